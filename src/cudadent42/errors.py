@@ -1,0 +1,39 @@
+"""Errors that a user sees, and the exit codes they end in."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What the process returns; the same for every command."""
+
+    PASS = 0
+    GATE_FAILED = 1
+    USAGE = 2
+    VERIFICATION_FAILED = 3
+    NOT_READY = 4
+    BUILD_FAILED = 5
+    INTERRUPTED = 130
+
+
+class LabError(Exception):
+    """An error with a message for the user: what was wrong, what was expected, what to do."""
+
+    exit_code: ExitCode = ExitCode.USAGE
+
+
+class UsageError(LabError):
+    """Wrong arguments, an unreadable suite, an unwritable folder."""
+
+
+class VerificationFailed(LabError):
+    exit_code = ExitCode.VERIFICATION_FAILED
+
+
+class MachineNotReady(LabError):
+    exit_code = ExitCode.NOT_READY
+
+
+class BuildFailed(LabError):
+    exit_code = ExitCode.BUILD_FAILED

@@ -1,0 +1,264 @@
+"""The records that flow between the stages. Plain data: no behaviour beyond derived values.
+
+    Plan -> MachineReport -> BuildReport -> VerifyReport -> Sample... -> Results
+
+Every field's unit is in its name or its docstring. ``serialise`` turns any of them into JSON and back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from flashmoe_science.jit.records import KernelBuild
+
+
+class Status(str, Enum):
+    """Outcome of one preflight check."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+    SKIP = "skip"
+
+
+class Verdict(str, Enum):
+    """Outcome of one comparison. ``undecided``: the interval straddles the margin."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    EQUAL = "equal"
+    UNDECIDED = "undecided"
+
+
+# ---------------------------------------------------------------- what to run
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attention problem: shape, dtype and mask."""
+
+    name: str
+    dtype: str
+    """``fp16``, ``bf16`` or ``fp32``."""
+    batch: int
+    num_heads: int
+    num_kv_heads: int
+    seqlen_q: int
+    seqlen_k: int
+    head_dim: int
+    causal: bool = False
+
+    @property
+    def id(self) -> str:
+        """Unique in a plan: ``name/dtype``."""
+        return f"{self.name}/{self.dtype}"
+
+    @property
+    def tokens(self) -> int:
+        return self.batch * self.seqlen_q
+
+    @property
+    def scores(self) -> int:
+        """Number of query-key pairs that the mask lets through, over all heads (bottom-right aligned)."""
+        pairs = self.seqlen_q * self.seqlen_k
+        if self.causal:
+            first = self.seqlen_k - self.seqlen_q + 1  # keys seen by query row 0
+            rows = range(self.seqlen_q)
+            pairs = sum(max(0, first + row) for row in rows)
+        return self.batch * self.num_heads * pairs
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the two matrix products."""
+        return 4 * self.scores * self.head_dim
+
+    @property
+    def bytes_min(self) -> int:
+        """Fewest bytes moved: query, key, value read once, output written once."""
+        size = 4 if self.dtype == "fp32" else 2
+        query = self.batch * self.num_heads * self.seqlen_q * self.head_dim
+        key = self.batch * self.num_kv_heads * self.seqlen_k * self.head_dim
+        return size * (2 * query + 2 * key)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run before it happens."""
+
+    suite: str
+    device: str
+    """``cpu`` or ``cuda:N``."""
+    cases: tuple[Case, ...]
+    baseline: str
+    """Name of the implementation that every other is compared with."""
+    implementations: tuple[str, ...]
+    """Names, the baseline among them."""
+    repeats: int
+    """Paired blocks per case."""
+    warmup: int
+    """Blocks per case that are run and thrown away."""
+    seed: int
+    margin: float = 0.01
+    """Practical margin: a ratio within 1 ± margin is called equal."""
+    control: bool = True
+    """Whether the baseline is also measured against itself (A/A)."""
+
+
+# ---------------------------------------------------------------- what was found
+
+
+@dataclass(frozen=True)
+class Check:
+    """One preflight check."""
+
+    name: str
+    status: Status
+    detail: str
+    """What was found."""
+    cause: str = ""
+    """Why it is a warning or a failure."""
+    fix: str = ""
+    """The one command that mends it."""
+
+
+@dataclass(frozen=True)
+class MachineReport:
+    checks: tuple[Check, ...]
+    summary: str
+    """``torch=2.13.0+cpu cuda=none dev=AMD EPYC``."""
+    facts: dict[str, str | int | float | bool | None]
+    """Machine, versions and clocks, flat, for the manifest."""
+
+    @property
+    def ready(self) -> bool:
+        return all(check.status is not Status.FAIL for check in self.checks)
+
+
+@dataclass(frozen=True)
+class BuildFailure:
+    kernel: str
+    architecture: str
+    message: str
+    log: str = ""
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    kernels: tuple[KernelBuild, ...]
+    failures: tuple[BuildFailure, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures
+
+
+@dataclass(frozen=True)
+class ErrorNorms:
+    """Error against the float64 reference, relative to the reference's root mean square."""
+
+    max: float
+    rms: float
+    worst_row: float
+    """Largest over the rows of the row's error norm."""
+
+
+@dataclass(frozen=True)
+class VerifiedCase:
+    """One implementation on one input."""
+
+    case: str
+    """``Case.id``, or the name of an adversarial input."""
+    implementation: str
+    input: str
+    """``random`` or the kind of adversarial input."""
+    error: ErrorNorms | None
+    """None where the result is judged by pattern (NaN, infinity, empty), not by size."""
+    reference_error: ErrorNorms | None
+    """PyTorch's same-dtype error on the same input."""
+    bound: ErrorNorms | None
+    passed: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    cases: tuple[VerifiedCase, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(case.passed for case in self.cases)
+
+
+# ---------------------------------------------------------------- what was measured
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One timed call (or the mean of ``inner`` calls where one is too short for the clock)."""
+
+    case: str
+    """``Case.id``."""
+    implementation: str
+    """The control's rows carry ``<baseline>_control``."""
+    block: int
+    """Pairing: all implementations are measured once in each block."""
+    position: int
+    """Place in the block's random order, from 0."""
+    latency_ms: float
+    """Per call."""
+    inner: int
+    """Calls between the two clock readings."""
+    memory_mb: float
+    """Memory that the call took beyond its inputs, 1e6 bytes; NaN where unknown."""
+    timestamp_s: float
+    """Since the start of the bench stage."""
+    flags: str = ""
+    """Disturbances seen in this block (``throttled``, ``preempted``), comma-separated."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One implementation against the baseline on one case."""
+
+    name: str
+    """``Case.name``."""
+    dtype: str
+    implementation: str
+    baseline: str
+    speedup: float
+    """Baseline's median latency over the implementation's."""
+    ci_low: float
+    ci_high: float
+    """95 % bootstrap interval of ``speedup``."""
+    verdict: Verdict
+    latency_ms: float
+    baseline_latency_ms: float
+    blocks: int
+    flagged_blocks: int = 0
+
+
+@dataclass(frozen=True)
+class Results:
+    """``results.json``."""
+
+    baseline: str
+    candidate: str
+    """The implementation whose speed-up is the headline."""
+    speedup_geomean: float
+    speedup_geomean_ci_low: float
+    speedup_geomean_ci_high: float
+    verdict: Verdict
+    margin: float
+    noise_floor: float
+    """How far from 1 the A/A control's ratios lie (95th percentile of |ratio - 1|); NaN without control."""
+    cases: tuple[Comparison, ...]
+    """Of the candidate."""
+    others: tuple[Comparison, ...] = ()
+    """Of the remaining implementations."""
+    control: tuple[Comparison, ...] = ()
+    """Of the baseline against itself."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Cases that were not timed, by ``Case.id``, with the reason."""
+    peaks: dict[str, float] = field(default_factory=dict)
+    """Ceilings measured in this run: ``fp32_gflops``, ``bf16_gflops``, ``copy_gbps``."""

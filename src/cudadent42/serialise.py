@@ -1,0 +1,123 @@
+"""Records to JSON and back, for frozen dataclasses of plain values.
+
+Floats that JSON has no word for (NaN, infinities) are written as the strings ``"nan"``, ``"inf"``, ``"-inf"``,
+so the files stay strict JSON that any reader accepts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_FLOAT_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def encode(value: object) -> Any:
+    """The JSON-ready form of a record, a container of records or a plain value."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return encode(value.value)
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): encode(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [encode(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"cannot write {type(value).__name__} as JSON")
+
+
+def decode(kind: type[T], data: Any) -> T:
+    """The record of type ``kind`` that ``encode`` turned into ``data``. Unknown keys are an error."""
+    return typing.cast("T", _decode(kind, data, kind.__name__))
+
+
+def dumps(value: object, indent: int | None = 2) -> str:
+    return json.dumps(encode(value), indent=indent, allow_nan=False, ensure_ascii=False)
+
+
+def loads(kind: type[T], text: str) -> T:
+    return decode(kind, json.loads(text))
+
+
+def _decode(kind: Any, data: Any, where: str) -> Any:
+    origin = typing.get_origin(kind)
+    arguments = typing.get_args(kind)
+    if kind is Any:
+        return data
+    if origin in (typing.Union, types.UnionType):
+        return _decode_union(arguments, data, where)
+    if dataclasses.is_dataclass(kind):
+        return _decode_record(kind, data, where)
+    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+        return tuple(
+            _decode(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(_list(data, where))
+        )
+    if origin is list:
+        return [_decode(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(_list(data, where))]
+    if origin is dict:
+        if not isinstance(data, dict):
+            raise ValueError(f"{where}: expected an object, found {type(data).__name__}")
+        return {key: _decode(arguments[1], item, f"{where}.{key}") for key, item in data.items()}
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind(data)
+    if kind is Path and isinstance(data, str):
+        return Path(data)
+    if kind is float and not isinstance(data, bool):
+        if isinstance(data, (int, float)):
+            return float(data)
+        if isinstance(data, str) and data in _FLOAT_WORDS:
+            return _FLOAT_WORDS[data]
+    if kind is type(None) and data is None:
+        return None
+    if kind in (int, str, bool) and type(data) is kind:
+        return data
+    raise ValueError(f"{where}: expected {kind}, found {data!r}")
+
+
+def _decode_union(members: tuple[Any, ...], data: Any, where: str) -> Any:
+    # Exact types first, so that 1 stays an int in `int | float`, and True a bool.
+    for member in sorted(members, key=lambda member: type(data) is not member):
+        try:
+            return _decode(member, data, where)
+        except ValueError:
+            continue
+    raise ValueError(f"{where}: {data!r} fits none of {members}")
+
+
+def _decode_record(kind: Any, data: Any, where: str) -> Any:
+    if not isinstance(data, dict):
+        raise ValueError(f"{where}: expected an object, found {type(data).__name__}")
+    hints = typing.get_type_hints(kind)
+    names = {f.name for f in dataclasses.fields(kind)}
+    unknown = sorted(set(data) - names)
+    if unknown:
+        raise ValueError(f"{where}: unknown field {unknown[0]!r}; known are {', '.join(sorted(names))}")
+    missing = [
+        f.name
+        for f in dataclasses.fields(kind)
+        if f.name not in data
+        and f.default is dataclasses.MISSING
+        and f.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise ValueError(f"{where}: field {missing[0]!r} is missing")
+    return kind(**{name: _decode(hints[name], item, f"{where}.{name}") for name, item in data.items()})
+
+
+def _list(data: Any, where: str) -> list[Any]:
+    if not isinstance(data, list):
+        raise ValueError(f"{where}: expected a list, found {type(data).__name__}")
+    return data

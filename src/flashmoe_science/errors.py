@@ -1,0 +1,19 @@
+"""The errors that the package raises. Each message says what was wrong, what was expected and what to do."""
+
+from __future__ import annotations
+
+
+class InputError(ValueError):
+    """The arguments of a call cannot be used: shape, dtype, device or layout."""
+
+
+class DeviceError(RuntimeError):
+    """The machine lacks something that the call needs: a driver, an architecture, a compiler, NVRTC."""
+
+
+class BuildError(RuntimeError):
+    """A kernel did not compile, or a compiled kernel could not be loaded."""
+
+    def __init__(self, message: str, log: str = "") -> None:
+        super().__init__(message)
+        self.log = log
