@@ -27,13 +27,13 @@ class UsageError(LabError):
     """Wrong arguments, an unreadable suite, an unwritable folder."""
 
 
-class VerificationFailed(LabError):
+class VerificationError(LabError):
     exit_code = ExitCode.VERIFICATION_FAILED
 
 
-class MachineNotReady(LabError):
+class MachineNotReadyError(LabError):
     exit_code = ExitCode.NOT_READY
 
 
-class BuildFailed(LabError):
+class BuildFailedError(LabError):
     exit_code = ExitCode.BUILD_FAILED

@@ -1,7 +1,7 @@
 """Records to JSON and back, for frozen dataclasses of plain values.
 
-Floats that JSON has no word for (NaN, infinities) are written as the strings ``"nan"``, ``"inf"``, ``"-inf"``,
-so the files stay strict JSON that any reader accepts.
+Floats that JSON has no word for (NaN, infinities) are written as the strings ``"nan"``, ``"inf"`` and
+``"-inf"``, so the files stay strict JSON that any reader accepts.
 """
 
 from __future__ import annotations
@@ -62,11 +62,9 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
     if dataclasses.is_dataclass(kind):
         return _decode_record(kind, data, where)
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
-        return tuple(
-            _decode(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(_list(data, where))
-        )
+        return tuple(_decode_items(arguments[0], data, where))
     if origin is list:
-        return [_decode(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(_list(data, where))]
+        return _decode_items(arguments[0], data, where)
     if origin is dict:
         if not isinstance(data, dict):
             raise ValueError(f"{where}: expected an object, found {type(data).__name__}")
@@ -117,7 +115,7 @@ def _decode_record(kind: Any, data: Any, where: str) -> Any:
     return kind(**{name: _decode(hints[name], item, f"{where}.{name}") for name, item in data.items()})
 
 
-def _list(data: Any, where: str) -> list[Any]:
+def _decode_items(kind: Any, data: Any, where: str) -> list[Any]:
     if not isinstance(data, list):
         raise ValueError(f"{where}: expected a list, found {type(data).__name__}")
-    return data
+    return [_decode(kind, item, f"{where}[{i}]") for i, item in enumerate(data)]
