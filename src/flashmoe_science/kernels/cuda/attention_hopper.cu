@@ -1,0 +1,417 @@
+// Attention forward for Hopper (sm_90a): TMA, wgmma and specialised warpgroups.
+//
+// One warpgroup produces: a warp loads keys and values, another the queries, by TMA into rings of shared memory. Two or
+// three warpgroups consume, 64 query rows each: S = Q K^T, online softmax, O += P V, with P in registers. Two overlaps
+// hide the softmax (FlashAttention-3, Shah et al. 2024): within a warpgroup, block j's softmax runs while block j-1's
+// P V does; between warpgroups, they take turns on the tensor cores (PING_PONG).
+//
+// Compile-time configuration: HEAD_DIM, BFLOAT16, CAUSAL, CONSUMERS, BLOCK_N, KV_STAGES, Q_STAGES, PING_PONG.
+#if BFLOAT16
+#define WGMMA_TYPES "bf16.bf16"
+#else
+#define WGMMA_TYPES "f16.f16"
+#endif
+
+#include "hopper/parameters.cuh"
+#include "hopper/scheduler.cuh"
+#include "hopper/softmax.cuh"
+#include "mma/descriptor.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warpgroup.cuh"
+#include "ptx/wgmma.cuh"
+
+namespace hopper {
+
+using Scores = ptx::Wgmma<BLOCK_N>;
+using Output = ptx::Wgmma<HEAD_DIM>;
+
+constexpr u32 QUERY_PANEL_BYTES = ROWS * mma::ROW_BYTES;
+constexpr u32 QUERY_BYTES = PANELS * QUERY_PANEL_BYTES;  // of one consumer
+constexpr u32 KEY_PANEL_BYTES = BLOCK_N * mma::ROW_BYTES;
+constexpr u32 KEY_BYTES = PANELS * KEY_PANEL_BYTES;
+constexpr int TILE_SLOTS = 2;
+constexpr int CONSUMER_WARPS = 4 * CONSUMERS;
+
+// Named barriers: one per consumer for its own threads, one per consumer for its turn.
+constexpr int OWN_BARRIER = 1;
+constexpr int TURN_BARRIER = OWN_BARRIER + CONSUMERS;
+
+// Where everything lies in shared memory. Addresses are 32 bits: generic pointers would cost the producers, which keep
+// few registers, twice as many.
+struct Shared {
+    u32 base;  // a multiple of 1024, so that the swizzle depends on the row alone
+
+    static constexpr u32 KEYS = Q_STAGES * CONSUMERS * QUERY_BYTES;
+    static constexpr u32 VALUES = KEYS + KV_STAGES * KEY_BYTES;
+    static constexpr u32 TILES = VALUES + KV_STAGES * KEY_BYTES;
+    static constexpr u32 QUERY_BARRIERS = TILES + TILE_SLOTS * 16;
+    static constexpr u32 KEY_BARRIERS = QUERY_BARRIERS + Q_STAGES * CONSUMERS * 16;
+    static constexpr u32 VALUE_BARRIERS = KEY_BARRIERS + KV_STAGES * 16;
+    static constexpr u32 TILE_BARRIERS = VALUE_BARRIERS + KV_STAGES * 16;
+    static constexpr u32 BYTES = TILE_BARRIERS + TILE_SLOTS * 16;
+
+    // Tiles. The output takes the place of the query that it came from.
+    __device__ u32 query(int stage, int consumer) const { return base + (stage * CONSUMERS + consumer) * QUERY_BYTES; }
+    __device__ u32 key(int stage) const { return base + KEYS + stage * KEY_BYTES; }
+    __device__ u32 value(int stage) const { return base + VALUES + stage * KEY_BYTES; }
+    __device__ u32 tile(int slot) const { return base + TILES + slot * 16; }
+
+    // Barriers: `full` once the data is there, `empty` once it has been used.
+    __device__ u32 query_full(int stage, int consumer) const {
+        return base + QUERY_BARRIERS + (stage * CONSUMERS + consumer) * 16;
+    }
+    __device__ u32 query_empty(int stage, int consumer) const { return query_full(stage, consumer) + 8; }
+    __device__ u32 key_full(int stage) const { return base + KEY_BARRIERS + stage * 16; }
+    __device__ u32 key_empty(int stage) const { return key_full(stage) + 8; }
+    __device__ u32 value_full(int stage) const { return base + VALUE_BARRIERS + stage * 16; }
+    __device__ u32 value_empty(int stage) const { return value_full(stage) + 8; }
+    __device__ u32 tile_full(int slot) const { return base + TILE_BARRIERS + slot * 16; }
+    __device__ u32 tile_empty(int slot) const { return tile_full(slot) + 8; }
+};
+static_assert(Shared::BYTES + 1024 <= 232448, "more shared memory than a block may have");
+
+// A place in a ring of STAGES buffers, and the parity of its current round.
+template <int STAGES>
+struct Ring {
+    int stage = 0;
+    u32 parity = 0;
+
+    __device__ __forceinline__ void advance() {
+        if (++stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+__device__ __forceinline__ void initialise(const Shared& shared) {
+    for (int stage = 0; stage < Q_STAGES; ++stage) {
+        for (int consumer = 0; consumer < CONSUMERS; ++consumer) {
+            ptx::mbarrier_init(shared.query_full(stage, consumer), 1);
+            ptx::mbarrier_init(shared.query_empty(stage, consumer), 1);
+        }
+    }
+    for (int stage = 0; stage < KV_STAGES; ++stage) {
+        ptx::mbarrier_init(shared.key_full(stage), 1);
+        ptx::mbarrier_init(shared.value_full(stage), 1);
+        ptx::mbarrier_init(shared.key_empty(stage), CONSUMER_WARPS);
+        ptx::mbarrier_init(shared.value_empty(stage), CONSUMER_WARPS);
+    }
+    for (int slot = 0; slot < TILE_SLOTS; ++slot) {
+        ptx::mbarrier_init(shared.tile_full(slot), 1);
+        ptx::mbarrier_init(shared.tile_empty(slot), CONSUMER_WARPS + 1);
+    }
+    ptx::mbarrier_init_fence();
+}
+
+// Reads the tile that the key producer published, and frees the slot. Called by whole warps.
+__device__ __forceinline__ Tile take_tile(const Shared& shared, Ring<TILE_SLOTS>& ring) {
+    ptx::mbarrier_wait(shared.tile_full(ring.stage), ring.parity);
+    Tile tile;
+    asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(tile.m_block), "=r"(tile.head), "=r"(tile.batch), "=r"(tile.n_blocks)
+                 : "r"(shared.tile(ring.stage))
+                 : "memory");
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(shared.tile_empty(ring.stage));
+    ring.advance();
+    return tile;
+}
+
+__device__ __forceinline__ void publish_tile(const Shared& shared, Ring<TILE_SLOTS>& ring, const Tile& tile) {
+    ptx::mbarrier_wait(shared.tile_empty(ring.stage), ring.parity ^ 1);
+    asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(shared.tile(ring.stage)), "r"(tile.m_block),
+                 "r"(tile.head), "r"(tile.batch), "r"(tile.n_blocks)
+                 : "memory");
+    ptx::mbarrier_arrive(shared.tile_full(ring.stage));
+    ring.advance();
+}
+
+// ---------------------------------------------------------------- producers
+
+__device__ __forceinline__ void load_block(const ptx::TensorMap& map, u32 destination, u32 full, int row, int head,
+                                           int batch) {
+    ptx::mbarrier_expect_bytes(full, KEY_BYTES);
+#pragma unroll
+    for (int panel = 0; panel < PANELS; ++panel) {
+        ptx::tma_load(map, destination + panel * KEY_PANEL_BYTES, full, ptx::EVICT_LAST, panel * mma::PANEL_COLUMNS,
+                      row, head, batch);
+    }
+}
+
+// One lane: hands out tiles and keeps the key and value rings full, keys one block ahead of values.
+__device__ __forceinline__ void produce_keys(const Parameters& p, const Shared& shared) {
+    Ring<KV_STAGES> key;
+    Ring<KV_STAGES> value;
+    Ring<TILE_SLOTS> slot;
+    int index = blockIdx.x;
+    while (true) {
+        const Tile tile = tile_at(p, index);
+        publish_tile(shared, slot, tile);
+        if (tile.m_block < 0) break;
+        index = next_index(p);
+
+        const int head = tile.head / p.group;
+        // Step i loads key block i and value block i + 1, from the last block down.
+        for (int block = tile.n_blocks - 1; block >= -1; --block) {
+            if (block >= 0) {
+                ptx::mbarrier_wait(shared.key_empty(key.stage), key.parity ^ 1);
+                load_block(p.key, shared.key(key.stage), shared.key_full(key.stage), block * BLOCK_N, head, tile.batch);
+                key.advance();
+            }
+            if (block + 1 < tile.n_blocks) {
+                ptx::mbarrier_wait(shared.value_empty(value.stage), value.parity ^ 1);
+                load_block(p.value, shared.value(value.stage), shared.value_full(value.stage), (block + 1) * BLOCK_N,
+                           head, tile.batch);
+                value.advance();
+            }
+        }
+    }
+}
+
+// One warp, of which one lane issues: the query rows of each consumer as soon as its buffer is free.
+__device__ __forceinline__ void produce_queries(const Parameters& p, const Shared& shared) {
+    Ring<Q_STAGES> ring;
+    Ring<TILE_SLOTS> slot;
+    while (true) {
+        const Tile tile = take_tile(shared, slot);
+        if (tile.m_block < 0) break;
+        if (threadIdx.x % 32 == 0) {
+#pragma unroll
+            for (int consumer = 0; consumer < CONSUMERS; ++consumer) {
+                ptx::mbarrier_wait(shared.query_empty(ring.stage, consumer), ring.parity ^ 1);
+                const u32 full = shared.query_full(ring.stage, consumer);
+                ptx::mbarrier_expect_bytes(full, QUERY_BYTES);
+#pragma unroll
+                for (int panel = 0; panel < PANELS; ++panel) {
+                    ptx::tma_load(p.query, shared.query(ring.stage, consumer) + panel * QUERY_PANEL_BYTES, full,
+                                  ptx::EVICT_FIRST, panel * mma::PANEL_COLUMNS,
+                                  tile.m_block * BLOCK_M + consumer * ROWS, tile.head, tile.batch);
+                }
+            }
+        }
+        __syncwarp();
+        ring.advance();
+    }
+}
+
+// ---------------------------------------------------------------- consumers
+
+// S = Q K^T for 64 query rows and BLOCK_N keys; issued, not awaited.
+__device__ __forceinline__ void multiply_keys(float (&s)[BLOCK_N / 2], u64 query, u64 key) {
+    ptx::pin(s);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < HEAD_DIM / 16; ++k) {
+        Scores::ss(s, query + mma::k_major_offset<ROWS>(k), key + mma::k_major_offset<BLOCK_N>(k), k != 0);
+    }
+    ptx::wgmma_commit();
+}
+
+// O += P V; issued, not awaited.
+__device__ __forceinline__ void multiply_values(float (&o)[HEAD_DIM / 2], const u32 (&p)[BLOCK_N / 4], u64 value) {
+    ptx::pin(o);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < BLOCK_N / 16; ++k) {
+        Output::rs(o, p[4 * k], p[4 * k + 1], p[4 * k + 2], p[4 * k + 3], value + mma::mn_major_offset(k), 1);
+    }
+    ptx::wgmma_commit();
+}
+
+// The accumulator fragment of S is, pairwise packed, the operand fragment of P V.
+__device__ __forceinline__ void pack_probabilities(const float (&s)[BLOCK_N / 2], u32 (&p)[BLOCK_N / 4]) {
+#pragma unroll
+    for (int i = 0; i < BLOCK_N / 4; ++i) p[i] = pack(s[2 * i], s[2 * i + 1]);
+}
+
+__device__ __forceinline__ void rescale(float (&o)[HEAD_DIM / 2], const float (&factor)[2]) {
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM / 2; i += 4) {
+        o[i] *= factor[0];
+        o[i + 1] *= factor[0];
+        o[i + 2] *= factor[1];
+        o[i + 3] *= factor[1];
+    }
+}
+
+// Writes 64 rows of the output through the consumer's own query buffer.
+__device__ __forceinline__ void store_output(const Parameters& p, const float (&o)[HEAD_DIM / 2], u32 buffer,
+                                             const Tile& tile, int consumer) {
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32 % 4;
+    // stmatrix.x4: lanes 8j .. 8j+7 give the row addresses of matrix j; matrices (0,1) are rows 0-7 and 8-15 of columns
+    // 0-7, (2,3) the same of columns 8-15.
+    const int row = warp * 16 + lane % 16;
+    const u32 base = buffer + row * mma::ROW_BYTES;
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM / 16; ++i) {
+        const int chunk = 2 * (i % 4) + lane / 16;
+        const u32 address = base + (i / 4) * QUERY_PANEL_BYTES + ((chunk ^ (row % 8)) << 4);
+        const float* x = o + 8 * i;
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+                     "r"(pack(x[0], x[1])), "r"(pack(x[2], x[3])), "r"(pack(x[4], x[5])), "r"(pack(x[6], x[7]))
+                     : "memory");
+    }
+    ptx::fence_async_proxy();
+    ptx::barrier_sync(OWN_BARRIER + consumer, WARPGROUP);
+    if (warp == 0 && lane == 0) {
+#pragma unroll
+        for (int panel = 0; panel < PANELS; ++panel) {
+            ptx::tma_store(p.output, buffer + panel * QUERY_PANEL_BYTES,
+                           panel * mma::PANEL_COLUMNS, tile.m_block * BLOCK_M + consumer * ROWS, tile.head, tile.batch);
+        }
+        ptx::tma_store_commit();
+    }
+}
+
+__device__ __forceinline__ void consume(const Parameters& p, const Shared& shared, int consumer) {
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32 % 4;
+    const int own_row = consumer * ROWS + warp * 16 + lane / 4;  // and own_row + 8, within the tile
+    const int own_column = 2 * (lane % 4);
+
+    const auto release = [&](u32 barrier) {
+        __syncwarp();
+        if (lane == 0) ptx::mbarrier_arrive(barrier);
+    };
+    const auto take_turn = [&] {
+        if (PING_PONG) ptx::barrier_sync(TURN_BARRIER + consumer, 2 * WARPGROUP);
+    };
+    const auto pass_turn = [&] {
+        const int next = consumer + 1 == CONSUMERS ? 0 : consumer + 1;
+        if (PING_PONG) ptx::barrier_arrive(TURN_BARRIER + next, 2 * WARPGROUP);
+    };
+    if (PING_PONG && consumer == CONSUMERS - 1) ptx::barrier_arrive(TURN_BARRIER, 2 * WARPGROUP);
+
+    Ring<KV_STAGES> key;
+    Ring<KV_STAGES> value;
+    Ring<Q_STAGES> query;
+    Ring<TILE_SLOTS> slot;
+    while (true) {
+        const Tile tile = take_tile(shared, slot);
+        if (tile.m_block < 0) break;
+        const int row = tile.m_block * BLOCK_M + own_row;
+        const int shift = p.seqlen_k - p.seqlen_q;
+        // Blocks below this one need no mask, for any row of this warpgroup.
+        int unmasked = p.seqlen_k / BLOCK_N;
+        if (CAUSAL) unmasked = min(unmasked, (tile.m_block * BLOCK_M + consumer * ROWS + shift + 1) / BLOCK_N);
+        const auto apply_mask = [&](float (&s)[BLOCK_N / 2], int block) {
+            if (block < unmasked) return;
+            int low = p.seqlen_k;
+            int high = p.seqlen_k;
+            if (CAUSAL) {
+                low = min(low, row + shift + 1);
+                high = min(high, row + 8 + shift + 1);
+            }
+            mask(s, block * BLOCK_N + own_column, low, high);
+        };
+
+        float o[HEAD_DIM / 2];
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 2; ++i) o[i] = 0.f;
+        Softmax softmax;
+        ptx::mbarrier_wait(shared.query_full(query.stage, consumer), query.parity);
+        const u64 query_tile = mma::k_major(shared.query(query.stage, consumer));
+        const auto key_tile = [&] { return mma::k_major(shared.key(key.stage)); };
+        const auto value_tile = [&] { return mma::mn_major<BLOCK_N>(shared.value(value.stage)); };
+
+        if (tile.n_blocks > 0) {
+            float s[BLOCK_N / 2];
+            u32 probabilities[BLOCK_N / 4];
+            float correction[2];
+            int block = tile.n_blocks - 1;
+
+            ptx::mbarrier_wait(shared.key_full(key.stage), key.parity);
+            multiply_keys(s, query_tile, key_tile());
+            ptx::wgmma_wait<0>();
+            ptx::pin(s);
+            release(shared.key_empty(key.stage));
+            key.advance();
+            apply_mask(s, block);
+            softmax.step(s, p.scale_log2, correction);
+            pack_probabilities(s, probabilities);
+
+            for (--block; block >= 0; --block) {
+                ptx::mbarrier_wait(shared.key_full(key.stage), key.parity);
+                take_turn();
+                multiply_keys(s, query_tile, key_tile());
+                ptx::mbarrier_wait(shared.value_full(value.stage), value.parity);
+                multiply_values(o, probabilities, value_tile());
+                pass_turn();
+                ptx::wgmma_wait<1>();
+                ptx::pin(s);
+                release(shared.key_empty(key.stage));
+                key.advance();
+                apply_mask(s, block);
+                softmax.step(s, p.scale_log2, correction);
+                ptx::wgmma_wait<0>();
+                ptx::pin(o);
+                release(shared.value_empty(value.stage));
+                value.advance();
+                pack_probabilities(s, probabilities);
+                rescale(o, correction);
+            }
+            ptx::mbarrier_wait(shared.value_full(value.stage), value.parity);
+            multiply_values(o, probabilities, value_tile());
+            ptx::wgmma_wait<0>();
+            ptx::pin(o);
+            release(shared.value_empty(value.stage));
+            value.advance();
+        }
+
+        float factor[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float sum = over_quad(softmax.sum[half], [](float a, float b) { return a + b; });
+            factor[half] = sum == 0.f ? 0.f : 1.f / sum;
+            const int lse_row = row + 8 * half;
+            if (p.lse != nullptr && lane % 4 == 0 && lse_row < p.seqlen_q) {
+                const i64 head_row = static_cast<i64>(tile.batch) * p.num_heads + tile.head;
+                p.lse[head_row * p.seqlen_q + lse_row] =
+                    sum == 0.f ? -infinity() : softmax.maximum[half] * p.scale + __logf(sum);
+            }
+        }
+        rescale(o, factor);
+        store_output(p, o, shared.query(query.stage, consumer), tile, consumer);
+        if (warp == 0 && lane == 0) {
+            ptx::tma_store_wait_read();
+            ptx::mbarrier_arrive(shared.query_empty(query.stage, consumer));
+        }
+        query.advance();
+    }
+}
+
+}  // namespace hopper
+
+extern "C" __global__ void __launch_bounds__(hopper::THREADS, 1)
+    attention_hopper(const __grid_constant__ hopper::Parameters parameters) {
+    using namespace hopper;
+    extern __shared__ unsigned char raw[];
+    // Dynamic shared memory is only guaranteed to start on 16 bytes; the launch asks for 1024 more.
+    const Shared shared{(ptx::shared_address(raw) + 1023) & ~1023u};
+
+    const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x / 32), 0);
+    const int warpgroup = warp / 4;
+    if (warp == 0 && ptx::elect_lane()) {
+        ptx::prefetch_map(parameters.query);
+        ptx::prefetch_map(parameters.key);
+        ptx::prefetch_map(parameters.value);
+        ptx::prefetch_map(parameters.output);
+        initialise(shared);
+    }
+    __syncthreads();
+
+    if (warpgroup == 0) {
+        ptx::give_up_registers<PRODUCER_REGISTERS>();
+        if (warp == 0) {
+            if (ptx::elect_lane()) produce_keys(parameters, shared);
+        } else if (warp == 1) {
+            produce_queries(parameters, shared);
+        }
+    } else {
+        ptx::claim_registers<CONSUMER_REGISTERS>();
+        consume(parameters, shared, warpgroup - 1);
+    }
+}
