@@ -24,7 +24,7 @@ from cuda.bindings import driver, nvrtc
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 KERNELS = Path(__file__).parents[1] / "src/flashmoe_science/kernels/cuda"
-BASE = {"BFLOAT16": 1, "KV_STAGES": 2, "Q_STAGES": 1, "PING_PONG": 1}
+BASE = {"BFLOAT16": 1, "K_STAGES": 2, "V_STAGES": 2, "Q_STAGES": 1, "PING_PONG": 1}
 
 
 def check(result):
@@ -55,9 +55,8 @@ class Parameters(ctypes.Structure):
         ("lse", ctypes.c_void_p),
         ("ticket", ctypes.c_void_p),
         ("scale_log2", ctypes.c_float),
-        ("scale", ctypes.c_float),
         ("integers", ctypes.c_int * 8),
-        ("padding", ctypes.c_int * 2),
+        ("padding", ctypes.c_int * 3),
     ]
 
 
@@ -76,7 +75,7 @@ class Variant:
         m = self.macros
         panels = (m["HEAD_DIM"] + 63) // 64
         query = m["Q_STAGES"] * m["CONSUMERS"] * panels * 64 * 128
-        keys = 2 * m["KV_STAGES"] * panels * m["BLOCK_N"] * 128
+        keys = (m["K_STAGES"] + m["V_STAGES"]) * panels * m["BLOCK_N"] * 128
         self.shared = query + keys + 2048
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         driver.cuFuncSetAttribute(self.function, attribute, self.shared)
@@ -112,6 +111,7 @@ def tensor_map(t: torch.Tensor, rows: int) -> bytes:
 TICKET = torch.zeros(1, dtype=torch.int32, device="cuda")
 SMS = torch.cuda.get_device_properties(0).multi_processor_count
 L2_BUDGET = 32 << 20
+CLOCKS: dict[str, tuple[int, float]] = {}
 
 
 def launcher(v: Variant, q, k, v_, out, lse=None, scale=None):
@@ -127,7 +127,7 @@ def launcher(v: Variant, q, k, v_, out, lse=None, scale=None):
     p.lse = lse.data_ptr() if lse is not None else None
     p.ticket = TICKET.data_ptr()
     scale = scale if scale is not None else d**-0.5
-    p.scale, p.scale_log2 = scale, scale * math.log2(math.e)
+    p.scale_log2 = scale * math.log2(math.e)
     m_blocks = -(-sq // block_m)
     tiles = m_blocks * b * h
     group = h // hk
@@ -175,12 +175,17 @@ def verify(v: Variant, head_dim: int) -> float:
     """Worst error over torch's own same-dtype error; raises on a wrong result."""
     worst = 0.0
     for index, (b, h, hk, sq, sk) in enumerate(CHECKS):
-        for scale_by in (1.0, 8.0):
+        for scale_by in (1.0, 8.0, 30.0, "rising"):
             gen = torch.Generator("cuda").manual_seed(index)
             d = head_dim if index % 3 else head_dim - 8
             dt = torch.bfloat16 if v.macros["BFLOAT16"] else torch.float16
             make = lambda hh, s: torch.randn(b, s, hh, d, device="cuda", generator=gen).to(dt).transpose(1, 2)  # noqa: B023,E731
-            q, k, x = make(h, sq) * scale_by, make(hk, sk), make(hk, sk)
+            q, k, x = make(h, sq), make(hk, sk), make(hk, sk)
+            if scale_by == "rising":  # each block of keys, from the last to the first, raises the maximum
+                k = k.abs() * torch.linspace(30, 0.1, sk, device="cuda", dtype=dt)[:, None]
+                q = q.abs()
+            else:
+                q = q * scale_by
             out = torch.full_like(q, math.nan)
             lse = torch.full((b, h, sq), math.nan, device="cuda")
             launcher(v, q, k, x, out, lse)()
@@ -198,6 +203,8 @@ def verify(v: Variant, head_dim: int) -> float:
             lse_error = (lse.double() - ref_lse)[finite].abs().max().item() if finite.any() else 0.0
             ok = error <= 2 * own + ulp and lse_error < 2e-3 and bool((lse[~finite] == -math.inf).all())
             if not ok or math.isnan(error):
+                if any(name.startswith("ABLATE") for name in v.macros):
+                    return math.nan  # wrong on purpose
                 raise RuntimeError(
                     f"{v.label} wrong at {(b, h, hk, sq, sk, d, scale_by)}: error {error:.3g}, torch {own:.3g}, lse {lse_error:.3g}"
                 )
@@ -218,6 +225,20 @@ def graph_of(call, count: int) -> torch.cuda.CUDAGraph:
     return graph
 
 
+class Watch:
+    """Samples the SM clock and the power while others work."""
+
+    def __init__(self) -> None:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        self.read = lambda: (
+            pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+            pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
+        )
+
+
 def race(calls: dict[str, object], seconds_each: float, blocks: int) -> dict[str, float]:
     """Median milliseconds per call, the contestants interleaved block by block."""
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -233,12 +254,16 @@ def race(calls: dict[str, object], seconds_each: float, blocks: int) -> dict[str
         counts[name] = max(1, min(200, int(seconds_each * 1e3 / blocks / (start.elapsed_time(stop) / 3))))
         graphs[name] = graph_of(call, counts[name])
     times: dict[str, list[float]] = {name: [] for name in calls}
+    watch = Watch()
     order = list(calls)
     for block in range(blocks + 1):
         for name in order if block % 2 else reversed(order):
             start.record()
             graphs[name].replay()
             stop.record()
+            if block == blocks:
+                time.sleep(seconds_each / blocks * 0.6)
+                CLOCKS[name] = watch.read()
             torch.cuda.synchronize()
             if block:
                 times[name].append(start.elapsed_time(stop) / counts[name])
@@ -318,7 +343,11 @@ def main() -> int:
         print(f"--- D={head_dim} {'causal' if causal else 'full'}: TFLOP/s at {args.lengths}")
         for name, row in table.items():
             ratio = statistics.geometric_mean([a / c for a, c in zip(row, table["cudnn"], strict=True)])
-            print(f"{name:40s} " + " ".join(f"{x:6.0f}" for x in row) + f"   x{ratio:.3f}", flush=True)
+            clock, power = CLOCKS[name]
+            print(
+                f"{name:44s} " + " ".join(f"{x:6.0f}" for x in row) + f"   x{ratio:.3f} {clock} MHz {power:.0f} W",
+                flush=True,
+            )
     if args.output:
         Path(args.output).write_text(json.dumps(results))
     return 0

@@ -5,7 +5,7 @@
 // hide the softmax (FlashAttention-3, Shah et al. 2024): within a warpgroup, block j's softmax runs while block j-1's
 // P V does; between warpgroups, they take turns on the tensor cores (PING_PONG).
 //
-// Compile-time configuration: HEAD_DIM, BFLOAT16, CAUSAL, CONSUMERS, BLOCK_N, KV_STAGES, Q_STAGES, PING_PONG.
+// Compile-time configuration: HEAD_DIM, BFLOAT16, CAUSAL, CONSUMERS, BLOCK_N, K_STAGES, V_STAGES, Q_STAGES, PING_PONG.
 #if BFLOAT16
 #define WGMMA_TYPES "bf16.bf16"
 #else
@@ -16,6 +16,7 @@
 #include "hopper/scheduler.cuh"
 #include "hopper/softmax.cuh"
 #include "mma/descriptor.cuh"
+#include "mma/warp.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
@@ -31,6 +32,7 @@ constexpr u32 QUERY_BYTES = PANELS * QUERY_PANEL_BYTES;  // of one consumer
 constexpr u32 KEY_PANEL_BYTES = BLOCK_N * mma::ROW_BYTES;
 constexpr u32 KEY_BYTES = PANELS * KEY_PANEL_BYTES;
 constexpr int TILE_SLOTS = 2;
+constexpr float LN_2 = 0.693147180559945f;
 constexpr int CONSUMER_WARPS = 4 * CONSUMERS;
 
 // Named barriers: one per consumer for its own threads, one per consumer for its turn.
@@ -43,12 +45,12 @@ struct Shared {
     u32 base;  // a multiple of 1024, so that the swizzle depends on the row alone
 
     static constexpr u32 KEYS = Q_STAGES * CONSUMERS * QUERY_BYTES;
-    static constexpr u32 VALUES = KEYS + KV_STAGES * KEY_BYTES;
-    static constexpr u32 TILES = VALUES + KV_STAGES * KEY_BYTES;
+    static constexpr u32 VALUES = KEYS + K_STAGES * KEY_BYTES;
+    static constexpr u32 TILES = VALUES + V_STAGES * KEY_BYTES;
     static constexpr u32 QUERY_BARRIERS = TILES + TILE_SLOTS * 16;
     static constexpr u32 KEY_BARRIERS = QUERY_BARRIERS + Q_STAGES * CONSUMERS * 16;
-    static constexpr u32 VALUE_BARRIERS = KEY_BARRIERS + KV_STAGES * 16;
-    static constexpr u32 TILE_BARRIERS = VALUE_BARRIERS + KV_STAGES * 16;
+    static constexpr u32 VALUE_BARRIERS = KEY_BARRIERS + K_STAGES * 16;
+    static constexpr u32 TILE_BARRIERS = VALUE_BARRIERS + V_STAGES * 16;
     static constexpr u32 BYTES = TILE_BARRIERS + TILE_SLOTS * 16;
 
     // Tiles. The output takes the place of the query that it came from.
@@ -92,10 +94,12 @@ __device__ __forceinline__ void initialise(const Shared& shared) {
             ptx::mbarrier_init(shared.query_empty(stage, consumer), 1);
         }
     }
-    for (int stage = 0; stage < KV_STAGES; ++stage) {
+    for (int stage = 0; stage < K_STAGES; ++stage) {
         ptx::mbarrier_init(shared.key_full(stage), 1);
-        ptx::mbarrier_init(shared.value_full(stage), 1);
         ptx::mbarrier_init(shared.key_empty(stage), CONSUMER_WARPS);
+    }
+    for (int stage = 0; stage < V_STAGES; ++stage) {
+        ptx::mbarrier_init(shared.value_full(stage), 1);
         ptx::mbarrier_init(shared.value_empty(stage), CONSUMER_WARPS);
     }
     for (int slot = 0; slot < TILE_SLOTS; ++slot) {
@@ -142,8 +146,8 @@ __device__ __forceinline__ void load_block(const ptx::TensorMap& map, u32 destin
 
 // One lane: hands out tiles and keeps the key and value rings full, keys one block ahead of values.
 __device__ __forceinline__ void produce_keys(const Parameters& p, const Shared& shared) {
-    Ring<KV_STAGES> key;
-    Ring<KV_STAGES> value;
+    Ring<K_STAGES> key;
+    Ring<V_STAGES> value;
     Ring<TILE_SLOTS> slot;
     int index = blockIdx.x;
     while (true) {
@@ -220,6 +224,29 @@ __device__ __forceinline__ void multiply_values(float (&o)[HEAD_DIM / 2], const 
     ptx::wgmma_commit();
 }
 
+// The same scores once more, by one warp alone, where the softmax has spoilt them: wgmma needs all four warps, mma.sync
+// does not, and its accumulators lie as wgmma's do.
+__device__ __forceinline__ void multiply_keys_again(float (&s)[BLOCK_N / 2], u32 query, u32 key) {
+    const int lane = threadIdx.x % 32;
+    const u32 row = threadIdx.x / 32 % 4 * 16 + lane % 16;
+    const u32 column = lane / 16 * 8 + lane % 8;  // of 16: two blocks of eight keys
+#pragma unroll
+    for (int i = 0; i < BLOCK_N / 16; ++i) {
+        float d[8] = {};
+#pragma unroll 1
+        for (int k = 0; k < HEAD_DIM / 16; ++k) {
+            u32 a[4];
+            u32 b[4];
+            mma::load_matrices(a, mma::swizzled<ROWS>(query, row, 2 * k + lane / 16));
+            mma::load_matrices(b, mma::swizzled<BLOCK_N>(key, i * 16 + column, 2 * k + lane / 8 % 2));
+            mma::multiply(d[0], d[1], d[2], d[3], a, b[0], b[1]);
+            mma::multiply(d[4], d[5], d[6], d[7], a, b[2], b[3]);
+        }
+#pragma unroll
+        for (int j = 0; j < 8; ++j) s[8 * i + j] = d[j];
+    }
+}
+
 // The accumulator fragment of S is, pairwise packed, the operand fragment of P V.
 __device__ __forceinline__ void pack_probabilities(const float (&s)[BLOCK_N / 2], u32 (&p)[BLOCK_N / 4]) {
 #pragma unroll
@@ -285,8 +312,8 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
     };
     if (PING_PONG && consumer == CONSUMERS - 1) ptx::barrier_arrive(TURN_BARRIER, 2 * WARPGROUP);
 
-    Ring<KV_STAGES> key;
-    Ring<KV_STAGES> value;
+    Ring<K_STAGES> key;
+    Ring<V_STAGES> value;
     Ring<Q_STAGES> query;
     Ring<TILE_SLOTS> slot;
     while (true) {
@@ -298,7 +325,6 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
         int unmasked = p.seqlen_k / BLOCK_N;
         if (CAUSAL) unmasked = min(unmasked, (tile.m_block * BLOCK_M + consumer * ROWS + shift + 1) / BLOCK_N);
         const auto apply_mask = [&](float (&s)[BLOCK_N / 2], int block) {
-            if (block < unmasked) return;
             int low = p.seqlen_k;
             int high = p.seqlen_k;
             if (CAUSAL) {
@@ -329,7 +355,7 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
             ptx::pin(s);
             release(shared.key_empty(key.stage));
             key.advance();
-            apply_mask(s, block);
+            if (block >= unmasked) apply_mask(s, block);
             softmax.step(s, p.scale_log2, correction);
             pack_probabilities(s, probabilities);
 
@@ -342,16 +368,22 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
                 pass_turn();
                 ptx::wgmma_wait<1>();
                 ptx::pin(s);
+                bool kept = false;  // the softmax's reference
+                if (block >= unmasked) {
+                    apply_mask(s, block);
+                } else {
+                    kept = softmax.try_step(s, p.scale_log2);
+                    if (!kept) multiply_keys_again(s, shared.query(query.stage, consumer), shared.key(key.stage));
+                }
+                if (!kept) softmax.step(s, p.scale_log2, correction);
                 release(shared.key_empty(key.stage));
                 key.advance();
-                apply_mask(s, block);
-                softmax.step(s, p.scale_log2, correction);
                 ptx::wgmma_wait<0>();
                 ptx::pin(o);
                 release(shared.value_empty(value.stage));
                 value.advance();
                 pack_probabilities(s, probabilities);
-                rescale(o, correction);
+                if (!kept) rescale(o, correction);
             }
             ptx::mbarrier_wait(shared.value_full(value.stage), value.parity);
             multiply_values(o, probabilities, value_tile());
@@ -370,7 +402,7 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
             if (p.lse != nullptr && lane % 4 == 0 && lse_row < p.seqlen_q) {
                 const i64 head_row = static_cast<i64>(tile.batch) * p.num_heads + tile.head;
                 p.lse[head_row * p.seqlen_q + lse_row] =
-                    sum == 0.f ? -infinity() : softmax.maximum[half] * p.scale + __logf(sum);
+                    sum == 0.f ? -infinity() : softmax.reference[half] * LN_2 + logf(sum);
             }
         }
         rescale(o, factor);

@@ -6,7 +6,7 @@
 
 namespace hopper {
 
-// Macros from the configuration (configs/): HEAD_DIM, CONSUMERS, BLOCK_N, KV_STAGES, Q_STAGES, CAUSAL, PING_PONG.
+// Macros from the configuration (configs/): HEAD_DIM, CONSUMERS, BLOCK_N, K_STAGES, V_STAGES, Q_STAGES, CAUSAL, PING_PONG.
 constexpr int WARPGROUP = 128;
 constexpr int ROWS = 64;  // of the query, per consumer warpgroup: wgmma's M
 constexpr int BLOCK_M = ROWS * CONSUMERS;
@@ -29,7 +29,6 @@ struct Parameters {
     float* lse;        // (batch, heads, seqlen_q), or null
     int* ticket;       // zero before and after every launch
     float scale_log2;  // softmax scale times log2(e)
-    float scale;
     int seqlen_q;
     int seqlen_k;
     int num_heads;
