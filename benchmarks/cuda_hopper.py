@@ -51,12 +51,14 @@ def compile_cubin(macros: dict[str, int]) -> tuple[bytes, str]:
 
 class Parameters(ctypes.Structure):
     _fields_ = [
-        ("maps", ctypes.c_uint64 * 64),
+        ("maps", ctypes.c_uint64 * 48),
+        ("output", ctypes.c_void_p),
         ("lse", ctypes.c_void_p),
         ("ticket", ctypes.c_void_p),
         ("scale_log2", ctypes.c_float),
-        ("integers", ctypes.c_int * 8),
-        ("padding", ctypes.c_int * 3),
+        ("integers", ctypes.c_int * 9),
+        ("strides", ctypes.c_int64 * 3),
+        ("padding", ctypes.c_int64 * 5),
     ]
 
 
@@ -120,10 +122,10 @@ def launcher(v: Variant, q, k, v_, out, lse=None, scale=None):
     m = v.macros
     block_m = 64 * m["CONSUMERS"]
     p = Parameters()
-    raw = b"".join(
-        (tensor_map(q, 64), tensor_map(k, m["BLOCK_N"]), tensor_map(v_, m["BLOCK_N"]), tensor_map(out, 64))
-    )
-    ctypes.memmove(p.maps, raw, 512)
+    raw = b"".join((tensor_map(q, 64), tensor_map(k, m["BLOCK_N"]), tensor_map(v_, m["BLOCK_N"])))
+    ctypes.memmove(p.maps, raw, 384)
+    p.output = out.data_ptr()
+    p.strides[:] = out.stride()[:3]
     p.lse = lse.data_ptr() if lse is not None else None
     p.ticket = TICKET.data_ptr()
     scale = scale if scale is not None else d**-0.5
@@ -135,7 +137,7 @@ def launcher(v: Variant, q, k, v_, out, lse=None, scale=None):
     section = max(1, min(b * h, v.options.get("l2", L2_BUDGET) // kv_bytes * group))
     if not m["CAUSAL"] and not v.options.get("section_full"):
         section = group
-    p.integers[:] = [sq, sk, h, group, m_blocks, b * h, section, tiles]
+    p.integers[:] = [sq, sk, h, group, m_blocks, b * h, section, tiles, d]
     grid = min(SMS, tiles)
     address = ctypes.addressof(p)
     arguments = (ctypes.c_void_p * 1)(address)

@@ -3,7 +3,8 @@
 // One warpgroup produces: a warp loads keys and values, another the queries, by TMA into rings of shared memory. Two or
 // three warpgroups consume, 64 query rows each: S = Q K^T, online softmax, O += P V, with P in registers. Two overlaps
 // hide the softmax (FlashAttention-3, Shah et al. 2024): within a warpgroup, block j's softmax runs while block j-1's
-// P V does; between warpgroups, they take turns on the tensor cores (PING_PONG).
+// P V does; between warpgroups, they take turns on the tensor cores (PING_PONG). The loop over blocks runs on from one
+// tile into the next, so that a tile's first scores are computed during the last product of the one before.
 //
 // Compile-time configuration: HEAD_DIM, BFLOAT16, CAUSAL, CONSUMERS, BLOCK_N, K_STAGES, V_STAGES, Q_STAGES, PING_PONG.
 #if BFLOAT16
@@ -35,9 +36,8 @@ constexpr int TILE_SLOTS = 2;
 constexpr float LN_2 = 0.693147180559945f;
 constexpr int CONSUMER_WARPS = 4 * CONSUMERS;
 
-// Named barriers: one per consumer for its own threads, one per consumer for its turn.
-constexpr int OWN_BARRIER = 1;
-constexpr int TURN_BARRIER = OWN_BARRIER + CONSUMERS;
+// Named barriers, one per consumer: its turn on the tensor cores.
+constexpr int TURN_BARRIER = 1;
 
 // Where everything lies in shared memory. Addresses are 32 bits: generic pointers would cost the producers, which keep
 // few registers, twice as many.
@@ -53,7 +53,7 @@ struct Shared {
     static constexpr u32 TILE_BARRIERS = VALUE_BARRIERS + V_STAGES * 16;
     static constexpr u32 BYTES = TILE_BARRIERS + TILE_SLOTS * 16;
 
-    // Tiles. The output takes the place of the query that it came from.
+    // Tiles.
     __device__ u32 query(int stage, int consumer) const { return base + (stage * CONSUMERS + consumer) * QUERY_BYTES; }
     __device__ u32 key(int stage) const { return base + KEYS + stage * KEY_BYTES; }
     __device__ u32 value(int stage) const { return base + VALUES + stage * KEY_BYTES; }
@@ -91,7 +91,7 @@ __device__ __forceinline__ void initialise(const Shared& shared) {
     for (int stage = 0; stage < Q_STAGES; ++stage) {
         for (int consumer = 0; consumer < CONSUMERS; ++consumer) {
             ptx::mbarrier_init(shared.query_full(stage, consumer), 1);
-            ptx::mbarrier_init(shared.query_empty(stage, consumer), 1);
+            ptx::mbarrier_init(shared.query_empty(stage, consumer), 4);
         }
     }
     for (int stage = 0; stage < K_STAGES; ++stage) {
@@ -109,18 +109,20 @@ __device__ __forceinline__ void initialise(const Shared& shared) {
     ptx::mbarrier_init_fence();
 }
 
-// Reads the tile that the key producer published, and frees the slot. Called by whole warps.
-__device__ __forceinline__ Tile take_tile(const Shared& shared, Ring<TILE_SLOTS>& ring) {
-    ptx::mbarrier_wait(shared.tile_full(ring.stage), ring.parity);
+// The tile that the key producer published in a slot.
+__device__ __forceinline__ Tile read_tile(const Shared& shared, int slot) {
     Tile tile;
     asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(tile.m_block), "=r"(tile.head), "=r"(tile.batch), "=r"(tile.n_blocks)
-                 : "r"(shared.tile(ring.stage))
+                 : "r"(shared.tile(slot))
                  : "memory");
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(shared.tile_empty(ring.stage));
-    ring.advance();
     return tile;
+}
+
+// Marks something that the whole warp has read as free.
+__device__ __forceinline__ void release(u32 barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
 }
 
 __device__ __forceinline__ void publish_tile(const Shared& shared, Ring<TILE_SLOTS>& ring, const Tile& tile) {
@@ -157,20 +159,25 @@ __device__ __forceinline__ void produce_keys(const Parameters& p, const Shared& 
         index = next_index(p);
 
         const int head = tile.head / p.group;
-        // Step i loads key block i and value block i + 1, from the last block down.
-        for (int block = tile.n_blocks - 1; block >= -1; --block) {
-            if (block >= 0) {
-                ptx::mbarrier_wait(shared.key_empty(key.stage), key.parity ^ 1);
-                load_block(p.key, shared.key(key.stage), shared.key_full(key.stage), block * BLOCK_N, head, tile.batch);
-                key.advance();
-            }
-            if (block + 1 < tile.n_blocks) {
-                ptx::mbarrier_wait(shared.value_empty(value.stage), value.parity ^ 1);
-                load_block(p.value, shared.value(value.stage), shared.value_full(value.stage), (block + 1) * BLOCK_N,
-                           head, tile.batch);
-                value.advance();
-            }
+        const auto load_key = [&](int block) {
+            ptx::mbarrier_wait(shared.key_empty(key.stage), key.parity ^ 1);
+            load_block(p.key, shared.key(key.stage), shared.key_full(key.stage), block * BLOCK_N, head, tile.batch);
+            key.advance();
+        };
+        const auto load_value = [&](int block) {
+            ptx::mbarrier_wait(shared.value_empty(value.stage), value.parity ^ 1);
+            load_block(p.value, shared.value(value.stage), shared.value_full(value.stage), block * BLOCK_N, head,
+                       tile.batch);
+            value.advance();
+        };
+        int block = tile.n_blocks - 1;
+        load_key(block);
+#pragma unroll 1
+        for (; block > 0; --block) {
+            load_key(block - 1);
+            load_value(block);
         }
+        load_value(0);
     }
 }
 
@@ -179,7 +186,10 @@ __device__ __forceinline__ void produce_queries(const Parameters& p, const Share
     Ring<Q_STAGES> ring;
     Ring<TILE_SLOTS> slot;
     while (true) {
-        const Tile tile = take_tile(shared, slot);
+        ptx::mbarrier_wait(shared.tile_full(slot.stage), slot.parity);
+        const Tile tile = read_tile(shared, slot.stage);
+        release(shared.tile_empty(slot.stage));
+        slot.advance();
         if (tile.m_block < 0) break;
         if (threadIdx.x % 32 == 0) {
 #pragma unroll
@@ -213,13 +223,15 @@ __device__ __forceinline__ void multiply_keys(float (&s)[BLOCK_N / 2], u64 query
     ptx::wgmma_commit();
 }
 
-// O += P V; issued, not awaited.
-__device__ __forceinline__ void multiply_values(float (&o)[HEAD_DIM / 2], const u32 (&p)[BLOCK_N / 4], u64 value) {
+// O += P V, or O = P V; issued, not awaited.
+__device__ __forceinline__ void multiply_values(float (&o)[HEAD_DIM / 2], const u32 (&p)[BLOCK_N / 4], u64 value,
+                                                bool accumulate) {
     ptx::pin(o);
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < BLOCK_N / 16; ++k) {
-        Output::rs(o, p[4 * k], p[4 * k + 1], p[4 * k + 2], p[4 * k + 3], value + mma::mn_major_offset(k), 1);
+        Output::rs(o, p[4 * k], p[4 * k + 1], p[4 * k + 2], p[4 * k + 3], value + mma::mn_major_offset(k),
+                   k != 0 || accumulate);
     }
     ptx::wgmma_commit();
 }
@@ -263,46 +275,60 @@ __device__ __forceinline__ void rescale(float (&o)[HEAD_DIM / 2], const float (&
     }
 }
 
-// Writes 64 rows of the output through the consumer's own query buffer.
-__device__ __forceinline__ void store_output(const Parameters& p, const float (&o)[HEAD_DIM / 2], u32 buffer,
-                                             const Tile& tile, int consumer) {
-    const int lane = threadIdx.x % 32;
-    const int warp = threadIdx.x / 32 % 4;
-    // stmatrix.x4: lanes 8j .. 8j+7 give the row addresses of matrix j; matrices (0,1) are rows 0-7 and 8-15 of columns
-    // 0-7, (2,3) the same of columns 8-15.
-    const int row = warp * 16 + lane % 16;
-    const u32 base = buffer + row * mma::ROW_BYTES;
+// Four lanes of a quad hold two columns each of four groups of eight; afterwards each holds one whole group.
+__device__ __forceinline__ void transpose_quad(u32 (&x)[4]) {
 #pragma unroll
-    for (int i = 0; i < HEAD_DIM / 16; ++i) {
-        const int chunk = 2 * (i % 4) + lane / 16;
-        const u32 address = base + (i / 4) * QUERY_PANEL_BYTES + ((chunk ^ (row % 8)) << 4);
-        const float* x = o + 8 * i;
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
-                     "r"(pack(x[0], x[1])), "r"(pack(x[2], x[3])), "r"(pack(x[4], x[5])), "r"(pack(x[6], x[7]))
-                     : "memory");
-    }
-    ptx::fence_async_proxy();
-    ptx::barrier_sync(OWN_BARRIER + consumer, WARPGROUP);
-    if (warp == 0 && lane == 0) {
+    for (int bit = 1; bit <= 2; bit *= 2) {
+        const bool upper = threadIdx.x & bit;
 #pragma unroll
-        for (int panel = 0; panel < PANELS; ++panel) {
-            ptx::tma_store(p.output, buffer + panel * QUERY_PANEL_BYTES,
-                           panel * mma::PANEL_COLUMNS, tile.m_block * BLOCK_M + consumer * ROWS, tile.head, tile.batch);
+        for (int i = 0; i < 4; ++i) {
+            if (i & bit) continue;
+            const u32 received = __shfl_xor_sync(0xffffffff, upper ? x[i] : x[i | bit], bit);
+            x[i] = upper ? received : x[i];
+            x[i | bit] = upper ? x[i | bit] : received;
         }
-        ptx::tma_store_commit();
+    }
+}
+
+// Normalises and writes this lane's two rows of the output, 16 bytes at a time, and their log-sum-exp.
+__device__ __forceinline__ void store_rows(const Parameters& p, const float (&o)[HEAD_DIM / 2], const Softmax& softmax,
+                                           const Tile& tile, int consumer) {
+    const int quad_lane = threadIdx.x % 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int row = tile.m_block * BLOCK_M + consumer * ROWS + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + 8 * half;
+        const float sum = over_quad(softmax.sum[half], [](float a, float b) { return a + b; });
+        const bool empty = softmax.reference[half] == -infinity();  // no key, or none but -inf
+        const float factor = 1.f / sum;
+        const bool inside = row < p.seqlen_q;
+        if (p.lse != nullptr && quad_lane == 0 && inside) {
+            const i64 head_row = static_cast<i64>(tile.batch) * p.num_heads + tile.head;
+            p.lse[head_row * p.seqlen_q + row] = empty ? -infinity() : softmax.reference[half] * LN_2 + logf(sum);
+        }
+        u16* destination = p.output + tile.batch * p.output_stride[0] + tile.head * p.output_stride[1] +
+                           row * p.output_stride[2] + quad_lane * 8;
+#pragma unroll
+        for (int group = 0; group < HEAD_DIM / 8; group += 4) {
+            u32 x[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float* pair = o + 4 * (group + i) + 2 * half;
+                x[i] = empty ? 0 : pack(pair[0] * factor, pair[1] * factor);
+            }
+            transpose_quad(x);
+            if (inside && (group + quad_lane) * 8 < p.head_dim) {
+                asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(destination + group * 8), "r"(x[0]),
+                             "r"(x[1]), "r"(x[2]), "r"(x[3])
+                             : "memory");
+            }
+        }
     }
 }
 
 __device__ __forceinline__ void consume(const Parameters& p, const Shared& shared, int consumer) {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32 % 4;
-    const int own_row = consumer * ROWS + warp * 16 + lane / 4;  // and own_row + 8, within the tile
-    const int own_column = 2 * (lane % 4);
 
-    const auto release = [&](u32 barrier) {
-        __syncwarp();
-        if (lane == 0) ptx::mbarrier_arrive(barrier);
-    };
     const auto take_turn = [&] {
         if (PING_PONG) ptx::barrier_sync(TURN_BARRIER + consumer, 2 * WARPGROUP);
     };
@@ -310,109 +336,116 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
         const int next = consumer + 1 == CONSUMERS ? 0 : consumer + 1;
         if (PING_PONG) ptx::barrier_arrive(TURN_BARRIER + next, 2 * WARPGROUP);
     };
-    if (PING_PONG && consumer == CONSUMERS - 1) ptx::barrier_arrive(TURN_BARRIER, 2 * WARPGROUP);
+    // Of the tile whose scores come next:
+    int block;       // the block
+    int masked;      // blocks from here on need a mask, for some row of this warpgroup
+    int own_limit;   // causal: the first key that this lane's first row may not see
+    Ring<TILE_SLOTS> slot;
+    // False where there is none.
+    const auto enter_tile = [&] {
+        ptx::mbarrier_wait(shared.tile_full(slot.stage), slot.parity);
+        const Tile tile = read_tile(shared, slot.stage);
+        if (tile.m_block < 0) return false;
+        const int first_row = tile.m_block * BLOCK_M + consumer * ROWS;
+        block = tile.n_blocks - 1;
+        masked = p.seqlen_k / BLOCK_N;
+        if (CAUSAL) {
+            const int shift = p.seqlen_k - p.seqlen_q + 1;
+            masked = min(masked, (first_row + shift) / BLOCK_N);
+            own_limit = first_row + warp * 16 + lane / 4 + shift;
+        }
+        return true;
+    };
+    const auto apply_mask = [&](float (&s)[BLOCK_N / 2]) {
+        const int low = CAUSAL ? min(p.seqlen_k, own_limit) : p.seqlen_k;
+        const int high = CAUSAL ? min(p.seqlen_k, own_limit + 8) : p.seqlen_k;
+        mask(s, block * BLOCK_N + 2 * (lane % 4), low, high);
+    };
 
     Ring<K_STAGES> key;
     Ring<V_STAGES> value;
     Ring<Q_STAGES> query;
-    Ring<TILE_SLOTS> slot;
+    const auto query_tile = [&] { return mma::k_major(shared.query(query.stage, consumer)); };
+    const auto key_tile = [&] { return mma::k_major(shared.key(key.stage)); };
+    const auto value_tile = [&] { return mma::mn_major<BLOCK_N>(shared.value(value.stage)); };
+
+    float s[BLOCK_N / 2];
+    float o[HEAD_DIM / 2];
+    u32 probabilities[BLOCK_N / 4];
+    float correction[2];
+    Softmax softmax;
+
+    if (!enter_tile()) return;
+    bool accumulate = false;
+    if (PING_PONG && consumer == CONSUMERS - 1) ptx::barrier_arrive(TURN_BARRIER, 2 * WARPGROUP);
+
+    ptx::mbarrier_wait(shared.query_full(query.stage, consumer), query.parity);
+    ptx::mbarrier_wait(shared.key_full(key.stage), key.parity);
+    multiply_keys(s, query_tile(), key_tile());
+    ptx::wgmma_wait<0>();
+    ptx::pin(s);
+    release(shared.key_empty(key.stage));
+    key.advance();
+    if (block >= masked) apply_mask(s);
+    softmax.step(s, p.scale_log2, correction);
+    pack_probabilities(s, probabilities);
+
+    // Invariant: `probabilities` are those of `block`; its values are still to be multiplied.
+    int old_slot;
     while (true) {
-        const Tile tile = take_tile(shared, slot);
-        if (tile.m_block < 0) break;
-        const int row = tile.m_block * BLOCK_M + own_row;
-        const int shift = p.seqlen_k - p.seqlen_q;
-        // Blocks below this one need no mask, for any row of this warpgroup.
-        int unmasked = p.seqlen_k / BLOCK_N;
-        if (CAUSAL) unmasked = min(unmasked, (tile.m_block * BLOCK_M + consumer * ROWS + shift + 1) / BLOCK_N);
-        const auto apply_mask = [&](float (&s)[BLOCK_N / 2], int block) {
-            int low = p.seqlen_k;
-            int high = p.seqlen_k;
-            if (CAUSAL) {
-                low = min(low, row + shift + 1);
-                high = min(high, row + 8 + shift + 1);
-            }
-            mask(s, block * BLOCK_N + own_column, low, high);
-        };
-
-        float o[HEAD_DIM / 2];
-#pragma unroll
-        for (int i = 0; i < HEAD_DIM / 2; ++i) o[i] = 0.f;
-        Softmax softmax;
-        ptx::mbarrier_wait(shared.query_full(query.stage, consumer), query.parity);
-        const u64 query_tile = mma::k_major(shared.query(query.stage, consumer));
-        const auto key_tile = [&] { return mma::k_major(shared.key(key.stage)); };
-        const auto value_tile = [&] { return mma::mn_major<BLOCK_N>(shared.value(value.stage)); };
-
-        if (tile.n_blocks > 0) {
-            float s[BLOCK_N / 2];
-            u32 probabilities[BLOCK_N / 4];
-            float correction[2];
-            int block = tile.n_blocks - 1;
-
-            ptx::mbarrier_wait(shared.key_full(key.stage), key.parity);
-            multiply_keys(s, query_tile, key_tile());
-            ptx::wgmma_wait<0>();
-            ptx::pin(s);
-            release(shared.key_empty(key.stage));
-            key.advance();
-            if (block >= unmasked) apply_mask(s, block);
-            softmax.step(s, p.scale_log2, correction);
-            pack_probabilities(s, probabilities);
-
-            for (--block; block >= 0; --block) {
-                ptx::mbarrier_wait(shared.key_full(key.stage), key.parity);
-                take_turn();
-                multiply_keys(s, query_tile, key_tile());
-                ptx::mbarrier_wait(shared.value_full(value.stage), value.parity);
-                multiply_values(o, probabilities, value_tile());
-                pass_turn();
-                ptx::wgmma_wait<1>();
-                ptx::pin(s);
-                bool kept = false;  // the softmax's reference
-                if (block >= unmasked) {
-                    apply_mask(s, block);
-                } else {
-                    kept = softmax.try_step(s, p.scale_log2);
-                    if (!kept) multiply_keys_again(s, shared.query(query.stage, consumer), shared.key(key.stage));
-                }
-                if (!kept) softmax.step(s, p.scale_log2, correction);
-                release(shared.key_empty(key.stage));
-                key.advance();
-                ptx::wgmma_wait<0>();
-                ptx::pin(o);
-                release(shared.value_empty(value.stage));
-                value.advance();
-                pack_probabilities(s, probabilities);
-                if (!kept) rescale(o, correction);
-            }
-            ptx::mbarrier_wait(shared.value_full(value.stage), value.parity);
-            multiply_values(o, probabilities, value_tile());
-            ptx::wgmma_wait<0>();
-            ptx::pin(o);
-            release(shared.value_empty(value.stage));
-            value.advance();
+        const bool ends = block == 0;  // the tile
+        old_slot = slot.stage;
+        if (ends) {
+            release(shared.query_empty(query.stage, consumer));
+            query.advance();
+            slot.advance();
+            if (!enter_tile()) break;
+            ptx::mbarrier_wait(shared.query_full(query.stage, consumer), query.parity);
+        } else {
+            --block;
         }
 
-        float factor[2];
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const float sum = over_quad(softmax.sum[half], [](float a, float b) { return a + b; });
-            factor[half] = sum == 0.f ? 0.f : 1.f / sum;
-            const int lse_row = row + 8 * half;
-            if (p.lse != nullptr && lane % 4 == 0 && lse_row < p.seqlen_q) {
-                const i64 head_row = static_cast<i64>(tile.batch) * p.num_heads + tile.head;
-                p.lse[head_row * p.seqlen_q + lse_row] =
-                    sum == 0.f ? -infinity() : softmax.reference[half] * LN_2 + logf(sum);
-            }
+        ptx::mbarrier_wait(shared.key_full(key.stage), key.parity);
+        take_turn();
+        multiply_keys(s, query_tile(), key_tile());
+        ptx::mbarrier_wait(shared.value_full(value.stage), value.parity);
+        multiply_values(o, probabilities, value_tile(), accumulate);
+        pass_turn();
+        ptx::wgmma_wait<1>();
+        ptx::pin(s);
+
+        const Softmax finished = softmax;
+        if (ends) softmax = Softmax();
+        bool kept = false;  // the softmax's reference
+        if (block >= masked) {
+            apply_mask(s);
+        } else if (!ends) {
+            kept = softmax.try_step(s, p.scale_log2);
+            if (!kept) multiply_keys_again(s, shared.query(query.stage, consumer), shared.key(key.stage));
         }
-        rescale(o, factor);
-        store_output(p, o, shared.query(query.stage, consumer), tile, consumer);
-        if (warp == 0 && lane == 0) {
-            ptx::tma_store_wait_read();
-            ptx::mbarrier_arrive(shared.query_empty(query.stage, consumer));
+        if (!kept) softmax.step(s, p.scale_log2, correction);
+        release(shared.key_empty(key.stage));
+        key.advance();
+
+        ptx::wgmma_wait<0>();
+        ptx::pin(o);
+        release(shared.value_empty(value.stage));
+        value.advance();
+        if (ends) {
+            store_rows(p, o, finished, read_tile(shared, old_slot), consumer);
+            release(shared.tile_empty(old_slot));
+        } else if (!kept) {
+            rescale(o, correction);
         }
-        query.advance();
+        accumulate = !ends;
+        pack_probabilities(s, probabilities);
     }
+
+    ptx::mbarrier_wait(shared.value_full(value.stage), value.parity);
+    multiply_values(o, probabilities, value_tile(), accumulate);
+    ptx::wgmma_wait<0>();
+    ptx::pin(o);
+    store_rows(p, o, softmax, read_tile(shared, old_slot), consumer);
 }
 
 }  // namespace hopper
@@ -430,7 +463,6 @@ extern "C" __global__ void __launch_bounds__(hopper::THREADS, 1)
         ptx::prefetch_map(parameters.query);
         ptx::prefetch_map(parameters.key);
         ptx::prefetch_map(parameters.value);
-        ptx::prefetch_map(parameters.output);
         initialise(shared);
     }
     __syncthreads();

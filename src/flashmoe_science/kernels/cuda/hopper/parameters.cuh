@@ -25,7 +25,7 @@ struct Parameters {
     ptx::TensorMap query;
     ptx::TensorMap key;
     ptx::TensorMap value;
-    ptx::TensorMap output;
+    u16* output;
     float* lse;        // (batch, heads, seqlen_q), or null
     int* ticket;       // zero before and after every launch
     float scale_log2;  // softmax scale times log2(e)
@@ -37,6 +37,8 @@ struct Parameters {
     int head_count;  // batch * num_heads
     int section;     // heads that are worked on together, so that their keys and values stay in L2
     int tiles;
+    int head_dim;
+    i64 output_stride[3];  // of batch, head and row, in elements
 };
 
 }  // namespace hopper

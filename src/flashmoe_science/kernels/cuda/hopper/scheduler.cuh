@@ -12,7 +12,7 @@ struct Tile {
     int m_block;  // -1: no more work
     int head;
     int batch;
-    int n_blocks;  // key blocks that the mask leaves
+    int n_blocks;  // key blocks that the mask leaves; one, wholly masked, where it leaves none
 };
 
 __device__ __forceinline__ Tile tile_at(const Parameters& p, int index) {
@@ -30,7 +30,7 @@ __device__ __forceinline__ Tile tile_at(const Parameters& p, int index) {
     tile.head = flat - tile.batch * p.num_heads;
     int keys = p.seqlen_k;
     if (CAUSAL) keys = min(keys, (tile.m_block + 1) * BLOCK_M + p.seqlen_k - p.seqlen_q);
-    tile.n_blocks = keys <= 0 ? 0 : (keys + BLOCK_N - 1) / BLOCK_N;
+    tile.n_blocks = max(1, (keys + BLOCK_N - 1) / BLOCK_N);
     return tile;
 }
 
