@@ -16,6 +16,7 @@ import json
 import statistics
 import sys
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -83,7 +84,8 @@ def macros(problem: Problem, config: Config, **override: int) -> dict[str, int]:
     late = problem.head_dim > 128 or (problem.head_dim > 64 and config.key_tiles > 1)
     values = {
         "HEAD_DIM": problem.head_dim,
-        "BF16": int(problem.dtype == "bf16"),
+        "ELEMENT_BF16": int(problem.dtype == "bf16"),
+        "MMA_K": 16,
         "CAUSAL": int(problem.causal),
         "GROUPED": int(problem.heads != problem.kv_heads),
         "ROW_TILES": config.row_tiles,
@@ -156,7 +158,9 @@ def kernel(arch: str, defines: tuple[tuple[str, int], ...]) -> Any:
 def parameters_type(wide: bool) -> type[ctypes.Structure]:
     stride = ctypes.c_uint64 if wide else ctypes.c_uint32
     pointers = [(name, ctypes.c_void_p) for name in ("query", "key", "value", "output", "lse")]
-    strides = [(f"{t}_{d}", stride) for t in ("query", "key", "value", "output") for d in ("batch", "head", "row")]
+    strides = [
+        (f"{t}_{d}", stride) for t in ("query", "key", "value", "output") for d in ("batch", "head", "row")
+    ]
     integers = [(name, ctypes.c_int32) for name in ("seqlen_q", "seqlen_k", "group")]
     rest = [("group_magic", ctypes.c_uint32), ("scale_log2", ctypes.c_float)]
     return type("Parameters", (ctypes.Structure,), {"_fields_": pointers + strides + integers + rest})
@@ -213,13 +217,19 @@ class Call:
             launch.numAttrs = 1
             drive(driver.cuLaunchKernelEx(launch, self.function, self.address, 0))
         else:
-            drive(driver.cuLaunchKernel(self.function, *self.grid, self.threads, 1, 1, 0, stream, self.address, 0))
+            drive(
+                driver.cuLaunchKernel(
+                    self.function, *self.grid, self.threads, 1, 1, 0, stream, self.address, 0
+                )
+            )
 
 
 # Correctness
 
 
-def guarded(shape: tuple[int, ...], dtype: torch.dtype, layout: str, fill: float) -> tuple[torch.Tensor, torch.Tensor]:
+def guarded(
+    shape: tuple[int, ...], dtype: torch.dtype, layout: str, fill: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """A (batch, heads, seq, head_dim) view inside a buffer of ``fill``: guard rows before and after, and padding."""
     batch, heads, length, head_dim = shape
     if layout == "bhsd":
@@ -265,7 +275,7 @@ def run_check(check: Check, arch: str) -> str | None:
     dtype = torch.bfloat16 if problem.dtype == "bf16" else torch.float16
     query_shape = (problem.batch, problem.heads, problem.seqlen_q, problem.head_dim)
     key_shape = (problem.batch, problem.kv_heads, problem.seqlen_k, problem.head_dim)
-    torch.manual_seed(hash(check) % 2**31)
+    torch.manual_seed(zlib.crc32(repr(check).encode()))
     views = []
     for shape, size in ((query_shape, check.magnitude), (key_shape, 1.0), (key_shape, 1.0)):
         _, view = guarded(shape, dtype, check.layout, torch.nan)
@@ -292,7 +302,7 @@ def run_check(check: Check, arch: str) -> str | None:
         return "lse is -inf in the wrong rows"
     visible = ~exact_lse.isneginf()
     lse_error = float((lse.double() - exact_lse)[visible].abs().max()) if visible.any() else 0.0
-    if lse_error > 1e-3 * max(1.0, float(exact_lse[visible].abs().max()) * 1e-3 if visible.any() else 1.0):
+    if lse_error > 1e-3 + (1e-5 * float(exact_lse[visible].abs().max()) if visible.any() else 0.0):
         return f"lse error {lse_error:.2e}"
     output.fill_(7.0)
     if not (buffer == 7.0).all():
@@ -307,7 +317,19 @@ def run_check(check: Check, arch: str) -> str | None:
 
 
 def checks() -> list[Check]:
-    pairs = [(1, 1), (3, 3), (7, 16), (64, 32), (113, 203), (128, 128), (239, 1), (16, 512), (1, 500), (255, 256), (5, 0)]
+    pairs = [
+        (1, 1),
+        (3, 3),
+        (7, 16),
+        (64, 32),
+        (113, 203),
+        (128, 128),
+        (239, 1),
+        (16, 512),
+        (1, 500),
+        (255, 256),
+        (5, 0),
+    ]
     configs = [
         Config(1, 1, 1), Config(1, 2, 1), Config(1, 4, 1), Config(1, 4, 2), Config(1, 8, 2), Config(2, 4, 2),
         Config(2, 8, 4), Config(4, 4, 1), Config(1, 3, 1), Config(1, 4, 1, 2), Config(1, 4, 1, 4), Config(2, 4, 2, 4),
@@ -318,7 +340,9 @@ def checks() -> list[Check]:
         dtype = "bf16" if number % 4 < 2 else "fp16"
         for index, (seqlen_q, seqlen_k) in enumerate(pairs):
             problem = Problem(2, 3, 3, seqlen_q, seqlen_k, 64, causal, dtype)
-            found.append(Check(problem, config, "bshd" if index % 2 else "bhsd", 30.0 if index % 3 == 2 else 1.0))
+            found.append(
+                Check(problem, config, "bshd" if index % 2 else "bhsd", 30.0 if index % 3 == 2 else 1.0)
+            )
     for head_dim, causal in itertools.product((32, 40, 72, 96, 128, 160, 200, 256), (False, True)):
         wide = head_dim > 128
         for config in (Config(1, 4, 1), Config(1 if wide else 2, 4, 1), Config(1, 4, 1, 4)):
@@ -397,8 +421,30 @@ def candidates(length: int) -> list[Config]:
         32: ["1 1 2", "1 2 1", "2 1 2", "2 2 1"],
         64: ["1 1 4", "1 2 2", "1 4 1", "2 2 2", "2 4 1"],
         128: ["1 8 1", "1 4 2", "1 2 4", "2 4 2", "2 8 1", "1 4 1 2", "2 4 1 2", "1 2 1 4"],
-        256: ["1 8 2", "1 4 4", "1 16 1", "2 8 2", "2 4 4", "1 4 2 2", "1 4 1 4", "2 4 1 4", "2 4 2 2", "2 2 1 8"],
-        512: ["1 8 4", "1 16 2", "2 8 4", "1 4 2 4", "2 4 2 4", "2 8 2 2", "2 4 1 8", "4 4 2 4", "4 4 1 8", "2 8 1 4"],
+        256: [
+            "1 8 2",
+            "1 4 4",
+            "1 16 1",
+            "2 8 2",
+            "2 4 4",
+            "1 4 2 2",
+            "1 4 1 4",
+            "2 4 1 4",
+            "2 4 2 2",
+            "2 2 1 8",
+        ],
+        512: [
+            "1 8 4",
+            "1 16 2",
+            "2 8 4",
+            "1 4 2 4",
+            "2 4 2 4",
+            "2 8 2 2",
+            "2 4 1 8",
+            "4 4 2 4",
+            "4 4 1 8",
+            "2 8 1 4",
+        ],
     }
     return [Config(*map(int, text.split())) for text in table[length]]
 
@@ -408,7 +454,7 @@ DECODE = [
     (Problem(1, 32, 8, 1, 4096, 128, True), ["1 4 2 8", "1 8 1 8", "1 4 1 8", "1 8 2 8"]),
     (Problem(8, 32, 8, 1, 4096, 128, True), ["1 4 2 2", "1 4 1 4", "1 8 1 2", "1 4 1 8"]),
     (Problem(1, 8, 8, 1, 16384, 64, True), ["1 8 2 8", "1 8 4 8", "1 16 1 8"]),
-    (Problem(4, 16, 16, 8, 1024, 64, True), ["1 4 2 2", "1 8 2 1", "1 8 1 2", "1 4 1 4"]),
+    (Problem(4, 16, 16, 8, 1024, 64, False), ["1 4 2 2", "1 8 2 1", "1 8 1 2", "1 4 1 4"]),
 ]  # fmt: skip
 
 
@@ -422,9 +468,8 @@ def tensors_for(problem: Problem) -> list[torch.Tensor]:
 
 def fits(problem: Problem, config: Config) -> bool:
     quads = 4 * config.row_tiles * -(-problem.head_dim // 64)
-    if config.cluster > 1 and quads % config.cluster:
-        return False
-    shared = 512 * quads * (config.warps + (config.cluster > 1)) + 64 * config.row_tiles * (config.warps + config.cluster)
+    shares = -(-quads // config.cluster) * config.cluster if config.cluster > 1 else 0
+    shared = 512 * (quads * config.warps + shares) + 64 * config.row_tiles * (config.warps + config.cluster)
     return shared <= 48 * 1024 or config.warps * config.cluster == 1
 
 
@@ -456,7 +501,9 @@ def time_problem(problem: Problem, configs: list[Config], arch: str) -> dict[str
         best_call()
         return output
 
-    events = around_each_call({"sdpa": calls["sdpa"], "best": allocate_and_launch, "launch only": calls[str(best)]})
+    events = around_each_call(
+        {"sdpa": calls["sdpa"], "best": allocate_and_launch, "launch only": calls[str(best)]}
+    )
     return {
         "problem": str(problem),
         "sdpa": times["sdpa"],
@@ -499,14 +546,17 @@ def offline() -> int:
         for batch, heads, length in SHAPES:
             problem = Problem(batch, heads, heads, length, length, 64, causal, dtype)
             jobs += [(arch, problem, config, {}) for config in candidates(length)]
-        for head_dim, config in itertools.product((32, 96, 128, 192, 256), (Config(1, 4, 1), Config(1, 4, 1, 8))):
+        for head_dim, config in itertools.product(
+            (32, 96, 128, 192, 256), (Config(1, 4, 1), Config(1, 4, 1, 8))
+        ):
             problem = Problem(1, 4, 2, 1, 4096, head_dim, causal, dtype)
             for wide in (0, 1):
                 jobs.append((arch, problem, config, {"WIDE_OFFSETS": wide}))
     for arch, problem, config, override in dict.fromkeys((a, p, c, tuple(o.items())) for a, p, c, o in jobs):
         if (config.cluster > 1 and arch != "sm_90a") or not fits(problem, config):
             continue
-        result = compiled(arch, tuple(macros(problem, config, **dict(override)).items()))
+        defines = macros(problem, config, MMA_K=8 if arch == "sm_75" else 16, **dict(override))
+        result = compiled(arch, tuple(defines.items()))
         clean = " 0 bytes stack frame, 0 bytes spill stores" in result.log
         used = next(line for line in result.log.splitlines() if "Used " in line).split("Used ")[1]
         if not clean:
@@ -560,7 +610,9 @@ def main() -> int:
         print(f"\n{result['problem']}")
         print("  " + "  ".join(f"{name} {value:.2f}" for name, value in result["times"].items()))
         print("  " + "  ".join(f"{name} {value:.2f}" for name, value in result["ablations"].items()))
-    print(f"\n{'shape':32} {'sdpa':>7} {'best':>7} {'ratio':>6}  {'config':12} {'events sdpa':>11} {'best':>6} {'ratio':>6}")
+    print(
+        f"\n{'shape':32} {'sdpa':>7} {'best':>7} {'ratio':>6}  {'config':12} {'events sdpa':>11} {'best':>6} {'ratio':>6}"
+    )
     for result in report["results"]:
         events = result["events"]
         print(

@@ -15,7 +15,7 @@
 //
 // Macros, all integers:
 //   HEAD_DIM       32..256, a multiple of 8
-//   BF16           1: __nv_bfloat16, 0: __half
+//   ELEMENT_BF16   1: bfloat16, 0: float16; MMA_K 16, or 8 for sm_75 (types.cuh)
 //   CAUSAL         1: query i sees keys j <= i + seqlen_k - seqlen_q
 //   GROUPED        1: several query heads per key/value head; their rows are packed, row = position * group + head
 //   ROW_TILES      query rows of a block / 8
@@ -28,7 +28,12 @@
 //   LATE_VALUES    1: V is loaded after Q K^T, into the registers that K leaves (large HEAD_DIM)
 //   DEPENDENT      1: launched with programmatic stream serialization
 //   ABLATION       0: the kernel. For measurement only, wrong results: 1 loads and merge, 2 no softmax, 3 no merge
+#include "mma/m16n8k16.cuh"
 #include "ptx/cluster.cuh"
+#include "ptx/dependent_launch.cuh"
+#include "ptx/global.cuh"
+#include "ptx/movmatrix.cuh"
+#include "types.cuh"
 
 #ifndef ABLATION
 #define ABLATION 0
@@ -40,16 +45,15 @@ constexpr int kRows = 8 * ROW_TILES;
 constexpr int kChunks = (HEAD_DIM + 31) / 32;       // of 32 dims: the dims of two k-steps of Q K^T
 constexpr int kDimGroups = (HEAD_DIM + 63) / 64;    // of 64 dims: four m-tiles of O^T
 constexpr int kQuads = 4 * ROW_TILES * kDimGroups;  // float4 that a lane holds of the output
+constexpr int kShares = (kQuads + CLUSTER - 1) / CLUSTER;  // of them, finished by one block of the cluster
 constexpr int kStep = WARPS * CLUSTER;              // key tiles between two tiles of one warp
-constexpr int kElement = 2;                         // bytes
 
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM >= 8, "HEAD_DIM must be a multiple of 8");
-static_assert(CLUSTER == 1 || kQuads % CLUSTER == 0, "each block of a cluster finishes an equal share");
 
 #if WIDE_OFFSETS
-typedef unsigned long long Offset;
+typedef uint64 Offset;
 #else
-typedef unsigned Offset;
+typedef uint32 Offset;
 #endif
 
 }  // namespace
@@ -68,66 +72,11 @@ struct Parameters {
     int seqlen_q;
     int seqlen_k;
     int group;             // query heads per key/value head
-    unsigned group_magic;  // floor(2^32 / group) + 1
+    uint32 group_magic;  // floor(2^32 / group) + 1
     float scale_log2;      // softmax scale * log2(e)
 };
 
 namespace {
-
-__device__ __forceinline__ uint4 load(const char* base, Offset offset) {
-    uint4 x;
-    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(base + offset));
-    return x;
-}
-
-__device__ __forceinline__ void mma(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
-                                    unsigned b0, unsigned b1) {
-#if __CUDA_ARCH__ < 800
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(b0));
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a2), "r"(a3), "r"(b1));
-#elif BF16
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-#else
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-#endif
-}
-
-// Two floats rounded to the element type; `low` takes the lower half of the word.
-__device__ __forceinline__ unsigned pack(float low, float high) {
-    unsigned word;
-#if BF16
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-#elif __CUDA_ARCH__ < 800
-    asm("{.reg .b16 lo, hi; cvt.rn.f16.f32 lo, %1; cvt.rn.f16.f32 hi, %2; mov.b32 %0, {lo, hi};}"
-        : "=r"(word) : "f"(low), "f"(high));
-#else
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-#endif
-    return word;
-}
-
-__device__ __forceinline__ unsigned transpose(unsigned x) {
-    unsigned y;
-    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
-    return y;
-}
-
-__device__ __forceinline__ float exp2_approximate(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-__device__ __forceinline__ float log2_approximate(float x) {
-    float y;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 __device__ __forceinline__ float reciprocal(float x) {
     float y;
@@ -135,12 +84,10 @@ __device__ __forceinline__ float reciprocal(float x) {
     return y;
 }
 
-__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
-
 // A maximum that may be subtracted: exp2(-inf - 0) is 0 where exp2(-inf - -inf) would be NaN.
-__device__ __forceinline__ float finite_maximum(float x) { return x == -infinity() ? 0.0f : x; }
+__device__ __forceinline__ float finite_maximum(float x) { return x == NEGATIVE_INFINITY ? 0.0f : x; }
 
-__device__ __forceinline__ unsigned word(const uint4& x, int i) {
+__device__ __forceinline__ uint32 word(const Chunk& x, int i) {
     return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
 }
 
@@ -164,47 +111,57 @@ struct Row {
 
 __device__ __forceinline__ Row locate(int row, const Parameters& p) {
 #if GROUPED
-    const int position = static_cast<int>(__umulhi(static_cast<unsigned>(row), p.group_magic));
+    const int position = static_cast<int>(__umulhi(static_cast<uint32>(row), p.group_magic));
     return {position, row - position * p.group};
 #else
     return {row, 0};
 #endif
 }
 
-// 16-byte pieces of one tile of 16 keys. Keys past the end repeat the last one: their probabilities are zero, and
-// what is read is never memory outside the tensor. Dims past HEAD_DIM repeat likewise: Q is zero there.
+// What one lane holds of a row that `Lanes` lanes share: every Lanes-th 16-byte chunk. Chunks past HEAD_DIM repeat the
+// last one: for keys the query is zero there, for values the result is not written.
+template <int Lanes>
+struct RowPieces {
+    static constexpr int kPieces = (HEAD_DIM + 8 * Lanes - 1) / (8 * Lanes);
+
+    Chunk piece[kPieces];
+
+    __device__ __forceinline__ void load_from(const char* row, int lane) {
+        const char* const first = row + kChunkBytes * lane;
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) {
+            if (8 * Lanes * (i + 1) <= HEAD_DIM)
+                piece[i] = load_global(first + kChunkBytes * Lanes * i);
+            else
+                piece[i] = load_global(row + kChunkBytes * min(Lanes * i + lane, HEAD_DIM / 8 - 1));
+        }
+    }
+};
+
+// One tile of 16 keys. Keys past the end repeat the last one: their probabilities are zero, and no memory outside the
+// tensor is read.
 struct KeyTile {
-    uint4 rows[2][kChunks];  // keys g and g + 8
+    RowPieces<4> rows[2];  // keys g and g + 8
 
     __device__ __forceinline__ void load_from(const char* base, Offset stride, int tile, int seqlen_k, int lane) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             int key = 16 * tile + lane / 4 + 8 * half;
             if (MASKED) key = min(key, seqlen_k - 1);
-#pragma unroll
-            for (int chunk = 0; chunk < kChunks; ++chunk) {
-                int dim = 32 * chunk + 8 * (lane % 4);
-                if (32 * chunk + 32 > HEAD_DIM) dim = min(dim, HEAD_DIM - 8);
-                rows[half][chunk] = load(base, static_cast<Offset>(key) * stride + dim * kElement);
-            }
+            rows[half].load_from(base + static_cast<Offset>(key) * stride, lane % 4);
         }
     }
 };
 
 struct ValueTile {
-    uint4 rows[4][kDimGroups];  // keys 2t, 2t + 1, 2t + 8, 2t + 9
+    RowPieces<8> rows[4];  // keys 2t, 2t + 1, 2t + 8, 2t + 9
 
     __device__ __forceinline__ void load_from(const char* base, Offset stride, int tile, int seqlen_k, int lane) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             int key = 16 * tile + 2 * (lane % 4) + i % 2 + 8 * (i / 2);
             if (MASKED) key = min(key, seqlen_k - 1);
-#pragma unroll
-            for (int group = 0; group < kDimGroups; ++group) {
-                int dim = 64 * group + 8 * (lane / 4);
-                if (64 * group + 64 > HEAD_DIM) dim = min(dim, HEAD_DIM - 8);
-                rows[i][group] = load(base, static_cast<Offset>(key) * stride + dim * kElement);
-            }
+            rows[i].load_from(base + static_cast<Offset>(key) * stride, lane / 4);
         }
     }
 };
@@ -236,7 +193,7 @@ struct Statistics {
 template <int Count>
 __device__ __forceinline__ Statistics combine(const float2* sets, int stride, float (&weights)[Count]) {
     float2 set[Count];
-    float maximum = -infinity();
+    float maximum = NEGATIVE_INFINITY;
 #pragma unroll
     for (int i = 0; i < Count; ++i) {
         set[i] = sets[i * stride];
@@ -246,7 +203,7 @@ __device__ __forceinline__ Statistics combine(const float2* sets, int stride, fl
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < Count; ++i) {
-        weights[i] = exp2_approximate(set[i].x - shift);
+        weights[i] = exp2_approx(set[i].x - shift);
         sum = fmaf(weights[i], set[i].y, sum);
     }
     return {maximum, sum};
@@ -265,15 +222,14 @@ __device__ __forceinline__ void write(const Parameters& p, int first_row, int ro
     if (64 * (quad.group + 1) <= HEAD_DIM || dim < HEAD_DIM) {
         const Offset offset = static_cast<Offset>(blockIdx.z) * p.output_strides.batch +
                               static_cast<Offset>(head) * p.output_strides.head +
-                              static_cast<Offset>(at.position) * p.output_strides.row + dim * kElement;
-        asm volatile("st.global.v2.u32 [%0], {%1, %2};" :: "l"(p.output + offset),
-                     "r"(pack(x.x * inverse, x.y * inverse)), "r"(pack(x.z * inverse, x.w * inverse)) : "memory");
+                              static_cast<Offset>(at.position) * p.output_strides.row + dim * kElementBytes;
+        store_global(p.output + offset, pack(x.x * inverse, x.y * inverse), pack(x.z * inverse, x.w * inverse));
     }
     if (p.lse != nullptr && quad.group == 0 && quad.half == 0 && lane < 4) {
         const long long heads = static_cast<long long>(gridDim.y) * (GROUPED ? p.group : 1);
         const float natural_log_of_2 = 0.6931471805599453f;
         p.lse[(blockIdx.z * heads + head) * p.seqlen_q + at.position] =
-            total.sum > 0.0f ? (total.maximum + log2_approximate(total.sum)) * natural_log_of_2 : -infinity();
+            total.sum > 0.0f ? (total.maximum + log2_approx(total.sum)) * natural_log_of_2 : NEGATIVE_INFINITY;
     }
 }
 
@@ -290,8 +246,15 @@ attention_small(const __grid_constant__ Parameters p) {
     const int lane = threadIdx.x % 32;
     const int warp = WARPS == 1 ? 0 : threadIdx.x / 32;
 #if CLUSTER > 1
-    cluster::arrive_started();
+    // What the blocks of the cluster send this one: their results for the quads that it finishes.
+    __shared__ float4 gathered[CLUSTER][kShares][32];
+    __shared__ float2 gathered_statistics[CLUSTER][kRows];
+    __shared__ uint64 mailbox;
     const int part = cluster::rank();
+    const int own_shares = (kQuads - part + CLUSTER - 1) / CLUSTER;
+    if (threadIdx.x == 0)
+        cluster::open_mailbox(&mailbox, CLUSTER * (sizeof(gathered[0][0]) * own_shares + sizeof(gathered_statistics[0])));
+    cluster::announce();
 #else
     const int part = 0;
 #endif
@@ -314,17 +277,17 @@ attention_small(const __grid_constant__ Parameters p) {
     float maximum[ROW_TILES][2], sum[ROW_TILES][2];
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r) {
-        maximum[r][0] = maximum[r][1] = -infinity();
+        maximum[r][0] = maximum[r][1] = NEGATIVE_INFINITY;
         sum[r][0] = sum[r][1] = 0.0f;
     }
 
     int tile = part * WARPS + warp;
 #if DEPENDENT
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    wait_for_predecessor();
+    allow_successor();
 #endif
     if (tile < key_tiles) {
-        uint4 query[ROW_TILES][kChunks];
+        Chunk query[ROW_TILES][kChunks];
         KeyTile key[KEY_TILES];
         ValueTile value[KEY_TILES];
 
@@ -349,9 +312,9 @@ attention_small(const __grid_constant__ Parameters p) {
 #pragma unroll
             for (int chunk = 0; chunk < kChunks; ++chunk) {
                 const int dim = 32 * chunk + 8 * (lane % 4);
-                query[r][chunk] = make_uint4(0, 0, 0, 0);
+                query[r][chunk] = Chunk{0, 0, 0, 0};
                 if (32 * chunk + 32 <= HEAD_DIM || dim < HEAD_DIM)
-                    query[r][chunk] = load(p.query, offset + dim * kElement);
+                    query[r][chunk] = load_global(p.query + offset + dim * kElementBytes);
             }
         }
         load_keys(tile);
@@ -383,24 +346,24 @@ attention_small(const __grid_constant__ Parameters p) {
             float score[KEY_TILES][ROW_TILES][4];
 #if ABLATION != 1
             // Two chains of accumulation halve the latency of this product.
-            float second[KEY_TILES][ROW_TILES][4];
+            float other[KEY_TILES][ROW_TILES][4];
 #pragma unroll
             for (int i = 0; i < KEY_TILES; ++i)
 #pragma unroll
                 for (int r = 0; r < ROW_TILES; ++r)
 #pragma unroll
-                    for (int e = 0; e < 4; ++e) score[i][r][e] = second[i][r][e] = 0.0f;
+                    for (int e = 0; e < 4; ++e) score[i][r][e] = other[i][r][e] = 0.0f;
 #pragma unroll
             for (int chunk = 0; chunk < kChunks; ++chunk)
 #pragma unroll
                 for (int i = 0; i < KEY_TILES; ++i)
 #pragma unroll
                     for (int r = 0; r < ROW_TILES; ++r) {
-                        const uint4& low = key[i].rows[0][chunk];
-                        const uint4& high = key[i].rows[1][chunk];
-                        const uint4& q = query[r][chunk];
-                        mma(score[i][r], low.x, high.x, low.y, high.y, q.x, q.y);
-                        mma(second[i][r], low.z, high.z, low.w, high.w, q.z, q.w);
+                        const Chunk& low = key[i].rows[0].piece[chunk];
+                        const Chunk& high = key[i].rows[1].piece[chunk];
+                        const Chunk& q = query[r][chunk];
+                        mma(score[i][r], {low.x, high.x, low.y, high.y}, q.x, q.y);
+                        mma(other[i][r], {low.z, high.z, low.w, high.w}, q.z, q.w);
                     }
             if (LATE_VALUES) load_values(tile);
             else if (more) load_keys(next);
@@ -412,8 +375,8 @@ attention_small(const __grid_constant__ Parameters p) {
                     for (int e = 0; e < 4; ++e) {
                         const int at = 16 * (tile + i * kStep) + lane / 4 + 8 * (e / 2);
                         float& s = score[i][r][e];
-                        s = (s + second[i][r][e]) * p.scale_log2;
-                        if (MASKED) s = at < limit[r][e % 2] ? s : -infinity();
+                        s = (s + other[i][r][e]) * p.scale_log2;
+                        if (MASKED) s = at < limit[r][e % 2] ? s : NEGATIVE_INFINITY;
                     }
 #else
             float mixed = 0.0f;
@@ -425,10 +388,10 @@ attention_small(const __grid_constant__ Parameters p) {
                     for (int chunk = 0; chunk < kChunks; ++chunk)
 #pragma unroll
                         for (int w = 0; w < 4; ++w)
-                            mixed += __int_as_float(word(key[i].rows[h][chunk], w) ^ word(query[0][chunk], w));
+                            mixed += __int_as_float(word(key[i].rows[h].piece[chunk], w) ^ word(query[0][chunk], w));
 #endif
 
-            unsigned probability[KEY_TILES][ROW_TILES][2];
+            uint32 probability[KEY_TILES][ROW_TILES][2];
 #pragma unroll
             for (int r = 0; r < ROW_TILES; ++r) {
 #if ABLATION == 0 || ABLATION == 3
@@ -440,7 +403,7 @@ attention_small(const __grid_constant__ Parameters p) {
                     top = max_over_keys(top);
                     if (!SINGLE_PASS) {
                         top = fmaxf(top, maximum[r][e]);
-                        const float shrink = exp2_approximate(maximum[r][e] - finite_maximum(top));
+                        const float shrink = exp2_approx(maximum[r][e] - finite_maximum(top));
                         sum[r][e] *= shrink;
 #pragma unroll
                         for (int m = 0; m < 4 * kDimGroups; ++m) {
@@ -452,8 +415,8 @@ attention_small(const __grid_constant__ Parameters p) {
                     const float shift = MASKED ? finite_maximum(top) : top;
 #pragma unroll
                     for (int i = 0; i < KEY_TILES; ++i) {
-                        score[i][r][e] = exp2_approximate(score[i][r][e] - shift);
-                        score[i][r][2 + e] = exp2_approximate(score[i][r][2 + e] - shift);
+                        score[i][r][e] = exp2_approx(score[i][r][e] - shift);
+                        score[i][r][2 + e] = exp2_approx(score[i][r][2 + e] - shift);
                         sum[r][e] += score[i][r][e] + score[i][r][2 + e];
                     }
                 }
@@ -464,8 +427,8 @@ attention_small(const __grid_constant__ Parameters p) {
 #if ABLATION != 1
 #pragma unroll
                 for (int i = 0; i < KEY_TILES; ++i) {
-                    probability[i][r][0] = transpose(pack(score[i][r][0], score[i][r][1]));
-                    probability[i][r][1] = transpose(pack(score[i][r][2], score[i][r][3]));
+                    probability[i][r][0] = transpose_matrix(pack(score[i][r][0], score[i][r][1]));
+                    probability[i][r][1] = transpose_matrix(pack(score[i][r][2], score[i][r][3]));
                 }
 #endif
             }
@@ -477,17 +440,15 @@ attention_small(const __grid_constant__ Parameters p) {
                 for (int group = 0; group < kDimGroups; ++group)
 #pragma unroll
                     for (int w = 0; w < 4; ++w) {
-                        const unsigned first = word(value[i].rows[0][group], w);
-                        const unsigned second_key = word(value[i].rows[1][group], w);
-                        const unsigned ninth = word(value[i].rows[2][group], w);
-                        const unsigned tenth = word(value[i].rows[3][group], w);
-                        const unsigned a0 = __byte_perm(first, second_key, 0x5410);
-                        const unsigned a1 = __byte_perm(first, second_key, 0x7632);
-                        const unsigned a2 = __byte_perm(ninth, tenth, 0x5410);
-                        const unsigned a3 = __byte_perm(ninth, tenth, 0x7632);
+                        const uint32 first = word(value[i].rows[0].piece[group], w);
+                        const uint32 second = word(value[i].rows[1].piece[group], w);
+                        const uint32 ninth = word(value[i].rows[2].piece[group], w);
+                        const uint32 tenth = word(value[i].rows[3].piece[group], w);
+                        const uint32 dims[4] = {__byte_perm(first, second, 0x5410), __byte_perm(first, second, 0x7632),
+                                                __byte_perm(ninth, tenth, 0x5410), __byte_perm(ninth, tenth, 0x7632)};
 #pragma unroll
                         for (int r = 0; r < ROW_TILES; ++r)
-                            mma(output[r][4 * group + w], a0, a1, a2, a3, probability[i][r][0], probability[i][r][1]);
+                            mma(output[r][4 * group + w], dims, probability[i][r][0], probability[i][r][1]);
                     }
 #else
 #pragma unroll
@@ -498,7 +459,7 @@ attention_small(const __grid_constant__ Parameters p) {
                     for (int group = 0; group < kDimGroups; ++group)
 #pragma unroll
                         for (int w = 0; w < 4; ++w)
-                            output[0][4 * group + w][k] += mixed + __int_as_float(word(value[i].rows[k][group], w));
+                            output[0][4 * group + w][k] += mixed + __int_as_float(word(value[i].rows[k].piece[group], w));
             if (more) load_keys(next);
 #endif
             if (!more) break;
@@ -546,10 +507,7 @@ attention_small(const __grid_constant__ Parameters p) {
     __syncthreads();
 
 #if CLUSTER > 1
-    // Results of every block of the cluster for the quads that this block finishes.
-    __shared__ float4 gathered[CLUSTER][kQuads / CLUSTER][32];
-    __shared__ float2 gathered_statistics[CLUSTER][kRows];
-    cluster::wait();
+    cluster::wait_for_peers();
 #endif
 #pragma unroll
     for (int i = 0; i < (kQuads + WARPS - 1) / WARPS; ++i) {
@@ -562,22 +520,25 @@ attention_small(const __grid_constant__ Parameters p) {
 #pragma unroll
         for (int w = 0; w < WARPS; ++w) accumulate(merged, weights[w], partial[w][index][lane]);
 #if CLUSTER > 1
-        cluster::store(cluster::peer_address(&gathered[part][index / CLUSTER][lane], index % CLUSTER), merged);
-        if (quad.group == 0 && quad.half == 0 && lane / 4 < CLUSTER)
-            cluster::store(cluster::peer_address(&gathered_statistics[part][quad.row(lane)], lane / 4),
-                           make_float2(total.maximum, total.sum));
+        const int owner = index % CLUSTER;
+        cluster::post(cluster::peer_address(&gathered[part][index / CLUSTER][lane], owner),
+                      cluster::peer_address(&mailbox, owner), merged);
+        const int receiver = lane / 4;  // of the statistics, which every block that finishes something needs
+        if (quad.group == 0 && quad.half == 0 && receiver < min(CLUSTER, kQuads))
+            cluster::post(cluster::peer_address(&gathered_statistics[part][quad.row(lane)], receiver),
+                          cluster::peer_address(&mailbox, receiver), make_float2(total.maximum, total.sum));
 #else
         write(p, first_row, rows, lane, index, merged, total);
 #endif
     }
 #if CLUSTER > 1
-    cluster::arrive_release();
-    cluster::wait();
+    if (own_shares == 0) return;
+    cluster::wait_for_mail(&mailbox);
 #pragma unroll
-    for (int i = 0; i < (kQuads / CLUSTER + WARPS - 1) / WARPS; ++i) {
+    for (int i = 0; i < (kShares + WARPS - 1) / WARPS; ++i) {
         const int share = warp + i * WARPS;
-        if (kQuads / CLUSTER % WARPS != 0 && share >= kQuads / CLUSTER) break;
         const int index = share * CLUSTER + part;
+        if ((kShares % WARPS != 0 && share >= kShares) || (kQuads % CLUSTER != 0 && index >= kQuads)) break;
         float weights[CLUSTER];
         const Statistics total = combine<CLUSTER>(&gathered_statistics[0][Quad(index).row(lane)], kRows, weights);
         float4 merged = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
