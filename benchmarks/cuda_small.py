@@ -574,7 +574,10 @@ def main() -> int:
 
     failures = []
     for check in to_check:
-        wrong = run_check(check, arch)
+        try:
+            wrong = run_check(check, arch)
+        except RuntimeError as error:
+            wrong = str(error).splitlines()[0]
         if wrong:
             failures.append(f"{check.problem} {check.config} {check.layout} {dict(check.override)}: {wrong}")
     print(f"{len(to_check)} checks, {len(failures)} wrong, {time.perf_counter() - start:.1f} s", flush=True)
@@ -584,7 +587,11 @@ def main() -> int:
     print({name: round(value, 2) for name, value in report["floors"].items()}, flush=True)
     report["results"] = []
     for problem, configs in problems:
-        report["results"].append(time_problem(problem, configs, arch))
+        try:
+            report["results"].append(time_problem(problem, configs, arch))
+        except RuntimeError as error:
+            failures.append(f"timing {problem}: {str(error).splitlines()[0]}")
+            print(failures[-1], flush=True)
         if arguments.output:
             arguments.output.write_text(json.dumps(report, indent=1))
     for result in report["results"]:
