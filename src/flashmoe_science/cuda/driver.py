@@ -26,7 +26,9 @@ def _driver() -> ctypes.CDLL:
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        raise DeviceError("the NVIDIA driver (libcuda.so.1) was not found; install it, or use CPU tensors") from error
+        raise DeviceError(
+            "the NVIDIA driver (libcuda.so.1) was not found; install it, or use CPU tensors"
+        ) from error
     check(library, library.cuInit(0), "cuInit")
     return library
 
@@ -48,7 +50,11 @@ def make_context_current(device: int) -> None:
     context = ctypes.c_void_p()
     check(library, library.cuCtxGetCurrent(ctypes.byref(context)), "cuCtxGetCurrent")
     if context.value is None:
-        check(library, library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "cuDevicePrimaryCtxRetain")
+        check(
+            library,
+            library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device),
+            "cuDevicePrimaryCtxRetain",
+        )
         check(library, library.cuCtxSetCurrent(context), "cuCtxSetCurrent")
 
 

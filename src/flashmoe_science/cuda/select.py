@@ -36,7 +36,9 @@ def select(problem: Problem, device: Device) -> Choice:
             return choice
     what = f"{problem.dtype} with head_dim {problem.head_dim} on {device.architecture}"
     if named:
-        raise InputError(f"the kernel {named!r} that {OVERRIDE_VARIABLE} asks for cannot take {what}; unset it")
+        raise InputError(
+            f"the kernel {named!r} that {OVERRIDE_VARIABLE} asks for cannot take {what}; unset it"
+        )
     raise DeviceError(f"no CUDA kernel takes {what}; use float16, or torch's scaled_dot_product_attention")
 
 

@@ -16,7 +16,7 @@ MAX_REGISTERS_PER_THREAD = 255
 MAX_THREADS_PER_BLOCK = 1024
 _REGISTERS_PER_SM = 65536
 _REGISTER_UNIT = 256  # registers are given out to a warp in multiples of this
-_WARP_UNIT = 4  # and to a block for a multiple of this many warps
+_WARP_UNIT = 4  # and a multiprocessor holds a multiple of this many warps, one per scheduler
 _SHARED_UNIT = 128
 
 
@@ -70,7 +70,9 @@ def base_architecture(architecture: str) -> str:
     match = _NAME.fullmatch(architecture)
     if match is None or match[1] not in LIMITS:
         known = ", ".join(LIMITS)
-        raise DeviceError(f"unknown GPU architecture {architecture!r}; known are {known} (with a or f appended)")
+        raise DeviceError(
+            f"unknown GPU architecture {architecture!r}; known are {known} (with a or f appended)"
+        )
     return match[1]
 
 
@@ -106,7 +108,9 @@ def check_block(label: str, architecture: str, threads: int, shared_bytes: int) 
             " (take smaller tiles)"
         )
     if threads > MAX_THREADS_PER_BLOCK:
-        problems.append(f"{threads} threads per block, and the most is {MAX_THREADS_PER_BLOCK} (take fewer warps)")
+        problems.append(
+            f"{threads} threads per block, and the most is {MAX_THREADS_PER_BLOCK} (take fewer warps)"
+        )
     if problems:
         raise BuildError(f"{label} does not fit: it needs {'; '.join(problems)}")
 
@@ -122,7 +126,7 @@ def occupancy(architecture: str, threads: int, registers_per_thread: int, shared
     by_threads = limit.threads_per_sm // (warps * WARP)
     per_warp = max(_round_up(registers_per_thread * WARP, _REGISTER_UNIT), _REGISTER_UNIT)
     warps_by_registers = _REGISTERS_PER_SM // per_warp // _WARP_UNIT * _WARP_UNIT
-    by_registers = warps_by_registers // _round_up(warps, _WARP_UNIT)
+    by_registers = warps_by_registers // warps
     by_shared = limit.shared_per_sm // max(_round_up(shared_bytes + limit.shared_reserved, _SHARED_UNIT), 1)
     blocks = min(limit.blocks_per_sm, by_threads, by_registers, by_shared)
     if shared_bytes > limit.shared_per_block or threads > MAX_THREADS_PER_BLOCK:

@@ -6,9 +6,10 @@ import dataclasses
 import functools
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.jit.cache import Compilation, CompileCache, default_cache
@@ -17,7 +18,12 @@ from flashmoe_science.jit.records import KernelBuild, Recipe, Resources
 
 KERNEL_DIRECTORY = Path(__file__).resolve().parent.parent / "kernels" / "cuda"
 
-_FLAGS = ("--std=c++17", "--device-as-default-execution-space", "--ptxas-options=-v", "--ptxas-options=-warn-spills")
+_FLAGS = (
+    "--std=c++17",
+    "--device-as-default-execution-space",
+    "--ptxas-options=-v",
+    "--ptxas-options=-warn-spills",
+)
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
@@ -108,7 +114,7 @@ def toolkit_include_directories() -> tuple[Path, ...]:
     return tuple(dict.fromkeys(Path(directory) for directory in found if directory is not None))
 
 
-def _nvrtc():  # type: ignore[no-untyped-def]
+def _nvrtc() -> Any:
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
@@ -118,8 +124,8 @@ def _nvrtc():  # type: ignore[no-untyped-def]
     return nvrtc
 
 
-def _check(status: object, call: str) -> None:
-    if int(status) != 0:  # type: ignore[call-overload]
+def _check(status: Any, call: str) -> None:
+    if int(status) != 0:
         raise BuildError(f"{call} failed: {getattr(status, 'name', status)}")
 
 
@@ -152,7 +158,9 @@ def _sources(directory: Path, name: str) -> dict[str, bytes]:
             text = (directory / current).read_bytes()
         except OSError as error:
             if current == name:
-                raise BuildError(f"kernel source {directory / name} cannot be read: {error.strerror}") from error
+                raise BuildError(
+                    f"kernel source {directory / name} cannot be read: {error.strerror}"
+                ) from error
             continue  # a toolkit header, or one that the compiler will name as missing
         found[current] = text
         for match in _INCLUDE.finditer(text):
@@ -177,7 +185,9 @@ def _compile(kernel: CudaKernel, recipe: Recipe, sources: dict[str, bytes], path
         log = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).decode(errors="replace")
         log = log.rstrip("\0\n")
         if int(status) != 0:
-            raise BuildError(f"{kernel.label} does not compile for {kernel.architecture}: {_first_error(log)}", log)
+            raise BuildError(
+                f"{kernel.label} does not compile for {kernel.architecture}: {_first_error(log)}", log
+            )
         path.write_bytes(_text(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program))
     finally:
         nvrtc.nvrtcDestroyProgram(program)
@@ -186,17 +196,19 @@ def _compile(kernel: CudaKernel, recipe: Recipe, sources: dict[str, bytes], path
     return Compilation(log=log, resources=resources)
 
 
-def _text(size_of, read, program) -> bytes:  # type: ignore[no-untyped-def]
+def _text(size_of: Callable[..., Any], read: Callable[..., Any], program: object) -> bytes:
     status, size = size_of(program)
     _check(status, size_of.__name__)
-    buffer = b" " * size
-    _check(read(program, buffer)[0], read.__name__)
+    buffer = b" " * int(size)
+    _check(read(program, buffer)[0], read.__name__)  # writes into the buffer
     return buffer
 
 
 def _first_error(log: str) -> str:
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    return next((line for line in lines if "error" in line), lines[0] if lines else "the compiler gave no reason")
+    return next(
+        (line for line in lines if "error" in line), lines[0] if lines else "the compiler gave no reason"
+    )
 
 
 def parse_resources(log: str, kernel: CudaKernel) -> Resources:
@@ -250,5 +262,6 @@ def _refuse_defects(kernel: CudaKernel, resources: Resources, log: str) -> None:
         defects.append("leaves room for no block on a multiprocessor")
     if defects:
         raise BuildError(
-            f"{kernel.label} for {kernel.architecture} {'; '.join(defects)} (take smaller tiles or more warps)", log
+            f"{kernel.label} for {kernel.architecture} {'; '.join(defects)} (take smaller tiles or more warps)",
+            log,
         )
