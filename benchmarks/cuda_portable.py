@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -30,8 +31,9 @@ from flashmoe_science.configs.portable import PortableConfiguration
 from flashmoe_science.cuda import Choice, KernelKind, build, explain, forward
 from flashmoe_science.cuda import portable as portable_kernel
 from flashmoe_science.cuda.forward import device_of
+from flashmoe_science.cuda.driver import Launcher, load
 from flashmoe_science.errors import BuildError
-from flashmoe_science.jit.nvrtc import compile_kernel
+from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY, CudaKernel, compile_kernel
 
 TOKENS = 16384
 WIDTH = 2048  # heads x head_dim
@@ -303,6 +305,37 @@ def speed(choices: list[Choice], quick: bool) -> list[dict[str, Any]]:
     return cells
 
 
+def mma_rates(architecture: str) -> dict[str, float]:
+    """TFLOP/s of mma.sync alone, with the ldmatrix and the exponentials that attention needs beside it."""
+    multiprocessors = device_of(0).multiprocessors
+    rates = {}
+    for ldmatrix, exponentials in ((0, 0), (1, 0), (0, 1), (0, 2), (1, 1), (1, 2)):
+        kernel = CudaKernel(
+            source="mma_rate.cu",
+            function="mma_rate",
+            architecture=architecture,
+            macros={
+                "LDMATRIX": ldmatrix,
+                "EXPONENTIALS": exponentials,
+                "ELEMENT_BF16": 1,
+                "NATIVE_CP_ASYNC": 1,
+                "MMA_K": 16,
+            },
+            threads_per_block=128,
+            dynamic_shared_bytes=0,
+            directory=Path(__file__).parent / "kernels",
+            header_directory=KERNEL_DIRECTORY,
+        )
+        out = torch.empty(2 * multiprocessors * 128, device="cuda")
+        rounds = 20000
+        launcher = Launcher(load(kernel, 0, False), (2 * multiprocessors, 1, 1), kernel, 16)
+        struct.pack_into("Qi", launcher.buffer, 0, out.data_ptr(), rounds)
+        name = f"ldmatrix {ldmatrix}, exponentials {exponentials}"
+        milliseconds = graph_of(lambda: launcher(torch._C._cuda_getCurrentRawStream(0)), 1)()  # noqa: B023
+        rates[name] = 2 * multiprocessors * 4 * rounds * 16 * 4096 / milliseconds / 1e9
+    return rates
+
+
 def host_times() -> dict[str, float]:
     """Microseconds of host time per call, queue never full."""
     q, k, v = (torch.randn(1, 8, 128, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
@@ -433,6 +466,7 @@ def main() -> None:
         f"{time.perf_counter() - began:.1f} s"
     )
     cells = speed(racing, arguments.quick)
+    rates = mma_rates(device.architecture)
     host = host_times()
     first = first_calls()
     if arguments.output:
@@ -443,12 +477,14 @@ def main() -> None:
             "correctness": results,
             "repeatable": same,
             "speed": cells,
+            "mma_tflops": rates,
             "host_us": host,
             "first_call_ms": first,
             "not_compiled": {c.label: reason for c, reason in failed.items()},
         }
         arguments.output.write_text(json.dumps(record, indent=1))
     print_speed(cells)
+    print("\nmma.sync TFLOP/s:", ", ".join(f"{name}: {rate:.0f}" for name, rate in rates.items()))
     print("\nhost time per call, us:", ", ".join(f"{name} {us:.2f}" for name, us in host.items()))
     print("import and first call, ms:", first)
     print(f"total {time.perf_counter() - began:.0f} s")

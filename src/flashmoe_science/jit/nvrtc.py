@@ -46,6 +46,8 @@ class CudaKernel:
     threads_per_block: int
     dynamic_shared_bytes: int
     directory: Path = KERNEL_DIRECTORY
+    header_directory: Path = KERNEL_DIRECTORY
+    """Where the files that it includes are, by path relative to this."""
     include_directories: tuple[Path, ...] = field(default=())
     """Toolkit headers, for kernels of others; ours need none. See `toolkit_include_directories`."""
 
@@ -65,7 +67,7 @@ def compile_kernel(kernel: CudaKernel, cache: CompileCache | None = None) -> Ker
         DeviceError: there is no NVRTC, or it does not know the architecture.
     """
     check_block(kernel.label, kernel.architecture, kernel.threads_per_block, kernel.dynamic_shared_bytes)
-    sources = _sources(kernel.directory, kernel.source)
+    sources = _sources(kernel)
     recipe = Recipe(
         kernel=kernel.function,
         backend="nvrtc",
@@ -143,28 +145,25 @@ def _flags(kernel: CudaKernel) -> tuple[str, ...]:
     return (f"--gpu-architecture={kernel.architecture}", *_FLAGS, *includes, *macros)
 
 
-def _sources(directory: Path, name: str) -> dict[str, bytes]:
-    """The file and every file of ours that it includes, directly or not, by path relative to `directory`.
+def _sources(kernel: CudaKernel) -> dict[str, bytes]:
+    """The kernel's file and every file of ours that it includes, directly or not, by relative path.
 
-    Includes name files by that path too, wherever they stand.
+    Includes name files by their path below `header_directory`, wherever they stand.
     """
-    found: dict[str, bytes] = {}
-    waiting = [name]
+    path = kernel.directory / kernel.source
+    try:
+        found = {kernel.source: path.read_bytes()}
+    except OSError as error:
+        raise BuildError(f"kernel source {path} cannot be read: {error.strerror}") from error
+    waiting = [kernel.source]
     while waiting:
-        current = waiting.pop()
-        if current in found:
-            continue
-        try:
-            text = (directory / current).read_bytes()
-        except OSError as error:
-            if current == name:
-                raise BuildError(
-                    f"kernel source {directory / name} cannot be read: {error.strerror}"
-                ) from error
-            continue  # a toolkit header, or one that the compiler will name as missing
-        found[current] = text
-        for match in _INCLUDE.finditer(text):
-            waiting.append(match[1].decode())
+        for match in _INCLUDE.finditer(found[waiting.pop()]):
+            name = match[1].decode()
+            header = kernel.header_directory / name
+            # What is not ours is a toolkit's header, or one that the compiler will name as missing.
+            if name not in found and header.is_file():
+                found[name] = header.read_bytes()
+                waiting.append(name)
     return found
 
 
