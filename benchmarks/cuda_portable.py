@@ -1,4 +1,5 @@
-"""The portable CUDA attention kernel on the GPU at hand: correctness first, then speed against torch's flash backend.
+"""The portable CUDA attention kernel on the GPU at hand: correctness first, then speed against torch's flash
+backend.
 
 Usage: PYTHONPATH=src python benchmarks/cuda_portable.py [--quick] [--output FILE.json]
 
@@ -19,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,8 @@ from flashmoe_science.configs import portable as configs
 from flashmoe_science.configs.portable import PortableConfiguration
 from flashmoe_science.cuda import Choice, KernelKind, build, explain, forward
 from flashmoe_science.cuda import portable as portable_kernel
-from flashmoe_science.cuda.forward import device_of
 from flashmoe_science.cuda.driver import Launcher, load
+from flashmoe_science.cuda.forward import device_of
 from flashmoe_science.errors import BuildError
 from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY, CudaKernel, compile_kernel
 
@@ -154,7 +156,9 @@ def verify(
     choice: Choice | None = None,
     magnitude: float = 1.0,
 ) -> dict[str, Any]:
-    """One case: the error against float64, what a computation in the same dtype makes, and whether it is acceptable."""
+    """One case: the error against float64, what a computation in the same dtype makes, and whether it is
+    acceptable.
+    """
     batch, dim = shape_q[0], shape_q[3]
     q = guarded(shape_q, dtype, layout)
     k = guarded((batch, kv_heads, seqlen_k, dim), dtype, layout)
@@ -280,6 +284,20 @@ def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> to
         return scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
+def runners(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, choices: list[Choice]
+) -> dict[str, Callable[[], Any]]:
+    """What is raced, by name."""
+    runs: dict[str, Callable[[], Any]] = {
+        "torch flash": lambda: flash(q, k, v, causal),
+        "selected": lambda: forward(q, k, v, causal=causal),
+    }
+    for choice in choices:
+        if choice.configuration.head_dim == q.shape[3]:
+            runs[choice.configuration.label] = partial(forward, q, k, v, causal=causal, choice=choice)
+    return runs
+
+
 def speed(choices: list[Choice], quick: bool) -> list[dict[str, Any]]:
     cells = []
     for dim in (64, 128):
@@ -287,17 +305,7 @@ def speed(choices: list[Choice], quick: bool) -> list[dict[str, Any]]:
             for length in LENGTHS:
                 shape = (TOKENS // length, WIDTH // dim, length, dim)
                 q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-                runs: dict[str, Callable[[], Any]] = {"torch flash": lambda: flash(q, k, v, causal)}  # noqa: B023
-                runs["selected"] = lambda: forward(q, k, v, causal=causal)  # noqa: B023
-                for choice in choices:
-                    if choice.configuration.head_dim == dim:
-                        runs[choice.configuration.label] = lambda choice=choice: forward(  # type: ignore[misc]
-                            q,
-                            k,
-                            v,
-                            causal=causal,
-                            choice=choice,  # noqa: B023
-                        )
+                runs = runners(q, k, v, causal, choices)
                 times = race(runs, rounds=5 if quick else 9, least_ms=3 if quick else 8)
                 operations = 4 * shape[0] * shape[1] * length * length * dim / (2 if causal else 1)
                 rates = {name: operations / ms / 1e9 for name, ms in times.items()}
@@ -421,9 +429,7 @@ def print_speed(cells: list[dict[str, Any]]) -> None:
     for dim in (64, 128):
         chosen = [cell for cell in cells if cell["head_dim"] == dim]
         names = list(chosen[0]["tflops"])
-        print(
-            f"\nTFLOP/s, head_dim {dim}; full {LENGTHS}, then causal; geometric mean of the ratio to torch flash"
-        )
+        print(f"\nTFLOP/s, head_dim {dim}; full {LENGTHS}, then causal; geometric mean ratio to torch flash")
         for name in names:
             row = [cell["tflops"][name] for cell in chosen]
             ratio = geometric_mean([cell["tflops"][name] / cell["tflops"]["torch flash"] for cell in chosen])

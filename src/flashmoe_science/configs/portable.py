@@ -1,9 +1,9 @@
 """Tiles of the portable attention kernel, per architecture and head dimension: data.
 
-The tensor cores are fed from shared memory, so the rows per warp decide how much each fragment of keys and values is
-used: 32 rows where registers allow it (four warps of up to 255 registers each, two such blocks per multiprocessor).
-Shared memory holds the query tile and two stages of keys and values, (block_m + 4 block_n) x head_dim x 2 bytes;
-two blocks should fit a multiprocessor.
+The tensor cores are fed from shared memory, so the rows per warp decide how much each fragment of keys and
+values is used: 32 rows where registers allow it (four warps of up to 255 registers each, two such blocks per
+multiprocessor). Shared memory holds the query tile and two stages of keys and values, (block_m + 4 block_n) x
+head_dim x 2 bytes; two blocks should fit a multiprocessor.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 HEAD_DIMS = (32, 64, 80, 96, 128, 160, 192, 224, 256)
-"""Head dimensions that are compiled; a tensor's is padded with zeros, in shared memory, to the next of these."""
+"""Head dimensions that are compiled; a tensor's is padded, in shared memory, to the next of these."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def tuned_architectures() -> tuple[str, ...]:
 
 
 def tall(architecture: str, head_dim: int) -> PortableConfiguration:
-    """The tile for queries with many rows. `architecture` without its suffix; KeyError if it is not in the table."""
+    """The tile for queries with many rows. `architecture` without suffix; KeyError if not in the table."""
     return _configuration(architecture, head_dim, short=False)
 
 

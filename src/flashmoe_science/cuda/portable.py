@@ -108,7 +108,8 @@ def plan(problem: Problem, configuration: Any, device: Device) -> PortablePlan:
 def _fields(problem: Problem, configuration: PortableConfiguration, device: Device) -> tuple[float, ...]:
     element = problem.dtype.itemsize
     strides = (problem.query_strides, problem.key_strides, problem.value_strides, problem.output_strides)
-    # A negative scale flips the query's signs, so that the kernel's scale, and with it the row maximum, stays positive.
+    # A negative scale flips the query's signs, so that the kernel's scale, and with it the row maximum, stays
+    # positive.
     scale = abs(problem.softmax_scale) * math.log2(math.e)
     keep = 0 if scale == 0 else 0xFFFFFFFF
     flip = 0x80008000 if problem.softmax_scale < 0 else 0
@@ -133,8 +134,8 @@ def _fields(problem: Problem, configuration: PortableConfiguration, device: Devi
 def _slices_per_section(problem: Problem, device: Device) -> int:
     """How many heads are worked on side by side.
 
-    One where all tiles cost the same. With a causal mask as many as the L2 cache holds the keys and values of, so
-    that the longest tiles of all of them start first.
+    One where all tiles cost the same. With a causal mask as many as the L2 cache holds the keys and values
+    of, so that the longest tiles of all of them start first.
     """
     if not problem.causal:
         return 1

@@ -11,7 +11,9 @@ from flashmoe_science.cuda.problem import Choice, Device, KernelKind, KernelModu
 from flashmoe_science.errors import DeviceError, InputError
 
 OVERRIDE_VARIABLE = "FLASHMOE_CUDA_KERNEL"
-"""Environment variable that names the kernel (see `KernelKind`) that every call must take; read at a shape's first call."""
+"""Environment variable that names the kernel (see `KernelKind`) that every call must take; read at a shape's
+first call.
+"""
 
 _MODULES: dict[KernelKind, ModuleType] = {KernelKind.PORTABLE: portable}
 _PREFERENCE = (KernelKind.PORTABLE,)

@@ -1,7 +1,8 @@
-"""What one multiprocessor of each NVIDIA architecture holds, and how many blocks of a kernel that leaves room for.
+"""What one multiprocessor of each NVIDIA architecture holds, and how many blocks of a kernel that leaves room
+for.
 
-Figures are those of the CUDA programming guide's table "Technical Specifications per Compute Capability" and of
-its occupancy calculator (allocation granularities).
+Figures are those of the CUDA programming guide's table "Technical Specifications per Compute Capability" and
+of its occupancy calculator (allocation granularities).
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def limits(architecture: str) -> Limits:
 def device_architecture(major: int, minor: int) -> str:
     """Name of a device's architecture, e.g. ``sm_90`` for compute capability 9.0.
 
-    A minor revision that is not in the table counts as the next lower one of its generation, whose code it runs.
+    A minor revision that is not in the table counts as the next lower one of its generation, whose code it
+    runs.
 
     Raises:
         DeviceError: the generation is older than sm_75 or unknown.
@@ -104,8 +106,8 @@ def check_block(label: str, architecture: str, threads: int, shared_bytes: int) 
     problems = []
     if shared_bytes > limit.shared_per_block:
         problems.append(
-            f"{shared_bytes:,} bytes of shared memory per block, and {architecture} has {limit.shared_per_block:,}"
-            " (take smaller tiles)"
+            f"{shared_bytes:,} bytes of shared memory per block, "
+            f"and {architecture} has {limit.shared_per_block:,} (take smaller tiles)"
         )
     if threads > MAX_THREADS_PER_BLOCK:
         problems.append(

@@ -28,20 +28,21 @@ _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _STATIC_SHARED = re.compile(r"(\d+) bytes smem")
-# Notes with which ptxas says that it serialised wgmma or ignored setmaxnreg; each costs a large part of the speed.
+# Notes with which ptxas says that it serialised wgmma or ignored setmaxnreg; each costs a large part of the
+# speed.
 _SERIALISED = re.compile(r"\bC75\d\d\b.*")
 
 
 @dataclass(frozen=True)
 class CudaKernel:
-    """One kernel in one configuration: everything that is needed to compile it and to launch a block of it."""
+    """One kernel in one configuration: all that is needed to compile it and to launch a block of it."""
 
     source: str
     """File below `directory`, e.g. ``attention_portable.cu``."""
     function: str
     """The ``extern "C"`` name of the ``__global__`` function."""
     architecture: str
-    """Target, e.g. ``sm_90a``. Code for ``sm_86`` also runs on ``sm_89``; an ``a`` target runs nowhere else."""
+    """Target, e.g. ``sm_90a``. Code for sm_86 also runs on sm_89; an ``a`` target runs nowhere else."""
     macros: Mapping[str, int]
     threads_per_block: int
     dynamic_shared_bytes: int
@@ -59,8 +60,8 @@ class CudaKernel:
 def compile_kernel(kernel: CudaKernel, cache: CompileCache | None = None) -> KernelBuild:
     """The kernel's cubin and resource table, compiled now unless the cache has it.
 
-    Spills, a stack frame and serialised wgmma (C75xx) count as failures: a kernel that has them is much slower
-    than it should be, and nothing else would tell.
+    Spills, a stack frame and serialised wgmma (C75xx) count as failures: a kernel that has them is much
+    slower than it should be, and nothing else would tell.
 
     Raises:
         BuildError: it does not fit the architecture, does not compile, or compiles with one of those defects.
@@ -109,7 +110,7 @@ def supported_architectures() -> tuple[int, ...]:
 
 
 def toolkit_include_directories() -> tuple[Path, ...]:
-    """Where CUDA's own headers are on this machine: in NVIDIA's wheels or an installed toolkit; empty if nowhere."""
+    """Where CUDA's own headers are: in NVIDIA's wheels or an installed toolkit; empty if nowhere."""
     from cuda import pathfinder
 
     found = (pathfinder.find_nvidia_header_directory(name) for name in ("cudart", "cccl", "nvcc"))
@@ -121,7 +122,8 @@ def _nvrtc() -> Any:
         from cuda.bindings import nvrtc
     except ImportError as error:
         raise DeviceError(
-            "the Python package cuda-bindings is not installed; install it with: pip install 'cudadent42[cu13]'"
+            "the Python package cuda-bindings is not installed; "
+            "install it with: pip install 'cudadent42[cu13]'"
         ) from error
     return nvrtc
 
@@ -261,6 +263,7 @@ def _refuse_defects(kernel: CudaKernel, resources: Resources, log: str) -> None:
         defects.append("leaves room for no block on a multiprocessor")
     if defects:
         raise BuildError(
-            f"{kernel.label} for {kernel.architecture} {'; '.join(defects)} (take smaller tiles or more warps)",
+            f"{kernel.label} for {kernel.architecture} {'; '.join(defects)} "
+            "(take smaller tiles or more warps)",
             log,
         )
