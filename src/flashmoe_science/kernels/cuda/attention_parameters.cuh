@@ -19,6 +19,8 @@ struct AttentionParameters {
     int seqlen_q;
     int seqlen_k;
     int head_dim;
+    int causal_offset;      // row i sees keys up to i + causal_offset: seqlen_k - seqlen_q, or 2^30 without a mask
+    int last_rows_first;    // 1: the grid starts with the last row blocks
     int num_row_blocks;     // blocks of BLOCK_M query rows per head
     int num_slices;         // batch x num_heads
     int slices_per_section;  // heads whose tiles are interleaved, so that their keys and values share the L2 cache

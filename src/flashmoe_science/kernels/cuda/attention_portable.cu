@@ -4,10 +4,11 @@
 // keys from the last block it needs to the first, so that the blocks that need a mask come first.
 // Keys and values are double buffered: block b - 1 arrives while block b is multiplied.
 //
-// Macros: HEAD_DIM (a multiple of 16, at least the tensor's), BLOCK_M, BLOCK_N, WARPS, MIN_BLOCKS (per multiprocessor),
+// Macros: HEAD_DIM (a multiple of 16, at least the tensor's), BLOCK_M, BLOCK_N, WARPS, MIN_BLOCKS (per multiprocessor,
+// that the compiler leaves registers for; 0: as it likes),
 // QUERY_STEPS (how many 16-wide slices of the query stay in registers; the rest is read from shared memory for
 // every block), OVERLAP (1: the next block's scores are computed while this block's exponentials are taken; needs
-// the whole query in registers), CAUSAL, and those of types.cuh.
+// the whole query in registers), and those of types.cuh.
 #include "attention_parameters.cuh"
 #include "mma/m16n8k16.cuh"
 #include "ptx/cp_async.cuh"
@@ -42,26 +43,41 @@ constexpr int power_of_two_above(int x) {
     return p;
 }
 
-// Copies Rows rows of a tensor into a swizzled tile; every thread owns one chunk column.
-template <int Rows>
-struct Loader {
-    static constexpr int kColumns = power_of_two_above(T::kChunks);
-    static constexpr int kRowsPerPass = kThreads / kColumns;
-    static constexpr int kPasses = (Rows + kRowsPerPass - 1) / kRowsPerPass;
+// How the threads of a block share the copy of a tile: every thread owns one chunk column and every
+// kRowsPerPass-th row from its first on.
+constexpr int kColumns = power_of_two_above(T::kChunks);
+constexpr int kRowsPerPass = kThreads / kColumns;
 
-    // `rows`: how many rows exist from `global` on; the others, and columns past the head dimension, become zero.
-    static __device__ __forceinline__ void load(uint32 shared, const char* global, int64 row_bytes, int rows,
-                                                int head_chunks) {
+struct Copier {
+    int first;           // row
+    bool active;         // this thread's column exists in the tile
+    bool valid;          // and in the tensor; a column of padding is filled with zeros
+    uint32 offset;       // of the thread's first chunk in a tile
+    int64 global_offset;  // of its column in a row, bytes
+
+    __device__ __forceinline__ explicit Copier(int head_dim) {
         const int column = threadIdx.x % kColumns;
-        const int first = threadIdx.x / kColumns;
-        if (T::kChunks != kColumns && column >= T::kChunks) return;
-        if (column >= head_chunks) rows = 0;
-        const char* source = global + first * row_bytes + column * kChunkBytes;
+        first = threadIdx.x / kColumns;
+        active = column < T::kChunks;
+        valid = column < head_dim / kChunkElements;
+        offset = T::offset(first, column);
+        global_offset = column * kChunkBytes;
+    }
+
+    // `source`: the thread's chunk in the tile's first pass. Rows from `rows` on become zero; they are not read.
+    template <int Rows, bool Whole>
+    __device__ __forceinline__ void copy(uint32 tile, const char* source, int64 row_bytes, int rows) const {
+        if (T::kChunks != kColumns && !active) return;
+        constexpr int passes = (Rows + kRowsPerPass - 1) / kRowsPerPass;
+        const int remaining = valid ? rows - first : 0;
+        const int column = threadIdx.x % kColumns;
 #pragma unroll
-        for (int i = 0; i < kPasses; ++i) {
-            const int row = first + i * kRowsPerPass;
-            if (Rows % kRowsPerPass == 0 || row < Rows) {
-                copy_chunk(shared + T::offset(row, column), source, row < rows);
+        for (int i = 0; i < passes; ++i) {
+            constexpr bool exact = Rows % kRowsPerPass == 0;
+            if (exact || first + i * kRowsPerPass < Rows) {
+                const uint32 target = kRowsPerPass % 8 == 0 ? offset + i * kRowsPerPass * T::kRowBytes
+                                                            : T::offset(first + i * kRowsPerPass, column);
+                copy_chunk(tile + target, source, Whole ? valid : i * kRowsPerPass < remaining);
             }
             source += kRowsPerPass * row_bytes;
         }
@@ -156,17 +172,42 @@ __device__ __forceinline__ void multiply_values(Output& out, const uint32 (&p)[k
     }
 }
 
-// Scores of keys that a row must not see become minus infinity. `row`: this lane's first row in the sequence;
-// `column`: first key of the block.
-__device__ __forceinline__ void mask(Scores& scores, int row, int column, const AttentionParameters& p) {
-    const int lane_column = column + 2 * (threadIdx.x % 4);
+// The part of the problem that this thread works on. Cheap enough to be found anew before the main loop, for every block
+// that needs a mask, and after the loop: the volatile reads keep the compiler from holding it in registers meanwhile.
+struct WorkTile {
+    int lane, warp, slice, batch, head, kv_head, first_row;
+
+    __device__ __forceinline__ explicit WorkTile(const AttentionParameters& p) {
+        int thread, block;
+        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+        asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+        lane = thread % 32;
+        warp = thread / 32;
+        // Sections of heads one after another; inside a section row block by row block, all heads of each; with a
+        // causal mask the last rows, which see the most keys, come first.
+        const int section_tiles = p.slices_per_section * p.num_row_blocks;
+        const int section = block / section_tiles;
+        const int in_section = block % section_tiles;
+        const int slices = min(p.slices_per_section, p.num_slices - section * p.slices_per_section);
+        slice = section * p.slices_per_section + in_section % slices;
+        const int row_block = p.last_rows_first ? p.num_row_blocks - 1 - in_section / slices : in_section / slices;
+        batch = slice / p.num_heads;
+        head = slice % p.num_heads;
+        kv_head = head / p.heads_per_kv_head;
+        first_row = row_block * BLOCK_M;
+    }
+};
+
+// Scores of keys that a row must not see become minus infinity. `column`: first key of the block.
+__device__ __forceinline__ void mask(Scores& scores, int column, const AttentionParameters& p) {
+    const WorkTile tile(p);
+    const int row = tile.first_row + tile.warp * kWarpRows + tile.lane / 4;
+    const int lane_column = column + 2 * (tile.lane % 4);
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            int limit = p.seqlen_k;
-            if (CAUSAL) limit = min(limit, row + m * 16 + h * 8 + p.seqlen_k - p.seqlen_q + 1);
-            limit -= lane_column;
+            const int limit = min(p.seqlen_k, row + m * 16 + h * 8 + p.causal_offset + 1) - lane_column;
 #pragma unroll
             for (int n = 0; n < kKeyTiles; ++n) {
 #pragma unroll
@@ -178,51 +219,44 @@ __device__ __forceinline__ void mask(Scores& scores, int row, int column, const 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
+#if MIN_BLOCKS > 0
+#define LAUNCH_BOUNDS __launch_bounds__(kThreads, MIN_BLOCKS)
+#else
+#define LAUNCH_BOUNDS __launch_bounds__(kThreads)
+#endif
+
+extern "C" __global__ void LAUNCH_BOUNDS
 attention_portable(const __grid_constant__ AttentionParameters p) {
     extern __shared__ __align__(1024) char shared_memory[];
     const uint32 query_tile = shared_address(shared_memory);
     const uint32 key_tiles = query_tile + kQueryBytes;
     const uint32 value_tiles = key_tiles + 2 * kBufferBytes;
-    const int lane = threadIdx.x % 32;
-    const int warp = threadIdx.x / 32;
-
-    // Which tile. Sections of heads one after another; inside a section row block by row block, all heads of each,
-    // with a causal mask the longest row blocks first.
-    const int section_tiles = p.slices_per_section * p.num_row_blocks;
-    const int section = blockIdx.x / section_tiles;
-    const int in_section = blockIdx.x % section_tiles;
-    const int slices = min(p.slices_per_section, p.num_slices - section * p.slices_per_section);
-    const int slice = section * p.slices_per_section + in_section % slices;
-    const int row_block = CAUSAL ? p.num_row_blocks - 1 - in_section / slices : in_section / slices;
-    const int batch = slice / p.num_heads;
-    const int head = slice % p.num_heads;
-    const int kv_head = head / p.heads_per_kv_head;
-    const int first_row = row_block * BLOCK_M;
+    const WorkTile tile(p);
+    const int first_row = tile.first_row;
 
     // Which keys: blocks [0, num_blocks), of which those from first_masked on need the mask.
-    const int offset = p.seqlen_k - p.seqlen_q;  // row i sees keys up to i + offset
-    int end = p.seqlen_k;
-    int unmasked = p.seqlen_k;  // keys that every row sees
-    if (CAUSAL) {
-        end = min(end, min(first_row + BLOCK_M, p.seqlen_q) + offset);
-        unmasked = min(unmasked, first_row + offset + 1);
-    }
+    const int end = min(p.seqlen_k, min(first_row + BLOCK_M, p.seqlen_q) + p.causal_offset);
+    const int unmasked = min(p.seqlen_k, first_row + p.causal_offset + 1);  // keys that every row sees
     const int num_blocks = end > 0 ? (end + BLOCK_N - 1) / BLOCK_N : 0;
     const int first_masked = unmasked > 0 ? unmasked / BLOCK_N : 0;
 
-    const char* query_rows = p.query + batch * p.query_batch + head * p.query_head + first_row * p.query_row;
-    const char* key_rows = p.key + batch * p.key_batch + kv_head * p.key_head;
-    const char* value_rows = p.value + batch * p.value_batch + kv_head * p.value_head;
-    const int head_chunks = p.head_dim / kChunkElements;
-
-    const auto load_keys = [&](int b) {
-        Loader<BLOCK_N>::load(key_tiles + (b & 1) * kBufferBytes, key_rows + b * (BLOCK_N * p.key_row), p.key_row,
-                              p.seqlen_k - b * BLOCK_N, head_chunks);
+    const Copier copier(p.head_dim);
+    // This thread's chunk of the block that is copied next; blocks are copied from the last to the first.
+    const int last_key = (num_blocks - 1) * BLOCK_N + copier.first;
+    const char* key_source = p.key + tile.batch * p.key_batch + tile.kv_head * p.key_head + last_key * p.key_row +
+                             copier.global_offset;
+    const char* value_source = p.value + tile.batch * p.value_batch + tile.kv_head * p.value_head + last_key * p.value_row +
+                               copier.global_offset;
+    // Only the last block can be partial.
+    const auto copy_keys = [&](int b, auto whole) {
+        copier.copy<BLOCK_N, whole.value>(key_tiles + (b & 1) * kBufferBytes, key_source, p.key_row,
+                                          p.seqlen_k - b * BLOCK_N);
+        key_source -= BLOCK_N * p.key_row;
     };
-    const auto load_values = [&](int b) {
-        Loader<BLOCK_N>::load(value_tiles + (b & 1) * kBufferBytes, value_rows + b * (BLOCK_N * p.value_row),
-                              p.value_row, p.seqlen_k - b * BLOCK_N, head_chunks);
+    const auto copy_values = [&](int b, auto whole) {
+        copier.copy<BLOCK_N, whole.value>(value_tiles + (b & 1) * kBufferBytes, value_source, p.value_row,
+                                          p.seqlen_k - b * BLOCK_N);
+        value_source -= BLOCK_N * p.value_row;
     };
 
     Output out;
@@ -235,10 +269,11 @@ attention_portable(const __grid_constant__ AttentionParameters p) {
         }
     }
     Softmax<kRowTiles, kOutTiles> softmax;
-    const int row = first_row + warp * kWarpRows + lane / 4;
-    const uint32 warp_query = query_tile + warp * kWarpRows * T::kRowBytes;
 
     if (num_blocks > 0) {
+        const int lane = tile.lane;
+        const int warp = tile.warp;
+        const uint32 warp_query = query_tile + warp * kWarpRows * T::kRowBytes;
         // This lane's row and chunk for ldmatrix, so that each operand of mma is a pair of neighbouring registers:
         // keys as 8 rows x 2 chunks, twice; the query and the transposed values as 16 rows x 1 chunk, twice.
         const uint32 lane_key = T::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
@@ -248,8 +283,11 @@ attention_portable(const __grid_constant__ AttentionParameters p) {
         query.address = warp_query + lane_row;
         Scores scores;
 
-        Loader<BLOCK_M>::load(query_tile, query_rows, p.query_row, p.seqlen_q - first_row, head_chunks);
-        load_keys(b);
+        copier.copy<BLOCK_M, false>(query_tile,
+                                    p.query + tile.batch * p.query_batch + tile.head * p.query_head +
+                                        (first_row + copier.first) * p.query_row + copier.global_offset,
+                                    p.query_row, p.seqlen_q - first_row);
+        copy_keys(b, Flag<false>{});
         copy_commit();
         const auto prepare_query = [&]() {
             if (p.query_and != ~0u || p.query_xor != 0) {
@@ -267,8 +305,8 @@ attention_portable(const __grid_constant__ AttentionParameters p) {
         };
 
 #if OVERLAP
-        if (b > 0) load_keys(b - 1);
-        load_values(b);
+        if (b > 0) copy_keys(b - 1, Flag<true>{});
+        copy_values(b, Flag<false>{});
         copy_commit();
         copy_wait<1>();
         __syncthreads();
@@ -276,14 +314,14 @@ attention_portable(const __grid_constant__ AttentionParameters p) {
         const auto key_address = [&](int block) { return key_tiles + (block & 1) * kBufferBytes + lane_key; };
 #pragma unroll
         for (int g = 0; g < kKeyGroups; ++g) multiply_keys(scores, query, key_address(b), g);
-        if (b >= first_masked) mask(scores, row, b * BLOCK_N, p);
+        if (b >= first_masked) mask(scores, b * BLOCK_N, p);
         softmax.update(scores, out, p.scale_log2);
 
-        const auto step = [&](auto masked) {
+        const auto step = [&]() {
             copy_wait<0>();
             __syncthreads();
-            if (b >= 2) load_keys(b - 2);
-            load_values(b - 1);
+            if (b >= 2) copy_keys(b - 2, Flag<true>{});
+            copy_values(b - 1, Flag<true>{});
             copy_commit();
             uint32 probabilities[kKeyGroups][kRowTiles][4];
             const uint32 next_keys = key_address(b - 1);
@@ -298,11 +336,10 @@ attention_portable(const __grid_constant__ AttentionParameters p) {
             const uint32 value_address = value_tiles + (b & 1) * kBufferBytes + lane_row;
 #pragma unroll
             for (int g = 0; g < kKeyGroups; ++g) multiply_values(out, probabilities[g], value_address, g);
-            if (masked.value) mask(scores, row, (b - 1) * BLOCK_N, p);
+            if (b > first_masked) mask(scores, (b - 1) * BLOCK_N, p);
             softmax.update(scores, out, p.scale_log2);
         };
-        for (; b > first_masked; --b) step(Flag<true>{});
-        for (; b > 0; --b) step(Flag<false>{});
+        for (; b > 0; --b) step();
         copy_wait<0>();
         __syncthreads();
         const uint32 value_address = value_tiles + lane_row;
@@ -316,7 +353,7 @@ attention_portable(const __grid_constant__ AttentionParameters p) {
             multiply_values(out, probabilities, value_address, g);
         }
 #else
-        load_values(b);
+        copy_values(b, Flag<false>{});
         copy_commit();
         copy_wait<1>();
         __syncthreads();
@@ -325,16 +362,16 @@ attention_portable(const __grid_constant__ AttentionParameters p) {
             copy_wait<0>();
             __syncthreads();
             if (b > 0) {
-                load_keys(b - 1);
-                load_values(b - 1);
+                copy_keys(b - 1, Flag<true>{});
+                copy_values(b - 1, Flag<true>{});
                 copy_commit();
             }
             // Rows wholly above the diagonal see nothing of this block.
-            const bool visible = !CAUSAL || !masked.value ||
-                                 b * BLOCK_N <= first_row + (warp + 1) * kWarpRows - 1 + offset;
+            const bool visible =
+                !masked.value || b * BLOCK_N < first_row + (warp + 1) * kWarpRows + p.causal_offset;
             if (visible) {
                 multiply_keys(scores, query, key_tiles + (b & 1) * kBufferBytes + lane_key);
-                if (masked.value) mask(scores, row, b * BLOCK_N, p);
+                if (masked.value) mask(scores, b * BLOCK_N, p);
                 softmax.update(scores, out, p.scale_log2);
                 const uint32 value_address = value_tiles + (b & 1) * kBufferBytes + lane_row;
 #pragma unroll
@@ -355,6 +392,10 @@ attention_portable(const __grid_constant__ AttentionParameters p) {
     }
 
     // Epilogue: normalise, then through this warp's own part of the query tile to 16-byte stores.
+    const WorkTile done(p);
+    const int lane = done.lane;
+    const int warp_row = done.first_row + done.warp * kWarpRows;
+    const uint32 warp_output = query_tile + done.warp * kWarpRows * T::kRowBytes;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -362,30 +403,29 @@ attention_portable(const __grid_constant__ AttentionParameters p) {
             const float sum = quad_sum(softmax.sum[m][h]);
             const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
             const int r = m * 16 + h * 8 + lane / 4;
-            const int global_row = first_row + warp * kWarpRows + r;
+            const int global_row = warp_row + r;
             if (p.lse != nullptr && lane % 4 == 0 && global_row < p.seqlen_q) {
                 constexpr float ln2 = 0.6931471805599453f;
-                p.lse[static_cast<int64>(slice) * p.seqlen_q + global_row] =
+                p.lse[static_cast<int64>(done.slice) * p.seqlen_q + global_row] =
                     sum == 0.0f ? NEGATIVE_INFINITY : (softmax.shift[m][h] + log2_approx(sum)) * ln2;
             }
 #pragma unroll
             for (int d = 0; d < kOutTiles; ++d) {
-                store_shared(warp_query + T::offset(r, d) + 4 * (lane % 4),
+                store_shared(warp_output + T::offset(r, d) + 4 * (lane % 4),
                              pack(out[m][d][2 * h] * inverse, out[m][d][2 * h + 1] * inverse));
             }
         }
     }
     __syncwarp();
-    char* output_rows = p.output + batch * p.output_batch + head * p.output_head +
-                        (first_row + warp * kWarpRows) * p.output_row;
-    const int rows = p.seqlen_q - first_row - warp * kWarpRows;
-    constexpr int columns = power_of_two_above(T::kChunks);
-    const int column = lane % columns;
+    char* output_rows = p.output + done.batch * p.output_batch + done.head * p.output_head +
+                        warp_row * p.output_row;
+    const int rows = p.seqlen_q - warp_row;
+    const int column = lane % kColumns;
 #pragma unroll
-    for (int r = lane / columns; r < kWarpRows; r += 32 / columns) {
-        if (r < rows && column < head_chunks) {
+    for (int r = lane / kColumns; r < kWarpRows; r += 32 / kColumns) {
+        if (r < rows && column < p.head_dim / kChunkElements) {
             store_global(output_rows + r * p.output_row + column * kChunkBytes,
-                         load_shared(warp_query + T::offset(r, column)));
+                         load_shared(warp_output + T::offset(r, column)));
         }
     }
 }
