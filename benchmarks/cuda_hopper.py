@@ -1,6 +1,6 @@
 """Development bench of the Hopper kernel: builds variants, checks each, races them against cuDNN in one process.
 
-    python benchmarks/cuda_hopper.py --output hopper.json [--lengths 512,2048,8192] [--heads-dims 64,128,256]
+    python benchmarks/cuda_hopper.py --variants benchmarks/hopper_variants.json --output hopper.json [--lengths 512,2048,8192]
 
 The official figures come from ``cudadent42 run --suite hopper``; this script is for trying many variants in little GPU
 time. A variant is a set of macros over the defaults of its head dim.
@@ -207,8 +207,9 @@ def verify(v: Variant, head_dim: int) -> float:
             if not ok or math.isnan(error):
                 if any(name.startswith("ABLATE") for name in v.macros):
                     return math.nan  # wrong on purpose
+                where = (b, h, hk, sq, sk, d, scale_by)
                 raise RuntimeError(
-                    f"{v.label} wrong at {(b, h, hk, sq, sk, d, scale_by)}: error {error:.3g}, torch {own:.3g}, lse {lse_error:.3g}"
+                    f"{v.label} wrong at {where}: error {error:.3g}, torch {own:.3g}, lse {lse_error:.3g}"
                 )
             worst = max(worst, error / (own + ulp))
     return worst
@@ -316,7 +317,8 @@ def main() -> int:
         for v in vs:
             try:
                 worst = 0.0 if args.no_check else verify(v, head_dim)
-                print(f"D{head_dim} {'causal' if causal else 'full'} {v.label}: ok, worst {worst:.2f} of torch's error", flush=True)
+                mask = "causal" if causal else "full"
+                print(f"D{head_dim} {mask} {v.label}: ok, worst {worst:.2f} of torch's error", flush=True)
                 good.append(v)
             except RuntimeError as error:
                 print(f"FAIL D{head_dim} {'causal' if causal else 'full'} {error}", flush=True)
