@@ -1,11 +1,11 @@
-"""The CPU kernel against PyTorch's SDPA, interleaved in one process: ratios, throughput and error, as a table.
+"""The CPU kernel against PyTorch SDPA, interleaved in one process: ratios, throughput, error, as a table.
 
     PYTHONPATH=src python benchmarks/cpu_kernel.py [--dtype fp32 bf16 fp16] [--shape 1,8,2048,64] [--error]
 
 A quick look while tuning; `cudadent42 run` is the measurement with intervals and a record. Each repeat times
-both implementations in random order, with an inner loop of at least 200 us for small shapes; the ratio is that
-of medians. GFLOP/s count 4 * batch * heads * pairs * head_dim, pairs being seq^2, or seq (seq + 1) / 2 with a
-causal mask.
+both implementations in random order, with an inner loop of at least 200 us for small shapes; the ratio is
+that of medians. GFLOP/s count 4 * batch * heads * pairs * head_dim, pairs being seq^2, or seq (seq + 1) / 2
+with a causal mask.
 """
 
 from __future__ import annotations
