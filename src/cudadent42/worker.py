@@ -41,8 +41,8 @@ from cudadent42.serialise import dumps, loads
 from cudadent42.worker_process import ACKNOWLEDGE, DEVICE_LOST_EXIT, NOTE_BYTES, Request
 
 START_TIMEOUT_S = 180.0
-"""Longest time to a new worker's first event: importing torch from a cold disk, compiling a kernel for the first
-time (30 s), and the first check."""
+"""Longest time to a new worker's first event: importing torch from a cold disk, compiling a kernel for the
+first time (30 s), and the first check."""
 
 TIMEOUT_S = 60.0
 """Longest silence after that. A worker speaks after each check and each block, which take seconds at most."""

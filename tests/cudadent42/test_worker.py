@@ -203,13 +203,7 @@ def test_interrupt_ends_the_worker_and_keeps_the_blocks(candidate: Callable[[str
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            run_stage(
-                "bench",
-                make_plan(candidate("right")),
-                on_event=listen,
-                verified=VerifyReport(()),
-                worker=worker,
-            )
+            run_stage("bench", plan, on_event=listen, worker=worker)
         assert len(log.report().samples) == 4 * 3
         with pytest.raises(ProcessLookupError):
             os.kill(pids[0], 0)
