@@ -171,7 +171,7 @@ def test_crash_on_import_is_laid_to_the_plug_in(tmp_path: Path) -> None:
     file.write_text("import os; os.abort()")
     name = f"{file}:attention"
     verified = run_stage("verify", make_plan(name), on_event=lambda event: None)
-    assert "loading it: worker died: signal" in verified.skipped[f"{FIRST.id}/{name}"]
+    assert "loading it: worker died: signal" in verified.skipped[name]
     assert verdict(verified, FIRST, "pytorch").passed
 
 
