@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from cudadent42.errors import ExitCode, LabError
 from cudadent42.events import BenchLog, BlockMeasured, Event, Progress, Skipped, WorkerLost
