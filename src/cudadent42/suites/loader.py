@@ -1,7 +1,7 @@
 """Reading suites: TOML files that say what to measure.
 
-The built-in ones are package data; any other is given by path. Parsing is strict: an unknown key is an error that
-names it, because a misspelt option that is ignored costs a whole run.
+The built-in ones are package data; any other is given by path. Parsing is strict: an unknown key is an error
+that names it, because a misspelt option that is ignored costs a whole run.
 """
 
 from __future__ import annotations
