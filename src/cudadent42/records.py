@@ -36,7 +36,7 @@ class TimerKind(str, Enum):
     """What a latency contains."""
 
     CALL = "call"
-    """The whole call as its user pays for it: host clock on CPU, events around each call on CUDA, launch included."""
+    """The whole call, launch included: host clock on CPU, events around each call on CUDA."""
     GRAPH = "graph"
     """GPU time alone: replay of a CUDA graph that holds many copies of the call. CUDA only."""
 
