@@ -1,0 +1,236 @@
+"""A matplotlib figure as SVG that a page can style: roles for colours, text as text, short and self-contained.
+
+Figures are drawn with the placeholder colours of ``colour``; here each becomes a class (``f-ink``, ``s-ink``), so that
+one drawing serves light and dark pages. A standalone picture carries both palettes with it.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
+from enum import Enum
+from xml.sax.saxutils import escape, quoteattr
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+
+class Role(Enum):
+    """What a colour means; the value is (placeholder, light, dark). Hues are Okabe and Ito's, toned for contrast."""
+
+    INK = ("#0a0b01", "#1b1f24", "#e8eaed")
+    MUTED = ("#0a0b02", "#5f6873", "#9aa4b0")
+    RULE = ("#0a0b03", "#dfe3e8", "#30363e")
+    BAND = ("#0a0b04", "#eceff3", "#262b32")
+    PAGE = ("#0a0b05", "#ffffff", "#14171b")
+    FASTER = ("#0a0b06", "#0067b1", "#56b4f2")
+    SLOWER = ("#0a0b07", "#c44d00", "#ff8f4a")
+    EQUAL = ("#0a0b08", "#5f6873", "#9aa4b0")
+    UNDECIDED = ("#0a0b09", "#8a6d00", "#e3c34d")
+    CANDIDATE = ("#0a0b0a", "#0067b1", "#56b4f2")
+    BASELINE = ("#0a0b0b", "#3c434b", "#c3cad2")
+    CONTROL = ("#0a0b0c", "#9aa2ac", "#707a86")
+    OTHER_1 = ("#0a0b0d", "#00805c", "#2fc79b")
+    OTHER_2 = ("#0a0b0e", "#a8487c", "#e795c1")
+    OTHER_3 = ("#0a0b0f", "#a06a00", "#edb04a")
+
+    @property
+    def placeholder(self) -> str:
+        return self.value[0]
+
+    @property
+    def light(self) -> str:
+        return self.value[1]
+
+    @property
+    def dark(self) -> str:
+        return self.value[2]
+
+    @property
+    def word(self) -> str:
+        """Name of the CSS variable and of the class suffix."""
+        return self.name.lower().replace("_", "-")
+
+
+_BY_PLACEHOLDER = {role.placeholder: role for role in Role}
+
+_SETTINGS = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "cudadent42",
+    "text.parse_math": False,  # a case may be called "$x"
+    "path.simplify": False,
+    "font.family": "DejaVu Sans",  # ships with matplotlib; the page's own font replaces it
+    "font.size": 11.0,
+    "axes.linewidth": 1.0,
+}
+
+_SVG = "{http://www.w3.org/2000/svg}"
+_HREF = "{http://www.w3.org/1999/xlink}href"
+_DOT = re.compile(r"M([^A-Za-z]+)L\1(?=M|$)")
+"""A line of no length, which a round cap shows as a dot."""
+_NUMBER = re.compile(r"-?\d+\.\d+")
+_DEFAULT_STYLE = {"stroke-linejoin": "miter", "font-weight": "400"}
+_TIP = "tip:"
+
+
+def variables(dark: bool) -> str:
+    """CSS declarations of every role's variable."""
+    return "".join(f"--{role.word}:{role.dark if dark else role.light};" for role in Role)
+
+
+def classes() -> str:
+    """CSS rules that give the figures their colours from the variables."""
+    return "".join(f".f-{r.word}{{fill:var(--{r.word})}}.s-{r.word}{{stroke:var(--{r.word})}}" for r in Role)
+
+
+def figure(width: float, height: float) -> Figure:
+    """An empty figure of that many CSS pixels."""
+    fig = Figure(figsize=(width / 72, height / 72), dpi=72)
+    FigureCanvasSVG(fig)
+    fig.patch.set_visible(False)
+    return fig
+
+
+def panel(fig: Figure, left: float, top: float, width: float, height: float) -> Axes:
+    """Axes at that place, in pixels from the figure's top left, without frame or ticks."""
+    full_width, full_height = (72 * inches for inches in fig.get_size_inches())
+    box = (
+        left / full_width,
+        1 - (top + height) / full_height,
+        width / full_width,
+        height / full_height,
+    )
+    axes = fig.add_axes(box)
+    axes.set_frame_on(False)
+    axes.tick_params(length=0, which="both", labelbottom=False, labelleft=False)
+    return axes
+
+
+def tip(number: int) -> str:
+    """Identity to give an artist so that ``render`` can add the tooltip of that number."""
+    return f"{_TIP}{number}"
+
+
+def render(
+    fig: Figure,
+    *,
+    prefix: str,
+    title: str,
+    description: str,
+    tips: Mapping[int, str] | None = None,
+    css_class: str = "",
+    standalone: bool = False,
+) -> str:
+    """The figure as one ``<svg>`` element.
+
+    ``prefix`` keeps identities apart where several pictures share a page; ``title`` and ``description`` are what a
+    screen reader says; ``tips`` are shown over the artists marked with ``tip``.
+    """
+    buffer = io.StringIO()
+    with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
+        # Only metrics come from matplotlib's font; the browser finds glyphs that it lacks.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        fig.savefig(
+            buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+        )
+    root = ElementTree.fromstring(buffer.getvalue())
+    used = {name.lstrip("#") for element in root.iter() for name in _references(element)}
+    _, _, width, height = root.get("viewBox", "0 0 0 0").split()
+    body = "".join(_write(child, prefix, used, tips or {}) for child in root)
+    attributes = f'viewBox="0 0 {_round(width)} {_round(height)}" role="img"'
+    if css_class:
+        attributes += f" class={quoteattr(css_class)}"
+    head = f'<title id="{prefix}-t">{escape(title)}</title><desc id="{prefix}-d">{escape(description)}</desc>'
+    label = f'aria-labelledby="{prefix}-t {prefix}-d"'
+    if standalone:
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" {attributes} {label} '
+            f'width="{_round(width)}" height="{_round(height)}" '
+            "font-family=\"system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif\">"
+            f"{head}<style>@media (prefers-color-scheme: dark){{{_dark_rules()}}}</style>"
+            f'<rect width="100%" height="100%" rx="8" class="f-page" fill="{Role.PAGE.light}"/>{body}</svg>\n'
+        )
+    return f"<svg {attributes} {label}>{head}{body}</svg>"
+
+
+def _dark_rules() -> str:
+    return "".join(f".f-{r.word}{{fill:{r.dark}}}.s-{r.word}{{stroke:{r.dark}}}" for r in Role)
+
+
+def _references(element: ElementTree.Element) -> list[str]:
+    found = [element.get(_HREF, "")]
+    found += re.findall(r"url\((#[^)]+)\)", element.get("clip-path", ""))
+    return [name for name in found if name]
+
+
+def _write(element: ElementTree.Element, prefix: str, used: set[str], tips: Mapping[int, str]) -> str:
+    tag = element.tag.removeprefix(_SVG)
+    if tag in ("metadata", "style") or "}" in tag:
+        return ""
+    identity = element.get("id", "")
+    inside = "".join(_write(child, prefix, used, tips) for child in element)
+    if identity.startswith(_TIP):
+        inside = f"<title>{escape(tips[int(identity.removeprefix(_TIP))])}</title>{inside}"
+    if tag == "text":
+        inside = escape(element.text or "") + inside
+    if tag in ("g", "defs") and not inside:
+        return ""
+    attributes = _attributes(element, prefix, used)
+    if tag == "g" and not attributes and not identity.startswith(_TIP):
+        return inside
+    return f"<{tag}{attributes}>{inside}</{tag}>" if inside else f"<{tag}{attributes}/>"
+
+
+def _attributes(element: ElementTree.Element, prefix: str, used: set[str]) -> str:
+    out: dict[str, str] = {}
+    for name, value in element.attrib.items():
+        if name == "id":
+            if value in used:
+                out["id"] = f"{prefix}-{value}"
+        elif name == _HREF:
+            out["href"] = f"#{prefix}-{value.lstrip('#')}"
+        elif name == "clip-path":
+            out[name] = re.sub(r"#", f"#{prefix}-", value)
+        elif name == "style":
+            out.update(_style(value))
+        elif name == "d":
+            short = re.sub(r"\s*([A-Za-z])\s*", r"\1", _rounded(value)).strip()
+            out[name] = _DOT.sub(r"M\1h0", short)
+        elif name == "transform":
+            if not value.startswith("rotate(-0 "):
+                out[name] = _rounded(value)
+        else:
+            out[name] = _rounded(value)
+    return "".join(f" {name}={quoteattr(value)}" for name, value in out.items())
+
+
+def _style(text: str) -> dict[str, str]:
+    """Presentation attributes for a style: classes where the colour is a role."""
+    out: dict[str, str] = {}
+    names: list[str] = []
+    for declaration in text.split(";"):
+        name, _, value = (part.strip() for part in declaration.partition(":"))
+        if name in ("fill", "stroke") and value in _BY_PLACEHOLDER:
+            role = _BY_PLACEHOLDER[value]
+            names.append(f"{name[0]}-{role.word}")
+            out[name] = role.light
+        elif name and name != "font-family" and _DEFAULT_STYLE.get(name) != value:
+            out[name] = _rounded(value)
+    if names:
+        out["class"] = " ".join(names)
+    return out
+
+
+def _rounded(text: str) -> str:
+    return _NUMBER.sub(lambda match: _round(match.group()), text)
+
+
+def _round(number: str) -> str:
+    """Two decimals: a fiftieth of a pixel."""
+    short = f"{float(number):.2f}".rstrip("0").rstrip(".")
+    return "0" if short in ("-0", "") else short
