@@ -1,4 +1,4 @@
-"""The entry point: the command line, or preflight alone where this Python lacks what the command line needs."""
+"""The entry point: the command line, or preflight alone where this Python lacks its packages."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def main() -> int:
 
         return cli.main()
     if sys.argv[1:2] == ["preflight"]:
-        from cudadent42.preflight import bare
+        from cudadent42.preflight import command
 
-        return bare.main(sys.argv[2:])
+        return command.main_on_bare_python(sys.argv[2:])
     print(
         f"error: {sys.executable} lacks {missing}. See all that is missing with\n"
         f"  {sys.executable} -m cudadent42 preflight",

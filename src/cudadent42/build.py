@@ -1,37 +1,95 @@
-"""The build stage: the kernels that a run needs, compiled or found in the cache, and what they need of the device."""
+"""The build stage: the kernels that a run needs, compiled or cached, and what they use of the device."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
-from flashmoe_science.errors import BuildError, DeviceError
-
-from cudadent42.errors import BuildFailedError, UsageError
+from cudadent42.errors import MachineNotReadyError, UsageError
+from cudadent42.preflight.definitions import parse_device
+from cudadent42.preflight.runner import chosen_device, gather
 from cudadent42.records import BuildFailure, BuildReport, Plan
+from flashmoe_science.errors import BuildError, DeviceError
+from flashmoe_science.jit.cache import CompileCache, default_cache
+from flashmoe_science.jit.records import KernelBuild
 
 OURS = "cudadent42"
 """The implementation whose kernels this project compiles."""
 
+_ARCHITECTURE = re.compile(r"sm_\d{2,3}[af]?")
+
 
 def build_for(plan: Plan) -> BuildReport:
-    """The kernels that the plan's own implementation needs on the plan's device; none where it is not raced."""
+    """The kernels that the plan's own implementation needs on its device; none where it is not raced."""
     if OURS not in plan.implementations:
         return BuildReport(())
     return build(plan.device)
 
 
 def build(device: str, architectures: Sequence[str] = ()) -> BuildReport:
-    """Build for ``cpu``, for ``cuda:N``, or for the named CUDA architectures, which need not be present.
+    """Build for ``cpu``, for ``cuda:N``, or for named CUDA architectures, which need not be present.
 
-    A kernel that does not compile is a failure in the report. Raises UsageError for architectures on a CPU and
-    where something that compiling needs is missing.
+    A kernel that does not compile is a failure in the report. Raises UsageError for architectures that do not
+    fit, MachineNotReadyError where something that compiling needs is missing.
     """
     if device == "cpu" and architectures:
         raise UsageError("--arch names CUDA architectures; give --device cuda with it")
+    for name in architectures:
+        if not _ARCHITECTURE.fullmatch(name):
+            raise UsageError(f"--arch {name!r}: expected a CUDA architecture such as sm_80 or sm_90a")
+    targets = architectures or (_architecture(device),)
+    kernels: list[KernelBuild] = []
+    failures: list[BuildFailure] = []
+    for target in targets:
+        try:
+            kernels += _build_kernels(target)
+        except BuildError as error:
+            failures.append(BuildFailure("attention", target, str(error), error.log))
+        except DeviceError as error:
+            raise MachineNotReadyError(str(error)) from error
+    return BuildReport(tuple(kernels), tuple(failures))
+
+
+def _build_kernels(target: str) -> list[KernelBuild]:
+    if target == "cpu":
+        from flashmoe_science import cpu
+
+        return list(cpu.build())
+    from flashmoe_science import cuda
+
+    return list(cuda.build((target,)))
+
+
+def _architecture(device: str) -> str:
+    """``cpu``, or the architecture to compile for on the GPU."""
+    if device == "cpu":
+        return device
+    context = gather(device, Path("runs"))
+    if context.gpu_index >= len(context.gpu.gpus):
+        raise MachineNotReadyError(
+            f"there is no GPU for --device {device}; name an architecture with --arch, such as sm_90a"
+        )
+    return target_architecture(context.gpu.gpus[context.gpu_index].compute_capability)
+
+
+def target_architecture(compute_capability: str) -> str:
+    """What to compile for on a GPU: ``sm_89`` for 8.9; from 9.0 on, with all instructions."""
+    major, minor = map(int, compute_capability.split("."))
+    return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+
+
+def choose_device(text: str, offline: bool) -> str:
+    """``cpu``, ``cuda`` or ``cuda:N`` for what the command line says; ``offline`` where no GPU is needed."""
+    device = parse_device(text)
+    if device == "auto":
+        return "cuda" if offline else chosen_device(gather("auto", Path("runs")))
+    return device
+
+
+def open_cache() -> CompileCache:
+    """The compile cache. Raises MachineNotReadyError where it cannot be used."""
     try:
-        kernels = _build_cpu() if device == "cpu" else _build_cuda(device, architectures)
-    except BuildError as error:
-        return BuildReport((), (BuildFailure("attention", _target(device, architectures), str(error), error.log),))
+        return default_cache()
     except DeviceError as error:
-        raise BuildFailedError(str(error)) from error
-    return kernels
+        raise MachineNotReadyError(str(error)) from error

@@ -79,8 +79,8 @@ class Lines:
 class Bar:
     """One line on a terminal that is redrawn, with what was noted above it.
 
-    Redrawn only when there is news and at most twice a second: a refresh thread would take time from the cores
-    that are being measured.
+    Redrawn only when there is news and at most twice a second: a refresh thread would take time from the
+    cores that are being measured.
     """
 
     def __init__(self, console: Console) -> None:

@@ -9,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from cudadent42.records import BuildReport, Comparison, Results, Verdict, VerifiedCase, VerifyReport
+from flashmoe_science.jit.records import KernelBuild
 
 _STYLES = {
     Verdict.FASTER: "green",
@@ -94,6 +95,43 @@ def build_table(report: BuildReport) -> Table:
     return table
 
 
+def build_line(report: BuildReport) -> str:
+    compiled = [kernel for kernel in report.kernels if not kernel.cached]
+    seconds = sum(kernel.compile_seconds for kernel in compiled)
+    line = f"{_plural(len(report.kernels), 'kernel')}: {len(compiled)} compiled in {seconds:.1f} s, "
+    line += f"{len(report.kernels) - len(compiled)} from the cache"
+    return line + (f"; {len(report.failures)} failed" if report.failures else "")
+
+
+def recipe_lines(report: BuildReport) -> list[str]:
+    """What would compile the same bytes again."""
+    lines = []
+    for kernel in report.kernels:
+        recipe = kernel.recipe
+        lines += [
+            f"{recipe.label} for {recipe.architecture}: {kernel.artifact}",
+            f"    {recipe.compiler} {recipe.compiler_version}",
+            f"    {' '.join(recipe.flags)}",
+            *(f"    {name} sha256:{digest}" for name, digest in recipe.sources.items()),
+        ]
+    return lines
+
+
+def cache_table(entries: Sequence[KernelBuild]) -> Table:
+    table = _table("kernel", "target")
+    for name in ("size", "compiled in", "key"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for entry in entries:
+        table.add_row(
+            entry.recipe.label,
+            entry.recipe.architecture,
+            f"{entry.artifact_bytes / 1e3:.0f} kB",
+            f"{entry.compile_seconds:.2f} s",
+            entry.key[:12],
+        )
+    return table
+
+
 def verify_table(report: VerifyReport, everything: bool) -> Table:
     """Error of each implementation against its bound; only what failed unless ``everything``."""
     table = _table("input", "implementation")
@@ -123,7 +161,8 @@ def _errors(case: VerifiedCase) -> Sequence[str]:
         return ("by pattern", "", "")
     norms = ((case.error.max, "max"), (case.error.rms, "rms"), (case.error.worst_row, "worst_row"))
     return [
-        f"{error:.1e}" + (f" of {getattr(case.bound, name):.1e}" if case.bound else "") for error, name in norms
+        f"{error:.1e}" + (f" of {getattr(case.bound, name):.1e}" if case.bound else "")
+        for error, name in norms
     ]
 
 

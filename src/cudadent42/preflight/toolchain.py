@@ -1,4 +1,4 @@
-"""What compiles kernels and keeps them: the host compiler, NVRTC, nvcc where there is one, the compile cache."""
+"""What compiles kernels and keeps them: the host compiler, NVRTC, nvcc if any, the compile cache."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from flashmoe_science.errors import DeviceError
-from flashmoe_science.jit.cache import DIRECTORY_VARIABLE, cache_directory
 from flashmoe_science.jit.host import find_compiler
 
 from cudadent42.preflight.definitions import Context, Definition, Fact, Finding, Problem
 from cudadent42.records import Status
+from flashmoe_science.errors import DeviceError
+from flashmoe_science.jit.cache import DIRECTORY_VARIABLE, cache_directory
 
 _VERSION_TIMEOUT_S = 10
 
@@ -26,7 +26,8 @@ def _compiler(context: Context) -> Finding:
     except DeviceError:
         problem = "missing-gpu" if context.wants_gpu else "missing"
         return Finding("no g++, clang++ or zig", problem, {"python": sys.executable})
-    return Finding("", facts={})
+    facts = {"compiler": str(compiler.path), "compiler_version": compiler.version}
+    return Finding(f"{compiler.version} at {compiler.path}", facts=facts)
 
 
 def _nvrtc(context: Context) -> Finding:
@@ -155,7 +156,7 @@ DEFINITIONS = (
             Problem(
                 "off-path",
                 Status.WARN,
-                "nvcc is installed in {folder} but not on PATH; packages that compile with it will not find it",
+                "nvcc is installed in {folder} but not on PATH; what compiles with it will not find it",
                 "export PATH={folder}:$PATH",
             ),
         ),
