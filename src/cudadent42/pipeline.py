@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cudadent42 import implementations, report, worker
+from cudadent42 import implementations, report
 from cudadent42.bench.compare import compare
 from cudadent42.build import build_for
 from cudadent42.errors import BuildFailedError, ExitCode, MachineNotReadyError, UsageError
@@ -22,10 +22,14 @@ from cudadent42.progress import Observer
 from cudadent42.records import BenchReport, BuildReport, MachineReport, Plan, Results, VerifyReport
 from cudadent42.runs import RunWriter, default_path
 from cudadent42.source import revision
+from cudadent42.worker import Worker, run_stage
 from flashmoe_science import cpu
 
 Log = Callable[..., None]
 """``RunWriter.log``: the name of an event and its fields."""
+
+WORKER_LOG = "worker.log"
+"""What the worker and the candidates print, in the run folder."""
 
 _LOG_LINES = 20
 """Of a compiler's output that are shown; all of it is in the manifest."""
@@ -100,9 +104,10 @@ def run(request: Request, observer: Observer, opened: Callable[[RunWriter], None
         built = build(plan, observer)
         folder.set_build(built)
         require(built)
-        verified = verify(plan, observer, folder.log)
-        folder.write_verify(verified)
-        benched = _bench(plan, verified, observer, folder)
+        with Worker(path / WORKER_LOG) as worker:
+            verified = verify(plan, worker, observer, folder.log)
+            folder.write_verify(verified)
+            benched = _bench(plan, verified, worker, observer, folder)
         observer.stage("compare")
         results = compare(plan, benched.samples, benched.skipped, _peaks(plan))
         folder.write_results(results)
@@ -117,7 +122,8 @@ def verify_only(request: Request, observer: Observer) -> VerifyReport:
     """The run up to verification, without a folder."""
     plan = prepare(request, observer).plan
     require(build(plan, observer))
-    return verify(plan, observer, _no_log)
+    with Worker() as worker:
+        return verify(plan, worker, observer, _no_log)
 
 
 def build(plan: Plan, observer: Observer) -> BuildReport:
@@ -139,13 +145,15 @@ def require(built: BuildReport) -> None:
         )
 
 
-def verify(plan: Plan, observer: Observer, log: Log) -> VerifyReport:
-    """Check every case of the plan, and the adversarial inputs, in a worker."""
+def verify(plan: Plan, worker: Worker, observer: Observer, log: Log) -> VerifyReport:
+    """Check every case of the plan, and the adversarial inputs."""
     observer.stage("verify")
-    return worker.verify(plan, on_event=lambda event: _tell(event, observer, log))
+    return run_stage("verify", plan, on_event=lambda event: _tell(event, observer, log), worker=worker)
 
 
-def _bench(plan: Plan, verified: VerifyReport, observer: Observer, folder: RunWriter) -> BenchReport:
+def _bench(
+    plan: Plan, verified: VerifyReport, worker: Worker, observer: Observer, folder: RunWriter
+) -> BenchReport:
     def on_event(event: Event) -> None:
         if isinstance(event, BlockMeasured):
             for sample in event.samples:
@@ -155,7 +163,7 @@ def _bench(plan: Plan, verified: VerifyReport, observer: Observer, folder: RunWr
             _tell(event, observer, folder.log)
 
     observer.stage("bench")
-    return worker.bench(plan, verified, on_event=on_event)
+    return run_stage("bench", plan, on_event=on_event, verified=verified, worker=worker)
 
 
 def _tell(event: Event, observer: Observer, log: Log) -> None:

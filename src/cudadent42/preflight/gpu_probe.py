@@ -1,8 +1,8 @@
 """What the NVIDIA driver says, asked in a process of its own.
 
 A broken driver can hang or crash the process that calls it, and a process that has initialised CUDA cannot
-fork safely; so a child asks, with a time limit. Only ctypes: no torch, no cuda.core (which hangs on its second
-call where there is no driver).
+fork safely; so a child asks, with a time limit. Only ctypes: no torch, and no cuda.core, which hangs on its
+second call where there is no driver.
 """
 
 from __future__ import annotations
