@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 
-from cudadent42.records import Verdict
+from cudadent42.records import TimerKind, Verdict
 from cudadent42.report import text
 from cudadent42.report.view import View
 from flashmoe_science.jit.records import KernelBuild
+
+_TIMED = {
+    TimerKind.CALL: "the whole call, launch included",
+    TimerKind.GRAPH: "GPU time alone, by graph replay",
+}
 
 Rows = list[tuple[str, str]]
 
@@ -20,8 +25,9 @@ def run_facts(view: View) -> Rows:
         ("took", text.seconds(view.duration_s) if math.isfinite(view.duration_s) else "not recorded"),
         ("device", text.clean(plan.device)),
         ("suite", f"{text.clean(plan.suite)}, {text.plural(len(plan.cases), 'case')}"),
-        ("implementations", text.clean(", ".join(plan.implementations))),
+        ("implementations", ", ".join(map(text.implementation, plan.implementations))),
         ("blocks per case", f"{plan.repeats:,} after {plan.warmup:,} of warm-up"),
+        ("timed", _TIMED[plan.timer] + f", {plan.cache.value} cache"),
         ("seed", str(plan.seed)),
         ("margin", f"±{text.percent(plan.margin)}"),
         ("cudadent42", text.clean(manifest.version)),
@@ -41,8 +47,11 @@ def machine_facts(view: View) -> Rows:
     for name, value in view.run.machine.facts.items():
         if value is None or value == "":
             continue
+        unit = name.rpartition("_")[2]
         if isinstance(value, bool):
             shown = "yes" if value else "no"
+        elif unit == "bytes" and isinstance(value, (int, float)):
+            name, shown = name.removesuffix("_bytes"), text.size(value)
         elif isinstance(value, float):
             shown = f"{value:,.4g}" if math.isfinite(value) else text.NOT_AVAILABLE
         else:
@@ -103,7 +112,8 @@ def control_line(view: View) -> str:
     called = "None was" if alarms == 0 else f"{alarms} of {len(results.control)} were"
     line = f"{called} called faster or slower."
     if math.isfinite(results.noise_floor):
-        line += f" The noise floor, the 95th percentile of the ratios' distance from 1, is {text.percent(results.noise_floor)}."
+        floor = text.percent(results.noise_floor)
+        line += f" The noise floor, the 95th percentile of the ratios' distance from 1, is {floor}."
     return line
 
 

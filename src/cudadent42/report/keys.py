@@ -41,7 +41,9 @@ def speedup_key(view: View) -> list[Entry]:
     if any(row.control for row in view.rows):
         found.append(Entry(_mark("o", Role.CONTROL, small=True), f"{view.baseline} against itself"))
     for lane, name in enumerate(view.other_names[: marks.LANES - 1]):
-        found.append(Entry(_mark(marks.OTHER_MARKERS[lane], marks.OTHER_ROLES[lane]), text.clean(name)))
+        found.append(
+            Entry(_mark(marks.OTHER_MARKERS[lane], marks.OTHER_ROLES[lane]), text.implementation(name))
+        )
     return found
 
 
@@ -49,7 +51,9 @@ def lane_key(view: View, strips: Strips) -> list[Entry]:
     """Implementations in the samples' panels, from top to bottom."""
     control = f"{view.run.plan.baseline}_control"
     return [
-        Entry(_mark("o", role), "control (the baseline again)" if name == control else text.clean(name))
+        Entry(
+            _mark("o", role), "control (the baseline again)" if name == control else text.implementation(name)
+        )
         for name, role in strips.lanes
     ]
 
@@ -79,11 +83,8 @@ def error_key(view: View) -> list[Entry]:
 
 
 def _mark(shape: str, role: Role, *, hollow: bool = False, small: bool = False) -> Markup:
-    if hollow:
-        paint = f'class="f-page s-{role.word}" stroke-width="1.6"'
-    else:
-        paint = f'class="f-{role.word}"'
+    paint = f'class="f-page s-{role.word}" stroke-width="1.6"' if hollow else f'class="f-{role.word}"'
     if small:
         paint += ' transform="translate(3.2 3.2) scale(.6)"'
     # Built from constants only.
-    return Markup(f'<svg viewBox="0 0 16 16" aria-hidden="true">{_SHAPES[shape].format(paint)}</svg>')  # noqa: S704
+    return Markup(f'<svg viewBox="0 0 16 16" aria-hidden="true">{_SHAPES[shape].format(paint)}</svg>')

@@ -1,4 +1,4 @@
-"""Roofline (Williams, Waterman and Patterson, CACM 52(4), 2009): rate against intensity, under measured ceilings."""
+"""Roofline: rate against intensity under measured peaks (Williams, Waterman, Patterson, CACM 52(4), 2009)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LEFT = 58.0
 _FOOT = 44.0
 
 
-def roofline(view: View, *, wide: bool) -> str:
+def roofline(view: View, sheet: svg.Sheet, *, wide: bool) -> str:
     """Every timed case, baseline and candidate joined; empty where nothing was timed."""
     rows = [row for row in view.timed if _drawable(row)]
     if not rows:
@@ -46,7 +46,8 @@ def roofline(view: View, *, wide: bool) -> str:
         prefix=f"roofline-{'wide' if wide else 'narrow'}",
         title="Roofline: achieved GFLOP/s against floating-point operations per byte",
         description=_description(rows, compute),
-        tips=tips,
+        sheet=sheet,
+        tips=tips if wide else None,
         css_class="wide" if wide else "narrow",
     )
 

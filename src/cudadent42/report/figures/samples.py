@@ -1,4 +1,4 @@
-"""The raw samples of one case: a lane per implementation, a dot per timed call, time running down each lane."""
+"""The raw samples of one case: a lane per implementation, a dot per timed call, time running downwards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WIDTH = 320.0
 _LANE = 20.0
 _FOOT = 18.0
 _VALUES = 56.0
-_MOST_DOTS = 9000
+_MOST_DOTS = 6000
 """Over all panels; beyond it every n-th block is drawn, so that the page stays small."""
 
 
@@ -39,11 +39,11 @@ class Strips:
     """Samples by case id and implementation, in block order."""
     medians: Mapping[tuple[str, str], float]
 
-    def panel(self, row: CaseRow, number: int) -> str:
+    def panel(self, row: CaseRow, number: int, sheet: svg.Sheet) -> str:
         """The picture of one case; empty where it has no samples."""
         if not any((row.case.id, name) in self.series for name, _ in self.lanes):
             return ""
-        return _panel(self, row, number)
+        return _panel(self, row, number, sheet)
 
 
 def strips(view: View) -> Strips:
@@ -67,7 +67,7 @@ def strips(view: View) -> Strips:
 def _lanes(view: View, present: set[str]) -> tuple[tuple[str, Role], ...]:
     """Baseline, candidate, others, and last whatever else was timed: the control."""
     plan = view.run.plan
-    candidate = view.run.results.candidate if view.run.results else ""
+    candidate = view.candidate_name
     named = [
         plan.baseline,
         candidate,
@@ -107,7 +107,7 @@ def _limits(
     return (min(*ends, 0.97) / 1.06, max(*ends, 1.03) * 1.06)
 
 
-def _panel(strips: Strips, row: CaseRow, number: int) -> str:
+def _panel(strips: Strips, row: CaseRow, number: int, sheet: svg.Sheet) -> str:
     lanes = strips.lanes
     height = _LANE * len(lanes)
     baseline = lanes[0][0]
@@ -148,6 +148,7 @@ def _panel(strips: Strips, row: CaseRow, number: int) -> str:
         prefix=f"s{number}",
         title=f"Samples of {row.name} {row.case.dtype}",
         description="; ".join(told),
+        sheet=sheet,
     )
 
 
