@@ -118,25 +118,24 @@ def control_line(view: View) -> str:
 
 
 def roofline_line(view: View) -> str:
-    """The highest rate, and its share of each ceiling that was measured."""
-    rated = [row for row in view.timed if math.isfinite(row.gflops)]
-    if not rated or view.run.results is None:
+    """The highest rate of each dtype, and its share of the ceiling that was measured."""
+    found = []
+    for dtype in view.dtypes:
+        rated = [row for row in view.timed if row.case.dtype == dtype and math.isfinite(row.gflops)]
+        if not rated:
+            continue
+        best = max(rated, key=lambda row: row.gflops)
+        line = f"{text.clean(dtype)} {text.figures(best.gflops)} GFLOP/s on {best.name}"
+        peak = view.peak(dtype)
+        if peak:
+            line += (
+                f" ({text.figures(100 * best.gflops / peak[1])} % of the measured {text.clean(peak[0])} peak)"
+            )
+        found.append(line)
+    if not found:
         return ""
-    best = max(rated, key=lambda row: row.gflops)
-    line = f"The highest rate is {text.figures(best.gflops)} GFLOP/s, on {best.name} {best.case.dtype}"
-    peaks = {
-        name.removesuffix("_gflops"): peak
-        for name, peak in view.run.results.peaks.items()
-        if name.endswith("_gflops")
-    }
-    shares = [
-        f"{text.figures(100 * best.gflops / peak, 2)} % of the {text.clean(name)} peak"
-        for name, peak in peaks.items()
-        if peak > 0
-    ]
-    if shares:
-        return f"{line}: {' and '.join(shares)}, as measured in this run."
-    return f"{line}. No ceilings were measured in this run."
+    line = f"Highest rates: {', '.join(found)}."
+    return line if any(map(view.peak, view.dtypes)) else f"{line} No ceilings were measured in this run."
 
 
 def reproduce(view: View) -> str:

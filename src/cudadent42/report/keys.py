@@ -8,8 +8,9 @@ from markupsafe import Markup
 
 from cudadent42.records import Verdict
 from cudadent42.report import text
-from cudadent42.report.figures import marks, roofline
+from cudadent42.report.figures import marks
 from cudadent42.report.figures.samples import Strips
+from cudadent42.report.figures.speedup import control_shown
 from cudadent42.report.svg import Role
 from cudadent42.report.view import View
 
@@ -38,7 +39,7 @@ def speedup_key(view: View) -> list[Entry]:
         )
         for number, v in enumerate(view.verdicts)
     ]
-    if any(row.control for row in view.rows):
+    if control_shown(view):
         found.append(Entry(_mark("o", Role.CONTROL, small=True), f"{view.baseline} against itself"))
     for lane, name in enumerate(view.other_names[: marks.LANES - 1]):
         found.append(
@@ -59,16 +60,11 @@ def lane_key(view: View, strips: Strips) -> list[Entry]:
 
 
 def roofline_key(view: View) -> list[Entry]:
-    """Who, then which dtype."""
-    found = [
+    """Filled and hollow."""
+    return [
         Entry(_mark("o", Role.CANDIDATE), view.candidate),
         Entry(_mark("o", Role.BASELINE, hollow=True), view.baseline),
     ]
-    if len(view.dtypes) > 1:
-        found += [
-            Entry(_mark(shape, Role.MUTED), text.clean(d)) for d, shape in roofline.markers(view).items()
-        ]
-    return found
 
 
 def error_key(view: View) -> list[Entry]:

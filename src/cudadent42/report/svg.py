@@ -91,7 +91,7 @@ def classes() -> str:
 
 
 class Sheet:
-    """The styles of a page's pictures, each once under a short class name: written out, they double the page."""
+    """The styles of a page's pictures, each once under a short class name: in full they double it."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}

@@ -195,6 +195,24 @@ class View:
             return math.nan
         return statistics.geometric_mean(found)
 
+    def peak(self, dtype: str) -> tuple[str, float] | None:
+        """Name and GFLOP/s of the measured ceiling for a dtype; None where there is none.
+
+        On a CPU without one of its own, fp16 is computed in fp32, whose ceiling then holds.
+        """
+        peaks = self.run.results.peaks if self.run.results else {}
+        names = (dtype, "fp32") if self.run.plan.device == "cpu" else (dtype,)
+        for name in names:
+            rate = peaks.get(f"{name}_gflops", math.nan)
+            if rate > 0:
+                return name, rate
+        return None
+
+    @property
+    def bandwidth(self) -> float:
+        """Measured copy bandwidth, 1e9 bytes per second; NaN where it was not measured."""
+        return self.run.results.peaks.get("copy_gbps", math.nan) if self.run.results else math.nan
+
     # ------------------------------------------------------------ verification
 
     @property

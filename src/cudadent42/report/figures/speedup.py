@@ -129,6 +129,12 @@ def _limits(view: View) -> tuple[float, float]:
     return marks.ratio_limits(values, view.run.plan.margin)
 
 
+def control_shown(view: View) -> bool:
+    """Whether the A/A control is drawn too: only on a scale where it can be told from 1."""
+    low, high = _limits(view)
+    return high / low < 1.6 and any(row.control for row in view.rows)
+
+
 def _shown(view: View, row: CaseRow) -> list[Comparison]:
     shown = [row.comparison] if row.comparison else []
     return shown + [row.others[name] for name in view.other_names[: marks.LANES - 1] if name in row.others]
@@ -188,7 +194,7 @@ def _row(
         return
     pitch = _LANE / (_GAP + _LANE * lanes)
     first = y - pitch * (lanes - 1) / 2
-    if row.control:
+    if row.control and control_shown(view):
         axes.plot(
             [row.control.speedup],
             [first],
