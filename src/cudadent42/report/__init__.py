@@ -1,4 +1,4 @@
-"""Reports of a run folder: a page for people, Markdown for a pull request, and the picture of the speed-ups."""
+"""Reports of a run folder: a page for people, Markdown for a pull request, a picture of the speed-ups."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def write_run(run: RunFolder) -> ReportPaths:
     _replace(paths.html, html.render(view))
     _replace(paths.markdown, markdown.render(view))
     if paths.speedup_svg:
-        _replace(paths.speedup_svg, speedup(view, wide=True, standalone=True))
+        _replace(paths.speedup_svg, speedup(view, None, wide=True))
     return paths
 
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 
-from cudadent42.records import Verdict
+from cudadent42.records import TimerKind, Verdict
 from cudadent42.report import text
 from cudadent42.report.view import View
 from flashmoe_science.jit.records import KernelBuild
+
+_TIMED = {
+    TimerKind.CALL: "the whole call, launch included",
+    TimerKind.GRAPH: "GPU time alone, by graph replay",
+}
 
 Rows = list[tuple[str, str]]
 
@@ -20,8 +25,9 @@ def run_facts(view: View) -> Rows:
         ("took", text.seconds(view.duration_s) if math.isfinite(view.duration_s) else "not recorded"),
         ("device", text.clean(plan.device)),
         ("suite", f"{text.clean(plan.suite)}, {text.plural(len(plan.cases), 'case')}"),
-        ("implementations", text.clean(", ".join(plan.implementations))),
+        ("implementations", ", ".join(map(text.implementation, plan.implementations))),
         ("blocks per case", f"{plan.repeats:,} after {plan.warmup:,} of warm-up"),
+        ("timed", _TIMED[plan.timer] + f", {plan.cache.value} cache"),
         ("seed", str(plan.seed)),
         ("margin", f"±{text.percent(plan.margin)}"),
         ("cudadent42", text.clean(manifest.version)),
@@ -41,8 +47,11 @@ def machine_facts(view: View) -> Rows:
     for name, value in view.run.machine.facts.items():
         if value is None or value == "":
             continue
+        unit = name.rpartition("_")[2]
         if isinstance(value, bool):
             shown = "yes" if value else "no"
+        elif unit == "bytes" and isinstance(value, (int, float)):
+            name, shown = name.removesuffix("_bytes"), text.size(value)
         elif isinstance(value, float):
             shown = f"{value:,.4g}" if math.isfinite(value) else text.NOT_AVAILABLE
         else:
@@ -103,30 +112,30 @@ def control_line(view: View) -> str:
     called = "None was" if alarms == 0 else f"{alarms} of {len(results.control)} were"
     line = f"{called} called faster or slower."
     if math.isfinite(results.noise_floor):
-        line += f" The noise floor, the 95th percentile of the ratios' distance from 1, is {text.percent(results.noise_floor)}."
+        floor = text.percent(results.noise_floor)
+        line += f" The noise floor, the 95th percentile of the ratios' distance from 1, is {floor}."
     return line
 
 
 def roofline_line(view: View) -> str:
-    """The highest rate, and its share of each ceiling that was measured."""
-    rated = [row for row in view.timed if math.isfinite(row.gflops)]
-    if not rated or view.run.results is None:
+    """The highest rate of each dtype, and its share of the ceiling that was measured."""
+    found = []
+    for dtype in view.dtypes:
+        rated = [row for row in view.timed if row.case.dtype == dtype and math.isfinite(row.gflops)]
+        if not rated:
+            continue
+        best = max(rated, key=lambda row: row.gflops)
+        line = f"{text.clean(dtype)} {text.figures(best.gflops)} GFLOP/s on {best.name}"
+        peak = view.peak(dtype)
+        if peak:
+            line += (
+                f" ({text.figures(100 * best.gflops / peak[1])} % of the measured {text.clean(peak[0])} peak)"
+            )
+        found.append(line)
+    if not found:
         return ""
-    best = max(rated, key=lambda row: row.gflops)
-    line = f"The highest rate is {text.figures(best.gflops)} GFLOP/s, on {best.name} {best.case.dtype}"
-    peaks = {
-        name.removesuffix("_gflops"): peak
-        for name, peak in view.run.results.peaks.items()
-        if name.endswith("_gflops")
-    }
-    shares = [
-        f"{text.figures(100 * best.gflops / peak, 2)} % of the {text.clean(name)} peak"
-        for name, peak in peaks.items()
-        if peak > 0
-    ]
-    if shares:
-        return f"{line}: {' and '.join(shares)}, as measured in this run."
-    return f"{line}. No ceilings were measured in this run."
+    line = f"Highest rates: {', '.join(found)}."
+    return line if any(map(view.peak, view.dtypes)) else f"{line} No ceilings were measured in this run."
 
 
 def reproduce(view: View) -> str:

@@ -10,14 +10,14 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from cudadent42.records import Verdict, VerifiedCase
+from cudadent42.records import VerifiedCase
 from cudadent42.report import facts, keys, notices, svg, text
 from cudadent42.report.figures.control import control
 from cudadent42.report.figures.errors import errors
 from cudadent42.report.figures.roofline import roofline
 from cudadent42.report.figures.samples import Strips, strips
 from cudadent42.report.figures.speedup import speedup
-from cudadent42.report.view import CaseRow, Tone, View, shares_of_bound
+from cudadent42.report.view import CaseRow, View, shares_of_bound
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _MARKS = {"faster": "●", "slower": "▼", "equal": "■", "undecided": "○"}
@@ -30,7 +30,6 @@ class Tile:
     label: str
     value: str
     detail: str
-    tone: Tone | None = None
 
 
 @dataclass(frozen=True)
@@ -50,11 +49,14 @@ def render(view: View) -> str:
     )
     manifest, plan = view.run.manifest, view.run.plan
     samples = strips(view)
+    sheet = svg.Sheet()
+    figures = _figures(view, sheet)
+    cards = _cards(view, samples, sheet)
     return environment.get_template("report.html.j2").render(
         view=view,
         version=manifest.version,
         suite=text.clean(plan.suite),
-        css=Markup(_css()),
+        css=Markup(_css(sheet)),
         marks=_MARKS,
         headline=_headline(view),
         notices=notices.notices(view),
@@ -63,14 +65,16 @@ def render(view: View) -> str:
             {"word": v.value, "count": n} for v, n in sorted(view.verdicts.items(), key=lambda item: -item[1])
         ],
         margin=text.percent(plan.margin),
-        figure=_figures(view),
+        figure=figures,
         speedup_key=keys.speedup_key(view),
+        blocks=_blocks(view),
+        flagged=any(row.comparison and row.comparison.flagged_blocks for row in view.rows),
         grouped=any(
             r.case.num_heads != r.case.num_kv_heads or r.case.seqlen_q != r.case.seqlen_k for r in view.rows
         ),
         groups=[(text.clean(dtype), _group(view, dtype)) for dtype in view.dtypes],
         others=_others(view),
-        cards=_cards(view, samples),
+        cards=cards,
         sample_line=_sample_line(view, samples),
         lane_key=keys.lane_key(view, samples),
         control_line=facts.control_line(view),
@@ -90,15 +94,15 @@ def render(view: View) -> str:
     )
 
 
-def _css() -> str:
+def _css(sheet: svg.Sheet) -> str:
     palette = f":root{{{svg.variables(dark=False)}}}"
     palette += f"@media (prefers-color-scheme:dark){{:root{{{svg.variables(dark=True)}}}}}"
     # Paper is white whatever the screen is.
     palette += f"@media print{{:root{{{svg.variables(dark=False)}}}}}"
-    return palette + svg.classes() + (_TEMPLATES / "report.css").read_text(encoding="utf-8")
+    return palette + svg.classes() + sheet.css() + (_TEMPLATES / "report.css").read_text(encoding="utf-8")
 
 
-def _figures(view: View) -> dict[str, Markup]:
+def _figures(view: View, sheet: svg.Sheet) -> dict[str, Markup]:
     """Every picture in its two widths. The figures escape what they write."""
     drawn = {}
     for name, draw in (
@@ -108,8 +112,8 @@ def _figures(view: View) -> dict[str, Markup]:
         ("errors", errors),
     ):
         wanted = name != "speedup" or bool(view.timed)
-        drawn[f"{name}_wide"] = Markup(draw(view, wide=True) if wanted else "")
-        drawn[f"{name}_narrow"] = Markup(draw(view, wide=False) if wanted else "")
+        drawn[f"{name}_wide"] = Markup(draw(view, sheet, wide=True) if wanted else "")
+        drawn[f"{name}_narrow"] = Markup(draw(view, sheet, wide=False) if wanted else "")
     return drawn
 
 
@@ -124,15 +128,6 @@ def _headline(view: View) -> Markup:
 def _tiles(view: View) -> list[Tile]:
     results = view.run.results
     tiles = []
-    if results and view.timed:
-        tiles.append(
-            Tile(
-                "Geometric mean",
-                text.ratio(results.speedup_geomean),
-                text.interval(results.speedup_geomean_ci_low, results.speedup_geomean_ci_high),
-                Tone.GOOD if results.verdict is Verdict.FASTER else None,
-            )
-        )
     if view.extremes:
         low, high = view.extremes
         if low.comparison and high.comparison:
@@ -159,6 +154,18 @@ def _tiles(view: View) -> list[Tile]:
     return tiles
 
 
+def _blocks(view: View) -> str:
+    """Paired blocks per case, as one number or a range."""
+    counts = sorted({row.comparison.blocks for row in view.timed if row.comparison})
+    if not counts:
+        return ""
+    return (
+        text.plural(counts[0], "paired block")
+        if len(counts) == 1
+        else f"{counts[0]} to {counts[-1]} paired blocks"
+    )
+
+
 def _group(view: View, dtype: str) -> _Group:
     mean = view.dtype_geomean(dtype)
     return _Group(
@@ -172,7 +179,6 @@ def _case(row: CaseRow) -> dict[str, Any]:
     found = row.comparison
     if found is None:
         return {**cells, "reason": row.reason}
-    flagged = f", {found.flagged_blocks} flagged" if found.flagged_blocks else ""
     error = row.error_over_reference
     return {
         **cells,
@@ -184,7 +190,7 @@ def _case(row: CaseRow) -> dict[str, Any]:
         "verdict": found.verdict.value,
         "gflops": text.figures(row.gflops),
         "error": f"{error:.2f}×" if math.isfinite(error) else text.NOT_AVAILABLE,
-        "blocks": f"{found.blocks}{flagged}",
+        "flagged": f"{found.flagged_blocks} of {found.blocks}",
     }
 
 
@@ -192,7 +198,7 @@ def _others(view: View) -> list[dict[str, str]]:
     return [
         {
             "case": f"{row.name}/{row.case.dtype}",
-            "implementation": text.clean(name),
+            "implementation": text.implementation(name),
             "latency": text.latency(found.latency_ms),
             "speedup": text.ratio(found.speedup),
             "interval": text.interval(found.ci_low, found.ci_high),
@@ -203,10 +209,10 @@ def _others(view: View) -> list[dict[str, str]]:
     ]
 
 
-def _cards(view: View, samples: Strips) -> list[dict[str, Any]]:
+def _cards(view: View, samples: Strips, sheet: svg.Sheet) -> list[dict[str, Any]]:
     cards = []
     for number, row in enumerate(view.rows):
-        picture = samples.panel(row, number)
+        picture = samples.panel(row, number, sheet)
         if picture:
             speed = text.ratio(row.comparison.speedup) if row.comparison else "not compared"
             cards.append(
@@ -227,7 +233,7 @@ def _check(check: VerifiedCase) -> dict[str, Any]:
     return {
         "case": text.clean(check.case),
         "input": text.clean(check.input),
-        "implementation": text.clean(check.implementation),
+        "implementation": text.implementation(check.implementation),
         "passed": check.passed,
         "max": text.scientific(check.error.max) if check.error else "",
         "rms": text.scientific(check.error.rms) if check.error else "",

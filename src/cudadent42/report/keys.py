@@ -8,8 +8,9 @@ from markupsafe import Markup
 
 from cudadent42.records import Verdict
 from cudadent42.report import text
-from cudadent42.report.figures import marks, roofline
+from cudadent42.report.figures import marks
 from cudadent42.report.figures.samples import Strips
+from cudadent42.report.figures.speedup import control_shown
 from cudadent42.report.svg import Role
 from cudadent42.report.view import View
 
@@ -38,10 +39,12 @@ def speedup_key(view: View) -> list[Entry]:
         )
         for number, v in enumerate(view.verdicts)
     ]
-    if any(row.control for row in view.rows):
+    if control_shown(view):
         found.append(Entry(_mark("o", Role.CONTROL, small=True), f"{view.baseline} against itself"))
     for lane, name in enumerate(view.other_names[: marks.LANES - 1]):
-        found.append(Entry(_mark(marks.OTHER_MARKERS[lane], marks.OTHER_ROLES[lane]), text.clean(name)))
+        found.append(
+            Entry(_mark(marks.OTHER_MARKERS[lane], marks.OTHER_ROLES[lane]), text.implementation(name))
+        )
     return found
 
 
@@ -49,22 +52,19 @@ def lane_key(view: View, strips: Strips) -> list[Entry]:
     """Implementations in the samples' panels, from top to bottom."""
     control = f"{view.run.plan.baseline}_control"
     return [
-        Entry(_mark("o", role), "control (the baseline again)" if name == control else text.clean(name))
+        Entry(
+            _mark("o", role), "control (the baseline again)" if name == control else text.implementation(name)
+        )
         for name, role in strips.lanes
     ]
 
 
 def roofline_key(view: View) -> list[Entry]:
-    """Who, then which dtype."""
-    found = [
+    """Filled and hollow."""
+    return [
         Entry(_mark("o", Role.CANDIDATE), view.candidate),
         Entry(_mark("o", Role.BASELINE, hollow=True), view.baseline),
     ]
-    if len(view.dtypes) > 1:
-        found += [
-            Entry(_mark(shape, Role.MUTED), text.clean(d)) for d, shape in roofline.markers(view).items()
-        ]
-    return found
 
 
 def error_key(view: View) -> list[Entry]:
@@ -79,11 +79,8 @@ def error_key(view: View) -> list[Entry]:
 
 
 def _mark(shape: str, role: Role, *, hollow: bool = False, small: bool = False) -> Markup:
-    if hollow:
-        paint = f'class="f-page s-{role.word}" stroke-width="1.6"'
-    else:
-        paint = f'class="f-{role.word}"'
+    paint = f'class="f-page s-{role.word}" stroke-width="1.6"' if hollow else f'class="f-{role.word}"'
     if small:
         paint += ' transform="translate(3.2 3.2) scale(.6)"'
     # Built from constants only.
-    return Markup(f'<svg viewBox="0 0 16 16" aria-hidden="true">{_SHAPES[shape].format(paint)}</svg>')  # noqa: S704
+    return Markup(f'<svg viewBox="0 0 16 16" aria-hidden="true">{_SHAPES[shape].format(paint)}</svg>')

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from cudadent42.report import facts, notices, text
 from cudadent42.report.view import CaseRow, Tone, View, shares_of_bound
@@ -54,7 +54,8 @@ def _tally(view: View) -> Iterable[str]:
 
 def _table(view: View) -> str:
     head = (
-        f"| case | dtype | {_escape(view.baseline)} | {_escape(view.candidate)} | speed-up | 95 % interval | verdict |\n"
+        f"| case | dtype | {_escape(view.baseline)} | {_escape(view.candidate)} "
+        "| speed-up | 95 % interval | verdict |\n"
         "| --- | --- | ---: | ---: | ---: | --- | --- |"
     )
     return "\n".join([head, *(_line(row) for row in view.rows)])
@@ -82,24 +83,28 @@ def _kernels(view: View) -> list[str]:
     if not kernels:
         return []
     lines = ["| kernel | target | compiler | compile time | size |", "| --- | --- | --- | ---: | ---: |"]
-    keys = ("label", "target", "compiler", "time", "size")
-    lines += ["| " + " | ".join(_escape(str(kernel[key])) for key in keys) + " |" for kernel in kernels]
+    lines += [_cells(kernel, "label", "target", "compiler", "time", "size") for kernel in kernels]
     needing = [kernel for kernel in kernels if kernel["registers"]]
     if needing:
-        keys = ("label", "registers", "spills", "shared", "threads", "blocks", "occupancy")
         lines += [
             "",
             "| kernel | registers | spills | shared memory | threads | blocks/SM | occupancy |",
             "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
         ]
-        lines += ["| " + " | ".join(_escape(str(kernel[key])) for key in keys) + " |" for kernel in needing]
+        columns = ("label", "registers", "spills", "shared", "threads", "blocks", "occupancy")
+        lines += [_cells(kernel, *columns) for kernel in needing]
     return ["\n".join(lines)]
+
+
+def _cells(row: Mapping[str, object], *columns: str) -> str:
+    return "| " + " | ".join(_escape(str(row[column])) for column in columns) + " |"
 
 
 def _others(view: View) -> list[str]:
     lines = [
-        f"| {_escape(row.name)} | {_escape(row.case.dtype)} | {_escape(name)} | {text.latency(found.latency_ms)} | "
-        f"{text.ratio(found.speedup)} | {text.interval(found.ci_low, found.ci_high)} | {found.verdict.value} |"
+        f"| {_escape(row.name)} | {_escape(row.case.dtype)} | {_escape(text.implementation(name))} "
+        f"| {text.latency(found.latency_ms)} | {text.ratio(found.speedup)} "
+        f"| {text.interval(found.ci_low, found.ci_high)} | {found.verdict.value} |"
         for row in view.rows
         for name, found in row.others.items()
     ]
@@ -120,7 +125,8 @@ def _checks(view: View) -> list[str]:
     shared.sort(key=lambda pair: -pair[0])
     lines = ["| case | input | implementation | of the bound |", "| --- | --- | --- | ---: |"]
     lines += [
-        f"| {_escape(e.case)} | {_escape(e.input)} | {_escape(e.implementation)} | {text.figures(100 * share)} % |"
+        f"| {_escape(e.case)} | {_escape(e.input)} | {_escape(text.implementation(e.implementation))} "
+        f"| {text.figures(100 * share)} % |"
         for share, e in shared[:10]
     ]
     return ["\n".join(lines)]

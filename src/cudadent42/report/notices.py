@@ -30,7 +30,7 @@ def notices(view: View) -> tuple[Notice, ...]:
 def describe_failure(entry: VerifiedCase) -> str:
     """One failed check in one line."""
     shares = [share for share in shares_of_bound(entry) if not math.isnan(share)]
-    line = f"{entry.case}, {entry.implementation}, {entry.input} input"
+    line = f"{entry.case}, {text.implementation(entry.implementation)}, {entry.input} input"
     if shares:
         line += f": error is {text.figures(max(shares))} times its bound"
     if entry.detail:
@@ -124,7 +124,7 @@ def _control(view: View) -> Notice | None:
     lines = [text.clean(f"{c.name}/{c.dtype}: {text.interval(c.ci_low, c.ci_high)}") for c in alarms]
     return Notice(
         Tone.WARN,
-        f"The A/A control called {text.plural(len(alarms), 'case')} different from itself: the machine was noisy",
+        f"The A/A control called {text.plural(len(alarms), 'case')} different from itself: a noisy machine",
         _limited(lines),
     )
 
@@ -150,8 +150,8 @@ def not_measured(view: View) -> tuple[str, ...]:
     if plan.device == "cpu" and "AMD" in view.run.machine.summary:
         found.insert(
             1,
-            "Other processors in particular: on AMD, PyTorch's CPU matrix product runs an AVX2-class kernel, so "
-            "the baseline is weaker here than where it uses AVX-512 or AMX.",
+            "Other makes of processor: on AMD, PyTorch's CPU matrix product runs an AVX2-class kernel, so "
+            "the baseline may be weaker here than where it uses AVX-512 or AMX.",
         )
     if not plan.control:
         found.append("The noise floor: the run had no A/A control.")

@@ -1,7 +1,7 @@
-"""A matplotlib figure as SVG that a page can style: roles for colours, text as text, short and self-contained.
+"""A matplotlib figure as SVG that a page can style: roles for colours, text as text, short.
 
-Figures are drawn with the placeholder colours of ``colour``; here each becomes a class (``f-ink``, ``s-ink``), so that
-one drawing serves light and dark pages. A standalone picture carries both palettes with it.
+Figures are drawn with placeholder colours, one per ``Role``; here each becomes a class, so that one drawing
+serves light and dark pages. A standalone picture carries both palettes with it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import warnings
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from enum import Enum
+from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
 import matplotlib
@@ -21,7 +22,7 @@ from matplotlib.figure import Figure
 
 
 class Role(Enum):
-    """What a colour means; the value is (placeholder, light, dark). Hues are Okabe and Ito's, toned for contrast."""
+    """What a colour means: (placeholder, light, dark). Hues are Okabe and Ito's, toned for contrast."""
 
     INK = ("#0a0b01", "#1b1f24", "#e8eaed")
     MUTED = ("#0a0b02", "#5f6873", "#9aa4b0")
@@ -59,7 +60,7 @@ class Role(Enum):
 
 _BY_PLACEHOLDER = {role.placeholder: role for role in Role}
 
-_SETTINGS = {
+_SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "cudadent42",
     "text.parse_math": False,  # a case may be called "$x"
@@ -74,7 +75,8 @@ _HREF = "{http://www.w3.org/1999/xlink}href"
 _DOT = re.compile(r"M([^A-Za-z]+)L\1(?=M|$)")
 """A line of no length, which a round cap shows as a dot."""
 _NUMBER = re.compile(r"-?\d+\.\d+")
-_DEFAULT_STYLE = {"stroke-linejoin": "miter", "font-weight": "400"}
+_DEFAULT_STYLE = {"stroke-linejoin": "miter", "font-weight": "400", "text-anchor": "start"}
+_URL = re.compile(r"url\(#([^)]+)\)")
 _TIP = "tip:"
 
 
@@ -84,8 +86,24 @@ def variables(dark: bool) -> str:
 
 
 def classes() -> str:
-    """CSS rules that give the figures their colours from the variables."""
+    """CSS rules ``f-`` and ``s-`` (fill, stroke) for marks that a page draws itself."""
     return "".join(f".f-{r.word}{{fill:var(--{r.word})}}.s-{r.word}{{stroke:var(--{r.word})}}" for r in Role)
+
+
+class Sheet:
+    """The styles of a page's pictures, each once under a short class name: in full they double it."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+
+    def name(self, style: Mapping[str, str]) -> str:
+        """The class that stands for these declarations."""
+        css = ";".join(f"{name}:{value}" for name, value in style.items())
+        return self._names.setdefault(css, f"g{len(self._names)}")
+
+    def css(self) -> str:
+        """The rules, complete once every picture is drawn."""
+        return "".join(f".{name}{{{css}}}" for css, name in self._names.items())
 
 
 def figure(width: float, height: float) -> Figure:
@@ -122,14 +140,15 @@ def render(
     prefix: str,
     title: str,
     description: str,
+    sheet: Sheet | None,
     tips: Mapping[int, str] | None = None,
     css_class: str = "",
-    standalone: bool = False,
 ) -> str:
     """The figure as one ``<svg>`` element.
 
-    ``prefix`` keeps identities apart where several pictures share a page; ``title`` and ``description`` are what a
-    screen reader says; ``tips`` are shown over the artists marked with ``tip``.
+    ``prefix`` keeps identities apart where several pictures share a page; ``title`` and ``description`` are
+    what a screen reader says; ``tips`` are shown over the artists marked with ``tip``. The styles go to
+    ``sheet``; without one the picture carries them, and both palettes, itself.
     """
     buffer = io.StringIO()
     with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
@@ -139,98 +158,113 @@ def render(
             buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
         )
     root = ElementTree.fromstring(buffer.getvalue())
-    used = {name.lstrip("#") for element in root.iter() for name in _references(element)}
-    _, _, width, height = root.get("viewBox", "0 0 0 0").split()
-    body = "".join(_write(child, prefix, used, tips or {}) for child in root)
-    attributes = f'viewBox="0 0 {_round(width)} {_round(height)}" role="img"'
+    writer = _Writer(prefix, sheet, tips or {}, root)
+    _, _, width, height = (_round(number, 1) for number in root.get("viewBox", "0 0 0 0").split())
+    body = "".join(writer.element(child) for child in root)
+    attributes = f'viewBox="0 0 {width} {height}" role="img" aria-labelledby="{prefix}-t {prefix}-d"'
     if css_class:
         attributes += f" class={quoteattr(css_class)}"
     head = f'<title id="{prefix}-t">{escape(title)}</title><desc id="{prefix}-d">{escape(description)}</desc>'
-    label = f'aria-labelledby="{prefix}-t {prefix}-d"'
-    if standalone:
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" {attributes} {label} '
-            f'width="{_round(width)}" height="{_round(height)}" '
-            "font-family=\"system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif\">"
-            f"{head}<style>@media (prefers-color-scheme: dark){{{_dark_rules()}}}</style>"
-            f'<rect width="100%" height="100%" rx="8" class="f-page" fill="{Role.PAGE.light}"/>{body}</svg>\n'
-        )
-    return f"<svg {attributes} {label}>{head}{body}</svg>"
+    if sheet is not None:
+        return f"<svg {attributes}>{head}{body}</svg>"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {attributes} width="{width}" height="{height}" '
+        "font-family=\"system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif\">"
+        f"{head}<style>@media (prefers-color-scheme: dark){{{_dark_rules()}}}</style>"
+        f'<rect width="100%" height="100%" rx="8" class="f-page" fill="{Role.PAGE.light}"/>{body}</svg>\n'
+    )
 
 
 def _dark_rules() -> str:
     return "".join(f".f-{r.word}{{fill:{r.dark}}}.s-{r.word}{{stroke:{r.dark}}}" for r in Role)
 
 
+class _Writer:
+    """Rewrites matplotlib's elements: shorter, without its identities and colours."""
+
+    def __init__(
+        self, prefix: str, sheet: Sheet | None, tips: Mapping[int, str], root: ElementTree.Element
+    ) -> None:
+        self._sheet = sheet
+        self._tips = tips
+        used = (name for element in root.iter() for name in _references(element))
+        self._names = {name: f"{prefix}-{number}" for number, name in enumerate(dict.fromkeys(used))}
+
+    def element(self, element: ElementTree.Element, decimals: int = 1, tip_text: str = "") -> str:
+        tag = element.tag.removeprefix(_SVG)
+        if tag in ("metadata", "style") or "}" in tag:
+            return ""
+        identity = element.get("id", "")
+        if identity.startswith(_TIP):
+            tip_text = self._tips.get(int(identity.removeprefix(_TIP)), "")
+        # Marks are small and drawn often: they deserve the second decimal.
+        inner = 2 if tag == "defs" else decimals
+        inside = "".join(self.element(child, inner, tip_text) for child in element)
+        if tag == "text":
+            inside = escape(element.text or "")
+        if tag == "use" and tip_text:
+            inside = f"<title>{escape(tip_text)}</title>"
+        if tag in ("g", "defs") and not inside:
+            return ""
+        attributes = self._attributes(element, decimals)
+        if tag == "g" and not attributes:
+            return inside
+        return f"<{tag}{attributes}>{inside}</{tag}>" if inside else f"<{tag}{attributes}/>"
+
+    def _attributes(self, element: ElementTree.Element, decimals: int) -> str:
+        out: dict[str, str] = {}
+        for name, value in element.attrib.items():
+            if name == "id":
+                if value in self._names:
+                    out["id"] = self._names[value]
+            elif name == _HREF:
+                out["href"] = f"#{self._names[value.lstrip('#')]}"
+            elif name == "clip-path":
+                out[name] = _URL.sub(lambda match: f"url(#{self._names[match.group(1)]})", value)
+            elif name == "style":
+                out.update(self._style(value))
+            elif name == "d":
+                short = re.sub(r"\s*([A-Za-z])\s*", r"\1", _rounded(value, decimals)).strip()
+                out[name] = _DOT.sub(r"M\1h0", short)
+            elif name == "transform":
+                if not value.startswith("rotate(-0 "):
+                    out[name] = _rounded(value, decimals)
+            else:
+                out[name] = _rounded(value, decimals)
+        return "".join(f" {name}={quoteattr(value)}" for name, value in out.items())
+
+    def _style(self, text: str) -> dict[str, str]:
+        """Attributes that stand for a style: a class of the page's sheet, or the declarations themselves."""
+        plain: dict[str, str] = {}
+        roles: dict[str, Role] = {}
+        for declaration in text.split(";"):
+            name, _, value = (part.strip() for part in declaration.partition(":"))
+            if name in ("fill", "stroke") and value in _BY_PLACEHOLDER:
+                roles[name] = _BY_PLACEHOLDER[value]
+            elif name and name != "font-family" and _DEFAULT_STYLE.get(name) != value:
+                plain[name] = _rounded(value, 2)
+        if not plain and not roles:
+            return {}
+        if self._sheet is not None:
+            colours = {name: f"var(--{role.word})" for name, role in roles.items()}
+            return {"class": self._sheet.name({**colours, **plain})}
+        plain |= {name: role.light for name, role in roles.items()}
+        if roles:
+            plain["class"] = " ".join(f"{name[0]}-{role.word}" for name, role in roles.items())
+        return plain
+
+
 def _references(element: ElementTree.Element) -> list[str]:
-    found = [element.get(_HREF, "")]
-    found += re.findall(r"url\((#[^)]+)\)", element.get("clip-path", ""))
-    return [name for name in found if name]
+    href = element.get(_HREF, "").lstrip("#")
+    return ([href] if href else []) + _URL.findall(element.get("clip-path", ""))
 
 
-def _write(element: ElementTree.Element, prefix: str, used: set[str], tips: Mapping[int, str]) -> str:
-    tag = element.tag.removeprefix(_SVG)
-    if tag in ("metadata", "style") or "}" in tag:
-        return ""
-    identity = element.get("id", "")
-    inside = "".join(_write(child, prefix, used, tips) for child in element)
-    if identity.startswith(_TIP):
-        inside = f"<title>{escape(tips[int(identity.removeprefix(_TIP))])}</title>{inside}"
-    if tag == "text":
-        inside = escape(element.text or "") + inside
-    if tag in ("g", "defs") and not inside:
-        return ""
-    attributes = _attributes(element, prefix, used)
-    if tag == "g" and not attributes and not identity.startswith(_TIP):
-        return inside
-    return f"<{tag}{attributes}>{inside}</{tag}>" if inside else f"<{tag}{attributes}/>"
+def _rounded(text: str, decimals: int) -> str:
+    return _NUMBER.sub(lambda match: _round(match.group(), decimals), text)
 
 
-def _attributes(element: ElementTree.Element, prefix: str, used: set[str]) -> str:
-    out: dict[str, str] = {}
-    for name, value in element.attrib.items():
-        if name == "id":
-            if value in used:
-                out["id"] = f"{prefix}-{value}"
-        elif name == _HREF:
-            out["href"] = f"#{prefix}-{value.lstrip('#')}"
-        elif name == "clip-path":
-            out[name] = re.sub(r"#", f"#{prefix}-", value)
-        elif name == "style":
-            out.update(_style(value))
-        elif name == "d":
-            short = re.sub(r"\s*([A-Za-z])\s*", r"\1", _rounded(value)).strip()
-            out[name] = _DOT.sub(r"M\1h0", short)
-        elif name == "transform":
-            if not value.startswith("rotate(-0 "):
-                out[name] = _rounded(value)
-        else:
-            out[name] = _rounded(value)
-    return "".join(f" {name}={quoteattr(value)}" for name, value in out.items())
-
-
-def _style(text: str) -> dict[str, str]:
-    """Presentation attributes for a style: classes where the colour is a role."""
-    out: dict[str, str] = {}
-    names: list[str] = []
-    for declaration in text.split(";"):
-        name, _, value = (part.strip() for part in declaration.partition(":"))
-        if name in ("fill", "stroke") and value in _BY_PLACEHOLDER:
-            role = _BY_PLACEHOLDER[value]
-            names.append(f"{name[0]}-{role.word}")
-            out[name] = role.light
-        elif name and name != "font-family" and _DEFAULT_STYLE.get(name) != value:
-            out[name] = _rounded(value)
-    if names:
-        out["class"] = " ".join(names)
-    return out
-
-
-def _rounded(text: str) -> str:
-    return _NUMBER.sub(lambda match: _round(match.group()), text)
-
-
-def _round(number: str) -> str:
-    """Two decimals: a fiftieth of a pixel."""
-    short = f"{float(number):.2f}".rstrip("0").rstrip(".")
+def _round(number: str, decimals: int) -> str:
+    short = f"{float(number):.{decimals}f}"
+    if "." in short:
+        short = short.rstrip("0").rstrip(".")
     return "0" if short in ("-0", "") else short

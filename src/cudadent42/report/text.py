@@ -1,4 +1,4 @@
-"""Numbers and names as a reader wants them: three figures, a unit, nothing that a terminal or a page could misread."""
+"""Numbers and names as a reader wants them: three figures, a unit, nothing that a page could misread."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ def shorten(text: str, length: int) -> str:
         return text
     tail = (length - 1) // 2
     return f"{text[: length - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def implementation(name: str) -> str:
+    """An implementation's name; a plug-in's without the folders in front of its file."""
+    return clean(name.rpartition("/")[2] if ".py:" in name else name)
 
 
 def figures(value: float, count: int = 3) -> str:

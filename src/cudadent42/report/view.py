@@ -107,14 +107,19 @@ class View:
 
     @property
     def baseline(self) -> str:
-        return text.clean(self.run.plan.baseline)
+        return text.implementation(self.run.plan.baseline)
 
     @property
     def candidate(self) -> str:
         """Name of the implementation that the headline is about."""
+        return text.implementation(self.candidate_name)
+
+    @property
+    def candidate_name(self) -> str:
+        """``candidate`` as the records spell it."""
         if self.run.results:
-            return text.clean(self.run.results.candidate)
-        return text.clean(next((n for n in self.run.plan.implementations if n != self.run.plan.baseline), ""))
+            return self.run.results.candidate
+        return next((name for name in self.run.plan.implementations if name != self.run.plan.baseline), "")
 
     @cached_property
     def rows(self) -> tuple[CaseRow, ...]:
@@ -127,7 +132,7 @@ class View:
         verified = {
             entry.case: entry
             for entry in (verify.cases if verify else ())
-            if entry.input == "random" and text.clean(entry.implementation) == self.candidate
+            if entry.input == "random" and entry.implementation == self.candidate_name
         }
         return tuple(
             CaseRow(
@@ -144,8 +149,15 @@ class View:
     def _reason(self, case: Case, timed: bool) -> str:
         if timed:
             return ""
+        return self.skip_reason(case) or "the run ended before this case was complete"
+
+    def skip_reason(self, case: Case) -> str:
+        """Why the candidate or its baseline was left out on this case; empty where it was not."""
         skipped = self.run.results.skipped if self.run.results else {}
-        return text.clean(skipped.get(case.id, "the run ended before this case was complete"))
+        for key in (case.id, f"{case.id}/{self.candidate_name}", f"{case.id}/{self.run.plan.baseline}"):
+            if key in skipped:
+                return text.clean(skipped[key])
+        return ""
 
     @cached_property
     def timed(self) -> tuple[CaseRow, ...]:
@@ -183,15 +195,35 @@ class View:
             return math.nan
         return statistics.geometric_mean(found)
 
+    def peak(self, dtype: str) -> tuple[str, float] | None:
+        """Name and GFLOP/s of the measured ceiling for a dtype; None where there is none.
+
+        On a CPU without one of its own, fp16 is computed in fp32, whose ceiling then holds.
+        """
+        peaks = self.run.results.peaks if self.run.results else {}
+        names = (dtype, "fp32") if self.run.plan.device == "cpu" else (dtype,)
+        for name in names:
+            rate = peaks.get(f"{name}_gflops", math.nan)
+            if rate > 0:
+                return name, rate
+        return None
+
+    @property
+    def bandwidth(self) -> float:
+        """Measured copy bandwidth, 1e9 bytes per second; NaN where it was not measured."""
+        return self.run.results.peaks.get("copy_gbps", math.nan) if self.run.results else math.nan
+
     # ------------------------------------------------------------ verification
 
     @property
     def failures(self) -> tuple[VerifiedCase, ...]:
         return tuple(c for c in (self.run.verify.cases if self.run.verify else ()) if not c.passed)
 
-    @property
+    @cached_property
     def checked(self) -> tuple[VerifiedCase, ...]:
-        return self.run.verify.cases if self.run.verify else ()
+        """Every check but the baseline's passed ones: its bound is twice its own error."""
+        cases = self.run.verify.cases if self.run.verify else ()
+        return tuple(c for c in cases if c.implementation != self.run.plan.baseline or not c.passed)
 
     @property
     def worst_of_bound(self) -> float:
@@ -222,7 +254,7 @@ class View:
         results = self.run.results
         if results is None or self.run.manifest.status in (RunStatus.INTERRUPTED, RunStatus.FAILED):
             return False
-        return all(row.comparison or row.case.id in results.skipped for row in self.rows)
+        return all(row.comparison or self.skip_reason(row.case) for row in self.rows)
 
     @property
     def headline(self) -> str:
@@ -259,7 +291,8 @@ class View:
         scope = "all" if len(self.timed) == len(self.rows) else f"{len(self.timed)} of"
         return (
             f"Geometric mean over {scope} {text.plural(len(self.rows), 'case')}, 95 % interval "
-            f"{text.interval(results.speedup_geomean_ci_low, results.speedup_geomean_ci_high)}, on {self.device}"
+            f"{text.interval(results.speedup_geomean_ci_low, results.speedup_geomean_ci_high)}, "
+            f"on {self.device}"
         )
 
     @property

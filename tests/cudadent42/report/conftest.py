@@ -62,7 +62,7 @@ class Recipe42:
     seed: int = 7
 
 
-def make_run(path: Path, kind: Recipe42 = Recipe42()) -> RunFolder:  # noqa: B008 (frozen)
+def make_run(path: Path, kind: Recipe42 = Recipe42()) -> RunFolder:
     """A complete, successful run."""
     generator = random.Random(kind.seed)
     cases = tuple(_cases(kind))

@@ -14,7 +14,7 @@ _LEFT = 52.0
 _FOOT = 24.0
 
 
-def control(view: View, *, wide: bool) -> str:
+def control(view: View, sheet: svg.Sheet, *, wide: bool) -> str:
     """Ratio and interval of every control comparison; empty where the run had none."""
     rows = [row for row in view.rows if row.control]
     results = view.run.results
@@ -58,9 +58,8 @@ def control(view: View, *, wide: bool) -> str:
             continue
         role = marks.ROLE_OF[found.verdict]
         marks.rule(axes, (x, x), (found.ci_low, found.ci_high), role, 2, zorder=3)
-        tips[x] = (
-            f"{row.name} {row.case.dtype}: {text.ratio(found.speedup)} ({text.interval(found.ci_low, found.ci_high)})"
-        )
+        interval = text.interval(found.ci_low, found.ci_high)
+        tips[x] = f"{row.name} {row.case.dtype}: {text.ratio(found.speedup)} ({interval})"
         marks.point(axes, x, found.speedup, found.verdict, size=6, gid=svg.tip(x))
     for dtype in view.dtypes:
         places = [x for x, row in enumerate(rows) if row.case.dtype == dtype]
@@ -72,6 +71,7 @@ def control(view: View, *, wide: bool) -> str:
         prefix=f"control-{'wide' if wide else 'narrow'}",
         title=f"{view.baseline} against itself, every case",
         description=f"Noise floor {text.percent(floor)}; {text.plural(len(rows), 'case')}.",
-        tips=tips,
+        sheet=sheet,
+        tips=tips if wide else None,
         css_class="wide" if wide else "narrow",
     )

@@ -14,7 +14,7 @@ _LANE = 46.0
 _FOOT = 26.0
 
 
-def errors(view: View, *, wide: bool) -> str:
+def errors(view: View, sheet: svg.Sheet, *, wide: bool) -> str:
     """One lane per norm, one mark per check; empty where no check has a bound."""
     checks = [(entry, shares_of_bound(entry)) for entry in view.checked]
     checks = [(entry, shares) for entry, shares in checks if not all(math.isnan(share) for share in shares)]
@@ -48,8 +48,9 @@ def errors(view: View, *, wide: bool) -> str:
             if math.isnan(share):
                 continue
             number = len(tips)
+            who = text.implementation(entry.implementation)
             tips[number] = text.clean(
-                f"{entry.case}, {entry.implementation}, {entry.input}: {text.figures(100 * share)} % of the bound"
+                f"{entry.case}, {who}, {entry.input}: {text.figures(100 * share)} % of the bound"
             )
             random = entry.input == "random"
             role = Role.SLOWER if share > 1 else Role.CANDIDATE if random else Role.OTHER_1
@@ -70,6 +71,7 @@ def errors(view: View, *, wide: bool) -> str:
         prefix=f"errors-{'wide' if wide else 'narrow'}",
         title="Error against float64 as a share of its bound",
         description=view.verification_line,
-        tips=tips,
+        sheet=sheet,
+        tips=tips if wide else None,
         css_class="wide" if wide else "narrow",
     )

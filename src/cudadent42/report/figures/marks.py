@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
 
 from matplotlib.axes import Axes
 
@@ -39,7 +41,7 @@ def write(
     bold: bool = False,
     place: str = "data",
 ) -> None:
-    """Text at a place in ``data`` coordinates, in ``axes`` fractions, or x in data and y in axes (``column``)."""
+    """Text at a place in ``data`` or ``axes`` coordinates, or x in data and y in axes (``column``)."""
     transform = {"data": axes.transData, "axes": axes.transAxes, "column": axes.get_xaxis_transform()}[place]
     axes.text(
         x,
@@ -84,7 +86,7 @@ def point(
 
 
 def rule(
-    axes: Axes, xs: Sequence[float], ys: Sequence[float], role: Role, width: float = 1, **more: object
+    axes: Axes, xs: Sequence[float], ys: Sequence[float], role: Role, width: float = 1, **more: Any
 ) -> None:
     """A line without markers."""
     axes.plot(xs, ys, color=role.placeholder, linewidth=width, clip_on=False, **more)
@@ -116,7 +118,7 @@ def ratio_ticks(low: float, high: float, most: int) -> tuple[float, ...]:
 
 def _apart(ticks: Sequence[float], low: float, high: float, most: int) -> bool:
     least = math.log(high / low) / (1.6 * most)
-    return all(math.log(b / a) >= least for a, b in zip(ticks, ticks[1:], strict=False))
+    return all(math.log(b / a) >= least for a, b in pairwise(ticks))
 
 
 def tick_label(value: float) -> str:

@@ -1,7 +1,8 @@
-"""Speed-up of every case with its interval: one panel per dtype, one line per case, a log axis, 1 in plain sight."""
+"""Speed-up of every case with its interval: a panel per dtype, a line per case, 1 always in sight."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
@@ -13,7 +14,7 @@ from cudadent42.report.svg import Role
 from cudadent42.report.view import CaseRow, View
 
 _LANE = 9.0
-_GAP = 13.0
+_GAP = 15.0
 _HEAD = 30.0
 _FOOT = 38.0
 _CHARACTER = 6.4
@@ -34,8 +35,9 @@ class _Layout:
     ticks: int
 
 
-def speedup(view: View, *, wide: bool, standalone: bool = False) -> str:
-    """The picture, 1040 or 360 pixels wide. ``standalone`` adds a heading and both palettes, for use outside the page."""
+def speedup(view: View, sheet: svg.Sheet | None, *, wide: bool) -> str:
+    """The picture, 1040 or 360 pixels wide. Without a sheet it gets a heading, for use outside the page."""
+    standalone = sheet is None
     names = list(dict.fromkeys(row.name for row in view.rows))
     dtypes = view.dtypes
     layout = _layout(names, len(dtypes), wide)
@@ -94,9 +96,9 @@ def speedup(view: View, *, wide: bool, standalone: bool = False) -> str:
         prefix=f"speedup-{'solo' if standalone else 'wide' if wide else 'narrow'}",
         title=f"Speed-up of {view.candidate} over {view.baseline}, every case",
         description=f"{view.headline}. {view.subline}. The table of cases holds the same numbers.",
-        tips=tips,
+        sheet=sheet,
+        tips=tips if wide else None,
         css_class="wide" if wide else "narrow",
-        standalone=standalone,
     )
 
 
@@ -125,6 +127,12 @@ def _limits(view: View) -> tuple[float, float]:
         for end in (comparison.ci_low, comparison.ci_high, comparison.speedup)
     ]
     return marks.ratio_limits(values, view.run.plan.margin)
+
+
+def control_shown(view: View) -> bool:
+    """Whether the A/A control is drawn too: only on a scale where it can be told from 1."""
+    low, high = _limits(view)
+    return high / low < 1.6 and any(row.control for row in view.rows)
 
 
 def _shown(view: View, row: CaseRow) -> list[Comparison]:
@@ -164,7 +172,7 @@ def _panel_title(axes: Axes, view: View, dtype: str, height: float) -> None:
     y = 1 + 14 / height
     mean = view.dtype_geomean(dtype)
     marks.write(axes, 0, y, text.clean(dtype), role=Role.INK, size=13, bold=True, place="axes")
-    if mean == mean:
+    if math.isfinite(mean):
         marks.write(axes, 1, y, f"geometric mean {text.ratio(mean)}", align="right", place="axes")
 
 
@@ -186,7 +194,7 @@ def _row(
         return
     pitch = _LANE / (_GAP + _LANE * lanes)
     first = y - pitch * (lanes - 1) / 2
-    if row.control:
+    if row.control and control_shown(view):
         axes.plot(
             [row.control.speedup],
             [first],
@@ -198,6 +206,17 @@ def _row(
             zorder=2,
         )
     role = marks.ROLE_OF[comparison.verdict]
+    if math.isfinite(comparison.speedup):
+        marks.rule(
+            axes,
+            (1, comparison.speedup),
+            (first, first),
+            role,
+            4,
+            alpha=0.22,
+            zorder=2,
+            solid_capstyle="butt",
+        )
     marks.rule(axes, (comparison.ci_low, comparison.ci_high), (first, first), role, 2.2, zorder=3)
     number = len(tips)
     tips[number] = _tip(row, comparison)
@@ -245,8 +264,9 @@ def _other(
 
 
 def _tip(row: CaseRow, comparison: Comparison) -> str:
+    causal = " causal" if row.case.causal else ""
     return text.clean(
-        f"{row.name} {row.case.dtype}, {row.shape}{' causal' if row.case.causal else ''}: {comparison.implementation} "
+        f"{row.name} {row.case.dtype}, {row.shape}{causal}: {text.implementation(comparison.implementation)} "
         f"{text.ratio(comparison.speedup)} ({text.interval(comparison.ci_low, comparison.ci_high)}), "
         f"{comparison.verdict.value}; {text.latency(comparison.latency_ms)} against "
         f"{text.latency(comparison.baseline_latency_ms)}"
