@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cudadent42.errors import MachineNotReadyError, UsageError
@@ -38,33 +41,44 @@ def build(device: str, architectures: Sequence[str] = ()) -> BuildReport:
     for name in architectures:
         if not _ARCHITECTURE.fullmatch(name):
             raise UsageError(f"--arch {name!r}: expected a CUDA architecture such as sm_80 or sm_90a")
-    targets = architectures or (_architecture(device),)
-    kernels: list[KernelBuild] = []
-    failures: list[BuildFailure] = []
-    for target in targets:
-        try:
-            kernels += _build_kernels(target)
-        except BuildError as error:
-            failures.append(BuildFailure("attention", target, str(error), error.log))
-        except DeviceError as error:
-            raise MachineNotReadyError(str(error)) from error
-    return BuildReport(tuple(kernels), tuple(failures))
+    try:
+        built = _build_cpu() if device == "cpu" else _build_cuda(architectures or (_architecture(device),))
+    except DeviceError as error:
+        raise MachineNotReadyError(str(error)) from error
+    return BuildReport(
+        kernels=tuple(item for item in built if isinstance(item, KernelBuild)),
+        failures=tuple(item for item in built if isinstance(item, BuildFailure)),
+    )
 
 
-def _build_kernels(target: str) -> list[KernelBuild]:
-    if target == "cpu":
-        from flashmoe_science import cpu
+def _build_cpu() -> list[KernelBuild | BuildFailure]:
+    from flashmoe_science import cpu
 
+    try:
         return list(cpu.build())
-    from flashmoe_science import cuda
+    except BuildError as error:
+        return [BuildFailure("attention_forward", platform.machine(), str(error), error.log)]
 
-    return list(cuda.build((target,)))
+
+def _build_cuda(architectures: Sequence[str]) -> list[KernelBuild | BuildFailure]:
+    from flashmoe_science import cuda
+    from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel
+
+    cache = default_cache()
+
+    def attempt(kernel: CudaKernel) -> KernelBuild | BuildFailure:
+        try:
+            return compile_kernel(kernel, cache)
+        except BuildError as error:
+            return BuildFailure(kernel.label, kernel.architecture, str(error), error.log)
+
+    # NVRTC compiles in threads of its caller and without Python's lock.
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        return list(pool.map(attempt, cuda.kernels(architectures)))
 
 
 def _architecture(device: str) -> str:
-    """``cpu``, or the architecture to compile for on the GPU."""
-    if device == "cpu":
-        return device
+    """The architecture to compile for on this machine's GPU."""
     context = gather(device, Path("runs"))
     if context.gpu_index >= len(context.gpu.gpus):
         raise MachineNotReadyError(

@@ -485,7 +485,7 @@ def _console(stderr: bool = False) -> Console:
 
     console = Console(stderr=stderr)
     # A log has no width of its own; the default of 80 would fold the tables.
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(stderr=stderr, width=120)
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(stderr=stderr, width=140)
 
 
 def _print(console: Console, text: str) -> None:

@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from cudadent42.records import BuildReport, Comparison, Results, Verdict, VerifiedCase, VerifyReport
-from flashmoe_science.jit.records import KernelBuild
+from flashmoe_science.jit.records import KernelBuild, Recipe, Resources
 
 _STYLES = {
     Verdict.FASTER: "green",
@@ -67,32 +67,48 @@ def verdict_line(results: Results) -> str:
     return line + (f"; {_plural(len(left_out), 'cell')} not timed" if left_out else "")
 
 
+_RESOURCES = ("regs", "spill", "static", "dynamic", "threads", "blocks", "occ.")
+
+
 def build_table(report: BuildReport) -> Table:
-    """One row per kernel; the columns of a GPU's resources only where there are any."""
+    """One row per kernel, with the parameters that tell it apart; a GPU's resources only where there are any.
+
+    Spills and shared memory are in bytes, ``blocks`` is blocks per multiprocessor, ``occ.`` occupancy.
+    """
     with_resources = any(kernel.resources for kernel in report.kernels)
+    varying = _varying([kernel.recipe for kernel in report.kernels])
     table = _table("kernel", "target")
-    if with_resources:
-        for name in ("regs", "spill B", "static B", "dynamic B", "threads", "blocks/SM", "occupancy"):
-            table.add_column(name, justify="right")
-    table.add_column("compile", justify="right")
-    table.add_column("from")
+    for name in _RESOURCES if with_resources else ():
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("compile", justify="right", no_wrap=True)
+    table.add_column("from", no_wrap=True)
     for kernel in report.kernels:
-        cells = [kernel.recipe.label, kernel.recipe.architecture]
-        if kernel.resources is not None:
-            use = kernel.resources
-            cells += [
-                str(use.registers_per_thread),
-                str(use.spill_store_bytes + use.spill_load_bytes),
-                str(use.static_shared_bytes),
-                str(use.dynamic_shared_bytes),
-                str(use.threads_per_block),
-                str(use.blocks_per_sm),
-                f"{use.occupancy:.0%}",
-            ]
-        elif with_resources:
-            cells += ["–"] * 7
+        recipe = kernel.recipe
+        inside = " ".join(f"{k}={v}" for k, v in recipe.configuration.items() if k in varying)
+        cells = [f"{recipe.kernel} {inside}".rstrip(), recipe.architecture.split("+")[0]]
+        cells += _resource_cells(kernel.resources) if with_resources else []
         table.add_row(*cells, f"{kernel.compile_seconds:.2f} s", "cache" if kernel.cached else "compiler")
     return table
+
+
+def _varying(recipes: Sequence[Recipe]) -> set[str]:
+    """Names of the parameters that differ between the recipes."""
+    names = {name for recipe in recipes for name in recipe.configuration}
+    return {name for name in names if len({recipe.configuration.get(name) for recipe in recipes}) > 1}
+
+
+def _resource_cells(use: Resources | None) -> list[str]:
+    if use is None:
+        return ["–"] * len(_RESOURCES)
+    return [
+        str(use.registers_per_thread),
+        str(use.spill_store_bytes + use.spill_load_bytes),
+        str(use.static_shared_bytes),
+        str(use.dynamic_shared_bytes),
+        str(use.threads_per_block),
+        str(use.blocks_per_sm),
+        f"{use.occupancy:.0%}",
+    ]
 
 
 def build_line(report: BuildReport) -> str:
@@ -124,7 +140,7 @@ def cache_table(entries: Sequence[KernelBuild]) -> Table:
     for entry in entries:
         table.add_row(
             entry.recipe.label,
-            entry.recipe.architecture,
+            entry.recipe.architecture.split("+")[0],
             f"{entry.artifact_bytes / 1e3:.0f} kB",
             f"{entry.compile_seconds:.2f} s",
             entry.key[:12],
