@@ -18,8 +18,8 @@ def check_arguments(
 ) -> None:
     """Raise InputError, with what to do, unless the arguments make sense together.
 
-    Expected: query (batch, heads, seqlen_q, head_dim), key and value (batch, kv_heads, seqlen_k, head_dim), one dtype
-    and device, heads a multiple of kv_heads, last dimension contiguous.
+    Expected: query (batch, heads, seqlen_q, head_dim), key and value (batch, kv_heads, seqlen_k, head_dim),
+    one dtype and device, heads a multiple of kv_heads, last dimension contiguous.
     """
     named = {"query": query, "key": key, "value": value}
     for name, tensor in named.items():
@@ -34,7 +34,7 @@ def check_arguments(
             raise InputError(f"{name} has layout {tensor.layout}; expected a dense tensor: call .to_dense()")
         if tensor.dtype not in DTYPES:
             raise InputError(
-                f"{name} has dtype {tensor.dtype}; expected float32, bfloat16 or float16: convert it with .to()"
+                f"{name} has dtype {tensor.dtype}; expected float32, bfloat16 or float16: use .to()"
             )
         if tensor.dtype != query.dtype:
             raise InputError(
@@ -63,7 +63,7 @@ def check_arguments(
         )
     if not HEAD_DIM_STEP <= head_dim <= MAX_HEAD_DIM or head_dim % HEAD_DIM_STEP:
         raise InputError(
-            f"head_dim is {head_dim}; expected a multiple of {HEAD_DIM_STEP} from {HEAD_DIM_STEP} to {MAX_HEAD_DIM}: "
+            f"head_dim is {head_dim}; expected a multiple of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}: "
             "pad query, key and value with zeros, and give softmax_scale"
         )
     for name, tensor in named.items():

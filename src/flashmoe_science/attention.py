@@ -18,19 +18,19 @@ def flash_attention(
     softmax_scale: float | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """softmax(softmax_scale * query @ key^T) @ value, computed by tiles with an online softmax (forward only).
+    """softmax(softmax_scale * query @ key^T) @ value, by tiles with an online softmax (forward only).
 
     Args:
         query: (batch, heads, seqlen_q, head_dim); float32, bfloat16 or float16; any strides whose last is 1.
-        key, value: (batch, kv_heads, seqlen_k, head_dim), of the same dtype and device. Query head h uses key/value
-            head h // (heads // kv_heads).
+        key, value: (batch, kv_heads, seqlen_k, head_dim), of the same dtype and device. Query head h uses
+            key/value head h // (heads // kv_heads).
         causal: query row i sees keys 0 to i + seqlen_k - seqlen_q (aligned bottom-right).
         softmax_scale: 1 / sqrt(head_dim) if None.
         return_lse: also return the log-sum-exp of the scaled scores.
 
     Returns:
-        The output, like query in shape, dtype and order of strides; with `return_lse` also the natural log-sum-exp,
-        float32, (batch, heads, seqlen_q). A row that sees no key gives zeros and minus infinity.
+        The output, like query in shape, dtype and order of strides; with `return_lse` also the natural
+        log-sum-exp, float32, (batch, heads, seqlen_q). A row that sees no key gives zeros and minus infinity.
 
     Raises:
         InputError: arguments that do not fit together, or that require a gradient.

@@ -1,7 +1,7 @@
 """Attention on the CPU: the kernel in kernels/cpu, compiled at first use, and its launch.
 
-A call of a small shape takes the kernel a microsecond, so what depends only on shapes, strides and types (checks,
-strides in bytes, the kernel for this dtype) is done once and kept as a plan.
+A call of a small shape takes the kernel a microsecond, so what depends only on shapes, strides and types
+(checks, strides in bytes, the kernel for this dtype) is done once and kept as a plan.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ _KERNELS = Path(__file__).parent / "kernels" / "cpu"
 _ELEMENT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # Plans are small; the bound only keeps a process with ever-changing shapes from growing.
 _MAX_PLANS = 4096
+_PEAK_SECONDS = 0.08
+_COPY_BYTES = 96 << 20
 
 
 class _Problem(ctypes.Structure):
@@ -128,7 +130,39 @@ def build() -> list[KernelBuild]:
         BuildError, DeviceError: see `flashmoe_science.jit.host.build`.
     """
     instruction_set = host.choose_instruction_set()
-    return [host.build(_KERNELS / f"{name}.cpp", name, instruction_set) for name in ("attention_forward",)]
+    return [
+        host.build(_KERNELS / f"{name}.cpp", name, instruction_set) for name in ("attention_forward", "peaks")
+    ]
+
+
+def measure_peaks() -> dict[str, float]:
+    """What this machine reaches at most with torch.get_num_threads() threads, measured now (about 0.3 s).
+
+    Returns:
+        ``fp32_gflops``: fused multiply-adds, 2 operations each (a multiply and an add on a CPU without them);
+        ``bf16_gflops``: bf16 dot products with fp32 sums, only where the CPU has them;
+        ``copy_gbps``: GB/s read and written by a copy between buffers larger than most caches.
+
+    Raises:
+        BuildError, DeviceError: as `build`.
+    """
+    library = host.load(host.build(_KERNELS / "peaks.cpp", "peaks", host.choose_instruction_set()))
+    threads = torch.get_num_threads()
+    measured: dict[str, float] = {}
+    for name in ("fp32", "bf16"):
+        function = library[f"flashmoe_peak_{name}"]
+        function.argtypes = [ctypes.c_int, ctypes.c_double]
+        function.restype = ctypes.c_double
+        rate = function(threads, _PEAK_SECONDS)
+        if rate > 0:
+            measured[f"{name}_gflops"] = rate * 1e-9
+    source = torch.ones(_COPY_BYTES, dtype=torch.uint8)
+    target = torch.zeros(_COPY_BYTES, dtype=torch.uint8)
+    copy = library.flashmoe_peak_copy
+    copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int]
+    copy.restype = ctypes.c_double
+    measured["copy_gbps"] = copy(source.data_ptr(), target.data_ptr(), _COPY_BYTES, threads, 5) * 1e-9
+    return measured
 
 
 def _make_plan(
