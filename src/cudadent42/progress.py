@@ -25,6 +25,9 @@ class Observer(Protocol):
     def note(self, text: str) -> None:
         """Something that the user should see and that stays on the screen."""
 
+    def detail(self, text: str) -> None:
+        """Something that only a user who asked for more should see."""
+
 
 class Silent:
     """Tells nobody."""
@@ -38,12 +41,16 @@ class Silent:
     def note(self, text: str) -> None:
         return
 
+    def detail(self, text: str) -> None:
+        return
+
 
 class Lines:
     """Plain lines, for logs."""
 
     def __init__(self, console: Console, verbose: bool) -> None:
         self._console = console
+        self._verbose = verbose
         self._interval_s = 0.0 if verbose else _LINE_INTERVAL_S
         self._clock = _Clock()
         self._stage = ""
@@ -71,6 +78,10 @@ class Lines:
 
     def note(self, text: str) -> None:
         self._print(text)
+
+    def detail(self, text: str) -> None:
+        if self._verbose:
+            self._print(text)
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -119,6 +130,9 @@ class Bar:
             self._drawn = now
             self._progress.update(self._task, completed=fraction, what=what + self._clock.left(fraction))
             self._progress.refresh()
+
+    def detail(self, text: str) -> None:
+        return
 
     def note(self, text: str) -> None:
         self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
