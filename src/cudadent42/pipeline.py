@@ -172,10 +172,10 @@ def _tell(event: Event, observer: Observer, log: Log) -> None:
         observer.advance(event.fraction, event.what)
         return
     log(type(event).__name__, data=event)
-    if isinstance(event, Skipped):
-        observer.note(
-            f"{event.key}: not {'verified' if event.stage == 'verify' else 'timed'}: {event.reason}"
-        )
+    if isinstance(event, Skipped) and event.stage == "bench":
+        observer.note(f"{event.key}: not timed: {event.reason}")
+    elif isinstance(event, Skipped):
+        observer.detail(f"{event.key}: not verified: {event.reason}")
     elif isinstance(event, Message):
         observer.note(event.text)
     elif isinstance(event, WorkerLost):
