@@ -24,9 +24,7 @@ from cudadent42.runs import RunWriter, default_path
 from cudadent42.source import revision
 from cudadent42.worker import Worker, run_stage
 from flashmoe_science import cpu
-
-Log = Callable[..., None]
-"""``RunWriter.log``: the name of an event and its fields."""
+from flashmoe_science.errors import BuildError, DeviceError
 
 WORKER_LOG = "worker.log"
 """What the worker and the candidates print, in the run folder."""
@@ -54,8 +52,12 @@ class Request:
 class Outcome:
     folder: Path
     verify: VerifyReport
+    """With the outputs that were checked again after timing."""
     results: Results
-    exit_code: ExitCode
+
+    @property
+    def exit_code(self) -> ExitCode:
+        return ExitCode.PASS if self.verify.passed else ExitCode.VERIFICATION_FAILED
 
 
 @dataclass(frozen=True)
@@ -101,21 +103,24 @@ def run(request: Request, observer: Observer, opened: Callable[[RunWriter], None
     path = request.output or default_path(plan.suite, source)
     with RunWriter(path, plan, prepared.machine, source, request.command, request.save_samples) as folder:
         opened(folder)
+        observer = _Recorded(observer, folder)
         built = build(plan, observer)
         folder.set_build(built)
         require(built)
         with Worker(path / WORKER_LOG) as worker:
-            verified = verify(plan, worker, observer, folder.log)
+            verified = verify(plan, worker, observer)
             folder.write_verify(verified)
             benched = _bench(plan, verified, worker, observer, folder)
+        verified = replace(verified, cases=(*verified.cases, *benched.rechecked))
+        folder.write_verify(verified)
         observer.stage("compare")
-        results = compare(plan, benched.samples, benched.skipped, _peaks(plan))
+        results = compare(plan, benched.samples, benched.skipped, _peaks(plan, observer))
         folder.write_results(results)
+        if request.with_report:
+            observer.stage("report")
     if request.with_report:
-        observer.stage("report")
-        report.write(path)
-    passed = verified.passed and all(case.passed for case in benched.rechecked)
-    return Outcome(path, verified, results, ExitCode.PASS if passed else ExitCode.VERIFICATION_FAILED)
+        report.write(path)  # of the finished run, so once the folder is closed
+    return Outcome(path, verified, results)
 
 
 def verify_only(request: Request, observer: Observer) -> VerifyReport:
@@ -123,7 +128,7 @@ def verify_only(request: Request, observer: Observer) -> VerifyReport:
     plan = prepare(request, observer).plan
     require(build(plan, observer))
     with Worker() as worker:
-        return verify(plan, worker, observer, _no_log)
+        return verify(plan, worker, observer)
 
 
 def build(plan: Plan, observer: Observer) -> BuildReport:
@@ -145,10 +150,10 @@ def require(built: BuildReport) -> None:
         )
 
 
-def verify(plan: Plan, worker: Worker, observer: Observer, log: Log) -> VerifyReport:
+def verify(plan: Plan, worker: Worker, observer: Observer) -> VerifyReport:
     """Check every case of the plan, and the adversarial inputs."""
     observer.stage("verify")
-    return run_stage("verify", plan, on_event=lambda event: _tell(event, observer, log), worker=worker)
+    return run_stage("verify", plan, on_event=lambda event: _tell(event, observer), worker=worker)
 
 
 def _bench(
@@ -160,19 +165,17 @@ def _bench(
                 folder.append_sample(sample)
             folder.log("block", conditions=event.conditions)
         else:
-            _tell(event, observer, folder.log)
+            _tell(event, observer)
 
     observer.stage("bench")
     return run_stage("bench", plan, on_event=on_event, verified=verified, worker=worker)
 
 
-def _tell(event: Event, observer: Observer, log: Log) -> None:
-    """One event of a worker, for the user and the log."""
+def _tell(event: Event, observer: Observer) -> None:
+    """One event of a worker, in words."""
     if isinstance(event, Progress):
         observer.advance(event.fraction, event.what)
-        return
-    log(type(event).__name__, data=event)
-    if isinstance(event, Skipped) and event.stage == "bench":
+    elif isinstance(event, Skipped) and event.stage == "bench":
         observer.note(f"{event.key}: not timed: {event.reason}")
     elif isinstance(event, Skipped):
         observer.detail(f"{event.key}: not verified: {event.reason}")
@@ -184,10 +187,35 @@ def _tell(event: Event, observer: Observer, log: Log) -> None:
         observer.note(f"{event.result.case}: {event.result.implementation} is wrong: {event.result.detail}")
 
 
-def _peaks(plan: Plan) -> dict[str, float]:
-    """The machine's ceilings, measured now."""
-    return cpu.measure_peaks() if plan.device == "cpu" else {}
+def _peaks(plan: Plan, observer: Observer) -> dict[str, float]:
+    """The machine's ceilings, measured now; none where they cannot be."""
+    if plan.device != "cpu":
+        return {}
+    try:
+        return cpu.measure_peaks()
+    except (BuildError, DeviceError) as error:
+        observer.note(f"the machine's peaks are not measured: {error}")
+        return {}
 
 
-def _no_log(event: str, **fields: object) -> None:
-    return
+class _Recorded:
+    """An observer whose words also go into the run's log."""
+
+    def __init__(self, observer: Observer, folder: RunWriter) -> None:
+        self._observer = observer
+        self._folder = folder
+
+    def stage(self, name: str) -> None:
+        self._folder.log("stage", name=name)
+        self._observer.stage(name)
+
+    def advance(self, fraction: float, what: str) -> None:
+        self._observer.advance(fraction, what)
+
+    def note(self, text: str) -> None:
+        self._folder.log("note", text=text)
+        self._observer.note(text)
+
+    def detail(self, text: str) -> None:
+        self._folder.log("detail", text=text)
+        self._observer.detail(text)
