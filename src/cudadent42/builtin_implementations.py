@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 def prepare_sdpa(case: Case, inputs: Inputs) -> Call:
     """PyTorch's SDPA with this project's conventions.
 
-    ``is_causal`` aligns top-left, which equals bottom-right only for equal lengths. Fewer queries than keys take
-    PyTorch's own bottom-right bias; with more queries than keys the first rows see no key and are zeros, and the
-    rest is the equal-lengths case.
+    ``is_causal`` aligns top-left, which equals bottom-right only for equal lengths. Fewer queries than keys
+    take PyTorch's own bottom-right bias; with more queries than keys the first rows see no key and are
+    zeros, and the rest is the equal-lengths case.
     """
     from torch.nn.attention.bias import causal_lower_right
     from torch.nn.functional import scaled_dot_product_attention as sdpa
@@ -144,9 +144,11 @@ def _prepare_flashinfer(case: Case, inputs: Inputs) -> Call:
     )
     query, key, value = (tensor.flatten(0, 1).contiguous() for tensor in _sequence_first(inputs))
 
+    shape = (case.batch, case.seqlen_q, case.num_heads, case.head_dim)
+
     def call() -> Tensor:
         output: Tensor = wrapper.run(query, key, value)
-        return output.unflatten(0, (case.batch, case.seqlen_q)).transpose(1, 2)
+        return output.view(shape).transpose(1, 2)
 
     return call
 
@@ -180,9 +182,7 @@ def _flash_attn(name: str, module: str, package: str, description: str) -> Imple
 _BOTH = ("cpu", "cuda")
 
 ALL: tuple[Implementation, ...] = (
-    Implementation(
-        "pytorch", "PyTorch SDPA, its default choice", _BOTH, prepare_sdpa, judge_nonfinite=False
-    ),
+    Implementation("pytorch", "PyTorch SDPA, its default choice", _BOTH, prepare_sdpa, judge_nonfinite=False),
     Implementation(
         "cudadent42", "flashmoe_science.flash_attention", _BOTH, _prepare_ours, unavailable=_ours_unavailable
     ),

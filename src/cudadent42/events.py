@@ -66,11 +66,19 @@ class StageDone:
     stage: str
 
 
-Event = Progress | CaseVerified | BlockMeasured | Skipped | Message | WorkerLost | StageDone
+@dataclass(frozen=True)
+class StageFailed:
+    """The stage cannot be done as asked; ``exit_code`` is that of the error to raise."""
+
+    message: str
+    exit_code: int
+
+
+Event = Progress | CaseVerified | BlockMeasured | Skipped | Message | WorkerLost | StageDone | StageFailed
 
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
-    for kind in (Progress, CaseVerified, BlockMeasured, Skipped, Message, WorkerLost, StageDone)
+    for kind in (Progress, CaseVerified, BlockMeasured, Skipped, Message, WorkerLost, StageDone, StageFailed)
 }
 
 
@@ -85,6 +93,26 @@ def from_line(line: str) -> Event:
         raise ValueError(f"not an event: {line[:80]!r}")
     event: Event = decode(_KINDS[data["event"]], data["data"])
     return event
+
+
+LOADING = "loading"
+"""``Doing.input`` while an implementation's own files are imported."""
+
+
+@dataclass(frozen=True)
+class Doing:
+    """What a worker is about to run. Not an event: noted in a file, so that a parent can read it after a
+    crash."""
+
+    index: int
+    """Of the unit when verifying, of the case when measuring."""
+    case: str
+    implementation: str
+    input: str = ""
+
+    @property
+    def key(self) -> str:
+        return f"{self.case}/{self.implementation}"
 
 
 class BenchLog:

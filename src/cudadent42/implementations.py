@@ -1,7 +1,8 @@
 """What can be raced: PyTorch, its separate backends, this project's kernels, peers, and plug-ins.
 
-A plug-in is ``path/to/file.py:callable``, called as ``callable(query, key, value, *, causal, softmax_scale)``,
-or an ``Implementation`` published under the entry-point group ``cudadent42.implementations``.
+A plug-in is ``path/to/file.py:callable``, called as ``callable(query, key, value, *, causal,
+softmax_scale)``, or an ``Implementation`` published under the entry-point group
+``cudadent42.implementations``.
 """
 
 from __future__ import annotations
@@ -46,15 +47,16 @@ class Implementation:
     devices: tuple[str, ...]
     """Device types: ``cpu``, ``cuda``."""
     prepare: Callable[[Case, Inputs], Call]
-    """Does what a user does once, outside the timed call (layout views, plans), and returns the call. The call
-    takes nothing and returns a new tensor (batch, heads, seqlen_q, head_dim). Raises ``UnsupportedCaseError``."""
+    """Does what a user does once, outside the timed call (layout views, plans), and returns the call. The
+    call takes nothing and returns a new tensor (batch, heads, seqlen_q, head_dim). Raises
+    ``UnsupportedCaseError``."""
     unavailable: Callable[[str], str | None] = _available
     """The reason why it cannot run on a device of this name, or None."""
     context: Callable[[], AbstractContextManager[object]] = nullcontext
     """Entered outside the clock, around preparation and calls: global switches such as a backend's choice."""
     judge_nonfinite: bool = True
-    """Whether NaN and infinity must spread as in the float64 reference. PyTorch's backends and the peers differ
-    among themselves here, so they are not failed for it."""
+    """Whether NaN and infinity must spread as in the float64 reference. PyTorch's backends and the peers
+    differ among themselves here, so they are not failed for it."""
 
 
 def why_not(implementation: Implementation, device: str) -> str | None:
@@ -132,7 +134,7 @@ def _module(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         found.loader.exec_module(module)
-    except Exception as error:  # noqa: BLE001 - the user's file may raise anything
+    except Exception as error:
         del sys.modules[name]
         raise UsageError(f"{path.name} failed on import: {type(error).__name__}: {error}") from error
     return module

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cudadent42.records import Case
+from cudadent42.seeds import derived_seed
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -28,12 +28,6 @@ class Inputs:
     def scale(self) -> float:
         head_dim = self.query.shape[-1]
         return float(head_dim) ** -0.5 if self.softmax_scale is None else self.softmax_scale
-
-
-def derived_seed(seed: int, *names: object) -> int:
-    """A 63-bit seed for one purpose, so that streams of different purposes are independent."""
-    text = "/".join([str(seed), *map(str, names)])
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def random_inputs(case: Case, seed: int, index: int, device: str) -> Inputs:

@@ -116,8 +116,8 @@ class Plan:
     warmup: int
     """Blocks per case that are run and thrown away."""
     seed: int
-    margin: float = 0.01
-    """Practical margin: a ratio within 1 ± margin is called equal."""
+    margin: float = 0.02
+    """Practical margin: ratios between 1/(1 + margin) and 1 + margin are not a difference."""
     control: bool = True
     """Whether the baseline is also measured against itself (A/A)."""
     timer: TimerKind = TimerKind.CALL

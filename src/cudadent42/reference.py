@@ -22,7 +22,7 @@ def attention_float64(inputs: Inputs, causal: bool) -> Tensor:
     so the scores of a long sequence never exist at once.
     """
     query, key, value = inputs.query, inputs.key, inputs.value
-    batch, heads, seqlen_q, head_dim = query.shape
+    batch, heads, seqlen_q, _ = query.shape
     kv_heads, seqlen_k = key.shape[1], key.shape[2]
     result = torch.zeros(query.shape, dtype=torch.float64, device=query.device)
     if seqlen_k == 0 or seqlen_q == 0:

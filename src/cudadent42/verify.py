@@ -1,19 +1,20 @@
 """Is the result right? Every case that will be timed, and adversarial inputs, against float64.
 
-The bound follows PyTorch's own error on the same input, because a fixed tolerance goes blind where outputs are
-small: at 32k keys a tolerance of 1e-2 accepts a result that is scaled wrongly by a fifth. See docs/verifying.md.
+The bound follows PyTorch's own error on the same input, because a fixed tolerance goes blind where outputs
+are small: at 32k keys a tolerance of 1e-2 accepts a result that is scaled wrongly by a fifth. See
+docs/verifying.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from cudadent42.builtin_implementations import prepare_sdpa
-from cudadent42.events import CaseVerified, Event, Progress, Skipped
+from cudadent42.events import LOADING, CaseVerified, Doing, Event, Progress, Skipped
 from cudadent42.implementations import Call, Implementation, UnsupportedCaseError, get, why_not
 from cudadent42.inputs import DTYPES, HardInput, Inputs, hard_inputs, random_inputs
 from cudadent42.records import Case, ErrorNorms, Plan, VerifiedCase, VerifyReport
@@ -23,9 +24,9 @@ ERROR_FACTOR = 2.0
 """How many times PyTorch's error is allowed."""
 
 FLOOR_ULPS = ErrorNorms(max=2.0, rms=0.25, worst_row=0.5)
-"""Allowed on top, in ulps of the dtype at the output's RMS: PyTorch's error can be zero by luck. Rounding a right
-result to the dtype costs at most about 2 ulp for the largest entries and 0.2 to 0.3 ulp RMS. More would hide a scale
-that is 1 % off in bf16."""
+"""Allowed on top, in ulps of the dtype at the output's RMS: PyTorch's error can be zero by luck. Rounding a
+right result to the dtype costs at most about 2 ulp for the largest entries and 0.2 to 0.3 ulp RMS. More
+would hide a scale that is 1 % off in bf16."""
 
 POISON_BLOCKS = 4
 """Freed NaN blocks of the output's size that an implementation's allocation can land on."""
@@ -36,11 +37,13 @@ _UNIT_FLOPS = 2e7
 """Fixed cost of one check, in flops, for the estimate of progress."""
 
 Emit = Callable[[Event], None]
-Mark = Callable[[int, str], None]
 
 
-def _no_mark(index: int, doing: str) -> None:
-    pass
+Mark = Callable[[Doing], None]
+
+
+def no_mark(doing: Doing) -> None:
+    """For callers in the same process: nobody to tell."""
 
 
 class DeviceLostError(Exception):
@@ -78,39 +81,65 @@ def units(plan: Plan) -> list[Unit]:
     return found
 
 
-def verify(plan: Plan, *, emit: Emit, start: int = 0, mark: Mark = _no_mark) -> VerifyReport:
+def verify(
+    plan: Plan,
+    *,
+    emit: Emit,
+    start: int = 0,
+    barred: Mapping[str, str] | None = None,
+    mark: Mark = no_mark,
+) -> VerifyReport:
     """Checks ``units(plan)[start:]`` in this process; one ``CaseVerified`` or ``Skipped`` event each.
 
-    ``mark`` is told the number and name of each unit before it runs. Raises ``DeviceLostError`` after the event
-    of a unit that left the GPU unusable, ``UsageError`` for an unknown implementation.
+    ``barred`` gives reasons to skip whole implementations; ``mark`` is told of each unit before it runs.
+    Raises ``DeviceLostError`` after the event of a unit that left the GPU unusable, ``UsageError`` for an
+    unknown implementation.
     """
     work = units(plan)
-    implementations = {name: get(name) for name in plan.implementations}
-    unusable = {name: why_not(item, plan.device) for name, item in implementations.items()}
+    implementations, unusable = load_all(plan, barred or {}, start, mark)
     cost = [unit.case.flops + _UNIT_FLOPS for unit in work]
     verified: list[VerifiedCase] = []
     skipped: dict[str, str] = {}
     truth: Truth | None = None
     for index in range(start, len(work)):
         unit = work[index]
-        mark(index, unit.key)
-        implementation = implementations[unit.implementation]
-        reason = unusable[unit.implementation] or _not_judged(implementation, unit)
+        mark(Doing(index, unit.case.id, unit.implementation, unit.kind))
+        reason = unusable.get(unit.implementation) or _not_judged(implementations, unit)
         if reason is None:
             if truth is None or truth.case != unit.case:
                 truth = find_truth(unit.case, unit.inputs(plan.seed, plan.device))
-            result = _check(implementation, truth, unit.kind)
-            if isinstance(result, VerifiedCase):
-                verified.append(result)
-                emit(CaseVerified(result))
-                _raise_if_lost(plan.device, result)
+            outcome = _check(implementations[unit.implementation], truth, unit.kind)
+            if isinstance(outcome, VerifiedCase):
+                verified.append(outcome)
+                emit(CaseVerified(outcome))
+                if not outcome.passed:
+                    raise_if_device_lost(plan.device)
             else:
-                reason = result
+                reason = outcome
         if reason is not None:
             skipped[unit.key] = reason
             emit(Skipped("verify", unit.key, reason))
         emit(Progress("verify", index + 1, len(work), unit.key, sum(cost[: index + 1]) / sum(cost)))
     return VerifyReport(tuple(verified), skipped)
+
+
+def load_all(
+    plan: Plan, barred: Mapping[str, str], index: int, mark: Mark
+) -> tuple[dict[str, Implementation], dict[str, str]]:
+    """The plan's implementations that can run on its device, and the reasons why the others cannot."""
+    usable: dict[str, Implementation] = {}
+    reasons = {name: barred[name] for name in plan.implementations if name in barred}
+    for name in plan.implementations:
+        if name in reasons:
+            continue
+        mark(Doing(index, "", name, LOADING))
+        implementation = get(name)
+        reason = why_not(implementation, plan.device)
+        if reason is None:
+            usable[name] = implementation
+        else:
+            reasons[name] = reason
+    return usable, reasons
 
 
 def not_timed(plan: Plan, verified: VerifyReport) -> dict[str, str]:
@@ -124,7 +153,9 @@ def not_timed(plan: Plan, verified: VerifyReport) -> dict[str, str]:
         if result.passed:
             continue
         if result.case in cases:
-            reasons.setdefault(f"{result.case}/{result.implementation}", f"failed verification: {result.detail}")
+            reasons.setdefault(
+                f"{result.case}/{result.implementation}", f"failed verification: {result.detail}"
+            )
             continue
         dtype = result.case.rpartition("/")[2]
         for case in plan.cases:
@@ -223,7 +254,8 @@ def _kind_of_number(tensor: Tensor) -> Tensor:
     return kind + 2 * torch.isposinf(tensor) + 3 * torch.isneginf(tensor)
 
 
-def _not_judged(implementation: Implementation, unit: Unit) -> str | None:
+def _not_judged(implementations: Mapping[str, Implementation], unit: Unit) -> str | None:
+    implementation = implementations[unit.implementation]
     if unit.hard is not None and not unit.hard.finite and not implementation.judge_nonfinite:
         return "NaN and infinity are judged for this project's kernels and plug-ins only"
     return None
@@ -254,8 +286,8 @@ def _check(implementation: Implementation, truth: Truth, kind: str) -> VerifiedC
 def poisoned_call(call: Call, query: Tensor) -> Tensor:
     """One call after filling and freeing blocks of the output's size with NaN.
 
-    PyTorch's CUDA allocator hands such a block to the next request of that size; so does malloc on CPU as a rule.
-    A result that the call did not write is then NaN, and not the right answer of whoever ran before.
+    PyTorch's CUDA allocator hands such a block to the next request of that size; so does malloc on CPU as a
+    rule. A result that the call did not write is then NaN, and not the right answer of whoever ran before.
     """
     blocks = [torch.full_like(query, float("nan")) for _ in range(POISON_BLOCKS)]
     del blocks
@@ -266,8 +298,9 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
-def _raise_if_lost(device: str, result: VerifiedCase) -> None:
-    if result.passed or not device.startswith("cuda"):
+def raise_if_device_lost(device: str) -> None:
+    """After a failure on CUDA: whether the context still works. Raises ``DeviceLostError`` if not."""
+    if not device.startswith("cuda"):
         return
     try:
         torch.cuda.synchronize(device)
