@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from cudadent42.errors import UsageError
-from cudadent42.records import Case, Plan
+from cudadent42.implementations import is_plug_in
+from cudadent42.records import CacheState, Case, Plan, TimerKind
 from cudadent42.suites.loader import (
     MAX_REPEATS,
     MAX_WARMUP,
@@ -34,6 +35,8 @@ class Choices:
     repeats: int | None = None
     warmup: int | None = None
     seed: int = 0
+    timer: TimerKind | None = None
+    cache: CacheState | None = None
 
 
 def make_plan(choices: Choices, device: str, known_implementations: Collection[str]) -> Plan:
@@ -51,6 +54,8 @@ def make_plan(choices: Choices, device: str, known_implementations: Collection[s
         warmup=_in_range("--warmup", choices.warmup, 0, MAX_WARMUP, suite.warmup),
         seed=_in_range("--seed", choices.seed, 0, 2**32 - 1, 0),
         margin=suite.margin,
+        timer=choices.timer or suite.timer,
+        cache=choices.cache or suite.cache,
     )
 
 
@@ -87,7 +92,7 @@ def _select(cases: Sequence[Case], wanted: Sequence[str]) -> tuple[Case, ...]:
 def _implementations(suite: Suite, wanted: Sequence[str], known: Collection[str]) -> tuple[str, ...]:
     names = _unique((suite.baseline, *(wanted or suite.implementations)))
     for name in names:
-        if name not in known:
+        if name not in known and not is_plug_in(name):
             raise UsageError(
                 f"--implementations: unknown implementation {name!r}; "
                 f"known are {', '.join(sorted(known))}{did_you_mean(name, known)}"

@@ -137,7 +137,10 @@ _RECORDED_VARIABLES = (
 
 
 class RunWriter:
-    """The run folder of a run in progress: a context manager that, when left, records how the run ended."""
+    """The run folder of a run in progress: a context manager that, when left, records how the run ended.
+
+    Without ``save_samples`` there is no ``samples.csv``; everything else is written.
+    """
 
     def __init__(
         self,
@@ -146,6 +149,7 @@ class RunWriter:
         machine: MachineReport,
         revision: Revision | None,
         command: Iterable[str],
+        save_samples: bool = True,
     ) -> None:
         self.path = path
         self._cases = {case.id: case for case in plan.cases}
@@ -168,8 +172,9 @@ class RunWriter:
         self._write_manifest()
         with _disk_errors(path):
             self._log: TextIO = (path / LOG).open("a", encoding="utf-8")
-            self._samples: TextIO = (path / SAMPLES).open("w", encoding="utf-8", newline="")
-        self._rows = csv.writer(self._samples, lineterminator="\n")
+            self._samples: TextIO | None = None
+            if save_samples:
+                self._samples = (path / SAMPLES).open("w", encoding="utf-8", newline="")
         self._write_row(COLUMNS)
 
     def __enter__(self) -> RunWriter:
@@ -189,7 +194,8 @@ class RunWriter:
     def _end(self, status: RunStatus, error: str) -> None:
         for file in (self._log, self._samples):
             with suppress(OSError):  # every row was flushed: what is left over already failed once
-                file.close()
+                if file is not None:
+                    file.close()
         self._manifest = replace(self._manifest, status=status, error=error, ended=_now())
         self._write_manifest()
 
@@ -215,8 +221,10 @@ class RunWriter:
             self._log.flush()
 
     def _write_row(self, row: Iterable[object]) -> None:
+        if self._samples is None:
+            return
         with _disk_errors(self.path):
-            self._rows.writerow(row)
+            csv.writer(self._samples, lineterminator="\n").writerow(row)
             self._samples.flush()
 
     def _write_manifest(self) -> None:

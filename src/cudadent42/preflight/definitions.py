@@ -1,20 +1,32 @@
 """What a check is: a probe that looks, and the problems that it can find, as data.
 
-Causes and fixes are text templates, kept apart from the probes, so that other forms of the same checks (documentation,
-a shell script) can be made from the same table.
+Causes and fixes are text templates, kept apart from the probes, so that other forms of the same checks
+(documentation, a shell script) can be made from the same table.
 """
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cudadent42.errors import UsageError
 from cudadent42.preflight.gpu_probe import GpuProbe
 from cudadent42.records import Check, Status
 
 Fact = str | int | float | bool | None
+
+
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
+
+
+def parse_device(text: str) -> str:
+    """``text`` if it names a device; raises UsageError otherwise."""
+    if not _DEVICE.fullmatch(text):
+        raise UsageError(f"--device {text!r}: expected auto, cpu, cuda or cuda:N")
+    return text
 
 
 @dataclass(frozen=True)

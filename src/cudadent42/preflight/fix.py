@@ -1,4 +1,4 @@
-"""``--fix``: mend what can be mended without asking: this user's cache directory, the project's own environment.
+"""``--fix``: mend what needs no asking: this user's cache directory, the project's own environment.
 
 Nothing here needs root, touches a Python that is not the project's, or changes another program's settings.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cudadent42.preflight.definitions import Context
-from cudadent42.preflight.python import lacking
+from cudadent42.preflight.python import TORCH, installed_version, lacking
 from cudadent42.preflight.toolchain import is_open_to_others, named_cache_directory
 from cudadent42.records import Check, MachineReport, Status
 
@@ -38,6 +38,10 @@ def in_project_environment() -> bool:
 def _install_packages(check: Check, context: Context) -> str:
     requirements = [package.requirement for package in lacking(context)]
     return _pip_install(requirements)
+
+
+def _install_torch(check: Check, context: Context) -> str:
+    return _pip_install([TORCH.requirement]) if installed_version(TORCH.name) is None else ""
 
 
 def _install_compiler(check: Check, context: Context) -> str:
@@ -71,6 +75,7 @@ def _close_cache(check: Check, context: Context) -> str:
 
 _MENDERS: dict[str, Callable[[Check, Context], str]] = {
     "packages": _install_packages,
+    "torch": _install_torch,
     "compiler": _install_compiler,
     "nvrtc": _install_nvrtc,
     "cache": _close_cache,

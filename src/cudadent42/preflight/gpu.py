@@ -12,6 +12,7 @@ from cudadent42.records import Status
 MIN_DRIVER_CUDA = 12
 MIN_CAPABILITY = (8, 0)
 _INIT_PROBLEMS = {100: "no-device", 802: "not-initialised", 803: "mismatch"}  # CUresult
+_TORCH_INDEX = "https://download.pytorch.org/whl/"
 _NOT_NEEDED = "none, and a CPU run needs none"
 
 
@@ -30,7 +31,9 @@ def _driver(context: Context) -> Finding:
             return Finding("no NVIDIA GPU found", "no-gpu", values, facts)
         if gpu.libcuda == "missing":
             return Finding("GPU found, libcuda.so.1 not", "no-driver", values, facts)
-        return Finding(f"libcuda.so.1 in {gpu.libcuda}, which the loader does not search", "off-path", values, facts)
+        return Finding(
+            f"libcuda.so.1 in {gpu.libcuda}, which the loader does not search", "off-path", values, facts
+        )
     if gpu.init_code != 0:
         problem = _INIT_PROBLEMS.get(gpu.init_code or 0, "init")
         return Finding(f"cuInit: {gpu.init_name}", problem, values, facts)
@@ -211,13 +214,13 @@ DEFINITIONS = (
                 "cpu-build",
                 Status.FAIL,
                 "there is a GPU, but torch {version} is a CPU build",
-                "{python} -m pip install --force-reinstall --index-url https://download.pytorch.org/whl/cu130 torch",
+                "{python} -m pip install --force-reinstall torch --index-url " + _TORCH_INDEX + "cu130",
             ),
             Problem(
                 "unseen",
                 Status.FAIL,
                 "torch is built for CUDA {cuda} and the driver serves up to {driver}; it cannot use the GPU",
-                "{python} -m pip install --force-reinstall --index-url https://download.pytorch.org/whl/cu126 torch",
+                "{python} -m pip install --force-reinstall torch --index-url " + _TORCH_INDEX + "cu126",
             ),
         ),
     ),

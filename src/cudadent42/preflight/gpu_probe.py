@@ -1,8 +1,8 @@
 """What the NVIDIA driver says, asked in a process of its own.
 
-A broken driver can hang or crash the process that calls it, and a process that has initialised CUDA cannot fork safely;
-so a child asks, with a time limit. Only ctypes: no torch, no cuda.core (which hangs on its second call where there
-is no driver).
+A broken driver can hang or crash the process that calls it, and a process that has initialised CUDA cannot
+fork safely; so a child asks, with a time limit. Only ctypes: no torch, and no cuda.core, which hangs on its
+second call where there is no driver.
 """
 
 from __future__ import annotations
@@ -114,7 +114,13 @@ class Pending:
             return GpuProbe(self._hardware, "loaded", None, "", "", (), None, timed_out=True)
         if self._child.returncode != 0:
             return GpuProbe(
-                self._hardware, "loaded", -1, f"the driver's library ended the process ({_ending(self._child)})", "", (), None
+                self._hardware,
+                "loaded",
+                -1,
+                f"the driver's library ended the process ({_ending(self._child)})",
+                "",
+                (),
+                None,
             )
         return _decode(json.loads(out))
 
@@ -234,8 +240,10 @@ def _monitors(count: int) -> tuple[Monitor, ...] | None:
 
 
 def _nvml_handle(pynvml: Any, index: int) -> Any:
-    # NVML numbers the machine's devices, CUDA those that CUDA_VISIBLE_DEVICES leaves: follow the entries it names.
-    entries = [entry.strip() for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip()]
+    # NVML numbers all devices, CUDA those that CUDA_VISIBLE_DEVICES leaves: follow the entries it names.
+    entries = [
+        entry.strip() for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip()
+    ]
     entry = entries[index] if index < len(entries) else str(index)
     if entry.isdigit():
         return pynvml.nvmlDeviceGetHandleByIndex(int(entry))
@@ -251,7 +259,9 @@ def _monitor(pynvml: Any, handle: Any, driver: str) -> Monitor:
 
     # Our own tree is not "another user": the caller is this process's parent.
     own = {os.getpid(), os.getppid()}
-    pids = tuple(item.pid for item in ask(pynvml.nvmlDeviceGetComputeRunningProcesses) or () if item.pid not in own)
+    pids = tuple(
+        item.pid for item in ask(pynvml.nvmlDeviceGetComputeRunningProcesses) or () if item.pid not in own
+    )
     limit_mw = ask(pynvml.nvmlDeviceGetPowerManagementLimit)
     reasons = ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons) or 0
     slowing = {

@@ -184,7 +184,9 @@ DEFINITIONS = (
         "the run folder",
         _disk,
         (
-            Problem("full", Status.FAIL, "less than 100 MB is free where the run is written", "df -h {folder}"),
+            Problem(
+                "full", Status.FAIL, "less than 100 MB is free where the run is written", "df -h {folder}"
+            ),
             Problem("low", Status.WARN, "less than 1 GiB is free where the run is written", "df -h {folder}"),
             Problem(
                 "read-only",

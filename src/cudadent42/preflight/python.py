@@ -33,7 +33,6 @@ class Package:
 TORCH = Package("torch", (2, 10))
 # The floors of pyproject.toml, which has no reader on a bare Python; a test keeps the two alike.
 PACKAGES = (
-    TORCH,
     Package("cuda-core", (1, 2), gpu_only=True),
     Package("numpy", (1, 26)),
     Package("scipy", (1, 11)),
@@ -59,7 +58,7 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def lacking(context: Context) -> tuple[Package, ...]:
-    """Packages that a run on this device needs and that are missing or too old."""
+    """Packages beside torch that a run on this device needs and that are missing or too old."""
     return tuple(
         package
         for package in PACKAGES
@@ -90,7 +89,9 @@ def _os_name() -> str:
 
 def _packages(context: Context) -> Finding:
     versions = {package.name: installed_version(package.name) for package in PACKAGES}
-    facts: dict[str, Fact] = {f"package_{name}": version for name, version in versions.items() if name != "torch"}
+    facts: dict[str, Fact] = {
+        f"package_{name}": version for name, version in versions.items() if name != "torch"
+    }
     missing = lacking(context)
     values = {
         "missing": ", ".join(package.name for package in missing),
@@ -158,7 +159,9 @@ DEFINITIONS = (
         "tensors, and the baseline",
         _torch,
         (
-            Problem("missing", Status.FAIL, "torch is not installed", "{python} -m pip install 'torch>=2.10'"),
+            Problem(
+                "missing", Status.FAIL, "torch is not installed", "{python} -m pip install 'torch>=2.10'"
+            ),
             Problem(
                 "broken",
                 Status.FAIL,

@@ -1,21 +1,21 @@
-"""What compiles kernels and keeps them: the host compiler, NVRTC, nvcc where there is one, the compile cache."""
+"""What compiles kernels and keeps them: the host compiler, NVRTC, nvcc if any, the compile cache."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
 import sys
 from pathlib import Path
 
+from cudadent42.preflight.definitions import Context, Definition, Fact, Finding, Problem
+from cudadent42.records import Status
 from flashmoe_science.errors import DeviceError
 from flashmoe_science.jit.cache import DIRECTORY_VARIABLE, cache_directory
 from flashmoe_science.jit.host import find_compiler
-
-from cudadent42.preflight.definitions import Context, Definition, Fact, Finding, Problem
-from cudadent42.records import Status
 
 _VERSION_TIMEOUT_S = 10
 
@@ -23,10 +23,15 @@ _VERSION_TIMEOUT_S = 10
 def _compiler(context: Context) -> Finding:
     try:
         compiler = find_compiler()
-    except DeviceError:
+    except DeviceError as error:
         problem = "missing-gpu" if context.wants_gpu else "missing"
-        return Finding("no g++, clang++ or zig", problem, {"python": sys.executable})
-    return Finding("", facts={})
+        return Finding(
+            "none that runs", problem, {"python": sys.executable, "reason": str(error).split(";")[0]}
+        )
+    command = shlex.join(compiler.command)
+    return Finding(
+        f"{compiler.version}: {command}", facts={"compiler": command, "compiler_version": compiler.version}
+    )
 
 
 def _nvrtc(context: Context) -> Finding:
@@ -123,13 +128,13 @@ DEFINITIONS = (
             Problem(
                 "missing",
                 Status.FAIL,
-                "no C++ compiler: g++, clang++ and the ziglang wheel are all missing",
+                "{reason}",
                 "{python} -m pip install ziglang",
             ),
             Problem(
                 "missing-gpu",
                 Status.WARN,
-                "no C++ compiler, so kernels run on the GPU only",
+                "{reason}, so kernels run on the GPU only",
                 "{python} -m pip install ziglang",
             ),
         ),
@@ -155,7 +160,7 @@ DEFINITIONS = (
             Problem(
                 "off-path",
                 Status.WARN,
-                "nvcc is installed in {folder} but not on PATH; packages that compile with it will not find it",
+                "nvcc is installed in {folder} but not on PATH; what compiles with it will not find it",
                 "export PATH={folder}:$PATH",
             ),
         ),

@@ -14,14 +14,17 @@ from dataclasses import dataclass
 from enum import Enum
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cudadent42.errors import UsageError
+from cudadent42.records import CacheState, TimerKind
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+E = TypeVar("E", bound=Enum)
 
 
 class DType(str, Enum):
@@ -54,6 +57,8 @@ class Suite:
     repeats: int
     warmup: int
     margin: float
+    timer: TimerKind
+    cache: CacheState
     shapes: tuple[Shape, ...]
 
 
@@ -62,7 +67,19 @@ MAX_WARMUP = 10_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MAX_SIZE = 1 << 20
 _SUITE_KEYS = frozenset(
-    ("name", "description", "dtypes", "baseline", "implementations", "repeats", "warmup", "margin", "case")
+    (
+        "name",
+        "description",
+        "dtypes",
+        "baseline",
+        "implementations",
+        "repeats",
+        "warmup",
+        "margin",
+        "timer",
+        "l2",
+        "case",
+    )
 )
 _CASE_KEYS = frozenset(
     ("name", "batch", "num_heads", "num_kv_heads", "seqlen", "seqlen_q", "seqlen_k", "head_dim", "causal")
@@ -118,6 +135,8 @@ def parse_suite(text: str, where: str) -> Suite:
         repeats=table.integer("repeats", 1, MAX_REPEATS, 25),
         warmup=table.integer("warmup", 0, MAX_WARMUP, 3),
         margin=table.fraction("margin", 0.01),
+        timer=table.choice("timer", TimerKind.CALL),
+        cache=table.choice("l2", CacheState.WARM),
         shapes=tuple(_parse_shape(item, f"{where}, case {i + 1}") for i, item in enumerate(cases)),
     )
     _check_unique([shape.name for shape in suite.shapes], "case", where)
@@ -216,6 +235,15 @@ class _Table:
         if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 <= found < 1:
             raise UsageError(f"{self.where}: {key} = {found!r}; expected a number from 0 to below 1")
         return float(found)
+
+    def choice(self, key: str, default: E) -> E:
+        """One of the words of the enumeration that ``default`` belongs to."""
+        kind = type(default)
+        found = self._values.get(key, default.value)
+        words = [member.value for member in kind]
+        if found not in words:
+            raise UsageError(f"{self.where}: {key} = {found!r}; expected {' or '.join(words)}")
+        return kind(found)
 
     def name(self, key: str) -> str:
         expected = "a name of letters, digits, dots, dashes and underscores, 64 at most"
