@@ -65,7 +65,7 @@ def _line(row: CaseRow) -> str:
     start = f"| {_escape(row.name)} | {_escape(row.case.dtype)} |"
     found = row.comparison
     if found is None:
-        return f"{start} | | | | not timed: {_escape(row.reason)} |"
+        return f"{start} | | | | not compared: {_escape(row.reason)} |"
     flagged = f" ({found.flagged_blocks} flagged)" if found.flagged_blocks else ""
     return (
         f"{start} {text.latency(found.baseline_latency_ms)} | {text.latency(found.latency_ms)} | "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 
 from cudadent42.records import Status, Verdict, VerifiedCase
 from cudadent42.report import text
@@ -94,12 +95,18 @@ def _unverified(view: View) -> Notice | None:
 
 
 def _skipped(view: View) -> Notice | None:
-    skipped = view.run.results.skipped if view.run.results else {}
-    if not skipped:
+    """What was left out for other reasons than a failed check, which has its own notice."""
+    by_reason: dict[str, list[str]] = defaultdict(list)
+    for key, reason in (view.run.results.skipped if view.run.results else {}).items():
+        if not (view.failures and reason.startswith("failed verification")):
+            by_reason[reason].append(key)
+    if not by_reason:
         return None
-    lines = [text.clean(f"{case}: {reason}") for case, reason in skipped.items()]
-    tone = Tone.BAD if view.failures else Tone.WARN
-    return Notice(tone, f"{text.plural(len(skipped), 'case')} not timed", _limited(lines))
+    lines = [
+        text.clean(f"{reason}: {keys[0]}" + (f" and {len(keys) - 1} more" if len(keys) > 1 else ""))
+        for reason, keys in by_reason.items()
+    ]
+    return Notice(Tone.WARN, f"{sum(map(len, by_reason.values()))} not timed", _limited(lines))
 
 
 def _preflight(view: View) -> Notice | None:

@@ -37,6 +37,7 @@ def figures(value: float, count: int = 3) -> str:
         return NOT_AVAILABLE
     if value == 0:
         return "0"
+    value = float(f"{value:.{count - 1}e}")  # 9.996 has as many decimals as the 10.0 that it is shown as
     decimals = max(0, count - 1 - math.floor(math.log10(abs(value))))
     return f"{value:,.{min(decimals, 12)}f}"
 
@@ -56,7 +57,7 @@ def seconds(value: float) -> str:
 
 
 def _ratio_decimals(value: float) -> int:
-    if abs(value - 1) < 0.1:
+    if value < 1.1:
         return 3
     return 2 if value < 10 else 1 if value < 100 else 0
 

@@ -149,7 +149,13 @@ class View:
     def _reason(self, case: Case, timed: bool) -> str:
         if timed:
             return ""
-        return self.skip_reason(case) or "the run ended before this case was complete"
+        kept = self._sampled[case.id]
+        ended = f"the run ended before it was compared; {text.plural(kept, 'sample')} kept"
+        return self.skip_reason(case) or (ended if kept else "the run ended before it")
+
+    @cached_property
+    def _sampled(self) -> Counter[str]:
+        return Counter(sample.case for sample in self.run.samples)
 
     def skip_reason(self, case: Case) -> str:
         """Why the candidate or its baseline was left out on this case; empty where it was not."""
@@ -288,9 +294,10 @@ class View:
         results = self.run.results
         if results is None or not results.cases:
             return f"{text.plural(len(self.run.plan.cases), 'case')} planned on {self.device}"
+        mean = f" {text.ratio(results.speedup_geomean)}" if self.failures else ""
         scope = "all" if len(self.timed) == len(self.rows) else f"{len(self.timed)} of"
         return (
-            f"Geometric mean over {scope} {text.plural(len(self.rows), 'case')}, 95 % interval "
+            f"Geometric mean{mean} over {scope} {text.plural(len(self.rows), 'case')}, 95 % interval "
             f"{text.interval(results.speedup_geomean_ci_low, results.speedup_geomean_ci_high)}, "
             f"on {self.device}"
         )

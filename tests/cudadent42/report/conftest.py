@@ -244,6 +244,12 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 @pytest.fixture
+def small(tmp_path: Path) -> RunFolder:
+    """A complete run of three cases."""
+    return make_run(tmp_path, Recipe42(names=("tiny", "small", "large"), dtypes=("fp16",)))
+
+
+@pytest.fixture
 def make(tmp_path: Path):  # type: ignore[no-untyped-def]
     """``make(dtypes=..., ...)``: a run of another kind."""
 

@@ -54,18 +54,9 @@ def errors(view: View, sheet: svg.Sheet, *, wide: bool) -> str:
             )
             random = entry.input == "random"
             role = Role.SLOWER if share > 1 else Role.CANDIDATE if random else Role.OTHER_1
-            axes.plot(
-                [min(share, limit)],
-                [norm + (0.2 if wide else 0.34) + 0.6 * (index * 0.618 % 1)],
-                marker="o" if random else "D",
-                markersize=5 if random else 4.2,
-                color=role.placeholder,
-                alpha=0.75,
-                linestyle="none",
-                clip_on=False,
-                gid=svg.tip(number),
-                zorder=3,
-            )
+            y = norm + (0.2 if wide else 0.34) + 0.6 * (index * 0.618 % 1)
+            shape, size = ("o", 4) if random else ("D", 3.4)
+            marks.mark(axes, min(share, limit), y, shape, size, role, gid=svg.tip(number), alpha=0.75)
     return svg.render(
         fig,
         prefix=f"errors-{'wide' if wide else 'narrow'}",

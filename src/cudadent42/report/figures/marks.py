@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from cudadent42.records import Verdict
 from cudadent42.report.svg import Role
@@ -58,38 +59,48 @@ def write(
 
 
 def point(
-    axes: Axes,
-    x: float,
-    y: float,
-    verdict: Verdict,
-    *,
-    size: float = 7,
-    gid: str | None = None,
-    zorder: float = 4,
+    axes: Axes, x: float, y: float, verdict: Verdict, *, size: float = 7, gid: str | None = None
 ) -> None:
     """One result, with the verdict's colour and shape."""
     role = ROLE_OF[verdict]
     face = Role.PAGE if verdict is Verdict.UNDECIDED else role
-    axes.plot(
+    mark(axes, x, y, MARKER_OF[verdict], size, role, face=face, gid=gid)
+
+
+def mark(
+    axes: Axes,
+    x: float,
+    y: float,
+    shape: str,
+    size: float,
+    role: Role,
+    *,
+    face: Role | None = None,
+    gid: str | None = None,
+    **more: Any,
+) -> None:
+    """One marker, filled with its own colour unless ``face`` says otherwise."""
+    line = Line2D(
         [x],
         [y],
-        marker=MARKER_OF[verdict],
+        marker=shape,
         markersize=size,
-        markerfacecolor=face.placeholder,
+        markerfacecolor=(face or role).placeholder,
         markeredgecolor=role.placeholder,
         markeredgewidth=1.4,
         linestyle="none",
-        gid=gid,
-        zorder=zorder,
         clip_on=False,
+        gid=gid,
+        **{"zorder": 4, **more},
     )
+    axes.add_line(line)
 
 
 def rule(
     axes: Axes, xs: Sequence[float], ys: Sequence[float], role: Role, width: float = 1, **more: Any
 ) -> None:
     """A line without markers."""
-    axes.plot(xs, ys, color=role.placeholder, linewidth=width, clip_on=False, **more)
+    axes.add_line(Line2D(xs, ys, color=role.placeholder, linewidth=width, clip_on=False, **more))
 
 
 def ratio_limits(values: Sequence[float], margin: float) -> tuple[float, float]:
@@ -103,7 +114,7 @@ def ratio_limits(values: Sequence[float], margin: float) -> tuple[float, float]:
 
 def ratio_ticks(low: float, high: float, most: int) -> tuple[float, ...]:
     """Round numbers of a log axis from ``low`` to ``high``: at most ``most``, always with 1."""
-    if high / low < 1.6:
+    if high / low < 2.2:
         for step in (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2):
             first, last = math.ceil((low - 1) / step), math.floor((high - 1) / step)
             if last - first < most:

@@ -147,16 +147,4 @@ def _case(axes: Axes, view: View, row: CaseRow, tips: dict[int, str]) -> None:
     ):
         number = len(tips)
         tips[number] = f"{row.name} {row.case.dtype}, {name}: {text.figures(rate)} GFLOP/s"
-        axes.plot(
-            [row.intensity],
-            [rate],
-            marker="o",
-            markersize=7,
-            markerfacecolor=face.placeholder,
-            markeredgecolor=role.placeholder,
-            markeredgewidth=1.4,
-            linestyle="none",
-            clip_on=False,
-            gid=svg.tip(number),
-            zorder=3,
-        )
+        marks.mark(axes, row.intensity, rate, "o", 7, role, face=face, gid=svg.tip(number))

@@ -73,6 +73,9 @@ def speedup(view: View, sheet: svg.Sheet | None, *, wide: bool) -> str:
         axes.set_ylim(len(order) - 0.5, -0.5)
         axes.set_axis_off()
         _background(axes, view, limits, len(order), layout.ticks, height_of[dtype])
+        if lanes > 1:
+            for y in range(1, len(order), 2):
+                axes.axhspan(y - 0.5, y + 0.5, color=Role.BAND.placeholder, linewidth=0, zorder=0)
         _panel_title(axes, view, dtype, height_of[dtype])
         if column == 0:
             for y, name in enumerate(order):
@@ -109,7 +112,7 @@ def _layout(names: list[str], dtypes: int, wide: bool) -> _Layout:
         return _Layout(
             width=1040,
             label=max(64, length * _CHARACTER + 18),
-            value=142 if dtypes < 3 else 58,
+            value=158 if dtypes < 3 else 58,
             side_by_side=dtypes <= 3,
             name_length=28,
             with_interval=dtypes < 3,
@@ -189,22 +192,15 @@ def _row(
     comparison = row.comparison
     beside = 1 + 10 / panel_width
     if comparison is None:
-        marks_text = "failed" if row.verified and not row.verified.passed else "not timed"
-        _value(axes, beside, y, marks_text, Role.SLOWER if marks_text == "failed" else Role.MUTED)
+        if row.verified and not row.verified.passed:
+            _value(axes, beside, y, "failed", Role.SLOWER, bold=True)
+        else:
+            _value(axes, beside, y, "not timed", Role.MUTED)
         return
     pitch = _LANE / (_GAP + _LANE * lanes)
     first = y - pitch * (lanes - 1) / 2
     if row.control and control_shown(view):
-        axes.plot(
-            [row.control.speedup],
-            [first],
-            marker="o",
-            markersize=3,
-            color=Role.CONTROL.placeholder,
-            linestyle="none",
-            clip_on=False,
-            zorder=2,
-        )
+        marks.mark(axes, row.control.speedup, first, "o", 2.4, Role.CONTROL)
     role = marks.ROLE_OF[comparison.verdict]
     if math.isfinite(comparison.speedup):
         marks.rule(
@@ -225,9 +221,9 @@ def _row(
         if name in row.others:
             _other(axes, row, row.others[name], first + pitch * (lane + 1), lane, tips)
     _value(axes, beside, y, text.ratio(comparison.speedup), Role.INK, bold=True)
-    if layout.with_interval:
+    if layout.with_interval and math.isfinite(comparison.speedup):
         ends = text.interval(comparison.ci_low, comparison.ci_high)
-        _value(axes, beside + 46 / panel_width, y, ends, Role.MUTED)
+        _value(axes, beside + 54 / panel_width, y, ends, Role.MUTED)
 
 
 def _value(axes: Axes, x: float, y: float, words: str, role: Role, bold: bool = False) -> None:
@@ -250,17 +246,7 @@ def _other(
     marks.rule(axes, (comparison.ci_low, comparison.ci_high), (y, y), role, 1.6, zorder=3)
     number = len(tips)
     tips[number] = _tip(row, comparison)
-    axes.plot(
-        [comparison.speedup],
-        [y],
-        marker=marks.OTHER_MARKERS[lane],
-        markersize=5,
-        color=role.placeholder,
-        linestyle="none",
-        clip_on=False,
-        gid=svg.tip(number),
-        zorder=4,
-    )
+    marks.mark(axes, comparison.speedup, y, marks.OTHER_MARKERS[lane], 4.6, role, gid=svg.tip(number))
 
 
 def _tip(row: CaseRow, comparison: Comparison) -> str:
