@@ -6,15 +6,17 @@ import os
 from types import ModuleType
 from typing import cast
 
-from flashmoe_science.cuda import portable
+from flashmoe_science.cuda import hopper, portable
 from flashmoe_science.cuda.problem import Choice, Device, KernelKind, KernelModule, Problem
 from flashmoe_science.errors import DeviceError, InputError
 
 OVERRIDE_VARIABLE = "FLASHMOE_CUDA_KERNEL"
-"""Environment variable that names the kernel (see `KernelKind`) that every call must take; read at a shape's first call."""
+"""Environment variable that names the kernel (see `KernelKind`) that every call must take; read at a shape's
+first call.
+"""
 
-_MODULES: dict[KernelKind, ModuleType] = {KernelKind.PORTABLE: portable}
-_PREFERENCE = (KernelKind.PORTABLE,)
+_MODULES: dict[KernelKind, ModuleType] = {KernelKind.HOPPER: hopper, KernelKind.PORTABLE: portable}
+_PREFERENCE = (KernelKind.HOPPER, KernelKind.PORTABLE)
 """The first kernel that takes a problem gets it."""
 
 
@@ -36,7 +38,9 @@ def select(problem: Problem, device: Device) -> Choice:
             return choice
     what = f"{problem.dtype} with head_dim {problem.head_dim} on {device.architecture}"
     if named:
-        raise InputError(f"the kernel {named!r} that {OVERRIDE_VARIABLE} asks for cannot take {what}; unset it")
+        raise InputError(
+            f"the kernel {named!r} that {OVERRIDE_VARIABLE} asks for cannot take {what}; unset it"
+        )
     raise DeviceError(f"no CUDA kernel takes {what}; use float16, or torch's scaled_dot_product_attention")
 
 
