@@ -20,7 +20,7 @@ _STYLES = {
 
 
 def results_table(results: Results, with_control: bool) -> Table:
-    """One row per case and dtype, the dtypes apart; then the other implementations, and the control if wanted."""
+    """One row per case and dtype, the dtypes apart; below, the other implementations and the control."""
     table = _table("case", "dtype")
     for name in (f"{results.baseline} ms", f"{results.candidate} ms", "speed-up", "95 % interval"):
         table.add_column(name, justify="right")
