@@ -1,9 +1,9 @@
 """Tiles of the portable attention kernel, per architecture and head dimension: data.
 
-The tensor cores are fed from shared memory, so the rows per warp decide how much each fragment of keys and values is
-used: 32 rows where registers allow it (four warps of up to 255 registers each, two such blocks per multiprocessor).
-Shared memory holds the query tile and two stages of keys and values, (block_m + 4 block_n) x head_dim x 2 bytes;
-two blocks should fit a multiprocessor.
+The tensor cores are fed from shared memory, so the rows per warp decide how much each fragment of keys and
+values is used: 32 rows where registers allow it (four warps of up to 255 registers each, two such blocks per
+multiprocessor). Shared memory holds the query tile and two stages of keys and values, (block_m + 4 block_n) x
+head_dim x 2 bytes; two blocks should fit a multiprocessor.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 HEAD_DIMS = (32, 64, 80, 96, 128, 160, 192, 224, 256)
-"""Head dimensions that are compiled; a tensor's is padded with zeros, in shared memory, to the next of these."""
+"""Head dimensions that are compiled; a tensor's is padded, in shared memory, to the next of these."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ class PortableConfiguration:
     warps: int
     query_steps: int
     """How many 16-wide slices of the query stay in registers."""
+    min_blocks: int = 0
+    """Blocks per multiprocessor that the compiler must leave registers for; 0 leaves it to the compiler."""
     overlap: bool = False
     """Exponentials of one block of keys overlap the scores of the next."""
     cp_async: bool = True
@@ -43,7 +45,8 @@ class PortableConfiguration:
 
     @property
     def label(self) -> str:
-        extras = (", overlap" if self.overlap else "") + ("" if self.cp_async else ", no cp.async")
+        extras = f", {self.min_blocks} blocks" if self.min_blocks else ""
+        extras += (", overlap" if self.overlap else "") + ("" if self.cp_async else ", no cp.async")
         return (
             f"head_dim {self.head_dim}, tile {self.block_m}x{self.block_n}, {self.warps} warps, "
             f"query slices in registers {self.query_steps}{extras}"
@@ -57,6 +60,7 @@ class _Tile:
     warps: int
     query_in_registers: bool
     overlap: bool = False
+    min_blocks: int = 0
 
 
 # (largest head_dim, tile for long queries, tile for few rows)
@@ -69,7 +73,12 @@ _SM_90: _Rows = (
     (192, _Tile(128, 64, 8, False), _Tile(64, 64, 4, False)),
     (256, _Tile(128, 64, 8, False), _Tile(64, 32, 4, False)),
 )
+# As sm_90, but the compiler runs out of registers at 128x64.
+_SM_100: _Rows = tuple(
+    (most, _Tile(128, 48, 4, False), few) if most == 128 else (most, many, few) for most, many, few in _SM_90
+)
 _SM_80: _Rows = (
+    (32, _Tile(128, 64, 4, True), _Tile(64, 64, 4, True, min_blocks=4)),
     (64, _Tile(128, 64, 4, True), _Tile(64, 64, 4, True)),
     (96, _Tile(128, 64, 4, False), _Tile(64, 64, 4, True)),
     (128, _Tile(128, 32, 4, False), _Tile(64, 32, 4, True)),
@@ -78,6 +87,7 @@ _SM_80: _Rows = (
 )
 # 99 KB: at these tensor rates 16 rows per warp are enough to keep shared memory ahead of the tensor cores.
 _SM_86: _Rows = (
+    (32, _Tile(128, 64, 4, True), _Tile(64, 64, 4, True, min_blocks=4)),
     (64, _Tile(128, 64, 4, True), _Tile(64, 64, 4, True)),
     (96, _Tile(64, 32, 4, True), _Tile(64, 32, 4, True)),
     (128, _Tile(64, 32, 4, True), _Tile(64, 32, 4, True)),
@@ -97,8 +107,8 @@ _TILES: dict[str, _Rows] = {
     "sm_87": _SM_80,
     "sm_89": _SM_86,
     "sm_90": _SM_90,
-    "sm_100": _SM_90,
-    "sm_103": _SM_90,
+    "sm_100": _SM_100,
+    "sm_103": _SM_100,
     "sm_120": _SM_86,
     "sm_121": _SM_86,
 }
@@ -109,7 +119,7 @@ def tuned_architectures() -> tuple[str, ...]:
 
 
 def tall(architecture: str, head_dim: int) -> PortableConfiguration:
-    """The tile for queries with many rows. `architecture` without its suffix; KeyError if it is not in the table."""
+    """The tile for queries with many rows. `architecture` without suffix; KeyError if not in the table."""
     return _configuration(architecture, head_dim, short=False)
 
 
@@ -120,13 +130,14 @@ def short(architecture: str, head_dim: int) -> PortableConfiguration:
 
 def _configuration(architecture: str, head_dim: int, short: bool) -> PortableConfiguration:
     compiled = next(d for d in HEAD_DIMS if d >= head_dim)
-    tile = next(row[2 if short else 1] for row in _TILES[architecture] if row[0] >= compiled)
+    tile = next(few if short else many for most, many, few in _TILES[architecture] if most >= compiled)
     return PortableConfiguration(
         head_dim=compiled,
         block_m=tile.block_m,
         block_n=tile.block_n,
         warps=tile.warps,
         query_steps=compiled // 16 if tile.query_in_registers else 0,
+        min_blocks=tile.min_blocks,
         overlap=tile.overlap,
         cp_async=architecture != "sm_75",
         mma_k=8 if architecture == "sm_75" else 16,

@@ -15,7 +15,7 @@ from flashmoe_science.jit.records import KernelBuild
 
 
 def kernels(architectures: Iterable[str]) -> list[CudaKernel]:
-    """Every kernel and configuration that a call could take on these architectures (``sm_90`` or ``sm_90a``)."""
+    """Every kernel and configuration that a call could take on these (``sm_90``, ``sm_90a``)."""
     names = dict.fromkeys(base_architecture(name) for name in architectures)
     return [kernel for name in names for kind in KernelKind for kernel in module(kind).kernels(name)]
 

@@ -1,7 +1,7 @@
 """The CUDA driver: loading cubins and launching kernels.
 
-Launches go through ctypes with arguments that were converted once: cuLaunchKernel with eleven Python integers costs
-more than the launch itself.
+Launches go through ctypes with arguments that were converted once: cuLaunchKernel with eleven Python integers
+costs more than the launch itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def _driver() -> ctypes.CDLL:
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        raise DeviceError("the NVIDIA driver (libcuda.so.1) was not found; install it, or use CPU tensors") from error
+        raise DeviceError(
+            "the NVIDIA driver (libcuda.so.1) was not found; install it, or use CPU tensors"
+        ) from error
     check(library, library.cuInit(0), "cuInit")
     return library
 
@@ -48,7 +50,11 @@ def make_context_current(device: int) -> None:
     context = ctypes.c_void_p()
     check(library, library.cuCtxGetCurrent(ctypes.byref(context)), "cuCtxGetCurrent")
     if context.value is None:
-        check(library, library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "cuDevicePrimaryCtxRetain")
+        check(
+            library,
+            library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device),
+            "cuDevicePrimaryCtxRetain",
+        )
         check(library, library.cuCtxSetCurrent(context), "cuCtxSetCurrent")
 
 
@@ -59,7 +65,8 @@ def load(kernel: CudaKernel, device: int, capturing: bool) -> ctypes.c_void_p:
         capturing: a CUDA graph is being captured, so nothing may be loaded now.
 
     Raises:
-        DeviceError: there is no driver or no NVRTC, or the kernel is not loaded and a graph is being captured.
+        DeviceError: there is no driver or no NVRTC, or the kernel is not loaded and a graph is being
+        captured.
         BuildError: the kernel does not compile, or the driver refuses the cubin.
     """
     name = (f"{kernel.source}:{kernel.architecture}:{kernel.label}", device)
@@ -98,8 +105,8 @@ def _load(kernel: CudaKernel) -> ctypes.c_void_p:
     entry, function = ctypes.c_void_p(), ctypes.c_void_p()
     status = library.cuLibraryGetKernel(ctypes.byref(entry), handle, kernel.function.encode())
     check(library, status, "cuLibraryGetKernel")
-    # The function of this context rather than the context-free kernel: fetching it loads the code now, not at the
-    # first launch, which may be under capture.
+    # The function of this context rather than the context-free kernel: fetching it loads the code now, not at
+    # the first launch, which may be under capture.
     check(library, library.cuKernelGetFunction(ctypes.byref(function), entry), "cuKernelGetFunction")
     if kernel.dynamic_shared_bytes > _SHARED_WITHOUT_OPT_IN:
         status = library.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, kernel.dynamic_shared_bytes)

@@ -16,11 +16,11 @@ from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import device_architecture
 
 _MAX_PLANS = 4096  # per thread; a plan is about a kilobyte
-_raw_stream = torch._C._cuda_getCurrentRawStream if hasattr(torch._C, "_cuda_getCurrentRawStream") else None
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # missing from CPU builds of torch
 
 
 class _ThreadPlans(threading.local):
-    """A plan owns the buffer that its launch reads, so every thread has plans of its own; no lock is needed."""
+    """A plan owns the buffer that its launch reads, so every thread has its own; no lock is needed."""
 
     def __init__(self) -> None:
         self.plans: dict[tuple[Any, ...], LaunchPlan] = {}
@@ -39,13 +39,15 @@ def forward(
     return_lse: bool = False,
     choice: Choice | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Exact attention, softmax(query keyᵀ x scale) value, on the tensors' device and PyTorch's current stream.
+    """Exact attention, softmax(query keyᵀ x scale) value, on PyTorch's current stream.
 
-    Shapes, dtypes and devices are checked by `flashmoe_science.flash_attention`, which calls this; strides and
-    alignment here. Nothing is synchronised. Can be captured in a CUDA graph after one call with the same shapes.
+    Shapes, dtypes and devices are checked by `flashmoe_science.flash_attention`, which calls this; strides
+    and alignment here. Nothing is synchronised. Can be captured in a CUDA graph after one call with the same
+    shapes.
 
     Args:
-        query: (batch, num_heads, seqlen_q, head_dim), float16 or bfloat16; head_dim a multiple of 8 from 8 to 256.
+        query: (batch, num_heads, seqlen_q, head_dim), float16 or bfloat16; head_dim a
+            multiple of 8 up to 256.
         key, value: (batch, num_kv_heads, seqlen_k, head_dim); num_heads is a multiple of num_kv_heads.
         causal: row i sees keys up to i + seqlen_k - seqlen_q (bottom-right alignment).
         softmax_scale: 1 / sqrt(head_dim) if None.
@@ -190,7 +192,7 @@ def _problem(
 
 
 def _strides(name: str, tensor: torch.Tensor) -> tuple[int, int, int]:
-    """Strides of (batch, head, row) in elements; those of dimensions of size 1 are never used and become 0."""
+    """Strides of (batch, head, row) in elements; those of dimensions of size 1 are never used: 0."""
     shape, strides = tensor.shape, tensor.stride()
     if strides[3] != 1:
         raise InputError(
@@ -199,7 +201,8 @@ def _strides(name: str, tensor: torch.Tensor) -> tuple[int, int, int]:
     used = tuple(0 if size <= 1 else stride for size, stride in zip(shape[:3], strides[:3], strict=True))
     if any(stride * tensor.element_size() % 16 for stride in used):
         raise InputError(
-            f"{name} has strides {strides}, and rows must start at multiples of 16 bytes; pass {name}.contiguous()"
+            f"{name} has strides {strides}, and rows must start at multiples of 16 bytes; "
+            f"pass {name}.contiguous()"
         )
     return used[0], used[1], used[2]
 
@@ -207,4 +210,4 @@ def _strides(name: str, tensor: torch.Tensor) -> tuple[int, int, int]:
 def _misaligned(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str:
     tensors = {"query": query, "key": key, "value": value}
     name = next(name for name, tensor in tensors.items() if tensor.data_ptr() % 16)
-    return f"{name} does not start at a multiple of 16 bytes (it is a view at an odd offset); pass {name}.clone()"
+    return f"{name} does not start at a multiple of 16 bytes (a view at an odd offset); pass {name}.clone()"

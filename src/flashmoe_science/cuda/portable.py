@@ -12,12 +12,15 @@ from flashmoe_science.configs import portable as configs
 from flashmoe_science.configs.portable import PortableConfiguration
 from flashmoe_science.cuda.driver import Launcher, load
 from flashmoe_science.cuda.problem import Choice, Device, KernelKind, Problem
+from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import limits
 from flashmoe_science.jit.nvrtc import CudaKernel
 
 _POINTERS = struct.Struct("5Q")
 _REST = struct.Struct("12q 10i f 2I")  # the fields of AttentionParameters after the pointers
+_ARGUMENT_BYTES = -(-(_POINTERS.size + _REST.size) // 8) * 8
 _NO_MASK = 1 << 30
+_MOST_BLOCKS = 1 << 31
 _L2_SHARE = 0.5  # part of the L2 cache that the keys and values of one section of heads may fill
 
 
@@ -41,9 +44,13 @@ def choose(problem: Problem, device: Device) -> Choice | None:
 def kernels(architecture: str) -> list[CudaKernel]:
     dtypes = (torch.bfloat16, torch.float16) if limits(architecture).bfloat16 else (torch.float16,)
     configurations = dict.fromkeys(
-        tile(architecture, head_dim) for head_dim in configs.HEAD_DIMS for tile in (configs.tall, configs.short)
+        tile(architecture, head_dim)
+        for head_dim in configs.HEAD_DIMS
+        for tile in (configs.tall, configs.short)
     )
-    return [kernel(configuration, dtype, architecture) for configuration in configurations for dtype in dtypes]
+    return [
+        kernel(configuration, dtype, architecture) for configuration in configurations for dtype in dtypes
+    ]
 
 
 def kernel(configuration: PortableConfiguration, dtype: torch.dtype, architecture: str) -> CudaKernel:
@@ -57,6 +64,7 @@ def kernel(configuration: PortableConfiguration, dtype: torch.dtype, architectur
             "BLOCK_M": configuration.block_m,
             "BLOCK_N": configuration.block_n,
             "WARPS": configuration.warps,
+            "MIN_BLOCKS": configuration.min_blocks,
             "QUERY_STEPS": configuration.query_steps,
             "OVERLAP": int(configuration.overlap),
             "ELEMENT_BF16": int(dtype == torch.bfloat16),
@@ -88,9 +96,11 @@ def plan(problem: Problem, configuration: Any, device: Device) -> PortablePlan:
     function = load(compiled, device.index, torch.cuda.is_current_stream_capturing())
     row_blocks = -(-problem.seqlen_q // configuration.block_m)
     slices = problem.batch * problem.num_heads
-    launcher = Launcher(
-        function, (row_blocks * slices, 1, 1), compiled, _POINTERS.size + _REST.size
-    )
+    if row_blocks * slices >= _MOST_BLOCKS:
+        raise InputError(
+            f"{row_blocks * slices} blocks of query rows are more than a grid holds; split the batch"
+        )
+    launcher = Launcher(function, (row_blocks * slices, 1, 1), compiled, _ARGUMENT_BYTES)
     _REST.pack_into(launcher.buffer, _POINTERS.size, *_fields(problem, configuration, device))
     return PortablePlan(launcher)
 
@@ -98,7 +108,8 @@ def plan(problem: Problem, configuration: Any, device: Device) -> PortablePlan:
 def _fields(problem: Problem, configuration: PortableConfiguration, device: Device) -> tuple[float, ...]:
     element = problem.dtype.itemsize
     strides = (problem.query_strides, problem.key_strides, problem.value_strides, problem.output_strides)
-    # A negative scale flips the query's signs, so that the kernel's scale, and with it the row maximum, stays positive.
+    # A negative scale flips the query's signs, so that the kernel's scale, and with it the row maximum, stays
+    # positive.
     scale = abs(problem.softmax_scale) * math.log2(math.e)
     keep = 0 if scale == 0 else 0xFFFFFFFF
     flip = 0x80008000 if problem.softmax_scale < 0 else 0
@@ -123,11 +134,11 @@ def _fields(problem: Problem, configuration: PortableConfiguration, device: Devi
 def _slices_per_section(problem: Problem, device: Device) -> int:
     """How many heads are worked on side by side.
 
-    One where all tiles cost the same. With a causal mask as many as the L2 cache holds the keys and values of, so
-    that the longest tiles of all of them start first.
+    One where all tiles cost the same. With a causal mask as many as the L2 cache holds the keys and values
+    of, so that the longest tiles of all of them start first.
     """
     if not problem.causal:
         return 1
     kv_head_bytes = 2 * max(problem.seqlen_k, 1) * problem.head_dim * problem.dtype.itemsize
     kv_heads = max(1, int(device.l2_bytes * _L2_SHARE / kv_head_bytes))
-    return kv_heads * (problem.num_heads // problem.num_kv_heads)
+    return min(kv_heads * (problem.num_heads // problem.num_kv_heads), problem.batch * problem.num_heads)

@@ -65,7 +65,7 @@ class LaunchPlan(Protocol):
     """A prepared launch: everything but the addresses. Belongs to one thread and one device."""
 
     def launch(self, query: int, key: int, value: int, output: int, lse: int, stream: int) -> None:
-        """Launch on the stream (a raw handle). Addresses are of the tensors' first elements; `lse` may be 0."""
+        """Launch on a raw stream. Addresses are of the tensors' first elements; `lse` may be 0."""
         ...
 
 

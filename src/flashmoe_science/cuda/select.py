@@ -11,7 +11,9 @@ from flashmoe_science.cuda.problem import Choice, Device, KernelKind, KernelModu
 from flashmoe_science.errors import DeviceError, InputError
 
 OVERRIDE_VARIABLE = "FLASHMOE_CUDA_KERNEL"
-"""Environment variable that names the kernel (see `KernelKind`) that every call must take; read at a shape's first call."""
+"""Environment variable that names the kernel (see `KernelKind`) that every call must take; read at a shape's
+first call.
+"""
 
 _MODULES: dict[KernelKind, ModuleType] = {KernelKind.PORTABLE: portable}
 _PREFERENCE = (KernelKind.PORTABLE,)
@@ -36,7 +38,9 @@ def select(problem: Problem, device: Device) -> Choice:
             return choice
     what = f"{problem.dtype} with head_dim {problem.head_dim} on {device.architecture}"
     if named:
-        raise InputError(f"the kernel {named!r} that {OVERRIDE_VARIABLE} asks for cannot take {what}; unset it")
+        raise InputError(
+            f"the kernel {named!r} that {OVERRIDE_VARIABLE} asks for cannot take {what}; unset it"
+        )
     raise DeviceError(f"no CUDA kernel takes {what}; use float16, or torch's scaled_dot_product_attention")
 
 

@@ -1,7 +1,8 @@
-"""What one multiprocessor of each NVIDIA architecture holds, and how many blocks of a kernel that leaves room for.
+"""What one multiprocessor of each NVIDIA architecture holds, and how many blocks of a kernel that leaves room
+for.
 
-Figures are those of the CUDA programming guide's table "Technical Specifications per Compute Capability" and of
-its occupancy calculator (allocation granularities).
+Figures are those of the CUDA programming guide's table "Technical Specifications per Compute Capability" and
+of its occupancy calculator (allocation granularities).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ MAX_REGISTERS_PER_THREAD = 255
 MAX_THREADS_PER_BLOCK = 1024
 _REGISTERS_PER_SM = 65536
 _REGISTER_UNIT = 256  # registers are given out to a warp in multiples of this
-_WARP_UNIT = 4  # and to a block for a multiple of this many warps
+_WARP_UNIT = 4  # and a multiprocessor holds a multiple of this many warps, one per scheduler
 _SHARED_UNIT = 128
 
 
@@ -70,7 +71,9 @@ def base_architecture(architecture: str) -> str:
     match = _NAME.fullmatch(architecture)
     if match is None or match[1] not in LIMITS:
         known = ", ".join(LIMITS)
-        raise DeviceError(f"unknown GPU architecture {architecture!r}; known are {known} (with a or f appended)")
+        raise DeviceError(
+            f"unknown GPU architecture {architecture!r}; known are {known} (with a or f appended)"
+        )
     return match[1]
 
 
@@ -82,7 +85,8 @@ def limits(architecture: str) -> Limits:
 def device_architecture(major: int, minor: int) -> str:
     """Name of a device's architecture, e.g. ``sm_90`` for compute capability 9.0.
 
-    A minor revision that is not in the table counts as the next lower one of its generation, whose code it runs.
+    A minor revision that is not in the table counts as the next lower one of its generation, whose code it
+    runs.
 
     Raises:
         DeviceError: the generation is older than sm_75 or unknown.
@@ -102,11 +106,13 @@ def check_block(label: str, architecture: str, threads: int, shared_bytes: int) 
     problems = []
     if shared_bytes > limit.shared_per_block:
         problems.append(
-            f"{shared_bytes:,} bytes of shared memory per block, and {architecture} has {limit.shared_per_block:,}"
-            " (take smaller tiles)"
+            f"{shared_bytes:,} bytes of shared memory per block, "
+            f"and {architecture} has {limit.shared_per_block:,} (take smaller tiles)"
         )
     if threads > MAX_THREADS_PER_BLOCK:
-        problems.append(f"{threads} threads per block, and the most is {MAX_THREADS_PER_BLOCK} (take fewer warps)")
+        problems.append(
+            f"{threads} threads per block, and the most is {MAX_THREADS_PER_BLOCK} (take fewer warps)"
+        )
     if problems:
         raise BuildError(f"{label} does not fit: it needs {'; '.join(problems)}")
 
@@ -122,7 +128,7 @@ def occupancy(architecture: str, threads: int, registers_per_thread: int, shared
     by_threads = limit.threads_per_sm // (warps * WARP)
     per_warp = max(_round_up(registers_per_thread * WARP, _REGISTER_UNIT), _REGISTER_UNIT)
     warps_by_registers = _REGISTERS_PER_SM // per_warp // _WARP_UNIT * _WARP_UNIT
-    by_registers = warps_by_registers // _round_up(warps, _WARP_UNIT)
+    by_registers = warps_by_registers // warps
     by_shared = limit.shared_per_sm // max(_round_up(shared_bytes + limit.shared_reserved, _SHARED_UNIT), 1)
     blocks = min(limit.blocks_per_sm, by_threads, by_registers, by_shared)
     if shared_bytes > limit.shared_per_block or threads > MAX_THREADS_PER_BLOCK:

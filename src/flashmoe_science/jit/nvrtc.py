@@ -6,9 +6,10 @@ import dataclasses
 import functools
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.jit.cache import Compilation, CompileCache, default_cache
@@ -17,29 +18,37 @@ from flashmoe_science.jit.records import KernelBuild, Recipe, Resources
 
 KERNEL_DIRECTORY = Path(__file__).resolve().parent.parent / "kernels" / "cuda"
 
-_FLAGS = ("--std=c++17", "--device-as-default-execution-space", "--ptxas-options=-v", "--ptxas-options=-warn-spills")
+_FLAGS = (
+    "--std=c++17",
+    "--device-as-default-execution-space",
+    "--ptxas-options=-v",
+    "--ptxas-options=-warn-spills",
+)
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _STATIC_SHARED = re.compile(r"(\d+) bytes smem")
-# Notes with which ptxas says that it serialised wgmma or ignored setmaxnreg; each costs a large part of the speed.
+# Notes with which ptxas says that it serialised wgmma or ignored setmaxnreg; each costs a large part of the
+# speed.
 _SERIALISED = re.compile(r"\bC75\d\d\b.*")
 
 
 @dataclass(frozen=True)
 class CudaKernel:
-    """One kernel in one configuration: everything that is needed to compile it and to launch a block of it."""
+    """One kernel in one configuration: all that is needed to compile it and to launch a block of it."""
 
     source: str
     """File below `directory`, e.g. ``attention_portable.cu``."""
     function: str
     """The ``extern "C"`` name of the ``__global__`` function."""
     architecture: str
-    """Target, e.g. ``sm_90a``. Code for ``sm_86`` also runs on ``sm_89``; an ``a`` target runs nowhere else."""
+    """Target, e.g. ``sm_90a``. Code for sm_86 also runs on sm_89; an ``a`` target runs nowhere else."""
     macros: Mapping[str, int]
     threads_per_block: int
     dynamic_shared_bytes: int
     directory: Path = KERNEL_DIRECTORY
+    header_directory: Path = KERNEL_DIRECTORY
+    """Where the files that it includes are, by path relative to this."""
     include_directories: tuple[Path, ...] = field(default=())
     """Toolkit headers, for kernels of others; ours need none. See `toolkit_include_directories`."""
 
@@ -51,15 +60,15 @@ class CudaKernel:
 def compile_kernel(kernel: CudaKernel, cache: CompileCache | None = None) -> KernelBuild:
     """The kernel's cubin and resource table, compiled now unless the cache has it.
 
-    Spills, a stack frame and serialised wgmma (C75xx) count as failures: a kernel that has them is much slower
-    than it should be, and nothing else would tell.
+    Spills, a stack frame and serialised wgmma (C75xx) count as failures: a kernel that has them is much
+    slower than it should be, and nothing else would tell.
 
     Raises:
         BuildError: it does not fit the architecture, does not compile, or compiles with one of those defects.
         DeviceError: there is no NVRTC, or it does not know the architecture.
     """
     check_block(kernel.label, kernel.architecture, kernel.threads_per_block, kernel.dynamic_shared_bytes)
-    sources = _sources(kernel.directory, kernel.source)
+    sources = _sources(kernel)
     recipe = Recipe(
         kernel=kernel.function,
         backend="nvrtc",
@@ -101,25 +110,26 @@ def supported_architectures() -> tuple[int, ...]:
 
 
 def toolkit_include_directories() -> tuple[Path, ...]:
-    """Where CUDA's own headers are on this machine: in NVIDIA's wheels or an installed toolkit; empty if nowhere."""
+    """Where CUDA's own headers are: in NVIDIA's wheels or an installed toolkit; empty if nowhere."""
     from cuda import pathfinder
 
     found = (pathfinder.find_nvidia_header_directory(name) for name in ("cudart", "cccl", "nvcc"))
     return tuple(dict.fromkeys(Path(directory) for directory in found if directory is not None))
 
 
-def _nvrtc():  # type: ignore[no-untyped-def]
+def _nvrtc() -> Any:
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
         raise DeviceError(
-            "the Python package cuda-bindings is not installed; install it with: pip install 'cudadent42[cu13]'"
+            "the Python package cuda-bindings is not installed; "
+            "install it with: pip install 'cudadent42[cu13]'"
         ) from error
     return nvrtc
 
 
-def _check(status: object, call: str) -> None:
-    if int(status) != 0:  # type: ignore[call-overload]
+def _check(status: Any, call: str) -> None:
+    if int(status) != 0:
         raise BuildError(f"{call} failed: {getattr(status, 'name', status)}")
 
 
@@ -137,26 +147,25 @@ def _flags(kernel: CudaKernel) -> tuple[str, ...]:
     return (f"--gpu-architecture={kernel.architecture}", *_FLAGS, *includes, *macros)
 
 
-def _sources(directory: Path, name: str) -> dict[str, bytes]:
-    """The file and every file of ours that it includes, directly or not, by path relative to `directory`.
+def _sources(kernel: CudaKernel) -> dict[str, bytes]:
+    """The kernel's file and every file of ours that it includes, directly or not, by relative path.
 
-    Includes name files by that path too, wherever they stand.
+    Includes name files by their path below `header_directory`, wherever they stand.
     """
-    found: dict[str, bytes] = {}
-    waiting = [name]
+    path = kernel.directory / kernel.source
+    try:
+        found = {kernel.source: path.read_bytes()}
+    except OSError as error:
+        raise BuildError(f"kernel source {path} cannot be read: {error.strerror}") from error
+    waiting = [kernel.source]
     while waiting:
-        current = waiting.pop()
-        if current in found:
-            continue
-        try:
-            text = (directory / current).read_bytes()
-        except OSError as error:
-            if current == name:
-                raise BuildError(f"kernel source {directory / name} cannot be read: {error.strerror}") from error
-            continue  # a toolkit header, or one that the compiler will name as missing
-        found[current] = text
-        for match in _INCLUDE.finditer(text):
-            waiting.append(match[1].decode())
+        for match in _INCLUDE.finditer(found[waiting.pop()]):
+            name = match[1].decode()
+            header = kernel.header_directory / name
+            # What is not ours is a toolkit's header, or one that the compiler will name as missing.
+            if name not in found and header.is_file():
+                found[name] = header.read_bytes()
+                waiting.append(name)
     return found
 
 
@@ -177,7 +186,9 @@ def _compile(kernel: CudaKernel, recipe: Recipe, sources: dict[str, bytes], path
         log = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).decode(errors="replace")
         log = log.rstrip("\0\n")
         if int(status) != 0:
-            raise BuildError(f"{kernel.label} does not compile for {kernel.architecture}: {_first_error(log)}", log)
+            raise BuildError(
+                f"{kernel.label} does not compile for {kernel.architecture}: {_first_error(log)}", log
+            )
         path.write_bytes(_text(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program))
     finally:
         nvrtc.nvrtcDestroyProgram(program)
@@ -186,17 +197,19 @@ def _compile(kernel: CudaKernel, recipe: Recipe, sources: dict[str, bytes], path
     return Compilation(log=log, resources=resources)
 
 
-def _text(size_of, read, program) -> bytes:  # type: ignore[no-untyped-def]
+def _text(size_of: Callable[..., Any], read: Callable[..., Any], program: object) -> bytes:
     status, size = size_of(program)
     _check(status, size_of.__name__)
-    buffer = b" " * size
-    _check(read(program, buffer)[0], read.__name__)
+    buffer = b" " * int(size)
+    _check(read(program, buffer)[0], read.__name__)  # writes into the buffer
     return buffer
 
 
 def _first_error(log: str) -> str:
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    return next((line for line in lines if "error" in line), lines[0] if lines else "the compiler gave no reason")
+    return next(
+        (line for line in lines if "error" in line), lines[0] if lines else "the compiler gave no reason"
+    )
 
 
 def parse_resources(log: str, kernel: CudaKernel) -> Resources:
@@ -250,5 +263,7 @@ def _refuse_defects(kernel: CudaKernel, resources: Resources, log: str) -> None:
         defects.append("leaves room for no block on a multiprocessor")
     if defects:
         raise BuildError(
-            f"{kernel.label} for {kernel.architecture} {'; '.join(defects)} (take smaller tiles or more warps)", log
+            f"{kernel.label} for {kernel.architecture} {'; '.join(defects)} "
+            "(take smaller tiles or more warps)",
+            log,
         )

@@ -1,6 +1,6 @@
 // Attention forward for Hopper (sm_90a): TMA, wgmma and specialised warpgroups.
 //
-// One warpgroup produces: a warp loads keys and values, another the queries, by TMA into rings of shared memory. Two or
+// One warpgroup produces: a warp each loads keys, values and queries, by TMA into rings of shared memory. Two or
 // three warpgroups consume, 64 query rows each: S = Q K^T, online softmax, O += P V, with P in registers. Two overlaps
 // hide the softmax (FlashAttention-3, Shah et al. 2024): within a warpgroup, block j's softmax runs while block j-1's
 // P V does; between warpgroups, they take turns on the tensor cores (PING_PONG). The loop over blocks runs on from one
@@ -33,6 +33,9 @@ constexpr u32 QUERY_BYTES = PANELS * QUERY_PANEL_BYTES;  // of one consumer
 constexpr u32 KEY_PANEL_BYTES = BLOCK_N * mma::ROW_BYTES;
 constexpr u32 KEY_BYTES = PANELS * KEY_PANEL_BYTES;
 constexpr int TILE_SLOTS = 2;
+// Keeps the usual path through the main loop in one piece.
+__device__ __forceinline__ bool likely(bool condition) { return __builtin_expect(condition, 1); }
+
 constexpr float LN_2 = 0.693147180559945f;
 constexpr int CONSUMER_WARPS = 4 * CONSUMERS;
 
@@ -104,7 +107,7 @@ __device__ __forceinline__ void initialise(const Shared& shared) {
     }
     for (int slot = 0; slot < TILE_SLOTS; ++slot) {
         ptx::mbarrier_init(shared.tile_full(slot), 1);
-        ptx::mbarrier_init(shared.tile_empty(slot), CONSUMER_WARPS + 1);
+        ptx::mbarrier_init(shared.tile_empty(slot), CONSUMER_WARPS + 2);
     }
     ptx::mbarrier_init_fence();
 }
@@ -146,38 +149,54 @@ __device__ __forceinline__ void load_block(const ptx::TensorMap& map, u32 destin
     }
 }
 
-// One lane: hands out tiles and keeps the key and value rings full, keys one block ahead of values.
+// The next tile of a producer that only reads them; false at the end. Called by a whole warp.
+__device__ __forceinline__ bool next_tile(const Shared& shared, Ring<TILE_SLOTS>& slot, Tile& tile) {
+    ptx::mbarrier_wait(shared.tile_full(slot.stage), slot.parity);
+    tile = read_tile(shared, slot.stage);
+    release(shared.tile_empty(slot.stage));
+    slot.advance();
+    return tile.m_block >= 0;
+}
+
+// One lane: hands out tiles and keeps the key ring full.
 __device__ __forceinline__ void produce_keys(const Parameters& p, const Shared& shared) {
     Ring<K_STAGES> key;
-    Ring<V_STAGES> value;
     Ring<TILE_SLOTS> slot;
     int index = blockIdx.x;
     while (true) {
         const Tile tile = tile_at(p, index);
         publish_tile(shared, slot, tile);
         if (tile.m_block < 0) break;
-        index = next_index(p);
-
+        // Drawn now and looked at after the loads, so that they do not wait for it.
+        const int ticket = atomicAdd(p.ticket, 1);
         const int head = tile.head / p.group;
-        const auto load_key = [&](int block) {
+#pragma unroll 1
+        for (int block = tile.n_blocks - 1; block >= 0; --block) {
             ptx::mbarrier_wait(shared.key_empty(key.stage), key.parity ^ 1);
             load_block(p.key, shared.key(key.stage), shared.key_full(key.stage), block * BLOCK_N, head, tile.batch);
             key.advance();
-        };
-        const auto load_value = [&](int block) {
-            ptx::mbarrier_wait(shared.value_empty(value.stage), value.parity ^ 1);
-            load_block(p.value, shared.value(value.stage), shared.value_full(value.stage), block * BLOCK_N, head,
-                       tile.batch);
-            value.advance();
-        };
-        int block = tile.n_blocks - 1;
-        load_key(block);
-#pragma unroll 1
-        for (; block > 0; --block) {
-            load_key(block - 1);
-            load_value(block);
         }
-        load_value(0);
+        index = redeem(p, ticket);
+    }
+}
+
+// One warp, of which one lane issues: keeps the value ring full.
+__device__ __forceinline__ void produce_values(const Parameters& p, const Shared& shared) {
+    Ring<V_STAGES> value;
+    Ring<TILE_SLOTS> slot;
+    Tile tile;
+    while (next_tile(shared, slot, tile)) {
+        if (threadIdx.x % 32 == 0) {
+            const int head = tile.head / p.group;
+#pragma unroll 1
+            for (int block = tile.n_blocks - 1; block >= 0; --block) {
+                ptx::mbarrier_wait(shared.value_empty(value.stage), value.parity ^ 1);
+                load_block(p.value, shared.value(value.stage), shared.value_full(value.stage), block * BLOCK_N, head,
+                           tile.batch);
+                value.advance();
+            }
+        }
+        __syncwarp();
     }
 }
 
@@ -185,12 +204,8 @@ __device__ __forceinline__ void produce_keys(const Parameters& p, const Shared& 
 __device__ __forceinline__ void produce_queries(const Parameters& p, const Shared& shared) {
     Ring<Q_STAGES> ring;
     Ring<TILE_SLOTS> slot;
-    while (true) {
-        ptx::mbarrier_wait(shared.tile_full(slot.stage), slot.parity);
-        const Tile tile = read_tile(shared, slot.stage);
-        release(shared.tile_empty(slot.stage));
-        slot.advance();
-        if (tile.m_block < 0) break;
+    Tile tile;
+    while (next_tile(shared, slot, tile)) {
         if (threadIdx.x % 32 == 0) {
 #pragma unroll
             for (int consumer = 0; consumer < CONSUMERS; ++consumer) {
@@ -417,13 +432,15 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
         const Softmax finished = softmax;
         if (ends) softmax = Softmax();
         bool kept = false;  // the softmax's reference
-        if (block >= masked) {
-            apply_mask(s);
-        } else if (!ends) {
-            kept = softmax.try_step(s, p.scale_log2);
-            if (!kept) multiply_keys_again(s, shared.query(query.stage, consumer), shared.key(key.stage));
+        if (likely(!ends && block < masked)) kept = softmax.try_step(s, p.scale_log2);
+        if (!likely(kept)) {
+            if (block >= masked) {
+                apply_mask(s);
+            } else if (!ends) {
+                multiply_keys_again(s, shared.query(query.stage, consumer), shared.key(key.stage));
+            }
+            softmax.step(s, p.scale_log2, correction);
         }
-        if (!kept) softmax.step(s, p.scale_log2, correction);
         release(shared.key_empty(key.stage));
         key.advance();
 
@@ -431,10 +448,10 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
         ptx::pin(o);
         release(shared.value_empty(value.stage));
         value.advance();
-        if (ends) {
+        if (!likely(!ends)) {
             store_rows(p, o, finished, read_tile(shared, old_slot), consumer);
             release(shared.tile_empty(old_slot));
-        } else if (!kept) {
+        } else if (!likely(kept)) {
             rescale(o, correction);
         }
         accumulate = !ends;
@@ -472,6 +489,8 @@ extern "C" __global__ void __launch_bounds__(hopper::THREADS, 1)
         if (warp == 0) {
             if (ptx::elect_lane()) produce_keys(parameters, shared);
         } else if (warp == 1) {
+            produce_values(parameters, shared);
+        } else if (warp == 2) {
             produce_queries(parameters, shared);
         }
     } else {

@@ -4,7 +4,8 @@
 // keys from the last block it needs to the first, so that the blocks that need a mask come first.
 // Keys and values are double buffered: block b - 1 arrives while block b is multiplied.
 //
-// Macros: HEAD_DIM (a multiple of 16, at least the tensor's), BLOCK_M, BLOCK_N, WARPS,
+// Macros: HEAD_DIM (a multiple of 16, at least the tensor's), BLOCK_M, BLOCK_N, WARPS, MIN_BLOCKS (per multiprocessor,
+// that the compiler leaves registers for; 0: as it likes),
 // QUERY_STEPS (how many 16-wide slices of the query stay in registers; the rest is read from shared memory for
 // every block), OVERLAP (1: the next block's scores are computed while this block's exponentials are taken; needs
 // the whole query in registers), and those of types.cuh.
@@ -218,7 +219,13 @@ __device__ __forceinline__ void mask(Scores& scores, int column, const Attention
     }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads)
+#if MIN_BLOCKS > 0
+#define LAUNCH_BOUNDS __launch_bounds__(kThreads, MIN_BLOCKS)
+#else
+#define LAUNCH_BOUNDS __launch_bounds__(kThreads)
+#endif
+
+extern "C" __global__ void LAUNCH_BOUNDS
 attention_portable(const __grid_constant__ AttentionParameters p) {
     extern __shared__ __align__(1024) char shared_memory[];
     const uint32 query_tile = shared_address(shared_memory);

@@ -34,10 +34,9 @@ __device__ __forceinline__ Tile tile_at(const Parameters& p, int index) {
     return tile;
 }
 
-// The next tile of this block. Every block takes tickets until one is past the end, so `tiles` are handed out in
-// all; whoever takes the last one sets the counter back for the next launch.
-__device__ __forceinline__ int next_index(const Parameters& p) {
-    const int ticket = atomicAdd(p.ticket, 1);
+// The tile that a ticket stands for. Every block draws until it gets one past the end, so `tiles` are drawn in all;
+// whoever has the last one sets the counter back for the next launch.
+__device__ __forceinline__ int redeem(const Parameters& p, int ticket) {
     if (ticket == p.tiles - 1) atomicExch(p.ticket, 0);
     return ticket + static_cast<int>(gridDim.x);
 }
