@@ -245,10 +245,13 @@ def check_output(path: Path) -> None:
         parent = parent.parent
     if not parent.is_dir():
         raise UsageError(f"{parent} is a file; --output-dir needs a new or empty folder")
-    if not os.access(parent, os.W_OK | os.X_OK):
+    try:
+        with tempfile.TemporaryFile(dir=parent):  # what permissions say is not the truth for root
+            pass
+    except OSError as error:
         raise UsageError(
-            f"cannot write to {parent}, for the output folder {path}; choose another with --output-dir"
-        )
+            f"cannot write to {parent}: {error.strerror}; choose another folder than {path} with --output-dir"
+        ) from error
     if path.exists() and any(path.iterdir()):
         raise UsageError(f"the output folder {path} is not empty; choose a new one with --output-dir")
 

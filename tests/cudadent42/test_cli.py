@@ -218,7 +218,7 @@ def test_a_kernel_that_does_not_compile(suite: Path, tmp_path: Path) -> None:
         FLASHMOE_CACHE_DIR=str(tmp_path / "cache"),
     )
     assert code == 5, err
-    assert "x.cpp:1: error: no" in err
+    assert "kernel.cpp:1: error: no" in err
     assert "Traceback" not in err
     manifest = json.loads((tmp_path / "run/manifest.json").read_text())
     assert manifest["status"] == "failed"
