@@ -264,7 +264,7 @@ def _print_outcome(outcome: Outcome, verbose: bool, with_report: bool) -> None:
     _print(console, f"run folder: {outcome.folder}")
     if with_report:
         _print(console, f"report: {outcome.folder / 'report.html'}")
-    console.print(tables.results_table(outcome.results))
+    console.print(tables.results_table(outcome.results, with_control=verbose))
     _print(console, tables.verdict_line(outcome.results))
 
 

@@ -44,7 +44,7 @@ class Skipped:
 
     stage: str
     key: str
-    """``Case.id`` or ``Case.id/implementation``."""
+    """``Case.id``, ``Case.id/implementation`` or, when verifying, an implementation's name."""
     reason: str
 
 

@@ -20,7 +20,7 @@ from cudadent42.preflight.runner import chosen_device, gather, inspect
 from cudadent42.preflight.text import troubles
 from cudadent42.progress import Observer
 from cudadent42.records import BenchReport, BuildReport, MachineReport, Plan, Results, VerifyReport
-from cudadent42.runs import RunWriter, default_path
+from cudadent42.runs import RunWriter, check_output, default_path
 from cudadent42.source import revision
 from cudadent42.worker import Worker, run_stage
 from flashmoe_science import cpu
@@ -72,6 +72,8 @@ def prepare(request: Request, observer: Observer) -> Prepared:
     """The plan, and preflight for it. Bad input is found before the machine is looked at, as it is faster."""
     plan = make_plan(request.choices, "cpu", implementations.registry())
     device = parse_device(request.device)
+    if request.output is not None:
+        check_output(request.output)
     observer.stage("preflight")
     context = gather(device, request.output or Path("runs"))
     machine = inspect(context)

@@ -204,7 +204,8 @@ class VerifiedCase:
 class VerifyReport:
     cases: tuple[VerifiedCase, ...]
     skipped: dict[str, str] = field(default_factory=dict)
-    """``case/implementation`` that the implementation does not support, with its reason."""
+    """What was not verified, with the reason: ``Case.id/implementation`` that the implementation does not support,
+    or the name of an implementation that cannot run here."""
 
     @property
     def passed(self) -> bool:

@@ -238,19 +238,33 @@ def default_path(suite: str, revision: Revision | None, root: Path = Path("runs"
     return root / f"{stamp}-{suite}-{short}"
 
 
+def check_output(path: Path) -> None:
+    """Raises UsageError where ``create_folder`` would fail, as far as can be told without making anything."""
+    parent = path.absolute()
+    while not parent.exists():
+        parent = parent.parent
+    if not parent.is_dir():
+        raise UsageError(f"{parent} is a file; --output-dir needs a new or empty folder")
+    try:
+        with tempfile.TemporaryFile(dir=parent):  # what permissions say is not the truth for root
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to {parent}: {error.strerror}; choose another folder than {path} with --output-dir"
+        ) from error
+    if path.exists() and any(path.iterdir()):
+        raise UsageError(f"the output folder {path} is not empty; choose a new one with --output-dir")
+
+
 def create_folder(path: Path) -> None:
     """Make a new folder for a run. One that exists is an error unless it is empty."""
+    check_output(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        occupied = any(path.iterdir())
-    except FileExistsError:
-        raise UsageError(f"{path} is a file; --output-dir needs a new or empty folder") from None
     except OSError as error:
         raise UsageError(
             f"cannot make the output folder {path}: {error.strerror}; choose another with --output-dir"
         ) from error
-    if occupied:
-        raise UsageError(f"the output folder {path} is not empty; choose a new one with --output-dir")
 
 
 def write_json(path: Path, record: object) -> None:

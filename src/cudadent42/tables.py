@@ -19,8 +19,8 @@ _STYLES = {
 }
 
 
-def results_table(results: Results) -> Table:
-    """One row per case and dtype, the dtypes apart; then the other implementations and the control."""
+def results_table(results: Results, with_control: bool) -> Table:
+    """One row per case and dtype, the dtypes apart; below, the other implementations and the control."""
     table = _table("case", "dtype")
     for name in (f"{results.baseline} ms", f"{results.candidate} ms", "speed-up", "95 % interval"):
         table.add_column(name, justify="right")
@@ -31,8 +31,11 @@ def results_table(results: Results) -> Table:
             table.add_section()
         previous = row.dtype
         _add_comparison(table, row, row.name)
-    for row in (*results.others, *results.control):
-        table.add_section()
+    group = ""
+    for row in (*results.others, *(results.control if with_control else ())):
+        if row.implementation != group:
+            table.add_section()
+        group = row.implementation
         _add_comparison(table, row, f"{row.name} ({row.implementation})")
     return table
 

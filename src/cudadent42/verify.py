@@ -100,11 +100,16 @@ def verify(
     cost = [unit.case.flops + _UNIT_FLOPS for unit in work]
     verified: list[VerifiedCase] = []
     skipped: dict[str, str] = {}
+    for name, reason in unusable.items():
+        skipped[name] = reason
+        emit(Skipped("verify", name, reason))
     truth: Truth | None = None
     for index in range(start, len(work)):
         unit = work[index]
         mark(Doing(index, unit.case.id, unit.implementation, unit.kind))
-        reason = unusable.get(unit.implementation) or _not_judged(implementations, unit)
+        if unit.implementation in unusable:
+            continue
+        reason = _not_judged(implementations, unit)
         if reason is None:
             if truth is None or truth.case != unit.case:
                 truth = find_truth(unit.case, unit.inputs(plan.seed, plan.device))
@@ -165,8 +170,9 @@ def not_timed(plan: Plan, verified: VerifyReport) -> dict[str, str]:
     for case in plan.cases:
         for name in plan.implementations:
             key = f"{case.id}/{name}"
-            if key in verified.skipped:
-                reasons.setdefault(key, verified.skipped[key])
+            for skipped in (key, name):
+                if skipped in verified.skipped:
+                    reasons.setdefault(key, verified.skipped[skipped])
     return reasons
 
 

@@ -40,9 +40,12 @@ from cudadent42.records import BenchReport, Plan, VerifiedCase, VerifyReport
 from cudadent42.serialise import dumps, loads
 from cudadent42.worker_process import ACKNOWLEDGE, DEVICE_LOST_EXIT, NOTE_BYTES, Request
 
-TIMEOUT_S = 120.0
-"""Longest silence of a worker. It speaks after each check and each block, so only importing torch,
-compiling a kernel for the first time (30 s) and the largest single call count against it."""
+START_TIMEOUT_S = 180.0
+"""Longest time to a new worker's first event: importing torch from a cold disk, compiling a kernel for the
+first time (30 s), and the first check."""
+
+TIMEOUT_S = 60.0
+"""Longest silence after that. A worker speaks after each check and each block, which take seconds at most."""
 
 MAX_LOSSES = 3
 """An implementation that cost this many workers is left out of the rest of the stage."""
@@ -70,6 +73,7 @@ class Worker:
     def __init__(self, log_path: Path | None = None, timeout_s: float = TIMEOUT_S) -> None:
         self._log_path = log_path
         self._timeout_s = timeout_s
+        self._heard = False
         self._process: subprocess.Popen[bytes] | None = None
         self._events = -1
         self._note: IO[bytes] | None = None
@@ -98,6 +102,7 @@ class Worker:
                 if file is not None:
                     file.close()
         self._pending = b""
+        self._heard = False
 
     @property
     def pid(self) -> int | None:
@@ -172,18 +177,20 @@ class Worker:
             raise LostError(self._cause_of_death()) from error
 
     def _next_event(self) -> Event:
-        deadline = time.monotonic() + self._timeout_s
+        limit_s = self._timeout_s if self._heard else max(self._timeout_s, START_TIMEOUT_S)
+        deadline = time.monotonic() + limit_s
         with selectors.DefaultSelector() as selector:
             selector.register(self._events, selectors.EVENT_READ)
             while b"\n" not in self._pending:
                 if time.monotonic() > deadline:
-                    raise LostError(f"no sign of life for {self._timeout_s:.0f} s; killed")
+                    raise LostError(f"no sign of life for {limit_s:.0f} s; killed")
                 if not selector.select(_POLL_S):
                     continue
                 data = os.read(self._events, 1 << 16)
                 if not data:
                     raise LostError(self._cause_of_death())
                 self._pending += data
+        self._heard = True
         line, _, self._pending = self._pending.partition(b"\n")
         try:
             return from_line(line.decode(errors="replace"))

@@ -11,8 +11,8 @@ __all__ = ["BuildError", "DeviceError", "InputError", "flash_attention"]
 
 
 def __getattr__(name: str) -> Any:
-    # torch takes over a second to import. Those who only need `jit` (the lab's command line, its preflight, which
-    # must also run where torch is missing) do not pay for it.
+    # torch takes over a second to import. Who needs only `jit` (the lab's command line, and its preflight,
+    # which must also run where torch is missing) does not pay for it.
     if name == "flash_attention":
         from flashmoe_science.attention import flash_attention
 
