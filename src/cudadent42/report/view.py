@@ -121,6 +121,16 @@ class View:
             return self.run.results.candidate
         return next((name for name in self.run.plan.implementations if name != self.run.plan.baseline), "")
 
+    @property
+    def alone(self) -> bool:
+        """Whether nothing but the baseline was planned."""
+        return self.candidate_name in ("", self.run.plan.baseline)
+
+    @property
+    def control_name(self) -> str:
+        """What samples of the A/A control are called."""
+        return f"{self.run.plan.baseline}_control"
+
     @cached_property
     def rows(self) -> tuple[CaseRow, ...]:
         results, verify = self.run.results, self.run.verify
@@ -181,7 +191,7 @@ class View:
         )
 
     @property
-    def verdicts(self) -> Mapping[Verdict, int]:
+    def verdicts(self) -> dict[Verdict, int]:
         """How many cases got each word, in the order of the enumeration."""
         count = Counter(row.comparison.verdict for row in self.timed if row.comparison)
         return {verdict: count[verdict] for verdict in Verdict if count[verdict]}
@@ -260,7 +270,7 @@ class View:
         results = self.run.results
         if results is None or self.run.manifest.status in (RunStatus.INTERRUPTED, RunStatus.FAILED):
             return False
-        return all(row.comparison or self.skip_reason(row.case) for row in self.rows)
+        return self.alone or all(row.comparison or self.skip_reason(row.case) for row in self.rows)
 
     @property
     def headline(self) -> str:
@@ -269,8 +279,12 @@ class View:
         if self.failures:
             cases = len({(c.case, c.implementation) for c in self.failures})
             return f"Verification failed on {text.plural(cases, 'case')}"
-        if results is None or not results.cases:
+        if results is not None and self.alone:
+            return f"Only {self.baseline} was measured, so there is nothing to compare"
+        if results is None:
             return "No result: the run did not get as far as a comparison"
+        if not results.cases:
+            return "No result: no case was timed"
         speed = text.ratio(results.speedup_geomean)
         return {
             Verdict.FASTER: f"{self.candidate} is faster than {self.baseline}: {speed}",

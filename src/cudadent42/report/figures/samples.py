@@ -80,7 +80,7 @@ def _lanes(view: View, present: set[str]) -> tuple[tuple[str, Role], ...]:
     known = {
         plan.baseline: Role.BASELINE,
         view.candidate_name: Role.CANDIDATE,
-        f"{plan.baseline}_control": Role.CONTROL,
+        view.control_name: Role.CONTROL,
     }
     spare = iter(marks.OTHER_ROLES)
     order = [name for name in [*named, *sorted(present - set(named))] if name in present]
