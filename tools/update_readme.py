@@ -40,13 +40,10 @@ def replace_section(readme: str, new: str) -> str:
 def _result(folder: str) -> list[str]:
     view = View(load_run(ROOT / folder))
     results = view.run.results
-    if results is None or not view.complete or view.failures:
+    if results is None or not view.complete or not view.checked or view.failures:
         raise UsageError(f"{folder} is not a finished, verified run; only such a run may be shown")
     words = ", ".join(f"{count} {verdict.value}" for verdict, count in view.verdicts.items())
-    parts = [
-        f"**{view.headline}** ({text.interval(results.speedup_geomean_ci_low, results.speedup_geomean_ci_high)} "
-        f"at 95 %), geometric mean over {text.plural(len(view.timed), 'case')} on {view.device}: {words}."
-    ]
+    parts = [f"**{view.headline}.** {view.subline}: {words}."]
     if view.extremes:
         low, high = view.extremes
         if low.comparison and high.comparison:
@@ -64,14 +61,16 @@ def _result(folder: str) -> list[str]:
         "",
         f"![Speed-up of every case with its 95 % interval]({folder}/speedup.svg)",
         "",
-        f"{versions}, {view.date[:10]}; the whole run: [{folder}]({folder}), report: [report.md]({folder}/report.md).",
+        f"{versions}, {view.date[:10]}. The whole run: [{folder}]({folder}).",
         "",
     ]
 
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a committed run folder")
     try:
         folders = [str(path.resolve().relative_to(ROOT)) for path in parser.parse_args().folders]

@@ -11,6 +11,8 @@ from cudadent42.report.view import Notice, Tone, View, shares_of_bound
 from cudadent42.runs import RunStatus
 
 _MOST_LINES = 12
+_NOISY = 0.05
+"""Noise floor from which the page warns, and share of disturbed blocks."""
 
 
 def notices(view: View) -> tuple[Notice, ...]:
@@ -118,12 +120,16 @@ def _preflight(view: View) -> Notice | None:
         if failed
         else f"Preflight gave {text.plural(len(view.warnings), 'warning')}"
     )
-    lines = [text.clean(f"{c.name}: {c.detail}" + (f". {c.cause}" if c.cause else "")) for c in view.warnings]
+    lines = [text.clean(f"{c.name}: {c.detail}" + (f"; {c.cause}" if c.cause else "")) for c in view.warnings]
     return Notice(Tone.BAD if failed else Tone.WARN, title, _limited(lines))
 
 
 def _control(view: View) -> Notice | None:
-    """More false alarms in the A/A control than a 95 % interval explains."""
+    """A noise floor that swallows results, or more false alarms than a 95 % interval explains."""
+    floor = view.run.results.noise_floor if view.run.results else math.nan
+    if floor > _NOISY:
+        title = f"The machine was noisy: the baseline against itself is off by up to {text.percent(floor)}"
+        return Notice(Tone.WARN, title, ("Repeat on an idle machine before believing anything smaller.",))
     control = view.run.results.control if view.run.results else ()
     alarms = [c for c in control if c.verdict in (Verdict.FASTER, Verdict.SLOWER)]
     if len(alarms) <= max(1.0, 0.05 * len(control)):
@@ -141,7 +147,8 @@ def _flagged(view: View) -> Notice | None:
     if not flagged:
         return None
     blocks = sum(row.comparison.blocks for row in view.timed if row.comparison)
-    return Notice(Tone.NEUTRAL, f"{flagged:,} of {text.plural(blocks, 'paired block')} saw a disturbance")
+    tone = Tone.WARN if flagged > _NOISY * blocks else Tone.NEUTRAL
+    return Notice(tone, f"{flagged:,} of {text.plural(blocks, 'paired block')} saw a disturbance")
 
 
 def not_measured(view: View) -> tuple[str, ...]:

@@ -70,11 +70,13 @@ def ratio(value: float) -> str:
 
 
 def interval(low: float, high: float) -> str:
-    """Both ends with the same number of decimals: ``4.27 to 4.36``."""
+    """Ends of like size with the same number of decimals: ``4.27 to 4.36``, ``0.061 to 46.1``."""
     if not (math.isfinite(low) and math.isfinite(high)):
         return NOT_AVAILABLE
-    decimals = max(_ratio_decimals(low), _ratio_decimals(high))
-    return f"{low:.{decimals}f} to {high:.{decimals}f}"
+    decimals = [_ratio_decimals(low), _ratio_decimals(high)]
+    if high < 4 * low:
+        decimals = [max(decimals)] * 2
+    return f"{low:.{decimals[0]}f} to {high:.{decimals[1]}f}"
 
 
 def percent(fraction: float) -> str:

@@ -122,9 +122,9 @@ def test_every_case_is_in_the_table_with_its_numbers(run: RunFolder) -> None:
     first = run.results.cases[0]  # type: ignore[union-attr]
     row = page.row("cases", "tiny")
     assert row[1] == "1 × 1 × 32 × 64"
-    assert row[4] == f"{first.speedup:.2f}×"
-    assert row[5] == f"{first.ci_low:.2f} to {first.ci_high:.2f}"
-    assert "faster" in row[6]
+    assert row[2] == f"{first.speedup:.2f}×"
+    assert row[3] == f"{first.ci_low:.2f} to {first.ci_high:.2f}"
+    assert "faster" in row[4]
 
 
 def test_identities_are_unique_and_references_resolve(small: RunFolder) -> None:
@@ -246,7 +246,7 @@ def test_not_a_number_is_shown_as_absent(small: RunFolder) -> None:
         speedup_geomean_ci_high=nan,
     )
     page = parse(replace(small, results=results, samples=samples))
-    assert page.row("cases", "tiny")[4] == "n/a"
+    assert page.row("cases", "tiny")[2] == "n/a"
     shown = [cell for row in page.tables["cases"] for cell in row]
     assert not [cell for cell in shown if re.search(r"\b(nan|inf)\b", cell)]
     assert "n/a" in page.headings[0][1]
@@ -285,6 +285,40 @@ def test_a_hundred_cases_stay_a_small_page(make) -> None:  # type: ignore[no-unt
 
 def test_default_run_is_well_under_400_kb(run: RunFolder) -> None:
     assert len(html.render(View(run)).encode()) < 250_000
+
+
+def test_a_noisy_machine_is_called_so(small: RunFolder) -> None:
+    assert small.results is not None
+    noisy = replace(small.results, noise_floor=0.31)
+    assert "the baseline against itself is off by up to 31 %" in parse(replace(small, results=noisy)).words
+    assert "noisy" not in parse(small).words
+
+
+def test_disturbed_blocks_get_a_column(small: RunFolder) -> None:
+    assert small.results is not None
+    first, *rest = small.results.cases
+    results = replace(small.results, cases=(replace(first, flagged_blocks=3), *rest))
+    page = parse(replace(small, results=results))
+    assert page.row("cases", "tiny")[-1] == "3 of 25"
+    assert "3 of 75 paired blocks saw a disturbance" in page.words
+    assert "Flagged" not in parse(small).words
+
+
+def test_samples_on_any_scale_are_drawn(small: RunFolder) -> None:
+    """An interrupted machine gives outliers of a thousand times the median."""
+    samples = tuple(
+        replace(s, latency_ms=s.latency_ms * (1000 if s.block == 7 else 1)) for s in small.samples
+    )
+    words = parse(replace(small, samples=samples)).words
+    assert "1000×" in words
+
+
+def test_control_far_from_one_is_drawn(small: RunFolder) -> None:
+    """The interval of a control on a busy machine may reach three decades."""
+    assert small.results is not None
+    control = tuple(replace(c, speedup=0.4, ci_low=0.001, ci_high=21.0) for c in small.results.control)
+    page = parse(replace(small, results=replace(small.results, control=control, noise_floor=1.6)))
+    assert any("control-wide" in name for name in page.values("aria-labelledby"))
 
 
 def test_empty_checks_report(small: RunFolder) -> None:

@@ -42,6 +42,7 @@ def test_ratio(value: float, expected: str) -> None:
 
 def test_interval_has_the_same_decimals_at_both_ends() -> None:
     assert text.interval(0.998, 1.24) == "0.998 to 1.240"
+    assert text.interval(0.0611, 46.09) == "0.061 to 46.1"
     assert text.interval(math.nan, 1.0) == "n/a"
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from cudadent42.report import svg, text
 from cudadent42.report.figures import marks
 from cudadent42.report.svg import Role
@@ -23,17 +21,15 @@ def control(view: View, sheet: svg.Sheet, *, wide: bool) -> str:
     width = 1040.0 if wide else 360.0
     ends = [end for row in rows if row.control for end in (row.control.ci_low, row.control.ci_high)]
     floor = results.noise_floor
-    spans = [abs(end - 1) for end in ends if math.isfinite(end)] + [results.margin]
-    if math.isfinite(floor):
-        spans.append(floor)
-    reach = 1.12 * max(spans)
+    low, high = marks.ratio_limits([*ends, 1 - floor, 1 + floor], results.margin)
     fig = svg.figure(width, _HEIGHT + _FOOT)
     axes = svg.panel(fig, _LEFT, 8, width - _LEFT - 8, _HEIGHT - 8)
     axes.set_axis_off()
+    axes.set_yscale("log")
     axes.set_xlim(-0.7, len(rows) - 0.3)
-    axes.set_ylim(1 - reach, 1 + reach)
+    axes.set_ylim(low, high)
     axes.axhspan(1 - results.margin, 1 + results.margin, color=Role.BAND.placeholder, linewidth=0, zorder=0)
-    for tick in marks.ratio_ticks(1 - reach, 1 + reach, 7):
+    for tick in marks.ratio_ticks(low, high, 7):
         one = abs(tick - 1) < 1e-9
         marks.rule(
             axes, axes.get_xlim(), (tick, tick), Role.INK if one else Role.RULE, 1.2 if one else 0.8, zorder=1
@@ -48,8 +44,8 @@ def control(view: View, sheet: svg.Sheet, *, wide: bool) -> str:
             ha="right",
             va="center_baseline",
         )
-    if math.isfinite(floor):
-        for level in (1 - floor, 1 + floor):
+    for level in (1 - floor, 1 + floor):
+        if level > 0:  # neither NaN nor off a log scale
             marks.rule(axes, axes.get_xlim(), (level, level), Role.MUTED, 1, linestyle=(0, (4, 3)), zorder=1)
     tips = {}
     for x, row in enumerate(rows):

@@ -124,6 +124,10 @@ def ratio_ticks(low: float, high: float, most: int) -> tuple[float, ...]:
         found = [n * 10.0**d for d in decades for n in nice if low <= n * 10.0**d <= high]
         if len(found) <= most and _apart(found, low, high, most):
             return tuple(found)
+    for step in range(2, len(decades)):
+        found = [10.0**d for d in decades if d % step == 0 and low <= 10.0**d <= high]
+        if len(found) <= most:
+            return tuple(found)
     return (1.0,)
 
 

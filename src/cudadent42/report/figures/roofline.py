@@ -105,7 +105,18 @@ def _grid(axes: Axes, frame: _Frame, height: float) -> None:
             annotation_clip=False,
         )
     marks.write(axes, 0.5, -34 / height, "FLOP per byte", align="center", place="axes")
-    marks.write(axes, 1, 1 + 14 / height, "GFLOP/s", align="right", place="axes")
+    axes.annotate(
+        "GFLOP/s",
+        (0, 1 + 14 / height),
+        (-7, 0),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        color=Role.MUTED.placeholder,
+        fontsize=11,
+        ha="right",
+        va="center_baseline",
+        annotation_clip=False,
+    )
 
 
 def _ceilings(axes: Axes, frame: _Frame, peak: tuple[str, float] | None, bandwidth: float) -> None:

@@ -11,6 +11,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.patches import PathPatch
@@ -27,6 +28,7 @@ _LANE = 24.0
 _FOOT = 18.0
 _VALUES = 60.0
 _SIDE = 6.0
+_LABEL = 32.0
 _LINEAR = 0.01
 """Deviation up to which the scale is about linear; logarithmic beyond, so that outliers stay on it."""
 _MOST_DOTS = 6000
@@ -95,10 +97,15 @@ def _place(deviation: float) -> float:
     return math.asinh(deviation / _LINEAR)
 
 
-def _ticks(limits: tuple[float, float]) -> list[float]:
-    steps = [0.01, 0.1, 1.0, 10.0] if limits[1] > 0.1 else [0.01, 0.03]
-    wanted = [-step for step in reversed(steps)] + [0.0, *steps]
-    return [tick for tick in wanted if limits[0] <= tick <= limits[1]]
+def _ticks(limits: tuple[float, float], width: float) -> list[float]:
+    """0 and outwards from it, as many as find room for their labels on ``width`` pixels."""
+    low, high = map(_place, limits)
+    least = _LABEL * (high - low) / width
+    ticks = [0.0]
+    for tick in (0.01, -0.01, 0.03, -0.03, 0.1, -0.1, 1.0, -0.5, 9.0, 99.0, 999.0):
+        if limits[0] <= tick <= limits[1] and all(abs(_place(tick) - _place(t)) >= least for t in ticks):
+            ticks.append(tick)
+    return ticks
 
 
 def _panel(strips: Strips, row: CaseRow, number: int, sheet: svg.Sheet) -> str:
@@ -110,11 +117,11 @@ def _panel(strips: Strips, row: CaseRow, number: int, sheet: svg.Sheet) -> str:
     axes.set_xlim(*map(_place, strips.limits))
     axes.set_ylim(len(lanes), 0)
     axes.set_axis_off()
-    for tick in _ticks(strips.limits):
-        x = _place(tick)
-        marks.rule(axes, (x, x), (0, len(lanes)), Role.RULE, 0.8, zorder=0)
-        label = f"{100 * tick:+.0f} %".replace("-", "−") if tick else "0"
-        marks.write(axes, x, len(lanes) + 10 / _LANE, label, align="center", size=10)
+    ticks = _ticks(strips.limits, width)
+    grid = [(_place(tick), end) for tick in ticks for end in (0, len(lanes))]
+    _stroke(axes, grid, Role.RULE, linewidth=0.8, zorder=0)
+    for tick in ticks:
+        marks.write(axes, _place(tick), len(lanes) + 10 / _LANE, _label(tick), align="center", size=10)
     told = []
     for lane, (name, role) in enumerate(lanes):
         samples = strips.series[row.case.id, name]
@@ -148,18 +155,19 @@ def _lane(axes: Axes, strips: Strips, samples: Sequence[Sample], lane: int, role
         if sample.block % strips.stride == 0
     ]
     marks.rule(axes, (0, 0), (lane + 0.08, lane + 0.92), role, 1.4, zorder=1)
-    if not dots:
-        return
-    # One path whose round caps are the dots: a hundred times shorter than as many markers.
-    vertices = [corner for dot in dots for corner in (dot, dot)]
-    axes.add_patch(
-        PathPatch(
-            Path(vertices, [Path.MOVETO, Path.LINETO] * len(dots)),
-            facecolor="none",
-            edgecolor=role.placeholder,
-            linewidth=3,
-            capstyle="round",
-            alpha=0.7,
-            clip_on=False,
-        )
-    )
+    # Lines of no length, whose round caps are the dots.
+    ends = [end for dot in dots for end in (dot, dot)]
+    _stroke(axes, ends, role, linewidth=3, capstyle="round", alpha=0.7)
+
+
+def _stroke(axes: Axes, ends: Sequence[tuple[float, float]], role: Role, **more: Any) -> None:
+    """Separate lines, from the first end to the second and so on, as one path: far shorter than one each."""
+    if ends:
+        path = Path(ends, [Path.MOVETO, Path.LINETO] * (len(ends) // 2))
+        axes.add_patch(PathPatch(path, facecolor="none", edgecolor=role.placeholder, clip_on=False, **more))
+
+
+def _label(deviation: float) -> str:
+    if deviation >= 1:
+        return f"{deviation + 1:.0f}×"
+    return f"{100 * deviation:+.0f} %".replace("-", "−") if deviation else "0"
