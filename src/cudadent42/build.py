@@ -15,6 +15,7 @@ from cudadent42.preflight.runner import chosen_device, gather
 from cudadent42.records import BuildFailure, BuildReport, Plan
 from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.jit.cache import CompileCache, default_cache
+from flashmoe_science.jit.limits import device_architecture
 from flashmoe_science.jit.records import KernelBuild
 
 OURS = "cudadent42"
@@ -84,13 +85,8 @@ def _architecture(device: str) -> str:
         raise MachineNotReadyError(
             f"there is no GPU for --device {device}; name an architecture with --arch, such as sm_90a"
         )
-    return target_architecture(context.gpu.gpus[context.gpu_index].compute_capability)
-
-
-def target_architecture(compute_capability: str) -> str:
-    """What to compile for on a GPU: ``sm_89`` for 8.9; from 9.0 on, with all instructions."""
-    major, minor = map(int, compute_capability.split("."))
-    return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+    major, minor = map(int, context.gpu.gpus[context.gpu_index].compute_capability.split("."))
+    return device_architecture(major, minor)
 
 
 def choose_device(text: str, offline: bool) -> str:

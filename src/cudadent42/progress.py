@@ -8,6 +8,7 @@ from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Column
 
 _LINE_INTERVAL_S = 10.0
 _TERMINAL_INTERVAL_S = 0.5
@@ -99,11 +100,16 @@ class Bar:
         self._drawn = 0.0
         self._task: TaskID | None = None
         self._progress = Progress(
-            TextColumn("{task.description:9}"),
-            BarColumn(bar_width=30),
-            TextColumn("{task.percentage:3.0f} %"),
-            TextColumn("{task.fields[what]}", markup=False),
+            TextColumn("{task.description}", table_column=Column(width=9)),
+            BarColumn(bar_width=20, table_column=Column(width=20)),
+            TextColumn("{task.percentage:3.0f} %", table_column=Column(width=5)),
+            TextColumn(
+                "{task.fields[what]}",
+                markup=False,
+                table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1),
+            ),
             console=console,
+            expand=True,
             auto_refresh=False,
             transient=True,
         )

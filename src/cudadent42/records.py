@@ -204,8 +204,8 @@ class VerifiedCase:
 class VerifyReport:
     cases: tuple[VerifiedCase, ...]
     skipped: dict[str, str] = field(default_factory=dict)
-    """What was not verified, with the reason: ``Case.id/implementation`` that the implementation does not support,
-    or the name of an implementation that cannot run here."""
+    """What was not verified, with the reason: ``Case.id/implementation`` that the implementation does not
+    support, or the name of an implementation that cannot run here."""
 
     @property
     def passed(self) -> bool:
@@ -319,3 +319,6 @@ class Results:
     """What was not timed, by ``Case.id`` or ``Case.id/implementation``, with the reason."""
     peaks: dict[str, float] = field(default_factory=dict)
     """Ceilings measured in this run: ``fp32_gflops``, ``bf16_gflops``, ``copy_gbps``."""
+    detectable_effect: float = math.nan
+    """Smallest relative difference that a typical case of this run would have shown four times out of five.
+    """

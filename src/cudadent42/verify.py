@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from cudadent42.builtin_implementations import prepare_sdpa
+from cudadent42.device import synchronize, use_device
 from cudadent42.events import LOADING, CaseVerified, Doing, Event, Progress, Skipped
 from cudadent42.implementations import Call, Implementation, UnsupportedCaseError, get, why_not
 from cudadent42.inputs import DTYPES, HardInput, Inputs, hard_inputs, random_inputs
@@ -95,14 +96,15 @@ def verify(
     Raises ``DeviceLostError`` after the event of a unit that left the GPU unusable, ``UsageError`` for an
     unknown implementation.
     """
+    use_device(plan.device)
     work = units(plan)
     implementations, unusable = load_all(plan, barred or {}, start, mark)
     cost = [unit.case.flops + _UNIT_FLOPS for unit in work]
     verified: list[VerifiedCase] = []
     skipped: dict[str, str] = {}
-    for name, reason in unusable.items():
-        skipped[name] = reason
-        emit(Skipped("verify", name, reason))
+    for name, why in unusable.items():
+        skipped[name] = why
+        emit(Skipped("verify", name, why))
     truth: Truth | None = None
     for index in range(start, len(work)):
         unit = work[index]
@@ -275,8 +277,7 @@ def _check(implementation: Implementation, truth: Truth, kind: str) -> VerifiedC
         with implementation.context():
             call = implementation.prepare(truth.case, inputs)
             result = poisoned_call(call, inputs.query)
-        if inputs.query.is_cuda:
-            torch.cuda.synchronize(inputs.query.device)
+        synchronize(str(inputs.query.device))
     except (UnsupportedCaseError, NotImplementedError) as error:
         return str(error) or "not supported"
     except Exception as error:  # noqa: BLE001 - a candidate may raise anything, and that is a result
@@ -306,9 +307,7 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
 
 def raise_if_device_lost(device: str) -> None:
     """After a failure on CUDA: whether the context still works. Raises ``DeviceLostError`` if not."""
-    if not device.startswith("cuda"):
-        return
     try:
-        torch.cuda.synchronize(device)
+        synchronize(device)
     except RuntimeError as error:
         raise DeviceLostError(str(error)) from error

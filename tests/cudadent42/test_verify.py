@@ -127,23 +127,22 @@ def rows_swapped(inputs: Inputs, causal: bool) -> Tensor:
     return result
 
 
+DAMAGES = [
+    scaled_wrongly,
+    softmax_scale_off,
+    one_row_wrong,
+    one_row_stale,
+    one_entry_nan,
+    rows_swapped,
+]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "damage",
-    [
-        scaled_wrongly,
-        softmax_scale_off,
-        last_keys_skipped,
-        one_row_wrong,
-        one_row_stale,
-        one_entry_nan,
-        rows_swapped,
-    ],
+    ("damage", "causal"),
+    [(damage, causal) for damage in DAMAGES for causal in (False, True)] + [(last_keys_skipped, False)],
 )
-@pytest.mark.parametrize("causal", [False, True])
 def test_wrong_result_is_caught(damage: Damage, dtype: str, causal: bool) -> None:
-    if damage is last_keys_skipped and causal:
-        pytest.skip("under a causal mask the last keys belong to the last rows: one_row_wrong covers it")
     case = Case("long", dtype, 1, 1, 1, 64, 8192, 64, causal)
     truth = find_truth(case, random_inputs(case, 1, 0, "cpu"))
     assert judge(truth, "right", right_to_rounding(truth.inputs, causal), "random").passed

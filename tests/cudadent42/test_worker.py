@@ -9,9 +9,11 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from cudadent42.errors import ExitCode, LabError
 from cudadent42.events import BenchLog, BlockMeasured, Event, Progress, Skipped, WorkerLost
@@ -57,6 +59,22 @@ def turns_wrong(q, k, v, *, causal, softmax_scale):
     result = right(q, k, v, causal=causal, softmax_scale=softmax_scale)
     return result * (1.5 if calls > 40 else 1.0)
 """
+
+GPU_CANDIDATES = (
+    CANDIDATES
+    + """
+def faults(q, k, v, *, causal, softmax_scale):
+    if q.shape[2] == 64:
+        return q.view(-1)[torch.tensor([1 << 40], device=q.device)].expand_as(q)
+    return right(q, k, v, causal=causal, softmax_scale=softmax_scale)
+
+def spins(q, k, v, *, causal, softmax_scale):
+    if q.shape[2] == 64:
+        for _ in range(1000):
+            torch.cuda._sleep(1 << 31)
+    return right(q, k, v, causal=causal, softmax_scale=softmax_scale)
+"""
+)
 
 FIRST = Case("first", "fp32", 1, 2, 2, 64, 64, 32)
 SECOND = Case("second", "fp32", 1, 2, 2, 48, 48, 32)
@@ -235,6 +253,24 @@ def test_worker_ends_when_its_parent_is_killed(candidate: Callable[[str], str], 
     while _runs(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not _runs(pid)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("name", ["faults", "spins"])
+def test_gpu_fault_and_hang_are_contained(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "gpu_candidates.py"
+    file.write_text(GPU_CANDIDATES)
+    name = f"{file}:{name}"
+    events: list[Event] = []
+    plan = replace(make_plan(name), device="cuda:0")
+    with Worker(timeout_s=15.0) as worker:
+        verified = run_stage("verify", plan, on_event=events.append, worker=worker)
+        bench = run_stage("bench", plan, on_event=events.append, verified=verified, worker=worker)
+    assert not verdict(verified, FIRST, name).passed
+    assert verdict(verified, SECOND, name).passed
+    assert by_case(bench) == {SECOND.id: {"pytorch", "pytorch_control", name}}
+    assert sum(isinstance(event, WorkerLost) for event in events) == 1
 
 
 def _runs(pid: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from cudadent42.bench.statistics import (
     decide_many,
     estimate_ratio,
     geometric_mean,
+    minimum_detectable_effect,
     noise_floor,
 )
 from cudadent42.records import Case, Comparison, Plan, Results, Sample, Verdict
@@ -31,6 +33,7 @@ class _Pair:
     latency_ms: float
     baseline_latency_ms: float
     flagged_blocks: int
+    detectable_effect: float
 
 
 def compare(
@@ -49,6 +52,7 @@ def compare(
     floor = noise_floor([pair.estimate.ratio for pair in control])
     offsets = {pair.case.id: abs(pair.estimate.ratio - 1.0) for pair in control}
     headline = _pairs(plan, table, candidate) if others else []
+    effects = [pair.detectable_effect for pair in control or headline]
     mean = geometric_mean([pair.estimate for pair in headline])
     low, high = mean.interval()
     return Results(
@@ -69,6 +73,7 @@ def compare(
         control=_comparisons(plan, control, control_name(plan.baseline), {}),
         skipped=dict(skipped),
         peaks=dict(peaks),
+        detectable_effect=float(np.median(effects)) if effects else math.nan,
     )
 
 
@@ -101,6 +106,7 @@ def _pairs(plan: Plan, table: Table, implementation: str) -> list[_Pair]:
                 float(np.median(latency)),
                 float(np.median(baseline_latency)),
                 sum(bool(own[block].flags) for block in blocks),
+                minimum_detectable_effect(baseline_latency, latency),
             )
         )
     return pairs

@@ -13,6 +13,7 @@ from cudadent42.bench.gpu_state import open_gpu_state
 from cudadent42.bench.memory import memory_mb
 from cudadent42.bench.schedule import block_orders, control_name
 from cudadent42.bench.timers import CPU_WINDOW_S, ClockTimer, Reading, Timer
+from cudadent42.device import synchronize, use_device
 from cudadent42.errors import UsageError
 from cudadent42.events import BenchLog, BlockMeasured, CaseVerified, Doing, Event, Message, Progress, Skipped
 from cudadent42.implementations import Call, Implementation, UnsupportedCaseError
@@ -61,6 +62,7 @@ def measure(
     """
     if plan.timer is TimerKind.GRAPH and not plan.device.startswith("cuda"):
         raise UsageError(f"the graph timer needs a CUDA device, not {plan.device}; use --timer call")
+    use_device(plan.device)
     log = BenchLog()
 
     def tell(event: Event) -> None:
@@ -150,9 +152,11 @@ class _Session:
     def _warm_up(self, calls: Sequence[Call]) -> None:
         """Once per stage, by time; each case adds its warm-up blocks."""
         stop = time.perf_counter() + (0.0 if self.warm else START_WARM_UP_S)
-        calls[0]()
-        while time.perf_counter() < stop:
+        while True:
             calls[0]()
+            synchronize(self.plan.device)
+            if time.perf_counter() >= stop:
+                break
         self.warm = True
 
     def _blocks(self, index: int, entrants: Sequence[_Entrant], last: dict[str, Reading]) -> Iterator[int]:

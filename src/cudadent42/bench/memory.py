@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from cudadent42.device import synchronize
 from cudadent42.implementations import Call
 
 _MB = 1e6
@@ -22,11 +23,11 @@ def memory_mb(call: Call, device: str) -> float:
     the system does not let a process reset its peak (not Linux).
     """
     if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
+        synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         output = call()
-        torch.cuda.synchronize(device)
+        synchronize(device)
         del output
         return (torch.cuda.max_memory_allocated(device) - before) / _MB
     grown = _resident_growth(call)

@@ -52,6 +52,7 @@ def test_one_faster_one_equal() -> None:
     assert results.verdict is Verdict.FASTER
     assert 0.0 < results.noise_floor < 0.01
     assert results.peaks == {"fp32_gflops": 500.0}
+    assert results.detectable_effect == pytest.approx(2.8 * 1.2533 * 0.005 * 2**0.5 / 5, rel=0.5)
     first = results.cases[0]
     assert (first.name, first.dtype, first.blocks, first.baseline) == ("a", "bf16", BLOCKS, "pytorch")
     assert first.baseline_latency_ms == pytest.approx(2.0, rel=0.01)
