@@ -46,7 +46,7 @@ def _verification(view: View) -> Notice | None:
         return None
     return Notice(
         Tone.BAD,
-        f"{text.plural(len(view.failures), 'check')} failed verification; what failed was not timed",
+        f"{text.plural(len(view.failures), 'check')} failed verification; what failed is not compared",
         _limited([describe_failure(entry) for entry in view.failures]),
     )
 

@@ -16,6 +16,11 @@ from cudadent42.records import Case, Check, Comparison, ErrorNorms, Status, Verd
 from cudadent42.report import text
 from cudadent42.runs import RunFolder, RunStatus
 
+RANDOM = "random"
+AFTER_TIMING = "after timing"
+"""``VerifiedCase.input`` of a case's own inputs, before it was timed and of its last timed call; all others are
+adversarial."""
+
 
 class Tone(str, Enum):
     """How a statement is to be taken."""
@@ -142,7 +147,7 @@ class View:
         verified = {
             entry.case: entry
             for entry in (verify.cases if verify else ())
-            if entry.input == "random" and entry.implementation == self.candidate_name
+            if entry.input == RANDOM and entry.implementation == self.candidate_name
         }
         return tuple(
             CaseRow(
@@ -252,11 +257,13 @@ class View:
         """One sentence on what was checked."""
         if not self.checked:
             return "Nothing was verified."
-        random = sum(c.input == "random" for c in self.checked)
+        before = sum(c.input == RANDOM for c in self.checked)
+        after = sum(c.input == AFTER_TIMING for c in self.checked)
         passed = sum(c.passed for c in self.checked)
+        again = f", {after:,} on outputs of timed calls" if after else ""
         line = (
-            f"{passed:,} of {text.plural(len(self.checked), 'check')} passed: {random:,} on random inputs, "
-            f"{len(self.checked) - random:,} on adversarial ones."
+            f"{passed:,} of {text.plural(len(self.checked), 'check')} passed: {before:,} on random inputs, "
+            f"{len(self.checked) - before - after:,} on adversarial ones{again}."
         )
         if math.isfinite(self.worst_of_bound):
             line += f" The worst error reached {text.figures(100 * self.worst_of_bound)} % of its bound."
@@ -277,8 +284,9 @@ class View:
         """The verdict in one line."""
         results = self.run.results
         if self.failures:
-            cases = len({(c.case, c.implementation) for c in self.failures})
-            return f"Verification failed on {text.plural(cases, 'case')}"
+            names = dict.fromkeys(text.implementation(c.implementation) for c in self.failures)
+            inputs = len({c.case for c in self.failures})
+            return f"Verification failed: {', '.join(names)} on {text.plural(inputs, 'case')}"
         if results is not None and self.alone:
             return f"Only {self.baseline} was measured, so there is nothing to compare"
         if results is None:

@@ -188,13 +188,20 @@ def test_failed_verification_comes_first_and_names_the_case(small: RunFolder) ->
         skipped={f"{bad.case}/cudadent42": "failed verification: max error"},
     )
     page = parse(replace(small, verify=VerifyReport(checks), results=results))
-    assert page.headings[0] == ("h1", "Verification failed on 1 case")
+    assert page.headings[0] == ("h1", "Verification failed: cudadent42 on 1 case")
     assert "large/fp16, cudadent42, random input: error is 7.00 times its bound" in page.words
     assert page.row("checks", "large/fp16")[3] == "failed"
     assert page.tables["checks"][1][3] == "failed"
     row = page.row("cases", "large")
     assert row[2] == "Not compared: failed verification: max error"
     assert "9 of 10 checks passed" in page.words
+
+
+def test_outputs_of_timed_calls_are_counted_apart(small: RunFolder) -> None:
+    assert small.verify is not None
+    again = tuple(replace(check, input="after timing") for check in small.verify.cases[:3])
+    page = parse(replace(small, verify=VerifyReport((*small.verify.cases, *again))))
+    assert "3 on random inputs, 7 on adversarial ones, 3 on outputs of timed calls." in page.words
 
 
 def test_baseline_checks_do_not_pad_the_count(small: RunFolder) -> None:
