@@ -24,7 +24,7 @@ from cuda.bindings import driver, nvrtc
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 KERNELS = Path(__file__).parents[1] / "src/flashmoe_science/kernels/cuda"
-BASE = {"BFLOAT16": 1, "K_STAGES": 2, "V_STAGES": 2, "Q_STAGES": 1, "PING_PONG": 1}
+BASE = {"ELEMENT_BF16": 1, "MMA_K": 16, "K_STAGES": 2, "V_STAGES": 2, "Q_STAGES": 1, "PING_PONG": 1}
 
 
 def check(result):
@@ -180,7 +180,7 @@ def verify(v: Variant, head_dim: int) -> float:
         for scale_by in (1.0, 8.0, 30.0, "rising"):
             gen = torch.Generator("cuda").manual_seed(index)
             d = head_dim if index % 3 else head_dim - 8
-            dt = torch.bfloat16 if v.macros["BFLOAT16"] else torch.float16
+            dt = torch.bfloat16 if v.macros["ELEMENT_BF16"] else torch.float16
             make = lambda hh, s: torch.randn(b, s, hh, d, device="cuda", generator=gen).to(dt).transpose(1, 2)  # noqa: B023,E731
             q, k, x = make(h, sq), make(hk, sk), make(hk, sk)
             if scale_by == "rising":  # each block of keys, from the last to the first, raises the maximum

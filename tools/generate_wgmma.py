@@ -22,7 +22,7 @@ PREAMBLE = """\
 //   rs: A from registers, B from shared memory, MN-major (transposed).
 #pragma once
 
-#include "ptx/integers.cuh"
+#include "types.cuh"
 
 namespace ptx {
 
@@ -72,7 +72,7 @@ def specialisation(width: int) -> str:
     return f"""
 template <>
 struct Wgmma<{width}> {{
-    static __device__ __forceinline__ void ss(float (&d)[{n}], u64 a, u64 b, int accumulate) {{
+    static __device__ __forceinline__ void ss(float (&d)[{n}], uint64 a, uint64 b, int accumulate) {{
         asm volatile(
             "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{n + 2}, 0;\\n"
             {instruction}
@@ -82,7 +82,7 @@ struct Wgmma<{width}> {{
             : "l"(a), "l"(b), "r"(accumulate));
     }}
 
-    static __device__ __forceinline__ void rs(float (&d)[{n}], u32 a0, u32 a1, u32 a2, u32 a3, u64 b,
+    static __device__ __forceinline__ void rs(float (&d)[{n}], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b,
                                               int accumulate) {{
         asm volatile(
             "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{n + 5}, 0;\\n"

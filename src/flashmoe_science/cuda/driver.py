@@ -22,40 +22,41 @@ _functions: dict[tuple[str, int], ctypes.c_void_p] = {}
 
 
 @functools.cache
-def _driver() -> ctypes.CDLL:
+def library() -> ctypes.CDLL:
+    """libcuda, initialised. DeviceError where there is none, or no GPU that it can use."""
     try:
-        library = ctypes.CDLL("libcuda.so.1")
+        loaded = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise DeviceError(
             "the NVIDIA driver (libcuda.so.1) was not found; install it, or use CPU tensors"
         ) from error
-    check(library, library.cuInit(0), "cuInit")
-    return library
+    check(loaded, loaded.cuInit(0), "cuInit")
+    return loaded
 
 
-def check(library: ctypes.CDLL, status: int, call: str) -> None:
+def check(cuda: ctypes.CDLL, status: int, call: str) -> None:
     """DeviceError with the driver's own words unless `status` is success."""
     if status == 0:
         return
     name, text = ctypes.c_char_p(), ctypes.c_char_p()
-    library.cuGetErrorName(status, ctypes.byref(name))
-    library.cuGetErrorString(status, ctypes.byref(text))
+    cuda.cuGetErrorName(status, ctypes.byref(name))
+    cuda.cuGetErrorString(status, ctypes.byref(text))
     words = ": ".join(part.value.decode() for part in (name, text) if part.value is not None)
     raise DeviceError(f"{call} failed with {words or status}")
 
 
 def make_context_current(device: int) -> None:
     """Give this thread the device's primary context if it has none yet."""
-    library = _driver()
+    cuda = library()
     context = ctypes.c_void_p()
-    check(library, library.cuCtxGetCurrent(ctypes.byref(context)), "cuCtxGetCurrent")
+    check(cuda, cuda.cuCtxGetCurrent(ctypes.byref(context)), "cuCtxGetCurrent")
     if context.value is None:
         check(
-            library,
-            library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device),
+            cuda,
+            cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device),
             "cuDevicePrimaryCtxRetain",
         )
-        check(library, library.cuCtxSetCurrent(context), "cuCtxSetCurrent")
+        check(cuda, cuda.cuCtxSetCurrent(context), "cuCtxSetCurrent")
 
 
 def load(kernel: CudaKernel, device: int, capturing: bool) -> ctypes.c_void_p:
@@ -86,16 +87,16 @@ def load(kernel: CudaKernel, device: int, capturing: bool) -> ctypes.c_void_p:
 
 
 def _load(kernel: CudaKernel) -> ctypes.c_void_p:
-    library = _driver()
+    cuda = library()
     build = compile_kernel(kernel)
     handle = _libraries.get(build.key)
     if handle is None:
         handle = ctypes.c_void_p()
         cubin = build.artifact.read_bytes()
-        status = library.cuLibraryLoadData(ctypes.byref(handle), cubin, None, None, 0, None, None, 0)
+        status = cuda.cuLibraryLoadData(ctypes.byref(handle), cubin, None, None, 0, None, None, 0)
         if status != 0:
             try:
-                check(library, status, "loading")
+                check(cuda, status, "loading")
             except DeviceError as error:
                 raise BuildError(
                     f"the driver refused {kernel.label} for {kernel.architecture} ({error}); "
@@ -103,14 +104,14 @@ def _load(kernel: CudaKernel) -> ctypes.c_void_p:
                 ) from error
         _libraries[build.key] = handle
     entry, function = ctypes.c_void_p(), ctypes.c_void_p()
-    status = library.cuLibraryGetKernel(ctypes.byref(entry), handle, kernel.function.encode())
-    check(library, status, "cuLibraryGetKernel")
+    status = cuda.cuLibraryGetKernel(ctypes.byref(entry), handle, kernel.function.encode())
+    check(cuda, status, "cuLibraryGetKernel")
     # The function of this context rather than the context-free kernel: fetching it loads the code now, not at
     # the first launch, which may be under capture.
-    check(library, library.cuKernelGetFunction(ctypes.byref(function), entry), "cuKernelGetFunction")
+    check(cuda, cuda.cuKernelGetFunction(ctypes.byref(function), entry), "cuKernelGetFunction")
     if kernel.dynamic_shared_bytes > _SHARED_WITHOUT_OPT_IN:
-        status = library.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, kernel.dynamic_shared_bytes)
-        check(library, status, "cuFuncSetAttribute(MAX_DYNAMIC_SHARED_SIZE_BYTES)")
+        status = cuda.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, kernel.dynamic_shared_bytes)
+        check(cuda, status, "cuFuncSetAttribute(MAX_DYNAMIC_SHARED_SIZE_BYTES)")
     return function
 
 
@@ -125,7 +126,7 @@ class Launcher:
     def __init__(
         self, function: ctypes.c_void_p, grid: tuple[int, int, int], kernel: CudaKernel, argument_bytes: int
     ) -> None:
-        self._cu_launch = _driver().cuLaunchKernel
+        self._cu_launch = library().cuLaunchKernel
         self.buffer = _aligned_buffer(argument_bytes, 64)
         """Writable; the struct that the kernel gets."""
         self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self.buffer))
@@ -146,7 +147,7 @@ class Launcher:
             handle = self._streams[stream] = ctypes.c_void_p(stream)
         status = self._cu_launch(*self._prefix, handle, self._arguments, None)
         if status != 0:
-            check(_driver(), status, "cuLaunchKernel")
+            check(library(), status, "cuLaunchKernel")
 
 
 def _aligned_buffer(size: int, alignment: int) -> ctypes.Array[ctypes.c_char]:

@@ -6,7 +6,7 @@ import os
 from types import ModuleType
 from typing import cast
 
-from flashmoe_science.cuda import portable
+from flashmoe_science.cuda import hopper, portable
 from flashmoe_science.cuda.problem import Choice, Device, KernelKind, KernelModule, Problem
 from flashmoe_science.errors import DeviceError, InputError
 
@@ -15,8 +15,8 @@ OVERRIDE_VARIABLE = "FLASHMOE_CUDA_KERNEL"
 first call.
 """
 
-_MODULES: dict[KernelKind, ModuleType] = {KernelKind.PORTABLE: portable}
-_PREFERENCE = (KernelKind.PORTABLE,)
+_MODULES: dict[KernelKind, ModuleType] = {KernelKind.HOPPER: hopper, KernelKind.PORTABLE: portable}
+_PREFERENCE = (KernelKind.HOPPER, KernelKind.PORTABLE)
 """The first kernel that takes a problem gets it."""
 
 

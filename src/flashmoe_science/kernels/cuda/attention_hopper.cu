@@ -6,8 +6,8 @@
 // P V does; between warpgroups, they take turns on the tensor cores (PING_PONG). The loop over blocks runs on from one
 // tile into the next, so that a tile's first scores are computed during the last product of the one before.
 //
-// Compile-time configuration: HEAD_DIM, BFLOAT16, CAUSAL, CONSUMERS, BLOCK_N, K_STAGES, V_STAGES, Q_STAGES, PING_PONG.
-#if BFLOAT16
+// Compile-time configuration: HEAD_DIM, ELEMENT_BF16, CAUSAL, CONSUMERS, BLOCK_N, K_STAGES, V_STAGES, Q_STAGES, PING_PONG.
+#if ELEMENT_BF16
 #define WGMMA_TYPES "bf16.bf16"
 #else
 #define WGMMA_TYPES "f16.f16"
@@ -17,7 +17,8 @@
 #include "hopper/scheduler.cuh"
 #include "hopper/softmax.cuh"
 #include "mma/descriptor.cuh"
-#include "mma/warp.cuh"
+#include "mma/m16n8k16.cuh"
+#include "ptx/ldmatrix.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
@@ -28,10 +29,10 @@ namespace hopper {
 using Scores = ptx::Wgmma<BLOCK_N>;
 using Output = ptx::Wgmma<HEAD_DIM>;
 
-constexpr u32 QUERY_PANEL_BYTES = ROWS * mma::ROW_BYTES;
-constexpr u32 QUERY_BYTES = PANELS * QUERY_PANEL_BYTES;  // of one consumer
-constexpr u32 KEY_PANEL_BYTES = BLOCK_N * mma::ROW_BYTES;
-constexpr u32 KEY_BYTES = PANELS * KEY_PANEL_BYTES;
+constexpr uint32 QUERY_PANEL_BYTES = ROWS * panel::ROW_BYTES;
+constexpr uint32 QUERY_BYTES = PANELS * QUERY_PANEL_BYTES;  // of one consumer
+constexpr uint32 KEY_PANEL_BYTES = BLOCK_N * panel::ROW_BYTES;
+constexpr uint32 KEY_BYTES = PANELS * KEY_PANEL_BYTES;
 constexpr int TILE_SLOTS = 2;
 // Keeps the usual path through the main loop in one piece.
 __device__ __forceinline__ bool likely(bool condition) { return __builtin_expect(condition, 1); }
@@ -45,34 +46,34 @@ constexpr int TURN_BARRIER = 1;
 // Where everything lies in shared memory. Addresses are 32 bits: generic pointers would cost the producers, which keep
 // few registers, twice as many.
 struct Shared {
-    u32 base;  // a multiple of 1024, so that the swizzle depends on the row alone
+    uint32 base;  // a multiple of 1024, so that the swizzle depends on the row alone
 
-    static constexpr u32 KEYS = Q_STAGES * CONSUMERS * QUERY_BYTES;
-    static constexpr u32 VALUES = KEYS + K_STAGES * KEY_BYTES;
-    static constexpr u32 TILES = VALUES + V_STAGES * KEY_BYTES;
-    static constexpr u32 QUERY_BARRIERS = TILES + TILE_SLOTS * 16;
-    static constexpr u32 KEY_BARRIERS = QUERY_BARRIERS + Q_STAGES * CONSUMERS * 16;
-    static constexpr u32 VALUE_BARRIERS = KEY_BARRIERS + K_STAGES * 16;
-    static constexpr u32 TILE_BARRIERS = VALUE_BARRIERS + V_STAGES * 16;
-    static constexpr u32 BYTES = TILE_BARRIERS + TILE_SLOTS * 16;
+    static constexpr uint32 KEYS = Q_STAGES * CONSUMERS * QUERY_BYTES;
+    static constexpr uint32 VALUES = KEYS + K_STAGES * KEY_BYTES;
+    static constexpr uint32 TILES = VALUES + V_STAGES * KEY_BYTES;
+    static constexpr uint32 QUERY_BARRIERS = TILES + TILE_SLOTS * 16;
+    static constexpr uint32 KEY_BARRIERS = QUERY_BARRIERS + Q_STAGES * CONSUMERS * 16;
+    static constexpr uint32 VALUE_BARRIERS = KEY_BARRIERS + K_STAGES * 16;
+    static constexpr uint32 TILE_BARRIERS = VALUE_BARRIERS + V_STAGES * 16;
+    static constexpr uint32 BYTES = TILE_BARRIERS + TILE_SLOTS * 16;
 
     // Tiles.
-    __device__ u32 query(int stage, int consumer) const { return base + (stage * CONSUMERS + consumer) * QUERY_BYTES; }
-    __device__ u32 key(int stage) const { return base + KEYS + stage * KEY_BYTES; }
-    __device__ u32 value(int stage) const { return base + VALUES + stage * KEY_BYTES; }
-    __device__ u32 tile(int slot) const { return base + TILES + slot * 16; }
+    __device__ uint32 query(int stage, int consumer) const { return base + (stage * CONSUMERS + consumer) * QUERY_BYTES; }
+    __device__ uint32 key(int stage) const { return base + KEYS + stage * KEY_BYTES; }
+    __device__ uint32 value(int stage) const { return base + VALUES + stage * KEY_BYTES; }
+    __device__ uint32 tile(int slot) const { return base + TILES + slot * 16; }
 
     // Barriers: `full` once the data is there, `empty` once it has been used.
-    __device__ u32 query_full(int stage, int consumer) const {
+    __device__ uint32 query_full(int stage, int consumer) const {
         return base + QUERY_BARRIERS + (stage * CONSUMERS + consumer) * 16;
     }
-    __device__ u32 query_empty(int stage, int consumer) const { return query_full(stage, consumer) + 8; }
-    __device__ u32 key_full(int stage) const { return base + KEY_BARRIERS + stage * 16; }
-    __device__ u32 key_empty(int stage) const { return key_full(stage) + 8; }
-    __device__ u32 value_full(int stage) const { return base + VALUE_BARRIERS + stage * 16; }
-    __device__ u32 value_empty(int stage) const { return value_full(stage) + 8; }
-    __device__ u32 tile_full(int slot) const { return base + TILE_BARRIERS + slot * 16; }
-    __device__ u32 tile_empty(int slot) const { return tile_full(slot) + 8; }
+    __device__ uint32 query_empty(int stage, int consumer) const { return query_full(stage, consumer) + 8; }
+    __device__ uint32 key_full(int stage) const { return base + KEY_BARRIERS + stage * 16; }
+    __device__ uint32 key_empty(int stage) const { return key_full(stage) + 8; }
+    __device__ uint32 value_full(int stage) const { return base + VALUE_BARRIERS + stage * 16; }
+    __device__ uint32 value_empty(int stage) const { return value_full(stage) + 8; }
+    __device__ uint32 tile_full(int slot) const { return base + TILE_BARRIERS + slot * 16; }
+    __device__ uint32 tile_empty(int slot) const { return tile_full(slot) + 8; }
 };
 static_assert(Shared::BYTES + 1024 <= 232448, "more shared memory than a block may have");
 
@@ -80,7 +81,7 @@ static_assert(Shared::BYTES + 1024 <= 232448, "more shared memory than a block m
 template <int STAGES>
 struct Ring {
     int stage = 0;
-    u32 parity = 0;
+    uint32 parity = 0;
 
     __device__ __forceinline__ void advance() {
         if (++stage == STAGES) {
@@ -123,7 +124,7 @@ __device__ __forceinline__ Tile read_tile(const Shared& shared, int slot) {
 }
 
 // Marks something that the whole warp has read as free.
-__device__ __forceinline__ void release(u32 barrier) {
+__device__ __forceinline__ void release(uint32 barrier) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
 }
@@ -139,12 +140,12 @@ __device__ __forceinline__ void publish_tile(const Shared& shared, Ring<TILE_SLO
 
 // ---------------------------------------------------------------- producers
 
-__device__ __forceinline__ void load_block(const ptx::TensorMap& map, u32 destination, u32 full, int row, int head,
+__device__ __forceinline__ void load_block(const ptx::TensorMap& map, uint32 destination, uint32 full, int row, int head,
                                            int batch) {
     ptx::mbarrier_expect_bytes(full, KEY_BYTES);
 #pragma unroll
     for (int panel = 0; panel < PANELS; ++panel) {
-        ptx::tma_load(map, destination + panel * KEY_PANEL_BYTES, full, ptx::EVICT_LAST, panel * mma::PANEL_COLUMNS,
+        ptx::tma_load(map, destination + panel * KEY_PANEL_BYTES, full, ptx::EVICT_LAST, panel * panel::PANEL_COLUMNS,
                       row, head, batch);
     }
 }
@@ -210,12 +211,12 @@ __device__ __forceinline__ void produce_queries(const Parameters& p, const Share
 #pragma unroll
             for (int consumer = 0; consumer < CONSUMERS; ++consumer) {
                 ptx::mbarrier_wait(shared.query_empty(ring.stage, consumer), ring.parity ^ 1);
-                const u32 full = shared.query_full(ring.stage, consumer);
+                const uint32 full = shared.query_full(ring.stage, consumer);
                 ptx::mbarrier_expect_bytes(full, QUERY_BYTES);
 #pragma unroll
                 for (int panel = 0; panel < PANELS; ++panel) {
                     ptx::tma_load(p.query, shared.query(ring.stage, consumer) + panel * QUERY_PANEL_BYTES, full,
-                                  ptx::EVICT_FIRST, panel * mma::PANEL_COLUMNS,
+                                  ptx::EVICT_FIRST, panel * panel::PANEL_COLUMNS,
                                   tile.m_block * BLOCK_M + consumer * ROWS, tile.head, tile.batch);
                 }
             }
@@ -228,24 +229,24 @@ __device__ __forceinline__ void produce_queries(const Parameters& p, const Share
 // ---------------------------------------------------------------- consumers
 
 // S = Q K^T for 64 query rows and BLOCK_N keys; issued, not awaited.
-__device__ __forceinline__ void multiply_keys(float (&s)[BLOCK_N / 2], u64 query, u64 key) {
+__device__ __forceinline__ void multiply_keys(float (&s)[BLOCK_N / 2], uint64 query, uint64 key) {
     ptx::pin(s);
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < HEAD_DIM / 16; ++k) {
-        Scores::ss(s, query + mma::k_major_offset<ROWS>(k), key + mma::k_major_offset<BLOCK_N>(k), k != 0);
+        Scores::ss(s, query + panel::k_major_offset<ROWS>(k), key + panel::k_major_offset<BLOCK_N>(k), k != 0);
     }
     ptx::wgmma_commit();
 }
 
 // O += P V, or O = P V; issued, not awaited.
-__device__ __forceinline__ void multiply_values(float (&o)[HEAD_DIM / 2], const u32 (&p)[BLOCK_N / 4], u64 value,
+__device__ __forceinline__ void multiply_values(float (&o)[HEAD_DIM / 2], const uint32 (&p)[BLOCK_N / 4], uint64 value,
                                                 bool accumulate) {
     ptx::pin(o);
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < BLOCK_N / 16; ++k) {
-        Output::rs(o, p[4 * k], p[4 * k + 1], p[4 * k + 2], p[4 * k + 3], value + mma::mn_major_offset(k),
+        Output::rs(o, p[4 * k], p[4 * k + 1], p[4 * k + 2], p[4 * k + 3], value + panel::mn_major_offset(k),
                    k != 0 || accumulate);
     }
     ptx::wgmma_commit();
@@ -253,29 +254,33 @@ __device__ __forceinline__ void multiply_values(float (&o)[HEAD_DIM / 2], const 
 
 // The same scores once more, by one warp alone, where the softmax has spoilt them: wgmma needs all four warps, mma.sync
 // does not, and its accumulators lie as wgmma's do.
-__device__ __forceinline__ void multiply_keys_again(float (&s)[BLOCK_N / 2], u32 query, u32 key) {
+__device__ __forceinline__ void multiply_keys_again(float (&s)[BLOCK_N / 2], uint32 query, uint32 key) {
     const int lane = threadIdx.x % 32;
-    const u32 row = threadIdx.x / 32 % 4 * 16 + lane % 16;
-    const u32 column = lane / 16 * 8 + lane % 8;  // of 16: two blocks of eight keys
+    const uint32 row = threadIdx.x / 32 % 4 * 16 + lane % 16;
+    const uint32 column = lane / 16 * 8 + lane % 8;  // of 16: two blocks of eight keys
 #pragma unroll
     for (int i = 0; i < BLOCK_N / 16; ++i) {
-        float d[8] = {};
+        float left[4] = {};
+        float right[4] = {};
 #pragma unroll 1
         for (int k = 0; k < HEAD_DIM / 16; ++k) {
-            u32 a[4];
-            u32 b[4];
-            mma::load_matrices(a, mma::swizzled<ROWS>(query, row, 2 * k + lane / 16));
-            mma::load_matrices(b, mma::swizzled<BLOCK_N>(key, i * 16 + column, 2 * k + lane / 8 % 2));
-            mma::multiply(d[0], d[1], d[2], d[3], a, b[0], b[1]);
-            mma::multiply(d[4], d[5], d[6], d[7], a, b[2], b[3]);
+            uint32 a[4];
+            uint32 b[4];
+            load_matrices(a, panel::chunk_address<ROWS>(query, row, 2 * k + lane / 16));
+            load_matrices(b, panel::chunk_address<BLOCK_N>(key, i * 16 + column, 2 * k + lane / 8 % 2));
+            mma(left, a, b[0], b[1]);
+            mma(right, a, b[2], b[3]);
         }
 #pragma unroll
-        for (int j = 0; j < 8; ++j) s[8 * i + j] = d[j];
+        for (int j = 0; j < 4; ++j) {
+            s[8 * i + j] = left[j];
+            s[8 * i + 4 + j] = right[j];
+        }
     }
 }
 
 // The accumulator fragment of S is, pairwise packed, the operand fragment of P V.
-__device__ __forceinline__ void pack_probabilities(const float (&s)[BLOCK_N / 2], u32 (&p)[BLOCK_N / 4]) {
+__device__ __forceinline__ void pack_probabilities(const float (&s)[BLOCK_N / 2], uint32 (&p)[BLOCK_N / 4]) {
 #pragma unroll
     for (int i = 0; i < BLOCK_N / 4; ++i) p[i] = pack(s[2 * i], s[2 * i + 1]);
 }
@@ -291,14 +296,14 @@ __device__ __forceinline__ void rescale(float (&o)[HEAD_DIM / 2], const float (&
 }
 
 // Four lanes of a quad hold two columns each of four groups of eight; afterwards each holds one whole group.
-__device__ __forceinline__ void transpose_quad(u32 (&x)[4]) {
+__device__ __forceinline__ void transpose_quad(uint32 (&x)[4]) {
 #pragma unroll
     for (int bit = 1; bit <= 2; bit *= 2) {
         const bool upper = threadIdx.x & bit;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             if (i & bit) continue;
-            const u32 received = __shfl_xor_sync(0xffffffff, upper ? x[i] : x[i | bit], bit);
+            const uint32 received = __shfl_xor_sync(0xffffffff, upper ? x[i] : x[i | bit], bit);
             x[i] = upper ? received : x[i];
             x[i | bit] = upper ? x[i | bit] : received;
         }
@@ -317,14 +322,14 @@ __device__ __forceinline__ void store_rows(const Parameters& p, const float (&o)
         const float factor = 1.f / sum;
         const bool inside = row < p.seqlen_q;
         if (p.lse != nullptr && quad_lane == 0 && inside) {
-            const i64 head_row = static_cast<i64>(tile.batch) * p.num_heads + tile.head;
+            const int64 head_row = static_cast<int64>(tile.batch) * p.num_heads + tile.head;
             p.lse[head_row * p.seqlen_q + row] = empty ? -infinity() : softmax.reference[half] * LN_2 + logf(sum);
         }
-        u16* destination = p.output + tile.batch * p.output_stride[0] + tile.head * p.output_stride[1] +
+        uint16* destination = p.output + tile.batch * p.output_stride[0] + tile.head * p.output_stride[1] +
                            row * p.output_stride[2] + quad_lane * 8;
 #pragma unroll
         for (int group = 0; group < HEAD_DIM / 8; group += 4) {
-            u32 x[4];
+            uint32 x[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const float* pair = o + 4 * (group + i) + 2 * half;
@@ -380,13 +385,13 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
     Ring<K_STAGES> key;
     Ring<V_STAGES> value;
     Ring<Q_STAGES> query;
-    const auto query_tile = [&] { return mma::k_major(shared.query(query.stage, consumer)); };
-    const auto key_tile = [&] { return mma::k_major(shared.key(key.stage)); };
-    const auto value_tile = [&] { return mma::mn_major<BLOCK_N>(shared.value(value.stage)); };
+    const auto query_tile = [&] { return panel::k_major(shared.query(query.stage, consumer)); };
+    const auto key_tile = [&] { return panel::k_major(shared.key(key.stage)); };
+    const auto value_tile = [&] { return panel::mn_major<BLOCK_N>(shared.value(value.stage)); };
 
     float s[BLOCK_N / 2];
     float o[HEAD_DIM / 2];
-    u32 probabilities[BLOCK_N / 4];
+    uint32 probabilities[BLOCK_N / 4];
     float correction[2];
     Softmax softmax;
 
@@ -472,7 +477,7 @@ extern "C" __global__ void __launch_bounds__(hopper::THREADS, 1)
     using namespace hopper;
     extern __shared__ unsigned char raw[];
     // Dynamic shared memory is only guaranteed to start on 16 bytes; the launch asks for 1024 more.
-    const Shared shared{(ptx::shared_address(raw) + 1023) & ~1023u};
+    const Shared shared{(shared_address(raw) + 1023) & ~1023u};
 
     const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x / 32), 0);
     const int warpgroup = warp / 4;

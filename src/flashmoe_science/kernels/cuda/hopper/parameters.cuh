@@ -1,7 +1,7 @@
 // What the host passes to the Hopper kernel, and the compile-time shape of it.
 #pragma once
 
-#include "ptx/integers.cuh"
+#include "types.cuh"
 #include "ptx/tma.cuh"
 
 namespace hopper {
@@ -25,7 +25,7 @@ struct Parameters {
     ptx::TensorMap query;
     ptx::TensorMap key;
     ptx::TensorMap value;
-    u16* output;
+    uint16* output;
     float* lse;        // (batch, heads, seqlen_q), or null
     int* ticket;       // zero before and after every launch
     float scale_log2;  // softmax scale times log2(e)
@@ -38,7 +38,7 @@ struct Parameters {
     int section;     // heads that are worked on together, so that their keys and values stay in L2
     int tiles;
     int head_dim;
-    i64 output_stride[3];  // of batch, head and row, in elements
+    int64 output_stride[3];  // of batch, head and row, in elements
 };
 
 }  // namespace hopper

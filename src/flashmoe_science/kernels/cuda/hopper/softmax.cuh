@@ -1,28 +1,11 @@
 // Online softmax on wgmma accumulators (Milakov and Gimelshein 2018; Dao 2023). A thread holds two rows.
 #pragma once
 
-#include "ptx/integers.cuh"
+#include "types.cuh"
 
 namespace hopper {
 
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
-
-__device__ __forceinline__ float exp2_approximate(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-// Two floats as one register of the 16-bit type, the first in the low half.
-__device__ __forceinline__ u32 pack(float low, float high) {
-    u32 packed;
-#if BFLOAT16
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-#else
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-#endif
-    return packed;
-}
 
 // Not fmaxf, which drops a NaN: a NaN score must reach its whole row, through the row's maximum.
 __device__ __forceinline__ float max_nan(float a, float b) {
@@ -64,7 +47,7 @@ struct Softmax {
             const float next = max_nan(reference[row], maximum * scale_log2);
             // A row that has seen no key keeps -inf; zero instead avoids inf - inf.
             const float base = next == -infinity() ? 0.f : next;
-            correction[row] = exp2_approximate(reference[row] - base);
+            correction[row] = exp2_approx(reference[row] - base);
             reference[row] = next;
             sum[row] = fmaf(sum[row], correction[row], exponentiate(s, scale_log2, base, row));
         }
@@ -88,8 +71,8 @@ struct Softmax {
         float odd = 0.f;
 #pragma unroll
         for (int i = 2 * row; i < N; i += 4) {
-            s[i] = exp2_approximate(fmaf(s[i], scale_log2, -base));
-            s[i + 1] = exp2_approximate(fmaf(s[i + 1], scale_log2, -base));
+            s[i] = exp2_approx(fmaf(s[i], scale_log2, -base));
+            s[i + 1] = exp2_approx(fmaf(s[i + 1], scale_log2, -base));
             even += s[i];
             odd += s[i + 1];
         }

@@ -5,11 +5,11 @@
 // passes at once on a fresh barrier.
 #pragma once
 
-#include "ptx/integers.cuh"
+#include "types.cuh"
 
 namespace ptx {
 
-__device__ __forceinline__ void mbarrier_init(u32 barrier, u32 arrivals) {
+__device__ __forceinline__ void mbarrier_init(uint32 barrier, uint32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
@@ -18,15 +18,15 @@ __device__ __forceinline__ void mbarrier_init_fence() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-__device__ __forceinline__ void mbarrier_expect_bytes(u32 barrier, u32 bytes) {
+__device__ __forceinline__ void mbarrier_expect_bytes(uint32 barrier, uint32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-__device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
+__device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-__device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
+__device__ __forceinline__ void mbarrier_wait(uint32 barrier, uint32 parity) {
     asm volatile(
         "{\n.reg .pred done;\n"
         "again:\n"

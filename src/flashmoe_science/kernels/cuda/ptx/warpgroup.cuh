@@ -1,7 +1,7 @@
 // Warpgroups: register reallocation, named barriers, election (sm_90).
 #pragma once
 
-#include "ptx/integers.cuh"
+#include "types.cuh"
 
 namespace ptx {
 
@@ -26,7 +26,7 @@ __device__ __forceinline__ void barrier_arrive(int id, int threads) {
 
 // True in one lane of a converged warp.
 __device__ __forceinline__ bool elect_lane() {
-    u32 elected;
+    uint32 elected;
     asm volatile(
         "{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}"
         : "=r"(elected));

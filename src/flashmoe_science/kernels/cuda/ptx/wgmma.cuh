@@ -8,7 +8,7 @@
 //   rs: A from registers, B from shared memory, MN-major (transposed).
 #pragma once
 
-#include "ptx/integers.cuh"
+#include "types.cuh"
 
 namespace ptx {
 
@@ -33,7 +33,7 @@ struct Wgmma;
 
 template <>
 struct Wgmma<64> {
-    static __device__ __forceinline__ void ss(float (&d)[32], u64 a, u64 b, int accumulate) {
+    static __device__ __forceinline__ void ss(float (&d)[32], uint64 a, uint64 b, int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n64k16.f32." WGMMA_TYPES " {"
@@ -47,7 +47,7 @@ struct Wgmma<64> {
             : "l"(a), "l"(b), "r"(accumulate));
     }
 
-    static __device__ __forceinline__ void rs(float (&d)[32], u32 a0, u32 a1, u32 a2, u32 a3, u64 b,
+    static __device__ __forceinline__ void rs(float (&d)[32], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b,
                                               int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -65,7 +65,7 @@ struct Wgmma<64> {
 
 template <>
 struct Wgmma<80> {
-    static __device__ __forceinline__ void ss(float (&d)[40], u64 a, u64 b, int accumulate) {
+    static __device__ __forceinline__ void ss(float (&d)[40], uint64 a, uint64 b, int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %42, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n80k16.f32." WGMMA_TYPES " {"
@@ -81,7 +81,7 @@ struct Wgmma<80> {
             : "l"(a), "l"(b), "r"(accumulate));
     }
 
-    static __device__ __forceinline__ void rs(float (&d)[40], u32 a0, u32 a1, u32 a2, u32 a3, u64 b,
+    static __device__ __forceinline__ void rs(float (&d)[40], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b,
                                               int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %45, 0;\n"
@@ -101,7 +101,7 @@ struct Wgmma<80> {
 
 template <>
 struct Wgmma<96> {
-    static __device__ __forceinline__ void ss(float (&d)[48], u64 a, u64 b, int accumulate) {
+    static __device__ __forceinline__ void ss(float (&d)[48], uint64 a, uint64 b, int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %50, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n96k16.f32." WGMMA_TYPES " {"
@@ -118,7 +118,7 @@ struct Wgmma<96> {
             : "l"(a), "l"(b), "r"(accumulate));
     }
 
-    static __device__ __forceinline__ void rs(float (&d)[48], u32 a0, u32 a1, u32 a2, u32 a3, u64 b,
+    static __device__ __forceinline__ void rs(float (&d)[48], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b,
                                               int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %53, 0;\n"
@@ -139,7 +139,7 @@ struct Wgmma<96> {
 
 template <>
 struct Wgmma<112> {
-    static __device__ __forceinline__ void ss(float (&d)[56], u64 a, u64 b, int accumulate) {
+    static __device__ __forceinline__ void ss(float (&d)[56], uint64 a, uint64 b, int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %58, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n112k16.f32." WGMMA_TYPES " {"
@@ -158,7 +158,7 @@ struct Wgmma<112> {
             : "l"(a), "l"(b), "r"(accumulate));
     }
 
-    static __device__ __forceinline__ void rs(float (&d)[56], u32 a0, u32 a1, u32 a2, u32 a3, u64 b,
+    static __device__ __forceinline__ void rs(float (&d)[56], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b,
                                               int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %61, 0;\n"
@@ -181,7 +181,7 @@ struct Wgmma<112> {
 
 template <>
 struct Wgmma<128> {
-    static __device__ __forceinline__ void ss(float (&d)[64], u64 a, u64 b, int accumulate) {
+    static __device__ __forceinline__ void ss(float (&d)[64], uint64 a, uint64 b, int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n128k16.f32." WGMMA_TYPES " {"
@@ -201,7 +201,7 @@ struct Wgmma<128> {
             : "l"(a), "l"(b), "r"(accumulate));
     }
 
-    static __device__ __forceinline__ void rs(float (&d)[64], u32 a0, u32 a1, u32 a2, u32 a3, u64 b,
+    static __device__ __forceinline__ void rs(float (&d)[64], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b,
                                               int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
@@ -225,7 +225,7 @@ struct Wgmma<128> {
 
 template <>
 struct Wgmma<144> {
-    static __device__ __forceinline__ void ss(float (&d)[72], u64 a, u64 b, int accumulate) {
+    static __device__ __forceinline__ void ss(float (&d)[72], uint64 a, uint64 b, int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %74, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n144k16.f32." WGMMA_TYPES " {"
@@ -247,7 +247,7 @@ struct Wgmma<144> {
             : "l"(a), "l"(b), "r"(accumulate));
     }
 
-    static __device__ __forceinline__ void rs(float (&d)[72], u32 a0, u32 a1, u32 a2, u32 a3, u64 b,
+    static __device__ __forceinline__ void rs(float (&d)[72], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b,
                                               int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %77, 0;\n"
@@ -273,7 +273,7 @@ struct Wgmma<144> {
 
 template <>
 struct Wgmma<160> {
-    static __device__ __forceinline__ void ss(float (&d)[80], u64 a, u64 b, int accumulate) {
+    static __device__ __forceinline__ void ss(float (&d)[80], uint64 a, uint64 b, int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %82, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n160k16.f32." WGMMA_TYPES " {"
@@ -296,7 +296,7 @@ struct Wgmma<160> {
             : "l"(a), "l"(b), "r"(accumulate));
     }
 
-    static __device__ __forceinline__ void rs(float (&d)[80], u32 a0, u32 a1, u32 a2, u32 a3, u64 b,
+    static __device__ __forceinline__ void rs(float (&d)[80], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b,
                                               int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %85, 0;\n"
@@ -323,7 +323,7 @@ struct Wgmma<160> {
 
 template <>
 struct Wgmma<176> {
-    static __device__ __forceinline__ void ss(float (&d)[88], u64 a, u64 b, int accumulate) {
+    static __device__ __forceinline__ void ss(float (&d)[88], uint64 a, uint64 b, int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %90, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n176k16.f32." WGMMA_TYPES " {"
@@ -348,7 +348,7 @@ struct Wgmma<176> {
             : "l"(a), "l"(b), "r"(accumulate));
     }
 
-    static __device__ __forceinline__ void rs(float (&d)[88], u32 a0, u32 a1, u32 a2, u32 a3, u64 b,
+    static __device__ __forceinline__ void rs(float (&d)[88], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b,
                                               int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %93, 0;\n"
@@ -377,7 +377,7 @@ struct Wgmma<176> {
 
 template <>
 struct Wgmma<192> {
-    static __device__ __forceinline__ void ss(float (&d)[96], u64 a, u64 b, int accumulate) {
+    static __device__ __forceinline__ void ss(float (&d)[96], uint64 a, uint64 b, int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n192k16.f32." WGMMA_TYPES " {"
@@ -403,7 +403,7 @@ struct Wgmma<192> {
             : "l"(a), "l"(b), "r"(accumulate));
     }
 
-    static __device__ __forceinline__ void rs(float (&d)[96], u32 a0, u32 a1, u32 a2, u32 a3, u64 b,
+    static __device__ __forceinline__ void rs(float (&d)[96], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b,
                                               int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %101, 0;\n"
@@ -433,7 +433,7 @@ struct Wgmma<192> {
 
 template <>
 struct Wgmma<256> {
-    static __device__ __forceinline__ void ss(float (&d)[128], u64 a, u64 b, int accumulate) {
+    static __device__ __forceinline__ void ss(float (&d)[128], uint64 a, uint64 b, int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n256k16.f32." WGMMA_TYPES " {"
@@ -465,7 +465,7 @@ struct Wgmma<256> {
             : "l"(a), "l"(b), "r"(accumulate));
     }
 
-    static __device__ __forceinline__ void rs(float (&d)[128], u32 a0, u32 a1, u32 a2, u32 a3, u64 b,
+    static __device__ __forceinline__ void rs(float (&d)[128], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b,
                                               int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\n"
