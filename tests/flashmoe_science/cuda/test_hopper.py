@@ -9,12 +9,13 @@ from types import ModuleType
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
 from flashmoe_science.configs import hopper as configs
 from flashmoe_science.cuda import hopper
 from flashmoe_science.cuda.problem import Device, KernelKind, Problem
 from flashmoe_science.jit.limits import check_block
-from hypothesis import given
-from hypothesis import strategies as st
 
 H200 = Device(index=0, architecture="sm_90", multiprocessors=132, l2_bytes=60 << 20)
 PROBLEM = Problem(
