@@ -279,7 +279,7 @@ attention_small(const __grid_constant__ Parameters p) {
     int tile = part * WARPS + warp;
 #if DEPENDENT
     wait_for_predecessor();
-    allow_successor();
+    if (SINGLE_PASS) allow_successor();
 #endif
     if (tile < key_tiles) {
         Chunk query[ROW_TILES][kChunks];
@@ -365,6 +365,7 @@ attention_small(const __grid_constant__ Parameters p) {
                         s = at < limit[r][e % 2] ? s : NEGATIVE_INFINITY;
                     }
 #else
+            if (LATE_VALUES) load_values(tile);
             float mixed = 0.0f;
 #pragma unroll
             for (int i = 0; i < KEY_TILES; ++i)
@@ -458,6 +459,10 @@ attention_small(const __grid_constant__ Parameters p) {
 #pragma unroll
             for (int e = 0; e < 2; ++e) sum[r][e] = sum_over_keys(sum[r][e]);
     }
+#if DEPENDENT
+    // Not earlier where there are many keys: the successor's blocks would only wait, in the place of this grid's.
+    if (!SINGLE_PASS) allow_successor();
+#endif
 
     const auto own_quad = [&](int r, int group, int e, int half) {
         const auto& first = output[r][4 * group + 2 * half];
