@@ -46,13 +46,13 @@ class CudaKernel:
     macros: Mapping[str, int]
     threads_per_block: int
     dynamic_shared_bytes: int
-    cluster_blocks: int = 1
-    """Blocks of the cluster that the source asks for. More than 8 are not portable."""
     directory: Path = KERNEL_DIRECTORY
     header_directory: Path = KERNEL_DIRECTORY
     """Where the files that it includes are, by path relative to this."""
     include_directories: tuple[Path, ...] = field(default=())
     """Toolkit headers, for kernels of others; ours need none. See `toolkit_include_directories`."""
+    cluster_blocks: int = 1
+    """Blocks of the cluster that the source asks for. More than 8 are not portable."""
 
     @property
     def label(self) -> str:
