@@ -6,7 +6,12 @@
 
 constexpr int kTiles = 16;
 
-extern "C" __global__ void __launch_bounds__(128) mma_rate(float* out, int rounds) {
+struct Arguments {
+    float* out;
+    int rounds;
+};
+
+extern "C" __global__ void __launch_bounds__(128) mma_rate(const __grid_constant__ Arguments arguments) {
     __shared__ __align__(1024) char memory[8192];
     for (int i = threadIdx.x; i < 2048; i += 128) reinterpret_cast<float*>(memory)[i] = 0.0f;
     __syncthreads();
@@ -17,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(128) mma_rate(float* out, int round
     float sum = 0.0f;
     uint32 a[2][4] = {{1, 2, 3, 4}, {5, 6, 7, 8}};
     uint32 b[4] = {1, 2, 3, 4};
-    for (int r = 0; r < rounds; ++r) {
+    for (int r = 0; r < arguments.rounds; ++r) {
 #pragma unroll
         for (int t = 0; t < kTiles; t += 4) {
 #if LDMATRIX
@@ -35,5 +40,5 @@ extern "C" __global__ void __launch_bounds__(128) mma_rate(float* out, int round
         }
     }
     for (int t = 0; t < kTiles; ++t) sum += d[t][0] + d[t][1] + d[t][2] + d[t][3];
-    out[blockIdx.x * blockDim.x + threadIdx.x] = sum;
+    arguments.out[blockIdx.x * blockDim.x + threadIdx.x] = sum;
 }

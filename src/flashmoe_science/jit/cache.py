@@ -129,8 +129,8 @@ class CompileCache:
         Args:
             recipe: everything that determines the compiled bytes.
             suffix: the artifact's file name extension, with the dot.
-            compile_to: writes the artifact to the path it is given (a temporary name in the cache's directory)
-                and returns what the compiler said. Errors that it raises pass through, and nothing is kept.
+            compile_to: writes the artifact to the path it is given (a temporary name in the cache); returns
+                what the compiler said. Errors that it raises pass through, and nothing is kept.
 
         Raises:
             BuildError: the entry could not be written (disk full, no locks on this file system), or
