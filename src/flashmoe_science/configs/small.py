@@ -2,8 +2,9 @@
 
 Two kinds. *Latency*: all keys are loaded at once into the registers of a block or a cluster, the fewest steps
 in a row that the problem allows. *Stream*: any number of keys, in passes; the keys are split over the warps
-of a block and, from sm_90, over a cluster, which takes as many blocks as it needs to fill the GPU. The choices
-between equals were measured on an H200, see docs/kernels/small.md.
+of a block and, from sm_90, over a cluster, which takes as many blocks as it needs to fill the GPU. Those for
+head dim 64 up to 512 keys were chosen by measurement on an H200 (docs/kernels/small.md); clusters of 16, latency
+shapes of other head dims and other architectures are by analogy.
 """
 
 from __future__ import annotations
