@@ -32,7 +32,7 @@ def choose(problem: Problem, device: Device) -> Choice | None:
 
     The kernel has few rows per block and many blocks, and each of them reads all keys and values from L2. That
     pays while at most two blocks read the same ones, or while what all blocks read is at most 16 MB (3 us at
-    the 5 TB/s of an H200's L2); beyond, kernels with tall tiles win.
+    an assumed 5 TB/s from L2); beyond, kernels with tall tiles should win.
     """
     if not _can_take(problem, device):
         return None
