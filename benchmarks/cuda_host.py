@@ -5,6 +5,7 @@ Usage: PYTHONPATH=src python benchmarks/cuda_host.py
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import subprocess
@@ -19,7 +20,10 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import flashmoe_science
-from flashmoe_science.cuda import forward
+from flashmoe_science.cuda import KernelKind, Problem, forward
+from flashmoe_science.cuda.forward import device_of
+from flashmoe_science.cuda.repeat import cuda_allocator, matcher
+from flashmoe_science.cuda.select import module
 
 
 def per_call(call: Callable[[], Any]) -> float:
@@ -37,20 +41,50 @@ def per_call(call: Callable[[], Any]) -> float:
 def host_times() -> dict[str, float]:
     """Microseconds of host time per call; the kernels are short, so the queue never fills."""
     q, k, v = (torch.randn(1, 8, 128, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    raw_stream = torch._C._cuda_getCurrentRawStream
+    other = torch.randn(1, 8, 129, 64, device="cuda", dtype=torch.bfloat16)
+
+    def alternating() -> None:
+        forward(q, k, v)
+        forward(other, k, v)
+
     return {
         "flash_attention": per_call(lambda: flashmoe_science.flash_attention(q, k, v)),
+        "flash_attention of one tensor": per_call(lambda: flashmoe_science.flash_attention(q, q, q)),
         "forward": per_call(lambda: forward(q, k, v)),
         "forward with lse": per_call(lambda: forward(q, k, v, return_lse=True)),
         "forward causal": per_call(lambda: forward(q, k, v, causal=True)),
+        "forward of two shapes in turn": per_call(alternating) / 2,
         "sdpa": per_call(lambda: scaled_dot_product_attention(q, k, v)),
+    }
+
+
+def parts() -> dict[str, float]:
+    """Microseconds of the steps of a call, and of what was or could be in their place."""
+    q, k, v, out = (torch.randn(1, 8, 128, 64, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    raw_stream, allocate, matches = torch._C._cuda_getCurrentRawStream, cuda_allocator(), matcher(q, k, v)
+    sizes, strides, dtype = tuple(q.shape), q.stride(), q.dtype
+    addresses = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), 0)
+    stream = raw_stream(0)
+    layout = (strides[0], strides[1], strides[2])
+    problem = Problem(*(1, 8, 8, 128, 128, 64, dtype, False, 0.125, False), layout, layout, layout, layout)
+    launches = {}
+    for kind in KernelKind:
+        choice = module(kind).choose(problem, device_of(0))
+        if choice is not None:
+            plan = module(kind).plan(problem, choice.configuration, device_of(0))
+            launches[f"launch of the {kind.value} kernel"] = plan.launch
+    return {
+        "match": per_call(lambda: matches(q, k, v)),
+        "shapes and strides": per_call(lambda: (q.shape, k.shape, q.stride(), k.stride(), v.stride())),
+        "allocation": per_call(lambda: allocate(sizes, strides, dtype)),
         "empty_like": per_call(lambda: torch.empty_like(q)),
-        "new_empty lse": per_call(lambda: q.new_empty(q.shape[:3], dtype=torch.float32)),
+        "empty_strided": per_call(lambda: torch.empty_strided(sizes, strides, dtype=dtype, device="cuda")),
         "four data_ptr": per_call(lambda: (q.data_ptr(), k.data_ptr(), v.data_ptr(), q.data_ptr())),
         "raw stream": per_call(lambda: raw_stream(0)),
-        "get_device": per_call(lambda: q.get_device()),
         "current device": per_call(lambda: torch._C._cuda_getDevice()),
-        "shapes and strides": per_call(lambda: (q.shape, k.shape, q.stride(), k.stride(), v.stride())),
+        **{
+            name: per_call(functools.partial(launch, *addresses, stream)) for name, launch in launches.items()
+        },
         "nothing": per_call(lambda: None),
     }
 
@@ -97,4 +131,5 @@ def first_calls() -> dict[str, list[float]]:
 
 if __name__ == "__main__":
     print("host time per call, us:", ", ".join(f"{name} {us:.2f}" for name, us in host_times().items()))
+    print("its parts, us:", ", ".join(f"{name} {us:.2f}" for name, us in parts().items()))
     print("import and first call, ms:", first_calls())

@@ -39,7 +39,7 @@ from flashmoe_science.cuda import (
     select,
     small,
 )
-from flashmoe_science.cuda.driver import Launcher, load, make_context_current
+from flashmoe_science.cuda.driver import AddressPlan, Launcher, load, make_context_current
 from flashmoe_science.cuda.forward import device_of
 from flashmoe_science.cuda.select import module
 from flashmoe_science.errors import BuildError, DeviceError
@@ -249,7 +249,7 @@ class Ablation:
         )
         launcher = Launcher(load(kernel, 0, False), grid, kernel, 256, dependent=configuration.dependent)
         small.write_arguments(launcher.buffer, shape.problem())
-        self.plan = small.SmallPlan(launcher)
+        self.plan = AddressPlan(launcher)
         self.tensors = (*tensors, torch.empty_like(tensors[0]))
 
     def __call__(self) -> None:

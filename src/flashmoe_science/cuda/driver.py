@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import struct
 import threading
 
 from flashmoe_science.errors import BuildError, DeviceError
@@ -18,6 +19,8 @@ _NON_PORTABLE_CLUSTER = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWE
 _PROGRAMMATIC_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _PORTABLE_CLUSTER = 8
 _SHARED_WITHOUT_OPT_IN = 48 * 1024
+ADDRESSES = struct.Struct("5Q")
+"""Of query, key, value, output and lse, as most kernels take them."""
 _lock = threading.Lock()
 _libraries: dict[str, ctypes.c_void_p] = {}
 _functions: dict[tuple[str, int], ctypes.c_void_p] = {}
@@ -150,7 +153,7 @@ class Launcher:
     The buffer is read during the call, so each thread needs a launcher of its own.
     """
 
-    __slots__ = ("_arguments", "_config", "_config_reference", "_cu_launch", "_function", "buffer")
+    __slots__ = ("buffer", "start")
 
     def __init__(
         self,
@@ -165,27 +168,43 @@ class Launcher:
         serialization, sm_90 and later). Only for kernels of which every thread executes griddepcontrol.wait
         before it touches global memory, and griddepcontrol.launch_dependents, if at all, after that.
         """
-        self._cu_launch = library().cuLaunchKernelEx
-        self._function = function
         self.buffer = _aligned_buffer(argument_bytes, 64)
         """Writable; the struct that the kernel gets."""
-        self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self.buffer))
+        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self.buffer))
         attribute = _LaunchAttribute(id=_PROGRAMMATIC_SERIALIZATION, value=1)
-        self._config = _LaunchConfig(
+        config = _LaunchConfig(
             grid=grid,
             block=(kernel.threads_per_block, 1, 1),
             shared_bytes=kernel.dynamic_shared_bytes,
             attributes=ctypes.pointer(attribute),
             attribute_count=int(dependent),
         )
-        self._config_reference = ctypes.byref(self._config)
+        # A closure: its names are looked up faster than attributes, and it is called without a bound method.
+        launch, reference = library().cuLaunchKernelEx, ctypes.byref(config)
 
-    def __call__(self, stream: int) -> None:
-        """Launch on a raw stream handle."""
-        self._config.stream = stream
-        status = self._cu_launch(self._config_reference, self._function, self._arguments, None)
-        if status != 0:
-            check(library(), status, "cuLaunchKernelEx")
+        def start(stream: int) -> None:
+            config.stream = stream
+            status = launch(reference, function, arguments, None)
+            if status != 0:
+                check(library(), status, "cuLaunchKernelEx")
+
+        self.start = start
+        """Launches on a raw stream handle."""
+
+
+class AddressPlan:
+    """The launch plan of a kernel whose argument begins with the addresses of query, key, value, output and lse."""
+
+    __slots__ = ("launch",)
+
+    def __init__(self, launcher: Launcher) -> None:
+        buffer, start, pack = launcher.buffer, launcher.start, ADDRESSES.pack_into
+
+        def launch(query: int, key: int, value: int, output: int, lse: int, stream: int) -> None:
+            pack(buffer, 0, query, key, value, output, lse)
+            start(stream)
+
+        self.launch = launch
 
 
 def _aligned_buffer(size: int, alignment: int) -> ctypes.Array[ctypes.c_char]:

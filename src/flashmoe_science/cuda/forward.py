@@ -5,36 +5,38 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
 from flashmoe_science.arguments import check_arguments, reject_gradients
 from flashmoe_science.cuda.driver import make_context_current
-from flashmoe_science.cuda.problem import Choice, Device, Problem
+from flashmoe_science.cuda.problem import Choice, Device, Launch, Problem
+from flashmoe_science.cuda.repeat import (
+    Call,
+    Matches,
+    cuda_allocator,
+    current_device,
+    matcher,
+    never,
+    prepare,
+)
 from flashmoe_science.cuda.select import module, select
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import device_architecture
 
 _MAX_PLANS = 4096  # per thread; a plan is about a kilobyte
 _DTYPES = (torch.float16, torch.bfloat16)
-_empty_like = torch.empty_like
-# Missing from CPU builds of torch, where nothing gets as far as calling them.
-_current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
-_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
+_Recent = tuple[Any, Any, Any, Matches, Call | None]
+_NONE_YET: _Recent = (None, None, None, never, None)
 
 
 class _Ready(NamedTuple):
-    """All that a call needs besides its tensors."""
-
-    launch: Callable[[int, int, int, int, int, int], None]
-    """`LaunchPlan.launch`."""
-    dense: bool
-    """The output has the query's order of strides; else it must be contiguous, because the query overlaps
-    itself.
+    call: Call
+    recent: _Recent
+    """(causal, softmax_scale, return_lse, whether the tensors are like this call's, call): what the next call is
+    compared with.
     """
-    lse_shape: tuple[int, int, int] | None
 
 
 class _ThreadPlans(threading.local):
@@ -42,6 +44,7 @@ class _ThreadPlans(threading.local):
 
     def __init__(self) -> None:
         self.ready: dict[tuple[Any, ...], _Ready] = {}
+        self.recent = _NONE_YET
 
 
 _thread = _ThreadPlans()
@@ -60,8 +63,9 @@ def forward(
     """Exact attention, softmax(query keyᵀ x scale) value, on PyTorch's current stream.
 
     `flashmoe_science.flash_attention` for CUDA tensors. Arguments are checked once for each combination of
-    shapes, strides, types and options; then a call is a look-up, an allocation and a launch. Nothing is
-    synchronised. Can be captured in a CUDA graph after one call with the same combination.
+    shapes, strides, types and options; then a call is a look-up (a comparison, if it is like this thread's last),
+    an allocation and a launch. Nothing is synchronised. Can be captured in a CUDA graph after one call with the
+    same combination.
 
     Args:
         query: (batch, num_heads, seqlen_q, head_dim), float16 or bfloat16; head_dim a
@@ -80,6 +84,18 @@ def forward(
         contiguous, or rows that are not aligned to 16 bytes.
         DeviceError, BuildError: see `flashmoe_science.cuda.driver.load`.
     """
+    recent_causal, recent_scale, recent_lse, matches, call = _thread.recent
+    if (
+        causal is recent_causal
+        and return_lse is recent_lse
+        and (
+            softmax_scale is recent_scale or (type(softmax_scale) is float and softmax_scale == recent_scale)
+        )
+        and choice is None
+        and matches(query, key, value)
+        and call is not None
+    ):
+        return call(query, key, value)
     try:
         device = query.get_device()
         signature = (
@@ -95,6 +111,7 @@ def forward(
             device,
             key.get_device(),
             value.get_device(),
+            torch.is_inference_mode_enabled(),  # changes what matches
             causal,
             softmax_scale,
             return_lse,
@@ -107,31 +124,15 @@ def forward(
         raise
     if query.requires_grad or key.requires_grad or value.requires_grad:
         reject_gradients(query, key, value)
-    if ready is None or device != _current_device():
+    if ready is None or device != current_device():
         # Rare, or dearer than a check would be.
         check_arguments(query, key, value, softmax_scale)
         with torch.cuda.device(device):
             if ready is None:
                 ready = _make_ready(signature, query, key, value)
-            return _launch(ready, query, key, value, device)
-    return _launch(ready, query, key, value, device)
-
-
-def _launch(
-    ready: _Ready, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, device: int
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    launch, dense, lse_shape = ready
-    output = _empty_like(query) if dense else _empty_like(query, memory_format=torch.contiguous_format)
-    query_address, key_address, value_address = query.data_ptr(), key.data_ptr(), value.data_ptr()
-    if (query_address | key_address | value_address) & 15:
-        raise InputError(_misaligned(query, key, value))
-    if lse_shape is None:
-        lse, lse_address = None, 0
-    else:
-        lse = query.new_empty(lse_shape, dtype=torch.float32)
-        lse_address = lse.data_ptr()
-    launch(query_address, key_address, value_address, output.data_ptr(), lse_address, _raw_stream(device))
-    return output, lse
+            return ready.call(query, key, value)
+    _thread.recent = ready.recent
+    return ready.call(query, key, value)
 
 
 def explain(
@@ -177,22 +178,25 @@ def _make_ready(
     where = device_of(query.get_device())
     make_context_current(where.index)
     output = _output_like(query)
-    launch: Callable[[int, int, int, int, int, int], None] = _nothing
+    launch: Launch = _nothing
     if query.numel() > 0:
         problem = _problem(query, key, value, output, causal, softmax_scale, return_lse)
-        if choice is None:
-            choice = select(problem, where)
-        launch = module(choice.kernel).plan(problem, choice.configuration, where).launch
-    batch, num_heads, seqlen_q, _ = query.shape
-    ready = _Ready(
-        launch=launch,
-        dense=torch.empty_like(query, device="meta").stride() == output.stride(),
-        lse_shape=(batch, num_heads, seqlen_q) if return_lse else None,
-    )
+        selected = select(problem, where) if choice is None else choice
+        launch = module(selected.kernel).plan(problem, selected.configuration, where).launch
+    call = prepare(output, return_lse, launch, where.index, cuda_allocator())
+    matches = matcher(query, key, value) if choice is None else never
+    if torch.cuda.device_count() > 1:
+        matches = _and_current(matches, where.index)
+    ready = _Ready(call, (causal, softmax_scale, return_lse, matches, call))
     if len(_thread.ready) >= _MAX_PLANS:
         _thread.ready.clear()
     _thread.ready[signature] = ready
     return ready
+
+
+def _and_current(matches: Matches, device: int) -> Matches:
+    """With one GPU, that is always the current one."""
+    return lambda query, key, value: matches(query, key, value) and current_device() == device
 
 
 def _output_like(query: torch.Tensor) -> torch.Tensor:
@@ -245,9 +249,3 @@ def _strides(name: str, tensor: torch.Tensor) -> tuple[int, int, int]:
             f"pass {name}.contiguous()"
         )
     return used[0], used[1], used[2]
-
-
-def _misaligned(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str:
-    tensors = {"query": query, "key": key, "value": value}
-    name = next(name for name, tensor in tensors.items() if tensor.data_ptr() % 16)
-    return f"{name} does not start at a multiple of 16 bytes (a view at an odd offset); pass {name}.clone()"

@@ -82,7 +82,7 @@ def kernel(tile: HopperConfiguration, dtype: torch.dtype) -> CudaKernel:
 class HopperPlan:
     """A launch of which only the addresses are missing; a tensor map is re-addressed when its tensor moved."""
 
-    __slots__ = ("_buffer", "_key", "_launcher", "_pack", "_query", "_tickets", "_value")
+    __slots__ = ("_buffer", "_key", "_pack", "_query", "_start", "_tickets", "_value")
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class HopperPlan:
         value: TensorMap,
         tickets: TicketPool,
     ) -> None:
-        self._launcher = launcher
+        self._start = launcher.start
         self._buffer = launcher.buffer
         self._pack = _POINTERS.pack_into
         self._query = query
@@ -108,7 +108,7 @@ class HopperPlan:
         if self._value.address != value:
             self._value.move(value)
         self._pack(self._buffer, _POINTERS_AT, output, lse, self._tickets.take(stream))
-        self._launcher(stream)
+        self._start(stream)
 
 
 def plan(problem: Problem, configuration: Any, device: Device) -> HopperPlan:

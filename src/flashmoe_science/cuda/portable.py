@@ -10,15 +10,14 @@ import torch
 
 from flashmoe_science.configs import portable as configs
 from flashmoe_science.configs.portable import PortableConfiguration
-from flashmoe_science.cuda.driver import Launcher, load
+from flashmoe_science.cuda.driver import ADDRESSES, AddressPlan, Launcher, load
 from flashmoe_science.cuda.problem import Choice, Device, KernelKind, Problem
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import limits
 from flashmoe_science.jit.nvrtc import CudaKernel
 
-_POINTERS = struct.Struct("5Q")
 _REST = struct.Struct("12q 10i f 2I")  # the fields of AttentionParameters after the pointers
-_ARGUMENT_BYTES = -(-(_POINTERS.size + _REST.size) // 8) * 8
+_ARGUMENT_BYTES = -(-(ADDRESSES.size + _REST.size) // 8) * 8
 _NO_MASK = 1 << 30
 _MOST_BLOCKS = 1 << 31
 _L2_SHARE = 0.5  # part of the L2 cache that the keys and values of one section of heads may fill
@@ -76,22 +75,7 @@ def kernel(configuration: PortableConfiguration, dtype: torch.dtype, architectur
     )
 
 
-class PortablePlan:
-    """A launch of which only the addresses are missing."""
-
-    __slots__ = ("_buffer", "_launcher", "_pack")
-
-    def __init__(self, launcher: Launcher) -> None:
-        self._launcher = launcher
-        self._buffer = launcher.buffer
-        self._pack = _POINTERS.pack_into
-
-    def launch(self, query: int, key: int, value: int, output: int, lse: int, stream: int) -> None:
-        self._pack(self._buffer, 0, query, key, value, output, lse)
-        self._launcher(stream)
-
-
-def plan(problem: Problem, configuration: Any, device: Device) -> PortablePlan:
+def plan(problem: Problem, configuration: Any, device: Device) -> AddressPlan:
     compiled = kernel(configuration, problem.dtype, device.architecture)
     function = load(compiled, device.index, torch.cuda.is_current_stream_capturing())
     row_blocks = -(-problem.seqlen_q // configuration.block_m)
@@ -101,8 +85,8 @@ def plan(problem: Problem, configuration: Any, device: Device) -> PortablePlan:
             f"{row_blocks * slices} blocks of query rows are more than a grid holds; split the batch"
         )
     launcher = Launcher(function, (row_blocks * slices, 1, 1), compiled, _ARGUMENT_BYTES)
-    _REST.pack_into(launcher.buffer, _POINTERS.size, *_fields(problem, configuration, device))
-    return PortablePlan(launcher)
+    _REST.pack_into(launcher.buffer, ADDRESSES.size, *_fields(problem, configuration, device))
+    return AddressPlan(launcher)
 
 
 def _fields(problem: Problem, configuration: PortableConfiguration, device: Device) -> tuple[float, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -63,12 +64,17 @@ class Choice:
     reason: str = ""
 
 
+Launch = Callable[[int, int, int, int, int, int], None]
+"""Launches on a raw stream: (query, key, value, output, lse, stream), addresses of the tensors' first elements; that of
+`lse` may be 0.
+"""
+
+
 class LaunchPlan(Protocol):
     """A prepared launch: everything but the addresses. Belongs to one thread and one device."""
 
-    def launch(self, query: int, key: int, value: int, output: int, lse: int, stream: int) -> None:
-        """Launch on a raw stream. Addresses are of the tensors' first elements; `lse` may be 0."""
-        ...
+    @property
+    def launch(self) -> Launch: ...
 
 
 class KernelModule(Protocol):

@@ -10,15 +10,14 @@ import torch
 
 from flashmoe_science.configs import small as configs
 from flashmoe_science.configs.small import KEY_TILE, SmallConfiguration
-from flashmoe_science.cuda.driver import Launcher, load
+from flashmoe_science.cuda.driver import ADDRESSES, AddressPlan, Launcher, load
 from flashmoe_science.cuda.problem import Choice, Device, KernelKind, Problem
 from flashmoe_science.jit.limits import limits
 from flashmoe_science.jit.nvrtc import CudaKernel
 
-_POINTERS = struct.Struct("5Q")
 _TENSOR = struct.Struct("=2QI4x")
 _REST = struct.Struct("=4iIfi4x")
-_TENSORS_AT = _POINTERS.size
+_TENSORS_AT = ADDRESSES.size
 _REST_AT = _TENSORS_AT + 4 * _TENSOR.size
 _ARGUMENT_BYTES = _REST_AT + _REST.size
 _NO_MASK = 1 << 30
@@ -124,22 +123,7 @@ def kernel(configuration: SmallConfiguration, dtype: torch.dtype, architecture: 
     )
 
 
-class SmallPlan:
-    """A launch of which only the addresses are missing."""
-
-    __slots__ = ("_buffer", "_launcher", "_pack")
-
-    def __init__(self, launcher: Launcher) -> None:
-        self._launcher = launcher
-        self._buffer = launcher.buffer
-        self._pack = _POINTERS.pack_into
-
-    def launch(self, query: int, key: int, value: int, output: int, lse: int, stream: int) -> None:
-        self._pack(self._buffer, 0, query, key, value, output, lse)
-        self._launcher(stream)
-
-
-def plan(problem: Problem, configuration: Any, device: Device) -> SmallPlan:
+def plan(problem: Problem, configuration: Any, device: Device) -> AddressPlan:
     compiled = kernel(configuration, problem.dtype, device.architecture)
     function = load(compiled, device.index, torch.cuda.is_current_stream_capturing())
     grid = (
@@ -149,7 +133,7 @@ def plan(problem: Problem, configuration: Any, device: Device) -> SmallPlan:
     )
     launcher = Launcher(function, grid, compiled, _ARGUMENT_BYTES, dependent=configuration.dependent)
     write_arguments(launcher.buffer, problem)
-    return SmallPlan(launcher)
+    return AddressPlan(launcher)
 
 
 def write_arguments(buffer: Any, problem: Problem) -> None:

@@ -262,6 +262,54 @@ def test_streams_and_threads() -> None:
     assert wrong == []
 
 
+def test_calls_that_differ_from_the_last_one() -> None:
+    """Each in its turn, after itself and after each other one, gives what it gave alone."""
+    q, k, v = (torch.randn(2, 4, 96, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    short = tuple(x[:, :, :40] for x in (q, k, v))
+    calls = [
+        lambda: forward(q, k, v),
+        lambda: forward(q, k, v, causal=True),
+        lambda: forward(q, k, v, return_lse=True),
+        lambda: forward(q, k, v, softmax_scale=0.3),
+        lambda: forward(q, k, v, softmax_scale=0.5),
+        lambda: forward(*short),
+        lambda: forward(q.half(), k.half(), v.half()),
+        lambda: forward(q, q, q),
+        lambda: forward(q.contiguous(), short[1], short[2]),
+    ]
+    with torch.no_grad():
+        exact = [
+            reference(q, k, v, True, 0.125, torch.float64)[0],
+            reference(*short, False, 0.125, torch.float64)[0],
+        ]
+    first = [call() for call in calls]
+    for index, expected in ((1, exact[0]), (5, exact[1])):
+        torch.testing.assert_close(first[index][0].double(), expected, atol=2e-2, rtol=2e-2)
+    for one in range(len(calls)):
+        for other in range(len(calls)):
+            for index in (one, one, other, other):
+                with torch.inference_mode(one % 2 == 0):
+                    out, lse = calls[index]()
+                expected_out, expected_lse = first[index]
+                assert torch.equal(out, expected_out)
+                assert (lse is None) == (expected_lse is None)
+                assert lse is None or torch.equal(lse, expected_lse)
+
+
+def test_a_gradient_is_refused_after_a_call_like_it() -> None:
+    q, k, v = (torch.randn(1, 2, 64, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    for _ in range(3):
+        forward(q, k, v)
+    v.requires_grad_()
+    with pytest.raises(InputError, match="requires a gradient"):
+        forward(q, k, v)
+    with torch.no_grad():
+        for _ in range(3):
+            forward(q, k, v)
+    with pytest.raises(InputError, match="requires a gradient"):
+        forward(q, k, v)
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_the_device_is_the_tensors() -> None:
     q = torch.randn(1, 4, 200, 64, device="cuda:1", dtype=torch.bfloat16)
