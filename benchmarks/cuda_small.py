@@ -103,22 +103,33 @@ def square(batch: int, heads: int, length: int, head_dim: int = 64, causal: bool
 SUITE = {
     (1, 1, 32): "1 2 1 1, 1 1 2 1, 2 2 1 1",
     (1, 1, 64): "1 4 1 1, 1 2 2 1, 1 2 1 2",
-    (1, 1, 128): "1 4 2 1, 1 8 1 1, 1 4 1 2, 1 2 1 4, 2 4 2 1",
-    (1, 1, 256): "1 4 4 1, 1 4 2 2, 1 4 1 4, 2 4 1 4, 2 4 2 2, 1 2 1 8",
-    (1, 1, 512): "1 8 4 1, 1 4 2 4, 1 4 1 8, 2 4 2 4, 2 4 1 8, 4 4 2 4",
-    (2, 4, 128): "1 4 2 1, 1 8 1 1, 1 4 1 2, 2 4 2 1, 2 4 1 2",
+    (1, 1, 128): "1 4 2 1, 1 4 1 2, 1 2 1 4, 1 1 1 8, 1 1 2 4, 1 2 2 2",
+    (1, 1, 256): "1 4 2 2, 1 2 2 4, 1 2 1 8, 2 4 2 2, 2 2 2 4",
+    (1, 1, 512): "1 4 2 4, 2 4 2 4, 4 4 2 4, 4 2 2 8, 4 4 1 8, 2 2 2 8",
+    (2, 4, 128): "1 4 2 1, 1 2 4 1, 2 4 2 1",
+}
+# Latency shapes beyond the suite.
+OTHERS = {
+    square(2, 4, 256): "1 4 4 1, 1 8 2 1, 1 4 2 2, 2 4 4 1, 2 4 2 2, 2 4 1 4",
+    square(2, 8, 128): "1 4 2 1, 1 2 4 1, 2 4 2 1",
+    square(1, 1, 64, 128): "1 4 1 1, 1 2 1 2, 1 1 1 4",
+    square(1, 1, 128, 128): "1 8 1 1, 1 2 1 4, 1 4 1 2, 2 4 1 4, 1 4 2 1",
+    square(1, 1, 256, 128): "2 4 1 4, 1 4 2 2, 1 4 1 4, 2 4 2 2",
+    square(1, 1, 512, 128): "1 8 1 4, 2 4 2 4, 2 4 1 8, 1 4 2 4",
+    square(1, 1, 128, 256): "1 4 1 4, 1 4 1 2, 1 2 1 4",
 }
 DECODE = {
-    Shape(1, 32, 8, 1, 4096, 128, True): "1 8 1 8, 1 8 2 8, 1 4 1 16, 1 8 1 16, 1 8 2 16, 1 4 2 16",
-    Shape(8, 32, 8, 1, 4096, 128, True): "1 8 1 1, 1 8 1 2, 1 4 1 4, 1 8 1 4, 1 4 2 2",
-    Shape(1, 8, 8, 1, 16384, 64, True): "1 8 1 8, 1 8 2 8, 1 8 1 16, 1 8 2 16, 1 4 2 16, 1 8 4 16",
-    Shape(4, 16, 16, 8, 1024, 64): "1 8 1 1, 1 8 1 2, 1 8 2 2, 1 4 1 4, 1 8 1 4, 1 4 2 2",
-    Shape(1, 8, 1, 1, 32768, 128, True): "1 8 1 16, 1 8 2 16, 1 4 2 16",
+    Shape(1, 32, 8, 1, 4096, 128, True): "1 8 1 8, 1 4 2 8, 1 4 1 16, 1 4 2 16, 1 2 2 16, 1 2 4 16",
+    Shape(1, 8, 8, 1, 16384, 64, True): "1 8 2 8, 1 4 4 8, 1 4 2 8, 1 4 4 16",
+    Shape(4, 16, 16, 8, 1024, 64): "1 8 1 2, 1 8 2 2, 1 8 4 2, 1 4 4 2",
+    Shape(1, 8, 1, 1, 32768, 128, True): "1 8 1 16, 1 8 2 16",
 }
 # Where the rule of `small.choose` ends: small against the kernels for tall tiles.
 BORDER = [
-    *[square(1, 1, n) for n in (1024, 2048)],
+    *[square(1, 1, n) for n in (1024, 2048, 3072)],
+    *[square(1, n, 1024) for n in (2, 4)],
     *[square(b, 8, 128) for b in (2, 4, 8, 16)],
+    *[square(b, 8, 64) for b in (2, 4, 8, 16)],
     *[square(2, 4, n) for n in (256, 512)],
     square(1, 8, 512, causal=True),
     *[square(1, 1, n, 128) for n in (64, 128, 256, 512, 1024)],
@@ -339,9 +350,11 @@ def main() -> int:
     make_context_current(0)
     device = device_of(0)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {device}", flush=True)
-    explored = {
-        square(*size, causal=causal): texts for causal in (False, True) for size, texts in SUITE.items()
-    } | DECODE
+    explored = (
+        {square(*size, causal=causal): texts for causal in (False, True) for size, texts in SUITE.items()}
+        | OTHERS
+        | DECODE
+    )
     candidates = {
         shape: [Choice(KernelKind.SMALL, c) for c in configurations(shape, texts)]
         for shape, texts in explored.items()

@@ -2,13 +2,14 @@
 
 Two kinds. *Latency*: all keys are loaded at once into the registers of a block or a cluster, the fewest steps
 in a row that the problem allows. *Stream*: any number of keys, in passes; the keys are split over the warps
-of a block and, from sm_90, over a cluster, which takes as many blocks as it needs to fill the GPU. Those for
-head dim 64 up to 512 keys were chosen by measurement on an H200 (docs/kernels/small.md); clusters of 16, latency
-shapes of other head dims and other architectures are by analogy.
+of a block and, from sm_90, over a cluster, which takes as many blocks as it needs to fill the GPU. Chosen by
+measurement on an H200 (docs/kernels/small.md): latency for head dim 64, stream for up to 8 rows at 64 and 128. The
+rest and other architectures are by analogy.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 KEY_TILE = 16
@@ -16,7 +17,7 @@ HEAD_DIMS = (64, 128, 256)
 """Compiled head dimensions; a tensor's is padded, in registers, to the next of these."""
 CLUSTERED = ("sm_90", "sm_100", "sm_103")
 """Architectures with clusters of up to 16 blocks and with programmatic dependent launch."""
-CLUSTERS = (1, 2, 4, 8, 16)
+_CLUSTERS = {64: (1, 2, 4, 8), 128: (1, 2, 4, 8, 16), 256: (1, 2, 4, 8, 16)}
 _EXACT = (64, 128)  # head dims with latency kernels of their own, without the padding's index arithmetic
 
 
@@ -68,54 +69,93 @@ class SmallConfiguration:
 
 
 @dataclass(frozen=True)
+class RowSlices:
+    """The query side of a problem."""
+
+    slices: int
+    """Key/value heads of the whole batch."""
+    rows: int
+    """Query rows that share the keys of one."""
+
+    def blocks(self, rows_per_block: int) -> int:
+        return self.slices * -(-self.rows // rows_per_block)
+
+
+@dataclass(frozen=True)
 class _Shape:
     row_tiles: int
     warps: int
     key_tiles: int
     cluster: int = 1
+    one_wave: bool = False
+    """Only while every multiprocessor gets at most one block."""
+    full_only: bool = False
+    """Not with a causal mask, where the first of many rows wait for the keys of the last."""
 
 
-# In order of the keys that they hold; the first that holds all keys is taken.
+# In order of the keys that they hold; the first that holds all keys, and suits, is taken.
 _LATENCY: dict[int, tuple[_Shape, ...]] = {
     64: (_Shape(1, 2, 1), _Shape(1, 4, 1), _Shape(1, 4, 2), _Shape(1, 4, 4), _Shape(1, 8, 4)),
     128: (_Shape(1, 2, 1), _Shape(1, 4, 1), _Shape(1, 8, 1)),
     256: (_Shape(1, 2, 1), _Shape(1, 4, 1)),
 }
 _LATENCY_CLUSTERED: dict[int, tuple[_Shape, ...]] = {
-    64: (_Shape(1, 2, 1), _Shape(1, 4, 1), _Shape(1, 4, 2), _Shape(2, 4, 1, 4), _Shape(2, 4, 2, 4)),
-    128: (_Shape(1, 2, 1), _Shape(1, 4, 1), _Shape(1, 8, 1), _Shape(2, 4, 1, 4), _Shape(1, 8, 1, 4)),
+    64: (
+        _Shape(1, 2, 1),
+        _Shape(1, 4, 1),
+        _Shape(1, 2, 1, 4, one_wave=True),
+        _Shape(1, 4, 2),
+        _Shape(1, 4, 2, 2, one_wave=True),
+        _Shape(2, 4, 1, 4),
+        _Shape(4, 4, 2, 4, one_wave=True, full_only=True),
+        _Shape(2, 4, 2, 4),
+    ),
+    128: (
+        _Shape(1, 2, 1),
+        _Shape(1, 4, 1),
+        _Shape(2, 4, 1, 4, one_wave=True),
+        _Shape(1, 8, 1),
+        _Shape(2, 4, 1, 4),
+        _Shape(1, 8, 1, 4),
+    ),
     256: (_Shape(1, 2, 1), _Shape(1, 4, 1), _Shape(1, 4, 1, 4)),
 }
 # For up to 8 rows, and for more. Static shared memory (48 KB) and registers are what limits them.
 _STREAM: dict[int, tuple[_Shape, ...]] = {
-    64: (_Shape(1, 8, 1), _Shape(2, 8, 1)),
+    64: (_Shape(1, 8, 2), _Shape(2, 8, 1)),
     128: (_Shape(1, 8, 1), _Shape(2, 4, 1)),
     256: (_Shape(1, 4, 1),),
 }
+# In clusters of 16, two blocks share a multiprocessor: with 8 warps each, a cluster waits for 16 empty ones.
+_STREAM_16: dict[int, tuple[_Shape, ...]] = {**_STREAM, 128: (_Shape(1, 4, 2), _Shape(2, 4, 1))}
 
 
-def latency(architecture: str, head_dim: int, keys: int) -> SmallConfiguration | None:
+def latency(
+    architecture: str, head_dim: int, keys: int, row_slices: RowSlices, multiprocessors: int, causal: bool
+) -> SmallConfiguration | None:
     """The kernel that holds so many keys at once; None if there is none. `architecture` without suffix."""
     compiled = _compiled(head_dim)
     padded = head_dim not in _EXACT
     for shape in _latency_shapes(architecture)[compiled]:
         found = _configuration(architecture, compiled, shape, padded=padded, single_pass=True)
-        if found.keys_per_pass >= keys:
+        one_wave = row_slices.blocks(found.rows) * found.cluster <= multiprocessors
+        suits = (one_wave or not shape.one_wave) and not (causal and shape.full_only)
+        if suits and found.keys_per_pass >= keys:
             return found
     return None
 
 
 def stream(architecture: str, head_dim: int, rows: int, cluster: int) -> SmallConfiguration:
-    """The kernel for any number of keys; `cluster` is one of `clusters(architecture)`."""
+    """The kernel for any number of keys; `cluster` is one of `clusters(architecture, head_dim)`."""
     compiled = _compiled(head_dim)
-    shapes = _STREAM[compiled]
+    shapes = (_STREAM_16 if cluster == 16 else _STREAM)[compiled]
     shape = next((shape for shape in shapes if 8 * shape.row_tiles >= rows), shapes[-1])
-    whole = _Shape(shape.row_tiles, shape.warps, shape.key_tiles, cluster)
+    whole = dataclasses.replace(shape, cluster=cluster)
     return _configuration(architecture, compiled, whole, padded=True, single_pass=False)
 
 
-def clusters(architecture: str) -> tuple[int, ...]:
-    return CLUSTERS if architecture in CLUSTERED else (1,)
+def clusters(architecture: str, head_dim: int) -> tuple[int, ...]:
+    return _CLUSTERS[_compiled(head_dim)] if architecture in CLUSTERED else (1,)
 
 
 def all_configurations(architecture: str) -> list[SmallConfiguration]:
@@ -130,9 +170,9 @@ def all_configurations(architecture: str) -> list[SmallConfiguration]:
         found += [
             stream(architecture, compiled, 8 * shape.row_tiles, cluster)
             for shape in _STREAM[compiled]
-            for cluster in clusters(architecture)
+            for cluster in clusters(architecture, compiled)
         ]
-    return found
+    return list(dict.fromkeys(found))
 
 
 def _compiled(head_dim: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from flashmoe_science.configs import small as configs
-from flashmoe_science.configs.small import KEY_TILE, SmallConfiguration
+from flashmoe_science.configs.small import KEY_TILE, RowSlices, SmallConfiguration
 from flashmoe_science.cuda.driver import ADDRESSES, AddressPlan, Launcher, load
 from flashmoe_science.cuda.problem import Choice, Device, KernelKind, Problem
 from flashmoe_science.jit.limits import limits
@@ -23,22 +23,29 @@ _ARGUMENT_BYTES = _REST_AT + _REST.size
 _NO_MASK = 1 << 30
 _MOST_GRID_YZ = 65535
 _MOST_ROW_BLOCKS = 2
-_MOST_BYTES = 1 << 24
+_MOST_BYTES = 9 << 20
+_MOST_BYTES_PER_KEY = 40 << 10
 
 
 def choose(problem: Problem, device: Device) -> Choice | None:
     """The configuration if the call is all latency, or decode.
 
-    The kernel has few rows per block and many blocks, and each of them reads all keys and values from L2. That
-    pays while at most two blocks read the same ones, or while what all blocks read is at most 16 MB (3 us at
-    an assumed 5 TB/s from L2); beyond, kernels with tall tiles should win.
+    The kernel has few rows per block and many blocks, and each of them reads all keys and values from L2, at about
+    4.5 MB per us. That pays while at most two blocks read the same ones; or while it takes less than the other
+    kernels, which keep fewer multiprocessors busy, need to start (2 us more than this one) and to go through the
+    keys one tile after another (9 us per 1024 keys up to head dim 128, twice that at 256). Measured on an H200:
+    docs/kernels/small.md.
     """
     if not _can_take(problem, device):
         return None
     configuration = configuration_for(problem, device)
     kv_bytes = 2 * problem.seqlen_k * problem.head_dim * problem.dtype.itemsize
-    row_blocks = -(-_rows(problem) // configuration.rows)
-    if row_blocks > _MOST_ROW_BLOCKS and _slices(problem) * row_blocks * kv_bytes > _MOST_BYTES:
+    blocks = _row_slices(problem).blocks(configuration.rows)
+    per_key = _MOST_BYTES_PER_KEY * max(1, problem.head_dim / 128)
+    if (
+        blocks > _MOST_ROW_BLOCKS * _row_slices(problem).slices
+        and blocks * kv_bytes > _MOST_BYTES + per_key * problem.seqlen_k
+    ):
         return None
     if configuration.single_pass:
         return Choice(KernelKind.SMALL, configuration, "few keys: all are held in registers at once")
@@ -53,24 +60,25 @@ def configuration_for(problem: Problem, device: Device) -> SmallConfiguration:
     a block, as long as each warp has a tile.
     """
     architecture, head_dim = device.architecture, problem.head_dim
-    held = configs.latency(architecture, head_dim, problem.seqlen_k)
+    row_slices = _row_slices(problem)
+    held = configs.latency(
+        architecture, head_dim, problem.seqlen_k, row_slices, device.multiprocessors, problem.causal
+    )
     if held is not None:
         return held
-    allowed = configs.clusters(architecture)
-    single = configs.stream(architecture, head_dim, _rows(problem), 1)
-    blocks = _slices(problem) * -(-_rows(problem) // single.rows)
+    allowed = configs.clusters(architecture, head_dim)
+    single = configs.stream(architecture, head_dim, row_slices.rows, 1)
+    blocks = row_slices.blocks(single.rows)
     wanted = next((c for c in allowed if 4 * blocks * c >= 3 * device.multiprocessors), allowed[-1])
     useful = next((c for c in allowed if c * single.warps * KEY_TILE >= problem.seqlen_k), allowed[-1])
-    return configs.stream(architecture, head_dim, _rows(problem), min(wanted, useful))
+    return configs.stream(architecture, head_dim, row_slices.rows, min(wanted, useful))
 
 
-def _rows(problem: Problem) -> int:
-    """Query rows that share keys."""
-    return problem.seqlen_q * (problem.num_heads // problem.num_kv_heads)
-
-
-def _slices(problem: Problem) -> int:
-    return problem.batch * problem.num_kv_heads
+def _row_slices(problem: Problem) -> RowSlices:
+    return RowSlices(
+        slices=problem.batch * problem.num_kv_heads,
+        rows=problem.seqlen_q * (problem.num_heads // problem.num_kv_heads),
+    )
 
 
 def _can_take(problem: Problem, device: Device) -> bool:
@@ -127,7 +135,7 @@ def plan(problem: Problem, configuration: Any, device: Device) -> AddressPlan:
     compiled = kernel(configuration, problem.dtype, device.architecture)
     function = load(compiled, device.index, torch.cuda.is_current_stream_capturing())
     grid = (
-        -(-_rows(problem) // configuration.rows) * configuration.cluster,
+        -(-_row_slices(problem).rows // configuration.rows) * configuration.cluster,
         problem.num_kv_heads,
         problem.batch,
     )

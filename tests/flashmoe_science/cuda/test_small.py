@@ -87,12 +87,24 @@ def test_what_is_chosen_can_do_it(
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
-    ("batch", "heads", "length"), [(1, 1, 32), (1, 1, 64), (1, 1, 128), (1, 1, 256), (1, 1, 512), (2, 4, 128)]
+    ("batch", "heads", "length", "rows", "cluster"),
+    [
+        (1, 1, 32, 8, 1),
+        (1, 1, 64, 8, 1),
+        (1, 1, 128, 8, 4),
+        (1, 1, 256, 8, 2),
+        (1, 1, 512, 32, 4),
+        (2, 4, 128, 8, 1),
+    ],
 )
-def test_short_sequences_are_held_in_registers(batch: int, heads: int, length: int, causal: bool) -> None:
+def test_short_sequences_are_held_in_registers(
+    batch: int, heads: int, length: int, rows: int, cluster: int, causal: bool
+) -> None:
     choice = select(problem(batch, heads, heads, length, length, causal=causal), H200)
     assert choice.kernel is KernelKind.SMALL
     assert choice.configuration.single_pass
+    assert choice.configuration.rows == (16 if causal and rows == 32 else rows)
+    assert choice.configuration.cluster == cluster
 
 
 @pytest.mark.parametrize(
@@ -102,19 +114,38 @@ def test_short_sequences_are_held_in_registers(batch: int, heads: int, length: i
         (problem(8, 32, 8, 1, 4096, 128), 2),
         (problem(64, 32, 8, 1, 4096, 128), 1),
         (problem(1, 8, 8, 1, 600), 8),
+        (problem(1, 8, 8, 1, 16384), 8),
     ],
 )
 def test_decode_fills_the_gpu(call: Problem, cluster: int) -> None:
     choice = select(call, H200)
     assert choice.kernel is KernelKind.SMALL
     assert choice.configuration.cluster == cluster
+    assert choice.configuration.threads <= (128 if cluster == 16 else 256)
 
 
 @pytest.mark.parametrize(
-    "call", [problem(4, 16, 16, 2048, 2048), problem(64, 8, 8, 128, 128), problem(1, 1, 1, 4096, 4096, 128)]
+    ("call", "kernel"),
+    [
+        (problem(1, 1, 1, 2048, 2048), KernelKind.SMALL),
+        (problem(1, 1, 1, 1024, 1024, 128), KernelKind.SMALL),
+        (problem(1, 1, 1, 512, 512, 256), KernelKind.SMALL),
+        (problem(2, 8, 8, 128, 128), KernelKind.SMALL),
+        (problem(1, 32, 8, 16, 4096, 128, True), KernelKind.SMALL),
+        (problem(256, 8, 8, 16, 64), KernelKind.SMALL),
+        (problem(4, 8, 8, 128, 128), KernelKind.PORTABLE),
+        (problem(8, 8, 8, 128, 128), KernelKind.PORTABLE),
+        (problem(2, 4, 4, 512, 512), KernelKind.PORTABLE),
+        (problem(16, 8, 8, 128, 128), KernelKind.HOPPER),
+        (problem(4, 8, 8, 128, 128, 128), KernelKind.HOPPER),
+        (problem(1, 32, 8, 64, 4096, 128, True), KernelKind.HOPPER),
+        (problem(4, 16, 16, 2048, 2048), KernelKind.HOPPER),
+        (problem(1, 1, 1, 4096, 4096, 128), KernelKind.HOPPER),
+    ],
+    ids=lambda value: value.value if isinstance(value, KernelKind) else None,
 )
-def test_long_queries_are_left_to_tall_tiles(call: Problem) -> None:
-    assert small.choose(call, H200) is None
+def test_each_kernel_takes_what_it_was_measured_to_be_best_at(call: Problem, kernel: KernelKind) -> None:
+    assert select(call, H200).kernel is kernel
 
 
 def test_what_does_not_fit_the_kernels_integers_is_declined() -> None:
