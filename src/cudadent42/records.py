@@ -7,6 +7,7 @@ Every field's unit is in its name or its docstring. ``serialise`` turns any of t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -29,6 +30,22 @@ class Verdict(str, Enum):
     SLOWER = "slower"
     EQUAL = "equal"
     UNDECIDED = "undecided"
+
+
+class TimerKind(str, Enum):
+    """What a latency contains."""
+
+    CALL = "call"
+    """The whole call, launch included: host clock on CPU, events around each call on CUDA."""
+    GRAPH = "graph"
+    """GPU time alone: replay of a CUDA graph that holds many copies of the call. CUDA only."""
+
+
+class CacheState(str, Enum):
+    """State of the last-level cache (L2 on a GPU) when a timed window opens."""
+
+    WARM = "warm"
+    COLD = "cold"
 
 
 # ---------------------------------------------------------------- what to run
@@ -99,10 +116,12 @@ class Plan:
     warmup: int
     """Blocks per case that are run and thrown away."""
     seed: int
-    margin: float = 0.01
-    """Practical margin: a ratio within 1 ± margin is called equal."""
+    margin: float = 0.02
+    """Practical margin: ratios between 1/(1 + margin) and 1 + margin are not a difference."""
     control: bool = True
     """Whether the baseline is also measured against itself (A/A)."""
+    timer: TimerKind = TimerKind.CALL
+    cache: CacheState = CacheState.WARM
 
 
 # ---------------------------------------------------------------- what was found
@@ -160,7 +179,7 @@ class ErrorNorms:
     max: float
     rms: float
     worst_row: float
-    """Largest over the rows of the row's error norm."""
+    """Largest over the rows of the row's RMS error, relative to that row's own RMS."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +203,9 @@ class VerifiedCase:
 @dataclass(frozen=True)
 class VerifyReport:
     cases: tuple[VerifiedCase, ...]
+    skipped: dict[str, str] = field(default_factory=dict)
+    """What was not verified, with the reason: ``Case.id/implementation`` that the implementation does not
+    support, or the name of an implementation that cannot run here."""
 
     @property
     def passed(self) -> bool:
@@ -215,6 +237,41 @@ class Sample:
     """Since the start of the bench stage."""
     flags: str = ""
     """Disturbances seen in this block (``throttled``, ``preempted``), comma-separated."""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The machine during one block. NaN where this machine does not tell."""
+
+    case: str
+    block: int
+    duration_s: float
+    involuntary_switches: int
+    """Context switches that the kernel forced on the worker's threads."""
+    wait_fraction: float
+    """Time the worker's threads were ready but not running, per second of the block."""
+    steal_fraction: float
+    """Processor time that the hypervisor gave to others, as a share of the block."""
+    load: float
+    """The system's one-minute load average."""
+    sm_clock_mhz: float = math.nan
+    memory_clock_mhz: float = math.nan
+    power_w: float = math.nan
+    temperature_c: float = math.nan
+    throttle_reasons: str = ""
+    """The GPU's reasons for not running faster, comma-separated."""
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """What the bench stage hands on."""
+
+    samples: tuple[Sample, ...]
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Reasons, by ``Case.id`` for a case that nobody was timed on, by ``Case.id/implementation`` for one."""
+    rechecked: tuple[VerifiedCase, ...] = ()
+    """Output of each implementation's last timed call, verified after timing."""
+    conditions: tuple[Conditions, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -259,6 +316,9 @@ class Results:
     control: tuple[Comparison, ...] = ()
     """Of the baseline against itself."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """Cases that were not timed, by ``Case.id``, with the reason."""
+    """What was not timed, by ``Case.id`` or ``Case.id/implementation``, with the reason."""
     peaks: dict[str, float] = field(default_factory=dict)
     """Ceilings measured in this run: ``fp32_gflops``, ``bf16_gflops``, ``copy_gbps``."""
+    detectable_effect: float = math.nan
+    """Smallest relative difference that a typical case of this run would have shown four times out of five.
+    """

@@ -1,0 +1,145 @@
+"""From samples to the result: a pure function of the run folder's contents."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cudadent42.bench.schedule import control_name
+from cudadent42.bench.statistics import (
+    Floats,
+    RatioEstimate,
+    decide,
+    decide_many,
+    estimate_ratio,
+    geometric_mean,
+    minimum_detectable_effect,
+    noise_floor,
+)
+from cudadent42.records import Case, Comparison, Plan, Results, Sample, Verdict
+from cudadent42.seeds import derived_seed
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """One implementation and the baseline on one case, over the blocks that hold both."""
+
+    case: Case
+    estimate: RatioEstimate
+    latency_ms: float
+    baseline_latency_ms: float
+    flagged_blocks: int
+    detectable_effect: float
+
+
+def compare(
+    plan: Plan, samples: Sequence[Sample], skipped: Mapping[str, str], peaks: Mapping[str, float]
+) -> Results:
+    """Each implementation against the baseline, per case and overall.
+
+    ``skipped`` is ``BenchReport.skipped``; samples of what it names are left out. The candidate, whose
+    result is the headline, is the first implementation of the plan that is not the baseline (the baseline
+    if it is alone).
+    """
+    table = _table(samples, skipped)
+    others = [name for name in plan.implementations if name != plan.baseline]
+    candidate = others[0] if others else plan.baseline
+    control = _pairs(plan, table, control_name(plan.baseline))
+    floor = noise_floor([pair.estimate.ratio for pair in control])
+    offsets = {pair.case.id: abs(pair.estimate.ratio - 1.0) for pair in control}
+    headline = _pairs(plan, table, candidate) if others else []
+    effects = [pair.detectable_effect for pair in control or headline]
+    mean = geometric_mean([pair.estimate for pair in headline])
+    low, high = mean.interval()
+    return Results(
+        baseline=plan.baseline,
+        candidate=candidate,
+        speedup_geomean=mean.ratio,
+        speedup_geomean_ci_low=low,
+        speedup_geomean_ci_high=high,
+        verdict=decide(mean, plan.margin) if headline else Verdict.UNDECIDED,
+        margin=plan.margin,
+        noise_floor=floor,
+        cases=_comparisons(plan, headline, candidate, offsets),
+        others=tuple(
+            comparison
+            for name in others[1:]
+            for comparison in _comparisons(plan, _pairs(plan, table, name), name, offsets)
+        ),
+        control=_comparisons(plan, control, control_name(plan.baseline), {}),
+        skipped=dict(skipped),
+        peaks=dict(peaks),
+        detectable_effect=float(np.median(effects)) if effects else math.nan,
+    )
+
+
+Table = dict[str, dict[str, dict[int, Sample]]]
+
+
+def _table(samples: Sequence[Sample], skipped: Mapping[str, str]) -> Table:
+    """case -> implementation -> block -> sample."""
+    table: Table = defaultdict(lambda: defaultdict(dict))
+    for sample in samples:
+        if sample.case not in skipped and f"{sample.case}/{sample.implementation}" not in skipped:
+            table[sample.case][sample.implementation][sample.block] = sample
+    return table
+
+
+def _pairs(plan: Plan, table: Table, implementation: str) -> list[_Pair]:
+    pairs = []
+    for case in plan.cases:
+        rows = table.get(case.id, {})
+        own, base = rows.get(implementation, {}), rows.get(plan.baseline, {})
+        blocks = sorted(own.keys() & base.keys())
+        if not blocks:
+            continue
+        latency, baseline_latency = _latencies(own, blocks), _latencies(base, blocks)
+        seed = derived_seed(plan.seed, "bootstrap", case.id, implementation)
+        pairs.append(
+            _Pair(
+                case,
+                estimate_ratio(baseline_latency, latency, seed),
+                float(np.median(latency)),
+                float(np.median(baseline_latency)),
+                sum(bool(own[block].flags) for block in blocks),
+                minimum_detectable_effect(baseline_latency, latency),
+            )
+        )
+    return pairs
+
+
+def _latencies(rows: Mapping[int, Sample], blocks: Sequence[int]) -> Floats:
+    return np.array([rows[block].latency_ms for block in blocks])
+
+
+def _comparisons(
+    plan: Plan, pairs: Sequence[_Pair], implementation: str, offsets: Mapping[str, float]
+) -> tuple[Comparison, ...]:
+    """``offsets``: how far from 1 the control of each case lies, by ``Case.id``."""
+    verdicts = decide_many(
+        [pair.estimate for pair in pairs], plan.margin, [offsets.get(pair.case.id, 0.0) for pair in pairs]
+    )
+    found = []
+    for pair, verdict in zip(pairs, verdicts, strict=True):
+        low, high = pair.estimate.interval()
+        found.append(
+            Comparison(
+                name=pair.case.name,
+                dtype=pair.case.dtype,
+                implementation=implementation,
+                baseline=plan.baseline,
+                speedup=pair.estimate.ratio,
+                ci_low=low,
+                ci_high=high,
+                verdict=verdict,
+                latency_ms=pair.latency_ms,
+                baseline_latency_ms=pair.baseline_latency_ms,
+                blocks=pair.estimate.blocks,
+                flagged_blocks=pair.flagged_blocks,
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,145 @@
+"""What can be raced: PyTorch, its separate backends, this project's kernels, peers, and plug-ins.
+
+A plug-in is ``path/to/file.py:callable``, called as ``callable(query, key, value, *, causal,
+softmax_scale)``, or an ``Implementation`` published under the entry-point group
+``cudadent42.implementations``.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from cudadent42.errors import UsageError
+from cudadent42.records import Case
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cudadent42.inputs import Inputs
+
+Call = Callable[[], "Tensor"]
+
+ENTRY_POINT_GROUP = "cudadent42.implementations"
+
+
+class UnsupportedCaseError(Exception):
+    """An implementation says that it does not do this case; the case is skipped for it, with the reason."""
+
+
+def _available(device: str) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to compute attention."""
+
+    name: str
+    description: str
+    devices: tuple[str, ...]
+    """Device types: ``cpu``, ``cuda``."""
+    prepare: Callable[[Case, Inputs], Call]
+    """Does what a user does once, outside the timed call (layout views, plans), and returns the call. The
+    call takes nothing and returns a new tensor (batch, heads, seqlen_q, head_dim). Raises
+    ``UnsupportedCaseError``."""
+    unavailable: Callable[[str], str | None] = _available
+    """The reason why it cannot run on a device of this name, or None."""
+    context: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Entered outside the clock, around preparation and calls: global switches such as a backend's choice."""
+    strict: bool = True
+    """Whether adversarial inputs are asked of it too. Not of PyTorch's backends and the peers: they are other
+    people's work with conventions of their own, verified on the cases that are timed."""
+
+
+def why_not(implementation: Implementation, device: str) -> str | None:
+    """The reason why ``implementation`` cannot run on ``device``, or None."""
+    kind = device.partition(":")[0]
+    if kind not in implementation.devices:
+        return f"{implementation.name} runs on {', '.join(implementation.devices)}, not on {kind}"
+    return implementation.unavailable(device)
+
+
+def registry() -> dict[str, Implementation]:
+    """Every implementation known by name, the built-in ones first. Peers may be unavailable here."""
+    from cudadent42 import builtin_implementations
+
+    known = {item.name: item for item in builtin_implementations.ALL}
+    for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+        published = point.load()
+        if not isinstance(published, Implementation):
+            raise UsageError(
+                f"entry point {point.name!r} of {ENTRY_POINT_GROUP} is a {type(published).__name__}; "
+                "expected a cudadent42.implementations.Implementation"
+            )
+        known.setdefault(published.name, published)
+    return known
+
+
+def get(name: str) -> Implementation:
+    """The implementation called ``name``, or the plug-in that ``path.py:callable`` names."""
+    if is_plug_in(name):
+        return load(name)
+    known = registry()
+    if name not in known:
+        raise UsageError(
+            f"unknown implementation {name!r}; known are {', '.join(known)}, or path/to/file.py:callable"
+        )
+    return known[name]
+
+
+def is_strict(name: str) -> bool:
+    """``Implementation.strict`` of a name, without importing a plug-in."""
+    return is_plug_in(name) or get(name).strict
+
+
+def is_plug_in(name: str) -> bool:
+    return ".py:" in name
+
+
+def load(spec: str) -> Implementation:
+    """The plug-in that ``path/to/file.py:callable`` names. Runs the file."""
+    path_text, _, attribute = spec.rpartition(":")
+    path = Path(path_text).expanduser()
+    if not path.is_file():
+        raise UsageError(f"no file {path_text!r}; expected path/to/file.py:callable")
+    module = _module(path.resolve())
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        raise UsageError(f"{path_text} has no callable {attribute!r}; expected path/to/file.py:callable")
+
+    def prepare(case: Case, inputs: Inputs) -> Call:
+        query, key, value, scale = inputs.query, inputs.key, inputs.value, inputs.softmax_scale
+        causal = case.causal
+
+        def call() -> Tensor:
+            result: Tensor = function(query, key, value, causal=causal, softmax_scale=scale)
+            return result
+
+        return call
+
+    return Implementation(spec, f"{attribute} of {path.name}", ("cpu", "cuda"), prepare)
+
+
+def _module(path: Path) -> ModuleType:
+    name = f"cudadent42_plug_in_{path.stem}_{abs(hash(path)):x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    found = importlib.util.spec_from_file_location(name, path)
+    if found is None or found.loader is None:
+        raise UsageError(f"cannot import {path}; expected a Python file")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module
+    try:
+        found.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise UsageError(f"{path.name} failed on import: {type(error).__name__}: {error}") from error
+    return module

@@ -1,0 +1,84 @@
+"""Attention in float64, and how far a result lies from it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cudadent42.inputs import Inputs
+from cudadent42.records import ErrorNorms
+
+_CHUNK_SCORES = {"cpu": 1 << 21, "cuda": 1 << 27}
+"""Scores held at a time: 16 MB on CPU, where they should stay in cache; 1 GB on a GPU."""
+
+_ROW_FLOOR = 1e-3
+"""Rows whose RMS is below this share of the whole result's are measured against that instead of their own."""
+
+
+def attention_float64(inputs: Inputs, causal: bool) -> Tensor:
+    """softmax(scale * Q K^T) V in float64, (batch, heads, seqlen_q, head_dim).
+
+    Causal masks align bottom-right; a row with no key gives zeros. Computed by head and by chunks of rows,
+    so the scores of a long sequence never exist at once.
+    """
+    query, key, value = inputs.query, inputs.key, inputs.value
+    batch, heads, seqlen_q, _ = query.shape
+    kv_heads, seqlen_k = key.shape[1], key.shape[2]
+    result = torch.zeros(query.shape, dtype=torch.float64, device=query.device)
+    if seqlen_k == 0 or seqlen_q == 0:
+        return result
+    offset = seqlen_k - seqlen_q
+    first = max(0, -offset) if causal else 0
+    rows = max(1, _CHUNK_SCORES[query.device.type] // seqlen_k)
+    for b in range(batch):
+        for h in range(heads):
+            keys = key[b, h * kv_heads // heads].double()
+            values = value[b, h * kv_heads // heads].double()
+            for start in range(first, seqlen_q, rows):
+                stop = min(start + rows, seqlen_q)
+                seen = min(seqlen_k, stop + offset) if causal else seqlen_k
+                scores = query[b, h, start:stop].double() @ keys[:seen].T * inputs.scale
+                if causal:
+                    row = torch.arange(start, stop, device=query.device)[:, None]
+                    column = torch.arange(seen, device=query.device)
+                    hidden = column > row + offset
+                    scores.masked_fill_(hidden, -torch.inf)
+                result[b, h, start:stop] = _weighted(torch.softmax(scores, dim=-1), values[:seen])
+    return result
+
+
+def _weighted(weights: Tensor, values: Tensor) -> Tensor:
+    """``weights @ values``, where a weight of zero hides a NaN or an infinity."""
+    strange = ~torch.isfinite(values).all(dim=-1)
+    if not bool(strange.any()):
+        return weights @ values
+    result = weights @ values.masked_fill(strange[:, None], 0.0)
+    for index in strange.nonzero()[:, 0].tolist():
+        weight = weights[:, index, None]
+        result += torch.where(weight == 0, 0.0, weight * values[index])
+    return result
+
+
+def error_norms(result: Tensor, reference: Tensor) -> ErrorNorms:
+    """Largest, RMS and worst row's error over the elements where the reference and the result are finite.
+
+    ``max`` and ``rms`` are relative to the reference's RMS, ``worst_row`` to each row's own.
+    """
+    judged = torch.isfinite(reference) & torch.isfinite(result)
+    if not bool(judged.any()):
+        return ErrorNorms(0.0, 0.0, 0.0)
+    error = torch.where(judged, result.double() - reference, 0.0)
+    exact = torch.where(judged, reference, 0.0)
+    count = judged.sum(dim=-1).clamp(min=1)
+    rms = float((exact.square().sum() / judged.sum()).sqrt())
+    if rms == 0.0:
+        largest = float(error.abs().max())
+        worst = 0.0 if largest == 0.0 else torch.inf
+        return ErrorNorms(worst, worst, worst)
+    row_rms = (exact.square().sum(dim=-1) / count).sqrt().clamp(min=_ROW_FLOOR * rms)
+    row_error = (error.square().sum(dim=-1) / count).sqrt()
+    return ErrorNorms(
+        max=float(error.abs().max()) / rms,
+        rms=float((error.square().sum() / judged.sum()).sqrt()) / rms,
+        worst_row=float((row_error / row_rms).max()),
+    )

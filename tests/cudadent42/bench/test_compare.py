@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from cudadent42.bench.compare import compare
+from cudadent42.records import Case, Plan, Sample, Verdict
+
+CASES = tuple(Case(name, "bf16", 1, 1, 1, 64, 64, 64) for name in ("a", "b"))
+BLOCKS = 25
+
+
+def make_plan(*implementations: str, control: bool = True) -> Plan:
+    return Plan(
+        "test", "cpu", CASES, "pytorch", ("pytorch", *implementations), BLOCKS, 1, seed=3, control=control
+    )
+
+
+def make_samples(latency: dict[str, float], case: str = "a/bf16", flagged: int = 0) -> list[Sample]:
+    random = np.random.default_rng(sum(case.encode()))
+    return [
+        Sample(
+            case,
+            name,
+            block,
+            position,
+            float(base * random.normal(1.0, 0.005)),
+            1,
+            0.1,
+            0.0,
+            "preempted" if block < flagged else "",
+        )
+        for block in range(BLOCKS)
+        for position, (name, base) in enumerate(latency.items())
+    ]
+
+
+TWICE = {"pytorch": 2.0, "pytorch_control": 2.0, "ours": 1.0, "peer": 2.0}
+
+
+def test_one_faster_one_equal() -> None:
+    samples = make_samples(TWICE) + make_samples({**TWICE, "ours": 0.5}, "b/bf16")
+    results = compare(make_plan("ours", "peer"), samples, {}, {"fp32_gflops": 500.0})
+    assert results.candidate == "ours"
+    assert [case.verdict for case in results.cases] == [Verdict.FASTER] * 2
+    assert [case.verdict for case in results.others] == [Verdict.EQUAL] * 2
+    assert [case.verdict for case in results.control] == [Verdict.EQUAL] * 2
+    assert results.speedup_geomean == pytest.approx(math.sqrt(2.0 * 4.0), rel=0.01)
+    assert results.speedup_geomean_ci_low < results.speedup_geomean < results.speedup_geomean_ci_high
+    assert results.verdict is Verdict.FASTER
+    assert 0.0 < results.noise_floor < 0.01
+    assert results.peaks == {"fp32_gflops": 500.0}
+    assert results.detectable_effect == pytest.approx(2.8 * 1.2533 * 0.005 * 2**0.5 / 5, rel=0.5)
+    first = results.cases[0]
+    assert (first.name, first.dtype, first.blocks, first.baseline) == ("a", "bf16", BLOCKS, "pytorch")
+    assert first.baseline_latency_ms == pytest.approx(2.0, rel=0.01)
+
+
+def test_same_samples_same_result() -> None:
+    plan, samples = make_plan("ours"), make_samples(TWICE)
+    assert compare(plan, samples, {}, {}) == compare(plan, list(reversed(samples)), {}, {})
+
+
+def test_skipped_are_left_out_and_named() -> None:
+    samples = make_samples(TWICE) + make_samples(TWICE, "b/bf16")
+    skipped = {"a/bf16/ours": "wrong after timing", "b/bf16": "worker died"}
+    results = compare(make_plan("ours"), samples, skipped, {})
+    assert results.cases == ()
+    assert [case.name for case in results.control] == ["a"]
+    assert results.skipped == skipped
+    assert math.isnan(results.speedup_geomean)
+    assert results.verdict is Verdict.UNDECIDED
+
+
+def test_blocks_without_a_partner_do_not_count() -> None:
+    samples = [s for s in make_samples(TWICE) if not (s.implementation == "ours" and s.block >= 20)]
+    assert compare(make_plan("ours"), samples, {}, {}).cases[0].blocks == 20
+
+
+def test_disturbed_blocks_are_counted_and_kept() -> None:
+    comparison = compare(make_plan("ours"), make_samples(TWICE, flagged=6), {}, {}).cases[0]
+    assert (comparison.blocks, comparison.flagged_blocks) == (BLOCKS, 6)
+
+
+def test_without_control_there_is_no_noise_floor() -> None:
+    samples = [s for s in make_samples(TWICE) if s.implementation != "pytorch_control"]
+    results = compare(make_plan("ours", control=False), samples, {}, {})
+    assert math.isnan(results.noise_floor)
+    assert results.control == ()
+    assert results.cases[0].verdict is Verdict.FASTER
+
+
+def test_baseline_alone() -> None:
+    results = compare(make_plan(), make_samples(TWICE), {}, {})
+    assert (results.candidate, results.cases, results.verdict) == ("pytorch", (), Verdict.UNDECIDED)
+
+
+def test_control_far_from_one_silences_its_case() -> None:
+    samples = make_samples({"pytorch": 2.0, "pytorch_control": 2.4, "ours": 1.8})
+    results = compare(make_plan("ours"), samples, {}, {})
+    assert results.cases[0].verdict is Verdict.UNDECIDED
+    assert results.noise_floor == pytest.approx(1 / 6, rel=0.05)

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from cudadent42.errors import UsageError
+from cudadent42.implementations import get, is_plug_in, load, registry, why_not
+from cudadent42.inputs import random_inputs
+from cudadent42.records import Case
+from cudadent42.reference import attention_float64
+
+FIXED_NAMES = [
+    "pytorch",
+    "cudadent42",
+    "pytorch_flash",
+    "pytorch_cudnn",
+    "pytorch_efficient",
+    "pytorch_math",
+    "flash_attn",
+    "flash_attn_cute",
+    "flashinfer",
+    "xformers",
+]
+
+
+def test_registry_has_the_promised_names() -> None:
+    assert set(FIXED_NAMES) <= set(registry())
+    assert all(name == item.name and item.description for name, item in registry().items())
+
+
+def test_unknown_name_lists_the_known() -> None:
+    with pytest.raises(UsageError, match=r"unknown implementation 'pytorhc'.*pytorch, cudadent42"):
+        get("pytorhc")
+
+
+def test_listing_needs_no_torch() -> None:
+    code = "from cudadent42.implementations import sys, registry; registry(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    "name", ["pytorch_cudnn", "pytorch_efficient", "flash_attn", "flashinfer", "xformers"]
+)
+def test_gpu_only_ones_say_so(name: str) -> None:
+    assert "not on cpu" in str(why_not(get(name), "cpu"))
+
+
+def test_missing_peer_gives_the_reason() -> None:
+    if "flash_attn" in sys.modules:
+        pytest.skip("flash_attn is installed")
+    reason = get("flash_attn").unavailable("cuda:0")
+    assert reason == "flash_attn is not installed; pip install flash-attn"
+
+
+@pytest.mark.parametrize("name", ["pytorch", "pytorch_flash", "pytorch_math"])
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2)])
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(40, 40), (20, 50), (50, 20), (1, 9), (7, 0), (0, 7)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_pytorch_follows_this_projects_conventions(
+    name: str, heads: tuple[int, int], seqlen_q: int, seqlen_k: int, causal: bool
+) -> None:
+    """Bottom-right masks, zeros for rows without keys, grouped heads."""
+    case = Case("c", "fp32", 2, *heads, seqlen_q, seqlen_k, 16, causal)
+    inputs = random_inputs(case, 0, 0, "cpu")
+    implementation = get(name)
+    with implementation.context():
+        result = implementation.prepare(case, inputs)()
+    torch.testing.assert_close(result.double(), attention_float64(inputs, causal), rtol=1e-4, atol=1e-5)
+
+
+# ---------------------------------------------------------------- plug-ins
+
+
+def test_plug_in_names() -> None:
+    assert is_plug_in("a/b.py:f")
+    assert not is_plug_in("pytorch")
+
+
+def test_missing_file() -> None:
+    with pytest.raises(UsageError, match="no file"):
+        load("nowhere/kernel.py:attention")
+
+
+def test_missing_callable(tmp_path: Path) -> None:
+    (tmp_path / "kernel.py").write_text("attention = 3\n")
+    with pytest.raises(UsageError, match="no callable 'attention'"):
+        load(f"{tmp_path}/kernel.py:attention")
+
+
+def test_file_that_fails_on_import(tmp_path: Path) -> None:
+    (tmp_path / "kernel.py").write_text("raise RuntimeError('no GPU here')\n")
+    with pytest.raises(UsageError, match="failed on import: RuntimeError: no GPU here"):
+        load(f"{tmp_path}/kernel.py:attention")
+
+
+def test_two_files_of_one_name_stay_apart(tmp_path: Path) -> None:
+    case = Case("c", "fp32", 1, 1, 1, 2, 2, 8)
+    inputs = random_inputs(case, 0, 0, "cpu")
+    for folder, factor in (("a", 2), ("b", 3)):
+        (tmp_path / folder).mkdir()
+        text = f"def attention(q, k, v, *, causal, softmax_scale): return q * {factor}\n"
+        (tmp_path / folder / "kernel.py").write_text(text)
+    results = [load(f"{tmp_path}/{folder}/kernel.py:attention").prepare(case, inputs)() for folder in "ab"]
+    assert torch.equal(results[0] * 3, results[1] * 2)
