@@ -43,6 +43,8 @@ namespace {
 constexpr int TILE_QUERIES = 64;
 constexpr int BLOCK_KEYS = 64;
 constexpr int MAX_TASK_TILES = 4;
+// Longest run of products summed in one register: a longer head dimension is summed in parts, for accuracy.
+constexpr int MAX_DEPTH = 128;
 constexpr int64_t NO_DIAGONAL = INT64_MAX / 4;
 // Below this many multiply-adds waking another thread costs more than it saves.
 constexpr double MIN_PARALLEL_WORK = 2e5;
@@ -98,26 +100,30 @@ struct KeyBlock {
     const char* raw_value;
 };
 
+// Scores of one part of the head dimension: added to those of the parts before it.
 struct ScoreEpilogue {
     float* s;
     ptrdiff_t ld;
+    bool first;
     template <int R, int C>
-    __attribute__((always_inline)) void store(int row, int column, const F acc[R][C]) const {
+    __attribute__((always_inline)) void store(int row, int column, F acc[R][C]) const {
         float* to = s + row * ld + column * W;
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-            for (int c = 0; c < C; ++c) ::store(to + r * ld + c * W, acc[r][c]);
+            for (int c = 0; c < C; ++c) {
+                if (!first) acc[r][c] = add(load(to + r * ld + c * W), acc[r][c]);
+                ::store(to + r * ld + c * W, acc[r][c]);
+            }
     }
 };
 
 struct ScoreAndMaximumEpilogue {
-    float* s;
-    ptrdiff_t ld;
+    ScoreEpilogue scores;
     float* block_max;
     template <int R, int C>
-    __attribute__((always_inline)) void store(int row, int column, const F acc[R][C]) const {
-        ScoreEpilogue{s, ld}.store<R, C>(row, column, acc);
+    __attribute__((always_inline)) void store(int row, int column, F acc[R][C]) const {
+        scores.store<R, C>(row, column, acc);
 #pragma GCC unroll 4
         for (int c = 0; c < C; ++c) {
             F highest = load(block_max + (column + c) * W);
@@ -133,7 +139,7 @@ struct OutputEpilogue {
     ptrdiff_t ld;
     const float* rescale;  // null: what is there already stays as it is
     template <int R, int C>
-    __attribute__((always_inline)) void store(int row, int column, const F acc[R][C]) const {
+    __attribute__((always_inline)) void store(int row, int column, F acc[R][C]) const {
 #pragma GCC unroll 4
         for (int c = 0; c < C; ++c) {
             const F factor = rescale ? load(rescale + (column + c) * W) : set1(1.0f);
@@ -229,6 +235,9 @@ void mask_scores(const Tile& tile, const KeyBlock& block, float* s, ptrdiff_t ld
 
 template <class Path>
 void weigh_block(const Job& job, const Workspace& w, const Running& running, int keys, int first, int last, int ld) {
+    int column = first;
+    for (; column + 4 <= last; column += 4) raise_maxima<4>(running, column, w.block_max, job.scale);
+    for (; column < last; ++column) raise_maxima<1>(running, column, w.block_max, job.scale);
     if constexpr (Path::PAIRS) {
 #ifdef __AVX512BF16__
         for (; first + 2 <= last; first += 2)
@@ -272,6 +281,27 @@ void add_visible_products(const Job& job, const Workspace& w, const Tile& tile, 
     }
 }
 
+// Scores of keys [first_key, first_key + keys) of the block with the vectors [first, last) of the tile's queries;
+// with block_max also their maxima.
+template <class Path>
+void score(
+    const Workspace& w, const Tile& tile, const KeyBlock& block, int first_key, int keys, int depth, int first,
+    int last, int ld, float* block_max) {
+    typedef typename Path::Product Product;
+    float* const s = w.scores + first_key * ld;
+    for (int at = 0; at < depth; at += MAX_DEPTH) {
+        const int part = smaller(depth - at, MAX_DEPTH);
+        const char* key = block.key + first_key * block.key_row + at * 4;
+        const float* query = tile.query + at * ld;
+        const ScoreEpilogue scores = {s, ld, at == 0};
+        if (block_max != nullptr && at + part == depth)
+            multiply<Product>(
+                key, block.key_row, 4, keys, query, ld, part, first, last, ScoreAndMaximumEpilogue{scores, block_max});
+        else
+            multiply<Product>(key, block.key_row, 4, keys, query, ld, part, first, last, scores);
+    }
+}
+
 template <class Path>
 void attend(const Job& job, const Workspace& w, const Tile& tile, const KeyBlock& block, int columns, int ld) {
     typedef typename Path::Product Product;
@@ -283,18 +313,14 @@ void attend(const Job& job, const Workspace& w, const Tile& tile, const KeyBlock
 
     if (!diagonal) {
         for (int c = 0; c < columns; ++c) store(w.block_max + c * W, set1(-__builtin_inff()));
-        multiply<Product>(
-            block.key, block.key_row, 4, block.count, tile.query, ld, depth, 0, columns,
-            ScoreAndMaximumEpilogue{w.scores, ld, w.block_max});
+        score<Path>(w, tile, block, 0, block.count, depth, 0, columns, ld, w.block_max);
         weigh_block<Path>(job, w, running, block.count, 0, columns, ld);
     } else {
         // Rectangles: each further vector of queries sees W more keys.
         for (int c = 0, from = 0; c < columns; ++c) {
             const int to = visible(tile, block, c);
             if (to == from) continue;
-            multiply<Product>(
-                block.key + from * block.key_row, block.key_row, 4, to - from, tile.query, ld, depth, c, columns,
-                ScoreEpilogue{w.scores + from * ld, ld});
+            score<Path>(w, tile, block, from, to - from, depth, c, columns, ld, nullptr);
             from = to;
         }
         mask_scores(tile, block, w.scores, ld, columns, w.block_max);
