@@ -1,22 +1,24 @@
-// Exact attention, forward, with online softmax: out = softmax(softmax_scale * Q K^T) V, never holding the scores
-// of more than one tile.
+// Exact attention, forward, with online softmax: out = softmax(softmax_scale * Q K^T) V, never holding the
+// scores of more than one tile.
 //
 // A tile is up to 64 queries of one head (or, where few queries share a key/value head, of its whole group).
-// Queries lie in vector lanes, so S^T = K Q^T and O^T = V^T P^T read K and V row-major, in place, by broadcast,
-// and maxima and sums over keys are vertical. Key blocks are visited in order; each block's P V starts from zero
-// and is added to the rescaled output, which also makes the summation blocked. Only Q and O are transposed, once
-// a tile. A task is one or more tiles of the same head that share each prepared key block.
+// Queries lie in vector lanes, so S^T = K Q^T and O^T = V^T P^T read K and V row-major, in place, by
+// broadcast, and maxima and sums over keys are vertical. Key blocks are visited in order; each block's P V
+// starts from zero and is added to the rescaled output, which also makes the summation blocked. Only Q and O
+// are transposed, once a tile. A task is one or more tiles of the same head that share each prepared key
+// block.
 //
 // How the three element types run:
 //   fp32           multiply-adds on the user's K and V (copied block by block if their rows are far apart)
 //   bf16           AVX512-BF16 dot products of pairs: along d for scores, along keys for the output
 //   fp16 (bf16)    blocks of K and V widened to fp32, then as fp32
 //
-// Causal masks align bottom-right. Blocks above the diagonal are skipped; in a block on the diagonal each vector of
-// queries stops after its last visible key. A row without keys gives zeros and a log-sum-exp of minus infinity.
+// Causal masks align bottom-right. Blocks above the diagonal are skipped; in a block on the diagonal each
+// vector of queries stops after its last visible key. A row without keys gives zeros and a log-sum-exp of
+// minus infinity.
 //
-// NaN and infinities spread as in the exact formula: weights of masked keys are exact zeros, and where a block on
-// the diagonal holds a value that is not finite (0 * NaN), only visible products are summed.
+// NaN and infinities spread as in the exact formula: weights of masked keys are exact zeros, and where a
+// block on the diagonal holds a value that is not finite (0 * NaN), only visible products are summed.
 
 #include <math.h>
 #include <stdlib.h>
@@ -195,8 +197,8 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_attention_forward
     return job.out_of_memory;
 }
 
-// The same as a Python function of seven integers: the addresses above (0 for no lse) and the number of threads.
-// Raises MemoryError. Other Python threads run meanwhile.
+// The same as a Python function of seven integers: the addresses above (0 for no lse) and the number of
+// threads. Raises MemoryError. Other Python threads run meanwhile.
 static PyObject* attention_forward_call(PyObject*, PyObject* const* arguments, intptr_t count) {
     constexpr int COUNT = 7;
     void* value[COUNT] = {};

@@ -1,8 +1,8 @@
 // The kernel as a Python built-in function, without Python's headers.
 //
 // A call through ctypes costs half a microsecond for seven arguments, as much as the arithmetic of a small
-// attention. What is declared here belongs to CPython's stable ABI (METH_FASTCALL since 3.10), so it is the same for
-// every version; the symbols are weak, so that the library also loads outside Python.
+// attention. What is declared here belongs to CPython's stable ABI (METH_FASTCALL since 3.10), so it is the
+// same for every version; the symbols are weak, so that the library also loads outside Python.
 #pragma once
 
 #include <stdint.h>

@@ -13,9 +13,9 @@ struct Running {
     float* rescale;
 };
 
-// Takes the block's maxima of G vectors into the running ones, and leaves minus the scaled new maximum, which is to
-// be added to scaled scores, in their place. Where a maximum did not move the factor is exactly 1: an error there
-// would compound over the blocks.
+// Takes the block's maxima of G vectors into the running ones, and leaves minus the scaled new maximum, which
+// is to be added to scaled scores, in their place. Where a maximum did not move the factor is exactly 1: an
+// error there would compound over the blocks.
 template <int G>
 INLINE void raise_maxima(const Running& running, int column, float* block_max, float scale) {
     F old_max[G], new_max[G], scaled[G], t[G], factor[G];
@@ -99,8 +99,8 @@ INLINE void weigh_two_rows(
     }
 }
 
-// weigh() for bf16 weights: rows 2i and 2i+1 of the scores become row i of `pairs`, rounded. The sum is that of
-// the rounded weights, so that numerator and denominator agree.
+// weigh() for bf16 weights: rows 2i and 2i+1 of the scores become row i of `pairs`, rounded. The sum is that
+// of the rounded weights, so that numerator and denominator agree.
 template <int G>
 static void weigh_pairs(
     const float* s, float* pairs, ptrdiff_t ld, int keys, int column, const float* negated,

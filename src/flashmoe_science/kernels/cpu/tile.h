@@ -134,8 +134,8 @@ void add_visible_products(const Job& job, const Workspace& w, const Tile& tile, 
     }
 }
 
-// Scores of keys [first_key, first_key + keys) of the block with the vectors [first, last) of the tile's queries;
-// with block_max also their maxima.
+// Scores of keys [first_key, first_key + keys) of the block with the vectors [first, last) of the tile's
+// queries; with block_max also their maxima.
 template <class Path>
 void score(
     const Workspace& w, const Tile& tile, const KeyBlock& block, int first_key, int keys, int depth, int first,
