@@ -1,0 +1,64 @@
+"""Reports of a run folder: a page for people, Markdown for a pull request, a picture of the speed-ups."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from cudadent42.errors import UsageError
+from cudadent42.runs import RunFolder, load_run
+
+__all__ = ["ReportPaths", "write", "write_run"]
+
+
+@dataclass(frozen=True)
+class ReportPaths:
+    """The files written."""
+
+    html: Path
+    markdown: Path
+    speedup_svg: Path | None
+    """None where nothing was timed."""
+
+
+def write(folder: Path) -> ReportPaths:
+    """Write ``report.html``, ``report.md`` and ``speedup.svg`` into a run folder, finished or not.
+
+    Raises UsageError where the folder cannot be read as a run or cannot be written to.
+    """
+    return write_run(load_run(folder))
+
+
+def write_run(run: RunFolder) -> ReportPaths:
+    """``write`` for a run that is already read."""
+    # matplotlib takes most of a second to import, and only reports need it.
+    from cudadent42.report import html, markdown
+    from cudadent42.report.figures.speedup import speedup
+    from cudadent42.report.view import View
+
+    view = View(run)
+    paths = ReportPaths(
+        html=run.path / "report.html",
+        markdown=run.path / "report.md",
+        speedup_svg=run.path / "speedup.svg" if view.timed else None,
+    )
+    _replace(paths.html, html.render(view))
+    _replace(paths.markdown, markdown.render(view))
+    if paths.speedup_svg:
+        _replace(paths.speedup_svg, speedup(view, None, wide=True))
+    return paths
+
+
+def _replace(path: Path, content: str) -> None:
+    """Write the file so that a reader sees the old one or the new one, never half of one."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        # Case names may hold lone surrogates, which UTF-8 cannot.
+        partial.write_text(content, encoding="utf-8", errors="replace", newline="\n")
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise UsageError(
+            f"cannot write {path}: {error.strerror or error}; free some space or check its owner"
+        ) from error

@@ -1,0 +1,1 @@
+"""Suites: what to measure, as TOML files. ``loader`` reads them."""

@@ -1,0 +1,5 @@
+.PHONY: run test
+run:
+	./run.sh $(ARGS)
+test:
+	./test.sh $(ARGS)

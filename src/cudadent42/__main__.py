@@ -1,0 +1,30 @@
+"""The entry point: the command line, or preflight alone where this Python lacks its packages."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+from cudadent42.errors import ExitCode
+
+
+def main() -> int:
+    missing = next((name for name in ("typer", "rich") if importlib.util.find_spec(name) is None), None)
+    if missing is None:
+        from cudadent42 import cli
+
+        return cli.main()
+    if sys.argv[1:2] == ["preflight"]:
+        from cudadent42.preflight import command
+
+        return command.main_on_bare_python(sys.argv[2:])
+    print(
+        f"error: {sys.executable} lacks {missing}. See all that is missing with\n"
+        f"  {sys.executable} -m cudadent42 preflight",
+        file=sys.stderr,
+    )
+    return ExitCode.NOT_READY
+
+
+if __name__ == "__main__":
+    sys.exit(main())

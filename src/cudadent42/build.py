@@ -1,0 +1,105 @@
+"""The build stage: the kernels that a run needs, compiled or cached, and what they use of the device."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from cudadent42.errors import MachineNotReadyError, UsageError
+from cudadent42.preflight.definitions import parse_device
+from cudadent42.preflight.runner import chosen_device, gather
+from cudadent42.records import BuildFailure, BuildReport, Plan
+from flashmoe_science.errors import BuildError, DeviceError
+from flashmoe_science.jit.cache import CompileCache, default_cache
+from flashmoe_science.jit.limits import device_architecture
+from flashmoe_science.jit.records import KernelBuild
+
+OURS = "cudadent42"
+"""The implementation whose kernels this project compiles."""
+
+_ARCHITECTURE = re.compile(r"sm_\d{2,3}[af]?")
+
+
+def build_for(plan: Plan) -> BuildReport:
+    """The kernels that the plan's own implementation needs on its device; none where it is not raced."""
+    if OURS not in plan.implementations:
+        return BuildReport(())
+    return build(plan.device)
+
+
+def build(device: str, architectures: Sequence[str] = ()) -> BuildReport:
+    """Build for ``cpu``, for ``cuda:N``, or for named CUDA architectures, which need not be present.
+
+    A kernel that does not compile is a failure in the report. Raises UsageError for architectures that do not
+    fit, MachineNotReadyError where something that compiling needs is missing.
+    """
+    if device == "cpu" and architectures:
+        raise UsageError("--arch names CUDA architectures; give --device cuda with it")
+    for name in architectures:
+        if not _ARCHITECTURE.fullmatch(name):
+            raise UsageError(f"--arch {name!r}: expected a CUDA architecture such as sm_80 or sm_90a")
+    try:
+        built = _build_cpu() if device == "cpu" else _build_cuda(architectures or (_architecture(device),))
+    except DeviceError as error:
+        raise MachineNotReadyError(str(error)) from error
+    return BuildReport(
+        kernels=tuple(item for item in built if isinstance(item, KernelBuild)),
+        failures=tuple(item for item in built if isinstance(item, BuildFailure)),
+    )
+
+
+def _build_cpu() -> list[KernelBuild | BuildFailure]:
+    from flashmoe_science import cpu
+
+    try:
+        return list(cpu.build())
+    except BuildError as error:
+        return [BuildFailure("attention_forward", platform.machine(), str(error), error.log)]
+
+
+def _build_cuda(architectures: Sequence[str]) -> list[KernelBuild | BuildFailure]:
+    from flashmoe_science import cuda
+    from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel
+
+    cache = default_cache()
+
+    def attempt(kernel: CudaKernel) -> KernelBuild | BuildFailure:
+        try:
+            return compile_kernel(kernel, cache)
+        except BuildError as error:
+            return BuildFailure(kernel.label, kernel.architecture, str(error), error.log)
+
+    # NVRTC compiles in threads of its caller and without Python's lock.
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        return list(pool.map(attempt, cuda.kernels(architectures)))
+
+
+def _architecture(device: str) -> str:
+    """The architecture to compile for on this machine's GPU."""
+    context = gather(device, Path("runs"))
+    if context.gpu_index >= len(context.gpu.gpus):
+        raise MachineNotReadyError(
+            f"there is no GPU for --device {device}; name an architecture with --arch, such as sm_90a"
+        )
+    major, minor = map(int, context.gpu.gpus[context.gpu_index].compute_capability.split("."))
+    return device_architecture(major, minor)
+
+
+def choose_device(text: str, offline: bool) -> str:
+    """``cpu``, ``cuda`` or ``cuda:N`` for what the command line says; ``offline`` where no GPU is needed."""
+    device = parse_device(text)
+    if device == "auto":
+        return "cuda" if offline else chosen_device(gather("auto", Path("runs")))
+    return device
+
+
+def open_cache() -> CompileCache:
+    """The compile cache. Raises MachineNotReadyError where it cannot be used."""
+    try:
+        return default_cache()
+    except DeviceError as error:
+        raise MachineNotReadyError(str(error)) from error

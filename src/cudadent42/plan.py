@@ -1,0 +1,114 @@
+"""From a suite and the options of the command line to a plan: exactly what a run will do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from cudadent42.errors import UsageError
+from cudadent42.implementations import is_plug_in
+from cudadent42.records import CacheState, Case, Plan, TimerKind
+from cudadent42.suites.loader import (
+    MAX_REPEATS,
+    MAX_WARMUP,
+    Shape,
+    Suite,
+    did_you_mean,
+    load_suite,
+    parse_dtype,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the command line asks for; None and empty mean what the suite says."""
+
+    suite: str = "default"
+    dtypes: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()
+    """``Case.name`` (in every dtype) or ``Case.id``."""
+    implementations: tuple[str, ...] = ()
+    """The baseline is added where it is left out."""
+    repeats: int | None = None
+    warmup: int | None = None
+    seed: int = 0
+    timer: TimerKind | None = None
+    cache: CacheState | None = None
+
+
+def make_plan(choices: Choices, device: str, known_implementations: Collection[str]) -> Plan:
+    """The plan for ``device``. Raises UsageError, naming the option, where a choice does not exist."""
+    suite = load_suite(choices.suite)
+    dtypes = _unique(parse_dtype(text, "--dtype") for text in choices.dtypes) or suite.dtypes
+    cases = tuple(make_case(shape, dtype.value) for dtype in dtypes for shape in suite.shapes)
+    return Plan(
+        suite=suite.name,
+        device=device,
+        cases=_select(cases, choices.cases),
+        baseline=suite.baseline,
+        implementations=_implementations(suite, choices.implementations, known_implementations),
+        repeats=_in_range("--repeats", choices.repeats, 1, MAX_REPEATS, suite.repeats),
+        warmup=_in_range("--warmup", choices.warmup, 0, MAX_WARMUP, suite.warmup),
+        seed=_in_range("--seed", choices.seed, 0, 2**32 - 1, 0),
+        margin=suite.margin,
+        timer=choices.timer or suite.timer,
+        cache=choices.cache or suite.cache,
+    )
+
+
+def make_case(shape: Shape, dtype: str) -> Case:
+    return Case(
+        name=shape.name,
+        dtype=dtype,
+        batch=shape.batch,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        seqlen_q=shape.seqlen_q,
+        seqlen_k=shape.seqlen_k,
+        head_dim=shape.head_dim,
+        causal=shape.causal,
+    )
+
+
+def without_cases(plan: Plan, ids: Collection[str]) -> Plan:
+    """The plan less the cases with these ids."""
+    return replace(plan, cases=tuple(case for case in plan.cases if case.id not in ids))
+
+
+def _select(cases: Sequence[Case], wanted: Sequence[str]) -> tuple[Case, ...]:
+    for name in wanted:
+        if not any(name in (case.name, case.id) for case in cases):
+            known = list(dict.fromkeys(case.name for case in cases))
+            near = did_you_mean(name, known + [case.id for case in cases])
+            raise UsageError(f"--case: unknown case {name!r}; the suite has {', '.join(known)}{near}")
+    if not wanted:
+        return tuple(cases)
+    return tuple(case for case in cases if case.name in wanted or case.id in wanted)
+
+
+def _implementations(suite: Suite, wanted: Sequence[str], known: Collection[str]) -> tuple[str, ...]:
+    names = _unique((suite.baseline, *(wanted or suite.implementations)))
+    for name in names:
+        if name not in known and not is_plug_in(name):
+            raise UsageError(
+                f"--implementations: unknown implementation {name!r}; "
+                f"known are {', '.join(sorted(known))}{did_you_mean(name, known)}"
+            )
+    if len(names) < 2:
+        raise UsageError(f"--implementations: nothing to compare with {suite.baseline!r}; name one more")
+    return names
+
+
+def _unique(items: Iterable[T]) -> tuple[T, ...]:
+    return tuple(dict.fromkeys(items))
+
+
+def _in_range(option: str, value: int | None, low: int, high: int, default: int) -> int:
+    if value is None:
+        return default
+    if not low <= value <= high:
+        raise UsageError(f"{option} {value}: expected a whole number from {low} to {high}")
+    return value

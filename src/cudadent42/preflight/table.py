@@ -1,0 +1,7 @@
+"""All checks, in the order in which they are shown."""
+
+from __future__ import annotations
+
+from cudadent42.preflight import gpu, host, python, toolchain
+
+DEFINITIONS = (*python.DEFINITIONS, *host.DEFINITIONS, *toolchain.DEFINITIONS, *gpu.DEFINITIONS)

@@ -1,0 +1,89 @@
+"""What every backend asks of the arguments of attention. Checked once for each combination of shapes."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from flashmoe_science.errors import InputError
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MAX_HEAD_DIM = 256
+HEAD_DIM_STEP = 8
+
+
+def check_arguments(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, softmax_scale: float | None
+) -> None:
+    """Raise InputError, with what to do, unless the arguments make sense together.
+
+    Expected: query (batch, heads, seqlen_q, head_dim), key and value (batch, kv_heads, seqlen_k, head_dim),
+    one dtype and device, heads a multiple of kv_heads, last dimension contiguous.
+    """
+    named = {"query": query, "key": key, "value": value}
+    for name, tensor in named.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise InputError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
+        if tensor.dim() != 4:
+            raise InputError(
+                f"{name} has {tensor.dim()} dimensions, shape {tuple(tensor.shape)}; "
+                "expected 4, (batch, heads, seq, head_dim): add the missing ones with unsqueeze"
+            )
+        if tensor.layout is not torch.strided:
+            raise InputError(f"{name} has layout {tensor.layout}; expected a dense tensor: call .to_dense()")
+        if tensor.dtype not in DTYPES:
+            raise InputError(
+                f"{name} has dtype {tensor.dtype}; expected float32, bfloat16 or float16: use .to()"
+            )
+        if tensor.dtype != query.dtype:
+            raise InputError(
+                f"{name} is {tensor.dtype} but query is {query.dtype}; expected one dtype: convert with .to()"
+            )
+        if tensor.device != query.device:
+            raise InputError(
+                f"{name} is on {tensor.device} but query is on {query.device}; "
+                "expected one device: move it with .to()"
+            )
+    batch, heads, _, head_dim = query.shape
+    if key.shape != value.shape:
+        raise InputError(
+            f"key {tuple(key.shape)} and value {tuple(value.shape)} differ in shape; "
+            "expected the same (batch, kv_heads, seqlen_k, head_dim)"
+        )
+    if key.shape[0] != batch:
+        raise InputError(f"query has batch {batch} but key has {key.shape[0]}; expected the same")
+    if key.shape[3] != head_dim:
+        raise InputError(f"query has head_dim {head_dim} but key has {key.shape[3]}; expected the same")
+    kv_heads = key.shape[1]
+    if (heads % kv_heads if kv_heads else heads) != 0:
+        raise InputError(
+            f"{heads} query heads cannot share {kv_heads} key/value heads; "
+            "expected the first to be a multiple of the second"
+        )
+    if not HEAD_DIM_STEP <= head_dim <= MAX_HEAD_DIM or head_dim % HEAD_DIM_STEP:
+        raise InputError(
+            f"head_dim is {head_dim}; expected a multiple of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}: "
+            "pad query, key and value with zeros, and give softmax_scale"
+        )
+    for name, tensor in named.items():
+        if tensor.numel() and tensor.stride(3) != 1:
+            raise InputError(
+                f"the last dimension of {name} is not contiguous (stride {tensor.stride(3)}); "
+                "call .contiguous() on it"
+            )
+    if softmax_scale is not None and not (
+        isinstance(softmax_scale, (int, float)) and math.isfinite(softmax_scale)
+    ):
+        raise InputError(
+            f"softmax_scale is {softmax_scale!r}; expected a finite number or None for 1/sqrt(head_dim)"
+        )
+
+
+def reject_gradients(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+    """Raise InputError if autograd would record this call: there is no backward pass yet."""
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        raise InputError(
+            "an argument requires a gradient, but flash_attention has no backward pass yet; "
+            "call it under torch.no_grad(), detach() the tensors, or use PyTorch's own attention for training"
+        )

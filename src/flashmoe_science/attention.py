@@ -1,0 +1,54 @@
+"""Exact attention on whichever device the tensors are."""
+
+from __future__ import annotations
+
+import torch
+
+from flashmoe_science import cpu, cuda
+from flashmoe_science.arguments import check_arguments
+from flashmoe_science.errors import DeviceError
+
+
+def flash_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """softmax(softmax_scale * query @ key^T) @ value, by tiles with an online softmax (forward only).
+
+    Args:
+        query: (batch, heads, seqlen_q, head_dim); float32, bfloat16 or float16; any strides whose last is 1.
+        key, value: (batch, kv_heads, seqlen_k, head_dim), of the same dtype and device. Query head h uses
+            key/value head h // (heads // kv_heads).
+        causal: query row i sees keys 0 to i + seqlen_k - seqlen_q (aligned bottom-right).
+        softmax_scale: 1 / sqrt(head_dim) if None.
+        return_lse: also return the log-sum-exp of the scaled scores.
+
+    Returns:
+        The output, like query in shape, dtype and order of strides; with `return_lse` also the natural
+        log-sum-exp, float32, (batch, heads, seqlen_q). A row that sees no key gives zeros and minus infinity.
+
+    Raises:
+        InputError: arguments that do not fit together, or that require a gradient.
+        DeviceError: no kernel for this device, or nothing on the machine to compile one with.
+        BuildError: the kernel did not compile.
+
+    Reference: Dao et al., FlashAttention (2022), arXiv:2205.14135; Milakov and Gimelshein, Online normalizer
+    calculation for softmax (2018), arXiv:1805.02867.
+    """
+    if isinstance(query, torch.Tensor):
+        # The backends check shapes and types once for each combination.
+        backend = cuda if query.is_cuda else cpu if query.is_cpu else None
+        if backend is not None:
+            out, lse = backend.forward(
+                query, key, value, causal=causal, softmax_scale=softmax_scale, return_lse=return_lse
+            )
+            return out if lse is None else (out, lse)
+    check_arguments(query, key, value, softmax_scale)
+    raise DeviceError(
+        f"there is no kernel for {query.device}; expected tensors on cpu or cuda: move them with .to()"
+    )

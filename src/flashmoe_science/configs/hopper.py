@@ -1,0 +1,125 @@
+"""Tiles of the Hopper attention kernel, per head dimension: data.
+
+Measured on an H200 (docs/kernels/hopper.md has every variant with its figures). At head dim 64 three consumer
+warpgroups hide each other's softmax; a causal mask wastes more of their tall tile, so that two are better up to
+some thousands of keys. From 96 on, two are all that registers allow, and taking turns on the tensor cores gains
+nothing: the chip is limited by power.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SWIZZLE_PANEL = 64
+"""Columns of a shared-memory panel: 128 bytes, what TMA swizzles by."""
+
+
+@dataclass(frozen=True)
+class HopperConfiguration:
+    """One tile shape. See `kernels/cuda/attention_hopper.cu` for what the fields do there."""
+
+    head_dim: int
+    """Compiled head dimension; a tensor's is padded, in shared memory, to the next."""
+    consumers: int
+    """Warpgroups that compute, 64 query rows each."""
+    block_n: int
+    """Keys per step."""
+    key_stages: int
+    value_stages: int
+    query_stages: int
+    ping_pong: bool
+    """Whether the consumers take turns on the tensor cores."""
+    causal: bool
+
+    @property
+    def block_m(self) -> int:
+        return 64 * self.consumers
+
+    @property
+    def threads(self) -> int:
+        return 128 * (self.consumers + 1)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Tiles, barriers, and what rounding the start up to 1024 bytes may take."""
+        row_bytes = -(-self.head_dim // SWIZZLE_PANEL) * 128
+        rows = self.query_stages * self.block_m + (self.key_stages + self.value_stages) * self.block_n
+        barriers = 16 * (self.query_stages * self.consumers + self.key_stages + self.value_stages + 2)
+        tiles = 2 * 16
+        return rows * row_bytes + barriers + tiles + 1024
+
+
+@dataclass(frozen=True)
+class _Shape:
+    consumers: int
+    block_n: int
+    key_stages: int
+    value_stages: int
+    query_stages: int
+    ping_pong: bool = False
+
+
+_WIDE = _Shape(consumers=3, block_n=128, key_stages=4, value_stages=3, query_stages=2, ping_pong=True)
+_NARROW = _Shape(consumers=2, block_n=128, key_stages=4, value_stages=3, query_stages=2)
+_SHAPES: dict[int, _Shape] = {
+    64: _WIDE,
+    96: _Shape(consumers=2, block_n=128, key_stages=3, value_stages=2, query_stages=2),
+    128: _Shape(consumers=2, block_n=128, key_stages=3, value_stages=2, query_stages=2),
+    192: _Shape(consumers=2, block_n=80, key_stages=3, value_stages=2, query_stages=1),
+    256: _Shape(consumers=2, block_n=64, key_stages=3, value_stages=2, query_stages=1),
+}
+HEAD_DIMS = tuple(_SHAPES)
+_CAUSAL_WIDE_FROM = 8192
+"""Keys from which on the tall tile is better for head dim 64 with a causal mask."""
+
+_MIB = 1 << 20
+_LONG_HEAD_BYTES = 2 * _MIB
+_SECTION_BYTES = {64: 32 * _MIB, 128: 16 * _MIB}
+_LONG_SECTION_BYTES = 64 * _MIB
+
+
+def compiled_head_dim(head_dim: int) -> int:
+    """The smallest compiled head dimension that holds this one (at most 256)."""
+    return next(size for size in HEAD_DIMS if size >= head_dim)
+
+
+def configuration(head_dim: int, causal: bool, seqlen_k: int) -> HopperConfiguration:
+    """The tile for a problem."""
+    size = compiled_head_dim(head_dim)
+    shape = _SHAPES[size]
+    if shape is _WIDE and causal and seqlen_k < _CAUSAL_WIDE_FROM:
+        shape = _NARROW
+    return HopperConfiguration(
+        head_dim=size,
+        consumers=shape.consumers,
+        block_n=shape.block_n,
+        key_stages=shape.key_stages,
+        value_stages=shape.value_stages,
+        query_stages=shape.query_stages,
+        ping_pong=shape.ping_pong,
+        causal=causal,
+    )
+
+
+def all_configurations() -> tuple[HopperConfiguration, ...]:
+    """Everything that `configuration` can return."""
+    return tuple(
+        dict.fromkeys(
+            configuration(head_dim, causal, seqlen_k)
+            for head_dim in HEAD_DIMS
+            for causal in (False, True)
+            for seqlen_k in (1, _CAUSAL_WIDE_FROM)
+        )
+    )
+
+
+def section_bytes(head_dim: int, kv_head_bytes: int) -> int:
+    """How many bytes of keys and values are worked on together under a causal mask.
+
+    Few for short sequences, so that they are read from memory once and from L2 after that; more for long ones,
+    whose tiles run down the same keys side by side, and where starting the longest tiles of all heads first counts
+    for more.
+    """
+    if kv_head_bytes >= _LONG_HEAD_BYTES:
+        return _LONG_SECTION_BYTES
+    return _SECTION_BYTES.get(compiled_head_dim(head_dim), 32 * _MIB)

@@ -1,0 +1,144 @@
+"""Tiles of the portable attention kernel, per architecture and head dimension: data.
+
+The tensor cores are fed from shared memory, so the rows per warp decide how much each fragment of keys and
+values is used: 32 rows where registers allow it (four warps of up to 255 registers each, two such blocks per
+multiprocessor). Shared memory holds the query tile and two stages of keys and values, (block_m + 4 block_n) x
+head_dim x 2 bytes; two blocks should fit a multiprocessor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+HEAD_DIMS = (32, 64, 80, 96, 128, 160, 192, 224, 256)
+"""Head dimensions that are compiled; a tensor's is padded, in shared memory, to the next of these."""
+
+
+@dataclass(frozen=True)
+class PortableConfiguration:
+    """One tile shape. See `kernels/cuda/attention_portable.cu` for what the fields do there."""
+
+    head_dim: int
+    """Compiled head dimension, a multiple of 16."""
+    block_m: int
+    """Query rows per block."""
+    block_n: int
+    """Keys per step."""
+    warps: int
+    query_steps: int
+    """How many 16-wide slices of the query stay in registers."""
+    min_blocks: int = 0
+    """Blocks per multiprocessor that the compiler must leave registers for; 0 leaves it to the compiler."""
+    overlap: bool = False
+    """Exponentials of one block of keys overlap the scores of the next."""
+    cp_async: bool = True
+    mma_k: int = 16
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def shared_bytes(self) -> int:
+        row_bytes = (self.head_dim + 31) // 32 * 64
+        return (self.block_m + 4 * self.block_n) * row_bytes
+
+    @property
+    def label(self) -> str:
+        extras = f", {self.min_blocks} blocks" if self.min_blocks else ""
+        extras += (", overlap" if self.overlap else "") + ("" if self.cp_async else ", no cp.async")
+        return (
+            f"head_dim {self.head_dim}, tile {self.block_m}x{self.block_n}, {self.warps} warps, "
+            f"query slices in registers {self.query_steps}{extras}"
+        )
+
+
+@dataclass(frozen=True)
+class _Tile:
+    block_m: int
+    block_n: int
+    warps: int
+    query_in_registers: bool
+    overlap: bool = False
+    min_blocks: int = 0
+
+
+# (largest head_dim, tile for long queries, tile for few rows)
+_Rows = tuple[tuple[int, _Tile, _Tile], ...]
+
+_SM_90: _Rows = (
+    (64, _Tile(128, 64, 4, True), _Tile(64, 64, 4, True, overlap=True)),
+    (96, _Tile(128, 64, 4, False), _Tile(64, 64, 4, True)),
+    (128, _Tile(128, 64, 4, False), _Tile(64, 64, 4, True)),
+    (192, _Tile(128, 64, 8, False), _Tile(64, 64, 4, False)),
+    (256, _Tile(128, 64, 8, False), _Tile(64, 32, 4, False)),
+)
+# As sm_90, but the compiler runs out of registers at 128x64.
+_SM_100: _Rows = tuple(
+    (most, _Tile(128, 48, 4, False), few) if most == 128 else (most, many, few) for most, many, few in _SM_90
+)
+_SM_80: _Rows = (
+    (32, _Tile(128, 64, 4, True), _Tile(64, 64, 4, True, min_blocks=4)),
+    (64, _Tile(128, 64, 4, True), _Tile(64, 64, 4, True)),
+    (96, _Tile(128, 64, 4, False), _Tile(64, 64, 4, True)),
+    (128, _Tile(128, 32, 4, False), _Tile(64, 32, 4, True)),
+    (192, _Tile(64, 32, 4, False), _Tile(64, 32, 4, False)),
+    (256, _Tile(128, 32, 8, False), _Tile(64, 32, 4, False)),
+)
+# 99 KB: at these tensor rates 16 rows per warp are enough to keep shared memory ahead of the tensor cores.
+_SM_86: _Rows = (
+    (32, _Tile(128, 64, 4, True), _Tile(64, 64, 4, True, min_blocks=4)),
+    (64, _Tile(128, 64, 4, True), _Tile(64, 64, 4, True)),
+    (96, _Tile(64, 32, 4, True), _Tile(64, 32, 4, True)),
+    (128, _Tile(64, 32, 4, True), _Tile(64, 32, 4, True)),
+    (192, _Tile(64, 32, 4, False), _Tile(64, 32, 4, False)),
+    (256, _Tile(64, 32, 4, False), _Tile(64, 32, 4, False)),
+)
+_SM_75: _Rows = (
+    (64, _Tile(64, 32, 4, True), _Tile(64, 32, 4, True)),
+    (128, _Tile(64, 32, 4, True), _Tile(64, 32, 4, True)),
+    (192, _Tile(64, 16, 4, False), _Tile(64, 16, 4, False)),
+    (256, _Tile(64, 16, 4, False), _Tile(64, 16, 4, False)),
+)
+_TILES: dict[str, _Rows] = {
+    "sm_75": _SM_75,
+    "sm_80": _SM_80,
+    "sm_86": _SM_86,
+    "sm_87": _SM_80,
+    "sm_89": _SM_86,
+    "sm_90": _SM_90,
+    "sm_100": _SM_100,
+    "sm_103": _SM_100,
+    "sm_120": _SM_86,
+    "sm_121": _SM_86,
+}
+
+
+def tuned_architectures() -> tuple[str, ...]:
+    return tuple(_TILES)
+
+
+def tall(architecture: str, head_dim: int) -> PortableConfiguration:
+    """The tile for queries with many rows. `architecture` without suffix; KeyError if not in the table."""
+    return _configuration(architecture, head_dim, short=False)
+
+
+def short(architecture: str, head_dim: int) -> PortableConfiguration:
+    """The tile with fewer rows, for problems that would leave multiprocessors without work."""
+    return _configuration(architecture, head_dim, short=True)
+
+
+def _configuration(architecture: str, head_dim: int, short: bool) -> PortableConfiguration:
+    compiled = next(d for d in HEAD_DIMS if d >= head_dim)
+    tile = next(few if short else many for most, many, few in _TILES[architecture] if most >= compiled)
+    return PortableConfiguration(
+        head_dim=compiled,
+        block_m=tile.block_m,
+        block_n=tile.block_n,
+        warps=tile.warps,
+        query_steps=compiled // 16 if tile.query_in_registers else 0,
+        min_blocks=tile.min_blocks,
+        overlap=tile.overlap,
+        cp_async=architecture != "sm_75",
+        mma_k=8 if architecture == "sm_75" else 16,
+    )

@@ -1,0 +1,221 @@
+"""Attention on the CPU: the kernel in kernels/cpu, compiled at first use, and its launch.
+
+A call of a small shape takes the kernel a microsecond, so what depends only on shapes, strides and types
+(checks, strides in bytes, the kernel for this dtype) is done once and kept as a plan.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from flashmoe_science.arguments import check_arguments, reject_gradients
+from flashmoe_science.jit import host
+from flashmoe_science.jit.host import InstructionSet
+from flashmoe_science.jit.records import KernelBuild
+
+_KERNELS = Path(__file__).parent / "kernels" / "cpu"
+_ELEMENT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+# Plans are small; the bound only keeps a process with ever-changing shapes from growing.
+_MAX_PLANS = 4096
+_PEAK_SECONDS = 0.08
+_COPY_BYTES = 96 << 20
+
+
+class _Problem(ctypes.Structure):
+    """AttentionProblem of attention_forward.cpp."""
+
+    _fields_ = (
+        ("element_type", ctypes.c_int64),
+        ("batch", ctypes.c_int64),
+        ("heads", ctypes.c_int64),
+        ("kv_heads", ctypes.c_int64),
+        ("seqlen_q", ctypes.c_int64),
+        ("seqlen_k", ctypes.c_int64),
+        ("head_dim", ctypes.c_int64),
+        ("query_stride", ctypes.c_int64 * 3),
+        ("key_stride", ctypes.c_int64 * 3),
+        ("value_stride", ctypes.c_int64 * 3),
+        ("out_stride", ctypes.c_int64 * 3),
+        ("causal", ctypes.c_int64),
+        ("softmax_scale", ctypes.c_double),
+    )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    launch: Callable[..., int]
+    """flashmoe_attention_forward of the library for the chosen instruction set."""
+    address: int
+    """Of `problem`."""
+    problem: _Problem
+    contiguous_out: bool
+    """Whether the output must be contiguous because one with the query's strides cannot be had."""
+    lse_shape: tuple[int, int, int]
+
+
+_plans: dict[tuple[object, ...], _Plan] = {}
+
+
+def forward(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    causal: bool,
+    softmax_scale: float | None,
+    return_lse: bool,
+    instruction_set: InstructionSet | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`flashmoe_science.flash_attention` for CPU tensors; arguments, results and errors as there.
+
+    Args:
+        softmax_scale: 1 / sqrt(head_dim) if None.
+        instruction_set: run the code for this one; the CPU's best unless given.
+
+    Returns:
+        The output and, with `return_lse`, the log-sum-exp, else None.
+    """
+    try:
+        signature = (
+            query.shape,
+            key.shape,
+            value.shape,
+            query.stride(),
+            key.stride(),
+            value.stride(),
+            query.dtype,
+            key.dtype,
+            value.dtype,
+            causal,
+            softmax_scale,
+            instruction_set,
+        )
+        plan = _plans.get(signature) if key.is_cpu and value.is_cpu else None
+    except (AttributeError, TypeError, RuntimeError):
+        # Not tensors, not dense, or an argument that cannot be hashed: the checks say which.
+        check_arguments(query, key, value, softmax_scale)
+        raise
+    if plan is None:
+        plan = _make_plan(signature, query, key, value, causal, softmax_scale, instruction_set)
+    if query.requires_grad or key.requires_grad or value.requires_grad:
+        reject_gradients(query, key, value)
+    out = torch.empty(query.shape, dtype=query.dtype) if plan.contiguous_out else torch.empty_like(query)
+    lse = torch.empty(plan.lse_shape) if return_lse else None
+    failed = plan.launch(
+        plan.address,
+        query.data_ptr(),
+        key.data_ptr(),
+        value.data_ptr(),
+        out.data_ptr(),
+        None if lse is None else lse.data_ptr(),
+        torch.get_num_threads(),
+    )
+    if failed:
+        raise MemoryError(
+            "not enough memory for the attention kernel's scratch buffers (about 1 MB a thread)"
+        )
+    return out, lse
+
+
+def build() -> list[KernelBuild]:
+    """Every kernel of this backend for this machine: compiled now, or found in the cache.
+
+    Raises:
+        BuildError, DeviceError: see `flashmoe_science.jit.host.build`.
+    """
+    instruction_set = host.choose_instruction_set()
+    return [
+        host.build(_KERNELS / f"{name}.cpp", name, instruction_set) for name in ("attention_forward", "peaks")
+    ]
+
+
+def measure_peaks() -> dict[str, float]:
+    """What this machine reaches at most with torch.get_num_threads() threads, measured now (about 0.3 s).
+
+    Returns:
+        ``fp32_gflops``: fused multiply-adds, 2 operations each (a multiply and an add on a CPU without them);
+        ``bf16_gflops``: bf16 dot products with fp32 sums, only where the CPU has them;
+        ``copy_gbps``: GB/s read and written by a copy between buffers larger than most caches.
+
+    Raises:
+        BuildError, DeviceError: as `build`.
+    """
+    library = host.load(host.build(_KERNELS / "peaks.cpp", "peaks", host.choose_instruction_set()))
+    threads = torch.get_num_threads()
+    measured: dict[str, float] = {}
+    for name in ("fp32", "bf16"):
+        function = library[f"flashmoe_peak_{name}"]
+        function.argtypes = [ctypes.c_int, ctypes.c_double]
+        function.restype = ctypes.c_double
+        rate = function(threads, _PEAK_SECONDS)
+        if rate > 0:
+            measured[f"{name}_gflops"] = rate * 1e-9
+    source = torch.ones(_COPY_BYTES, dtype=torch.uint8)
+    target = torch.zeros(_COPY_BYTES, dtype=torch.uint8)
+    copy = library.flashmoe_peak_copy
+    copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int]
+    copy.restype = ctypes.c_double
+    measured["copy_gbps"] = copy(source.data_ptr(), target.data_ptr(), _COPY_BYTES, threads, 5) * 1e-9
+    return measured
+
+
+def _make_plan(
+    signature: tuple[object, ...],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    causal: bool,
+    softmax_scale: float | None,
+    instruction_set: InstructionSet | None,
+) -> _Plan:
+    check_arguments(query, key, value, softmax_scale)
+    batch, heads, seqlen_q, head_dim = query.shape
+    out = torch.empty_like(query)
+    contiguous_out = out.stride(3) != 1
+    if contiguous_out:
+        out = torch.empty(query.shape, dtype=query.dtype)
+    problem = _Problem(
+        element_type=_ELEMENT_TYPES[query.dtype],
+        batch=batch,
+        heads=heads,
+        kv_heads=max(1, key.shape[1]),
+        seqlen_q=seqlen_q,
+        seqlen_k=key.shape[2],
+        head_dim=head_dim,
+        query_stride=_byte_strides(query),
+        key_stride=_byte_strides(key),
+        value_stride=_byte_strides(value),
+        out_stride=_byte_strides(out),
+        causal=bool(causal),
+        softmax_scale=head_dim**-0.5 if softmax_scale is None else float(softmax_scale),
+    )
+    plan = _Plan(
+        launch=_load_attention(instruction_set or host.choose_instruction_set()),
+        address=ctypes.addressof(problem),
+        problem=problem,
+        contiguous_out=contiguous_out,
+        lse_shape=(batch, heads, seqlen_q),
+    )
+    if len(_plans) >= _MAX_PLANS:
+        _plans.clear()
+    _plans[signature] = plan
+    return plan
+
+
+def _byte_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    return tuple(stride * tensor.element_size() for stride in tensor.stride()[:3])
+
+
+@functools.cache
+def _load_attention(instruction_set: InstructionSet) -> Callable[..., int]:
+    library = host.load(host.build(_KERNELS / "attention_forward.cpp", "attention_forward", instruction_set))
+    function = library.flashmoe_attention_forward
+    function.argtypes = [ctypes.c_void_p] * 6 + [ctypes.c_int]
+    function.restype = ctypes.c_int
+    return function

@@ -1,0 +1,33 @@
+"""Compiling the CUDA kernels ahead of time, for any architecture, on any machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from flashmoe_science.cuda.problem import KernelKind
+from flashmoe_science.cuda.select import module
+from flashmoe_science.jit.cache import CompileCache, default_cache
+from flashmoe_science.jit.limits import base_architecture
+from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel
+from flashmoe_science.jit.records import KernelBuild
+
+
+def kernels(architectures: Iterable[str]) -> list[CudaKernel]:
+    """Every kernel and configuration that a call could take on these (``sm_90``, ``sm_90a``)."""
+    names = dict.fromkeys(base_architecture(name) for name in architectures)
+    return [kernel for name in names for kind in KernelKind for kernel in module(kind).kernels(name)]
+
+
+def build(architectures: Iterable[str], cache: CompileCache | None = None) -> list[KernelBuild]:
+    """Compile all of `kernels(architectures)`, several at a time.
+
+    Raises:
+        BuildError: the first kernel that does not compile, spills, or does not fit.
+        DeviceError: no NVRTC, or an architecture that it or we do not know.
+    """
+    wanted = kernels(architectures)
+    shared = default_cache() if cache is None else cache
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        return list(pool.map(lambda kernel: compile_kernel(kernel, shared), wanted))

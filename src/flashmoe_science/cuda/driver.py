@@ -1,0 +1,156 @@
+"""The CUDA driver: loading cubins and launching kernels.
+
+Launches go through ctypes with arguments that were converted once: cuLaunchKernel with eleven Python integers
+costs more than the launch itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from typing import Any
+
+from flashmoe_science.errors import BuildError, DeviceError
+from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel
+
+_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_SHARED_WITHOUT_OPT_IN = 48 * 1024
+_lock = threading.Lock()
+_libraries: dict[str, ctypes.c_void_p] = {}
+_functions: dict[tuple[str, int], ctypes.c_void_p] = {}
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """libcuda, initialised. DeviceError where there is none, or no GPU that it can use."""
+    try:
+        loaded = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise DeviceError(
+            "the NVIDIA driver (libcuda.so.1) was not found; install it, or use CPU tensors"
+        ) from error
+    check(loaded, loaded.cuInit(0), "cuInit")
+    return loaded
+
+
+def check(cuda: ctypes.CDLL, status: int, call: str) -> None:
+    """DeviceError with the driver's own words unless `status` is success."""
+    if status == 0:
+        return
+    name, text = ctypes.c_char_p(), ctypes.c_char_p()
+    cuda.cuGetErrorName(status, ctypes.byref(name))
+    cuda.cuGetErrorString(status, ctypes.byref(text))
+    words = ": ".join(part.value.decode() for part in (name, text) if part.value is not None)
+    raise DeviceError(f"{call} failed with {words or status}")
+
+
+def make_context_current(device: int) -> None:
+    """Give this thread the device's primary context if it has none yet."""
+    cuda = library()
+    context = ctypes.c_void_p()
+    check(cuda, cuda.cuCtxGetCurrent(ctypes.byref(context)), "cuCtxGetCurrent")
+    if context.value is None:
+        check(
+            cuda,
+            cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device),
+            "cuDevicePrimaryCtxRetain",
+        )
+        check(cuda, cuda.cuCtxSetCurrent(context), "cuCtxSetCurrent")
+
+
+def load(kernel: CudaKernel, device: int, capturing: bool) -> ctypes.c_void_p:
+    """The kernel's function in the current context, which is the device's; compiled and loaded if need be.
+
+    Args:
+        capturing: a CUDA graph is being captured, so nothing may be loaded now.
+
+    Raises:
+        DeviceError: there is no driver or no NVRTC, or the kernel is not loaded and a graph is being
+        captured.
+        BuildError: the kernel does not compile, or the driver refuses the cubin.
+    """
+    name = (f"{kernel.source}:{kernel.architecture}:{kernel.label}", device)
+    function = _functions.get(name)
+    if function is not None:
+        return function
+    if capturing:
+        raise DeviceError(
+            f"{kernel.label} is not loaded yet, and kernels cannot be loaded while a CUDA graph is captured; "
+            "call the function once with these shapes before capturing"
+        )
+    with _lock:
+        function = _functions.get(name)
+        if function is None:
+            function = _functions[name] = _load(kernel)
+    return function
+
+
+def _load(kernel: CudaKernel) -> ctypes.c_void_p:
+    cuda = library()
+    build = compile_kernel(kernel)
+    handle = _libraries.get(build.key)
+    if handle is None:
+        handle = ctypes.c_void_p()
+        cubin = build.artifact.read_bytes()
+        status = cuda.cuLibraryLoadData(ctypes.byref(handle), cubin, None, None, 0, None, None, 0)
+        if status != 0:
+            try:
+                check(cuda, status, "loading")
+            except DeviceError as error:
+                raise BuildError(
+                    f"the driver refused {kernel.label} for {kernel.architecture} ({error}); "
+                    "is the driver older than NVRTC, or the GPU of another architecture?"
+                ) from error
+        _libraries[build.key] = handle
+    entry, function = ctypes.c_void_p(), ctypes.c_void_p()
+    status = cuda.cuLibraryGetKernel(ctypes.byref(entry), handle, kernel.function.encode())
+    check(cuda, status, "cuLibraryGetKernel")
+    # The function of this context rather than the context-free kernel: fetching it loads the code now, not at
+    # the first launch, which may be under capture.
+    check(cuda, cuda.cuKernelGetFunction(ctypes.byref(function), entry), "cuKernelGetFunction")
+    if kernel.dynamic_shared_bytes > _SHARED_WITHOUT_OPT_IN:
+        status = cuda.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, kernel.dynamic_shared_bytes)
+        check(cuda, status, "cuFuncSetAttribute(MAX_DYNAMIC_SHARED_SIZE_BYTES)")
+    return function
+
+
+class Launcher:
+    """A kernel with its grid, and the buffer from which its one by-value argument is read.
+
+    The buffer is read during the call, so each thread needs a launcher of its own.
+    """
+
+    __slots__ = ("_arguments", "_cu_launch", "_prefix", "_streams", "buffer")
+
+    def __init__(
+        self, function: ctypes.c_void_p, grid: tuple[int, int, int], kernel: CudaKernel, argument_bytes: int
+    ) -> None:
+        self._cu_launch = library().cuLaunchKernel
+        self.buffer = _aligned_buffer(argument_bytes, 64)
+        """Writable; the struct that the kernel gets."""
+        self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self.buffer))
+        self._prefix: tuple[Any, ...] = (
+            function,
+            *grid,
+            kernel.threads_per_block,
+            1,
+            1,
+            kernel.dynamic_shared_bytes,
+        )
+        self._streams: dict[int, ctypes.c_void_p] = {}
+
+    def __call__(self, stream: int) -> None:
+        """Launch on a raw stream handle."""
+        handle = self._streams.get(stream)
+        if handle is None:
+            handle = self._streams[stream] = ctypes.c_void_p(stream)
+        status = self._cu_launch(*self._prefix, handle, self._arguments, None)
+        if status != 0:
+            check(library(), status, "cuLaunchKernel")
+
+
+def _aligned_buffer(size: int, alignment: int) -> ctypes.Array[ctypes.c_char]:
+    storage = ctypes.create_string_buffer(size + alignment)
+    start = -ctypes.addressof(storage) % alignment
+    return (ctypes.c_char * size).from_buffer(storage, start)

@@ -1,0 +1,253 @@
+"""Attention forward on CUDA tensors: a cached launch plan per shape, then as little as possible per call."""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from flashmoe_science.arguments import check_arguments, reject_gradients
+from flashmoe_science.cuda.driver import make_context_current
+from flashmoe_science.cuda.problem import Choice, Device, Problem
+from flashmoe_science.cuda.select import module, select
+from flashmoe_science.errors import InputError
+from flashmoe_science.jit.limits import device_architecture
+
+_MAX_PLANS = 4096  # per thread; a plan is about a kilobyte
+_DTYPES = (torch.float16, torch.bfloat16)
+_empty_like = torch.empty_like
+# Missing from CPU builds of torch, where nothing gets as far as calling them.
+_current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
+
+
+class _Ready(NamedTuple):
+    """All that a call needs besides its tensors."""
+
+    launch: Callable[[int, int, int, int, int, int], None]
+    """`LaunchPlan.launch`."""
+    dense: bool
+    """The output has the query's order of strides; else it must be contiguous, because the query overlaps
+    itself.
+    """
+    lse_shape: tuple[int, int, int] | None
+
+
+class _ThreadPlans(threading.local):
+    """A plan owns the buffer that its launch reads, so every thread has its own; no lock is needed."""
+
+    def __init__(self) -> None:
+        self.ready: dict[tuple[Any, ...], _Ready] = {}
+
+
+_thread = _ThreadPlans()
+
+
+def forward(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    return_lse: bool = False,
+    choice: Choice | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Exact attention, softmax(query keyᵀ x scale) value, on PyTorch's current stream.
+
+    `flashmoe_science.flash_attention` for CUDA tensors. Arguments are checked once for each combination of
+    shapes, strides, types and options; then a call is a look-up, an allocation and a launch. Nothing is
+    synchronised. Can be captured in a CUDA graph after one call with the same combination.
+
+    Args:
+        query: (batch, num_heads, seqlen_q, head_dim), float16 or bfloat16; head_dim a
+            multiple of 8 up to 256.
+        key, value: (batch, num_kv_heads, seqlen_k, head_dim); num_heads is a multiple of num_kv_heads.
+        causal: row i sees keys up to i + seqlen_k - seqlen_q (bottom-right alignment).
+        softmax_scale: 1 / sqrt(head_dim) if None.
+        return_lse: also return the log-sum-exp of the scaled scores.
+        choice: the kernel and configuration to use instead of `select`'s.
+
+    Returns:
+        The output, like query; and the log-sum-exp, float32 (batch, num_heads, seqlen_q), or None.
+
+    Raises:
+        InputError: arguments that do not fit together or require a gradient, a last dimension that is not
+        contiguous, or rows that are not aligned to 16 bytes.
+        DeviceError, BuildError: see `flashmoe_science.cuda.driver.load`.
+    """
+    try:
+        device = query.get_device()
+        signature = (
+            query.shape,
+            key.shape,
+            value.shape,
+            query.stride(),
+            key.stride(),
+            value.stride(),
+            query.dtype,
+            key.dtype,
+            value.dtype,
+            device,
+            key.get_device(),
+            value.get_device(),
+            causal,
+            softmax_scale,
+            return_lse,
+            choice,
+        )
+        ready = _thread.ready.get(signature)
+    except (AttributeError, TypeError, RuntimeError):
+        # Not tensors, not dense, or an argument that cannot be hashed: the checks say which.
+        check_arguments(query, key, value, softmax_scale)
+        raise
+    if query.requires_grad or key.requires_grad or value.requires_grad:
+        reject_gradients(query, key, value)
+    if ready is None or device != _current_device():
+        # Rare, or dearer than a check would be.
+        check_arguments(query, key, value, softmax_scale)
+        with torch.cuda.device(device):
+            if ready is None:
+                ready = _make_ready(signature, query, key, value)
+            return _launch(ready, query, key, value, device)
+    return _launch(ready, query, key, value, device)
+
+
+def _launch(
+    ready: _Ready, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, device: int
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    launch, dense, lse_shape = ready
+    output = _empty_like(query) if dense else _empty_like(query, memory_format=torch.contiguous_format)
+    query_address, key_address, value_address = query.data_ptr(), key.data_ptr(), value.data_ptr()
+    if (query_address | key_address | value_address) & 15:
+        raise InputError(_misaligned(query, key, value))
+    if lse_shape is None:
+        lse, lse_address = None, 0
+    else:
+        lse = query.new_empty(lse_shape, dtype=torch.float32)
+        lse_address = lse.data_ptr()
+    launch(query_address, key_address, value_address, output.data_ptr(), lse_address, _raw_stream(device))
+    return output, lse
+
+
+def explain(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    return_lse: bool = False,
+) -> Choice:
+    """Which kernel and configuration `forward` takes for these tensors, and why. Launches nothing."""
+    check_arguments(query, key, value, softmax_scale)
+    problem = _problem(query, key, value, _output_like(query), causal, softmax_scale, return_lse)
+    return select(problem, device_of(query.get_device()))
+
+
+@functools.cache
+def device_of(index: int) -> Device:
+    """The device's properties; DeviceError if it is too old for every kernel."""
+    properties = torch.cuda.get_device_properties(index)
+    return Device(
+        index=index,
+        architecture=device_architecture(properties.major, properties.minor),
+        multiprocessors=properties.multi_processor_count,
+        l2_bytes=properties.L2_cache_size,
+    )
+
+
+def _nothing(query: int, key: int, value: int, output: int, lse: int, stream: int) -> None:
+    """The launch of a call without output elements."""
+
+
+def _make_ready(
+    signature: tuple[Any, ...], query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> _Ready:
+    """Check, choose, compile, load and prepare; the query's device is current."""
+    causal, softmax_scale, return_lse, choice = signature[-4:]
+    if query.dtype not in _DTYPES:
+        raise InputError(
+            f"query has dtype {query.dtype}; the CUDA kernels take float16 and bfloat16: use .to()"
+        )
+    where = device_of(query.get_device())
+    make_context_current(where.index)
+    output = _output_like(query)
+    launch: Callable[[int, int, int, int, int, int], None] = _nothing
+    if query.numel() > 0:
+        problem = _problem(query, key, value, output, causal, softmax_scale, return_lse)
+        if choice is None:
+            choice = select(problem, where)
+        launch = module(choice.kernel).plan(problem, choice.configuration, where).launch
+    batch, num_heads, seqlen_q, _ = query.shape
+    ready = _Ready(
+        launch=launch,
+        dense=torch.empty_like(query, device="meta").stride() == output.stride(),
+        lse_shape=(batch, num_heads, seqlen_q) if return_lse else None,
+    )
+    if len(_thread.ready) >= _MAX_PLANS:
+        _thread.ready.clear()
+    _thread.ready[signature] = ready
+    return ready
+
+
+def _output_like(query: torch.Tensor) -> torch.Tensor:
+    """A meta tensor with the output's strides: the query's order, unless that would split rows."""
+    like = torch.empty_like(query, device="meta")
+    if like.stride(3) == 1 and all(stride % 8 == 0 for stride in like.stride()[:3]):
+        return like
+    return torch.empty_like(query, device="meta", memory_format=torch.contiguous_format)
+
+
+def _problem(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    output: torch.Tensor,
+    causal: bool,
+    softmax_scale: float | None,
+    return_lse: bool,
+) -> Problem:
+    batch, num_heads, seqlen_q, head_dim = query.shape
+    return Problem(
+        batch=batch,
+        num_heads=num_heads,
+        num_kv_heads=key.shape[1],
+        seqlen_q=seqlen_q,
+        seqlen_k=key.shape[2],
+        head_dim=head_dim,
+        dtype=query.dtype,
+        causal=causal,
+        softmax_scale=1 / math.sqrt(head_dim) if softmax_scale is None else softmax_scale,
+        return_lse=return_lse,
+        query_strides=_strides("query", query),
+        key_strides=_strides("key", key),
+        value_strides=_strides("value", value),
+        output_strides=_strides("output", output),
+    )
+
+
+def _strides(name: str, tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Strides of (batch, head, row) in elements; those of dimensions of size 1 are never used: 0."""
+    shape, strides = tensor.shape, tensor.stride()
+    if strides[3] != 1:
+        raise InputError(
+            f"{name} has stride {strides[3]} in its last dimension, expected 1; pass {name}.contiguous()"
+        )
+    used = tuple(0 if size <= 1 else stride for size, stride in zip(shape[:3], strides[:3], strict=True))
+    if any(stride * tensor.element_size() % 16 for stride in used):
+        raise InputError(
+            f"{name} has strides {strides}, and rows must start at multiples of 16 bytes; "
+            f"pass {name}.contiguous()"
+        )
+    return used[0], used[1], used[2]
+
+
+def _misaligned(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str:
+    tensors = {"query": query, "key": key, "value": value}
+    name = next(name for name, tensor in tensors.items() if tensor.data_ptr() % 16)
+    return f"{name} does not start at a multiple of 16 bytes (a view at an odd offset); pass {name}.clone()"

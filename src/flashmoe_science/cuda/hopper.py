@@ -1,0 +1,167 @@
+"""The Hopper attention kernel (`kernels/cuda/attention_hopper.cu`): configurations, tensor maps and launches."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+import torch
+
+from flashmoe_science.configs import hopper as configs
+from flashmoe_science.configs.hopper import HopperConfiguration
+from flashmoe_science.cuda.driver import Launcher, load
+from flashmoe_science.cuda.problem import Choice, Device, KernelKind, Problem, Strides
+from flashmoe_science.cuda.tensor_map import MAP_BYTES, TensorMap
+from flashmoe_science.cuda.tickets import TicketPool, ticket_pool
+from flashmoe_science.errors import InputError
+from flashmoe_science.jit.limits import base_architecture
+from flashmoe_science.jit.nvrtc import CudaKernel
+
+_POINTERS = struct.Struct("3Q")  # output, lse, ticket
+_REST = struct.Struct("f 9i 3q")
+_POINTERS_AT = 3 * MAP_BYTES
+_ARGUMENT_BYTES = -(-(_POINTERS_AT + _POINTERS.size + _REST.size) // 64) * 64
+_FEWEST_ROWS = 64
+_MOST_TILES = 1 << 30
+
+
+def choose(problem: Problem, device: Device) -> Choice | None:
+    """The tile for the head dim, mask and length, where TMA can read the tensors."""
+    if base_architecture(device.architecture) != "sm_90" or problem.softmax_scale <= 0:
+        return None
+    if problem.seqlen_q < _FEWEST_ROWS or problem.seqlen_k == 0:
+        return None
+    if not (
+        _mappable(problem.query_strides, (problem.batch, problem.num_heads, problem.seqlen_q))
+        and _mappable(problem.key_strides, (problem.batch, problem.num_kv_heads, problem.seqlen_k))
+        and _mappable(problem.value_strides, (problem.batch, problem.num_kv_heads, problem.seqlen_k))
+    ):
+        return None
+    tile = configs.configuration(problem.head_dim, problem.causal, problem.seqlen_k)
+    return Choice(KernelKind.HOPPER, tile, "TMA and wgmma kernel with the tile for this head dim and mask")
+
+
+def _mappable(strides: Strides, sizes: tuple[int, int, int]) -> bool:
+    """A tensor map cannot repeat elements, as an expanded dimension does."""
+    return all(stride > 0 or size == 1 for stride, size in zip(strides, sizes, strict=True))
+
+
+def kernels(architecture: str) -> list[CudaKernel]:
+    if base_architecture(architecture) != "sm_90":
+        return []
+    return [
+        kernel(tile, dtype)
+        for tile in configs.all_configurations()
+        for dtype in (torch.bfloat16, torch.float16)
+    ]
+
+
+def kernel(tile: HopperConfiguration, dtype: torch.dtype) -> CudaKernel:
+    return CudaKernel(
+        source="attention_hopper.cu",
+        function="attention_hopper",
+        architecture="sm_90a",
+        macros={
+            "HEAD_DIM": tile.head_dim,
+            "CONSUMERS": tile.consumers,
+            "BLOCK_N": tile.block_n,
+            "K_STAGES": tile.key_stages,
+            "V_STAGES": tile.value_stages,
+            "Q_STAGES": tile.query_stages,
+            "PING_PONG": int(tile.ping_pong),
+            "CAUSAL": int(tile.causal),
+            "ELEMENT_BF16": int(dtype == torch.bfloat16),
+            "MMA_K": 16,
+        },
+        threads_per_block=tile.threads,
+        dynamic_shared_bytes=tile.shared_bytes,
+    )
+
+
+class HopperPlan:
+    """A launch of which only the addresses are missing; a tensor map is re-addressed when its tensor moved."""
+
+    __slots__ = ("_buffer", "_key", "_launcher", "_pack", "_query", "_tickets", "_value")
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        query: TensorMap,
+        key: TensorMap,
+        value: TensorMap,
+        tickets: TicketPool,
+    ) -> None:
+        self._launcher = launcher
+        self._buffer = launcher.buffer
+        self._pack = _POINTERS.pack_into
+        self._query = query
+        self._key = key
+        self._value = value
+        self._tickets = tickets
+
+    def launch(self, query: int, key: int, value: int, output: int, lse: int, stream: int) -> None:
+        if self._query.address != query:
+            self._query.move(query)
+        if self._key.address != key:
+            self._key.move(key)
+        if self._value.address != value:
+            self._value.move(value)
+        self._pack(self._buffer, _POINTERS_AT, output, lse, self._tickets.take(stream))
+        self._launcher(stream)
+
+
+def plan(problem: Problem, configuration: Any, device: Device) -> HopperPlan:
+    tile: HopperConfiguration = configuration
+    compiled = kernel(tile, problem.dtype)
+    function = load(compiled, device.index, torch.cuda.is_current_stream_capturing())
+    heads = problem.batch * problem.num_heads
+    row_blocks = -(-problem.seqlen_q // tile.block_m)
+    tiles = heads * row_blocks
+    if tiles > _MOST_TILES:
+        raise InputError(f"{tiles} tiles of query rows are more than the kernel counts; split the batch")
+    launcher = Launcher(function, (min(tiles, device.multiprocessors), 1, 1), compiled, _ARGUMENT_BYTES)
+    _REST.pack_into(
+        launcher.buffer,
+        _POINTERS_AT + _POINTERS.size,
+        problem.softmax_scale * math.log2(math.e),
+        problem.seqlen_q,
+        problem.seqlen_k,
+        problem.num_heads,
+        problem.num_heads // problem.num_kv_heads,
+        row_blocks,
+        heads,
+        _heads_per_section(problem),
+        tiles,
+        problem.head_dim,
+        *problem.output_strides,
+    )
+
+    def tensor_map(index: int, heads: int, rows: int, strides: Strides, box_rows: int) -> TensorMap:
+        return TensorMap(
+            launcher.buffer,
+            index * MAP_BYTES,
+            problem.dtype,
+            (problem.head_dim, rows, heads, problem.batch),
+            (strides[2], strides[1], strides[0]),
+            (configs.SWIZZLE_PANEL, box_rows),
+        )
+
+    keys = problem.num_kv_heads, problem.seqlen_k
+    return HopperPlan(
+        launcher,
+        tensor_map(0, problem.num_heads, problem.seqlen_q, problem.query_strides, 64),
+        tensor_map(1, *keys, problem.key_strides, tile.block_n),
+        tensor_map(2, *keys, problem.value_strides, tile.block_n),
+        ticket_pool(device.index),
+    )
+
+
+def _heads_per_section(problem: Problem) -> int:
+    """How many query heads are worked on side by side; those of one key head always are."""
+    group = problem.num_heads // problem.num_kv_heads
+    if not problem.causal:
+        return group
+    kv_head_bytes = 2 * problem.seqlen_k * problem.head_dim * problem.dtype.itemsize
+    kv_heads = max(1, configs.section_bytes(problem.head_dim, kv_head_bytes) // kv_head_bytes)
+    return min(kv_heads * group, problem.batch * problem.num_heads)

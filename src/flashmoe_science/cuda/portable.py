@@ -1,0 +1,144 @@
+"""The portable attention kernel (`kernels/cuda/attention_portable.cu`): configurations and launches."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+import torch
+
+from flashmoe_science.configs import portable as configs
+from flashmoe_science.configs.portable import PortableConfiguration
+from flashmoe_science.cuda.driver import Launcher, load
+from flashmoe_science.cuda.problem import Choice, Device, KernelKind, Problem
+from flashmoe_science.errors import InputError
+from flashmoe_science.jit.limits import limits
+from flashmoe_science.jit.nvrtc import CudaKernel
+
+_POINTERS = struct.Struct("5Q")
+_REST = struct.Struct("12q 10i f 2I")  # the fields of AttentionParameters after the pointers
+_ARGUMENT_BYTES = -(-(_POINTERS.size + _REST.size) // 8) * 8
+_NO_MASK = 1 << 30
+_MOST_BLOCKS = 1 << 31
+_L2_SHARE = 0.5  # part of the L2 cache that the keys and values of one section of heads may fill
+
+
+def choose(problem: Problem, device: Device) -> Choice | None:
+    """The tall tile where it gives every multiprocessor a block, else the short one."""
+    if problem.dtype == torch.bfloat16 and not limits(device.architecture).bfloat16:
+        return None
+    tall = configs.tall(device.architecture, problem.head_dim)
+    short = configs.short(device.architecture, problem.head_dim)
+    slices = problem.batch * problem.num_heads
+    blocks = slices * -(-problem.seqlen_q // tall.block_m)
+    if blocks < device.multiprocessors and short != tall:
+        return Choice(
+            KernelKind.PORTABLE,
+            short,
+            f"{blocks} blocks of {tall.block_m} rows would not fill {device.multiprocessors} multiprocessors",
+        )
+    return Choice(KernelKind.PORTABLE, tall, "mma.sync kernel with the tile for many rows")
+
+
+def kernels(architecture: str) -> list[CudaKernel]:
+    dtypes = (torch.bfloat16, torch.float16) if limits(architecture).bfloat16 else (torch.float16,)
+    configurations = dict.fromkeys(
+        tile(architecture, head_dim)
+        for head_dim in configs.HEAD_DIMS
+        for tile in (configs.tall, configs.short)
+    )
+    return [
+        kernel(configuration, dtype, architecture) for configuration in configurations for dtype in dtypes
+    ]
+
+
+def kernel(configuration: PortableConfiguration, dtype: torch.dtype, architecture: str) -> CudaKernel:
+    """The kernel in one configuration, which may be another architecture's."""
+    return CudaKernel(
+        source="attention_portable.cu",
+        function="attention_portable",
+        architecture=architecture,
+        macros={
+            "HEAD_DIM": configuration.head_dim,
+            "BLOCK_M": configuration.block_m,
+            "BLOCK_N": configuration.block_n,
+            "WARPS": configuration.warps,
+            "MIN_BLOCKS": configuration.min_blocks,
+            "QUERY_STEPS": configuration.query_steps,
+            "OVERLAP": int(configuration.overlap),
+            "ELEMENT_BF16": int(dtype == torch.bfloat16),
+            "NATIVE_CP_ASYNC": int(configuration.cp_async),
+            "MMA_K": configuration.mma_k,
+        },
+        threads_per_block=configuration.threads,
+        dynamic_shared_bytes=configuration.shared_bytes,
+    )
+
+
+class PortablePlan:
+    """A launch of which only the addresses are missing."""
+
+    __slots__ = ("_buffer", "_launcher", "_pack")
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self._buffer = launcher.buffer
+        self._pack = _POINTERS.pack_into
+
+    def launch(self, query: int, key: int, value: int, output: int, lse: int, stream: int) -> None:
+        self._pack(self._buffer, 0, query, key, value, output, lse)
+        self._launcher(stream)
+
+
+def plan(problem: Problem, configuration: Any, device: Device) -> PortablePlan:
+    compiled = kernel(configuration, problem.dtype, device.architecture)
+    function = load(compiled, device.index, torch.cuda.is_current_stream_capturing())
+    row_blocks = -(-problem.seqlen_q // configuration.block_m)
+    slices = problem.batch * problem.num_heads
+    if row_blocks * slices >= _MOST_BLOCKS:
+        raise InputError(
+            f"{row_blocks * slices} blocks of query rows are more than a grid holds; split the batch"
+        )
+    launcher = Launcher(function, (row_blocks * slices, 1, 1), compiled, _ARGUMENT_BYTES)
+    _REST.pack_into(launcher.buffer, _POINTERS.size, *_fields(problem, configuration, device))
+    return PortablePlan(launcher)
+
+
+def _fields(problem: Problem, configuration: PortableConfiguration, device: Device) -> tuple[float, ...]:
+    element = problem.dtype.itemsize
+    strides = (problem.query_strides, problem.key_strides, problem.value_strides, problem.output_strides)
+    # A negative scale flips the query's signs, so that the kernel's scale, and with it the row maximum, stays
+    # positive.
+    scale = abs(problem.softmax_scale) * math.log2(math.e)
+    keep = 0 if scale == 0 else 0xFFFFFFFF
+    flip = 0x80008000 if problem.softmax_scale < 0 else 0
+    return (
+        *(stride * element for tensor in strides for stride in tensor),
+        problem.num_heads,
+        problem.num_heads // problem.num_kv_heads,
+        problem.seqlen_q,
+        problem.seqlen_k,
+        problem.head_dim,
+        problem.seqlen_k - problem.seqlen_q if problem.causal else _NO_MASK,
+        int(problem.causal),
+        -(-problem.seqlen_q // configuration.block_m),
+        problem.batch * problem.num_heads,
+        _slices_per_section(problem, device),
+        scale or 1.0,
+        keep,
+        flip,
+    )
+
+
+def _slices_per_section(problem: Problem, device: Device) -> int:
+    """How many heads are worked on side by side.
+
+    One where all tiles cost the same. With a causal mask as many as the L2 cache holds the keys and values
+    of, so that the longest tiles of all of them start first.
+    """
+    if not problem.causal:
+        return 1
+    kv_head_bytes = 2 * max(problem.seqlen_k, 1) * problem.head_dim * problem.dtype.itemsize
+    kv_heads = max(1, int(device.l2_bytes * _L2_SHARE / kv_head_bytes))
+    return min(kv_heads * (problem.num_heads // problem.num_kv_heads), problem.batch * problem.num_heads)

@@ -1,0 +1,89 @@
+"""Tensor maps: what TMA needs to know of a tensor (CUDA driver API, cuTensorMapEncodeTiled)."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from flashmoe_science.cuda.driver import check, library
+from flashmoe_science.errors import InputError
+
+MAP_BYTES = 128
+_TYPES = {torch.float16: 6, torch.bfloat16: 9}  # CUtensorMapDataType
+_INTERLEAVE_NONE = 0
+_SWIZZLE_128B = 3
+_L2_PROMOTION_256B = 3
+_OUT_OF_BOUNDS_ZERO = 0
+_RANK = 4
+
+
+class TensorMap:
+    """The map of a 4-dimensional tensor of 16-bit elements, written into a launch's argument buffer.
+
+    Boxes are (columns, rows, 1, 1) with the 128-byte swizzle; what lies out of bounds reads as zero. Encoded at the
+    first `move`, re-addressed at later ones.
+    """
+
+    __slots__ = ("_at", "_box", "_dtype", "_encoded", "_keep", "_sizes", "_strides", "address")
+
+    def __init__(
+        self,
+        buffer: ctypes.Array[ctypes.c_char],
+        offset: int,
+        dtype: torch.dtype,
+        sizes: tuple[int, int, int, int],
+        strides: tuple[int, int, int],
+        box: tuple[int, int],
+    ) -> None:
+        """
+        Args:
+            sizes: elements, fastest dimension first.
+            strides: of the dimensions after the first, in elements; 0 for a dimension of size 1.
+            box: columns and rows.
+        """
+        self.address = 0
+        """Of the tensor that the map describes now; 0 before the first `move`."""
+        self._keep = buffer
+        self._at = ctypes.c_void_p(ctypes.addressof(buffer) + offset)
+        self._dtype = _TYPES[dtype]
+        self._sizes = (ctypes.c_uint64 * _RANK)(*sizes)
+        # A dimension of size 1 is never stepped along, but its stride has to be a legal one.
+        row_bytes = -(-sizes[0] * dtype.itemsize // 16) * 16
+        self._strides = (ctypes.c_uint64 * (_RANK - 1))(*(s * dtype.itemsize or row_bytes for s in strides))
+        self._box = (ctypes.c_uint32 * _RANK)(*box, 1, 1)
+        self._encoded = False
+
+    def move(self, address: int) -> None:
+        """Describe the tensor of this shape at `address`.
+
+        Raises:
+            InputError: the driver refuses the shape, strides or alignment.
+        """
+        driver = library()
+        if self._encoded:
+            status = driver.cuTensorMapReplaceAddress(self._at, ctypes.c_void_p(address))
+            check(driver, status, "cuTensorMapReplaceAddress")
+        else:
+            ones = (ctypes.c_uint32 * _RANK)(1, 1, 1, 1)
+            status = driver.cuTensorMapEncodeTiled(
+                self._at,
+                self._dtype,
+                _RANK,
+                ctypes.c_void_p(address),
+                self._sizes,
+                self._strides,
+                self._box,
+                ones,
+                _INTERLEAVE_NONE,
+                _SWIZZLE_128B,
+                _L2_PROMOTION_256B,
+                _OUT_OF_BOUNDS_ZERO,
+            )
+            if status != 0:
+                raise InputError(
+                    f"TMA cannot address sizes {tuple(self._sizes)} with strides of {tuple(self._strides)} bytes "
+                    f"(cuTensorMapEncodeTiled: {status}); pass contiguous tensors"
+                )
+            self._encoded = True
+        self.address = address

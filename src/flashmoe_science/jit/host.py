@@ -1,0 +1,282 @@
+"""C++ for this machine: the instruction sets it has, the compiler, and loading what it compiled.
+
+Code is compiled for a named instruction set with explicit ``-m`` flags, never for "this CPU": the same
+recipe gives the same code anywhere, and a library is only loaded where the CPU has every feature that its
+flags turned on, also when several machines share one home directory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from flashmoe_science.errors import BuildError, DeviceError, InputError
+from flashmoe_science.jit.cache import Compilation, CompileCache, default_cache
+from flashmoe_science.jit.records import KernelBuild, Recipe
+
+COMPILER_VARIABLE = "CXX"
+INSTRUCTION_SET_VARIABLE = "FLASHMOE_CPU_ISA"
+COMPILE_TIMEOUT_S = 300
+
+_AVX2 = ("avx2", "fma", "f16c")
+_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq")
+
+COMMON_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    # The kernels say themselves where a product and a sum are fused, and rely on rounding elsewhere.
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fvisibility=hidden",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+)
+
+
+class InstructionSet(Enum):
+    """What the CPU code is compiled for, fastest first."""
+
+    AVX512_BF16 = "avx512_bf16"
+    AVX512 = "avx512"
+    AVX2 = "avx2"
+    PORTABLE = "portable"
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """CPU features that the code needs, by their names in /proc/cpuinfo."""
+        return {
+            InstructionSet.AVX512_BF16: (*_AVX512, "avx512_bf16"),
+            InstructionSet.AVX512: _AVX512,
+            InstructionSet.AVX2: _AVX2,
+            InstructionSet.PORTABLE: (),
+        }[self]
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return tuple("-m" + feature.replace("_", "") for feature in self.features)
+
+
+@dataclass(frozen=True)
+class HostCompiler:
+    """A C++ compiler of this machine."""
+
+    command: tuple[str, ...]
+    version: str
+    """The first line of what it says about itself."""
+    environment: tuple[tuple[str, str], ...] = ()
+    baseline_flags: tuple[str, ...] = ()
+    """Flags that keep it from targeting this very CPU, if it would."""
+
+
+@functools.cache
+def cpu_features() -> frozenset[str]:
+    """The features that the CPU has and the operating system lets programs use, from /proc/cpuinfo."""
+    try:
+        with open("/proc/cpuinfo") as lines:
+            for line in lines:
+                name, _, value = line.partition(":")
+                if name.strip() in ("flags", "Features"):
+                    return frozenset(value.split())
+    except OSError:
+        pass
+    return frozenset()
+
+
+def available_instruction_sets() -> tuple[InstructionSet, ...]:
+    """Those that this CPU can run, fastest first."""
+    return tuple(each for each in InstructionSet if cpu_features().issuperset(each.features))
+
+
+def choose_instruction_set() -> InstructionSet:
+    """The fastest one that this CPU can run, or the one that ``$FLASHMOE_CPU_ISA`` names.
+
+    Raises:
+        InputError: the variable names no instruction set.
+        DeviceError: it names one that this CPU lacks.
+    """
+    named = os.environ.get(INSTRUCTION_SET_VARIABLE)
+    if not named:
+        return available_instruction_sets()[0]
+    try:
+        wanted = InstructionSet(named)
+    except ValueError as error:
+        raise InputError(
+            f"{INSTRUCTION_SET_VARIABLE}={named} is not an instruction set; "
+            f"expected one of {', '.join(each.value for each in InstructionSet)}"
+        ) from error
+    require_instruction_set(wanted)
+    return wanted
+
+
+def require_instruction_set(wanted: InstructionSet) -> None:
+    missing = set(wanted.features) - cpu_features()
+    if missing:
+        raise DeviceError(
+            f"this CPU cannot run {wanted.value} code (it lacks {', '.join(sorted(missing))}); "
+            f"it can run {', '.join(each.value for each in available_instruction_sets())}"
+        )
+
+
+@functools.cache
+def find_compiler() -> HostCompiler:
+    """``$CXX``, else g++, clang++, c++, else the compiler in the ``ziglang`` wheel.
+
+    Raises:
+        DeviceError: there is none, or ``$CXX`` cannot be run.
+    """
+    named = os.environ.get(COMPILER_VARIABLE)
+    if named:
+        command = shlex.split(named)
+        path = shutil.which(command[0]) if command else None
+        if path is None:
+            raise DeviceError(
+                f"${COMPILER_VARIABLE} is {named!r}, which is not a program; correct it or unset it"
+            )
+        return _described((path, *command[1:]))
+    for name in ("g++", "clang++", "c++"):
+        path = shutil.which(name)
+        if path is not None:
+            return _described((path,))
+    zig = _find_zig()
+    if zig is not None:
+        return zig
+    raise DeviceError(
+        "no C++ compiler found (looked for $CXX, g++, clang++, c++, the ziglang wheel); "
+        "install one, e.g.: pip install ziglang"
+    )
+
+
+def build(
+    source: Path, kernel: str, instruction_set: InstructionSet, cache: CompileCache | None = None
+) -> KernelBuild:
+    """The shared library of one translation unit, from the cache or compiled now.
+
+    Args:
+        source: the .cpp file; every .h file beside it counts as one of its headers.
+        kernel: the kernel's name in the recipe.
+        instruction_set: what to compile for.
+        cache: where to keep it; `default_cache` unless given.
+
+    Raises:
+        BuildError: it does not compile; the compiler's output is in its ``log``.
+        DeviceError: there is no compiler, no usable cache directory, or the CPU lacks the instruction set.
+    """
+    require_instruction_set(instruction_set)
+    compiler = find_compiler()
+    cache = default_cache() if cache is None else cache
+    files = (source, *sorted(source.parent.glob("*.h")))
+    recipe = Recipe(
+        kernel=kernel,
+        backend="host",
+        architecture="+".join((f"{platform.machine()}:{instruction_set.value}", *instruction_set.features)),
+        configuration={},
+        compiler=" ".join(compiler.command),
+        compiler_version=compiler.version,
+        flags=(*COMMON_FLAGS, *compiler.baseline_flags, *instruction_set.flags),
+        sources={file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files},
+    )
+    return cache.get_or_build(recipe, ".so", lambda path: _compile(compiler, recipe, source, cache, path))
+
+
+def load(build: KernelBuild) -> ctypes.CDLL:
+    """The library of a build in this process.
+
+    Raises:
+        BuildError: the dynamic loader refuses it.
+    """
+    try:
+        return ctypes.CDLL(str(build.artifact))
+    except OSError as error:
+        raise BuildError(
+            f"{build.recipe.label} was compiled but cannot be loaded ({error}); "
+            f"check that {build.artifact.parent} is not mounted noexec"
+        ) from error
+
+
+def _compile(
+    compiler: HostCompiler, recipe: Recipe, source: Path, cache: CompileCache, path: Path
+) -> Compilation:
+    command = [*compiler.command, *recipe.flags, source.name, "-o", str(path)]
+    environment = {**os.environ, **dict(compiler.environment)}
+    if compiler.environment:
+        environment["ZIG_GLOBAL_CACHE_DIR"] = str(cache.tool_directory("zig"))
+        environment["ZIG_LOCAL_CACHE_DIR"] = environment["ZIG_GLOBAL_CACHE_DIR"]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=source.parent,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=COMPILE_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(
+            f"{recipe.compiler} had not compiled {recipe.label} after {COMPILE_TIMEOUT_S} s; "
+            f"is the machine overloaded? Try again, or name another compiler in ${COMPILER_VARIABLE}"
+        ) from error
+    except OSError as error:
+        raise DeviceError(f"cannot run the compiler {recipe.compiler}: {error.strerror}") from error
+    if done.returncode != 0:
+        errors = [line for line in done.stdout.splitlines() if "error" in line] or done.stdout.splitlines()
+        reason = errors[0].strip() if errors else f"exit status {done.returncode}, no output"
+        raise BuildError(
+            f"{recipe.compiler} did not compile {recipe.label}: {reason}; "
+            f"name another compiler in ${COMPILER_VARIABLE} or update this one",
+            done.stdout,
+        )
+    return Compilation(log=shlex.join(command) + "\n" + done.stdout)
+
+
+def _described(command: tuple[str, ...]) -> HostCompiler:
+    try:
+        done = subprocess.run(
+            [*command, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise DeviceError(
+            f"the compiler {shlex.join(command)} does not run ({error}); "
+            f"reinstall it or name another one in ${COMPILER_VARIABLE}"
+        ) from error
+    lines = done.stdout.splitlines()
+    return HostCompiler(command=command, version=lines[0].strip() if lines else "unknown")
+
+
+def _find_zig() -> HostCompiler | None:
+    spec = importlib.util.find_spec("ziglang")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    executable = Path(spec.submodule_search_locations[0]) / "zig"
+    if not executable.is_file():
+        return None
+    # `zig cc` on a .cpp file: C++ without libc++, which the kernels do not use and Zig would build first.
+    baseline = ("-march=baseline",) if platform.machine() == "x86_64" else ()
+    return HostCompiler(
+        command=(str(executable), "cc"),
+        version=f"ziglang {importlib.metadata.version('ziglang')}",
+        environment=(("ZIG_GLOBAL_CACHE_DIR", ""),),
+        baseline_flags=baseline,
+    )

@@ -1,0 +1,92 @@
+// One function on several threads.
+//
+// PyTorch's CPU build has loaded an OpenMP runtime whose GOMP_parallel is visible to the whole process; calling it by
+// its name (a weak symbol: no -fopenmp, nothing to link) puts us on the same threads that PyTorch's own operators
+// use. With a second pool the two would fight for the cores: an idle OpenMP worker spins for milliseconds.
+// Where there is no such runtime a small pool of our own takes its place.
+#pragma once
+
+#include <pthread.h>
+#include <unistd.h>
+
+extern "C" __attribute__((weak)) void GOMP_parallel(void (*)(void*), void*, unsigned, unsigned);
+
+namespace pool {
+
+constexpr int MAX_HELPERS = 255;
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t work = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t done = PTHREAD_COND_INITIALIZER;
+static void (*job)(void*) = nullptr;
+static void* job_data = nullptr;
+static int places = 0;   // helpers that may still join the job
+static int running = 0;  // helpers that are in it
+static int helpers = 0;
+static bool atfork_registered = false;
+
+static void* help(void*) {
+    pthread_mutex_lock(&mutex);
+    for (;;) {
+        while (places == 0) pthread_cond_wait(&work, &mutex);
+        --places;
+        ++running;
+        void (*const function)(void*) = job;
+        void* const data = job_data;
+        pthread_mutex_unlock(&mutex);
+        function(data);
+        pthread_mutex_lock(&mutex);
+        if (--running == 0) pthread_cond_signal(&done);
+    }
+    return nullptr;
+}
+
+// A forked child has this memory but none of these threads.
+static void forget_threads() {
+    pthread_mutex_t fresh_mutex = PTHREAD_MUTEX_INITIALIZER;
+    pthread_cond_t fresh_condition = PTHREAD_COND_INITIALIZER;
+    mutex = fresh_mutex;
+    work = done = fresh_condition;
+    job = nullptr;
+    places = running = helpers = 0;
+}
+
+// The caller takes part itself and never waits for a helper that has not started. A second caller at the same
+// time runs alone.
+static void run(void (*function)(void*), void* data, int threads) {
+    pthread_mutex_lock(&mutex);
+    const bool free = job == nullptr;
+    if (free) {
+        if (!atfork_registered) atfork_registered = pthread_atfork(nullptr, nullptr, forget_threads) == 0;
+        while (helpers < threads - 1 && helpers < MAX_HELPERS) {
+            pthread_t thread;
+            if (pthread_create(&thread, nullptr, help, nullptr) != 0) break;
+            pthread_detach(thread);
+            ++helpers;
+        }
+        job = function;
+        job_data = data;
+        places = threads - 1 < helpers ? threads - 1 : helpers;
+        pthread_cond_broadcast(&work);
+    }
+    pthread_mutex_unlock(&mutex);
+    function(data);
+    if (!free) return;
+    pthread_mutex_lock(&mutex);
+    places = 0;
+    while (running > 0) pthread_cond_wait(&done, &mutex);
+    job = nullptr;
+    pthread_mutex_unlock(&mutex);
+}
+
+}  // namespace pool
+
+// Calls function(data) once on each of at most `threads` threads, this one among them, and waits for all.
+static void run_on_threads(void (*function)(void*), void* data, int threads) {
+    if (threads <= 1)
+        function(data);
+    else if (GOMP_parallel)
+        GOMP_parallel(function, data, (unsigned)threads, 0);
+    else
+        pool::run(function, data, threads);
+}

@@ -1,0 +1,116 @@
+// Online softmax over one block of scores S[key][query], queries in lanes: all of it is vertical.
+//
+// Scores are kept unscaled; `scale` is softmax_scale * log2(e), so that weights are 2^(scale * (s - max)).
+#pragma once
+
+#include "exp2.h"
+
+// Per query of a tile: the running maximum of the unscaled scores, the running sum of weights, and the factor
+// 2^(scale * (old max - new max)) that this block applies to what was accumulated before it.
+struct Running {
+    float* maximum;
+    float* sum;
+    float* rescale;
+};
+
+// Takes block_max into the running maximum. Returns minus the scaled maximum, to be added to the scaled scores.
+// Where the maximum did not move the factor is exactly 1: an error there would compound over the blocks.
+template <int DEGREE>
+INLINE F raise_maximum(const Running& running, int at, F block_max, float scale) {
+    const F old_max = load(running.maximum + at);
+    const F new_max = max(block_max, old_max);
+    const F scaled = mul(new_max, set1(scale));
+    // The difference of the rounded products, because the old weights were made with the rounded one.
+    const F t = sub(mul(old_max, set1(scale)), scaled);
+    F factor;
+    exp2_to_zero<DEGREE, 1>(&t, &old_max, &factor);
+    store(running.maximum + at, new_max);
+    store(running.rescale + at, select_equal(old_max, new_max, set1(1.0f), factor));
+    return sub(set1(0.0f), scaled);
+}
+
+INLINE void add_to_sum(const Running& running, int at, F total) {
+    store(running.sum + at, madd(load(running.sum + at), load(running.rescale + at), total));
+}
+
+// Weights in place of scores for ROWS keys and G vectors: ROWS * G independent chains.
+template <int G, int ROWS>
+INLINE void weigh_rows(float* s, ptrdiff_t ld, float scale, const F negated_max[G], F total[G]) {
+    F score[ROWS * G], t[ROWS * G], weight[ROWS * G];
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS * G; ++i) {
+        score[i] = load(s + (i / G) * ld + (i % G) * W);
+        t[i] = madd(score[i], set1(scale), negated_max[i % G]);
+    }
+    exp2_to_zero<5, ROWS * G>(t, score, weight);
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS * G; ++i) {
+        total[i % G] = add(total[i % G], weight[i]);
+        store(s + (i / G) * ld + (i % G) * W, weight[i]);
+    }
+}
+
+// Weights in place of the scores of keys [0, keys), for G vectors of queries from `column` on.
+template <int G>
+static void weigh(
+    float* s, ptrdiff_t ld, int keys, int column, const float* block_max, const Running& running, float scale) {
+    constexpr int ROWS = 4 / G;
+    F negated_max[G], total[G];
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g) {
+        const int at = (column + g) * W;
+        negated_max[g] = raise_maximum<5>(running, at, load(block_max + at), scale);
+        total[g] = set1(0.0f);
+    }
+    s += column * W;
+    int k = 0;
+    for (; k + ROWS <= keys; k += ROWS, s += ROWS * ld) weigh_rows<G, ROWS>(s, ld, scale, negated_max, total);
+    for (; k < keys; ++k, s += ld) weigh_rows<G, 1>(s, ld, scale, negated_max, total);
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g) add_to_sum(running, (column + g) * W, total[g]);
+}
+
+#ifdef __AVX512BF16__
+// Two rows of scores become one of bf16 pairs. Without a second row the pair's other half is zero.
+template <int G, bool BOTH>
+INLINE void weigh_two_rows(
+    const float* s, float* pairs, ptrdiff_t ld, float scale, const F negated_max[G], F total[G]) {
+    const F ones = _mm512_castsi512_ps(_mm512_set1_epi32(0x3f803f80));
+    F score[2 * G], t[2 * G], weight[2 * G];
+#pragma GCC unroll 8
+    for (int i = 0; i < 2 * G; ++i) {
+        score[i] = BOTH || i < G ? load(s + (i / G) * ld + (i % G) * W) : set1(-__builtin_inff());
+        t[i] = madd(score[i], set1(scale), negated_max[i % G]);
+    }
+    exp2_to_zero<3, 2 * G>(t, score, weight);
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g) {
+        const F pair = pack_pairs(weight[g], weight[G + g]);
+        total[g] = dot_pairs(total[g], pair, ones);
+        store(pairs + g * W, pair);
+    }
+}
+
+// weigh() for bf16 weights: rows 2i and 2i+1 of the scores become row i of `pairs`, rounded. The sum is that of
+// the rounded weights, so that numerator and denominator agree.
+template <int G>
+static void weigh_pairs(
+    const float* s, float* pairs, ptrdiff_t ld, int keys, int column, const float* block_max,
+    const Running& running, float scale) {
+    F negated_max[G], total[G];
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g) {
+        const int at = (column + g) * W;
+        negated_max[g] = raise_maximum<5>(running, at, load(block_max + at), scale);
+        total[g] = set1(0.0f);
+    }
+    s += column * W;
+    pairs += column * W;
+    int k = 0;
+    for (; k + 2 <= keys; k += 2, s += 2 * ld, pairs += ld)
+        weigh_two_rows<G, true>(s, pairs, ld, scale, negated_max, total);
+    if (k < keys) weigh_two_rows<G, false>(s, pairs, ld, scale, negated_max, total);
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g) add_to_sum(running, (column + g) * W, total[g]);
+}
+#endif

@@ -1,0 +1,30 @@
+// The vector type that the kernels are written in: one of three implementations with the same operations.
+//
+//   F                  a vector of W floats
+//   load, store        W floats, any alignment
+//   set1               one float in every lane
+//   madd(a, b, c)      a * b + c (fused where the machine can)
+//   max(a, b)          the larger; b where either is NaN
+//   select_equal       per lane: a == b ? x : y
+//   keep_from(x, j)    x in lanes j and up, minus infinity below
+//   join_exponent      the last step of exp2, see exp2.h
+//
+// MAX_COLUMNS and rows_for() give the register blocking of gemm.h: as many accumulators as the register file
+// holds beside MAX_COLUMNS operand vectors and one broadcast.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "numbers.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+#include "vector_avx512.h"
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include "vector_avx2.h"
+#else
+#include "vector_portable.h"
+#endif

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <immintrin.h>
+
+typedef __m256 F;
+constexpr int W = 8;
+constexpr int MAX_COLUMNS = 2;
+
+constexpr int rows_for(int columns) { return columns == 2 ? 6 : 12; }
+
+INLINE F load(const float* p) { return _mm256_loadu_ps(p); }
+INLINE void store(float* p, F x) { _mm256_storeu_ps(p, x); }
+INLINE F set1(float x) { return _mm256_set1_ps(x); }
+INLINE F add(F a, F b) { return _mm256_add_ps(a, b); }
+INLINE F sub(F a, F b) { return _mm256_sub_ps(a, b); }
+INLINE F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+INLINE F div(F a, F b) { return _mm256_div_ps(a, b); }
+INLINE F madd(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE F max(F a, F b) { return _mm256_max_ps(a, b); }
+
+INLINE F select_equal(F a, F b, F x, F y) { return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_EQ_OQ)); }
+
+INLINE F keep_from(F x, int lane) {
+    const __m256i index = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256i drop = _mm256_cmpgt_epi32(_mm256_set1_epi32(lane), index);
+    return _mm256_blendv_ps(x, set1(-__builtin_inff()), _mm256_castsi256_ps(drop));
+}
+
+INLINE F join_exponent(F mantissa, F biased, F score) {
+    const F finite = _mm256_cmp_ps(score, set1(-__builtin_inff()), _CMP_GT_OQ);
+    const F otherwise = max(set1(0.0f), score);
+    const __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(biased), 23);
+    const __m256i joined = _mm256_add_epi32(_mm256_castps_si256(mantissa), exponent);
+    return _mm256_blendv_ps(otherwise, _mm256_castsi256_ps(joined), finite);
+}
+
+// Rows become columns: x[i] lane j <-> x[j] lane i.
+INLINE void transpose(F x[W]) {
+    F a[W], b[W];
+#pragma GCC unroll 8
+    for (int i = 0; i < W; i += 2) {
+        a[i] = _mm256_unpacklo_ps(x[i], x[i + 1]);
+        a[i + 1] = _mm256_unpackhi_ps(x[i], x[i + 1]);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < W; i += 4) {
+        b[i] = _mm256_shuffle_ps(a[i], a[i + 2], 0x44);
+        b[i + 1] = _mm256_shuffle_ps(a[i], a[i + 2], 0xee);
+        b[i + 2] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0x44);
+        b[i + 3] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0xee);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 4; ++i) {
+        x[i] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x20);
+        x[i + 4] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
+    }
+}
+
+// W lanes from memory. Head dimensions are multiples of 8, so `count` is always W here.
+INLINE F load_first(const float* p, int) { return load(p); }
+INLINE F load_first(const Half* p, int) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+INLINE F load_first(const BFloat16* p, int) {
+    const __m256i bits = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
+}
+
+INLINE void store_first(float* p, F x, int) { store(p, x); }
+INLINE void store_first(Half* p, F x, int) {
+    _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+INLINE void store_first(BFloat16* p, F x, int) {
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i half = _mm256_add_epi32(_mm256_set1_epi32(0x7fff), odd);
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    const __m256i rounded = _mm256_blendv_epi8(_mm256_add_epi32(bits, half), quiet, nan);
+    const __m256i high = _mm256_srli_epi32(rounded, 16);
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0x08);
+    _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(packed));
+}

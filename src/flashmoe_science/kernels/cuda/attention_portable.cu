@@ -1,0 +1,431 @@
+// Attention forward for sm_75 and later: FlashAttention-2's algorithm (Dao, 2023) on mma.sync, ldmatrix and cp.async.
+//
+// A block of WARPS warps owns BLOCK_M query rows of one head, BLOCK_M / WARPS of them per warp, and walks over the
+// keys from the last block it needs to the first, so that the blocks that need a mask come first.
+// Keys and values are double buffered: block b - 1 arrives while block b is multiplied.
+//
+// Macros: HEAD_DIM (a multiple of 16, at least the tensor's), BLOCK_M, BLOCK_N, WARPS, MIN_BLOCKS (per multiprocessor,
+// that the compiler leaves registers for; 0: as it likes),
+// QUERY_STEPS (how many 16-wide slices of the query stay in registers; the rest is read from shared memory for
+// every block), OVERLAP (1: the next block's scores are computed while this block's exponentials are taken; needs
+// the whole query in registers), and those of types.cuh.
+#include "attention_parameters.cuh"
+#include "mma/m16n8k16.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/vector.cuh"
+#include "softmax.cuh"
+#include "swizzle.cuh"
+#include "types.cuh"
+
+constexpr int kThreads = WARPS * 32;
+constexpr int kRowTiles = BLOCK_M / (16 * WARPS);
+constexpr int kWarpRows = 16 * kRowTiles;
+constexpr int kSteps = HEAD_DIM / 16;
+constexpr int kOutTiles = HEAD_DIM / 8;
+constexpr int kKeyTiles = BLOCK_N / 8;
+constexpr int kKeyGroups = BLOCK_N / 16;
+
+using T = Tile<HEAD_DIM>;
+constexpr int kQueryBytes = BLOCK_M * T::kRowBytes;
+constexpr int kBufferBytes = BLOCK_N * T::kRowBytes;
+
+static_assert(HEAD_DIM % 16 == 0 && BLOCK_N % 16 == 0 && BLOCK_M == kWarpRows * WARPS, "tiles of 16");
+static_assert(!OVERLAP || QUERY_STEPS == kSteps, "overlap needs the query in registers");
+static_assert(MMA_K == 16 || !ELEMENT_BF16, "bfloat16 needs m16n8k16");
+
+using Scores = float[kRowTiles][kKeyTiles][4];
+using Output = float[kRowTiles][kOutTiles][4];
+
+constexpr int power_of_two_above(int x) {
+    int p = 1;
+    while (p < x) p *= 2;
+    return p;
+}
+
+// How the threads of a block share the copy of a tile: every thread owns one chunk column and every
+// kRowsPerPass-th row from its first on.
+constexpr int kColumns = power_of_two_above(T::kChunks);
+constexpr int kRowsPerPass = kThreads / kColumns;
+
+struct Copier {
+    int first;           // row
+    bool active;         // this thread's column exists in the tile
+    bool valid;          // and in the tensor; a column of padding is filled with zeros
+    uint32 offset;       // of the thread's first chunk in a tile
+    int64 global_offset;  // of its column in a row, bytes
+
+    __device__ __forceinline__ explicit Copier(int head_dim) {
+        const int column = threadIdx.x % kColumns;
+        first = threadIdx.x / kColumns;
+        active = column < T::kChunks;
+        valid = column < head_dim / kChunkElements;
+        offset = T::offset(first, column);
+        global_offset = column * kChunkBytes;
+    }
+
+    // `source`: the thread's chunk in the tile's first pass. Rows from `rows` on become zero; they are not read.
+    template <int Rows, bool Whole>
+    __device__ __forceinline__ void copy(uint32 tile, const char* source, int64 row_bytes, int rows) const {
+        if (T::kChunks != kColumns && !active) return;
+        constexpr int passes = (Rows + kRowsPerPass - 1) / kRowsPerPass;
+        const int remaining = valid ? rows - first : 0;
+        const int column = threadIdx.x % kColumns;
+#pragma unroll
+        for (int i = 0; i < passes; ++i) {
+            constexpr bool exact = Rows % kRowsPerPass == 0;
+            if (exact || first + i * kRowsPerPass < Rows) {
+                const uint32 target = kRowsPerPass % 8 == 0 ? offset + i * kRowsPerPass * T::kRowBytes
+                                                            : T::offset(first + i * kRowsPerPass, column);
+                copy_chunk(tile + target, source, Whole ? valid : i * kRowsPerPass < remaining);
+            }
+            source += kRowsPerPass * row_bytes;
+        }
+    }
+};
+
+struct Query {
+    uint32 fragments[QUERY_STEPS > 0 ? QUERY_STEPS : 1][kRowTiles][4];
+    uint32 address;  // this lane's ldmatrix row and chunk in the warp's part of the query tile
+
+    __device__ __forceinline__ void load_registers() {
+#pragma unroll
+        for (int k = 0; k < QUERY_STEPS; ++k) {
+#pragma unroll
+            for (int m = 0; m < kRowTiles; ++m) load_shared_fragment(k, m, fragments[k][m]);
+        }
+    }
+    __device__ __forceinline__ void load_shared_fragment(int k, int m, uint32 (&a)[4]) const {
+        load_matrices(a, T::advance(address, k) + m * 16 * T::kRowBytes);
+    }
+    __device__ __forceinline__ void fragment(int k, int m, uint32 (&a)[4]) const {
+        if (k < QUERY_STEPS) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) a[i] = fragments[k][m][i];
+        } else {
+            load_shared_fragment(k, m, a);
+        }
+    }
+};
+
+// Scores of 16 keys: tiles 2g and 2g + 1.
+__device__ __forceinline__ void multiply_keys(Scores& scores, const Query& query, uint32 key_address, int g) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) scores[m][2 * g][i] = scores[m][2 * g + 1][i] = 0.0f;
+    }
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+        uint32 b[4];
+        load_matrices(b, T::advance(key_address, k) + g * 16 * T::kRowBytes);
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+            uint32 a[4];
+            query.fragment(k, m, a);
+            mma(scores[m][2 * g], a, b[0], b[1]);
+            mma(scores[m][2 * g + 1], a, b[2], b[3]);
+        }
+    }
+}
+
+// Scores of the whole block, reading each query fragment once.
+__device__ __forceinline__ void multiply_keys(Scores& scores, const Query& query, uint32 key_address) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+        for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) scores[m][n][i] = 0.0f;
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+        uint32 a[kRowTiles][4];
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) query.fragment(k, m, a[m]);
+#pragma unroll
+        for (int g = 0; g < kKeyGroups; ++g) {
+            uint32 b[4];
+            load_matrices(b, T::advance(key_address, k) + g * 16 * T::kRowBytes);
+#pragma unroll
+            for (int m = 0; m < kRowTiles; ++m) {
+                mma(scores[m][2 * g], a[m], b[0], b[1]);
+                mma(scores[m][2 * g + 1], a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+// Output += P V for the 16 keys of group g.
+__device__ __forceinline__ void multiply_values(Output& out, const uint32 (&p)[kRowTiles][4], uint32 value_address,
+                                                int g) {
+#pragma unroll
+    for (int d = 0; d < kSteps; ++d) {
+        uint32 b[4];
+        load_matrices_transposed(b, T::advance(value_address, d) + g * 16 * T::kRowBytes);
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+            mma(out[m][2 * d], p[m], b[0], b[1]);
+            mma(out[m][2 * d + 1], p[m], b[2], b[3]);
+        }
+    }
+}
+
+// The part of the problem that this thread works on. Cheap enough to be found anew before the main loop, for every block
+// that needs a mask, and after the loop: the volatile reads keep the compiler from holding it in registers meanwhile.
+struct WorkTile {
+    int lane, warp, slice, batch, head, kv_head, first_row;
+
+    __device__ __forceinline__ explicit WorkTile(const AttentionParameters& p) {
+        int thread, block;
+        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+        asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+        lane = thread % 32;
+        warp = thread / 32;
+        // Sections of heads one after another; inside a section row block by row block, all heads of each; with a
+        // causal mask the last rows, which see the most keys, come first.
+        const int section_tiles = p.slices_per_section * p.num_row_blocks;
+        const int section = block / section_tiles;
+        const int in_section = block % section_tiles;
+        const int slices = min(p.slices_per_section, p.num_slices - section * p.slices_per_section);
+        slice = section * p.slices_per_section + in_section % slices;
+        const int row_block = p.last_rows_first ? p.num_row_blocks - 1 - in_section / slices : in_section / slices;
+        batch = slice / p.num_heads;
+        head = slice % p.num_heads;
+        kv_head = head / p.heads_per_kv_head;
+        first_row = row_block * BLOCK_M;
+    }
+};
+
+// Scores of keys that a row must not see become minus infinity. `column`: first key of the block.
+__device__ __forceinline__ void mask(Scores& scores, int column, const AttentionParameters& p) {
+    const WorkTile tile(p);
+    const int row = tile.first_row + tile.warp * kWarpRows + tile.lane / 4;
+    const int lane_column = column + 2 * (tile.lane % 4);
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int limit = min(p.seqlen_k, row + m * 16 + h * 8 + p.causal_offset + 1) - lane_column;
+#pragma unroll
+            for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    if (n * 8 + i >= limit) scores[m][n][2 * h + i] = NEGATIVE_INFINITY;
+                }
+            }
+        }
+    }
+}
+
+#if MIN_BLOCKS > 0
+#define LAUNCH_BOUNDS __launch_bounds__(kThreads, MIN_BLOCKS)
+#else
+#define LAUNCH_BOUNDS __launch_bounds__(kThreads)
+#endif
+
+extern "C" __global__ void LAUNCH_BOUNDS
+attention_portable(const __grid_constant__ AttentionParameters p) {
+    extern __shared__ __align__(1024) char shared_memory[];
+    const uint32 query_tile = shared_address(shared_memory);
+    const uint32 key_tiles = query_tile + kQueryBytes;
+    const uint32 value_tiles = key_tiles + 2 * kBufferBytes;
+    const WorkTile tile(p);
+    const int first_row = tile.first_row;
+
+    // Which keys: blocks [0, num_blocks), of which those from first_masked on need the mask.
+    const int end = min(p.seqlen_k, min(first_row + BLOCK_M, p.seqlen_q) + p.causal_offset);
+    const int unmasked = min(p.seqlen_k, first_row + p.causal_offset + 1);  // keys that every row sees
+    const int num_blocks = end > 0 ? (end + BLOCK_N - 1) / BLOCK_N : 0;
+    const int first_masked = unmasked > 0 ? unmasked / BLOCK_N : 0;
+
+    const Copier copier(p.head_dim);
+    // This thread's chunk of the block that is copied next; blocks are copied from the last to the first.
+    const int last_key = (num_blocks - 1) * BLOCK_N + copier.first;
+    const char* key_source = p.key + tile.batch * p.key_batch + tile.kv_head * p.key_head + last_key * p.key_row +
+                             copier.global_offset;
+    const char* value_source = p.value + tile.batch * p.value_batch + tile.kv_head * p.value_head + last_key * p.value_row +
+                               copier.global_offset;
+    // Only the last block can be partial.
+    const auto copy_keys = [&](int b, auto whole) {
+        copier.copy<BLOCK_N, whole.value>(key_tiles + (b & 1) * kBufferBytes, key_source, p.key_row,
+                                          p.seqlen_k - b * BLOCK_N);
+        key_source -= BLOCK_N * p.key_row;
+    };
+    const auto copy_values = [&](int b, auto whole) {
+        copier.copy<BLOCK_N, whole.value>(value_tiles + (b & 1) * kBufferBytes, value_source, p.value_row,
+                                          p.seqlen_k - b * BLOCK_N);
+        value_source -= BLOCK_N * p.value_row;
+    };
+
+    Output out;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+        for (int d = 0; d < kOutTiles; ++d) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) out[m][d][i] = 0.0f;
+        }
+    }
+    Softmax<kRowTiles, kOutTiles> softmax;
+
+    if (num_blocks > 0) {
+        const int lane = tile.lane;
+        const int warp = tile.warp;
+        const uint32 warp_query = query_tile + warp * kWarpRows * T::kRowBytes;
+        // This lane's row and chunk for ldmatrix, so that each operand of mma is a pair of neighbouring registers:
+        // keys as 8 rows x 2 chunks, twice; the query and the transposed values as 16 rows x 1 chunk, twice.
+        const uint32 lane_key = T::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+        const uint32 lane_row = T::offset(lane % 16, lane / 16);
+        int b = num_blocks - 1;
+        Query query;
+        query.address = warp_query + lane_row;
+        Scores scores;
+
+        copier.copy<BLOCK_M, false>(query_tile,
+                                    p.query + tile.batch * p.query_batch + tile.head * p.query_head +
+                                        (first_row + copier.first) * p.query_row + copier.global_offset,
+                                    p.query_row, p.seqlen_q - first_row);
+        copy_keys(b, Flag<false>{});
+        copy_commit();
+        const auto prepare_query = [&]() {
+            if (p.query_and != ~0u || p.query_xor != 0) {
+                for (int c = lane; c < kWarpRows * T::kRowBytes / kChunkBytes; c += 32) {
+                    Chunk q = load_shared(warp_query + c * kChunkBytes);
+                    q.x = (q.x & p.query_and) ^ p.query_xor;
+                    q.y = (q.y & p.query_and) ^ p.query_xor;
+                    q.z = (q.z & p.query_and) ^ p.query_xor;
+                    q.w = (q.w & p.query_and) ^ p.query_xor;
+                    store_shared(warp_query + c * kChunkBytes, q);
+                }
+                __syncwarp();
+            }
+            query.load_registers();
+        };
+
+#if OVERLAP
+        if (b > 0) copy_keys(b - 1, Flag<true>{});
+        copy_values(b, Flag<false>{});
+        copy_commit();
+        copy_wait<1>();
+        __syncthreads();
+        prepare_query();
+        const auto key_address = [&](int block) { return key_tiles + (block & 1) * kBufferBytes + lane_key; };
+#pragma unroll
+        for (int g = 0; g < kKeyGroups; ++g) multiply_keys(scores, query, key_address(b), g);
+        if (b >= first_masked) mask(scores, b * BLOCK_N, p);
+        softmax.update(scores, out, p.scale_log2);
+
+        const auto step = [&]() {
+            copy_wait<0>();
+            __syncthreads();
+            if (b >= 2) copy_keys(b - 2, Flag<true>{});
+            copy_values(b - 1, Flag<true>{});
+            copy_commit();
+            uint32 probabilities[kKeyGroups][kRowTiles][4];
+            const uint32 next_keys = key_address(b - 1);
+#pragma unroll
+            for (int g = 0; g < kKeyGroups; ++g) {
+#pragma unroll
+                for (int m = 0; m < kRowTiles; ++m) {
+                    softmax.exponentials(scores[m][2 * g], scores[m][2 * g + 1], m, p.scale_log2, probabilities[g][m]);
+                }
+                multiply_keys(scores, query, next_keys, g);
+            }
+            const uint32 value_address = value_tiles + (b & 1) * kBufferBytes + lane_row;
+#pragma unroll
+            for (int g = 0; g < kKeyGroups; ++g) multiply_values(out, probabilities[g], value_address, g);
+            if (b > first_masked) mask(scores, (b - 1) * BLOCK_N, p);
+            softmax.update(scores, out, p.scale_log2);
+        };
+        for (; b > 0; --b) step();
+        copy_wait<0>();
+        __syncthreads();
+        const uint32 value_address = value_tiles + lane_row;
+#pragma unroll
+        for (int g = 0; g < kKeyGroups; ++g) {
+            uint32 probabilities[kRowTiles][4];
+#pragma unroll
+            for (int m = 0; m < kRowTiles; ++m) {
+                softmax.exponentials(scores[m][2 * g], scores[m][2 * g + 1], m, p.scale_log2, probabilities[m]);
+            }
+            multiply_values(out, probabilities, value_address, g);
+        }
+#else
+        copy_values(b, Flag<false>{});
+        copy_commit();
+        copy_wait<1>();
+        __syncthreads();
+        prepare_query();
+        const auto step = [&](auto masked) {
+            copy_wait<0>();
+            __syncthreads();
+            if (b > 0) {
+                copy_keys(b - 1, Flag<true>{});
+                copy_values(b - 1, Flag<true>{});
+                copy_commit();
+            }
+            // Rows wholly above the diagonal see nothing of this block.
+            const bool visible =
+                !masked.value || b * BLOCK_N < first_row + (warp + 1) * kWarpRows + p.causal_offset;
+            if (visible) {
+                multiply_keys(scores, query, key_tiles + (b & 1) * kBufferBytes + lane_key);
+                if (masked.value) mask(scores, b * BLOCK_N, p);
+                softmax.update(scores, out, p.scale_log2);
+                const uint32 value_address = value_tiles + (b & 1) * kBufferBytes + lane_row;
+#pragma unroll
+                for (int g = 0; g < kKeyGroups; ++g) {
+                    uint32 probabilities[kRowTiles][4];
+#pragma unroll
+                    for (int m = 0; m < kRowTiles; ++m) {
+                        softmax.exponentials(scores[m][2 * g], scores[m][2 * g + 1], m, p.scale_log2,
+                                             probabilities[m]);
+                    }
+                    multiply_values(out, probabilities, value_address, g);
+                }
+            }
+        };
+        for (; b >= first_masked; --b) step(Flag<true>{});
+        for (; b >= 0; --b) step(Flag<false>{});
+#endif
+    }
+
+    // Epilogue: normalise, then through this warp's own part of the query tile to 16-byte stores.
+    const WorkTile done(p);
+    const int lane = done.lane;
+    const int warp_row = done.first_row + done.warp * kWarpRows;
+    const uint32 warp_output = query_tile + done.warp * kWarpRows * T::kRowBytes;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const float sum = quad_sum(softmax.sum[m][h]);
+            const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+            const int r = m * 16 + h * 8 + lane / 4;
+            const int global_row = warp_row + r;
+            if (p.lse != nullptr && lane % 4 == 0 && global_row < p.seqlen_q) {
+                constexpr float ln2 = 0.6931471805599453f;
+                p.lse[static_cast<int64>(done.slice) * p.seqlen_q + global_row] =
+                    sum == 0.0f ? NEGATIVE_INFINITY : (softmax.shift[m][h] + log2_approx(sum)) * ln2;
+            }
+#pragma unroll
+            for (int d = 0; d < kOutTiles; ++d) {
+                store_shared(warp_output + T::offset(r, d) + 4 * (lane % 4),
+                             pack(out[m][d][2 * h] * inverse, out[m][d][2 * h + 1] * inverse));
+            }
+        }
+    }
+    __syncwarp();
+    char* output_rows = p.output + done.batch * p.output_batch + done.head * p.output_head +
+                        warp_row * p.output_row;
+    const int rows = p.seqlen_q - warp_row;
+    const int column = lane % kColumns;
+#pragma unroll
+    for (int r = lane / kColumns; r < kWarpRows; r += 32 / kColumns) {
+        if (r < rows && column < p.head_dim / kChunkElements) {
+            store_global(output_rows + r * p.output_row + column * kChunkBytes,
+                         load_shared(warp_output + T::offset(r, column)));
+        }
+    }
+}

@@ -1,0 +1,551 @@
+// Attention forward for calls that are all latency: short sequences, few heads, decode.
+//
+// One block owns 8 * ROW_TILES query rows of one key/value head. The keys are cut into tiles of 16 that are dealt out
+// to the warps of the block and, with CLUSTER > 1, to the blocks of a cluster. Each warp runs softmax over its own
+// keys; the partial results meet once at the end, through shared memory, then through the cluster.
+//
+// Products are computed transposed, S^T = K Q^T and O^T = V^T P^T, so that queries are the narrow (n = 8) side of
+// mma.m16n8k16. No operand passes through shared memory:
+//   K and Q  The reduction index of a matrix product may be permuted if both sides agree. A lane loads 8 contiguous
+//            elements (16 bytes) and calls them its k = {2t, 2t+1, 2t+8, 2t+9} of two k-steps.
+//   V        A lane loads the same 8 dims of keys 2t, 2t+1, 2t+8, 2t+9; interleaving pairs of keys by byte permutes
+//            gives A fragments in which row g of m-tile w is dim 8g + 2w and row g + 8 is dim 8g + 2w + 1.
+//   P        movmatrix turns the accumulator (keys by lane group, queries by lane in group) into a B fragment.
+// The output of a lane is then 8 contiguous dims of a query. (g = lane / 4, t = lane % 4 throughout.)
+//
+// Macros, all integers:
+//   HEAD_DIM       32..256, a multiple of 8
+//   ELEMENT_BF16   1: bfloat16, 0: float16; MMA_K 16, or 8 for sm_75 (types.cuh)
+//   CAUSAL         1: query i sees keys j <= i + seqlen_k - seqlen_q
+//   GROUPED        1: several query heads per key/value head; their rows are packed, row = position * group + head
+//   ROW_TILES      query rows of a block / 8
+//   WARPS          warps of a block
+//   KEY_TILES      tiles of 16 keys that a warp holds at a time
+//   CLUSTER        blocks that share one set of query rows (1, 2, 4, 8; above 1 needs sm_90)
+//   SINGLE_PASS    1: the caller proves seqlen_k <= 16 * KEY_TILES * WARPS * CLUSTER
+//   MASKED         0: the caller proves that it is not causal and seqlen_k is a multiple of that number
+//   WIDE_OFFSETS   0: the caller proves that every byte offset is below 2^32
+//   LATE_VALUES    1: V is loaded after Q K^T, into the registers that K leaves (large HEAD_DIM)
+//   DEPENDENT      1: launched with programmatic stream serialization
+//   ABLATION       0: the kernel. For measurement only, wrong results: 1 loads and merge, 2 no softmax, 3 no merge
+#include "mma/m16n8k16.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/dependent_launch.cuh"
+#include "ptx/global.cuh"
+#include "ptx/movmatrix.cuh"
+#include "types.cuh"
+
+#ifndef ABLATION
+#define ABLATION 0
+#endif
+
+namespace {
+
+constexpr int kRows = 8 * ROW_TILES;
+constexpr int kChunks = (HEAD_DIM + 31) / 32;       // of 32 dims: the dims of two k-steps of Q K^T
+constexpr int kDimGroups = (HEAD_DIM + 63) / 64;    // of 64 dims: four m-tiles of O^T
+constexpr int kQuads = 4 * ROW_TILES * kDimGroups;  // float4 that a lane holds of the output
+constexpr int kShares = (kQuads + CLUSTER - 1) / CLUSTER;  // of them, finished by one block of the cluster
+constexpr int kStep = WARPS * CLUSTER;              // key tiles between two tiles of one warp
+
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM >= 8, "HEAD_DIM must be a multiple of 8");
+
+#if WIDE_OFFSETS
+typedef uint64 Offset;
+#else
+typedef uint32 Offset;
+#endif
+
+}  // namespace
+
+struct Tensor {
+    Offset batch, head, row;  // strides in bytes
+};
+
+struct Parameters {
+    const char* query;
+    const char* key;
+    const char* value;
+    char* output;
+    float* lse;  // (batch, heads, seqlen_q), or null
+    Tensor query_strides, key_strides, value_strides, output_strides;
+    int seqlen_q;
+    int seqlen_k;
+    int group;             // query heads per key/value head
+    uint32 group_magic;  // floor(2^32 / group) + 1
+    float scale_log2;      // softmax scale * log2(e)
+};
+
+namespace {
+
+__device__ __forceinline__ float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// A maximum that may be subtracted: exp2(-inf - 0) is 0 where exp2(-inf - -inf) would be NaN.
+__device__ __forceinline__ float finite_maximum(float x) { return x == NEGATIVE_INFINITY ? 0.0f : x; }
+
+__device__ __forceinline__ uint32 word(const Chunk& x, int i) {
+    return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
+}
+
+// Lanes with the same t hold different keys of the same queries.
+__device__ __forceinline__ float max_over_keys(float x) {
+#pragma unroll
+    for (int mask = 4; mask < 32; mask *= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, mask));
+    return x;
+}
+
+__device__ __forceinline__ float sum_over_keys(float x) {
+#pragma unroll
+    for (int mask = 4; mask < 32; mask *= 2) x += __shfl_xor_sync(0xffffffffu, x, mask);
+    return x;
+}
+
+// Where a packed query row lies.
+struct Row {
+    int position, head;  // head within the group
+};
+
+__device__ __forceinline__ Row locate(int row, const Parameters& p) {
+#if GROUPED
+    const int position = static_cast<int>(__umulhi(static_cast<uint32>(row), p.group_magic));
+    return {position, row - position * p.group};
+#else
+    return {row, 0};
+#endif
+}
+
+// What one lane holds of a row that `Lanes` lanes share: every Lanes-th 16-byte chunk. Chunks past HEAD_DIM repeat the
+// last one: for keys the query is zero there, for values the result is not written.
+template <int Lanes>
+struct RowPieces {
+    static constexpr int kPieces = (HEAD_DIM + 8 * Lanes - 1) / (8 * Lanes);
+
+    Chunk piece[kPieces];
+
+    __device__ __forceinline__ void load_from(const char* row, int lane) {
+        const char* const first = row + kChunkBytes * lane;
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) {
+            if (8 * Lanes * (i + 1) <= HEAD_DIM)
+                piece[i] = load_global(first + kChunkBytes * Lanes * i);
+            else
+                piece[i] = load_global(row + kChunkBytes * min(Lanes * i + lane, HEAD_DIM / 8 - 1));
+        }
+    }
+};
+
+// One tile of 16 keys. Keys past the end repeat the last one: their probabilities are zero, and no memory outside the
+// tensor is read.
+struct KeyTile {
+    RowPieces<4> rows[2];  // keys g and g + 8
+
+    __device__ __forceinline__ void load_from(const char* base, Offset stride, int tile, int seqlen_k, int lane) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            int key = 16 * tile + lane / 4 + 8 * half;
+            if (MASKED) key = min(key, seqlen_k - 1);
+            rows[half].load_from(base + static_cast<Offset>(key) * stride, lane % 4);
+        }
+    }
+};
+
+struct ValueTile {
+    RowPieces<8> rows[4];  // keys 2t, 2t + 1, 2t + 8, 2t + 9
+
+    __device__ __forceinline__ void load_from(const char* base, Offset stride, int tile, int seqlen_k, int lane) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            int key = 16 * tile + 2 * (lane % 4) + i % 2 + 8 * (i / 2);
+            if (MASKED) key = min(key, seqlen_k - 1);
+            rows[i].load_from(base + static_cast<Offset>(key) * stride, lane / 4);
+        }
+    }
+};
+
+// Quad q of a lane: four consecutive dims of one query, in the order in which the partial results lie in memory.
+struct Quad {
+    int row_tile, group, column, half;
+
+    __device__ __forceinline__ explicit Quad(int q)
+        : row_tile(q / (4 * kDimGroups)), group(q / 4 % kDimGroups), column(q / 2 % 2), half(q % 2) {}
+
+    __device__ __forceinline__ int row(int lane) const { return 8 * row_tile + 2 * (lane % 4) + column; }
+    __device__ __forceinline__ int dim(int lane) const { return 64 * group + 8 * (lane / 4) + 4 * half; }
+};
+
+__device__ __forceinline__ void accumulate(float4& sum, float weight, const float4& x) {
+    sum.x = fmaf(weight, x.x, sum.x);
+    sum.y = fmaf(weight, x.y, sum.y);
+    sum.z = fmaf(weight, x.z, sum.z);
+    sum.w = fmaf(weight, x.w, sum.w);
+}
+
+// Softmax statistics of a set of keys, in units of log2: weights are exp2(score - maximum).
+struct Statistics {
+    float maximum, sum;
+};
+
+// Combines the statistics of several disjoint sets of keys; weights[i] rescales the results of set i.
+template <int Count>
+__device__ __forceinline__ Statistics combine(const float2* sets, int stride, float (&weights)[Count]) {
+    float2 set[Count];
+    float maximum = NEGATIVE_INFINITY;
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+        set[i] = sets[i * stride];
+        maximum = fmaxf(maximum, set[i].x);
+    }
+    const float shift = finite_maximum(maximum);
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+        weights[i] = exp2_approx(set[i].x - shift);
+        sum = fmaf(weights[i], set[i].y, sum);
+    }
+    return {maximum, sum};
+}
+
+// Normalises and writes one quad, and with the row's first quad its lse. Rows without keys: zeros and -inf.
+__device__ __forceinline__ void write(const Parameters& p, int first_row, int rows, int lane, int index,
+                                      const float4& x, const Statistics& total) {
+    const Quad quad(index);
+    const int row = first_row + quad.row(lane);
+    const int dim = quad.dim(lane);
+    if (row >= rows) return;
+    const Row at = locate(row, p);
+    const int head = blockIdx.y * (GROUPED ? p.group : 1) + at.head;
+    const float inverse = total.sum > 0.0f ? reciprocal(total.sum) : 0.0f;
+    if (64 * (quad.group + 1) <= HEAD_DIM || dim < HEAD_DIM) {
+        const Offset offset = static_cast<Offset>(blockIdx.z) * p.output_strides.batch +
+                              static_cast<Offset>(head) * p.output_strides.head +
+                              static_cast<Offset>(at.position) * p.output_strides.row + dim * kElementBytes;
+        store_global(p.output + offset, pack(x.x * inverse, x.y * inverse), pack(x.z * inverse, x.w * inverse));
+    }
+    if (p.lse != nullptr && quad.group == 0 && quad.half == 0 && lane < 4) {
+        const long long heads = static_cast<long long>(gridDim.y) * (GROUPED ? p.group : 1);
+        const float natural_log_of_2 = 0.6931471805599453f;
+        p.lse[(blockIdx.z * heads + head) * p.seqlen_q + at.position] =
+            total.sum > 0.0f ? (total.maximum + log2_approx(total.sum)) * natural_log_of_2 : NEGATIVE_INFINITY;
+    }
+}
+
+}  // namespace
+
+#if CLUSTER > 1
+#define CLUSTER_SHAPE __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define CLUSTER_SHAPE
+#endif
+
+extern "C" __global__ void CLUSTER_SHAPE __launch_bounds__(32 * WARPS, 1)
+attention_small(const __grid_constant__ Parameters p) {
+    const int lane = threadIdx.x % 32;
+    const int warp = WARPS == 1 ? 0 : threadIdx.x / 32;
+#if CLUSTER > 1
+    // What the blocks of the cluster send this one: their results for the quads that it finishes.
+    __shared__ float4 gathered[CLUSTER][kShares][32];
+    __shared__ float2 gathered_statistics[CLUSTER][kRows];
+    __shared__ uint64 mailbox;
+    const int part = cluster::rank();
+    const int own_shares = (kQuads - part + CLUSTER - 1) / CLUSTER;
+    if (threadIdx.x == 0)
+        cluster::open_mailbox(&mailbox, CLUSTER * (sizeof(gathered[0][0]) * own_shares + sizeof(gathered_statistics[0])));
+    cluster::announce();
+#else
+    const int part = 0;
+#endif
+    const int rows = GROUPED ? p.seqlen_q * p.group : p.seqlen_q;
+    const int first_row = static_cast<int>(blockIdx.x / CLUSTER) * kRows;
+    const int past = p.seqlen_k - p.seqlen_q;
+
+    int keys = p.seqlen_k;  // of which the block's last row sees at least one
+    if (CAUSAL) keys = min(keys, locate(min(first_row + kRows, rows) - 1, p).position + 1 + past);
+    const int key_tiles = (keys + 15) / 16;
+
+    const char* const key_base = p.key;
+    const char* const value_base = p.value;
+    const Offset key_head = static_cast<Offset>(blockIdx.z) * p.key_strides.batch +
+                            static_cast<Offset>(blockIdx.y) * p.key_strides.head;
+    const Offset value_head = static_cast<Offset>(blockIdx.z) * p.value_strides.batch +
+                              static_cast<Offset>(blockIdx.y) * p.value_strides.head;
+
+    float output[ROW_TILES][4 * kDimGroups][4] = {};
+    float maximum[ROW_TILES][2], sum[ROW_TILES][2];
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; ++r) {
+        maximum[r][0] = maximum[r][1] = NEGATIVE_INFINITY;
+        sum[r][0] = sum[r][1] = 0.0f;
+    }
+
+    int tile = part * WARPS + warp;
+#if DEPENDENT
+    wait_for_predecessor();
+    allow_successor();
+#endif
+    if (tile < key_tiles) {
+        Chunk query[ROW_TILES][kChunks];
+        KeyTile key[KEY_TILES];
+        ValueTile value[KEY_TILES];
+
+        const auto load_keys = [&](int from) {
+#pragma unroll
+            for (int i = 0; i < KEY_TILES; ++i)
+                key[i].load_from(key_base + key_head, p.key_strides.row, from + i * kStep, p.seqlen_k, lane);
+        };
+        const auto load_values = [&](int from) {
+#pragma unroll
+            for (int i = 0; i < KEY_TILES; ++i)
+                value[i].load_from(value_base + value_head, p.value_strides.row, from + i * kStep, p.seqlen_k, lane);
+        };
+
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; ++r) {
+            const Row at = locate(min(first_row + 8 * r + lane / 4, rows - 1), p);
+            const Offset offset = static_cast<Offset>(blockIdx.z) * p.query_strides.batch +
+                                  static_cast<Offset>(blockIdx.y * (GROUPED ? p.group : 1) + at.head) *
+                                      p.query_strides.head +
+                                  static_cast<Offset>(at.position) * p.query_strides.row;
+#pragma unroll
+            for (int chunk = 0; chunk < kChunks; ++chunk) {
+                const int dim = 32 * chunk + 8 * (lane % 4);
+                query[r][chunk] = Chunk{0, 0, 0, 0};
+                if (32 * chunk + 32 <= HEAD_DIM || dim < HEAD_DIM)
+                    query[r][chunk] = load_global(p.query + offset + dim * kElementBytes);
+            }
+        }
+        load_keys(tile);
+        if (!LATE_VALUES) load_values(tile);
+
+        // Orders memory, so every load above is issued before the first product; ptxas otherwise sinks most of them
+        // below it, which costs another round trip to L2.
+        __syncwarp();
+
+        // One past the last key that each of this lane's queries sees.
+        int limit[ROW_TILES][2];
+        if (MASKED) {
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; ++r)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    limit[r][e] = p.seqlen_k;
+                    if (CAUSAL)
+                        limit[r][e] = min(limit[r][e],
+                                          locate(first_row + 8 * r + 2 * (lane % 4) + e, p).position + 1 + past);
+                }
+        }
+
+        while (true) {
+            const int next = tile + KEY_TILES * kStep;
+            const bool more = !SINGLE_PASS && next < key_tiles;
+
+            // Scores: [0], [1] are key g of queries 2t, 2t + 1; [2], [3] are key g + 8.
+            float score[KEY_TILES][ROW_TILES][4];
+#if ABLATION != 1
+            // Two chains of accumulation halve the latency of this product.
+            float other[KEY_TILES][ROW_TILES][4];
+#pragma unroll
+            for (int i = 0; i < KEY_TILES; ++i)
+#pragma unroll
+                for (int r = 0; r < ROW_TILES; ++r)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) score[i][r][e] = other[i][r][e] = 0.0f;
+#pragma unroll
+            for (int chunk = 0; chunk < kChunks; ++chunk)
+#pragma unroll
+                for (int i = 0; i < KEY_TILES; ++i)
+#pragma unroll
+                    for (int r = 0; r < ROW_TILES; ++r) {
+                        const Chunk& low = key[i].rows[0].piece[chunk];
+                        const Chunk& high = key[i].rows[1].piece[chunk];
+                        const Chunk& q = query[r][chunk];
+                        mma(score[i][r], {low.x, high.x, low.y, high.y}, q.x, q.y);
+                        mma(other[i][r], {low.z, high.z, low.w, high.w}, q.z, q.w);
+                    }
+            if (LATE_VALUES) load_values(tile);
+            else if (more) load_keys(next);
+#pragma unroll
+            for (int i = 0; i < KEY_TILES; ++i)
+#pragma unroll
+                for (int r = 0; r < ROW_TILES; ++r)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) {
+                        const int at = 16 * (tile + i * kStep) + lane / 4 + 8 * (e / 2);
+                        float& s = score[i][r][e];
+                        s = (s + other[i][r][e]) * p.scale_log2;
+                        if (MASKED) s = at < limit[r][e % 2] ? s : NEGATIVE_INFINITY;
+                    }
+#else
+            float mixed = 0.0f;
+#pragma unroll
+            for (int i = 0; i < KEY_TILES; ++i)
+#pragma unroll
+                for (int h = 0; h < 2; ++h)
+#pragma unroll
+                    for (int chunk = 0; chunk < kChunks; ++chunk)
+#pragma unroll
+                        for (int w = 0; w < 4; ++w)
+                            mixed += __int_as_float(word(key[i].rows[h].piece[chunk], w) ^ word(query[0][chunk], w));
+#endif
+
+            uint32 probability[KEY_TILES][ROW_TILES][2];
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; ++r) {
+#if ABLATION == 0 || ABLATION == 3
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    float top = score[0][r][e];
+#pragma unroll
+                    for (int i = 0; i < KEY_TILES; ++i) top = fmaxf(top, fmaxf(score[i][r][e], score[i][r][2 + e]));
+                    top = max_over_keys(top);
+                    if (!SINGLE_PASS) {
+                        top = fmaxf(top, maximum[r][e]);
+                        const float shrink = exp2_approx(maximum[r][e] - finite_maximum(top));
+                        sum[r][e] *= shrink;
+#pragma unroll
+                        for (int m = 0; m < 4 * kDimGroups; ++m) {
+                            output[r][m][e] *= shrink;
+                            output[r][m][2 + e] *= shrink;
+                        }
+                    }
+                    maximum[r][e] = top;
+                    const float shift = MASKED ? finite_maximum(top) : top;
+#pragma unroll
+                    for (int i = 0; i < KEY_TILES; ++i) {
+                        score[i][r][e] = exp2_approx(score[i][r][e] - shift);
+                        score[i][r][2 + e] = exp2_approx(score[i][r][2 + e] - shift);
+                        sum[r][e] += score[i][r][e] + score[i][r][2 + e];
+                    }
+                }
+#elif ABLATION == 2
+                maximum[r][0] = maximum[r][1] = 0.0f;
+                sum[r][0] = sum[r][1] = 1.0f;
+#endif
+#if ABLATION != 1
+#pragma unroll
+                for (int i = 0; i < KEY_TILES; ++i) {
+                    probability[i][r][0] = transpose_matrix(pack(score[i][r][0], score[i][r][1]));
+                    probability[i][r][1] = transpose_matrix(pack(score[i][r][2], score[i][r][3]));
+                }
+#endif
+            }
+
+#if ABLATION != 1
+#pragma unroll
+            for (int i = 0; i < KEY_TILES; ++i)
+#pragma unroll
+                for (int group = 0; group < kDimGroups; ++group)
+#pragma unroll
+                    for (int w = 0; w < 4; ++w) {
+                        const uint32 first = word(value[i].rows[0].piece[group], w);
+                        const uint32 second = word(value[i].rows[1].piece[group], w);
+                        const uint32 ninth = word(value[i].rows[2].piece[group], w);
+                        const uint32 tenth = word(value[i].rows[3].piece[group], w);
+                        const uint32 dims[4] = {__byte_perm(first, second, 0x5410), __byte_perm(first, second, 0x7632),
+                                                __byte_perm(ninth, tenth, 0x5410), __byte_perm(ninth, tenth, 0x7632)};
+#pragma unroll
+                        for (int r = 0; r < ROW_TILES; ++r)
+                            mma(output[r][4 * group + w], dims, probability[i][r][0], probability[i][r][1]);
+                    }
+#else
+#pragma unroll
+            for (int i = 0; i < KEY_TILES; ++i)
+#pragma unroll
+                for (int k = 0; k < 4; ++k)
+#pragma unroll
+                    for (int group = 0; group < kDimGroups; ++group)
+#pragma unroll
+                        for (int w = 0; w < 4; ++w)
+                            output[0][4 * group + w][k] += mixed + __int_as_float(word(value[i].rows[k].piece[group], w));
+            if (more) load_keys(next);
+#endif
+            if (!more) break;
+            if (LATE_VALUES) load_keys(next);
+            else load_values(next);
+            tile = next;
+        }
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; ++r)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) sum[r][e] = sum_over_keys(sum[r][e]);
+    }
+
+    const auto own_quad = [&](int r, int group, int e, int half) {
+        const auto& first = output[r][4 * group + 2 * half];
+        const auto& second = output[r][4 * group + 2 * half + 1];
+        return make_float4(first[e], first[2 + e], second[e], second[2 + e]);
+    };
+
+#if (WARPS == 1 && CLUSTER == 1) || ABLATION == 3
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; ++r)
+#pragma unroll
+        for (int group = 0; group < kDimGroups; ++group)
+#pragma unroll
+            for (int q = 0; q < 4; ++q)
+                write(p, first_row, rows, lane, 4 * (r * kDimGroups + group) + q, own_quad(r, group, q / 2, q % 2),
+                      {maximum[r][q / 2], sum[r][q / 2]});
+#else
+    __shared__ float4 partial[WARPS][kQuads][32];
+    __shared__ float2 statistics[kRows][WARPS];
+
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; ++r) {
+        if (lane < 4) {
+            statistics[8 * r + 2 * lane][warp] = make_float2(maximum[r][0], sum[r][0]);
+            statistics[8 * r + 2 * lane + 1][warp] = make_float2(maximum[r][1], sum[r][1]);
+        }
+#pragma unroll
+        for (int group = 0; group < kDimGroups; ++group)
+#pragma unroll
+            for (int q = 0; q < 4; ++q)
+                partial[warp][4 * (r * kDimGroups + group) + q][lane] = own_quad(r, group, q / 2, q % 2);
+    }
+    __syncthreads();
+
+#if CLUSTER > 1
+    cluster::wait_for_peers();
+#endif
+#pragma unroll
+    for (int i = 0; i < (kQuads + WARPS - 1) / WARPS; ++i) {
+        const int index = warp + i * WARPS;
+        if (kQuads % WARPS != 0 && index >= kQuads) break;
+        const Quad quad(index);
+        float weights[WARPS];
+        const Statistics total = combine<WARPS>(statistics[quad.row(lane)], 1, weights);
+        float4 merged = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) accumulate(merged, weights[w], partial[w][index][lane]);
+#if CLUSTER > 1
+        const int owner = index % CLUSTER;
+        cluster::post(cluster::peer_address(&gathered[part][index / CLUSTER][lane], owner),
+                      cluster::peer_address(&mailbox, owner), merged);
+        const int receiver = lane / 4;  // of the statistics, which every block that finishes something needs
+        if (quad.group == 0 && quad.half == 0 && receiver < min(CLUSTER, kQuads))
+            cluster::post(cluster::peer_address(&gathered_statistics[part][quad.row(lane)], receiver),
+                          cluster::peer_address(&mailbox, receiver), make_float2(total.maximum, total.sum));
+#else
+        write(p, first_row, rows, lane, index, merged, total);
+#endif
+    }
+#if CLUSTER > 1
+    if (own_shares == 0) return;
+    cluster::wait_for_mail(&mailbox);
+#pragma unroll
+    for (int i = 0; i < (kShares + WARPS - 1) / WARPS; ++i) {
+        const int share = warp + i * WARPS;
+        const int index = share * CLUSTER + part;
+        if ((kShares % WARPS != 0 && share >= kShares) || (kQuads % CLUSTER != 0 && index >= kQuads)) break;
+        float weights[CLUSTER];
+        const Statistics total = combine<CLUSTER>(&gathered_statistics[0][Quad(index).row(lane)], kRows, weights);
+        float4 merged = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+        for (int c = 0; c < CLUSTER; ++c) accumulate(merged, weights[c], gathered[c][share][lane]);
+        write(p, first_row, rows, lane, index, merged, total);
+    }
+#endif
+#endif
+}

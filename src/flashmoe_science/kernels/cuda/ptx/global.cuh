@@ -1,0 +1,14 @@
+// Vector loads and stores of global memory that stay in program order among themselves.
+#pragma once
+#include "ptx/vector.cuh"
+
+__device__ __forceinline__ Chunk load_global(const char* address) {
+    Chunk c;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(c.x), "=r"(c.y), "=r"(c.z), "=r"(c.w) : "l"(address));
+    return c;
+}
+
+__device__ __forceinline__ void store_global(char* address, uint32 low, uint32 high) {
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(address), "r"(low), "r"(high) : "memory");
+}

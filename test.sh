@@ -1,0 +1,12 @@
+#!/bin/sh
+# Makes the project's environment if it is not there, with the tools of the tests, then runs pytest with the
+# arguments given. See scripts/environment.sh for the variables.
+set -eu
+root=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+. "$root/scripts/environment.sh"
+prepare_environment dev
+"$python" -c 'import hypothesis, pytest, pytest_timeout, xdist' 2>/dev/null ||
+    fail "$python lacks the tools of the tests. Install them with" \
+        "  $python -m pip install pytest pytest-timeout pytest-xdist hypothesis"
+cd "$root"
+exec "$python" -m pytest --numprocesses auto --maxprocesses 8 --dist loadgroup "$@"

@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cudadent42 import runs
+from cudadent42.errors import UsageError
+from cudadent42.records import (
+    BuildReport,
+    Case,
+    Check,
+    Comparison,
+    MachineReport,
+    Plan,
+    Results,
+    Sample,
+    Status,
+    Verdict,
+    VerifiedCase,
+    VerifyReport,
+)
+from cudadent42.source import Revision, revision
+
+CASE = Case("tiny", "fp16", 2, 4, 2, 32, 48, 64, causal=True)
+PLAN = Plan("unit", "cpu", (CASE,), "pytorch", ("pytorch", "cudadent42"), repeats=2, warmup=0, seed=7)
+MACHINE = MachineReport((Check("python", Status.OK, "3.11"),), "torch=none", {"cores": 2, "load": 0.5})
+REVISION = Revision("0123456789abcdef", "main", True, "diff", ("new.txt",))
+
+
+def sample(block: int = 0, latency_ms: float = 0.5, flags: str = "") -> Sample:
+    return Sample(CASE.id, "pytorch", block, 1, latency_ms, 8, math.nan, 1.25, flags)
+
+
+def writer(folder: Path) -> runs.RunWriter:
+    return runs.RunWriter(folder, PLAN, MACHINE, REVISION, ["cudadent42", "run"])
+
+
+def results() -> Results:
+    row = Comparison("tiny", "fp16", "cudadent42", "pytorch", 2.0, 1.9, 2.1, Verdict.FASTER, 1.0, 2.0, 2)
+    return Results("pytorch", "cudadent42", 2.0, 1.9, 2.1, Verdict.FASTER, 0.01, math.nan, (row,))
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    verify = VerifyReport((VerifiedCase(CASE.id, "cudadent42", "random", None, None, None, True),))
+    with writer(folder) as run:
+        run.set_build(BuildReport(()))
+        run.write_verify(verify)
+        run.append_sample(sample(0))
+        run.append_sample(sample(1, flags="throttled,preempted"))
+        run.write_results(results())
+        run.log("stage", name="bench")
+
+    read = runs.load_run(folder)
+    assert read.manifest.status is runs.RunStatus.FINISHED
+    assert read.plan == PLAN
+    assert read.machine == MACHINE
+    assert read.manifest.revision == REVISION
+    assert read.build == BuildReport(())
+    assert read.verify == verify
+    assert read.results is not None
+    assert read.results.cases == results().cases
+    assert [s.block for s in read.samples] == [0, 1]
+    assert read.samples[1].flags == "throttled,preempted"
+    assert math.isnan(read.samples[0].memory_mb)
+    entry = json.loads((folder / runs.LOG).read_text())
+    assert (entry["event"], entry["name"]) == ("stage", "bench")
+
+
+def test_samples_begin_with_the_nine_columns(tmp_path: Path) -> None:
+    with writer(tmp_path / "run") as run:
+        run.append_sample(sample(latency_ms=0.5))
+    header, row = list(csv.reader((tmp_path / "run" / runs.SAMPLES).open()))
+    assert ",".join(header[:9]) == (
+        "implementation,dtype,batch_size,seq_len,hidden_dim,num_heads,latency_ms,"
+        "throughput_tokens_per_sec,memory_mb"
+    )
+    assert header[9:14] == ["case", "causal", "head_dim", "block", "seed"]
+    cells = dict(zip(header, row, strict=True))
+    assert cells["hidden_dim"] == "64"
+    assert float(cells["throughput_tokens_per_sec"]) == pytest.approx(2 * 32 / 0.5e-3)
+    assert (cells["case"], cells["causal"], cells["seed"]) == ("tiny", "true", "7")
+
+
+def test_rows_are_on_disk_before_the_run_ends(tmp_path: Path) -> None:
+    run = writer(tmp_path / "run")
+    run.append_sample(sample())
+    unfinished = runs.load_run(tmp_path / "run")
+    assert unfinished.manifest.status is runs.RunStatus.RUNNING
+    assert len(unfinished.samples) == 1
+    assert unfinished.verify is None
+    assert unfinished.results is None
+
+
+def test_a_row_cut_short_is_left_out(tmp_path: Path) -> None:
+    with writer(tmp_path / "run") as run:
+        run.append_sample(sample(0))
+        run.append_sample(sample(1))
+    path = tmp_path / "run" / runs.SAMPLES
+    path.write_bytes(path.read_bytes()[:-4])
+    assert [s.block for s in runs.load_run(tmp_path / "run").samples] == [0]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(KeyboardInterrupt(), runs.RunStatus.INTERRUPTED), (UsageError("why"), runs.RunStatus.FAILED)],
+)
+def test_how_the_run_ended_is_recorded(tmp_path: Path, error: BaseException, status: runs.RunStatus) -> None:
+    def interrupted_run() -> None:
+        with writer(tmp_path / "run") as run:
+            run.append_sample(sample())
+            raise error
+
+    with pytest.raises(type(error)):
+        interrupted_run()
+    read = runs.load_run(tmp_path / "run")
+    assert read.manifest.status is status
+    assert read.manifest.error == str(error)
+    assert len(read.samples) == 1
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "kept.txt").write_text("mine")
+    with pytest.raises(UsageError, match="not empty"):
+        writer(tmp_path)
+    with pytest.raises(UsageError, match="is a file"):
+        writer(tmp_path / "kept.txt")
+    assert os.listdir(tmp_path) == ["kept.txt"]
+
+
+def test_a_folder_that_cannot_be_made() -> None:
+    with pytest.raises(UsageError, match="cannot write to /proc: "):
+        writer(Path("/proc/no/such"))
+
+
+def test_a_full_disk_keeps_what_was_measured(tmp_path: Path) -> None:
+    """A file-size limit stands for the full disk: the write fails with an OSError in the same places."""
+    folder = tmp_path / "run"
+    script = f"""
+import resource, signal
+from pathlib import Path
+import test_runs as t
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+with t.writer(Path({str(folder)!r})) as run:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+    for block in range(10_000):
+        run.append_sample(t.sample(block))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parent)])},
+    )
+    assert done.returncode != 0
+    assert "UsageError: cannot write to" in done.stderr
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 4096
+    read = runs.load_run(folder)
+    assert len(read.samples) > 20
+    assert read.manifest.status is runs.RunStatus.FAILED
+    assert "cannot write" in read.manifest.error
+
+
+def test_json_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    runs.write_json(path, PLAN)
+    before = path.read_text()
+    with pytest.raises(TypeError):
+        runs.write_json(path, object())
+    assert path.read_text() == before
+    assert os.listdir(tmp_path) == ["x.json"]
+
+
+def test_what_is_not_a_run_folder(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not a folder"):
+        runs.load_run(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match=r"has no manifest\.json"):
+        runs.load_run(tmp_path)
+    (tmp_path / runs.MANIFEST).write_text("[]")
+    with pytest.raises(UsageError, match="schema_version"):
+        runs.load_run(tmp_path)
+    (tmp_path / runs.MANIFEST).write_text('{"schema_version": 1')
+    with pytest.raises(UsageError, match="cannot be read"):
+        runs.load_run(tmp_path)
+
+
+def test_a_newer_schema_is_named(tmp_path: Path) -> None:
+    with writer(tmp_path / "run"):
+        pass
+    path = tmp_path / "run" / runs.MANIFEST
+    manifest = json.loads(path.read_text()) | {"schema_version": 99, "unheard_of": 1}
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(UsageError, match=r"newer cudadent42 \(schema 99"):
+        runs.load_run(tmp_path / "run")
+
+
+def test_the_default_path_names_suite_and_revision() -> None:
+    name = runs.default_path("default", REVISION).name
+    assert name.endswith("Z-default-01234567-dirty")
+    assert runs.default_path("default", None).name.endswith("-default-v0.1.0")
+
+
+def test_revision_of_this_tree() -> None:
+    found = revision()
+    assert found is None or len(found.commit) == 40

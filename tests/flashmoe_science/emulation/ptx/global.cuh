@@ -1,0 +1,6 @@
+#pragma once
+#include "types.cuh"
+struct Chunk { uint32 x,y,z,w; };
+inline Chunk load_global(const char* p) { Chunk c; memcpy(&c,p,16); return c; }
+inline void store_global(char* p, uint32 a, uint32 b) { memcpy(p,&a,4); memcpy(p+4,&b,4); }
+inline void store_global(char* p, Chunk c) { memcpy(p,&c,16); }

@@ -1,0 +1,54 @@
+// The device side of the kernels, on the CPU: one thread per CUDA thread, barriers for what a warp does together.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <cmath>
+#include <barrier>
+#include <thread>
+#include <vector>
+#include <memory>
+#include <algorithm>
+using uint16 = unsigned short; using uint32 = unsigned int; using uint64 = unsigned long long; using int64 = long long;
+constexpr int kElementBytes = 2; constexpr int kChunkBytes = 16;
+#define __device__
+#define __forceinline__ inline
+#define __global__
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __cluster_dims__(...)
+struct float2 { float x, y; }; struct alignas(16) float4 { float x, y, z, w; };
+inline float4 make_float4(float a, float b, float c, float d) { return {a,b,c,d}; }
+inline float2 make_float2(float a, float b) { return {a,b}; }
+struct dim3 { unsigned x, y, z; };
+struct Warp { std::barrier<> bar{32}; uint32 slot[32][8]; };
+struct Block { std::barrier<> bar; std::vector<std::unique_ptr<Warp>> warps; std::vector<char> arena; Block(int w) : bar(32*w), arena(1<<18) { for (int i=0;i<w;i++) warps.push_back(std::make_unique<Warp>()); } };
+struct Cluster { std::barrier<> bar; std::vector<std::unique_ptr<Block>> blocks; Cluster(int c, int w) : bar(32*w*c) { for (int i=0;i<c;i++) blocks.push_back(std::make_unique<Block>(w)); } };
+inline thread_local dim3 threadIdx, blockIdx, gridDim; inline thread_local Warp* warp_; inline thread_local Block* block_; inline thread_local Cluster* cluster_; inline thread_local int rank_; inline thread_local int lane_; inline thread_local size_t arena_used;
+inline void __syncthreads() { block_->bar.arrive_and_wait(); }
+inline void __syncwarp() { warp_->bar.arrive_and_wait(); }
+template <class T> T* shared_alloc() { T* p = (T*)(block_->arena.data() + arena_used); arena_used += (sizeof(T)+15)/16*16; return p; }
+inline float __int_as_float(int x) { float f; memcpy(&f,&x,4); return f; }
+inline uint32 fbits(float x) { uint32 f; memcpy(&f,&x,4); return f; }
+inline uint32 __umulhi(uint32 a, uint32 b) { return (uint64)a*b >> 32; }
+inline int min(int a, int b) { return a<b?a:b; } inline int max(int a, int b) { return a>b?a:b; }
+inline uint32 __byte_perm(uint32 a, uint32 b, uint32 s) { uint64 v = ((uint64)b<<32)|a; uint32 r=0; for (int i=0;i<4;i++) r |= ((v >> (8*((s>>(4*i))&7))) & 255) << (8*i); return r; }
+inline float __shfl_xor_sync(unsigned, float x, int m) { warp_->slot[lane_][0]=fbits(x); __syncwarp(); float y=__int_as_float(warp_->slot[lane_^m][0]); __syncwarp(); return y; }
+#define NEGATIVE_INFINITY __int_as_float(0xff800000)
+inline uint16 enc(float f) {
+#if ELEMENT_BF16
+  uint32 u=fbits(f); if (f!=f) return 0x7fff; return (u + 0x7fff + ((u>>16)&1))>>16;
+#else
+  _Float16 h=(_Float16)f; uint16 u; memcpy(&u,&h,2); return u;
+#endif
+}
+inline float dec(uint16 u) {
+#if ELEMENT_BF16
+  return __int_as_float((uint32)u<<16);
+#else
+  _Float16 h; memcpy(&h,&u,2); return h;
+#endif
+}
+inline uint32 pack(float lo, float hi) { return enc(lo) | ((uint32)enc(hi)<<16); }
+inline float exp2_approx(float x) { return exp2f(x); }
+inline float log2_approx(float x) { return log2f(x); }
+inline float reciprocal(float x) { return 1/x; }

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flashmoe_science.errors import BuildError, DeviceError, InputError
+from flashmoe_science.jit import host
+from flashmoe_science.jit.cache import CompileCache
+from flashmoe_science.jit.host import InstructionSet
+
+SOURCE = (
+    '#include "seven.h"\nextern "C" __attribute__((visibility("default"))) int seven() { return SEVEN; }\n'
+)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source" / "seven.cpp"
+    path.parent.mkdir()
+    path.write_text(SOURCE)
+    path.with_name("seven.h").write_text("#define SEVEN 7\n")
+    return path
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> CompileCache:
+    return CompileCache(tmp_path / "cache")
+
+
+@pytest.fixture
+def _compilers_forgotten(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    host.find_compiler.cache_clear()
+    yield
+    monkeypatch.undo()
+    host.find_compiler.cache_clear()
+
+
+def test_compiles_loads_and_finds_again(source: Path, cache: CompileCache) -> None:
+    first = host.build(source, "seven", InstructionSet.PORTABLE, cache)
+    assert host.load(first).seven() == 7
+    assert first.cached is False
+    assert host.build(source, "seven", InstructionSet.PORTABLE, cache).cached is True
+
+
+def test_a_changed_header_is_another_entry(source: Path, cache: CompileCache) -> None:
+    first = host.build(source, "seven", InstructionSet.PORTABLE, cache)
+    source.with_name("seven.h").write_text("#define SEVEN 8\n")
+    second = host.build(source, "seven", InstructionSet.PORTABLE, cache)
+    assert first.key != second.key
+    assert host.load(second).seven() == 8
+
+
+def test_the_recipe_names_the_instruction_set_and_its_features(source: Path, cache: CompileCache) -> None:
+    if InstructionSet.AVX2 not in host.available_instruction_sets():
+        pytest.skip("this CPU lacks AVX2")
+    portable = host.build(source, "seven", InstructionSet.PORTABLE, cache).recipe
+    avx2 = host.build(source, "seven", InstructionSet.AVX2, cache).recipe
+    assert portable.architecture != avx2.architecture
+    assert "avx2+fma+f16c" in avx2.architecture
+    assert {"-mavx2", "-mfma", "-mf16c"} <= set(avx2.flags)
+    assert not any("native" in flag for flag in (*avx2.flags, *portable.flags))
+    assert set(avx2.sources) == {"seven.cpp", "seven.h"}
+
+
+def test_code_for_a_better_cpu_is_refused(
+    source: Path, cache: CompileCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "cpu_features", lambda: frozenset({"sse2", "avx2", "fma", "f16c"}))
+    assert host.available_instruction_sets() == (InstructionSet.AVX2, InstructionSet.PORTABLE)
+    assert host.choose_instruction_set() is InstructionSet.AVX2
+    with pytest.raises(DeviceError, match=r"cannot run avx512 code \(it lacks avx512bw"):
+        host.build(source, "seven", InstructionSet.AVX512, cache)
+
+
+def test_a_cpu_without_known_features_gets_the_portable_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FLASHMOE_CPU_ISA", raising=False)
+    monkeypatch.setattr(host, "cpu_features", lambda: frozenset())
+    assert host.choose_instruction_set() is InstructionSet.PORTABLE
+
+
+def test_instruction_set_by_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHMOE_CPU_ISA", "portable")
+    assert host.choose_instruction_set() is InstructionSet.PORTABLE
+    monkeypatch.setenv("FLASHMOE_CPU_ISA", "mmx")
+    with pytest.raises(InputError, match="mmx is not an instruction set; expected one of avx512_bf16"):
+        host.choose_instruction_set()
+
+
+def test_library_that_cannot_be_loaded(source: Path, cache: CompileCache) -> None:
+    build = host.build(source, "seven", InstructionSet.PORTABLE, cache)
+    build.artifact.write_bytes(b"not a library")
+    with pytest.raises(BuildError, match="cannot be loaded"):
+        host.load(build)
+
+
+@pytest.mark.usefixtures("_compilers_forgotten")
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    if host._find_zig() is not None:
+        pytest.skip("the ziglang wheel is installed here")
+    with pytest.raises(DeviceError, match="pip install ziglang"):
+        host.find_compiler()
+
+
+@pytest.mark.usefixtures("_compilers_forgotten")
+def test_cxx_is_honoured_with_its_arguments(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: Path, cache: CompileCache
+) -> None:
+    found = host.find_compiler()
+    if len(found.command) != 1:
+        pytest.skip("needs a compiler that is one program")
+    wrapper = tmp_path / "my compiler"
+    wrapper.write_text(f'#!/bin/sh\nexec {found.command[0]} "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CXX", f"'{wrapper}' -DWRAPPED")
+    host.find_compiler.cache_clear()
+    assert host.find_compiler().command == (str(wrapper), "-DWRAPPED")
+    source.write_text(SOURCE + "#ifndef WRAPPED\n#error argument lost\n#endif\n")
+    build = host.build(source, "seven", InstructionSet.PORTABLE, cache)
+    assert host.load(build).seven() == 7
+    assert "-DWRAPPED" in build.recipe.compiler
+
+
+@pytest.mark.usefixtures("_compilers_forgotten")
+@pytest.mark.parametrize(
+    ("value", "message"), [("/no/such/compiler", "not a program"), ("false", "does not run")]
+)
+def test_cxx_that_does_not_run(monkeypatch: pytest.MonkeyPatch, value: str, message: str) -> None:
+    monkeypatch.setenv("CXX", value)
+    with pytest.raises(DeviceError, match=message):
+        host.find_compiler()
+
+
+def test_sources_with_spaces_and_shell_characters_in_their_path(tmp_path: Path, cache: CompileCache) -> None:
+    folder = tmp_path / "a b; $(touch x) 'c'"
+    folder.mkdir()
+    (folder / "seven.cpp").write_text(SOURCE)
+    (folder / "seven.h").write_text("#define SEVEN 7\n")
+    build = host.build(folder / "seven.cpp", "seven", InstructionSet.PORTABLE, cache)
+    assert host.load(build).seven() == 7
+    assert sorted(os.listdir(folder)) == ["seven.cpp", "seven.h"]
+
+
+def test_processes_that_start_together_share_one_compilation(source: Path, cache: CompileCache) -> None:
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from flashmoe_science.jit import host\n"
+        "from flashmoe_science.jit.cache import CompileCache\n"
+        "cache = CompileCache(Path(sys.argv[2]))\n"
+        "b = host.build(Path(sys.argv[1]), 'seven', host.InstructionSet.PORTABLE, cache)\n"
+        "assert host.load(b).seven() == 7\n"
+        "print(b.cached)\n"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(source), str(cache.directory)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    answers = [process.communicate(timeout=120)[0].strip() for process in processes]
+    assert sorted(answers) == ["False", "True", "True"]
+
+
+def test_loaded_code_outlives_the_entry(source: Path, cache: CompileCache) -> None:
+    build = host.build(source, "seven", InstructionSet.PORTABLE, cache)
+    library: ctypes.CDLL = host.load(build)
+    cache.clear()
+    assert library.seven() == 7

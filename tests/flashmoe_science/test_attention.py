@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from attention_reference import assert_as_exact_as_torch, exact_attention
+
+import flashmoe_science
+from flashmoe_science import DeviceError, InputError, flash_attention
+
+
+def tensors(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 4, 20, 32, generator=generator).to(dtype)
+    key, value = (torch.randn(2, 2, 30, 32, generator=generator).to(dtype) for _ in range(2))
+    return query, key, value
+
+
+def test_output_alone_or_with_the_log_sum_exp() -> None:
+    query, key, value = tensors()
+    alone = flash_attention(query, key, value, causal=True)
+    assert isinstance(alone, torch.Tensor)
+    assert_as_exact_as_torch(alone, query, key, value, True)
+    out, lse = flash_attention(query, key, value, causal=True, return_lse=True)
+    assert torch.equal(out, alone)
+    torch.testing.assert_close(lse.double(), exact_attention(query, key, value, True)[1], atol=1e-5, rtol=0)
+
+
+def test_scale() -> None:
+    query, key, value = tensors()
+    explicit = flash_attention(query, key, value, softmax_scale=1 / math.sqrt(32))
+    torch.testing.assert_close(explicit, flash_attention(query, key, value), atol=1e-6, rtol=1e-6)
+    assert_as_exact_as_torch(
+        flash_attention(query, key, value, softmax_scale=0.7), query, key, value, False, 0.7
+    )
+
+
+def test_public_names() -> None:
+    assert all(hasattr(flashmoe_science, name) for name in flashmoe_science.__all__)
+
+
+QUERY, KEY, VALUE = tensors()
+BAD = [
+    ((QUERY[0], KEY, VALUE), {}, "query has 3 dimensions"),
+    ((QUERY, KEY[0], VALUE), {}, "key has 3 dimensions"),
+    ((QUERY, KEY, VALUE.half()), {}, "value is torch.float16 but query is torch.float32"),
+    ((QUERY.double(), KEY.double(), VALUE.double()), {}, "query has dtype torch.float64"),
+    ((QUERY.int(), KEY, VALUE), {}, "query has dtype torch.int32"),
+    ((QUERY, KEY.to("meta"), VALUE), {}, "key is on meta but query is on cpu"),
+    ((QUERY, KEY, VALUE[:, :, :-1]), {}, "differ in shape"),
+    ((QUERY[:1], KEY, VALUE), {}, "batch 1 but key has 2"),
+    ((QUERY, KEY[..., :16], VALUE[..., :16]), {}, "head_dim 32 but key has 16"),
+    ((QUERY[:, :3], KEY, VALUE), {}, "3 query heads cannot share 2"),
+    ((QUERY, KEY[:, :0], VALUE[:, :0]), {}, "4 query heads cannot share 0"),
+    ((QUERY[..., :4], KEY[..., :4], VALUE[..., :4]), {}, "head_dim is 4"),
+    ((QUERY[..., :12], KEY[..., :12], VALUE[..., :12]), {}, "head_dim is 12"),
+    ((QUERY.mT.contiguous().mT, KEY, VALUE), {}, "last dimension of query is not contiguous"),
+    ((QUERY, KEY, VALUE.mT.contiguous().mT), {}, "last dimension of value is not contiguous"),
+    ((QUERY, KEY, VALUE), {"softmax_scale": math.nan}, "softmax_scale is nan"),
+    ((QUERY, KEY, VALUE), {"softmax_scale": "1"}, "softmax_scale is '1'"),
+    ((QUERY, KEY, [1.0]), {}, "value is a list"),
+    ((None, KEY, VALUE), {}, "query is a NoneType"),
+    ((QUERY, KEY, VALUE.to_sparse()), {}, "value has layout torch.sparse_coo"),
+    ((QUERY.clone().requires_grad_(), KEY, VALUE), {}, "no backward pass"),
+    ((QUERY, KEY, VALUE.clone().requires_grad_()), {}, "no backward pass"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "options", "message"), BAD, ids=[case[2] for case in BAD])
+def test_bad_input_says_what_was_wrong(arguments, options, message) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(InputError) as raised:
+        flash_attention(*arguments, **options)
+    text = str(raised.value)
+    assert message in text
+    assert "\n" not in text
+    assert ";" in text  # what was wrong; what to do
+
+
+def test_bad_input_is_refused_also_after_a_good_call_of_the_same_shape() -> None:
+    query, key, value = tensors()
+    flash_attention(query, key, value)
+    with pytest.raises(InputError, match="no backward pass"):
+        flash_attention(query, key.requires_grad_(), value)
+    with pytest.raises(InputError, match="key is on meta"):
+        flash_attention(query, key.detach().to("meta"), value)
+
+
+def test_tensors_that_require_gradients_are_fine_where_autograd_is_off() -> None:
+    query, key, value = tensors()
+    query.requires_grad_()
+    with torch.no_grad():
+        out = flash_attention(query, key, value)
+    assert isinstance(out, torch.Tensor)
+    assert not out.requires_grad
+
+
+def test_a_device_without_a_kernel_is_named() -> None:
+    query, key, value = (tensor.to("meta") for tensor in tensors())
+    with pytest.raises(DeviceError, match="no kernel for meta"):
+        flash_attention(query, key, value)
+
+
+def test_import_does_not_compile_or_load_a_kernel() -> None:
+    program = (
+        "import sys, torch; import flashmoe_science; from flashmoe_science import flash_attention; "
+        "maps = open('/proc/self/maps').read(); "
+        "assert 'attention_forward' not in maps; "
+        "assert 'cuda.core' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

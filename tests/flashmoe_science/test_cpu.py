@@ -1,0 +1,460 @@
+from __future__ import annotations
+
+import itertools
+import math
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from attention_reference import assert_as_exact_as_torch, exact_attention, torch_attention, visible_keys
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flashmoe_science import cpu
+from flashmoe_science.errors import BuildError
+from flashmoe_science.jit import host
+from flashmoe_science.jit.host import InstructionSet
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+AVAILABLE = host.available_instruction_sets()
+
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+each_instruction_set = pytest.mark.parametrize(
+    "instruction_set",
+    [
+        pytest.param(
+            each, marks=pytest.mark.skipif(each not in AVAILABLE, reason=f"this CPU lacks {each.value}")
+        )
+        for each in InstructionSet
+    ],
+    ids=lambda each: each.value,
+)
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+    instruction_set: InstructionSet | None = None,
+) -> torch.Tensor:
+    return cpu.forward(
+        query,
+        key,
+        value,
+        causal=causal,
+        softmax_scale=scale,
+        return_lse=False,
+        instruction_set=instruction_set,
+    )[0]
+
+
+def normal(
+    *shape: int, dtype: torch.dtype = torch.float32, seed: int = 0, scale: float = 1.0
+) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(*shape, generator=generator) * scale).to(dtype)
+
+
+def inputs(
+    batch: int, heads: int, kv_heads: int, seqlen_q: int, seqlen_k: int, head_dim: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return (
+        normal(batch, heads, seqlen_q, head_dim, dtype=dtype, seed=1),
+        normal(batch, kv_heads, seqlen_k, head_dim, dtype=dtype, seed=2),
+        normal(batch, kv_heads, seqlen_k, head_dim, dtype=dtype, seed=3),
+    )
+
+
+@each_instruction_set
+@each_dtype
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize(
+    ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim"),
+    [
+        (1, 1, 1, 64, 64, 64),
+        (1, 2, 2, 200, 200, 64),
+        (2, 4, 2, 65, 127, 40),
+        (1, 2, 1, 100, 37, 24),
+        (1, 4, 1, 1, 333, 64),
+        (1, 8, 2, 7, 70, 128),
+        (1, 1, 1, 130, 131, 8),
+        (1, 1, 1, 33, 257, 256),
+        (1, 1, 1, 1, 1, 72),
+    ],
+)
+def test_shapes_on_every_instruction_set(
+    instruction_set: InstructionSet,
+    dtype: torch.dtype,
+    causal: bool,
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    seqlen_q: int,
+    seqlen_k: int,
+    head_dim: int,
+) -> None:
+    query, key, value = inputs(batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, dtype)
+    out, lse = cpu.forward(
+        query,
+        key,
+        value,
+        causal=causal,
+        softmax_scale=None,
+        return_lse=True,
+        instruction_set=instruction_set,
+    )
+    assert_as_exact_as_torch(out, query, key, value, causal)
+    exact_lse = exact_attention(query, key, value, causal)[1]
+    assert lse is not None
+    assert lse.dtype == torch.float32
+    # bf16 sums rounded weights, each to within 2^-9.
+    tolerance = 4e-3 if dtype == torch.bfloat16 else 4e-6
+    torch.testing.assert_close(lse.double(), exact_lse, atol=tolerance, rtol=1e-6)
+
+
+@pytest.mark.parametrize("head_dim", range(8, 257, 8))
+def test_every_head_dim(head_dim: int) -> None:
+    for dtype in DTYPES:
+        query, key, value = inputs(1, 2, 1, 19, 35, head_dim, dtype)
+        assert_as_exact_as_torch(attend(query, key, value), query, key, value, False)
+
+
+@st.composite
+def strided_cases(draw: st.DrawFn) -> dict[str, object]:
+    kv_heads = draw(st.integers(1, 3))
+    return {
+        "batch": draw(st.integers(1, 3)),
+        "heads": kv_heads * draw(st.integers(1, 4)),
+        "kv_heads": kv_heads,
+        "seqlen_q": draw(st.integers(0, 150)),
+        "seqlen_k": draw(st.integers(0, 150)),
+        "head_dim": 8 * draw(st.integers(1, 12)),
+        "dtype": draw(st.sampled_from(DTYPES)),
+        "causal": draw(st.booleans()),
+        "order": [draw(st.permutations([0, 1, 2])) for _ in range(3)],
+        "padding": [draw(st.integers(0, 5)) for _ in range(3)],
+        "scale": draw(st.sampled_from([None, 0.3, -0.2, 0.0, 1])),
+        "instruction_set": draw(st.sampled_from(AVAILABLE)),
+        "threads": draw(st.integers(1, 4)),
+    }
+
+
+def with_strides(tensor: torch.Tensor, order: list[int], padding: int) -> torch.Tensor:
+    """The same numbers with the first three dimensions laid out in `order`, `padding` NaNs after each row."""
+    wide = torch.full((*(tensor.shape[axis] for axis in order), tensor.shape[3] + padding), math.nan)
+    wide = wide.to(tensor.dtype)
+    wide[..., : tensor.shape[3]] = tensor.permute(*order, 3)
+    back = [order.index(axis) for axis in range(3)]
+    return wide[..., : tensor.shape[3]].permute(*back, 3)
+
+
+@settings(max_examples=80, deadline=None)
+@given(strided_cases())
+def test_any_shape_stride_mask_and_scale(case: dict) -> None:  # type: ignore[type-arg]
+    tensors = inputs(
+        case["batch"],
+        case["heads"],
+        case["kv_heads"],
+        case["seqlen_q"],
+        case["seqlen_k"],
+        case["head_dim"],
+        case["dtype"],
+    )
+    query, key, value = (
+        with_strides(tensor, order, padding)
+        for tensor, order, padding in zip(tensors, case["order"], case["padding"], strict=True)
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(case["threads"])
+    try:
+        out = attend(query, key, value, case["causal"], case["scale"], case["instruction_set"])
+    finally:
+        torch.set_num_threads(before)
+    assert out.stride() == torch.empty_like(query).stride()
+    assert_as_exact_as_torch(out, *tensors, case["causal"], case["scale"])
+
+
+@each_dtype
+@pytest.mark.parametrize("factor", [1.0, 4.0])
+def test_long_sequences_are_as_exact_as_pytorch(dtype: torch.dtype, factor: float) -> None:
+    query = normal(1, 1, 128, 64, dtype=dtype, seed=1, scale=factor)
+    key = normal(1, 1, 4096, 64, dtype=dtype, seed=2, scale=factor)
+    value = normal(1, 1, 4096, 64, dtype=dtype, seed=3)
+    assert_as_exact_as_torch(attend(query, key, value), query, key, value, False)
+
+
+def rising_keys(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Every block of keys raises the maximum."""
+    query, key, value = inputs(1, 1, 1, 70, 400, 64, dtype)
+    direction = torch.ones(64).to(dtype)
+    return query.abs(), (key.abs() * 0.01 + direction * torch.linspace(0, 3, 400)[:, None]).to(dtype), value
+
+
+def falling_keys(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    query, key, value = rising_keys(dtype)
+    return query, key.flip(2).contiguous(), value
+
+
+def dominant_key(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    query, key, value = inputs(1, 2, 2, 70, 300, 64, dtype)
+    query = query.abs() + 0.5
+    key[:, :, 131] = 20.0
+    return query, key, value
+
+
+def equal_rows(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    query, key, value = inputs(1, 2, 2, 70, 300, 64, dtype)
+    return query, key[:, :, :1].expand(key.shape), value
+
+
+def large_logits(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    query, key, value = inputs(1, 2, 2, 70, 300, 64, dtype)
+    return query * 12, key * 12, value
+
+
+def zeros(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    query, key, value = inputs(1, 2, 2, 70, 300, 64, dtype)
+    return query * 0, key, value
+
+
+@each_instruction_set
+@each_dtype
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("make", [rising_keys, falling_keys, dominant_key, equal_rows, large_logits, zeros])
+def test_adversarial_inputs(
+    make: Callable[[torch.dtype], tuple[torch.Tensor, ...]],
+    causal: bool,
+    dtype: torch.dtype,
+    instruction_set: InstructionSet,
+) -> None:
+    query, key, value = make(dtype)
+    out = attend(query, key, value, causal, None, instruction_set)
+    assert_as_exact_as_torch(out, query, key, value, causal)
+
+
+@each_dtype
+def test_a_row_that_sees_one_key_returns_its_value(dtype: torch.dtype) -> None:
+    query, key, value = inputs(1, 2, 2, 90, 90, 64, dtype)
+    first = attend(query, key, value, causal=True)[:, :, 0]
+    only = attend(query, key[:, :, :1], value[:, :, :1])
+    # fp32 weights are 1 to within the rounding of the scaled score; those of 16-bit types round to 1.
+    tolerance = 4e-7 if dtype == torch.float32 else 0.0
+    torch.testing.assert_close(first, value[:, :, 0], rtol=tolerance, atol=0)
+    torch.testing.assert_close(only, value[:, :, :1].expand(query.shape), rtol=tolerance, atol=0)
+
+
+@each_instruction_set
+@each_dtype
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(90, 90), (70, 141), (141, 70)])
+def test_special_values_spread_as_in_the_definition(
+    causal: bool, dtype: torch.dtype, instruction_set: InstructionSet, seqlen_q: int, seqlen_k: int
+) -> None:
+    """A batch element for each special value, tensor and position: only what the definition says changes."""
+    cases = list(itertools.product((math.nan, math.inf, -math.inf), range(3), (3, 40, 66)))
+    query, key, value = inputs(len(cases), 2, 1, seqlen_q, seqlen_k, 24, dtype)
+    for index, (special, which, position) in enumerate(cases):
+        (query, key, value)[which][index, 0, position, 5] = special
+    out = attend(query, key, value, causal, None, instruction_set)
+    exact, _ = exact_attention(query, key, value, causal)
+    for index, case in enumerate(cases):
+        assert torch.equal(out[index].isnan(), exact[index].isnan()), case
+        assert torch.equal(out[index].isinf(), exact[index].isinf()), case
+    clean = exact.isfinite()
+    torch.testing.assert_close(out.double()[clean], exact[clean], atol=2e-2, rtol=2e-2)
+
+
+@each_instruction_set
+def test_nan_with_a_payload_stays_nan(instruction_set: InstructionSet) -> None:
+    """Exponent arithmetic on the bits of a NaN must not turn it into a number."""
+    query, key, value = inputs(1, 1, 1, 20, 20, 16, torch.float32)
+    for payload in (0x7FC00001, 0x7FC001FF, 0x7F800001, -0x3FFFFF):
+        bad = query.clone()
+        bad.view(torch.int32)[0, 0, 7, 3] = payload
+        out = attend(bad, key, value, False, None, instruction_set)
+        rows = out.isnan().any(-1)[0, 0]
+        assert rows.nonzero().flatten().tolist() == [7]
+        assert out[0, 0, 7].isnan().all()
+
+
+@each_dtype
+def test_infinite_score_below_zero_is_a_weight_of_zero(dtype: torch.dtype) -> None:
+    query, key, value = inputs(1, 1, 1, 5, 70, 16, dtype)
+    query = query.abs() + 0.1
+    key[0, 0, 9] = -math.inf
+    kept = [k for k in range(70) if k != 9]
+    expected = attend(query, key[:, :, kept], value[:, :, kept])
+    torch.testing.assert_close(attend(query, key, value), expected, atol=1e-2, rtol=1e-2)
+
+
+@each_dtype
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_empty_sequences(dtype: torch.dtype, causal: bool) -> None:
+    for batch, heads, seqlen_q, seqlen_k in [
+        (0, 2, 3, 4),
+        (2, 0, 3, 4),
+        (1, 2, 0, 5),
+        (1, 2, 5, 0),
+        (1, 2, 0, 0),
+    ]:
+        query, key, value = inputs(batch, heads, heads, seqlen_q, seqlen_k, 64, dtype)
+        out, lse = cpu.forward(query, key, value, causal=causal, softmax_scale=None, return_lse=True)
+        assert out.shape == query.shape
+        assert lse is not None
+        assert lse.shape == query.shape[:3]
+        assert (out == 0).all()
+        assert (lse == -math.inf).all()
+
+
+def test_rows_without_keys_are_zero_whatever_the_values_hold() -> None:
+    query, key, value = inputs(1, 1, 1, 100, 40, 32, torch.float32)
+    value[:] = math.nan
+    out, lse = cpu.forward(query, key, value, causal=True, softmax_scale=None, return_lse=True)
+    assert lse is not None
+    without = ~visible_keys(100, 40, True).any(-1)
+    assert (out[0, 0, without] == 0).all()
+    assert (lse[0, 0, without] == -math.inf).all()
+    assert out[0, 0, ~without].isnan().all()
+    assert lse[0, 0, ~without].isfinite().all()
+
+
+class GuardedMemory:
+    """A tensor that ends (or starts) right at a page that cannot be touched."""
+
+    def __init__(self, tensor: torch.Tensor, at_end: bool) -> None:
+        import ctypes
+
+        page = mmap.PAGESIZE
+        size = tensor.numel() * tensor.element_size()
+        pages = -(-size // page)
+        self._map = mmap.mmap(-1, (pages + 2) * page)
+        base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        libc = ctypes.CDLL(None, use_errno=True)
+        for guard in (base, base + (pages + 1) * page):
+            assert libc.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(page), 0) == 0
+        offset = page + (pages * page - size if at_end else 0)
+        flat = torch.frombuffer(self._map, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
+        self.tensor = flat.view(tensor.shape).copy_(tensor)
+
+
+@each_instruction_set
+@each_dtype
+@pytest.mark.parametrize("at_end", [False, True], ids=["start", "end"])
+def test_nothing_outside_the_tensors_is_read(
+    dtype: torch.dtype, at_end: bool, instruction_set: InstructionSet
+) -> None:
+    for shape in [(1, 1, 1, 17, 33, 8), (1, 2, 1, 3, 65, 24), (1, 2, 2, 65, 1, 72), (1, 1, 1, 1, 67, 64)]:
+        tensors = inputs(*shape, dtype)
+        guarded = [GuardedMemory(tensor, at_end) for tensor in tensors]
+        for causal in (False, True):
+            out = attend(*(each.tensor for each in guarded), causal, None, instruction_set)
+            assert torch.equal(out, attend(*tensors, causal, None, instruction_set))
+
+
+def test_repeated_calls_give_the_same_bits() -> None:
+    query, key, value = inputs(2, 4, 2, 150, 150, 64, torch.bfloat16)
+    first = attend(query, key, value, causal=True)
+    assert all(torch.equal(first, attend(query, key, value, causal=True)) for _ in range(10))
+
+
+def test_calls_from_several_threads_at_once() -> None:
+    cases = [inputs(1, 4, 2, 100 + 13 * i, 90 + i, 64, torch.float32) for i in range(4)]
+    expected = [attend(*case) for case in cases]
+    wrong: list[int] = []
+
+    def work(index: int) -> None:
+        for _ in range(50):
+            if not torch.equal(attend(*cases[index]), expected[index]):
+                wrong.append(index)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_expanded_queries_get_an_output_of_their_own() -> None:
+    query, key, value = inputs(2, 3, 3, 20, 20, 16, torch.float32)
+    expanded = query[:1, :1].expand(2, 3, 20, 16)
+    out = attend(expanded, key, value)
+    assert_as_exact_as_torch(out, expanded.contiguous(), key, value, False)
+
+
+def test_build_lists_every_kernel_and_finds_it_again() -> None:
+    first, second = cpu.build(), cpu.build()
+    assert [build.recipe.kernel for build in first] == ["attention_forward", "peaks"]
+    assert all(build.cached for build in second)
+    for build in second:
+        assert build.artifact.read_bytes()[:4] == b"\x7fELF"
+        assert build.resources is None
+        assert set(host.choose_instruction_set().flags) <= set(build.recipe.flags)
+
+
+def test_peaks_are_plausible() -> None:
+    peaks = cpu.measure_peaks()
+    assert 1 < peaks["fp32_gflops"] < 1e6
+    assert 0.1 < peaks["copy_gbps"] < 1e5
+    assert ("bf16_gflops" in peaks) == (host.choose_instruction_set() is InstructionSet.AVX512_BF16)
+
+
+@pytest.mark.slow
+def test_no_undefined_behaviour_under_the_sanitizers(tmp_path: Path) -> None:
+    """The kernel with AddressSanitizer and UBSan, in a process of its own that preloads their runtime."""
+    import shutil
+    import subprocess
+    import sys
+
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs g++ for its sanitizer runtime")
+    runtime = subprocess.run(
+        [compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    if not Path(runtime).is_absolute():
+        pytest.skip("g++ has no AddressSanitizer runtime")
+    library = tmp_path / "attention_forward.so"
+    source = Path(cpu.__file__).parent / "kernels" / "cpu" / "attention_forward.cpp"
+    instruction_set = host.choose_instruction_set()
+    flags = [flag for flag in host.COMMON_FLAGS if flag != "-O3"]
+    sanitizers = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+    done = subprocess.run(
+        [compiler, *flags, *sanitizers, *instruction_set.flags, str(source), "-o", str(library)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    program = Path(__file__).with_name("sanitized_calls.py")
+    done = subprocess.run(
+        [sys.executable, str(program), str(library)],
+        env={**os.environ, "LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "passed" in done.stdout
+
+
+def test_a_source_that_does_not_compile_is_reported_with_its_first_error(tmp_path: Path) -> None:
+    (tmp_path / "broken.cpp").write_text("int f() { return undeclared; }\n")
+    with pytest.raises(BuildError, match="undeclared") as raised:
+        host.build(tmp_path / "broken.cpp", "broken", InstructionSet.PORTABLE)
+    assert "broken.cpp" in raised.value.log
+
+
+def test_pytorch_is_the_reference_that_the_bounds_assume() -> None:
+    """The bounds in this file are relative to PyTorch's error: make sure that there is one, a small one."""
+    query, key, value = inputs(1, 2, 2, 90, 90, 64, torch.float32)
+    error = (
+        (torch_attention(query, key, value, True) - exact_attention(query, key, value, True)[0]).abs().max()
+    )
+    assert 0 < error < 1e-5

@@ -1,0 +1,87 @@
+"""What the documentation says is so: links lead somewhere, the example passes, the README quotes its run."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from cudadent42.implementations import registry
+from cudadent42.plan import Choices, make_plan
+from cudadent42.verify import verify
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")})
+
+
+def anchors(page: Path) -> set[str]:
+    """Identities that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("http://", "https://", "mailto:")):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path) if path else page
+        assert found.exists(), target
+        if anchor:
+            assert anchor in anchors(found), target
+
+
+def test_plug_in_of_the_guide_passes_verification(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "your-own-kernel.md").read_text(encoding="utf-8")
+    source = re.search(r"```python\n(# my_attention\.py.*?)```", page, re.DOTALL)
+    assert source
+    path = tmp_path / "my_attention.py"
+    path.write_text(source[1], encoding="utf-8")
+    name = f"{path}:attention"
+    choices = Choices(implementations=(name,), cases=("tiny",), dtypes=("bf16",))
+    report = verify(make_plan(choices, "cpu", registry()), emit=lambda event: None)
+    judged = [case for case in report.cases if case.implementation == name]
+    assert len(judged) > 10
+    assert [case.detail for case in judged if not case.passed] == []
+
+
+def test_example_of_the_readme_runs() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    source = re.search(r"```python\n(import torch.*?)```", readme, re.DOTALL)
+    assert source
+    done = subprocess.run(
+        [sys.executable, "-c", source[1] + "print(tuple(output.shape), tuple(lse.shape))"],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "DeviceError" in done.stderr:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    assert done.stdout == "(1, 16, 2048, 64) (1, 16, 2048)\n", done.stderr
+
+
+def test_readme_quotes_its_run_folder() -> None:
+    tool = load(ROOT / "tools" / "update_readme.py")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    folders = re.findall(r"!\[[^\]]*\]\((benchmarks/results/[^)]+)/speedup\.svg\)", readme)
+    if not folders:
+        pytest.skip("the README shows no run yet; tools/update_readme.py puts one there")
+    assert tool.replace_section(readme, tool.section(folders)) == readme
+
+
+def load(path: Path) -> ModuleType:
+    found = importlib.util.spec_from_file_location(path.stem, path)
+    assert found
+    assert found.loader
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
