@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -123,6 +125,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on s
 
 def main() -> int:
     """Run the command line; the exit code."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup has it ignored
+            signal.signal(number, _interrupt)
     try:
         app(prog_name="cudadent42")
     except KeyboardInterrupt:
@@ -130,6 +135,11 @@ def main() -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else ExitCode.PASS
     return ExitCode.PASS
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """Being told to end (a closed connection, a batch system's limit) is like Ctrl-C: nothing is lost."""
+    raise KeyboardInterrupt
 
 
 def _show_version(wanted: bool) -> None:
@@ -311,8 +321,14 @@ def build(
     from cudadent42 import tables
     from cudadent42.build import build as build_kernels
     from cudadent42.build import choose_device
+    from cudadent42.progress import observer
 
-    report = build_kernels(choose_device(device, bool(arch)), _split(arch))
+    target = choose_device(device, offline=bool(arch))
+    with observer(_console(stderr=True), verbose) as watcher:
+        watcher.stage("build")
+        report = build_kernels(
+            target, _split(arch), lambda done, total, what: watcher.advance(done / total, what)
+        )
     if as_json:
         _print_json({"passed": report.passed, **_encoded(report)})
     else:

@@ -183,7 +183,10 @@ def test_what_is_wrong_is_not_timed_and_the_exit_code_says_so(suite: Path, tmp_p
     assert (tmp_path / "run/report.html").exists()
 
 
-def test_ctrl_c_keeps_what_was_measured(suite: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_an_interrupted_run_keeps_what_was_measured(
+    suite: Path, tmp_path: Path, number: signal.Signals
+) -> None:
     folder = tmp_path / "run"
     process = start(
         "run", "--suite", str(suite), "--device", "cpu", "--repeats", "9999", "--output-dir", str(folder)
@@ -194,7 +197,7 @@ def test_ctrl_c_keeps_what_was_measured(suite: Path, tmp_path: Path) -> None:
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in err
@@ -242,6 +245,12 @@ def test_a_machine_that_is_not_ready_is_not_measured(suite: Path, tmp_path: Path
     assert code == 0, err
     manifest = json.loads((tmp_path / "run/manifest.json").read_text())
     assert any(check["status"] == "fail" for check in manifest["machine"]["checks"])
+
+
+def test_a_gpu_that_is_not_there(suite: Path) -> None:
+    code, _, err = cudadent42("run", "--suite", str(suite), "--device", "cuda:99")
+    assert code == 4
+    assert "fix: cudadent42 run --device c" in err
 
 
 # ---------------------------------------------------------------- the other commands
