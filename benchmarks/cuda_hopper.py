@@ -1,6 +1,6 @@
 """Development bench of the Hopper kernel: builds variants, checks each, races them against cuDNN in one process.
 
-    python benchmarks/cuda_hopper.py --output hopper.json [--lengths 512,2048,8192] [--heads-dims 64,128,256]
+    python benchmarks/cuda_hopper.py --variants benchmarks/hopper_variants.json --output hopper.json
 
 The official figures come from ``cudadent42 run --suite hopper``; this script is for trying many variants in little GPU
 time. A variant is a set of macros over the defaults of its head dim.
@@ -36,7 +36,13 @@ def check(result):
 def compile_cubin(macros: dict[str, int]) -> tuple[bytes, str]:
     source = (KERNELS / "attention_hopper.cu").read_text()
     program = check(nvrtc.nvrtcCreateProgram(source.encode(), b"attention_hopper.cu", 0, [], []))
-    options = ["--gpu-architecture=sm_90a", "--std=c++17", f"-I{KERNELS}", "-default-device", "--ptxas-options=-v"]
+    options = [
+        "--gpu-architecture=sm_90a",
+        "--std=c++17",
+        f"-I{KERNELS}",
+        "-default-device",
+        "--ptxas-options=-v",
+    ]
     options += [f"-D{name}={value}" for name, value in macros.items()]
     status = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])[0]
     log = b" " * check(nvrtc.nvrtcGetProgramLogSize(program))
@@ -196,7 +202,9 @@ def verify(v: Variant, head_dim: int) -> float:
             kk, xx = (t.repeat_interleave(h // hk, 1) for t in (k, x))
             s = (q @ kk.transpose(-1, -2)).float() * d**-0.5
             if v.macros["CAUSAL"]:
-                s = s.masked_fill(~torch.ones(sq, sk, dtype=torch.bool, device="cuda").tril(sk - sq), -math.inf)
+                s = s.masked_fill(
+                    ~torch.ones(sq, sk, dtype=torch.bool, device="cuda").tril(sk - sq), -math.inf
+                )
             pt = torch.nan_to_num(torch.softmax(s, -1)).to(dt) @ xx
             error = (out.double() - ref).abs().max().item()
             own = (pt.double() - ref).abs().max().item()
@@ -207,8 +215,9 @@ def verify(v: Variant, head_dim: int) -> float:
             if not ok or math.isnan(error):
                 if any(name.startswith("ABLATE") for name in v.macros):
                     return math.nan  # wrong on purpose
+                where = (b, h, hk, sq, sk, d, scale_by)
                 raise RuntimeError(
-                    f"{v.label} wrong at {(b, h, hk, sq, sk, d, scale_by)}: error {error:.3g}, torch {own:.3g}, lse {lse_error:.3g}"
+                    f"{v.label} wrong at {where}: error {error:.3g}, torch {own:.3g}, lse {lse_error:.3g}"
                 )
             worst = max(worst, error / (own + ulp))
     return worst
@@ -298,7 +307,9 @@ def main() -> int:
     torch.randn(1, device="cuda")
     groups = []
     for key in spec:
-        groups.append((int(key[:-1]), int(key[-1] == "c"), variants_of(int(key[:-1]), int(key[-1] == "c"), spec)))
+        groups.append(
+            (int(key[:-1]), int(key[-1] == "c"), variants_of(int(key[:-1]), int(key[-1] == "c"), spec))
+        )
     everything = [v for _, _, vs in groups for v in vs]
     began = time.time()
     with ThreadPoolExecutor(8) as pool:
@@ -316,7 +327,8 @@ def main() -> int:
         for v in vs:
             try:
                 worst = 0.0 if args.no_check else verify(v, head_dim)
-                print(f"D{head_dim} {'causal' if causal else 'full'} {v.label}: ok, worst {worst:.2f} of torch's error", flush=True)
+                mask = "causal" if causal else "full"
+                print(f"D{head_dim} {mask} {v.label}: ok, worst {worst:.2f} of torch's error", flush=True)
                 good.append(v)
             except RuntimeError as error:
                 print(f"FAIL D{head_dim} {'causal' if causal else 'full'} {error}", flush=True)
@@ -347,7 +359,9 @@ def main() -> int:
             ratio = statistics.geometric_mean([a / c for a, c in zip(row, table["cudnn"], strict=True)])
             clock, power = CLOCKS[name]
             print(
-                f"{name:44s} " + " ".join(f"{x:6.0f}" for x in row) + f"   x{ratio:.3f} {clock} MHz {power:.0f} W",
+                f"{name:44s} "
+                + " ".join(f"{x:6.0f}" for x in row)
+                + f"   x{ratio:.3f} {clock} MHz {power:.0f} W",
                 flush=True,
             )
     if args.output:

@@ -39,6 +39,7 @@ def host_times() -> dict[str, float]:
     q, k, v = (torch.randn(1, 8, 128, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     raw_stream = torch._C._cuda_getCurrentRawStream
     return {
+        "flash_attention": per_call(lambda: flashmoe_science.flash_attention(q, k, v)),
         "forward": per_call(lambda: forward(q, k, v)),
         "forward with lse": per_call(lambda: forward(q, k, v, return_lse=True)),
         "forward causal": per_call(lambda: forward(q, k, v, causal=True)),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -48,6 +51,22 @@ def test_plug_in_of_the_guide_passes_verification(tmp_path: Path) -> None:
     judged = [case for case in report.cases if case.implementation == name]
     assert len(judged) > 10
     assert [case.detail for case in judged if not case.passed] == []
+
+
+def test_example_of_the_readme_runs() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    source = re.search(r"```python\n(import torch.*?)```", readme, re.DOTALL)
+    assert source
+    done = subprocess.run(
+        [sys.executable, "-c", source[1] + "print(tuple(output.shape), tuple(lse.shape))"],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "DeviceError" in done.stderr:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    assert done.stdout == "(1, 16, 2048, 64) (1, 16, 2048)\n", done.stderr
 
 
 def test_readme_quotes_its_run_folder() -> None:

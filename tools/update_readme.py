@@ -66,6 +66,12 @@ def _result(folder: str) -> list[str]:
     ]
 
 
+def _inside(path: Path) -> str:
+    if not path.resolve().is_relative_to(ROOT):
+        raise UsageError(f"{path} is outside the repository; copy the run to benchmarks/results first")
+    return path.resolve().relative_to(ROOT).as_posix()
+
+
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(
@@ -73,13 +79,13 @@ def main() -> int:
     )
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a committed run folder")
     try:
-        folders = [str(path.resolve().relative_to(ROOT)) for path in parser.parse_args().folders]
+        folders = [_inside(path) for path in parser.parse_args().folders]
         new = section(folders)
         for folder in folders:
             report.write(ROOT / folder)
         readme = ROOT / "README.md"
         readme.write_text(replace_section(readme.read_text(encoding="utf-8"), new), encoding="utf-8")
-    except (LabError, ValueError) as error:
+    except LabError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

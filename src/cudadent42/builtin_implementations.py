@@ -58,7 +58,7 @@ def _sdpa_backend(name: str, backend: str, devices: tuple[str, ...]) -> Implemen
         return sdpa_kernel(getattr(SDPBackend, backend))
 
     description = f"PyTorch SDPA, {backend.replace('_', ' ').lower()} backend only"
-    return Implementation(name, description, devices, prepare_sdpa, context=context, judge_nonfinite=False)
+    return Implementation(name, description, devices, prepare_sdpa, context=context, strict=False)
 
 
 # ---------------------------------------------------------------- this project's kernels
@@ -172,7 +172,7 @@ def _peer(
     name: str, module: str, package: str, description: str, prepare: Callable[[Case, Inputs], Call]
 ) -> Implementation:
     unavailable = _needs(module, package)
-    return Implementation(name, description, ("cuda",), prepare, unavailable, judge_nonfinite=False)
+    return Implementation(name, description, ("cuda",), prepare, unavailable, strict=False)
 
 
 def _flash_attn(name: str, module: str, package: str, description: str) -> Implementation:
@@ -182,7 +182,7 @@ def _flash_attn(name: str, module: str, package: str, description: str) -> Imple
 _BOTH = ("cpu", "cuda")
 
 ALL: tuple[Implementation, ...] = (
-    Implementation("pytorch", "PyTorch SDPA, its default choice", _BOTH, prepare_sdpa, judge_nonfinite=False),
+    Implementation("pytorch", "PyTorch SDPA, its default choice", _BOTH, prepare_sdpa, strict=False),
     Implementation(
         "cudadent42", "flashmoe_science.flash_attention", _BOTH, _prepare_ours, unavailable=_ours_unavailable
     ),

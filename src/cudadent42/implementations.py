@@ -54,9 +54,9 @@ class Implementation:
     """The reason why it cannot run on a device of this name, or None."""
     context: Callable[[], AbstractContextManager[object]] = nullcontext
     """Entered outside the clock, around preparation and calls: global switches such as a backend's choice."""
-    judge_nonfinite: bool = True
-    """Whether NaN and infinity must spread as in the float64 reference. PyTorch's backends and the peers
-    differ among themselves here, so they are not failed for it."""
+    strict: bool = True
+    """Whether adversarial inputs are asked of it too. Not of PyTorch's backends and the peers: they are other
+    people's work with conventions of their own, verified on the cases that are timed."""
 
 
 def why_not(implementation: Implementation, device: str) -> str | None:
@@ -93,6 +93,11 @@ def get(name: str) -> Implementation:
             f"unknown implementation {name!r}; known are {', '.join(known)}, or path/to/file.py:callable"
         )
     return known[name]
+
+
+def is_strict(name: str) -> bool:
+    """``Implementation.strict`` of a name, without importing a plug-in."""
+    return is_plug_in(name) or get(name).strict
 
 
 def is_plug_in(name: str) -> bool:

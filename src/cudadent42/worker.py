@@ -293,7 +293,7 @@ def _run(
         log.add(event)
         on_event(event)
 
-    request = Request(stage, plan, verified=verified)
+    request = Request(stage, plan, verified=verified, started_s=time.monotonic())
     losses: Counter[str] = Counter()
     while True:
         try:

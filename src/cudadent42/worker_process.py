@@ -41,6 +41,8 @@ class Request:
     """Implementations that are left out, with the reason."""
     verified: VerifyReport | None = None
     """For ``bench``."""
+    started_s: float = 0.0
+    """By ``time.monotonic``, which all processes of a machine share."""
 
 
 class _Channel:
@@ -101,6 +103,7 @@ def _run(request: Request, channel: _Channel) -> None:
                 start=request.start,
                 barred=request.barred,
                 mark=channel.note,
+                started_s=request.started_s,
             )
     except DeviceLostError as error:
         print(f"GPU context lost: {error}", file=sys.stderr, flush=True)

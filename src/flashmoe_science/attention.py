@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from flashmoe_science import cpu
-from flashmoe_science.arguments import check_arguments, reject_gradients
+from flashmoe_science import cpu, cuda
+from flashmoe_science.arguments import check_arguments
 from flashmoe_science.errors import DeviceError
 
 
@@ -40,20 +40,15 @@ def flash_attention(
     Reference: Dao et al., FlashAttention (2022), arXiv:2205.14135; Milakov and Gimelshein, Online normalizer
     calculation for softmax (2018), arXiv:1805.02867.
     """
-    if isinstance(query, torch.Tensor) and query.is_cpu:
-        # Checks of shapes and types happen once for each combination, inside.
-        out, lse = cpu.forward(
-            query, key, value, causal=causal, softmax_scale=softmax_scale, return_lse=return_lse
-        )
-        return out if lse is None else (out, lse)
+    if isinstance(query, torch.Tensor):
+        # The backends check shapes and types once for each combination.
+        backend = cuda if query.is_cuda else cpu if query.is_cpu else None
+        if backend is not None:
+            out, lse = backend.forward(
+                query, key, value, causal=causal, softmax_scale=softmax_scale, return_lse=return_lse
+            )
+            return out if lse is None else (out, lse)
     check_arguments(query, key, value, softmax_scale)
-    reject_gradients(query, key, value)
-    if query.is_cuda:
-        from flashmoe_science import cuda
-
-        scale = query.shape[3] ** -0.5 if softmax_scale is None else float(softmax_scale)
-        out, lse = cuda.forward(query, key, value, causal=causal, softmax_scale=scale, return_lse=return_lse)
-        return out if lse is None else (out, lse)
     raise DeviceError(
         f"there is no kernel for {query.device}; expected tensors on cpu or cuda: move them with .to()"
     )

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from cudadent42.events import CaseVerified, Event
-from cudadent42.implementations import load
-from cudadent42.inputs import Inputs, hard_inputs, random_inputs
+from cudadent42.implementations import get, load
+from cudadent42.inputs import Inputs, hard_cases, hard_inputs, random_inputs
 from cudadent42.records import Case, Plan, VerifiedCase, VerifyReport
 from cudadent42.reference import attention_float64, error_norms
 from cudadent42.verify import failure, find_truth, judge, not_timed, poisoned_call, units, verify
@@ -69,11 +69,33 @@ def test_error_norms_are_relative() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_pytorch_backends_pass_everything(dtype: str) -> None:
-    report = verify(make_plan("pytorch_math", "pytorch_flash", dtype=dtype), emit=lambda event: None)
-    assert report.passed
-    assert {case.implementation for case in report.cases} == {"pytorch", "pytorch_math", "pytorch_flash"}
-    assert all("NaN" in reason for reason in report.skipped.values())
+@pytest.mark.parametrize("name", ["pytorch_math", "pytorch_flash"])
+def test_pytorch_backends_pass(dtype: str, name: str) -> None:
+    assert verify(make_plan(name, dtype=dtype), emit=lambda event: None).passed
+    backend = get(name)
+    for hard in hard_inputs(dtype):
+        if not hard.kind.startswith(("nan", "inf")):
+            truth = find_truth(hard.case, hard.make(3, "cpu"))
+            with backend.context():
+                result = backend.prepare(hard.case, truth.inputs)()
+            verdict = judge(truth, name, result, hard.kind)
+            assert verdict.passed, f"{hard.kind}: {verdict.detail}"
+
+
+def test_hard_inputs_are_asked_of_strict_implementations_only() -> None:
+    plan = make_plan("cudadent42", "pytorch_flash")
+    hard = [unit for unit in units(plan) if unit.hard is not None]
+    assert {unit.implementation for unit in hard} == {"cudadent42"}
+    assert len({unit.case.id for unit in hard}) == len(hard)
+    assert "large_logits@small/bf16" in {unit.case.id for unit in hard}
+
+
+def test_hard_values_at_the_largest_shape_in_reach() -> None:
+    lengths = (16, 64, 4096)
+    cases = [Case(f"c{n}", "bf16", 1, 1, 1, n, n, 64, causal) for n in lengths for causal in (False, True)]
+    found = {hard.case.name.partition("@")[2] for hard in hard_cases(cases, 64 * 64)}
+    assert found == {"c64"}
+    assert {hard.case.causal for hard in hard_cases(cases, 64 * 64)} == {False, True}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

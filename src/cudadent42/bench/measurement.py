@@ -53,12 +53,14 @@ def measure(
     start: int = 0,
     barred: Mapping[str, str] | None = None,
     mark: Mark = no_mark,
+    started_s: float | None = None,
 ) -> BenchReport:
     """Times ``plan.cases[start:]``, leaving out what ``verified`` failed or skipped.
 
     Emits one ``BlockMeasured`` per counted block; warm-up blocks are thrown away. ``barred`` gives reasons
-    to leave out whole implementations; ``mark`` is told of each sample before it is taken. Raises
-    ``UsageError`` for a plan that this device cannot do.
+    to leave out whole implementations; ``mark`` is told of each sample before it is taken;
+    ``started_s`` is when the stage began by ``time.monotonic`` (now, if None), for the samples' timestamps.
+    Raises ``UsageError`` for a plan that this device cannot do.
     """
     if plan.timer is TimerKind.GRAPH and not plan.device.startswith("cuda"):
         raise UsageError(f"the graph timer needs a CUDA device, not {plan.device}; use --timer call")
@@ -71,7 +73,8 @@ def measure(
 
     implementations, unusable = load_all(plan, barred or {}, start, mark)
     unfit = _unfit(plan, verified, unusable)
-    session = _Session(plan, implementations, unfit, tell, mark)
+    began_s = time.monotonic() if started_s is None else started_s
+    session = _Session(plan, implementations, unfit, tell, mark, began_s)
     cost = [_estimated_cost(plan, case) for case in plan.cases]
     for index in range(start, len(plan.cases)):
         session.run_case(index, sum(cost[:index]) / sum(cost), cost[index] / sum(cost))
@@ -88,6 +91,7 @@ class _Session:
         unfit: Mapping[str, str],
         emit: Callable[[Event], None],
         mark: Mark,
+        started_s: float,
     ) -> None:
         self.plan = plan
         self.implementations = implementations
@@ -101,7 +105,7 @@ class _Session:
             if problem:
                 emit(Message(problem))
         self.watch = ConditionWatch(gpu)
-        self.start_s = time.perf_counter()
+        self.started_s = started_s
         self.warm = False
 
     def run_case(self, index: int, fraction: float, share: float) -> None:
@@ -113,7 +117,7 @@ class _Session:
         if case.id not in reasons:
             inputs = [random_inputs(case, plan.seed, i, plan.device) for i in range(INPUT_SETS)]
             entrants = self._prepare(index, names, inputs)
-            if len(entrants) > 1 and entrants[0].implementation.name == plan.baseline:
+            if self._worth_timing(entrants):
                 last: dict[str, Reading] = {}
                 for done in self._blocks(index, entrants, last):
                     part = fraction + share * done / plan.repeats
@@ -122,6 +126,12 @@ class _Session:
             else:
                 self.emit(Skipped("bench", case.id, "nothing left to compare"))
         self.emit(Progress("bench", index + 1, len(plan.cases), case.id, fraction + share))
+
+    def _worth_timing(self, entrants: Sequence[_Entrant]) -> bool:
+        """The baseline is there, and a rival where the plan has one (else the control)."""
+        names = {entrant.implementation.name for entrant in entrants}
+        alone = len(self.plan.implementations) == 1 and self.plan.control
+        return self.plan.baseline in names and (len(names) > 1 or alone)
 
     def _prepare(self, index: int, names: Sequence[str], inputs: Sequence[Inputs]) -> list[_Entrant]:
         """Baseline first, its control after it, then the rest."""
@@ -173,7 +183,7 @@ class _Session:
                 self.mark(Doing(index, case.id, name))
                 with entrant.implementation.context():
                     reading = entrant.read()
-                taken.append((entrant, reading, time.perf_counter() - self.start_s))
+                taken.append((entrant, reading, time.monotonic() - self.started_s))
                 last[name] = reading
             block = number - plan.warmup
             conditions, flags = self.watch.stop(case.id, block)

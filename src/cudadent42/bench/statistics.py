@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from cudadent42.bench.margin import lower, upper
 from cudadent42.records import Verdict
 
 Floats = NDArray[np.float64]
@@ -24,10 +25,6 @@ CONFIDENCE = 0.95
 
 EQUIVALENCE_CONFIDENCE = 0.90
 """Two one-sided tests at 5 % each are an interval of 90 % inside the margin (Schuirmann, 1987)."""
-
-DEFAULT_MARGIN = {"cpu": 0.02, "cuda": 0.01}
-"""By device type. 25 blocks on a shared 2-core machine give 95 % intervals of about ± 1 %, so 2 % is the
-smallest margin at which "equal" can be reached there; a GPU's clock is its own, and 1 % can."""
 
 MIN_BLOCKS = 8
 """With fewer, a bootstrap of medians covers less than 90 % of the time, so no verdict is given."""
@@ -54,16 +51,6 @@ class RatioEstimate:
         inside_from_above = float(np.sum(self.resampled <= upper(margin)))
         inside_from_below = float(np.sum(self.resampled >= lower(margin)))
         return min(1.0, 2.0 * (1.0 + min(inside_from_above, inside_from_below)) / (len(self.resampled) + 1.0))
-
-
-def upper(margin: float) -> float:
-    return 1.0 + margin
-
-
-def lower(margin: float) -> float:
-    """The mirror image of ``upper`` on the log scale, so that exchanging the two sides exchanges the
-    verdict."""
-    return 1.0 / (1.0 + margin)
 
 
 def estimate_ratio(

@@ -50,7 +50,7 @@ def speedup_key(view: View) -> list[Entry]:
 
 def lane_key(view: View, strips: Strips) -> list[Entry]:
     """Implementations in the samples' panels, from top to bottom."""
-    control = f"{view.run.plan.baseline}_control"
+    control = view.control_name
     return [
         Entry(
             _mark("o", role), "control (the baseline again)" if name == control else text.implementation(name)

@@ -7,7 +7,8 @@ from collections import defaultdict
 
 from cudadent42.records import Status, Verdict, VerifiedCase
 from cudadent42.report import text
-from cudadent42.report.view import Notice, Tone, View, shares_of_bound
+from cudadent42.report.cases import shares_of_bound
+from cudadent42.report.view import Notice, Tone, View
 from cudadent42.runs import RunStatus
 
 _MOST_LINES = 12
@@ -46,7 +47,7 @@ def _verification(view: View) -> Notice | None:
         return None
     return Notice(
         Tone.BAD,
-        f"{text.plural(len(view.failures), 'check')} failed verification; what failed was not timed",
+        f"{text.plural(len(view.failures), 'check')} failed verification; what failed is not compared",
         _limited([describe_failure(entry) for entry in view.failures]),
     )
 

@@ -66,7 +66,7 @@ def ratio(value: float) -> str:
     """A speed-up: ``4.31×``, ``1.003×``, ``12.4×``."""
     if not math.isfinite(value):
         return NOT_AVAILABLE
-    return f"{value:.{_ratio_decimals(value)}f}×"
+    return f"{value:,.{_ratio_decimals(value)}f}×"
 
 
 def interval(low: float, high: float) -> str:
@@ -76,7 +76,7 @@ def interval(low: float, high: float) -> str:
     decimals = [_ratio_decimals(low), _ratio_decimals(high)]
     if high < 4 * low:
         decimals = [max(decimals)] * 2
-    return f"{low:.{decimals[0]}f} to {high:.{decimals[1]}f}"
+    return f"{low:,.{decimals[0]}f} to {high:,.{decimals[1]}f}"
 
 
 def percent(fraction: float) -> str:

@@ -6,14 +6,14 @@ import math
 import shlex
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from functools import cached_property
 
-from cudadent42.records import Case, Check, Comparison, ErrorNorms, Status, Verdict, VerifiedCase
+from cudadent42.records import Case, Check, Comparison, Status, Verdict, VerifiedCase
 from cudadent42.report import text
+from cudadent42.report.cases import AFTER_TIMING, RANDOM, CaseRow, shares_of_bound
 from cudadent42.runs import RunFolder, RunStatus
 
 
@@ -33,60 +33,6 @@ class Notice:
     tone: Tone
     title: str
     lines: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class CaseRow:
-    """All that is known of one case of the plan."""
-
-    case: Case
-    comparison: Comparison | None
-    """Of the candidate; None where it was not timed."""
-    control: Comparison | None
-    others: Mapping[str, Comparison]
-    """Of the remaining implementations, by name."""
-    reason: str
-    """Why it was not timed."""
-    verified: VerifiedCase | None
-    """The candidate on this case's own inputs."""
-
-    @property
-    def name(self) -> str:
-        return text.clean(self.case.name)
-
-    @property
-    def shape(self) -> str:
-        """``batch × heads × length × head dim``, with what differs from plain self-attention spelled out."""
-        case = self.case
-        heads = f"{case.num_heads}"
-        if case.num_kv_heads != case.num_heads:
-            heads += f"/{case.num_kv_heads}"
-        length = f"{case.seqlen_q}"
-        if case.seqlen_k != case.seqlen_q:
-            length += f"/{case.seqlen_k}"
-        return f"{case.batch} × {heads} × {length} × {case.head_dim}"
-
-    @property
-    def gflops(self) -> float:
-        """Achieved by the candidate, 1e9 floating-point operations per second."""
-        return _rate(self.case, self.comparison.latency_ms) if self.comparison else math.nan
-
-    @property
-    def baseline_gflops(self) -> float:
-        return _rate(self.case, self.comparison.baseline_latency_ms) if self.comparison else math.nan
-
-    @property
-    def intensity(self) -> float:
-        """Floating-point operations per byte of compulsory traffic."""
-        return self.case.flops / self.case.bytes_min if self.case.bytes_min else math.nan
-
-    @property
-    def error_over_reference(self) -> float:
-        """Worst element's error as a multiple of PyTorch's on the same input."""
-        found = self.verified
-        if found is None or found.error is None or found.reference_error is None:
-            return math.nan
-        return _divide(found.error.max, found.reference_error.max)
 
 
 @dataclass(frozen=True)
@@ -121,6 +67,16 @@ class View:
             return self.run.results.candidate
         return next((name for name in self.run.plan.implementations if name != self.run.plan.baseline), "")
 
+    @property
+    def alone(self) -> bool:
+        """Whether nothing but the baseline was planned."""
+        return self.candidate_name in ("", self.run.plan.baseline)
+
+    @property
+    def control_name(self) -> str:
+        """What samples of the A/A control are called."""
+        return f"{self.run.plan.baseline}_control"
+
     @cached_property
     def rows(self) -> tuple[CaseRow, ...]:
         results, verify = self.run.results, self.run.verify
@@ -132,7 +88,7 @@ class View:
         verified = {
             entry.case: entry
             for entry in (verify.cases if verify else ())
-            if entry.input == "random" and entry.implementation == self.candidate_name
+            if entry.input == RANDOM and entry.implementation == self.candidate_name
         }
         return tuple(
             CaseRow(
@@ -181,7 +137,7 @@ class View:
         )
 
     @property
-    def verdicts(self) -> Mapping[Verdict, int]:
+    def verdicts(self) -> dict[Verdict, int]:
         """How many cases got each word, in the order of the enumeration."""
         count = Counter(row.comparison.verdict for row in self.timed if row.comparison)
         return {verdict: count[verdict] for verdict in Verdict if count[verdict]}
@@ -192,11 +148,11 @@ class View:
         finite = [row for row in self.timed if row.comparison and math.isfinite(row.comparison.speedup)]
         if not finite:
             return None
-        return min(finite, key=_speedup), max(finite, key=_speedup)
+        return min(finite, key=lambda row: row.speedup), max(finite, key=lambda row: row.speedup)
 
     def dtype_geomean(self, dtype: str) -> float:
         """Geometric mean speed-up of one dtype's cases; NaN without any."""
-        found = [_speedup(row) for row in self.timed if row.case.dtype == dtype]
+        found = [row.speedup for row in self.timed if row.case.dtype == dtype]
         if not found or not all(math.isfinite(value) and value > 0 for value in found):
             return math.nan
         return statistics.geometric_mean(found)
@@ -242,11 +198,13 @@ class View:
         """One sentence on what was checked."""
         if not self.checked:
             return "Nothing was verified."
-        random = sum(c.input == "random" for c in self.checked)
+        before = sum(c.input == RANDOM for c in self.checked)
+        after = sum(c.input == AFTER_TIMING for c in self.checked)
         passed = sum(c.passed for c in self.checked)
+        again = f", {after:,} on outputs of timed calls" if after else ""
         line = (
-            f"{passed:,} of {text.plural(len(self.checked), 'check')} passed: {random:,} on random inputs, "
-            f"{len(self.checked) - random:,} on adversarial ones."
+            f"{passed:,} of {text.plural(len(self.checked), 'check')} passed: {before:,} on random inputs, "
+            f"{len(self.checked) - before - after:,} on adversarial ones{again}."
         )
         if math.isfinite(self.worst_of_bound):
             line += f" The worst error reached {text.figures(100 * self.worst_of_bound)} % of its bound."
@@ -260,17 +218,22 @@ class View:
         results = self.run.results
         if results is None or self.run.manifest.status in (RunStatus.INTERRUPTED, RunStatus.FAILED):
             return False
-        return all(row.comparison or self.skip_reason(row.case) for row in self.rows)
+        return self.alone or all(row.comparison or self.skip_reason(row.case) for row in self.rows)
 
     @property
     def headline(self) -> str:
         """The verdict in one line."""
         results = self.run.results
         if self.failures:
-            cases = len({(c.case, c.implementation) for c in self.failures})
-            return f"Verification failed on {text.plural(cases, 'case')}"
-        if results is None or not results.cases:
+            names = dict.fromkeys(text.implementation(c.implementation) for c in self.failures)
+            inputs = len({c.case for c in self.failures})
+            return f"Verification failed: {', '.join(names)} on {text.plural(inputs, 'case')}"
+        if results is not None and self.alone:
+            return f"Only {self.baseline} was measured, so there is nothing to compare"
+        if results is None:
             return "No result: the run did not get as far as a comparison"
+        if not results.cases:
+            return "No result: no case was timed"
         speed = text.ratio(results.speedup_geomean)
         return {
             Verdict.FASTER: f"{self.candidate} is faster than {self.baseline}: {speed}",
@@ -330,36 +293,6 @@ class View:
             except ValueError:
                 return math.nan
         return max((sample.timestamp_s for sample in self.run.samples), default=math.nan)
-
-
-def shares_of_bound(entry: VerifiedCase) -> tuple[float, float, float]:
-    """Error over bound for (max, RMS, worst row); NaN where the check has no bound."""
-    if entry.error is None or entry.bound is None:
-        return (math.nan, math.nan, math.nan)
-    error, bound = _norms(entry.error), _norms(entry.bound)
-    return (_share(error[0], bound[0]), _share(error[1], bound[1]), _share(error[2], bound[2]))
-
-
-def _norms(norms: ErrorNorms) -> tuple[float, float, float]:
-    return (norms.max, norms.rms, norms.worst_row)
-
-
-def _share(error: float, bound: float) -> float:
-    return 0.0 if error == 0 and bound == 0 else _divide(error, bound)
-
-
-def _divide(over: float, under: float) -> float:
-    if math.isnan(over) or math.isnan(under):
-        return math.nan
-    return over / under if under else math.inf
-
-
-def _rate(case: Case, latency_ms: float) -> float:
-    return case.flops / latency_ms / 1e6 if latency_ms > 0 else math.nan
-
-
-def _speedup(row: CaseRow) -> float:
-    return row.comparison.speedup if row.comparison else math.nan
 
 
 def _id(comparison: Comparison) -> str:

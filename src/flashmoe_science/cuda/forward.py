@@ -5,25 +5,43 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
+from flashmoe_science.arguments import check_arguments, reject_gradients
 from flashmoe_science.cuda.driver import make_context_current
-from flashmoe_science.cuda.problem import Choice, Device, LaunchPlan, Problem
+from flashmoe_science.cuda.problem import Choice, Device, Problem
 from flashmoe_science.cuda.select import module, select
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import device_architecture
 
 _MAX_PLANS = 4096  # per thread; a plan is about a kilobyte
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # missing from CPU builds of torch
+_DTYPES = (torch.float16, torch.bfloat16)
+_empty_like = torch.empty_like
+# Missing from CPU builds of torch, where nothing gets as far as calling them.
+_current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
+
+
+class _Ready(NamedTuple):
+    """All that a call needs besides its tensors."""
+
+    launch: Callable[[int, int, int, int, int, int], None]
+    """`LaunchPlan.launch`."""
+    dense: bool
+    """The output has the query's order of strides; else it must be contiguous, because the query overlaps
+    itself.
+    """
+    lse_shape: tuple[int, int, int] | None
 
 
 class _ThreadPlans(threading.local):
     """A plan owns the buffer that its launch reads, so every thread has its own; no lock is needed."""
 
     def __init__(self) -> None:
-        self.plans: dict[tuple[Any, ...], LaunchPlan] = {}
+        self.ready: dict[tuple[Any, ...], _Ready] = {}
 
 
 _thread = _ThreadPlans()
@@ -41,9 +59,9 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Exact attention, softmax(query keyᵀ x scale) value, on PyTorch's current stream.
 
-    Shapes, dtypes and devices are checked by `flashmoe_science.flash_attention`, which calls this; strides
-    and alignment here. Nothing is synchronised. Can be captured in a CUDA graph after one call with the same
-    shapes.
+    `flashmoe_science.flash_attention` for CUDA tensors. Arguments are checked once for each combination of
+    shapes, strides, types and options; then a call is a look-up, an allocation and a launch. Nothing is
+    synchronised. Can be captured in a CUDA graph after one call with the same combination.
 
     Args:
         query: (batch, num_heads, seqlen_q, head_dim), float16 or bfloat16; head_dim a
@@ -58,50 +76,61 @@ def forward(
         The output, like query; and the log-sum-exp, float32 (batch, num_heads, seqlen_q), or None.
 
     Raises:
-        InputError: a last dimension is not contiguous, or rows are not aligned to 16 bytes.
+        InputError: arguments that do not fit together or require a gradient, a last dimension that is not
+        contiguous, or rows that are not aligned to 16 bytes.
         DeviceError, BuildError: see `flashmoe_science.cuda.driver.load`.
     """
-    device = query.get_device()
-    if device != torch._C._cuda_getDevice():
+    try:
+        device = query.get_device()
+        signature = (
+            query.shape,
+            key.shape,
+            value.shape,
+            query.stride(),
+            key.stride(),
+            value.stride(),
+            query.dtype,
+            key.dtype,
+            value.dtype,
+            device,
+            key.get_device(),
+            value.get_device(),
+            causal,
+            softmax_scale,
+            return_lse,
+            choice,
+        )
+        ready = _thread.ready.get(signature)
+    except (AttributeError, TypeError, RuntimeError):
+        # Not tensors, not dense, or an argument that cannot be hashed: the checks say which.
+        check_arguments(query, key, value, softmax_scale)
+        raise
+    if query.requires_grad or key.requires_grad or value.requires_grad:
+        reject_gradients(query, key, value)
+    if ready is None or device != _current_device():
+        # Rare, or dearer than a check would be.
+        check_arguments(query, key, value, softmax_scale)
         with torch.cuda.device(device):
-            return forward(
-                query,
-                key,
-                value,
-                causal=causal,
-                softmax_scale=softmax_scale,
-                return_lse=return_lse,
-                choice=choice,
-            )
-    signature = (
-        query.shape,
-        key.shape,
-        query.stride(),
-        key.stride(),
-        value.stride(),
-        query.dtype,
-        device,
-        causal,
-        softmax_scale,
-        return_lse,
-        choice,
-    )
-    output = torch.empty_like(query)
-    lse = query.new_empty(query.shape[:3], dtype=torch.float32) if return_lse else None
-    plan = _thread.plans.get(signature)
-    if plan is None:
-        plan = _make_plan(signature, query, key, value, output)
+            if ready is None:
+                ready = _make_ready(signature, query, key, value)
+            return _launch(ready, query, key, value, device)
+    return _launch(ready, query, key, value, device)
+
+
+def _launch(
+    ready: _Ready, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, device: int
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    launch, dense, lse_shape = ready
+    output = _empty_like(query) if dense else _empty_like(query, memory_format=torch.contiguous_format)
     query_address, key_address, value_address = query.data_ptr(), key.data_ptr(), value.data_ptr()
     if (query_address | key_address | value_address) & 15:
         raise InputError(_misaligned(query, key, value))
-    plan.launch(
-        query_address,
-        key_address,
-        value_address,
-        output.data_ptr(),
-        0 if lse is None else lse.data_ptr(),
-        _raw_stream(device),  # type: ignore[misc]
-    )
+    if lse_shape is None:
+        lse, lse_address = None, 0
+    else:
+        lse = query.new_empty(lse_shape, dtype=torch.float32)
+        lse_address = lse.data_ptr()
+    launch(query_address, key_address, value_address, output.data_ptr(), lse_address, _raw_stream(device))
     return output, lse
 
 
@@ -115,8 +144,8 @@ def explain(
     return_lse: bool = False,
 ) -> Choice:
     """Which kernel and configuration `forward` takes for these tensors, and why. Launches nothing."""
-    output = torch.empty_like(query, device="meta")
-    problem = _problem(query, key, value, output, causal, softmax_scale, return_lse)
+    check_arguments(query, key, value, softmax_scale)
+    problem = _problem(query, key, value, _output_like(query), causal, softmax_scale, return_lse)
     return select(problem, device_of(query.get_device()))
 
 
@@ -132,35 +161,46 @@ def device_of(index: int) -> Device:
     )
 
 
-class _Nothing:
-    """The plan of a call without output elements."""
-
-    def launch(self, query: int, key: int, value: int, output: int, lse: int, stream: int) -> None:
-        pass
+def _nothing(query: int, key: int, value: int, output: int, lse: int, stream: int) -> None:
+    """The launch of a call without output elements."""
 
 
-def _make_plan(
-    signature: tuple[Any, ...],
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    output: torch.Tensor,
-) -> LaunchPlan:
-    *_, device, causal, softmax_scale, return_lse, choice = signature
-    make_context_current(device)
-    plan: LaunchPlan
-    if output.numel() == 0:
-        plan = _Nothing()
-    else:
+def _make_ready(
+    signature: tuple[Any, ...], query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> _Ready:
+    """Check, choose, compile, load and prepare; the query's device is current."""
+    causal, softmax_scale, return_lse, choice = signature[-4:]
+    if query.dtype not in _DTYPES:
+        raise InputError(
+            f"query has dtype {query.dtype}; the CUDA kernels take float16 and bfloat16: use .to()"
+        )
+    where = device_of(query.get_device())
+    make_context_current(where.index)
+    output = _output_like(query)
+    launch: Callable[[int, int, int, int, int, int], None] = _nothing
+    if query.numel() > 0:
         problem = _problem(query, key, value, output, causal, softmax_scale, return_lse)
-        where = device_of(device)
         if choice is None:
             choice = select(problem, where)
-        plan = module(choice.kernel).plan(problem, choice.configuration, where)
-    if len(_thread.plans) >= _MAX_PLANS:
-        _thread.plans.clear()
-    _thread.plans[signature] = plan
-    return plan
+        launch = module(choice.kernel).plan(problem, choice.configuration, where).launch
+    batch, num_heads, seqlen_q, _ = query.shape
+    ready = _Ready(
+        launch=launch,
+        dense=torch.empty_like(query, device="meta").stride() == output.stride(),
+        lse_shape=(batch, num_heads, seqlen_q) if return_lse else None,
+    )
+    if len(_thread.ready) >= _MAX_PLANS:
+        _thread.ready.clear()
+    _thread.ready[signature] = ready
+    return ready
+
+
+def _output_like(query: torch.Tensor) -> torch.Tensor:
+    """A meta tensor with the output's strides: the query's order, unless that would split rows."""
+    like = torch.empty_like(query, device="meta")
+    if like.stride(3) == 1 and all(stride % 8 == 0 for stride in like.stride()[:3]):
+        return like
+    return torch.empty_like(query, device="meta", memory_format=torch.contiguous_format)
 
 
 def _problem(

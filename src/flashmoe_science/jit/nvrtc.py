@@ -24,6 +24,7 @@ _FLAGS = (
     "--ptxas-options=-v",
     "--ptxas-options=-warn-spills",
 )
+_FIRST_WITH_CACHE = (12, 9)
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
@@ -51,6 +52,8 @@ class CudaKernel:
     """Where the files that it includes are, by path relative to this."""
     include_directories: tuple[Path, ...] = field(default=())
     """Toolkit headers, for kernels of others; ours need none. See `toolkit_include_directories`."""
+    cluster_blocks: int = 1
+    """Blocks of the cluster that the source asks for. More than 8 are not portable."""
 
     @property
     def label(self) -> str:
@@ -144,7 +147,9 @@ def _flags(kernel: CudaKernel) -> tuple[str, ...]:
         )
     includes = (f"--include-path={directory}" for directory in kernel.include_directories)
     macros = (f"--define-macro={name}={value}" for name, value in kernel.macros.items())
-    return (f"--gpu-architecture={kernel.architecture}", *_FLAGS, *includes, *macros)
+    # NVRTC's own cache returns cubins without the resource table that ptxas prints.
+    uncached = ("--no-cache",) if nvrtc_version() >= _FIRST_WITH_CACHE else ()
+    return (f"--gpu-architecture={kernel.architecture}", *_FLAGS, *uncached, *includes, *macros)
 
 
 def _sources(kernel: CudaKernel) -> dict[str, bytes]:

@@ -10,19 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from cudadent42.bench.margin import default_margin, lower, upper
 from cudadent42.bench.schedule import block_orders
 from cudadent42.bench.statistics import (
-    DEFAULT_MARGIN,
     RatioEstimate,
     decide,
     decide_many,
     discoveries,
     estimate_ratio,
     geometric_mean,
-    lower,
     minimum_detectable_effect,
     noise_floor,
-    upper,
 )
 from cudadent42.records import Verdict
 
@@ -91,7 +89,7 @@ def share(machine: Machine, speedup: float, verdict: Verdict, margin: float) -> 
 def test_same_code_is_not_called_different(machine: Machine) -> None:
     """A margin that is twice the jitter leaves nothing of the nominal 5 %."""
     estimates = [race(machine, 1.0, seed) for seed in range(TRIALS)]
-    called = [decide(e, DEFAULT_MARGIN["cpu"]) in (Verdict.FASTER, Verdict.SLOWER) for e in estimates]
+    called = [decide(e, default_margin("cpu")) in (Verdict.FASTER, Verdict.SLOWER) for e in estimates]
     assert sum(called) / TRIALS <= 0.01
 
 
@@ -230,6 +228,7 @@ def test_noise_floor_is_near_the_largest_control_ratio() -> None:
 
 
 def test_margins_mirror() -> None:
+    assert default_margin("cuda:1") == 0.01
     assert upper(0.25) == 1.25
     assert lower(0.25) == 0.8
 

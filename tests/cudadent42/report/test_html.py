@@ -188,13 +188,20 @@ def test_failed_verification_comes_first_and_names_the_case(small: RunFolder) ->
         skipped={f"{bad.case}/cudadent42": "failed verification: max error"},
     )
     page = parse(replace(small, verify=VerifyReport(checks), results=results))
-    assert page.headings[0] == ("h1", "Verification failed on 1 case")
+    assert page.headings[0] == ("h1", "Verification failed: cudadent42 on 1 case")
     assert "large/fp16, cudadent42, random input: error is 7.00 times its bound" in page.words
     assert page.row("checks", "large/fp16")[3] == "failed"
     assert page.tables["checks"][1][3] == "failed"
     row = page.row("cases", "large")
     assert row[2] == "Not compared: failed verification: max error"
     assert "9 of 10 checks passed" in page.words
+
+
+def test_outputs_of_timed_calls_are_counted_apart(small: RunFolder) -> None:
+    assert small.verify is not None
+    again = tuple(replace(check, input="after timing") for check in small.verify.cases[:3])
+    page = parse(replace(small, verify=VerifyReport((*small.verify.cases, *again))))
+    assert "3 on random inputs, 7 on adversarial ones, 3 on outputs of timed calls." in page.words
 
 
 def test_baseline_checks_do_not_pad_the_count(small: RunFolder) -> None:
@@ -287,11 +294,28 @@ def test_default_run_is_well_under_400_kb(run: RunFolder) -> None:
     assert len(html.render(View(run)).encode()) < 250_000
 
 
+def test_baseline_alone_is_not_a_failure(small: RunFolder) -> None:
+    plan = replace(small.plan, implementations=("pytorch",))
+    assert small.results is not None
+    results = replace(small.results, candidate="pytorch", cases=())
+    page = parse(replace(small, manifest=replace(small.manifest, plan=plan), results=results))
+    assert page.headings[0][1] == "Only pytorch was measured, so there is nothing to compare"
+    assert "did not finish" not in page.words
+    assert "without a complete result" not in page.words
+
+
+def test_nothing_timed_says_so(small: RunFolder) -> None:
+    assert small.results is not None
+    skipped = {case.id: "failed verification on large_logits/fp16: nan" for case in small.plan.cases}
+    page = parse(replace(small, results=replace(small.results, cases=(), skipped=skipped), samples=()))
+    assert page.headings[0][1] == "No result: no case was timed"
+
+
 def test_a_noisy_machine_is_called_so(small: RunFolder) -> None:
     assert small.results is not None
     noisy = replace(small.results, noise_floor=0.31)
     assert "the baseline against itself is off by up to 31 %" in parse(replace(small, results=noisy)).words
-    assert "noisy" not in parse(small).words
+    assert "is off by up to" not in parse(small).words
 
 
 def test_disturbed_blocks_get_a_column(small: RunFolder) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 from cudadent42.report import svg, text
+from cudadent42.report.cases import AFTER_TIMING, RANDOM, shares_of_bound
 from cudadent42.report.figures import marks
 from cudadent42.report.svg import Role
-from cudadent42.report.view import View, shares_of_bound
+from cudadent42.report.view import View
 
 _NORMS = ("worst element", "root mean square", "worst row")
 _LANE = 46.0
@@ -54,7 +55,7 @@ def errors(view: View, sheet: svg.Sheet, *, wide: bool) -> str:
                 tips[number] = text.clean(
                     f"{entry.case}, {who}, {entry.input}: {text.figures(100 * share)} % of the bound"
                 )
-            random = entry.input == "random"
+            random = entry.input in (RANDOM, AFTER_TIMING)
             role = Role.SLOWER if share > 1 else Role.CANDIDATE if random else Role.OTHER_1
             y = norm + (0.2 if wide else 0.34) + 0.6 * (index * 0.618 % 1)
             shape, size = ("o", 4) if random else ("D", 3.4)

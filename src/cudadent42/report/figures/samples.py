@@ -19,9 +19,10 @@ from matplotlib.path import Path
 
 from cudadent42.records import Sample
 from cudadent42.report import svg, text
+from cudadent42.report.cases import CaseRow
 from cudadent42.report.figures import marks
 from cudadent42.report.svg import Role
-from cudadent42.report.view import CaseRow, View
+from cudadent42.report.view import View
 
 _WIDTH = 320.0
 _LANE = 24.0
@@ -80,7 +81,7 @@ def _lanes(view: View, present: set[str]) -> tuple[tuple[str, Role], ...]:
     known = {
         plan.baseline: Role.BASELINE,
         view.candidate_name: Role.CANDIDATE,
-        f"{plan.baseline}_control": Role.CONTROL,
+        view.control_name: Role.CONTROL,
     }
     spare = iter(marks.OTHER_ROLES)
     order = [name for name in [*named, *sorted(present - set(named))] if name in present]

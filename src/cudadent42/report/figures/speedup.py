@@ -9,9 +9,10 @@ from matplotlib.axes import Axes
 
 from cudadent42.records import Comparison
 from cudadent42.report import svg, text
+from cudadent42.report.cases import CaseRow
 from cudadent42.report.figures import marks
 from cudadent42.report.svg import Role
-from cudadent42.report.view import CaseRow, View
+from cudadent42.report.view import View
 
 _LANE = 9.0
 _GAP = 15.0
@@ -56,12 +57,13 @@ def speedup(view: View, sheet: svg.Sheet | None, *, wide: bool) -> str:
         else sum(block + height for height in height_of.values())
     )
     pad = 20.0 if standalone else 0.0
-    fig = svg.figure(layout.width + 2 * pad, total + pad)
+    fig = svg.figure(layout.width + 2 * pad, total + 1.5 * pad)
     panel_width = (layout.width - layout.label - columns * layout.value) / columns
     limits = _limits(view)
     tips: dict[int, str] = {}
     if standalone:
         _heading(svg.panel(fig, pad, pad / 2, layout.width, heading), view)
+        _legend(svg.panel(fig, pad, total, layout.width, pad), view, layout.width)
     top = heading
     for number, dtype in enumerate(dtypes):
         column = number if layout.side_by_side else 0
@@ -75,7 +77,7 @@ def speedup(view: View, sheet: svg.Sheet | None, *, wide: bool) -> str:
         _background(axes, view, limits, len(order), layout.ticks, height_of[dtype])
         if lanes > 1:
             for y in range(1, len(order), 2):
-                axes.axhspan(y - 0.5, y + 0.5, color=Role.BAND.placeholder, linewidth=0, zorder=0)
+                axes.axhspan(y - 0.5, y + 0.5, color=Role.BAND.placeholder, alpha=0.7, linewidth=0, zorder=0)
         _panel_title(axes, view, dtype, height_of[dtype])
         if column == 0:
             for y, name in enumerate(order):
@@ -151,11 +153,33 @@ def _heading(axes: Axes, view: View) -> None:
     marks.write(axes, 0, 0.28, f"{view.subline}. {view.date[:10]}.", size=12)
 
 
+def _legend(axes: Axes, view: View, width: float) -> None:
+    """What the marks mean, on one line under the panels."""
+    axes.set_axis_off()
+    axes.set_xlim(0, width)
+    axes.set_ylim(0, 1)
+    words = f"Median latency of {view.baseline} over {view.candidate}'s, log scale; bars are 95 % intervals."
+    marks.write(axes, 2, 0.5, text.shorten(words, 110), size=11.5)
+    x = width - 8.0
+    others = list(zip(view.other_names, marks.OTHER_MARKERS, marks.OTHER_ROLES, strict=False))
+    for name, shape, role in reversed(others):
+        label = text.shorten(text.implementation(name), 24)
+        marks.write(axes, x, 0.5, label, size=11.5, align="right")
+        x -= len(label) * _CHARACTER + 10
+        marks.mark(axes, x, 0.5, shape, 4.6, role)
+        x -= 18
+    for verdict in reversed(view.verdicts):
+        marks.write(axes, x, 0.5, verdict.value, size=11.5, align="right")
+        x -= len(verdict.value) * _CHARACTER + 10
+        marks.point(axes, x, 0.5, verdict)
+        x -= 18
+
+
 def _background(
     axes: Axes, view: View, limits: tuple[float, float], rows: int, most_ticks: int, height: float
 ) -> None:
     margin = view.run.plan.margin
-    axes.axvspan(1 - margin, 1 + margin, color=Role.BAND.placeholder, linewidth=2, zorder=0)
+    axes.axvspan(1 - margin, 1 + margin, color=Role.RULE.placeholder, alpha=0.7, linewidth=2, zorder=0.2)
     for y in range(rows):
         marks.rule(axes, limits, (y, y), Role.RULE, 0.6, zorder=0.5)
     for tick in marks.ratio_ticks(*limits, most_ticks):

@@ -1,0 +1,104 @@
+"""The Hopper kernel without a GPU: what is chosen, what fits, and that the generated header is current."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashmoe_science.configs import hopper as configs
+from flashmoe_science.cuda import hopper
+from flashmoe_science.cuda.problem import Device, KernelKind, Problem
+from flashmoe_science.jit.limits import check_block
+
+H200 = Device(index=0, architecture="sm_90", multiprocessors=132, l2_bytes=60 << 20)
+PROBLEM = Problem(
+    batch=2,
+    num_heads=8,
+    num_kv_heads=2,
+    seqlen_q=1024,
+    seqlen_k=1024,
+    head_dim=128,
+    dtype=torch.bfloat16,
+    causal=True,
+    softmax_scale=0.1,
+    return_lse=False,
+    query_strides=(8 * 1024 * 128, 1024 * 128, 128),
+    key_strides=(2 * 1024 * 128, 1024 * 128, 128),
+    value_strides=(2 * 1024 * 128, 1024 * 128, 128),
+    output_strides=(8 * 1024 * 128, 1024 * 128, 128),
+)
+
+
+def test_takes_a_common_problem() -> None:
+    choice = hopper.choose(PROBLEM, H200)
+    assert choice is not None
+    assert choice.kernel is KernelKind.HOPPER
+    assert choice.configuration.head_dim == 128
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"softmax_scale": -0.1},
+        {"softmax_scale": 0.0},
+        {"seqlen_k": 0},
+        {"seqlen_q": 16},
+        {"key_strides": (0, 1024 * 128, 128)},
+    ],
+)
+def test_leaves_what_it_cannot_do(change: dict[str, object]) -> None:
+    assert hopper.choose(replace(PROBLEM, **change), H200) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_100", "sm_120"])
+def test_leaves_other_architectures(architecture: str) -> None:
+    assert hopper.choose(PROBLEM, replace(H200, architecture=architecture)) is None
+    assert hopper.kernels(architecture) == []
+
+
+@given(
+    head_dim=st.integers(1, 32).map(lambda x: 8 * x),
+    causal=st.booleans(),
+    seqlen=st.integers(1, 1 << 20),
+)
+def test_every_choice_is_built_ahead_and_fits(head_dim: int, causal: bool, seqlen: int) -> None:
+    tile = configs.configuration(head_dim, causal, seqlen)
+    assert tile in configs.all_configurations()
+    assert tile.head_dim >= head_dim
+    check_block("tile", "sm_90", tile.threads, tile.shared_bytes)
+
+
+@given(seqlen=st.integers(1, 1 << 20), head_dim=st.integers(1, 32).map(lambda x: 8 * x))
+def test_sections_hold_whole_groups_of_heads(seqlen: int, head_dim: int) -> None:
+    problem = replace(PROBLEM, seqlen_q=seqlen, seqlen_k=seqlen, head_dim=head_dim)
+    heads = hopper._heads_per_section(problem)
+    group = problem.num_heads // problem.num_kv_heads
+    assert heads % group == 0
+    assert group <= heads <= problem.batch * problem.num_heads
+
+
+def test_the_generated_header_is_current() -> None:
+    generator = _generator()
+    assert generator.HEADER.read_text() == generator.text(), "run: python tools/generate_wgmma.py"
+
+
+def test_the_header_has_every_width_that_is_configured() -> None:
+    used = {width for tile in configs.all_configurations() for width in (tile.block_n, tile.head_dim)}
+    assert used <= set(_generator().WIDTHS)
+
+
+def _generator() -> ModuleType:
+    path = Path(__file__).parents[3] / "tools" / "generate_wgmma.py"
+    spec = importlib.util.spec_from_file_location("generate_wgmma", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
