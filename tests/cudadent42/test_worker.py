@@ -77,7 +77,8 @@ def spins(q, k, v, *, causal, softmax_scale):
 )
 
 FIRST = Case("first", "fp32", 1, 2, 2, 64, 64, 32)
-SECOND = Case("second", "fp32", 1, 2, 2, 48, 48, 32)
+SECOND = Case("second", "fp32", 1, 2, 2, 80, 80, 32)
+"""The larger one, so adversarial values are put into it; the candidates above go wrong at length 64."""
 
 
 @pytest.fixture(autouse=True)
