@@ -78,6 +78,10 @@ def test_verdict_line() -> None:
     )
     skipped = {"small/fp16": "why", "small/fp16/ours": "why", "tiny/fp16/other": "why"}
     assert tables.verdict_line(replace(RESULTS, skipped=skipped)).endswith("; 1 cell not timed")
+    undecided = replace(RESULTS, verdict=Verdict.UNDECIDED, detectable_effect=0.031)
+    assert tables.verdict_line(undecided).endswith(
+        "; in a typical cell a difference of 3.1% would have shown"
+    )
     assert tables.verdict_line(replace(RESULTS, cases=())) == "no verdict: no case was timed"
 
 
