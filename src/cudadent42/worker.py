@@ -349,6 +349,7 @@ def _after_loss(
         barred[doing.implementation] = f"loading it: {reason}"
         return replace(request, barred=barred)
     if isinstance(log, BenchLog):
+        request = replace(request, dropped=(*request.dropped, doing.case))
         tell(Skipped("bench", doing.case, f"{doing.implementation}: {reason}"))
     elif not _is_recorded(log, doing):
         failed = VerifiedCase(doing.case, doing.implementation, doing.input, None, None, None, False, reason)
