@@ -12,12 +12,13 @@ from markupsafe import Markup, escape
 
 from cudadent42.records import VerifiedCase
 from cudadent42.report import facts, keys, notices, svg, text
+from cudadent42.report.cases import CaseRow, shares_of_bound
 from cudadent42.report.figures.control import control
 from cudadent42.report.figures.errors import errors
 from cudadent42.report.figures.roofline import roofline
 from cudadent42.report.figures.samples import Strips, strips
 from cudadent42.report.figures.speedup import speedup
-from cudadent42.report.view import CaseRow, View, shares_of_bound
+from cudadent42.report.view import View
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _MARKS = {"faster": "●", "slower": "▼", "equal": "■", "undecided": "○"}

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 
 from cudadent42.report import facts, notices, text
-from cudadent42.report.view import CaseRow, Tone, View, shares_of_bound
+from cudadent42.report.cases import CaseRow, shares_of_bound
+from cudadent42.report.view import Tone, View
 
 _SPECIAL = re.compile(r"([\\`*_\[\]|~$@])")
 _SIGNS = {Tone.GOOD: "✅", Tone.BAD: "❌", Tone.WARN: "⚠️", Tone.NEUTRAL: "➖"}

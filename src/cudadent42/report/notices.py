@@ -7,7 +7,8 @@ from collections import defaultdict
 
 from cudadent42.records import Status, Verdict, VerifiedCase
 from cudadent42.report import text
-from cudadent42.report.view import Notice, Tone, View, shares_of_bound
+from cudadent42.report.cases import shares_of_bound
+from cudadent42.report.view import Notice, Tone, View
 from cudadent42.runs import RunStatus
 
 _MOST_LINES = 12

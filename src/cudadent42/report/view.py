@@ -6,20 +6,15 @@ import math
 import shlex
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from functools import cached_property
 
-from cudadent42.records import Case, Check, Comparison, ErrorNorms, Status, Verdict, VerifiedCase
+from cudadent42.records import Case, Check, Comparison, Status, Verdict, VerifiedCase
 from cudadent42.report import text
+from cudadent42.report.cases import AFTER_TIMING, RANDOM, CaseRow, shares_of_bound
 from cudadent42.runs import RunFolder, RunStatus
-
-RANDOM = "random"
-AFTER_TIMING = "after timing"
-"""``VerifiedCase.input`` of a case's own inputs, before it was timed and of its last timed call; all others are
-adversarial."""
 
 
 class Tone(str, Enum):
@@ -38,60 +33,6 @@ class Notice:
     tone: Tone
     title: str
     lines: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class CaseRow:
-    """All that is known of one case of the plan."""
-
-    case: Case
-    comparison: Comparison | None
-    """Of the candidate; None where it was not timed."""
-    control: Comparison | None
-    others: Mapping[str, Comparison]
-    """Of the remaining implementations, by name."""
-    reason: str
-    """Why it was not timed."""
-    verified: VerifiedCase | None
-    """The candidate on this case's own inputs."""
-
-    @property
-    def name(self) -> str:
-        return text.clean(self.case.name)
-
-    @property
-    def shape(self) -> str:
-        """``batch × heads × length × head dim``, with what differs from plain self-attention spelled out."""
-        case = self.case
-        heads = f"{case.num_heads}"
-        if case.num_kv_heads != case.num_heads:
-            heads += f"/{case.num_kv_heads}"
-        length = f"{case.seqlen_q}"
-        if case.seqlen_k != case.seqlen_q:
-            length += f"/{case.seqlen_k}"
-        return f"{case.batch} × {heads} × {length} × {case.head_dim}"
-
-    @property
-    def gflops(self) -> float:
-        """Achieved by the candidate, 1e9 floating-point operations per second."""
-        return _rate(self.case, self.comparison.latency_ms) if self.comparison else math.nan
-
-    @property
-    def baseline_gflops(self) -> float:
-        return _rate(self.case, self.comparison.baseline_latency_ms) if self.comparison else math.nan
-
-    @property
-    def intensity(self) -> float:
-        """Floating-point operations per byte of compulsory traffic."""
-        return self.case.flops / self.case.bytes_min if self.case.bytes_min else math.nan
-
-    @property
-    def error_over_reference(self) -> float:
-        """Worst element's error as a multiple of PyTorch's on the same input."""
-        found = self.verified
-        if found is None or found.error is None or found.reference_error is None:
-            return math.nan
-        return _divide(found.error.max, found.reference_error.max)
 
 
 @dataclass(frozen=True)
@@ -207,11 +148,11 @@ class View:
         finite = [row for row in self.timed if row.comparison and math.isfinite(row.comparison.speedup)]
         if not finite:
             return None
-        return min(finite, key=_speedup), max(finite, key=_speedup)
+        return min(finite, key=lambda row: row.speedup), max(finite, key=lambda row: row.speedup)
 
     def dtype_geomean(self, dtype: str) -> float:
         """Geometric mean speed-up of one dtype's cases; NaN without any."""
-        found = [_speedup(row) for row in self.timed if row.case.dtype == dtype]
+        found = [row.speedup for row in self.timed if row.case.dtype == dtype]
         if not found or not all(math.isfinite(value) and value > 0 for value in found):
             return math.nan
         return statistics.geometric_mean(found)
@@ -352,36 +293,6 @@ class View:
             except ValueError:
                 return math.nan
         return max((sample.timestamp_s for sample in self.run.samples), default=math.nan)
-
-
-def shares_of_bound(entry: VerifiedCase) -> tuple[float, float, float]:
-    """Error over bound for (max, RMS, worst row); NaN where the check has no bound."""
-    if entry.error is None or entry.bound is None:
-        return (math.nan, math.nan, math.nan)
-    error, bound = _norms(entry.error), _norms(entry.bound)
-    return (_share(error[0], bound[0]), _share(error[1], bound[1]), _share(error[2], bound[2]))
-
-
-def _norms(norms: ErrorNorms) -> tuple[float, float, float]:
-    return (norms.max, norms.rms, norms.worst_row)
-
-
-def _share(error: float, bound: float) -> float:
-    return 0.0 if error == 0 and bound == 0 else _divide(error, bound)
-
-
-def _divide(over: float, under: float) -> float:
-    if math.isnan(over) or math.isnan(under):
-        return math.nan
-    return over / under if under else math.inf
-
-
-def _rate(case: Case, latency_ms: float) -> float:
-    return case.flops / latency_ms / 1e6 if latency_ms > 0 else math.nan
-
-
-def _speedup(row: CaseRow) -> float:
-    return row.comparison.speedup if row.comparison else math.nan
 
 
 def _id(comparison: Comparison) -> str:

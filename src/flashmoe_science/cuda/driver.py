@@ -1,7 +1,7 @@
 """The CUDA driver: loading cubins and launching kernels.
 
-Launches go through ctypes with arguments that were converted once: cuLaunchKernel with eleven Python integers
-costs more than the launch itself.
+Launches go through ctypes and cuLaunchKernelEx, whose arguments are converted once: cuLaunchKernel with eleven
+Python integers costs more than the launch itself.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from typing import Any
 
 from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_NON_PORTABLE_CLUSTER = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+_PROGRAMMATIC_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_PORTABLE_CLUSTER = 8
 _SHARED_WITHOUT_OPT_IN = 48 * 1024
 _lock = threading.Lock()
 _libraries: dict[str, ctypes.c_void_p] = {}
@@ -112,7 +114,34 @@ def _load(kernel: CudaKernel) -> ctypes.c_void_p:
     if kernel.dynamic_shared_bytes > _SHARED_WITHOUT_OPT_IN:
         status = cuda.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, kernel.dynamic_shared_bytes)
         check(cuda, status, "cuFuncSetAttribute(MAX_DYNAMIC_SHARED_SIZE_BYTES)")
+    if kernel.cluster_blocks > _PORTABLE_CLUSTER:
+        status = cuda.cuFuncSetAttribute(function, _NON_PORTABLE_CLUSTER, 1)
+        check(cuda, status, "cuFuncSetAttribute(NON_PORTABLE_CLUSTER_SIZE_ALLOWED)")
     return function
+
+
+class _LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute with an integer value."""
+
+    _fields_ = (
+        ("id", ctypes.c_int),
+        ("padding", ctypes.c_char * 4),
+        ("value", ctypes.c_int),
+        ("rest", ctypes.c_char * 60),
+    )
+
+
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_LaunchAttribute)),
+        ("attribute_count", ctypes.c_uint),
+    )
 
 
 class Launcher:
@@ -121,33 +150,42 @@ class Launcher:
     The buffer is read during the call, so each thread needs a launcher of its own.
     """
 
-    __slots__ = ("_arguments", "_cu_launch", "_prefix", "_streams", "buffer")
+    __slots__ = ("_arguments", "_config", "_config_reference", "_cu_launch", "_function", "buffer")
 
     def __init__(
-        self, function: ctypes.c_void_p, grid: tuple[int, int, int], kernel: CudaKernel, argument_bytes: int
+        self,
+        function: ctypes.c_void_p,
+        grid: tuple[int, int, int],
+        kernel: CudaKernel,
+        argument_bytes: int,
+        *,
+        dependent: bool = False,
     ) -> None:
-        self._cu_launch = library().cuLaunchKernel
+        """`dependent`: the kernel may start while its predecessor in the stream still runs (programmatic stream
+        serialization, sm_90 and later). Only for kernels of which every thread executes griddepcontrol.wait
+        before it touches global memory, and griddepcontrol.launch_dependents, if at all, after that.
+        """
+        self._cu_launch = library().cuLaunchKernelEx
+        self._function = function
         self.buffer = _aligned_buffer(argument_bytes, 64)
         """Writable; the struct that the kernel gets."""
         self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self.buffer))
-        self._prefix: tuple[Any, ...] = (
-            function,
-            *grid,
-            kernel.threads_per_block,
-            1,
-            1,
-            kernel.dynamic_shared_bytes,
+        attribute = _LaunchAttribute(id=_PROGRAMMATIC_SERIALIZATION, value=1)
+        self._config = _LaunchConfig(
+            grid=grid,
+            block=(kernel.threads_per_block, 1, 1),
+            shared_bytes=kernel.dynamic_shared_bytes,
+            attributes=ctypes.pointer(attribute),
+            attribute_count=int(dependent),
         )
-        self._streams: dict[int, ctypes.c_void_p] = {}
+        self._config_reference = ctypes.byref(self._config)
 
     def __call__(self, stream: int) -> None:
         """Launch on a raw stream handle."""
-        handle = self._streams.get(stream)
-        if handle is None:
-            handle = self._streams[stream] = ctypes.c_void_p(stream)
-        status = self._cu_launch(*self._prefix, handle, self._arguments, None)
+        self._config.stream = stream
+        status = self._cu_launch(self._config_reference, self._function, self._arguments, None)
         if status != 0:
-            check(library(), status, "cuLaunchKernel")
+            check(library(), status, "cuLaunchKernelEx")
 
 
 def _aligned_buffer(size: int, alignment: int) -> ctypes.Array[ctypes.c_char]:

@@ -17,6 +17,7 @@ Strides = tuple[int, int, int]
 class KernelKind(Enum):
     """The attention kernels for CUDA."""
 
+    SMALL = "small"
     HOPPER = "hopper"
     PORTABLE = "portable"
 

@@ -6,7 +6,7 @@ import os
 from types import ModuleType
 from typing import cast
 
-from flashmoe_science.cuda import hopper, portable
+from flashmoe_science.cuda import hopper, portable, small
 from flashmoe_science.cuda.problem import Choice, Device, KernelKind, KernelModule, Problem
 from flashmoe_science.errors import DeviceError, InputError
 
@@ -15,8 +15,12 @@ OVERRIDE_VARIABLE = "FLASHMOE_CUDA_KERNEL"
 first call.
 """
 
-_MODULES: dict[KernelKind, ModuleType] = {KernelKind.HOPPER: hopper, KernelKind.PORTABLE: portable}
-_PREFERENCE = (KernelKind.HOPPER, KernelKind.PORTABLE)
+_MODULES: dict[KernelKind, ModuleType] = {
+    KernelKind.SMALL: small,
+    KernelKind.HOPPER: hopper,
+    KernelKind.PORTABLE: portable,
+}
+_PREFERENCE = (KernelKind.SMALL, KernelKind.HOPPER, KernelKind.PORTABLE)
 """The first kernel that takes a problem gets it."""
 
 

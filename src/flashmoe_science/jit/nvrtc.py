@@ -52,6 +52,8 @@ class CudaKernel:
     """Where the files that it includes are, by path relative to this."""
     include_directories: tuple[Path, ...] = field(default=())
     """Toolkit headers, for kernels of others; ours need none. See `toolkit_include_directories`."""
+    cluster_blocks: int = 1
+    """Blocks of the cluster that the source asks for. More than 8 are not portable."""
 
     @property
     def label(self) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 from cudadent42.report import svg, text
+from cudadent42.report.cases import AFTER_TIMING, RANDOM, shares_of_bound
 from cudadent42.report.figures import marks
 from cudadent42.report.svg import Role
-from cudadent42.report.view import AFTER_TIMING, RANDOM, View, shares_of_bound
+from cudadent42.report.view import View
 
 _NORMS = ("worst element", "root mean square", "worst row")
 _LANE = 46.0

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 
 from cudadent42.report import svg, text
+from cudadent42.report.cases import CaseRow
 from cudadent42.report.figures import marks
 from cudadent42.report.svg import Role
-from cudadent42.report.view import CaseRow, View
+from cudadent42.report.view import View
 
 _HEAD = 26.0
 _LEFT = 50.0

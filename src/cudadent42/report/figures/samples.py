@@ -19,9 +19,10 @@ from matplotlib.path import Path
 
 from cudadent42.records import Sample
 from cudadent42.report import svg, text
+from cudadent42.report.cases import CaseRow
 from cudadent42.report.figures import marks
 from cudadent42.report.svg import Role
-from cudadent42.report.view import CaseRow, View
+from cudadent42.report.view import View
 
 _WIDTH = 320.0
 _LANE = 24.0

@@ -9,9 +9,10 @@ from matplotlib.axes import Axes
 
 from cudadent42.records import Comparison
 from cudadent42.report import svg, text
+from cudadent42.report.cases import CaseRow
 from cudadent42.report.figures import marks
 from cudadent42.report.svg import Role
-from cudadent42.report.view import CaseRow, View
+from cudadent42.report.view import View
 
 _LANE = 9.0
 _GAP = 15.0

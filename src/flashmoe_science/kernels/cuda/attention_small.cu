@@ -14,20 +14,19 @@
 // The output of a lane is then 8 contiguous dims of a query. (g = lane / 4, t = lane % 4 throughout.)
 //
 // Macros, all integers:
-//   HEAD_DIM       32..256, a multiple of 8
+//   HEAD_DIM       8..256, a multiple of 8
+//   PADDED         1: the tensors' head_dim is a parameter, at most HEAD_DIM; 0: it is HEAD_DIM
 //   ELEMENT_BF16   1: bfloat16, 0: float16; MMA_K 16, or 8 for sm_75 (types.cuh)
-//   CAUSAL         1: query i sees keys j <= i + seqlen_k - seqlen_q
-//   GROUPED        1: several query heads per key/value head; their rows are packed, row = position * group + head
 //   ROW_TILES      query rows of a block / 8
 //   WARPS          warps of a block
 //   KEY_TILES      tiles of 16 keys that a warp holds at a time
-//   CLUSTER        blocks that share one set of query rows (1, 2, 4, 8; above 1 needs sm_90)
+//   CLUSTER        blocks that share one set of query rows (1, 2, 4, 8, 16; above 1 needs sm_90, 16 is not portable)
 //   SINGLE_PASS    1: the caller proves seqlen_k <= 16 * KEY_TILES * WARPS * CLUSTER
-//   MASKED         0: the caller proves that it is not causal and seqlen_k is a multiple of that number
-//   WIDE_OFFSETS   0: the caller proves that every byte offset is below 2^32
 //   LATE_VALUES    1: V is loaded after Q K^T, into the registers that K leaves (large HEAD_DIM)
-//   DEPENDENT      1: launched with programmatic stream serialization
+//   DEPENDENT      1: launched with programmatic stream serialization (sm_90), so that it may start early
 //   ABLATION       0: the kernel. For measurement only, wrong results: 1 loads and merge, 2 no softmax, 3 no merge
+//
+// With grouped heads the rows of the heads that share keys are packed: row = position * group + head.
 #include "mma/m16n8k16.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/dependent_launch.cuh"
@@ -50,16 +49,11 @@ constexpr int kStep = WARPS * CLUSTER;              // key tiles between two til
 
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM >= 8, "HEAD_DIM must be a multiple of 8");
 
-#if WIDE_OFFSETS
-typedef uint64 Offset;
-#else
-typedef uint32 Offset;
-#endif
-
 }  // namespace
 
 struct Tensor {
-    Offset batch, head, row;  // strides in bytes
+    uint64 batch, head;  // strides in bytes
+    uint32 row;
 };
 
 struct Parameters {
@@ -71,9 +65,11 @@ struct Parameters {
     Tensor query_strides, key_strides, value_strides, output_strides;
     int seqlen_q;
     int seqlen_k;
-    int group;             // query heads per key/value head
+    int past;            // query i sees keys j <= i + past; 2^30 without a causal mask
+    int group;           // query heads per key/value head
     uint32 group_magic;  // floor(2^32 / group) + 1
-    float scale_log2;      // softmax scale * log2(e)
+    float scale_log2;    // softmax scale * log2(e)
+    int head_dim;        // at most HEAD_DIM; read if PADDED
 };
 
 namespace {
@@ -110,30 +106,39 @@ struct Row {
 };
 
 __device__ __forceinline__ Row locate(int row, const Parameters& p) {
-#if GROUPED
+    if (p.group == 1) return {row, 0};
     const int position = static_cast<int>(__umulhi(static_cast<uint32>(row), p.group_magic));
     return {position, row - position * p.group};
-#else
-    return {row, 0};
-#endif
 }
 
-// What one lane holds of a row that `Lanes` lanes share: every Lanes-th 16-byte chunk. Chunks past HEAD_DIM repeat the
-// last one: for keys the query is zero there, for values the result is not written.
+// One past the last key that a query sees.
+__device__ __forceinline__ int key_limit(int row, const Parameters& p) {
+    return min(p.seqlen_k, locate(row, p).position + 1 + p.past);
+}
+
+__device__ __forceinline__ int head_dim(const Parameters& p) { return PADDED ? p.head_dim : HEAD_DIM; }
+
+// Strides and indices have 32 bits, their product 64.
+__device__ __forceinline__ uint64 offset_of(int index, uint32 stride) {
+    return static_cast<uint64>(static_cast<uint32>(index)) * stride;
+}
+
+// What one lane holds of a row that `Lanes` lanes share: every Lanes-th 16-byte chunk. Chunks past the head dimension
+// repeat the last one: for keys the query is zero there, for values the result is not written.
 template <int Lanes>
 struct RowPieces {
     static constexpr int kPieces = (HEAD_DIM + 8 * Lanes - 1) / (8 * Lanes);
 
     Chunk piece[kPieces];
 
-    __device__ __forceinline__ void load_from(const char* row, int lane) {
+    __device__ __forceinline__ void load_from(const char* row, int lane, int dims) {
         const char* const first = row + kChunkBytes * lane;
 #pragma unroll
         for (int i = 0; i < kPieces; ++i) {
-            if (8 * Lanes * (i + 1) <= HEAD_DIM)
+            if (!PADDED && 8 * Lanes * (i + 1) <= HEAD_DIM)
                 piece[i] = load_global(first + kChunkBytes * Lanes * i);
             else
-                piece[i] = load_global(row + kChunkBytes * min(Lanes * i + lane, HEAD_DIM / 8 - 1));
+                piece[i] = load_global(row + kChunkBytes * min(Lanes * i + lane, dims / 8 - 1));
         }
     }
 };
@@ -143,12 +148,11 @@ struct RowPieces {
 struct KeyTile {
     RowPieces<4> rows[2];  // keys g and g + 8
 
-    __device__ __forceinline__ void load_from(const char* base, Offset stride, int tile, int seqlen_k, int lane) {
+    __device__ __forceinline__ void load_from(const char* base, uint32 stride, int tile, const Parameters& p, int lane) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            int key = 16 * tile + lane / 4 + 8 * half;
-            if (MASKED) key = min(key, seqlen_k - 1);
-            rows[half].load_from(base + static_cast<Offset>(key) * stride, lane % 4);
+            const int key = min(16 * tile + lane / 4 + 8 * half, p.seqlen_k - 1);
+            rows[half].load_from(base + offset_of(key, stride), lane % 4, head_dim(p));
         }
     }
 };
@@ -156,12 +160,11 @@ struct KeyTile {
 struct ValueTile {
     RowPieces<8> rows[4];  // keys 2t, 2t + 1, 2t + 8, 2t + 9
 
-    __device__ __forceinline__ void load_from(const char* base, Offset stride, int tile, int seqlen_k, int lane) {
+    __device__ __forceinline__ void load_from(const char* base, uint32 stride, int tile, const Parameters& p, int lane) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            int key = 16 * tile + 2 * (lane % 4) + i % 2 + 8 * (i / 2);
-            if (MASKED) key = min(key, seqlen_k - 1);
-            rows[i].load_from(base + static_cast<Offset>(key) * stride, lane / 4);
+            const int key = min(16 * tile + 2 * (lane % 4) + i % 2 + 8 * (i / 2), p.seqlen_k - 1);
+            rows[i].load_from(base + offset_of(key, stride), lane / 4, head_dim(p));
         }
     }
 };
@@ -217,19 +220,18 @@ __device__ __forceinline__ void write(const Parameters& p, int first_row, int ro
     const int dim = quad.dim(lane);
     if (row >= rows) return;
     const Row at = locate(row, p);
-    const int head = blockIdx.y * (GROUPED ? p.group : 1) + at.head;
-    const float inverse = total.sum > 0.0f ? reciprocal(total.sum) : 0.0f;
-    if (64 * (quad.group + 1) <= HEAD_DIM || dim < HEAD_DIM) {
-        const Offset offset = static_cast<Offset>(blockIdx.z) * p.output_strides.batch +
-                              static_cast<Offset>(head) * p.output_strides.head +
-                              static_cast<Offset>(at.position) * p.output_strides.row + dim * kElementBytes;
+    const int head = blockIdx.y * p.group + at.head;
+    const float inverse = total.sum == 0.0f ? 0.0f : reciprocal(total.sum);
+    if ((!PADDED && 64 * (quad.group + 1) <= HEAD_DIM) || dim < head_dim(p)) {
+        const uint64 offset = blockIdx.z * p.output_strides.batch + static_cast<uint32>(head) * p.output_strides.head +
+                              offset_of(at.position, p.output_strides.row) + dim * kElementBytes;
         store_global(p.output + offset, pack(x.x * inverse, x.y * inverse), pack(x.z * inverse, x.w * inverse));
     }
     if (p.lse != nullptr && quad.group == 0 && quad.half == 0 && lane < 4) {
-        const long long heads = static_cast<long long>(gridDim.y) * (GROUPED ? p.group : 1);
+        const long long heads = static_cast<long long>(gridDim.y) * p.group;
         const float natural_log_of_2 = 0.6931471805599453f;
         p.lse[(blockIdx.z * heads + head) * p.seqlen_q + at.position] =
-            total.sum > 0.0f ? (total.maximum + log2_approx(total.sum)) * natural_log_of_2 : NEGATIVE_INFINITY;
+            total.sum == 0.0f ? NEGATIVE_INFINITY : (total.maximum + log2_approx(total.sum)) * natural_log_of_2;
     }
 }
 
@@ -258,20 +260,13 @@ attention_small(const __grid_constant__ Parameters p) {
 #else
     const int part = 0;
 #endif
-    const int rows = GROUPED ? p.seqlen_q * p.group : p.seqlen_q;
+    const int rows = p.seqlen_q * p.group;
     const int first_row = static_cast<int>(blockIdx.x / CLUSTER) * kRows;
-    const int past = p.seqlen_k - p.seqlen_q;
-
-    int keys = p.seqlen_k;  // of which the block's last row sees at least one
-    if (CAUSAL) keys = min(keys, locate(min(first_row + kRows, rows) - 1, p).position + 1 + past);
+    const int keys = key_limit(min(first_row + kRows, rows) - 1, p);  // that the block's last row sees
     const int key_tiles = (keys + 15) / 16;
 
-    const char* const key_base = p.key;
-    const char* const value_base = p.value;
-    const Offset key_head = static_cast<Offset>(blockIdx.z) * p.key_strides.batch +
-                            static_cast<Offset>(blockIdx.y) * p.key_strides.head;
-    const Offset value_head = static_cast<Offset>(blockIdx.z) * p.value_strides.batch +
-                              static_cast<Offset>(blockIdx.y) * p.value_strides.head;
+    const char* const key_base = p.key + blockIdx.z * p.key_strides.batch + blockIdx.y * p.key_strides.head;
+    const char* const value_base = p.value + blockIdx.z * p.value_strides.batch + blockIdx.y * p.value_strides.head;
 
     float output[ROW_TILES][4 * kDimGroups][4] = {};
     float maximum[ROW_TILES][2], sum[ROW_TILES][2];
@@ -284,7 +279,7 @@ attention_small(const __grid_constant__ Parameters p) {
     int tile = part * WARPS + warp;
 #if DEPENDENT
     wait_for_predecessor();
-    allow_successor();
+    if (SINGLE_PASS) allow_successor();
 #endif
     if (tile < key_tiles) {
         Chunk query[ROW_TILES][kChunks];
@@ -294,26 +289,25 @@ attention_small(const __grid_constant__ Parameters p) {
         const auto load_keys = [&](int from) {
 #pragma unroll
             for (int i = 0; i < KEY_TILES; ++i)
-                key[i].load_from(key_base + key_head, p.key_strides.row, from + i * kStep, p.seqlen_k, lane);
+                key[i].load_from(key_base, p.key_strides.row, from + i * kStep, p, lane);
         };
         const auto load_values = [&](int from) {
 #pragma unroll
             for (int i = 0; i < KEY_TILES; ++i)
-                value[i].load_from(value_base + value_head, p.value_strides.row, from + i * kStep, p.seqlen_k, lane);
+                value[i].load_from(value_base, p.value_strides.row, from + i * kStep, p, lane);
         };
 
 #pragma unroll
         for (int r = 0; r < ROW_TILES; ++r) {
             const Row at = locate(min(first_row + 8 * r + lane / 4, rows - 1), p);
-            const Offset offset = static_cast<Offset>(blockIdx.z) * p.query_strides.batch +
-                                  static_cast<Offset>(blockIdx.y * (GROUPED ? p.group : 1) + at.head) *
-                                      p.query_strides.head +
-                                  static_cast<Offset>(at.position) * p.query_strides.row;
+            const uint64 offset = blockIdx.z * p.query_strides.batch +
+                                  (blockIdx.y * p.group + at.head) * p.query_strides.head +
+                                  offset_of(at.position, p.query_strides.row);
 #pragma unroll
             for (int chunk = 0; chunk < kChunks; ++chunk) {
                 const int dim = 32 * chunk + 8 * (lane % 4);
                 query[r][chunk] = Chunk{0, 0, 0, 0};
-                if (32 * chunk + 32 <= HEAD_DIM || dim < HEAD_DIM)
+                if ((!PADDED && 32 * chunk + 32 <= HEAD_DIM) || dim < head_dim(p))
                     query[r][chunk] = load_global(p.query + offset + dim * kElementBytes);
             }
         }
@@ -324,19 +318,11 @@ attention_small(const __grid_constant__ Parameters p) {
         // below it, which costs another round trip to L2.
         __syncwarp();
 
-        // One past the last key that each of this lane's queries sees.
         int limit[ROW_TILES][2];
-        if (MASKED) {
 #pragma unroll
-            for (int r = 0; r < ROW_TILES; ++r)
+        for (int r = 0; r < ROW_TILES; ++r)
 #pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                    limit[r][e] = p.seqlen_k;
-                    if (CAUSAL)
-                        limit[r][e] = min(limit[r][e],
-                                          locate(first_row + 8 * r + 2 * (lane % 4) + e, p).position + 1 + past);
-                }
-        }
+            for (int e = 0; e < 2; ++e) limit[r][e] = key_limit(first_row + 8 * r + 2 * (lane % 4) + e, p);
 
         while (true) {
             const int next = tile + KEY_TILES * kStep;
@@ -376,9 +362,10 @@ attention_small(const __grid_constant__ Parameters p) {
                         const int at = 16 * (tile + i * kStep) + lane / 4 + 8 * (e / 2);
                         float& s = score[i][r][e];
                         s = (s + other[i][r][e]) * p.scale_log2;
-                        if (MASKED) s = at < limit[r][e % 2] ? s : NEGATIVE_INFINITY;
+                        s = at < limit[r][e % 2] ? s : NEGATIVE_INFINITY;
                     }
 #else
+            if (LATE_VALUES) load_values(tile);
             float mixed = 0.0f;
 #pragma unroll
             for (int i = 0; i < KEY_TILES; ++i)
@@ -412,7 +399,7 @@ attention_small(const __grid_constant__ Parameters p) {
                         }
                     }
                     maximum[r][e] = top;
-                    const float shift = MASKED ? finite_maximum(top) : top;
+                    const float shift = finite_maximum(top);
 #pragma unroll
                     for (int i = 0; i < KEY_TILES; ++i) {
                         score[i][r][e] = exp2_approx(score[i][r][e] - shift);
@@ -472,6 +459,10 @@ attention_small(const __grid_constant__ Parameters p) {
 #pragma unroll
             for (int e = 0; e < 2; ++e) sum[r][e] = sum_over_keys(sum[r][e]);
     }
+#if DEPENDENT
+    // Not earlier where there are many keys: the successor's blocks would only wait, in the place of this grid's.
+    if (!SINGLE_PASS) allow_successor();
+#endif
 
     const auto own_quad = [&](int r, int group, int e, int half) {
         const auto& first = output[r][4 * group + 2 * half];
@@ -523,10 +514,16 @@ attention_small(const __grid_constant__ Parameters p) {
         const int owner = index % CLUSTER;
         cluster::post(cluster::peer_address(&gathered[part][index / CLUSTER][lane], owner),
                       cluster::peer_address(&mailbox, owner), merged);
-        const int receiver = lane / 4;  // of the statistics, which every block that finishes something needs
-        if (quad.group == 0 && quad.half == 0 && receiver < min(CLUSTER, kQuads))
-            cluster::post(cluster::peer_address(&gathered_statistics[part][quad.row(lane)], receiver),
-                          cluster::peer_address(&mailbox, receiver), make_float2(total.maximum, total.sum));
+        // Every block that finishes something needs the statistics.
+        constexpr int kReceivers = CLUSTER < kQuads ? CLUSTER : kQuads;
+        if (quad.group == 0 && quad.half == 0)
+#pragma unroll
+            for (int first = 0; first < kReceivers; first += 8) {
+                const int receiver = first + lane / 4;
+                if (receiver < kReceivers)
+                    cluster::post(cluster::peer_address(&gathered_statistics[part][quad.row(lane)], receiver),
+                                  cluster::peer_address(&mailbox, receiver), make_float2(total.maximum, total.sum));
+            }
 #else
         write(p, first_row, rows, lane, index, merged, total);
 #endif

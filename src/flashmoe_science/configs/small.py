@@ -1,0 +1,159 @@
+"""Shapes of the small-shape attention kernel, per architecture, head dimension and number of keys: data.
+
+Two kinds. *Latency*: all keys are loaded at once into the registers of a block or a cluster, the fewest steps
+in a row that the problem allows. *Stream*: any number of keys, in passes; the keys are split over the warps
+of a block and, from sm_90, over a cluster, which takes as many blocks as it needs to fill the GPU. Those for
+head dim 64 up to 512 keys were chosen by measurement on an H200 (docs/kernels/small.md); clusters of 16, latency
+shapes of other head dims and other architectures are by analogy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KEY_TILE = 16
+HEAD_DIMS = (64, 128, 256)
+"""Compiled head dimensions; a tensor's is padded, in registers, to the next of these."""
+CLUSTERED = ("sm_90", "sm_100", "sm_103")
+"""Architectures with clusters of up to 16 blocks and with programmatic dependent launch."""
+CLUSTERS = (1, 2, 4, 8, 16)
+_EXACT = (64, 128)  # head dims with latency kernels of their own, without the padding's index arithmetic
+
+
+@dataclass(frozen=True)
+class SmallConfiguration:
+    """One kernel. See `kernels/cuda/attention_small.cu` for what the fields do there."""
+
+    head_dim: int
+    """Compiled head dimension."""
+    padded: bool
+    """Takes every head dimension up to `head_dim`, not just that one."""
+    row_tiles: int
+    """Query rows of a block / 8."""
+    warps: int
+    key_tiles: int
+    """Tiles of 16 keys that a warp holds at a time."""
+    cluster: int = 1
+    """Blocks that share the keys of one set of rows."""
+    single_pass: bool = False
+    """All keys are held at once, so there may be at most `keys_per_pass`."""
+    dependent: bool = False
+    """Starts while the kernel before it in the stream ends (sm_90 and later)."""
+    mma_k: int = 16
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def rows(self) -> int:
+        return 8 * self.row_tiles
+
+    @property
+    def keys_per_pass(self) -> int:
+        return KEY_TILE * self.key_tiles * self.warps * self.cluster
+
+    @property
+    def late_values(self) -> bool:
+        """Values wait for the registers that keys leave."""
+        return self.head_dim > 128 or (self.head_dim > 64 and self.key_tiles > 1)
+
+    @property
+    def label(self) -> str:
+        passes = "one pass" if self.single_pass else "passes"
+        return (
+            f"head_dim {'up to ' if self.padded else ''}{self.head_dim}, {self.rows} rows, "
+            f"{self.warps} warps x {self.cluster} blocks, {passes} of {self.keys_per_pass} keys"
+        )
+
+
+@dataclass(frozen=True)
+class _Shape:
+    row_tiles: int
+    warps: int
+    key_tiles: int
+    cluster: int = 1
+
+
+# In order of the keys that they hold; the first that holds all keys is taken.
+_LATENCY: dict[int, tuple[_Shape, ...]] = {
+    64: (_Shape(1, 2, 1), _Shape(1, 4, 1), _Shape(1, 4, 2), _Shape(1, 4, 4), _Shape(1, 8, 4)),
+    128: (_Shape(1, 2, 1), _Shape(1, 4, 1), _Shape(1, 8, 1)),
+    256: (_Shape(1, 2, 1), _Shape(1, 4, 1)),
+}
+_LATENCY_CLUSTERED: dict[int, tuple[_Shape, ...]] = {
+    64: (_Shape(1, 2, 1), _Shape(1, 4, 1), _Shape(1, 4, 2), _Shape(2, 4, 1, 4), _Shape(2, 4, 2, 4)),
+    128: (_Shape(1, 2, 1), _Shape(1, 4, 1), _Shape(1, 8, 1), _Shape(2, 4, 1, 4), _Shape(1, 8, 1, 4)),
+    256: (_Shape(1, 2, 1), _Shape(1, 4, 1), _Shape(1, 4, 1, 4)),
+}
+# For up to 8 rows, and for more. Static shared memory (48 KB) and registers are what limits them.
+_STREAM: dict[int, tuple[_Shape, ...]] = {
+    64: (_Shape(1, 8, 1), _Shape(2, 8, 1)),
+    128: (_Shape(1, 8, 1), _Shape(2, 4, 1)),
+    256: (_Shape(1, 4, 1),),
+}
+
+
+def latency(architecture: str, head_dim: int, keys: int) -> SmallConfiguration | None:
+    """The kernel that holds so many keys at once; None if there is none. `architecture` without suffix."""
+    compiled = _compiled(head_dim)
+    padded = head_dim not in _EXACT
+    for shape in _latency_shapes(architecture)[compiled]:
+        found = _configuration(architecture, compiled, shape, padded=padded, single_pass=True)
+        if found.keys_per_pass >= keys:
+            return found
+    return None
+
+
+def stream(architecture: str, head_dim: int, rows: int, cluster: int) -> SmallConfiguration:
+    """The kernel for any number of keys; `cluster` is one of `clusters(architecture)`."""
+    compiled = _compiled(head_dim)
+    shapes = _STREAM[compiled]
+    shape = next((shape for shape in shapes if 8 * shape.row_tiles >= rows), shapes[-1])
+    whole = _Shape(shape.row_tiles, shape.warps, shape.key_tiles, cluster)
+    return _configuration(architecture, compiled, whole, padded=True, single_pass=False)
+
+
+def clusters(architecture: str) -> tuple[int, ...]:
+    return CLUSTERS if architecture in CLUSTERED else (1,)
+
+
+def all_configurations(architecture: str) -> list[SmallConfiguration]:
+    """What `latency` and `stream` can return on an architecture."""
+    found = []
+    for compiled in HEAD_DIMS:
+        for padded in (False, True) if compiled in _EXACT else (True,):
+            found += [
+                _configuration(architecture, compiled, shape, padded=padded, single_pass=True)
+                for shape in _latency_shapes(architecture)[compiled]
+            ]
+        found += [
+            stream(architecture, compiled, 8 * shape.row_tiles, cluster)
+            for shape in _STREAM[compiled]
+            for cluster in clusters(architecture)
+        ]
+    return found
+
+
+def _compiled(head_dim: int) -> int:
+    return next(d for d in HEAD_DIMS if d >= head_dim)
+
+
+def _latency_shapes(architecture: str) -> dict[int, tuple[_Shape, ...]]:
+    return _LATENCY_CLUSTERED if architecture in CLUSTERED else _LATENCY
+
+
+def _configuration(
+    architecture: str, head_dim: int, shape: _Shape, *, padded: bool, single_pass: bool
+) -> SmallConfiguration:
+    return SmallConfiguration(
+        head_dim=head_dim,
+        padded=padded,
+        row_tiles=shape.row_tiles,
+        warps=shape.warps,
+        key_tiles=shape.key_tiles,
+        cluster=shape.cluster,
+        single_pass=single_pass,
+        dependent=architecture in CLUSTERED,
+        mma_k=8 if architecture == "sm_75" else 16,
+    )

@@ -1,0 +1,174 @@
+"""The small-shape attention kernel (`kernels/cuda/attention_small.cu`): configurations and launches."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+import torch
+
+from flashmoe_science.configs import small as configs
+from flashmoe_science.configs.small import KEY_TILE, SmallConfiguration
+from flashmoe_science.cuda.driver import Launcher, load
+from flashmoe_science.cuda.problem import Choice, Device, KernelKind, Problem
+from flashmoe_science.jit.limits import limits
+from flashmoe_science.jit.nvrtc import CudaKernel
+
+_POINTERS = struct.Struct("5Q")
+_TENSOR = struct.Struct("=2QI4x")
+_REST = struct.Struct("=4iIfi4x")
+_TENSORS_AT = _POINTERS.size
+_REST_AT = _TENSORS_AT + 4 * _TENSOR.size
+_ARGUMENT_BYTES = _REST_AT + _REST.size
+_NO_MASK = 1 << 30
+_MOST_GRID_YZ = 65535
+_MOST_ROW_BLOCKS = 2
+_MOST_BYTES = 1 << 24
+
+
+def choose(problem: Problem, device: Device) -> Choice | None:
+    """The configuration if the call is all latency, or decode.
+
+    The kernel has few rows per block and many blocks, and each of them reads all keys and values from L2. That
+    pays while at most two blocks read the same ones, or while what all blocks read is at most 16 MB (3 us at
+    an assumed 5 TB/s from L2); beyond, kernels with tall tiles should win.
+    """
+    if not _can_take(problem, device):
+        return None
+    configuration = configuration_for(problem, device)
+    kv_bytes = 2 * problem.seqlen_k * problem.head_dim * problem.dtype.itemsize
+    row_blocks = -(-_rows(problem) // configuration.rows)
+    if row_blocks > _MOST_ROW_BLOCKS and _slices(problem) * row_blocks * kv_bytes > _MOST_BYTES:
+        return None
+    if configuration.single_pass:
+        return Choice(KernelKind.SMALL, configuration, "few keys: all are held in registers at once")
+    split = f"{configuration.warps} warps x {configuration.cluster} blocks"
+    return Choice(KernelKind.SMALL, configuration, f"few rows: the keys are split over {split}")
+
+
+def configuration_for(problem: Problem, device: Device) -> SmallConfiguration:
+    """How this kernel would do a problem, whether or not another one would be faster.
+
+    Beyond what registers hold, keys are split over the smallest cluster that gives about every multiprocessor
+    a block, as long as each warp has a tile.
+    """
+    architecture, head_dim = device.architecture, problem.head_dim
+    held = configs.latency(architecture, head_dim, problem.seqlen_k)
+    if held is not None:
+        return held
+    allowed = configs.clusters(architecture)
+    single = configs.stream(architecture, head_dim, _rows(problem), 1)
+    blocks = _slices(problem) * -(-_rows(problem) // single.rows)
+    wanted = next((c for c in allowed if 4 * blocks * c >= 3 * device.multiprocessors), allowed[-1])
+    useful = next((c for c in allowed if c * single.warps * KEY_TILE >= problem.seqlen_k), allowed[-1])
+    return configs.stream(architecture, head_dim, _rows(problem), min(wanted, useful))
+
+
+def _rows(problem: Problem) -> int:
+    """Query rows that share keys."""
+    return problem.seqlen_q * (problem.num_heads // problem.num_kv_heads)
+
+
+def _slices(problem: Problem) -> int:
+    return problem.batch * problem.num_kv_heads
+
+
+def _can_take(problem: Problem, device: Device) -> bool:
+    if problem.dtype == torch.bfloat16 and not limits(device.architecture).bfloat16:
+        return False
+    group = problem.num_heads // problem.num_kv_heads
+    tensors = (problem.query_strides, problem.key_strides, problem.value_strides, problem.output_strides)
+    return (
+        problem.batch <= _MOST_GRID_YZ
+        and problem.num_kv_heads <= _MOST_GRID_YZ
+        # 32 bits hold rows, keys, row strides, and what divides a packed row by the group's size.
+        and problem.seqlen_q * group < _NO_MASK
+        and problem.seqlen_q * group * group < 1 << 32
+        and problem.seqlen_k < _NO_MASK
+        and all(row * problem.dtype.itemsize < 1 << 32 for _, _, row in tensors)
+    )
+
+
+def kernels(architecture: str) -> list[CudaKernel]:
+    dtypes = (torch.bfloat16, torch.float16) if limits(architecture).bfloat16 else (torch.float16,)
+    return [
+        kernel(configuration, dtype, architecture)
+        for configuration in configs.all_configurations(architecture)
+        for dtype in dtypes
+    ]
+
+
+def kernel(configuration: SmallConfiguration, dtype: torch.dtype, architecture: str) -> CudaKernel:
+    """The kernel in one configuration, which may be another architecture's."""
+    return CudaKernel(
+        source="attention_small.cu",
+        function="attention_small",
+        architecture=architecture,
+        macros={
+            "HEAD_DIM": configuration.head_dim,
+            "PADDED": int(configuration.padded),
+            "ROW_TILES": configuration.row_tiles,
+            "WARPS": configuration.warps,
+            "KEY_TILES": configuration.key_tiles,
+            "CLUSTER": configuration.cluster,
+            "SINGLE_PASS": int(configuration.single_pass),
+            "LATE_VALUES": int(configuration.late_values),
+            "DEPENDENT": int(configuration.dependent),
+            "ELEMENT_BF16": int(dtype == torch.bfloat16),
+            "MMA_K": configuration.mma_k,
+        },
+        threads_per_block=configuration.threads,
+        dynamic_shared_bytes=0,
+        cluster_blocks=configuration.cluster,
+    )
+
+
+class SmallPlan:
+    """A launch of which only the addresses are missing."""
+
+    __slots__ = ("_buffer", "_launcher", "_pack")
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self._buffer = launcher.buffer
+        self._pack = _POINTERS.pack_into
+
+    def launch(self, query: int, key: int, value: int, output: int, lse: int, stream: int) -> None:
+        self._pack(self._buffer, 0, query, key, value, output, lse)
+        self._launcher(stream)
+
+
+def plan(problem: Problem, configuration: Any, device: Device) -> SmallPlan:
+    compiled = kernel(configuration, problem.dtype, device.architecture)
+    function = load(compiled, device.index, torch.cuda.is_current_stream_capturing())
+    grid = (
+        -(-_rows(problem) // configuration.rows) * configuration.cluster,
+        problem.num_kv_heads,
+        problem.batch,
+    )
+    launcher = Launcher(function, grid, compiled, _ARGUMENT_BYTES, dependent=configuration.dependent)
+    write_arguments(launcher.buffer, problem)
+    return SmallPlan(launcher)
+
+
+def write_arguments(buffer: Any, problem: Problem) -> None:
+    """All fields of the kernel's `Parameters` but the addresses."""
+    element = problem.dtype.itemsize
+    tensors = (problem.query_strides, problem.key_strides, problem.value_strides, problem.output_strides)
+    for index, strides in enumerate(tensors):
+        _TENSOR.pack_into(
+            buffer, _TENSORS_AT + index * _TENSOR.size, *(element * stride for stride in strides)
+        )
+    group = problem.num_heads // problem.num_kv_heads
+    _REST.pack_into(
+        buffer,
+        _REST_AT,
+        problem.seqlen_q,
+        problem.seqlen_k,
+        problem.seqlen_k - problem.seqlen_q if problem.causal else _NO_MASK,
+        group,
+        (1 << 32) // group + 1 if group > 1 else 0,
+        problem.softmax_scale * math.log2(math.e),
+        problem.head_dim,
+    )

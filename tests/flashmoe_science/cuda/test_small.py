@@ -1,0 +1,232 @@
+"""The small-shape kernel without a GPU: which calls take it, that it compiles, and that it computes attention.
+
+For the last, the kernel's own source is compiled as C++ against headers (../emulation) that give its few
+primitives (matrix product, shuffles, transposition, messages between blocks) as CPU code with one thread per
+CUDA thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashmoe_science.configs import small as configs
+from flashmoe_science.configs.small import SmallConfiguration
+from flashmoe_science.cuda import Device, KernelKind, Problem, select, small
+from flashmoe_science.jit.cache import CompileCache
+from flashmoe_science.jit.limits import LIMITS
+from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY, compile_kernel
+
+EMULATION = Path(__file__).parents[1] / "emulation"
+H200 = Device(0, "sm_90", 132, 60 << 20)
+ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90")
+
+
+def problem(
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    seqlen_q: int,
+    seqlen_k: int,
+    head_dim: int = 64,
+    causal: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Problem:
+    """A call on contiguous tensors."""
+    q = (heads * seqlen_q * head_dim, seqlen_q * head_dim, head_dim)
+    k = (kv_heads * seqlen_k * head_dim, seqlen_k * head_dim, head_dim)
+    return Problem(
+        *(batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, dtype, causal, head_dim**-0.5, True),
+        *(q, k, k, q),
+    )
+
+
+@given(
+    batch=st.integers(1, 300),
+    kv_heads=st.integers(1, 64),
+    group=st.integers(1, 16),
+    seqlen_q=st.integers(1, 5000),
+    seqlen_k=st.integers(0, 100_000),
+    head_dim=st.integers(1, 32).map(lambda n: 8 * n),
+    architecture=st.sampled_from(sorted(LIMITS)),
+    multiprocessors=st.integers(1, 200),
+)
+def test_what_is_chosen_can_do_it(
+    batch: int,
+    kv_heads: int,
+    group: int,
+    seqlen_q: int,
+    seqlen_k: int,
+    head_dim: int,
+    architecture: str,
+    multiprocessors: int,
+) -> None:
+    call = problem(batch, group * kv_heads, kv_heads, seqlen_q, seqlen_k, head_dim, dtype=torch.float16)
+    device = Device(0, architecture, multiprocessors, 1 << 22)
+    taken = small.configuration_for(call, device)
+    assert taken in configs.all_configurations(architecture)
+    assert taken.head_dim == head_dim or (taken.padded and taken.head_dim > head_dim)
+    assert taken.keys_per_pass >= seqlen_k or not taken.single_pass
+    assert taken.cluster == 1 or architecture in configs.CLUSTERED
+    assert taken.dependent == (architecture in configs.CLUSTERED)
+    choice = small.choose(call, device)
+    assert choice is None or choice.configuration == taken
+    row_blocks = -(-seqlen_q * group // taken.rows)
+    if row_blocks <= 2:
+        assert choice is not None
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("batch", "heads", "length"), [(1, 1, 32), (1, 1, 64), (1, 1, 128), (1, 1, 256), (1, 1, 512), (2, 4, 128)]
+)
+def test_short_sequences_are_held_in_registers(batch: int, heads: int, length: int, causal: bool) -> None:
+    choice = select(problem(batch, heads, heads, length, length, causal=causal), H200)
+    assert choice.kernel is KernelKind.SMALL
+    assert choice.configuration.single_pass
+
+
+@pytest.mark.parametrize(
+    ("call", "cluster"),
+    [
+        (problem(1, 32, 8, 1, 4096, 128), 16),
+        (problem(8, 32, 8, 1, 4096, 128), 2),
+        (problem(64, 32, 8, 1, 4096, 128), 1),
+        (problem(1, 8, 8, 1, 600), 8),
+    ],
+)
+def test_decode_fills_the_gpu(call: Problem, cluster: int) -> None:
+    choice = select(call, H200)
+    assert choice.kernel is KernelKind.SMALL
+    assert choice.configuration.cluster == cluster
+
+
+@pytest.mark.parametrize(
+    "call", [problem(4, 16, 16, 2048, 2048), problem(64, 8, 8, 128, 128), problem(1, 1, 1, 4096, 4096, 128)]
+)
+def test_long_queries_are_left_to_tall_tiles(call: Problem) -> None:
+    assert small.choose(call, H200) is None
+
+
+def test_what_does_not_fit_the_kernels_integers_is_declined() -> None:
+    call = problem(1, 1, 1, 4, 64)
+    assert small.choose(call, H200) is not None
+    wide = dataclasses.replace(call, key_strides=(0, 0, 1 << 31))
+    assert small.choose(wide, H200) is None
+    assert small.choose(dataclasses.replace(call, batch=1 << 16), H200) is None
+    assert small.choose(call, dataclasses.replace(H200, architecture="sm_75")) is None  # bfloat16
+
+
+def assert_builds(configuration: SmallConfiguration, architecture: str, cache: CompileCache) -> None:
+    dtype = torch.float16 if architecture == "sm_75" else torch.bfloat16
+    build = compile_kernel(small.kernel(configuration, dtype, architecture), cache)
+    assert build.resources is not None
+    assert build.resources.blocks_per_sm >= 1
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> CompileCache:
+    pytest.importorskip("cuda.bindings.nvrtc", reason="compiling CUDA needs cuda-bindings and NVRTC")
+    return CompileCache(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("head_dim", configs.HEAD_DIMS)
+def test_the_largest_kernels_compile_without_spills(
+    architecture: str, head_dim: int, cache: CompileCache
+) -> None:
+    of_this = [c for c in configs.all_configurations(architecture) if c.head_dim == head_dim]
+    largest = max(of_this, key=lambda c: (not c.single_pass, c.row_tiles, c.key_tiles, c.cluster))
+    assert_builds(largest, architecture, cache)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_all_kernels_compile_without_spills(architecture: str, cache: CompileCache) -> None:
+    for configuration in configs.all_configurations(architecture):
+        assert_builds(configuration, architecture, cache)
+
+
+def compile_emulation(configuration: SmallConfiguration, dtype: torch.dtype, folder: Path) -> ctypes.CDLL:
+    source = (KERNEL_DIRECTORY / "attention_small.cu").read_text()
+    source = re.sub(r"__shared__ (\w+) (\w+)((?:\[[^\]]+\])*);", r"auto& \2 = *shared_alloc<\1\3>();", source)
+    start = source.index("__device__ __forceinline__ float reciprocal")
+    source = source[:start] + source[source.index("}\n\n", start) + 3 :]
+    text, library = folder / "kernel.cpp", folder / "kernel.so"
+    text.write_text(source + (EMULATION / "launch.inc").read_text())
+    macros = small.kernel(configuration, dtype, "sm_90").macros
+    command = ["g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", f"-I{EMULATION}"]
+    defines = [f"-D{name}={value}" for name, value in macros.items()]
+    subprocess.run([*command, str(text), "-o", str(library), *defines], check=True)
+    return ctypes.CDLL(str(library))
+
+
+def reference(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    q, k, v = q.double(), k.double(), v.double()
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    scores = q @ k.transpose(2, 3) * q.shape[3] ** -0.5
+    if causal:
+        visible = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(k.shape[2] - q.shape[2])
+        scores = scores.masked_fill(~visible, -torch.inf)
+    return scores.softmax(-1).nan_to_num(0.0) @ v, scores.logsumexp(-1)
+
+
+BF16, FP16 = torch.bfloat16, torch.float16
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++")
+@pytest.mark.parametrize(
+    ("call", "configuration"),
+    [
+        (problem(1, 2, 2, 16, 64, 64), SmallConfiguration(64, False, 1, 4, 1, single_pass=True)),
+        (problem(1, 1, 1, 20, 200, 64, True, FP16), SmallConfiguration(64, False, 2, 2, 2, 4, True)),
+        (problem(1, 1, 1, 20, 7, 64, True, FP16), SmallConfiguration(64, False, 1, 2, 1, 1, True)),
+        (problem(1, 6, 2, 5, 37, 64, True, BF16), SmallConfiguration(64, True, 2, 3, 1, 2, True)),
+        (problem(1, 1, 1, 9, 100, 40, True, BF16), SmallConfiguration(64, True, 1, 2, 1)),
+        (problem(1, 1, 1, 5, 0, 64, False, BF16), SmallConfiguration(64, False, 1, 2, 1, 1, True)),
+        (problem(1, 1, 1, 9, 150, 64, False, BF16), SmallConfiguration(64, False, 1, 2, 1, 8)),
+        (problem(1, 1, 1, 3, 300, 72, False, BF16), SmallConfiguration(128, True, 1, 1, 1, 16)),
+        (problem(1, 1, 1, 3, 270, 200, True, FP16), SmallConfiguration(256, True, 1, 1, 1, 16)),
+    ],
+)
+def test_emulated(call: Problem, configuration: SmallConfiguration, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    query_shape = (call.batch, call.num_heads, call.seqlen_q, call.head_dim)
+    key_shape = (call.batch, call.num_kv_heads, call.seqlen_k, call.head_dim)
+    tensors = []
+    for shape in (query_shape, key_shape, key_shape):
+        # NaN beyond the last row and column show a read past the end.
+        padded = torch.full((*shape[:2], shape[2] + 2, shape[3] + 8), torch.nan, dtype=call.dtype)
+        padded[:, :, :-2, :-8] = torch.randn(shape)
+        tensors.append(padded[:, :, :-2, :-8])
+    output = torch.full(query_shape, torch.nan, dtype=call.dtype)
+    lse = torch.full(query_shape[:3], torch.nan)
+    query_strides, key_strides, value_strides = (tuple(x.stride()[:3]) for x in tensors)
+    laid_out = dataclasses.replace(
+        call, query_strides=query_strides, key_strides=key_strides, value_strides=value_strides
+    )
+    arguments = ctypes.create_string_buffer(256)
+    small.write_arguments(arguments, laid_out)
+    addresses = (ctypes.c_uint64 * 5).from_buffer(arguments)
+    addresses[:] = [x.data_ptr() for x in (*tensors, output, lse)]
+
+    library = compile_emulation(configuration, call.dtype, tmp_path)
+    rows = call.seqlen_q * (call.num_heads // call.num_kv_heads)
+    blocks = -(-rows // configuration.rows) * configuration.cluster
+    library.run(arguments, blocks, call.num_kv_heads, call.batch)
+
+    exact, exact_lse = reference(*tensors, call.causal)
+    resolution = torch.finfo(call.dtype).eps
+    torch.testing.assert_close(output.double(), exact, rtol=2 * resolution, atol=2 * resolution)
+    torch.testing.assert_close(lse.double(), exact_lse, rtol=0, atol=1e-4)
