@@ -294,8 +294,9 @@ def build(
         _print_json({"passed": report.passed, **_encoded(report)})
     else:
         console = _console()
-        if report.kernels:
-            console.print(tables.build_table(report))
+        for title, table in tables.build_tables(report):
+            _print(console, title)
+            console.print(table)
         for line in tables.recipe_lines(report) if verbose else ():
             _print(console, line)
         for failure in report.failures:
