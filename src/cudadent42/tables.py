@@ -65,39 +65,48 @@ def verdict_line(results: Results) -> str:
     )
     if math.isfinite(results.noise_floor):
         line += f", noise floor {results.noise_floor:.1%}"
+    if results.verdict in (Verdict.EQUAL, Verdict.UNDECIDED) and math.isfinite(results.detectable_effect):
+        line += f"; in a typical cell a difference of {results.detectable_effect:.1%} would have shown"
     timed = {f"{row.name}/{row.dtype}" for row in results.cases}
-    left_out = {key for key in results.skipped if key not in timed}
+    # Keys are name/dtype or name/dtype/implementation, and an implementation may be a path.
+    left_out = {"/".join(key.split("/")[:2]) for key in results.skipped} - timed
     return line + (f"; {_plural(len(left_out), 'cell')} not timed" if left_out else "")
 
 
 _RESOURCES = ("regs", "spill", "static", "dynamic", "threads", "blocks", "occ.")
 
 
-def build_table(report: BuildReport) -> Table:
-    """One row per kernel, with the parameters that tell it apart; a GPU's resources only where there are any.
+def build_tables(report: BuildReport) -> list[tuple[str, Table]]:
+    """A title and a table per kernel and target, one row per configuration; a GPU's resources where there are any.
 
-    Spills and shared memory are in bytes, ``blocks`` is blocks per multiprocessor, ``occ.`` occupancy.
+    A column for each parameter that differs between the rows; the others are in the title. Spills and shared
+    memory are in bytes, ``blocks`` is blocks per multiprocessor, ``occ.`` occupancy.
     """
-    with_resources = any(kernel.resources for kernel in report.kernels)
-    varying = _varying([kernel.recipe for kernel in report.kernels])
-    table = _table("kernel", "target")
-    for name in _RESOURCES if with_resources else ():
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("compile", justify="right", no_wrap=True)
-    table.add_column("from", no_wrap=True)
+    groups: dict[tuple[str, str], list[KernelBuild]] = {}
     for kernel in report.kernels:
-        recipe = kernel.recipe
-        inside = " ".join(f"{k}={v}" for k, v in recipe.configuration.items() if k in varying)
-        cells = [f"{recipe.kernel} {inside}".rstrip(), recipe.architecture.split("+")[0]]
+        groups.setdefault((kernel.recipe.kernel, kernel.recipe.architecture), []).append(kernel)
+    return [_build_table(kernels) for kernels in groups.values()]
+
+
+def _build_table(kernels: Sequence[KernelBuild]) -> tuple[str, Table]:
+    recipe = kernels[0].recipe
+    varying = _varying([kernel.recipe for kernel in kernels])
+    common = " ".join(f"{k}={v}" for k, v in recipe.configuration.items() if k not in varying)
+    table = _table()
+    with_resources = any(kernel.resources for kernel in kernels)
+    for name in (*varying, *(_RESOURCES if with_resources else ()), "compile", "from"):
+        table.add_column(name.replace("_", "\n"), justify="right", no_wrap=True)
+    for kernel in kernels:
+        cells = [str(kernel.recipe.configuration.get(name, "")) for name in varying]
         cells += _resource_cells(kernel.resources) if with_resources else []
         table.add_row(*cells, f"{kernel.compile_seconds:.2f} s", "cache" if kernel.cached else "compiler")
-    return table
+    return f"{recipe.kernel} {recipe.architecture.split('+')[0]} {common}".rstrip(), table
 
 
-def _varying(recipes: Sequence[Recipe]) -> set[str]:
-    """Names of the parameters that differ between the recipes."""
-    names = {name for recipe in recipes for name in recipe.configuration}
-    return {name for name in names if len({recipe.configuration.get(name) for recipe in recipes}) > 1}
+def _varying(recipes: Sequence[Recipe]) -> list[str]:
+    """Names of the parameters that differ between the recipes, in their order."""
+    names = dict.fromkeys(name for recipe in recipes for name in recipe.configuration)
+    return [name for name in names if len({recipe.configuration.get(name) for recipe in recipes}) > 1]
 
 
 def _resource_cells(use: Resources | None) -> list[str]:
@@ -117,7 +126,7 @@ def _resource_cells(use: Resources | None) -> list[str]:
 def build_line(report: BuildReport) -> str:
     compiled = [kernel for kernel in report.kernels if not kernel.cached]
     seconds = sum(kernel.compile_seconds for kernel in compiled)
-    line = f"{_plural(len(report.kernels), 'kernel')}: {len(compiled)} compiled in {seconds:.1f} s, "
+    line = f"{_plural(len(report.kernels), 'kernel')}: {len(compiled)} compiled in {seconds:.1f} s of compiler time, "
     line += f"{len(report.kernels) - len(compiled)} from the cache"
     return line + (f"; {len(report.failures)} failed" if report.failures else "")
 

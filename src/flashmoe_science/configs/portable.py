@@ -3,7 +3,8 @@
 The tensor cores are fed from shared memory, so the rows per warp decide how much each fragment of keys and
 values is used: 32 rows where registers allow it (four warps of up to 255 registers each, two such blocks per
 multiprocessor). Shared memory holds the query tile and two stages of keys and values, (block_m + 4 block_n) x
-head_dim x 2 bytes; two blocks should fit a multiprocessor.
+head_dim x 2 bytes; two blocks should fit a multiprocessor. Those of sm_90 were measured (docs/kernels/portable.md),
+the others follow from registers and shared memory.
 """
 
 from __future__ import annotations
@@ -63,42 +64,68 @@ class _Tile:
     min_blocks: int = 0
 
 
-# (largest head_dim, tile for long queries, tile for few rows)
-_Rows = tuple[tuple[int, _Tile, _Tile], ...]
+@dataclass(frozen=True)
+class _ByKeys:
+    """Tiles for many rows, each with the number of keys from which on it is best; the first is from 0."""
 
+    full: tuple[tuple[int, _Tile], ...]
+    causal: tuple[tuple[int, _Tile], ...]
+
+
+def _always(tile: _Tile) -> _ByKeys:
+    return _ByKeys(full=((0, tile),), causal=((0, tile),))
+
+
+# (largest head_dim, tiles for many rows, tile for few rows)
+_Rows = tuple[tuple[int, _ByKeys, _Tile], ...]
+
+_SM_90_64 = _Tile(128, 64, 4, True)
+# Overlapping the exponentials costs registers, hence the odd width; it pays once the loop over keys is long. Under
+# a causal mask the short tile computes fewer masked scores.
+_SM_90_64_LONG = _Tile(128, 48, 4, True, overlap=True)
+_SM_90_64_SHORT = _Tile(64, 64, 2, True)
 _SM_90: _Rows = (
-    (64, _Tile(128, 64, 4, True), _Tile(64, 64, 4, True, overlap=True)),
-    (96, _Tile(128, 64, 4, False), _Tile(64, 64, 4, True)),
-    (128, _Tile(128, 64, 4, False), _Tile(64, 64, 4, True)),
-    (192, _Tile(128, 64, 8, False), _Tile(64, 64, 4, False)),
-    (256, _Tile(128, 64, 8, False), _Tile(64, 32, 4, False)),
+    (32, _always(_SM_90_64), _Tile(64, 64, 4, True, overlap=True)),
+    (
+        64,
+        _ByKeys(
+            full=((0, _SM_90_64), (2048, _SM_90_64_LONG)),
+            causal=((0, _SM_90_64_SHORT), (2048, _SM_90_64), (8192, _SM_90_64_LONG)),
+        ),
+        _Tile(64, 64, 4, True, overlap=True),
+    ),
+    (96, _always(_Tile(128, 64, 4, False)), _Tile(64, 64, 4, True)),
+    (128, _always(_Tile(128, 64, 4, False)), _Tile(64, 64, 4, True)),
+    (192, _always(_Tile(128, 64, 8, False)), _Tile(64, 64, 4, False)),
+    (256, _always(_Tile(128, 64, 8, False)), _Tile(64, 32, 4, False)),
 )
 # As sm_90, but the compiler runs out of registers at 128x64.
 _SM_100: _Rows = tuple(
-    (most, _Tile(128, 48, 4, False), few) if most == 128 else (most, many, few) for most, many, few in _SM_90
+    (most, _always(_Tile(128, 48, 4, False)), few) if most == 128 else (most, many, few)
+    for most, many, few in _SM_90
 )
 _SM_80: _Rows = (
-    (32, _Tile(128, 64, 4, True), _Tile(64, 64, 4, True, min_blocks=4)),
-    (64, _Tile(128, 64, 4, True), _Tile(64, 64, 4, True)),
-    (96, _Tile(128, 64, 4, False), _Tile(64, 64, 4, True)),
-    (128, _Tile(128, 32, 4, False), _Tile(64, 32, 4, True)),
-    (192, _Tile(64, 32, 4, False), _Tile(64, 32, 4, False)),
-    (256, _Tile(128, 32, 8, False), _Tile(64, 32, 4, False)),
+    (32, _always(_Tile(128, 64, 4, True)), _Tile(64, 64, 4, True, min_blocks=4)),
+    (64, _always(_Tile(128, 64, 4, True)), _Tile(64, 64, 4, True)),
+    (96, _always(_Tile(128, 64, 4, False)), _Tile(64, 64, 4, True)),
+    (128, _always(_Tile(128, 32, 4, False)), _Tile(64, 32, 4, True)),
+    (192, _always(_Tile(64, 32, 4, False)), _Tile(64, 32, 4, False)),
+    (256, _always(_Tile(128, 32, 8, False)), _Tile(64, 32, 4, False)),
 )
 # 99 KB: at these tensor rates 16 rows per warp are enough to keep shared memory ahead of the tensor cores.
 _SM_86: _Rows = (
-    (32, _Tile(128, 64, 4, True), _Tile(64, 64, 4, True, min_blocks=4)),
-    (64, _Tile(128, 64, 4, True), _Tile(64, 64, 4, True)),
-    (96, _Tile(64, 32, 4, True), _Tile(64, 32, 4, True)),
-    (128, _Tile(64, 32, 4, True), _Tile(64, 32, 4, True)),
-    (192, _Tile(64, 32, 4, False), _Tile(64, 32, 4, False)),
-    (256, _Tile(64, 32, 4, False), _Tile(64, 32, 4, False)),
+    (32, _always(_Tile(128, 64, 4, True)), _Tile(64, 64, 4, True, min_blocks=4)),
+    (64, _always(_Tile(128, 64, 4, True)), _Tile(64, 64, 4, True)),
+    (96, _always(_Tile(64, 32, 4, True)), _Tile(64, 32, 4, True)),
+    (128, _always(_Tile(64, 32, 4, True)), _Tile(64, 32, 4, True)),
+    (192, _always(_Tile(64, 32, 4, False)), _Tile(64, 32, 4, False)),
+    (256, _always(_Tile(64, 32, 4, False)), _Tile(64, 32, 4, False)),
 )
 _SM_75: _Rows = (
-    (64, _Tile(64, 32, 4, True), _Tile(64, 32, 4, True)),
-    (128, _Tile(64, 32, 4, True), _Tile(64, 32, 4, True)),
-    (192, _Tile(64, 16, 4, False), _Tile(64, 16, 4, False)),
-    (256, _Tile(64, 16, 4, False), _Tile(64, 16, 4, False)),
+    (64, _always(_Tile(64, 32, 4, True)), _Tile(64, 32, 4, True)),
+    (128, _always(_Tile(64, 32, 4, True)), _Tile(64, 32, 4, True)),
+    (192, _always(_Tile(64, 16, 4, False)), _Tile(64, 16, 4, False)),
+    (256, _always(_Tile(64, 16, 4, False)), _Tile(64, 16, 4, False)),
 )
 _TILES: dict[str, _Rows] = {
     "sm_75": _SM_75,
@@ -118,19 +145,40 @@ def tuned_architectures() -> tuple[str, ...]:
     return tuple(_TILES)
 
 
-def tall(architecture: str, head_dim: int) -> PortableConfiguration:
+def tall(architecture: str, head_dim: int, causal: bool, seqlen_k: int) -> PortableConfiguration:
     """The tile for queries with many rows. `architecture` without suffix; KeyError if not in the table."""
-    return _configuration(architecture, head_dim, short=False)
+    many, _ = _row(architecture, head_dim)
+    by_keys = many.causal if causal else many.full
+    return _configuration(architecture, head_dim, [tile for least, tile in by_keys if least <= seqlen_k][-1])
 
 
 def short(architecture: str, head_dim: int) -> PortableConfiguration:
     """The tile with fewer rows, for problems that would leave multiprocessors without work."""
-    return _configuration(architecture, head_dim, short=True)
+    return _configuration(architecture, head_dim, _row(architecture, head_dim)[1])
 
 
-def _configuration(architecture: str, head_dim: int, short: bool) -> PortableConfiguration:
-    compiled = next(d for d in HEAD_DIMS if d >= head_dim)
-    tile = next(few if short else many for most, many, few in _TILES[architecture] if most >= compiled)
+def all_configurations(architecture: str) -> tuple[PortableConfiguration, ...]:
+    """Everything that `tall` and `short` can return on an architecture."""
+    found = []
+    for head_dim in HEAD_DIMS:
+        many, few = _row(architecture, head_dim)
+        tiles = [tile for _, tile in (*many.full, *many.causal)]
+        found += [_configuration(architecture, head_dim, tile) for tile in (*tiles, few)]
+    return tuple(dict.fromkeys(found))
+
+
+def compiled_head_dim(head_dim: int) -> int:
+    """The smallest compiled head dimension that holds this one (at most 256)."""
+    return next(size for size in HEAD_DIMS if size >= head_dim)
+
+
+def _row(architecture: str, head_dim: int) -> tuple[_ByKeys, _Tile]:
+    compiled = compiled_head_dim(head_dim)
+    return next((many, few) for most, many, few in _TILES[architecture] if most >= compiled)
+
+
+def _configuration(architecture: str, head_dim: int, tile: _Tile) -> PortableConfiguration:
+    compiled = compiled_head_dim(head_dim)
     return PortableConfiguration(
         head_dim=compiled,
         block_m=tile.block_m,

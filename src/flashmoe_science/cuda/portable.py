@@ -20,18 +20,19 @@ _REST = struct.Struct("12q 10i f 2I")  # the fields of AttentionParameters after
 _ARGUMENT_BYTES = -(-(ADDRESSES.size + _REST.size) // 8) * 8
 _NO_MASK = 1 << 30
 _MOST_BLOCKS = 1 << 31
+_SCHEDULERS = 4  # of a multiprocessor; each issues one warp's instructions
 _L2_SHARE = 0.5  # part of the L2 cache that the keys and values of one section of heads may fill
 
 
 def choose(problem: Problem, device: Device) -> Choice | None:
-    """The tall tile where it gives every multiprocessor a block, else the short one."""
+    """The tall tile where it gives every scheduler of every multiprocessor a warp, else the short one."""
     if problem.dtype == torch.bfloat16 and not limits(device.architecture).bfloat16:
         return None
-    tall = configs.tall(device.architecture, problem.head_dim)
+    tall = configs.tall(device.architecture, problem.head_dim, problem.causal, problem.seqlen_k)
     short = configs.short(device.architecture, problem.head_dim)
-    slices = problem.batch * problem.num_heads
-    blocks = slices * -(-problem.seqlen_q // tall.block_m)
-    if blocks < device.multiprocessors and short != tall:
+    blocks = problem.batch * problem.num_heads * -(-problem.seqlen_q // tall.block_m)
+    needed = device.multiprocessors * _SCHEDULERS // min(tall.warps, _SCHEDULERS)
+    if blocks < needed and short != tall:
         return Choice(
             KernelKind.PORTABLE,
             short,
@@ -42,13 +43,10 @@ def choose(problem: Problem, device: Device) -> Choice | None:
 
 def kernels(architecture: str) -> list[CudaKernel]:
     dtypes = (torch.bfloat16, torch.float16) if limits(architecture).bfloat16 else (torch.float16,)
-    configurations = dict.fromkeys(
-        tile(architecture, head_dim)
-        for head_dim in configs.HEAD_DIMS
-        for tile in (configs.tall, configs.short)
-    )
     return [
-        kernel(configuration, dtype, architecture) for configuration in configurations for dtype in dtypes
+        kernel(configuration, dtype, architecture)
+        for configuration in configs.all_configurations(architecture)
+        for dtype in dtypes
     ]
 
 

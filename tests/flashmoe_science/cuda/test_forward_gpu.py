@@ -1,4 +1,4 @@
-"""The CUDA backend on a GPU: results against float64; streams, threads and graphs."""
+"""The CUDA backend on a GPU: every kernel's results against float64, for every kind of call."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 import torch
+from gpu_attention import assert_right, choices, random, random_qkv, reference, run_guarded
 
 import flashmoe_science
 from flashmoe_science.configs import portable as configs
@@ -22,180 +22,217 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 
-# The length pairs of FlashAttention's tests, and empty ones.
+# The length pairs of FlashAttention's tests.
 PAIRS = [
-    *[
-        (1, 1),
-        (3, 3),
-        (64, 32),
-        (64, 128),
-        (128, 192),
-        (256, 256),
-        (255, 256),
-        (239, 1),
-        (799, 3),
-        (113, 203),
-    ],
-    *[(113, 128), (128, 217), (113, 211), (108, 256), (256, 512), (384, 256), (640, 128), (512, 256)],
-    *[(1024, 1024), (1023, 1024), (1024, 1023), (2048, 2048), (64, 0), (0, 64), (5, 0)],
+    *[(1, 1), (3, 3), (64, 32), (64, 128), (128, 192), (256, 256), (255, 256), (239, 1), (799, 3)],
+    *[(113, 203), (113, 128), (128, 217), (113, 211), (108, 256), (256, 512), (384, 256), (640, 128)],
+    *[(512, 256), (1024, 1024), (1023, 1024), (1024, 1023), (2048, 2048), (4096, 4096), (4224, 4224)],
 ]
-
-
-def inside_nan(*shape: int, dtype: torch.dtype, rows_first: bool = False) -> torch.Tensor:
-    """Normal random numbers, with rows and columns of NaN around them in memory."""
-    batch, heads, rows, dim = shape
-    if rows_first:
-        whole = torch.full((batch, rows + 16, heads, dim + 8), math.nan, device="cuda", dtype=dtype)
-        view = whole[:, 8 : 8 + rows, :, :dim].transpose(1, 2)
-    else:
-        whole = torch.full((batch, heads, rows + 16, dim + 8), math.nan, device="cuda", dtype=dtype)
-        view = whole[:, :, 8 : 8 + rows, :dim]
-    return view.copy_(torch.randn(shape, device="cuda"))
-
-
-def reference(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention by its definition in `dtype`; output and log-sum-exp."""
-    q, k, v = (x.to(dtype) for x in (q, k, v))
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    scores = q @ (k * scale).transpose(2, 3)
-    if causal:
-        visible = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
-        scores = scores.masked_fill(~visible.tril(k.shape[2] - q.shape[2]), -math.inf)
-    return scores.softmax(dim=-1).nan_to_num(0.0) @ v, scores.logsumexp(dim=-1)
-
-
-def assert_close(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    causal: bool,
-    scale: float | None = None,
-    choice: Choice | None = None,
-) -> None:
-    """Error against float64 within twice that of PyTorch's operators in the same dtype, and a rounding."""
-    out, lse = forward(q, k, v, causal=causal, softmax_scale=scale, return_lse=True, choice=choice)
-    assert out.shape == q.shape
-    assert lse is not None
-    if out.numel() == 0:
-        return
-    used = 1 / math.sqrt(q.shape[3]) if scale is None else scale
-    exact, exact_lse = reference(q, k, v, causal, used, torch.float64)
-    plain, _ = reference(q, k, v, causal, used, q.dtype)
-    rounding = 2 * ((exact.to(q.dtype) + 0.3 - 0.3).double() - exact).abs().max().item()
-    error = (out.double() - exact).abs().max().item()
-    assert error <= 2 * (plain.double() - exact).abs().max().item() + rounding
-    torch.testing.assert_close(lse.double(), exact_lse, atol=1e-3, rtol=1e-5)
+# No keys; a row or a key more or less than a tile; one query against many keys.
+MORE_PAIRS = [(64, 0), (5, 0), (65, 129), (129, 65), (191, 177), (193, 97), (1, 4097), (64, 4095)]
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), PAIRS)
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), PAIRS + MORE_PAIRS)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_lengths(seqlen_q: int, seqlen_k: int, head_dim: int, causal: bool) -> None:
-    torch.manual_seed(seqlen_q + seqlen_k)
-    q = inside_nan(2, 6, seqlen_q, head_dim, dtype=torch.bfloat16)
-    k, v = (inside_nan(2, 2, seqlen_k, head_dim, dtype=torch.bfloat16) for _ in range(2))
-    assert_close(q, k, v, causal=causal)
+    long = seqlen_q * seqlen_k > 1 << 22
+    batch, heads = (1, (2, 1)) if long else (2, (6, 2))
+    assert_right(*random_qkv((seqlen_q, seqlen_k), head_dim, batch=batch, heads=heads), causal=causal)
+
+
+def test_no_queries() -> None:
+    q, k, v = random_qkv((0, 64), 64)
+    out, lse = forward(q, k, v, return_lse=True)
+    assert out.shape == q.shape
+    assert lse is not None
+    assert lse.shape == q.shape[:3]
 
 
 @pytest.mark.parametrize("head_dim", range(8, 257, 8))
-def test_head_dims_and_layouts(head_dim: int) -> None:
-    for dtype in (torch.float16, torch.bfloat16):
-        q = inside_nan(2, 4, 150, head_dim, dtype=dtype, rows_first=True)
-        k, v = (inside_nan(2, 2, 170, head_dim, dtype=dtype) for _ in range(2))
-        assert_close(q, k, v, causal=head_dim % 16 == 0)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_head_dims(head_dim: int, dtype: torch.dtype) -> None:
+    for causal in (False, True):
+        assert_right(*random_qkv((150, 170), head_dim, dtype=dtype), causal=causal)
 
 
-@pytest.mark.parametrize("kv_heads", [6, 3, 1])
-def test_grouped_heads(kv_heads: int) -> None:
-    q = inside_nan(3, 6, 300, 64, dtype=torch.float16)
-    k, v = (inside_nan(3, kv_heads, 333, 64, dtype=torch.float16, rows_first=True) for _ in range(2))
-    assert_close(q, k, v, causal=True)
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 192, 256])
+def test_layouts(head_dim: int) -> None:
+    """Rows before heads; keys and values in one tensor; all heads and batches sharing keys; one dimension of 1."""
+    q, k, v = random_qkv((333, 289), head_dim, heads=(4, 2), rows_first=True)
+    assert_right(q, k, v, causal=True, rows_first=True)
+    packed = torch.randn(2, 289, 3, 4, head_dim, device="cuda", dtype=torch.float16)
+    assert_right(*(x.transpose(1, 2) for x in packed.unbind(2)), causal=True)
+    one = torch.randn(1, 1, 289, head_dim, device="cuda", dtype=torch.bfloat16)
+    assert_right(q, one.expand(2, 2, -1, -1), one.expand(2, 1, -1, -1).expand(2, 2, -1, -1), causal=False)
+    assert_right(q[:1, :1], k[:1, :1], v[:1, :1], causal=True)
+    spread = random(2, 4, 600, head_dim, dtype=torch.bfloat16)
+    assert_right(q, spread[:, ::2, :578:2], spread[:, 1::2, 1:579:2], causal=False)
+
+
+@pytest.mark.parametrize("kv_heads", [6, 3, 2, 1])
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+def test_grouped_heads(kv_heads: int, head_dim: int) -> None:
+    for causal in (False, True):
+        q, k, v = random_qkv((300, 333), head_dim, batch=3, heads=(6, kv_heads), dtype=torch.float16)
+        assert_right(q, k, v, causal=causal)
 
 
 @pytest.mark.parametrize("scale", [-0.3, 0.0, 1e-6, 1.0])
 def test_softmax_scales(scale: float) -> None:
-    q, k, v = (inside_nan(1, 2, 200, 64, dtype=torch.bfloat16) for _ in range(3))
-    assert_close(q, k, v, causal=True, scale=scale)
+    for head_dim in (64, 128):
+        assert_right(*random_qkv((200, 200), head_dim), causal=True, scale=scale)
 
 
-@pytest.mark.parametrize("kind", ["large", "rising", "falling", "dominant", "constant"])
-def test_adversarial_scores(kind: str) -> None:
-    q, k, v = (torch.randn(1, 2, 500, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    ramp = torch.linspace(0, 30, 500, device="cuda")[:, None]
-    if kind == "large":
-        q = q * 30
-    elif kind in ("rising", "falling"):  # the row maximum moves in every block
-        q = torch.ones_like(q)
-        k = (ramp if kind == "rising" else ramp.flip(0)).expand(500, 64).to(q.dtype).expand_as(q).contiguous()
-    elif kind == "dominant":  # one key outweighs all others, at a tile's edge
-        k[:, :, 63:65] *= 40
-    else:
-        k = torch.ones_like(k)
-    assert_close(q, k, v, causal=False)
-    assert_close(q, k, v, causal=True)
+def test_the_log_sum_exp_is_optional() -> None:
+    q, k, v = random_qkv((300, 200), 64)
+    for choice in choices(q, k, v, causal=True):
+        with_lse, _ = run_guarded(choice, q, k, v, causal=True)
+        without, _ = run_guarded(choice, q, k, v, causal=True, return_lse=False)
+        assert torch.equal(with_lse, without), choice
+
+
+# --- inputs that are hard to get right
+
+LARGE_SCORES_ERROR = 0.04
+"""Values of up to 4 with the roundings of weights and output to bfloat16, and of scores of 400 to float32."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("first_is_largest", [False, True])
+def test_scores_that_keep_growing(
+    head_dim: int, causal: bool, first_is_largest: bool, dtype: torch.dtype
+) -> None:
+    """By e^12 every 32 keys, in one direction or the other.
+
+    Whatever a kernel assumed of the maximum is wrong in every block that it comes to: the Hopper kernel, which
+    goes from the last key to the first, does all blocks but one a second time.
+    """
+    q, k, v = random_qkv((200, 960), head_dim, dtype=dtype)
+    step = 12 / (4 * math.sqrt(head_dim))  # q of 4 and keys of r give scores of 4 sqrt(head_dim) r
+    level = torch.arange(960, device="cuda").div(32, rounding_mode="floor") * step
+    level = level.flip(0) if first_is_largest else level
+    q.copy_(4 + 0.3 * q)
+    k.copy_(level[:, None] + 0.1 * k)
+    assert_right(q, k, v, causal=causal, most=LARGE_SCORES_ERROR)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("causal", [False, True])
+def test_large_scores(head_dim: int, causal: bool) -> None:
+    q, k, v = random_qkv((500, 500), head_dim)
+    assert_right(q * 30, k, v, causal=causal, most=LARGE_SCORES_ERROR)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_one_dominant_key(head_dim: int) -> None:
+    """First, last, and on either side of the edges of fragments and tiles."""
+    edges = {edge for size in (8, 16, 32, 48, 64, 80, 96, 128) for edge in (size - 1, size)}
+    for position in sorted(edges | {0, 255, 256, 299, 300}):
+        q, k, v = random_qkv((130, 301), head_dim, batch=1, heads=(2, 2))
+        q.abs_()
+        k[:, :, position] = 4.0
+        for causal in (False, True):
+            assert_right(q, k, v, causal=causal, most=LARGE_SCORES_ERROR)
+
+
+def test_equal_scores() -> None:
+    q, k, v = random_qkv((500, 500), 64)
+    k.copy_(k[:, :, :1].expand_as(k))
+    for causal in (False, True):
+        assert_right(q, k, v, causal=causal)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_nan_stays_in_its_rows(head_dim: int) -> None:
+    """The rows beside it keep their values; not their bits, which may depend on what a warp's rows do together."""
+    q, k, v = random_qkv((300, 300), head_dim)
+    rows = torch.arange(300, device="cuda")
+    bad_query, bad_key = q.clone(), k.clone()
+    bad_query[:, :, 17] = math.nan
+    bad_key[:, :, 140] = math.nan  # seen by the rows from its own on
+    for choice in choices(q, k, v, causal=True):
+        clean, clean_lse = run_guarded(choice, q, k, v, causal=True)
+        assert clean_lse is not None
+        for query, key, spoilt in ((bad_query, k, rows == 17), (q, bad_key, rows >= 140)):
+            out, lse = run_guarded(choice, query, key, v, causal=True)
+            assert lse is not None
+            assert out[:, :, spoilt].isnan().all(), choice
+            assert lse[:, :, spoilt].isnan().all(), choice
+            torch.testing.assert_close(out[:, :, ~spoilt], clean[:, :, ~spoilt], atol=1e-2, rtol=1e-2)
+            torch.testing.assert_close(lse[:, :, ~spoilt], clean_lse[:, :, ~spoilt], atol=1e-3, rtol=1e-5)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_infinities(head_dim: int) -> None:
+    q, k, v = random_qkv((300, 520), head_dim)
+    q.abs_()
+    hidden = k.clone()
+    # Keys of weight zero: a few, and all of the blocks at the end, where kernels begin.
+    hidden[:, :, 100:105, 0] = -math.inf
+    hidden[:, :, 300:, 0] = -math.inf
+    for choice in choices(q, k, v, causal=False):
+        exact, exact_lse = reference(q, hidden, v, False, head_dim**-0.5, torch.float64)
+        out, lse = run_guarded(choice, q, hidden, v, causal=False)
+        torch.testing.assert_close(out.double(), exact, atol=1e-2, rtol=1e-2)
+        torch.testing.assert_close(lse.double(), exact_lse, atol=1e-3, rtol=1e-5)  # type: ignore[union-attr]
+        clean, _ = run_guarded(choice, q, k, v, causal=False)
+        infinite = v.clone()
+        infinite[:, :, 77, 3] = math.inf
+        out, _ = run_guarded(choice, q, k, infinite, causal=False)
+        assert (out[..., 3] == math.inf).all(), choice
+        other = torch.arange(head_dim, device="cuda") != 3
+        assert torch.equal(out[..., other], clean[..., other]), choice
+        endless = k.clone()
+        endless[:, :, 77, 3] = math.inf
+        out, _ = run_guarded(choice, q, endless, v, causal=False)
+        assert out.isnan().all(), choice
+
+
+# --- configurations
 
 
 @pytest.mark.parametrize("architecture", configs.tuned_architectures())
 @pytest.mark.parametrize("head_dim", configs.HEAD_DIMS)
 def test_every_architectures_tiles_on_this_gpu(architecture: str, head_dim: int) -> None:
-    for tile in (configs.tall, configs.short):
-        choice = Choice(KernelKind.PORTABLE, tile(architecture, head_dim))
-        dtype = torch.float16 if architecture == "sm_75" else torch.bfloat16
-        q = inside_nan(2, 4, 301, head_dim, dtype=dtype)
-        k, v = (inside_nan(2, 2, 257, head_dim, dtype=dtype) for _ in range(2))
-        for causal in (False, True):
-            assert_close(q, k, v, causal=causal, choice=choice)
+    dtype = torch.float16 if architecture == "sm_75" else torch.bfloat16
+    q, k, v = random_qkv((301, 257), head_dim, heads=(4, 2), dtype=dtype)
+    tiles = [tile for tile in configs.all_configurations(architecture) if tile.head_dim == head_dim]
+    only = [Choice(KernelKind.PORTABLE, tile) for tile in tiles]
+    for causal in (False, True):
+        assert_right(q, k, v, causal=causal, only=only)
 
 
-def test_nan_and_infinity_stay_in_their_rows() -> None:
-    q, k, v = (torch.randn(1, 1, 100, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    clean, _ = forward(q, k, v)
-    q[0, 0, 17] = math.nan
-    out, lse = forward(q, k, v, return_lse=True)
-    assert out[0, 0, 17].isnan().all()
-    assert lse is not None
-    assert lse[0, 0, 17].isnan()
-    others = torch.arange(100, device="cuda") != 17
-    assert torch.equal(out[0, 0, others], clean[0, 0, others])
-
-
-@pytest.mark.parametrize(("head_dim", "causal"), [(64, True), (128, False), (128, True)])
-def test_a_thousand_times_the_same_bits(head_dim: int, causal: bool) -> None:
-    q, k, v = (torch.randn(1, 4, 2000, head_dim, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    first, _ = forward(q, k, v, causal=causal)
-    different = torch.zeros((), dtype=torch.int64, device="cuda")
-    for _ in range(1000):
-        different += (forward(q, k, v, causal=causal)[0] != first).sum()
-    assert different.item() == 0
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("lengths", [(1024, 1024), (1023, 2111), (2000, 4000), (4224, 4224)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_thousand_times_the_same_bits(head_dim: int, lengths: tuple[int, int], causal: bool) -> None:
+    q, k, v = random_qkv(lengths, head_dim, batch=1, heads=(2, 1))
+    for choice in choices(q, k, v, causal=causal):
+        first, first_lse = forward(q, k, v, causal=causal, return_lse=True, choice=choice)
+        different = torch.zeros((), dtype=torch.int64, device="cuda")
+        for _ in range(1000):
+            out, lse = forward(q, k, v, causal=causal, return_lse=True, choice=choice)
+            different += (out != first).sum() + (lse != first_lse).sum()
+        assert different.item() == 0, choice
 
 
 def test_heads_do_not_depend_on_their_neighbours() -> None:
-    q, k, v = (torch.randn(3, 4, 333, 64, device="cuda", dtype=torch.float16) for _ in range(3))
-    whole, _ = forward(q, k, v, causal=True)
-    for batch in range(3):
-        alone, _ = forward(*(x[batch : batch + 1, 2:3] for x in (q, k, v)), causal=True)
-        torch.testing.assert_close(alone[0, 0], whole[batch, 2], atol=2e-3, rtol=0)
+    q, k, v = random_qkv((333, 333), 64, batch=3, dtype=torch.float16)
+    for choice in choices(q, k, v, causal=True):
+        whole, _ = forward(q, k, v, causal=True, choice=choice)
+        for batch in range(3):
+            alone = (x[batch : batch + 1, 2:3] for x in (q, k, v))
+            out, _ = forward(*alone, causal=True, choice=choice)
+            assert torch.equal(out[0, 0], whole[batch, 2]), choice
 
 
 def test_the_output_has_the_querys_layout() -> None:
     q = torch.randn(2, 100, 4, 64, device="cuda", dtype=torch.float16).transpose(1, 2)
     out, _ = forward(q, q, q)
     assert out.stride() == q.stride()
-
-
-def test_a_graph_replays_on_new_data() -> None:
-    q, k, v = (torch.randn(2, 4, 200, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    forward(q, k, v, causal=True)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out, _ = forward(q, k, v, causal=True)
-    q.copy_(torch.randn_like(q))
-    graph.replay()
-    expected, _ = forward(q, k, v, causal=True)
-    assert torch.equal(out, expected)
 
 
 _CAPTURE_FIRST = """
@@ -236,93 +273,9 @@ def test_a_first_call_under_capture_is_refused(tmp_path: Path) -> None:
     assert "call the function once with these shapes before capturing" in run.stdout
 
 
-def test_streams_and_threads() -> None:
-    inputs = [
-        tuple(torch.randn(1, 4, 700 + 64 * i, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-        for i in range(4)
-    ]
-    expected = [forward(*tensors, causal=True)[0] for tensors in inputs]
-    torch.cuda.synchronize()
-    wrong: list[int] = []
-
-    def work(i: int) -> None:
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            for _ in range(100):
-                out, _ = forward(*inputs[i], causal=True)
-                if not torch.equal(out, expected[i]):
-                    wrong.append(i)
-        stream.synchronize()
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
-def test_calls_that_differ_from_the_last_one() -> None:
-    """Each in its turn, after itself and after each other one, gives what it gave alone."""
-    q, k, v = (torch.randn(2, 4, 96, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    short = tuple(x[:, :, :40] for x in (q, k, v))
-    calls = [
-        lambda: forward(q, k, v),
-        lambda: forward(q, k, v, causal=True),
-        lambda: forward(q, k, v, return_lse=True),
-        lambda: forward(q, k, v, softmax_scale=0.3),
-        lambda: forward(q, k, v, softmax_scale=0.5),
-        lambda: forward(*short),
-        lambda: forward(q.half(), k.half(), v.half()),
-        lambda: forward(q, q, q),
-        lambda: forward(q.contiguous(), short[1], short[2]),
-    ]
-    with torch.no_grad():
-        exact = [
-            reference(q, k, v, True, 0.125, torch.float64)[0],
-            reference(*short, False, 0.125, torch.float64)[0],
-        ]
-    first = [call() for call in calls]
-    for index, expected in ((1, exact[0]), (5, exact[1])):
-        torch.testing.assert_close(first[index][0].double(), expected, atol=2e-2, rtol=2e-2)
-    for one in range(len(calls)):
-        for other in range(len(calls)):
-            for index in (one, one, other, other):
-                with torch.inference_mode(one % 2 == 0):
-                    out, lse = calls[index]()
-                expected_out, expected_lse = first[index]
-                assert torch.equal(out, expected_out)
-                assert (lse is None) == (expected_lse is None)
-                assert lse is None or torch.equal(lse, expected_lse)
-
-
-def test_a_gradient_is_refused_after_a_call_like_it() -> None:
-    q, k, v = (torch.randn(1, 2, 64, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    for _ in range(3):
-        forward(q, k, v)
-    v.requires_grad_()
-    with pytest.raises(InputError, match="requires a gradient"):
-        forward(q, k, v)
-    with torch.no_grad():
-        for _ in range(3):
-            forward(q, k, v)
-    with pytest.raises(InputError, match="requires a gradient"):
-        forward(q, k, v)
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_the_device_is_the_tensors() -> None:
-    q = torch.randn(1, 4, 200, 64, device="cuda:1", dtype=torch.bfloat16)
-    out, _ = forward(q, q, q)
-    assert out.device == q.device
-    assert torch.cuda.current_device() == 0
-    expected, _ = forward(q.to("cuda:0"), q.to("cuda:0"), q.to("cuda:0"))
-    assert torch.equal(out.to("cuda:0"), expected)
-
-
 def test_only_the_output_is_allocated() -> None:
     q, k, v = (torch.randn(2, 8, 2048, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    forward(q, k, v)
+    forward(q, k, v)  # the first call on a device may allocate what all calls share
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     out, _ = forward(q, k, v)
@@ -353,7 +306,7 @@ def test_the_environment_overrides_the_choice(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_kernel_that_cannot_be_loaded_is_one_clear_line() -> None:
-    wrong = configs.tall("sm_75", 64)
+    wrong = configs.short("sm_75", 64)
     q = torch.randn(1, 2, 64, 64, device="cuda", dtype=torch.bfloat16)
     with pytest.raises((DeviceError, RuntimeError), match="bfloat16 needs m16n8k16"):
         forward(q, q, q, choice=Choice(KernelKind.PORTABLE, wrong))

@@ -295,50 +295,45 @@ __device__ __forceinline__ void rescale(float (&o)[HEAD_DIM / 2], const float (&
     }
 }
 
-// Four lanes of a quad hold two columns each of four groups of eight; afterwards each holds one whole group.
-__device__ __forceinline__ void transpose_quad(uint32 (&x)[4]) {
-#pragma unroll
-    for (int bit = 1; bit <= 2; bit *= 2) {
-        const bool upper = threadIdx.x & bit;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            if (i & bit) continue;
-            const uint32 received = __shfl_xor_sync(0xffffffff, upper ? x[i] : x[i | bit], bit);
-            x[i] = upper ? received : x[i];
-            x[i | bit] = upper ? x[i | bit] : received;
-        }
-    }
-}
-
-// Normalises and writes this lane's two rows of the output, 16 bytes at a time, and their log-sum-exp.
-__device__ __forceinline__ void store_rows(const Parameters& p, const float (&o)[HEAD_DIM / 2], const Softmax& softmax,
+// Normalises and writes this lane's two rows of the output, and their log-sum-exp.
+//
+// A quad holds eight neighbouring columns of a row, two per lane. Neighbouring lanes exchange halves of two such groups,
+// so that each writes four columns and the quad a whole 32-byte sector.
+__device__ __forceinline__ void store_rows(const Parameters& p, float (&o)[HEAD_DIM / 2], const Softmax& softmax,
                                            const Tile& tile, int consumer) {
-    const int quad_lane = threadIdx.x % 4;
+    const int lane = threadIdx.x % 32;
+    const bool odd = lane & 1;
+    const int first_row = tile.m_block * BLOCK_M + consumer * ROWS + threadIdx.x / 32 % 4 * 16 + lane / 4;
+    const int first_column = (odd ? 8 : 0) + (lane & 2) * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const int row = tile.m_block * BLOCK_M + consumer * ROWS + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + 8 * half;
+        const int row = first_row + 8 * half;
         const float sum = over_quad(softmax.sum[half], [](float a, float b) { return a + b; });
-        const bool empty = softmax.reference[half] == -infinity();  // no key, or none but -inf
-        const float factor = 1.f / sum;
+        const bool empty = CAUSAL && row + p.seqlen_k < p.seqlen_q;  // the row sees no key
+        if (__any_sync(0xffffffff, empty)) {
+            // Not by a factor of zero: a value that nobody sees may be NaN.
+#pragma unroll
+            for (int i = 2 * half; i < HEAD_DIM / 2; i += 4) {
+                if (empty) o[i] = o[i + 1] = 0.f;
+            }
+        }
+        const float factor = empty ? 1.f : reciprocal_approx(sum);
         const bool inside = row < p.seqlen_q;
-        if (p.lse != nullptr && quad_lane == 0 && inside) {
+        if (p.lse != nullptr && lane % 4 == 0 && inside) {
             const int64 head_row = static_cast<int64>(tile.batch) * p.num_heads + tile.head;
             p.lse[head_row * p.seqlen_q + row] = empty ? -infinity() : softmax.reference[half] * LN_2 + logf(sum);
         }
         uint16* destination = p.output + tile.batch * p.output_stride[0] + tile.head * p.output_stride[1] +
-                           row * p.output_stride[2] + quad_lane * 8;
+                              row * p.output_stride[2] + first_column;
 #pragma unroll
-        for (int group = 0; group < HEAD_DIM / 8; group += 4) {
-            uint32 x[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float* pair = o + 4 * (group + i) + 2 * half;
-                x[i] = empty ? 0 : pack(pair[0] * factor, pair[1] * factor);
-            }
-            transpose_quad(x);
-            if (inside && (group + quad_lane) * 8 < p.head_dim) {
-                asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(destination + group * 8), "r"(x[0]),
-                             "r"(x[1]), "r"(x[2]), "r"(x[3])
+        for (int group = 0; group < HEAD_DIM / 8; group += 2) {
+            const float* pair = o + 4 * group + 2 * half;
+            const uint32 left = pack(pair[0] * factor, pair[1] * factor);
+            const uint32 right = pack(pair[4] * factor, pair[5] * factor);
+            const uint32 received = __shfl_xor_sync(0xffffffff, odd ? left : right, 1);
+            if (inside && group * 8 + first_column < p.head_dim) {
+                asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(destination + group * 8),
+                             "r"(odd ? received : left), "r"(odd ? right : received)
                              : "memory");
             }
         }
@@ -379,7 +374,8 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
     const auto apply_mask = [&](float (&s)[BLOCK_N / 2]) {
         const int low = CAUSAL ? min(p.seqlen_k, own_limit) : p.seqlen_k;
         const int high = CAUSAL ? min(p.seqlen_k, own_limit + 8) : p.seqlen_k;
-        mask(s, block * BLOCK_N + 2 * (lane % 4), low, high);
+        const int first = block * BLOCK_N + 2 * (lane % 4);
+        mask(s, low - first, high - first);
     };
 
     Ring<K_STAGES> key;

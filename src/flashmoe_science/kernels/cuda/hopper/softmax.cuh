@@ -7,6 +7,12 @@ namespace hopper {
 
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
+__device__ __forceinline__ float reciprocal_approx(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // Not fmaxf, which drops a NaN: a NaN score must reach its whole row, through the row's maximum.
 __device__ __forceinline__ float max_nan(float a, float b) {
     float c;
@@ -80,16 +86,18 @@ struct Softmax {
     }
 };
 
-// Sets the scores that may not be seen to -inf. `column`: first column of this lane; `limit`: the first masked column
-// of each of the lane's two rows.
+// Sets the scores that may not be seen to -inf. `low`, `high`: how many keys from this lane's first column on each of
+// its two rows sees. Tests bits rather than columns: the compiler moves seven at a time into predicates.
 template <int N>
-__device__ __forceinline__ void mask(float (&s)[N], int column, int limit_low, int limit_high) {
+__device__ __forceinline__ void mask(float (&s)[N], int low, int high) {
 #pragma unroll
-    for (int i = 0; i < N; i += 4) {
+    for (int j = 0; j < 4; ++j) {
+        // Columns of this lane are 8 apart: of those in place j % 2, the first (seen - j % 2 + 7) / 8.
+        const int seen = (j < 2 ? low : high) - j % 2 + 7;
+        const uint32 groups = seen < 8 ? 0 : seen >= 8 * 32 ? ~0u : (1u << (seen / 8)) - 1;
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            if (2 * i + j >= limit_low - column) s[i + j] = -infinity();
-            if (2 * i + j >= limit_high - column) s[i + 2 + j] = -infinity();
+        for (int i = 0; i < N / 4; ++i) {
+            if (!(groups >> i & 1)) s[4 * i + j] = -infinity();
         }
     }
 }

@@ -1,0 +1,51 @@
+"""Building ahead: every configuration of every kernel compiles for every architecture, without a GPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from flashmoe_science.cuda import KernelKind, build, kernels
+from flashmoe_science.cuda.select import module
+from flashmoe_science.errors import DeviceError
+from flashmoe_science.jit.cache import CompileCache
+
+ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_everything_compiles(architecture: str) -> None:
+    """Spills, a stack frame and serialised wgmma raise. Into the common cache: `cudadent42 build` finds it there."""
+    pytest.importorskip("cuda.bindings.nvrtc", reason="compiling CUDA needs cuda-bindings and NVRTC")
+    built = build([architecture])
+    assert len(built) == len(kernels([architecture]))
+    for found in built:
+        assert found.resources is not None
+        assert found.resources.spill_store_bytes == found.resources.spill_load_bytes == 0
+        assert found.resources.stack_bytes == 0
+        assert found.resources.blocks_per_sm >= 1
+        assert "C75" not in found.log
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_no_kernel_is_listed_twice(architecture: str) -> None:
+    listed = Counter((kernel.architecture, kernel.label) for kernel in kernels([architecture]))
+    assert max(listed.values()) == 1
+
+
+def test_which_kernels_an_architecture_gets() -> None:
+    functions = {kernel.function for kernel in kernels(["sm_80"])}
+    assert functions == {"attention_portable", "attention_small"}
+    assert {kernel.function for kernel in kernels(["sm_90"])} == functions | {"attention_hopper"}
+    assert kernels(["sm_90"]) == kernels(["sm_90a"])
+    assert len(kernels(["sm_80", "sm_86", "sm_80"])) == len(kernels(["sm_80"])) + len(kernels(["sm_86"]))
+    assert all(module(kind).kernels("sm_90") for kind in KernelKind)
+
+
+def test_an_architecture_that_is_unknown(tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match="unknown GPU architecture 'sm_61'"):
+        build(["sm_61"], CompileCache(tmp_path / "cache"))

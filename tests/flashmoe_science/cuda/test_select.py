@@ -1,0 +1,134 @@
+"""Which kernel a call takes: preference, override, and what no kernel takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashmoe_science.cuda import OVERRIDE_VARIABLE, Device, KernelKind, Problem, select
+from flashmoe_science.cuda.select import module
+from flashmoe_science.errors import DeviceError, InputError
+from flashmoe_science.jit.limits import LIMITS
+
+H200 = Device(index=0, architecture="sm_90", multiprocessors=132, l2_bytes=60 << 20)
+T4 = Device(index=0, architecture="sm_75", multiprocessors=40, l2_bytes=4 << 20)
+
+
+def problem(
+    *,
+    batch: int = 2,
+    heads: tuple[int, int] = (16, 16),
+    lengths: tuple[int, int] = (2048, 2048),
+    head_dim: int = 64,
+    dtype: torch.dtype = torch.float16,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Problem:
+    """A call on contiguous tensors."""
+    (num_heads, num_kv_heads), (seqlen_q, seqlen_k) = heads, lengths
+    q = (num_heads * seqlen_q * head_dim, seqlen_q * head_dim, head_dim)
+    k = (num_kv_heads * seqlen_k * head_dim, seqlen_k * head_dim, head_dim)
+    return Problem(
+        batch=batch,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        head_dim=head_dim,
+        dtype=dtype,
+        causal=causal,
+        softmax_scale=1 / math.sqrt(head_dim) if scale is None else scale,
+        return_lse=True,
+        query_strides=q,
+        key_strides=k,
+        value_strides=k,
+        output_strides=q,
+    )
+
+
+@pytest.fixture(autouse=True)
+def no_override(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(OVERRIDE_VARIABLE, raising=False)
+
+
+def test_long_calls_take_the_kernel_of_the_architecture() -> None:
+    assert select(problem(), H200).kernel is KernelKind.HOPPER
+    for architecture in ("sm_80", "sm_86", "sm_89", "sm_100", "sm_120"):
+        device = dataclasses.replace(H200, architecture=architecture)
+        assert select(problem(), device).kernel is KernelKind.PORTABLE
+    assert select(problem(), T4).kernel is KernelKind.PORTABLE
+
+
+def test_what_hopper_cannot_do_goes_to_the_portable_kernel() -> None:
+    shared = dataclasses.replace(problem(), key_strides=(0, 0, 64))
+    for call in (shared, problem(scale=-0.1), problem(scale=0.0)):
+        assert select(call, H200).kernel is KernelKind.PORTABLE
+
+
+@pytest.mark.parametrize("kind", KernelKind)
+def test_the_environment_names_the_kernel(monkeypatch: pytest.MonkeyPatch, kind: KernelKind) -> None:
+    monkeypatch.setenv(OVERRIDE_VARIABLE, kind.value)
+    call = problem(batch=1, heads=(2, 2), lengths=(128, 128))  # each of them takes it
+    assert select(call, H200).kernel is kind
+
+
+def test_an_empty_override_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(OVERRIDE_VARIABLE, "")
+    assert select(problem(), H200).kernel is KernelKind.HOPPER
+
+
+def test_a_kernel_of_no_such_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(OVERRIDE_VARIABLE, "hoper")
+    with pytest.raises(
+        InputError, match=rf"{OVERRIDE_VARIABLE}='hoper' names no kernel; known are"
+    ) as caught:
+        select(problem(), H200)
+    for kind in KernelKind:
+        assert kind.value in str(caught.value)
+
+
+def test_a_named_kernel_that_cannot_take_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(OVERRIDE_VARIABLE, "hopper")
+    with pytest.raises(InputError, match=r"'hopper'.* cannot take .*head_dim 64 on sm_75; unset it"):
+        select(problem(), T4)
+
+
+def test_what_no_kernel_takes() -> None:
+    with pytest.raises(DeviceError, match=r"no CUDA kernel takes torch.bfloat16 .*sm_75; use float16"):
+        select(problem(dtype=torch.bfloat16), T4)
+
+
+@given(
+    batch=st.integers(1, 64),
+    heads=st.sampled_from([(1, 1), (8, 8), (32, 8), (16, 1)]),
+    lengths=st.tuples(st.integers(1, 1 << 17), st.integers(0, 1 << 17)),
+    head_dim=st.integers(1, 32).map(lambda n: 8 * n),
+    causal=st.booleans(),
+    architecture=st.sampled_from(sorted(LIMITS)),
+)
+def test_every_call_has_a_kernel_that_is_built_ahead(
+    batch: int,
+    heads: tuple[int, int],
+    lengths: tuple[int, int],
+    head_dim: int,
+    causal: bool,
+    architecture: str,
+) -> None:
+    device = Device(index=0, architecture=architecture, multiprocessors=100, l2_bytes=40 << 20)
+    call = problem(batch=batch, heads=heads, lengths=lengths, head_dim=head_dim, causal=causal)
+    choice = select(call, device)
+    assert choice.reason
+    assert choice.configuration.head_dim >= head_dim
+    # Every kernel's macros name the compiled head dimension; all of its other fields are in the configuration.
+    built = {
+        (kernel.threads_per_block, kernel.dynamic_shared_bytes, kernel.macros["HEAD_DIM"])
+        for kernel in module(choice.kernel).kernels(architecture)
+    }
+    wanted = choice.configuration
+    shared = getattr(wanted, "shared_bytes", 0)
+    assert (wanted.threads, shared, wanted.head_dim) in built
