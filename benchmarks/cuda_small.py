@@ -360,6 +360,11 @@ def main() -> int:
         for shape, texts in explored.items()
     }
     chosen = {shape: select(shape.problem(), device) for shape in explored}
+    ablation = {
+        shape: choice
+        for shape, choice in chosen.items()
+        if choice.kernel is KernelKind.SMALL and (shape in DECODE or not shape.causal)
+    }
     border = {shape: alternatives(shape) for shape in BORDER}
     alone = {
         shape: dataclasses.replace(
@@ -377,8 +382,7 @@ def main() -> int:
         ],
         [
             ablated(choice.configuration, device.architecture, **macros)
-            for choice in chosen.values()
-            if choice.kernel is KernelKind.SMALL
+            for choice in ablation.values()
             for macros in ABLATIONS.values()
         ],
         device.architecture,
@@ -419,9 +423,7 @@ def main() -> int:
         print(f"{shape!s:36} {line(times)}", flush=True)
 
     print("\nablations of the choice")
-    for shape, choice in chosen.items():
-        if choice.kernel is not KernelKind.SMALL:
-            continue
+    for shape, choice in ablation.items():
         tensors = shape.tensors()
         variants: dict[str, Call] = {
             label: Ablation(shape, tensors, choice.configuration, **macros)
