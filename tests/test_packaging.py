@@ -27,13 +27,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-@pytest.mark.xdist_group("wheel")
 def test_the_wheel_runs_on_any_platform(wheel: Path) -> None:
     assert wheel.name == "cudadent42-0.1.0-py3-none-any.whl"
     assert wheel.stat().st_size < 1_000_000
 
 
-@pytest.mark.xdist_group("wheel")
 def test_the_wheel_holds_every_file_that_is_read_at_run_time(wheel: Path) -> None:
     inside = set(zipfile.ZipFile(wheel).namelist())
     source = ROOT / "src"
@@ -45,7 +43,6 @@ def test_the_wheel_holds_every_file_that_is_read_at_run_time(wheel: Path) -> Non
     assert not any(name.startswith("tests/") for name in inside)
 
 
-@pytest.mark.xdist_group("wheel")
 def test_the_wheel_works_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     command = [

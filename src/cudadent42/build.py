@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,17 +21,20 @@ from flashmoe_science.jit.records import KernelBuild
 OURS = "cudadent42"
 """The implementation whose kernels this project compiles."""
 
+OnProgress = Callable[[int, int, str], None]
+"""Told the number of kernels that are done, of all, and the name of one that is being worked on."""
+
 _ARCHITECTURE = re.compile(r"sm_\d{2,3}[af]?")
 
 
-def build_for(plan: Plan) -> BuildReport:
+def build_for(plan: Plan, on_progress: OnProgress) -> BuildReport:
     """The kernels that the plan's own implementation needs on its device; none where it is not raced."""
     if OURS not in plan.implementations:
         return BuildReport(())
-    return build(plan.device)
+    return build(plan.device, (), on_progress)
 
 
-def build(device: str, architectures: Sequence[str] = ()) -> BuildReport:
+def build(device: str, architectures: Sequence[str], on_progress: OnProgress) -> BuildReport:
     """Build for ``cpu``, for ``cuda:N``, or for named CUDA architectures, which need not be present.
 
     A kernel that does not compile is a failure in the report. Raises UsageError for architectures that do not
@@ -43,7 +46,11 @@ def build(device: str, architectures: Sequence[str] = ()) -> BuildReport:
         if not _ARCHITECTURE.fullmatch(name):
             raise UsageError(f"--arch {name!r}: expected a CUDA architecture such as sm_80 or sm_90a")
     try:
-        built = _build_cpu() if device == "cpu" else _build_cuda(architectures or (_architecture(device),))
+        if device == "cpu":
+            on_progress(0, 1, "the CPU kernel, about 10 s at first use")
+            built = _build_cpu()
+        else:
+            built = _build_cuda(architectures or (_architecture(device),), on_progress)
     except DeviceError as error:
         raise MachineNotReadyError(str(error)) from error
     return BuildReport(
@@ -61,7 +68,7 @@ def _build_cpu() -> list[KernelBuild | BuildFailure]:
         return [BuildFailure("attention_forward", platform.machine(), str(error), error.log)]
 
 
-def _build_cuda(architectures: Sequence[str]) -> list[KernelBuild | BuildFailure]:
+def _build_cuda(architectures: Sequence[str], on_progress: OnProgress) -> list[KernelBuild | BuildFailure]:
     from flashmoe_science import cuda
     from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel
 
@@ -74,8 +81,13 @@ def _build_cuda(architectures: Sequence[str]) -> list[KernelBuild | BuildFailure
             return BuildFailure(kernel.label, kernel.architecture, str(error), error.log)
 
     # NVRTC compiles in threads of its caller and without Python's lock.
+    wanted = cuda.kernels(architectures)
+    built = []
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        return list(pool.map(attempt, cuda.kernels(architectures)))
+        for kernel, result in zip(wanted, pool.map(attempt, wanted), strict=True):
+            built.append(result)
+            on_progress(len(built), len(wanted), f"{kernel.function} for {kernel.architecture}")
+    return built
 
 
 def _architecture(device: str) -> str:

@@ -92,7 +92,7 @@ def _needs(module: str, package: str) -> Callable[[str], str | None]:
         except Exception as error:  # noqa: BLE001 - a broken binary package may raise anything on import
             if isinstance(error, ModuleNotFoundError) and error.name and module.startswith(error.name):
                 return f"{module} is not installed; pip install {package}"
-            return f"importing {module} failed: {type(error).__name__}: {str(error).splitlines()[:1]}"
+            return f"importing {module} failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
         return None
 
     return unavailable

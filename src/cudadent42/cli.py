@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -13,6 +16,23 @@ from typer.core import TyperGroup
 
 from cudadent42 import __version__
 from cudadent42.errors import ExitCode, LabError
+from cudadent42.options import (
+    CacheStateOption,
+    CaseOption,
+    DeviceOption,
+    DTypeOption,
+    IgnoreOption,
+    ImplementationsOption,
+    JsonOption,
+    OutputOption,
+    RepeatsOption,
+    SaveOption,
+    SeedOption,
+    SuiteOption,
+    TimerOption,
+    VerboseOption,
+    WarmupOption,
+)
 from cudadent42.records import CacheState, TimerKind
 
 if TYPE_CHECKING:
@@ -60,69 +80,15 @@ cache_app = typer.Typer(
 )
 app.add_typer(cache_app, name="cache")
 
-SuiteOption = Annotated[
-    str,
-    typer.Option(
-        "--suite",
-        metavar="NAME|FILE",
-        help="What to measure: default, small, hopper, or the path of a TOML file.",
-    ),
-]
-DTypeOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--dtype", metavar="NAME", help="fp16, bf16 or fp32; repeat for more. Default: the suite's."
-    ),
-]
-CaseOption = Annotated[
-    list[str] | None,
-    typer.Option("--case", metavar="NAME", help="Only this case of the suite; repeat for more."),
-]
-ImplementationsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--implementations",
-        metavar="NAMES",
-        help="Names, separated by commas, or path/to/file.py:callable. The baseline is always measured.",
-    ),
-]
-RepeatsOption = Annotated[
-    int | None, typer.Option("--repeats", help="Paired blocks per case. Default: the suite's.")
-]
-WarmupOption = Annotated[
-    int | None,
-    typer.Option("--warmup", help="Blocks per case that are thrown away first. Default: the suite's."),
-]
-SeedOption = Annotated[int, typer.Option("--seed", help="Of the inputs and of the order within blocks.")]
-DeviceOption = Annotated[
-    str,
-    typer.Option(
-        "--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N. auto takes the GPU where there is one."
-    ),
-]
-TimerOption = Annotated[
-    TimerKind | None,
-    typer.Option("--timer", help="call: the whole call. graph: GPU time alone, by a CUDA graph."),
-]
-CacheStateOption = Annotated[
-    CacheState | None, typer.Option("--l2", help="State of the last-level cache before each timed call.")
-]
-OutputOption = Annotated[
-    Path | None,
-    typer.Option("--output-dir", help="New folder for the run. Default: runs/<UTC time>-<suite>-<revision>."),
-]
-SaveOption = Annotated[
-    bool, typer.Option("--save-csv/--no-save-csv", help="Keep every sample in samples.csv.")
-]
-IgnoreOption = Annotated[
-    bool, typer.Option("--ignore-preflight", help="Go on where preflight fails; the manifest says so.")
-]
-VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
-
 
 def main() -> int:
     """Run the command line; the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without × and – is no reason to fail
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup has it ignored
+            signal.signal(number, _interrupt)
     try:
         app(prog_name="cudadent42")
     except KeyboardInterrupt:
@@ -130,6 +96,11 @@ def main() -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else ExitCode.PASS
     return ExitCode.PASS
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """Being told to end (a closed connection, a batch system's limit) is like Ctrl-C: nothing is lost."""
+    raise KeyboardInterrupt
 
 
 def _show_version(wanted: bool) -> None:
@@ -311,8 +282,14 @@ def build(
     from cudadent42 import tables
     from cudadent42.build import build as build_kernels
     from cudadent42.build import choose_device
+    from cudadent42.progress import observer
 
-    report = build_kernels(choose_device(device, bool(arch)), _split(arch))
+    target = choose_device(device, offline=bool(arch))
+    with observer(_console(stderr=True), verbose) as watcher:
+        watcher.stage("build")
+        report = build_kernels(
+            target, _split(arch), lambda done, total, what: watcher.advance(done / total, what)
+        )
     if as_json:
         _print_json({"passed": report.passed, **_encoded(report)})
     else:

@@ -17,7 +17,7 @@ class Progress:
     stage: str
     """``verify`` or ``bench``."""
     done: int
-    """Units finished: inputs x implementations when verifying, cases when measuring."""
+    """Units finished: inputs x implementations when verifying, visits to a case when measuring."""
     total: int
     what: str
     """What is being worked on now."""
@@ -105,7 +105,7 @@ class Doing:
     crash."""
 
     index: int
-    """Of the unit when verifying, of the case when measuring."""
+    """Of the unit when verifying, of the visit to a case when measuring."""
     case: str
     implementation: str
     input: str = ""

@@ -136,7 +136,7 @@ def verify_only(request: Request, observer: Observer) -> VerifyReport:
 def build(plan: Plan, observer: Observer) -> BuildReport:
     """Build what the plan needs, and tell what failed."""
     observer.stage("build")
-    built = build_for(plan)
+    built = build_for(plan, lambda done, total, what: observer.advance(done / total, what))
     for failure in built.failures:
         observer.note(f"{failure.kernel} for {failure.architecture}: {failure.message}")
         for line in failure.log.splitlines()[-_LOG_LINES:]:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from cudadent42.bench.margin import default_margin
 from cudadent42.errors import UsageError
 from cudadent42.implementations import is_plug_in
 from cudadent42.records import CacheState, Case, Plan, TimerKind
@@ -53,7 +54,7 @@ def make_plan(choices: Choices, device: str, known_implementations: Collection[s
         repeats=_in_range("--repeats", choices.repeats, 1, MAX_REPEATS, suite.repeats),
         warmup=_in_range("--warmup", choices.warmup, 0, MAX_WARMUP, suite.warmup),
         seed=_in_range("--seed", choices.seed, 0, 2**32 - 1, 0),
-        margin=suite.margin,
+        margin=default_margin(device) if suite.margin is None else suite.margin,
         timer=choices.timer or suite.timer,
         cache=choices.cache or suite.cache,
     )

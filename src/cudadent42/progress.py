@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from types import TracebackType
 from typing import Protocol
@@ -127,6 +128,7 @@ class Bar:
         if self._task is not None:
             self._progress.remove_task(self._task)
         self._clock = _Clock()
+        self._drawn = -math.inf
         self._task = self._progress.add_task(name, total=1.0, what="")
         self._progress.refresh()
 

@@ -65,8 +65,11 @@ def verdict_line(results: Results) -> str:
     )
     if math.isfinite(results.noise_floor):
         line += f", noise floor {results.noise_floor:.1%}"
+    if results.verdict in (Verdict.EQUAL, Verdict.UNDECIDED) and math.isfinite(results.detectable_effect):
+        line += f"; in a typical cell a difference of {results.detectable_effect:.1%} would have shown"
     timed = {f"{row.name}/{row.dtype}" for row in results.cases}
-    left_out = {key for key in results.skipped if key not in timed}
+    # Keys are name/dtype or name/dtype/implementation, and an implementation may be a path.
+    left_out = {"/".join(key.split("/")[:2]) for key in results.skipped} - timed
     return line + (f"; {_plural(len(left_out), 'cell')} not timed" if left_out else "")
 
 

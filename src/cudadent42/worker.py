@@ -41,11 +41,11 @@ from cudadent42.serialise import dumps, loads
 from cudadent42.worker_process import ACKNOWLEDGE, DEVICE_LOST_EXIT, NOTE_BYTES, Request
 
 START_TIMEOUT_S = 180.0
-"""Longest time to a new worker's first event: importing torch from a cold disk, compiling a kernel for the
-first time (30 s), and the first check."""
+"""Longest time until a new worker is at work: importing torch from a cold disk, importing a plug-in."""
 
 TIMEOUT_S = 60.0
-"""Longest silence after that. A worker speaks after each check and each block, which take seconds at most."""
+"""Longest silence after that. A worker speaks after each check and each block, which take seconds at most;
+compiling a kernel at its first call takes up to 30 s."""
 
 MAX_LOSSES = 3
 """An implementation that cost this many workers is left out of the rest of the stage."""
@@ -73,7 +73,7 @@ class Worker:
     def __init__(self, log_path: Path | None = None, timeout_s: float = TIMEOUT_S) -> None:
         self._log_path = log_path
         self._timeout_s = timeout_s
-        self._heard = False
+        self._at_work = False
         self._process: subprocess.Popen[bytes] | None = None
         self._events = -1
         self._note: IO[bytes] | None = None
@@ -102,7 +102,7 @@ class Worker:
                 if file is not None:
                     file.close()
         self._pending = b""
-        self._heard = False
+        self._at_work = False
 
     @property
     def pid(self) -> int | None:
@@ -135,11 +135,19 @@ class Worker:
             if not finished:
                 self.close()
 
+    def _has_begun(self) -> bool:
+        """Whether the worker is past importing and has noted its first check."""
+        doing = self._doing()
+        return doing is not None and doing.input != LOADING
+
     def _doing(self) -> Doing | None:
         if self._note is None:
             return None
         text = os.pread(self._note.fileno(), NOTE_BYTES, 0).decode(errors="replace").strip()
-        return loads(Doing, text) if text else None
+        try:
+            return loads(Doing, text)
+        except ValueError:  # nothing noted yet, or read while it is being written
+            return None
 
     def _start(self) -> None:
         read_fd, write_fd = os.pipe()
@@ -177,20 +185,22 @@ class Worker:
             raise LostError(self._cause_of_death()) from error
 
     def _next_event(self) -> Event:
-        limit_s = self._timeout_s if self._heard else max(self._timeout_s, START_TIMEOUT_S)
-        deadline = time.monotonic() + limit_s
+        began_s = time.monotonic()
         with selectors.DefaultSelector() as selector:
             selector.register(self._events, selectors.EVENT_READ)
             while b"\n" not in self._pending:
-                if time.monotonic() > deadline:
+                if selector.select(_POLL_S):
+                    data = os.read(self._events, 1 << 16)
+                    if not data:
+                        raise LostError(self._cause_of_death())
+                    self._pending += data
+                elif not self._at_work and self._has_begun():
+                    self._at_work = True
+                    began_s = time.monotonic()
+                limit_s = self._timeout_s if self._at_work else max(self._timeout_s, START_TIMEOUT_S)
+                if time.monotonic() - began_s > limit_s:
                     raise LostError(f"no sign of life for {limit_s:.0f} s; killed")
-                if not selector.select(_POLL_S):
-                    continue
-                data = os.read(self._events, 1 << 16)
-                if not data:
-                    raise LostError(self._cause_of_death())
-                self._pending += data
-        self._heard = True
+        self._at_work = True
         line, _, self._pending = self._pending.partition(b"\n")
         try:
             return from_line(line.decode(errors="replace"))
@@ -339,6 +349,7 @@ def _after_loss(
         barred[doing.implementation] = f"loading it: {reason}"
         return replace(request, barred=barred)
     if isinstance(log, BenchLog):
+        request = replace(request, dropped=(*request.dropped, doing.case))
         tell(Skipped("bench", doing.case, f"{doing.implementation}: {reason}"))
     elif not _is_recorded(log, doing):
         failed = VerifiedCase(doing.case, doing.implementation, doing.input, None, None, None, False, reason)

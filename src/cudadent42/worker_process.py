@@ -36,7 +36,9 @@ class Request:
     """``verify`` or ``bench``."""
     plan: Plan
     start: int = 0
-    """First unit (verify) or case (bench)."""
+    """First unit (verify) or visit (bench)."""
+    dropped: tuple[str, ...] = ()
+    """Cases, by ``Case.id``, whose timing cost a worker."""
     barred: dict[str, str] = field(default_factory=dict)
     """Implementations that are left out, with the reason."""
     verified: VerifyReport | None = None
@@ -101,6 +103,7 @@ def _run(request: Request, channel: _Channel) -> None:
                 request.verified or VerifyReport(()),
                 emit=channel.emit,
                 start=request.start,
+                dropped=request.dropped,
                 barred=request.barred,
                 mark=channel.note,
                 started_s=request.started_s,

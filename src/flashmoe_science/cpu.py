@@ -50,7 +50,7 @@ class _Problem(ctypes.Structure):
 @dataclass(frozen=True)
 class _Plan:
     launch: Callable[..., int]
-    """flashmoe_attention_forward of the library for the chosen instruction set."""
+    """flashmoe_attention_forward, as a built-in function, for the chosen instruction set."""
     address: int
     """Of `problem`."""
     problem: _Problem
@@ -82,13 +82,12 @@ def forward(
         The output and, with `return_lse`, the log-sum-exp, else None.
     """
     try:
+        contiguous = query.is_contiguous() and key.is_contiguous() and value.is_contiguous()
         signature = (
             query.shape,
             key.shape,
             value.shape,
-            query.stride(),
-            key.stride(),
-            value.stride(),
+            None if contiguous else (query.stride(), key.stride(), value.stride()),
             query.dtype,
             key.dtype,
             value.dtype,
@@ -107,19 +106,15 @@ def forward(
         reject_gradients(query, key, value)
     out = torch.empty(query.shape, dtype=query.dtype) if plan.contiguous_out else torch.empty_like(query)
     lse = torch.empty(plan.lse_shape) if return_lse else None
-    failed = plan.launch(
+    plan.launch(
         plan.address,
         query.data_ptr(),
         key.data_ptr(),
         value.data_ptr(),
         out.data_ptr(),
-        None if lse is None else lse.data_ptr(),
+        0 if lse is None else lse.data_ptr(),
         torch.get_num_threads(),
     )
-    if failed:
-        raise MemoryError(
-            "not enough memory for the attention kernel's scratch buffers (about 1 MB a thread)"
-        )
     return out, lse
 
 
@@ -215,7 +210,9 @@ def _byte_strides(tensor: torch.Tensor) -> tuple[int, ...]:
 @functools.cache
 def _load_attention(instruction_set: InstructionSet) -> Callable[..., int]:
     library = host.load(host.build(_KERNELS / "attention_forward.cpp", "attention_forward", instruction_set))
-    function = library.flashmoe_attention_forward
-    function.argtypes = [ctypes.c_void_p] * 6 + [ctypes.c_int]
-    function.restype = ctypes.c_int
+    method = ctypes.addressof(ctypes.c_char.in_dll(library, "flashmoe_attention_method"))
+    new_function = ctypes.pythonapi.PyCFunction_NewEx
+    new_function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    new_function.restype = ctypes.py_object
+    function: Callable[..., int] = new_function(method, None, None)
     return function

@@ -59,7 +59,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---------------------------------------------------------------- a whole run
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def run(suite: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     """Folder, standard output and standard error of a run that must pass."""
     folder = tmp_path_factory.mktemp("run") / "folder"
@@ -68,7 +68,6 @@ def run(suite: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, st
     return folder, out, err
 
 
-@pytest.mark.xdist_group("run")
 def test_a_run_leaves_everything_in_its_folder(run: tuple[Path, str, str]) -> None:
     folder, _, _ = run
     names = {path.name for path in folder.iterdir()}
@@ -102,7 +101,6 @@ def test_a_run_leaves_everything_in_its_folder(run: tuple[Path, str, str]) -> No
     ]
 
 
-@pytest.mark.xdist_group("run")
 def test_a_run_keeps_one_row_per_timed_call(run: tuple[Path, str, str]) -> None:
     rows = list(csv.DictReader((run[0] / "samples.csv").open()))
     assert len(rows) == 4 * 3 * 8  # cells x (pytorch, its control, cudadent42) x repeats
@@ -112,7 +110,6 @@ def test_a_run_keeps_one_row_per_timed_call(run: tuple[Path, str, str]) -> None:
         assert sum((row["case"], row["dtype"], row["block"]) == cell for row in rows) == 3
 
 
-@pytest.mark.xdist_group("run")
 def test_a_run_ends_with_a_table_and_a_line_of_verdict(run: tuple[Path, str, str]) -> None:
     folder, out, err = run
     lines = [line.rstrip() for line in out.splitlines() if line.strip()]
@@ -126,7 +123,6 @@ def test_a_run_ends_with_a_table_and_a_line_of_verdict(run: tuple[Path, str, str
         assert f"{stage}: started" in err
 
 
-@pytest.mark.xdist_group("run")
 def test_the_report_can_be_written_again(run: tuple[Path, str, str]) -> None:
     folder, _, _ = run
     page = (folder / "report.html").read_bytes()
@@ -137,7 +133,6 @@ def test_the_report_can_be_written_again(run: tuple[Path, str, str]) -> None:
     assert len((folder / "report.html").read_bytes()) == len(page)
 
 
-@pytest.mark.xdist_group("run")
 def test_a_folder_in_use_is_refused_and_left_alone(run: tuple[Path, str, str], suite: Path) -> None:
     folder, _, _ = run
     before = sorted((path.name, path.stat().st_mtime_ns) for path in folder.iterdir())
@@ -183,7 +178,10 @@ def test_what_is_wrong_is_not_timed_and_the_exit_code_says_so(suite: Path, tmp_p
     assert (tmp_path / "run/report.html").exists()
 
 
-def test_ctrl_c_keeps_what_was_measured(suite: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_an_interrupted_run_keeps_what_was_measured(
+    suite: Path, tmp_path: Path, number: signal.Signals
+) -> None:
     folder = tmp_path / "run"
     process = start(
         "run", "--suite", str(suite), "--device", "cpu", "--repeats", "9999", "--output-dir", str(folder)
@@ -194,7 +192,7 @@ def test_ctrl_c_keeps_what_was_measured(suite: Path, tmp_path: Path) -> None:
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in err
@@ -242,6 +240,12 @@ def test_a_machine_that_is_not_ready_is_not_measured(suite: Path, tmp_path: Path
     assert code == 0, err
     manifest = json.loads((tmp_path / "run/manifest.json").read_text())
     assert any(check["status"] == "fail" for check in manifest["machine"]["checks"])
+
+
+def test_a_gpu_that_is_not_there(suite: Path) -> None:
+    code, _, err = cudadent42("run", "--suite", str(suite), "--device", "cuda:99")
+    assert code == 4
+    assert "fix: cudadent42 run --device c" in err
 
 
 # ---------------------------------------------------------------- the other commands

@@ -44,6 +44,11 @@ def hangs(q, k, v, *, causal, softmax_scale):
         time.sleep(600)
     return right(q, k, v, causal=causal, softmax_scale=softmax_scale)
 
+def dies_on_a_sign(q, k, v, *, causal, softmax_scale):
+    if q.shape[2] == 64 and os.path.exists(__file__ + ".sign"):
+        os._exit(9)
+    return right(q, k, v, causal=causal, softmax_scale=softmax_scale)
+
 calls = 0
 
 def dies_later(q, k, v, *, causal, softmax_scale):
@@ -77,7 +82,8 @@ def spins(q, k, v, *, causal, softmax_scale):
 )
 
 FIRST = Case("first", "fp32", 1, 2, 2, 64, 64, 32)
-SECOND = Case("second", "fp32", 1, 2, 2, 48, 48, 32)
+SECOND = Case("second", "fp32", 1, 2, 2, 80, 80, 32)
+"""The larger one, so adversarial values are put into it; the candidates above go wrong at length 64."""
 
 
 @pytest.fixture(autouse=True)
@@ -175,6 +181,25 @@ def test_death_while_timing_keeps_the_rest(candidate: Callable[[str], str]) -> N
     bench = run_stage("bench", make_plan(name), on_event=lambda event: None, verified=VerifyReport(()))
     assert bench.skipped == {FIRST.id: f"{name}: worker died: exit code 9: a candidate may print"}
     assert by_case(bench)[SECOND.id] == {"pytorch", "pytorch_control", name}
+
+
+def test_cases_take_turns_and_a_death_in_a_later_round_costs_one_case(
+    candidate: Callable[[str], str],
+) -> None:
+    name = candidate("dies_on_a_sign")
+    turns: list[tuple[str, int]] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, BlockMeasured):
+            turns.append((event.conditions.case, event.conditions.block))
+            if turns[-1] == (SECOND.id, 5):
+                Path(name.partition(".py:")[0] + ".py.sign").touch()
+
+    bench = run_stage("bench", replace(make_plan(name), repeats=18), on_event=listen)
+    first_round = [(case.id, block) for case in (FIRST, SECOND) for block in range(6)]
+    assert turns == first_round + [(SECOND.id, block) for block in range(6, 18)]
+    assert set(bench.skipped) == {FIRST.id}
+    assert [check.case for check in bench.rechecked] == [SECOND.id, SECOND.id]
 
 
 def test_output_that_turns_wrong_while_timed_is_caught(candidate: Callable[[str], str]) -> None:

@@ -4,6 +4,9 @@ import itertools
 import math
 import mmap
 import os
+import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -405,13 +408,23 @@ def test_peaks_are_plausible() -> None:
     assert ("bf16_gflops" in peaks) == (host.choose_instruction_set() is InstructionSet.AVX512_BF16)
 
 
+def test_own_threads_where_no_openmp_runtime_is_loaded() -> None:
+    build = next(build for build in cpu.build() if build.recipe.kernel == "attention_forward")
+    program = Path(__file__).with_name("own_threads.py")
+    done = subprocess.run(
+        [sys.executable, str(program), str(build.artifact)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "passed" in done.stdout
+
+
 @pytest.mark.slow
 def test_no_undefined_behaviour_under_the_sanitizers(tmp_path: Path) -> None:
     """The kernel with AddressSanitizer and UBSan, in a process of its own that preloads their runtime."""
-    import shutil
-    import subprocess
-    import sys
-
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("needs g++ for its sanitizer runtime")

@@ -39,7 +39,7 @@ class CudaEventTimer:
         self._start, self._stop = _event_pair()
 
     def calibrate(self, calls: Sequence[Call]) -> Callable[[], Reading]:
-        estimate = sorted(self._time(calls[i % len(calls)])[0] for i in range(_ESTIMATE_CALLS))[0]
+        estimate = min(self._time(calls[i % len(calls)])[0] for i in range(_ESTIMATE_CALLS))
         count = math.ceil(EVENT_WINDOW_MS / max(estimate, 1e-3))
         inner = min(EVENT_MAX_CALLS, max(EVENT_MIN_CALLS, count))
         last_set = (inner - 1) % len(calls)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+
+import torch
 
 from cudadent42.bench.conditions import ConditionWatch
 from cudadent42.bench.cuda_timers import cuda_timer
 from cudadent42.bench.flush import flush_for
 from cudadent42.bench.gpu_state import open_gpu_state
 from cudadent42.bench.memory import memory_mb
-from cudadent42.bench.schedule import block_orders, control_name
+from cudadent42.bench.schedule import block_orders, control_name, rounds
 from cudadent42.bench.timers import CPU_WINDOW_S, ClockTimer, Reading, Timer
 from cudadent42.device import synchronize, use_device
 from cudadent42.errors import UsageError
@@ -27,6 +30,13 @@ INPUT_SETS = 3
 
 START_WARM_UP_S = 1.0
 """Of the first case, before its warm-up blocks: clocks rise, threads start, code is paged in."""
+
+RETURN_WARM_UP = 1
+"""Warm-up blocks when a case is visited again: it is calibrated, only caches and threads are cold."""
+
+MEMORY_SHARE = 0.25
+"""Of the machine's memory that inputs and outputs may fill between rounds; beyond that each case is visited
+once."""
 
 AFTER_TIMING = "after timing"
 """``VerifiedCase.input`` of the outputs that are checked again."""
@@ -45,22 +55,33 @@ class _Entrant:
     memory_mb: float
 
 
+@dataclass(frozen=True)
+class _Ready:
+    """A case between its visits."""
+
+    inputs: Sequence[Inputs]
+    entrants: Sequence[_Entrant]
+
+
 def measure(
     plan: Plan,
     verified: VerifyReport,
     *,
     emit: Callable[[Event], None],
     start: int = 0,
+    dropped: Collection[str] = (),
     barred: Mapping[str, str] | None = None,
     mark: Mark = no_mark,
     started_s: float | None = None,
 ) -> BenchReport:
-    """Times ``plan.cases[start:]``, leaving out what ``verified`` failed or skipped.
+    """Times the plan, leaving out what ``verified`` failed or skipped, from visit number ``start`` on.
 
-    Emits one ``BlockMeasured`` per counted block; warm-up blocks are thrown away. ``barred`` gives reasons
-    to leave out whole implementations; ``mark`` is told of each sample before it is taken;
-    ``started_s`` is when the stage began by ``time.monotonic`` (now, if None), for the samples' timestamps.
-    Raises ``UsageError`` for a plan that this device cannot do.
+    The cases are visited in turn, in several rounds (``schedule.rounds``), so a disturbance of some seconds
+    touches a few blocks of many cases, where medians do not mind it, and not all blocks of one. Emits one
+    ``BlockMeasured`` per counted block; warm-up blocks are thrown away. ``dropped`` are cases (``Case.id``)
+    to leave alone; ``barred`` gives reasons to leave out whole implementations; ``mark`` is told of each
+    sample before it is taken; ``started_s`` is when the stage began by ``time.monotonic`` (now, if None),
+    for the samples' timestamps. Raises ``UsageError`` for a plan that this device cannot do.
     """
     if plan.timer is TimerKind.GRAPH and not plan.device.startswith("cuda"):
         raise UsageError(f"the graph timer needs a CUDA device, not {plan.device}; use --timer call")
@@ -75,9 +96,14 @@ def measure(
     unfit = _unfit(plan, verified, unusable)
     began_s = time.monotonic() if started_s is None else started_s
     session = _Session(plan, implementations, unfit, tell, mark, began_s)
-    cost = [_estimated_cost(plan, case) for case in plan.cases]
-    for index in range(start, len(plan.cases)):
-        session.run_case(index, sum(cost[:index]) / sum(cost), cost[index] / sum(cost))
+    visits = [(blocks, case) for blocks in rounds(plan.repeats, spread=_fits(plan)) for case in plan.cases]
+    cost = [len(blocks) * _estimated_cost(plan, case) for blocks, case in visits]
+    for index in range(start, len(visits)):
+        blocks, case = visits[index]
+        if case.id not in dropped:
+            session.visit(index, case, blocks)
+        fraction = sum(cost[: index + 1]) / sum(cost)
+        tell(Progress("bench", index + 1, len(visits), case.id, fraction))
     return log.report()
 
 
@@ -107,25 +133,37 @@ class _Session:
         self.watch = ConditionWatch(gpu)
         self.started_s = started_s
         self.warm = False
+        self.ready: dict[str, _Ready] = {}
 
-    def run_case(self, index: int, fraction: float, share: float) -> None:
-        plan, case = self.plan, self.plan.cases[index]
+    def visit(self, index: int, case: Case, blocks: range) -> None:
+        """One round of one case: its blocks, and after the last one the check of its outputs."""
+        ready = self.ready.get(case.id)
+        back = ready is not None
+        if ready is None:
+            ready = self.ready[case.id] = self._make_ready(index, case)
+        if ready.entrants:
+            warmup = min(RETURN_WARM_UP, self.plan.warmup) if back else self.plan.warmup
+            last = self._run_blocks(index, case, ready.entrants, blocks, warmup)
+            if blocks.stop == self.plan.repeats:
+                self._recheck(case, ready.inputs, last)
+        if blocks.stop == self.plan.repeats:
+            self.ready[case.id] = _Ready((), ())  # its memory is free for the cases to come
+
+    def _make_ready(self, index: int, case: Case) -> _Ready:
+        """Inputs and calibrated implementations; no entrants where there is nothing to compare."""
+        plan = self.plan
         reasons = _reasons(plan, case, self.unfit)
         for key, reason in reasons.items():
             self.emit(Skipped("bench", key, reason))
+        if case.id in reasons:
+            return _Ready((), ())
         names = [name for name in plan.implementations if f"{case.id}/{name}" not in reasons]
-        if case.id not in reasons:
-            inputs = [random_inputs(case, plan.seed, i, plan.device) for i in range(INPUT_SETS)]
-            entrants = self._prepare(index, names, inputs)
-            if self._worth_timing(entrants):
-                last: dict[str, Reading] = {}
-                for done in self._blocks(index, entrants, last):
-                    part = fraction + share * done / plan.repeats
-                    self.emit(Progress("bench", index, len(plan.cases), case.id, part))
-                self._recheck(case, inputs, last)
-            else:
-                self.emit(Skipped("bench", case.id, "nothing left to compare"))
-        self.emit(Progress("bench", index + 1, len(plan.cases), case.id, fraction + share))
+        inputs = [random_inputs(case, plan.seed, i, plan.device) for i in range(INPUT_SETS)]
+        entrants = self._prepare(index, case, names, inputs)
+        if not self._worth_timing(entrants):
+            self.emit(Skipped("bench", case.id, "nothing left to compare"))
+            return _Ready((), ())
+        return _Ready(inputs, entrants)
 
     def _worth_timing(self, entrants: Sequence[_Entrant]) -> bool:
         """The baseline is there, and a rival where the plan has one (else the control)."""
@@ -133,9 +171,11 @@ class _Session:
         alone = len(self.plan.implementations) == 1 and self.plan.control
         return self.plan.baseline in names and (len(names) > 1 or alone)
 
-    def _prepare(self, index: int, names: Sequence[str], inputs: Sequence[Inputs]) -> list[_Entrant]:
+    def _prepare(
+        self, index: int, case: Case, names: Sequence[str], inputs: Sequence[Inputs]
+    ) -> list[_Entrant]:
         """Baseline first, its control after it, then the rest."""
-        plan, case = self.plan, self.plan.cases[index]
+        plan = self.plan
         entrants: list[_Entrant] = []
         for name in sorted(names, key=lambda name: name != plan.baseline):
             self.mark(Doing(index, case.id, name))
@@ -169,13 +209,16 @@ class _Session:
                 break
         self.warm = True
 
-    def _blocks(self, index: int, entrants: Sequence[_Entrant], last: dict[str, Reading]) -> Iterator[int]:
-        """Runs the blocks and yields the number of counted ones; leaves each one's last reading in
-        ``last``."""
-        plan, case = self.plan, self.plan.cases[index]
+    def _run_blocks(
+        self, index: int, case: Case, entrants: Sequence[_Entrant], blocks: range, warmup: int
+    ) -> dict[str, Reading]:
+        """Runs warm-up blocks, which do not count, and ``blocks``; returns each one's last reading."""
+        plan = self.plan
         by_name = {entrant.name: entrant for entrant in entrants}
-        orders = block_orders(list(by_name), plan.warmup + plan.repeats, plan.seed, case.id)
-        for number, order in enumerate(orders):
+        counted = block_orders(list(by_name), plan.repeats, plan.seed, case.id)
+        uncounted = block_orders(list(by_name), warmup, plan.seed, f"{case.id}/warm-up")
+        last: dict[str, Reading] = {}
+        for block, order in [(-1, order) for order in uncounted] + [(b, counted[b]) for b in blocks]:
             self.watch.start()
             taken: list[tuple[_Entrant, Reading, float]] = []
             for name in order:
@@ -185,7 +228,6 @@ class _Session:
                     reading = entrant.read()
                 taken.append((entrant, reading, time.monotonic() - self.started_s))
                 last[name] = reading
-            block = number - plan.warmup
             conditions, flags = self.watch.stop(case.id, block)
             if block < 0:
                 continue
@@ -204,7 +246,7 @@ class _Session:
                 for position, (entrant, reading, moment) in enumerate(taken)
             )
             self.emit(BlockMeasured(samples, conditions))
-            yield block + 1
+        return last
 
     def _recheck(self, case: Case, inputs: Sequence[Inputs], last: Mapping[str, Reading]) -> None:
         """Verifies the outputs of the last timed calls: a kernel that was right before timing may race
@@ -249,7 +291,18 @@ def _timer(plan: Plan) -> Timer:
     return ClockTimer(flush)
 
 
+def _fits(plan: Plan) -> bool:
+    """Whether all cases can stay in memory between their rounds. Of the machine's whole memory, not of what
+    is free now, so that the visits are the same after a worker was lost."""
+    needed = sum(INPUT_SETS * case.bytes_min for case in plan.cases)
+    if plan.device.startswith("cuda"):
+        total = int(torch.cuda.get_device_properties(plan.device).total_memory)
+    else:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return needed <= MEMORY_SHARE * total
+
+
 def _estimated_cost(plan: Plan, case: Case) -> float:
-    blocks = plan.warmup + plan.repeats
+    """Of one block, in seconds of some machine."""
     per_call = max(case.flops / _CPU_FLOPS_PER_S, CPU_WINDOW_S)
-    return blocks * per_call * (len(plan.implementations) + plan.control)
+    return per_call * (len(plan.implementations) + plan.control)

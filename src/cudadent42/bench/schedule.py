@@ -16,6 +16,11 @@ from cudadent42.seeds import derived_seed
 CONTROL_SUFFIX = "_control"
 
 
+ROUND_BLOCKS = 6
+"""Blocks of a case before the next case has its turn: even, so that a block and its mirror image stay
+together."""
+
+
 def control_name(baseline: str) -> str:
     """Name of the rows in which the baseline runs once more, against itself (A/A)."""
     return baseline + CONTROL_SUFFIX
@@ -30,3 +35,10 @@ def block_orders(names: Sequence[str], blocks: int, seed: int, case: str) -> lis
         shuffler.shuffle(order)
         orders += [tuple(order), tuple(reversed(order))]
     return orders[:blocks]
+
+
+def rounds(blocks: int, *, spread: bool) -> list[range]:
+    """The blocks of each visit to a case: of ``ROUND_BLOCKS`` and a longer last one, or all at once."""
+    count = max(1, blocks // ROUND_BLOCKS) if spread else 1
+    starts = [ROUND_BLOCKS * number for number in range(count)]
+    return [range(start, stop) for start, stop in zip(starts, [*starts[1:], blocks], strict=True)]

@@ -56,7 +56,8 @@ class Suite:
     implementations: tuple[str, ...]
     repeats: int
     warmup: int
-    margin: float
+    margin: float | None
+    """None: what suits the device (`cudadent42.bench.margin`)."""
     timer: TimerKind
     cache: CacheState
     shapes: tuple[Shape, ...]
@@ -134,7 +135,7 @@ def parse_suite(text: str, where: str) -> Suite:
         implementations=tuple(table.strings("implementations", ["pytorch", "cudadent42"])),
         repeats=table.integer("repeats", 1, MAX_REPEATS, 25),
         warmup=table.integer("warmup", 0, MAX_WARMUP, 3),
-        margin=table.fraction("margin", 0.01),
+        margin=table.fraction("margin"),
         timer=table.choice("timer", TimerKind.CALL),
         cache=table.choice("l2", CacheState.WARM),
         shapes=tuple(_parse_shape(item, f"{where}, case {i + 1}") for i, item in enumerate(cases)),
@@ -230,8 +231,10 @@ class _Table:
             raise UsageError(f"{self.where}: {key} = {found}; expected {expected}")
         return found
 
-    def fraction(self, key: str, default: float) -> float:
-        found = self._values.get(key, default)
+    def fraction(self, key: str) -> float | None:
+        if key not in self._values:
+            return None
+        found = self._values[key]
         if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 <= found < 1:
             raise UsageError(f"{self.where}: {key} = {found!r}; expected a number from 0 to below 1")
         return float(found)

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudadent42.bench.schedule import block_orders, control_name
+from cudadent42.bench.schedule import ROUND_BLOCKS, block_orders, control_name, rounds
 
 NAMES = st.lists(st.text("abcdef", min_size=1, max_size=3), min_size=1, max_size=5, unique=True)
 
@@ -41,3 +41,11 @@ def test_linear_drift_cancels_in_pairs_of_blocks() -> None:
 
 def test_control_has_a_name_of_its_own() -> None:
     assert control_name("pytorch") == "pytorch_control"
+
+
+@given(st.integers(1, 200), st.booleans())
+def test_rounds_hold_every_block_once_and_keep_pairs_together(blocks: int, spread: bool) -> None:
+    found = rounds(blocks, spread=spread)
+    assert [block for visit in found for block in visit] == list(range(blocks))
+    assert all(visit.start % 2 == 0 for visit in found)
+    assert len(found) == (max(1, blocks // ROUND_BLOCKS) if spread else 1)

@@ -1,9 +1,9 @@
 // Powers of two for the softmax, for arguments that are zero or below.
 //
-// t is split as n + f with |f| <= 1/2 by adding 1.5 * 2^23, which leaves n in the low bits of the sum; 2^f is a
-// polynomial (minimax in relative error, with p(0) = 1 so that the largest score's weight is exact) and n is
-// added to its exponent. Only additions, shifts and multiply-adds: on current cores the rest overlaps with the
-// multiply-adds of the matrix products. Reassociation (-ffast-math) would remove the split.
+// t is split as n + f with |f| <= 1/2 by adding 1.5 * 2^23, which leaves n in the low bits of the sum; 2^f is
+// a polynomial (minimax in relative error, with p(0) = 1 so that the largest score's weight is exact) and n
+// is added to its exponent. Only additions, shifts and multiply-adds: on current cores the rest overlaps with
+// the multiply-adds of the matrix products. Reassociation (-ffast-math) would remove the split.
 #pragma once
 
 #include "vector.h"

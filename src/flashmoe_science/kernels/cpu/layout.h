@@ -3,8 +3,8 @@
 
 #include "vector.h"
 
-// to[d][query]: `rows` query rows become columns [0, columns * W) as fp32, each times `sign`; columns past the last
-// row are zero.
+// to[d][query]: `rows` query rows become columns [0, columns * W) as fp32, each times `sign`; columns past
+// the last row are zero.
 template <class T>
 static void load_queries(
     const char* const* row, int rows, int head_dim, float sign, float* to, ptrdiff_t ld, int columns) {

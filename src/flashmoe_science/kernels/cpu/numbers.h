@@ -1,4 +1,5 @@
-// The 16-bit number formats as storage, and their conversion in integer arithmetic that any compiler vectorises.
+// The 16-bit number formats as storage, and their conversion in integer arithmetic that any compiler
+// vectorises.
 #pragma once
 
 #include <stdint.h>

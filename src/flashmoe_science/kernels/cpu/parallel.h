@@ -1,9 +1,9 @@
 // One function on several threads.
 //
-// PyTorch's CPU build has loaded an OpenMP runtime whose GOMP_parallel is visible to the whole process; calling it by
-// its name (a weak symbol: no -fopenmp, nothing to link) puts us on the same threads that PyTorch's own operators
-// use. With a second pool the two would fight for the cores: an idle OpenMP worker spins for milliseconds.
-// Where there is no such runtime a small pool of our own takes its place.
+// PyTorch's CPU build has loaded an OpenMP runtime whose GOMP_parallel is visible to the whole process;
+// calling it by its name (a weak symbol: no -fopenmp, nothing to link) puts us on the same threads that
+// PyTorch's own operators use. With a second pool the two would fight for the cores: an idle OpenMP worker
+// spins for milliseconds. Where there is no such runtime a small pool of our own takes its place.
 #pragma once
 
 #include <pthread.h>

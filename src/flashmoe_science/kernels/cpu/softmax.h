@@ -13,20 +13,29 @@ struct Running {
     float* rescale;
 };
 
-// Takes block_max into the running maximum. Returns minus the scaled maximum, to be added to the scaled scores.
-// Where the maximum did not move the factor is exactly 1: an error there would compound over the blocks.
-template <int DEGREE>
-INLINE F raise_maximum(const Running& running, int at, F block_max, float scale) {
-    const F old_max = load(running.maximum + at);
-    const F new_max = max(block_max, old_max);
-    const F scaled = mul(new_max, set1(scale));
-    // The difference of the rounded products, because the old weights were made with the rounded one.
-    const F t = sub(mul(old_max, set1(scale)), scaled);
-    F factor;
-    exp2_to_zero<DEGREE, 1>(&t, &old_max, &factor);
-    store(running.maximum + at, new_max);
-    store(running.rescale + at, select_equal(old_max, new_max, set1(1.0f), factor));
-    return sub(set1(0.0f), scaled);
+// Takes the block's maxima of G vectors into the running ones, and leaves minus the scaled new maximum, which
+// is to be added to scaled scores, in their place. Where a maximum did not move the factor is exactly 1: an
+// error there would compound over the blocks.
+template <int G>
+INLINE void raise_maxima(const Running& running, int column, float* block_max, float scale) {
+    F old_max[G], new_max[G], scaled[G], t[G], factor[G];
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g) {
+        const int at = (column + g) * W;
+        old_max[g] = load(running.maximum + at);
+        new_max[g] = max(load(block_max + at), old_max[g]);
+        scaled[g] = mul(new_max[g], set1(scale));
+        // The difference of the rounded products, because the old weights were made with the rounded one.
+        t[g] = sub(mul(old_max[g], set1(scale)), scaled[g]);
+    }
+    exp2_to_zero<5, G>(t, old_max, factor);
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g) {
+        const int at = (column + g) * W;
+        store(running.maximum + at, new_max[g]);
+        store(running.rescale + at, select_equal(old_max[g], new_max[g], set1(1.0f), factor[g]));
+        store(block_max + at, sub(set1(0.0f), scaled[g]));
+    }
 }
 
 INLINE void add_to_sum(const Running& running, int at, F total) {
@@ -53,13 +62,12 @@ INLINE void weigh_rows(float* s, ptrdiff_t ld, float scale, const F negated_max[
 // Weights in place of the scores of keys [0, keys), for G vectors of queries from `column` on.
 template <int G>
 static void weigh(
-    float* s, ptrdiff_t ld, int keys, int column, const float* block_max, const Running& running, float scale) {
+    float* s, ptrdiff_t ld, int keys, int column, const float* negated, const Running& running, float scale) {
     constexpr int ROWS = 4 / G;
     F negated_max[G], total[G];
 #pragma GCC unroll 4
     for (int g = 0; g < G; ++g) {
-        const int at = (column + g) * W;
-        negated_max[g] = raise_maximum<5>(running, at, load(block_max + at), scale);
+        negated_max[g] = load(negated + (column + g) * W);
         total[g] = set1(0.0f);
     }
     s += column * W;
@@ -91,17 +99,16 @@ INLINE void weigh_two_rows(
     }
 }
 
-// weigh() for bf16 weights: rows 2i and 2i+1 of the scores become row i of `pairs`, rounded. The sum is that of
-// the rounded weights, so that numerator and denominator agree.
+// weigh() for bf16 weights: rows 2i and 2i+1 of the scores become row i of `pairs`, rounded. The sum is that
+// of the rounded weights, so that numerator and denominator agree.
 template <int G>
 static void weigh_pairs(
-    const float* s, float* pairs, ptrdiff_t ld, int keys, int column, const float* block_max,
+    const float* s, float* pairs, ptrdiff_t ld, int keys, int column, const float* negated,
     const Running& running, float scale) {
     F negated_max[G], total[G];
 #pragma GCC unroll 4
     for (int g = 0; g < G; ++g) {
-        const int at = (column + g) * W;
-        negated_max[g] = raise_maximum<5>(running, at, load(block_max + at), scale);
+        negated_max[g] = load(negated + (column + g) * W);
         total[g] = set1(0.0f);
     }
     s += column * W;

@@ -1,0 +1,70 @@
+"""The options that commands share, each defined once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cudadent42.records import CacheState, TimerKind
+
+SuiteOption = Annotated[
+    str,
+    typer.Option(
+        "--suite",
+        metavar="NAME|FILE",
+        help="What to measure: default, small, hopper, or the path of a TOML file.",
+    ),
+]
+DTypeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dtype", metavar="NAME", help="fp16, bf16 or fp32; repeat for more. Default: the suite's."
+    ),
+]
+CaseOption = Annotated[
+    list[str] | None,
+    typer.Option("--case", metavar="NAME", help="Only this case of the suite; repeat for more."),
+]
+ImplementationsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--implementations",
+        metavar="NAMES",
+        help="Names, separated by commas, or path/to/file.py:callable. The baseline is always measured.",
+    ),
+]
+RepeatsOption = Annotated[
+    int | None, typer.Option("--repeats", help="Paired blocks per case. Default: the suite's.")
+]
+WarmupOption = Annotated[
+    int | None,
+    typer.Option("--warmup", help="Blocks per case that are thrown away first. Default: the suite's."),
+]
+SeedOption = Annotated[int, typer.Option("--seed", help="Of the inputs and of the order within blocks.")]
+DeviceOption = Annotated[
+    str,
+    typer.Option(
+        "--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N. auto takes the GPU where there is one."
+    ),
+]
+TimerOption = Annotated[
+    TimerKind | None,
+    typer.Option("--timer", help="call: the whole call. graph: GPU time alone, by a CUDA graph."),
+]
+CacheStateOption = Annotated[
+    CacheState | None, typer.Option("--l2", help="State of the last-level cache before each timed call.")
+]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option("--output-dir", help="New folder for the run. Default: runs/<UTC time>-<suite>-<revision>."),
+]
+SaveOption = Annotated[
+    bool, typer.Option("--save-csv/--no-save-csv", help="Keep every sample in samples.csv.")
+]
+IgnoreOption = Annotated[
+    bool, typer.Option("--ignore-preflight", help="Go on where preflight fails; the manifest says so.")
+]
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]

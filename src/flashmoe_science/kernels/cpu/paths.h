@@ -1,0 +1,67 @@
+// How keys and values of each element type come to the products; Path is one of these throughout.
+#pragma once
+
+#include "gemm.h"
+#include "layout.h"
+#include "problem.h"
+
+namespace {
+
+// fp32 from the user's memory.
+struct DirectPath {
+    typedef float Element;
+    typedef FloatProduct Product;
+    static constexpr bool PAIRS = false;
+
+    static void prepare(const Job& job, const Workspace& w, KeyBlock& block) {
+        const int d = (int)job.problem->head_dim;
+        // Rows a multiple of a large power of two apart would share a few sets of the first-level cache.
+        if (block.key_row != d * 4) {
+            widen_rows<float>(block.key, block.key_row, block.count, d, w.key);
+            block.key = (const char*)w.key;
+            block.key_row = d * 4;
+        }
+        if (block.value_row != d * 4) {
+            widen_rows<float>(block.value, block.value_row, block.count, d, w.value);
+            block.value = (const char*)w.value;
+            block.value_row = d * 4;
+        }
+    }
+};
+
+// 16-bit elements through fp32.
+template <class T>
+struct WidenPath {
+    typedef T Element;
+    typedef FloatProduct Product;
+    static constexpr bool PAIRS = false;
+
+    static void prepare(const Job& job, const Workspace& w, KeyBlock& block) {
+        const int d = (int)job.problem->head_dim;
+        widen_rows<T>(block.key, block.key_row, block.count, d, w.key);
+        widen_rows<T>(block.value, block.value_row, block.count, d, w.value);
+        block.key = (const char*)w.key;
+        block.value = (const char*)w.value;
+        block.key_row = block.value_row = d * 4;
+    }
+};
+
+#ifdef __AVX512BF16__
+struct PairPath {
+    typedef BFloat16 Element;
+    typedef PairProduct Product;
+    static constexpr bool PAIRS = true;
+
+    static void prepare(const Job& job, const Workspace& w, KeyBlock& block) {
+        const int d = (int)job.problem->head_dim;
+        interleave_rows(block.value, block.value_row, block.count, d, w.value);
+        block.value = (const char*)w.value;
+        block.value_row = d * 4;
+    }
+};
+typedef PairPath BFloat16Path;
+#else
+typedef WidenPath<BFloat16> BFloat16Path;
+#endif
+
+}  // namespace

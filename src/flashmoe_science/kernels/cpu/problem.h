@@ -1,0 +1,76 @@
+// What one call asks for, how it is divided, and what a thread works with.
+#pragma once
+
+#include "vector.h"
+
+enum ElementType : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
+
+// Mirrored by flashmoe_science.cpu. Strides are in bytes, for (batch, head, row).
+struct AttentionProblem {
+    int64_t element_type;
+    int64_t batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim;
+    int64_t query_stride[3], key_stride[3], value_stride[3], out_stride[3];
+    int64_t causal;
+    double softmax_scale;
+};
+
+namespace {
+
+constexpr int TILE_QUERIES = 64;
+constexpr int BLOCK_KEYS = 64;
+constexpr int MAX_TASK_TILES = 4;
+// Longest run of products summed in one register: a longer head dimension is summed in parts, for accuracy.
+constexpr int MAX_DEPTH = 128;
+constexpr int64_t NO_DIAGONAL = INT64_MAX / 4;
+
+constexpr int up_to_multiple(int64_t x, int of) { return (int)((x + of - 1) / of * of); }
+template <class T>
+constexpr T smaller(T a, T b) { return a < b ? a : b; }
+template <class T>
+constexpr T larger(T a, T b) { return a > b ? a : b; }
+
+struct Job {
+    const AttentionProblem* problem;
+    const char *query, *key, *value;
+    char* out;
+    float* lse;
+    float scale;          // |softmax_scale| * log2(e)
+    bool negate;          // softmax_scale < 0: the sign goes into the queries
+    bool causal;
+    int64_t fold;         // query heads whose rows share one row space: 1, or the group size
+    int64_t rows;         // rows in one row space: fold * seqlen_q
+    int64_t row_spaces;
+    int tile_queries;     // a multiple of W
+    int task_tiles;
+    int64_t tasks_per_space;
+    int64_t tasks;
+    int64_t next_task;
+    int out_of_memory;
+};
+
+struct Tile {
+    int64_t first_row;
+    int rows;
+    int64_t keys;      // keys that its last row sees
+    int64_t diagonal;  // the last key that row 0 sees, and row i sees i more; NO_DIAGONAL without a mask
+    float *query, *out, *maximum, *sum;  // [head_dim][ld], [head_dim][ld], [ld], [ld]
+    const char* query_row[TILE_QUERIES];
+    char* out_row[TILE_QUERIES];
+};
+
+// What tiles of a task share.
+struct Workspace {
+    Tile tile[MAX_TASK_TILES];
+    float *scores, *pairs, *rescale, *block_max, *key, *value;
+};
+
+// Keys [first, first + count) as the products read them.
+struct KeyBlock {
+    int64_t first;
+    int count;
+    const char *key, *value;
+    ptrdiff_t key_row, value_row;
+    const char* raw_value;
+};
+
+}  // namespace

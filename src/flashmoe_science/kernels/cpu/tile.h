@@ -1,0 +1,251 @@
+// One tile of queries against one block of keys.
+#pragma once
+
+#include <math.h>
+
+#include "paths.h"
+#include "softmax.h"
+
+namespace {
+
+constexpr double LOG2_E = 1.4426950408889634;
+
+// Scores of one part of the head dimension: added to those of the parts before it.
+struct ScoreEpilogue {
+    float* s;
+    ptrdiff_t ld;
+    bool first;
+    template <int R, int C>
+    __attribute__((always_inline)) void store(int row, int column, F acc[R][C]) const {
+        float* to = s + row * ld + column * W;
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+            for (int c = 0; c < C; ++c) {
+                if (!first) acc[r][c] = add(load(to + r * ld + c * W), acc[r][c]);
+                ::store(to + r * ld + c * W, acc[r][c]);
+            }
+    }
+};
+
+struct ScoreAndMaximumEpilogue {
+    ScoreEpilogue scores;
+    float* block_max;
+    template <int R, int C>
+    __attribute__((always_inline)) void store(int row, int column, F acc[R][C]) const {
+        scores.store<R, C>(row, column, acc);
+#pragma GCC unroll 4
+        for (int c = 0; c < C; ++c) {
+            F highest = load(block_max + (column + c) * W);
+#pragma GCC unroll 16
+            for (int r = 0; r < R; ++r) highest = max(acc[r][c], highest);
+            ::store(block_max + (column + c) * W, highest);
+        }
+    }
+};
+
+struct OutputEpilogue {
+    float* out;
+    ptrdiff_t ld;
+    const float* rescale;  // null: what is there already stays as it is
+    template <int R, int C>
+    __attribute__((always_inline)) void store(int row, int column, F acc[R][C]) const {
+#pragma GCC unroll 4
+        for (int c = 0; c < C; ++c) {
+            const F factor = rescale ? load(rescale + (column + c) * W) : set1(1.0f);
+#pragma GCC unroll 16
+            for (int r = 0; r < R; ++r) {
+                float* to = out + (row + r) * ld + (column + c) * W;
+                ::store(to, madd(load(to), factor, acc[r][c]));
+            }
+        }
+    }
+};
+
+// How many keys of the block the vector of queries `column` sees at most (its last lane does).
+int visible(const Tile& tile, const KeyBlock& block, int column) {
+    return (int)larger<int64_t>(0, smaller<int64_t>(tile.diagonal + (column + 1) * W - block.first, block.count));
+}
+
+// Masks the scores of a block on the diagonal and finds their maximum.
+void mask_scores(const Tile& tile, const KeyBlock& block, float* s, ptrdiff_t ld, int columns, float* block_max) {
+    for (int c = 0; c < columns; ++c) {
+        F highest = set1(-__builtin_inff());
+        const int64_t lane_of_block = block.first - tile.diagonal - c * W;
+        const int keys = visible(tile, block, c);
+        float* at = s + c * W;
+        for (int k = 0; k < keys; ++k, at += ld) {
+            F x = load(at);
+            if (lane_of_block + k > 0) {
+                x = keep_from(x, (int)(lane_of_block + k));
+                store(at, x);
+            }
+            highest = max(x, highest);
+        }
+        store(block_max + c * W, highest);
+    }
+}
+
+template <class Path>
+void weigh_block(const Job& job, const Workspace& w, const Running& running, int keys, int first, int last, int ld) {
+    int column = first;
+    for (; column + 4 <= last; column += 4) raise_maxima<4>(running, column, w.block_max, job.scale);
+    for (; column < last; ++column) raise_maxima<1>(running, column, w.block_max, job.scale);
+    if constexpr (Path::PAIRS) {
+#ifdef __AVX512BF16__
+        for (; first + 2 <= last; first += 2)
+            weigh_pairs<2>(w.scores, w.pairs, ld, keys, first, w.block_max, running, job.scale);
+        if (first < last) weigh_pairs<1>(w.scores, w.pairs, ld, keys, first, w.block_max, running, job.scale);
+#endif
+    } else {
+        if constexpr (MAX_COLUMNS == 4)
+            for (; first + 4 <= last; first += 4)
+                weigh<4>(w.scores, ld, keys, first, w.block_max, running, job.scale);
+        for (; first + 2 <= last; first += 2)
+            weigh<2>(w.scores, ld, keys, first, w.block_max, running, job.scale);
+        if (first < last) weigh<1>(w.scores, ld, keys, first, w.block_max, running, job.scale);
+    }
+}
+
+// The output of a block on the diagonal whose values are not all finite: only visible products, one by one.
+template <class Path>
+void add_visible_products(const Job& job, const Workspace& w, const Tile& tile, const KeyBlock& block, int ld) {
+    typedef typename Path::Element Element;
+    const int head_dim = (int)job.problem->head_dim;
+    const ptrdiff_t row = job.problem->value_stride[2];
+    for (int i = 0; i < tile.rows; ++i) {
+        if (visible(tile, block, i / W) == 0) continue;
+        const int keys = (int)larger<int64_t>(0, smaller<int64_t>(tile.diagonal + i + 1 - block.first, block.count));
+        for (int d = 0; d < head_dim; ++d) {
+            float total = 0.0f;
+            for (int k = 0; k < keys; ++k) {
+                float weight;
+                if constexpr (Path::PAIRS) {
+                    const BFloat16* pair = (const BFloat16*)(w.pairs + (k / 2) * ld + i);
+                    weight = widen(pair[k % 2]);
+                } else {
+                    weight = w.scores[k * ld + i];
+                }
+                total += weight * widen(((const Element*)(block.raw_value + k * row))[d]);
+            }
+            float* out = tile.out + d * ld + i;
+            *out = *out * w.rescale[i] + total;
+        }
+    }
+}
+
+// Scores of keys [first_key, first_key + keys) of the block with the vectors [first, last) of the tile's
+// queries; with block_max also their maxima.
+template <class Path>
+void score(
+    const Workspace& w, const Tile& tile, const KeyBlock& block, int first_key, int keys, int depth, int first,
+    int last, int ld, float* block_max) {
+    typedef typename Path::Product Product;
+    float* const s = w.scores + first_key * ld;
+    for (int at = 0; at < depth; at += MAX_DEPTH) {
+        const int part = smaller(depth - at, MAX_DEPTH);
+        const char* key = block.key + first_key * block.key_row + at * 4;
+        const float* query = tile.query + at * ld;
+        const ScoreEpilogue scores = {s, ld, at == 0};
+        if (block_max != nullptr && at + part == depth)
+            multiply<Product>(
+                key, block.key_row, 4, keys, query, ld, part, first, last, ScoreAndMaximumEpilogue{scores, block_max});
+        else
+            multiply<Product>(key, block.key_row, 4, keys, query, ld, part, first, last, scores);
+    }
+}
+
+template <class Path>
+void attend(const Job& job, const Workspace& w, const Tile& tile, const KeyBlock& block, int columns, int ld) {
+    typedef typename Path::Product Product;
+    typedef typename Path::Element Element;
+    const int head_dim = (int)job.problem->head_dim;
+    const int depth = Path::PAIRS ? head_dim / 2 : head_dim;
+    const Running running = {tile.maximum, tile.sum, w.rescale};
+    const bool diagonal = block.first + block.count - 1 > tile.diagonal;
+
+    if (!diagonal) {
+        for (int c = 0; c < columns; ++c) store(w.block_max + c * W, set1(-__builtin_inff()));
+        score<Path>(w, tile, block, 0, block.count, depth, 0, columns, ld, w.block_max);
+        weigh_block<Path>(job, w, running, block.count, 0, columns, ld);
+    } else {
+        // Rectangles: each further vector of queries sees W more keys.
+        for (int c = 0, from = 0; c < columns; ++c) {
+            const int to = visible(tile, block, c);
+            if (to == from) continue;
+            score<Path>(w, tile, block, from, to - from, depth, c, columns, ld, nullptr);
+            from = to;
+        }
+        mask_scores(tile, block, w.scores, ld, columns, w.block_max);
+        for (int c = 0; c < columns; ++c) {
+            const int keys = visible(tile, block, c);
+            if (keys > 0) weigh_block<Path>(job, w, running, keys, c, c + 1, ld);
+        }
+        if (has_nonfinite<Element>(block.raw_value, job.problem->value_stride[2], block.count, head_dim)) {
+            add_visible_products<Path>(job, w, tile, block, ld);
+            return;
+        }
+    }
+
+    const float* weights = Path::PAIRS ? w.pairs : w.scores;
+    const int step = Path::PAIRS ? 2 : 1;
+    const float* rescale = w.rescale;
+    for (int c = 0, from = 0; c < columns && from < block.count; ++c) {
+        const int to = diagonal ? up_to_multiple(visible(tile, block, c), step) : up_to_multiple(block.count, step);
+        if (to == from) continue;
+        multiply<Product>(
+            block.value + from / step * block.value_row, 4, block.value_row, head_dim, weights + from / step * ld, ld,
+            (to - from) / step, c, columns, OutputEpilogue{tile.out, ld, rescale});
+        rescale = nullptr;
+        from = to;
+    }
+}
+
+template <class Path>
+void start_tile(const Job& job, Tile& tile, const char* query, char* out, int columns, int ld) {
+    const AttentionProblem& p = *job.problem;
+    const int head_dim = (int)p.head_dim;
+    for (int i = 0; i < tile.rows; ++i) {
+        const int64_t row = tile.first_row + i;
+        const int64_t head = job.fold > 1 ? row / p.seqlen_q : 0;
+        const int64_t position = row - head * p.seqlen_q;
+        tile.query_row[i] = query + head * p.query_stride[1] + position * p.query_stride[2];
+        tile.out_row[i] = out + head * p.out_stride[1] + position * p.out_stride[2];
+    }
+    const int64_t offset = p.seqlen_k - p.seqlen_q;
+    tile.diagonal = job.causal ? tile.first_row + offset : NO_DIAGONAL;
+    tile.keys = larger<int64_t>(0, smaller<int64_t>(p.seqlen_k, tile.diagonal + tile.rows));
+    memset(tile.out, 0, sizeof(float) * head_dim * ld);
+    for (int i = 0; i < ld; ++i) {
+        tile.maximum[i] = -__builtin_inff();
+        tile.sum[i] = 0.0f;
+    }
+    if constexpr (Path::PAIRS) {
+#ifdef __AVX512BF16__
+        load_query_pairs(tile.query_row, tile.rows, head_dim, job.negate, tile.query, ld, columns);
+#endif
+    } else {
+        load_queries<typename Path::Element>(
+            tile.query_row, tile.rows, head_dim, job.negate ? -1.0f : 1.0f, tile.query, ld, columns);
+    }
+}
+
+template <class Path>
+void finish_tile(const Job& job, const Workspace& w, const Tile& tile, float* lse, int columns, int ld) {
+    float* factor = w.rescale;
+    for (int c = 0; c < columns; ++c) store(factor + c * W, div(set1(1.0f), load(tile.sum + c * W)));
+    // Rows before the diagonal reaches the first key see none.
+    const int64_t empty = job.problem->seqlen_k == 0 ? tile.rows : -tile.diagonal;
+    for (int i = 0; i < tile.rows && i < empty; ++i) factor[i] = 0.0f;
+    store_outputs<typename Path::Element>(
+        tile.out, ld, factor, tile.out_row, tile.rows, (int)job.problem->head_dim, columns);
+    if (lse == nullptr) return;
+    const double to_natural = (double)job.scale / LOG2_E;
+    for (int i = 0; i < tile.rows; ++i) {
+        const bool has_keys = i >= empty;
+        lse[tile.first_row + i] =
+            has_keys ? (float)(tile.maximum[i] * to_natural + log((double)tile.sum[i])) : -__builtin_inff();
+    }
+}
+
+}  // namespace
