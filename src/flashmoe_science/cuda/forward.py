@@ -24,6 +24,7 @@ from flashmoe_science.cuda.repeat import (
 from flashmoe_science.cuda.select import module, select
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import device_architecture
+from flashmoe_science.jit.nvrtc import nvrtc_version
 
 _MAX_PLANS = 4096  # per thread; a plan is about a kilobyte
 _DTYPES = (torch.float16, torch.bfloat16)
@@ -152,13 +153,14 @@ def explain(
 
 @functools.cache
 def device_of(index: int) -> Device:
-    """The device's properties; DeviceError if it is too old for every kernel."""
+    """The device's properties; DeviceError if it is too old for every kernel, or there is no NVRTC."""
     properties = torch.cuda.get_device_properties(index)
     return Device(
         index=index,
         architecture=device_architecture(properties.major, properties.minor),
         multiprocessors=properties.multi_processor_count,
         l2_bytes=properties.L2_cache_size,
+        nvrtc=nvrtc_version(),
     )
 
 

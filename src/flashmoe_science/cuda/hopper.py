@@ -16,19 +16,22 @@ from flashmoe_science.cuda.tensor_map import MAP_BYTES, TensorMap
 from flashmoe_science.cuda.tickets import TicketPool, ticket_pool
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import base_architecture
-from flashmoe_science.jit.nvrtc import CudaKernel
+from flashmoe_science.jit.nvrtc import CudaKernel, nvrtc_version
 
 _POINTERS = struct.Struct("3Q")  # output, lse, ticket
 _REST = struct.Struct("f 9i 3q")
 _POINTERS_AT = 3 * MAP_BYTES
 _ARGUMENT_BYTES = -(-(_POINTERS_AT + _POINTERS.size + _REST.size) // 64) * 64
 _FEWEST_ROWS = 64
+_FIRST_NVRTC = (12, 9)  # 12.6 and 12.8 serialise this kernel's wgmma (C7515), for every tile
 _MOST_TILES = 1 << 30
 
 
 def choose(problem: Problem, device: Device) -> Choice | None:
-    """The tile for the head dim, mask and length, where TMA can read the tensors."""
+    """The tile for the head dim, mask and length, where TMA can read the tensors and the compiler is up to it."""
     if base_architecture(device.architecture) != "sm_90" or problem.softmax_scale <= 0:
+        return None
+    if device.nvrtc < _FIRST_NVRTC:
         return None
     if problem.seqlen_q < _FEWEST_ROWS or problem.seqlen_k == 0:
         return None
@@ -48,7 +51,7 @@ def _mappable(strides: Strides, sizes: tuple[int, int, int]) -> bool:
 
 
 def kernels(architecture: str) -> list[CudaKernel]:
-    if base_architecture(architecture) != "sm_90":
+    if base_architecture(architecture) != "sm_90" or nvrtc_version() < _FIRST_NVRTC:
         return []
     return [
         kernel(tile, dtype)

@@ -32,6 +32,8 @@ class Device:
     """Without suffix, e.g. ``sm_90``."""
     multiprocessors: int
     l2_bytes: int
+    nvrtc: tuple[int, int] = (13, 0)
+    """Version of the compiler that kernels for it are made with."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from flashmoe_science.cuda.select import module
 from flashmoe_science.errors import DeviceError
 from flashmoe_science.jit.cache import CompileCache
 
+pytest.importorskip("cuda.bindings.nvrtc", reason="compiling CUDA needs cuda-bindings and NVRTC")
+
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a")
 
 
@@ -20,7 +22,6 @@ ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_everything_compiles(architecture: str) -> None:
     """Spills, a stack frame and serialised wgmma raise. Into the common cache: `cudadent42 build` finds it there."""
-    pytest.importorskip("cuda.bindings.nvrtc", reason="compiling CUDA needs cuda-bindings and NVRTC")
     built = build([architecture])
     assert len(built) == len(kernels([architecture]))
     for found in built:

@@ -25,7 +25,6 @@ class Call:
         self.choice = choice
         self.expected = self()
         torch.cuda.synchronize()
-        self.different = torch.zeros((), dtype=torch.int64, device="cuda")
 
     def __call__(self) -> torch.Tensor:
         return forward(*self.tensors, causal=True, choice=self.choice)[0]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashmoe_science.configs import hopper as configs
-from flashmoe_science.cuda import hopper
+from flashmoe_science.cuda import hopper, kernels
 from flashmoe_science.cuda.problem import Device, KernelKind, Problem
 from flashmoe_science.jit.limits import check_block
 
@@ -55,6 +55,18 @@ def test_takes_a_common_problem() -> None:
 )
 def test_leaves_what_it_cannot_do(change: dict[str, object]) -> None:
     assert hopper.choose(replace(PROBLEM, **change), H200) is None  # type: ignore[arg-type]
+
+
+def test_leaves_what_its_compiler_would_serialise() -> None:
+    assert hopper.choose(PROBLEM, replace(H200, nvrtc=(12, 8))) is None
+    assert hopper.choose(PROBLEM, replace(H200, nvrtc=(12, 9))) is not None
+
+
+def test_an_older_compiler_builds_the_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper, "nvrtc_version", lambda: (12, 8))
+    assert {kernel.function for kernel in kernels(["sm_90a"])} == {"attention_portable", "attention_small"}
+    monkeypatch.setattr(hopper, "nvrtc_version", lambda: (13, 0))
+    assert "attention_hopper" in {kernel.function for kernel in kernels(["sm_90a"])}
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_100", "sm_120"])
