@@ -65,7 +65,7 @@ _SHAPES: dict[int, _Shape] = {
     64: _WIDE,
     96: _Shape(consumers=2, block_n=128, key_stages=3, value_stages=2, query_stages=2),
     128: _Shape(consumers=2, block_n=128, key_stages=3, value_stages=2, query_stages=2),
-    192: _Shape(consumers=2, block_n=80, key_stages=3, value_stages=2, query_stages=1),
+    192: _Shape(consumers=2, block_n=96, key_stages=2, value_stages=2, query_stages=1),
     256: _Shape(consumers=2, block_n=64, key_stages=3, value_stages=2, query_stages=1),
 }
 HEAD_DIMS = tuple(_SHAPES)

@@ -352,9 +352,10 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
         if (PING_PONG) ptx::barrier_arrive(TURN_BARRIER + next, 2 * WARPGROUP);
     };
     // Of the tile whose scores come next:
-    int block;       // the block
-    int masked;      // blocks from here on need a mask, for some row of this warpgroup
-    int own_limit;   // causal: the first key that this lane's first row may not see
+    int block;      // the block
+    int hidden;     // blocks after it that no row of this warpgroup sees, and that are passed over
+    int masked;     // blocks from here on need a mask, for some row of this warpgroup
+    int own_limit;  // causal: the first key that this lane's first row may not see
     Ring<TILE_SLOTS> slot;
     // False where there is none.
     const auto enter_tile = [&] {
@@ -363,10 +364,15 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
         if (tile.m_block < 0) return false;
         const int first_row = tile.m_block * BLOCK_M + consumer * ROWS;
         block = tile.n_blocks - 1;
+        hidden = 0;
         masked = p.seqlen_k / BLOCK_N;
         if (CAUSAL) {
             const int shift = p.seqlen_k - p.seqlen_q + 1;
             masked = min(masked, (first_row + shift) / BLOCK_N);
+            // Turns must be equal in number, so a warpgroup that takes them passes nothing over.
+            const int last_key = max(0, first_row + ROWS - 2 + shift);
+            if (!PING_PONG) hidden = max(0, block - last_key / BLOCK_N);
+            block -= hidden;
             own_limit = first_row + warp * 16 + lane / 4 + shift;
         }
         return true;
@@ -385,6 +391,21 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
     const auto key_tile = [&] { return panel::k_major(shared.key(key.stage)); };
     const auto value_tile = [&] { return panel::mn_major<BLOCK_N>(shared.value(value.stage)); };
 
+    const auto pass_over_keys = [&] {
+        for (int i = 0; i < hidden; ++i) {
+            ptx::mbarrier_wait(shared.key_full(key.stage), key.parity);
+            release(shared.key_empty(key.stage));
+            key.advance();
+        }
+    };
+    const auto pass_over_values = [&] {
+        for (int i = 0; i < hidden; ++i) {
+            ptx::mbarrier_wait(shared.value_full(value.stage), value.parity);
+            release(shared.value_empty(value.stage));
+            value.advance();
+        }
+    };
+
     float s[BLOCK_N / 2];
     float o[HEAD_DIM / 2];
     uint32 probabilities[BLOCK_N / 4];
@@ -395,6 +416,8 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
     bool accumulate = false;
     if (PING_PONG && consumer == CONSUMERS - 1) ptx::barrier_arrive(TURN_BARRIER, 2 * WARPGROUP);
 
+    pass_over_keys();
+    pass_over_values();
     ptx::mbarrier_wait(shared.query_full(query.stage, consumer), query.parity);
     ptx::mbarrier_wait(shared.key_full(key.stage), key.parity);
     multiply_keys(s, query_tile(), key_tile());
@@ -416,6 +439,7 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
             query.advance();
             slot.advance();
             if (!enter_tile()) break;
+            pass_over_keys();
             ptx::mbarrier_wait(shared.query_full(query.stage, consumer), query.parity);
         } else {
             --block;
@@ -452,6 +476,7 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
         if (!likely(!ends)) {
             store_rows(p, o, finished, read_tile(shared, old_slot), consumer);
             release(shared.tile_empty(old_slot));
+            pass_over_values();
         } else if (!likely(kept)) {
             rescale(o, correction);
         }
