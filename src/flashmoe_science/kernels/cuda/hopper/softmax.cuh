@@ -86,18 +86,16 @@ struct Softmax {
     }
 };
 
-// Sets the scores that may not be seen to -inf. `low`, `high`: how many keys from this lane's first column on each of
-// its two rows sees. Tests bits rather than columns: the compiler moves seven at a time into predicates.
+// Sets the scores that may not be seen to -inf. `low`, `high`: how many keys, from this lane's first column on, each of
+// its two rows sees.
 template <int N>
 __device__ __forceinline__ void mask(float (&s)[N], int low, int high) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        // Columns of this lane are 8 apart: of those in place j % 2, the first (seen - j % 2 + 7) / 8.
-        const int seen = (j < 2 ? low : high) - j % 2 + 7;
-        const uint32 groups = seen < 8 ? 0 : seen >= 8 * 32 ? ~0u : (1u << (seen / 8)) - 1;
+    for (int i = 0; i < N; i += 4) {
 #pragma unroll
-        for (int i = 0; i < N / 4; ++i) {
-            if (!(groups >> i & 1)) s[4 * i + j] = -infinity();
+        for (int j = 0; j < 2; ++j) {
+            if (2 * i + j >= low) s[i + j] = -infinity();
+            if (2 * i + j >= high) s[i + 2 + j] = -infinity();
         }
     }
 }
