@@ -135,7 +135,7 @@ def test_decode_fills_the_gpu(call: Problem, cluster: int) -> None:
         (problem(256, 8, 8, 16, 64), KernelKind.SMALL),
         (problem(4, 8, 8, 128, 128), KernelKind.PORTABLE),
         (problem(8, 8, 8, 128, 128), KernelKind.PORTABLE),
-        (problem(2, 4, 4, 512, 512), KernelKind.PORTABLE),
+        (problem(2, 4, 4, 512, 512), KernelKind.HOPPER),
         (problem(16, 8, 8, 128, 128), KernelKind.HOPPER),
         (problem(4, 8, 8, 128, 128, 128), KernelKind.HOPPER),
         (problem(1, 32, 8, 64, 4096, 128, True), KernelKind.HOPPER),
