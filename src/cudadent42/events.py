@@ -26,6 +26,11 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class Alive:
+    """Something that takes long goes on, such as the float64 reference of a long sequence."""
+
+
+@dataclass(frozen=True)
 class CaseVerified:
     result: VerifiedCase
 
@@ -74,11 +79,16 @@ class StageFailed:
     exit_code: int
 
 
-Event = Progress | CaseVerified | BlockMeasured | Skipped | Message | WorkerLost | StageDone | StageFailed
+Event = (
+    Progress | Alive | CaseVerified | BlockMeasured | Skipped | Message | WorkerLost | StageDone | StageFailed
+)
 
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
-    for kind in (Progress, CaseVerified, BlockMeasured, Skipped, Message, WorkerLost, StageDone, StageFailed)
+    for kind in (
+        *(Progress, Alive, CaseVerified, BlockMeasured),
+        *(Skipped, Message, WorkerLost, StageDone, StageFailed),
+    )
 }
 
 

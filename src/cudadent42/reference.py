@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -15,11 +17,16 @@ _ROW_FLOOR = 1e-3
 """Rows whose RMS is below this share of the whole result's are measured against that instead of their own."""
 
 
-def attention_float64(inputs: Inputs, causal: bool) -> Tensor:
+def _nothing() -> None:
+    return
+
+
+def attention_float64(inputs: Inputs, causal: bool, on_chunk: Callable[[], None] = _nothing) -> Tensor:
     """softmax(scale * Q K^T) V in float64, (batch, heads, seqlen_q, head_dim).
 
     Causal masks align bottom-right; a row with no key gives zeros. Computed by head and by chunks of rows,
-    so the scores of a long sequence never exist at once.
+    so the scores of a long sequence never exist at once; ``on_chunk`` is called after each: all of it can take
+    minutes.
     """
     query, key, value = inputs.query, inputs.key, inputs.value
     batch, heads, seqlen_q, _ = query.shape
@@ -44,6 +51,7 @@ def attention_float64(inputs: Inputs, causal: bool) -> Tensor:
                     hidden = column > row + offset
                     scores.masked_fill_(hidden, -torch.inf)
                 result[b, h, start:stop] = _weighted(torch.softmax(scores, dim=-1), values[:seen])
+                on_chunk()
     return result
 
 

@@ -7,6 +7,7 @@ docs/verifying.md.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -16,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cudadent42.builtin_implementations import prepare_sdpa
 from cudadent42.device import synchronize, use_device
-from cudadent42.events import LOADING, CaseVerified, Doing, Event, Progress, Skipped
+from cudadent42.events import LOADING, Alive, CaseVerified, Doing, Event, Progress, Skipped
 from cudadent42.implementations import Call, Implementation, UnsupportedCaseError, get, is_strict, why_not
 from cudadent42.inputs import DTYPES, HardInput, Inputs, hard_cases, hard_inputs, random_inputs
 from cudadent42.records import Case, ErrorNorms, Plan, VerifiedCase, VerifyReport
@@ -38,6 +39,9 @@ MOST_HARD_SCORES = {"cpu": 1 << 20, "cuda": 1 << 31}
 and up to a second on a GPU with slow float64."""
 
 RANDOM = "random"
+
+ALIVE_INTERVAL_S = 1.0
+"""Between two signs of life while a reference is computed."""
 
 _UNIT_FLOPS = 2e7
 """Fixed cost of one check, in flops, for the estimate of progress."""
@@ -118,7 +122,7 @@ def verify(
         if unit.implementation in unusable:
             continue
         if truth is None or truth.case != unit.case:
-            truth = find_truth(unit.case, unit.inputs(plan.seed, plan.device))
+            truth = find_truth(unit.case, unit.inputs(plan.seed, plan.device), heartbeat(emit))
         outcome = _check(implementations[unit.implementation], truth, unit.kind)
         if isinstance(outcome, VerifiedCase):
             verified.append(outcome)
@@ -203,8 +207,26 @@ class Truth:
         )
 
 
-def find_truth(case: Case, inputs: Inputs) -> Truth:
-    reference = attention_float64(inputs, case.causal)
+def heartbeat(emit: Emit) -> Callable[[], None]:
+    """Emits ``Alive`` when called, at most once in ``ALIVE_INTERVAL_S``."""
+    last_s = time.monotonic()
+
+    def beat() -> None:
+        nonlocal last_s
+        if time.monotonic() - last_s >= ALIVE_INTERVAL_S:
+            emit(Alive())
+            last_s = time.monotonic()
+
+    return beat
+
+
+def _unheard() -> None:
+    return
+
+
+def find_truth(case: Case, inputs: Inputs, on_chunk: Callable[[], None] = _unheard) -> Truth:
+    """The float64 result and PyTorch's error; ``on_chunk`` as for ``attention_float64``."""
+    reference = attention_float64(inputs, case.causal, on_chunk)
     pytorch = prepare_sdpa(case, inputs)()
     yardstick = pytorch
     if (_kind_of_number(pytorch) != _kind_of_number(reference)).any():

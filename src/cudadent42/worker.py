@@ -44,8 +44,15 @@ START_TIMEOUT_S = 180.0
 """Longest time until a new worker is at work: importing torch from a cold disk, importing a plug-in."""
 
 TIMEOUT_S = 60.0
-"""Longest silence after that. A worker speaks after each check and each block, which take seconds at most;
-compiling a kernel at its first call takes up to 30 s."""
+"""Longest silence after that, besides what the case's own calls may take. A worker speaks after each check and
+each block, notes what it turns to, and speaks every second while a reference is computed; compiling a kernel at
+its first call takes up to 30 s."""
+
+SILENT_CALLS = 10
+"""Calls of one implementation between two signs of life, at most: warming up, memory, calibration."""
+
+SLOW_FLOPS_PER_S = {"cpu": 1e10, "cuda": 1e12}
+"""What a slow implementation on a slow device reaches; below that it counts as hung."""
 
 MAX_LOSSES = 3
 """An implementation that cost this many workers is left out of the rest of the stage."""
@@ -74,6 +81,7 @@ class Worker:
         self._log_path = log_path
         self._timeout_s = timeout_s
         self._at_work = False
+        self._case_limits_s: dict[str, float] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._events = -1
         self._note: IO[bytes] | None = None
@@ -118,6 +126,7 @@ class Worker:
                 self._start()
             if self._note is not None:
                 self._note.truncate(0)
+            self._case_limits_s = case_limits(request.plan)
             self._send(dumps(request, indent=None))
             while not finished:
                 event = self._next_event()
@@ -134,11 +143,6 @@ class Worker:
         finally:
             if not finished:
                 self.close()
-
-    def _has_begun(self) -> bool:
-        """Whether the worker is past importing and has noted its first check."""
-        doing = self._doing()
-        return doing is not None and doing.input != LOADING
 
     def _doing(self) -> Doing | None:
         if self._note is None:
@@ -186,6 +190,7 @@ class Worker:
 
     def _next_event(self) -> Event:
         began_s = time.monotonic()
+        doing = self._doing()
         with selectors.DefaultSelector() as selector:
             selector.register(self._events, selectors.EVENT_READ)
             while b"\n" not in self._pending:
@@ -194,10 +199,11 @@ class Worker:
                     if not data:
                         raise LostError(self._cause_of_death())
                     self._pending += data
-                elif not self._at_work and self._has_begun():
-                    self._at_work = True
+                elif (now := self._doing()) != doing:
+                    doing = now
+                    self._at_work |= now is not None and now.input != LOADING
                     began_s = time.monotonic()
-                limit_s = self._timeout_s if self._at_work else max(self._timeout_s, START_TIMEOUT_S)
+                limit_s = self._limit_s(doing)
                 if time.monotonic() - began_s > limit_s:
                     raise LostError(f"no sign of life for {limit_s:.0f} s; killed")
         self._at_work = True
@@ -206,6 +212,12 @@ class Worker:
             return from_line(line.decode(errors="replace"))
         except ValueError as error:
             raise LostError(f"its event pipe was written to by others ({error}); killed") from error
+
+    def _limit_s(self, doing: Doing | None) -> float:
+        """The longest silence while this is being done."""
+        if not self._at_work:
+            return max(self._timeout_s, START_TIMEOUT_S)
+        return self._timeout_s + (self._case_limits_s.get(doing.case, 0.0) if doing else 0.0)
 
     def _cause_of_death(self) -> str:
         if self._process is None:
@@ -236,6 +248,12 @@ class Worker:
                 process.stdin.close()
         with suppress(subprocess.TimeoutExpired):  # stuck inside a driver: nothing more can be done from here
             process.wait(_KILL_WAIT_S)
+
+
+def case_limits(plan: Plan) -> dict[str, float]:
+    """Seconds that the calls of a case may take on a slow machine, by ``Case.id``."""
+    rate = SLOW_FLOPS_PER_S[plan.device.partition(":")[0]]
+    return {case.id: SILENT_CALLS * case.flops / rate for case in plan.cases}
 
 
 def _error(event: StageFailed) -> LabError:

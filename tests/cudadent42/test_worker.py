@@ -18,7 +18,7 @@ import torch
 from cudadent42.errors import ExitCode, LabError
 from cudadent42.events import BenchLog, BlockMeasured, Event, Progress, Skipped, WorkerLost
 from cudadent42.records import BenchReport, Case, Plan, VerifiedCase, VerifyReport
-from cudadent42.worker import MAX_LOSSES, Worker, run_stage
+from cudadent42.worker import MAX_LOSSES, Worker, case_limits, run_stage
 
 CANDIDATES = """
 import ctypes, os, time
@@ -163,6 +163,14 @@ def test_hang_is_killed_and_recorded(candidate: Callable[[str], str]) -> None:
         verified = run_stage("verify", make_plan(name), on_event=lambda event: None, worker=worker)
     assert verdict(verified, FIRST, name).detail == "no sign of life for 6 s; killed"
     assert verdict(verified, SECOND, name).passed
+
+
+def test_a_long_case_is_given_its_time() -> None:
+    long = Case("long", "bf16", 1, 64, 64, 16384, 16384, 64)
+    limits = case_limits(replace(make_plan("cudadent42"), cases=(FIRST, long)))
+    assert limits[FIRST.id] < 1.0
+    assert limits[long.id] > 600.0
+    assert case_limits(replace(make_plan("cudadent42"), cases=(long,), device="cuda:0"))[long.id] < 60.0
 
 
 def test_hopeless_candidate_is_left_out(candidate: Callable[[str], str]) -> None:

@@ -22,7 +22,16 @@ from cudadent42.events import BenchLog, BlockMeasured, CaseVerified, Doing, Even
 from cudadent42.implementations import Call, Implementation, UnsupportedCaseError
 from cudadent42.inputs import Inputs, random_inputs
 from cudadent42.records import BenchReport, Case, Plan, Sample, TimerKind, VerifyReport
-from cudadent42.verify import Mark, find_truth, judge, load_all, no_mark, not_timed, raise_if_device_lost
+from cudadent42.verify import (
+    Mark,
+    find_truth,
+    heartbeat,
+    judge,
+    load_all,
+    no_mark,
+    not_timed,
+    raise_if_device_lost,
+)
 
 INPUT_SETS = 3
 """Input sets that calls rotate over: new pointers at each call, so nothing can be remembered between calls.
@@ -253,7 +262,7 @@ class _Session:
         after it."""
         sets = sorted({reading.input_set for reading in last.values()})
         for number in sets:
-            truth = find_truth(case, inputs[number])
+            truth = find_truth(case, inputs[number], heartbeat(self.emit))
             for name, reading in last.items():
                 if reading.input_set != number or name == control_name(self.plan.baseline):
                     continue
