@@ -76,12 +76,6 @@ def _prepare_ours(case: Case, inputs: Inputs) -> Call:
     )
 
 
-def _ours_unavailable(device: str) -> str | None:
-    if not hasattr(importlib.import_module("flashmoe_science"), "flash_attention"):
-        return "flashmoe_science has no flash_attention; reinstall the package"
-    return None
-
-
 # ---------------------------------------------------------------- peers, never a dependency
 
 
@@ -183,9 +177,7 @@ _BOTH = ("cpu", "cuda")
 
 ALL: tuple[Implementation, ...] = (
     Implementation("pytorch", "PyTorch SDPA, its default choice", _BOTH, prepare_sdpa, strict=False),
-    Implementation(
-        "cudadent42", "flashmoe_science.flash_attention", _BOTH, _prepare_ours, unavailable=_ours_unavailable
-    ),
+    Implementation("cudadent42", "flashmoe_science.flash_attention", _BOTH, _prepare_ours),
     _sdpa_backend("pytorch_flash", "FLASH_ATTENTION", _BOTH),
     _sdpa_backend("pytorch_cudnn", "CUDNN_ATTENTION", ("cuda",)),
     _sdpa_backend("pytorch_efficient", "EFFICIENT_ATTENTION", ("cuda",)),

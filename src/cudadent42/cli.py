@@ -34,6 +34,7 @@ from cudadent42.options import (
     WarmupOption,
 )
 from cudadent42.records import CacheState, TimerKind
+from flashmoe_science.errors import BuildError, DeviceError, InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,6 +64,10 @@ class _Group(TyperGroup):
             if ctx.params.get("debug"):
                 raise
             _fail(str(error), error.exit_code)
+        except (InputError, DeviceError, BuildError, OSError) as error:
+            if ctx.params.get("debug"):
+                raise
+            _fail(*_in_words(error))
 
 
 app = typer.Typer(
@@ -81,8 +86,30 @@ cache_app = typer.Typer(
 app.add_typer(cache_app, name="cache")
 
 
+def _in_words(error: InputError | DeviceError | BuildError | OSError) -> tuple[str, ExitCode]:
+    """An error of the kernels or of the operating system, in one line, and the exit code of its kind."""
+    if isinstance(error, OSError):
+        return (f"{error.filename}: " if error.filename else "") + (
+            error.strerror or str(error)
+        ), ExitCode.USAGE
+    if isinstance(error, DeviceError):
+        return str(error), ExitCode.NOT_READY
+    return str(error), ExitCode.BUILD_FAILED if isinstance(error, BuildError) else ExitCode.USAGE
+
+
 def main() -> int:
     """Run the command line; the exit code."""
+    code = _main()
+    try:
+        sys.stdout.flush()  # what is left fails here, where it can be told
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes again when it ends
+        print(f"error: cannot write to standard output: {error.strerror}", file=sys.stderr)
+        return code or ExitCode.USAGE
+    return code
+
+
+def _main() -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without × and – is no reason to fail
@@ -236,6 +263,8 @@ def _print_outcome(outcome: Outcome, verbose: bool, with_report: bool) -> None:
     if with_report:
         _print(console, f"report: {outcome.folder / 'report.html'}")
     console.print(tables.results_table(outcome.results, with_control=verbose))
+    for line in tables.caution_lines(outcome.results):
+        _print(console, f"caution: {line}")
     _print(console, tables.verdict_line(outcome.results))
 
 
@@ -375,12 +404,14 @@ def suites(as_json: JsonOption = False) -> None:
 
 @app.command()
 def implementations(
-    device: Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N.")] = "cpu",
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "cpu",
     as_json: JsonOption = False,
 ) -> None:
     """List what can be raced here."""
+    from cudadent42.build import choose_device
     from cudadent42.implementations import registry, why_not
 
+    device = choose_device(device, offline=False)
     rows = [(item.name, item.description, why_not(item, device)) for item in registry().values()]
     if as_json:
         names = ("name", "description", "unavailable")

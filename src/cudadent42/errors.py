@@ -27,10 +27,6 @@ class UsageError(LabError):
     """Wrong arguments, an unreadable suite, an unwritable folder."""
 
 
-class VerificationError(LabError):
-    exit_code = ExitCode.VERIFICATION_FAILED
-
-
 class MachineNotReadyError(LabError):
     exit_code = ExitCode.NOT_READY
 

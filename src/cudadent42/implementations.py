@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from cudadent42.errors import UsageError
 from cudadent42.records import Case
+from flashmoe_science.errors import InputError, NoKernelError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +33,11 @@ ENTRY_POINT_GROUP = "cudadent42.implementations"
 
 class UnsupportedCaseError(Exception):
     """An implementation says that it does not do this case; the case is skipped for it, with the reason."""
+
+
+NOT_DONE = (UnsupportedCaseError, NotImplementedError, InputError, NoKernelError)
+"""What says that a case is not done, rather than done wrongly. The last two are those of this project's kernels,
+named here and not translated call by call, because that would be timed with them."""
 
 
 def _available(device: str) -> str | None:
@@ -104,12 +110,19 @@ def is_plug_in(name: str) -> bool:
     return ".py:" in name
 
 
-def load(spec: str) -> Implementation:
-    """The plug-in that ``path/to/file.py:callable`` names. Runs the file."""
-    path_text, _, attribute = spec.rpartition(":")
+def plug_in_file(spec: str) -> Path:
+    """The file of a plug-in. Raises UsageError where there is none; does not run it."""
+    path_text = spec.rpartition(":")[0]
     path = Path(path_text).expanduser()
     if not path.is_file():
         raise UsageError(f"no file {path_text!r}; expected path/to/file.py:callable")
+    return path
+
+
+def load(spec: str) -> Implementation:
+    """The plug-in that ``path/to/file.py:callable`` names. Runs the file."""
+    path = plug_in_file(spec)
+    path_text, _, attribute = spec.rpartition(":")
     module = _module(path.resolve())
     function = getattr(module, attribute, None)
     if not callable(function):

@@ -20,7 +20,7 @@ from cudadent42.preflight.runner import chosen_device, gather, inspect
 from cudadent42.preflight.text import troubles
 from cudadent42.progress import Observer
 from cudadent42.records import BenchReport, BuildReport, MachineReport, Plan, Results, VerifyReport
-from cudadent42.runs import RunWriter, check_output, default_path
+from cudadent42.runs import RunWriter, check_output, create_default_folder
 from cudadent42.source import revision
 from cudadent42.worker import Worker, run_stage
 from flashmoe_science import cpu
@@ -102,7 +102,7 @@ def run(request: Request, observer: Observer, opened: Callable[[RunWriter], None
     prepared = prepare(request, observer)
     plan = prepared.plan
     source = revision()
-    path = request.output or default_path(plan.suite, source)
+    path = request.output or create_default_folder(plan.suite, source)
     with RunWriter(path, plan, prepared.machine, source, request.command, request.save_samples) as folder:
         opened(folder)
         observer = _Recorded(observer, folder)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from cudadent42.bench.margin import default_margin
 from cudadent42.errors import UsageError
-from cudadent42.implementations import is_plug_in
+from cudadent42.implementations import is_plug_in, plug_in_file
 from cudadent42.records import CacheState, Case, Plan, TimerKind
 from cudadent42.suites.loader import (
     MAX_REPEATS,
@@ -74,11 +74,6 @@ def make_case(shape: Shape, dtype: str) -> Case:
     )
 
 
-def without_cases(plan: Plan, ids: Collection[str]) -> Plan:
-    """The plan less the cases with these ids."""
-    return replace(plan, cases=tuple(case for case in plan.cases if case.id not in ids))
-
-
 def _select(cases: Sequence[Case], wanted: Sequence[str]) -> tuple[Case, ...]:
     for name in wanted:
         if not any(name in (case.name, case.id) for case in cases):
@@ -93,7 +88,9 @@ def _select(cases: Sequence[Case], wanted: Sequence[str]) -> tuple[Case, ...]:
 def _implementations(suite: Suite, wanted: Sequence[str], known: Collection[str]) -> tuple[str, ...]:
     names = _unique((suite.baseline, *(wanted or suite.implementations)))
     for name in names:
-        if name not in known and not is_plug_in(name):
+        if is_plug_in(name):
+            plug_in_file(name)
+        elif name not in known:
             raise UsageError(
                 f"--implementations: unknown implementation {name!r}; "
                 f"known are {', '.join(sorted(known))}{did_you_mean(name, known)}"

@@ -31,22 +31,6 @@ class Observer(Protocol):
         """Something that only a user who asked for more should see."""
 
 
-class Silent:
-    """Tells nobody."""
-
-    def stage(self, name: str) -> None:
-        return
-
-    def advance(self, fraction: float, what: str) -> None:
-        return
-
-    def note(self, text: str) -> None:
-        return
-
-    def detail(self, text: str) -> None:
-        return
-
-
 class Lines:
     """Plain lines, for logs."""
 

@@ -9,6 +9,7 @@ A folder is complete in itself: databases and reports are derived from it. JSON 
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import os
 import tempfile
@@ -231,6 +232,25 @@ class RunWriter:
         write_json(self.path / MANIFEST, self._manifest)
 
 
+def create_default_folder(suite: str, revision: Revision | None, root: Path = Path("runs")) -> Path:
+    """Make the folder for a run that was given none: ``default_path``, or with ``-2``, ``-3``... after it where
+    another run began in the same second."""
+    wanted = default_path(suite, revision, root)
+    path = wanted
+    for number in itertools.count(2):
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            path = wanted.with_name(f"{wanted.name}-{number}")
+        except OSError as error:
+            raise UsageError(
+                f"cannot make the run folder {path}: {error.strerror}; choose another with --output-dir"
+            ) from error
+        else:
+            break
+    return path
+
+
 def default_path(suite: str, revision: Revision | None, root: Path = Path("runs")) -> Path:
     """``runs/<UTC timestamp>-<suite>-<short revision>``."""
     stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
@@ -241,8 +261,13 @@ def default_path(suite: str, revision: Revision | None, root: Path = Path("runs"
 def check_output(path: Path) -> None:
     """Raises UsageError where ``create_folder`` would fail, as far as can be told without making anything."""
     parent = path.absolute()
-    while not parent.exists():
-        parent = parent.parent
+    try:
+        while not parent.exists():
+            parent = parent.parent
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        raise UsageError(
+            f"cannot use the output folder {path}: {error.strerror}; choose another with --output-dir"
+        ) from error
     if not parent.is_dir():
         raise UsageError(f"{parent} is a file; --output-dir needs a new or empty folder")
     try:

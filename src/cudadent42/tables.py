@@ -7,8 +7,11 @@ from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from cudadent42.records import BuildReport, Comparison, Results, Verdict, VerifiedCase, VerifyReport
+from cudadent42.report.notices import cautions
+from cudadent42.report.view import Tone
 from flashmoe_science.jit.records import KernelBuild, Recipe, Resources
 
 _STYLES = {
@@ -23,7 +26,7 @@ def results_table(results: Results, with_control: bool) -> Table:
     """One row per case and dtype, the dtypes apart; below, the other implementations and the control."""
     table = _table("case", "dtype")
     for name in (f"{results.baseline} ms", f"{results.candidate} ms", "speed-up", "95 % interval"):
-        table.add_column(name, justify="right")
+        table.add_column(Text(name), justify="right")
     table.add_column("verdict")
     previous = ""
     for row in results.cases:
@@ -41,7 +44,8 @@ def results_table(results: Results, with_control: bool) -> Table:
 
 
 def _add_comparison(table: Table, row: Comparison, name: str) -> None:
-    table.add_row(
+    _add_row(
+        table,
         name,
         row.dtype,
         latency(row.baseline_latency_ms),
@@ -73,6 +77,11 @@ def verdict_line(results: Results) -> str:
     return line + (f"; {_plural(len(left_out), 'cell')} not timed" if left_out else "")
 
 
+def caution_lines(results: Results) -> list[str]:
+    """What a reader of the verdict must know of the machine: noise and disturbances, where there were many."""
+    return [notice.title for notice in cautions(results) if notice.tone is Tone.WARN]
+
+
 _RESOURCES = ("regs", "spill", "static", "dynamic", "threads", "blocks", "occ.")
 
 
@@ -95,11 +104,11 @@ def _build_table(kernels: Sequence[KernelBuild]) -> tuple[str, Table]:
     table = _table()
     with_resources = any(kernel.resources for kernel in kernels)
     for name in (*varying, *(_RESOURCES if with_resources else ()), "compile", "from"):
-        table.add_column(name.replace("_", "\n"), justify="right", no_wrap=True)
+        table.add_column(Text(name.replace("_", "\n")), justify="right", no_wrap=True)
     for kernel in kernels:
         cells = [str(kernel.recipe.configuration.get(name, "")) for name in varying]
         cells += _resource_cells(kernel.resources) if with_resources else []
-        table.add_row(*cells, f"{kernel.compile_seconds:.2f} s", "cache" if kernel.cached else "compiler")
+        _add_row(table, *cells, f"{kernel.compile_seconds:.2f} s", "cache" if kernel.cached else "compiler")
     return f"{recipe.kernel} {recipe.architecture.split('+')[0]} {common}".rstrip(), table
 
 
@@ -148,9 +157,10 @@ def recipe_lines(report: BuildReport) -> list[str]:
 def cache_table(entries: Sequence[KernelBuild]) -> Table:
     table = _table("kernel", "target")
     for name in ("size", "compiled in", "key"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(Text(name), justify="right", no_wrap=True)
     for entry in entries:
-        table.add_row(
+        _add_row(
+            table,
             entry.recipe.label,
             entry.recipe.architecture.split("+")[0],
             f"{entry.artifact_bytes / 1e3:.0f} kB",
@@ -164,11 +174,12 @@ def verify_table(report: VerifyReport, everything: bool) -> Table:
     """Error of each implementation against its bound; only what failed unless ``everything``."""
     table = _table("input", "implementation")
     for name in ("max error", "RMS error", "worst row"):
-        table.add_column(name, justify="right")
+        table.add_column(Text(name), justify="right")
     table.add_column("result")
     for case in report.cases:
         if everything or not case.passed:
-            table.add_row(
+            _add_row(
+                table,
                 case.case if case.input == "random" else f"{case.case} ({case.input})",
                 case.implementation,
                 *_errors(case),
@@ -205,8 +216,13 @@ def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def _add_row(table: Table, *cells: str, style: str = "") -> None:
+    """Cells as they are: names of cases, paths and messages of others are not read as markup."""
+    table.add_row(*map(Text, cells), style=style)
+
+
 def _table(*left: str) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in left:
-        table.add_column(name, overflow="fold")
+        table.add_column(Text(name), overflow="fold")
     return table

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from cudadent42.builtin_implementations import prepare_sdpa
 from cudadent42.device import synchronize, use_device
 from cudadent42.events import LOADING, Alive, CaseVerified, Doing, Event, Progress, Skipped
-from cudadent42.implementations import Call, Implementation, UnsupportedCaseError, get, is_strict, why_not
+from cudadent42.implementations import NOT_DONE, Call, Implementation, get, is_strict, why_not
 from cudadent42.inputs import DTYPES, HardInput, Inputs, hard_cases, hard_inputs, random_inputs
 from cudadent42.records import Case, ErrorNorms, Plan, VerifiedCase, VerifyReport
 from cudadent42.reference import attention_float64, error_norms
@@ -301,7 +301,7 @@ def _check(implementation: Implementation, truth: Truth, kind: str) -> VerifiedC
             call = implementation.prepare(truth.case, inputs)
             result = poisoned_call(call, inputs.query)
         synchronize(str(inputs.query.device))
-    except (UnsupportedCaseError, NotImplementedError) as error:
+    except NOT_DONE as error:
         return str(error) or "not supported"
     except Exception as error:  # noqa: BLE001 - a candidate may raise anything, and that is a result
         detail = f"raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"

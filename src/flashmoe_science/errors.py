@@ -11,6 +11,10 @@ class DeviceError(RuntimeError):
     """The machine lacks something that the call needs: a driver, an architecture, a compiler, NVRTC."""
 
 
+class NoKernelError(DeviceError):
+    """No kernel takes this problem on this device."""
+
+
 class BuildError(RuntimeError):
     """A kernel did not compile, or a compiled kernel could not be loaded."""
 

@@ -335,6 +335,8 @@ def test_version() -> None:
         (("run", "--device", "tpu"), "--device 'tpu': expected auto, cpu, cuda or cuda:N"),
         (("run", "--timer", "sundial"), "--timer"),
         (("run", "--device", "cpu", "--output-dir", "/proc/no/run"), "cannot write to /proc"),
+        (("run", "--device", "cpu", "--output-dir", "x" * 300), "File name too long"),
+        (("implementations", "--device", "foo"), "--device 'foo': expected auto, cpu, cuda or cuda:N"),
         (("report", "no/run"), "no/run is not a folder"),
         (("build", "--device", "cuda", "--arch", "x"), "expected a CUDA architecture"),
         (("nonesuch",), "nonesuch"),
@@ -346,6 +348,32 @@ def test_bad_input_is_a_line_and_exit_2(arguments: tuple[str, ...], message: str
     assert "Traceback" not in err
     assert out == ""
     assert code == 2
+
+
+@pytest.mark.parametrize(
+    "arguments", [("suites",), ("suites", "--json"), ("implementations",), ("preflight", "--device", "cpu")]
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_standard_output_is_a_line_and_exit_2(arguments: tuple[str, ...], unbuffered: str) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "cudadent42", *arguments]
+        done = subprocess.run(
+            command,
+            env=environment(PYTHONUNBUFFERED=unbuffered),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: .*No space left on device\n", done.stderr)
+
+
+def test_errors_of_the_kernels_are_a_line(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    code, _, err = cudadent42("build", "--device", "cpu", FLASHMOE_CACHE_DIR=str(tmp_path / "cache"))
+    assert code == 4
+    assert err.count("error: ") == 1
+    assert "Traceback" not in err
 
 
 def test_debug_shows_the_traceback() -> None:

@@ -80,6 +80,7 @@ def test_the_baseline_is_always_measured() -> None:
         ({"dtypes": ("fp8",)}, "--dtype: unknown dtype 'fp8'; known are fp16, bf16, fp32"),
         ({"cases": ("tinny",)}, "--case: unknown case 'tinny'.*did you mean 'tiny'"),
         ({"implementations": ("cudadent",)}, "unknown implementation 'cudadent'.*did you mean 'cudadent42'"),
+        ({"implementations": ("no/such.py:f",)}, "no file 'no/such.py'"),
         ({"implementations": ("pytorch",)}, "nothing to compare with 'pytorch'"),
         ({"repeats": 0}, "--repeats 0: expected a whole number from 1"),
         ({"warmup": -1}, "--warmup -1"),

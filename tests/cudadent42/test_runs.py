@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,7 @@ def test_a_full_disk_keeps_what_was_measured(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     script = f"""
 import resource, signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import test_runs as t
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -206,6 +208,15 @@ def test_the_default_path_names_suite_and_revision() -> None:
     name = runs.default_path("default", REVISION).name
     assert name.endswith("Z-default-01234567-dirty")
     assert runs.default_path("default", None).name.endswith("-default-v0.1.0")
+
+
+def test_runs_that_begin_in_one_second_get_folders_of_their_own(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        made = list(
+            pool.map(lambda _: runs.create_default_folder("default", REVISION, tmp_path / "runs"), range(24))
+        )
+    assert len(set(made)) == 24
+    assert all(path.is_dir() for path in made)
 
 
 def test_revision_of_this_tree() -> None:

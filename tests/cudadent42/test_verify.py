@@ -284,6 +284,14 @@ def test_unsupported_is_skipped_not_failed(plug_ins: Callable[[str], str]) -> No
     assert all(case.input not in ("odd_lengths", "one_key") for case in of(report, name))
 
 
+def test_what_the_kernel_refuses_is_skipped_with_its_reason() -> None:
+    plan = make_plan("cudadent42", cases=(Case("wide", "fp32", 1, 1, 1, 8, 8, 512),))
+    report = verify(plan, emit=lambda event: None)
+    assert "512" in report.skipped["wide/fp32/cudadent42"]
+    assert all(case.passed for case in report.cases), [case for case in report.cases if not case.passed]
+    assert "wide/fp32/cudadent42" in not_timed(plan, report)
+
+
 def test_hard_failure_bars_the_dtype() -> None:
     plan = make_plan(cases=tuple(Case("c", dtype, 1, 1, 1, 8, 8, 8) for dtype in ("fp16", "bf16")))
     report = VerifyReport((failure("large_logits/bf16", "pytorch", "large_logits", "overflow"),))

@@ -54,6 +54,7 @@ def compare(
     headline = _pairs(plan, table, candidate) if others else []
     effects = [pair.detectable_effect for pair in control or headline]
     mean = geometric_mean([pair.estimate for pair in headline])
+    offset = abs(geometric_mean([pair.estimate for pair in control]).ratio - 1.0) if control else 0.0
     low, high = mean.interval()
     return Results(
         baseline=plan.baseline,
@@ -61,7 +62,7 @@ def compare(
         speedup_geomean=mean.ratio,
         speedup_geomean_ci_low=low,
         speedup_geomean_ci_high=high,
-        verdict=decide(mean, plan.margin) if headline else Verdict.UNDECIDED,
+        verdict=decide(mean, plan.margin, offset) if headline else Verdict.UNDECIDED,
         margin=plan.margin,
         noise_floor=floor,
         cases=_comparisons(plan, headline, candidate, offsets),

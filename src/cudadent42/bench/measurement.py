@@ -19,7 +19,7 @@ from cudadent42.bench.timers import CPU_WINDOW_S, ClockTimer, Reading, Timer
 from cudadent42.device import synchronize, use_device
 from cudadent42.errors import UsageError
 from cudadent42.events import BenchLog, BlockMeasured, CaseVerified, Doing, Event, Message, Progress, Skipped
-from cudadent42.implementations import Call, Implementation, UnsupportedCaseError
+from cudadent42.implementations import NOT_DONE, Call, Implementation
 from cudadent42.inputs import Inputs, random_inputs
 from cudadent42.records import BenchReport, Case, Plan, Sample, TimerKind, VerifyReport
 from cudadent42.verify import (
@@ -195,7 +195,7 @@ class _Session:
                     self._warm_up(calls)
                     memory = memory_mb(calls[0], plan.device)
                     read = self.timer.calibrate(calls)
-            except (UnsupportedCaseError, NotImplementedError) as error:
+            except NOT_DONE as error:
                 self.emit(Skipped("bench", f"{case.id}/{name}", str(error)))
                 continue
             except Exception as error:  # noqa: BLE001 - a candidate may raise anything, and that is a result

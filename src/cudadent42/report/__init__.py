@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,7 +59,8 @@ def _replace(path: Path, content: str) -> None:
         partial.write_text(content, encoding="utf-8", errors="replace", newline="\n")
         os.replace(partial, path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # a folder that is read-only
+            partial.unlink(missing_ok=True)
         raise UsageError(
             f"cannot write {path}: {error.strerror or error}; free some space or check its owner"
         ) from error

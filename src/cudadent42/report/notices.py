@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
-from cudadent42.records import Status, Verdict, VerifiedCase
+from cudadent42.records import Results, Status, Verdict, VerifiedCase
 from cudadent42.report import text
 from cudadent42.report.cases import shares_of_bound
 from cudadent42.report.view import Notice, Tone, View
@@ -25,10 +25,14 @@ def notices(view: View) -> tuple[Notice, ...]:
         _unverified(view),
         _skipped(view),
         _preflight(view),
-        _control(view),
-        _flagged(view),
+        *(cautions(view.run.results) if view.run.results else ()),
     )
     return tuple(notice for notice in found if notice is not None)
+
+
+def cautions(results: Results) -> tuple[Notice, ...]:
+    """How the machine behaved while it was measured; for the terminal too."""
+    return tuple(notice for notice in (_control(results), _flagged(results)) if notice is not None)
 
 
 def describe_failure(entry: VerifiedCase) -> str:
@@ -125,13 +129,13 @@ def _preflight(view: View) -> Notice | None:
     return Notice(Tone.BAD if failed else Tone.WARN, title, _limited(lines))
 
 
-def _control(view: View) -> Notice | None:
+def _control(results: Results) -> Notice | None:
     """A noise floor that swallows results, or more false alarms than a 95 % interval explains."""
-    floor = view.run.results.noise_floor if view.run.results else math.nan
+    floor = results.noise_floor
     if floor > _NOISY:
         title = f"The machine was noisy: the baseline against itself is off by up to {text.percent(floor)}"
         return Notice(Tone.WARN, title, ("Repeat on an idle machine before believing anything smaller.",))
-    control = view.run.results.control if view.run.results else ()
+    control = results.control
     alarms = [c for c in control if c.verdict in (Verdict.FASTER, Verdict.SLOWER)]
     if len(alarms) <= max(1.0, 0.05 * len(control)):
         return None
@@ -143,11 +147,11 @@ def _control(view: View) -> Notice | None:
     )
 
 
-def _flagged(view: View) -> Notice | None:
-    flagged = sum(row.comparison.flagged_blocks for row in view.timed if row.comparison)
+def _flagged(results: Results) -> Notice | None:
+    flagged = sum(comparison.flagged_blocks for comparison in results.cases)
     if not flagged:
         return None
-    blocks = sum(row.comparison.blocks for row in view.timed if row.comparison)
+    blocks = sum(comparison.blocks for comparison in results.cases)
     tone = Tone.WARN if flagged > _NOISY * blocks else Tone.NEUTRAL
     return Notice(tone, f"{flagged:,} of {text.plural(blocks, 'paired block')} saw a disturbance")
 

@@ -8,7 +8,7 @@ from typing import cast
 
 from flashmoe_science.cuda import hopper, portable, small
 from flashmoe_science.cuda.problem import Choice, Device, KernelKind, KernelModule, Problem
-from flashmoe_science.errors import DeviceError, InputError
+from flashmoe_science.errors import InputError, NoKernelError
 
 OVERRIDE_VARIABLE = "FLASHMOE_CUDA_KERNEL"
 """Environment variable that names the kernel (see `KernelKind`) that every call must take; read at a shape's
@@ -37,7 +37,7 @@ def select(problem: Problem, device: Device) -> Choice:
 
     Raises:
         InputError: $FLASHMOE_CUDA_KERNEL names no kernel, or one that cannot take this problem.
-        DeviceError: no kernel can.
+        NoKernelError: no kernel can.
     """
     named = os.environ.get(OVERRIDE_VARIABLE)
     for kind in _preference(problem, device) if not named else (_named(named),):
@@ -49,7 +49,7 @@ def select(problem: Problem, device: Device) -> Choice:
         raise InputError(
             f"the kernel {named!r} that {OVERRIDE_VARIABLE} asks for cannot take {what}; unset it"
         )
-    raise DeviceError(f"no CUDA kernel takes {what}; use float16, or torch's scaled_dot_product_attention")
+    raise NoKernelError(f"no CUDA kernel takes {what}; use float16, or torch's scaled_dot_product_attention")
 
 
 def _preference(problem: Problem, device: Device) -> tuple[KernelKind, ...]:

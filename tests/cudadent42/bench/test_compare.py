@@ -102,3 +102,11 @@ def test_control_far_from_one_silences_its_case() -> None:
     results = compare(make_plan("ours"), samples, {}, {})
     assert results.cases[0].verdict is Verdict.UNDECIDED
     assert results.noise_floor == pytest.approx(1 / 6, rel=0.05)
+
+
+def test_a_control_that_is_off_as_a_whole_silences_the_headline() -> None:
+    latency = {"pytorch": 2.0, "pytorch_control": 2.2, "ours": 1.9}
+    samples = make_samples(latency) + make_samples(latency, "b/bf16")
+    assert compare(make_plan("ours"), samples, {}, {}).verdict is Verdict.UNDECIDED
+    without = [sample for sample in samples if sample.implementation != "pytorch_control"]
+    assert compare(make_plan("ours", control=False), without, {}, {}).verdict is Verdict.FASTER
