@@ -237,6 +237,8 @@ def _run(
     except BaseException:
         for folder in opened:
             print(f"{folder.sample_count} samples are kept in {folder.path}", file=sys.stderr)
+            if folder.sample_count:
+                print("the report command compares those that there are", file=sys.stderr)
         raise
     if as_json:
         _print_json(

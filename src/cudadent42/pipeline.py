@@ -84,7 +84,9 @@ def prepare(request: Request, observer: Observer) -> Prepared:
             "this machine is not ready, for the reasons above; `cudadent42 preflight` shows all checks, "
             "--ignore-preflight goes on regardless"
         )
-    plan = replace(plan, device=chosen_device(context))
+    plan = make_plan(
+        request.choices, chosen_device(context), implementations.registry()
+    )  # the margin is the device's
     for name in plan.implementations:
         if implementations.is_plug_in(name):
             continue  # the worker's business: this process runs no code but its own
@@ -166,8 +168,10 @@ def _bench(
             for sample in event.samples:
                 folder.append_sample(sample)
             folder.log("block", conditions=event.conditions)
-        else:
-            _tell(event, observer)
+            return
+        if isinstance(event, Skipped):
+            folder.log("skipped", key=event.key, reason=event.reason)
+        _tell(event, observer)
 
     observer.stage("bench")
     return run_stage("bench", plan, on_event=on_event, verified=verified, worker=worker)

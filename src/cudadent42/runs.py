@@ -383,6 +383,26 @@ def load_run(path: Path) -> RunFolder:
     )
 
 
+def load_skipped(path: Path) -> dict[str, str]:
+    """What was left out of the timing, with the reason, by the log of a run folder: of use where the run did not get as
+    far as ``results.json``."""
+    skipped: dict[str, str] = {}
+    try:
+        lines = (path / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return skipped
+    except OSError as error:
+        raise UsageError(f"{path / LOG} cannot be read: {error}") from error
+    for line in lines:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue  # the line that was being written when the run was killed
+        if isinstance(entry, dict) and entry.get("event") == "skipped":
+            skipped[str(entry.get("key"))] = str(entry.get("reason"))
+    return skipped
+
+
 def _load_optional(kind: type[T], path: Path) -> T | None:
     data = _read_json(path)
     return None if data is None else _decode_file(kind, data, path)

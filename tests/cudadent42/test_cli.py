@@ -202,6 +202,11 @@ def test_an_interrupted_run_keeps_what_was_measured(
     assert json.loads((folder / "manifest.json").read_text())["status"] == "interrupted"
     code, _, err = cudadent42("report", str(folder))
     assert code == 0, err
+    page = (folder / "report.md").read_text()
+    assert "Partial: " in page
+    assert "The run was interrupted" in page
+    assert "9999 planned blocks" in page
+    assert not (folder / "results.json").exists()
 
 
 def test_a_kernel_that_does_not_compile(suite: Path, tmp_path: Path) -> None:

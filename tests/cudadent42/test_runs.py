@@ -171,6 +171,16 @@ with t.writer(Path({str(folder)!r})) as run:
     assert "cannot write" in read.manifest.error
 
 
+def test_what_was_left_out_is_read_from_the_log(tmp_path: Path) -> None:
+    assert runs.load_skipped(tmp_path) == {}
+    with writer(tmp_path / "run") as run:
+        run.log("note", text="tiny/fp32: not timed")
+        run.log("skipped", key="tiny/fp32/ours", reason="wrong after timing")
+    with (tmp_path / "run" / runs.LOG).open("a") as file:
+        file.write('{"event": "skipped", "key": "cut')
+    assert runs.load_skipped(tmp_path / "run") == {"tiny/fp32/ours": "wrong after timing"}
+
+
 def test_json_is_replaced_whole(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     runs.write_json(path, PLAN)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cudadent42.errors import UsageError
-from cudadent42.runs import RunFolder, load_run
+from cudadent42.runs import RunFolder, load_run, load_skipped
 
 __all__ = ["ReportPaths", "write", "write_run"]
 
@@ -26,9 +26,20 @@ class ReportPaths:
 def write(folder: Path) -> ReportPaths:
     """Write ``report.html``, ``report.md`` and ``speedup.svg`` into a run folder, finished or not.
 
+    Of a run that ended early the samples that were kept are compared, and the report says that this is a part.
+
     Raises UsageError where the folder cannot be read as a run or cannot be written to.
     """
-    return write_run(load_run(folder))
+    return write_run(_compared(load_run(folder)))
+
+
+def _compared(run: RunFolder) -> RunFolder:
+    """The run with a comparison: where it ended before its own, one of the samples that were kept."""
+    if run.results is not None or not run.samples:
+        return run
+    from cudadent42.bench.compare import compare
+
+    return replace(run, results=compare(run.plan, run.samples, load_skipped(run.path), {}))
 
 
 def write_run(run: RunFolder) -> ReportPaths:

@@ -92,6 +92,11 @@ def _unfinished(view: View) -> Notice | None:
         f"Kept: {text.plural(len(view.run.samples), 'sample')} of {sampled} of "
         f"{text.plural(len(view.rows), 'case')}; {len(view.timed)} compared."
     )
+    if view.partial:
+        blocks = [row.comparison.blocks for row in view.timed if row.comparison]
+        lines.append(
+            f"Partial: compared over {min(blocks)} to {max(blocks)} of {view.run.plan.repeats} planned blocks per case."
+        )
     return Notice(Tone.WARN, title, tuple(lines))
 
 

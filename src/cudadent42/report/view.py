@@ -216,13 +216,23 @@ class View:
     def complete(self) -> bool:
         """Every case of the plan is either compared or skipped for a stated reason."""
         results = self.run.results
-        if results is None or self.run.manifest.status in (RunStatus.INTERRUPTED, RunStatus.FAILED):
+        if results is None or self.run.manifest.status is not RunStatus.FINISHED:
             return False
         return self.alone or all(row.comparison or self.skip_reason(row.case) for row in self.rows)
 
     @property
+    def partial(self) -> bool:
+        """Whether there is a comparison, of a run that did not finish."""
+        results = self.run.results
+        return bool(results and results.cases) and self.run.manifest.status is not RunStatus.FINISHED
+
+    @property
     def headline(self) -> str:
         """The verdict in one line."""
+        return ("Partial: " if self.partial else "") + self._headline
+
+    @property
+    def _headline(self) -> str:
         results = self.run.results
         if self.failures:
             names = dict.fromkeys(text.implementation(c.implementation) for c in self.failures)
