@@ -4,8 +4,13 @@
 # CUDADENT42_PYTHON=/path/to/python3   use that Python as it is, with the packages it has, and install nothing
 # CUDADENT42_BASE_PYTHON=/path/to/python3   make .venv with that Python instead of the first that is found
 
+# fail MESSAGE [LINE...]: the further lines are commands to copy.
 fail() {
-    printf 'error: %s\n' "$@" >&2
+    printf 'error: %s\n' "$1" >&2
+    shift
+    for line in "$@"; do
+        printf '%s\n' "$line" >&2
+    done
     exit 4
 }
 
@@ -52,7 +57,11 @@ prepare_environment() {
     if [ -n "${CUDADENT42_PYTHON:-}" ]; then
         is_recent "$CUDADENT42_PYTHON" ||
             fail "CUDADENT42_PYTHON=$CUDADENT42_PYTHON is not a Python of 3.10 or newer"
-        python=$CUDADENT42_PYTHON
+        case $CUDADENT42_PYTHON in
+            /*) python=$CUDADENT42_PYTHON ;;
+            */*) python=$PWD/$CUDADENT42_PYTHON ;; # test.sh changes the folder
+            *) python=$CUDADENT42_PYTHON ;;
+        esac
         PYTHONPATH=$root/src${PYTHONPATH:+:$PYTHONPATH}
         export PYTHONPATH
         return
@@ -64,7 +73,8 @@ prepare_environment() {
         if [ "$(cat "$root/.venv/.stamp-$group" 2>/dev/null)" = "$stamp" ] && is_recent "$python"; then
             continue
         fi
-        is_recent "$python" || make_environment
+        # Without pip it was cut short while it was made.
+        { is_recent "$python" && "$python" -c 'import pip' >/dev/null 2>&1; } || make_environment
         install_group "$group"
         printf '%s\n' "$stamp" >"$root/.venv/.stamp-$group"
     done

@@ -103,7 +103,7 @@ def test_the_tools_of_the_tests_are_asked_for(checkout: Path, tmp_path: Path) ->
 
 def test_an_environment_that_is_up_to_date_is_left_alone(checkout: Path) -> None:
     (checkout / ".venv/bin").mkdir(parents=True)
-    python = fake_python(checkout / ".venv/bin/python")
+    python = fake_python(checkout / ".venv/bin/python", "pip")
     text = python.read_text()
     python.write_text(text.replace(" in\n", ' in\n"-m cudadent42 run"*) echo ran; exit 0 ;;\n', 1))
     sums = subprocess.run(
@@ -112,11 +112,27 @@ def test_an_environment_that_is_up_to_date_is_left_alone(checkout: Path) -> None
     (checkout / ".venv/.stamp-run").write_text(f"{checkout} {sums.stdout.strip()}\n")
     done = script(checkout / "run.sh")
     assert (done.returncode, done.stdout, done.stderr) == (0, "ran\n", "")
-    # A changed pin is not up to date; this Python has no pip, and that is what is said.
+    # A changed pin is not up to date; pip installs nothing here, and that is what is said.
     (checkout / "constraints.txt").write_text("torch==2.12.0\n")
     done = script(checkout / "run.sh")
     assert done.returncode == 4
     assert "pip could not install the packages" in done.stderr
+
+
+def test_an_environment_that_was_cut_short_is_made_again(checkout: Path, tmp_path: Path) -> None:
+    (checkout / ".venv/bin").mkdir(parents=True)
+    fake_python(checkout / ".venv/bin/python")  # no pip: stopped during ensurepip
+    done = script(checkout / "run.sh", CUDADENT42_BASE_PYTHON=str(fake_python(tmp_path / "python3")))
+    assert done.returncode == 4
+    assert "has neither ensurepip nor pip" in done.stderr
+    assert [line for line in done.stderr.splitlines() if line.startswith("  sudo apt-get")]
+
+
+def test_a_python_by_relative_path(checkout: Path, tmp_path: Path) -> None:
+    fake_python(tmp_path / "mine", "hypothesis", "pytest")
+    done = script(checkout / "test.sh", cwd=tmp_path, CUDADENT42_PYTHON="./mine")
+    assert "not found" not in done.stderr
+    assert done.returncode == 1  # what this Python answers to -m pytest
 
 
 @pytest.mark.net
