@@ -8,15 +8,19 @@ import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cudadent42.errors import MachineNotReadyError, UsageError
 from cudadent42.preflight.definitions import parse_device
 from cudadent42.preflight.runner import chosen_device, gather
-from cudadent42.records import BuildFailure, BuildReport, Plan
+from cudadent42.records import BuildFailure, BuildReport, Case, Plan
 from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.jit.cache import CompileCache, default_cache
 from flashmoe_science.jit.limits import device_architecture
 from flashmoe_science.jit.records import KernelBuild
+
+if TYPE_CHECKING:
+    from flashmoe_science.jit.nvrtc import CudaKernel
 
 OURS = "cudadent42"
 """The implementation whose kernels this project compiles."""
@@ -28,14 +32,21 @@ _ARCHITECTURE = re.compile(r"sm_\d{2,3}[af]?")
 
 
 def build_for(plan: Plan, on_progress: OnProgress) -> BuildReport:
-    """The kernels that the plan's own implementation needs on its device; none where it is not raced."""
+    """The kernels that the plan's cases can lead to on its device; none where our implementation is not raced.
+
+    What adversarial inputs of other head dims need besides is compiled at its first use in verification.
+    """
     if OURS not in plan.implementations:
         return BuildReport(())
-    return build(plan.device, (), on_progress)
+    return build(plan.device, (), on_progress, plan.cases)
 
 
-def build(device: str, architectures: Sequence[str], on_progress: OnProgress) -> BuildReport:
+def build(
+    device: str, architectures: Sequence[str], on_progress: OnProgress, cases: Sequence[Case] = ()
+) -> BuildReport:
     """Build for ``cpu``, for ``cuda:N``, or for named CUDA architectures, which need not be present.
+
+    Given ``cases``, only the CUDA kernels of their head dims and dtypes.
 
     A kernel that does not compile is a failure in the report. Raises UsageError for architectures that do not
     fit, MachineNotReadyError where something that compiling needs is missing.
@@ -50,7 +61,7 @@ def build(device: str, architectures: Sequence[str], on_progress: OnProgress) ->
             on_progress(0, 1, "the CPU kernel, about 10 s at first use")
             built = _build_cpu()
         else:
-            built = _build_cuda(architectures or (_architecture(device),), on_progress)
+            built = _build_cuda(architectures or (_architecture(device),), on_progress, cases)
     except DeviceError as error:
         raise MachineNotReadyError(str(error)) from error
     return BuildReport(
@@ -68,9 +79,11 @@ def _build_cpu() -> list[KernelBuild | BuildFailure]:
         return [BuildFailure("attention_forward", platform.machine(), str(error), error.log)]
 
 
-def _build_cuda(architectures: Sequence[str], on_progress: OnProgress) -> list[KernelBuild | BuildFailure]:
+def _build_cuda(
+    architectures: Sequence[str], on_progress: OnProgress, cases: Sequence[Case]
+) -> list[KernelBuild | BuildFailure]:
     from flashmoe_science import cuda
-    from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel
+    from flashmoe_science.jit.nvrtc import compile_kernel
 
     cache = default_cache()
 
@@ -82,12 +95,37 @@ def _build_cuda(architectures: Sequence[str], on_progress: OnProgress) -> list[K
 
     # NVRTC compiles in threads of its caller and without Python's lock.
     wanted = cuda.kernels(architectures)
+    if cases:
+        wanted = needed(wanted, cases)
     built = []
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         for kernel, result in zip(wanted, pool.map(attempt, wanted), strict=True):
             built.append(result)
             on_progress(len(built), len(wanted), f"{kernel.function} for {kernel.architecture}")
     return built
+
+
+_ELEMENT_BF16 = {"bf16": 1, "fp16": 0}
+"""The kernels' macro for the dtypes that they take."""
+
+
+def needed(kernels: Sequence[CudaKernel], cases: Sequence[Case]) -> list[CudaKernel]:
+    """The kernels that the cases can lead to: those of a case's dtype and of the smallest compiled head dim that holds
+    it, per kernel."""
+    compiled: dict[str, set[int]] = {}
+    for kernel in kernels:
+        compiled.setdefault(kernel.function, set()).add(kernel.macros["HEAD_DIM"])
+    found = set()
+    for case in cases:
+        for function, head_dims in compiled.items():
+            fitting = [size for size in head_dims if size >= case.head_dim]
+            if fitting and case.dtype in _ELEMENT_BF16:
+                found.add((function, min(fitting), _ELEMENT_BF16[case.dtype]))
+    return [
+        kernel
+        for kernel in kernels
+        if (kernel.function, kernel.macros["HEAD_DIM"], kernel.macros["ELEMENT_BF16"]) in found
+    ]
 
 
 def _architecture(device: str) -> str:
