@@ -20,12 +20,14 @@ SuiteOption = Annotated[
 DTypeOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--dtype", metavar="NAME", help="fp16, bf16 or fp32; repeat for more. Default: the suite's."
+        "--dtype", metavar="NAME", help="fp16, bf16 or fp32; by commas or repeated. Default: the suite's."
     ),
 ]
 CaseOption = Annotated[
     list[str] | None,
-    typer.Option("--case", metavar="NAME", help="Only this case of the suite; repeat for more."),
+    typer.Option(
+        "--case", metavar="NAME", help="Only this case of the suite, or name/dtype; by commas or repeated."
+    ),
 ]
 ImplementationsOption = Annotated[
     list[str] | None,

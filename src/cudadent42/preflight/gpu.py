@@ -10,7 +10,8 @@ from cudadent42.preflight.gpu_probe import GpuProbe, Monitor
 from cudadent42.records import Status
 
 MIN_DRIVER_CUDA = 12
-MIN_CAPABILITY = (8, 0)
+MIN_CAPABILITY = (7, 5)
+BF16_CAPABILITY = (8, 0)
 _INIT_PROBLEMS = {100: "no-device", 802: "not-initialised", 803: "mismatch"}  # CUresult
 _TORCH_INDEX = "https://download.pytorch.org/whl/"
 _NOT_NEEDED = "none, and a CPU run needs none"
@@ -62,7 +63,9 @@ def _gpu(context: Context) -> Finding:
     if count > 1:
         detail += f" (device {context.gpu_index} of {count})"
     major, minor = map(int, gpu.compute_capability.split("."))
-    problem = "too-old" if (major, minor) < MIN_CAPABILITY else None
+    problem = None
+    if (major, minor) < BF16_CAPABILITY:
+        problem = "fp16-only" if (major, minor) >= MIN_CAPABILITY else "too-old"
     return Finding(detail, problem, {"name": gpu.name, "capability": gpu.compute_capability}, facts)
 
 
@@ -200,8 +203,14 @@ DEFINITIONS = (
             Problem(
                 "too-old",
                 Status.FAIL,
-                "{name} has compute capability {capability}; 8.0 (Ampere) or newer is needed",
+                "{name} has compute capability {capability}; 7.5 (Turing) or newer is needed",
                 "cudadent42 run --device cpu",
+            ),
+            Problem(
+                "fp16-only",
+                Status.WARN,
+                "{name} has compute capability {capability}: no bf16 kernel runs there, so its cases are skipped",
+                "cudadent42 run --dtype fp16",
             ),
         ),
     ),

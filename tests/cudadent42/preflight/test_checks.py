@@ -273,7 +273,12 @@ def test_a_working_gpu() -> None:
     assert check("gpu-clocks", context(WORKING)).status is Status.OK
     assert check("gpu", context(WORKING, "cuda:1")).cause.startswith("device cuda:1 was asked for and 1 ")
     turing = dataclasses.replace(WORKING, gpus=(Gpu("Tesla T4", "7.5", 16 << 30, 40),))
-    assert "8.0 (Ampere) or newer" in check("gpu", context(turing)).cause
+    found = check("gpu", context(turing))
+    assert (found.status, found.fix) == (Status.WARN, "cudadent42 run --dtype fp16")
+    volta = dataclasses.replace(WORKING, gpus=(Gpu("Tesla V100", "7.0", 16 << 30, 80),))
+    found = check("gpu", context(volta))
+    assert found.status is Status.FAIL
+    assert "7.5 (Turing) or newer" in found.cause
 
 
 def test_a_gpu_that_is_shared_or_slowed() -> None:
