@@ -35,6 +35,10 @@ SAMPLES = "samples.csv"
 VERIFY = "verify.json"
 RESULTS = "results.json"
 LOG = "log.jsonl"
+RESERVE = ".reserve"
+"""Space held while the run goes on, so that how it ended can be written on a full disk."""
+
+_RESERVE_BYTES = 1 << 19
 
 COLUMNS = (
     "implementation",
@@ -170,6 +174,8 @@ class RunWriter:
             environment={name: os.environ[name] for name in _RECORDED_VARIABLES if name in os.environ},
         )
         create_folder(path)
+        with _disk_errors(path):
+            (path / RESERVE).write_bytes(bytes(_RESERVE_BYTES))
         self._write_manifest()
         with _disk_errors(path):
             self._log: TextIO = (path / LOG).open("a", encoding="utf-8")
@@ -193,6 +199,8 @@ class RunWriter:
                 self._end(RunStatus.FAILED, str(error) or type(error).__name__)
 
     def _end(self, status: RunStatus, error: str) -> None:
+        with suppress(OSError):  # room for the last manifest, should the disk be full
+            (self.path / RESERVE).unlink(missing_ok=True)
         for file in (self._log, self._samples):
             with suppress(OSError):  # every row was flushed: what is left over already failed once
                 if file is not None:

@@ -94,11 +94,18 @@ def test_samples_begin_with_the_nine_columns(tmp_path: Path) -> None:
 def test_rows_are_on_disk_before_the_run_ends(tmp_path: Path) -> None:
     run = writer(tmp_path / "run")
     run.append_sample(sample())
+    assert (tmp_path / "run" / runs.RESERVE).stat().st_size > 1e5
     unfinished = runs.load_run(tmp_path / "run")
     assert unfinished.manifest.status is runs.RunStatus.RUNNING
     assert len(unfinished.samples) == 1
     assert unfinished.verify is None
     assert unfinished.results is None
+
+
+def test_the_space_held_for_the_end_is_given_back(tmp_path: Path) -> None:
+    with writer(tmp_path / "run"):
+        pass
+    assert runs.RESERVE not in os.listdir(tmp_path / "run")
 
 
 def test_a_row_cut_short_is_left_out(tmp_path: Path) -> None:
