@@ -11,6 +11,7 @@ import sys
 
 import torch
 from cuda_hopper import race
+
 from flashmoe_science.configs import hopper as hopper_configs
 from flashmoe_science.configs import portable as portable_configs
 from flashmoe_science.cuda import Choice, KernelKind, forward
@@ -43,7 +44,7 @@ def main() -> None:
             for name, choice in choices(seqlen, head_dim, causal).items()
         }
         calls["selected"] = lambda: forward(query, key, value, causal=causal)  # noqa: B023
-        calls["sdpa"] = lambda: torch.nn.functional.scaled_dot_product_attention(  # noqa: B023
+        calls["sdpa"] = lambda: torch.nn.functional.scaled_dot_product_attention(
             query,  # noqa: B023
             key,  # noqa: B023
             value,  # noqa: B023
