@@ -41,7 +41,14 @@ def choose(problem: Problem, device: Device) -> Choice | None:
         and _mappable(problem.value_strides, (problem.batch, problem.num_kv_heads, problem.seqlen_k))
     ):
         return None
-    tile = configs.configuration(problem.head_dim, problem.causal, problem.seqlen_k)
+    tile = configs.configuration(
+        problem.head_dim,
+        problem.causal,
+        problem.seqlen_q,
+        problem.seqlen_k,
+        problem.batch * problem.num_heads,
+        device.multiprocessors,
+    )
     return Choice(KernelKind.HOPPER, tile, "TMA and wgmma kernel with the tile for this head dim and mask")
 
 

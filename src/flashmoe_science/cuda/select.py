@@ -24,7 +24,7 @@ _PREFERENCE = (KernelKind.SMALL, KernelKind.HOPPER, KernelKind.PORTABLE)
 """The first kernel that takes a problem gets it."""
 _PREFERENCE_FOR_FEW_TILES = (KernelKind.SMALL, KernelKind.PORTABLE, KernelKind.HOPPER)
 _FEW_TILES_ROWS = 64
-_FEW_TILES_KEYS = 512
+_FEW_TILES_KEYS = 256
 _FEW_TILES_HEAD_DIM = 64
 
 
@@ -54,8 +54,8 @@ def select(problem: Problem, device: Device) -> Choice:
 
 def _preference(problem: Problem, device: Device) -> tuple[KernelKind, ...]:
     """Up to head dim 64, tiles of 64 rows that all find a place at once and see few keys are done by the portable
-    kernel before the Hopper kernel has set up its pipeline (H200: 4.2 against 4.8 us at 64 heads of 128 rows, 8.1
-    against 8.6 us at 8 of 512; with more keys or tiles, or at head dim 128, it is the other way round).
+    kernel before the Hopper kernel has set up its pipeline (H200: 4.2 against 4.8 us at 64 heads of 128 rows; at 8
+    heads of 512 rows and keys, or at head dim 128, it is the other way round).
     """
     tiles = problem.batch * problem.num_heads * -(-problem.seqlen_q // _FEW_TILES_ROWS)
     few = (

@@ -79,12 +79,25 @@ def test_leaves_other_architectures(architecture: str) -> None:
     head_dim=st.integers(1, 32).map(lambda x: 8 * x),
     causal=st.booleans(),
     seqlen=st.integers(1, 1 << 20),
+    slices=st.integers(1, 4096),
+    multiprocessors=st.sampled_from([78, 114, 132]),
 )
-def test_every_choice_is_built_ahead_and_fits(head_dim: int, causal: bool, seqlen: int) -> None:
-    tile = configs.configuration(head_dim, causal, seqlen)
+def test_every_choice_is_built_ahead_and_fits(
+    head_dim: int, causal: bool, seqlen: int, slices: int, multiprocessors: int
+) -> None:
+    tile = configs.configuration(head_dim, causal, seqlen, seqlen, slices, multiprocessors)
     assert tile in configs.all_configurations()
     assert tile.head_dim >= head_dim
     check_block("tile", "sm_90", tile.threads, tile.shared_bytes)
+
+
+@pytest.mark.parametrize(
+    ("heads", "seqlen", "block_m"),
+    # As measured: short tiles where tall ones leave multiprocessors idle in a wave or two, else tall ones.
+    [(8, 512, 128), (8, 2048, 128), (8, 4096, 128), (1024, 512, 192), (256, 2048, 192), (32, 16384, 192)],
+)
+def test_short_tiles_fill_the_chip_where_tiles_are_few(heads: int, seqlen: int, block_m: int) -> None:
+    assert configs.configuration(64, False, seqlen, seqlen, heads, 132).block_m == block_m
 
 
 @given(seqlen=st.integers(1, 1 << 20), head_dim=st.integers(1, 32).map(lambda x: 8 * x))
