@@ -8,7 +8,7 @@
 // are transposed, once a tile. A task is one or more tiles of the same head that share each prepared key
 // block.
 //
-// How the three element types run:
+// A lone query of a key/value head takes another way, see decode.h. How the three element types run in tiles:
 //   fp32           multiply-adds on the user's K and V (copied block by block if their rows are far apart)
 //   bf16           AVX512-BF16 dot products of pairs: along d for scores, along keys for the output
 //   fp16 (bf16)    blocks of K and V widened to fp32, then as fp32
@@ -23,6 +23,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "decode.h"
 #include "parallel.h"
 #include "python_call.h"
 #include "tile.h"
@@ -140,7 +141,10 @@ void work(void* data) {
     for (;;) {
         const int64_t task = __atomic_fetch_add(&job.next_task, 1, __ATOMIC_RELAXED);
         if (task >= job.tasks) return;
-        run_task<Path>(job, w, task);
+        if (job.rows == 1)
+            decode<typename Path::Element>(job, w, task);
+        else
+            run_task<Path>(job, w, task);
     }
 }
 

@@ -24,6 +24,7 @@ constexpr int BLOCK_KEYS = 64;
 constexpr int MAX_TASK_TILES = 4;
 // Longest run of products summed in one register: a longer head dimension is summed in parts, for accuracy.
 constexpr int MAX_DEPTH = 128;
+constexpr double LOG2_E = 1.4426950408889634;
 constexpr int64_t NO_DIAGONAL = INT64_MAX / 4;
 
 constexpr int up_to_multiple(int64_t x, int of) { return (int)((x + of - 1) / of * of); }
