@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from flashmoe_science import cpu, cuda
-from flashmoe_science.arguments import check_arguments
+from flashmoe_science.arguments import check_arguments, check_causal
 from flashmoe_science.errors import DeviceError
 
 
@@ -33,7 +33,7 @@ def flash_attention(
         log-sum-exp, float32, (batch, heads, seqlen_q). A row that sees no key gives zeros and minus infinity.
 
     Raises:
-        InputError: arguments that do not fit together, or that require a gradient.
+        InputError: arguments that do not fit together, that require a gradient, or that have no memory.
         DeviceError: no kernel for this device, or nothing on the machine to compile one with.
         BuildError: the kernel did not compile.
 
@@ -49,6 +49,7 @@ def flash_attention(
             )
             return out if lse is None else (out, lse)
     check_arguments(query, key, value, softmax_scale)
+    check_causal(causal)
     raise DeviceError(
         f"there is no kernel for {query.device}; expected tensors on cpu or cuda: move them with .to()"
     )

@@ -9,7 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flashmoe_science.arguments import check_arguments, reject_gradients
+from flashmoe_science.arguments import (
+    check_arguments,
+    check_causal,
+    reject_gradients,
+    reject_without_memory,
+)
 from flashmoe_science.cuda.driver import make_context_current
 from flashmoe_science.cuda.problem import Choice, Device, Launch, Problem
 from flashmoe_science.cuda.repeat import (
@@ -97,6 +102,8 @@ def forward(
         and call is not None
     ):
         return call(query, key, value)
+    if causal is not True and causal is not False:
+        causal = check_causal(causal)
     try:
         device = query.get_device()
         signature = (
@@ -125,6 +132,9 @@ def forward(
         raise
     if query.requires_grad or key.requires_grad or value.requires_grad:
         reject_gradients(query, key, value)
+    if type(query) is not torch.Tensor or type(key) is not torch.Tensor or type(value) is not torch.Tensor:
+        # A launch on memory that is not there would end the process's use of the GPU.
+        reject_without_memory(query=query, key=key, value=value)
     if ready is None or device != current_device():
         # Rare, or dearer than a check would be.
         check_arguments(query, key, value, softmax_scale)
@@ -147,6 +157,7 @@ def explain(
 ) -> Choice:
     """Which kernel and configuration `forward` takes for these tensors, and why. Launches nothing."""
     check_arguments(query, key, value, softmax_scale)
+    causal = check_causal(causal)
     problem = _problem(query, key, value, _output_like(query), causal, softmax_scale, return_lse)
     return select(problem, device_of(query.get_device()))
 
@@ -228,7 +239,7 @@ def _problem(
         head_dim=head_dim,
         dtype=query.dtype,
         causal=causal,
-        softmax_scale=1 / math.sqrt(head_dim) if softmax_scale is None else softmax_scale,
+        softmax_scale=1 / math.sqrt(head_dim) if softmax_scale is None else float(softmax_scale),
         return_lse=return_lse,
         query_strides=_strides("query", query),
         key_strides=_strides("key", key),
