@@ -6,6 +6,7 @@ import torch
 
 from flashmoe_science import cpu, cuda
 from flashmoe_science.arguments import check_arguments, check_causal
+from flashmoe_science.cuda.forward import this_thread
 from flashmoe_science.errors import DeviceError
 
 
@@ -41,6 +42,18 @@ def flash_attention(
     calculation for softmax (2018), arXiv:1805.02867.
     """
     if isinstance(query, torch.Tensor):
+        if query.is_cuda:
+            # The steady state of `cuda.forward`, without its frame: a tenth of a microsecond of four.
+            recent_causal, recent_scale, recent_lse, matches, call = this_thread.recent
+            if (
+                causal is recent_causal
+                and return_lse is recent_lse
+                and softmax_scale is recent_scale
+                and matches(query, key, value)
+                and call is not None
+            ):
+                output, lse = call(query, key, value)
+                return output if lse is None else (output, lse)
         # The backends check shapes and types once for each combination.
         backend = cuda if query.is_cuda else cpu if query.is_cpu else None
         if backend is not None:

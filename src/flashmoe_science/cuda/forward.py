@@ -53,7 +53,7 @@ class _ThreadPlans(threading.local):
         self.recent = _NONE_YET
 
 
-_thread = _ThreadPlans()
+this_thread = _ThreadPlans()
 
 
 def forward(
@@ -90,7 +90,7 @@ def forward(
         contiguous, or rows that are not aligned to 16 bytes.
         DeviceError, BuildError: see `flashmoe_science.cuda.driver.load`.
     """
-    recent_causal, recent_scale, recent_lse, matches, call = _thread.recent
+    recent_causal, recent_scale, recent_lse, matches, call = this_thread.recent
     if (
         causal is recent_causal
         and return_lse is recent_lse
@@ -125,7 +125,7 @@ def forward(
             return_lse,
             choice,
         )
-        ready = _thread.ready.get(signature)
+        ready = this_thread.ready.get(signature)
     except (AttributeError, TypeError, RuntimeError):
         # Not tensors, not dense, or an argument that cannot be hashed: the checks say which.
         check_arguments(query, key, value, softmax_scale)
@@ -142,7 +142,7 @@ def forward(
             if ready is None:
                 ready = _make_ready(signature, query, key, value)
             return ready.call(query, key, value)
-    _thread.recent = ready.recent
+    this_thread.recent = ready.recent
     return ready.call(query, key, value)
 
 
@@ -201,9 +201,9 @@ def _make_ready(
     if torch.cuda.device_count() > 1:
         matches = _and_current(matches, where.index)
     ready = _Ready(call, (causal, softmax_scale, return_lse, matches, call))
-    if len(_thread.ready) >= _MAX_PLANS:
-        _thread.ready.clear()
-    _thread.ready[signature] = ready
+    if len(this_thread.ready) >= _MAX_PLANS:
+        this_thread.ready.clear()
+    this_thread.ready[signature] = ready
     return ready
 
 
