@@ -1,10 +1,11 @@
 """Host time of attention calls on CUDA tensors: steady state with its parts, and the first call of a process.
 
-Usage: PYTHONPATH=src python benchmarks/cuda_host.py
+Usage: PYTHONPATH=src python benchmarks/cuda_host.py [--output FOLDER/host.json]
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import math
 import os
@@ -17,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from provenance import provenance
 from torch.nn.functional import scaled_dot_product_attention
 
 import flashmoe_science
+from cudadent42.runs import write_json
 from flashmoe_science.cuda import KernelKind, Problem, forward
 from flashmoe_science.cuda.forward import device_of
 from flashmoe_science.cuda.repeat import cuda_allocator, matcher
@@ -129,7 +132,22 @@ def first_calls() -> dict[str, list[float]]:
         return results
 
 
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="also write the figures here, as JSON")
+    output = parser.parse_args().output
+    host_us, parts_us, first_ms = host_times(), parts(), first_calls()
+    print("host time per call, us:", ", ".join(f"{name} {us:.2f}" for name, us in host_us.items()))
+    print("its parts, us:", ", ".join(f"{name} {us:.2f}" for name, us in parts_us.items()))
+    print("import and first call, ms:", first_ms)
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        figures = {"host_us": host_us, "parts_us": parts_us, "import_and_first_call_ms": first_ms}
+        write_json(output, {**provenance("cuda"), **figures})
+
+
 if __name__ == "__main__":
-    print("host time per call, us:", ", ".join(f"{name} {us:.2f}" for name, us in host_times().items()))
-    print("its parts, us:", ", ".join(f"{name} {us:.2f}" for name, us in parts().items()))
-    print("import and first call, ms:", first_calls())
+    main()

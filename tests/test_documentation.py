@@ -12,8 +12,10 @@ from types import ModuleType
 
 import pytest
 
+from cudadent42.errors import UsageError
 from cudadent42.implementations import registry
 from cudadent42.plan import Choices, make_plan
+from cudadent42.records import Comparison, Verdict
 from cudadent42.verify import verify
 
 ROOT = Path(__file__).parent.parent
@@ -78,10 +80,45 @@ def test_readme_quotes_its_run_folder() -> None:
     assert tool.replace_section(readme, tool.section(folders)) == readme
 
 
+def test_figures_are_those_of_the_run_folders() -> None:
+    tool = load(ROOT / "tools" / "update_figures.py")
+    page = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
+    assert tool.updated(page) == page, "run tools/update_figures.py"
+
+
+def test_figures_of_rivals_take_the_fastest_of_each_cell() -> None:
+    tool = load(ROOT / "tools" / "update_figures.py")
+
+    def timed(name: str, implementation: str, latency_ms: float) -> Comparison:
+        return Comparison(name, "bf16", implementation, "base", 1, 1, 1, Verdict.EQUAL, latency_ms, 1, 25)
+
+    ours = [timed("short", "ours", 2.0), timed("long", "ours", 10.0)]
+    others = [timed("short", "a", 4.0), timed("short", "b", 3.0), timed("long", "a", 8.0)]
+    assert tool.ratios_to_best(ours, others, ["a"]) == pytest.approx(((2.0 * 0.8) ** 0.5, 0.8))
+    with pytest.raises(UsageError, match="b was not timed on long"):
+        tool.ratios_to_best(ours, others, ["a", "b"])
+    others.append(timed("long", "b", 20.0))
+    assert tool.ratios_to_best(ours, others, ["a", "b"]) == pytest.approx(((1.5 * 0.8) ** 0.5, 0.8))
+
+
+def test_figures_table_says_what_is_missing_and_what_falls_short(tmp_path: Path) -> None:
+    tool = load(ROOT / "tools" / "update_figures.py")
+    bounds = (tool.Bound("cold", 30, tool.unit("s")), tool.Bound("warm", 20, tool.unit("ms")))
+    row = tool.Row("a call", "cpu-figures", bounds, lambda folder: (31.0, 19.0))
+    asked = "| a call | cold ≤ 30 s, warm ≤ 20 ms |"
+    (tmp_path / "2026-01-01-other-cpu-figures").mkdir()
+    assert tool.line(row, tmp_path) == f"{asked} {tool.NOTHING_YET} | |"
+    for name in ("2026-02-03-cpu-figures", "2026-01-31-cpu-figures"):
+        (tmp_path / name).mkdir()
+    link = "[2026-02-03-cpu-figures](../benchmarks/results/2026-02-03-cpu-figures)"
+    assert tool.line(row, tmp_path) == f"{asked} cold 31 s (**not reached**), warm 19 ms | {link} |"
+
+
 def load(path: Path) -> ModuleType:
     found = importlib.util.spec_from_file_location(path.stem, path)
     assert found
     assert found.loader
     module = importlib.util.module_from_spec(found)
+    sys.modules[path.stem] = module  # dataclasses look their module up there
     found.loader.exec_module(module)
     return module

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import numbers
 
+import numpy as np
 import torch
 
 from flashmoe_science.errors import InputError
@@ -72,12 +74,17 @@ def check_arguments(
                 f"the last dimension of {name} is not contiguous (stride {tensor.stride(3)}); "
                 "call .contiguous() on it"
             )
-    if softmax_scale is not None and not (
-        isinstance(softmax_scale, (int, float)) and math.isfinite(softmax_scale)
-    ):
+    if softmax_scale is not None and not _is_finite(softmax_scale):
         raise InputError(
             f"softmax_scale is {softmax_scale!r}; expected a finite number or None for 1/sqrt(head_dim)"
         )
+
+
+def check_causal(causal: object) -> bool:
+    """`causal` as a Python bool; InputError unless it is a bool already, Python's or NumPy's."""
+    if isinstance(causal, (bool, np.bool_)):
+        return bool(causal)
+    raise InputError(f"causal is {causal!r}; expected True or False")
 
 
 def reject_gradients(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
@@ -87,3 +94,20 @@ def reject_gradients(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
             "an argument requires a gradient, but flash_attention has no backward pass yet; "
             "call it under torch.no_grad(), detach() the tensors, or use PyTorch's own attention for training"
         )
+
+
+def reject_without_memory(**named: torch.Tensor) -> None:
+    """Raise InputError if a tensor that is not empty has no memory, as in torch's FakeTensorMode."""
+    for name, tensor in named.items():
+        if tensor.numel() and not tensor.data_ptr():
+            raise InputError(
+                f"{name} has no memory (a {type(tensor).__name__}); "
+                "flash_attention cannot be traced: call it on real tensors, outside FakeTensorMode"
+            )
+
+
+def _is_finite(number: object) -> bool:
+    try:
+        return isinstance(number, numbers.Real) and math.isfinite(float(number))
+    except OverflowError:
+        return False

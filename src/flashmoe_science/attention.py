@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from flashmoe_science import cpu, cuda
-from flashmoe_science.arguments import check_arguments
+from flashmoe_science.arguments import check_arguments, check_causal
+from flashmoe_science.cuda.forward import this_thread
 from flashmoe_science.errors import DeviceError
 
 
@@ -33,7 +34,7 @@ def flash_attention(
         log-sum-exp, float32, (batch, heads, seqlen_q). A row that sees no key gives zeros and minus infinity.
 
     Raises:
-        InputError: arguments that do not fit together, or that require a gradient.
+        InputError: arguments that do not fit together, that require a gradient, or that have no memory.
         DeviceError: no kernel for this device, or nothing on the machine to compile one with.
         BuildError: the kernel did not compile.
 
@@ -41,6 +42,18 @@ def flash_attention(
     calculation for softmax (2018), arXiv:1805.02867.
     """
     if isinstance(query, torch.Tensor):
+        if query.is_cuda:
+            # The steady state of `cuda.forward`, without its frame: a tenth of a microsecond of four.
+            recent_causal, recent_scale, recent_lse, matches, call = this_thread.recent
+            if (
+                causal is recent_causal
+                and return_lse is recent_lse
+                and softmax_scale is recent_scale
+                and matches(query, key, value)
+                and call is not None
+            ):
+                output, lse = call(query, key, value)
+                return output if lse is None else (output, lse)
         # The backends check shapes and types once for each combination.
         backend = cuda if query.is_cuda else cpu if query.is_cpu else None
         if backend is not None:
@@ -49,6 +62,7 @@ def flash_attention(
             )
             return out if lse is None else (out, lse)
     check_arguments(query, key, value, softmax_scale)
+    check_causal(causal)
     raise DeviceError(
         f"there is no kernel for {query.device}; expected tensors on cpu or cuda: move them with .to()"
     )

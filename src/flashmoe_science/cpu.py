@@ -14,7 +14,12 @@ from pathlib import Path
 
 import torch
 
-from flashmoe_science.arguments import check_arguments, reject_gradients
+from flashmoe_science.arguments import (
+    check_arguments,
+    check_causal,
+    reject_gradients,
+    reject_without_memory,
+)
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.jit.records import KernelBuild
@@ -81,6 +86,8 @@ def forward(
     Returns:
         The output and, with `return_lse`, the log-sum-exp, else None.
     """
+    if causal is not True and causal is not False:
+        causal = check_causal(causal)
     try:
         contiguous = query.is_contiguous() and key.is_contiguous() and value.is_contiguous()
         signature = (
@@ -106,7 +113,7 @@ def forward(
         reject_gradients(query, key, value)
     out = torch.empty(query.shape, dtype=query.dtype) if plan.contiguous_out else torch.empty_like(query)
     lse = torch.empty(plan.lse_shape) if return_lse else None
-    plan.launch(
+    if plan.launch(
         plan.address,
         query.data_ptr(),
         key.data_ptr(),
@@ -114,7 +121,8 @@ def forward(
         out.data_ptr(),
         0 if lse is None else lse.data_ptr(),
         torch.get_num_threads(),
-    )
+    ):
+        reject_without_memory(query=query, key=key, value=value, output=out)
     return out, lse
 
 
@@ -187,7 +195,7 @@ def _make_plan(
         key_stride=_byte_strides(key),
         value_stride=_byte_strides(value),
         out_stride=_byte_strides(out),
-        causal=bool(causal),
+        causal=causal,
         softmax_scale=head_dim**-0.5 if softmax_scale is None else float(softmax_scale),
     )
     plan = _Plan(

@@ -3,13 +3,16 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from attention_reference import assert_as_exact_as_torch, exact_attention
+from torch._subclasses import FakeTensorMode
 
 import flashmoe_science
-from flashmoe_science import DeviceError, InputError, flash_attention
+from flashmoe_science import DeviceError, InputError, cuda, flash_attention
 
 
 def tensors(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -61,6 +64,13 @@ BAD = [
     ((QUERY, KEY, VALUE.mT.contiguous().mT), {}, "last dimension of value is not contiguous"),
     ((QUERY, KEY, VALUE), {"softmax_scale": math.nan}, "softmax_scale is nan"),
     ((QUERY, KEY, VALUE), {"softmax_scale": "1"}, "softmax_scale is '1'"),
+    ((QUERY, KEY, VALUE), {"softmax_scale": np.float32("inf")}, "softmax_scale is "),
+    ((QUERY, KEY, VALUE), {"softmax_scale": 10**400}, "softmax_scale is 1000"),
+    ((QUERY, KEY, VALUE), {"softmax_scale": 1j}, "softmax_scale is 1j"),
+    ((QUERY, KEY, VALUE), {"causal": []}, "causal is []"),
+    ((QUERY, KEY, VALUE), {"causal": "no"}, "causal is 'no'"),
+    ((QUERY, KEY, VALUE), {"causal": None}, "causal is None"),
+    ((QUERY, KEY, VALUE), {"causal": 1}, "causal is 1"),
     ((QUERY, KEY, [1.0]), {}, "value is a list"),
     ((None, KEY, VALUE), {}, "query is a NoneType"),
     ((QUERY, KEY, VALUE.to_sparse()), {}, "value has layout torch.sparse_coo"),
@@ -86,6 +96,53 @@ def test_bad_input_is_refused_also_after_a_good_call_of_the_same_shape() -> None
         flash_attention(query, key.requires_grad_(), value)
     with pytest.raises(InputError, match="key is on meta"):
         flash_attention(query, key.detach().to("meta"), value)
+
+
+@pytest.mark.parametrize("scale", [np.float32(0.25), np.float64(0.25), np.int64(1), Fraction(1, 4)])
+def test_a_scale_may_be_any_real_number(scale: object) -> None:
+    query, key, value = tensors()
+    expected = flash_attention(query, key, value, softmax_scale=float(scale))  # type: ignore[arg-type]
+    assert torch.equal(flash_attention(query, key, value, softmax_scale=scale), expected)  # type: ignore[arg-type]
+
+
+def test_causal_may_be_a_numpy_bool_and_nothing_that_only_equals_one() -> None:
+    query, key, value = tensors()
+    for causal in (True, False):
+        expected = flash_attention(query, key, value, causal=causal)
+        assert torch.equal(flash_attention(query, key, value, causal=np.bool_(causal)), expected)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="expected True or False"):
+            flash_attention(query, key, value, causal=int(causal))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_fake_tensors_are_refused(warm: bool) -> None:
+    query, key, value = tensors()
+    if warm:
+        flash_attention(query, key, value)
+    with FakeTensorMode() as mode:
+        fake = [mode.from_tensor(tensor) for tensor in (query, key, value)]
+        with pytest.raises(InputError, match=r"query has no memory.*outside FakeTensorMode"):
+            flash_attention(*fake)
+    for index, name in enumerate(("query", "key", "value")):
+        mixed = [query, key, value]
+        mixed[index] = fake[index]
+        with pytest.raises(InputError, match=f"{name} has no memory"):
+            flash_attention(*mixed)
+
+
+def test_fake_cuda_tensors_are_refused_before_anything_is_launched() -> None:
+    with FakeTensorMode():
+        fake = [torch.empty(1, 2, 16, 64, dtype=torch.float16, device="cuda") for _ in range(3)]
+    with pytest.raises(InputError, match="query has no memory"):
+        cuda.forward(*fake)
+
+
+def test_fake_tensors_without_elements_need_no_memory() -> None:
+    with FakeTensorMode():
+        query, key = torch.empty(1, 2, 0, 32), torch.empty(1, 2, 5, 32)
+        out = flash_attention(query, key, key)
+    assert isinstance(out, torch.Tensor)
+    assert out.shape == (1, 2, 0, 32)
 
 
 def test_tensors_that_require_gradients_are_fine_where_autograd_is_off() -> None:

@@ -153,7 +153,7 @@ class Launcher:
     The buffer is read during the call, so each thread needs a launcher of its own.
     """
 
-    __slots__ = ("buffer", "start")
+    __slots__ = ("buffer", "start", "start_at")
 
     def __init__(
         self,
@@ -188,8 +188,21 @@ class Launcher:
             if status != 0:
                 check(library(), status, "cuLaunchKernelEx")
 
+        buffer, pack = self.buffer, ADDRESSES.pack_into
+
+        def start_at(query: int, key: int, value: int, output: int, lse: int, stream: int) -> None:
+            pack(buffer, 0, query, key, value, output, lse)
+            config.stream = stream
+            status = launch(reference, function, arguments, None)
+            if status != 0:
+                check(library(), status, "cuLaunchKernelEx")
+
         self.start = start
         """Launches on a raw stream handle."""
+        self.start_at = start_at
+        """Writes the addresses of query, key, value, output and lse to the head of the argument, then launches: a
+        `problem.Launch`. For kernels whose argument begins so; in one frame, because every call goes through it.
+        """
 
 
 class AddressPlan:
@@ -198,13 +211,7 @@ class AddressPlan:
     __slots__ = ("launch",)
 
     def __init__(self, launcher: Launcher) -> None:
-        buffer, start, pack = launcher.buffer, launcher.start, ADDRESSES.pack_into
-
-        def launch(query: int, key: int, value: int, output: int, lse: int, stream: int) -> None:
-            pack(buffer, 0, query, key, value, output, lse)
-            start(stream)
-
-        self.launch = launch
+        self.launch = launcher.start_at
 
 
 def _aligned_buffer(size: int, alignment: int) -> ctypes.Array[ctypes.c_char]:

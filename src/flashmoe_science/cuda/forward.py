@@ -9,7 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flashmoe_science.arguments import check_arguments, reject_gradients
+from flashmoe_science.arguments import (
+    check_arguments,
+    check_causal,
+    reject_gradients,
+    reject_without_memory,
+)
 from flashmoe_science.cuda.driver import make_context_current
 from flashmoe_science.cuda.problem import Choice, Device, Launch, Problem
 from flashmoe_science.cuda.repeat import (
@@ -48,7 +53,7 @@ class _ThreadPlans(threading.local):
         self.recent = _NONE_YET
 
 
-_thread = _ThreadPlans()
+this_thread = _ThreadPlans()
 
 
 def forward(
@@ -85,7 +90,7 @@ def forward(
         contiguous, or rows that are not aligned to 16 bytes.
         DeviceError, BuildError: see `flashmoe_science.cuda.driver.load`.
     """
-    recent_causal, recent_scale, recent_lse, matches, call = _thread.recent
+    recent_causal, recent_scale, recent_lse, matches, call = this_thread.recent
     if (
         causal is recent_causal
         and return_lse is recent_lse
@@ -97,6 +102,8 @@ def forward(
         and call is not None
     ):
         return call(query, key, value)
+    if causal is not True and causal is not False:
+        causal = check_causal(causal)
     try:
         device = query.get_device()
         signature = (
@@ -118,13 +125,16 @@ def forward(
             return_lse,
             choice,
         )
-        ready = _thread.ready.get(signature)
+        ready = this_thread.ready.get(signature)
     except (AttributeError, TypeError, RuntimeError):
         # Not tensors, not dense, or an argument that cannot be hashed: the checks say which.
         check_arguments(query, key, value, softmax_scale)
         raise
     if query.requires_grad or key.requires_grad or value.requires_grad:
         reject_gradients(query, key, value)
+    if type(query) is not torch.Tensor or type(key) is not torch.Tensor or type(value) is not torch.Tensor:
+        # A launch on memory that is not there would end the process's use of the GPU.
+        reject_without_memory(query=query, key=key, value=value)
     if ready is None or device != current_device():
         # Rare, or dearer than a check would be.
         check_arguments(query, key, value, softmax_scale)
@@ -132,7 +142,7 @@ def forward(
             if ready is None:
                 ready = _make_ready(signature, query, key, value)
             return ready.call(query, key, value)
-    _thread.recent = ready.recent
+    this_thread.recent = ready.recent
     return ready.call(query, key, value)
 
 
@@ -147,6 +157,7 @@ def explain(
 ) -> Choice:
     """Which kernel and configuration `forward` takes for these tensors, and why. Launches nothing."""
     check_arguments(query, key, value, softmax_scale)
+    causal = check_causal(causal)
     problem = _problem(query, key, value, _output_like(query), causal, softmax_scale, return_lse)
     return select(problem, device_of(query.get_device()))
 
@@ -190,9 +201,9 @@ def _make_ready(
     if torch.cuda.device_count() > 1:
         matches = _and_current(matches, where.index)
     ready = _Ready(call, (causal, softmax_scale, return_lse, matches, call))
-    if len(_thread.ready) >= _MAX_PLANS:
-        _thread.ready.clear()
-    _thread.ready[signature] = ready
+    if len(this_thread.ready) >= _MAX_PLANS:
+        this_thread.ready.clear()
+    this_thread.ready[signature] = ready
     return ready
 
 
@@ -228,7 +239,7 @@ def _problem(
         head_dim=head_dim,
         dtype=query.dtype,
         causal=causal,
-        softmax_scale=1 / math.sqrt(head_dim) if softmax_scale is None else softmax_scale,
+        softmax_scale=1 / math.sqrt(head_dim) if softmax_scale is None else float(softmax_scale),
         return_lse=return_lse,
         query_strides=_strides("query", query),
         key_strides=_strides("key", key),

@@ -104,6 +104,8 @@ def cache_directory() -> Path:
         usable = False
     if not usable:
         directory = Path(tempfile.gettempdir()).absolute() / f"{_FOLDER}-{os.getuid()}"
+        # Others can write where it lies: a link there may be theirs.
+        return _private_directory(directory, follow=False)
     return _private_directory(directory)
 
 
@@ -160,6 +162,9 @@ class CompileCache:
         """Remove every entry, damaged ones and leftovers too, and the tools' own caches.
 
         Other files, should the directory hold any, stay.
+
+        Raises:
+            BuildError: something cannot be locked or removed (a read-only cache).
         """
         count = size = 0
         ours = filter(None, (_ENTRY_FILE.match(path.name) for path in self.directory.iterdir()))
@@ -167,10 +172,16 @@ class CompileCache:
             with self._locked(key):
                 entry = [path for path in self.directory.glob(key + ".*") if path.suffix != _LOCK_SUFFIX]
                 count += any(path.suffix == _RECORD_SUFFIX for path in entry)
-                for path in entry:
-                    size += path.lstat().st_size
-                    path.unlink()
-                (self.directory / (key + _LOCK_SUFFIX)).unlink()
+                try:
+                    for path in entry:
+                        size += path.lstat().st_size
+                        _remove(path)
+                    (self.directory / (key + _LOCK_SUFFIX)).unlink()
+                except OSError as error:
+                    raise BuildError(
+                        f"cannot clear the compile cache {self.directory}: {error.strerror}; "
+                        "remove the directory yourself"
+                    ) from error
         shutil.rmtree(self.directory / _TOOLS, ignore_errors=True)
         return Cleared(entries=count, bytes=size)
 
@@ -205,7 +216,7 @@ class CompileCache:
                 log=str(record["log"]),
                 resources=resources,
             )
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def _build(
@@ -215,7 +226,7 @@ class CompileCache:
         temporary = self.directory / f"{key}.{os.getpid()}.new{suffix}"
         artifact = self.directory / (key + suffix)
         try:
-            temporary.unlink(missing_ok=True)
+            _remove(temporary)
             start = time.perf_counter()
             compilation = compile_to(temporary)
             seconds = time.perf_counter() - start
@@ -239,11 +250,11 @@ class CompileCache:
                 "resources": None if compilation.resources is None else asdict(compilation.resources),
             }
             _flush(temporary)
-            temporary.replace(artifact)
+            _replace(temporary, artifact)
             temporary = self.directory / f"{key}.{os.getpid()}.new{_RECORD_SUFFIX}"
             temporary.write_text(json.dumps(record, indent=1))
             _flush(temporary)
-            temporary.replace(self.directory / (key + _RECORD_SUFFIX))
+            _replace(temporary, self.directory / (key + _RECORD_SUFFIX))
             _flush(self.directory)
         except OSError as error:
             raise BuildError(
@@ -251,7 +262,7 @@ class CompileCache:
                 f"free some space there or set {DIRECTORY_VARIABLE} to another directory"
             ) from error
         finally:
-            temporary.unlink(missing_ok=True)
+            _remove(temporary)
         return KernelBuild(
             recipe=recipe,
             key=key,
@@ -270,7 +281,11 @@ class CompileCache:
         descriptor = -1
         try:
             while True:
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                try:
+                    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                except IsADirectoryError:
+                    shutil.rmtree(path)
+                    continue
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 # clear() removes lock files: one that went while we waited for it excludes nobody any more.
                 with contextlib.suppress(FileNotFoundError):
@@ -291,12 +306,17 @@ class CompileCache:
             os.close(descriptor)
 
 
-def _private_directory(directory: Path) -> Path:
+def _private_directory(directory: Path, follow: bool = True) -> Path:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = directory.stat()
+        found = directory.stat() if follow else directory.lstat()
     except OSError as error:
         raise DeviceError(_cannot_make(directory, error)) from error
+    if stat.S_ISLNK(found.st_mode):
+        raise DeviceError(
+            f"the compile cache {directory} is a symbolic link, so code in it cannot be trusted; "
+            f"remove it or set {DIRECTORY_VARIABLE} to a directory of your own"
+        )
     if found.st_uid != os.getuid():
         raise DeviceError(
             f"the compile cache {directory} belongs to user {found.st_uid}, not to this one ({os.getuid()}), "
@@ -315,6 +335,23 @@ def _cannot_make(directory: Path, error: OSError) -> str:
         f"the compile cache {directory} cannot be made: {error.strerror}; "
         f"set {DIRECTORY_VARIABLE} to a directory that you can write"
     )
+
+
+def _remove(path: Path) -> None:
+    """Also where a folder lies in the place of a file."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _replace(path: Path, target: Path) -> None:
+    """By rename; a folder in the target's place goes."""
+    try:
+        path.replace(target)
+    except IsADirectoryError:
+        shutil.rmtree(target)
+        path.replace(target)
 
 
 def _flush(path: Path) -> None:

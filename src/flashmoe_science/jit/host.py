@@ -14,15 +14,17 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from flashmoe_science.errors import BuildError, DeviceError, InputError
-from flashmoe_science.jit.cache import Compilation, CompileCache, default_cache
+from flashmoe_science.errors import BuildError, DeviceError
+from flashmoe_science.jit.cache import DIRECTORY_VARIABLE, Compilation, CompileCache, default_cache
 from flashmoe_science.jit.records import KernelBuild, Recipe
 
 COMPILER_VARIABLE = "CXX"
@@ -45,6 +47,9 @@ COMMON_FLAGS = (
     "-shared",
     "-pthread",
 )
+
+_DISK_FULL = re.compile("No space left on device|Disk quota exceeded|ENOSPC|NoSpaceLeft")
+_LINKER_FAILED = re.compile(r"ld returned \d+ exit status|linker command failed")
 
 
 class InstructionSet(Enum):
@@ -105,8 +110,7 @@ def choose_instruction_set() -> InstructionSet:
     """The fastest one that this CPU can run, or the one that ``$FLASHMOE_CPU_ISA`` names.
 
     Raises:
-        InputError: the variable names no instruction set.
-        DeviceError: it names one that this CPU lacks.
+        DeviceError: the variable names no instruction set, or one that this CPU lacks.
     """
     named = os.environ.get(INSTRUCTION_SET_VARIABLE)
     if not named:
@@ -114,9 +118,9 @@ def choose_instruction_set() -> InstructionSet:
     try:
         wanted = InstructionSet(named)
     except ValueError as error:
-        raise InputError(
+        raise DeviceError(
             f"{INSTRUCTION_SET_VARIABLE}={named} is not an instruction set; "
-            f"expected one of {', '.join(each.value for each in InstructionSet)}"
+            f"set it to one of {', '.join(each.value for each in InstructionSet)}, or unset it"
         ) from error
     require_instruction_set(wanted)
     return wanted
@@ -140,7 +144,10 @@ def find_compiler() -> HostCompiler:
     """
     named = os.environ.get(COMPILER_VARIABLE)
     if named:
-        command = shlex.split(named)
+        try:
+            command = shlex.split(named)
+        except ValueError:  # a quote that is not closed
+            command = []
         path = shutil.which(command[0]) if command else None
         if path is None:
             raise DeviceError(
@@ -211,7 +218,8 @@ def _compile(
     compiler: HostCompiler, recipe: Recipe, source: Path, cache: CompileCache, path: Path
 ) -> Compilation:
     command = [*compiler.command, *recipe.flags, source.name, "-o", str(path)]
-    environment = {**os.environ, **dict(compiler.environment)}
+    # LC_ALL: what it says is searched below.
+    environment = {**os.environ, **dict(compiler.environment), "LC_ALL": "C"}
     if compiler.environment:
         environment["ZIG_GLOBAL_CACHE_DIR"] = str(cache.tool_directory("zig"))
         environment["ZIG_LOCAL_CACHE_DIR"] = environment["ZIG_GLOBAL_CACHE_DIR"]
@@ -236,14 +244,30 @@ def _compile(
     except OSError as error:
         raise DeviceError(f"cannot run the compiler {recipe.compiler}: {error.strerror}") from error
     if done.returncode != 0:
-        errors = [line for line in done.stdout.splitlines() if "error" in line] or done.stdout.splitlines()
-        reason = errors[0].strip() if errors else f"exit status {done.returncode}, no output"
+        full = next((line for line in done.stdout.splitlines() if _DISK_FULL.search(line)), None)
+        if full is not None:
+            raise BuildError(
+                f"the disk is full, so {recipe.label} could not be compiled ({full.strip()}); free space in the "
+                f"compile cache {cache.directory} and in {tempfile.gettempdir()}, or set {DIRECTORY_VARIABLE} "
+                "and TMPDIR to directories on another disk",
+                done.stdout,
+            )
+        reason = _reason(done.stdout) or f"exit status {done.returncode}, no output"
         raise BuildError(
             f"{recipe.compiler} did not compile {recipe.label}: {reason}; "
             f"name another compiler in ${COMPILER_VARIABLE} or update this one",
             done.stdout,
         )
     return Compilation(log=shlex.join(command) + "\n" + done.stdout)
+
+
+def _reason(output: str) -> str | None:
+    """The line of a compiler's output that says what went wrong."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    # The driver only repeats that the linker failed; the linker's own lines come before and need not say "error".
+    telling = [line for line in lines if not _LINKER_FAILED.search(line)] or lines
+    errors = [line for line in telling if "error" in line.lower()]
+    return next(iter(errors or telling), None)
 
 
 def _described(command: tuple[str, ...]) -> HostCompiler:

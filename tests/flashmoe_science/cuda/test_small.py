@@ -190,12 +190,20 @@ def test_all_kernels_compile_without_spills(architecture: str, cache: CompileCac
 def compile_emulation(configuration: SmallConfiguration, dtype: torch.dtype, folder: Path) -> ctypes.CDLL:
     source = (KERNEL_DIRECTORY / "attention_small.cu").read_text()
     source = re.sub(r"__shared__ (\w+) (\w+)((?:\[[^\]]+\])*);", r"auto& \2 = *shared_alloc<\1\3>();", source)
-    start = source.index("__device__ __forceinline__ float reciprocal")
-    source = source[:start] + source[source.index("}\n\n", start) + 3 :]
     text, library = folder / "kernel.cpp", folder / "kernel.so"
     text.write_text(source + (EMULATION / "launch.inc").read_text())
     macros = small.kernel(configuration, dtype, "sm_90").macros
-    command = ["g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", f"-I{EMULATION}"]
+    command = [
+        "g++",
+        "-std=c++20",
+        "-O1",
+        "-w",
+        "-shared",
+        "-fPIC",
+        "-pthread",
+        f"-I{EMULATION}",
+        f"-I{KERNEL_DIRECTORY}",
+    ]
     defines = [f"-D{name}={value}" for name, value in macros.items()]
     subprocess.run([*command, str(text), "-o", str(library), *defines], check=True)
     return ctypes.CDLL(str(library))

@@ -138,13 +138,33 @@ def damage_record_of_another_recipe(artifact: Path, record: Path) -> None:
     record.write_text(json.dumps(data))
 
 
+def damage_record_nested_deeply(artifact: Path, record: Path) -> None:
+    record.write_text("[" * 100_000)
+
+
+def damage_artifact_is_a_folder(artifact: Path, record: Path) -> None:
+    artifact.unlink()
+    (artifact / "inner").mkdir(parents=True)
+
+
+def damage_record_is_a_folder(artifact: Path, record: Path) -> None:
+    record.unlink()
+    (record / "inner").mkdir(parents=True)
+
+
+def damage_all_are_folders(artifact: Path, record: Path) -> None:
+    damage_artifact_is_a_folder(artifact, record)
+    damage_record_is_a_folder(artifact, record)
+    damage_artifact_is_a_folder(artifact.with_suffix(".lock"), record)
+
+
 def damage_record_pointing_elsewhere(artifact: Path, record: Path) -> None:
     data = json.loads(record.read_text())
     data["suffix"] = "/../../elsewhere.so"
     record.write_text(json.dumps(data))
 
 
-@pytest.mark.parametrize(
+each_damage = pytest.mark.parametrize(
     "damage",
     [
         damage_truncate,
@@ -156,8 +176,15 @@ def damage_record_pointing_elsewhere(artifact: Path, record: Path) -> None:
         damage_record_not_a_record,
         damage_record_of_another_recipe,
         damage_record_pointing_elsewhere,
+        damage_record_nested_deeply,
+        damage_artifact_is_a_folder,
+        damage_record_is_a_folder,
+        damage_all_are_folders,
     ],
 )
+
+
+@each_damage
 def test_a_damaged_entry_is_built_again(cache: CompileCache, damage) -> None:
     built = cache.get_or_build(recipe(), ".so", writer())
     damage(built.artifact, built.artifact.with_suffix(".json"))
@@ -167,6 +194,40 @@ def test_a_damaged_entry_is_built_again(cache: CompileCache, damage) -> None:
     assert again.cached is False
     assert again.artifact.read_bytes() == b"artifact"
     assert cache.get_or_build(recipe(), ".so", writer()).cached is True
+
+
+@each_damage
+def test_a_damaged_entry_is_cleared(cache: CompileCache, damage) -> None:
+    built = cache.get_or_build(recipe(), ".so", writer())
+    damage(built.artifact, built.artifact.with_suffix(".json"))
+    cache.clear()
+    assert list(cache.directory.iterdir()) == []
+
+
+def test_a_folder_left_in_place_of_the_temporary_file_goes(cache: CompileCache) -> None:
+    (cache.directory / f"{recipe_key(recipe())}.{os.getpid()}.new.so" / "inner").mkdir(parents=True)
+    assert cache.get_or_build(recipe(), ".so", writer()).artifact.read_bytes() == b"artifact"
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root can write to every directory")
+def test_clearing_a_read_only_cache_is_an_error_of_one_line(cache: CompileCache) -> None:
+    cache.get_or_build(recipe(), ".so", writer())
+    cache.directory.chmod(0o500)
+    try:
+        with pytest.raises(BuildError, match=r"cannot clear .*Permission denied") as raised:
+            cache.clear()
+    finally:
+        cache.directory.chmod(0o700)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_lock_that_cannot_be_opened_is_an_error_of_one_line(cache: CompileCache) -> None:
+    lock = cache.get_or_build(recipe(), ".so", writer()).artifact.with_suffix(".lock")
+    lock.unlink()
+    lock.symlink_to(lock)
+    with pytest.raises(BuildError, match="cannot lock") as raised:
+        cache.clear()
+    assert "\n" not in str(raised.value)
 
 
 def test_entries_and_clear(cache: CompileCache) -> None:
@@ -321,3 +382,21 @@ def test_home_that_cannot_be_used_falls_back_to_a_private_temporary_directory(
     directory = cache_directory()
     assert directory == tmp_path / "tmp" / f"flashmoe_science-{os.getuid()}"
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+
+
+def test_a_link_in_place_of_the_temporary_directory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").write_text("not a directory")
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "private").mkdir(mode=0o700)
+    (tmp_path / "tmp" / f"flashmoe_science-{os.getuid()}").symlink_to(tmp_path / "private")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("FLASHMOE_CACHE_DIR", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    with pytest.raises(DeviceError, match="is a symbolic link"):
+        cache_directory()
+    # One that the user names is theirs to make.
+    monkeypatch.setenv("FLASHMOE_CACHE_DIR", str(tmp_path / "tmp" / f"flashmoe_science-{os.getuid()}"))
+    assert cache_directory().samefile(tmp_path / "private")

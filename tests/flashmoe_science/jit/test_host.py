@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flashmoe_science.errors import BuildError, DeviceError, InputError
+from flashmoe_science import cpu
+from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.jit import host
 from flashmoe_science.jit.cache import CompileCache
 from flashmoe_science.jit.host import InstructionSet
@@ -87,8 +88,11 @@ def test_instruction_set_by_environment(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("FLASHMOE_CPU_ISA", "portable")
     assert host.choose_instruction_set() is InstructionSet.PORTABLE
     monkeypatch.setenv("FLASHMOE_CPU_ISA", "mmx")
-    with pytest.raises(InputError, match="mmx is not an instruction set; expected one of avx512_bf16"):
-        host.choose_instruction_set()
+    expected = "mmx is not an instruction set; set it to one of avx512_bf16, avx512, avx2, portable"
+    for command in (host.choose_instruction_set, cpu.build, cpu.measure_peaks):
+        with pytest.raises(DeviceError, match=expected) as raised:
+            command()
+        assert "\n" not in str(raised.value)
 
 
 def test_library_that_cannot_be_loaded(source: Path, cache: CompileCache) -> None:
@@ -129,12 +133,57 @@ def test_cxx_is_honoured_with_its_arguments(
 
 @pytest.mark.usefixtures("_compilers_forgotten")
 @pytest.mark.parametrize(
-    ("value", "message"), [("/no/such/compiler", "not a program"), ("false", "does not run")]
+    ("value", "message"),
+    [("/no/such/compiler", "not a program"), ("'g++", "not a program"), ("false", "does not run")],
 )
 def test_cxx_that_does_not_run(monkeypatch: pytest.MonkeyPatch, value: str, message: str) -> None:
     monkeypatch.setenv("CXX", value)
     with pytest.raises(DeviceError, match=message):
         host.find_compiler()
+
+
+@pytest.mark.usefixtures("_compilers_forgotten")
+def test_a_full_disk_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: Path, cache: CompileCache
+) -> None:
+    found = host.find_compiler()
+    if len(found.command) != 1 or not Path("/dev/full").exists():
+        pytest.skip("needs a compiler that is one program, and /dev/full")
+    wrapper = tmp_path / "compiler"
+    wrapper.write_text(f'#!/bin/sh\nexec {found.command[0]} "$@" -o /dev/full\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CXX", str(wrapper))
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    host.find_compiler.cache_clear()
+    with pytest.raises(
+        BuildError, match=r"the disk is full.*No space left on device.*free space in"
+    ) as raised:
+        host.build(source, "seven", InstructionSet.PORTABLE, cache)
+    text = str(raised.value)
+    assert str(cache.directory) in text
+    assert "another compiler" not in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        (
+            "/usr/bin/ld: cannot find -lm\ncollect2: error: ld returned 1 exit status\n",
+            "/usr/bin/ld: cannot find -lm",
+        ),
+        ("In file a.cpp:\na.cpp:1:2: error: no\nb.cpp:1:2: error: other\n", "a.cpp:1:2: error: no"),
+        ("collect2: error: ld returned 1 exit status\n", "collect2: error: ld returned 1 exit status"),
+        ("\n", None),
+    ],
+)
+def test_reason_of_a_failure(output: str, reason: str | None) -> None:
+    assert host._reason(output) == reason
+
+
+def test_a_build_of_our_kernels_says_nothing() -> None:
+    for build in cpu.build():
+        assert build.log.splitlines()[1:] == []
 
 
 def test_sources_with_spaces_and_shell_characters_in_their_path(tmp_path: Path, cache: CompileCache) -> None:

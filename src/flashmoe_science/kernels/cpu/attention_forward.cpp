@@ -8,7 +8,7 @@
 // are transposed, once a tile. A task is one or more tiles of the same head that share each prepared key
 // block.
 //
-// How the three element types run:
+// A lone query of a key/value head takes another way, see decode.h. How the three element types run in tiles:
 //   fp32           multiply-adds on the user's K and V (copied block by block if their rows are far apart)
 //   bf16           AVX512-BF16 dot products of pairs: along d for scores, along keys for the output
 //   fp16 (bf16)    blocks of K and V widened to fp32, then as fp32
@@ -23,6 +23,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "decode.h"
 #include "parallel.h"
 #include "python_call.h"
 #include "tile.h"
@@ -140,7 +141,10 @@ void work(void* data) {
     for (;;) {
         const int64_t task = __atomic_fetch_add(&job.next_task, 1, __ATOMIC_RELAXED);
         if (task >= job.tasks) return;
-        run_task<Path>(job, w, task);
+        if (job.rows == 1)
+            decode<typename Path::Element>(job, w, task);
+        else
+            run_task<Path>(job, w, task);
     }
 }
 
@@ -164,13 +168,14 @@ int divide(Job& job, int threads) {
 
 }  // namespace
 
-// Returns 0, or 1 if a thread could not allocate its scratch memory (the output is then undefined).
-// lse may be null; else it is contiguous (batch, heads, seqlen_q).
+// lse may be null; else it is contiguous (batch, heads, seqlen_q). After OUT_OF_MEMORY (a thread could not allocate
+// its scratch memory) the output is undefined; after NULL_TENSOR nothing was touched.
 extern "C" __attribute__((visibility("default"))) int flashmoe_attention_forward(
     const AttentionProblem* problem, const void* query, const void* key, const void* value, void* out, float* lse,
     int threads) {
     const AttentionProblem& p = *problem;
-    if (p.batch == 0 || p.heads == 0 || p.seqlen_q == 0) return 0;
+    if (p.batch == 0 || p.heads == 0 || p.seqlen_q == 0) return SUCCESS;
+    if (!query || !out || (p.seqlen_k > 0 && (!key || !value))) return NULL_TENSOR;
     Job job;
     job.problem = problem;
     job.query = (const char*)query;
@@ -194,24 +199,26 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_attention_forward
         case BFLOAT16: run_on_threads(work<BFloat16Path>, &job, threads); break;
         case FLOAT16: run_on_threads(work<WidenPath<Half>>, &job, threads); break;
     }
-    return job.out_of_memory;
+    return job.out_of_memory ? OUT_OF_MEMORY : SUCCESS;
 }
 
 // The same as a Python function of seven integers: the addresses above (0 for no lse) and the number of
-// threads. Raises MemoryError. Other Python threads run meanwhile.
+// threads. Returns SUCCESS or NULL_TENSOR, raises MemoryError. Other Python threads run meanwhile.
 static PyObject* attention_forward_call(PyObject*, PyObject* const* arguments, intptr_t count) {
     constexpr int COUNT = 7;
     void* value[COUNT] = {};
     for (int i = 0; i < COUNT && i < count; ++i) value[i] = PyLong_AsVoidPtr(arguments[i]);
     if (PyErr_Occurred()) return nullptr;
     void* const state = PyEval_SaveThread();
-    const int failed = flashmoe_attention_forward(
+    const int status = flashmoe_attention_forward(
         (const AttentionProblem*)value[0], value[1], value[2], value[3], value[4], (float*)value[5],
         (int)(intptr_t)value[6]);
     PyEval_RestoreThread(state);
-    return failed ? PyErr_NoMemory() : PyLong_FromLong(0);
+    return status == OUT_OF_MEMORY ? PyErr_NoMemory() : PyLong_FromLong(status);
 }
 
 // A PyMethodDef, for PyCFunction_NewEx.
-extern "C" __attribute__((visibility("default"))) PyMethodDef flashmoe_attention_method = {
+extern "C" {
+__attribute__((visibility("default"))) PyMethodDef flashmoe_attention_method = {
     "attention_forward", attention_forward_call, METH_FASTCALL, nullptr};
+}

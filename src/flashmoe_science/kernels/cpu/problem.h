@@ -5,6 +5,9 @@
 
 enum ElementType : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 
+// What flashmoe_attention_forward returns. NULL_TENSOR: a tensor that is not empty has no memory.
+enum Status : int { SUCCESS = 0, OUT_OF_MEMORY = 1, NULL_TENSOR = 2 };
+
 // Mirrored by flashmoe_science.cpu. Strides are in bytes, for (batch, head, row).
 struct AttentionProblem {
     int64_t element_type;
@@ -21,6 +24,7 @@ constexpr int BLOCK_KEYS = 64;
 constexpr int MAX_TASK_TILES = 4;
 // Longest run of products summed in one register: a longer head dimension is summed in parts, for accuracy.
 constexpr int MAX_DEPTH = 128;
+constexpr double LOG2_E = 1.4426950408889634;
 constexpr int64_t NO_DIAGONAL = INT64_MAX / 4;
 
 constexpr int up_to_multiple(int64_t x, int of) { return (int)((x + of - 1) / of * of); }

@@ -8,8 +8,6 @@
 
 namespace {
 
-constexpr double LOG2_E = 1.4426950408889634;
-
 // Scores of one part of the head dimension: added to those of the parts before it.
 struct ScoreEpilogue {
     float* s;

@@ -14,13 +14,13 @@
 #endif
 
 #include "hopper/parameters.cuh"
-#include "hopper/scheduler.cuh"
+#include "hopper/producer.cuh"
+#include "hopper/shared.cuh"
 #include "hopper/softmax.cuh"
 #include "mma/descriptor.cuh"
 #include "mma/m16n8k16.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mbarrier.cuh"
-#include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
 #include "ptx/wgmma.cuh"
 
@@ -29,204 +29,13 @@ namespace hopper {
 using Scores = ptx::Wgmma<BLOCK_N>;
 using Output = ptx::Wgmma<HEAD_DIM>;
 
-constexpr uint32 QUERY_PANEL_BYTES = ROWS * panel::ROW_BYTES;
-constexpr uint32 QUERY_BYTES = PANELS * QUERY_PANEL_BYTES;  // of one consumer
-constexpr uint32 KEY_PANEL_BYTES = BLOCK_N * panel::ROW_BYTES;
-constexpr uint32 KEY_BYTES = PANELS * KEY_PANEL_BYTES;
-constexpr int TILE_SLOTS = 2;
 // Keeps the usual path through the main loop in one piece.
 __device__ __forceinline__ bool likely(bool condition) { return __builtin_expect(condition, 1); }
 
 constexpr float LN_2 = 0.693147180559945f;
-constexpr int CONSUMER_WARPS = 4 * CONSUMERS;
 
 // Named barriers, one per consumer: its turn on the tensor cores.
 constexpr int TURN_BARRIER = 1;
-
-// Where everything lies in shared memory. Addresses are 32 bits: generic pointers would cost the producers, which keep
-// few registers, twice as many.
-struct Shared {
-    uint32 base;  // a multiple of 1024, so that the swizzle depends on the row alone
-
-    static constexpr uint32 KEYS = Q_STAGES * CONSUMERS * QUERY_BYTES;
-    static constexpr uint32 VALUES = KEYS + K_STAGES * KEY_BYTES;
-    static constexpr uint32 TILES = VALUES + V_STAGES * KEY_BYTES;
-    static constexpr uint32 QUERY_BARRIERS = TILES + TILE_SLOTS * 16;
-    static constexpr uint32 KEY_BARRIERS = QUERY_BARRIERS + Q_STAGES * CONSUMERS * 16;
-    static constexpr uint32 VALUE_BARRIERS = KEY_BARRIERS + K_STAGES * 16;
-    static constexpr uint32 TILE_BARRIERS = VALUE_BARRIERS + V_STAGES * 16;
-    static constexpr uint32 BYTES = TILE_BARRIERS + TILE_SLOTS * 16;
-
-    // Tiles.
-    __device__ uint32 query(int stage, int consumer) const { return base + (stage * CONSUMERS + consumer) * QUERY_BYTES; }
-    __device__ uint32 key(int stage) const { return base + KEYS + stage * KEY_BYTES; }
-    __device__ uint32 value(int stage) const { return base + VALUES + stage * KEY_BYTES; }
-    __device__ uint32 tile(int slot) const { return base + TILES + slot * 16; }
-
-    // Barriers: `full` once the data is there, `empty` once it has been used.
-    __device__ uint32 query_full(int stage, int consumer) const {
-        return base + QUERY_BARRIERS + (stage * CONSUMERS + consumer) * 16;
-    }
-    __device__ uint32 query_empty(int stage, int consumer) const { return query_full(stage, consumer) + 8; }
-    __device__ uint32 key_full(int stage) const { return base + KEY_BARRIERS + stage * 16; }
-    __device__ uint32 key_empty(int stage) const { return key_full(stage) + 8; }
-    __device__ uint32 value_full(int stage) const { return base + VALUE_BARRIERS + stage * 16; }
-    __device__ uint32 value_empty(int stage) const { return value_full(stage) + 8; }
-    __device__ uint32 tile_full(int slot) const { return base + TILE_BARRIERS + slot * 16; }
-    __device__ uint32 tile_empty(int slot) const { return tile_full(slot) + 8; }
-};
-static_assert(Shared::BYTES + 1024 <= 232448, "more shared memory than a block may have");
-
-// A place in a ring of STAGES buffers, and the parity of its current round.
-template <int STAGES>
-struct Ring {
-    int stage = 0;
-    uint32 parity = 0;
-
-    __device__ __forceinline__ void advance() {
-        if (++stage == STAGES) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-};
-
-__device__ __forceinline__ void initialise(const Shared& shared) {
-    for (int stage = 0; stage < Q_STAGES; ++stage) {
-        for (int consumer = 0; consumer < CONSUMERS; ++consumer) {
-            ptx::mbarrier_init(shared.query_full(stage, consumer), 1);
-            ptx::mbarrier_init(shared.query_empty(stage, consumer), 4);
-        }
-    }
-    for (int stage = 0; stage < K_STAGES; ++stage) {
-        ptx::mbarrier_init(shared.key_full(stage), 1);
-        ptx::mbarrier_init(shared.key_empty(stage), CONSUMER_WARPS);
-    }
-    for (int stage = 0; stage < V_STAGES; ++stage) {
-        ptx::mbarrier_init(shared.value_full(stage), 1);
-        ptx::mbarrier_init(shared.value_empty(stage), CONSUMER_WARPS);
-    }
-    for (int slot = 0; slot < TILE_SLOTS; ++slot) {
-        ptx::mbarrier_init(shared.tile_full(slot), 1);
-        ptx::mbarrier_init(shared.tile_empty(slot), CONSUMER_WARPS + 2);
-    }
-    ptx::mbarrier_init_fence();
-}
-
-// The tile that the key producer published in a slot.
-__device__ __forceinline__ Tile read_tile(const Shared& shared, int slot) {
-    Tile tile;
-    asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(tile.m_block), "=r"(tile.head), "=r"(tile.batch), "=r"(tile.n_blocks)
-                 : "r"(shared.tile(slot))
-                 : "memory");
-    return tile;
-}
-
-// Marks something that the whole warp has read as free.
-__device__ __forceinline__ void release(uint32 barrier) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
-}
-
-__device__ __forceinline__ void publish_tile(const Shared& shared, Ring<TILE_SLOTS>& ring, const Tile& tile) {
-    ptx::mbarrier_wait(shared.tile_empty(ring.stage), ring.parity ^ 1);
-    asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(shared.tile(ring.stage)), "r"(tile.m_block),
-                 "r"(tile.head), "r"(tile.batch), "r"(tile.n_blocks)
-                 : "memory");
-    ptx::mbarrier_arrive(shared.tile_full(ring.stage));
-    ring.advance();
-}
-
-// ---------------------------------------------------------------- producers
-
-__device__ __forceinline__ void load_block(const ptx::TensorMap& map, uint32 destination, uint32 full, int row, int head,
-                                           int batch) {
-    ptx::mbarrier_expect_bytes(full, KEY_BYTES);
-#pragma unroll
-    for (int panel = 0; panel < PANELS; ++panel) {
-        ptx::tma_load(map, destination + panel * KEY_PANEL_BYTES, full, ptx::EVICT_LAST, panel * panel::PANEL_COLUMNS,
-                      row, head, batch);
-    }
-}
-
-// The next tile of a producer that only reads them; false at the end. Called by a whole warp.
-__device__ __forceinline__ bool next_tile(const Shared& shared, Ring<TILE_SLOTS>& slot, Tile& tile) {
-    ptx::mbarrier_wait(shared.tile_full(slot.stage), slot.parity);
-    tile = read_tile(shared, slot.stage);
-    release(shared.tile_empty(slot.stage));
-    slot.advance();
-    return tile.m_block >= 0;
-}
-
-// One lane: hands out tiles and keeps the key ring full.
-__device__ __forceinline__ void produce_keys(const Parameters& p, const Shared& shared) {
-    Ring<K_STAGES> key;
-    Ring<TILE_SLOTS> slot;
-    int index = blockIdx.x;
-    while (true) {
-        const Tile tile = tile_at(p, index);
-        publish_tile(shared, slot, tile);
-        if (tile.m_block < 0) break;
-        // Drawn now and looked at after the loads, so that they do not wait for it.
-        const int ticket = atomicAdd(p.ticket, 1);
-        const int head = tile.head / p.group;
-#pragma unroll 1
-        for (int block = tile.n_blocks - 1; block >= 0; --block) {
-            ptx::mbarrier_wait(shared.key_empty(key.stage), key.parity ^ 1);
-            load_block(p.key, shared.key(key.stage), shared.key_full(key.stage), block * BLOCK_N, head, tile.batch);
-            key.advance();
-        }
-        index = redeem(p, ticket);
-    }
-}
-
-// One warp, of which one lane issues: keeps the value ring full.
-__device__ __forceinline__ void produce_values(const Parameters& p, const Shared& shared) {
-    Ring<V_STAGES> value;
-    Ring<TILE_SLOTS> slot;
-    Tile tile;
-    while (next_tile(shared, slot, tile)) {
-        if (threadIdx.x % 32 == 0) {
-            const int head = tile.head / p.group;
-#pragma unroll 1
-            for (int block = tile.n_blocks - 1; block >= 0; --block) {
-                ptx::mbarrier_wait(shared.value_empty(value.stage), value.parity ^ 1);
-                load_block(p.value, shared.value(value.stage), shared.value_full(value.stage), block * BLOCK_N, head,
-                           tile.batch);
-                value.advance();
-            }
-        }
-        __syncwarp();
-    }
-}
-
-// One warp, of which one lane issues: the query rows of each consumer as soon as its buffer is free.
-__device__ __forceinline__ void produce_queries(const Parameters& p, const Shared& shared) {
-    Ring<Q_STAGES> ring;
-    Ring<TILE_SLOTS> slot;
-    Tile tile;
-    while (next_tile(shared, slot, tile)) {
-        if (threadIdx.x % 32 == 0) {
-#pragma unroll
-            for (int consumer = 0; consumer < CONSUMERS; ++consumer) {
-                ptx::mbarrier_wait(shared.query_empty(ring.stage, consumer), ring.parity ^ 1);
-                const uint32 full = shared.query_full(ring.stage, consumer);
-                ptx::mbarrier_expect_bytes(full, QUERY_BYTES);
-#pragma unroll
-                for (int panel = 0; panel < PANELS; ++panel) {
-                    ptx::tma_load(p.query, shared.query(ring.stage, consumer) + panel * QUERY_PANEL_BYTES, full,
-                                  ptx::EVICT_FIRST, panel * panel::PANEL_COLUMNS,
-                                  tile.m_block * BLOCK_M + consumer * ROWS, tile.head, tile.batch);
-                }
-            }
-        }
-        __syncwarp();
-        ring.advance();
-    }
-}
-
-// ---------------------------------------------------------------- consumers
 
 // S = Q K^T for 64 query rows and BLOCK_N keys; issued, not awaited.
 __device__ __forceinline__ void multiply_keys(float (&s)[BLOCK_N / 2], uint64 query, uint64 key) {
@@ -317,7 +126,7 @@ __device__ __forceinline__ void store_rows(const Parameters& p, float (&o)[HEAD_
                 if (empty) o[i] = o[i + 1] = 0.f;
             }
         }
-        const float factor = empty ? 1.f : reciprocal_approx(sum);
+        const float factor = empty ? 1.f : reciprocal(sum);
         const bool inside = row < p.seqlen_q;
         if (p.lse != nullptr && lane % 4 == 0 && inside) {
             const int64 head_row = static_cast<int64>(tile.batch) * p.num_heads + tile.head;

@@ -7,12 +7,6 @@ namespace hopper {
 
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
-__device__ __forceinline__ float reciprocal_approx(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // Not fmaxf, which drops a NaN: a NaN score must reach its whole row, through the row's maximum.
 __device__ __forceinline__ float max_nan(float a, float b) {
     float c;
