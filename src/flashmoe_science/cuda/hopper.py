@@ -121,10 +121,11 @@ class HopperPlan:
         self._start(stream)
 
 
-def plan(problem: Problem, configuration: Any, device: Device) -> HopperPlan:
+def plan(problem: Problem, configuration: Any, device: Device, *, allow_defects: bool = False) -> HopperPlan:
     tile: HopperConfiguration = configuration
     compiled = kernel(tile, problem.dtype)
-    function = load(compiled, device.index, torch.cuda.is_current_stream_capturing())
+    capturing = torch.cuda.is_current_stream_capturing()
+    function = load(compiled, device.index, capturing, allow_defects=allow_defects)
     heads = problem.batch * problem.num_heads
     row_blocks = -(-problem.seqlen_q // tile.block_m)
     tiles = heads * row_blocks

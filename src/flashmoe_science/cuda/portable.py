@@ -73,9 +73,10 @@ def kernel(configuration: PortableConfiguration, dtype: torch.dtype, architectur
     )
 
 
-def plan(problem: Problem, configuration: Any, device: Device) -> AddressPlan:
+def plan(problem: Problem, configuration: Any, device: Device, *, allow_defects: bool = False) -> AddressPlan:
     compiled = kernel(configuration, problem.dtype, device.architecture)
-    function = load(compiled, device.index, torch.cuda.is_current_stream_capturing())
+    capturing = torch.cuda.is_current_stream_capturing()
+    function = load(compiled, device.index, capturing, allow_defects=allow_defects)
     row_blocks = -(-problem.seqlen_q // configuration.block_m)
     slices = problem.batch * problem.num_heads
     if row_blocks * slices >= _MOST_BLOCKS:

@@ -131,9 +131,10 @@ def kernel(configuration: SmallConfiguration, dtype: torch.dtype, architecture: 
     )
 
 
-def plan(problem: Problem, configuration: Any, device: Device) -> AddressPlan:
+def plan(problem: Problem, configuration: Any, device: Device, *, allow_defects: bool = False) -> AddressPlan:
     compiled = kernel(configuration, problem.dtype, device.architecture)
-    function = load(compiled, device.index, torch.cuda.is_current_stream_capturing())
+    capturing = torch.cuda.is_current_stream_capturing()
+    function = load(compiled, device.index, capturing, allow_defects=allow_defects)
     grid = (
         -(-_row_slices(problem).rows // configuration.rows) * configuration.cluster,
         problem.num_kv_heads,

@@ -1,0 +1,31 @@
+"""The driver's side of a launch, as far as it goes without a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flashmoe_science.cuda.driver import load
+from flashmoe_science.errors import KernelDefectError
+from flashmoe_science.jit.nvrtc import CudaKernel
+
+# A stack frame: an array that is indexed by what is only known at run time.
+_STACK_FRAME = """
+extern "C" __global__ void stack_frame(int* x) {
+    int v[64];
+    for (int i = 0; i < 64; ++i) v[x[i] & 63] = i;
+    x[threadIdx.x] = v[x[threadIdx.x] & 63];
+}
+"""
+
+
+def test_a_kernel_with_defects_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And later refused at once, under capture too, where a kernel that is not loaded yet is another error."""
+    pytest.importorskip("cuda.bindings.nvrtc", reason="compiling CUDA needs cuda-bindings and NVRTC")
+    monkeypatch.setenv("FLASHMOE_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "frame.cu").write_text(_STACK_FRAME)
+    kernel = CudaKernel("frame.cu", "stack_frame", "sm_90", {}, 128, 0, tmp_path, tmp_path)
+    for capturing in (False, True):
+        with pytest.raises(KernelDefectError, match=r"has a stack frame of \d+ bytes"):
+            load(kernel, 0, capturing)
