@@ -41,6 +41,19 @@ def test_scale() -> None:
     )
 
 
+@pytest.mark.parametrize("scale", [1e39, -2.4e38, 1e-39, -1e-300])
+def test_a_scale_that_float32_does_not_hold_is_refused(scale: float) -> None:
+    with pytest.raises(InputError, match=r"softmax_scale is .*, which float32 does not hold"):
+        flash_attention(*tensors(), causal=True, softmax_scale=scale)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.0, 1e-38, -1e-38])
+def test_scores_that_are_next_to_zero(scale: float) -> None:
+    query, key, value = tensors()
+    out = flash_attention(query, key, value, causal=True, softmax_scale=scale)
+    assert_as_exact_as_torch(out, query, key, value, True, scale)
+
+
 def test_public_names() -> None:
     assert all(hasattr(flashmoe_science, name) for name in flashmoe_science.__all__)
 
