@@ -53,11 +53,13 @@ def check(cuda: ctypes.CDLL, status: int, call: str) -> None:
 
 
 def make_context_current(device: int) -> None:
-    """Give this thread the device's primary context if it has none yet."""
+    """Give this thread the device's primary context, unless it has one of that device."""
     cuda = library()
-    context = ctypes.c_void_p()
+    context, current = ctypes.c_void_p(), ctypes.c_int(-1)
     check(cuda, cuda.cuCtxGetCurrent(ctypes.byref(context)), "cuCtxGetCurrent")
-    if context.value is None:
+    if context.value is not None:
+        check(cuda, cuda.cuCtxGetDevice(ctypes.byref(current)), "cuCtxGetDevice")
+    if current.value != device:
         check(
             cuda,
             cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device),
