@@ -24,7 +24,7 @@ extern "C" __global__ void stack_frame(int* x) {
 
 
 class _TwoDevices:
-    """The context calls of libcuda, for a thread with a context of one device or none (0). Contexts are 100 + device."""
+    """The context calls of libcuda, for a thread with a context (100 + device) or none (0)."""
 
     def __init__(self, current: int) -> None:
         self.current = current
