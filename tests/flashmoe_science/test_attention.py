@@ -3,7 +3,9 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -181,3 +183,23 @@ def test_import_does_not_compile_or_load_a_kernel() -> None:
         "assert 'cuda.core' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_compiled_code_runs_it_outside_its_graphs() -> None:
+    """With one graph before and one after, and none of the function's own."""
+    graphs: list[list[str]] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        graphs.append([node.name for node in graph.graph.nodes if node.op.startswith("call")])
+        return graph.forward
+
+    def model(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        out = flash_attention(query * 2, key, value, causal=True)
+        assert isinstance(out, torch.Tensor)
+        return out + 1
+
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend=backend)
+    for _ in range(2):
+        assert torch.equal(compiled(*tensors()), model(*tensors()))
+    assert graphs == [["mul"], ["add"]]
