@@ -78,6 +78,11 @@ def check_arguments(
         raise InputError(
             f"softmax_scale is {softmax_scale!r}; expected a finite number or None for 1/sqrt(head_dim)"
         )
+    if softmax_scale is not None and not _fits_float32(float(softmax_scale)):
+        raise InputError(
+            f"softmax_scale is {softmax_scale!r}, which float32 does not hold; expected 0 or a magnitude between "
+            "1e-38 and 2e38: scale query or key instead"
+        )
 
 
 def check_causal(causal: object) -> bool:
@@ -104,6 +109,12 @@ def reject_without_memory(**named: torch.Tensor) -> None:
                 f"{name} has no memory (a {type(tensor).__name__}); "
                 "flash_attention cannot be traced: call it on real tensors, outside FakeTensorMode"
             )
+
+
+def _fits_float32(scale: float) -> bool:
+    """Whether the kernels' scale, which takes scores to powers of two, is zero or a normal float32."""
+    float32 = torch.finfo(torch.float32)
+    return scale == 0 or float32.tiny <= abs(scale) * math.log2(math.e) <= float32.max
 
 
 def _is_finite(number: object) -> bool:

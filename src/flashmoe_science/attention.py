@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import torch
+from torch._compile import _disable_dynamo
+from torch.compiler import is_dynamo_compiling
 
 from flashmoe_science import cpu, cuda
 from flashmoe_science.arguments import check_arguments, check_causal
@@ -40,7 +42,11 @@ def flash_attention(
 
     Reference: Dao et al., FlashAttention (2022), arXiv:2205.14135; Milakov and Gimelshein, Online normalizer
     calculation for softmax (2018), arXiv:1805.02867.
+
+    Inside torch.compile it is a graph break: launch plans and addresses are nothing to trace.
     """
+    if is_dynamo_compiling():
+        return _untraced(query, key, value, causal=causal, softmax_scale=softmax_scale, return_lse=return_lse)
     if isinstance(query, torch.Tensor):
         if query.is_cuda:
             # The steady state of `cuda.forward`, without its frame: a tenth of a microsecond of four.
@@ -66,3 +72,8 @@ def flash_attention(
     raise DeviceError(
         f"there is no kernel for {query.device}; expected tensors on cpu or cuda: move them with .to()"
     )
+
+
+# Not torch.compiler.disable on the function: that imports all of Dynamo with this package, and costs every call
+# half a microsecond. This one imports at its first call, which only compiled code makes.
+_untraced = _disable_dynamo(flash_attention)

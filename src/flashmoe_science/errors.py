@@ -21,3 +21,7 @@ class BuildError(RuntimeError):
     def __init__(self, message: str, log: str = "") -> None:
         super().__init__(message)
         self.log = log
+
+
+class KernelDefectError(BuildError):
+    """A kernel compiled, and would compute right results, but spills, has a stack frame or serialised wgmma."""

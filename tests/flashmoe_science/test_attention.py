@@ -3,7 +3,9 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,6 +41,19 @@ def test_scale() -> None:
     assert_as_exact_as_torch(
         flash_attention(query, key, value, softmax_scale=0.7), query, key, value, False, 0.7
     )
+
+
+@pytest.mark.parametrize("scale", [1e39, -2.4e38, 1e-39, -1e-300])
+def test_a_scale_that_float32_does_not_hold_is_refused(scale: float) -> None:
+    with pytest.raises(InputError, match=r"softmax_scale is .*, which float32 does not hold"):
+        flash_attention(*tensors(), causal=True, softmax_scale=scale)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.0, 1e-38, -1e-38])
+def test_scores_that_are_next_to_zero(scale: float) -> None:
+    query, key, value = tensors()
+    out = flash_attention(query, key, value, causal=True, softmax_scale=scale)
+    assert_as_exact_as_torch(out, query, key, value, True, scale)
 
 
 def test_public_names() -> None:
@@ -168,3 +183,23 @@ def test_import_does_not_compile_or_load_a_kernel() -> None:
         "assert 'cuda.core' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_compiled_code_runs_it_outside_its_graphs() -> None:
+    """With one graph before and one after, and none of the function's own."""
+    graphs: list[list[str]] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        graphs.append([node.name for node in graph.graph.nodes if node.op.startswith("call")])
+        return graph.forward
+
+    def model(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        out = flash_attention(query * 2, key, value, causal=True)
+        assert isinstance(out, torch.Tensor)
+        return out + 1
+
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend=backend)
+    for _ in range(2):
+        assert torch.equal(compiled(*tensors()), model(*tensors()))
+    assert graphs == [["mul"], ["add"]]

@@ -11,7 +11,7 @@ import functools
 import struct
 import threading
 
-from flashmoe_science.errors import BuildError, DeviceError
+from flashmoe_science.errors import BuildError, DeviceError, KernelDefectError
 from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -24,6 +24,8 @@ ADDRESSES = struct.Struct("5Q")
 _lock = threading.Lock()
 _libraries: dict[str, ctypes.c_void_p] = {}
 _functions: dict[tuple[str, int], ctypes.c_void_p] = {}
+_refused: dict[str, tuple[str, str]] = {}
+"""Message and log of the kernels that compiled with defects: they are refused again without a look at the cache."""
 
 
 @functools.cache
@@ -51,11 +53,13 @@ def check(cuda: ctypes.CDLL, status: int, call: str) -> None:
 
 
 def make_context_current(device: int) -> None:
-    """Give this thread the device's primary context if it has none yet."""
+    """Give this thread the device's primary context, unless it has one of that device."""
     cuda = library()
-    context = ctypes.c_void_p()
+    context, current = ctypes.c_void_p(), ctypes.c_int(-1)
     check(cuda, cuda.cuCtxGetCurrent(ctypes.byref(context)), "cuCtxGetCurrent")
-    if context.value is None:
+    if context.value is not None:
+        check(cuda, cuda.cuCtxGetDevice(ctypes.byref(current)), "cuCtxGetDevice")
+    if current.value != device:
         check(
             cuda,
             cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device),
@@ -64,18 +68,23 @@ def make_context_current(device: int) -> None:
         check(cuda, cuda.cuCtxSetCurrent(context), "cuCtxSetCurrent")
 
 
-def load(kernel: CudaKernel, device: int, capturing: bool) -> ctypes.c_void_p:
+def load(kernel: CudaKernel, device: int, capturing: bool, *, allow_defects: bool = False) -> ctypes.c_void_p:
     """The kernel's function in the current context, which is the device's; compiled and loaded if need be.
 
     Args:
         capturing: a CUDA graph is being captured, so nothing may be loaded now.
+        allow_defects: take a kernel that spills and the like, see `compile_kernel`.
 
     Raises:
+        KernelDefectError: the kernel has such a defect.
         DeviceError: there is no driver or no NVRTC, or the kernel is not loaded and a graph is being
         captured.
         BuildError: the kernel does not compile, or the driver refuses the cubin.
     """
-    name = (f"{kernel.source}:{kernel.architecture}:{kernel.label}", device)
+    text = f"{kernel.source}:{kernel.architecture}:{kernel.label}"
+    name = text, device
+    if not allow_defects and text in _refused:
+        raise KernelDefectError(*_refused[text])
     function = _functions.get(name)
     if function is not None:
         return function
@@ -87,13 +96,17 @@ def load(kernel: CudaKernel, device: int, capturing: bool) -> ctypes.c_void_p:
     with _lock:
         function = _functions.get(name)
         if function is None:
-            function = _functions[name] = _load(kernel)
+            try:
+                function = _functions[name] = _load(kernel, allow_defects)
+            except KernelDefectError as defect:
+                _refused[text] = str(defect), defect.log
+                raise
     return function
 
 
-def _load(kernel: CudaKernel) -> ctypes.c_void_p:
+def _load(kernel: CudaKernel, allow_defects: bool) -> ctypes.c_void_p:
+    build = compile_kernel(kernel, allow_defects=allow_defects)
     cuda = library()
-    build = compile_kernel(kernel)
     handle = _libraries.get(build.key)
     if handle is None:
         handle = ctypes.c_void_p()

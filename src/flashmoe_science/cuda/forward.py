@@ -26,7 +26,7 @@ from flashmoe_science.cuda.repeat import (
     never,
     prepare,
 )
-from flashmoe_science.cuda.select import module, select
+from flashmoe_science.cuda.select import plan, select
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import device_architecture
 from flashmoe_science.jit.nvrtc import nvrtc_version
@@ -194,8 +194,7 @@ def _make_ready(
     launch: Launch = _nothing
     if query.numel() > 0:
         problem = _problem(query, key, value, output, causal, softmax_scale, return_lse)
-        selected = select(problem, where) if choice is None else choice
-        launch = module(selected.kernel).plan(problem, selected.configuration, where).launch
+        launch = plan(problem, where, choice).launch
     call = prepare(output, return_lse, launch, where.index, cuda_allocator())
     matches = matcher(query, key, value) if choice is None else never
     if torch.cuda.device_count() > 1:

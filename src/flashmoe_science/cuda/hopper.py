@@ -35,11 +35,7 @@ def choose(problem: Problem, device: Device) -> Choice | None:
         return None
     if problem.seqlen_q < _FEWEST_ROWS or problem.seqlen_k == 0:
         return None
-    if not (
-        _mappable(problem.query_strides, (problem.batch, problem.num_heads, problem.seqlen_q))
-        and _mappable(problem.key_strides, (problem.batch, problem.num_kv_heads, problem.seqlen_k))
-        and _mappable(problem.value_strides, (problem.batch, problem.num_kv_heads, problem.seqlen_k))
-    ):
+    if not _all_mappable(problem):
         return None
     tile = configs.configuration(
         problem.head_dim,
@@ -50,6 +46,15 @@ def choose(problem: Problem, device: Device) -> Choice | None:
         device.multiprocessors,
     )
     return Choice(KernelKind.HOPPER, tile, "TMA and wgmma kernel with the tile for this head dim and mask")
+
+
+def _all_mappable(problem: Problem) -> bool:
+    keys = problem.batch, problem.num_kv_heads, problem.seqlen_k
+    return (
+        _mappable(problem.query_strides, (problem.batch, problem.num_heads, problem.seqlen_q))
+        and _mappable(problem.key_strides, keys)
+        and _mappable(problem.value_strides, keys)
+    )
 
 
 def _mappable(strides: Strides, sizes: tuple[int, int, int]) -> bool:
@@ -89,6 +94,26 @@ def kernel(tile: HopperConfiguration, dtype: torch.dtype) -> CudaKernel:
     )
 
 
+def check(problem: Problem, configuration: Any) -> None:
+    if not isinstance(configuration, HopperConfiguration):
+        raise InputError(f"the Hopper kernel takes a HopperConfiguration, not {configuration!r}")
+    if problem.head_dim > configuration.head_dim:
+        raise InputError(
+            f"head_dim is {problem.head_dim}; expected at most the {configuration.head_dim} of {configuration}"
+        )
+    if problem.causal != configuration.causal:
+        raise InputError(
+            f"causal is {problem.causal}; expected the {configuration.causal} of {configuration}: choose again"
+        )
+    if problem.seqlen_k == 0 or problem.softmax_scale <= 0:
+        raise InputError(
+            f"the Hopper kernel needs keys and a positive softmax_scale, got {problem.seqlen_k} keys and "
+            f"{problem.softmax_scale}; choose another kernel"
+        )
+    if not _all_mappable(problem):
+        raise InputError("the Hopper kernel cannot read an expanded dimension; pass .contiguous() tensors")
+
+
 class HopperPlan:
     """A launch of which only the addresses are missing; a tensor map is re-addressed when its tensor moved."""
 
@@ -121,10 +146,12 @@ class HopperPlan:
         self._start(stream)
 
 
-def plan(problem: Problem, configuration: Any, device: Device) -> HopperPlan:
+def plan(problem: Problem, configuration: Any, device: Device, *, allow_defects: bool = False) -> HopperPlan:
+    check(problem, configuration)
     tile: HopperConfiguration = configuration
     compiled = kernel(tile, problem.dtype)
-    function = load(compiled, device.index, torch.cuda.is_current_stream_capturing())
+    capturing = torch.cuda.is_current_stream_capturing()
+    function = load(compiled, device.index, capturing, allow_defects=allow_defects)
     heads = problem.batch * problem.num_heads
     row_blocks = -(-problem.seqlen_q // tile.block_m)
     tiles = heads * row_blocks

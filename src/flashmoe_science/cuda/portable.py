@@ -73,9 +73,21 @@ def kernel(configuration: PortableConfiguration, dtype: torch.dtype, architectur
     )
 
 
-def plan(problem: Problem, configuration: Any, device: Device) -> AddressPlan:
+def check(problem: Problem, configuration: Any) -> None:
+    if not isinstance(configuration, PortableConfiguration):
+        raise InputError(f"the portable kernel takes a PortableConfiguration, not {configuration!r}")
+    if problem.head_dim > configuration.head_dim:
+        raise InputError(
+            f"head_dim is {problem.head_dim}; expected at most the {configuration.head_dim} "
+            f"of the tile ({configuration.label}): choose again"
+        )
+
+
+def plan(problem: Problem, configuration: Any, device: Device, *, allow_defects: bool = False) -> AddressPlan:
+    check(problem, configuration)
     compiled = kernel(configuration, problem.dtype, device.architecture)
-    function = load(compiled, device.index, torch.cuda.is_current_stream_capturing())
+    capturing = torch.cuda.is_current_stream_capturing()
+    function = load(compiled, device.index, capturing, allow_defects=allow_defects)
     row_blocks = -(-problem.seqlen_q // configuration.block_m)
     slices = problem.batch * problem.num_heads
     if row_blocks * slices >= _MOST_BLOCKS:

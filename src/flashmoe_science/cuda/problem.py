@@ -90,6 +90,15 @@ class KernelModule(Protocol):
         """Everything that `choose` can lead to on an architecture, for building ahead of time."""
         ...
 
-    def plan(self, problem: Problem, configuration: Any, device: Device) -> LaunchPlan:
-        """Compile (or find) the kernel, load it, and prepare the launch. The device is current."""
+    def check(self, problem: Problem, configuration: Any) -> None:
+        """InputError unless the kernel can do the problem in this configuration, whether or not `choose` would."""
+        ...
+
+    def plan(
+        self, problem: Problem, configuration: Any, device: Device, *, allow_defects: bool = False
+    ) -> LaunchPlan:
+        """Check, compile (or find) the kernel, load it, and prepare the launch. The device is current.
+
+        KernelDefectError, unless they are allowed, if it spills and the like: see `jit.nvrtc.compile_kernel`.
+        """
         ...

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import warnings
+from collections.abc import Iterator
 from types import ModuleType
 from typing import cast
 
 from flashmoe_science.cuda import hopper, portable, small
-from flashmoe_science.cuda.problem import Choice, Device, KernelKind, KernelModule, Problem
-from flashmoe_science.errors import InputError, NoKernelError
+from flashmoe_science.cuda.problem import Choice, Device, KernelKind, KernelModule, LaunchPlan, Problem
+from flashmoe_science.errors import InputError, KernelDefectError, NoKernelError
 
 OVERRIDE_VARIABLE = "FLASHMOE_CUDA_KERNEL"
 """Environment variable that names the kernel (see `KernelKind`) that every call must take; read at a shape's
@@ -40,16 +42,48 @@ def select(problem: Problem, device: Device) -> Choice:
         NoKernelError: no kernel can.
     """
     named = os.environ.get(OVERRIDE_VARIABLE)
-    for kind in _preference(problem, device) if not named else (_named(named),):
-        choice = module(kind).choose(problem, device)
-        if choice is not None:
-            return choice
+    found = next(_choices(problem, device, named), None)
+    if found is not None:
+        return found
     what = f"{problem.dtype} with head_dim {problem.head_dim} on {device.architecture}"
     if named:
         raise InputError(
             f"the kernel {named!r} that {OVERRIDE_VARIABLE} asks for cannot take {what}; unset it"
         )
     raise NoKernelError(f"no CUDA kernel takes {what}; use float16, or torch's scaled_dot_product_attention")
+
+
+def plan(problem: Problem, device: Device, choice: Choice | None = None) -> LaunchPlan:
+    """The launch plan of `select`'s kernel, or of `choice`. The device is current.
+
+    A kernel that this compiler spills registers of and the like is passed over, with a warning, for the next one
+    that it does not; if there is none, the portable kernel is taken as it is. Not if `choice` or
+    $FLASHMOE_CUDA_KERNEL asks for that kernel.
+
+    Raises:
+        KernelDefectError: the kernel that was asked for has such a defect.
+        InputError, NoKernelError: see `select`.
+        BuildError, DeviceError: see `driver.load`.
+    """
+    if choice is None and not os.environ.get(OVERRIDE_VARIABLE):
+        for candidate in _choices(problem, device, None):
+            try:
+                return module(candidate.kernel).plan(problem, candidate.configuration, device)
+            except KernelDefectError as defect:
+                warnings.warn(f"{defect}; taking another kernel", RuntimeWarning, stacklevel=2)
+        last = portable.choose(problem, device)
+        if last is not None:
+            return portable.plan(problem, last.configuration, device, allow_defects=True)
+    chosen = select(problem, device) if choice is None else choice
+    return module(chosen.kernel).plan(problem, chosen.configuration, device)
+
+
+def _choices(problem: Problem, device: Device, named: str | None) -> Iterator[Choice]:
+    """What the kernels that take the problem would use, the preferred one first."""
+    for kind in _preference(problem, device) if not named else (_named(named),):
+        choice = module(kind).choose(problem, device)
+        if choice is not None:
+            yield choice
 
 
 def _preference(problem: Problem, device: Device) -> tuple[KernelKind, ...]:

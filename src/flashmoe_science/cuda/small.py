@@ -12,6 +12,7 @@ from flashmoe_science.configs import small as configs
 from flashmoe_science.configs.small import KEY_TILE, RowSlices, SmallConfiguration
 from flashmoe_science.cuda.driver import ADDRESSES, AddressPlan, Launcher, load
 from flashmoe_science.cuda.problem import Choice, Device, KernelKind, Problem
+from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import limits
 from flashmoe_science.jit.nvrtc import CudaKernel
 
@@ -84,6 +85,11 @@ def _row_slices(problem: Problem) -> RowSlices:
 def _can_take(problem: Problem, device: Device) -> bool:
     if problem.dtype == torch.bfloat16 and not limits(device.architecture).bfloat16:
         return False
+    return _countable(problem)
+
+
+def _countable(problem: Problem) -> bool:
+    """Whether a grid and 32 bits hold all that the kernel counts."""
     group = problem.num_heads // problem.num_kv_heads
     tensors = (problem.query_strides, problem.key_strides, problem.value_strides, problem.output_strides)
     return (
@@ -131,9 +137,28 @@ def kernel(configuration: SmallConfiguration, dtype: torch.dtype, architecture: 
     )
 
 
-def plan(problem: Problem, configuration: Any, device: Device) -> AddressPlan:
+def check(problem: Problem, configuration: Any) -> None:
+    if not isinstance(configuration, SmallConfiguration):
+        raise InputError(f"the small kernel takes a SmallConfiguration, not {configuration!r}")
+    head_dim, most = configuration.head_dim, configuration.keys_per_pass
+    if problem.head_dim > head_dim or (problem.head_dim < head_dim and not configuration.padded):
+        expected = f"at most {head_dim}" if configuration.padded else f"{head_dim}"
+        raise InputError(
+            f"head_dim is {problem.head_dim}; expected {expected} for ({configuration.label}): choose again"
+        )
+    if configuration.single_pass and problem.seqlen_k > most:
+        raise InputError(
+            f"seqlen_k is {problem.seqlen_k}; expected at most {most} for ({configuration.label}): choose again"
+        )
+    if not _countable(problem):
+        raise InputError("the small kernel cannot count so many heads, rows or keys; choose another kernel")
+
+
+def plan(problem: Problem, configuration: Any, device: Device, *, allow_defects: bool = False) -> AddressPlan:
+    check(problem, configuration)
     compiled = kernel(configuration, problem.dtype, device.architecture)
-    function = load(compiled, device.index, torch.cuda.is_current_stream_capturing())
+    capturing = torch.cuda.is_current_stream_capturing()
+    function = load(compiled, device.index, capturing, allow_defects=allow_defects)
     grid = (
         -(-_row_slices(problem).rows // configuration.rows) * configuration.cluster,
         problem.num_kv_heads,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flashmoe_science.errors import BuildError, DeviceError
+from flashmoe_science.errors import BuildError, DeviceError, KernelDefectError
 from flashmoe_science.jit.cache import Compilation, CompileCache, default_cache
 from flashmoe_science.jit.limits import check_block, occupancy
 from flashmoe_science.jit.records import KernelBuild, Recipe, Resources
@@ -60,14 +60,20 @@ class CudaKernel:
         return f"{self.function}[{', '.join(f'{name}={value}' for name, value in self.macros.items())}]"
 
 
-def compile_kernel(kernel: CudaKernel, cache: CompileCache | None = None) -> KernelBuild:
+def compile_kernel(
+    kernel: CudaKernel, cache: CompileCache | None = None, *, allow_defects: bool = False
+) -> KernelBuild:
     """The kernel's cubin and resource table, compiled now unless the cache has it.
 
     Spills, a stack frame and serialised wgmma (C75xx) count as failures: a kernel that has them is much
-    slower than it should be, and nothing else would tell.
+    slower than it should be, and nothing else would tell. It is kept in the cache, so that it is compiled once.
+
+    Args:
+        allow_defects: return a kernel with one of those defects all the same.
 
     Raises:
-        BuildError: it does not fit the architecture, does not compile, or compiles with one of those defects.
+        KernelDefectError: it has one of those defects.
+        BuildError: it does not fit the architecture, or does not compile.
         DeviceError: there is no NVRTC, or it does not know the architecture.
     """
     check_block(kernel.label, kernel.architecture, kernel.threads_per_block, kernel.dynamic_shared_bytes)
@@ -85,7 +91,10 @@ def compile_kernel(kernel: CudaKernel, cache: CompileCache | None = None) -> Ker
     cache = default_cache() if cache is None else cache
     build = cache.get_or_build(recipe, ".cubin", lambda path: _compile(kernel, recipe, sources, path))
     assert build.resources is not None
-    return dataclasses.replace(build, resources=_with_occupancy(kernel, build.resources))
+    resources = _with_occupancy(kernel, build.resources)
+    if not allow_defects:
+        _refuse_defects(kernel, resources, build.log)
+    return dataclasses.replace(build, resources=resources)
 
 
 @functools.cache
@@ -198,7 +207,12 @@ def _compile(kernel: CudaKernel, recipe: Recipe, sources: dict[str, bytes], path
     finally:
         nvrtc.nvrtcDestroyProgram(program)
     resources = parse_resources(log, kernel)
-    _refuse_defects(kernel, resources, log)
+    if resources.blocks_per_sm == 0:
+        raise BuildError(
+            f"{kernel.label} for {kernel.architecture} leaves room for no block on a multiprocessor "
+            "(take smaller tiles or fewer warps)",
+            log,
+        )
     return Compilation(log=log, resources=resources)
 
 
@@ -264,10 +278,8 @@ def _refuse_defects(kernel: CudaKernel, resources: Resources, log: str) -> None:
     if resources.stack_bytes:
         defects.append(f"has a stack frame of {resources.stack_bytes} bytes")
     defects += [f"makes ptxas warn: {match[0].strip()}" for match in _SERIALISED.finditer(log)]
-    if resources.blocks_per_sm == 0:
-        defects.append("leaves room for no block on a multiprocessor")
     if defects:
-        raise BuildError(
+        raise KernelDefectError(
             f"{kernel.label} for {kernel.architecture} {'; '.join(defects)} "
             "(take smaller tiles or more warps)",
             log,

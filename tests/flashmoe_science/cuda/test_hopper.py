@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from flashmoe_science.configs import hopper as configs
 from flashmoe_science.cuda import hopper, kernels
 from flashmoe_science.cuda.problem import Device, KernelKind, Problem
+from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import check_block
 
 H200 = Device(index=0, architecture="sm_90", multiprocessors=132, l2_bytes=60 << 20)
@@ -55,6 +56,24 @@ def test_takes_a_common_problem() -> None:
 )
 def test_leaves_what_it_cannot_do(change: dict[str, object]) -> None:
     assert hopper.choose(replace(PROBLEM, **change), H200) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"causal": False}, "causal is False; expected the True of"),
+        ({"head_dim": 256}, "head_dim is 256; expected at most the 128 of"),
+        ({"seqlen_k": 0}, "got 0 keys"),
+        ({"softmax_scale": 0.0}, "positive softmax_scale"),
+        ({"key_strides": (0, 1024 * 128, 128)}, "expanded"),
+    ],
+)
+def test_a_choice_for_another_problem_is_refused(change: dict[str, object], message: str) -> None:
+    choice = hopper.choose(PROBLEM, H200)
+    assert choice is not None
+    hopper.check(PROBLEM, choice.configuration)
+    with pytest.raises(InputError, match=message):
+        hopper.plan(replace(PROBLEM, **change), choice.configuration, H200)  # type: ignore[arg-type]
 
 
 def test_leaves_what_its_compiler_would_serialise() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from flashmoe_science.configs import portable as configs
 from flashmoe_science.cuda import Device, Problem, portable
+from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import LIMITS, check_block, limits
 from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY
 
@@ -56,6 +57,15 @@ def test_tiles_fit_and_are_built_ahead(architecture: str, head_dim: int, causal:
         assert not tile.overlap or tile.query_steps == tile.head_dim // 16
         assert tile.cp_async == limits(architecture).cp_async
         assert (tile.mma_k == 16) == limits(architecture).bfloat16
+
+
+def test_a_tile_for_another_head_dim_is_refused() -> None:
+    tile = configs.short("sm_90", 64)
+    portable.check(PROBLEM, tile)
+    with pytest.raises(InputError, match="head_dim is 128; expected at most the 64 of the tile"):
+        portable.plan(dataclasses.replace(PROBLEM, head_dim=128), tile, H200)
+    with pytest.raises(InputError, match="takes a PortableConfiguration"):
+        portable.plan(PROBLEM, None, H200)
 
 
 def test_the_tile_follows_the_number_of_keys() -> None:

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashmoe_science.cuda import OVERRIDE_VARIABLE, Device, KernelKind, Problem, select
-from flashmoe_science.cuda.select import module
-from flashmoe_science.errors import DeviceError, InputError
+from flashmoe_science.cuda.select import module, plan
+from flashmoe_science.errors import DeviceError, InputError, KernelDefectError
 from flashmoe_science.jit.limits import LIMITS
+from flashmoe_science.jit.nvrtc import CudaKernel
 
 H200 = Device(index=0, architecture="sm_90", multiprocessors=132, l2_bytes=60 << 20)
 T4 = Device(index=0, architecture="sm_75", multiprocessors=40, l2_bytes=4 << 20)
@@ -104,6 +105,57 @@ def test_a_named_kernel_that_cannot_take_the_call(monkeypatch: pytest.MonkeyPatc
 def test_what_no_kernel_takes() -> None:
     with pytest.raises(DeviceError, match=r"no CUDA kernel takes torch.bfloat16 .*sm_75; use float16"):
         select(problem(dtype=torch.bfloat16), T4)
+
+
+class _Compiler:
+    """In place of `load`: a compiler that spills registers of some kernels. What passes it has no GPU to run on."""
+
+    class LoadedError(Exception):
+        """The kernel's function name, and whether defects were allowed."""
+
+    def __init__(self, *spilled: str) -> None:
+        self._spilled = spilled
+
+    def __call__(
+        self, kernel: CudaKernel, device: int, capturing: bool, *, allow_defects: bool = False
+    ) -> None:
+        if kernel.function in self._spilled and not allow_defects:
+            raise KernelDefectError(f"{kernel.label} spills 8 bytes")
+        raise self.LoadedError(kernel.function, allow_defects)
+
+
+def _use(compiler: _Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    for kind in KernelKind:
+        monkeypatch.setattr(module(kind), "load", compiler)
+
+
+def test_a_kernel_with_defects_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    _use(_Compiler("attention_hopper"), monkeypatch)
+    with (
+        pytest.warns(RuntimeWarning, match=r"attention_hopper\[.* spills 8 bytes") as warned,
+        pytest.raises(_Compiler.LoadedError, match=r"'attention_portable', False"),
+    ):
+        plan(problem(), H200)
+    assert len(warned) == 1
+
+
+def test_where_all_have_defects_the_portable_kernel_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    _use(_Compiler("attention_small", "attention_hopper", "attention_portable"), monkeypatch)
+    with (
+        pytest.warns(RuntimeWarning, match="attention_portable"),
+        pytest.raises(_Compiler.LoadedError, match=r"'attention_portable', True"),
+    ):
+        plan(problem(batch=1, heads=(2, 2), lengths=(128, 128)), H200)
+
+
+def test_a_kernel_that_was_asked_for_may_not_have_defects(monkeypatch: pytest.MonkeyPatch) -> None:
+    _use(_Compiler("attention_hopper"), monkeypatch)
+    with pytest.raises(KernelDefectError):
+        plan(problem(), H200, select(problem(), H200))
+    monkeypatch.setenv(OVERRIDE_VARIABLE, "hopper")
+    with pytest.raises(KernelDefectError):
+        plan(problem(), H200)
 
 
 @pytest.mark.skipif(

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from flashmoe_science.configs import small as configs
 from flashmoe_science.configs.small import SmallConfiguration
 from flashmoe_science.cuda import Device, KernelKind, Problem, select, small
+from flashmoe_science.errors import InputError
 from flashmoe_science.jit.cache import CompileCache
 from flashmoe_science.jit.limits import LIMITS
 from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY, compile_kernel
@@ -48,6 +49,22 @@ def problem(
         *(batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, dtype, causal, head_dim**-0.5, True),
         *(q, k, k, q),
     )
+
+
+@pytest.mark.parametrize(
+    ("seqlen_k", "head_dim", "message"),
+    [
+        (33, 64, "seqlen_k is 33; expected at most 32"),
+        (32, 128, "head_dim is 128; expected 64 for"),
+        (32, 56, "head_dim is 56; expected 64 for"),
+    ],
+)
+def test_a_choice_for_another_problem_is_refused(seqlen_k: int, head_dim: int, message: str) -> None:
+    few = problem(1, 1, 1, 8, 32)
+    configuration = small.configuration_for(few, H200)
+    small.check(few, configuration)
+    with pytest.raises(InputError, match=message):
+        small.plan(problem(1, 1, 1, 8, seqlen_k, head_dim), configuration, H200)
 
 
 @given(

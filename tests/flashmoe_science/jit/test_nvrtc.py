@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flashmoe_science.errors import BuildError, DeviceError
+from flashmoe_science.errors import BuildError, DeviceError, KernelDefectError
 from flashmoe_science.jit import nvrtc
 from flashmoe_science.jit.cache import CompileCache
 from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel
@@ -90,8 +90,19 @@ def test_a_compile_error_is_one_line_with_the_place_and_the_log_beside_it(
 
 
 def test_spills_are_a_failure(sources: Path, cache: CompileCache) -> None:
-    with pytest.raises(BuildError, match=r"spills \d+ bytes of registers to memory"):
+    for _ in range(2):  # compiled, and found in the cache
+        with pytest.raises(KernelDefectError, match=r"spills \d+ bytes of registers to memory") as caught:
+            compile_kernel(kernel(sources, _SPILL), cache)
+        assert "spill stores" in caught.value.log
+
+
+def test_spills_are_taken_where_they_are_allowed(sources: Path, cache: CompileCache) -> None:
+    build = compile_kernel(kernel(sources, _SPILL), cache, allow_defects=True)
+    assert build.resources is not None
+    assert build.resources.spill_store_bytes > 0
+    with pytest.raises(KernelDefectError):
         compile_kernel(kernel(sources, _SPILL), cache)
+    assert len(cache.entries()) == 1
 
 
 def test_serialised_wgmma_is_a_failure(sources: Path, cache: CompileCache) -> None:

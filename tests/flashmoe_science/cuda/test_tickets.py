@@ -1,0 +1,61 @@
+"""Which launches share a counter. On a CPU tensor: the pool only does arithmetic with its address."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+import torch
+
+from flashmoe_science.cuda import tickets
+from flashmoe_science.cuda.tickets import TicketPool
+
+_PER_THREAD_STREAM = 2
+
+
+@pytest.fixture(autouse=True)
+def no_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tickets, "_is_capturing", lambda: False)
+
+
+def pool(slots: int) -> tuple[TicketPool, list[int]]:
+    """And the addresses of its counters."""
+    counters = torch.zeros(slots, dtype=torch.int32)
+    return TicketPool(counters), [counter.data_ptr() for counter in counters]
+
+
+def test_a_stream_keeps_its_counter() -> None:
+    counters, addresses = pool(4)
+    assert [counters.take(stream) for stream in (0, 7, 0, 7)] == [*addresses[:2], *addresses[:2]]
+
+
+def test_the_per_thread_stream_is_another_in_every_thread() -> None:
+    counters, addresses = pool(4)
+    together = Barrier(3)
+
+    def take() -> list[int]:
+        together.wait()
+        return [counters.take(_PER_THREAD_STREAM) for _ in range(2)]
+
+    with ThreadPoolExecutor(3) as threads:
+        taken = [found.result() for found in [threads.submit(take) for _ in range(3)]]
+    assert all(first == second for first, second in taken)
+    assert {first for first, _ in taken} == set(addresses[:3])
+
+
+def test_captured_launches_share_with_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters, addresses = pool(4)
+    monkeypatch.setattr(tickets, "_is_capturing", lambda: True)
+    assert [counters.take(0) for _ in range(3)] == addresses[:3]
+
+
+def test_a_pool_that_is_used_up_allocates(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters, addresses = pool(1)
+    monkeypatch.setattr(tickets, "_is_capturing", lambda: True)
+    assert counters.take(0) == addresses[0]
+    assert counters.take(0) not in addresses
+    monkeypatch.setattr(tickets, "_is_capturing", lambda: False)
+    kept = [counters.take(stream) for stream in (0, 7)]
+    assert len({*kept, *addresses}) == 3
+    assert [counters.take(stream) for stream in (0, 7)] == kept
