@@ -7,6 +7,7 @@
 // weights of up to 2^kSlack make the unnormalised output overflow.
 // Row sums are kept per lane and added up across the four lanes of a row at the end.
 #pragma once
+#include "quad.cuh"
 #include "types.cuh"
 
 constexpr float kSlack = 8.0f;
@@ -14,13 +15,7 @@ constexpr float kSlack = 8.0f;
 constexpr float kNoShift = -3.0e38f;
 
 __device__ __forceinline__ float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
-
-__device__ __forceinline__ float quad_sum(float x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+    return over_quad(x, [](float a, float b) { return fmaxf(a, b); });
 }
 
 template <int RowTiles, int OutTiles>
