@@ -12,6 +12,7 @@ import argparse
 import ctypes
 import json
 import math
+import re
 import statistics
 import sys
 import time
@@ -281,11 +282,20 @@ def race(calls: dict[str, object], seconds_each: float, blocks: int) -> dict[str
     return {name: statistics.median(t) for name, t in times.items()}
 
 
+def known_macros() -> set[str]:
+    """Every word of the kernel's sources in capitals: a macro that none of them mentions would change nothing."""
+    sources = [KERNELS / "attention_hopper.cu", *KERNELS.glob("*/*.cuh"), *KERNELS.glob("*.cuh")]
+    return {word for source in sources for word in re.findall(r"\b[A-Z][A-Z0-9_]*\b", source.read_text())}
+
+
 def variants_of(head_dim: int, causal: int, extra: dict[str, list[dict]]) -> list[Variant]:
     found = []
+    known = known_macros()
     for macros in extra[f"{head_dim}{'c' if causal else 'f'}"]:
         macros = dict(macros)
         options = {key: macros.pop(key) for key in ("l2", "section_full") if key in macros}
+        if unknown := sorted(macros.keys() - known):
+            raise SystemExit(f"the Hopper kernel has no macro {', '.join(unknown)}; correct --variants")
         full = {**BASE, "HEAD_DIM": head_dim, "CAUSAL": causal, **macros}
         label = "x".join(str(x) for x in (64 * full["CONSUMERS"], full["BLOCK_N"])) + "".join(
             f" {k}={x}" for k, x in {**macros, **options}.items() if k not in ("CONSUMERS", "BLOCK_N")

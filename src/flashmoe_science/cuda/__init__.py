@@ -1,7 +1,7 @@
 """The CUDA backend: choose a kernel and its configuration, compile it if need be, launch it.
 
 A call goes `forward` -> a launch plan, cached per shape -> the driver. Plans are made by `select` (which
-kernel) and the kernel's own module (`portable`). To add a kernel: a module with the functions of
+kernel) and the kernel's own module (`small`, `hopper`, `portable`). To add a kernel: a module with the functions of
 `problem.KernelModule`, a member of `KernelKind`, and a line in `select`.
 """
 

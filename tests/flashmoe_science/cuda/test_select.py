@@ -11,7 +11,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashmoe_science.cuda import OVERRIDE_VARIABLE, Device, KernelKind, Problem, select
+from flashmoe_science.configs.hopper import HopperConfiguration
+from flashmoe_science.configs.portable import PortableConfiguration
+from flashmoe_science.configs.small import SmallConfiguration
+from flashmoe_science.cuda import (
+    OVERRIDE_VARIABLE,
+    Choice,
+    Device,
+    KernelKind,
+    Problem,
+    hopper,
+    portable,
+    select,
+    small,
+)
 from flashmoe_science.cuda.select import module, plan
 from flashmoe_science.errors import DeviceError, InputError, KernelDefectError
 from flashmoe_science.jit.limits import LIMITS
@@ -183,11 +196,14 @@ def test_every_call_has_a_kernel_that_is_built_ahead(
     choice = select(call, device)
     assert choice.reason
     assert choice.configuration.head_dim >= head_dim
-    # Every kernel's macros name the compiled head dimension; all of its other fields are in the configuration.
-    built = {
-        (kernel.threads_per_block, kernel.dynamic_shared_bytes, kernel.macros["HEAD_DIM"])
-        for kernel in module(choice.kernel).kernels(architecture)
-    }
-    wanted = choice.configuration
-    shared = getattr(wanted, "shared_bytes", 0)
-    assert (wanted.threads, shared, wanted.head_dim) in built
+    assert kernel_of(choice, call.dtype, architecture) in module(choice.kernel).kernels(architecture)
+
+
+def kernel_of(choice: Choice, dtype: torch.dtype, architecture: str) -> CudaKernel:
+    configuration = choice.configuration
+    if isinstance(configuration, HopperConfiguration):
+        return hopper.kernel(configuration, dtype)
+    if isinstance(configuration, SmallConfiguration):
+        return small.kernel(configuration, dtype, architecture)
+    assert isinstance(configuration, PortableConfiguration)
+    return portable.kernel(configuration, dtype, architecture)

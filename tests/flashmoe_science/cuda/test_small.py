@@ -257,15 +257,52 @@ BF16, FP16 = torch.bfloat16, torch.float16
     ],
 )
 def test_emulated(call: Problem, configuration: SmallConfiguration, tmp_path: Path) -> None:
+    tensors = random_tensors(call)
+    output, lse = emulate(call, configuration, tensors, tmp_path)
+    assert_exact(output, lse, tensors, call)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++")
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_emulated_infinity_in_the_last_dimension_of_a_key(head_dim: int, tmp_path: Path) -> None:
+    call = problem(1, 1, 1, 9, 37, 80)
+    tensors = random_tensors(call)
+    tensors[0][..., 79] = tensors[0][..., 79].abs() + 0.1
+    tensors[1][:, :, 11, 79] = -torch.inf
+    configuration = SmallConfiguration(head_dim, True, 1, 2, 1)
+    output, lse = emulate(call, configuration, tensors, tmp_path)
+    assert_exact(output, lse, tensors, call)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++")
+@pytest.mark.parametrize("seqlen_k", [17, 33])
+@pytest.mark.parametrize("single_pass", [False, True])
+def test_emulated_infinity_in_the_last_value(seqlen_k: int, single_pass: bool, tmp_path: Path) -> None:
+    call = problem(1, 1, 1, 9, seqlen_k)
+    tensors = random_tensors(call)
+    tensors[2][:, :, -1] = torch.inf
+    configuration = SmallConfiguration(64, False, 1, 2, 2, single_pass=single_pass)
+    output, lse = emulate(call, configuration, tensors, tmp_path)
+    assert output.isposinf().all()
+    assert_exact(output, lse, tensors, call)
+
+
+def random_tensors(call: Problem) -> list[torch.Tensor]:
+    """Query, keys and values; NaN beyond the last row and column show a read past the end."""
     torch.manual_seed(0)
-    query_shape = (call.batch, call.num_heads, call.seqlen_q, call.head_dim)
     key_shape = (call.batch, call.num_kv_heads, call.seqlen_k, call.head_dim)
     tensors = []
-    for shape in (query_shape, key_shape, key_shape):
-        # NaN beyond the last row and column show a read past the end.
+    for shape in ((call.batch, call.num_heads, call.seqlen_q, call.head_dim), key_shape, key_shape):
         padded = torch.full((*shape[:2], shape[2] + 2, shape[3] + 8), torch.nan, dtype=call.dtype)
         padded[:, :, :-2, :-8] = torch.randn(shape)
         tensors.append(padded[:, :, :-2, :-8])
+    return tensors
+
+
+def emulate(
+    call: Problem, configuration: SmallConfiguration, tensors: list[torch.Tensor], folder: Path
+) -> tuple[torch.Tensor, torch.Tensor]:
+    query_shape = tensors[0].shape
     output = torch.full(query_shape, torch.nan, dtype=call.dtype)
     lse = torch.full(query_shape[:3], torch.nan)
     query_strides, key_strides, value_strides = (tuple(x.stride()[:3]) for x in tensors)
@@ -277,11 +314,15 @@ def test_emulated(call: Problem, configuration: SmallConfiguration, tmp_path: Pa
     addresses = (ctypes.c_uint64 * 5).from_buffer(arguments)
     addresses[:] = [x.data_ptr() for x in (*tensors, output, lse)]
 
-    library = compile_emulation(configuration, call.dtype, tmp_path)
+    library = compile_emulation(configuration, call.dtype, folder)
     rows = call.seqlen_q * (call.num_heads // call.num_kv_heads)
     blocks = -(-rows // configuration.rows) * configuration.cluster
     library.run(arguments, blocks, call.num_kv_heads, call.batch)
 
+    return output, lse
+
+
+def assert_exact(output: torch.Tensor, lse: torch.Tensor, tensors: list[torch.Tensor], call: Problem) -> None:
     exact, exact_lse = reference(*tensors, call.causal)
     resolution = torch.finfo(call.dtype).eps
     torch.testing.assert_close(output.double(), exact, rtol=2 * resolution, atol=2 * resolution)

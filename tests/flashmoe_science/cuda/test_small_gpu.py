@@ -167,6 +167,36 @@ def test_a_nan_stays_in_its_row() -> None:
     assert torch.equal(out[0, 0, others], clean[0, 0, others])
 
 
+def assert_is_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    choice = explain(q, k, v)
+    assert choice.kernel is KernelKind.SMALL
+    out, lse = forward(q, k, v, return_lse=True)
+    exact, exact_lse = attention(q, k, v, False, q.shape[3] ** -0.5, torch.float64)
+    torch.testing.assert_close(out.double(), exact, atol=2e-2, rtol=2e-2)
+    assert lse is not None
+    torch.testing.assert_close(lse.double(), exact_lse, atol=1e-3, rtol=1e-5)
+
+
+@pytest.mark.parametrize("seqlen_k", [37, 3000])
+def test_an_infinity_in_the_last_dimension_of_a_key(seqlen_k: int) -> None:
+    """The compiled head dimension is larger: what stands in for the dimensions past the end must be zero."""
+    q = torch.randn(1, 2, 9, 80, device="cuda", dtype=torch.bfloat16)
+    k, v = (torch.randn(1, 2, seqlen_k, 80, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    q[..., 79] = q[..., 79].abs() + 0.1
+    k[:, :, 11, 79] = -math.inf
+    assert_is_attention(q, k, v)
+
+
+@pytest.mark.parametrize("seqlen_k", [17, 33, 3001])
+@pytest.mark.parametrize("head_dim", [64, 80, 256])
+def test_an_infinity_in_the_last_value(head_dim: int, seqlen_k: int) -> None:
+    """The last tile is not whole: what stands in for the keys past the end must be zero."""
+    q = torch.randn(1, 2, 9, head_dim, device="cuda", dtype=torch.bfloat16)
+    k, v = (torch.randn(1, 2, seqlen_k, head_dim, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    v[:, :, -1] = math.inf
+    assert_is_attention(q, k, v)
+
+
 SHAPES = [(1, 1, 64, 64), (1, 1, 512, 512), (2, 4, 128, 128), (1, 8, 1, 3000)]
 
 

@@ -117,7 +117,7 @@ __device__ __forceinline__ void store_rows(const Parameters& p, float (&o)[HEAD_
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int row = first_row + 8 * half;
-        const float sum = over_quad(softmax.sum[half], [](float a, float b) { return a + b; });
+        const float sum = quad_sum(softmax.sum[half]);
         const bool empty = CAUSAL && row + p.seqlen_k < p.seqlen_q;  // the row sees no key
         if (__any_sync(0xffffffff, empty)) {
             // Not by a factor of zero: a value that nobody sees may be NaN.
@@ -130,7 +130,7 @@ __device__ __forceinline__ void store_rows(const Parameters& p, float (&o)[HEAD_
         const bool inside = row < p.seqlen_q;
         if (p.lse != nullptr && lane % 4 == 0 && inside) {
             const int64 head_row = static_cast<int64>(tile.batch) * p.num_heads + tile.head;
-            p.lse[head_row * p.seqlen_q + row] = empty ? -infinity() : softmax.reference[half] * LN_2 + logf(sum);
+            p.lse[head_row * p.seqlen_q + row] = empty ? NEGATIVE_INFINITY : softmax.reference[half] * LN_2 + logf(sum);
         }
         uint16* destination = p.output + tile.batch * p.output_stride[0] + tile.head * p.output_stride[1] +
                               row * p.output_stride[2] + first_column;

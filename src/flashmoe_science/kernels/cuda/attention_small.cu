@@ -145,17 +145,20 @@ attention_small(const __grid_constant__ Parameters p) {
 #pragma unroll
             for (int chunk = 0; chunk < kChunks; ++chunk)
 #pragma unroll
-                for (int i = 0; i < KEY_TILES; ++i)
+                for (int i = 0; i < KEY_TILES; ++i) {
+                    const Chunk low = key[i].chunk(0, chunk, p, lane);
+                    const Chunk high = key[i].chunk(1, chunk, p, lane);
 #pragma unroll
                     for (int r = 0; r < ROW_TILES; ++r) {
-                        const Chunk& low = key[i].rows[0].piece[chunk];
-                        const Chunk& high = key[i].rows[1].piece[chunk];
                         const Chunk& q = query[r][chunk];
                         mma(score[i][r], {low.x, high.x, low.y, high.y}, q.x, q.y);
                         mma(other[i][r], {low.z, high.z, low.w, high.w}, q.z, q.w);
                     }
+                }
             if (LATE_VALUES) load_values(tile);
             else if (more) load_keys(next);
+#pragma unroll
+            for (int i = 0; i < KEY_TILES; ++i) value[i].clear_past_end(tile + i * kStep, p, lane);
 #pragma unroll
             for (int i = 0; i < KEY_TILES; ++i)
 #pragma unroll

@@ -3,9 +3,11 @@
 // Scores stay unscaled; exponents are taken in base 2 as ex2(score * scale_log2 - shift), one multiply-add and one
 // ex2 per element. `shift` is a row maximum, possibly a stale one: it is raised only when some score of the warp exceeds it
 // by more than kSlack (log2 units), because raising it means rescaling the output. Sums and outputs always share
-// the same shift, so the result is exact whatever its age; exponentials are at most 2^kSlack.
+// the same shift, so the result is exact whatever its age, unless values are so large (bf16, above 2^120 / keys) that
+// weights of up to 2^kSlack make the unnormalised output overflow.
 // Row sums are kept per lane and added up across the four lanes of a row at the end.
 #pragma once
+#include "quad.cuh"
 #include "types.cuh"
 
 constexpr float kSlack = 8.0f;
@@ -13,13 +15,7 @@ constexpr float kSlack = 8.0f;
 constexpr float kNoShift = -3.0e38f;
 
 __device__ __forceinline__ float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
-
-__device__ __forceinline__ float quad_sum(float x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+    return over_quad(x, [](float a, float b) { return fmaxf(a, b); });
 }
 
 template <int RowTiles, int OutTiles>

@@ -1,11 +1,10 @@
 // Online softmax on wgmma accumulators (Milakov and Gimelshein 2018; Dao 2023). A thread holds two rows.
 #pragma once
 
+#include "quad.cuh"
 #include "types.cuh"
 
 namespace hopper {
-
-__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
 // Not fmaxf, which drops a NaN: a NaN score must reach its whole row, through the row's maximum.
 __device__ __forceinline__ float max_nan(float a, float b) {
@@ -14,21 +13,15 @@ __device__ __forceinline__ float max_nan(float a, float b) {
     return c;
 }
 
-// Reduces over the four lanes that share a row.
-template <typename F>
-__device__ __forceinline__ float over_quad(float x, F combine) {
-    x = combine(x, __shfl_xor_sync(0xffffffff, x, 1));
-    return combine(x, __shfl_xor_sync(0xffffffff, x, 2));
-}
-
 // Scores become probabilities relative to a reference: exp2(score * scale - reference). Any reference gives the same
 // quotient in the end, as long as nothing overflows; so the first block's maximum serves until a row's probabilities
-// grow past LIMIT, and most blocks need no maximum at all (`try_step`). FlashAttention-4's lazy rescaling keeps the
+// grow past LIMIT, and most blocks need no maximum at all (`try_step`). Weights of up to 2^15 leave bf16 values room up to
+// about 2^113 / keys; above, P V may overflow where the quotient would not. FlashAttention-4's lazy rescaling keeps the
 // reference likewise, but still takes each block's maximum, a fifth of the softmax's instructions.
 struct Softmax {
     static constexpr float LIMIT = 32768.f;  // the probabilities must fit fp16
 
-    float reference[2] = {-infinity(), -infinity()};  // in log2; -inf: no key seen yet
+    float reference[2] = {NEGATIVE_INFINITY, NEGATIVE_INFINITY};  // in log2; -inf: no key seen yet
     float sum[2] = {0.f, 0.f};                        // this lane's share
 
     // Takes the block's maximum into the reference. `correction`: by what earlier results are to be multiplied.
@@ -46,7 +39,7 @@ struct Softmax {
             const float maximum = over_quad(max_nan(even, odd), max_nan);
             const float next = max_nan(reference[row], maximum * scale_log2);
             // A row that has seen no key keeps -inf; zero instead avoids inf - inf.
-            const float base = next == -infinity() ? 0.f : next;
+            const float base = next == NEGATIVE_INFINITY ? 0.f : next;
             correction[row] = exp2_approx(reference[row] - base);
             reference[row] = next;
             sum[row] = fmaf(sum[row], correction[row], exponentiate(s, scale_log2, base, row));
@@ -88,8 +81,8 @@ __device__ __forceinline__ void mask(float (&s)[N], int low, int high) {
     for (int i = 0; i < N; i += 4) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-            if (2 * i + j >= low) s[i + j] = -infinity();
-            if (2 * i + j >= high) s[i + 2 + j] = -infinity();
+            if (2 * i + j >= low) s[i + j] = NEGATIVE_INFINITY;
+            if (2 * i + j >= high) s[i + 2 + j] = NEGATIVE_INFINITY;
         }
     }
 }

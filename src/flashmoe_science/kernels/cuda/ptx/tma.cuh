@@ -1,4 +1,4 @@
-// The tensor memory accelerator: boxes of a tensor to and from shared memory (PTX ISA, "cp.async.bulk.tensor").
+// The tensor memory accelerator: boxes of a tensor to shared memory (PTX ISA, "cp.async.bulk.tensor").
 #pragma once
 
 #include "types.cuh"
@@ -28,21 +28,5 @@ __device__ __forceinline__ void tma_load(const TensorMap& map, uint32 destinatio
         "l"(reinterpret_cast<uint64>(&map)), "r"(barrier), "l"(policy), "r"(x), "r"(y), "r"(z), "r"(w)
         : "memory");
 }
-
-// Stores a box; what lies outside the tensor is dropped.
-__device__ __forceinline__ void tma_store(const TensorMap& map, uint32 source, int x, int y, int z, int w) {
-    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
-                     reinterpret_cast<uint64>(&map)),
-                 "r"(source), "r"(x), "r"(y), "r"(z), "r"(w)
-                 : "memory");
-}
-
-__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-
-// Waits until the stores committed so far have read their shared memory.
-__device__ __forceinline__ void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-
-// Orders this thread's ordinary shared-memory writes before later accesses by TMA or wgmma.
-__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 }  // namespace ptx
