@@ -32,10 +32,17 @@ def environment(**changes: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(ROOT / "src"), "COLUMNS": "140"} | changes
 
 
+def with_usual_signals() -> None:
+    """As a terminal starts it, however these tests were started: under nohup a hang-up is ignored, for one."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def start(*arguments: str, **changes: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "cudadent42", *arguments],
         env=environment(**changes),
+        preexec_fn=with_usual_signals,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
