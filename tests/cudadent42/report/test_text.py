@@ -74,5 +74,5 @@ def test_figures_is_within_half_a_unit_of_the_third(value: float) -> None:
 
 
 def test_plug_in_is_named_by_its_file() -> None:
-    assert text.implementation("/home/me/work/kernel.py:attention") == "kernel.py:attention"
+    assert text.implementation("/home/me/code/kernel.py:attention") == "kernel.py:attention"
     assert text.implementation("a/b") == "a/b"
