@@ -1,0 +1,86 @@
+"""What the commands share: printing, JSON, and ending with an error."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
+
+from cudadent42.errors import ExitCode
+from cudadent42.records import CacheState, TimerKind
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from cudadent42.plan import Choices
+
+JSON_SCHEMA_VERSION = 1
+"""Of what ``--json`` prints."""
+
+
+def choices_of(
+    suite: str,
+    dtype: list[str] | None,
+    case: list[str] | None,
+    implementations: list[str] | None,
+    repeats: int | None,
+    warmup: int | None,
+    seed: int,
+    timer: TimerKind | None,
+    cache: CacheState | None,
+) -> Choices:
+    from cudadent42.plan import Choices
+
+    return Choices(
+        suite=suite,
+        dtypes=split(dtype),
+        cases=split(case),
+        implementations=split(implementations),
+        repeats=repeats,
+        warmup=warmup,
+        seed=seed,
+        timer=timer,
+        cache=cache,
+    )
+
+
+def split(values: list[str] | None) -> tuple[str, ...]:
+    return tuple(part.strip() for value in values or () for part in value.split(",") if part.strip())
+
+
+def command_line() -> tuple[str, ...]:
+    return ("cudadent42", *sys.argv[1:])
+
+
+def console_for(stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    console = Console(stderr=stderr)
+    # A log has no width of its own; the default of 80 would fold the tables.
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(stderr=stderr, width=140)
+
+
+def print_line(console: Console, text: str) -> None:
+    """Text as it is: paths are neither wrapped nor read as markup."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def encoded(record: object) -> dict[str, Any]:
+    from cudadent42.serialise import encode
+
+    encoded: dict[str, Any] = encode(record)
+    return encoded
+
+
+def print_json(document: dict[str, Any]) -> None:
+    from cudadent42.serialise import encode
+
+    print(json.dumps(encode({"schema_version": JSON_SCHEMA_VERSION, **document}), indent=2, allow_nan=False))
+
+
+def fail(message: str, code: ExitCode) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    raise typer.Exit(code)

@@ -1,0 +1,140 @@
+"""One stage at a time: ``preflight``, ``build``, ``verify`` and ``report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cudadent42.commands.common import (
+    choices_of,
+    command_line,
+    console_for,
+    encoded,
+    print_json,
+    print_line,
+    split,
+)
+from cudadent42.errors import ExitCode
+from cudadent42.options import (
+    CaseOption,
+    DeviceOption,
+    DTypeOption,
+    IgnoreOption,
+    ImplementationsOption,
+    JsonOption,
+    SeedOption,
+    SuiteOption,
+    VerboseOption,
+)
+
+
+def preflight(
+    device: DeviceOption = "auto",
+    fix: Annotated[
+        bool,
+        typer.Option("--fix", help="Mend what safely can be: the cache, packages in the project's .venv."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check that this machine is ready.
+
+    Each failure comes with its cause and the command that mends it.
+    """
+    from cudadent42.preflight import command
+
+    code = command.main(device, fix, as_json)
+    raise typer.Exit(code)
+
+
+def build(
+    device: DeviceOption = "auto",
+    arch: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--arch",
+            metavar="NAMES",
+            help="CUDA architectures, such as sm_90a, by commas; none need be present.",
+        ),
+    ] = None,
+    verbose: VerboseOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Compile the kernels, show what they need.
+
+    For this machine, or with --arch for CUDA architectures that are not present.
+    """
+    from cudadent42 import tables
+    from cudadent42.build import build as build_kernels
+    from cudadent42.build import choose_device
+    from cudadent42.progress import observer
+
+    target = choose_device(device, offline=bool(arch))
+    with observer(console_for(stderr=True), verbose) as watcher:
+        watcher.stage("build")
+        report = build_kernels(
+            target, split(arch), lambda done, total, what: watcher.advance(done / total, what)
+        )
+    if as_json:
+        print_json({"passed": report.passed, **encoded(report)})
+    else:
+        console = console_for()
+        for title, table in tables.build_tables(report):
+            print_line(console, title)
+            console.print(table)
+        for line in tables.recipe_lines(report) if verbose else ():
+            print_line(console, line)
+        for failure in report.failures:
+            print_line(console, f"{failure.kernel} for {failure.architecture} failed: {failure.message}")
+            print_line(console, failure.log)
+        print_line(console, tables.build_line(report))
+    if not report.passed:
+        raise typer.Exit(ExitCode.BUILD_FAILED)
+
+
+def verify(
+    suite: SuiteOption = "default",
+    dtype: DTypeOption = None,
+    case: CaseOption = None,
+    implementations: ImplementationsOption = None,
+    seed: SeedOption = 0,
+    device: DeviceOption = "auto",
+    ignore_preflight: IgnoreOption = False,
+    verbose: VerboseOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check results against float64.
+
+    Every case of the suite, and adversarial inputs.
+    """
+    from cudadent42 import pipeline, tables
+    from cudadent42.progress import observer
+
+    choices = choices_of(suite, dtype, case, implementations, None, None, seed, None, None)
+    request = pipeline.Request(choices, device, None, command_line(), ignore_preflight=ignore_preflight)
+    with observer(console_for(stderr=True), verbose) as watcher:
+        report = pipeline.verify_only(request, watcher)
+    if as_json:
+        print_json({"passed": report.passed, **encoded(report)})
+    else:
+        console = console_for()
+        if verbose or not report.passed:
+            console.print(tables.verify_table(report, everything=verbose))
+        print_line(console, tables.verify_line(report))
+    if not report.passed:
+        raise typer.Exit(ExitCode.VERIFICATION_FAILED)
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(help="A run folder.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Write the report of a run folder again."""
+    from cudadent42 import report as reports
+
+    paths = reports.write(folder)
+    if as_json:
+        print_json(encoded(paths))
+    else:
+        print(paths.html)
