@@ -14,7 +14,7 @@ SuiteOption = Annotated[
     typer.Option(
         "--suite",
         metavar="NAME|FILE",
-        help="What to measure: default, small, hopper, or the path of a TOML file.",
+        help="What to measure: a name that `cudadent42 suites` lists, or the path of a TOML file.",
     ),
 ]
 DTypeOption = Annotated[
