@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch._compile import _disable_dynamo
@@ -21,6 +21,8 @@ from flashmoe_science.moe_arguments import (
 
 _ACTIVATIONS = {member.value: member for member in Activation}
 _LAYOUTS = {member.value: member for member in W13Layout}
+
+E = TypeVar("E")
 
 
 def fused_moe(
@@ -78,8 +80,8 @@ def fused_moe(
             w13_layout=w13_layout,
             out=out,
         )
-    kind = _ACTIVATIONS.get(activation) or parse_choice(Activation, activation, "activation")
-    layout = _LAYOUTS.get(w13_layout) or parse_choice(W13Layout, w13_layout, "w13_layout")
+    kind = _by_name(_ACTIVATIONS, activation) or parse_choice(Activation, activation, "activation")
+    layout = _by_name(_LAYOUTS, w13_layout) or parse_choice(W13Layout, w13_layout, "w13_layout")
     if isinstance(hidden_states, torch.Tensor) and hidden_states.is_cpu:
         return cpu_moe.forward(
             hidden_states, w13, w2, topk_weights, topk_ids, activation=kind, w13_layout=layout, out=out
@@ -142,6 +144,11 @@ def topk_routing(
     raise DeviceError(
         f"there is no kernel for {logits.device}; expected tensors on cpu or cuda: move them with .to()"
     )
+
+
+def _by_name(members: dict[str, E], name: object) -> E | None:
+    # A dictionary's answer takes a tenth of the enumeration's half microsecond.
+    return members.get(name) if isinstance(name, str) else None
 
 
 # See `flashmoe_science.attention`: this imports Dynamo at its first call, which only compiled code makes.
