@@ -271,7 +271,7 @@ def test_no_undefined_behaviour_under_the_sanitizers(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("sanitized_moe_calls.py")), str(library)],
+        [sys.executable, str(Path(__file__).with_name("sanitized_cpu_moe_calls.py")), str(library)],
         env={**os.environ, "LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0"},
         capture_output=True,
         text=True,
