@@ -9,7 +9,8 @@
 #include <memory>
 #include <algorithm>
 using uint16 = unsigned short; using uint32 = unsigned int; using uint64 = unsigned long long; using int64 = long long;
-constexpr int kElementBytes = 2; constexpr int kChunkBytes = 16;
+constexpr int kElementBytes = 2; constexpr int kChunkBytes = 16; constexpr int kChunkElements = kChunkBytes / kElementBytes;
+template <bool Value> struct Flag { static constexpr bool value = Value; };
 #define __device__
 #define __forceinline__ inline
 #define __global__
@@ -32,7 +33,12 @@ inline uint32 fbits(float x) { uint32 f; memcpy(&f,&x,4); return f; }
 inline uint32 __umulhi(uint32 a, uint32 b) { return (uint64)a*b >> 32; }
 inline int min(int a, int b) { return a<b?a:b; } inline int max(int a, int b) { return a>b?a:b; }
 inline uint32 __byte_perm(uint32 a, uint32 b, uint32 s) { uint64 v = ((uint64)b<<32)|a; uint32 r=0; for (int i=0;i<4;i++) r |= ((v >> (8*((s>>(4*i))&7))) & 255) << (8*i); return r; }
-inline float __shfl_xor_sync(unsigned, float x, int m) { warp_->slot[lane_][0]=fbits(x); __syncwarp(); float y=__int_as_float(warp_->slot[lane_^m][0]); __syncwarp(); return y; }
+template <class T> T __shfl_sync(unsigned, T x, int from) { memcpy(&warp_->slot[lane_][0],&x,4); __syncwarp(); T y; memcpy(&y,&warp_->slot[from][0],4); __syncwarp(); return y; }
+template <class T> T __shfl_xor_sync(unsigned m, T x, int with) { return __shfl_sync(m, x, lane_ ^ with); }
+template <class T> T __shfl_up_sync(unsigned m, T x, int by) { return __shfl_sync(m, x, lane_ < by ? lane_ : lane_ - by); }
+inline uint32 __ballot_sync(unsigned, bool x) { warp_->slot[lane_][0]=x; __syncwarp(); uint32 y=0; for (int i=0;i<32;i++) y |= warp_->slot[i][0] << i; __syncwarp(); return y; }
+inline int __ffs(uint32 x) { return __builtin_ffs(x); }
+inline uint32 shared_address(const void* p) { return (uint32)((const char*)p - block_->arena.data()); }
 #define NEGATIVE_INFINITY __int_as_float(0xff800000)
 inline uint16 enc(float f) {
 #if ELEMENT_BF16
