@@ -29,6 +29,7 @@ inline void __syncthreads() { block_->bar.arrive_and_wait(); }
 inline void __syncwarp() { warp_->bar.arrive_and_wait(); }
 template <class T> T* shared_alloc() { T* p = (T*)(block_->arena.data() + arena_used); arena_used += (sizeof(T)+15)/16*16; return p; }
 inline float __int_as_float(int x) { float f; memcpy(&f,&x,4); return f; }
+inline uint32 __float_as_uint(float x) { uint32 f; memcpy(&f,&x,4); return f; }
 inline uint32 fbits(float x) { uint32 f; memcpy(&f,&x,4); return f; }
 inline uint32 __umulhi(uint32 a, uint32 b) { return (uint64)a*b >> 32; }
 inline int min(int a, int b) { return a<b?a:b; } inline int max(int a, int b) { return a>b?a:b; }

@@ -205,6 +205,7 @@ moe_portable(const __grid_constant__ ProductParameters p) {
     Queue& queue = *reinterpret_cast<Queue*>(shared_memory + STAGES * kStageBytes);
 #if DEPENDENT
     wait_for_predecessor();
+    allow_successor();
 #endif
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
@@ -216,7 +217,7 @@ moe_portable(const __grid_constant__ ProductParameters p) {
     __syncthreads();
 
     Loader loader;
-#pragma unroll
+#pragma unroll 1
     for (int s = 0; s < STAGES - 1; ++s) {
         loader.copy(stages + s * kStageBytes, queue, p);
         __syncthreads();

@@ -1,0 +1,149 @@
+"""The portable way through a mixture of experts for many tokens (`kernels/cuda/moe_portable.cu`), sm_80 and later:
+configurations and launches.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from enum import Enum
+from typing import Any
+
+import torch
+
+from flashmoe_science.configs import moe_portable as configs
+from flashmoe_science.configs.moe_portable import PortableMoeConfiguration, ProductTile
+from flashmoe_science.cuda.driver import ADDRESSES, Launcher, load
+from flashmoe_science.cuda.moe.problem import MoeChoice, MoeKind, MoeProblem
+from flashmoe_science.cuda.problem import Device
+from flashmoe_science.errors import InputError
+from flashmoe_science.jit.limits import limits
+from flashmoe_science.jit.nvrtc import CudaKernel
+from flashmoe_science.moe_arguments import Activation, W13Layout
+
+_REST = struct.Struct("3q6i")  # the fields of ProductParameters after the pointers
+_ARGUMENT_BYTES = ADDRESSES.size + _REST.size
+_MOST_TILES = 1 << 31
+_ACTIVATIONS = {
+    Activation.SILU: 1,
+    Activation.GELU: 2,
+    Activation.GELU_TANH: 3,
+    Activation.SILU_NO_MUL: 4,
+    Activation.GELU_NO_MUL: 5,
+    Activation.RELU2_NO_MUL: 6,
+}
+_DTYPES = (torch.bfloat16, torch.float16)
+
+
+class Product(Enum):
+    """The two products of an expert."""
+
+    UP = "up"
+    """Rows gathered by token, times w13, activated; output in sorted order."""
+    DOWN = "down"
+    """Rows in sorted order, times w2; output by slot."""
+
+
+def choose(problem: MoeProblem, device: Device) -> MoeChoice | None:
+    """The tiles for the mean number of rows per expert."""
+    if device.architecture not in configs.tuned_architectures():
+        return None
+    configuration = configs.configuration(device.architecture, problem.rows_per_expert)
+    if not _countable(problem, configuration):
+        return None
+    return MoeChoice(
+        MoeKind.PORTABLE,
+        configuration,
+        f"mma.sync products with the tiles for {problem.rows_per_expert:.0f} rows per expert",
+    )
+
+
+def kernel(
+    tile: ProductTile, product: Product, activation: Activation, dtype: torch.dtype, architecture: str
+) -> CudaKernel:
+    """One product in one tile shape, which may be another architecture's."""
+    up = product is Product.UP
+    return CudaKernel(
+        source="moe_portable.cu",
+        function="moe_portable",
+        architecture=architecture,
+        macros={
+            "BLOCK_M": tile.block_m,
+            "BLOCK_N": tile.block_n,
+            "BLOCK_K": tile.block_k,
+            "STAGES": tile.stages,
+            "WARPS_M": tile.warps_m,
+            "WARPS_N": tile.warps_n,
+            "MIN_BLOCKS": tile.blocks,
+            "UP": int(up),
+            "ACTIVATION": _ACTIVATIONS[activation] if up else 0,
+            "DEPENDENT": int(limits(architecture).dependent_launch),
+            "ELEMENT_BF16": int(dtype == torch.bfloat16),
+            "NATIVE_CP_ASYNC": 1,
+            "MMA_K": 16,
+        },
+        threads_per_block=tile.threads,
+        dynamic_shared_bytes=tile.shared_bytes(gather=up),
+    )
+
+
+def product_launcher(
+    problem: MoeProblem, product: Product, tile: ProductTile, device: Device, *, allow_defects: bool = False
+) -> Launcher:
+    """One product, ready: `start_at(input, weights, output, expert_offsets, sorted_slots, stream)`."""
+    compiled = kernel(tile, product, problem.activation, problem.dtype, device.architecture)
+    capturing = torch.cuda.is_current_stream_capturing()
+    function = load(compiled, device.index, capturing, allow_defects=allow_defects)
+    launcher = Launcher(
+        function,
+        (grid(problem, product, tile, device), 1, 1),
+        compiled,
+        _ARGUMENT_BYTES,
+        dependent=bool(compiled.macros["DEPENDENT"]),
+    )
+    _REST.pack_into(launcher.buffer, ADDRESSES.size, *fields(problem, product, tile, device))
+    return launcher
+
+
+def grid(problem: MoeProblem, product: Product, tile: ProductTile, device: Device) -> int:
+    """Blocks: as many as run at a time, or as there can be tiles."""
+    return min(device.multiprocessors * tile.blocks, _most_tiles(problem, product, tile))
+
+
+def fields(problem: MoeProblem, product: Product, tile: ProductTile, device: Device) -> tuple[int, ...]:
+    """What a launch passes after the addresses."""
+    parts, inner, columns = _shape(problem, product)
+    row = inner * problem.dtype.itemsize
+    interleaved = parts == 2 and problem.w13_layout is W13Layout.INTERLEAVED
+    # Where as many rows of input as of weights are worked on at a time, the least is read.
+    running = grid(problem, product, tile, device)
+    section = max(1, round(math.sqrt(running * tile.block_n / tile.block_m)))
+    return (
+        parts * columns * row,
+        2 * row if interleaved else row,
+        row if interleaved else columns * row,
+        problem.experts,
+        problem.top_k,
+        inner,
+        columns,
+        _column_tiles(problem, product, tile),
+        section,
+    )
+
+
+def _shape(problem: MoeProblem, product: Product) -> tuple[int, int, int]:
+    """Rows of weights per output column, inner size, output columns."""
+    if product is Product.UP:
+        return 2 if problem.gated else 1, problem.hidden, problem.intermediate
+    return 1, problem.intermediate, problem.hidden
+
+
+def _column_tiles(problem: MoeProblem, product: Product, tile: ProductTile) -> int:
+    parts, _, columns = _shape(problem, product)
+    return -(-columns * parts // tile.block_n)
+
+
+def _most_tiles(problem: MoeProblem, product: Product, tile: ProductTile) -> int:
+    """Whatever the routing: each expert with rows has at most one tile that is not full."""
+    row_tiles = problem.slots // tile.block_m + min(problem.experts, problem.slots)
+    return row_tiles * _column_tiles(problem, product, tile)
