@@ -3,9 +3,9 @@ product, after each one's result is checked against float64.
 
 Usage: PYTHONPATH=src python benchmarks/cuda_moe_portable.py [--output FILE.json]
 
-TFLOP/s count 2 x rows x inner x rows of weights. Times are medians of rounds in which the tiles take turns, each a few
-launches between two events; operands are normal random numbers, bf16. `grouped_mm` is PyTorch's on rows that are gathered
-already and without the activation; `mma.sync` is what the instruction reaches from registers.
+TFLOP/s count 2 x rows x inner x rows of weights. Times are medians of rounds in which the tiles take turns, each a
+few launches between two events; operands are normal random numbers, bf16. `grouped_mm` is PyTorch's on rows that are
+gathered already and without the activation; `mma.sync` is what the instruction reaches from registers.
 """
 
 from __future__ import annotations

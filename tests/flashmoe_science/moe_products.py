@@ -67,9 +67,7 @@ class Operands:
 
 def operands(problem: MoeProblem, product: Product, routed: Routing) -> Operands:
     up = product is Product.UP
-    inner, columns = (
-        (problem.hidden, problem.intermediate) if up else (problem.intermediate, problem.hidden)
-    )
+    inner, columns = (problem.hidden, problem.intermediate) if up else (problem.intermediate, problem.hidden)
     weight_rows = problem.w13_rows if up else problem.hidden
     device = routed.sorted_slots.device
 
@@ -114,6 +112,8 @@ def assert_right(problem: MoeProblem, product: Product, routed: Routing, given: 
     """Every row within two roundings of float64, relative to the row's scale; nothing else written."""
     exact = reference(problem, product, routed, given)
     found = given.output.double()
-    assert torch.equal(found.isnan(), exact.isnan()), f"{product}: rows left out, or written beside the output"
+    assert torch.equal(found.isnan(), exact.isnan()), (
+        f"{product}: rows left out, or written beside the output"
+    )
     resolution = torch.finfo(problem.dtype).eps
     torch.testing.assert_close(found, exact, rtol=resolution, atol=resolution / 8, equal_nan=True)

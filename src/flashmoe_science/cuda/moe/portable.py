@@ -58,6 +58,30 @@ def choose(problem: MoeProblem, device: Device) -> MoeChoice | None:
     )
 
 
+def kernels(architecture: str) -> list[CudaKernel]:
+    """Both products of every configuration, for all activations and types; none before sm_80."""
+    found = {}
+    for configuration in configs.all_configurations(architecture):
+        for dtype in _DTYPES:
+            built = [
+                kernel(configuration.up, Product.UP, activation, dtype, architecture)
+                for activation in Activation
+            ]
+            built.append(kernel(configuration.down, Product.DOWN, Activation.SILU, dtype, architecture))
+            found.update({one.label: one for one in built})
+    return list(found.values())
+
+
+def check(problem: MoeProblem, configuration: Any) -> None:
+    if not isinstance(configuration, PortableMoeConfiguration):
+        raise InputError(f"the portable products take a PortableMoeConfiguration, not {configuration!r}")
+    if not _countable(problem, configuration):
+        raise InputError(
+            f"{problem.tokens} tokens of {problem.hidden} with {problem.top_k} experts each are more than the "
+            "portable products can count; split the tokens"
+        )
+
+
 def kernel(
     tile: ProductTile, product: Product, activation: Activation, dtype: torch.dtype, architecture: str
 ) -> CudaKernel:
@@ -128,6 +152,15 @@ def fields(problem: MoeProblem, product: Product, tile: ProductTile, device: Dev
         columns,
         _column_tiles(problem, product, tile),
         section,
+    )
+
+
+def _countable(problem: MoeProblem, configuration: PortableMoeConfiguration) -> bool:
+    """Whether 32 bits hold the tiles, and the 16-byte chunks of the rows that are gathered."""
+    return (
+        problem.tokens * problem.hidden // 8 < 1 << 32
+        and _most_tiles(problem, Product.UP, configuration.up) < _MOST_TILES
+        and _most_tiles(problem, Product.DOWN, configuration.down) < _MOST_TILES
     )
 
 

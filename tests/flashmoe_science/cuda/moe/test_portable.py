@@ -185,5 +185,5 @@ def test_emulated_routings(pattern: str, tmp_path: Path) -> None:
         "all invalid": torch.full((70, 1), -5, dtype=torch.int32),
         "one row each, the last expert none": torch.randperm(70).int()[:, None],
     }[pattern]
-    tile = ProductTile(32, 128, 32, 3, 2, 2)
-    emulate(tmp_path, problem, Product.UP, dataclasses.replace(tile, warps_m=1, warps_n=2), routing(ids, 71), blocks=3)
+    # One block, so that the row tiles of an expert are more than a section.
+    emulate(tmp_path, problem, UP, ProductTile(16, 128, 32, 3, 1, 2), routing(ids, 71), blocks=1)
