@@ -1,4 +1,6 @@
 // The device side of the kernels, on the CPU: one thread per CUDA thread, barriers for what a warp does together.
+//
+// FIBERS: 1: CUDA threads are fibers of one CPU thread (fibers.h), much faster where warps meet often; else CPU threads.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -21,10 +23,16 @@ struct float2 { float x, y; }; struct alignas(16) float4 { float x, y, z, w; };
 inline float4 make_float4(float a, float b, float c, float d) { return {a,b,c,d}; }
 inline float2 make_float2(float a, float b) { return {a,b}; }
 struct dim3 { unsigned x, y, z; };
-struct Warp { std::barrier<> bar{32}; uint32 slot[32][8]; };
-struct Block { std::barrier<> bar; std::vector<std::unique_ptr<Warp>> warps; std::vector<char> arena; Block(int w) : bar(32*w), arena(1<<18) { for (int i=0;i<w;i++) warps.push_back(std::make_unique<Warp>()); } };
-struct Cluster { std::barrier<> bar; std::vector<std::unique_ptr<Block>> blocks; Cluster(int c, int w) : bar(32*w*c) { for (int i=0;i<c;i++) blocks.push_back(std::make_unique<Block>(w)); } };
-inline thread_local dim3 threadIdx, blockIdx, gridDim; inline thread_local Warp* warp_; inline thread_local Block* block_; inline thread_local Cluster* cluster_; inline thread_local int rank_; inline thread_local int lane_; inline thread_local size_t arena_used;
+#if FIBERS
+#include "fibers.h"
+#else
+using Barrier = std::barrier<>;
+#define PER_THREAD thread_local
+#endif
+struct Warp { Barrier bar{32}; uint32 slot[32][8]; };
+struct Block { Barrier bar; std::vector<std::unique_ptr<Warp>> warps; std::vector<char> arena; Block(int w) : bar(32*w), arena(1<<18) { for (int i=0;i<w;i++) warps.push_back(std::make_unique<Warp>()); } };
+struct Cluster { Barrier bar; std::vector<std::unique_ptr<Block>> blocks; Cluster(int c, int w) : bar(32*w*c) { for (int i=0;i<c;i++) blocks.push_back(std::make_unique<Block>(w)); } };
+inline PER_THREAD dim3 threadIdx, blockIdx, gridDim; inline PER_THREAD Warp* warp_; inline PER_THREAD Block* block_; inline PER_THREAD Cluster* cluster_; inline PER_THREAD int rank_; inline PER_THREAD int lane_; inline PER_THREAD size_t arena_used;
 inline void __syncthreads() { block_->bar.arrive_and_wait(); }
 inline void __syncwarp() { warp_->bar.arrive_and_wait(); }
 template <class T> T* shared_alloc() { T* p = (T*)(block_->arena.data() + arena_used); arena_used += (sizeof(T)+15)/16*16; return p; }
