@@ -19,8 +19,7 @@ struct Parameters {
     const float* weights;  // (tokens, top_k)
     const void* ids;
     char* output;    // (tokens, columns)
-    int64 chunks;    // of 16 bytes, of the output
-    int row_chunks;  // of a row
+    int row_chunks;  // of 16 bytes
     int top_k;
     int experts;
 };
@@ -37,7 +36,7 @@ __device__ __forceinline__ bool is_valid(const Parameters& p, int64 slot) {
 // Read once, by one thread.
 __device__ __forceinline__ Chunk load_once(const char* address) {
     Chunk c;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::evict_first.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(c.x), "=r"(c.y), "=r"(c.z), "=r"(c.w) : "l"(address));
     return c;
 }
@@ -80,10 +79,9 @@ extern "C" __global__ void __launch_bounds__(combine::THREADS)
     wait_for_predecessor();
     allow_successor();
 #endif
-    const int64 index = static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x;
-    if (index >= p.chunks) return;
-    const int64 token = index / p.row_chunks;
-    const int chunk = static_cast<int>(index - token * p.row_chunks);
+    const int64 token = blockIdx.x;
+    const int chunk = blockIdx.y * THREADS + threadIdx.x;
+    if (chunk >= p.row_chunks) return;
     const int64 first_slot = token * p.top_k;
     const char* rows = p.rows + (first_slot * p.row_chunks + chunk) * 16;
     float sum[8] = {};
@@ -104,6 +102,6 @@ extern "C" __global__ void __launch_bounds__(combine::THREADS)
             if (valid[j]) add(sum, weight[j], c[j]);
         }
     }
-    store_global(p.output + index * 16,
+    store_global(p.output + (token * p.row_chunks + chunk) * 16,
                  Chunk{pack(sum[0], sum[1]), pack(sum[2], sum[3]), pack(sum[4], sum[5]), pack(sum[6], sum[7])});
 }

@@ -1,50 +1,7 @@
-// Routing: slots (token * top_k + j) sorted by expert, ascending within an expert, and where each expert's begin.
-//
-// A stable counting sort. A block takes CHUNK slots, a warp a run of 32 * LOADS of them, 32 at a time: lanes with the same
-// expert find each other (match_any) and take consecutive places. With more than one block, `moe_count` first counts
-// each block's slots of each expert. Ids outside [0, experts) are left out. No atomics decide an order.
-//
-// Compile-time configuration: WARPS, IDS64, DEPENDENT (programmatic dependent launch, sm_90 and later).
-#include "types.cuh"
-
-#if DEPENDENT
-#include "ptx/dependent_launch.cuh"
-#endif
+// Routing: every slot to its place, and the beginnings of all experts.
+#include "moe/routing.cuh"
 
 namespace routing {
-
-constexpr int THREADS = WARPS * 32;
-constexpr int LOADS = 8;
-constexpr int CHUNK = THREADS * LOADS;
-constexpr uint32 ALL = 0xffffffff;
-
-struct Parameters {
-    const void* ids;
-    int* expert_offsets;  // experts + 1
-    int* sorted_slots;    // as many as there are valid ids are written
-    int* counts;          // (blocks, experts): slots of an expert in a block's chunk; unused by a single block
-    int* tickets;         // two counters to set to zero
-    int slots;
-    int experts;
-};
-
-__device__ __forceinline__ void begin() {
-#if DEPENDENT
-    wait_for_predecessor();
-    allow_successor();
-#endif
-}
-
-// The expert of a slot, or -1 where it is not to be sorted.
-__device__ __forceinline__ int expert_of(const Parameters& p, int64 slot) {
-    if (slot >= p.slots) return -1;
-#if IDS64
-    const int64 id = static_cast<const int64*>(p.ids)[slot];
-#else
-    const int id = static_cast<const int*>(p.ids)[slot];
-#endif
-    return id >= 0 && id < p.experts ? static_cast<int>(id) : -1;
-}
 
 // Sum of all lanes' values up to this one's.
 __device__ __forceinline__ int inclusive_scan(int x) {
@@ -58,23 +15,6 @@ __device__ __forceinline__ int inclusive_scan(int x) {
 }
 
 }  // namespace routing
-
-extern "C" __global__ void __launch_bounds__(routing::THREADS) moe_count(const __grid_constant__ routing::Parameters p) {
-    using namespace routing;
-    extern __shared__ int count[];  // of each expert
-    begin();
-    for (int expert = threadIdx.x; expert < p.experts; expert += THREADS) count[expert] = 0;
-    __syncthreads();
-    const int64 first = static_cast<int64>(blockIdx.x) * CHUNK + threadIdx.x;
-#pragma unroll
-    for (int i = 0; i < LOADS; ++i) {
-        const int expert = expert_of(p, first + i * THREADS);
-        if (expert >= 0) atomicAdd(count + expert, 1);
-    }
-    __syncthreads();
-    int* counts = p.counts + static_cast<int64>(blockIdx.x) * p.experts;
-    for (int expert = threadIdx.x; expert < p.experts; expert += THREADS) counts[expert] = count[expert];
-}
 
 extern "C" __global__ void __launch_bounds__(routing::THREADS) moe_place(const __grid_constant__ routing::Parameters p) {
     using namespace routing;
