@@ -41,7 +41,17 @@ def compile_emulation(
         "COPIES_LATE": int(copies_late),
         "FIBERS": 1,
     }
-    command = ["g++", "-std=c++20", "-O1", "-w", "-U_FORTIFY_SOURCE", "-shared", "-fPIC", "-pthread", f"-I{source}"]
+    command = [
+        "g++",
+        "-std=c++20",
+        "-O1",
+        "-w",
+        "-U_FORTIFY_SOURCE",
+        "-shared",
+        "-fPIC",
+        "-pthread",
+        f"-I{source}",
+    ]
     defines = [f"-D{name}={value}" for name, value in macros.items()]
     library = folder / "kernel.so"
     subprocess.run([*command, str(source / "kernel.cpp"), "-o", str(library), *defines], check=True)
