@@ -18,7 +18,7 @@ from flashmoe_science.cuda.moe.routing import TICKETS_BYTES, Routing
 from flashmoe_science.cuda.problem import Device
 from flashmoe_science.cuda.tensor_map import MAP_BYTES, TensorMap
 from flashmoe_science.errors import InputError
-from flashmoe_science.jit.limits import base_architecture, limits
+from flashmoe_science.jit.limits import base_architecture
 from flashmoe_science.jit.nvrtc import CudaKernel, nvrtc_version
 from flashmoe_science.moe_arguments import Activation, W13Layout
 
@@ -53,7 +53,7 @@ def choose(problem: MoeProblem, device: Device) -> MoeChoice | None:
 
 def _what_is_too_big(problem: MoeProblem) -> str | None:
     """What the kernels could not count, if anything."""
-    most = (limits(_ARCHITECTURE).shared_per_block - 256) // 4
+    most = routing.most_experts(_ARCHITECTURE)
     if problem.experts > most:
         return f"{problem.experts} experts; expected at most {most}"
     width = min(tile.tokens for tile in configs.all_configurations())

@@ -20,37 +20,42 @@ _LOADS = 8  # slots of a thread, as in moe/routing.cuh
 _WARPS = (32, 16, 8, 4, 2, 1)
 _STATIC_SHARED = 256  # more than the kernels declare
 _INT = 4
+_LEAST_CAPACITY = 128
 TICKETS_BYTES = 8
 """Two int32 counters that routing sets to zero, for the products after it."""
 
 
-def warps_for(experts: int, architecture: str) -> int:
-    """Warps of a block: as many as have room for a count of each expert.
+def capacity_for(experts: int) -> int:
+    """Experts that the kernel has room to count: few sizes serve all numbers."""
+    return max(_LEAST_CAPACITY, 1 << (experts - 1).bit_length())
 
-    Raises:
-        InputError: there is not even room for one.
-    """
+
+def most_experts(architecture: str) -> int:
+    """How many a block of one warp has room to count."""
+    return 1 << (((limits(architecture).shared_per_block - _STATIC_SHARED) // _INT).bit_length() - 1)
+
+
+def warps_for(capacity: int, architecture: str) -> int:
+    """Warps of a block: as many as have room for a count of each expert."""
     room = limits(architecture).shared_per_block - _STATIC_SHARED
-    found = next((warps for warps in _WARPS if warps * experts * _INT <= room), None)
-    if found is None:
-        raise InputError(f"{experts} experts are more than routing counts; expected at most {room // _INT}")
-    return found
+    return next(warps for warps in _WARPS if warps * capacity * _INT <= room)
 
 
-def kernel(function: str, problem: MoeProblem, architecture: str) -> CudaKernel:
-    warps = warps_for(problem.experts, architecture)
-    return _kernel(function, warps, problem.experts, problem.ids64, architecture)
-
-
-def _kernel(function: str, warps: int, experts: int, ids64: bool, architecture: str) -> CudaKernel:
-    rows = warps if function == "moe_place" else 1
+def kernel(function: str, capacity: int, ids64: bool, architecture: str) -> CudaKernel:
+    """``moe_count`` or ``moe_place`` for up to `capacity` experts, at most `most_experts`."""
+    warps = warps_for(capacity, architecture)
     return CudaKernel(
         source=f"{function}.cu",
         function=function,
         architecture=architecture,
-        macros={"WARPS": warps, "IDS64": int(ids64), "DEPENDENT": int(overlaps(architecture))},
+        macros={
+            "CAPACITY": capacity,
+            "WARPS": warps,
+            "IDS64": int(ids64),
+            "DEPENDENT": int(overlaps(architecture)),
+        },
         threads_per_block=32 * warps,
-        dynamic_shared_bytes=rows * experts * _INT,
+        dynamic_shared_bytes=(warps if function == "moe_place" else 1) * capacity * _INT,
     )
 
 
@@ -60,11 +65,11 @@ def overlaps(architecture: str) -> bool:
 
 
 def kernels(architecture: str) -> list[CudaKernel]:
-    """Both kernels, as up to 512 experts take them or nearly so."""
-    experts = min(512, (limits(architecture).shared_per_block - _STATIC_SHARED) // (_WARPS[0] * _INT))
+    """Both kernels, for up to 512 experts."""
     return [
-        _kernel(function, _WARPS[0], experts, ids64, architecture)
+        kernel(function, capacity, ids64, architecture)
         for function in ("moe_count", "moe_place")
+        for capacity in (128, 256, 512)
         for ids64 in (False, True)
     ]
 
@@ -80,8 +85,20 @@ class Routing:
     __slots__ = ("_count", "_place", "counts_bytes", "offsets_bytes", "slots_bytes")
 
     def __init__(self, problem: MoeProblem, device: Device, architecture: str) -> None:
-        """`architecture`: what to compile for, e.g. ``sm_90a`` or ``sm_80``; the device is current."""
-        warps = warps_for(problem.experts, architecture)
+        """
+        Args:
+            architecture: what to compile for, e.g. ``sm_90a`` or ``sm_80``; the device is current.
+
+        Raises:
+            InputError: more experts than `most_experts`.
+        """
+        if problem.experts > most_experts(architecture):
+            raise InputError(
+                f"{problem.experts} experts are more than routing counts; "
+                f"expected at most {most_experts(architecture)}"
+            )
+        capacity = capacity_for(problem.experts)
+        warps = warps_for(capacity, architecture)
         blocks = max(1, -(-problem.slots // (32 * warps * _LOADS)))
         self.offsets_bytes = (problem.experts + 1) * _INT
         self.slots_bytes = problem.slots * _INT
@@ -91,7 +108,7 @@ class Routing:
         capturing = torch.cuda.is_current_stream_capturing()
 
         def prepare(function: str) -> Launcher:
-            compiled = kernel(function, problem, architecture)
+            compiled = kernel(function, capacity, problem.ids64, architecture)
             loaded = load(compiled, device.index, capturing)
             launcher = Launcher(loaded, (blocks, 1, 1), compiled, _ARGUMENT_BYTES, dependent=dependent)
             _REST.pack_into(launcher.buffer, _POINTERS.size, problem.slots, problem.experts)

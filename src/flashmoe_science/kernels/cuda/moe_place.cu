@@ -18,18 +18,18 @@ __device__ __forceinline__ int inclusive_scan(int x) {
 
 extern "C" __global__ void __launch_bounds__(routing::THREADS) moe_place(const __grid_constant__ routing::Parameters p) {
     using namespace routing;
-    extern __shared__ int next[];  // (WARPS, experts): a warp's slots of each expert, then the place of its next one
+    extern __shared__ int next[];  // (WARPS, CAPACITY): a warp's slots of each expert, then the place of its next one
     __shared__ int warp_total[WARPS];
     __shared__ int carried;
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     begin();
-    for (int i = threadIdx.x; i < WARPS * p.experts; i += THREADS) next[i] = 0;
+    for (int i = threadIdx.x; i < WARPS * CAPACITY; i += THREADS) next[i] = 0;
     if (threadIdx.x == 0) carried = 0;
     if (blockIdx.x == 0 && threadIdx.x < 2) p.tickets[threadIdx.x] = 0;
     __syncthreads();
 
-    int* own = next + warp * p.experts;
+    int* own = next + warp * CAPACITY;
     const int64 first = static_cast<int64>(blockIdx.x) * CHUNK + warp * (32 * LOADS) + lane;
     int expert[LOADS];
 #pragma unroll
@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(routing::THREADS) moe_place(const _
         int before = 0;  // of the blocks before this one
         if (e < p.experts) {
             if (gridDim.x == 1) {
-                for (int w = 0; w < WARPS; ++w) total += next[w * p.experts + e];
+                for (int w = 0; w < WARPS; ++w) total += next[w * CAPACITY + e];
             } else {
 #pragma unroll 8
                 for (int block = 0; block < gridDim.x; ++block) {
@@ -73,8 +73,8 @@ extern "C" __global__ void __launch_bounds__(routing::THREADS) moe_place(const _
             }
             int place = sum + before;
             for (int w = 0; w < WARPS; ++w) {
-                const int count = next[w * p.experts + e];
-                next[w * p.experts + e] = place;
+                const int count = next[w * CAPACITY + e];
+                next[w * CAPACITY + e] = place;
                 place += count;
             }
         }

@@ -4,7 +4,7 @@
 // expert find each other (match_any) and take consecutive places. With more than one block, `moe_count` first counts
 // each block's slots of each expert. Ids outside [0, experts) are left out. No atomics decide an order.
 //
-// Compile-time configuration: WARPS, IDS64, DEPENDENT (programmatic dependent launch, sm_90 and later).
+// Compile-time configuration: CAPACITY (of experts), WARPS, IDS64, DEPENDENT (programmatic dependent launch, sm_90 and later).
 #pragma once
 #include "types.cuh"
 
