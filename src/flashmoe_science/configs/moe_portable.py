@@ -68,20 +68,30 @@ def _both(tile: ProductTile) -> PortableMoeConfiguration:
 
 
 _SM_90: _ByRows = (
-    (0, _both(ProductTile(32, 256, 64, 4, 1, 4, 1))),
-    (24, _both(ProductTile(64, 256, 64, 4, 1, 4, 1))),
-    (96, _both(ProductTile(128, 256, 64, 4, 2, 4, 1))),
+    (
+        0,
+        PortableMoeConfiguration(
+            up=ProductTile(32, 256, 64, 4, 1, 4), down=ProductTile(32, 256, 64, 3, 1, 4, 2)
+        ),
+    ),
+    (
+        24,
+        PortableMoeConfiguration(
+            up=ProductTile(64, 256, 64, 4, 1, 4), down=ProductTile(64, 128, 64, 3, 2, 2, 3)
+        ),
+    ),
+    (80, _both(ProductTile(128, 256, 64, 4, 2, 4))),
 )
 _SM_80: _ByRows = (
-    (0, _both(ProductTile(32, 256, 64, 4, 1, 4, 1))),
-    (24, _both(ProductTile(64, 256, 32, 4, 1, 4, 1))),
-    (96, _both(ProductTile(128, 256, 32, 4, 2, 4, 1))),
+    (0, _both(ProductTile(32, 256, 64, 4, 1, 4))),
+    (24, _both(ProductTile(64, 256, 32, 4, 1, 4))),
+    (96, _both(ProductTile(128, 256, 32, 4, 2, 4))),
 )
 # 99 KB, and half the tensor rate per multiprocessor: smaller tiles keep up.
 _SM_86: _ByRows = (
-    (0, _both(ProductTile(32, 256, 32, 4, 1, 4, 1))),
-    (24, _both(ProductTile(64, 256, 32, 4, 1, 4, 1))),
-    (96, _both(ProductTile(128, 256, 32, 4, 2, 4, 1))),
+    (0, _both(ProductTile(32, 256, 32, 4, 1, 4))),
+    (24, _both(ProductTile(64, 256, 32, 4, 1, 4))),
+    (96, _both(ProductTile(128, 256, 32, 4, 2, 4))),
 )
 _TILES: dict[str, _ByRows] = {
     "sm_80": _SM_80,
