@@ -28,7 +28,7 @@ from flashmoe_science.configs.moe_portable import ProductTile
 from flashmoe_science.cuda.driver import Launcher, load, make_context_current
 from flashmoe_science.cuda.forward import device_of
 from flashmoe_science.cuda.moe import MoeKind, forward
-from flashmoe_science.cuda.moe.portable import Product, kernel, product_launcher
+from flashmoe_science.cuda.moe.portable import Product, ProductLaunch, kernel
 from flashmoe_science.cuda.moe.problem import MoeProblem
 from flashmoe_science.cuda.moe.select import module
 from flashmoe_science.cuda.moe.topk import topk
@@ -124,16 +124,19 @@ class Operands:
             case.experts, parts * columns, inner, device="cuda", dtype=torch.bfloat16
         ).normal_(std=inner**-0.5)
         self.output = torch.empty(rows, columns, device="cuda", dtype=torch.bfloat16)
+        self.ticket = torch.zeros(1, device="cuda", dtype=torch.int32)
         self.operations = 2 * rows * inner * parts * columns
         self.up, self.columns, self.top_k = up, columns, case.top_k
 
-    def launch(self, launcher: Launcher) -> None:
-        launcher.start_at(
+    def launch(self, launcher: ProductLaunch) -> None:
+        self.ticket.zero_()
+        launcher.launch(
             self.input.data_ptr(),
             self.weights.data_ptr(),
             self.output.data_ptr(),
             self.routing.offsets.data_ptr(),
             self.routing.slots.data_ptr(),
+            self.ticket.data_ptr(),
             torch.cuda.current_stream().cuda_stream,
         )
 
@@ -200,7 +203,7 @@ def race(case: Case, product: Product, tiles: list[ProductTile], routing: Routin
     calls: dict[str, Callable[[], object]] = {}
     errors = {}
     for tile in tiles:
-        launcher = product_launcher(case.problem(), product, tile, device)
+        launcher = ProductLaunch(case.problem(), product, tile, device)
         operands.output.fill_(torch.nan)
         operands.launch(launcher)
         errors[tile.label] = operands.largest_error()

@@ -28,8 +28,11 @@ public:
         running_ = this;
         body_ = body;
         fibers_ = std::vector<Fiber>(count);
-        for (int left = count; left > 0;) {
-            for (current_ = 0; current_ < fibers_.size(); current_++) {
+        // Forwards and backwards in turns, so that neither order hides a missing barrier.
+        bool forwards = true;
+        for (int left = count; left > 0; forwards = !forwards) {
+            for (int n = 0; n < count; n++) {
+                current_ = forwards ? n : count - 1 - n;
                 Fiber& fiber = fibers_[current_];
                 if (fiber.ended) continue;
                 resume((int)current_);

@@ -14,7 +14,7 @@ import torch
 
 from flashmoe_science.configs import moe_portable as configs
 from flashmoe_science.configs.moe_portable import PortableMoeConfiguration, ProductTile
-from flashmoe_science.cuda.driver import ADDRESSES, Launcher, load
+from flashmoe_science.cuda.driver import Launcher, load
 from flashmoe_science.cuda.moe import combine, routing
 from flashmoe_science.cuda.moe.combine import Combine
 from flashmoe_science.cuda.moe.problem import MoeChoice, MoeKind, MoeLaunch, MoeProblem
@@ -24,9 +24,11 @@ from flashmoe_science.errors import InputError
 from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.moe_arguments import Activation, W13Layout
 
-_REST = struct.Struct("3q6i")  # the fields of ProductParameters after the pointers
-_ARGUMENT_BYTES = ADDRESSES.size + _REST.size
+_POINTERS = struct.Struct("6Q")  # input, weights, output, expert_offsets, sorted_slots, ticket
+_REST = struct.Struct("3q6i")
+_ARGUMENT_BYTES = _POINTERS.size + _REST.size
 _MOST_TILES = 1 << 31
+_TICKET_BYTES = 4
 _ALIGNMENT = 256  # of the parts of the workspace
 _ACTIVATIONS = {
     Activation.SILU: 1,
@@ -119,36 +121,61 @@ def kernel(
     )
 
 
-def product_launcher(
-    problem: MoeProblem, product: Product, tile: ProductTile, device: Device, *, allow_defects: bool = False
-) -> Launcher:
-    """One product, ready: `start_at(input, weights, output, expert_offsets, sorted_slots, stream)`."""
-    compiled = kernel(tile, product, problem.activation, problem.dtype, device.architecture)
-    capturing = torch.cuda.is_current_stream_capturing()
-    function = load(compiled, device.index, capturing, allow_defects=allow_defects)
-    launcher = Launcher(
-        function,
-        (grid(problem, product, tile, device), 1, 1),
-        compiled,
-        _ARGUMENT_BYTES,
-        dependent=bool(compiled.macros["DEPENDENT"]),
-    )
-    _REST.pack_into(launcher.buffer, ADDRESSES.size, *fields(problem, product, tile, device))
-    return launcher
+class ProductLaunch:
+    """The launch of one product, of which only addresses are missing."""
+
+    __slots__ = ("_launcher",)
+
+    def __init__(
+        self,
+        problem: MoeProblem,
+        product: Product,
+        tile: ProductTile,
+        device: Device,
+        *,
+        allow_defects: bool = False,
+    ) -> None:
+        """The device is current."""
+        compiled = kernel(tile, product, problem.activation, problem.dtype, device.architecture)
+        capturing = torch.cuda.is_current_stream_capturing()
+        self._launcher = Launcher(
+            load(compiled, device.index, capturing, allow_defects=allow_defects),
+            (grid(problem, product, tile, device), 1, 1),
+            compiled,
+            _ARGUMENT_BYTES,
+            dependent=bool(compiled.macros["DEPENDENT"]),
+        )
+        _REST.pack_into(self._launcher.buffer, _POINTERS.size, *fields(problem, product, tile, device))
+
+    def launch(
+        self,
+        input_rows: int,
+        weights: int,
+        output: int,
+        expert_offsets: int,
+        sorted_slots: int,
+        ticket: int,
+        stream: int,
+    ) -> None:
+        """`ticket`: of an int32 that is zero when the kernel starts."""
+        _POINTERS.pack_into(
+            self._launcher.buffer, 0, input_rows, weights, output, expert_offsets, sorted_slots, ticket
+        )
+        self._launcher.start(stream)
 
 
 class PortablePlan:
     """Routing, both products and the combination.
 
-    The workspace holds, in this order: tickets (not used here), expert_offsets, sorted_slots, the counts of routing,
-    the activated rows (slots, intermediate) in sorted order, and the second product's rows (slots, hidden) by slot.
+    The workspace holds, in this order: tickets, expert_offsets, sorted_slots, the counts of routing, the activated rows
+    (slots, intermediate) in sorted order, and the second product's rows (slots, hidden) by slot.
     """
 
     __slots__ = ("launch", "workspace_bytes")
     launch: MoeLaunch
 
     def __init__(
-        self, problem: MoeProblem, sort: Routing, up: Launcher, down: Launcher, join: Combine
+        self, problem: MoeProblem, sort: Routing, up: ProductLaunch, down: ProductLaunch, join: Combine
     ) -> None:
         sizes = (
             TICKETS_BYTES,
@@ -175,8 +202,8 @@ class PortablePlan:
             offsets, slots = workspace + offsets_at, workspace + slots_at
             inner, rows = workspace + inner_at, workspace + rows_at
             sort.launch(topk_ids, offsets, slots, workspace + counts_at, workspace, stream)
-            up.start_at(hidden, w13, inner, offsets, slots, stream)
-            down.start_at(inner, w2, rows, offsets, slots, stream)
+            up.launch(hidden, w13, inner, offsets, slots, workspace, stream)
+            down.launch(inner, w2, rows, offsets, slots, workspace + _TICKET_BYTES, stream)
             join.launch(rows, topk_weights, topk_ids, output, stream)
 
         self.launch = launch
@@ -190,8 +217,8 @@ def plan(
     return PortablePlan(
         problem,
         Routing(problem, device, device.architecture),
-        product_launcher(problem, Product.UP, tiles.up, device, allow_defects=allow_defects),
-        product_launcher(problem, Product.DOWN, tiles.down, device, allow_defects=allow_defects),
+        ProductLaunch(problem, Product.UP, tiles.up, device, allow_defects=allow_defects),
+        ProductLaunch(problem, Product.DOWN, tiles.down, device, allow_defects=allow_defects),
         Combine(problem, device, device.architecture),
     )
 

@@ -1,7 +1,7 @@
 // Grouped product of a mixture of experts for sm_80 and later, on mma.sync, ldmatrix and cp.async: output rows of each
 // expert = its input rows times its weights, with the activation applied where there is one.
 //
-// Blocks stay on their multiprocessor and take one tile of BLOCK_M rows and BLOCK_N rows of weights after another. The
+// Blocks stay on their multiprocessor and draw one tile of BLOCK_M rows and BLOCK_N rows of weights after another. The
 // copies run STAGES - 1 slices of BLOCK_K ahead of the products, over the ends of tiles: while a tile is stored the next
 // one's operands arrive. Rows are gathered by the copies; they are not permuted in memory.
 //
@@ -86,6 +86,7 @@ struct Fragments {
 // What is copied next, by this thread. Copies have no branches, so that the compiler can put them between products.
 struct Loader {
     int number;       // of the tile in the block's order
+    int ticket;       // lane 0 of warp 0: of the tile after the next one to be published
     int step;         // of its slices of BLOCK_K
     int rows;         // of the tile, from this thread's first on
     int weight_rows;  // of the tile, from this thread's first on
@@ -153,8 +154,8 @@ struct Loader {
         announce(queue, p);
     }
 
-    __device__ __forceinline__ void announce(Queue& queue, const ProductParameters& p) const {
-        if ((step + 1) * BLOCK_K >= p.inner && threadIdx.x < 32) queue.publish(number + 1, p);
+    __device__ __forceinline__ void announce(Queue& queue, const ProductParameters& p) {
+        if ((step + 1) * BLOCK_K >= p.inner && threadIdx.x < 32) queue.publish(number + 1, ticket, p);
     }
 };
 
@@ -222,15 +223,15 @@ moe_portable(const __grid_constant__ ProductParameters p) {
 #endif
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
+    Loader loader;
+    loader.number = 0;
+    loader.ticket = blockIdx.x;
     if (warp == 0) {
         if (lane == 0) queue.start();
         __syncwarp();
-        queue.publish(0, p);
+        queue.publish(0, loader.ticket, p);
     }
     __syncthreads();
-
-    Loader loader;
-    loader.number = 0;
     loader.start(queue, p);
     loader.announce(queue, p);
 #pragma unroll 1

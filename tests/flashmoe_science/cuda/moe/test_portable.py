@@ -75,8 +75,8 @@ def declared(struct: str, header: str) -> list[str]:
 def passed(problem: MoeProblem, product: Product) -> dict[str, int]:
     tile = configs.configuration("sm_90", problem.rows_per_expert).up
     names = declared("ProductParameters", "moe/portable_parameters.cuh")
-    assert names[:5] == ["input", "weights", "output", "expert_offsets", "sorted_slots"]
-    return dict(zip(names[5:], portable.fields(problem, product, tile, H200), strict=True))
+    assert names[:6] == ["input", "weights", "output", "expert_offsets", "sorted_slots", "ticket"]
+    return dict(zip(names[6:], portable.fields(problem, product, tile, H200), strict=True))
 
 
 def test_a_launch_passes_the_fields_of_the_headers_struct_in_order() -> None:
@@ -141,11 +141,11 @@ def emulate(
     library = compile_emulation(built, "ProductParameters", folder, copies_late=copies_late)
     arguments = ctypes.create_string_buffer(portable._ARGUMENT_BYTES)
     ctypes.memmove(
-        ctypes.addressof(arguments) + portable.ADDRESSES.size,
+        ctypes.addressof(arguments) + portable._POINTERS.size,
         portable._REST.pack(*portable.fields(problem, product, tile, device)),
         portable._REST.size,
     )
-    (ctypes.c_uint64 * 5).from_buffer(arguments)[:] = given.addresses(routed)
+    (ctypes.c_uint64 * 6).from_buffer(arguments)[:] = given.addresses(routed)
     library.run(arguments, portable.grid(problem, product, tile, device))
     assert_right(problem, product, routed, given)
 

@@ -14,7 +14,7 @@ from flashmoe_science.configs.moe_portable import ProductTile
 from flashmoe_science.cuda.driver import make_context_current
 from flashmoe_science.cuda.forward import device_of
 from flashmoe_science.cuda.moe import MoeChoice, MoeKind
-from flashmoe_science.cuda.moe.portable import Product, product_launcher
+from flashmoe_science.cuda.moe.portable import Product, ProductLaunch
 from flashmoe_science.cuda.moe.problem import MoeProblem
 from flashmoe_science.jit.limits import limits
 from flashmoe_science.moe_arguments import Activation, W13Layout
@@ -55,8 +55,8 @@ def run(problem: MoeProblem, product: Product, tile: ProductTile, routed: Routin
         pytest.skip(f"{tile.label} does not fit {device.architecture}")
     make_context_current(0)
     given = operands(problem, product, routed)
-    launcher = product_launcher(problem, product, tile, device)
-    launcher.start_at(*given.addresses(routed), torch.cuda.current_stream().cuda_stream)
+    launcher = ProductLaunch(problem, product, tile, device)
+    launcher.launch(*given.addresses(routed), torch.cuda.current_stream().cuda_stream)
     assert_right(problem, product, routed, given)
     return given.output
 
@@ -129,11 +129,11 @@ def test_the_same_bits_every_time() -> None:
     tile = configs.configuration(device_of(0).architecture, 140).up
     given = operands(PROBLEM, Product.UP, routed)
     make_context_current(0)
-    launcher = product_launcher(PROBLEM, Product.UP, tile, device_of(0))
+    launcher = ProductLaunch(PROBLEM, Product.UP, tile, device_of(0))
     results = []
     for _ in range(5):
         given.output.fill_(torch.nan)
-        launcher.start_at(*given.addresses(routed), torch.cuda.current_stream().cuda_stream)
+        launcher.launch(*given.addresses(routed), torch.cuda.current_stream().cuda_stream)
         results.append(given.output.clone())
     for result in results[1:]:
         assert torch.equal(result.view(torch.int16), results[0].view(torch.int16))

@@ -2,7 +2,8 @@
 //
 // Tile `index` of the grid belongs to an expert, to one of its row tiles and to a tile of columns: experts one after
 // another; inside an expert equal sections of about `section` row tiles; inside a section column by column, so that tiles
-// which run at the same time share rows and weights in L2. A block takes every gridDim.x-th of them.
+// which run at the same time share rows and weights in L2. Blocks draw tickets for tiles: some tiles have fewer rows than
+// others, and neighbouring tiles stay neighbours in time.
 #pragma once
 #include "moe/portable_parameters.cuh"
 #include "types.cuh"
@@ -30,10 +31,11 @@ struct WorkQueue {
         row_tiles_before = 0;
     }
 
-    // By all threads of warp 0.
-    __device__ __forceinline__ void publish(int number, const ProductParameters& p) {
+    // By all threads of warp 0. `ticket`: lane 0's, drawn one tile ahead because that takes long; blockIdx.x at first.
+    __device__ __forceinline__ void publish(int number, int& ticket, const ProductParameters& p) {
         const int lane = threadIdx.x % 32;
-        const uint32 index = blockIdx.x + static_cast<uint32>(number) * gridDim.x;
+        const uint32 index = static_cast<uint32>(__shfl_sync(0xffffffffu, ticket, 0));
+        if (lane == 0) ticket = atomicAdd(p.ticket, 1) + static_cast<int>(gridDim.x);
         const int row_tile = static_cast<int>(index / p.column_tiles);
         int first_expert = expert;
         int before = row_tiles_before;
