@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
+from flashmoe_science.cuda import moe
 from flashmoe_science.cuda.problem import KernelKind
 from flashmoe_science.cuda.select import module
 from flashmoe_science.jit.cache import CompileCache, default_cache
@@ -17,7 +18,8 @@ from flashmoe_science.jit.records import KernelBuild
 def kernels(architectures: Iterable[str]) -> list[CudaKernel]:
     """Every kernel and configuration that a call could take on these (``sm_90``, ``sm_90a``)."""
     names = dict.fromkeys(base_architecture(name) for name in architectures)
-    return [kernel for name in names for kind in KernelKind for kernel in module(kind).kernels(name)]
+    attention = [kernel for name in names for kind in KernelKind for kernel in module(kind).kernels(name)]
+    return attention + [kernel for name in names for kernel in moe.kernels(name)]
 
 
 def build(architectures: Iterable[str], cache: CompileCache | None = None) -> list[KernelBuild]:

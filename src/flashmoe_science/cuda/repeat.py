@@ -24,7 +24,7 @@ Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tenso
 
 # Missing from CPU builds of torch, where nothing gets as far as calling them.
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
-_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
+raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
 
 
 def never(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
@@ -98,7 +98,7 @@ def prepare(output: torch.Tensor, return_lse: bool, launch: Launch, device: int,
     sizes, strides, dtype = tuple(output.shape), tuple(output.stride()), output.dtype
     batch, heads, seqlen_q, _ = sizes
     lse_sizes, lse_strides = (batch, heads, seqlen_q), (heads * seqlen_q, seqlen_q, 1)
-    raw_stream, float32 = _raw_stream, torch.float32
+    stream_of, float32 = raw_stream, torch.float32
 
     def call(
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -109,10 +109,10 @@ def prepare(output: torch.Tensor, return_lse: bool, launch: Launch, device: int,
         output = allocate(sizes, strides, dtype)
         if return_lse:
             lse = allocate(lse_sizes, lse_strides, float32)
-            stream = raw_stream(device)
+            stream = stream_of(device)
             launch(query_address, key_address, value_address, output.data_ptr(), lse.data_ptr(), stream)
             return output, lse
-        launch(query_address, key_address, value_address, output.data_ptr(), 0, raw_stream(device))
+        launch(query_address, key_address, value_address, output.data_ptr(), 0, stream_of(device))
         return output, None
 
     return call

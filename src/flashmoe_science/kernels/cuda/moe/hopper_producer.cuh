@@ -1,0 +1,125 @@
+// The producer warpgroup: its first warp draws tiles and loads weights by TMA; rows come by TMA too where they are sorted,
+// else all four warps gather them with cp.async into the layout that TMA's 128-byte swizzle would give.
+#pragma once
+
+#include "moe/hopper_scheduler.cuh"
+#include "ptx/warpgroup.cuh"
+
+namespace moe {
+
+// Draws the block's next tile and publishes it. Called by the whole first warp; `ticket` is a lane's, drawn ahead.
+struct Drawer {
+    Cursor cursor;
+    Ring<TILE_SLOTS> ring;
+    int ticket = blockIdx.x;
+
+    __device__ __forceinline__ Tile next(const Parameters& p, const Shared& shared) {
+        const Tile tile = cursor.find(p, __shfl_sync(0xffffffff, ticket, 0));
+        ptx::mbarrier_wait(shared.tile_empty(ring.stage), ring.parity ^ 1);
+        if (threadIdx.x == 0) {
+            publish(shared, ring, tile);
+            ticket = atomicAdd(p.ticket, 1) + static_cast<int>(gridDim.x);
+        }
+        ring.advance();
+        return tile;
+    }
+};
+
+__device__ __forceinline__ int padded(int count) { return (count + STEP - 1) / STEP * STEP; }
+
+__device__ __forceinline__ void load_weights(const Parameters& p, const Shared& shared, int stage, const Tile& tile, int k) {
+    if constexpr (kGated) {
+        ptx::tma_load(p.weights, shared.weights(stage), shared.full(stage), k, 0, 0, tile.weight_tile * (WEIGHT_ROWS / 32),
+                      tile.expert);
+    } else {
+        ptx::tma_load(p.weights, shared.weights(stage), shared.full(stage), k, tile.weight_tile * WEIGHT_ROWS, tile.expert);
+    }
+}
+
+#if GATHER
+
+constexpr int ROWS_AT_ONCE = WARPGROUP / 8;  // eight threads copy the 128 bytes of a row
+constexpr int PASSES = TOKENS / ROWS_AT_ONCE;
+
+__device__ __forceinline__ void copy_or_zero(uint32 shared, const char* global, bool valid) {
+    asm volatile(
+        "{\n.reg .pred ignore;\n"
+        "setp.eq.u32 ignore, %2, 0;\n"
+        "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, ignore;\n}" ::"r"(shared),
+        "l"(global), "r"(static_cast<uint32>(valid))
+        : "memory");
+}
+
+__device__ __forceinline__ void produce(const Parameters& p, const Shared& shared, int warp) {
+    Drawer drawer;
+    Ring<TILE_SLOTS> tiles;
+    Ring<STAGES> ring;
+    const int row = threadIdx.x / 8;
+    const int chunk = threadIdx.x % 8;
+    const uint32 place = row * ROW_BYTES + ((chunk ^ row % 8) << 4);
+    const int row_chunks = p.inner / 8;
+    while (true) {
+        const Tile tile = warp == 0 ? drawer.next(p, shared) : next_tile(shared, tiles);
+        if (tile.count == 0) return;
+        int token[PASSES];  // -1: no such row
+#pragma unroll
+        for (int i = 0; i < PASSES; ++i) {
+            const int index = row + i * ROWS_AT_ONCE;
+            token[i] = -1;
+            if (index < tile.count) token[i] = __ldg(p.sorted_slots + tile.first + index) / p.top_k;
+        }
+        const int passes = padded(tile.count) / ROWS_AT_ONCE;
+        for (int k = 0; k < p.inner; k += INNER) {
+            ptx::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
+            if (threadIdx.x == 0) {
+                ptx::mbarrier_expect_bytes(shared.full(ring.stage), WEIGHT_BYTES);
+                load_weights(p, shared, ring.stage, tile, k);
+            }
+            __syncwarp();
+            const uint32 to = shared.tokens(ring.stage) + place;
+            const int column = k / 8 + chunk;
+            const bool inside = column < row_chunks;
+            const char* from = p.tokens + column * 16;
+            const int64 row_bytes = 2 * p.inner;
+#pragma unroll
+            for (int i = 0; i < PASSES; ++i) {
+                if (i < passes) {
+                    const bool valid = inside && token[i] >= 0;
+                    copy_or_zero(to + i * ROWS_AT_ONCE * ROW_BYTES, valid ? from + token[i] * row_bytes : p.tokens, valid);
+                }
+            }
+            ptx::mbarrier_arrive_after_copies(shared.full(ring.stage));
+            ring.advance();
+        }
+    }
+}
+
+#else
+
+__device__ __forceinline__ void produce(const Parameters& p, const Shared& shared, int warp) {
+    if (warp != 0) return;
+    Drawer drawer;
+    Ring<STAGES> ring;
+    while (true) {
+        const Tile tile = drawer.next(p, shared);
+        if (tile.count == 0) return;
+        const int rows = padded(tile.count);
+        for (int k = 0; k < p.inner; k += INNER) {
+            ptx::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
+            if (threadIdx.x == 0) {
+                ptx::mbarrier_expect_bytes(shared.full(ring.stage), WEIGHT_BYTES + rows * ROW_BYTES);
+                load_weights(p, shared, ring.stage, tile, k);
+                for (int row = 0; row < rows; row += STEP) {
+                    ptx::tma_load(p.rows, shared.tokens(ring.stage) + row * ROW_BYTES, shared.full(ring.stage), k,
+                                  tile.first + row);
+                }
+            }
+            __syncwarp();
+            ring.advance();
+        }
+    }
+}
+
+#endif
+
+}  // namespace moe
