@@ -7,32 +7,67 @@
 
 namespace moe {
 
-// Draws the block's next tile and publishes it. Called by the whole first warp; `ticket` is a lane's, drawn ahead.
+// Draws the next tile and publishes it. Called by the whole first warp. The first block of a cluster draws tickets, one
+// ahead, and tells the second.
 struct Drawer {
     Cursor cursor;
     Ring<TILE_SLOTS> ring;
-    int ticket = blockIdx.x;
+    Ring<TICKET_SLOTS> told;
+    int rank = CLUSTER == 1 ? 0 : ptx::cluster_rank();
+    int ticket = blockIdx.x / CLUSTER;
+
+    __device__ __forceinline__ int draw(const Parameters& p, const Shared& shared) {
+        int drawn;
+        if (rank == 0) {
+            drawn = __shfl_sync(0xffffffff, ticket, 0);
+            if constexpr (CLUSTER == 2) {
+                ptx::mbarrier_wait_cluster(shared.ticket_empty(told.stage), told.parity ^ 1);
+                if (threadIdx.x == 0) {
+                    ptx::store_at(ptx::in_block(shared.ticket(told.stage), 1), drawn);
+                    ptx::mbarrier_arrive_at(ptx::in_block(shared.ticket_full(told.stage), 1));
+                }
+            }
+            if (threadIdx.x == 0) ticket = atomicAdd(p.ticket, 1) + static_cast<int>(gridDim.x / CLUSTER);
+        } else {
+            ptx::mbarrier_wait_cluster(shared.ticket_full(told.stage), told.parity);
+            asm volatile("ld.shared.s32 %0, [%1];" : "=r"(drawn) : "r"(shared.ticket(told.stage)) : "memory");
+            __syncwarp();
+            if (threadIdx.x == 0) ptx::mbarrier_arrive_at(ptx::in_block(shared.ticket_empty(told.stage), 0));
+        }
+        told.advance();
+        return drawn;
+    }
 
     __device__ __forceinline__ Tile next(const Parameters& p, const Shared& shared) {
-        const Tile tile = cursor.find(p, __shfl_sync(0xffffffff, ticket, 0));
+        const Tile tile = cursor.find(p, draw(p, shared), rank);
         ptx::mbarrier_wait(shared.tile_empty(ring.stage), ring.parity ^ 1);
-        if (threadIdx.x == 0) {
-            publish(shared, ring, tile);
-            ticket = atomicAdd(p.ticket, 1) + static_cast<int>(gridDim.x);
-        }
+        if (threadIdx.x == 0) publish(shared, ring, tile);
         ring.advance();
         return tile;
     }
 };
 
-__device__ __forceinline__ int padded(int count) { return (count + STEP - 1) / STEP * STEP; }
-
-__device__ __forceinline__ void load_weights(const Parameters& p, const Shared& shared, int stage, const Tile& tile, int k) {
-    if constexpr (kGated) {
-        ptx::tma_load(p.weights, shared.weights(stage), shared.full(stage), k, 0, 0, tile.weight_tile * (WEIGHT_ROWS / 32),
-                      tile.expert);
+// A stage is free: everything in it has been read, by all that get a part of it from here.
+__device__ __forceinline__ void wait_for_space(const Shared& shared, const Ring<STAGES>& ring) {
+    if constexpr (CLUSTER == 1) {
+        ptx::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
     } else {
-        ptx::tma_load(p.weights, shared.weights(stage), shared.full(stage), k, tile.weight_tile * WEIGHT_ROWS, tile.expert);
+        ptx::mbarrier_wait_cluster(shared.empty(ring.stage), ring.parity ^ 1);
+    }
+}
+
+__device__ __forceinline__ int padded(int width) { return max(LEAST, (width + STEP - 1) / STEP * STEP); }
+
+// This block's share of the weights, for all blocks of the cluster.
+__device__ __forceinline__ void load_weights(const Parameters& p, const Shared& shared, int stage, const Tile& tile, int k,
+                                             int rank) {
+    constexpr int rows = WEIGHT_ROWS / CLUSTER;
+    const uint32 to = shared.weights(stage) + rank * (WEIGHT_BYTES / CLUSTER);
+    const int part = tile.weight_tile * CLUSTER + rank;
+    if constexpr (kGated) {
+        ptx::tma_load<CLUSTER>(p.weights, to, shared.full(stage), k, 0, 0, part * (rows / 32), tile.expert);
+    } else {
+        ptx::tma_load<CLUSTER>(p.weights, to, shared.full(stage), k, part * rows, tile.expert);
     }
 }
 
@@ -60,7 +95,7 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
     const int row_chunks = p.inner / 8;
     while (true) {
         const Tile tile = warp == 0 ? drawer.next(p, shared) : next_tile(shared, tiles);
-        if (tile.count == 0) return;
+        if (tile.width == 0) return;
         int token[PASSES];  // -1: no such row
 #pragma unroll
         for (int i = 0; i < PASSES; ++i) {
@@ -68,12 +103,12 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
             token[i] = -1;
             if (index < tile.count) token[i] = __ldg(p.sorted_slots + tile.first + index) / p.top_k;
         }
-        const int passes = padded(tile.count) / ROWS_AT_ONCE;
+        const int passes = padded(tile.width) / ROWS_AT_ONCE;
         for (int k = 0; k < p.inner; k += INNER) {
-            ptx::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
+            wait_for_space(shared, ring);
             if (threadIdx.x == 0) {
                 ptx::mbarrier_expect_bytes(shared.full(ring.stage), WEIGHT_BYTES);
-                load_weights(p, shared, ring.stage, tile, k);
+                load_weights(p, shared, ring.stage, tile, k, drawer.rank);
             }
             __syncwarp();
             const uint32 to = shared.tokens(ring.stage) + place;
@@ -102,13 +137,13 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
     Ring<STAGES> ring;
     while (true) {
         const Tile tile = drawer.next(p, shared);
-        if (tile.count == 0) return;
-        const int rows = padded(tile.count);
+        if (tile.width == 0) return;
+        const int rows = padded(tile.width);
         for (int k = 0; k < p.inner; k += INNER) {
-            ptx::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
+            wait_for_space(shared, ring);
             if (threadIdx.x == 0) {
                 ptx::mbarrier_expect_bytes(shared.full(ring.stage), WEIGHT_BYTES + rows * ROW_BYTES);
-                load_weights(p, shared, ring.stage, tile, k);
+                load_weights(p, shared, ring.stage, tile, k, drawer.rank);
                 for (int row = 0; row < rows; row += STEP) {
                     ptx::tma_load(p.rows, shared.tokens(ring.stage) + row * ROW_BYTES, shared.full(ring.stage), k,
                                   tile.first + row);
