@@ -134,7 +134,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(moe
     } else {
         ptx::cluster_sync();
     }
-    wait_for_predecessor();
+    if (GATHER) wait_for_predecessor();  // else the producer does, later
     allow_successor();
 
     if (warp < 4) {

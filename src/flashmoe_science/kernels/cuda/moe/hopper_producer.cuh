@@ -3,6 +3,7 @@
 #pragma once
 
 #include "moe/hopper_scheduler.cuh"
+#include "ptx/dependent_launch.cuh"
 #include "ptx/warpgroup.cuh"
 
 namespace moe {
@@ -21,15 +22,17 @@ struct Drawer {
         if (rank == 0) {
             drawn = __shfl_sync(0xffffffff, ticket, 0);
             if constexpr (CLUSTER == 2) {
-                ptx::mbarrier_wait_cluster(shared.ticket_empty(told.stage), told.parity ^ 1);
+                ptx::mbarrier_wait(shared.ticket_empty(told.stage), told.parity ^ 1);
                 if (threadIdx.x == 0) {
-                    ptx::store_at(ptx::in_block(shared.ticket(told.stage), 1), drawn);
-                    ptx::mbarrier_arrive_at(ptx::in_block(shared.ticket_full(told.stage), 1));
+                    ptx::post(ptx::in_block(shared.ticket(told.stage), 1), ptx::in_block(shared.ticket_full(told.stage), 1),
+                              drawn);
                 }
             }
             if (threadIdx.x == 0) ticket = atomicAdd(p.ticket, 1) + static_cast<int>(gridDim.x / CLUSTER);
         } else {
-            ptx::mbarrier_wait_cluster(shared.ticket_full(told.stage), told.parity);
+            if (threadIdx.x == 0) ptx::mbarrier_expect_bytes(shared.ticket_full(told.stage), sizeof(int));
+            __syncwarp();
+            ptx::mbarrier_wait(shared.ticket_full(told.stage), told.parity);
             asm volatile("ld.shared.s32 %0, [%1];" : "=r"(drawn) : "r"(shared.ticket(told.stage)) : "memory");
             __syncwarp();
             if (threadIdx.x == 0) ptx::mbarrier_arrive_at(ptx::in_block(shared.ticket_empty(told.stage), 0));
@@ -46,15 +49,6 @@ struct Drawer {
         return tile;
     }
 };
-
-// A stage is free: everything in it has been read, by all that get a part of it from here.
-__device__ __forceinline__ void wait_for_space(const Shared& shared, const Ring<STAGES>& ring) {
-    if constexpr (CLUSTER == 1) {
-        ptx::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
-    } else {
-        ptx::mbarrier_wait_cluster(shared.empty(ring.stage), ring.parity ^ 1);
-    }
-}
 
 __device__ __forceinline__ int padded(int width) { return max(LEAST, (width + STEP - 1) / STEP * STEP); }
 
@@ -105,7 +99,7 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
         }
         const int passes = padded(tile.width) / ROWS_AT_ONCE;
         for (int k = 0; k < p.inner; k += INNER) {
-            wait_for_space(shared, ring);
+            ptx::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
             if (threadIdx.x == 0) {
                 ptx::mbarrier_expect_bytes(shared.full(ring.stage), WEIGHT_BYTES);
                 load_weights(p, shared, ring.stage, tile, k, drawer.rank);
@@ -131,27 +125,46 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
 
 #else
 
+__device__ __forceinline__ void load_rows(const Parameters& p, const Shared& shared, int stage, const Tile& tile, int k) {
+    for (int row = 0; row < padded(tile.width); row += STEP) {
+        ptx::tma_load(p.rows, shared.tokens(stage) + row * ROW_BYTES, shared.full(stage), k, tile.first + row);
+    }
+}
+
+// Routing has ended long ago, so tiles can be drawn and weights loaded while the first product, whose rows are awaited,
+// still runs on other multiprocessors: the first tile's stages get their weights first.
 __device__ __forceinline__ void produce(const Parameters& p, const Shared& shared, int warp) {
     if (warp != 0) return;
     Drawer drawer;
     Ring<STAGES> ring;
-    while (true) {
-        const Tile tile = drawer.next(p, shared);
-        if (tile.width == 0) return;
-        const int rows = padded(tile.width);
-        for (int k = 0; k < p.inner; k += INNER) {
-            wait_for_space(shared, ring);
+    Tile tile = drawer.next(p, shared);
+    const uint32 bytes = WEIGHT_BYTES + padded(tile.width) * ROW_BYTES;
+    const int ahead = tile.width == 0 ? 0 : min(p.inner, STAGES * INNER);
+    if (threadIdx.x == 0) {
+        for (int k = 0; k < ahead; k += INNER) {
+            ptx::mbarrier_expect_bytes(shared.full(k / INNER), bytes);
+            load_weights(p, shared, k / INNER, tile, k, drawer.rank);
+        }
+    }
+    __syncwarp();
+    wait_for_predecessor();
+    if (threadIdx.x == 0) {
+        for (int k = 0; k < ahead; k += INNER) load_rows(p, shared, k / INNER, tile, k);
+    }
+    __syncwarp();
+    for (int k = 0; k < ahead; k += INNER) ring.advance();
+    for (int first = ahead; tile.width != 0; first = 0) {
+        for (int k = first; k < p.inner; k += INNER) {
+            ptx::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
             if (threadIdx.x == 0) {
-                ptx::mbarrier_expect_bytes(shared.full(ring.stage), WEIGHT_BYTES + rows * ROW_BYTES);
+                ptx::mbarrier_expect_bytes(shared.full(ring.stage), WEIGHT_BYTES + padded(tile.width) * ROW_BYTES);
                 load_weights(p, shared, ring.stage, tile, k, drawer.rank);
-                for (int row = 0; row < rows; row += STEP) {
-                    ptx::tma_load(p.rows, shared.tokens(ring.stage) + row * ROW_BYTES, shared.full(ring.stage), k,
-                                  tile.first + row);
-                }
+                load_rows(p, shared, ring.stage, tile, k);
             }
             __syncwarp();
             ring.advance();
         }
+        tile = drawer.next(p, shared);
     }
 }
 

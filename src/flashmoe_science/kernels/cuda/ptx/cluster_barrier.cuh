@@ -18,25 +18,16 @@ __device__ __forceinline__ uint32 in_block(uint32 address, uint32 rank) {
     return there;
 }
 
-// `barrier`: from `in_block`. What this thread wrote before is visible to who waits with cluster scope.
+// `barrier`: from `in_block`. Orders no memory among blocks: a release at cluster scope would be a fence of all memory.
 __device__ __forceinline__ void mbarrier_arrive_at(uint32 barrier) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// As mbarrier_wait, where other blocks arrive too.
-__device__ __forceinline__ void mbarrier_wait_cluster(uint32 barrier, uint32 parity) {
-    asm volatile(
-        "{\n.reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n}" ::"r"(barrier),
-        "r"(parity)
-        : "memory");
-}
-
-// `address`: from `in_block`.
-__device__ __forceinline__ void store_at(uint32 address, int value) {
-    asm volatile("st.shared::cluster.s32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+// Stores 4 bytes in another block and completes its barrier there by as many; both addresses from `in_block`.
+__device__ __forceinline__ void post(uint32 address, uint32 barrier, int value) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.s32 [%0], %1, [%2];" ::"r"(address), "r"(value),
+                 "r"(barrier)
+                 : "memory");
 }
 
 // All threads of all blocks that have not ended.
