@@ -5,8 +5,8 @@ Usage: PYTHONPATH=src python benchmarks/cuda_moe_few.py [--output FILE.json] [--
 
 Times are GPU time of one call in a replayed graph of several calls, each with other expert ids, so that weights come
 from memory; consecutive kernels may overlap as far as programmatic dependent launch allows. Configurations take turns
-in every round; medians, microseconds. TB/s count the weights of the experts that were chosen, each once. `up` and `down`: the
-kernel of that product alone, repeated. Operands are normal random numbers, bf16.
+in every round; medians, microseconds. TB/s count the weights of the experts that were chosen, each once. `up` and
+`down`: the kernel of that product alone, repeated. Operands are normal random numbers, bf16.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from flashmoe_science.configs.moe_few import FewConfiguration, FewTile
+from flashmoe_science.configs.moe_few import FewConfiguration, FewProduct, FewWay
 from flashmoe_science.cuda.driver import make_context_current
 from flashmoe_science.cuda.forward import device_of
 from flashmoe_science.cuda.moe import few
@@ -33,21 +33,26 @@ from flashmoe_science.errors import BuildError
 from flashmoe_science.jit.nvrtc import compile_kernel
 from flashmoe_science.moe_arguments import Activation, W13Layout
 
-T = FewTile
+SPLIT, TILES, COMBINED = FewWay
 ROUNDS = 9
 CHUNK_BYTES = 6 << 30  # about what the calls of a graph read
 
 
-def direct(up: FewTile, down: FewTile, parts: int = 1) -> FewConfiguration:
-    return FewConfiguration(up, down, 32, grouped=False, direct=True, parts=parts)
+def parse(text: str) -> FewConfiguration:
+    """Written as slots (0: direct), then for each product way, m_tiles, n_tiles, k_steps, stages, warps (8) and parts
+    (1), e.g. `128 split 2 1 1 4, combined 1 1 2 4`.
+    """
+    slots, first = text.split(maxsplit=1)
+    products = []
+    for part in first.split(","):
+        way, *numbers = part.split()
+        products.append(FewProduct(FewWay(way), *map(int, numbers)))
+    up, down = products if len(products) == 2 else products * 2
+    return FewConfiguration(up, down, int(slots) or 32, direct=slots == "0")
 
 
-def fused(slots: int, up: FewTile, down: FewTile) -> FewConfiguration:
-    return FewConfiguration(up, down, slots, grouped=False)
-
-
-def grouped(up: FewTile, down: FewTile | None = None, slots: int = 4096) -> FewConfiguration:
-    return FewConfiguration(up, up if down is None else down, slots, grouped=True)
+def parse_all(text: str) -> tuple[FewConfiguration, ...]:
+    return tuple(parse(line) for line in text.strip().splitlines())
 
 
 @dataclass(frozen=True)
@@ -76,75 +81,117 @@ class Case:
 
 QWEN = (2048, 768, 128, 8)
 MIXTRAL = (4096, 14336, 8, 2)
-GROUPED = (
-    grouped(T(2, 4, 2, 5)),
-    grouped(T(2, 4, 2, 4)),
-    grouped(T(2, 4, 2, 3)),
-    grouped(T(2, 4, 1, 9)),
-    grouped(T(2, 4, 4, 2)),
-    grouped(T(1, 4, 2, 8)),
-    grouped(T(1, 4, 4, 4)),
-    grouped(T(2, 8, 2, 4)),
-    grouped(T(2, 2, 2, 5)),
-)
-FUSED = (
-    fused(128, T(2, 1, 1, 4), T(1, 1, 2, 4)),
-    fused(128, T(2, 1, 1, 4), T(1, 1, 1, 8)),
-    fused(128, T(2, 1, 2, 2), T(1, 1, 4, 2)),
-    fused(128, T(1, 1, 2, 4), T(1, 1, 2, 4)),
-    fused(128, T(4, 1, 1, 4), T(1, 1, 2, 8)),
-    fused(128, T(2, 1, 1, 8), T(1, 1, 2, 8)),
-    fused(128, T(4, 1, 1, 2), T(1, 1, 2, 4)),
-    grouped(T(2, 1, 2, 5)),
-    grouped(T(1, 1, 2, 10)),
-)
+DENSE = parse_all("""
+4096 tiles 2 4 2 5
+4096 tiles 2 4 2 3
+4096 tiles 2 4 4 2
+4096 tiles 1 4 2 8
+4096 tiles 1 4 4 4
+4096 tiles 1 4 2 5 16
+4096 tiles 2 8 2 4
+4096 split 8 4 1 2
+4096 split 8 4 1 4 4
+4096 split 4 4 1 3
+4096 split 4 4 1 3, tiles 2 4 2 5
+4096 split 8 3 1 2, split 4 4 1 3
+""")
 CASES = (
     Case(
         "qwen3 1",
         1,
         *QWEN,
-        (
-            direct(T(2, 1, 1, 4), T(1, 1, 2, 4)),
-            direct(T(2, 1, 1, 4), T(1, 1, 1, 8)),
-            direct(T(1, 1, 2, 4), T(1, 1, 4, 2)),
-            direct(T(1, 1, 1, 8), T(1, 1, 2, 4)),
-            direct(T(2, 1, 2, 2), T(1, 1, 2, 4)),
-            direct(T(2, 1, 1, 8), T(1, 1, 2, 8)),
-            direct(T(1, 1, 4, 2), T(1, 1, 2, 3)),
-            direct(T(2, 1, 1, 4), T(1, 1, 2, 4), parts=2),
-            fused(128, T(2, 1, 1, 4), T(1, 1, 2, 4)),
-        ),
+        parse_all("""
+0 split 1 1 1 9, combined 1 1 2 4
+0 split 1 1 1 9, combined 1 1 1 8
+0 split 1 1 1 9, combined 1 1 1 8 8 2
+0 split 1 1 1 9, combined 1 1 1 8 8 8
+0 split 1 1 2 5, combined 1 1 1 7
+0 split 2 1 1 6, combined 1 1 1 7
+0 split 2 1 1 6, combined 1 1 2 3
+0 split 2 1 1 8, combined 1 1 2 8
+0 split 2 1 2 4, combined 1 1 2 8
+0 split 2 1 2 4, combined 1 1 2 5
+0 split 1 1 1 14, combined 1 1 1 16
+0 split 1 1 2 8, combined 1 1 2 8
+128 split 1 1 1 9, combined 1 1 2 4
+"""),
     ),
-    Case("qwen3 4", 4, *QWEN, (direct(T(2, 1, 1, 4), T(1, 1, 2, 4)), *FUSED[:2], FUSED[-2])),
-    Case("qwen3 16", 16, *QWEN, FUSED),
     Case(
-        "qwen3 32",
-        32,
+        "qwen3 4",
+        4,
         *QWEN,
-        (
-            fused(256, T(2, 1, 1, 4), T(1, 1, 2, 4)),
-            fused(256, T(4, 1, 1, 4), T(1, 1, 2, 6)),
-            fused(256, T(2, 2, 1, 4), T(1, 2, 2, 3)),
-            grouped(T(2, 1, 2, 5)),
-            grouped(T(2, 2, 2, 5)),
-        ),
+        parse_all("""
+0 split 1 1 1 9, combined 1 1 2 4
+128 split 1 1 1 9, combined 1 1 2 4
+128 split 2 1 1 6, combined 1 1 1 6
+128 split 2 1 1 5, combined 1 1 2 4
+128 split 2 1 2 4, combined 1 1 4 4
+128 split 2 1 1 8, combined 1 1 2 8
+128 split 2 1 2 4, combined 1 1 2 8
+"""),
+    ),
+    Case(
+        "qwen3 16",
+        16,
+        *QWEN,
+        parse_all("""
+128 split 1 1 1 9, combined 1 1 2 4
+128 split 2 1 1 6, combined 1 1 1 6
+128 split 2 1 2 2, combined 1 1 4 2
+128 split 2 1 2 4, combined 1 1 4 4
+128 split 4 1 2 2, combined 1 1 4 4
+"""),
     ),
     Case(
         "qwen3 64",
         64,
         *QWEN,
-        (
-            fused(512, T(2, 1, 1, 4), T(1, 1, 2, 4)),
-            fused(512, T(4, 1, 1, 4), T(1, 1, 2, 6)),
-            grouped(T(2, 1, 2, 5)),
-            grouped(T(2, 2, 2, 5)),
-            grouped(T(2, 4, 2, 5)),
-        ),
+        parse_all("""
+512 split 2 1 1 4, combined 1 1 2 4
+512 split 4 1 1 4, combined 1 1 2 6
+512 split 4 2 1 4, combined 1 2 2 4
+512 split 4 1 1 4, split 4 1 1 4
+512 split 4 2 1 4, split 4 2 1 4
+512 split 8 2 1 2, split 4 2 1 4
+512 tiles 2 2 2 5
+512 split 4 2 1 4, tiles 2 2 2 5
+"""),
     ),
-    Case("qwen3 256", 256, *QWEN, GROUPED),
-    Case("qwen3 512", 512, *QWEN, (GROUPED[0], GROUPED[-2])),
-    Case("mixtral 1", 1, *MIXTRAL, (direct(T(2, 1, 1, 4), T(1, 1, 2, 4), parts=4),)),
-    Case("mixtral 64", 64, *MIXTRAL, GROUPED),
+    Case(
+        "qwen3 128",
+        128,
+        *QWEN,
+        parse_all("""
+1024 split 4 2 1 4
+1024 split 8 2 1 2
+1024 split 8 3 1 2
+1024 tiles 2 2 2 5
+1024 tiles 1 2 4 4
+"""),
+    ),
+    Case("qwen3 256", 256, *QWEN, DENSE),
+    Case("qwen3 512", 512, *QWEN, (DENSE[0], DENSE[6], DENSE[7])),
+    Case(
+        "mixtral 1",
+        1,
+        *MIXTRAL,
+        parse_all("""
+0 split 2 1 1 6, combined 1 1 2 3 8 4
+0 split 2 1 1 6, combined 1 1 1 6 8 8
+0 split 2 1 2 4, combined 1 1 2 8 8 4
+"""),
+    ),
+    Case(
+        "mixtral 8",
+        8,
+        *MIXTRAL,
+        parse_all("""
+128 split 2 1 1 5, combined 1 1 2 3 8 8
+128 split 2 1 1 5, combined 1 1 2 4
+128 split 4 1 1 4, split 4 1 1 4
+"""),
+    ),
+    Case("mixtral 64", 64, *MIXTRAL, DENSE),
 )
 
 
@@ -167,6 +214,7 @@ class Operands:
         self.out = torch.empty_like(self.x)
         self.middle = torch.randn(problem.slots, case.intermediate, **kind)
         self.rows = torch.empty(problem.slots, case.hidden, **kind)
+        self.workspace = torch.empty(1 << 28, device="cuda", dtype=torch.uint8)  # outlives the graphs
         touched = [len(ids.unique()) for ids in self.ids]
         self.touched = statistics.mean(touched)
         self.bytes = self.touched * 3 * case.hidden * case.intermediate * 2
@@ -190,11 +238,10 @@ def stream() -> int:
 
 def whole(given: Operands, configuration: FewConfiguration) -> Callable[[torch.Tensor], None]:
     plan = few.plan(given.problem, configuration, device_of(0))
-    workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device="cuda")
     fixed = [t.data_ptr() for t in (given.x, given.w13, given.w2, given.weights)]
 
     def call(ids: torch.Tensor) -> None:
-        plan.launch(*fixed, ids.data_ptr(), given.out.data_ptr(), workspace.data_ptr(), stream())
+        plan.launch(*fixed, ids.data_ptr(), given.out.data_ptr(), given.workspace.data_ptr(), stream())
 
     return call
 
@@ -206,7 +253,7 @@ def one_product(
     x, w, out = (
         (given.x, given.w13, given.middle)
         if product is Product.UP
-        else (given.middle, given.w2, given.rows if configuration.grouped else given.out)
+        else (given.middle, given.w2, given.out if configuration.combined else given.rows)
     )
     addresses = x.data_ptr(), w.data_ptr(), given.weights.data_ptr()
 

@@ -1,14 +1,13 @@
 """Tiles of the way through a mixture of experts for few tokens, per architecture and size: data.
 
-Two ways. *Fused*: two kernels; the second one combines, so that there is no buffer of its results. Its blocks read
-the intermediate rows of all slots for 16 columns each, which pays while an expert has few of them. *Grouped*: both
-products by slots, then a combination; each row of tokens is copied once for many rows of weights. Chosen by measurement on an H200
-(docs/kernels/moe-few.md), other architectures by analogy: what counts is how much is in flight.
+Chosen by measurement on an H200 (docs/kernels/moe-few.md), other architectures by analogy: what counts is how much is
+in flight.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 MAX_EXPERTS = 512
 MAX_SLOTS = 4096
@@ -19,18 +18,32 @@ _SORTED_BYTES = 2
 _TOTALS_BYTES = 128
 
 
-@dataclass(frozen=True)
-class FewTile:
-    """What a warp works on. See `kernels/cuda/moe/few_parameters.cuh`."""
+class FewWay(Enum):
+    """How the warps of a block share the work of one product: the kernels `moe_few_*.cu`."""
 
+    SPLIT = "split"
+    """They split the inner dimension of the same rows of weights."""
+    TILES = "tiles"
+    """Each has rows of its own, and tokens are copied once for all of them."""
+    COMBINED = "combined"
+    """Each has experts of its own for the same columns of the output; of the second product, with the combination."""
+
+
+@dataclass(frozen=True)
+class FewProduct:
+    """One product. See `kernels/cuda/moe/few_parameters.cuh` for what the fields do there."""
+
+    way: FewWay
     m_tiles: int
-    """Tiles of 16 weight rows."""
+    """Of 16 weight rows, of a warp at a time."""
     n_tiles: int
-    """Columns of 8 tokens."""
+    """Of 8 tokens."""
     k_steps: int
     """Of 32 elements, in a stage."""
     stages: int
     warps: int = 8
+    parts: int = 1
+    """Warps that share an expert in `FewWay.COMBINED`."""
 
     @property
     def threads(self) -> int:
@@ -41,63 +54,54 @@ class FewTile:
         return 8 * self.n_tiles
 
     @property
-    def weight_bytes(self) -> int:
-        """Of a warp and stage."""
-        return 2 * self.m_tiles * self.k_steps * _SLOT_BYTES
-
-    @property
-    def token_bytes(self) -> int:
-        """Of a stage."""
-        return self.n_tiles * self.k_steps * _SLOT_BYTES
+    def unit_tiles(self) -> int:
+        """Tiles of an expert that a block works on at a time."""
+        return self.m_tiles * (self.warps if self.way is FewWay.TILES else 1)
 
     @property
     def label(self) -> str:
-        return f"{self.warps} warps of {16 * self.m_tiles}x{self.columns}x{32 * self.k_steps}, {self.stages} stages"
+        parts = f"/{self.parts}" if self.parts > 1 else ""
+        size = f"{16 * self.m_tiles}x{self.columns}x{32 * self.k_steps}"
+        return f"{self.way.value}{parts} {self.warps} warps x {size} x {self.stages}"
+
+    def shared_bytes(self, max_slots: int, *, direct: bool) -> int:
+        """Of a block: ring, what its warps exchange, and routing."""
+        weights = self.warps * 2 * self.m_tiles * self.k_steps * _SLOT_BYTES
+        tokens = self.n_tiles * self.k_steps * _SLOT_BYTES
+        exchanged = 0
+        if self.way is not FewWay.TILES:
+            tokens *= self.warps
+        if self.way is FewWay.SPLIT:
+            exchanged = 2 * self.warps * self.n_tiles * _SLOT_BYTES
+        elif self.way is FewWay.COMBINED:
+            exchanged = self.parts * max_slots * 16 * self.m_tiles * 4
+        routing = 0
+        if not direct:
+            groups = min(max_slots, MAX_EXPERTS + max_slots // self.columns)
+            routing = groups * _GROUP_BYTES + max_slots * _SORTED_BYTES + _TOTALS_BYTES
+        return self.stages * (weights + tokens) + exchanged + routing
 
 
 @dataclass(frozen=True)
 class FewConfiguration:
     """Both products."""
 
-    up: FewTile
-    down: FewTile
+    up: FewProduct
+    down: FewProduct
     max_slots: int
     """tokens * top_k may be as many."""
-    grouped: bool
     direct: bool = False
     """Every slot for itself, without sorting: at most `DIRECT_SLOTS`."""
-    parts: int = 1
-    """Warps that share an expert in the fused second product."""
+
+    @property
+    def combined(self) -> bool:
+        """The second product combines; otherwise a kernel of its own does."""
+        return self.down.way is FewWay.COMBINED
 
     @property
     def label(self) -> str:
-        way = "grouped" if self.grouped else f"fused, {self.parts} parts"
-        return f"{way}{', direct' if self.direct else ''}; up {self.up.label}; down {self.down.label}"
+        slots = "direct" if self.direct else f"{self.max_slots} slots"
+        return f"{slots}; {self.up.label}; {self.down.label}"
 
-    def up_bytes(self) -> int:
-        """Shared memory of a block of the first product."""
-        if self.grouped:
-            return self._grouped_bytes(self.up)
-        tile = self.up
-        ring = tile.warps * tile.stages * (tile.weight_bytes + tile.token_bytes)
-        partial = 2 * tile.warps * tile.m_tiles * tile.n_tiles * _SLOT_BYTES
-        return ring + partial + self._routing_bytes(tile)
-
-    def down_bytes(self) -> int:
-        """Shared memory of a block of the second product."""
-        if self.grouped:
-            return self._grouped_bytes(self.down)
-        tile = self.down
-        ring = tile.warps * tile.stages * (tile.weight_bytes + tile.token_bytes)
-        results = self.parts * self.max_slots * 16 * tile.m_tiles * 4
-        return ring + results + self._routing_bytes(tile)
-
-    def _grouped_bytes(self, tile: FewTile) -> int:
-        stage = tile.warps * tile.weight_bytes + tile.token_bytes
-        return tile.stages * stage + self._routing_bytes(tile)
-
-    def _routing_bytes(self, tile: FewTile) -> int:
-        if self.direct:
-            return 0
-        groups = min(self.max_slots, MAX_EXPERTS + self.max_slots // tile.columns)
-        return groups * _GROUP_BYTES + self.max_slots * _SORTED_BYTES + _TOTALS_BYTES
+    def shared_bytes(self, product: FewProduct) -> int:
+        return product.shared_bytes(self.max_slots, direct=self.direct)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from flashmoe_science.configs import moe_few as configs
-from flashmoe_science.configs.moe_few import FewConfiguration
+from flashmoe_science.configs.moe_few import FewConfiguration, FewProduct, FewWay
 from flashmoe_science.cuda.driver import ADDRESSES, Launcher, load
 from flashmoe_science.cuda.moe.problem import MoeLaunch, MoeProblem
 from flashmoe_science.cuda.problem import Device
@@ -60,32 +60,27 @@ def product_kernel(
 ) -> CudaKernel:
     """One product in one configuration, which may be another architecture's."""
     up = product is Product.UP
-    tile = configuration.up if up else configuration.down
-    macros = {
-        "WARPS": tile.warps,
-        "M_TILES": tile.m_tiles,
-        "N_TILES": tile.n_tiles,
-        "K_STEPS": tile.k_steps,
-        "STAGES": tile.stages,
-        "MAX_SLOTS": configuration.max_slots,
-        "DIRECT": int(configuration.direct),
-        "ACTIVATION": _ACTIVATIONS[activation] if up else 0,
-    }
-    if configuration.grouped:
-        name = "moe_few_grouped"
-        macros["SECOND"] = int(not up)
-    elif up:
-        name = "moe_few_up"
-    else:
-        name = "moe_few_down"
-        macros["PARTS"] = configuration.parts
+    tile = _tile(configuration, product)
+    name = f"moe_few_{tile.way.value}"
+    own = {"PARTS": tile.parts} if tile.way is FewWay.COMBINED else {"SECOND": int(not up)}
     return CudaKernel(
         source=f"{name}.cu",
         function=name,
         architecture=architecture,
-        macros={**macros, **_common_macros(dtype, ids64, architecture)},
+        macros={
+            "WARPS": tile.warps,
+            "M_TILES": tile.m_tiles,
+            "N_TILES": tile.n_tiles,
+            "K_STEPS": tile.k_steps,
+            "STAGES": tile.stages,
+            "MAX_SLOTS": configuration.max_slots,
+            "DIRECT": int(configuration.direct),
+            "ACTIVATION": _ACTIVATIONS[activation] if up else 0,
+            **own,
+            **_common_macros(dtype, ids64, architecture),
+        },
         threads_per_block=tile.threads,
-        dynamic_shared_bytes=configuration.up_bytes() if up else configuration.down_bytes(),
+        dynamic_shared_bytes=configuration.shared_bytes(tile),
     )
 
 
@@ -128,19 +123,19 @@ def plan(problem: MoeProblem, configuration: Any, device: Device, *, allow_defec
         problem, configuration, Product.DOWN, device, allow_defects=allow_defects
     ).start_at
     intermediate_bytes = _aligned(problem.slots * problem.intermediate * problem.dtype.itemsize)
-    if not configuration.grouped:
+    if configuration.combined:
 
-        def launch_fused(
+        def launch_combined(
             x: int, w13: int, w2: int, weights: int, ids: int, output: int, workspace: int, stream: int
         ) -> None:
             up(x, w13, weights, ids, workspace, stream)
             down(workspace, w2, weights, ids, output, stream)
 
-        return FewPlan(intermediate_bytes, launch_fused)
+        return FewPlan(intermediate_bytes, launch_combined)
 
     combine = combine_launcher(problem, device, allow_defects=allow_defects).start_at
 
-    def launch_grouped(
+    def launch_by_slots(
         x: int, w13: int, w2: int, weights: int, ids: int, output: int, workspace: int, stream: int
     ) -> None:
         rows = workspace + intermediate_bytes
@@ -149,7 +144,7 @@ def plan(problem: MoeProblem, configuration: Any, device: Device, *, allow_defec
         combine(rows, weights, ids, output, 0, stream)
 
     rows_bytes = problem.slots * problem.hidden * problem.dtype.itemsize
-    return FewPlan(intermediate_bytes + rows_bytes, launch_grouped)
+    return FewPlan(intermediate_bytes + rows_bytes, launch_by_slots)
 
 
 def product_launcher(
@@ -189,7 +184,7 @@ def combine_launcher(problem: MoeProblem, device: Device, *, allow_defects: bool
 def blocks(problem: MoeProblem, configuration: FewConfiguration, product: Product, device: Device) -> int:
     """One on every multiprocessor, or as many as there can be units of work."""
     slabs = _slabs(problem, configuration, product)
-    if product is Product.DOWN and not configuration.grouped:
+    if _tile(configuration, product).way is FewWay.COMBINED:
         return min(device.multiprocessors, slabs)
     return min(device.multiprocessors, slabs * problem.slots)
 
@@ -242,9 +237,11 @@ def _tiles(problem: MoeProblem, product: Product) -> int:
 
 
 def _slabs(problem: MoeProblem, configuration: FewConfiguration, product: Product) -> int:
-    tile = configuration.up if product is Product.UP else configuration.down
-    per_unit = tile.m_tiles * (tile.warps if configuration.grouped else 1)
-    return -(-_tiles(problem, product) // per_unit)
+    return -(-_tiles(problem, product) // _tile(configuration, product).unit_tiles)
+
+
+def _tile(configuration: FewConfiguration, product: Product) -> FewProduct:
+    return configuration.up if product is Product.UP else configuration.down
 
 
 def _aligned(size: int) -> int:

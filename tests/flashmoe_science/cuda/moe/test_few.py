@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from emulated import compile_emulation
 from moe_products import random_ids
 from moe_whole import Arguments, arguments, assert_right
 
-from flashmoe_science.configs.moe_few import FewConfiguration, FewTile
+from flashmoe_science.configs.moe_few import FewConfiguration, FewProduct, FewWay
 from flashmoe_science.cuda import Device
 from flashmoe_science.cuda.moe import few
 from flashmoe_science.cuda.moe.few import Product
@@ -24,13 +25,14 @@ from flashmoe_science.moe_arguments import Activation, W13Layout
 BF16, FP16 = torch.bfloat16, torch.float16
 H200 = Device(index=0, architecture="sm_90", multiprocessors=132, l2_bytes=60 << 20)
 NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++")
-A, L, T = Activation, W13Layout, FewTile
+A, L, P = Activation, W13Layout, FewProduct
+SPLIT, TILES, COMBINED = FewWay
 
 
 def launch(
     kernel: CudaKernel,
     parameters: str,
-    buffer: object,
+    buffer: Any,
     addresses: list[int],
     grid: int,
     folder: Path,
@@ -38,7 +40,7 @@ def launch(
 ) -> None:
     folder.mkdir()
     library = compile_emulation(kernel, parameters, folder, copies_late=late)
-    (ctypes.c_uint64 * 5).from_buffer(buffer)[:] = addresses  # type: ignore[arg-type]
+    (ctypes.c_uint64 * 5).from_buffer(buffer)[:] = addresses
     library.run(buffer, grid)
 
 
@@ -58,7 +60,7 @@ def emulate(
     x, w13, w2, weights, ids, out = (
         getattr(given, field.name).data_ptr() for field in dataclasses.fields(given)
     )
-    results = rows.data_ptr() if configuration.grouped else out
+    results = rows.data_ptr() if not configuration.combined else out
     for product, addresses in (
         (Product.UP, [x, w13, weights, ids, middle.data_ptr()]),
         (Product.DOWN, [middle.data_ptr(), w2, weights, ids, results]),
@@ -70,7 +72,7 @@ def emulate(
         few.write_product(buffer, problem, configuration, product)
         grid = few.blocks(problem, configuration, product, device)
         launch(kernel, "Parameters", buffer, addresses, grid, folder / product.value, late)
-    if configuration.grouped:
+    if not configuration.combined:
         kernel = few.combine_kernel(problem.dtype, problem.ids64, "sm_90")
         buffer = ctypes.create_string_buffer(few.COMBINE_BYTES)
         few.write_combine(buffer, problem)
@@ -80,10 +82,11 @@ def emulate(
         launch(kernel, "CombineParameters", buffer, addresses, grid, folder / "combine", late)
 
 
-FUSED = FewConfiguration(T(2, 1, 1, 3, 2), T(1, 1, 2, 3, 2), 64, grouped=False)
-WIDE = FewConfiguration(T(3, 2, 2, 2, 3), T(2, 2, 1, 2, 4), 64, grouped=False, parts=2)
-DIRECT = FewConfiguration(T(1, 1, 1, 4, 4), T(1, 1, 1, 4, 4), 32, grouped=False, direct=True, parts=4)
-GROUPED = FewConfiguration(T(2, 2, 2, 3, 2), T(1, 4, 1, 2, 2), 256, grouped=True)
+FUSED = FewConfiguration(P(SPLIT, 2, 1, 1, 3, 2), P(COMBINED, 1, 1, 2, 3, 2), 64)
+WIDE = FewConfiguration(P(SPLIT, 3, 2, 2, 2, 3), P(COMBINED, 2, 2, 1, 2, 4, parts=2), 64)
+DIRECT = FewConfiguration(P(SPLIT, 1, 1, 1, 4, 4), P(COMBINED, 1, 1, 1, 4, 4, parts=4), 32, direct=True)
+OWN_TILES = FewConfiguration(P(TILES, 2, 2, 2, 3, 2), P(TILES, 1, 4, 1, 2, 2), 256)
+BY_SLOTS = FewConfiguration(P(TILES, 1, 3, 1, 4, 4), P(SPLIT, 4, 2, 1, 2, 3), 128)
 
 
 @NEEDS_COMPILER
@@ -107,8 +110,8 @@ GROUPED = FewConfiguration(T(2, 2, 2, 3, 2), T(1, 4, 1, 2, 2), 256, grouped=True
         (WIDE, 30, 80, 112, 3, 2, BF16, A.GELU_TANH, L.INTERLEAVED, False),
         (DIRECT, 1, 176, 80, 16, 8, BF16, A.SILU, L.INTERLEAVED, False),
         (DIRECT, 3, 48, 112, 4, 3, FP16, A.GELU, L.CONCAT, True),
-        (GROUPED, 40, 144, 80, 5, 2, BF16, A.SILU, L.CONCAT, True),
-        (GROUPED, 60, 80, 48, 3, 3, FP16, A.SILU_NO_MUL, L.CONCAT, False),
+        (OWN_TILES, 40, 144, 80, 5, 2, BF16, A.SILU, L.CONCAT, True),
+        (BY_SLOTS, 40, 80, 48, 3, 3, FP16, A.SILU_NO_MUL, L.CONCAT, False),
     ],
 )
 def test_emulated(

@@ -9,7 +9,7 @@ import torch
 from moe_products import random_ids
 from moe_whole import Arguments, arguments, assert_right
 
-from flashmoe_science.configs.moe_few import FewConfiguration, FewTile
+from flashmoe_science.configs.moe_few import FewConfiguration, FewProduct, FewWay
 from flashmoe_science.cuda.driver import make_context_current
 from flashmoe_science.cuda.forward import device_of
 from flashmoe_science.cuda.moe import few
@@ -22,7 +22,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 
-T = FewTile
+P = FewProduct
+SPLIT, TILES, COMBINED = FewWay
 PROBLEM = MoeProblem(
     tokens=16,
     hidden=528,
@@ -35,14 +36,15 @@ PROBLEM = MoeProblem(
     ids64=False,
 )
 CONFIGURATIONS = [
-    FewConfiguration(T(2, 1, 1, 4), T(1, 1, 2, 4), 32, grouped=False, direct=True),
-    FewConfiguration(T(1, 1, 2, 4), T(1, 1, 1, 8), 32, grouped=False, direct=True, parts=4),
-    FewConfiguration(T(2, 1, 1, 4), T(1, 1, 2, 4), 128, grouped=False),
-    FewConfiguration(T(4, 1, 1, 2), T(1, 1, 2, 3), 256, grouped=False),
-    FewConfiguration(T(2, 2, 1, 3), T(1, 2, 2, 3), 256, grouped=False, parts=2),
-    FewConfiguration(T(2, 1, 2, 5), T(2, 1, 2, 5), 4096, grouped=True),
-    FewConfiguration(T(2, 4, 2, 5), T(2, 4, 2, 5), 4096, grouped=True),
-    FewConfiguration(T(2, 8, 2, 4), T(2, 8, 2, 4), 4096, grouped=True),
+    FewConfiguration(P(SPLIT, 2, 1, 1, 4), P(COMBINED, 1, 1, 2, 4), 32, direct=True),
+    FewConfiguration(P(SPLIT, 1, 1, 2, 4), P(COMBINED, 1, 1, 1, 8, parts=4), 32, direct=True),
+    FewConfiguration(P(SPLIT, 2, 1, 1, 4), P(COMBINED, 1, 1, 2, 4), 128),
+    FewConfiguration(P(SPLIT, 4, 1, 1, 2), P(COMBINED, 1, 1, 2, 3), 256),
+    FewConfiguration(P(SPLIT, 2, 2, 1, 3), P(COMBINED, 1, 2, 2, 3, parts=2), 256),
+    FewConfiguration(P(SPLIT, 8, 4, 1, 2), P(SPLIT, 4, 4, 1, 3), 4096),
+    FewConfiguration(P(TILES, 2, 1, 2, 5), P(TILES, 2, 1, 2, 5), 4096),
+    FewConfiguration(P(TILES, 2, 4, 2, 5), P(TILES, 2, 4, 2, 5), 4096),
+    FewConfiguration(P(TILES, 2, 8, 2, 4), P(TILES, 2, 8, 2, 4), 4096),
 ]
 
 
@@ -50,7 +52,7 @@ def run(problem: MoeProblem, configuration: FewConfiguration, given: Arguments) 
     """The output of a call that was right, into a workspace full of NaN."""
     device = device_of(0)
     most = limits(device.architecture).shared_per_block
-    if max(configuration.up_bytes(), configuration.down_bytes()) > most:
+    if max(configuration.shared_bytes(x) for x in (configuration.up, configuration.down)) > most:
         pytest.skip(f"{configuration.label} does not fit {device.architecture}")
     make_context_current(0)
     plan = few.plan(problem, configuration, device)
@@ -85,7 +87,7 @@ def test_every_configuration(configuration: FewConfiguration, dtype: torch.dtype
 def test_activations_layouts_and_id_types(activation: Activation, layout: W13Layout) -> None:
     torch.manual_seed(2)
     problem = dataclasses.replace(PROBLEM, activation=activation, w13_layout=layout, ids64=True)
-    for configuration in (CONFIGURATIONS[2], CONFIGURATIONS[6]):
+    for configuration in (CONFIGURATIONS[2], CONFIGURATIONS[7]):
         run(problem, configuration, arguments(problem, random_ids(16, 4, 20).cuda()))
 
 

@@ -7,6 +7,7 @@
 #pragma once
 #include "mma/m16n8k16.cuh"
 #include "moe/few_parameters.cuh"
+#include "moe/few_routing.cuh"
 #include "ptx/cache_policy.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/vector.cuh"
@@ -60,6 +61,26 @@ __device__ __forceinline__ void copy_row(const Parameters& p, uint32 to, const c
 // This lane's part of the row of the input that a slot multiplies.
 __device__ __forceinline__ const char* row_at(const Parameters& p, int slot) {
     return p.input + static_cast<uint64>(slot / p.slots_per_input_row) * p.row_bytes + (threadIdx.x % 4) * kChunkBytes;
+}
+
+// The rows that this lane copies of each 8 tokens of a group; null where there is none.
+__device__ __forceinline__ void enter_rows(const Parameters& p, const Routing& routing, const Group& group,
+                                           const char* (&row)[N_TILES]) {
+#pragma unroll
+    for (int n = 0; n < N_TILES; ++n) {
+        const int column = 8 * n + static_cast<int>(threadIdx.x % 32) / 4;
+        row[n] = column < group.rows ? row_at(p, routing.slot(group.first + column)) : nullptr;
+    }
+}
+
+// Copies their part of one stage; `to` is this lane's place in the first of its slots, [column of 8][step].
+__device__ __forceinline__ void copy_rows(const Parameters& p, uint32 to, const char* const (&row)[N_TILES], int chunk) {
+#pragma unroll
+    for (int n = 0; n < N_TILES; ++n)
+        if (row[n] != nullptr)
+#pragma unroll
+            for (int s = 0; s < K_STEPS; ++s)
+                copy_row(p, to + (n * K_STEPS + s) * kSlotBytes, row[n], chunk * K_STEPS + s);
 }
 
 // sums += weights x tokens, of a stage; this lane's places in the first slots of both.

@@ -1,15 +1,15 @@
 // One product of a mixture of experts for a few tokens an expert, by slots: with its activation (slots, intermediate) from
 // (tokens, hidden), or (slots, hidden) from (slots, intermediate), to be combined by another kernel.
 //
-// As moe_few_up.cu, for so many tokens that each of their rows should be copied once for many rows of weights: every warp of
-// a block has M_TILES tiles of its own, over the whole inner dimension, and the columns of tokens are copied by all of
-// them for all of them, which takes a barrier for each stage. The ring goes on with the next unit while one ends.
+// As moe_few_split.cu, but every warp of a block has M_TILES tiles of its own, over the whole inner dimension, and the
+// columns of tokens are copied by all warps for all warps, which takes a barrier for each stage: for so many tokens that
+// their rows should be copied once for many rows of weights. The ring goes on with the next unit while one ends.
 //
 // Macros besides those of few_parameters.cuh: SECOND (1: the second product, whose weights may be copied before the
 // kernel ahead, whose results they meet, has ended).
+#include "moe/few_operands.cuh"
 #include "moe/few_parameters.cuh"
 #include "moe/few_routing.cuh"
-#include "moe/few_tiles.cuh"
 #include "ptx/dependent_launch.cuh"
 #include "ptx/movmatrix.cuh"
 
@@ -60,7 +60,7 @@ struct Cursor {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1) moe_few_grouped(const __grid_constant__ Parameters p) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) moe_few_tiles(const __grid_constant__ Parameters p) {
     extern __shared__ __align__(1024) char shared_memory[];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #if DEPENDENT && !SECOND

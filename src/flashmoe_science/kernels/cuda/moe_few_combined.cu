@@ -8,9 +8,9 @@
 // With DEPENDENT, weights are on their way before the first product, whose results they meet, has ended.
 //
 // Macros besides those of few_parameters.cuh: PARTS (a power of two, at most WARPS).
+#include "moe/few_operands.cuh"
 #include "moe/few_parameters.cuh"
 #include "moe/few_routing.cuh"
-#include "moe/few_tiles.cuh"
 #include "ptx/dependent_launch.cuh"
 
 constexpr int kStageBytes = kWeightBytes + N_TILES * K_STEPS * kSlotBytes;
@@ -36,21 +36,15 @@ struct Cursor {
         rows = group.rows;
         tiles = min(p.tiles - slab * M_TILES, M_TILES);
         weights = rows > 0 ? weights_at(p, group.expert, slab * M_TILES) : p.weights;
-#pragma unroll
-        for (int n = 0; n < N_TILES; ++n) {
-            const int column = 8 * n + static_cast<int>(threadIdx.x % 32) / 4;
-            row[n] = column < rows ? row_at(p, routing.slot(group.first + column)) : nullptr;
-        }
+        enter_rows(p, routing, group, row);
+    }
+
+    __device__ __forceinline__ void copy_weights(const Parameters& p, uint32 to, uint64 policy) const {
+        if (rows > 0) ::copy_weights(p, to, weights, tiles, chunk, policy);
     }
 
     __device__ __forceinline__ void copy_tokens(const Parameters& p, uint32 to) const {
-        if (rows == 0) return;
-#pragma unroll
-        for (int n = 0; n < N_TILES; ++n)
-            if (row[n] != nullptr)
-#pragma unroll
-                for (int s = 0; s < K_STEPS; ++s)
-                    copy_row(p, to + kWeightBytes + (n * K_STEPS + s) * kSlotBytes, row[n], chunk * K_STEPS + s);
+        copy_rows(p, to + kWeightBytes, row, chunk);
     }
 
     __device__ __forceinline__ void advance(const Parameters& p, const Routing& routing, int chunks, int part, int first) {
@@ -66,7 +60,7 @@ struct Cursor {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1) moe_few_down(const __grid_constant__ Parameters p) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) moe_few_combined(const __grid_constant__ Parameters p) {
     extern __shared__ __align__(1024) char shared_memory[];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int part = warp % PARTS, first = warp / PARTS;
@@ -86,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) moe_few_down(const __g
 #pragma unroll
     for (int s = 0; s < STAGES; ++s)
         if (next.more(p)) {
-            if (next.rows > 0) copy_weights(p, ring + s * kStageBytes, next.weights, next.tiles, next.chunk, policy);
+            next.copy_weights(p, ring + s * kStageBytes, policy);
             next.advance(p, routing, chunks, part, first);
         }
 #if DEPENDENT
@@ -113,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) moe_few_down(const __g
                 if (group.rows > 0)
                     multiply(sums, stage, stage + kWeightBytes, group.rows);
                 if (next.more(p)) {
-                    if (next.rows > 0) copy_weights(p, stage, next.weights, next.tiles, next.chunk, policy);
+                    next.copy_weights(p, stage, policy);
                     next.copy_tokens(p, stage);
                     next.advance(p, routing, chunks, part, first);
                 }
