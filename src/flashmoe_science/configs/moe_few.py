@@ -72,7 +72,7 @@ class FewProduct:
         if self.way is not FewWay.TILES:
             tokens *= self.warps
         if self.way is FewWay.SPLIT:
-            exchanged = 2 * self.warps * self.n_tiles * _SLOT_BYTES
+            exchanged = 2 * self.warps * self._tiles_together() * self.n_tiles * _SLOT_BYTES
         elif self.way is FewWay.COMBINED:
             exchanged = self.parts * max_slots * 16 * self.m_tiles * 4
         routing = 0
@@ -80,6 +80,12 @@ class FewProduct:
             groups = min(max_slots, MAX_EXPERTS + max_slots // self.columns)
             routing = groups * _GROUP_BYTES + max_slots * _SORTED_BYTES + _TOTALS_BYTES
         return self.stages * (weights + tokens) + exchanged + routing
+
+
+    def _tiles_together(self) -> int:
+        """Tiles whose partial sums are exchanged at a time in `FewWay.SPLIT`."""
+        most = max(1, min(4 // self.n_tiles, self.m_tiles))
+        return next(tiles for tiles in range(most, 0, -1) if self.m_tiles % tiles == 0)
 
 
 @dataclass(frozen=True)

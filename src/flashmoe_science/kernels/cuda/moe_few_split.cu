@@ -17,7 +17,16 @@
 
 constexpr int kStageBytes = kWeightBytes + N_TILES * K_STEPS * kSlotBytes;
 constexpr int kRingBytes = WARPS * STAGES * kStageBytes;
-constexpr int kPartialBytes = WARPS * N_TILES * kSlotBytes;  // of one tile
+
+// Tiles whose partial sums are exchanged at a time: all, or the most that divide them and keep the exchange small.
+constexpr int tiles_together() {
+    int tiles = 4 / N_TILES > 1 ? smaller(4 / N_TILES, M_TILES) : 1;
+    while (M_TILES % tiles != 0) --tiles;
+    return tiles;
+}
+constexpr int kTogether = tiles_together();
+constexpr int kParts = kTogether * N_TILES;
+constexpr int kPartialBytes = WARPS * kParts * kSlotBytes;
 
 static_assert(Routing::kScratchBytes <= kRingBytes, "the ring lends its place to the sort");
 
@@ -128,31 +137,31 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) moe_few_split(const __
             copy_commit();
             stage = stage == ring + (STAGES - 1) * kStageBytes ? ring : stage + kStageBytes;
         }
-        // Two places in turn, so that one barrier for each tile is enough.
+        // Two places in turn, so that one barrier is enough.
 #pragma unroll
-        for (int m = 0; m < M_TILES; ++m) {
+        for (int m = 0; m < M_TILES; m += kTogether) {
             float4* const partial = reinterpret_cast<float4*>(shared_memory + kRingBytes + turn * kPartialBytes);
             turn ^= 1;
 #pragma unroll
-            for (int n = 0; n < N_TILES; ++n) {
-                const auto& x = sums[m][n];
-                if (N_TILES == 1 || 8 * n < group.rows)
-                    partial[(warp * N_TILES + n) * 32 + lane] = make_float4(x[0], x[1], x[2], x[3]);
+            for (int i = 0; i < kParts; ++i) {
+                const auto& x = sums[m + i / N_TILES][i % N_TILES];
+                if (N_TILES == 1 || 8 * (i % N_TILES) < group.rows)
+                    partial[(warp * kParts + i) * 32 + lane] = make_float4(x[0], x[1], x[2], x[3]);
             }
             __syncthreads();
-            for (int i = threadIdx.x; i < N_TILES * 32; i += kThreads) {
-                const int n = i / 32;
-                if (first_tile + m >= p.tiles || 8 * n >= group.rows) break;
-                float4 sum = partial[i];
+            for (int i = warp; i < kParts; i += WARPS) {
+                const int tile = first_tile + m + i / N_TILES, n = i % N_TILES;
+                if (tile >= p.tiles || 8 * n >= group.rows) continue;
+                float4 sum = partial[i * 32 + lane];
 #pragma unroll
                 for (int w = 1; w < WARPS; ++w) {
-                    const float4 other = partial[w * N_TILES * 32 + i];
+                    const float4 other = partial[(w * kParts + i) * 32 + lane];
                     sum.x += other.x;
                     sum.y += other.y;
                     sum.z += other.z;
                     sum.w += other.w;
                 }
-                write(p, routing, group, first_tile + m, 8 * n + 2 * (lane % 4), lane / 4, sum);
+                write(p, routing, group, tile, 8 * n + 2 * (lane % 4), lane / 4, sum);
             }
         }
     }

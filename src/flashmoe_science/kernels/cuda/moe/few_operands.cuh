@@ -83,24 +83,34 @@ __device__ __forceinline__ void copy_rows(const Parameters& p, uint32 to, const 
                 copy_row(p, to + (n * K_STEPS + s) * kSlotBytes, row[n], chunk * K_STEPS + s);
 }
 
-// sums += weights x tokens, of a stage; this lane's places in the first slots of both.
-__device__ __forceinline__ void multiply(Accumulators& sums, uint32 weights, uint32 tokens, int rows) {
+// sums += weights x tokens of the first N columns of 8, of a stage; this lane's places in the first slots of both.
+template <int N>
+__device__ __forceinline__ void multiply_columns(Accumulators& sums, uint32 weights, uint32 tokens) {
 #pragma unroll
     for (int s = 0; s < K_STEPS; ++s) {
-        Chunk column[N_TILES];
+        Chunk column[N];
 #pragma unroll
-        for (int n = 0; n < N_TILES; ++n)
-            if (N_TILES == 1 || 8 * n < rows) column[n] = load_shared(tokens + (n * K_STEPS + s) * kSlotBytes);
+        for (int n = 0; n < N; ++n) column[n] = load_shared(tokens + (n * K_STEPS + s) * kSlotBytes);
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m) {
             const uint32 slot = weights + (s * M_TILES + m) * 2 * kSlotBytes;
             const Chunk low = load_shared(slot), high = load_shared(slot + kSlotBytes);
 #pragma unroll
-            for (int n = 0; n < N_TILES; ++n)
-                if (N_TILES == 1 || 8 * n < rows) {
-                    mma(sums[m][n], {low.x, high.x, low.y, high.y}, column[n].x, column[n].y);
-                    mma(sums[m][n], {low.z, high.z, low.w, high.w}, column[n].z, column[n].w);
-                }
+            for (int n = 0; n < N; ++n) mma(sums[m][n], {low.x, high.x, low.y, high.y}, column[n].x, column[n].y);
+#pragma unroll
+            for (int n = 0; n < N; ++n) mma(sums[m][n], {low.z, high.z, low.w, high.w}, column[n].z, column[n].w);
         }
     }
+}
+
+// The same for so many rows: one branch, and straight code behind it, which the compiler can overlap.
+template <int N = N_TILES>
+__device__ __forceinline__ void multiply(Accumulators& sums, uint32 weights, uint32 tokens, int rows) {
+    if constexpr (N > 1) {
+        if (rows <= 8 * (N - 1)) {
+            multiply<N - 1>(sums, weights, tokens, rows);
+            return;
+        }
+    }
+    multiply_columns<N>(sums, weights, tokens);
 }

@@ -56,6 +56,7 @@ struct Routing {
 struct Routing {
     static constexpr int kBytes = kMaxGroups * 8 + MAX_SLOTS * 2 + 128;
     static constexpr int kScratchBytes = WARPS * kMaxExperts * 2 + MAX_SLOTS * 4;
+    static constexpr int kBatch = smaller(8, (MAX_SLOTS + kThreads - 1) / kThreads);
     int groups;
     const Group* table;
     const uint16* sorted;
@@ -71,22 +72,29 @@ struct Routing {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         uint16* const own = counts + warp * kMaxExperts;
 
-        for (int i = threadIdx.x; i < WARPS * kMaxExperts; i += kThreads) counts[i] = 0;
+        // Several ids are on their way at a time.
+        for (int base = threadIdx.x; base < p.slots; base += kBatch * kThreads) {
+            uint16 batch[kBatch];
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i)
+                batch[i] = base + i * kThreads < p.slots ? expert_of(p, base + i * kThreads) : kNoExpert;
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i)
+                if (base + i * kThreads < p.slots) experts[base + i * kThreads] = batch[i];
+        }
+        for (int i = threadIdx.x; i < WARPS * kMaxExperts / 2; i += kThreads) reinterpret_cast<uint32*>(counts)[i] = 0;
         __syncthreads();
         const int stretch = (p.slots + kThreads - 1) / kThreads * 32;
         const int end = min(p.slots, (warp + 1) * stretch);
         for (int base = warp * stretch; base < end; base += 32) {
             const int slot = base + lane;
-            const uint16 expert = slot < end ? expert_of(p, slot) : kNoExpert;
+            const uint16 expert = slot < end ? experts[slot] : kNoExpert;
             const uint32 same = __match_any_sync(0xffffffffu, static_cast<uint32>(expert));
             const int rank = __popc(same & ((1u << lane) - 1));
             const uint16 before = expert != kNoExpert ? own[expert] : 0;
             __syncwarp();
             if (expert != kNoExpert && rank == 0) own[expert] = static_cast<uint16>(before + __popc(same));
-            if (slot < end) {
-                experts[slot] = expert;
-                ranks[slot] = static_cast<uint16>(before + rank);
-            }
+            if (slot < end) ranks[slot] = static_cast<uint16>(before + rank);
             __syncwarp();
         }
         __syncthreads();
