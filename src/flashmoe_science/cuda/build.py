@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from flashmoe_science.cuda.moe import select as moe
+from flashmoe_science.cuda import moe
 from flashmoe_science.cuda.problem import KernelKind
 from flashmoe_science.cuda.select import module
 from flashmoe_science.jit.cache import CompileCache, default_cache

@@ -15,43 +15,44 @@ _INTERLEAVE_NONE = 0
 _SWIZZLE_128B = 3
 _L2_PROMOTION_256B = 3
 _OUT_OF_BOUNDS_ZERO = 0
-_RANK = 4
 
 
 class TensorMap:
-    """The map of a 4-dimensional tensor of 16-bit elements, written into a launch's argument buffer.
+    """The map of a tensor of 16-bit elements and 2 to 5 dimensions, written into a launch's argument buffer.
 
-    Boxes are (columns, rows, 1, 1) with the 128-byte swizzle; what lies out of bounds reads as zero. Encoded at the
-    first `move`, re-addressed at later ones.
+    Boxes have the 128-byte swizzle; what lies out of bounds reads as zero. Encoded at the first `move`, re-addressed at
+    later ones.
     """
 
-    __slots__ = ("_at", "_box", "_dtype", "_encoded", "_keep", "_sizes", "_strides", "address")
+    __slots__ = ("_at", "_box", "_dtype", "_encoded", "_keep", "_rank", "_sizes", "_strides", "address")
 
     def __init__(
         self,
         buffer: ctypes.Array[ctypes.c_char],
         offset: int,
         dtype: torch.dtype,
-        sizes: tuple[int, int, int, int],
-        strides: tuple[int, int, int],
-        box: tuple[int, int],
+        sizes: tuple[int, ...],
+        strides: tuple[int, ...],
+        box: tuple[int, ...],
     ) -> None:
         """
         Args:
             sizes: elements, fastest dimension first.
             strides: of the dimensions after the first, in elements; 0 for a dimension of size 1.
-            box: columns and rows.
+            box: elements of the first dimensions; 1 of the others.
         """
         self.address = 0
         """Of the tensor that the map describes now; 0 before the first `move`."""
         self._keep = buffer
         self._at = ctypes.c_void_p(ctypes.addressof(buffer) + offset)
         self._dtype = _TYPES[dtype]
-        self._sizes = (ctypes.c_uint64 * _RANK)(*sizes)
+        rank = len(sizes)
+        self._rank = rank
+        self._sizes = (ctypes.c_uint64 * rank)(*sizes)
         # A dimension of size 1 is never stepped along, but its stride has to be a legal one.
         row_bytes = -(-sizes[0] * dtype.itemsize // 16) * 16
-        self._strides = (ctypes.c_uint64 * (_RANK - 1))(*(s * dtype.itemsize or row_bytes for s in strides))
-        self._box = (ctypes.c_uint32 * _RANK)(*box, 1, 1)
+        self._strides = (ctypes.c_uint64 * (rank - 1))(*(s * dtype.itemsize or row_bytes for s in strides))
+        self._box = (ctypes.c_uint32 * rank)(*box, *(1,) * (rank - len(box)))
         self._encoded = False
 
     def move(self, address: int) -> None:
@@ -65,11 +66,11 @@ class TensorMap:
             status = driver.cuTensorMapReplaceAddress(self._at, ctypes.c_void_p(address))
             check(driver, status, "cuTensorMapReplaceAddress")
         else:
-            ones = (ctypes.c_uint32 * _RANK)(1, 1, 1, 1)
+            ones = (ctypes.c_uint32 * self._rank)(*(1,) * self._rank)
             status = driver.cuTensorMapEncodeTiled(
                 self._at,
                 self._dtype,
-                _RANK,
+                self._rank,
                 ctypes.c_void_p(address),
                 self._sizes,
                 self._strides,

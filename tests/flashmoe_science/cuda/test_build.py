@@ -41,7 +41,8 @@ def test_no_kernel_is_listed_twice(architecture: str) -> None:
 def test_which_kernels_an_architecture_gets() -> None:
     functions = {kernel.function for kernel in kernels(["sm_80"])}
     assert functions == {"attention_portable", "attention_small"}
-    assert {kernel.function for kernel in kernels(["sm_90"])} == functions | {"attention_hopper"}
+    hopper = {"attention_hopper", "moe_hopper", "moe_count", "moe_place", "moe_combine"}
+    assert {kernel.function for kernel in kernels(["sm_90"])} == functions | hopper
     assert kernels(["sm_90"]) == kernels(["sm_90a"])
     assert len(kernels(["sm_80", "sm_86", "sm_80"])) == len(kernels(["sm_80"])) + len(kernels(["sm_86"]))
     assert all(module(kind).kernels("sm_90") for kind in KernelKind)

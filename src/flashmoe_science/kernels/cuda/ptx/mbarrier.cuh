@@ -26,6 +26,11 @@ __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// Arrives once all cp.async of this thread so far have landed. Counts among the expected arrivals like any other.
+__device__ __forceinline__ void mbarrier_arrive_after_copies(uint32 barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 __device__ __forceinline__ void mbarrier_wait(uint32 barrier, uint32 parity) {
     asm volatile(
         "{\n.reg .pred done;\n"

@@ -1,0 +1,51 @@
+"""Tiles of the Hopper kernel of grouped products (`kernels/cuda/moe_hopper.cu`): data.
+
+docs/kernels/moe.md has every variant with its figures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+INNER = 64
+"""Columns of a stage: 128 bytes, what TMA swizzles by."""
+WEIGHT_ROWS = 256
+"""Of a tile."""
+THREADS = 384
+_ROW_BYTES = 128
+
+
+@dataclass(frozen=True)
+class MoeHopperConfiguration:
+    """One tile shape, for both products."""
+
+    tokens: int
+    """Most tokens of a tile."""
+    step: int
+    """Tiles with fewer tokens are as wide as a multiple of this."""
+    stages: int
+    cluster: int
+    """Blocks that take the same weights at once, 1 or 2."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """Tiles, barriers, and what rounding the start up to 1024 bytes may take."""
+        barriers = 16 * (self.stages + 4)
+        tiles = 2 * 32 + 2 * 16
+        return self.stages * (WEIGHT_ROWS + self.tokens) * _ROW_BYTES + barriers + tiles + 1024
+
+
+WIDE = MoeHopperConfiguration(tokens=192, step=16, stages=4, cluster=2)
+NARROW = MoeHopperConfiguration(tokens=64, step=32, stages=5, cluster=1)
+_NARROW_UP_TO = 48.0
+"""Mean rows of an expert up to which the narrow tile holds nearly every expert's."""
+
+
+def configuration(rows_per_expert: float) -> MoeHopperConfiguration:
+    """The tile for so many rows of an expert in the mean."""
+    return NARROW if rows_per_expert <= _NARROW_UP_TO else WIDE
+
+
+def all_configurations() -> tuple[MoeHopperConfiguration, ...]:
+    """Everything that `configuration` can return."""
+    return WIDE, NARROW

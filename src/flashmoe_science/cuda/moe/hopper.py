@@ -1,0 +1,246 @@
+"""Mixture of experts on Hopper for many tokens: routing, two grouped products (`moe_hopper.cu`), combination."""
+
+from __future__ import annotations
+
+import struct
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from flashmoe_science.configs import moe_hopper as configs
+from flashmoe_science.configs.moe_hopper import MoeHopperConfiguration
+from flashmoe_science.cuda.driver import Launcher, load
+from flashmoe_science.cuda.moe import combine, routing
+from flashmoe_science.cuda.moe.combine import Combine
+from flashmoe_science.cuda.moe.problem import MoeChoice, MoeKind, MoeProblem
+from flashmoe_science.cuda.moe.routing import TICKETS_BYTES, Routing
+from flashmoe_science.cuda.problem import Device
+from flashmoe_science.cuda.tensor_map import MAP_BYTES, TensorMap
+from flashmoe_science.errors import InputError
+from flashmoe_science.jit.limits import base_architecture
+from flashmoe_science.jit.nvrtc import CudaKernel, nvrtc_version
+from flashmoe_science.moe_arguments import Activation, W13Layout
+
+_ARCHITECTURE = "sm_90a"
+_FIRST_NVRTC = (12, 9)  # 12.6 and 12.8 serialise wgmma (C7515)
+_POINTERS = struct.Struct("5Q")  # tokens, output, expert_offsets, sorted_slots, ticket
+_REST = struct.Struct("5i")
+_POINTERS_AT = 2 * MAP_BYTES
+_ARGUMENT_BYTES = -(-(_POINTERS_AT + _POINTERS.size + _REST.size) // 64) * 64
+_ALIGNMENT = 256
+_MOST_TILES = 1 << 30
+_MACRO = {
+    Activation.SILU: 1,
+    Activation.GELU: 2,
+    Activation.GELU_TANH: 3,
+    Activation.SILU_NO_MUL: 4,
+    Activation.GELU_NO_MUL: 5,
+    Activation.RELU2_NO_MUL: 6,
+}
+"""As in `kernels/cuda/moe/activation.cuh`; 0 is none."""
+
+
+def choose(problem: MoeProblem, device: Device) -> MoeChoice | None:
+    """The tile for the mean number of rows of an expert, where the compiler is up to it."""
+    if base_architecture(device.architecture) != "sm_90" or device.nvrtc < _FIRST_NVRTC:
+        return None
+    if _what_is_too_big(problem) is not None:
+        return None
+    tile = configs.configuration(problem.rows_per_expert)
+    return MoeChoice(MoeKind.HOPPER, tile, "TMA and wgmma products of rows sorted by expert")
+
+
+def _what_is_too_big(problem: MoeProblem) -> str | None:
+    """What the kernels could not count, if anything."""
+    most = routing.most_experts(_ARCHITECTURE)
+    if problem.experts > most:
+        return f"{problem.experts} experts; expected at most {most}"
+    width = min(tile.tokens for tile in configs.all_configurations())
+    row_tiles = problem.slots // width + problem.experts
+    tiles = row_tiles * max(_weight_tiles(problem.w13_rows), _weight_tiles(problem.hidden))
+    if tiles > _MOST_TILES:
+        return f"{tiles} tiles; expected at most {_MOST_TILES}: split the tokens"
+    return None
+
+
+def _weight_tiles(rows: int) -> int:
+    return -(-rows // configs.WEIGHT_ROWS)
+
+
+def kernels(architecture: str) -> list[CudaKernel]:
+    if base_architecture(architecture) != "sm_90" or nvrtc_version() < _FIRST_NVRTC:
+        return []
+    products = [
+        kernel(tile, activation, dtype)
+        for tile in configs.all_configurations()
+        for activation in (*Activation, None)
+        for dtype in (torch.bfloat16, torch.float16)
+    ]
+    return [*products, *routing.kernels(_ARCHITECTURE), *combine.kernels(_ARCHITECTURE)]
+
+
+def kernel(tile: MoeHopperConfiguration, activation: Activation | None, dtype: torch.dtype) -> CudaKernel:
+    """The first product, with the activation after it; the second, without one."""
+    return CudaKernel(
+        source="moe_hopper.cu",
+        function="moe_hopper",
+        architecture=_ARCHITECTURE,
+        macros={
+            "TOKENS": tile.tokens,
+            "STEP": tile.step,
+            "STAGES": tile.stages,
+            "CLUSTER": tile.cluster,
+            "GATHER": int(activation is not None),
+            "ACTIVATION": 0 if activation is None else _MACRO[activation],
+            "ELEMENT_BF16": int(dtype == torch.bfloat16),
+            "MMA_K": 16,
+        },
+        threads_per_block=configs.THREADS,
+        dynamic_shared_bytes=tile.shared_bytes,
+        cluster_blocks=tile.cluster,
+    )
+
+
+def check(problem: MoeProblem, configuration: Any) -> None:
+    if not isinstance(configuration, MoeHopperConfiguration):
+        raise InputError(f"the Hopper kernels take a MoeHopperConfiguration, not {configuration!r}")
+    reason = _what_is_too_big(problem)
+    if reason is not None:
+        raise InputError(f"the Hopper kernels cannot count {reason}")
+
+
+class HopperPlan:
+    """Routing, both products and the combination; maps are re-addressed when their tensors moved.
+
+    The workspace holds, in this order: tickets, expert_offsets, sorted_slots, the counts of routing, the activated rows
+    (slots, intermediate) in sorted order, and the second product's rows (slots, hidden) by slot.
+    """
+
+    __slots__ = ("launch", "workspace_bytes")
+
+    def __init__(
+        self,
+        problem: MoeProblem,
+        steps: tuple[Routing, Combine],
+        products: tuple[Launcher, Launcher],
+        maps: tuple[TensorMap, TensorMap, TensorMap],
+    ) -> None:
+        """`maps`: of w13, w2, and the activated rows."""
+        sort, join = steps
+        up, down = products
+        w13_map, w2_map, rows_map = maps
+        sizes = (
+            TICKETS_BYTES,
+            sort.offsets_bytes,
+            sort.slots_bytes,
+            sort.counts_bytes,
+            problem.slots * problem.intermediate * problem.dtype.itemsize,
+            problem.slots * problem.hidden * problem.dtype.itemsize,
+        )
+        starts = [0, *accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
+        self.workspace_bytes = starts[-1]
+        _, offsets_at, slots_at, counts_at, inner_at, rows_at, _ = starts
+        pack = _POINTERS.pack_into
+
+        def launch(
+            hidden: int,
+            w13: int,
+            w2: int,
+            topk_weights: int,
+            topk_ids: int,
+            output: int,
+            workspace: int,
+            stream: int,
+        ) -> None:
+            offsets, slots = workspace + offsets_at, workspace + slots_at
+            inner, rows = workspace + inner_at, workspace + rows_at
+            if w13_map.address != w13:
+                w13_map.move(w13)
+            if w2_map.address != w2:
+                w2_map.move(w2)
+            if rows_map.address != inner:
+                rows_map.move(inner)
+            sort.launch(topk_ids, offsets, slots, workspace + counts_at, workspace, stream)
+            pack(up.buffer, _POINTERS_AT, hidden, inner, offsets, slots, workspace)
+            up.start(stream)
+            pack(down.buffer, _POINTERS_AT, 0, rows, offsets, slots, workspace + 4)
+            down.start(stream)
+            join.launch(rows, topk_weights, topk_ids, output, stream)
+
+        self.launch = launch
+
+
+def plan(
+    problem: MoeProblem, configuration: Any, device: Device, *, allow_defects: bool = False
+) -> HopperPlan:
+    check(problem, configuration)
+    tile: MoeHopperConfiguration = configuration
+    capturing = torch.cuda.is_current_stream_capturing()
+
+    def product(activation: Activation | None, inner: int, columns: int, weight_rows: int) -> Launcher:
+        compiled = kernel(tile, activation, problem.dtype)
+        function = load(compiled, device.index, capturing, allow_defects=allow_defects)
+        blocks = device.multiprocessors // tile.cluster * tile.cluster
+        launcher = Launcher(function, (blocks, 1, 1), compiled, _ARGUMENT_BYTES, dependent=True)
+        _REST.pack_into(
+            launcher.buffer,
+            _POINTERS_AT + _POINTERS.size,
+            problem.experts,
+            inner,
+            columns,
+            _weight_tiles(weight_rows),
+            problem.top_k,
+        )
+        return launcher
+
+    up = product(problem.activation, problem.hidden, problem.intermediate, problem.w13_rows)
+    down = product(None, problem.intermediate, problem.hidden, problem.hidden)
+    maps = (
+        _first_weight_map(up, problem, tile),
+        _plain_weight_map(down, problem, tile, problem.intermediate, problem.hidden),
+        TensorMap(
+            down.buffer,
+            MAP_BYTES,
+            problem.dtype,
+            (problem.intermediate, problem.slots),
+            (problem.intermediate,),
+            (configs.INNER, tile.step),
+        ),
+    )
+    steps = Routing(problem, device, _ARCHITECTURE), Combine(problem, device, _ARCHITECTURE)
+    return HopperPlan(problem, steps, (up, down), maps)
+
+
+def _plain_weight_map(
+    launcher: Launcher, problem: MoeProblem, tile: MoeHopperConfiguration, inner: int, rows: int
+) -> TensorMap:
+    """Boxes of a block's share of a tile's rows, of a weight (experts, rows, inner)."""
+    return TensorMap(
+        launcher.buffer,
+        0,
+        problem.dtype,
+        (inner, rows, problem.experts),
+        (inner, rows * inner),
+        (configs.INNER, configs.WEIGHT_ROWS // tile.cluster),
+    )
+
+
+def _first_weight_map(launcher: Launcher, problem: MoeProblem, tile: MoeHopperConfiguration) -> TensorMap:
+    """Of w13. Gated: boxes in which 16 gate rows and the 16 up rows of the same columns take turns."""
+    hidden, intermediate = problem.hidden, problem.intermediate
+    if not problem.gated:
+        return _plain_weight_map(launcher, problem, tile, hidden, intermediate)
+    expert = 2 * intermediate * hidden
+    strides = {
+        W13Layout.CONCAT: (hidden, intermediate * hidden, 16 * hidden, expert),
+        W13Layout.INTERLEAVED: (2 * hidden, hidden, 32 * hidden, expert),
+    }[problem.w13_layout]
+    return TensorMap(
+        launcher.buffer,
+        0,
+        problem.dtype,
+        (hidden, 16, 2, intermediate // 16, problem.experts),
+        strides,
+        (configs.INNER, 16, 2, configs.WEIGHT_ROWS // 32 // tile.cluster),
+    )

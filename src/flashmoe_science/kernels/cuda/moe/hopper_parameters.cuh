@@ -1,0 +1,47 @@
+// What the host passes to the Hopper kernel of grouped products, and the compile-time shape of it.
+#pragma once
+
+#include "moe/activation.cuh"
+#include "ptx/tma.cuh"
+#include "types.cuh"
+
+namespace moe {
+
+// Macros from the configuration (configs/moe_hopper.py): TOKENS, STEP, STAGES, CLUSTER, GATHER, ACTIVATION.
+constexpr int WARPGROUP = 128;
+constexpr int CONSUMERS = 2;
+constexpr int THREADS = WARPGROUP * (CONSUMERS + 1);
+constexpr int CONSUMER_WARPS = 4 * CONSUMERS;
+constexpr int INNER = 64;            // columns of a stage: 128 bytes, what TMA swizzles by
+constexpr int WEIGHT_ROWS = 256;     // of a tile; 128 a consumer, as two products of wgmma's 64
+constexpr int OUTPUT_COLUMNS = kGated ? WEIGHT_ROWS / 2 : WEIGHT_ROWS;
+constexpr int ROW_BYTES = 128;
+
+// Registers per thread after reallocation; the launch gives three warpgroups 168 each. Gathering keeps a row's number
+// for each pass.
+constexpr int PRODUCER_REGISTERS = GATHER ? 56 : 40;
+constexpr int CONSUMER_REGISTERS = GATHER ? 224 : 232;
+static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 3 * 168,
+              "register pool exceeded: setmaxnreg.inc would wait for ever");
+static_assert(CLUSTER == 1 || CLUSTER == 2, "one block, or two that share weights");
+static_assert(TOKENS % STEP == 0 && STEP % 16 == 0, "widths are multiples of 16 rows, which are gathered at a time");
+
+// Of a tile in registers: the smallest is not narrower, so that there are fewer paths.
+constexpr int LEAST = STEP < 32 ? 32 : STEP;
+
+struct Parameters {
+    ptx::TensorMap weights;  // boxes of 256 / CLUSTER rows; half of them gate, half up rows where gated
+    ptx::TensorMap rows;     // without GATHER: the sorted rows, in boxes of STEP
+    const char* tokens;      // with GATHER: the rows that slots stand for, `top_k` slots each
+    uint16* output;          // (slots, columns): with GATHER in sorted order, without by slot
+    const int* expert_offsets;
+    const int* sorted_slots;
+    int* ticket;  // zero at the start
+    int experts;
+    int inner;    // elements of a row
+    int columns;  // of the output
+    int weight_tiles;
+    int top_k;
+};
+
+}  // namespace moe

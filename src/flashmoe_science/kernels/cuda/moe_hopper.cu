@@ -1,0 +1,149 @@
+// Grouped products of a mixture of experts for Hopper (sm_90a): TMA, wgmma and specialised warpgroups.
+//
+// Rows (tokens, or the activated rows of the first product) are sorted by expert; each expert's rows are multiplied with
+// its weight. The weight's rows are wgmma's M and the tokens its N, so that the last tile of an expert is as narrow as
+// its rows are few (in steps of STEP), which with fixed tiles of tokens would be padding. A tile is 256 weight rows
+// and up to TOKENS tokens; two consumer warpgroups take 128 weight rows each, as two products of 64.
+//
+// GATHER: the first product. Rows are gathered by slot / top_k, the activation is applied to the accumulators, and rows
+// are written in sorted order. Otherwise the second: rows are read in sorted order and written by slot.
+// In a gated weight tile, 16 gate rows and the 16 up rows of the same columns take turns (TMA's fifth dimension puts
+// them so, for either layout of the weight), and a product takes every other group of eight rows (a stride of the
+// descriptor): a thread then holds gate and up value of the same column.
+//
+// Blocks are persistent and draw tiles from a counter. With CLUSTER = 2, two blocks take the same weights with
+// neighbouring tokens; each loads half of the weights for both. Compile-time configuration: TOKENS, STEP, STAGES, CLUSTER,
+// GATHER, ACTIVATION, ELEMENT_BF16.
+#if ELEMENT_BF16
+#define WGMMA_TYPES "bf16.bf16"
+#else
+#define WGMMA_TYPES "f16.f16"
+#endif
+
+#include "moe/hopper_epilogue.cuh"
+#include "moe/hopper_producer.cuh"
+#include "mma/descriptor.cuh"
+#include "ptx/dependent_launch.cuh"
+#include "ptx/warpgroup.cuh"
+#include "ptx/wgmma.cuh"
+
+namespace moe {
+
+// A product's 64 weight rows: every other group of eight, from the first or the second on.
+__device__ __forceinline__ uint64 alternate_groups(uint32 address) {
+    constexpr uint64 stride = 2 * panel::EIGHT_ROWS;
+    return static_cast<uint64>((address & 0x3FFFF) >> 4) | (1ull << 16) | ((stride >> 4) << 32) | panel::SWIZZLE_128B;
+}
+
+template <int N>
+__device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& shared, const Tile& tile,
+                                             Ring<STAGES>& ring, int consumer) {
+    const int lane = threadIdx.x % 32;
+    int slots[(N + 31) / 32];
+    if (!GATHER) {
+#pragma unroll
+        for (int i = 0; i < (N + 31) / 32; ++i) {
+            const int index = 32 * i + lane;
+            slots[i] = index < tile.count ? __ldg(p.sorted_slots + tile.first + index) : 0;
+        }
+    }
+    // Zeroed, although the first product need not add: registers without a definition would be live in all widths' paths
+    // at once, and spill.
+    float low[N / 2] = {};
+    float high[N / 2] = {};
+    int previous = -1;
+    for (int k = 0; k < p.inner; k += INNER) {
+        ptx::mbarrier_wait(shared.full(ring.stage), ring.parity);
+        // What cp.async wrote is read by wgmma, through another proxy.
+        if (GATHER) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        const uint32 weights = shared.weights(ring.stage) + consumer * (WEIGHT_BYTES / CONSUMERS);
+        const uint64 a = alternate_groups(weights);
+        const uint64 b = panel::k_major(shared.tokens(ring.stage));
+        ptx::pin(low);
+        ptx::pin(high);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < INNER / 16; ++step) {
+            const uint32 offset = panel::k_major_offset<WEIGHT_ROWS>(step);
+            ptx::Wgmma<N>::ss(low, a + offset, b + offset, true);
+            ptx::Wgmma<N>::ss(high, a + offset + (panel::EIGHT_ROWS >> 4), b + offset, true);
+        }
+        ptx::wgmma_commit();
+        if (previous >= 0) {
+            ptx::wgmma_wait<1>();
+            release_stage(shared.empty(previous));
+        }
+        previous = ring.stage;
+        ring.advance();
+    }
+    ptx::wgmma_wait<0>();
+    ptx::pin(low);
+    ptx::pin(high);
+    release_stage(shared.empty(previous));
+
+    if constexpr (kGated) {
+        store_gated<N>(p, tile, low, high, consumer);
+    } else if constexpr (GATHER) {
+        store_plain<N>(p, tile, low, high, consumer,
+                       [&](int i) { return static_cast<int64>(tile.first + 8 * i + lane / 4); });
+    } else {
+        store_plain<N>(p, tile, low, high, consumer, [&](int i) {
+            return static_cast<int64>(__shfl_sync(0xffffffff, slots[i / 4], i % 4 * 8 + lane / 4));
+        });
+    }
+}
+
+// The product of the narrowest width that holds the tile's rows.
+template <int N>
+__device__ __forceinline__ void consume_at_most(const Parameters& p, const Shared& shared, const Tile& tile,
+                                                Ring<STAGES>& ring, int consumer) {
+    if constexpr (N > LEAST) {
+        if (tile.width <= N - STEP) return consume_at_most<N - STEP>(p, shared, tile, ring, consumer);
+    }
+    consume_tile<N>(p, shared, tile, ring, consumer);
+}
+
+__device__ __forceinline__ void consume(const Parameters& p, const Shared& shared, int consumer) {
+    Ring<TILE_SLOTS> tiles;
+    Ring<STAGES> ring;
+    while (true) {
+        Tile tile = next_tile(shared, tiles);
+        tile.width = __shfl_sync(0xffffffff, tile.width, 0);
+        if (tile.width == 0) return;
+        consume_at_most<TOKENS>(p, shared, tile, ring, consumer);
+    }
+}
+
+}  // namespace moe
+
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(moe::THREADS, 1)
+    moe_hopper(const __grid_constant__ moe::Parameters parameters) {
+    using namespace moe;
+    extern __shared__ unsigned char raw[];
+    // Dynamic shared memory is only guaranteed to start on 16 bytes; the launch asks for 1024 more.
+    const Shared shared{(shared_address(raw) + 1023) & ~1023u};
+
+    const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x / 32), 0);
+    if (warp == 0 && ptx::elect_lane()) {
+        ptx::prefetch_map(parameters.weights);
+        if (!GATHER) ptx::prefetch_map(parameters.rows);
+        initialise(shared);
+    }
+    if constexpr (CLUSTER == 1) {
+        __syncthreads();
+    } else {
+        ptx::cluster_sync();
+    }
+    if (GATHER) wait_for_predecessor();  // else the producer does, later
+    allow_successor();
+
+    if (warp < 4) {
+        ptx::give_up_registers<PRODUCER_REGISTERS>();
+        produce(parameters, shared, warp);
+    } else {
+        ptx::claim_registers<CONSUMER_REGISTERS>();
+        consume(parameters, shared, warp / 4 - 1);
+    }
+    // The other block may still arrive at barriers of this one.
+    if constexpr (CLUSTER == 2) ptx::cluster_sync();
+}
