@@ -10,15 +10,15 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING
 
 from cudadent42.errors import UsageError
-from cudadent42.records import Case
+from cudadent42.records import Case, Version
 from flashmoe_science.errors import InputError, NoKernelError
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from cudadent42.inputs import Inputs
 
 Call = Callable[[], "Tensor"]
+
+_NO_VERSIONS: Mapping[str, Version] = MappingProxyType({})
 
 ENTRY_POINT_GROUP = "cudadent42.implementations"
 
@@ -89,8 +91,15 @@ def registry() -> dict[str, Implementation]:
     return known
 
 
-def get(name: str) -> Implementation:
-    """The implementation called ``name``, or the plug-in that ``path.py:callable`` names."""
+def get(name: str, versions: Mapping[str, Version] = _NO_VERSIONS) -> Implementation:
+    """The implementation called ``name``, or the plug-in that ``path.py:callable`` names.
+
+    ``versions`` are those of the plan: names of states of a source tree.
+    """
+    if name in versions:
+        from cudadent42.race.version import implementation
+
+        return implementation(name, versions)
     if is_plug_in(name):
         return load(name)
     known = registry()
@@ -101,9 +110,9 @@ def get(name: str) -> Implementation:
     return known[name]
 
 
-def is_strict(name: str) -> bool:
+def is_strict(name: str, versions: Mapping[str, Version] = _NO_VERSIONS) -> bool:
     """``Implementation.strict`` of a name, without importing a plug-in."""
-    return is_plug_in(name) or get(name).strict
+    return name in versions or is_plug_in(name) or get(name).strict
 
 
 def is_plug_in(name: str) -> bool:
@@ -127,6 +136,11 @@ def load(spec: str) -> Implementation:
     function = getattr(module, attribute, None)
     if not callable(function):
         raise UsageError(f"{path_text} has no callable {attribute!r}; expected path/to/file.py:callable")
+    return Implementation(spec, f"{attribute} of {path.name}", ("cpu", "cuda"), prepare_function(function))
+
+
+def prepare_function(function: Callable[..., Tensor]) -> Callable[[Case, Inputs], Call]:
+    """``Implementation.prepare`` for a function with a plug-in's signature."""
 
     def prepare(case: Case, inputs: Inputs) -> Call:
         query, key, value, scale = inputs.query, inputs.key, inputs.value, inputs.softmax_scale
@@ -138,7 +152,7 @@ def load(spec: str) -> Implementation:
 
         return call
 
-    return Implementation(spec, f"{attribute} of {path.name}", ("cpu", "cuda"), prepare)
+    return prepare
 
 
 def _module(path: Path) -> ModuleType:

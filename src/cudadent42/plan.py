@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from cudadent42.bench.margin import default_margin
 from cudadent42.errors import UsageError
 from cudadent42.implementations import is_plug_in, plug_in_file
-from cudadent42.records import CacheState, Case, Plan, TimerKind
+from cudadent42.records import CacheState, Case, Plan, TimerKind, Version
 from cudadent42.suites.loader import (
     MAX_REPEATS,
     MAX_WARMUP,
@@ -38,11 +38,26 @@ class Choices:
     seed: int = 0
     timer: TimerKind | None = None
     cache: CacheState | None = None
+    precision: float | None = None
+    budget_s: float | None = None
+
+
+RACE_SUITE = "race"
+"""Stands for the suite ``race-cpu`` or ``race-cuda``, whichever suits the device."""
+
+PRECISION_GROWTH = 16
+"""How many times the suite's blocks may be taken for a precision: it quarters the interval."""
+
+MAX_PRECISION = 0.5
+MIN_PRECISION = 1e-4
+MAX_BUDGET_S = 86_400.0
 
 
 def make_plan(choices: Choices, device: str, known_implementations: Collection[str]) -> Plan:
     """The plan for ``device``. Raises UsageError, naming the option, where a choice does not exist."""
-    suite = load_suite(choices.suite)
+    suite = load_suite(
+        f"{RACE_SUITE}-{device.partition(':')[0]}" if choices.suite == RACE_SUITE else choices.suite
+    )
     dtypes = _unique(parse_dtype(text, "--dtype") for text in choices.dtypes) or suite.dtypes
     cases = tuple(make_case(shape, dtype.value) for dtype in dtypes for shape in suite.shapes)
     return Plan(
@@ -51,13 +66,21 @@ def make_plan(choices: Choices, device: str, known_implementations: Collection[s
         cases=_select(cases, choices.cases),
         baseline=suite.baseline,
         implementations=_implementations(suite, choices.implementations, known_implementations),
-        repeats=_in_range("--repeats", choices.repeats, 1, MAX_REPEATS, suite.repeats),
+        repeats=_in_range("--repeats", choices.repeats, 1, MAX_REPEATS, _blocks(suite, choices)),
         warmup=_in_range("--warmup", choices.warmup, 0, MAX_WARMUP, suite.warmup),
         seed=_in_range("--seed", choices.seed, 0, 2**32 - 1, 0),
         margin=default_margin(device) if suite.margin is None else suite.margin,
         timer=choices.timer or suite.timer,
         cache=choices.cache or suite.cache,
+        precision=_between("--precision", choices.precision, MIN_PRECISION, MAX_PRECISION),
+        budget_s=_between("--budget", choices.budget_s, 1.0, MAX_BUDGET_S),
     )
+
+
+def for_versions(plan: Plan, versions: Mapping[str, Version]) -> Plan:
+    """The plan with these in the place of its implementations, the first as the baseline."""
+    names = tuple(versions)
+    return replace(plan, baseline=names[0], implementations=names, versions=dict(versions))
 
 
 def make_case(shape: Shape, dtype: str) -> Case:
@@ -100,8 +123,19 @@ def _implementations(suite: Suite, wanted: Sequence[str], known: Collection[str]
     return names
 
 
+def _blocks(suite: Suite, choices: Choices) -> int:
+    """The suite's; with a precision to reach, room for more."""
+    return suite.repeats if choices.precision is None else PRECISION_GROWTH * suite.repeats
+
+
 def _unique(items: Iterable[T]) -> tuple[T, ...]:
     return tuple(dict.fromkeys(items))
+
+
+def _between(option: str, value: float | None, low: float, high: float) -> float | None:
+    if value is not None and not low <= value <= high:
+        raise UsageError(f"{option} {value:g}: expected a number from {low:g} to {high:g}")
+    return value
 
 
 def _in_range(option: str, value: int | None, low: int, high: int, default: int) -> int:

@@ -85,7 +85,7 @@ class Unit:
 def units(plan: Plan) -> list[Unit]:
     """What ``verify`` does, in order: the same for the same plan, so that a new worker can resume."""
     found = [Unit(case, name) for case in plan.cases for name in plan.implementations]
-    strict = [name for name in plan.implementations if is_strict(name)]
+    strict = [name for name in plan.implementations if is_strict(name, plan.versions)]
     dtypes = dict.fromkeys(case.dtype for case in plan.cases)
     hard = [each for dtype in dtypes for each in hard_inputs(dtype)]
     hard += hard_cases(plan.cases, MOST_HARD_SCORES[plan.device.partition(":")[0]])
@@ -146,7 +146,7 @@ def load_all(
         if name in reasons:
             continue
         mark(Doing(index, "", name, LOADING))
-        implementation = get(name)
+        implementation = get(name, plan.versions)
         reason = why_not(implementation, plan.device)
         if reason is None:
             usable[name] = implementation

@@ -37,8 +37,7 @@ def block_orders(names: Sequence[str], blocks: int, seed: int, case: str) -> lis
     return orders[:blocks]
 
 
-def rounds(blocks: int, *, spread: bool) -> list[range]:
-    """The blocks of each visit to a case: of ``ROUND_BLOCKS`` and a longer last one, or all at once."""
-    count = max(1, blocks // ROUND_BLOCKS) if spread else 1
-    starts = [ROUND_BLOCKS * number for number in range(count)]
+def rounds(blocks: int) -> list[range]:
+    """The blocks of each visit to a case: ``ROUND_BLOCKS``, and more at the last one."""
+    starts = [ROUND_BLOCKS * number for number in range(max(1, blocks // ROUND_BLOCKS))]
     return [range(start, stop) for start, stop in zip(starts, [*starts[1:], blocks], strict=True)]
