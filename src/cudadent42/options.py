@@ -53,7 +53,10 @@ DeviceOption = Annotated[
 ]
 TimerOption = Annotated[
     TimerKind | None,
-    typer.Option("--timer", help="call: the whole call. graph: GPU time alone, by a CUDA graph."),
+    typer.Option(
+        "--timer",
+        help="call: the whole call. cpu: processor time on one thread. graph: GPU time alone, by a CUDA graph.",
+    ),
 ]
 CacheStateOption = Annotated[
     CacheState | None, typer.Option("--l2", help="State of the last-level cache before each timed call.")

@@ -37,6 +37,9 @@ class TimerKind(str, Enum):
 
     CALL = "call"
     """The whole call, launch included: host clock on CPU, events around each call on CUDA."""
+    CPU = "cpu"
+    """Processor time of the process, which runs on one thread: what the code costs, whoever else uses the machine. CPU
+    only."""
     GRAPH = "graph"
     """GPU time alone: replay of a CUDA graph that holds many copies of the call. CUDA only."""
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cudadent42.builtin_implementations import prepare_sdpa
-from cudadent42.device import synchronize, use_device
+from cudadent42.device import synchronize, use_device, use_threads
 from cudadent42.events import LOADING, Alive, CaseVerified, Doing, Event, Progress, Skipped
 from cudadent42.implementations import NOT_DONE, Call, Implementation, get, is_strict, why_not
 from cudadent42.inputs import DTYPES, HardInput, Inputs, hard_cases, hard_inputs, random_inputs
@@ -107,6 +107,7 @@ def verify(
     unknown implementation.
     """
     use_device(plan.device)
+    use_threads(plan.timer)
     work = units(plan)
     implementations, unusable = load_all(plan, barred or {}, start, mark)
     cost = [unit.case.flops + _UNIT_FLOPS for unit in work]

@@ -14,10 +14,18 @@ from cudadent42.bench.cuda_timers import cuda_timer
 from cudadent42.bench.flush import flush_for
 from cudadent42.bench.gpu_state import open_gpu_state
 from cudadent42.bench.memory import memory_mb
-from cudadent42.bench.schedule import block_orders, control_name, rounds
+from cudadent42.bench.schedule import alternating, block_orders, control_name, rounds
 from cudadent42.bench.stopping import MIN_BUDGET_BLOCKS, Pace, pilot_blocks
-from cudadent42.bench.timers import CPU_WINDOW_S, ClockTimer, Reading, Timer
-from cudadent42.device import synchronize, use_device
+from cudadent42.bench.timers import (
+    CPU_WINDOW_S,
+    PASSES,
+    PROCESSOR_WINDOW_S,
+    ClockTimer,
+    Reading,
+    Timer,
+    median_reading,
+)
+from cudadent42.device import synchronize, use_device, use_threads
 from cudadent42.errors import UsageError
 from cudadent42.events import BenchLog, BlockMeasured, CaseVerified, Doing, Event, Message, Progress, Skipped
 from cudadent42.implementations import NOT_DONE, Call, Implementation
@@ -96,7 +104,10 @@ def measure(
     """
     if plan.timer is TimerKind.GRAPH and not plan.device.startswith("cuda"):
         raise UsageError(f"the graph timer needs a CUDA device, not {plan.device}; use --timer call")
+    if plan.timer is TimerKind.CPU and plan.device != "cpu":
+        raise UsageError(f"the cpu timer is for the CPU, not for {plan.device}; use --timer call")
     use_device(plan.device)
+    use_threads(plan.timer)
     log = BenchLog()
 
     def tell(event: Event) -> None:
@@ -283,14 +294,8 @@ class _Session:
         last: dict[str, Reading] = {}
         for block, order in [(-1, order) for order in uncounted] + [(b, counted[b]) for b in blocks]:
             self.watch.start()
-            taken: list[tuple[_Entrant, Reading, float]] = []
-            for name in order:
-                entrant = by_name[name]
-                self.mark(Doing(index, case.id, name))
-                with entrant.implementation.context():
-                    reading = entrant.read()
-                taken.append((entrant, reading, time.monotonic() - self.started_s))
-                last[name] = reading
+            taken = self._take(index, case, [by_name[name] for name in order])
+            last = {entrant.name: reading for entrant, reading, _ in taken}
             conditions, flags = self.watch.stop(case.id, block)
             latencies = {entrant.name: reading.latency_ms for entrant, reading, _ in taken}
             if block < 0:
@@ -313,6 +318,20 @@ class _Session:
             )
             self.emit(BlockMeasured(samples, conditions))
         return last
+
+    def _take(
+        self, index: int, case: Case, order: Sequence[_Entrant]
+    ) -> list[tuple[_Entrant, Reading, float]]:
+        """One block: each entrant's reading, and when it was taken (the last time, where there are several passes)."""
+        readings: dict[str, list[Reading]] = {entrant.name: [] for entrant in order}
+        moments: dict[str, float] = {}
+        for turn in alternating(order, PASSES.get(self.plan.timer, 1)):
+            for entrant in turn:
+                self.mark(Doing(index, case.id, entrant.name))
+                with entrant.implementation.context():
+                    readings[entrant.name].append(entrant.read())
+                moments[entrant.name] = time.monotonic() - self.started_s
+        return [(each, median_reading(readings[each.name]), moments[each.name]) for each in order]
 
     def _recheck(self, case: Case, inputs: Sequence[Inputs], last: Mapping[str, Reading]) -> None:
         """Verifies the outputs of the last timed calls: a kernel that was right before timing may race
@@ -354,6 +373,8 @@ def _timer(plan: Plan) -> Timer:
     flush = flush_for(plan)
     if plan.device.startswith("cuda"):
         return cuda_timer(plan.timer, plan.device, flush)
+    if plan.timer is TimerKind.CPU:
+        return ClockTimer(flush, time.process_time_ns, PROCESSOR_WINDOW_S)
     return ClockTimer(flush)
 
 

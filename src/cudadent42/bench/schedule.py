@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import TypeVar
 
 from cudadent42.seeds import derived_seed
+
+T = TypeVar("T")
 
 CONTROL_SUFFIX = "_control"
 
@@ -35,6 +38,11 @@ def block_orders(names: Sequence[str], blocks: int, seed: int, case: str) -> lis
         shuffler.shuffle(order)
         orders += [tuple(order), tuple(reversed(order))]
     return orders[:blocks]
+
+
+def alternating(order: Sequence[T], passes: int) -> list[list[T]]:
+    """The passes of one block: the order, its mirror image, and so on."""
+    return [list(order) if number % 2 == 0 else list(reversed(order)) for number in range(passes)]
 
 
 def rounds(blocks: int) -> list[range]:

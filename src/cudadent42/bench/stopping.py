@@ -7,7 +7,7 @@ nothing about where it lies, so stopping at a width does not favour any verdict.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -25,13 +25,16 @@ MIN_BUDGET_BLOCKS = 12
 PILOT_BLOCKS = 24
 """Of warm-up, over all cases, that the forecast rests on: the spread is then known to a fifth."""
 
+PILOT_SKIPPED = 2
+"""First blocks of each case that the forecast does not look at: code is paged in, clocks rise."""
+
 PILOT_SHARE = 0.25
 """Of the planned blocks of a case, that warming up for the forecast may add at most."""
 
 
 def pilot_blocks(plan: Plan) -> int:
     """Warm-up blocks of each case: the planned ones, and as many more as the forecast needs."""
-    wanted = math.ceil(PILOT_BLOCKS / len(plan.cases))
+    wanted = math.ceil(PILOT_BLOCKS / len(plan.cases)) + PILOT_SKIPPED
     return max(plan.warmup, min(wanted, int(PILOT_SHARE * plan.repeats))) if plan.warmup else 0
 
 
@@ -42,12 +45,15 @@ class Pace:
         self._plan = plan
         self._pilot: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         self._pilot_s: list[float] = []
+        self._warm_blocks: Counter[str] = Counter()
         self._counted: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
 
     def warmed_up(self, case: str, latencies: Mapping[str, float], duration_s: float) -> None:
         """A block that does not count, of a case (``Case.id``)."""
         self._pilot_s.append(duration_s)
-        _append(self._pilot[case], latencies)
+        self._warm_blocks[case] += 1
+        if self._warm_blocks[case] > PILOT_SKIPPED:
+            _append(self._pilot[case], latencies)
 
     def measured(self, case: str, latencies: Mapping[str, float]) -> None:
         """A block that counts."""
