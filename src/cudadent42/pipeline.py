@@ -79,8 +79,8 @@ class Prepared:
 
 def prepare(request: Request, observer: Observer) -> Prepared:
     """The plan, and preflight for it. Bad input is found before the machine is looked at, as it is faster."""
-    _plan(request, "cpu")
     device = parse_device(request.device)
+    _check_request(request, device)
     if request.output is not None:
         check_output(request.output)
     observer.stage("preflight")
@@ -97,7 +97,7 @@ def prepare(request: Request, observer: Observer) -> Prepared:
     for name in plan.implementations:
         if implementations.is_plug_in(name) or name in plan.versions:
             continue  # the worker's business: this process runs no code but its own
-        reason = implementations.why_not(implementations.get(name), plan.device)
+        reason = implementations.why_not(implementations.get(name, plan.operation), plan.device)
         if reason:
             raise UsageError(f"{name} cannot run on {plan.device}: {reason}")
     return Prepared(plan, machine)
@@ -105,12 +105,25 @@ def prepare(request: Request, observer: Observer) -> Prepared:
 
 def _plan(request: Request, device: str) -> Plan:
     """Raises UsageError where the request does not make a plan, or its gates do not fit the plan."""
-    plan = make_plan(request.choices, device, implementations.registry())
+    plan = make_plan(request.choices, device, implementations.registry)
     if request.versions:
         plan = for_versions(plan, request.versions)
     if request.gate:
         gates.check(request.gate, plan)
     return plan
+
+
+def _check_request(request: Request, device: str) -> None:
+    """Raises UsageError where there is no plan on any device that may be meant: a suite can have other cases on CPU."""
+    possible = ("cuda:0", "cpu") if device == "auto" else (device,)
+    errors: list[UsageError] = []
+    for each in possible:
+        try:
+            _plan(request, each)
+        except UsageError as error:
+            errors.append(error)
+    if len(errors) == len(possible):
+        raise errors[0]
 
 
 def run(request: Request, observer: Observer, opened: Callable[[RunWriter], None]) -> Outcome:

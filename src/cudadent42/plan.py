@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from cudadent42.bench.margin import default_margin
+from cudadent42.cases import Case, Operation
 from cudadent42.errors import UsageError
 from cudadent42.implementations import is_plug_in, plug_in_file
-from cudadent42.records import CacheState, Case, Plan, TimerKind, Version
-from cudadent42.suites.loader import (
-    MAX_REPEATS,
-    MAX_WARMUP,
-    Shape,
-    Suite,
-    did_you_mean,
-    load_suite,
-    parse_dtype,
-)
+from cudadent42.records import CacheState, Plan, TimerKind, Version
+from cudadent42.suites.loader import MAX_REPEATS, MAX_WARMUP, Suite, load_suite, parse_dtype
+from cudadent42.suites.table import did_you_mean
 
 T = TypeVar("T")
 
@@ -42,9 +36,6 @@ class Choices:
     budget_s: float | None = None
 
 
-RACE_SUITE = "race"
-"""Stands for the suite ``race-cpu`` or ``race-cuda``, whichever suits the device."""
-
 PRECISION_GROWTH = 16
 """How many times the suite's blocks may be taken for a precision: it quarters the interval."""
 
@@ -53,11 +44,14 @@ MIN_PRECISION = 1e-4
 MAX_BUDGET_S = 86_400.0
 
 
-def make_plan(choices: Choices, device: str, known_implementations: Collection[str]) -> Plan:
-    """The plan for ``device``. Raises UsageError, naming the option, where a choice does not exist."""
-    suite = load_suite(
-        f"{RACE_SUITE}-{device.partition(':')[0]}" if choices.suite == RACE_SUITE else choices.suite
-    )
+def make_plan(choices: Choices, device: str, known: Callable[[Operation], Collection[str]]) -> Plan:
+    """The plan for ``device``; ``known`` has the names of an operation's implementations.
+
+    Raises UsageError, naming the option, where a choice does not exist.
+    """
+    suite = load_suite(choices.suite)
+    if device == "cpu" and suite.cpu_suite is not None:
+        suite = load_suite(suite.cpu_suite)
     dtypes = _unique(parse_dtype(text, "--dtype") for text in choices.dtypes) or suite.dtypes
     cases = tuple(make_case(shape, dtype.value) for dtype in dtypes for shape in suite.shapes)
     return Plan(
@@ -65,7 +59,7 @@ def make_plan(choices: Choices, device: str, known_implementations: Collection[s
         device=device,
         cases=_select(cases, choices.cases),
         baseline=suite.baseline,
-        implementations=_implementations(suite, choices.implementations, known_implementations),
+        implementations=_implementations(suite, choices.implementations, known(suite.operation)),
         repeats=_in_range("--repeats", choices.repeats, 1, MAX_REPEATS, _blocks(suite, choices)),
         warmup=_in_range("--warmup", choices.warmup, 0, MAX_WARMUP, suite.warmup),
         seed=_in_range("--seed", choices.seed, 0, 2**32 - 1, 0),
@@ -83,18 +77,9 @@ def for_versions(plan: Plan, versions: Mapping[str, Version]) -> Plan:
     return replace(plan, baseline=names[0], implementations=names, versions=dict(versions))
 
 
-def make_case(shape: Shape, dtype: str) -> Case:
-    return Case(
-        name=shape.name,
-        dtype=dtype,
-        batch=shape.batch,
-        num_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        seqlen_q=shape.seqlen_q,
-        seqlen_k=shape.seqlen_k,
-        head_dim=shape.head_dim,
-        causal=shape.causal,
-    )
+def make_case(shape: Case, dtype: str) -> Case:
+    """A suite's case in a dtype."""
+    return replace(shape, dtype=dtype)
 
 
 def _select(cases: Sequence[Case], wanted: Sequence[str]) -> tuple[Case, ...]:

@@ -19,7 +19,8 @@ from cudadent42.bench.statistics import (
     noise_floor,
 )
 from cudadent42.bench.verdicts import MIN_BLOCKS, decide, decide_many
-from cudadent42.records import Case, Comparison, Plan, Results, Sample, Verdict
+from cudadent42.cases import Case
+from cudadent42.records import Comparison, Plan, Results, Sample, Verdict
 from cudadent42.seeds import derived_seed
 
 MOST_LEFT_OUT = 0.2

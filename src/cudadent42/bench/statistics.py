@@ -2,8 +2,9 @@
 
 The block is the unit of analysis. Its samples share the machine's state, so what enters is the ratio within each
 block, and blocks are resampled whole (percentile bootstrap: Efron and Tibshirani, 1993, chapter 13). Their centre is
-the midmean of the log ratios: the mean of the middle half, which a quarter of disturbed blocks on either side cannot
-move far (a 25 % trimmed mean: Tukey, 1977).
+the mean of the middle third of the log ratios, which a quarter of disturbed blocks on either side does not move far.
+It was chosen by simulation (tests/cudadent42/bench): the median needs 20 % more blocks on a steady machine, and the
+mean of the middle half loses a sixth of its power where one call in ten is delayed.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ _CHUNK = 1 << 22
 
 CONFIDENCE = 0.95
 
-TRIMMED = 0.25
+TRIMMED = 1 / 3
 """Share of the log ratios that is left out at either end."""
 
 POWER_FACTOR = 2.8
 """Standard errors between no difference and one that is found four times out of five at 95 %: 1.96 + 0.84."""
 
-MIDMEAN_FACTOR = 1.09
-"""Standard error of the midmean over that of the mean, for normal noise."""
+CENTRE_FACTOR = 1.14
+"""Standard error of the centre over that of the mean, for normal noise."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +84,12 @@ def estimate_ratio(
     resampled = np.empty(resamples)
     for start in range(0, resamples, step := max(1, _CHUNK // blocks)):
         count = min(step, resamples - start)
-        resampled[start : start + count] = midmean(logs[random.integers(0, blocks, size=(count, blocks))])
-    return RatioEstimate(float(np.exp(midmean(logs))), np.exp(resampled), blocks)
+        resampled[start : start + count] = centre(logs[random.integers(0, blocks, size=(count, blocks))])
+    return RatioEstimate(float(np.exp(centre(logs))), np.exp(resampled), blocks)
 
 
-def midmean(values: Floats) -> Floats:
-    """Mean of the middle half along the last axis."""
+def centre(values: Floats) -> Floats:
+    """Mean of the middle third along the last axis."""
     count = values.shape[-1]
     trimmed = int(TRIMMED * count)
     middle: Floats = np.sort(values, axis=-1)[..., trimmed : count - trimmed].mean(axis=-1)
@@ -132,9 +133,9 @@ def minimum_detectable_effect(baseline: Floats, candidate: Floats) -> float:
 
 def detectable_effect(spread: float, blocks: int) -> float:
     """The same for a spread of the log ratios and a number of blocks."""
-    return float(POWER_FACTOR * MIDMEAN_FACTOR * spread / np.sqrt(blocks))
+    return float(POWER_FACTOR * CENTRE_FACTOR * spread / np.sqrt(blocks))
 
 
 def blocks_for(effect: float, spread: float) -> int:
     """How many blocks find a relative difference of ``effect`` four times out of five."""
-    return int(np.ceil((POWER_FACTOR * MIDMEAN_FACTOR * spread / effect) ** 2))
+    return int(np.ceil((POWER_FACTOR * CENTRE_FACTOR * spread / effect) ** 2))

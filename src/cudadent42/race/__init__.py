@@ -13,7 +13,7 @@ from pathlib import Path
 from cudadent42 import pipeline
 from cudadent42.gates import GateFile
 from cudadent42.pipeline import Outcome
-from cudadent42.plan import RACE_SUITE, Choices
+from cudadent42.plan import Choices
 from cudadent42.progress import Observer
 from cudadent42.race.sources import WORKING_TREE, export
 from cudadent42.records import Version
@@ -21,13 +21,16 @@ from cudadent42.runs import RunWriter
 
 __all__ = ["PRECISION", "WORKING_TREE", "Outcome", "RaceRequest", "name_versions", "race", "race_versions"]
 
+SUITE = "race"
+"""A few cases that suit the device."""
+
 PRECISION = 0.005
 """Half-width of the interval at which a case is measured no longer: half the margin of the race suites, 1 %."""
 
 BUDGET_S = 60.0
 """Time for the timing of a race, at most."""
 
-DEFAULT_CHOICES = Choices(suite=RACE_SUITE, precision=PRECISION, budget_s=BUDGET_S)
+DEFAULT_CHOICES = Choices(suite=SUITE, precision=PRECISION, budget_s=BUDGET_S)
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._~^@/-]+")
 _SHORT = 8

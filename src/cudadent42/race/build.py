@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
-from cudadent42.build import needed
 from cudadent42.errors import MachineNotReadyError
 from cudadent42.events import BUILDING, Doing, Event, KernelBuilt, KernelFailed, Message, Progress
+from cudadent42.operations import definition
 from cudadent42.race.loading import import_module
 from cudadent42.race.version import package
 from cudadent42.records import BuildFailure, Plan
@@ -68,7 +68,7 @@ def _builds(own: ModuleType, plan: Plan) -> Iterator[Any]:
     compile_kernel = import_module(f"{own.__name__}.jit.nvrtc", own.__name__).compile_kernel
     cache = import_module(f"{own.__name__}.jit.cache", own.__name__).default_cache()
     architecture = device_architecture(*torch.cuda.get_device_capability(plan.device))
-    kernels = needed(backend.kernels((architecture,)), plan.cases)
+    kernels = definition(plan.operation).needed(backend.kernels((architecture,)), plan.cases)
     # NVRTC compiles in threads of its caller and without Python's lock.
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         yield from pool.map(lambda kernel: compile_kernel(kernel, cache), kernels)

@@ -8,31 +8,32 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from cudadent42.cases import Operation
 from cudadent42.errors import UsageError
-from cudadent42.implementations import Call, Implementation, UnsupportedCaseError, prepare_function
+from cudadent42.implementations import Call, Implementation, Prepare, UnsupportedCaseError
+from cudadent42.operations import definition
 from cudadent42.race.loading import import_module, import_tree
 from cudadent42.race.sources import PACKAGE, folder_of
 from cudadent42.records import Version
 
-FUNCTION = "flash_attention"
+FUNCTIONS = {Operation.ATTENTION: "flash_attention", Operation.MOE: "fused_moe"}
 """Of the package, that is raced."""
 
 _NOT_DONE = ("InputError", "NoKernelError")
 
-Prepare = Callable[[Any, Any], Call]
-
 _DEVICES = ("cpu", "cuda")
 
 
-def implementation(name: str, versions: Mapping[str, Version]) -> Implementation:
+def implementation(name: str, operation: Operation, versions: Mapping[str, Version]) -> Implementation:
     """The implementation called ``name``. Imports it. Raises UsageError where that fails."""
     version = versions[name]
-    prepare = prepare_function(tolerant(_function(name, versions), name))
+    function = _function(name, operation, versions)
+    prepare = definition(operation).plug_in(tolerant(function, name))
     own = package(name, versions)
     if own is not None:
         prepare = _translated(prepare, import_module(f"{own.__name__}.errors", version.revision))
-    description = f"{version.entry or FUNCTION} of {version.revision}"
-    return Implementation(name, description, _DEVICES, prepare)
+    description = f"{version.entry or FUNCTIONS[operation]} of {version.revision}"
+    return Implementation(name, description, _DEVICES, prepare, operation=operation)
 
 
 def _translated(prepare: Prepare, errors: ModuleType) -> Prepare:
@@ -62,11 +63,11 @@ def package(name: str, versions: Mapping[str, Version]) -> ModuleType | None:
     return import_module(f"{_private(name, versions, [_tree(version)])}.{PACKAGE}", version.revision)
 
 
-def _function(name: str, versions: Mapping[str, Version]) -> Callable[..., Any]:
+def _function(name: str, operation: Operation, versions: Mapping[str, Version]) -> Callable[..., Any]:
     version = versions[name]
     own = package(name, versions)
     if own is not None:
-        module, attribute = own, FUNCTION
+        module, attribute = own, FUNCTIONS[operation]
     else:
         tree = _tree(version)
         path, _, attribute = version.entry.rpartition(":")
