@@ -31,7 +31,7 @@ KERNEL = Path("src/flashmoe_science/kernels/cpu/attention_forward.cpp")
 PLACE = "    return job.out_of_memory ? OUT_OF_MEMORY : SUCCESS;\n"
 
 SLOWER = """    // Extra work on purpose: {share:.0%} of the time of the cases of the suite race-cpu.
-    const double per_product = p.seqlen_q == 1 ? 0.041 : p.causal ? 0.0064 : 0.0087;
+    const double per_product = p.seqlen_q == 1 ? 0.0766 : p.causal ? 0.0122 : 0.0119;
     const double products = (double)p.batch * p.heads * p.seqlen_q * p.seqlen_k * p.head_dim;
     double chain = 1.0;
     for (int64_t step = (int64_t)({share} * per_product * products); step > 0; --step) chain = chain * 0.999999 + 1e-9;
