@@ -61,6 +61,7 @@ for command in (
     stages.report,
     gate.gate,
     race.compare,
+    race.bisect,
     inventory.suites,
     inventory.implementations,
 ):

@@ -1,4 +1,4 @@
-"""``compare``: two versions of a kernel against each other."""
+"""``compare`` and ``bisect``: versions of a kernel against each other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cudadent42.commands.common import choices_of, command_line
+from cudadent42.commands.common import choices_of, command_line, console_for, encoded, print_json
 from cudadent42.commands.run import carry_out
 from cudadent42.options import (
     BudgetOption,
@@ -31,6 +31,7 @@ from cudadent42.options import (
 
 if TYPE_CHECKING:
     from cudadent42.plan import Choices
+    from cudadent42.race.bisect import BisectResult
 
 RaceSuiteOption = Annotated[
     str,
@@ -116,3 +117,87 @@ def race_choices(choices: Choices) -> Choices:
     if choices.budget_s is None:
         choices = replace(choices, budget_s=DEFAULT_CHOICES.budget_s)
     return choices
+
+
+def bisect(
+    good: Annotated[str, typer.Option("--good", metavar="REV", help="A commit that is fast.")],
+    bad: Annotated[str, typer.Option("--bad", metavar="REV", help="A later commit that is slow.")],
+    gate: Annotated[
+        str,
+        typer.Option("--gate", metavar="NAME|FILE", help="What a commit must pass, raced against --good."),
+    ] = "default",
+    suite: RaceSuiteOption = "race",
+    dtype: DTypeOption = None,
+    case: CaseOption = None,
+    implementation: EntryOption = "",
+    repository: RepositoryOption = None,
+    repeats: RepeatsOption = None,
+    warmup: WarmupOption = None,
+    precision: PrecisionOption = None,
+    budget: BudgetOption = None,
+    seed: SeedOption = 0,
+    device: DeviceOption = "auto",
+    timer: TimerOption = None,
+    l2: CacheStateOption = None,
+    output_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--output-dir",
+            help="Folder of the bisection. Default: bisects/<good>-<bad>. One that exists is gone on with.",
+        ),
+    ] = None,
+    ignore_preflight: IgnoreOption = False,
+    verbose: VerboseOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Find the commit that made it slower.
+
+    git chooses the commits; each is raced against the good one. What cannot be built or decided is skipped.
+    """
+    from cudadent42 import gates, race
+    from cudadent42.progress import observer
+    from cudadent42.race.bisect import bisect as search
+
+    request = race.RaceRequest(
+        choices=race_choices(
+            choices_of(suite, dtype, case, None, repeats, warmup, seed, timer, l2, precision, budget)
+        ),
+        device=device,
+        output=output_dir,
+        command=command_line(),
+        repository=repository,
+        entry=implementation,
+        gate=gates.load(gate),
+        ignore_preflight=ignore_preflight,
+    )
+    with observer(console_for(stderr=True), verbose) as watcher:
+        result = search(good, bad, request, watcher)
+    if as_json:
+        print_json({"outcome": result.ending, **encoded(result)})
+    else:
+        _print_bisection(result)
+    raise typer.Exit(result.exit_code)
+
+
+def _print_bisection(result: BisectResult) -> None:
+    from cudadent42.race.bisect import Ending, Role
+
+    for step in result.steps:
+        print(f"{step.mark.value:5} {step.commit[:8]} {step.role.value:12} {step.run}  {step.reason}")
+    if result.ending is Ending.FOUND:
+        print(f"first bad commit: {result.commit} {result.subject}")
+        confirmed = [step for step in result.steps if step.role is Role.CONFIRMATION]
+        for step in confirmed:
+            word = {"bad": "confirmed", "good": "NOT confirmed", "skip": "not decided"}[step.mark.value]
+            print(f"{word} against its parent: {step.reason}; {result.folder / step.run}")
+    elif result.ending is Ending.ONLY_SKIPPED:
+        print("the first bad commit is one of these, which could not all be judged:")
+        for commit in result.possible:
+            print(f"  {commit}")
+    elif result.ending is Ending.NO_DIFFERENCE:
+        print("nothing to find: the bad commit passes the gates in a race against the good one")
+    else:
+        print(
+            "undecided: this machine could not tell the two ends apart; give a longer --budget, or a quieter machine"
+        )
+    print(f"folder: {result.folder}")

@@ -25,7 +25,7 @@ WORKING_TREE = "WORKTREE"
 """Names the files as they are now, those that git does not track included, unless it ignores them."""
 
 PACKAGE = "flashmoe_science"
-_PACKAGE_FOLDERS = (f"src/{PACKAGE}", PACKAGE)
+PACKAGE_FOLDERS = (f"src/{PACKAGE}", PACKAGE)
 """Where a tree may have the package."""
 
 _FOLDER_STARTS = ("/", "./", "../", "~")
@@ -196,12 +196,12 @@ def _selection(names: list[str], entry: str, where: str) -> dict[str, str]:
                 f"{where} has no file {file!r}; expected path/to/file.py:callable, from the top of the tree"
             )
         return {name: name for name in sorted(names)}
-    for folder in _PACKAGE_FOLDERS:
+    for folder in PACKAGE_FOLDERS:
         if f"{folder}/__init__.py" in names:
             length = len(folder) - len(PACKAGE)
             return {name[length:]: name for name in sorted(names) if name.startswith(f"{folder}/")}
     raise UsageError(
-        f"{where} has no package {PACKAGE} (looked in {' and '.join(_PACKAGE_FOLDERS)}); "
+        f"{where} has no package {PACKAGE} (looked in {' and '.join(PACKAGE_FOLDERS)}); "
         "name a kernel of your own with --implementation path/to/file.py:callable"
     )
 
