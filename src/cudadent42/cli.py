@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from cudadent42 import __version__
-from cudadent42.commands import inventory, run, stages
+from cudadent42.commands import gate, inventory, race, run, stages
 from cudadent42.commands.common import fail
 from cudadent42.errors import ExitCode, LabError
 from flashmoe_science.errors import BuildError, DeviceError, InputError
@@ -59,6 +59,9 @@ for command in (
     stages.build,
     stages.verify,
     stages.report,
+    gate.gate,
+    race.compare,
+    race.bisect,
     inventory.suites,
     inventory.implementations,
 ):
