@@ -1,15 +1,16 @@
 """The stages in order. The one place that knows the order.
 
-preflight -> build -> verify -> bench -> compare -> report
+preflight -> build -> verify -> bench -> compare -> ledger -> report
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cudadent42 import implementations, report
+from cudadent42 import implementations, ledger, report
 from cudadent42.bench.compare import compare
 from cudadent42.build import build_for
 from cudadent42.errors import BuildFailedError, ExitCode, MachineNotReadyError, UsageError
@@ -105,7 +106,8 @@ def run(request: Request, observer: Observer, opened: Callable[[RunWriter], None
     plan = prepared.plan
     source = revision()
     path = request.output or create_default_folder(plan.suite, source)
-    with RunWriter(path, plan, prepared.machine, source, request.command, request.save_samples) as folder:
+    writer = RunWriter(path, plan, prepared.machine, source, request.command, request.save_samples)
+    with _entered_in_ledger(path, observer), writer as folder:
         opened(folder)
         observer = _Recorded(observer, folder)
         built = build(plan, observer)
@@ -125,6 +127,17 @@ def run(request: Request, observer: Observer, opened: Callable[[RunWriter], None
     if request.with_report:
         report.write(path)  # of the finished run, so once the folder is closed
     return Outcome(path, verified, results)
+
+
+@contextmanager
+def _entered_in_ledger(path: Path, observer: Observer) -> Iterator[None]:
+    """Puts the run into the ledger however it ends: what failed cost money too."""
+    try:
+        yield
+    finally:
+        trouble = ledger.record(path)
+        if trouble is not None:
+            observer.note(trouble)
 
 
 def verify_only(request: Request, observer: Observer) -> VerifyReport:
