@@ -68,5 +68,13 @@ SaveOption = Annotated[
 IgnoreOption = Annotated[
     bool, typer.Option("--ignore-preflight", help="Go on where preflight fails; the manifest says so.")
 ]
+LedgerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ledger",
+        metavar="PATH|URL",
+        help="The ledger. Default: $CUDADENT42_LEDGER, else a file of this user.",
+    ),
+]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -203,6 +203,16 @@ def _errors(case: VerifiedCase) -> Sequence[str]:
         f"{error:.1e}" + (f" of {getattr(case.bound, name):.1e}" if case.bound else "")
         for error, name in norms
     ]
+
+
+def plain_table(left: Sequence[str], right: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Columns of words, then columns of numbers."""
+    table = _table(*left)
+    for name in right:
+        table.add_column(Text(name), justify="right")
+    for row in rows:
+        _add_row(table, *row)
+    return table
 
 
 def latency(milliseconds: float) -> str:

@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from statistics import fmean
 from typing import TYPE_CHECKING
 
-from cudadent42.cost.rates import LOCAL, Rates
+from cudadent42.cost.rates import LOCAL, Rates, Restart
+from cudadent42.ledger.starts import StartOutcome
 
 if TYPE_CHECKING:
     from cudadent42.ledger.queries import RunCost, SessionLine, StartLine
@@ -63,9 +65,9 @@ def bill(
 ) -> Bill:
     """The accounts of sessions, of runs outside of them and of machines outside of them, with their sum.
 
-    A session costs its machines from start to stop where starts are on record, else its own time from beginning to end:
-    a rented machine is paid for between runs too. Runs outside sessions cost their own time, unless they ran on a machine
-    whose start is on record, which is then on the bill itself. A failed start is taken to be billed.
+    A session costs its machines from start to stop where starts are on record, else its own time from beginning to
+    end: a rented machine is paid for between runs too. Runs outside sessions cost their own time, unless they ran on a
+    machine whose start is on record, which is then on the bill itself. A failed start is taken to be billed.
     """
     notes: list[str] = []
     usd = _pricer(rates, notes)
@@ -128,6 +130,43 @@ def bill(
         if start.ended is None
     ]
     return Bill(tuple(accounts), _total(accounts), tuple(notes))
+
+
+_MIN_STARTS = 3
+"""Starts on record from which on they are believed more than an assumption."""
+
+
+def restart_on_record(starts: Sequence[StartLine], rate: str, assumed: Restart) -> Restart:
+    """What restarts of machines with that rate took so far, or ``assumed`` where too few are on record.
+
+    The failure rate is Laplace's, (failures + 1) / (starts + 2), which is neither 0 nor 1 for a short record.
+    """
+    ready = [start for start in starts if start.rate == rate and start.ready is not None]
+    failed = [
+        start
+        for start in starts
+        if start.rate == rate and start.ready is None and start.outcome == StartOutcome.FAILED.value
+    ]
+    count = len(ready) + len(failed)
+    if count < _MIN_STARTS or not ready:
+        return assumed
+    return Restart(
+        minutes=fmean(_minutes(start.requested, start.ready) for start in ready),
+        failure_rate=(len(failed) + 1) / (count + 2),
+        failure_minutes=(
+            fmean(_minutes(start.requested, start.ended) for start in failed)
+            if failed
+            else assumed.failure_minutes
+        ),
+        basis=f"{count} starts of {rate} on record, {len(failed)} failed",
+    )
+
+
+def _minutes(begin: str, end: str | None) -> float:
+    if end is None:
+        return 0.0
+    seconds = (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds()
+    return max(0.0, seconds) / _S_PER_MINUTE
 
 
 def _total(accounts: Sequence[Account]) -> Account:

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from cudadent42.cost.rates import Rate
+from cudadent42.cost.rates import Rate, Restart
 from cudadent42.errors import UsageError
 
 _MINUTES = 60.0
@@ -21,25 +21,6 @@ _MINUTES = 60.0
 class Decision(str, Enum):
     KEEP = "keep"
     STOP = "stop"
-
-
-@dataclass(frozen=True)
-class Restart:
-    """What starting the machine again takes."""
-
-    minutes: float
-    """Of an attempt that succeeds, until work can go on: boot, and whatever the stop lost."""
-    failure_rate: float
-    """Share of the attempts that fail, from 0 to below 1."""
-    failure_minutes: float
-    """Of an attempt that fails, until the next one begins."""
-    basis: str = "assumed"
-    """Where these figures are from."""
-
-    @property
-    def expected_minutes(self) -> float:
-        """Until the machine is back, failed attempts included."""
-        return self.minutes + self.failure_rate / (1 - self.failure_rate) * self.failure_minutes
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,13 @@ STALE_DAYS = 90
 
 FILE = "rates.toml"
 
-_TOP_KEYS = frozenset(("schema_version", "engineer", "rate"))
+_TOP_KEYS = frozenset(("schema_version", "engineer", "restart", "rate"))
 _ENGINEER_KEYS = frozenset(("usd_per_hour", "date", "source"))
+_RESTART_KEYS = frozenset(("minutes", "failure_rate", "failure_minutes", "source"))
 _RATE_KEYS = frozenset(("name", "description", "usd_per_hour", "stopped_usd_per_hour", "date", "source"))
 _MOST_USD_PER_HOUR = 10_000.0
 """A dearer hour is a slip of the pen."""
+_MOST_MINUTES = 1440.0
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,32 @@ class Rate:
 
 
 @dataclass(frozen=True)
+class Restart:
+    """What starting the machine again takes."""
+
+    minutes: float
+    """Of an attempt that succeeds, until work can go on: boot, and whatever the stop lost."""
+    failure_rate: float
+    """Share of the attempts that fail, from 0 to below 1."""
+    failure_minutes: float
+    """Of an attempt that fails, until the next one begins."""
+    basis: str = ""
+    """Where these figures are from."""
+
+    @property
+    def expected_minutes(self) -> float:
+        """Until the machine is back, failed attempts included."""
+        return self.minutes + self.failure_rate / (1 - self.failure_rate) * self.failure_minutes
+
+
+@dataclass(frozen=True)
 class Rates:
     """All rates, by name."""
 
     machines: Mapping[str, Rate]
     engineer: Rate
+    restart: Restart
+    """Of a machine whose starts are not on record."""
 
     def __iter__(self) -> Iterator[Rate]:
         return iter(self.machines.values())
@@ -93,18 +116,24 @@ def load(path: Path | None = None) -> Rates:
     Raises UsageError, with the place, for a file that cannot be read or means something else than it says.
     """
     shipped = resources.files("cudadent42.cost").joinpath(FILE).read_text(encoding="utf-8")
-    machines, engineer = _parse(shipped, f"the shipped {FILE}", own=False)
-    assert engineer is not None
+    shipped_table = _parse(shipped, f"the shipped {FILE}", own=False)
+    assert shipped_table.engineer is not None
+    assert shipped_table.restart is not None
     path = user_file() if path is None else path
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        return Rates(machines, engineer)
+        own = _Parsed({}, None, None)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise UsageError(f"cannot read the rates {path}: {reason}; expected a TOML file") from error
-    own_machines, own_engineer = _parse(text, str(path), own=True)
-    return Rates({**machines, **own_machines}, own_engineer or engineer)
+    else:
+        own = _parse(text, str(path), own=True)
+    return Rates(
+        {**shipped_table.machines, **own.machines},
+        own.engineer or shipped_table.engineer,
+        own.restart or shipped_table.restart,
+    )
 
 
 def user_file() -> Path:
@@ -127,7 +156,16 @@ def stale_lines(rates: Iterator[Rate] | tuple[Rate, ...], today: date) -> list[s
     ]
 
 
-def _parse(text: str, where: str, own: bool) -> tuple[dict[str, Rate], Rate | None]:
+@dataclass(frozen=True)
+class _Parsed:
+    """One file; what it leaves out is None."""
+
+    machines: dict[str, Rate]
+    engineer: Rate | None
+    restart: Restart | None
+
+
+def _parse(text: str, where: str, own: bool) -> _Parsed:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -154,7 +192,24 @@ def _parse(text: str, where: str, own: bool) -> tuple[dict[str, Rate], Rate | No
         entry = _table(document["engineer"], f"{where}, engineer")
         entry.check_keys(_ENGINEER_KEYS)
         engineer = Rate("engineer", _usd(entry, "usd_per_hour", None), _date(entry), _source(entry), own=own)
-    return machines, engineer
+    restart = _restart(_table(document["restart"], f"{where}, restart")) if table.has("restart") else None
+    return _Parsed(machines, engineer, restart)
+
+
+def _restart(table: Table) -> Restart:
+    table.check_keys(_RESTART_KEYS)
+    expected = f"minutes, from 0 to {_MOST_MINUTES:.0f}"
+    failure_rate = table.fraction("failure_rate")
+    if failure_rate is None:
+        raise UsageError(
+            f"{table.where}: the key 'failure_rate' is missing; expected a number from 0 to below 1"
+        )
+    return Restart(
+        minutes=table.number("minutes", _MOST_MINUTES, expected, None),
+        failure_rate=failure_rate,
+        failure_minutes=table.number("failure_minutes", _MOST_MINUTES, expected, None),
+        basis=_source(table),
+    )
 
 
 def _rate(table: Table, own: bool) -> Rate:

@@ -44,6 +44,10 @@ def read_run(folder: Path, session: str | None) -> RunRows:
     manifest = runs.load_manifest(folder, with_build=False)
     results = runs.load_results(folder)
     timings = _timings(folder / runs.SAMPLES)
+    if not is_time(manifest.started):
+        raise UsageError(
+            f"{folder / runs.MANIFEST}: started is {manifest.started!r}; expected a time with its zone"
+        )
     plan, machine = manifest.plan, manifest.machine
     processor = machine.facts.get("gpu_name" if plan.device.startswith("cuda") else "cpu_model")
     run: Row = {
@@ -204,6 +208,14 @@ def _last_sign_of_life(folder: Path) -> str | None:
         if isinstance(entry, dict) and isinstance(entry.get("time"), str):
             return str(entry["time"])
     return None
+
+
+def is_time(text: str) -> bool:
+    """Whether this is ISO 8601 with a zone, so that it can be compared."""
+    try:
+        return datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        return False
 
 
 def seconds_between(started: str, ended: str | None) -> float | None:

@@ -133,8 +133,15 @@ def _entry(line: str) -> dict[str, Any] | None:
     if not isinstance(entry, dict):
         return None
     words = {outcome.value for outcome in StartOutcome}
-    whole = isinstance(entry.get("id"), str) and isinstance(entry.get("time"), str)
+    whole = isinstance(entry.get("id"), str) and _is_time(entry.get("time"))
     return entry if whole and entry.get("outcome") in words else None
+
+
+def _is_time(text: object) -> bool:
+    try:
+        return isinstance(text, str) and datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        return False
 
 
 def _append(entry: dict[str, object]) -> None:

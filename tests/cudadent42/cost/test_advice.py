@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudadent42.cost import advise
-from cudadent42.cost.advice import Advice, Decision, Restart
-from cudadent42.cost.rates import Rate
+from cudadent42.cost.advice import Advice, Decision
+from cudadent42.cost.rates import Rate, Restart
 from cudadent42.errors import UsageError
 
 DAY = date(2026, 1, 1)
