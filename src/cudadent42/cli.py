@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from cudadent42 import __version__
-from cudadent42.commands import cost, inventory, ledger, run, stages
+from cudadent42.commands import cost, inventory, ledger, new, run, stages
 from cudadent42.commands.common import fail
 from cudadent42.errors import ExitCode, LabError
 from flashmoe_science.errors import BuildError, DeviceError, InputError
@@ -61,6 +61,7 @@ for command in (
     stages.report,
     inventory.suites,
     inventory.implementations,
+    new.new,
 ):
     app.command()(command)
 app.add_typer(inventory.cache_app, name="cache")

@@ -34,7 +34,7 @@ ImplementationsOption = Annotated[
     typer.Option(
         "--implementations",
         metavar="NAMES",
-        help="Names, separated by commas, or path/to/file.py:callable. The baseline is always measured.",
+        help="Names, path/to/file.py:callable or path/to/kernel.toml, by commas. The baseline is always measured.",
     ),
 ]
 RepeatsOption = Annotated[

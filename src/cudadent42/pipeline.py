@@ -87,7 +87,7 @@ def prepare(request: Request, observer: Observer) -> Prepared:
         )
     plan = make_plan(request.choices, chosen_device(context), implementations.registry)
     for name in plan.implementations:
-        if implementations.is_plug_in(name):
+        if implementations.is_plug_in(name) and not implementations.is_kernel_file(name):
             continue  # the worker's business: this process runs no code but its own
         reason = implementations.why_not(implementations.get(name, plan.operation), plan.device)
         if reason:
