@@ -36,7 +36,7 @@ _WRITING = "ledger_writing"
 _CONNECT_TIMEOUT_S = 10
 
 _DAMAGED = ("malformed", "not a database", "encrypted")
-_INCOMPLETE = ("no such table", "no such column", "UndefinedTable", "UndefinedColumn")
+_INCOMPLETE = ("no such table", "no such column", "has no column", "UndefinedTable", "UndefinedColumn")
 _LOCKED = ("locked", "busy")
 
 
@@ -77,7 +77,10 @@ class Ledger:
             return work(connection)
 
     def check(self) -> None:
-        """Raises DamagedLedgerError unless the database is whole, as far as it can tell itself."""
+        """Raises DamagedLedgerError unless the database is whole: by its own check, and with every table and column."""
+        missing = self.read(_missing)
+        if missing:
+            raise self._damaged(f"it lacks {missing}")
         if self.file is None:
             return
         rows = self.read(
@@ -248,6 +251,19 @@ def _begin(connection: Connection) -> None:
     writing = connection.get_execution_options().get(_WRITING, False)
     # A writer that began as a reader could not wait for the others.
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
+
+
+def _missing(connection: Connection) -> str:
+    """The first table or column that is not there; empty where all are."""
+    inspector = sqlalchemy.inspect(connection)
+    for table in metadata.sorted_tables:
+        if not inspector.has_table(table.name):
+            return f"the table {table.name}"
+        columns = {column["name"] for column in inspector.get_columns(table.name)}
+        for column in table.columns:
+            if column.name not in columns:
+                return f"the column {table.name}.{column.name}"
+    return ""
 
 
 def _version(connection: Connection) -> int | None:
