@@ -24,7 +24,7 @@ from cudadent42.serialise import dumps
 Row = dict[str, Any]
 """Column name to value."""
 
-_ID_DIGITS = 32
+ID_DIGITS = 32
 _NEEDED = ("case", "dtype", "implementation", "latency_ms", "memory_mb", "flags")
 _QUANTILES = ("min_ms", 0.0), ("p10_ms", 0.1), ("median_ms", 0.5), ("p90_ms", 0.9), ("max_ms", 1.0)
 
@@ -87,7 +87,7 @@ def identity(manifest: Manifest) -> str:
     plan = manifest.plan
     parts = (manifest.started, manifest.command, plan.suite, plan.device, plan.seed, manifest.machine.facts)
     text = dumps(list(parts), indent=None)
-    return hashlib.sha256(text.encode()).hexdigest()[:_ID_DIGITS]
+    return hashlib.sha256(text.encode()).hexdigest()[:ID_DIGITS]
 
 
 def _verified(path: Path) -> bool | None:
