@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from cudadent42 import __version__
-from cudadent42.commands import cost, inventory, ledger, new, run, stages
+from cudadent42.commands import cost, history, inventory, ledger, new, run, stages
 from cudadent42.commands.common import fail
 from cudadent42.errors import ExitCode, LabError
 from flashmoe_science.errors import BuildError, DeviceError, InputError
@@ -62,6 +62,7 @@ for command in (
     inventory.suites,
     inventory.implementations,
     new.new,
+    history.history,
 ):
     app.command()(command)
 app.add_typer(inventory.cache_app, name="cache")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, Select, case, func, select
+from sqlalchemy import Connection, RowMapping, Select, and_, case, func, select
 
 from cudadent42.ledger.schema import (
+    cases,
     checkpoints,
     comparisons,
     machine_starts,
@@ -105,7 +106,7 @@ class StartLine:
 
 @dataclass(frozen=True)
 class Point:
-    """A case in one run."""
+    """A case in one run. ``shape`` (the case as JSON), ``timer`` and ``cache`` say what it may be compared with."""
 
     run: str
     started: str
@@ -113,6 +114,9 @@ class Point:
     revision: str
     machine: str
     summary: str
+    timer: str
+    cache: str
+    shape: str
     name: str
     dtype: str
     implementation: str
@@ -185,15 +189,20 @@ def checkpoint_rows(connection: Connection, session: str) -> list[RowMapping]:
     return list(connection.execute(query).mappings())
 
 
-def known_cases(connection: Connection) -> list[tuple[str, str]]:
-    """(name, dtype) of every case that was compared."""
-    query = select(comparisons.c.name, comparisons.c.dtype).distinct().order_by("name", "dtype")
-    return [(row.name, row.dtype) for row in connection.execute(query)]
+def known_cases(connection: Connection) -> list[tuple[str, int]]:
+    """The name of every case that was compared, with the number of runs that did."""
+    query = (
+        select(comparisons.c.name, func.count(comparisons.c.run.distinct()))
+        .where(comparisons.c.role == _CANDIDATE)
+        .group_by(comparisons.c.name)
+        .order_by(comparisons.c.name)
+    )
+    return [(name, count) for name, count in connection.execute(query)]
 
 
 def history(connection: Connection, name: str, dtype: str | None, implementation: str | None) -> list[Point]:
     """A case's comparisons in the order of time: of the candidates, or of the named implementation."""
-    of_run = ("started", "path", "revision", "machine", "summary")
+    of_run = ("started", "path", "revision", "machine", "summary", "timer", "cache")
     of_comparison = (
         *("name", "dtype", "implementation", "baseline"),
         *("speedup", "ci_low", "ci_high", "verdict", "latency_ms"),
@@ -203,8 +212,17 @@ def history(connection: Connection, name: str, dtype: str | None, implementation
             runs.c.id.label("run"),
             *(runs.c[column] for column in of_run),
             *(comparisons.c[column] for column in of_comparison),
+            cases.c.shape,
         )
         .join(runs, runs.c.id == comparisons.c.run)
+        .join(
+            cases,
+            and_(
+                cases.c.run == comparisons.c.run,
+                cases.c.name == comparisons.c.name,
+                cases.c.dtype == comparisons.c.dtype,
+            ),
+        )
         .where(comparisons.c.name == name, comparisons.c.speedup.is_not(None))
         .order_by(runs.c.started, comparisons.c.dtype, comparisons.c.implementation)
     )

@@ -62,6 +62,8 @@ def read_run(folder: Path, session: str | None) -> RunRows:
         "rate": manifest.environment.get(RATE_VARIABLE, LOCAL),
         "suite": plan.suite,
         "device": plan.device,
+        "timer": plan.timer.value,
+        "cache": plan.cache.value,
         "machine": str(processor or machine.summary),
         "summary": machine.summary,
         "version": manifest.version,

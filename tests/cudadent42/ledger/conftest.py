@@ -37,6 +37,7 @@ def _make_run(
     verdicts: tuple[Verdict, Verdict] = (Verdict.FASTER, Verdict.UNDECIDED),
     machine: str = "CPU A",
     revision: str = "0123456789abcdef",
+    speedup: float = 2.0,
 ) -> Path:
     """A finished run of two cases, of which the second stays undecided."""
     plan = Plan("unit", "cpu", CASES, "pytorch", ("pytorch", "cudadent42"), len(latencies), 0, seed)
@@ -55,7 +56,20 @@ def _make_run(
             VerifyReport((VerifiedCase(CASES[0].id, "cudadent42", "random", None, None, None, True),))
         )
         rows = tuple(
-            Comparison("tiny", case.dtype, "cudadent42", "pytorch", 2.0, 1.9, 2.1, verdict, 1.5, 3.0, 5, 1)
+            Comparison(
+                "tiny",
+                case.dtype,
+                "cudadent42",
+                "pytorch",
+                speedup,
+                0.95 * speedup,
+                1.05 * speedup,
+                verdict,
+                1.5,
+                3.0,
+                5,
+                1,
+            )
             for case, verdict in zip(CASES, verdicts, strict=True)
         )
         control = Comparison(
