@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import functools
+import os
 
 import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # The runs of tests do not belong into the ledger of whoever starts them; those about the ledger name their own.
+    os.environ["CUDADENT42_LEDGER"] = "none"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from cudadent42 import __version__
-from cudadent42.commands import gate, inventory, race, run, stages
+from cudadent42.commands import cost, gate, history, inventory, ledger, new, race, run, stages
 from cudadent42.commands.common import fail
 from cudadent42.errors import ExitCode, LabError
 from flashmoe_science.errors import BuildError, DeviceError, InputError
@@ -64,9 +64,13 @@ for command in (
     race.bisect,
     inventory.suites,
     inventory.implementations,
+    new.new,
+    history.history,
 ):
     app.command()(command)
 app.add_typer(inventory.cache_app, name="cache")
+app.add_typer(ledger.ledger_app, name="ledger")
+app.add_typer(cost.cost_app, name="cost")
 
 
 def _in_words(error: InputError | DeviceError | BuildError | OSError) -> tuple[str, ExitCode]:

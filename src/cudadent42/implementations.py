@@ -1,7 +1,8 @@
 """What can be raced: PyTorch, its separate backends, this project's kernels, peers, and plug-ins.
 
-A plug-in is ``path/to/file.py:callable``, called as its operation says (docs/your-own-kernel.md), or an
-``Implementation`` published under the entry-point group ``cudadent42.implementations``.
+A plug-in is ``path/to/file.py:callable``, called as its operation says (docs/your-own-kernel.md), a kernel's
+``path/to/file.toml`` (`cudadent42.native`), or an ``Implementation`` published under the entry-point group
+``cudadent42.implementations``.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def registry(operation: Operation) -> dict[str, Implementation]:
 
 
 def get(name: str, operation: Operation, versions: Mapping[str, Version] = _NO_VERSIONS) -> Implementation:
-    """The implementation called ``name``, or the plug-in that ``path.py:callable`` names.
+    """The implementation called ``name``, or the plug-in that ``path.py:callable`` or ``path.toml`` names.
 
     ``versions`` are those of the plan: names of states of a source tree.
     """
@@ -102,13 +103,17 @@ def get(name: str, operation: Operation, versions: Mapping[str, Version] = _NO_V
         from cudadent42.race.version import implementation
 
         return implementation(name, operation, versions)
+    if is_kernel_file(name):
+        from cudadent42.native.implementation import load as load_kernel
+
+        return load_kernel(name, operation)
     if is_plug_in(name):
         return load(name, operation)
     known = registry(operation)
     if name not in known:
         raise UsageError(
             f"unknown implementation {name!r} of {operation.value}; known are {', '.join(known)}, "
-            "or path/to/file.py:callable"
+            "path/to/file.py:callable or path/to/kernel.toml"
         )
     return known[name]
 
@@ -119,15 +124,20 @@ def is_strict(name: str, operation: Operation, versions: Mapping[str, Version] =
 
 
 def is_plug_in(name: str) -> bool:
-    return ".py:" in name
+    return ".py:" in name or is_kernel_file(name)
+
+
+def is_kernel_file(name: str) -> bool:
+    """Whether this is a plug-in whose loading runs nothing of the user's."""
+    return name.endswith(".toml")
 
 
 def plug_in_file(spec: str) -> Path:
     """The file of a plug-in. Raises UsageError where there is none; does not run it."""
-    path_text = spec.rpartition(":")[0]
+    path_text = spec if is_kernel_file(spec) else spec.rpartition(":")[0]
     path = Path(path_text).expanduser()
     if not path.is_file():
-        raise UsageError(f"no file {path_text!r}; expected path/to/file.py:callable")
+        raise UsageError(f"no file {path_text!r}; expected path/to/file.py:callable or path/to/kernel.toml")
     return path
 
 

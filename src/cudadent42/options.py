@@ -34,7 +34,7 @@ ImplementationsOption = Annotated[
     typer.Option(
         "--implementations",
         metavar="NAMES",
-        help="Names, separated by commas, or path/to/file.py:callable. The baseline is always measured.",
+        help="Names, path/to/file.py:callable or path/to/kernel.toml, by commas. The baseline is always measured.",
     ),
 ]
 RepeatsOption = Annotated[
@@ -70,6 +70,14 @@ SaveOption = Annotated[
 ]
 IgnoreOption = Annotated[
     bool, typer.Option("--ignore-preflight", help="Go on where preflight fails; the manifest says so.")
+]
+LedgerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ledger",
+        metavar="PATH|URL",
+        help="The ledger. Default: $CUDADENT42_LEDGER, else a file of this user.",
+    ),
 ]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]

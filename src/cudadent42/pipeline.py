@@ -1,15 +1,16 @@
 """The stages in order. The one place that knows the order.
 
-preflight -> build -> verify -> bench -> compare -> report
+preflight -> build -> verify -> bench -> compare -> ledger -> report
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from cudadent42 import gates, implementations, report
+from cudadent42 import gates, implementations, ledger, report
 from cudadent42.bench.compare import compare
 from cudadent42.build import build_for
 from cudadent42.errors import BuildFailedError, ExitCode, MachineNotReadyError, UsageError
@@ -95,7 +96,8 @@ def prepare(request: Request, observer: Observer) -> Prepared:
         )
     plan = _plan(request, chosen_device(context))  # the margin is the device's
     for name in plan.implementations:
-        if implementations.is_plug_in(name) or name in plan.versions:
+        runs_elsewhere = implementations.is_plug_in(name) and not implementations.is_kernel_file(name)
+        if runs_elsewhere or name in plan.versions:
             continue  # the worker's business: this process runs no code but its own
         reason = implementations.why_not(implementations.get(name, plan.operation), plan.device)
         if reason:
@@ -135,7 +137,8 @@ def run(request: Request, observer: Observer, opened: Callable[[RunWriter], None
     plan = prepared.plan
     source = revision()
     path = request.output or create_default_folder(plan.suite, source)
-    with RunWriter(path, plan, prepared.machine, source, request.command, request.save_samples) as folder:
+    writer = RunWriter(path, plan, prepared.machine, source, request.command, request.save_samples)
+    with _entered_in_ledger(path, observer), writer as folder:
         opened(folder)
         observer = _Recorded(observer, folder)
         with Worker(path / WORKER_LOG) as worker:
@@ -156,6 +159,17 @@ def run(request: Request, observer: Observer, opened: Callable[[RunWriter], None
     if request.with_report:
         report.write(path)  # of the finished run, so once the folder is closed
     return Outcome(path, verified, results, judged)
+
+
+@contextmanager
+def _entered_in_ledger(path: Path, observer: Observer) -> Iterator[None]:
+    """Puts the run into the ledger however it ends: what failed cost money too."""
+    try:
+        yield
+    finally:
+        trouble = ledger.record(path)
+        if trouble is not None:
+            observer.note(trouble)
 
 
 def verify_only(request: Request, observer: Observer) -> VerifyReport:

@@ -9,7 +9,8 @@ from typing import TypeVar
 from cudadent42.bench.margin import default_margin
 from cudadent42.cases import Case, Operation
 from cudadent42.errors import UsageError
-from cudadent42.implementations import is_plug_in, plug_in_file
+from cudadent42.implementations import is_kernel_file, is_plug_in, plug_in_file
+from cudadent42.native import specification
 from cudadent42.records import CacheState, Plan, TimerKind, Version
 from cudadent42.suites.loader import MAX_REPEATS, MAX_WARMUP, Suite, load_suite, parse_dtype
 from cudadent42.suites.table import did_you_mean
@@ -96,7 +97,9 @@ def _select(cases: Sequence[Case], wanted: Sequence[str]) -> tuple[Case, ...]:
 def _implementations(suite: Suite, wanted: Sequence[str], known: Collection[str]) -> tuple[str, ...]:
     names = _unique((suite.baseline, *(wanted or suite.implementations)))
     for name in names:
-        if is_plug_in(name):
+        if is_kernel_file(name):
+            specification.load(plug_in_file(name))
+        elif is_plug_in(name):
             plug_in_file(name)
         elif name not in known:
             raise UsageError(

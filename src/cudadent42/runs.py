@@ -109,6 +109,7 @@ class RunFolder:
 # ---------------------------------------------------------------- writing
 
 _RECORDED_VARIABLES = (
+    "CUDADENT42_RATE",
     "CUDA_VISIBLE_DEVICES",
     "CUDA_LAUNCH_BLOCKING",
     "FLASHMOE_CPU_ISA",
@@ -353,6 +354,20 @@ def _cells(sample: Sample, case: Case, seed: int) -> dict[str, object]:
 
 def load_run(path: Path) -> RunFolder:
     """Read a run folder, finished or not. Raises UsageError where it is not one or cannot be understood."""
+    return RunFolder(
+        path=path,
+        manifest=load_manifest(path),
+        samples=tuple(_read_samples(path / SAMPLES)),
+        verify=_load_optional(VerifyReport, path / VERIFY),
+        results=load_results(path),
+    )
+
+
+def load_manifest(path: Path, *, with_build: bool = True) -> Manifest:
+    """The manifest of a run folder; errors as of `load_run`.
+
+    ``with_build=False`` leaves the build report out, most of the file, for readers of many folders.
+    """
     if not path.is_dir():
         raise UsageError(f"{path} is not a folder; expected a run folder, as `cudadent42 run` writes")
     manifest_json = _read_json(path / MANIFEST)
@@ -366,14 +381,14 @@ def load_run(path: Path) -> RunFolder:
             f"{path} was written by a newer cudadent42 (schema {schema}); "
             f"this one reads up to {SCHEMA_VERSION}: upgrade it"
         )
-    manifest = _decode_file(Manifest, manifest_json, path / MANIFEST)
-    return RunFolder(
-        path=path,
-        manifest=manifest,
-        samples=tuple(_read_samples(path / SAMPLES)),
-        verify=_load_optional(VerifyReport, path / VERIFY),
-        results=_load_optional(Results, path / RESULTS),
-    )
+    if not with_build:
+        manifest_json["build"] = None
+    return _decode_file(Manifest, manifest_json, path / MANIFEST)
+
+
+def load_results(path: Path) -> Results | None:
+    """The results of a run folder; None where the run did not get so far."""
+    return _load_optional(Results, path / RESULTS)
 
 
 def load_skipped(path: Path) -> dict[str, str]:

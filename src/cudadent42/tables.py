@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -210,6 +210,16 @@ def _errors(case: VerifiedCase) -> Sequence[str]:
 def ratio(value: float) -> str:
     """Two decimals; three near 1, where a difference of a percent is looked for."""
     return f"{value:.3f}" if abs(value - 1.0) < _NEAR_ONE else f"{value:.2f}"
+
+
+def plain_table(left: Sequence[str], right: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Columns of words, then columns of numbers."""
+    table = _table(*left)
+    for name in right:
+        table.add_column(Text(name), justify="right")
+    for row in rows:
+        _add_row(table, *row)
+    return table
 
 
 def latency(milliseconds: float) -> str:

@@ -67,6 +67,14 @@ def build(
             help="CUDA architectures, such as sm_90a, by commas; none need be present.",
         ),
     ] = None,
+    implementations: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--implementations",
+            metavar="NAMES",
+            help="Whose kernels: cudadent42, or path/to/kernel.toml, by commas. Default: cudadent42.",
+        ),
+    ] = None,
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -76,14 +84,17 @@ def build(
     """
     from cudadent42 import tables
     from cudadent42.build import build as build_kernels
-    from cudadent42.build import choose_device
+    from cudadent42.build import buildable, choose_device
     from cudadent42.progress import observer
 
     target = choose_device(device, offline=bool(arch))
     with observer(console_for(stderr=True), verbose) as watcher:
         watcher.stage("build")
         report = build_kernels(
-            target, split(arch), lambda done, total, what: watcher.advance(done / total, what)
+            target,
+            split(arch),
+            lambda done, total, what: watcher.advance(done / total, what),
+            implementations=buildable(split(implementations)),
         )
     if as_json:
         print_json({"passed": report.passed, **encoded(report)})

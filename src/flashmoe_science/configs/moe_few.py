@@ -81,7 +81,6 @@ class FewProduct:
             routing = groups * _GROUP_BYTES + max_slots * _SORTED_BYTES + _TOTALS_BYTES
         return self.stages * (weights + tokens) + exchanged + routing
 
-
     def _tiles_together(self) -> int:
         """Tiles whose partial sums are exchanged at a time in `FewWay.SPLIT`."""
         most = max(1, min(4 // self.n_tiles, self.m_tiles))
