@@ -27,6 +27,10 @@ class UsageError(LabError):
     """Wrong arguments, an unreadable suite, an unwritable folder."""
 
 
+class NewerVersionError(UsageError):
+    """A file or folder that a newer version of this program wrote."""
+
+
 class MachineNotReadyError(LabError):
     exit_code = ExitCode.NOT_READY
 

@@ -6,7 +6,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cudadent42.commands.common import choices_of, command_line, console_for, fail, print_json, print_line
+from cudadent42.commands import trace
+from cudadent42.commands.common import (
+    choices_of,
+    command_line,
+    console_for,
+    fail,
+    print_json,
+    print_line,
+    watching,
+)
 from cudadent42.errors import ExitCode
 from cudadent42.options import (
     CacheStateOption,
@@ -106,15 +115,19 @@ def _run(
     with_report: bool,
 ) -> None:
     from cudadent42 import pipeline
-    from cudadent42.progress import observer
 
     request = pipeline.Request(
         choices, device, output, command_line(), save_samples, ignore_preflight, with_report
     )
     opened: list[RunWriter] = []
+
+    def remember(folder: RunWriter) -> None:
+        opened.append(folder)
+        trace.current().folders.append(folder.path)
+
     try:
-        with observer(console_for(stderr=True), verbose) as watcher:
-            outcome = pipeline.run(request, watcher, opened.append)
+        with watching(verbose) as watcher:
+            outcome = pipeline.run(request, watcher, remember)
     except BaseException:
         for folder in opened:
             print(f"{folder.sample_count} samples are kept in {folder.path}", file=sys.stderr)
