@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from cudadent42 import __version__
-from cudadent42.commands import inventory, patterns, run, stages, trace
+from cudadent42.commands import gate, inventory, patterns, race, run, session, stages, trace
 from cudadent42.commands.common import fail
 from cudadent42.errors import ExitCode, LabError
 from flashmoe_science.errors import BuildError, DeviceError, InputError
@@ -69,12 +69,15 @@ for command in (
     stages.build,
     stages.verify,
     stages.report,
+    gate.gate,
+    race.compare,
     inventory.suites,
     inventory.implementations,
 ):
     app.command()(command)
 app.add_typer(inventory.cache_app, name="cache")
 app.add_typer(patterns.patterns_app, name="patterns")
+app.add_typer(session.session_app, name="session")
 
 
 def _in_words(error: InputError | DeviceError | BuildError | OSError) -> tuple[str, ExitCode]:

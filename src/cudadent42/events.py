@@ -6,8 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from cudadent42.records import BenchReport, Conditions, Sample, VerifiedCase
+from cudadent42.records import BenchReport, BuildFailure, BuildReport, Conditions, Sample, VerifiedCase
 from cudadent42.serialise import decode, encode
+from flashmoe_science.jit.records import KernelBuild
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,18 @@ class Progress:
 @dataclass(frozen=True)
 class Alive:
     """Something that takes long goes on, such as the float64 reference of a long sequence."""
+
+
+@dataclass(frozen=True)
+class KernelBuilt:
+    """A kernel of a version that is raced."""
+
+    build: KernelBuild
+
+
+@dataclass(frozen=True)
+class KernelFailed:
+    failure: BuildFailure
 
 
 @dataclass(frozen=True)
@@ -80,13 +93,23 @@ class StageFailed:
 
 
 Event = (
-    Progress | Alive | CaseVerified | BlockMeasured | Skipped | Message | WorkerLost | StageDone | StageFailed
+    Progress
+    | Alive
+    | KernelBuilt
+    | KernelFailed
+    | CaseVerified
+    | BlockMeasured
+    | Skipped
+    | Message
+    | WorkerLost
+    | StageDone
+    | StageFailed
 )
 
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        *(Progress, Alive, CaseVerified, BlockMeasured),
+        *(Progress, Alive, KernelBuilt, KernelFailed, CaseVerified, BlockMeasured),
         *(Skipped, Message, WorkerLost, StageDone, StageFailed),
     )
 }
@@ -107,6 +130,9 @@ def from_line(line: str) -> Event:
 
 LOADING = "loading"
 """``Doing.input`` while an implementation's own files are imported."""
+
+BUILDING = "building"
+"""``Doing.input`` while the kernels of a version are compiled."""
 
 
 @dataclass(frozen=True)
@@ -147,3 +173,20 @@ class BenchLog:
         return BenchReport(
             tuple(self._samples), dict(self._skipped), tuple(self._rechecked), tuple(self._conditions)
         )
+
+
+class BuildLog:
+    """Gathers the events of a build stage."""
+
+    def __init__(self) -> None:
+        self._kernels: list[KernelBuild] = []
+        self._failures: list[BuildFailure] = []
+
+    def add(self, event: Event) -> None:
+        if isinstance(event, KernelBuilt):
+            self._kernels.append(event.build)
+        elif isinstance(event, KernelFailed):
+            self._failures.append(event.failure)
+
+    def report(self) -> BuildReport:
+        return BuildReport(tuple(self._kernels), tuple(self._failures))

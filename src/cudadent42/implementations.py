@@ -9,15 +9,16 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from cudadent42.cases import Operation
 from cudadent42.errors import UsageError
+from cudadent42.records import Version
 from flashmoe_science.errors import InputError, NoKernelError
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ Call = Callable[[], "Tensor"]
 
 Prepare = Callable[[Any, Any], Call]
 """From a case and its inputs, of the types of one operation, to a call."""
+
+_NO_VERSIONS: Mapping[str, Version] = MappingProxyType({})
 
 ENTRY_POINT_GROUP = "cudadent42.implementations"
 
@@ -90,8 +93,15 @@ def registry(operation: Operation) -> dict[str, Implementation]:
     return known
 
 
-def get(name: str, operation: Operation) -> Implementation:
-    """The implementation called ``name``, or the plug-in that ``path.py:callable`` names."""
+def get(name: str, operation: Operation, versions: Mapping[str, Version] = _NO_VERSIONS) -> Implementation:
+    """The implementation called ``name``, or the plug-in that ``path.py:callable`` names.
+
+    ``versions`` are those of the plan: names of states of a source tree.
+    """
+    if name in versions:
+        from cudadent42.race.version import implementation
+
+        return implementation(name, operation, versions)
     if is_plug_in(name):
         return load(name, operation)
     known = registry(operation)
@@ -103,9 +113,9 @@ def get(name: str, operation: Operation) -> Implementation:
     return known[name]
 
 
-def is_strict(name: str, operation: Operation) -> bool:
+def is_strict(name: str, operation: Operation, versions: Mapping[str, Version] = _NO_VERSIONS) -> bool:
     """``Implementation.strict`` of a name, without importing a plug-in."""
-    return is_plug_in(name) or get(name, operation).strict
+    return name in versions or is_plug_in(name) or get(name, operation).strict
 
 
 def is_plug_in(name: str) -> bool:
@@ -131,7 +141,6 @@ def load(spec: str, operation: Operation) -> Implementation:
     function = getattr(module, attribute, None)
     if not callable(function):
         raise UsageError(f"{path_text} has no callable {attribute!r}; expected path/to/file.py:callable")
-
     return Implementation(
         spec,
         f"{attribute} of {path.name}",

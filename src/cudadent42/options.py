@@ -53,7 +53,10 @@ DeviceOption = Annotated[
 ]
 TimerOption = Annotated[
     TimerKind | None,
-    typer.Option("--timer", help="call: the whole call. graph: GPU time alone, by a CUDA graph."),
+    typer.Option(
+        "--timer",
+        help="call: the whole call. cpu: processor time on one thread. graph: GPU time alone, by a CUDA graph.",
+    ),
 ]
 CacheStateOption = Annotated[
     CacheState | None, typer.Option("--l2", help="State of the last-level cache before each timed call.")
@@ -70,3 +73,23 @@ IgnoreOption = Annotated[
 ]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+GateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--gate",
+        metavar="NAME|FILE",
+        help="Hold the result against gates: default, improvement, profile, or the path of a TOML file.",
+    ),
+]
+PrecisionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--precision",
+        metavar="SHARE",
+        help='Measure a case until its interval is ± this, such as "0.5 %"; --repeats is then the most blocks.',
+    ),
+]
+BudgetOption = Annotated[
+    float | None,
+    typer.Option("--budget", metavar="SECONDS", help="Time for measuring, after which no block begins."),
+]

@@ -401,6 +401,22 @@ def load_skipped(path: Path) -> dict[str, str]:
     return skipped
 
 
+def read_record(kind: type[T], path: Path, newest: int) -> T | None:
+    """A record of the run folder that states its schema_version, up to ``newest``; None where there is no file.
+
+    Raises UsageError where it is of a newer version or cannot be understood.
+    """
+    data = _read_json(path)
+    if data is None:
+        return None
+    schema = data.get("schema_version") if isinstance(data, dict) else None
+    if isinstance(schema, int) and schema > newest:
+        raise UsageError(
+            f"{path} was written by a newer cudadent42 (schema {schema}); this one reads up to {newest}: upgrade it"
+        )
+    return _decode_file(kind, data, path)
+
+
 def _load_optional(kind: type[T], path: Path) -> T | None:
     data = _read_json(path)
     return None if data is None else _decode_file(kind, data, path)

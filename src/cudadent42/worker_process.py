@@ -33,7 +33,7 @@ ORPHANED_EXIT = 76
 @dataclass(frozen=True)
 class Request:
     stage: str
-    """``verify`` or ``bench``."""
+    """``build``, ``verify`` or ``bench``."""
     plan: Plan
     start: int = 0
     """First unit (verify) or visit (bench)."""
@@ -89,7 +89,11 @@ def _run(request: Request, channel: _Channel) -> None:
     from cudadent42.verify import DeviceLostError, verify
 
     try:
-        if request.stage == "verify":
+        if request.stage == "build":
+            from cudadent42.race.build import build_versions
+
+            build_versions(request.plan, emit=channel.emit, mark=channel.note, barred=request.barred)
+        elif request.stage == "verify":
             verify(
                 request.plan,
                 emit=channel.emit,

@@ -35,6 +35,8 @@ def choices_of(
     seed: int,
     timer: TimerKind | None,
     cache: CacheState | None,
+    precision: str | None = None,
+    budget_s: float | None = None,
 ) -> Choices:
     from cudadent42.plan import Choices
 
@@ -48,7 +50,23 @@ def choices_of(
         seed=seed,
         timer=timer,
         cache=cache,
+        precision=None if precision is None else share(precision, "--precision"),
+        budget_s=budget_s,
     )
+
+
+def share(text: str, option: str) -> float:
+    """``0.005`` or ``0.5 %`` as a number."""
+    from cudadent42.errors import UsageError
+
+    number, percent, rest = text.partition("%")
+    try:
+        value = float(number)
+    except ValueError:
+        rest = "not a number"
+    if rest.strip():
+        raise UsageError(f"{option} {text!r}: expected a number, such as 0.005 or 0.5 %")
+    return value / 100 if percent else value
 
 
 def split(values: list[str] | None) -> tuple[str, ...]:

@@ -120,4 +120,8 @@ def _evidence(source: str) -> PatternEvidence:
             sys.stdin.buffer.read(evidence.LOG_BYTES).decode("utf-8", errors="replace"), "stdin"
         )
     path = Path(source)
-    return evidence.of_folder(path) if path.is_dir() else evidence.of_file(path)
+    if (path / "events.jsonl").is_file():
+        from cudadent42.session.evidence import of_session
+
+        return of_session(path)
+    return evidence.of_run(path) if path.is_dir() else evidence.of_file(path)

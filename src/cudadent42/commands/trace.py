@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -29,6 +29,8 @@ class Trace:
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LINES))
     folders: list[Path] = field(default_factory=list)
     """Run folders that were opened."""
+    sessions: list[Path] = field(default_factory=list)
+    """Session folders that were worked on."""
     machine: MachineReport | None = None
     build: BuildReport | None = None
 
@@ -42,12 +44,20 @@ class Trace:
             found |= evidence.of_machine(self.machine)
         if self.build is not None:
             found |= evidence.of_build(self.build) | evidence.of_source(revision())
-        for folder in self.folders:
+        for folder, read in self._folders():
             try:
-                found |= evidence.of_run(folder)
+                found |= read(folder)
             except LabError as error:  # the folder may be what failed
                 found |= evidence.of_text(str(error), "folder")
         return found
+
+
+    def _folders(self) -> Iterator[tuple[Path, Callable[[Path], PatternEvidence]]]:
+        from cudadent42.patterns.evidence import of_run
+        from cudadent42.session.evidence import of_session
+
+        yield from ((folder, of_run) for folder in self.folders)
+        yield from ((folder, of_session) for folder in self.sessions)
 
 
 _current: ContextVar[Trace | None] = ContextVar("trace", default=None)

@@ -143,11 +143,6 @@ def of_results(results: Results) -> PatternEvidence:
     return PatternEvidence(metrics={name: value for name, value in metrics.items() if math.isfinite(value)})
 
 
-def of_folder(folder: Path) -> PatternEvidence:
-    """A run folder or a session folder."""
-    return of_run(folder)
-
-
 def of_run(folder: Path) -> PatternEvidence:
     """A run folder, finished or not: notes, what the worker printed, build, machine, results, profile and source."""
     from cudadent42 import runs
