@@ -55,13 +55,17 @@ class _Hunk:
     added: list[str]
 
 
-def count(diff: str) -> Change:
-    """What a unified diff changes. A diff that was cut at its end is counted as far as it goes."""
+def count(diff: str, inside: str = "") -> Change:
+    """What a unified diff changes. A diff that was cut at its end is counted as far as it goes.
+
+    Args:
+        inside: name of a folder; only what lies in one of that name counts. Empty: everything.
+    """
     files: dict[str, None] = {}
     functions: dict[str, None] = {}
     constants: dict[str, None] = {}
     for hunk in _hunks(diff):
-        if _neutral(hunk.file):
+        if _neutral(hunk.file) or (inside and inside not in PurePosixPath(hunk.file).parts):
             continue
         files[hunk.file] = None
         changed, rest = _constants(hunk)

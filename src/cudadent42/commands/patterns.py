@@ -46,7 +46,7 @@ def show(
     """Show one lesson in full."""
     from cudadent42.errors import UsageError
     from cudadent42.patterns import firings, library
-    from cudadent42.suites.loader import did_you_mean
+    from cudadent42.suites.table import did_you_mean
 
     lessons = {lesson.id: lesson for lesson in library()}
     if name not in lessons:

@@ -39,10 +39,13 @@ session_app = typer.Typer(
 
 SessionOption = Annotated[
     str | None,
-    typer.Option("--session", metavar="NAME|FOLDER", help="Which session. Default: the open one, else the last."),
+    typer.Option(
+        "--session", metavar="NAME|FOLDER", help="Which session. Default: the open one, else the last."
+    ),
 ]
 OverrideOption = Annotated[
-    str, typer.Option("--override", metavar="REASON", help="Go on against a rule; the reason is put on record.")
+    str,
+    typer.Option("--override", metavar="REASON", help="Go on against a rule; the reason is put on record."),
 ]
 
 
@@ -70,7 +73,10 @@ def start(
         ),
     ] = "",
     rate: Annotated[
-        str | None, typer.Option("--rate", metavar="NAME", help="What an hour costs; `cudadent42 cost rates` lists them.")
+        str | None,
+        typer.Option(
+            "--rate", metavar="NAME", help="What an hour costs; `cudadent42 cost rates` lists them."
+        ),
     ] = None,
     budget_minutes: Annotated[
         float | None, typer.Option("--budget-minutes", help="Stop here. Default: the protocol's.", min=0.01)
@@ -205,7 +211,14 @@ def _step(wanted: str | None, step: Callable[[Desk], Step], verbose: bool, as_js
     with _desk(session, verbose) as desk:
         done = step(desk)
     if as_json:
-        print_json({"exit_code": done.exit_code, "lines": done.lines, "run": done.run, **_document(_load(session.path))})
+        print_json(
+            {
+                "exit_code": done.exit_code,
+                "lines": done.lines,
+                "run": done.run,
+                **_document(_load(session.path)),
+            }
+        )
     else:
         for line in done.lines:
             print(line)

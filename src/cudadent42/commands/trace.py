@@ -51,7 +51,6 @@ class Trace:
                 found |= evidence.of_text(str(error), "folder")
         return found
 
-
     def _folders(self) -> Iterator[tuple[Path, Callable[[Path], PatternEvidence]]]:
         from cudadent42.patterns.evidence import of_run
         from cudadent42.session.evidence import of_session

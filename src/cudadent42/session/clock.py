@@ -1,5 +1,5 @@
-"""When something happened, by two clocks: the time of day, which can jump, and the time since the machine started, which
-cannot, but means nothing on another machine or after a restart."""
+"""When something happened, by two clocks: the time of day, which can jump, and the time since the machine started,
+which cannot, but means nothing on another machine or after a restart."""
 
 from __future__ import annotations
 

@@ -64,8 +64,8 @@ class Desk:
         found = trees.find(self.project)
         if found is None or not self.state.started.base:
             raise UsageError(
-                f"{self.project} was not a git repository with a commit when the session began; changes are told apart and "
-                "taken back by git: make one (git init, git add, git commit), then start a new session"
+                f"{self.project} was not a git repository with a commit when the session began; changes are told apart "
+                "and taken back by git: make one (git init, git add, git commit), then start a new session"
             )
         return found
 
@@ -105,8 +105,8 @@ class Desk:
         settings = self.state.started.settings
         if now.seconds / 60 >= settings.budget_minutes:
             raise BudgetReachedError(
-                f"the session's {settings.budget_minutes:g} minutes are spent ({now.seconds / 60:.1f}); write its report "
-                "with `cudadent42 session report`, or go on with --override REASON"
+                f"the session's {settings.budget_minutes:g} minutes are spent ({now.seconds / 60:.1f}); write its "
+                "report with `cudadent42 session report`, or go on with --override REASON"
             )
         if settings.budget_usd is not None and now.usd >= settings.budget_usd:
             raise BudgetReachedError(
@@ -175,7 +175,9 @@ def _tell_move(desk: Desk, clock: Clock) -> None:
     if desk.state.end is not None or last.same_stint(here):
         return
     if here.host != last.host:
-        desk.warn("the session goes on on another machine; measure the baseline again before comparing with it")
+        desk.warn(
+            "the session goes on on another machine; measure the baseline again before comparing with it"
+        )
     else:
         desk.warn("the session goes on after a restart of the machine; its clocks and neighbours may differ")
 

@@ -20,7 +20,9 @@ def of_state(state: State, run: Path | None = None) -> PatternEvidence:
     found = PatternEvidence((Log("session", "\n".join(state.warnings)),), metrics)
     if run is not None:
         try:
-            found = of_run(run) | found  # what the session knows of the change counts more than the run's own diff
+            found = (
+                of_run(run) | found
+            )  # what the session knows of the change counts more than the run's own diff
         except UsageError:  # the run was cut off before it had a manifest
             return found
     if state.profiled is not None:

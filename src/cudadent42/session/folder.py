@@ -68,7 +68,9 @@ def sessions_folder(start: Path) -> Path:
 def load(path: Path) -> Session:
     """Read a session folder. Raises UsageError where it is none, is damaged, or is newer."""
     if not (path / log.EVENTS).is_file():
-        raise UsageError(f"{path} has no {log.EVENTS}; expected a session folder, as `cudadent42 session start` makes")
+        raise UsageError(
+            f"{path} has no {log.EVENTS}; expected a session folder, as `cudadent42 session start` makes"
+        )
     entries = log.read(path / log.EVENTS)
     return Session(path, entries, replay(entries))
 
@@ -77,7 +79,9 @@ def all_sessions(folder: Path) -> list[Path]:
     """Session folders, the oldest first."""
     if not folder.is_dir():
         return []
-    return sorted(path for path in folder.iterdir() if not path.name.startswith(".") and (path / log.EVENTS).is_file())
+    return sorted(
+        path for path in folder.iterdir() if not path.name.startswith(".") and (path / log.EVENTS).is_file()
+    )
 
 
 def find(folder: Path, wanted: str | None) -> Session:
@@ -101,9 +105,7 @@ def open_session(folder: Path) -> Session | None:
     return None
 
 
-def create(
-    folder: Path, name: str, started: Started, files: Mapping[str, bytes], clock: Clock
-) -> Session:
+def create(folder: Path, name: str, started: Started, files: Mapping[str, bytes], clock: Clock) -> Session:
     """Make a session folder. It appears whole or not at all."""
     if not _NAME.fullmatch(name):
         raise UsageError(
@@ -134,7 +136,9 @@ def next_run(session: Session, checkpoint: str) -> str:
     """A new run folder's path, relative to the session's."""
     runs = session.path / RUNS
     taken = {path.name.partition("-")[0] for path in runs.iterdir()} if runs.is_dir() else set()
-    taken |= {Path(run.run).name.partition("-")[0] for run in session.state.runs}  # its folder may not have been made
+    taken |= {
+        Path(run.run).name.partition("-")[0] for run in session.state.runs
+    }  # its folder may not have been made
     number = next(n for n in itertools.count(1) if f"{n:02d}" not in taken)
     return f"{RUNS}/{number:02d}-{checkpoint}"
 
@@ -148,7 +152,9 @@ def write_file(path: Path, content: bytes) -> None:
         os.replace(temporary, path)
         flush_folder(path.parent)
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; free some space or check its owner") from error
+        raise UsageError(
+            f"cannot write {path}: {error.strerror}; free some space or check its owner"
+        ) from error
 
 
 def flush_folder(folder: Path) -> None:

@@ -1,8 +1,8 @@
 """One process at a time works on the sessions of a project.
 
-The lock is flock(2) on ``sessions/.lock``: the system lets go of it when its process dies, however it dies. The file also names
-the holder (process, host, start of the machine), for the message, and for file systems that know no locks, where a holder
-counts as gone when its machine was restarted since or its process no longer exists.
+The lock is flock(2) on ``sessions/.lock``: the system lets go of it when its process dies, however it dies. The file
+also names the holder (process, host, start of the machine), for the message, and for file systems that know no locks,
+where a holder counts as gone when its machine was restarted since or its process no longer exists.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Holder:
 
 @contextmanager
 def locked(folder: Path, session: str, here: Instant) -> Iterator[Holder | None]:
-    """Hold the lock of the sessions in ``folder``. Yields the holder that a killed process left behind, if there is one.
+    """Hold the lock of the sessions in ``folder``. Yields the holder that a killed process left behind, if any.
 
     Raises UsageError, saying what to do, where another process works on a session.
     """
@@ -52,7 +52,9 @@ def locked(folder: Path, session: str, here: Instant) -> Iterator[Holder | None]
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise UsageError(f"cannot write to {folder}: {error.strerror}; check its owner and the disk") from error
+        raise UsageError(
+            f"cannot write to {folder}: {error.strerror}; check its owner and the disk"
+        ) from error
     try:
         supported = _take(descriptor, path)
         left = _read(path)
@@ -121,7 +123,9 @@ def _write(descriptor: int, text: str, folder: Path) -> None:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, text.encode(), 0)
     except OSError as error:
-        raise UsageError(f"cannot write to {folder}: {error.strerror}; free some space or check its owner") from error
+        raise UsageError(
+            f"cannot write to {folder}: {error.strerror}; free some space or check its owner"
+        ) from error
 
 
 def _exists(pid: int) -> bool:

@@ -1,7 +1,7 @@
 """``events.jsonl``: appended to, flushed to the disk event by event, never rewritten.
 
-A process can be killed within a write, so that the last line is torn. A reader leaves it out; the next writer cuts it off
-before it appends. Anything else that cannot be read is damage, and said to be.
+A process can be killed within a write, so that the last line is torn. A reader leaves it out; the next writer cuts it
+off before it appends. Anything else that cannot be read is damage, and said to be.
 """
 
 from __future__ import annotations
@@ -76,7 +76,10 @@ class EventLog:
         os.close(self._descriptor)
 
     def append(self, event: Event) -> Entry:
-        """Write the event and wait until it is on the disk. Raises UsageError, with the log as it was, where it cannot be."""
+        """Write the event and wait until it is on the disk.
+
+        Raises UsageError, with the log as it was, where that fails.
+        """
         entry = Entry(self._number, self._clock(), event)
         data = (to_line(entry) + "\n").encode()
         try:

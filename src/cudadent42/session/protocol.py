@@ -80,8 +80,8 @@ def load(name_or_path: str) -> tuple[Protocol, str]:
 
 
 def gate_text(name_or_path: str, beside: Path) -> str:
-    """The text of a checkpoint's gates: those that come with sessions, those of ``cudadent42 gate``, or a file, whose path
-    is relative to the folder of the protocol."""
+    """The text of a checkpoint's gates: those that come with sessions, those of ``cudadent42 gate``, or a file, whose
+    path is relative to the folder of the protocol."""
     if "/" in name_or_path or name_or_path.endswith(".toml"):
         return read_text(beside / name_or_path, "the gates")
     from cudadent42.gates import builtin_gates
@@ -118,7 +118,9 @@ def parse(text: str, where: str) -> Protocol:
         name=table.name("name"),
         description=table.value("description", str, "text", ""),
         checkpoints=checkpoints,
-        budget_minutes=_number(document, "budget_minutes", where, MAX_MINUTES, sum(c.minutes for c in checkpoints)),
+        budget_minutes=_number(
+            document, "budget_minutes", where, MAX_MINUTES, sum(c.minutes for c in checkpoints)
+        ),
         profile_below=_number(document, "profile_below", where, 1e6, 0.5),
     )
 

@@ -187,7 +187,9 @@ def tick(state: State, now: Instant) -> State:
     return replace(
         state,
         last=now,
-        checkpoints=_replaced(state.checkpoints, index, replace(current, seconds=current.seconds + passed.seconds)),
+        checkpoints=_replaced(
+            state.checkpoints, index, replace(current, seconds=current.seconds + passed.seconds)
+        ),
         away_s=state.away_s + passed.away_s,
         jumps_s=(*state.jumps_s, passed.jump_s) if passed.jump_s else state.jumps_s,
         stints=state.stints if state.last.same_stint(now) else (*state.stints, (now.host, now.boot)),
@@ -234,7 +236,8 @@ def _judgement(state: State, entry: Entry) -> State:
     event = entry.event
     assert isinstance(event, Judged)
     runs = tuple(
-        replace(run, decision=event.decision, lines=event.lines) if run.run == event.run else run for run in state.runs
+        replace(run, decision=event.decision, lines=event.lines) if run.run == event.run else run
+        for run in state.runs
     )
     state = replace(state, runs=runs)
     judged = [run for run in runs if run.run == event.run]
@@ -335,5 +338,3 @@ def _replaced(
     checkpoints: tuple[CheckpointState, ...], index: int, checkpoint: CheckpointState
 ) -> tuple[CheckpointState, ...]:
     return (*checkpoints[:index], checkpoint, *checkpoints[index + 1 :])
-
-

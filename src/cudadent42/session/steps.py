@@ -13,7 +13,14 @@ from cudadent42.session import folder as folders
 from cudadent42.session import protocol as protocols
 from cudadent42.session import tree as trees
 from cudadent42.session.clock import Clock
-from cudadent42.session.desk import BUDGET_RULE, BudgetReachedError, Desk, GateFailedError, ended_of, take_back
+from cudadent42.session.desk import (
+    BUDGET_RULE,
+    BudgetReachedError,
+    Desk,
+    GateFailedError,
+    ended_of,
+    take_back,
+)
 from cudadent42.session.events import (
     SCHEMA_VERSION,
     Attempted,
@@ -100,8 +107,8 @@ def start(
         other = folders.open_session(sessions)
         if other is not None:
             raise UsageError(
-                f"the session {other.name} of this project is open: go on with it (`cudadent42 session status`), or end it "
-                "with `cudadent42 session abort`; one at a time, or their changes cannot be told apart"
+                f"the session {other.name} of this project is open: go on with it (`cudadent42 session status`), or "
+                "end it with `cudadent42 session abort`; one at a time, or their changes cannot be told apart"
             )
         started = Started(SCHEMA_VERSION, __version__, name, plan, settings, commit, base)
         session = folders.create(sessions, name, started, files, clock)
@@ -136,7 +143,9 @@ def advance(desk: Desk, choice: Choice) -> Step:
     code, why = _gate(desk, current)
     if code is not ExitCode.PASS:
         if not choice.override:
-            error = GateFailedError("\n".join((f"the checkpoint {name} is not passed:", *(f"  {line}" for line in why))))
+            error = GateFailedError(
+                "\n".join((f"the checkpoint {name} is not passed:", *(f"  {line}" for line in why)))
+            )
             error.exit_code = code
             raise error
         desk.override(gate_rule(name), choice.override)
@@ -167,7 +176,9 @@ def abort(desk: Desk, reason: str) -> Step:
 def _current(desk: Desk) -> CheckpointState:
     current = desk.state.current
     if desk.state.end is not None or current is None:
-        raise UsageError(f"the session {desk.path.name} has ended; begin another with `cudadent42 session start`")
+        raise UsageError(
+            f"the session {desk.path.name} has ended; begin another with `cudadent42 session start`"
+        )
     return current
 
 
@@ -187,7 +198,11 @@ def _within_budget(desk: Desk, choice: Choice) -> None:
 def _measure(desk: Desk, current: CheckpointState) -> Step:
     run = desk.next_run(current.plan.name)
     settings = desk.state.started.settings
-    _do(desk, WorkStarted(current.plan.name, run), lambda: desk.workshop.measure(settings, desk.path / run, desk.observer))
+    _do(
+        desk,
+        WorkStarted(current.plan.name, run),
+        lambda: desk.workshop.measure(settings, desk.path / run, desk.observer),
+    )
     judgement = _judge(desk, current, run, None)
     desk.learn(run)
     return _step(judgement, run, (_result(desk),))
@@ -220,8 +235,8 @@ def _change(desk: Desk, current: CheckpointState, choice: Choice, asks: Asks) ->
     if pending is not None and desk.tree.same(commit, desk.local(pending.commit)):
         if pending.outcome is AttemptOutcome.FAILED:
             raise UsageError(
-                f"attempt {pending.number} did not pass and is still in the source: take it back with --revert, keep it with "
-                "--keep, or change something"
+                f"attempt {pending.number} did not pass and is still in the source: take it back with --revert, keep "
+                "it with --keep, or change something"
             )
         attempt = pending  # it was cut off: race it again
     else:
@@ -273,8 +288,8 @@ def _attempt(desk: Desk, commit: str) -> Attempt:
     desk.record(Attempted(number, desk.state.parent, commit, change.things, change.describe()))
     if change.things > 1:
         desk.warn(
-            f"{change.describe()} changed since the parent; more than one. A function that is touched counts as one, and a "
-            "constant with another value; documentation and tests do not count"
+            f"{change.describe()} changed since the parent; more than one. A function that is touched counts as one, "
+            "and a constant with another value; documentation and tests do not count"
         )
     return desk.state.attempts[-1]
 
@@ -307,10 +322,10 @@ def _document(desk: Desk) -> Step:
 
 
 def _report_lines(desk: Desk) -> tuple[str, ...]:
-    lines = (f"report: {desk.path / 'report.html'}",)
+    lines = [f"report: {desk.path / 'report.html'}"]
     if not desk.state.notes and desk.state.end is None:
-        lines += ("add what was learnt with `cudadent42 session note`, then `cudadent42 session next`",)
-    return lines
+        lines.append("add what was learnt with `cudadent42 session note`, then `cudadent42 session next`")
+    return tuple(lines)
 
 
 def _do(desk: Desk, started: WorkStarted, work: Callable[[], None]) -> None:
@@ -359,7 +374,10 @@ def _gate(desk: Desk, current: CheckpointState) -> tuple[ExitCode, tuple[str, ..
     if kind is Work.PROFILE:
         return _either(desk.state.profiled is not None, "nothing was profiled yet; `cudadent42 session run`")
     if kind is Work.DOCUMENT:
-        return _either(bool(desk.state.notes), "there is no note yet; `cudadent42 session note TEXT` says what was learnt")
+        return _either(
+            bool(desk.state.notes),
+            "there is no note yet; `cudadent42 session note TEXT` says what was learnt",
+        )
     if kind is Work.CHANGE:
         return _change_gate(desk)
     run = desk.state.measured(name)
@@ -367,7 +385,9 @@ def _gate(desk: Desk, current: CheckpointState) -> tuple[ExitCode, tuple[str, ..
         return _either(False, "nothing was measured yet; `cudadent42 session run`")
     changed = [item for item in desk.state.runs[desk.state.runs.index(run) :] if item.attempt is not None]
     if changed:
-        return _either(False, "the source was changed after this was measured; `cudadent42 session run` again")
+        return _either(
+            False, "the source was changed after this was measured; `cudadent42 session run` again"
+        )
     judgement = _judge(desk, current, run.run, None)
     return ExitCode(judgement.exit_code), judgement.lines
 
@@ -376,7 +396,8 @@ def _change_gate(desk: Desk) -> tuple[ExitCode, tuple[str, ...]]:
     pending = desk.state.pending
     if pending is not None:
         return ExitCode.GATE_FAILED, (
-            f"attempt {pending.number} is {pending.outcome.value}; `cudadent42 session run` with --revert or --keep settles it",
+            f"attempt {pending.number} is {pending.outcome.value}; "
+            "`cudadent42 session run` with --revert or --keep settles it",
             *(pending.run.lines if pending.run else ()),
         )
     passed = [attempt for attempt in desk.state.attempts if attempt.outcome is AttemptOutcome.PASSED]
@@ -398,5 +419,9 @@ def _result(desk: Desk) -> str:
     run: RunRecord = desk.state.runs[-1]
     if run.speedup is None:
         return f"{run.run}: nothing to compare"
-    interval = f"95 % interval {run.ci_low:.3f} to {run.ci_high:.3f}" if run.ci_low and run.ci_high else "no interval"
+    interval = (
+        f"95 % interval {run.ci_low:.3f} to {run.ci_high:.3f}"
+        if run.ci_low and run.ci_high
+        else "no interval"
+    )
     return f"{run.run}: {run.verdict}, {run.speedup:.3f}x ({interval}), {run.samples} samples"

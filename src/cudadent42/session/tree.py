@@ -1,8 +1,8 @@
 """The source under change, by way of git: snapshots, what differs between two, and taking a change back.
 
-A snapshot is a commit that no branch leads to, made with an index of its own: the user's index, branch and files stay as they
-are. A ref under ``refs/cudadent42/`` keeps it from being collected. The session folder holds the difference to the commit below
-it as a patch, from which the same snapshot can be made again in any clone.
+A snapshot is a commit that no branch leads to, made with an index of its own: the user's index, branch and files stay
+as they are. A ref under ``refs/cudadent42/`` keeps it from being collected. The session folder holds what it changes as
+a patch, from which the snapshot can be made again in any clone.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Tree:
         return self._try("cat-file", "-e", f"{commit}^{{tree}}") is not None
 
     def snapshot(self) -> str:
-        """The commit of a snapshot of the files as they are: tracked ones, and small untracked ones that are not ignored."""
+        """The commit of a snapshot of the files as they are: tracked ones, and small new ones that are not ignored."""
         head = self.head()
         with self._index() as environment:
             self._run("read-tree", head, environment=environment)
@@ -56,7 +56,10 @@ class Tree:
             return self._commit(environment, head)
 
     def rebuild(self, head: str, patch: bytes) -> str:
-        """The commit of a snapshot from the commit below it and its patch. Raises UsageError where ``head`` is not here."""
+        """The commit of a snapshot from the one that it was made over, and its patch.
+
+        Raises UsageError where ``head`` is not here.
+        """
         if not self.has(head):
             raise UsageError(
                 f"{self.root.name} lacks the commit {head[:12]} that the session began at; fetch it, then try again"
@@ -73,7 +76,9 @@ class Tree:
 
     def patch(self, old: str, new: str) -> bytes:
         """The difference of two commits, binary files included."""
-        return self._run("diff", "--no-ext-diff", "--no-textconv", "--no-renames", "--binary", "--full-index", old, new)
+        return self._run(
+            "diff", "--no-ext-diff", "--no-textconv", "--no-renames", "--binary", "--full-index", old, new
+        )
 
     def places(self, old: str, new: str) -> str:
         """The difference for `changes.count`: without context, so that each heading is that of the changed line."""
@@ -105,7 +110,13 @@ class Tree:
         wanted = [path for path in before if now[path] != before[path]]
         restored = [path for path in wanted if before[path] != _ABSENT]
         if restored:
-            self._run("restore", f"--source={old}", "--worktree", "--", *(f":(top,literal){path}" for path in restored))
+            self._run(
+                "restore",
+                f"--source={old}",
+                "--worktree",
+                "--",
+                *(f":(top,literal){path}" for path in restored),
+            )
         for path in wanted:
             if before[path] == _ABSENT:
                 (self.root / path).unlink(missing_ok=True)
@@ -137,7 +148,9 @@ class Tree:
 
     def _commit(self, environment: Mapping[str, str], head: str) -> str:
         tree = self._run("write-tree", environment=environment).decode().strip()
-        done = self._run("commit-tree", tree, "-p", head, "-m", "snapshot of a session", environment=_IDENTITY)
+        done = self._run(
+            "commit-tree", tree, "-p", head, "-m", "snapshot of a session", environment=_IDENTITY
+        )
         return done.decode().strip()
 
     @contextmanager
@@ -154,21 +167,27 @@ class Tree:
         except UsageError:
             return None
 
-    def _run(self, *arguments: str, environment: Mapping[str, str] | None = None, given: bytes = b"") -> bytes:
+    def _run(
+        self, *arguments: str, environment: Mapping[str, str] | None = None, given: bytes = b""
+    ) -> bytes:
         return git(self.root, *arguments, environment=environment, given=given)
 
 
 def find(folder: Path) -> Tree | None:
     """The working tree that ``folder`` is in; None outside of git, or before its first commit."""
     try:
-        root = git(folder, "rev-parse", "--show-toplevel").decode("utf-8", errors="surrogateescape").rstrip("\n")
+        root = (
+            git(folder, "rev-parse", "--show-toplevel").decode("utf-8", errors="surrogateescape").rstrip("\n")
+        )
         git(folder, "rev-parse", "--verify", "--quiet", "HEAD")
     except (UsageError, MachineNotReadyError):
         return None
     return Tree(Path(root)) if root else None
 
 
-def git(folder: Path, *arguments: str, environment: Mapping[str, str] | None = None, given: bytes = b"") -> bytes:
+def git(
+    folder: Path, *arguments: str, environment: Mapping[str, str] | None = None, given: bytes = b""
+) -> bytes:
     """What git prints. Raises UsageError with what it said where it fails."""
     try:
         done = subprocess.run(

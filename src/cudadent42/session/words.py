@@ -73,15 +73,33 @@ def status_lines(session: Session, here: Instant | None = None) -> list[str]:
         spent += f", ${state.usd:.2f}{limit} ({settings.rate})"
     lines = [f"{session.name}: {state.end.end.value if state.end else 'open'}, {spent}"]
     for index, item in enumerate(state.checkpoints):
-        mark = "overridden" if item.overridden else "passed" if item.passed else "now" if _now(state, index) else ""
-        lines.append(f"  {item.plan.name:12} {item.seconds / 60:6.1f} of {item.plan.minutes:g} min  {mark}".rstrip())
+        mark = (
+            "overridden"
+            if item.overridden
+            else "passed"
+            if item.passed
+            else "now"
+            if _now(state, index)
+            else ""
+        )
+        lines.append(
+            f"  {item.plan.name:12} {item.seconds / 60:6.1f} of {item.plan.minutes:g} min  {mark}".rstrip()
+        )
     for attempt in state.attempts:
-        figure = f", {attempt.run.speedup:.3f}x {attempt.run.verdict}" if attempt.run and attempt.run.speedup else ""
-        lines.append(f"  attempt {attempt.number}: {outcome_word(attempt.outcome)}{figure}; {attempt.description}")
+        figure = (
+            f", {attempt.run.speedup:.3f}x {attempt.run.verdict}"
+            if attempt.run and attempt.run.speedup
+            else ""
+        )
+        lines.append(
+            f"  attempt {attempt.number}: {outcome_word(attempt.outcome)}{figure}; {attempt.description}"
+        )
     lines += [f"  warning: {text}" for text in state.warnings]
     if state.working is not None:
         holder = holder_of(session.path.parent)
-        lines.append(f"  {'at work' if holder else 'cut off'}: {state.working.run or state.working.checkpoint}")
+        lines.append(
+            f"  {'at work' if holder else 'cut off'}: {state.working.run or state.working.checkpoint}"
+        )
     step = next_step(state)
     return [*lines, f"next: {step}"] if step else lines
 
@@ -94,7 +112,9 @@ def next_step(state: State) -> str:
     pending = state.pending
     if current.plan.work is Work.CHANGE and pending is not None:
         if pending.outcome is AttemptOutcome.FAILED:
-            return "cudadent42 session run --revert (or --keep), or change something and cudadent42 session run"
+            return (
+                "cudadent42 session run --revert (or --keep), or change something and cudadent42 session run"
+            )
         return "cudadent42 session run"
     if _done(state):
         return "cudadent42 session next"

@@ -1,4 +1,4 @@
-"""What a session has done for it: measuring, racing, profiling, judging. The one place that knows the rest of the lab."""
+"""What a session has others do: measuring, racing, profiling, judging. Its one place that knows the rest of the lab."""
 
 from __future__ import annotations
 
