@@ -291,12 +291,17 @@ def create_folder(path: Path) -> None:
 
 
 def write_json(path: Path, record: object) -> None:
-    """Replace ``path`` atomically: a reader sees the old file or the new one, never half of one."""
+    """Replace ``path`` atomically by a record: a reader sees the old file or the new one, never half of one."""
+    write_text(path, dumps(record) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace ``path`` atomically."""
     with _disk_errors(path.parent):
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(dumps(record) + "\n")
+                file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
             os.chmod(temporary, 0o666 & ~_umask())

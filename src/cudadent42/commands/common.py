@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
+from cudadent42.commands import trace
 from cudadent42.errors import ExitCode
 from cudadent42.records import CacheState, TimerKind
 
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cudadent42.plan import Choices
+    from cudadent42.progress import Observer
 
 JSON_SCHEMA_VERSION = 1
 """Of what ``--json`` prints."""
@@ -99,6 +103,16 @@ def print_json(document: dict[str, Any]) -> None:
     print(json.dumps(encode({"schema_version": JSON_SCHEMA_VERSION, **document}), indent=2, allow_nan=False))
 
 
+@contextmanager
+def watching(verbose: bool) -> Iterator[Observer]:
+    """Shows on standard error how far the work is, and remembers what it said for the lessons of a failure."""
+    from cudadent42.progress import observer
+
+    with observer(console_for(stderr=True), verbose) as watcher:
+        yield trace.Heard(watcher)
+
+
 def fail(message: str, code: ExitCode) -> NoReturn:
+    trace.current().lines.extend(message.splitlines())
     print(f"error: {message}", file=sys.stderr)
     raise typer.Exit(code)

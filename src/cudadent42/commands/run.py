@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from cudadent42.commands.common import choices_of, command_line, console_for, fail, print_json, print_line
+from cudadent42.commands import trace
+from cudadent42.commands.common import (
+    choices_of,
+    command_line,
+    console_for,
+    fail,
+    print_json,
+    print_line,
+    watching,
+)
 from cudadent42.commands.gate import gates_document, print_gates
 from cudadent42.options import (
     BudgetOption,
@@ -143,12 +152,15 @@ Start = Callable[["Observer", "Callable[[RunWriter], None]"], "Outcome"]
 
 def carry_out(start: Start, verbose: bool, as_json: bool, with_report: bool) -> NoReturn:
     """A run from its beginning to the exit code, with what it says on the way."""
-    from cudadent42.progress import observer
-
     opened: list[RunWriter] = []
+
+    def remember(folder: RunWriter) -> None:
+        opened.append(folder)
+        trace.current().folders.append(folder.path)
+
     try:
-        with observer(console_for(stderr=True), verbose) as watcher:
-            outcome = start(watcher, opened.append)
+        with watching(verbose) as watcher:
+            outcome = start(watcher, remember)
     except BaseException:
         for folder in opened:
             print(f"{folder.sample_count} samples are kept in {folder.path}", file=sys.stderr)
