@@ -1,0 +1,307 @@
+"""Nsight Compute: where it is, whether it may read counters, how it is run, and its reports read."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cudadent42.errors import LabError, MachineNotReadyError
+from cudadent42.profile.metrics import RawMetric, light_set
+
+MIN_VERSION = (2023, 1)
+"""The first that knows Hopper's metrics by these names."""
+
+_PLACES = (
+    "opt/nvidia/nsight-compute/*/ncu",
+    "usr/local/cuda*/bin/ncu",
+    "usr/local/NVIDIA-Nsight-Compute*/ncu",
+    "opt/cuda/bin/ncu",
+)
+_VERSION = re.compile(r"Version (\d+)\.(\d+)(?:\.(\d+))?")
+_VERSION_TIMEOUT_S = 20
+_IMPORT_TIMEOUT_S = 60
+MAX_LAUNCHES = 16
+"""Kernels of one call that are looked at."""
+
+_DENIED = "ERR_NVGPUCTRPERM"
+_ERRORS = re.compile(r"==ERROR==\s*(.*)")
+_PARAMETERS = Path("proc/driver/nvidia/params")
+_ADMIN_ONLY = re.compile(r"RmProfilingAdminOnly:\s*(\d)")
+_CAPABILITIES = re.compile(r"CapEff:\s*([0-9a-fA-F]+)")
+_CAP_SYS_ADMIN = 21
+
+ADMIN_REMEDY = (
+    "echo 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' | "
+    "sudo tee /etc/modprobe.d/nvidia-profiling.conf && sudo reboot"
+)
+CONTAINER_REMEDY = (
+    "start the container with --cap-add=SYS_ADMIN, or ask its host for open performance counters"
+)
+
+
+@dataclass(frozen=True)
+class Tool:
+    """An installed Nsight Compute."""
+
+    path: Path
+    version: tuple[int, ...]
+    """``(2025, 3, 1)``; empty where it did not say."""
+
+    @property
+    def version_text(self) -> str:
+        return ".".join(map(str, self.version)) or "unknown version"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one profiled launch is called, and its metrics by Nsight Compute's names."""
+
+    kernel: str
+    metrics: dict[str, RawMetric]
+
+
+class CountersDeniedError(MachineNotReadyError):
+    """This user may not read the GPU's counters, or this machine has none to read."""
+
+
+class ProfilerFailedError(LabError):
+    """Nsight Compute ran and gave no profile."""
+
+
+def find(root: Path = Path("/")) -> Path | None:
+    """``ncu`` on the PATH, else in the places where installers put it, the newest first."""
+    on_path = shutil.which("ncu")
+    if on_path:
+        return Path(on_path)
+    found = [path for pattern in _PLACES for path in root.glob(pattern) if os.access(path, os.X_OK)]
+    return max(found, key=lambda path: _numbers(str(path)), default=None)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", text))
+
+
+def tool(path: Path) -> Tool:
+    """The installation at ``path``, with its version. It may hang or not run at all: then without."""
+    try:
+        done = subprocess.run(
+            [str(path), "--version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return Tool(path, ())
+    match = _VERSION.search(done.stdout)
+    return Tool(path, tuple(int(part) for part in match.groups() if part) if match else ())
+
+
+def counters_closed(root: Path = Path("/")) -> bool | None:
+    """Whether the driver keeps the counters from a process like this; None where it does not say."""
+    try:
+        found = _ADMIN_ONLY.search((root / _PARAMETERS).read_text())
+    except OSError:
+        return None
+    if found is None:
+        return None
+    return found[1] == "1" and not _may_administer(root)
+
+
+def _may_administer(root: Path) -> bool:
+    try:
+        found = _CAPABILITIES.search((root / "proc/self/status").read_text())
+    except OSError:
+        return False
+    return found is not None and bool(int(found[1], 16) >> _CAP_SYS_ADMIN & 1)
+
+
+def in_container(root: Path = Path("/")) -> bool:
+    return (root / ".dockerenv").exists() or (root / "run/.containerenv").exists()
+
+
+def remedy(root: Path = Path("/")) -> str:
+    """What opens the counters to this process."""
+    return CONTAINER_REMEDY if in_container(root) else ADMIN_REMEDY
+
+
+def command(
+    ncu: Path,
+    output: Path,
+    target: Sequence[str],
+    *,
+    full: bool,
+    cold: bool,
+    kernel: str = "",
+    launches: int = MAX_LAUNCHES,
+) -> list[str]:
+    """The command line that profiles what ``target`` does between cudaProfilerStart and cudaProfilerStop.
+
+    The clocks are left alone. ``cold`` empties the caches before each pass; ``kernel`` is a regular expression of
+    function names, for a call of many kernels; no more than ``launches`` are looked at.
+    """
+    chosen = ["--set", "full", "--import-source", "yes"] if full else []
+    return [
+        str(ncu),
+        *("--clock-control", "none", "--cache-control", "all" if cold else "none"),
+        *("--profile-from-start", "off", "--launch-count", str(launches)),
+        *(("--kernel-name", f"regex:{kernel}") if kernel else ()),
+        *chosen,
+        *("--metrics", ",".join(light_set())),
+        *("--force-overwrite", "--export", str(output)),
+        *target,
+    ]
+
+
+def run(arguments: Sequence[str], output: Path, *, timeout_s: float, log: Path) -> None:
+    """Run such a command; what it and the target print goes to ``log``.
+
+    Raises:
+        CountersDeniedError: the counters may not be read here; the message has the remedy.
+        ProfilerFailedError: no report came of it, for the reason given.
+    """
+    with log.open("wb") as file:
+        try:
+            done = subprocess.run(
+                arguments, stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=timeout_s
+            )
+        except OSError as error:
+            raise ProfilerFailedError(f"{arguments[0]} does not run: {error.strerror}") from error
+        except subprocess.TimeoutExpired as error:
+            raise ProfilerFailedError(
+                f"ncu was still at it after {timeout_s:.0f} s; see {log.name}, or take a smaller case"
+            ) from error
+    text = log.read_text(errors="replace")
+    if _DENIED in text:
+        raise CountersDeniedError(
+            f"this user may not read the GPU's performance counters ({_DENIED}); {remedy()}"
+        )
+    if done.returncode != 0 or not output.is_file():
+        raise ProfilerFailedError(f"ncu profiled nothing ({_reason(text)}); see {log.name}")
+
+
+def _reason(text: str) -> str:
+    errors = _ERRORS.findall(text)
+    if errors:
+        return str(errors[-1]).strip()[:300]
+    if "No kernels were profiled" in text:
+        return "the call launched no kernel"
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip()[:300] if lines else "it printed nothing"
+
+
+def read(ncu: Path, report: Path) -> list[Report]:
+    """Every launch in a report: through NVIDIA's Python interface where it loads, else by a CSV export.
+
+    Raises ProfilerFailedError where neither works.
+    """
+    module = _python_interface(ncu)
+    return _read_in_python(module, report) if module is not None else read_csv(export_csv(ncu, report))
+
+
+def _python_interface(ncu: Path) -> Any:
+    """NVIDIA's ``ncu_report`` of this installation; None where it is not there or is for another Python."""
+    name = "ncu_report"
+    if name in sys.modules:
+        return sys.modules[name]
+    file = next((path / "extras/python/ncu_report.py" for path in _roots(ncu) if _has_interface(path)), None)
+    if file is None:
+        return None
+    folder = str(file.parent)
+    sys.path.insert(0, folder)  # it imports its own binary part by name
+    try:
+        return importlib.import_module(name)
+    except (ImportError, OSError, AttributeError):
+        sys.modules.pop(name, None)
+        return None
+    finally:
+        sys.path.remove(folder)
+
+
+def _has_interface(root: Path) -> bool:
+    return (root / "extras/python/ncu_report.py").is_file()
+
+
+def _roots(ncu: Path) -> list[Path]:
+    """Folders that may be the installation of an ``ncu``, which can be a script elsewhere."""
+    beside = [ncu.resolve().parent, *ncu.resolve().parents]
+    version = ".".join(map(str, tool(ncu).version))
+    return [*beside, *(Path("/opt/nvidia/nsight-compute").glob(f"{version}*") if version else ())]
+
+
+def _read_in_python(module: Any, report: Path) -> list[Report]:
+    context = module.load_report(str(report))
+    actions = [context.range_by_idx(r).action_by_idx(a) for r, a in _indices(context)]
+    return [Report(action.name(), _metrics(action)) for action in actions]
+
+
+def _indices(context: Any) -> list[tuple[int, int]]:
+    ranges = range(context.num_ranges())
+    return [(r, a) for r in ranges for a in range(context.range_by_idx(r).num_actions())]
+
+
+def _metrics(action: Any) -> dict[str, RawMetric]:
+    found = {}
+    for name in light_set():
+        metric = action.metric_by_name(name)
+        if metric is None:
+            continue
+        value = metric.value()
+        number = float(value) if isinstance(value, (int, float)) else math.nan
+        found[name] = RawMetric(number, metric.unit() or "")
+    return found
+
+
+def export_csv(ncu: Path, report: Path) -> str:
+    """A report's raw page as CSV, in base units. Raises ProfilerFailedError."""
+    arguments = [str(ncu), "--import", str(report), "--page", "raw", "--csv", "--print-units", "base"]
+    try:
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=_IMPORT_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ProfilerFailedError(f"ncu cannot read {report.name} back: {error}") from error
+    if done.returncode != 0:
+        raise ProfilerFailedError(
+            f"ncu cannot read {report.name} back ({_reason(done.stdout + done.stderr)})"
+        )
+    return done.stdout
+
+
+def read_csv(text: str) -> list[Report]:
+    """Every launch of such a CSV: a line of names, a line of units, a line per launch.
+
+    Raises ProfilerFailedError for what is no such table.
+    """
+    table = "\n".join(line for line in text.splitlines() if line and not line.startswith("=="))
+    rows = list(csv.DictReader(io.StringIO(table)))
+    if not rows or "Kernel Name" not in rows[0]:
+        raise ProfilerFailedError("the profiler's CSV has no table of kernels in it")
+    units, launches = rows[0], rows[1:]
+    return [
+        Report(
+            row["Kernel Name"] or "",
+            {
+                name: RawMetric(_number(value), units.get(name) or "")
+                for name, value in row.items()
+                if name is not None and isinstance(value, str) and _is_metric(name)
+            },
+        )
+        for row in launches
+    ]
+
+
+def _is_metric(name: str) -> bool:
+    return "__" in name
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return math.nan
