@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from cudadent42 import __version__
-from cudadent42.commands import inventory, run, stages
+from cudadent42.commands import inventory, profile, run, stages
 from cudadent42.commands.common import fail
 from cudadent42.errors import ExitCode, LabError
 from flashmoe_science.errors import BuildError, DeviceError, InputError
@@ -59,6 +59,8 @@ for command in (
     stages.build,
     stages.verify,
     stages.report,
+    profile.profile,
+    profile.doctor,
     inventory.suites,
     inventory.implementations,
 ):

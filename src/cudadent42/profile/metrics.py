@@ -25,6 +25,7 @@ _L1_WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared"
 
 COUNTERS: dict[str, tuple[str, ...]] = {
     "time_s": ("gpu__time_duration.sum",),
+    "max_clock_khz": ("device__attribute_max_gpu_frequency_khz", "device__attribute_clock_rate"),
     "clock_hz": ("smsp__cycles_elapsed.avg.per_second",),
     "sm_share": (f"sm__throughput.{_ELAPSED}",),
     "memory_share": (f"gpu__compute_memory_throughput.{_ELAPSED}",),
@@ -155,9 +156,16 @@ def derive(values: Mapping[str, float]) -> dict[str, float]:
     if waves is not None and waves > 0:
         derived["tail_share"] = 1 - waves / math.ceil(waves)
     ratio("sm_balance", get("sm_cycles_avg"), get("sm_cycles_max"))
+    if "sm_balance" in derived:
+        derived["imbalance_share"] = 1 - derived["sm_balance"]
     ratio("sm_active_share", get("sm_cycles_avg"), get("sm_cycles_elapsed"))
     if "sm_active_share" in derived:
         derived["sm_idle_share"] = 1 - derived["sm_active_share"]
+    if get("max_clock_khz", 0.0) and "clock_hz" in values:
+        derived["clock_loss"] = 1 - values["clock_hz"] / (values["max_clock_khz"] * 1e3)
+    if "threads_per_instruction" in values:
+        derived["idle_lane_share"] = 1 - values["threads_per_instruction"] / 32
+    ratio("grid_fill", get("grid_blocks"), get("multiprocessors"))
     for name in STALLS:
         ratio(f"{name}_share", get(f"stall_{name}"), get("warp_latency"))
     return derived

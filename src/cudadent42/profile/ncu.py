@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -160,7 +160,14 @@ def command(
     ]
 
 
-def run(arguments: Sequence[str], output: Path, *, timeout_s: float, log: Path) -> None:
+def run(
+    arguments: Sequence[str],
+    output: Path,
+    *,
+    timeout_s: float,
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+) -> None:
     """Run such a command; what it and the target print goes to ``log``.
 
     Raises:
@@ -170,7 +177,12 @@ def run(arguments: Sequence[str], output: Path, *, timeout_s: float, log: Path) 
     with log.open("wb") as file:
         try:
             done = subprocess.run(
-                arguments, stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=timeout_s
+                arguments,
+                env=None if environment is None else dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                timeout=timeout_s,
             )
         except OSError as error:
             raise ProfilerFailedError(f"{arguments[0]} does not run: {error.strerror}") from error
