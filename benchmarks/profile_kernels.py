@@ -231,6 +231,7 @@ def measure(folder: Path, full: bool) -> None:
     target = (sys.executable, str(Path(__file__).resolve()), "--launch")
     arguments = ncu.command(path, report, target, full=full, cold=False, launches=_MOST_LAUNCHES)
     ncu.run(arguments, report, timeout_s=_TIMEOUT_S, log=folder / "ncu.log")
+    print("profiled, reading the report", flush=True)
     launches = ncu.read(path, report)
     if len(launches) != len(SUBJECTS):
         sys.exit(f"{len(SUBJECTS)} kernels were expected, profiled were {[one.kernel for one in launches]}")

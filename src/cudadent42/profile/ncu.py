@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import io
+import json
 import math
 import os
 import re
@@ -33,6 +33,9 @@ _VERSION_TIMEOUT_S = 20
 _IMPORT_TIMEOUT_S = 60
 MAX_LAUNCHES = 16
 """Kernels of one call that are looked at."""
+
+_INTERFACE = Path("extras/python")
+_READER = Path(__file__).with_name("ncu_reader.py")
 
 _DENIED = "ERR_NVGPUCTRPERM"
 _ERRORS = re.compile(r"==ERROR==\s*(.*)")
@@ -210,65 +213,43 @@ def _reason(text: str) -> str:
 
 
 def read(ncu: Path, report: Path) -> list[Report]:
-    """Every launch in a report: through NVIDIA's Python interface where it loads, else by a CSV export.
+    """Every launch in a report: through NVIDIA's Python interface where it works, else by a CSV export.
 
     Raises ProfilerFailedError where neither works.
     """
-    module = _python_interface(ncu)
-    return _read_in_python(module, report) if module is not None else read_csv(export_csv(ncu, report))
+    found = _read_in_python(ncu, report)
+    return read_csv(export_csv(ncu, report)) if found is None else found
 
 
-def _python_interface(ncu: Path) -> Any:
-    """NVIDIA's ``ncu_report`` of this installation; None where it is not there or is for another Python."""
-    name = "ncu_report"
-    if name in sys.modules:
-        return sys.modules[name]
-    file = next((path / "extras/python/ncu_report.py" for path in _roots(ncu) if _has_interface(path)), None)
-    if file is None:
+def _read_in_python(ncu: Path, report: Path) -> list[Report] | None:
+    """None where the interface is not installed, is for another Python, or ends the process."""
+    interface = next((path / _INTERFACE for path in _roots(ncu) if (path / _INTERFACE).is_dir()), None)
+    if interface is None:
         return None
-    folder = str(file.parent)
-    sys.path.insert(0, folder)  # it imports its own binary part by name
+    arguments = [sys.executable, str(_READER), str(interface), str(report)]
     try:
-        return importlib.import_module(name)
-    except (ImportError, OSError, AttributeError):
-        sys.modules.pop(name, None)
+        done = subprocess.run(
+            arguments, input="\n".join(light_set()), capture_output=True, text=True, timeout=_IMPORT_TIMEOUT_S
+        )
+        launches = json.loads(done.stdout) if done.returncode == 0 else None
+    except (OSError, subprocess.TimeoutExpired, ValueError):
         return None
-    finally:
-        sys.path.remove(folder)
+    return None if launches is None else [_report(launch) for launch in launches]
 
 
-def _has_interface(root: Path) -> bool:
-    return (root / "extras/python/ncu_report.py").is_file()
+def _report(launch: dict[str, Any]) -> Report:
+    metrics = {
+        name: RawMetric(math.nan if value is None else value, unit)
+        for name, (value, unit) in launch["metrics"].items()
+    }
+    return Report(launch["kernel"], metrics)
 
 
 def _roots(ncu: Path) -> list[Path]:
     """Folders that may be the installation of an ``ncu``, which can be a script elsewhere."""
-    beside = [ncu.resolve().parent, *ncu.resolve().parents]
-    version = ".".join(map(str, tool(ncu).version))
-    return [*beside, *(Path("/opt/nvidia/nsight-compute").glob(f"{version}*") if version else ())]
-
-
-def _read_in_python(module: Any, report: Path) -> list[Report]:
-    context = module.load_report(str(report))
-    actions = [context.range_by_idx(r).action_by_idx(a) for r, a in _indices(context)]
-    return [Report(action.name(), _metrics(action)) for action in actions]
-
-
-def _indices(context: Any) -> list[tuple[int, int]]:
-    ranges = range(context.num_ranges())
-    return [(r, a) for r in ranges for a in range(context.range_by_idx(r).num_actions())]
-
-
-def _metrics(action: Any) -> dict[str, RawMetric]:
-    found = {}
-    for name in light_set():
-        metric = action.metric_by_name(name)
-        if metric is None:
-            continue
-        value = metric.value()
-        number = float(value) if isinstance(value, (int, float)) else math.nan
-        found[name] = RawMetric(number, metric.unit() or "")
-    return found
+    version = ".".join(map(str, tool(ncu).version[:3]))
+    elsewhere = Path("/opt/nvidia/nsight-compute").glob(f"{version}*") if version else ()
+    return [*ncu.resolve().parents, *elsewhere]
 
 
 def export_csv(ncu: Path, report: Path) -> str:
