@@ -44,6 +44,12 @@ class BlockMeasured:
 
 
 @dataclass(frozen=True)
+class PeaksMeasured:
+    peaks: dict[str, float]
+    """Ceilings of the device, as ``Results.peaks``."""
+
+
+@dataclass(frozen=True)
 class Skipped:
     """A case, or one implementation of it, is not verified or not timed."""
 
@@ -80,13 +86,22 @@ class StageFailed:
 
 
 Event = (
-    Progress | Alive | CaseVerified | BlockMeasured | Skipped | Message | WorkerLost | StageDone | StageFailed
+    Progress
+    | Alive
+    | CaseVerified
+    | BlockMeasured
+    | PeaksMeasured
+    | Skipped
+    | Message
+    | WorkerLost
+    | StageDone
+    | StageFailed
 )
 
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        *(Progress, Alive, CaseVerified, BlockMeasured),
+        *(Progress, Alive, CaseVerified, BlockMeasured, PeaksMeasured),
         *(Skipped, Message, WorkerLost, StageDone, StageFailed),
     )
 }

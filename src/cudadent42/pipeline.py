@@ -22,7 +22,7 @@ from cudadent42.progress import Observer
 from cudadent42.records import BenchReport, BuildReport, MachineReport, Plan, Results, VerifyReport
 from cudadent42.runs import RunWriter, check_output, create_default_folder
 from cudadent42.source import revision
-from cudadent42.worker import Worker, run_stage
+from cudadent42.worker import LostError, Worker, measure_peaks, run_stage
 from flashmoe_science import cpu
 from flashmoe_science.errors import BuildError, DeviceError
 
@@ -70,8 +70,8 @@ class Prepared:
 
 def prepare(request: Request, observer: Observer) -> Prepared:
     """The plan, and preflight for it. Bad input is found before the machine is looked at, as it is faster."""
-    plan = make_plan(request.choices, "cpu", implementations.registry())
     device = parse_device(request.device)
+    _check_choices(request.choices, device)
     if request.output is not None:
         check_output(request.output)
     observer.stage("preflight")
@@ -84,16 +84,27 @@ def prepare(request: Request, observer: Observer) -> Prepared:
             "this machine is not ready, for the reasons above; `cudadent42 preflight` shows all checks, "
             "--ignore-preflight goes on regardless"
         )
-    plan = make_plan(
-        request.choices, chosen_device(context), implementations.registry()
-    )  # the margin is the device's
+    plan = make_plan(request.choices, chosen_device(context), implementations.registry)
     for name in plan.implementations:
         if implementations.is_plug_in(name):
             continue  # the worker's business: this process runs no code but its own
-        reason = implementations.why_not(implementations.get(name), plan.device)
+        reason = implementations.why_not(implementations.get(name, plan.operation), plan.device)
         if reason:
             raise UsageError(f"{name} cannot run on {plan.device}: {reason}")
     return Prepared(plan, machine)
+
+
+def _check_choices(choices: Choices, device: str) -> None:
+    """Raises UsageError where there is no plan on any device that may be meant: a suite can have other cases on CPU."""
+    possible = ("cuda:0", "cpu") if device == "auto" else (device,)
+    errors: list[UsageError] = []
+    for each in possible:
+        try:
+            make_plan(choices, each, implementations.registry)
+        except UsageError as error:
+            errors.append(error)
+    if len(errors) == len(possible):
+        raise errors[0]
 
 
 def run(request: Request, observer: Observer, opened: Callable[[RunWriter], None]) -> Outcome:
@@ -115,10 +126,11 @@ def run(request: Request, observer: Observer, opened: Callable[[RunWriter], None
             verified = verify(plan, worker, observer)
             folder.write_verify(verified)
             benched = _bench(plan, verified, worker, observer, folder)
+            peaks = _peaks(plan, worker, observer)
         verified = replace(verified, cases=(*verified.cases, *benched.rechecked))
         folder.write_verify(verified)
         observer.stage("compare")
-        results = compare(plan, benched.samples, benched.skipped, _peaks(plan, observer))
+        results = compare(plan, benched.samples, benched.skipped, peaks)
         folder.write_results(results)
         if request.with_report:
             observer.stage("report")
@@ -193,13 +205,11 @@ def _tell(event: Event, observer: Observer) -> None:
         observer.note(f"{event.result.case}: {event.result.implementation} is wrong: {event.result.detail}")
 
 
-def _peaks(plan: Plan, observer: Observer) -> dict[str, float]:
+def _peaks(plan: Plan, worker: Worker, observer: Observer) -> dict[str, float]:
     """The machine's ceilings, measured now; none where they cannot be."""
-    if plan.device != "cpu":
-        return {}
     try:
-        return cpu.measure_peaks()
-    except (BuildError, DeviceError) as error:
+        return cpu.measure_peaks() if plan.device == "cpu" else measure_peaks(plan, worker)
+    except (BuildError, DeviceError, LostError) as error:
         observer.note(f"the machine's peaks are not measured: {error}")
         return {}
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from cudadent42.inputs import DTYPES
+from cudadent42.dtypes import DTYPES
 
 _SIDES = {"fp16": 8192, "bf16": 8192, "fp32": 4096}
 """Of the square matrices: large enough for the tensor cores to be all that counts."""

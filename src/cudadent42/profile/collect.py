@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cudadent42.cases import Case
 from cudadent42.errors import LabError, MachineNotReadyError
 from cudadent42.profile import ncu, perf, sass
 from cudadent42.profile.metrics import read_counters
 from cudadent42.profile.records import SCHEMA_VERSION, Launch, Profile, Source
 from cudadent42.profile.target import Answer, Request, Task
 from cudadent42.progress import Observer
-from cudadent42.records import BuildReport, CacheState, Case, Plan
+from cudadent42.records import BuildReport, CacheState, Plan
 from cudadent42.serialise import dumps, loads
 from flashmoe_science.jit.records import KernelBuild
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+from cudadent42.cases import Case
 from cudadent42.errors import LabError, UsageError
 from cudadent42.profile import store
 from cudadent42.profile.collect import Wish, collect, matching_build
@@ -13,7 +14,7 @@ from cudadent42.profile.diagnosis import diagnose
 from cudadent42.profile.records import SCHEMA_VERSION, Diagnosis, Profile, Source
 from cudadent42.profile.sass import count
 from cudadent42.progress import Observer, Quiet
-from cudadent42.records import Case, Comparison
+from cudadent42.records import Comparison
 from cudadent42.runs import RunFolder, load_run
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cudadent42 import pipeline, report
+from cudadent42.build import build_for
 from cudadent42.errors import UsageError
 from cudadent42.plan import Choices
 from cudadent42.profile import store
@@ -57,7 +58,10 @@ def run(request: Request, observer: Observer) -> Outcome:
     source = revision()
     path = request.output or create_default_folder(f"profile-{plan.cases[0].name}", source)
     with RunWriter(path, plan, prepared.machine, source, request.command, save_samples=False) as folder:
-        built = pipeline.build(plan, observer)
+        observer.stage("build")
+        built = build_for(plan, lambda done, total, what: observer.advance(done / total, what))
+        for failure in built.failures:
+            observer.note(f"{failure.kernel} for {failure.architecture}: {failure.message}")
         folder.set_build(built)
         pipeline.require(built)
         observer.stage("profile")

@@ -74,13 +74,13 @@ def serve(request: Request) -> Answer:
     """Do what is asked, in this process."""
     from cudadent42 import implementations
     from cudadent42.device import synchronize, use_device
-    from cudadent42.inputs import random_inputs
+    from cudadent42.operations import numerics
 
     plan = request.plan
     use_device(plan.device)
     case = next(case for case in plan.cases if case.id == request.case)
-    implementation = implementations.get(request.implementation)
-    inputs = random_inputs(case, plan.seed, 0, plan.device)
+    implementation = implementations.get(request.implementation, case.operation)
+    (inputs,) = numerics(case).input_sets(case, plan.seed, 1, plan.device)
     with implementation.context():
         call = implementation.prepare(case, inputs)
         for _ in range(WARM_UPS):

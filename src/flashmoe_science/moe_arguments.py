@@ -1,0 +1,261 @@
+"""What every backend asks of the arguments of the mixture-of-experts functions."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from enum import Enum
+from typing import TypeVar
+
+import torch
+
+from flashmoe_science.arguments import DTYPES
+from flashmoe_science.errors import InputError
+
+SIZE_STEP = 16
+"""The hidden and the intermediate size are multiples of this."""
+MAX_SLOTS = 2**31 - 1
+"""tokens * k, and the number of experts, are counted in int32."""
+RENORMALIZE_FLOOR = 1e-20
+"""Added to the sum that chosen scores are divided by: sigmoids may all be zero."""
+
+E = TypeVar("E", bound=Enum)
+
+
+class Activation(Enum):
+    """What stands between the two products; the names are vLLM's where it has one."""
+
+    SILU = "silu"
+    """silu(gate) * up (SwiGLU)."""
+    GELU = "gelu"
+    """gelu(gate) * up (GeGLU), gelu with the exact erf."""
+    GELU_TANH = "gelu_tanh"
+    """gelu(gate) * up, gelu by its approximation with tanh."""
+    SILU_NO_MUL = "silu_no_mul"
+    GELU_NO_MUL = "gelu_no_mul"
+    RELU2_NO_MUL = "relu2_no_mul"
+    """relu(x)^2, without a gate, as the two above."""
+
+    @property
+    def gated(self) -> bool:
+        """Whether w13 has two rows for each intermediate value, gate and up; else one."""
+        return self in (Activation.SILU, Activation.GELU, Activation.GELU_TANH)
+
+
+class W13Layout(Enum):
+    """Order of w13's rows where the activation is gated."""
+
+    CONCAT = "concat"
+    """All gate rows, then all up rows."""
+    INTERLEAVED = "interleaved"
+    """gate 0, up 0, gate 1, up 1, ..."""
+
+
+class Scores(Enum):
+    """What routing makes of the router's logits."""
+
+    SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
+
+
+def parse_choice(kind: type[E], value: object, name: str) -> E:
+    """The member of ``kind`` that ``value`` is or names. Raises InputError, with the known words."""
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(repr(member.value) for member in kind)
+        raise InputError(f"{name} is {value!r}; expected one of {known}") from None
+
+
+def check_moe_arguments(
+    hidden_states: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    activation: Activation,
+    out: torch.Tensor | None = None,
+) -> None:
+    """Raise InputError, with what to do, unless the arguments make sense together.
+
+    Expected, all contiguous and on one device: hidden_states (tokens, hidden); w13 (experts, 2 * intermediate,
+    hidden), or (experts, intermediate, hidden) where the activation is not gated; w2 (experts, hidden,
+    intermediate); topk_weights (tokens, k) float32; topk_ids (tokens, k) int32 or int64; k at most experts;
+    hidden and intermediate multiples of 16. hidden_states, w13, w2 and out share one dtype.
+    """
+    _check_tensor("hidden_states", hidden_states, ("tokens", "hidden"))
+    rows = "2 * intermediate" if activation.gated else "intermediate"
+    _check_tensor("w13", w13, ("experts", rows, "hidden"))
+    _check_tensor("w2", w2, ("experts", "hidden", "intermediate"))
+    _check_tensor("topk_weights", topk_weights, ("tokens", "k"))
+    _check_tensor("topk_ids", topk_ids, ("tokens", "k"))
+    _check_dtype("hidden_states", hidden_states, DTYPES)
+    for name, tensor in (("w13", w13), ("w2", w2)):
+        if tensor.dtype != hidden_states.dtype:
+            raise InputError(
+                f"{name} is {tensor.dtype} but hidden_states is {hidden_states.dtype}; "
+                "expected one dtype: convert with .to()"
+            )
+    _check_dtype("topk_weights", topk_weights, (torch.float32,))
+    _check_dtype("topk_ids", topk_ids, (torch.int32, torch.int64))
+    _check_sizes(hidden_states, w13, w2, activation)
+    _check_routing(hidden_states, w13, topk_weights, topk_ids)
+    named = {"w13": w13, "w2": w2, "topk_weights": topk_weights, "topk_ids": topk_ids}
+    if out is not None:
+        _check_out(out, hidden_states)
+        named["out"] = out
+    for name, tensor in named.items():
+        if tensor.device != hidden_states.device:
+            raise InputError(
+                f"{name} is on {tensor.device} but hidden_states is on {hidden_states.device}; "
+                "expected one device: move it with .to()"
+            )
+    for name, tensor in (("hidden_states", hidden_states), *named.items()):
+        if not tensor.is_contiguous():
+            raise InputError(
+                f"{name} is not contiguous (shape {tuple(tensor.shape)}, strides {tensor.stride()}); "
+                "call .contiguous() on it"
+                + (", once, where the model is loaded" if name in ("w13", "w2") else "")
+            )
+
+
+def reject_overlap(out: torch.Tensor, **inputs: torch.Tensor) -> None:
+    """Raise InputError if ``out`` shares memory with an input: it is written before they have all been read."""
+    first, last = _extent(out)
+    for name, tensor in inputs.items():
+        begin, end = _extent(tensor)
+        if begin < last and first < end:
+            raise InputError(f"out shares memory with {name}; give it memory of its own: torch.empty_like()")
+
+
+def reject_moe_gradients(**tensors: torch.Tensor) -> None:
+    """Raise InputError if autograd would record this call: there is no backward pass."""
+    if not torch.is_grad_enabled():
+        return
+    for name, tensor in tensors.items():
+        if tensor.requires_grad:
+            raise InputError(
+                f"{name} requires a gradient, but there is no backward pass; "
+                "call it under torch.no_grad() or detach() the tensor"
+            )
+
+
+def check_topk_arguments(
+    logits: torch.Tensor, k: int, correction_bias: torch.Tensor | None, scaling_factor: float
+) -> None:
+    """Raise InputError unless the arguments of routing make sense together.
+
+    Expected: logits (tokens, experts) in float32, bfloat16 or float16, contiguous; k from 1 to experts;
+    correction_bias None or (experts,) float32 on the same device, contiguous; scaling_factor finite.
+    """
+    _check_tensor("logits", logits, ("tokens", "experts"))
+    _check_dtype("logits", logits, DTYPES)
+    experts = logits.shape[1]
+    if isinstance(k, bool) or not isinstance(k, numbers.Integral):
+        raise InputError(f"k is {k!r}; expected a whole number from 1 to the number of experts, {experts}")
+    if not 1 <= k <= experts:
+        raise InputError(f"k is {k} but logits has {experts} experts; expected 1 to {experts}")
+    if logits.shape[0] * k > MAX_SLOTS:
+        raise InputError(f"{logits.shape[0]} tokens times k = {k} exceeds {MAX_SLOTS}; split the tokens")
+    tensors = {"logits": logits}
+    if correction_bias is not None:
+        _check_tensor("correction_bias", correction_bias, ("experts",))
+        _check_dtype("correction_bias", correction_bias, (torch.float32,))
+        if correction_bias.shape[0] != experts:
+            raise InputError(
+                f"correction_bias has {correction_bias.shape[0]} entries but logits has {experts} experts; "
+                "expected one for each"
+            )
+        if correction_bias.device != logits.device:
+            raise InputError(
+                f"correction_bias is on {correction_bias.device} but logits is on {logits.device}; "
+                "expected one device: move it with .to()"
+            )
+        tensors["correction_bias"] = correction_bias
+    for name, tensor in tensors.items():
+        if not tensor.is_contiguous():
+            raise InputError(
+                f"{name} is not contiguous (strides {tensor.stride()}); call .contiguous() on it"
+            )
+    if not isinstance(scaling_factor, numbers.Real) or not math.isfinite(scaling_factor):
+        raise InputError(f"scaling_factor is {scaling_factor!r}; expected a finite number")
+
+
+def _check_tensor(name: str, tensor: object, dimensions: tuple[str, ...]) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise InputError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
+    if tensor.dim() != len(dimensions):
+        raise InputError(
+            f"{name} has {tensor.dim()} dimensions, shape {tuple(tensor.shape)}; "
+            f"expected {len(dimensions)}, ({', '.join(dimensions)}{',' * (len(dimensions) == 1)})"
+        )
+    if tensor.layout is not torch.strided:
+        raise InputError(f"{name} has layout {tensor.layout}; expected a dense tensor: call .to_dense()")
+
+
+def _check_dtype(name: str, tensor: torch.Tensor, allowed: tuple[torch.dtype, ...]) -> None:
+    if tensor.dtype not in allowed:
+        words = " or ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
+        raise InputError(f"{name} has dtype {tensor.dtype}; expected {words}: use .to()")
+
+
+def _check_sizes(
+    hidden_states: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, activation: Activation
+) -> None:
+    hidden = hidden_states.shape[1]
+    experts, _, intermediate = w2.shape
+    if w13.shape[0] != experts:
+        raise InputError(f"w13 has {w13.shape[0]} experts but w2 has {experts}; expected the same")
+    for name, found in (("w13", w13.shape[2]), ("w2", w2.shape[1])):
+        if found != hidden:
+            raise InputError(
+                f"hidden_states has hidden size {hidden} but {name} has {found}; expected the same"
+            )
+    rows = 2 * intermediate if activation.gated else intermediate
+    if w13.shape[1] != rows:
+        words = "2 * intermediate" if activation.gated else "intermediate"
+        raise InputError(
+            f"w13 has {w13.shape[1]} rows for each expert and w2 intermediate size {intermediate}; "
+            f"expected {rows}, {words}, for activation {activation.value!r}"
+        )
+    for name, size in (("hidden", hidden), ("intermediate", intermediate)):
+        if size < SIZE_STEP or size % SIZE_STEP:
+            raise InputError(
+                f"the {name} size is {size}; expected a multiple of {SIZE_STEP}: pad the weights with zeros"
+            )
+
+
+def _check_routing(
+    hidden_states: torch.Tensor, w13: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+) -> None:
+    tokens, experts = hidden_states.shape[0], w13.shape[0]
+    if topk_weights.shape != topk_ids.shape:
+        raise InputError(
+            f"topk_weights {tuple(topk_weights.shape)} and topk_ids {tuple(topk_ids.shape)} differ in shape; "
+            "expected the same (tokens, k)"
+        )
+    if topk_ids.shape[0] != tokens:
+        raise InputError(
+            f"hidden_states has {tokens} tokens but topk_ids has {topk_ids.shape[0]}; expected the same"
+        )
+    k = topk_ids.shape[1]
+    if not 1 <= k <= experts:
+        raise InputError(
+            f"k is {k} (topk_ids' second dimension) with {experts} experts; expected 1 to {experts}"
+        )
+    if tokens * k > MAX_SLOTS:
+        raise InputError(f"{tokens} tokens times k = {k} exceeds {MAX_SLOTS}; split the tokens")
+
+
+def _check_out(out: torch.Tensor, hidden_states: torch.Tensor) -> None:
+    _check_tensor("out", out, ("tokens", "hidden"))
+    if out.shape != hidden_states.shape or out.dtype != hidden_states.dtype:
+        raise InputError(
+            f"out is {tuple(out.shape)} {out.dtype}; expected {tuple(hidden_states.shape)} "
+            f"{hidden_states.dtype}, as hidden_states: torch.empty_like(hidden_states)"
+        )
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    begin = tensor.data_ptr()
+    return begin, begin + tensor.numel() * tensor.element_size()
