@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from cudadent42.bench.peaks import measure_cuda_peaks
-from cudadent42.profile import ncu
+from cudadent42.profile import ncu, ncu_install
 from flashmoe_science import flash_attention
 from flashmoe_science.cuda import forward, portable
 from flashmoe_science.cuda.driver import Launcher, load, make_context_current
@@ -224,7 +224,7 @@ def launch_all() -> None:
 
 def measure(folder: Path, full: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    path = ncu.find()
+    path = ncu_install.find()
     if path is None:
         sys.exit("there is no Nsight Compute on this machine")
     report = folder / "profiles.ncu-rep"
@@ -237,7 +237,7 @@ def measure(folder: Path, full: bool) -> None:
         sys.exit(f"{len(SUBJECTS)} kernels were expected, profiled were {[one.kernel for one in launches]}")
     document = {
         "schema_version": 1,
-        "tool": f"Nsight Compute {ncu.tool(path).version_text}",
+        "tool": f"Nsight Compute {ncu_install.tool(path).version_text}",
         "provenance": provenance("cuda"),
         "peaks": measure_cuda_peaks("cuda:0"),
         "subjects": [

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cudadent42.cases import Case
 from cudadent42.errors import LabError, MachineNotReadyError
-from cudadent42.profile import ncu, perf, sass
+from cudadent42.profile import ncu, ncu_install, perf, sass
 from cudadent42.profile.metrics import read_counters
 from cudadent42.profile.records import SCHEMA_VERSION, Launch, Profile, Source
 from cudadent42.profile.target import Answer, Request, Task
@@ -151,15 +151,15 @@ def _with_counters(profile: Profile, wish: Wish, folder: Path) -> Profile:
     """The profile with counters, or with a note that says why there are none."""
     if not wish.counters:
         return _noted(profile, "the counters were not asked for")
-    path = ncu.find()
+    path = ncu_install.find()
     if path is None:
         return _noted(
             profile,
             "Nsight Compute (ncu) is not installed, so there are no counters; "
             "it comes with the CUDA toolkit, or alone: sudo apt-get install cuda-nsight-compute-13-0",
         )
-    found = ncu.tool(path)
-    if found.version and found.version[:2] < ncu.MIN_VERSION:
+    found = ncu_install.tool(path)
+    if found.version and found.version[:2] < ncu_install.MIN_VERSION:
         profile = _noted(profile, f"Nsight Compute {found.version_text} is old; some metrics may be missing")
     report, log = folder / REPORT, folder / NCU_LOG
     with tempfile.TemporaryDirectory(prefix="cudadent42-profile-") as name:
