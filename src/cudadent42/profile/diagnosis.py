@@ -34,7 +34,7 @@ _WEIGHT = {Certainty.MEASURED: 1.0, Certainty.INFERRED: 0.6, Certainty.SUSPECTED
 _SYMPTOM_WEIGHT = 0.5
 """A symptom says where the time goes; a cause that gives as much says what to do about it."""
 
-_OTHER_MEANS = ("ablation_", "cpu_", "static_", "spill_")
+_OTHER_MEANS = ("ablation_", "cpu_", "static_", "spill_", "cluster_")
 """Quantities that counters are no source of: a profile with counters lacks nothing without them."""
 
 _UNITS = {
@@ -47,7 +47,8 @@ _UNITS = {
     "alu_share": "integer and logic",
     "issue_share": "instruction issue",
 }
-_NEARLY = 0.95
+_PREFERENCE = {"matrix products": 0.9, "memory": 0.75}
+"""These are named even if another unit is a little busier: what they move also goes through the caches."""
 
 _LIMITERS = {
     "fit_registers": "registers",
@@ -121,9 +122,8 @@ def _bound(known: Quantities) -> tuple[str, float]:
     """The unit that the kernel runs against, and how busy it is; latency where none is."""
     shares = {unit: known[name].value for name, unit in _UNITS.items() if name in known}
     if shares:
-        unit = max(shares, key=lambda name: shares[name])
-        if shares.get("memory", 0.0) > _NEARLY * shares[unit]:
-            unit = "memory"  # what comes from memory also goes through the caches
+        most = max(shares.values())
+        unit = next(name for name in shares if shares[name] >= most * _PREFERENCE.get(name, 1.0))
         return (unit if shares[unit] >= BUSY else "latency"), shares[unit]
     if "roof_share" not in known:
         return "unknown", math.nan

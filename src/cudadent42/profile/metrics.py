@@ -35,6 +35,8 @@ COUNTERS: dict[str, tuple[str, ...]] = {
     "registers": ("launch__registers_per_thread",),
     "shared_bytes": ("launch__shared_mem_per_block_allocated", "launch__shared_mem_per_block"),
     "multiprocessors": ("launch__sm_count", "device__attribute_multiprocessor_count"),
+    "cluster_blocks": ("launch__cluster_size",),
+    "clusters_fit": ("launch__cluster_max_active",),
     "fit_registers": ("launch__occupancy_limit_registers",),
     "fit_shared": ("launch__occupancy_limit_shared_mem",),
     "fit_warps": ("launch__occupancy_limit_warps",),
@@ -165,6 +167,11 @@ def derive(values: Mapping[str, float]) -> dict[str, float]:
         derived["clock_loss"] = 1 - values["clock_hz"] / (values["max_clock_khz"] * 1e3)
     if "threads_per_instruction" in values:
         derived["idle_lane_share"] = 1 - values["threads_per_instruction"] / 32
+    if get("cluster_blocks", 0.0) > 1 and get("clusters_fit", 0.0) and "grid_blocks" in values:
+        derived["clusters"] = values["grid_blocks"] / values["cluster_blocks"]
+        cluster_waves = derived["clusters"] / values["clusters_fit"]
+        derived["cluster_waves"] = cluster_waves
+        derived["cluster_tail_share"] = 1 - cluster_waves / math.ceil(cluster_waves)
     ratio("grid_fill", get("grid_blocks"), get("multiprocessors"))
     for name in STALLS:
         ratio(f"{name}_share", get(f"stall_{name}"), get("warp_latency"))

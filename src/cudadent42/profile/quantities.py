@@ -61,9 +61,10 @@ def quantities(profile: Profile) -> Quantities:
     if "busiest_share" in found:
         add("headroom", max(0.0, 1 - found["busiest_share"].value), found["busiest_share"].origin)
     _add_pipes(found)
-    _add_sum(
-        found, "waiting_share", ("long_scoreboard_share", "barrier_share", "membar_share", "sleeping_share")
-    )
+    _add_sum(found, "working_share", ("selected_share", "not_selected_share", "math_pipe_throttle_share"))
+    if "working_share" in found:
+        working = found["working_share"]
+        found["latency_share"] = Quantity(max(0.0, 1 - working.value), working.origin)
     _add_sum(found, "shared_stall_share", ("short_scoreboard_share", "mio_throttle_share"))
     return found
 
@@ -154,6 +155,9 @@ def _add_launch(profile: Profile, launch: Launch, add_to: Quantities) -> None:
         add_to["sm_idle_share"] = Quantity(tail, Origin.MODEL)
 
 
+_NEAR = 0.8
+"""Two units of which one works this much of the other's time are equally responsible."""
+
 _PIPES = ("tensor_share", "xu_share", "fma_share", "alu_share", "lsu_share", "shared_share", "dram_share")
 
 
@@ -167,8 +171,11 @@ def _add_pipes(found: Quantities) -> None:
     found["tensor_leads"] = Quantity(float(shares["tensor_share"] == ordered[0]), origin)
     found["memory_leads"] = Quantity(float(shares["dram_share"] == ordered[0]), origin)
     found["second_pipe_share"] = Quantity(ordered[1], origin)
-    if shares["tensor_share"] > 0:
-        found["xu_over_tensor"] = Quantity(shares["xu_share"] / shares["tensor_share"], origin)
+    found["xu_leads"] = Quantity(float(shares["xu_share"] == ordered[0]), origin)
+    found["leading_pipe_share"] = Quantity(ordered[0], origin)
+    both = {shares["tensor_share"], shares["xu_share"]} == set(ordered[:2])
+    near = min(shares["tensor_share"], shares["xu_share"]) > _NEAR * ordered[0]
+    found["units_take_turns"] = Quantity(float(both and near), origin)
 
 
 def _add_sum(found: Quantities, name: str, parts: tuple[str, ...]) -> None:
