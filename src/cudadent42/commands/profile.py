@@ -45,8 +45,12 @@ def profile(
     full: FullOption = False,
     counters: CountersOption = True,
     ablate: Annotated[
-        bool, typer.Option("--ablate", help="Also time the kernel without exponentials, mask and loads.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--ablate/--no-ablate",
+            help="Also time the kernel without exponentials, mask and loads. Default: without counters.",
+        ),
+    ] = None,
     kernel: Annotated[
         str, typer.Option("--kernel", metavar="REGEX", help="Only kernels of such a name, of a call of many.")
     ] = "",
@@ -62,11 +66,12 @@ def profile(
 
     Writes a run folder with the profile, Nsight Compute's report, the diagnosis and a report.
     """
+    from cudadent42.build import OURS
     from cudadent42.profile.session import Request, run
     from cudadent42.progress import observer
 
     request = Request(
-        choices=choices_of(suite, None, [case], [implementation], None, None, seed, None, l2),
+        choices=choices_of(suite, None, [case], [implementation, OURS], None, None, seed, None, l2),
         implementation=implementation,
         device=device,
         output=output_dir,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cudadent42.build import OURS
 from cudadent42.cases import Case
 from cudadent42.errors import LabError, MachineNotReadyError
 from cudadent42.profile import ncu, ncu_install, perf, sass
@@ -42,7 +43,8 @@ class Wish:
     counters: bool = True
     kernel: str = ""
     """Regular expression of the kernels to look at; all of the call's where empty."""
-    ablate: bool = False
+    ablate: bool | None = None
+    """Also time the kernel without parts of its work; None: where there are no counters."""
 
 
 def collect(wish: Wish, folder: Path, built: BuildReport | None, observer: Observer) -> Profile:
@@ -56,6 +58,9 @@ def collect(wish: Wish, folder: Path, built: BuildReport | None, observer: Obser
     if wish.plan.device.startswith("cuda"):
         observer.advance(0.5, "counters")
         profile = _with_counters(profile, wish, folder)
+        if wish.ablate or (wish.ablate is None and profile.source is Source.MODEL):
+            observer.advance(0.8, "the kernel without parts of its work")
+            profile = _with_ablations(profile, wish)
         return _with_build(profile, built)
     observer.advance(0.5, "instructions and cache misses")
     return _with_perf(profile, wish)
@@ -80,7 +85,6 @@ def _base(wish: Wish, answer: Answer) -> Profile:
         metrics={"multiprocessors": float(answer.multiprocessors)} if answer.multiprocessors else {},
         peaks=answer.peaks or {},
         launches=answer.launches,
-        ablations=answer.ablations,
         notes=answer.notes,
     )
 
@@ -127,7 +131,6 @@ def _write_request(task: Task, wish: Wish, folder: Path, control: Path | None = 
         wish.case.id,
         wish.implementation,
         folder / "answer.json",
-        ablate=wish.ablate,
         control=control,
     )
     path = folder / "request.json"
@@ -198,6 +201,13 @@ def _with_counters(profile: Profile, wish: Wish, folder: Path) -> Profile:
 
 def _noted(profile: Profile, note: str) -> Profile:
     return replace(profile, notes=(*profile.notes, note))
+
+
+def _with_ablations(profile: Profile, wish: Wish) -> Profile:
+    if wish.implementation != OURS:
+        return profile
+    answer = _ask(Task.ABLATE, wish)
+    return replace(profile, ablations=answer.ablations, notes=(*profile.notes, *answer.notes))
 
 
 # ---------------------------------------------------------------- the compiled kernel

@@ -31,7 +31,7 @@ class Request:
     command: tuple[str, ...]
     full: bool = False
     counters: bool = True
-    ablate: bool = False
+    ablate: bool | None = None
     kernel: str = ""
     ignore_preflight: bool = False
 

@@ -1,12 +1,14 @@
 """The process that is profiled: ``python -m cudadent42.profile.target REQUEST``, REQUEST a JSON file.
 
-It prepares the inputs of one case, warms up, and then does one of three things: launches once between the marks that
-a profiler heeds; measures by itself what can be known without counters; or repeats the call under ``perf stat``.
+It prepares the inputs of one case, warms up, and then does one of these: launches once between the marks that a
+profiler heeds; measures by itself what can be known without counters; leaves out parts of the kernel; or repeats the
+call under ``perf stat``.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import sys
@@ -22,6 +24,7 @@ from cudadent42.records import Plan
 from cudadent42.serialise import dumps, loads
 
 if TYPE_CHECKING:
+    from cudadent42.cases import Case
     from cudadent42.implementations import Call
 
 WARM_UPS = 3
@@ -35,7 +38,9 @@ class Task(str, Enum):
     LAUNCH = "launch"
     """One call between cudaProfilerStart and cudaProfilerStop."""
     MEASURE = "measure"
-    """Times, the driver's trace, ceilings, ablations."""
+    """Times, the driver's trace, ceilings."""
+    ABLATE = "ablate"
+    """The kernel without parts of its work."""
     REPEAT = "repeat"
     """The call again and again for a second, counted by ``perf``."""
 
@@ -49,9 +54,6 @@ class Request:
     implementation: str
     output: Path
     """Where the answer goes."""
-    peaks: bool = True
-    """Whether the ceilings are to be measured too."""
-    ablate: bool = False
     control: Path | None = None
     """Folder with the pipes by which ``perf`` is told when to count."""
 
@@ -90,6 +92,8 @@ def serve(request: Request) -> Answer:
             return _launch(call)
         if request.task is Task.REPEAT:
             return _repeat(call, request)
+        if request.task is Task.ABLATE:
+            return _ablate(case, inputs, plan.seed)
         return _measure(call, request)
 
 
@@ -100,7 +104,7 @@ def _launch(call: Call) -> Answer:
     call()
     torch.cuda.synchronize()
     torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
-    return Answer(latency_ms=float("nan"))
+    return Answer(latency_ms=math.nan)
 
 
 def _repeat(call: Call, request: Request) -> Answer:
@@ -112,6 +116,13 @@ def _repeat(call: Call, request: Request) -> Answer:
         calls += 1
     _tell_perf(request.control, "disable")
     return Answer(latency_ms=elapsed / calls * 1e3, calls=calls)
+
+
+def _ablate(case: Case, inputs: object, seed: int) -> Answer:
+    from cudadent42.profile.ablation import ablate
+
+    found, why_not = ablate(case, inputs, seed)
+    return Answer(latency_ms=math.nan, ablations=found, notes=(why_not,) if why_not else ())
 
 
 def _tell_perf(control: Path | None, word: str) -> None:
@@ -136,7 +147,7 @@ def _measure(call: Call, request: Request) -> Answer:
     if not device.startswith("cuda"):
         read = ClockTimer(flush).calibrate([call])
         latency = statistics.median(read().latency_ms for _ in range(READINGS))
-        return Answer(latency_ms=latency, peaks=_cpu_peaks() if request.peaks else None)
+        return Answer(latency_ms=latency, peaks=_cpu_peaks())
     from cudadent42.bench.cuda_timers import cuda_timer
     from cudadent42.bench.peaks import measure_cuda_peaks
     from flashmoe_science.errors import DeviceError
@@ -158,7 +169,7 @@ def _measure(call: Call, request: Request) -> Answer:
         device_name=properties.name,
         architecture=architecture,
         multiprocessors=properties.multi_processor_count,
-        peaks=measure_cuda_peaks(device) if request.peaks else None,
+        peaks=measure_cuda_peaks(device),
         launches=launches,
         notes=tuple(notes),
     )
