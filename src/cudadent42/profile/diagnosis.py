@@ -31,7 +31,7 @@ _CERTAINTY = {
 }
 _WEIGHT = {Certainty.MEASURED: 1.0, Certainty.INFERRED: 0.6, Certainty.SUSPECTED: 0.4}
 """What a bound on the gain counts for in the ranking, by how well the cause is known."""
-_SYMPTOM_WEIGHT = 0.5
+_KIND_WEIGHT = {Kind.CAUSE: 1.0, Kind.SYMPTOM: 0.5, Kind.UNEXPLAINED: 0.1, Kind.LIMIT: 0.0}
 """A symptom says where the time goes; a cause that gives as much says what to do about it."""
 
 _OTHER_MEANS = ("ablation_", "cpu_", "static_", "spill_", "cluster_")
@@ -114,8 +114,7 @@ def _finding(rule: Rule, known: Quantities, profile: Profile) -> Finding:
 
 
 def _rank(finding: Finding) -> float:
-    weight = _SYMPTOM_WEIGHT if finding.kind is Kind.SYMPTOM else 1.0
-    return finding.gain * weight * _WEIGHT[finding.certainty]
+    return finding.gain * _KIND_WEIGHT[finding.kind] * _WEIGHT[finding.certainty]
 
 
 def _bound(known: Quantities) -> tuple[str, float]:

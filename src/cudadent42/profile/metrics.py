@@ -175,4 +175,16 @@ def derive(values: Mapping[str, float]) -> dict[str, float]:
     ratio("grid_fill", get("grid_blocks"), get("multiprocessors"))
     for name in STALLS:
         ratio(f"{name}_share", get(f"stall_{name}"), get("warp_latency"))
+    _add_spill_bound(values, derived)
     return derived
+
+
+def _add_spill_bound(values: Mapping[str, float], derived: dict[str, float]) -> None:
+    """What spills may cost: their instructions, and of what is left the waiting for memory that is for them."""
+    waits = ("lg_throttle_share", "long_scoreboard_share")
+    if "local_share" not in derived or any(name not in derived for name in waits):
+        return
+    others = values.get("load_requests", 0.0) + values.get("store_requests", 0.0)
+    requests = derived["local_instructions"] + others
+    waiting = sum(derived[name] for name in waits) * (derived["local_instructions"] / requests if requests else 0)
+    derived["local_cost_share"] = 1 - (1 - derived["local_share"]) * (1 - min(1.0, waiting))

@@ -40,6 +40,8 @@ class Kind(str, Enum):
     """Something that can be mended."""
     SYMPTOM = "symptom"
     """Where the time goes, which several causes may explain: below a cause that gives as much."""
+    UNEXPLAINED = "unexplained"
+    """Time that nothing accounts for: below all that has a name."""
     LIMIT = "limit"
     """What holds even a good kernel back. Said, not counted among the causes."""
 

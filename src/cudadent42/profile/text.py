@@ -38,7 +38,7 @@ def lines(diagnosis: Diagnosis, verbose: bool = False) -> Iterator[str]:
 
 
 def _finding(number: int, finding: Finding) -> Iterator[str]:
-    kind = ", a symptom" if finding.kind is Kind.SYMPTOM else ""
+    kind = {Kind.SYMPTOM: ", a symptom", Kind.UNEXPLAINED: ", cause not known"}.get(finding.kind, "")
     yield f"{number}. {finding.title} ({finding.certainty.value}{kind}): {gain(finding)}"
     yield f"   {finding.evidence}."
     yield f"   {finding.meaning}"
