@@ -16,6 +16,7 @@ from cudadent42.cases import Case
 from cudadent42.errors import LabError, MachineNotReadyError
 from cudadent42.profile import ncu, ncu_install, perf, sass
 from cudadent42.profile.metrics import read_counters
+from cudadent42.profile.quantities import with_quantities
 from cudadent42.profile.records import SCHEMA_VERSION, Launch, Profile, Source
 from cudadent42.profile.target import Answer, Request, Task
 from cudadent42.progress import Observer
@@ -61,9 +62,9 @@ def collect(wish: Wish, folder: Path, built: BuildReport | None, observer: Obser
         if wish.ablate or (wish.ablate is None and profile.source is Source.MODEL):
             observer.advance(0.8, "the kernel without parts of its work")
             profile = _with_ablations(profile, wish)
-        return _with_build(profile, built)
+        return with_quantities(_with_build(profile, built))
     observer.advance(0.5, "instructions and cache misses")
-    return _with_perf(profile, wish)
+    return with_quantities(_with_perf(profile, wish))
 
 
 def _base(wish: Wish, answer: Answer) -> Profile:

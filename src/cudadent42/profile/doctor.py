@@ -11,6 +11,7 @@ from cudadent42.errors import LabError, UsageError
 from cudadent42.profile import store
 from cudadent42.profile.collect import Wish, collect, matching_build
 from cudadent42.profile.diagnosis import diagnose
+from cudadent42.profile.quantities import with_quantities
 from cudadent42.profile.records import SCHEMA_VERSION, Diagnosis, Profile, Source
 from cudadent42.profile.sass import count
 from cudadent42.progress import Observer, Quiet
@@ -137,9 +138,9 @@ def from_folder(run: RunFolder, case: Case, implementation: str, reason: str) ->
     )
     build = matching_build(built, profile)
     if build is None or build.resources is None:
-        return profile
+        return with_quantities(profile)
     counts = count(build.artifact) if build.artifact.is_file() else None
-    return replace(profile, resources=build.resources, instructions=counts or {})
+    return with_quantities(replace(profile, resources=build.resources, instructions=counts or {}))
 
 
 def _latency_ms(run: RunFolder, case: Case, implementation: str) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from cudadent42.profile import metrics
@@ -67,6 +67,11 @@ def quantities(profile: Profile) -> Quantities:
         found["latency_share"] = Quantity(max(0.0, 1 - working.value), working.origin)
     _add_sum(found, "shared_stall_share", ("short_scoreboard_share", "mio_throttle_share"))
     return found
+
+
+def with_quantities(profile: Profile) -> Profile:
+    """The profile with every known quantity among its metrics, for who reads the file without these rules."""
+    return replace(profile, metrics={name: known.value for name, known in quantities(profile).items()})
 
 
 def main_launch(profile: Profile) -> Launch | None:

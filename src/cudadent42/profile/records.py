@@ -98,7 +98,7 @@ class Profile:
     latency_ms: float
     """Of the call without a profiler; NaN where it was not timed."""
     metrics: dict[str, float]
-    """By the names of ``cudadent42.profile.metrics`` and ``quantities``; fractions, seconds, bytes, hertz, counts."""
+    """By the names of ``metrics`` and ``quantities`` here: fractions of one, seconds, bytes, hertz, counts."""
     missing: dict[str, str] = field(default_factory=dict)
     """Metrics that were asked for and not obtained, with the reason. Never zero instead."""
     peaks: dict[str, float] = field(default_factory=dict)

@@ -76,6 +76,7 @@ def run(request: Request, observer: Observer) -> Outcome:
         )
         profile = collect(wish, path, built, observer)
         diagnosis = diagnose(profile)
+        folder.log("profiled", bound=diagnosis.bound, causes=[finding.rule for finding in diagnosis.causes])
         store.write(path, profile, diagnosis)
     report.write(path)
     return Outcome(path, diagnosis)

@@ -11,6 +11,7 @@ import pytest
 
 from cudadent42.profile import Profile, diagnose
 from cudadent42.profile.diagnosis import WORTH, shown
+from cudadent42.profile.quantities import with_quantities
 from cudadent42.profile.records import Certainty, Kind, Source
 from flashmoe_science.jit.records import Resources
 
@@ -73,6 +74,18 @@ def test_mma_sync_on_hopper_is_what_holds_these_back(profile_of: Make, name: str
     assert diagnose(profile_of(name)).causes[0].rule == "old-tensor-path"
 
 
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("hopper-d64", "turns"),
+        ("decode-long", "cluster-tail"),
+        ("torch-softmax", "memory-below-peak"),
+    ],
+)
+def test_what_is_left_in_good_kernels_is_named(profile_of: Make, name: str, rule: str) -> None:
+    assert diagnose(profile_of(name)).causes[0].rule == rule
+
+
 def test_specialised_warps_are_allowed_few_warps(profile_of: Make) -> None:
     (occupancy,) = (one for one in diagnose(profile_of("hopper-full")).thresholds if one.name == "occupancy")
     assert occupancy.value < 0.2
@@ -132,6 +145,14 @@ def test_an_empty_profile_says_that_nothing_is_known(profile_of: Make) -> None:
     diagnosis = diagnose(empty)
     assert diagnosis.bound == "unknown"
     assert diagnosis.causes == ()
+
+
+def test_a_profile_with_its_quantities_is_judged_alike(recorded: dict[str, Any], profile_of: Make) -> None:
+    """What is written into the file for others to read changes nothing when it is read back."""
+    for subject in recorded["subjects"]:
+        for counters in (True, False):
+            profile = profile_of(subject["name"], counters=counters)
+            assert diagnose(with_quantities(profile)) == diagnose(profile)
 
 
 # ---------------------------------------------------------------- without counters
