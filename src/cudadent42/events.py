@@ -57,6 +57,12 @@ class BlockMeasured:
 
 
 @dataclass(frozen=True)
+class PeaksMeasured:
+    peaks: dict[str, float]
+    """Ceilings of the device, as ``Results.peaks``."""
+
+
+@dataclass(frozen=True)
 class Skipped:
     """A case, or one implementation of it, is not verified or not timed."""
 
@@ -99,6 +105,7 @@ Event = (
     | KernelFailed
     | CaseVerified
     | BlockMeasured
+    | PeaksMeasured
     | Skipped
     | Message
     | WorkerLost
@@ -109,7 +116,7 @@ Event = (
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        *(Progress, Alive, KernelBuilt, KernelFailed, CaseVerified, BlockMeasured),
+        *(Progress, Alive, KernelBuilt, KernelFailed, CaseVerified, BlockMeasured, PeaksMeasured),
         *(Skipped, Message, WorkerLost, StageDone, StageFailed),
     )
 }

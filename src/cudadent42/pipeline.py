@@ -24,7 +24,7 @@ from cudadent42.progress import Observer
 from cudadent42.records import BenchReport, BuildReport, MachineReport, Plan, Results, VerifyReport, Version
 from cudadent42.runs import RunWriter, check_output, create_default_folder
 from cudadent42.source import revision
-from cudadent42.worker import Worker, run_stage
+from cudadent42.worker import LostError, Worker, measure_peaks, run_stage
 from flashmoe_science import cpu
 from flashmoe_science.errors import BuildError, DeviceError
 
@@ -148,10 +148,11 @@ def run(request: Request, observer: Observer, opened: Callable[[RunWriter], None
             verified = verify(plan, worker, observer)
             folder.write_verify(verified)
             benched = _bench(plan, verified, worker, observer, folder)
+            peaks = _peaks(plan, worker, observer)
         verified = replace(verified, cases=(*verified.cases, *benched.rechecked))
         folder.write_verify(verified)
         observer.stage("compare")
-        results = compare(plan, benched.samples, benched.skipped, _peaks(plan, observer))
+        results = compare(plan, benched.samples, benched.skipped, peaks)
         folder.write_results(results)
         if request.with_report:
             observer.stage("report")
@@ -241,14 +242,14 @@ def _tell(event: Event, observer: Observer) -> None:
         observer.note(f"{event.result.case}: {event.result.implementation} is wrong: {event.result.detail}")
 
 
-def _peaks(plan: Plan, observer: Observer) -> dict[str, float]:
+def _peaks(plan: Plan, worker: Worker, observer: Observer) -> dict[str, float]:
     """The machine's ceilings, measured now; none where they cannot be, and none for a race of versions: it compares
     them with each other."""
-    if plan.device != "cpu" or plan.versions:
+    if plan.versions:
         return {}
     try:
-        return cpu.measure_peaks()
-    except (BuildError, DeviceError) as error:
+        return cpu.measure_peaks() if plan.device == "cpu" else measure_peaks(plan, worker)
+    except (BuildError, DeviceError, LostError) as error:
         observer.note(f"the machine's peaks are not measured: {error}")
         return {}
 

@@ -33,6 +33,7 @@ from cudadent42.events import (
     Event,
     KernelFailed,
     Message,
+    PeaksMeasured,
     Skipped,
     StageDone,
     StageFailed,
@@ -352,6 +353,18 @@ def _run(
             request = _after_loss(request, error, losses, log, tell)
         else:
             return log.report()
+
+
+def measure_peaks(plan: Plan, worker: Worker) -> dict[str, float]:
+    """The GPU's ceilings, measured in ``worker``. Raises ``LostError`` where that ends it."""
+    found: dict[str, float] = {}
+
+    def keep(event: Event) -> None:
+        if isinstance(event, PeaksMeasured):
+            found.update(event.peaks)
+
+    worker.run(Request("peaks", plan, started_s=time.monotonic()), keep)
+    return found
 
 
 class _VerifyLog:

@@ -13,6 +13,7 @@ from functools import cached_property
 
 from cudadent42.cases import Case
 from cudadent42.operations import definition
+from cudadent42.profile.records import Diagnosis, Profile
 from cudadent42.records import Check, Comparison, Status, Verdict, VerifiedCase
 from cudadent42.report import text
 from cudadent42.report.cases import AFTER_TIMING, RANDOM, CaseRow, shares_of_bound
@@ -38,10 +39,20 @@ class Notice:
 
 
 @dataclass(frozen=True)
+class Profiled:
+    """The profile of one case, and an earlier one to put beside it."""
+
+    profile: Profile
+    diagnosis: Diagnosis
+    before: Profile | None = None
+
+
+@dataclass(frozen=True)
 class View:
     """The run, ready to be laid out. Every list is in the plan's order."""
 
     run: RunFolder
+    profiled: Profiled | None = None
 
     @property
     def name(self) -> str:
