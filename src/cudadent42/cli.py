@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from cudadent42 import __version__
-from cudadent42.commands import inventory, run, stages
+from cudadent42.commands import inventory, remote, run, stages
 from cudadent42.commands.common import fail
 from cudadent42.errors import ExitCode, LabError
 from flashmoe_science.errors import BuildError, DeviceError, InputError
@@ -64,6 +64,7 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(inventory.cache_app, name="cache")
+app.add_typer(remote.remote_app, name="remote")
 
 
 def _in_words(error: InputError | DeviceError | BuildError | OSError) -> tuple[str, ExitCode]:

@@ -68,5 +68,8 @@ SaveOption = Annotated[
 IgnoreOption = Annotated[
     bool, typer.Option("--ignore-preflight", help="Go on where preflight fails; the manifest says so.")
 ]
+OnOption = Annotated[
+    str | None, typer.Option("--on", metavar="NAME", help="Run on this remote machine; see `remote add`.")
+]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
