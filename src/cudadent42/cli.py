@@ -23,6 +23,7 @@ from cudadent42.commands import (
     patterns,
     profile,
     race,
+    remote,
     run,
     session,
     stages,
@@ -99,6 +100,7 @@ app.add_typer(ledger.ledger_app, name="ledger")
 app.add_typer(cost.cost_app, name="cost")
 app.add_typer(patterns.patterns_app, name="patterns")
 app.add_typer(session.session_app, name="session")
+app.add_typer(remote.remote_app, name="remote")
 
 
 def _in_words(error: InputError | DeviceError | BuildError | OSError) -> tuple[str, ExitCode]:

@@ -79,6 +79,9 @@ LedgerOption = Annotated[
         help="The ledger. Default: $CUDADENT42_LEDGER, else a file of this user.",
     ),
 ]
+OnOption = Annotated[
+    str | None, typer.Option("--on", metavar="NAME", help="Run on this remote machine; see `remote add`.")
+]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 GateOption = Annotated[

@@ -31,6 +31,7 @@ from cudadent42.options import (
     IgnoreOption,
     ImplementationsOption,
     JsonOption,
+    OnOption,
     OutputOption,
     PrecisionOption,
     RepeatsOption,
@@ -66,12 +67,27 @@ def run(
     output_dir: OutputOption = None,
     save_csv: SaveOption = True,
     ignore_preflight: IgnoreOption = False,
+    on: OnOption = None,
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Do everything and write a report."""
+    choices = choices_of(
+        suite, dtype, case, implementations, repeats, warmup, seed, timer, l2, precision, budget
+    )
+    if on is not None:
+        from cudadent42.commands.remote import run_there
+
+        flags = {
+            "--no-save-csv": not save_csv,
+            "--ignore-preflight": ignore_preflight,
+            "--verbose": verbose,
+            "--json": as_json,
+        }
+        given = tuple(flag for flag, wanted in flags.items() if wanted)
+        run_there(on, choices, device, output_dir, gate, given, as_json)
     _run(
-        choices_of(suite, dtype, case, implementations, repeats, warmup, seed, timer, l2, precision, budget),
+        choices,
         device,
         gate,
         output_dir,
