@@ -123,7 +123,7 @@ def test_remotes_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     kept = Remote("gpu", parse("ssh://me@host:2222"), 'a "folder"', "/opt/py thon/bin/python3")
     save(kept)
-    save(Remote("other", parse("gce://project/zone/instance")))
+    save(Remote("other", parse("ssh://other")))
     assert get("gpu") == kept
     assert list(remotes()) == ["gpu", "other"]
     (tmp_path / "cudadent42/remotes.toml").write_text("[gpu\n")
