@@ -111,7 +111,7 @@ MORE = parse_all("""
 4096 tiles 2 4 2 3
 4096 tiles 1 4 8 2
 4096 split 4 4 1 3
-4096 split 2 4 1 6
+4096 split 2 4 1 5
 4096 split 4 4 1 3, tiles 1 4 4 4
 4096 tiles 1 4 4 4, tiles 2 4 4 2
 """)
