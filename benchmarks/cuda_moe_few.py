@@ -1,7 +1,7 @@
 """The way through a mixture of experts for few tokens, on the GPU at hand: configurations raced against each other,
 after each one's result is checked against float64.
 
-Usage: PYTHONPATH=src python benchmarks/cuda_moe_few.py [--output FILE.json] [--case NAME ...]
+Usage: PYTHONPATH=src python benchmarks/cuda_moe_few.py [--output FILE.json] [--case NAME ...] [--products]
 
 Times are GPU time of one call in a replayed graph of several calls, each with other expert ids, so that weights come
 from memory; consecutive kernels may overlap as far as programmatic dependent launch allows. Configurations take turns
@@ -131,7 +131,6 @@ CASES = (
     Case("qwen3 64", 64, *QWEN, FEW),
     Case("qwen3 128", 128, *QWEN, MORE),
     Case("qwen3 256", 256, *QWEN, MORE),
-    Case("qwen3 384", 384, *QWEN, MOST),
     Case("qwen3 512", 512, *QWEN, MOST),
     Case("mixtral 1", 1, *MIXTRAL, parse_all("0 split 2 1 2 4, combined 1 1 2 8 8 4")),
     Case("mixtral 4", 4, *MIXTRAL, (*FEW[:2], *parse_all("0 split 2 1 2 4, combined 1 1 2 8"))),
@@ -239,7 +238,7 @@ def race(graphs: dict[str, torch.cuda.CUDAGraph], calls: int) -> dict[str, float
     return {name: statistics.median(values[1:]) for name, values in samples.items()}
 
 
-def run(case: Case) -> list[dict[str, Any]]:
+def run(case: Case, products: bool) -> list[dict[str, Any]]:
     problem = case.problem()
     per_call = min(case.experts, problem.slots) * 3 * case.hidden * case.intermediate * 2
     calls = max(2, min(40, CHUNK_BYTES // per_call))
@@ -257,7 +256,7 @@ def run(case: Case) -> list[dict[str, Any]]:
         label = "the way for many tokens" if configuration is None else configuration.label
         rows.append({"case": case.name, "configuration": label, "error": error})
         graphs[f"{index} whole"] = capture(call, given)
-        if configuration is not None:
+        if configuration is not None and products:
             for product in Product:
                 graphs[f"{index} {product.value}"] = capture(
                     one_product(given, configuration, product), given
@@ -265,13 +264,13 @@ def run(case: Case) -> list[dict[str, Any]]:
     times = race(graphs, calls)
     print(f"\n{case.name}: {given.touched:.1f} experts, {given.bytes / 1e6:.0f} MB", flush=True)
     for index, row in enumerate(rows):
-        for name in ("whole", "up", "down"):
-            row[name] = times.get(f"{index} {name}", 0.0)
+        row |= {name: times[key] for name in ("whole", "up", "down") if (key := f"{index} {name}") in times}
         row["TB/s"] = given.bytes / row["whole"] / 1e6
         wrong = "" if row["error"] < 0.01 else "  WRONG"
+        parts = "".join(f"  {name} {row[name]:7.1f}" for name in ("up", "down") if name in row)
         print(
-            f"{row['whole']:8.1f} us {row['TB/s']:5.2f} TB/s  up {row['up']:7.1f}  down {row['down']:7.1f}  "
-            f"error {row['error']:.4f}{wrong}  {row['configuration']}",
+            f"{row['whole']:8.1f} us {row['TB/s']:5.2f} TB/s{parts}  error {row['error']:.4f}{wrong}  "
+            f"{row['configuration']}",
             flush=True,
         )
     return rows
@@ -302,13 +301,14 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path)
     parser.add_argument("--case", action="append", help="only cases whose name begins so")
+    parser.add_argument("--products", action="store_true", help="also time the products alone")
     arguments = parser.parse_args()
     cases = [c for c in CASES if not arguments.case or any(c.name.startswith(n) for n in arguments.case)]
     make_context_current(0)
     build(cases, device_of(0).architecture)
     found = []
     for case in cases:
-        found += run(case)
+        found += run(case, arguments.products)
         torch.cuda.empty_cache()
         if arguments.output:
             arguments.output.write_text(json.dumps(found, indent=1))
