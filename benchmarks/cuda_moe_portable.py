@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import struct
 import time
@@ -26,8 +27,10 @@ import torch
 from flashmoe_science.configs.moe_portable import ProductTile
 from flashmoe_science.cuda.driver import Launcher, load, make_context_current
 from flashmoe_science.cuda.forward import device_of
-from flashmoe_science.cuda.moe.portable import Product, kernel, product_launcher
+from flashmoe_science.cuda.moe import MoeKind, forward
+from flashmoe_science.cuda.moe.portable import Product, ProductLaunch, kernel
 from flashmoe_science.cuda.moe.problem import MoeProblem
+from flashmoe_science.cuda.moe.select import module
 from flashmoe_science.cuda.moe.topk import topk
 from flashmoe_science.errors import BuildError
 from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY, CudaKernel, compile_kernel
@@ -37,18 +40,18 @@ T = ProductTile
 TILES = (
     T(128, 256, 64, 4, 2, 4),
     T(128, 256, 64, 3, 2, 4),
-    T(128, 256, 32, 4, 2, 4),
-    T(128, 256, 32, 6, 2, 4),
     T(256, 128, 64, 4, 4, 2),
     T(128, 128, 64, 3, 2, 2, 2),
-    T(128, 128, 32, 4, 2, 2, 2),
-    T(128, 128, 32, 6, 2, 2, 2),
+    T(128, 128, 64, 6, 2, 2),
+    T(128, 128, 64, 4, 4, 2),
     T(64, 256, 64, 4, 1, 4),
+    T(64, 256, 64, 5, 2, 4),
     T(64, 256, 32, 5, 1, 4, 2),
-    T(64, 128, 64, 4, 2, 2, 2),
     T(64, 128, 64, 3, 2, 2, 3),
+    T(64, 128, 64, 4, 2, 2, 2),
     T(32, 256, 64, 4, 1, 4),
     T(32, 256, 64, 3, 1, 4, 2),
+    T(32, 128, 64, 5, 2, 2, 2),
 )
 ROUNDS = 5
 
@@ -82,7 +85,9 @@ CASES = (
     Case("qwen3 32768", 32768, 2048, 768, 128, 8),
     Case("qwen3 32768 skewed", 32768, 2048, 768, 128, 8, skewed=True),
     Case("qwen3 4096", 4096, 2048, 768, 128, 8),
+    Case("qwen3 2048", 2048, 2048, 768, 128, 8),
     Case("qwen3 1024", 1024, 2048, 768, 128, 8),
+    Case("qwen3 512", 512, 2048, 768, 128, 8),
     Case("qwen3 256", 256, 2048, 768, 128, 8),
     Case("mixtral 8192", 8192, 4096, 14336, 8, 2),
 )
@@ -119,16 +124,19 @@ class Operands:
             case.experts, parts * columns, inner, device="cuda", dtype=torch.bfloat16
         ).normal_(std=inner**-0.5)
         self.output = torch.empty(rows, columns, device="cuda", dtype=torch.bfloat16)
+        self.ticket = torch.zeros(1, device="cuda", dtype=torch.int32)
         self.operations = 2 * rows * inner * parts * columns
         self.up, self.columns, self.top_k = up, columns, case.top_k
 
-    def launch(self, launcher: Launcher) -> None:
-        launcher.start_at(
+    def launch(self, launcher: ProductLaunch) -> None:
+        self.ticket.zero_()
+        launcher.launch(
             self.input.data_ptr(),
             self.weights.data_ptr(),
             self.output.data_ptr(),
             self.routing.offsets.data_ptr(),
             self.routing.slots.data_ptr(),
+            self.ticket.data_ptr(),
             torch.cuda.current_stream().cuda_stream,
         )
 
@@ -155,12 +163,14 @@ class Operands:
 
 
 def median_ms(calls: dict[str, Callable[[], object]], launches: int) -> dict[str, float]:
-    """Of one call each; all take turns."""
+    """Of one call each; all take turns, in another order every time, because what ran before decides the clock."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()
+    turns = list(calls.items())
     for _ in range(ROUNDS):
-        for name, call in calls.items():
+        random.shuffle(turns)
+        for name, call in turns:
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             for _ in range(launches):
@@ -193,7 +203,7 @@ def race(case: Case, product: Product, tiles: list[ProductTile], routing: Routin
     calls: dict[str, Callable[[], object]] = {}
     errors = {}
     for tile in tiles:
-        launcher = product_launcher(case.problem(), product, tile, device)
+        launcher = ProductLaunch(case.problem(), product, tile, device)
         operands.output.fill_(torch.nan)
         operands.launch(launcher)
         errors[tile.label] = operands.largest_error()
@@ -212,11 +222,31 @@ def race(case: Case, product: Product, tiles: list[ProductTile], routing: Routin
     }
 
 
-def mma_rate(architecture: str) -> float:
-    """TFLOP/s of mma.sync from registers."""
+def layer_times(case: Case) -> dict[str, Any]:
+    """Microseconds of whole layers in each way that takes them, routing and combination included."""
+    problem, device = case.problem(), device_of(0)
+    hidden, inner = case.hidden, case.intermediate
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, device="cuda", dtype=torch.bfloat16).normal_(std=shape[-1] ** -0.5)
+
+    x = normal(case.tokens, hidden)
+    w13, w2 = normal(case.experts, 2 * inner, hidden), normal(case.experts, hidden, inner)
+    weights, ids = topk(torch.randn(case.tokens, case.experts, device="cuda"), case.top_k)
+    calls: dict[str, Callable[[], object]] = {}
+    for kind in (MoeKind.HOPPER, MoeKind.PORTABLE):
+        choice = module(kind).choose(problem, device)
+        if choice is not None:
+            calls[kind.value] = lambda choice=choice: forward(x, w13, w2, weights, ids, choice=choice)
+    times = median_ms(calls, 3 if case.tokens > 4096 else 20)
+    return {"case": case.name, **{name: round(ms * 1000, 1) for name, ms in times.items()}}
+
+
+def mma_rate(architecture: str, ldmatrix: bool) -> float:
+    """TFLOP/s of mma.sync from registers, or with as many `ldmatrix` as warps of 64 x 64 need."""
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
     macros = {
-        "LDMATRIX": 0,
+        "LDMATRIX": int(ldmatrix),
         "EXPONENTIALS": 0,
         "ELEMENT_BF16": 1,
         "NATIVE_CP_ASYNC": 1,
@@ -281,8 +311,10 @@ def main() -> None:
     fine = compile_all(device.architecture)
     print(f"{torch.cuda.get_device_name(0)}, compiled in {time.perf_counter() - began:.1f} s", flush=True)
     results: dict[str, Any] = {"device": torch.cuda.get_device_name(0), "torch": torch.__version__}
-    results["mma_tflops"] = mma_rate(device.architecture)
-    print(f"mma.sync from registers: {results['mma_tflops']:.0f} TFLOP/s")
+    for ldmatrix in (False, True):
+        name = "mma.sync with ldmatrix" if ldmatrix else "mma.sync from registers"
+        results[name] = mma_rate(device.architecture, ldmatrix)
+        print(f"{name}: {results[name]:.0f} TFLOP/s")
     results["products"] = []
     for case in CASES:
         routing = Routing(case)
@@ -296,6 +328,9 @@ def main() -> None:
             print(f"  {time.perf_counter() - began:.0f} s", flush=True)
             if arguments.output is not None:
                 arguments.output.write_text(json.dumps(results, indent=1))
+    results["layer_us"] = [layer_times(case) for case in CASES]
+    for found in results["layer_us"]:
+        print(", ".join(f"{name} {value}" for name, value in found.items()))
     results["topk_us"] = topk_times()
     for name, times in results["topk_us"].items():
         print(name, ", ".join(f"{what} {us:.2f} us" for what, us in times.items()))

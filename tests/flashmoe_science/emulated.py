@@ -1,5 +1,5 @@
 """CUDA kernels on the CPU: their own source as C++, with what PTX does given by the headers in `emulation`, and one
-thread per CUDA thread.
+fiber per CUDA thread.
 """
 
 from __future__ import annotations
@@ -39,8 +39,19 @@ def compile_emulation(
         "PARAMETERS": parameters,
         "BLOCK_THREADS": kernel.threads_per_block,
         "COPIES_LATE": int(copies_late),
+        "FIBERS": 1,
     }
-    command = ["g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", f"-I{source}"]
+    command = [
+        "g++",
+        "-std=c++20",
+        "-O1",
+        "-w",
+        "-U_FORTIFY_SOURCE",
+        "-shared",
+        "-fPIC",
+        "-pthread",
+        f"-I{source}",
+    ]
     defines = [f"-D{name}={value}" for name, value in macros.items()]
     library = folder / "kernel.so"
     subprocess.run([*command, str(source / "kernel.cpp"), "-o", str(library), *defines], check=True)

@@ -58,11 +58,21 @@ class Operands:
     weights: torch.Tensor
     output: torch.Tensor
     """Some rows longer than the product's."""
+    ticket: torch.Tensor
 
-    def addresses(self, routed: Routing) -> tuple[int, int, int, int, int]:
-        found = (self.input, self.weights, self.output, routed.expert_offsets, routed.sorted_slots)
-        a, b, c, d, e = (tensor.data_ptr() for tensor in found)
-        return a, b, c, d, e
+    def addresses(self, routed: Routing) -> tuple[int, int, int, int, int, int]:
+        """What a launch takes; the ticket is zero."""
+        self.ticket.zero_()
+        found = (
+            self.input,
+            self.weights,
+            self.output,
+            routed.expert_offsets,
+            routed.sorted_slots,
+            self.ticket,
+        )
+        a, b, c, d, e, f = (tensor.data_ptr() for tensor in found)
+        return a, b, c, d, e, f
 
 
 def operands(problem: MoeProblem, product: Product, routed: Routing) -> Operands:
@@ -80,7 +90,8 @@ def operands(problem: MoeProblem, product: Product, routed: Routing) -> Operands
     weights.mul_(inner**-0.5)
     rows = routed.rows if up else problem.slots
     output = torch.full((rows + _GUARD_ROWS, columns), torch.nan, dtype=problem.dtype, device=device)
-    return Operands(guarded(problem.tokens if up else max(routed.rows, 1), inner), weights, output)
+    ticket = torch.zeros(1, dtype=torch.int32, device=device)
+    return Operands(guarded(problem.tokens if up else max(routed.rows, 1), inner), weights, output, ticket)
 
 
 def reference(problem: MoeProblem, product: Product, routed: Routing, given: Operands) -> torch.Tensor:

@@ -2,7 +2,8 @@
 
 A warp with 64 rows and 64 rows of weights reads each operand from shared memory as often as the registers allow: 128
 accumulators, and fragments of two slices. Shared memory holds `stages` slices of block_k of both operands. Tiles with
-fewer rows are for experts that get few of them: a tile costs the same however many of its rows are used.
+fewer rows are for experts that get few of them: a tile costs nearly the same however many of its rows are used. Those
+of sm_90 were measured (docs/kernels/moe-portable.md); the others follow from them, registers and shared memory.
 """
 
 from __future__ import annotations
@@ -68,20 +69,24 @@ def _both(tile: ProductTile) -> PortableMoeConfiguration:
 
 
 _SM_90: _ByRows = (
-    (0, _both(ProductTile(32, 256, 64, 4, 1, 4, 1))),
-    (24, _both(ProductTile(64, 256, 64, 4, 1, 4, 1))),
-    (96, _both(ProductTile(128, 256, 64, 4, 2, 4, 1))),
+    (0, PortableMoeConfiguration(ProductTile(32, 256, 64, 4, 1, 4), ProductTile(32, 256, 64, 3, 1, 4, 2))),
+    (24, PortableMoeConfiguration(ProductTile(64, 256, 64, 4, 1, 4), ProductTile(64, 128, 64, 3, 2, 2, 3))),
+    (
+        96,
+        PortableMoeConfiguration(ProductTile(64, 256, 32, 5, 1, 4, 2), ProductTile(64, 128, 64, 3, 2, 2, 3)),
+    ),
+    (192, _both(ProductTile(128, 256, 64, 4, 2, 4))),
 )
 _SM_80: _ByRows = (
-    (0, _both(ProductTile(32, 256, 64, 4, 1, 4, 1))),
-    (24, _both(ProductTile(64, 256, 32, 4, 1, 4, 1))),
-    (96, _both(ProductTile(128, 256, 32, 4, 2, 4, 1))),
+    (0, _both(ProductTile(32, 256, 32, 4, 1, 4, 2))),
+    (24, _both(ProductTile(64, 128, 64, 3, 2, 2, 2))),
+    (192, _both(ProductTile(128, 256, 64, 3, 2, 4))),
 )
-# 99 KB, and half the tensor rate per multiprocessor: smaller tiles keep up.
+# 99 KB, and half the tensor rate per multiprocessor: shorter slices keep up.
 _SM_86: _ByRows = (
-    (0, _both(ProductTile(32, 256, 32, 4, 1, 4, 1))),
-    (24, _both(ProductTile(64, 256, 32, 4, 1, 4, 1))),
-    (96, _both(ProductTile(128, 256, 32, 4, 2, 4, 1))),
+    (0, _both(ProductTile(32, 256, 32, 4, 1, 4))),
+    (24, _both(ProductTile(64, 128, 32, 4, 2, 2, 2))),
+    (192, _both(ProductTile(128, 256, 32, 4, 2, 4))),
 )
 _TILES: dict[str, _ByRows] = {
     "sm_80": _SM_80,

@@ -36,26 +36,15 @@ class Limits:
     """The tensor cores take bfloat16."""
     cp_async: bool = True
     """Asynchronous copies from global to shared memory."""
-    dependent_launch: bool = True
-    """A kernel may start before its predecessor in the stream ends (programmatic dependent launch)."""
 
 
 _KB = 1024
 LIMITS: dict[str, Limits] = {
-    "sm_75": Limits(
-        64 * _KB,
-        64 * _KB,
-        1024,
-        16,
-        shared_reserved=0,
-        bfloat16=False,
-        cp_async=False,
-        dependent_launch=False,
-    ),
-    "sm_80": Limits(163 * _KB, 164 * _KB, 2048, 32, dependent_launch=False),
-    "sm_86": Limits(99 * _KB, 100 * _KB, 1536, 16, dependent_launch=False),
-    "sm_87": Limits(163 * _KB, 164 * _KB, 1536, 16, dependent_launch=False),
-    "sm_89": Limits(99 * _KB, 100 * _KB, 1536, 24, dependent_launch=False),
+    "sm_75": Limits(64 * _KB, 64 * _KB, 1024, 16, shared_reserved=0, bfloat16=False, cp_async=False),
+    "sm_80": Limits(163 * _KB, 164 * _KB, 2048, 32),
+    "sm_86": Limits(99 * _KB, 100 * _KB, 1536, 16),
+    "sm_87": Limits(163 * _KB, 164 * _KB, 1536, 16),
+    "sm_89": Limits(99 * _KB, 100 * _KB, 1536, 24),
     "sm_90": Limits(227 * _KB, 228 * _KB, 2048, 32),
     "sm_100": Limits(227 * _KB, 228 * _KB, 2048, 32),
     "sm_103": Limits(227 * _KB, 228 * _KB, 2048, 32),

@@ -7,23 +7,29 @@ from __future__ import annotations
 import math
 import struct
 from enum import Enum
+from itertools import accumulate
 from typing import Any
 
 import torch
 
 from flashmoe_science.configs import moe_portable as configs
 from flashmoe_science.configs.moe_portable import PortableMoeConfiguration, ProductTile
-from flashmoe_science.cuda.driver import ADDRESSES, Launcher, load
-from flashmoe_science.cuda.moe.problem import MoeChoice, MoeKind, MoeProblem
+from flashmoe_science.cuda.driver import Launcher, load
+from flashmoe_science.cuda.moe import combine, routing
+from flashmoe_science.cuda.moe.combine import Combine
+from flashmoe_science.cuda.moe.problem import MoeChoice, MoeKind, MoeLaunch, MoeProblem
+from flashmoe_science.cuda.moe.routing import TICKETS_BYTES, Routing, overlaps
 from flashmoe_science.cuda.problem import Device
 from flashmoe_science.errors import InputError
-from flashmoe_science.jit.limits import limits
 from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.moe_arguments import Activation, W13Layout
 
-_REST = struct.Struct("3q6i")  # the fields of ProductParameters after the pointers
-_ARGUMENT_BYTES = ADDRESSES.size + _REST.size
+_POINTERS = struct.Struct("6Q")  # input, weights, output, expert_offsets, sorted_slots, ticket
+_REST = struct.Struct("3q6i")
+_ARGUMENT_BYTES = _POINTERS.size + _REST.size
 _MOST_TILES = 1 << 31
+_TICKET_BYTES = 4
+_ALIGNMENT = 256  # of the parts of the workspace
 _ACTIVATIONS = {
     Activation.SILU: 1,
     Activation.GELU: 2,
@@ -60,16 +66,20 @@ def choose(problem: MoeProblem, device: Device) -> MoeChoice | None:
 
 def kernels(architecture: str) -> list[CudaKernel]:
     """Both products of every configuration, for all activations and types; none before sm_80."""
-    found = {}
-    for configuration in configs.all_configurations(architecture):
-        for dtype in _DTYPES:
-            built = [
-                kernel(configuration.up, Product.UP, activation, dtype, architecture)
-                for activation in Activation
-            ]
-            built.append(kernel(configuration.down, Product.DOWN, Activation.SILU, dtype, architecture))
-            found.update({one.label: one for one in built})
-    return list(found.values())
+    built = [
+        kernel(tile, product, activation, dtype, architecture)
+        for configuration in configs.all_configurations(architecture)
+        for dtype in _DTYPES
+        for tile, product, activations in (
+            (configuration.up, Product.UP, tuple(Activation)),
+            (configuration.down, Product.DOWN, (Activation.SILU,)),
+        )
+        for activation in activations
+    ]
+    if not built:
+        return []
+    each_once = {one.label: one for one in built}
+    return [*each_once.values(), *routing.kernels(architecture), *combine.kernels(architecture)]
 
 
 def check(problem: MoeProblem, configuration: Any) -> None:
@@ -101,7 +111,7 @@ def kernel(
             "MIN_BLOCKS": tile.blocks,
             "UP": int(up),
             "ACTIVATION": _ACTIVATIONS[activation] if up else 0,
-            "DEPENDENT": int(limits(architecture).dependent_launch),
+            "DEPENDENT": int(overlaps(architecture)),
             "ELEMENT_BF16": int(dtype == torch.bfloat16),
             "NATIVE_CP_ASYNC": 1,
             "MMA_K": 16,
@@ -111,22 +121,106 @@ def kernel(
     )
 
 
-def product_launcher(
-    problem: MoeProblem, product: Product, tile: ProductTile, device: Device, *, allow_defects: bool = False
-) -> Launcher:
-    """One product, ready: `start_at(input, weights, output, expert_offsets, sorted_slots, stream)`."""
-    compiled = kernel(tile, product, problem.activation, problem.dtype, device.architecture)
-    capturing = torch.cuda.is_current_stream_capturing()
-    function = load(compiled, device.index, capturing, allow_defects=allow_defects)
-    launcher = Launcher(
-        function,
-        (grid(problem, product, tile, device), 1, 1),
-        compiled,
-        _ARGUMENT_BYTES,
-        dependent=bool(compiled.macros["DEPENDENT"]),
+class ProductLaunch:
+    """The launch of one product, of which only addresses are missing."""
+
+    __slots__ = ("_launcher",)
+
+    def __init__(
+        self,
+        problem: MoeProblem,
+        product: Product,
+        tile: ProductTile,
+        device: Device,
+        *,
+        allow_defects: bool = False,
+    ) -> None:
+        """The device is current."""
+        compiled = kernel(tile, product, problem.activation, problem.dtype, device.architecture)
+        capturing = torch.cuda.is_current_stream_capturing()
+        self._launcher = Launcher(
+            load(compiled, device.index, capturing, allow_defects=allow_defects),
+            (grid(problem, product, tile, device), 1, 1),
+            compiled,
+            _ARGUMENT_BYTES,
+            dependent=bool(compiled.macros["DEPENDENT"]),
+        )
+        _REST.pack_into(self._launcher.buffer, _POINTERS.size, *fields(problem, product, tile, device))
+
+    def launch(
+        self,
+        input_rows: int,
+        weights: int,
+        output: int,
+        expert_offsets: int,
+        sorted_slots: int,
+        ticket: int,
+        stream: int,
+    ) -> None:
+        """`ticket`: of an int32 that is zero when the kernel starts."""
+        _POINTERS.pack_into(
+            self._launcher.buffer, 0, input_rows, weights, output, expert_offsets, sorted_slots, ticket
+        )
+        self._launcher.start(stream)
+
+
+class PortablePlan:
+    """Routing, both products and the combination.
+
+    The workspace holds, in this order: tickets, expert_offsets, sorted_slots, the counts of routing, the activated rows
+    (slots, intermediate) in sorted order, and the second product's rows (slots, hidden) by slot.
+    """
+
+    __slots__ = ("launch", "workspace_bytes")
+    launch: MoeLaunch
+
+    def __init__(
+        self, problem: MoeProblem, sort: Routing, up: ProductLaunch, down: ProductLaunch, join: Combine
+    ) -> None:
+        sizes = (
+            TICKETS_BYTES,
+            sort.offsets_bytes,
+            sort.slots_bytes,
+            sort.counts_bytes,
+            problem.slots * problem.intermediate * problem.dtype.itemsize,
+            problem.slots * problem.hidden * problem.dtype.itemsize,
+        )
+        starts = [0, *accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
+        self.workspace_bytes = starts[-1]
+        _, offsets_at, slots_at, counts_at, inner_at, rows_at, _ = starts
+
+        def launch(
+            hidden: int,
+            w13: int,
+            w2: int,
+            topk_weights: int,
+            topk_ids: int,
+            output: int,
+            workspace: int,
+            stream: int,
+        ) -> None:
+            offsets, slots = workspace + offsets_at, workspace + slots_at
+            inner, rows = workspace + inner_at, workspace + rows_at
+            sort.launch(topk_ids, offsets, slots, workspace + counts_at, workspace, stream)
+            up.launch(hidden, w13, inner, offsets, slots, workspace, stream)
+            down.launch(inner, w2, rows, offsets, slots, workspace + _TICKET_BYTES, stream)
+            join.launch(rows, topk_weights, topk_ids, output, stream)
+
+        self.launch = launch
+
+
+def plan(
+    problem: MoeProblem, configuration: Any, device: Device, *, allow_defects: bool = False
+) -> PortablePlan:
+    check(problem, configuration)
+    tiles: PortableMoeConfiguration = configuration
+    return PortablePlan(
+        problem,
+        Routing(problem, device, device.architecture),
+        ProductLaunch(problem, Product.UP, tiles.up, device, allow_defects=allow_defects),
+        ProductLaunch(problem, Product.DOWN, tiles.down, device, allow_defects=allow_defects),
+        Combine(problem, device, device.architecture),
     )
-    _REST.pack_into(launcher.buffer, ADDRESSES.size, *fields(problem, product, tile, device))
-    return launcher
 
 
 def grid(problem: MoeProblem, product: Product, tile: ProductTile, device: Device) -> int:

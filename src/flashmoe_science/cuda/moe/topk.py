@@ -12,6 +12,7 @@ from flashmoe_science.configs import topk as configs
 from flashmoe_science.configs.topk import TopkConfiguration
 from flashmoe_science.cuda.driver import Launcher, load, make_context_current
 from flashmoe_science.cuda.forward import device_of
+from flashmoe_science.cuda.moe.routing import overlaps
 from flashmoe_science.cuda.problem import Device
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import limits
@@ -116,7 +117,7 @@ def kernel(configuration: TopkConfiguration, dtype: torch.dtype, architecture: s
             "WARPS": configuration.warps,
             "LOGITS_BITS": 8 * dtype.itemsize,
             "NATIVE_REDUX": int(has.cp_async),  # both came with sm_80
-            "DEPENDENT": int(has.dependent_launch),
+            "DEPENDENT": int(overlaps(architecture)),
             "ELEMENT_BF16": int(dtype == torch.bfloat16),
             "MMA_K": 16 if has.bfloat16 else 8,
         },

@@ -1,7 +1,7 @@
 // Grouped product of a mixture of experts for sm_80 and later, on mma.sync, ldmatrix and cp.async: output rows of each
 // expert = its input rows times its weights, with the activation applied where there is one.
 //
-// Blocks stay on their multiprocessor and take one tile of BLOCK_M rows and BLOCK_N rows of weights after another. The
+// Blocks stay on their multiprocessor and draw one tile of BLOCK_M rows and BLOCK_N rows of weights after another. The
 // copies run STAGES - 1 slices of BLOCK_K ahead of the products, over the ends of tiles: while a tile is stored the next
 // one's operands arrive. Rows are gathered by the copies; they are not permuted in memory.
 //
@@ -52,7 +52,10 @@ static_assert(kRowsPerPass % 16 == 0, "all rows of a thread lie in the same part
 static_assert(BLOCK_M % kRowsPerPass == 0 && BLOCK_N % kRowsPerPass == 0, "whole passes");
 static_assert(STAGES >= 2 && MMA_K == 16, "copies run ahead of products m16n8k16");
 
-using Queue = WorkQueue<BLOCK_M, BLOCK_N / kParts, STAGES + 2, UP>;
+// Copies run over the ends of up to STAGES tiles, the tile after those is published, and the slowest warp still stores
+// the one before them.
+constexpr int kRing = STAGES + 2;
+using Queue = WorkQueue<BLOCK_M, BLOCK_N / kParts, kRing, UP>;
 using Sums = float[kRowTiles][kWeightTiles][4];
 
 struct Fragments {
@@ -80,22 +83,23 @@ struct Fragments {
     }
 };
 
-// What is copied next, by this thread.
+// What is copied next, by this thread. Copies have no branches, so that the compiler can put them between products.
 struct Loader {
-    int number = 0;  // of the tile in the block's order
-    int step = 0;    // of its slices of BLOCK_K
-    int rows;        // of the tile, from this thread's first on
-    int weight_rows;
+    int number;       // of the tile in the block's order
+    int ticket;       // lane 0 of warp 0: of the tile after the next one to be published
+    int step;         // of its slices of BLOCK_K
+    int rows;         // of the tile, from this thread's first on
+    int weight_rows;  // of the tile, from this thread's first on
     uint32 row_chunks[UP ? kInputPasses : 1];
     const char* input;
     const char* weights;
 
-    // `number` was published before the last barrier.
-    __device__ __forceinline__ bool start(const Queue& queue, const ProductParameters& p) {
-        const WorkTile tile = queue.tiles[number % (STAGES + 2)];
-        if (tile.rows == 0) return false;
+    // Tile `number` was published before the last barrier. Where there is no more work, nothing is copied.
+    __device__ __forceinline__ void start(const Queue& queue, const ProductParameters& p) {
+        const WorkTile tile = queue.tiles[number % kRing];
         const int first = threadIdx.x / kColumns;
         const int column_bytes = threadIdx.x % kColumns * kChunkBytes;
+        step = 0;
         rows = tile.rows - first;
         if (UP) {
 #pragma unroll
@@ -107,41 +111,51 @@ struct Loader {
         }
         const int part = kGated ? first / 8 % 2 : 0;
         const int column = kGated ? first / 16 * 8 + first % 8 : first;
-        weight_rows = (p.columns - tile.column - column) * kParts;
+        weight_rows = tile.rows > 0 ? (p.columns - tile.column - column) * kParts : 0;
         weights = p.weights + tile.expert * p.weight_expert + (tile.column + column) * p.weight_column +
                   part * p.weight_part + column_bytes;
-        return true;
     }
 
-    // One slice into the stage at `address`. What lies beyond the rows, the columns or the inner dimension becomes zero.
-    __device__ __forceinline__ void copy(uint32 address, Queue& queue, const ProductParameters& p) {
-        if (step != 0 || start(queue, p)) {
-            const int first = threadIdx.x / kColumns;
-            const int column = threadIdx.x % kColumns;
-            const bool inside = step * BLOCK_K + column * kChunkElements < p.inner;
-            const uint32 target = address + T::offset(first, column);
-            const int remaining_rows = inside ? rows : 0;
-            const int remaining_weights = inside ? weight_rows : 0;
+    // Share `share` of `shares` of a slice into the stage at `address`. What lies beyond the rows, the columns or the
+    // inner dimension becomes zero.
+    __device__ __forceinline__ void copy(uint32 address, int share, int shares, const ProductParameters& p) const {
+        constexpr int passes = kInputPasses + kWeightPasses;
+        const int first = threadIdx.x / kColumns;
+        const int column = threadIdx.x % kColumns;
+        const bool inside = step * BLOCK_K + column * kChunkElements < p.inner;
+        const uint32 target = address + T::offset(first, column);
+        const int remaining_rows = inside ? rows : 0;
+        const int remaining_weights = inside ? weight_rows : 0;
 #pragma unroll
-            for (int i = 0; i < kInputPasses; ++i) {
-                const char* source = UP ? input + static_cast<uint64>(row_chunks[UP ? i : 0]) * kChunkBytes
-                                        : input + static_cast<int64>(i * kRowsPerPass) * (p.inner * kElementBytes);
-                copy_chunk(target + i * kRowsPerPass * T::kRowBytes, source, i * kRowsPerPass < remaining_rows);
-            }
-#pragma unroll
-            for (int i = 0; i < kWeightPasses; ++i) {
+        for (int pass = 0; pass < passes; ++pass) {
+            if (pass * shares / passes != share) continue;
+            if (pass < kInputPasses) {
+                const char* source = UP ? input + static_cast<uint64>(row_chunks[UP ? pass : 0]) * kChunkBytes
+                                        : input + static_cast<int64>(pass * kRowsPerPass) * (p.inner * kElementBytes);
+                copy_chunk(target + pass * kRowsPerPass * T::kRowBytes, source, pass * kRowsPerPass < remaining_rows);
+            } else {
+                const int i = pass - kInputPasses;
                 copy_chunk(target + kInputBytes + i * kRowsPerPass * T::kRowBytes,
                            weights + i * (kRowsPerPass / kParts) * p.weight_column, i * kRowsPerPass < remaining_weights);
             }
-            input += BLOCK_K * kElementBytes;
-            weights += BLOCK_K * kElementBytes;
-            if (++step * BLOCK_K >= p.inner) {
-                step = 0;
-                ++number;
-                if (threadIdx.x < 32) queue.publish(number, p);
-            }
         }
-        copy_commit();
+    }
+
+    // To the next slice, which may be the next tile's first. That tile is published when the last slice of the one
+    // before comes up: a barrier earlier than it is needed. By all threads, after a barrier.
+    __device__ __forceinline__ void advance(Queue& queue, const ProductParameters& p) {
+        input += BLOCK_K * kElementBytes;
+        weights += BLOCK_K * kElementBytes;
+        ++step;
+        if (step * BLOCK_K >= p.inner) {
+            ++number;
+            start(queue, p);
+        }
+        announce(queue, p);
+    }
+
+    __device__ __forceinline__ void announce(Queue& queue, const ProductParameters& p) {
+        if ((step + 1) * BLOCK_K >= p.inner && threadIdx.x < 32) queue.publish(number + 1, ticket, p);
     }
 };
 
@@ -209,18 +223,23 @@ moe_portable(const __grid_constant__ ProductParameters p) {
 #endif
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
+    Loader loader;
+    loader.number = 0;
+    loader.ticket = blockIdx.x;
     if (warp == 0) {
         if (lane == 0) queue.start();
         __syncwarp();
-        queue.publish(0, p);
+        queue.publish(0, loader.ticket, p);
     }
     __syncthreads();
-
-    Loader loader;
+    loader.start(queue, p);
+    loader.announce(queue, p);
 #pragma unroll 1
     for (int s = 0; s < STAGES - 1; ++s) {
-        loader.copy(stages + s * kStageBytes, queue, p);
+        loader.copy(stages + s * kStageBytes, 0, 1, p);
+        copy_commit();
         __syncthreads();
+        loader.advance(queue, p);
     }
     uint32 read = 0, write = (STAGES - 1) * kStageBytes;  // byte offsets of stages
     const auto after = [](uint32 stage) { return stage == (STAGES - 1) * kStageBytes ? 0 : stage + kStageBytes; };
@@ -235,7 +254,7 @@ moe_portable(const __grid_constant__ ProductParameters p) {
     fragments[0].load(input_address, weight_address, 0);
 
     for (int number = 0;; ++number) {
-        const WorkTile tile = queue.tiles[number % (STAGES + 2)];
+        const WorkTile tile = queue.tiles[number % kRing];
         if (tile.rows == 0) break;
         Sums sums;
 #pragma unroll
@@ -250,7 +269,7 @@ moe_portable(const __grid_constant__ ProductParameters p) {
 #pragma unroll
             for (int slice = 0; slice < kSlices; ++slice) {
                 if (slice == kSlices - 1) {
-                    // The next slices of BLOCK_K have arrived, and all warps have this one's last operands in registers.
+                    // The next slice of BLOCK_K has arrived, and all warps have this one's last operands in registers.
                     copy_wait<STAGES - 2>();
                     __syncthreads();
                     read = after(read);
@@ -258,12 +277,12 @@ moe_portable(const __grid_constant__ ProductParameters p) {
                 if (active.value || slice == kSlices - 1) {
                     fragments[(slice + 1) % 2].load(input_address + read, weight_address + read, (slice + 1) % kSlices);
                 }
-                if (slice == 0) {
-                    loader.copy(stages + write, queue, p);
-                    write = after(write);
-                }
+                if (slice < kSlices - 1) loader.copy(stages + write, slice, kSlices - 1, p);
+                if (slice == kSlices - 2) copy_commit();
                 if (active.value) fragments[slice % 2].multiply(sums);
             }
+            write = after(write);
+            loader.advance(queue, p);
         };
         // Warps all of whose rows lie beyond the expert's last leave the tensor cores to the others.
         if (warp / WARPS_N * kWarpM < tile.rows) {
@@ -271,7 +290,7 @@ moe_portable(const __grid_constant__ ProductParameters p) {
         } else {
             for (int k = 0; k < p.inner; k += BLOCK_K) step(Flag<false>{});
         }
-        store(sums, queue.tiles[number % (STAGES + 2)], p);
+        store(sums, queue.tiles[number % kRing], p);
     }
     copy_wait<0>();
 }

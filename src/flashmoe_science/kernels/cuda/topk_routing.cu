@@ -1,7 +1,8 @@
 // A router's choice of experts in one pass: scores, top-k and the weights of what was chosen.
 //
-// LANES lanes own a token: a warp, or fewer lanes and several tokens per warp where there are few experts. They hold its
-// scores in registers; k times the best that is left is found by two reductions, of its rank and of its expert's number.
+// LANES lanes own a token: a warp, or fewer lanes and several tokens per warp where there are few experts. They hold the
+// ranks of its experts in registers; k times the best that is left is found by two reductions, of its rank and of its
+// expert's number. Only then do k lanes read the chosen logits once more and turn them into weights.
 //
 // Ranks: logits where there is no bias (scores rise with them), else score + bias in float32. Equal ranks go by expert,
 // the lower first; NaN is below every number. So the ids are always k different experts. Weights follow IEEE
@@ -59,79 +60,85 @@ topk_routing(const __grid_constant__ TopkParameters p) {
     const int own = blockIdx.x * kTokensPerBlock + threadIdx.x / LANES;
     const int token = min(own, p.tokens - 1);  // all lanes of a warp take part in its reductions
 
+    const int64 logits = static_cast<int64>(token) * p.experts;
+
     // Slot i of a lane is expert i * LANES + lane.
-    float score[EXPERTS_PER_LANE];
+    float value[EXPERTS_PER_LANE];
     uint32 rank[EXPERTS_PER_LANE];
     float largest = NEGATIVE_INFINITY;
 #pragma unroll
     for (int i = 0; i < EXPERTS_PER_LANE; ++i) {
         const int expert = i * LANES + lane;
-        score[i] = NEGATIVE_INFINITY;
-        if (expert < p.experts) score[i] = logit(p, static_cast<int64>(token) * p.experts + expert);
-        rank[i] = expert < p.experts ? rank_of(score[i]) : kNone;
-        largest = score[i] > largest ? score[i] : largest;
+        value[i] = NEGATIVE_INFINITY;
+        if (expert < p.experts) value[i] = logit(p, logits + expert);
+        rank[i] = expert < p.experts ? rank_of(value[i]) : kNone;
+        largest = value[i] > largest ? value[i] : largest;
     }
-    if (p.sigmoid) {
-#pragma unroll
-        for (int i = 0; i < EXPERTS_PER_LANE; ++i) score[i] = 1.0f / (1.0f + expf(-score[i]));
-    } else {
+    // Softmax divides by the sum of the exponentials. Lanes without an expert add nothing; where all logits are minus
+    // infinity they add NaN, as the others do.
+    float exponentials = 0.0f;
+    if (!p.sigmoid) {
         largest = over_lanes<LANES>(largest, [](float a, float b) { return a > b ? a : b; });
-        float sum = 0.0f;
 #pragma unroll
-        for (int i = 0; i < EXPERTS_PER_LANE; ++i) {
-            // Lanes without an expert would make NaN of a token all of whose logits are minus infinity; it is NaN anyway.
-            score[i] = expf(score[i] - largest);
-            sum += score[i];
-        }
-        sum = over_lanes<LANES>(sum, [](float a, float b) { return a + b; });
-#pragma unroll
-        for (int i = 0; i < EXPERTS_PER_LANE; ++i) score[i] /= sum;
+        for (int i = 0; i < EXPERTS_PER_LANE; ++i) exponentials += expf(value[i] - largest);
+        exponentials = over_lanes<LANES>(exponentials, [](float a, float b) { return a + b; });
     }
+    const auto score = [&](float x) {
+        return p.sigmoid ? 1.0f / (1.0f + expf(-x)) : expf(x - largest) / exponentials;
+    };
     if (p.bias != nullptr) {
 #pragma unroll
         for (int i = 0; i < EXPERTS_PER_LANE; ++i) {
             const int expert = i * LANES + lane;
-            if (expert < p.experts) rank[i] = rank_of(score[i] + p.bias[expert]);
+            if (expert < p.experts) rank[i] = rank_of(score(value[i]) + p.bias[expert]);
         }
     }
 
-    uint32 best_rank;
+    // Lane i finds the weight of result i, and of every LANES-th after it.
+    const int64 row = static_cast<int64>(own) * p.k;
+    const bool valid = own < p.tokens;
+    float weight = 0.0f, sum = 0.0f;
+    int id = 0;
+    const auto weigh = [&]() {
+        weight = score(logit(p, logits + id));
+        sum += weight;
+    };
+    uint32 best;
     int best_slot;
-    float best_score;
     const auto find_best = [&]() {
-        best_rank = rank[0], best_slot = 0, best_score = score[0];
+        best = rank[0], best_slot = 0;
 #pragma unroll
         for (int i = 1; i < EXPERTS_PER_LANE; ++i) {
-            if (rank[i] > best_rank) best_rank = rank[i], best_slot = i, best_score = score[i];
+            if (rank[i] > best) best = rank[i], best_slot = i;
         }
     };
     find_best();
-    float weight = 0.0f, sum = 0.0f;
-    int id = 0;
-    const int64 row = static_cast<int64>(own) * p.k;
     for (int j = 0; j < p.k; ++j) {
-        const uint32 chosen_rank = most<LANES>(best_rank);
+        const uint32 chosen = most<LANES>(best);
         const uint32 mine = static_cast<uint32>(best_slot * LANES + lane);
-        const int expert = static_cast<int>(least<LANES>(best_rank == chosen_rank ? mine : ~0u));
-        const float chosen = __shfl_sync(0xffffffffu, best_score, threadIdx.x % 32 / LANES * LANES + expert % LANES);
-        sum += chosen;
-        if (lane == j % LANES) weight = chosen, id = expert;
-        if (lane == expert % LANES) {
+        const uint32 expert = least<LANES>(best == chosen ? mine : ~0u);
+        if (lane == j % LANES) id = static_cast<int>(expert);
+        if (mine == expert) {
 #pragma unroll
             for (int i = 0; i < EXPERTS_PER_LANE; ++i) {
                 if (i == best_slot) rank[i] = kNone;
             }
             find_best();
         }
-        // Lane i holds result i; where there are more results than lanes, they leave in turns.
-        if (j % LANES == LANES - 1 && j + 1 < p.k && own < p.tokens) {
-            p.ids[row + j - (LANES - 1) + lane] = id;
-            p.weights[row + j - (LANES - 1) + lane] = weight;
+        if (j % LANES == LANES - 1 && j + 1 < p.k) {
+            // All lanes have a result, and more are to come.
+            weigh();
+            if (valid) {
+                p.ids[row + j - (LANES - 1) + lane] = id;
+                p.weights[row + j - (LANES - 1) + lane] = weight;
+            }
         }
     }
-    if (own >= p.tokens) return;
-    const auto finish = [&](float x) { return (p.renormalize ? x / (sum + kSumFloor) : x) * p.scale; };
     const int last_turn = (p.k - 1) / LANES * LANES;
+    if (last_turn + lane < p.k) weigh();
+    sum = over_lanes<LANES>(sum, [](float a, float b) { return a + b; });
+    if (!valid) return;
+    const auto finish = [&](float x) { return (p.renormalize ? x / (sum + kSumFloor) : x) * p.scale; };
     for (int j = lane; j < last_turn; j += LANES) p.weights[row + j] = finish(p.weights[row + j]);
     if (last_turn + lane < p.k) {
         p.ids[row + last_turn + lane] = id;

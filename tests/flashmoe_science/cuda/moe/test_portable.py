@@ -21,6 +21,7 @@ from flashmoe_science.cuda import Device
 from flashmoe_science.cuda.moe import portable
 from flashmoe_science.cuda.moe.portable import Product
 from flashmoe_science.cuda.moe.problem import MoeProblem
+from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import LIMITS, check_block
 from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY
 from flashmoe_science.moe_arguments import Activation, W13Layout
@@ -74,8 +75,8 @@ def declared(struct: str, header: str) -> list[str]:
 def passed(problem: MoeProblem, product: Product) -> dict[str, int]:
     tile = configs.configuration("sm_90", problem.rows_per_expert).up
     names = declared("ProductParameters", "moe/portable_parameters.cuh")
-    assert names[:5] == ["input", "weights", "output", "expert_offsets", "sorted_slots"]
-    return dict(zip(names[5:], portable.fields(problem, product, tile, H200), strict=True))
+    assert names[:6] == ["input", "weights", "output", "expert_offsets", "sorted_slots", "ticket"]
+    return dict(zip(names[6:], portable.fields(problem, product, tile, H200), strict=True))
 
 
 def test_a_launch_passes_the_fields_of_the_headers_struct_in_order() -> None:
@@ -87,6 +88,17 @@ def test_a_launch_passes_the_fields_of_the_headers_struct_in_order() -> None:
     down = passed(PROBLEM, Product.DOWN)
     assert (down["inner"], down["columns"], down["column_tiles"]) == (768, 2048, 8)
     assert down["weight_expert"] == 2 * 2048 * 768
+
+
+def test_what_32_bits_cannot_count_is_refused() -> None:
+    tile = configs.configuration("sm_90", 1e6)
+    portable.check(PROBLEM, tile)
+    huge = dataclasses.replace(PROBLEM, tokens=1 << 28, hidden=1 << 14)
+    assert portable.choose(huge, H200) is None
+    with pytest.raises(InputError, match="split the tokens"):
+        portable.check(huge, tile)
+    with pytest.raises(InputError, match="take a PortableMoeConfiguration"):
+        portable.check(PROBLEM, tile.up)
 
 
 def test_layouts_of_the_gate() -> None:
@@ -122,17 +134,18 @@ def emulate(
     blocks: int,
     copies_late: bool = True,
 ) -> None:
+    """Run one product; it must be right."""
     given = operands(problem, product, routed)
     device = dataclasses.replace(H200, multiprocessors=blocks)
     built = portable.kernel(tile, product, problem.activation, problem.dtype, "sm_90")
     library = compile_emulation(built, "ProductParameters", folder, copies_late=copies_late)
     arguments = ctypes.create_string_buffer(portable._ARGUMENT_BYTES)
     ctypes.memmove(
-        ctypes.addressof(arguments) + portable.ADDRESSES.size,
+        ctypes.addressof(arguments) + portable._POINTERS.size,
         portable._REST.pack(*portable.fields(problem, product, tile, device)),
         portable._REST.size,
     )
-    (ctypes.c_uint64 * 5).from_buffer(arguments)[:] = given.addresses(routed)
+    (ctypes.c_uint64 * 6).from_buffer(arguments)[:] = given.addresses(routed)
     library.run(arguments, portable.grid(problem, product, tile, device))
     assert_right(problem, product, routed, given)
 
@@ -142,17 +155,29 @@ A, L = Activation, W13Layout
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize(
-    ("product", "tile", "tokens", "hidden", "intermediate", "experts", "k", "dtype", "activation", "layout"),
+    (
+        "product",
+        "tile",
+        "tokens",
+        "hidden",
+        "intermediate",
+        "experts",
+        "k",
+        "dtype",
+        "activation",
+        "layout",
+        "late",
+    ),
     [
-        (UP, ProductTile(64, 128, 64, 3, 2, 2), 40, 144, 80, 5, 2, BF16, A.SILU, L.CONCAT),
-        (UP, ProductTile(32, 256, 32, 4, 1, 4), 21, 16, 144, 37, 3, FP16, A.GELU, L.INTERLEAVED),
-        (UP, ProductTile(64, 128, 32, 2, 2, 2), 33, 80, 32, 3, 1, BF16, A.GELU_TANH, L.INTERLEAVED),
-        (UP, ProductTile(32, 128, 32, 3, 2, 2), 21, 48, 144, 4, 2, BF16, A.RELU2_NO_MUL, L.CONCAT),
-        (UP, ProductTile(32, 128, 64, 2, 1, 4), 9, 112, 16, 4, 4, FP16, A.GELU_NO_MUL, L.CONCAT),
-        (DOWN, ProductTile(64, 128, 64, 3, 2, 2), 40, 144, 80, 5, 2, BF16, A.SILU, L.CONCAT),
-        (DOWN, ProductTile(32, 128, 32, 4, 1, 4), 50, 144, 16, 40, 1, FP16, A.SILU, L.CONCAT),
+        (UP, ProductTile(64, 128, 64, 3, 2, 2), 40, 144, 80, 5, 2, BF16, A.SILU, L.CONCAT, True),
+        (UP, ProductTile(32, 128, 32, 4, 1, 2), 15, 16, 144, 37, 3, FP16, A.GELU, L.INTERLEAVED, True),
+        (UP, ProductTile(32, 128, 32, 4, 1, 2), 15, 16, 144, 37, 3, FP16, A.GELU, L.INTERLEAVED, False),
+        (UP, ProductTile(64, 128, 32, 2, 2, 2), 33, 80, 32, 3, 1, BF16, A.GELU_TANH, L.INTERLEAVED, False),
+        (UP, ProductTile(32, 128, 32, 3, 2, 2), 21, 48, 144, 4, 2, BF16, A.RELU2_NO_MUL, L.CONCAT, True),
+        (UP, ProductTile(32, 128, 64, 2, 1, 4), 9, 112, 16, 4, 4, FP16, A.GELU_NO_MUL, L.CONCAT, False),
+        (DOWN, ProductTile(64, 128, 64, 3, 2, 2), 30, 80, 144, 3, 2, BF16, A.SILU, L.CONCAT, False),
+        (DOWN, ProductTile(32, 64, 32, 4, 1, 2), 50, 80, 16, 40, 1, FP16, A.SILU, L.CONCAT, True),
     ],
 )
 def test_emulated(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import gpu_moe
 import pytest
 import torch
 from moe_products import Routing, assert_right, operands, random_ids, routing
@@ -12,7 +13,8 @@ from flashmoe_science.configs import moe_portable as configs
 from flashmoe_science.configs.moe_portable import ProductTile
 from flashmoe_science.cuda.driver import make_context_current
 from flashmoe_science.cuda.forward import device_of
-from flashmoe_science.cuda.moe.portable import Product, product_launcher
+from flashmoe_science.cuda.moe import MoeChoice, MoeKind
+from flashmoe_science.cuda.moe.portable import Product, ProductLaunch
 from flashmoe_science.cuda.moe.problem import MoeProblem
 from flashmoe_science.jit.limits import limits
 from flashmoe_science.moe_arguments import Activation, W13Layout
@@ -53,8 +55,8 @@ def run(problem: MoeProblem, product: Product, tile: ProductTile, routed: Routin
         pytest.skip(f"{tile.label} does not fit {device.architecture}")
     make_context_current(0)
     given = operands(problem, product, routed)
-    launcher = product_launcher(problem, product, tile, device)
-    launcher.start_at(*given.addresses(routed), torch.cuda.current_stream().cuda_stream)
+    launcher = ProductLaunch(problem, product, tile, device)
+    launcher.launch(*given.addresses(routed), torch.cuda.current_stream().cuda_stream)
     assert_right(problem, product, routed, given)
     return given.output
 
@@ -127,11 +129,40 @@ def test_the_same_bits_every_time() -> None:
     tile = configs.configuration(device_of(0).architecture, 140).up
     given = operands(PROBLEM, Product.UP, routed)
     make_context_current(0)
-    launcher = product_launcher(PROBLEM, Product.UP, tile, device_of(0))
+    launcher = ProductLaunch(PROBLEM, Product.UP, tile, device_of(0))
     results = []
     for _ in range(5):
         given.output.fill_(torch.nan)
-        launcher.start_at(*given.addresses(routed), torch.cuda.current_stream().cuda_stream)
+        launcher.launch(*given.addresses(routed), torch.cuda.current_stream().cuda_stream)
         results.append(given.output.clone())
     for result in results[1:]:
         assert torch.equal(result.view(torch.int16), results[0].view(torch.int16))
+
+
+def choices() -> list[MoeChoice]:
+    found = configs.all_configurations(device_of(0).architecture)
+    return [MoeChoice(MoeKind.PORTABLE, configuration) for configuration in found]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "intermediate", "experts", "top_k"),
+    [
+        (1, 16, 16, 1, 1),
+        (33, 272, 528, 3, 2),
+        (257, 128, 1024, 600, 3),
+        (2000, 512, 256, 16, 2),
+    ],
+)
+def test_layers(
+    tokens: int, hidden: int, intermediate: int, experts: int, top_k: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(8)
+    gpu_moe.assert_right(gpu_moe.layer(tokens, hidden, intermediate, experts, top_k, dtype=dtype), choices())
+
+
+def test_a_layer_with_ids_out_of_range() -> None:
+    torch.manual_seed(9)
+    ids = torch.randint(-3, 12, (700, 2))
+    ids[0, 0] = 1 << 40
+    gpu_moe.assert_right(gpu_moe.layer(700, 272, 208, 9, 2, ids=ids), choices())

@@ -3,12 +3,19 @@
 #include "types.cuh"
 #include <deque>
 struct Copy { uint32 shared; const char* global; bool valid; };
-inline thread_local std::vector<Copy> open_copies; inline thread_local std::deque<std::vector<Copy>> copy_groups;
+struct Copies { std::vector<Copy> open; std::deque<std::vector<Copy>> groups; };
+#if FIBERS
+inline std::vector<Copies> all_copies(1024);
+inline Copies& copies() { return all_copies[threadIdx.x]; }
+#else
+inline Copies& copies() { thread_local Copies own; return own; }
+#endif
 inline void perform(Copy c) { char* to = block_->arena.data()+c.shared; if (c.valid) memcpy(to,c.global,16); else memset(to,0,16); }
 inline void copy_chunk(uint32 shared, const char* global, bool valid) {
-  if (COPIES_LATE) open_copies.push_back({shared,global,valid}); else perform({shared,global,valid});
+  if (COPIES_LATE) copies().open.push_back({shared,global,valid}); else perform({shared,global,valid});
 }
-inline void copy_commit() { copy_groups.push_back(std::move(open_copies)); open_copies.clear(); }
+inline void copy_commit() { copies().groups.push_back(std::move(copies().open)); copies().open.clear(); }
 template <int Pending> void copy_wait() {
-  while (copy_groups.size() > Pending) { for (Copy c : copy_groups.front()) perform(c); copy_groups.pop_front(); }
+  auto& groups = copies().groups;
+  while (groups.size() > Pending) { for (Copy c : groups.front()) perform(c); groups.pop_front(); }
 }

@@ -8,6 +8,7 @@ struct ProductParameters {
     char* output;               // (rows, columns)
     const int* expert_offsets;  // (experts + 1): where each expert's rows begin in the sorted order
     const int* sorted_slots;    // (rows): token * top_k + j, sorted by expert
+    int* ticket;                // zero before the launch
     int64 weight_expert;        // bytes from one expert's weights to the next one's
     int64 weight_column;        // bytes from an output column's row of weights to the next column's
     int64 weight_part;          // bytes from a gate row to its up row

@@ -1,8 +1,9 @@
 // The tiles of a grouped product that a block works on, found one after another on the device.
 //
 // Tile `index` of the grid belongs to an expert, to one of its row tiles and to a tile of columns: experts one after
-// another; inside an expert sections of `section` row tiles; inside a section column by column, so that tiles which run
-// at the same time share rows and weights in L2. A block takes every gridDim.x-th of them.
+// another; inside an expert equal sections of about `section` row tiles; inside a section column by column, so that tiles
+// which run at the same time share rows and weights in L2. Blocks draw tickets for tiles: some tiles have fewer rows than
+// others, and neighbouring tiles stay neighbours in time.
 #pragma once
 #include "moe/portable_parameters.cuh"
 #include "types.cuh"
@@ -30,10 +31,11 @@ struct WorkQueue {
         row_tiles_before = 0;
     }
 
-    // By all threads of warp 0.
-    __device__ __forceinline__ void publish(int number, const ProductParameters& p) {
+    // By all threads of warp 0. `ticket`: lane 0's, drawn one tile ahead because that takes long; blockIdx.x at first.
+    __device__ __forceinline__ void publish(int number, int& ticket, const ProductParameters& p) {
         const int lane = threadIdx.x % 32;
-        const uint32 index = blockIdx.x + static_cast<uint32>(number) * gridDim.x;
+        const uint32 index = static_cast<uint32>(__shfl_sync(0xffffffffu, ticket, 0));
+        if (lane == 0) ticket = atomicAdd(p.ticket, 1) + static_cast<int>(gridDim.x);
         const int row_tile = static_cast<int>(index / p.column_tiles);
         int first_expert = expert;
         int before = row_tiles_before;
@@ -59,11 +61,12 @@ struct WorkQueue {
                 const int tiles_of_expert = __shfl_sync(0xffffffffu, row_tiles, owner);
                 const int first_row_tile = before + __shfl_sync(0xffffffffu, end, owner) - tiles_of_expert;
                 const int local = static_cast<int>(index - static_cast<uint32>(first_row_tile) * p.column_tiles);
-                const int section_tiles = p.section * p.column_tiles;
-                const int section = local / section_tiles;
-                const int in_section = local % section_tiles;
-                const int side_by_side = min(p.section, tiles_of_expert - section * p.section);
-                const int first_row = (section * p.section + in_section % side_by_side) * ROWS;
+                const int sections = max(1, (tiles_of_expert + p.section / 2) / p.section);
+                const int width = (tiles_of_expert + sections - 1) / sections;
+                const int section = local / (width * p.column_tiles);
+                const int in_section = local % (width * p.column_tiles);
+                const int side_by_side = min(width, tiles_of_expert - section * width);
+                const int first_row = (section * width + in_section % side_by_side) * ROWS;
                 tile.rows = min(ROWS, rows - first_row);
                 tile.position = begin + first_row;
                 tile.column = in_section / side_by_side * COLUMNS;
