@@ -17,9 +17,9 @@ from flashmoe_science.cuda.driver import ADDRESSES, Launcher, load
 from flashmoe_science.cuda.moe import combine
 from flashmoe_science.cuda.moe.combine import Combine
 from flashmoe_science.cuda.moe.problem import MoeChoice, MoeKind, MoeLaunch, MoeProblem
+from flashmoe_science.cuda.moe.routing import overlaps
 from flashmoe_science.cuda.problem import Device
 from flashmoe_science.errors import InputError
-from flashmoe_science.jit.limits import limits
 from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.moe_arguments import Activation, W13Layout
 
@@ -146,7 +146,7 @@ def kernel(
             "DIRECT": int(configuration.direct),
             **own,
             "ACTIVATION": _ACTIVATIONS[activation] if up else 0,
-            "DEPENDENT": int(limits(architecture).dependent_launch),
+            "DEPENDENT": int(overlaps(architecture)),
             "ELEMENT_BF16": int(dtype == torch.bfloat16),
             "NATIVE_CP_ASYNC": 1,
             "MMA_K": 16,
