@@ -49,10 +49,6 @@ def test_what_is_no_address_is_refused(text: str) -> None:
         ("ssh://my_alias", SshAddress("my_alias")),
         ("ssh://root@[::1]:22", SshAddress("[::1]", "root", 22)),
         ("ssh://10.0.0.1", SshAddress("10.0.0.1")),
-        (
-            "gce://example.com:project/us-central1-a/gpu-1",
-            GceAddress("example.com:project", "us-central1-a", "gpu-1"),
-        ),
     ],
 )
 def test_addresses(text: str, address: object) -> None:
