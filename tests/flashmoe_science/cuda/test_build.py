@@ -39,9 +39,11 @@ def test_no_kernel_is_listed_twice(architecture: str) -> None:
 
 
 def test_which_kernels_an_architecture_gets() -> None:
+    turing = {kernel.function for kernel in kernels(["sm_75"])}
+    assert turing == {"attention_portable", "attention_small", "topk_routing"}
     functions = {kernel.function for kernel in kernels(["sm_80"])}
-    assert functions == {"attention_portable", "attention_small"}
-    hopper = {"attention_hopper", "moe_hopper", "moe_count", "moe_place", "moe_combine"}
+    assert functions == turing | {"moe_portable", "moe_count", "moe_place", "moe_combine"}
+    hopper = {"attention_hopper", "moe_hopper"}
     assert {kernel.function for kernel in kernels(["sm_90"])} == functions | hopper
     assert kernels(["sm_90"]) == kernels(["sm_90a"])
     assert len(kernels(["sm_80", "sm_86", "sm_80"])) == len(kernels(["sm_80"])) + len(kernels(["sm_86"]))

@@ -1,4 +1,6 @@
 // The device side of the kernels, on the CPU: one thread per CUDA thread, barriers for what a warp does together.
+//
+// FIBERS: 1: CUDA threads are fibers of one CPU thread (fibers.h), much faster where warps meet often; else CPU threads.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -9,7 +11,8 @@
 #include <memory>
 #include <algorithm>
 using uint16 = unsigned short; using uint32 = unsigned int; using uint64 = unsigned long long; using int64 = long long;
-constexpr int kElementBytes = 2; constexpr int kChunkBytes = 16;
+constexpr int kElementBytes = 2; constexpr int kChunkBytes = 16; constexpr int kChunkElements = kChunkBytes / kElementBytes;
+template <bool Value> struct Flag { static constexpr bool value = Value; };
 #define __device__
 #define __forceinline__ inline
 #define __global__
@@ -20,19 +23,34 @@ struct float2 { float x, y; }; struct alignas(16) float4 { float x, y, z, w; };
 inline float4 make_float4(float a, float b, float c, float d) { return {a,b,c,d}; }
 inline float2 make_float2(float a, float b) { return {a,b}; }
 struct dim3 { unsigned x, y, z; };
-struct Warp { std::barrier<> bar{32}; uint32 slot[32][8]; };
-struct Block { std::barrier<> bar; std::vector<std::unique_ptr<Warp>> warps; std::vector<char> arena; Block(int w) : bar(32*w), arena(1<<18) { for (int i=0;i<w;i++) warps.push_back(std::make_unique<Warp>()); } };
-struct Cluster { std::barrier<> bar; std::vector<std::unique_ptr<Block>> blocks; Cluster(int c, int w) : bar(32*w*c) { for (int i=0;i<c;i++) blocks.push_back(std::make_unique<Block>(w)); } };
-inline thread_local dim3 threadIdx, blockIdx, gridDim; inline thread_local Warp* warp_; inline thread_local Block* block_; inline thread_local Cluster* cluster_; inline thread_local int rank_; inline thread_local int lane_; inline thread_local size_t arena_used;
+#if FIBERS
+#include "fibers.h"
+#else
+using Barrier = std::barrier<>;
+#define PER_THREAD thread_local
+#endif
+struct Warp { Barrier bar{32}; uint32 slot[32][8]; };
+struct Block { Barrier bar; std::vector<std::unique_ptr<Warp>> warps; std::vector<char> arena; Block(int w) : bar(32*w), arena(1<<18) { for (int i=0;i<w;i++) warps.push_back(std::make_unique<Warp>()); } };
+struct Cluster { Barrier bar; std::vector<std::unique_ptr<Block>> blocks; Cluster(int c, int w) : bar(32*w*c) { for (int i=0;i<c;i++) blocks.push_back(std::make_unique<Block>(w)); } };
+inline PER_THREAD dim3 threadIdx, blockIdx, gridDim; inline PER_THREAD Warp* warp_; inline PER_THREAD Block* block_; inline PER_THREAD Cluster* cluster_; inline PER_THREAD int rank_; inline PER_THREAD int lane_; inline PER_THREAD size_t arena_used;
 inline void __syncthreads() { block_->bar.arrive_and_wait(); }
 inline void __syncwarp() { warp_->bar.arrive_and_wait(); }
 template <class T> T* shared_alloc() { T* p = (T*)(block_->arena.data() + arena_used); arena_used += (sizeof(T)+15)/16*16; return p; }
 inline float __int_as_float(int x) { float f; memcpy(&f,&x,4); return f; }
+inline uint32 __float_as_uint(float x) { uint32 f; memcpy(&f,&x,4); return f; }
 inline uint32 fbits(float x) { uint32 f; memcpy(&f,&x,4); return f; }
 inline uint32 __umulhi(uint32 a, uint32 b) { return (uint64)a*b >> 32; }
 inline int min(int a, int b) { return a<b?a:b; } inline int max(int a, int b) { return a>b?a:b; }
 inline uint32 __byte_perm(uint32 a, uint32 b, uint32 s) { uint64 v = ((uint64)b<<32)|a; uint32 r=0; for (int i=0;i<4;i++) r |= ((v >> (8*((s>>(4*i))&7))) & 255) << (8*i); return r; }
-inline float __shfl_xor_sync(unsigned, float x, int m) { warp_->slot[lane_][0]=fbits(x); __syncwarp(); float y=__int_as_float(warp_->slot[lane_^m][0]); __syncwarp(); return y; }
+template <class T> T __shfl_sync(unsigned, T x, int from) { memcpy(&warp_->slot[lane_][0],&x,4); __syncwarp(); T y; memcpy(&y,&warp_->slot[from][0],4); __syncwarp(); return y; }
+template <class T> T __shfl_xor_sync(unsigned m, T x, int with) { return __shfl_sync(m, x, lane_ ^ with); }
+template <class T> T __shfl_up_sync(unsigned m, T x, int by) { return __shfl_sync(m, x, lane_ < by ? lane_ : lane_ - by); }
+inline uint32 __ballot_sync(unsigned, bool x) { warp_->slot[lane_][0]=x; __syncwarp(); uint32 y=0; for (int i=0;i<32;i++) y |= warp_->slot[i][0] << i; __syncwarp(); return y; }
+inline int atomicAdd(int* p, int x) { return __atomic_fetch_add(p, x, __ATOMIC_RELAXED); }
+inline uint32 __match_any_sync(unsigned, uint32 x) { warp_->slot[lane_][0]=x; __syncwarp(); uint32 y=0; for (int i=0;i<32;i++) y |= (uint32)(warp_->slot[i][0]==x) << i; __syncwarp(); return y; }
+inline int __popc(uint32 x) { return __builtin_popcount(x); }
+inline int __ffs(uint32 x) { return __builtin_ffs(x); }
+inline uint32 shared_address(const void* p) { return (uint32)((const char*)p - block_->arena.data()); }
 #define NEGATIVE_INFINITY __int_as_float(0xff800000)
 inline uint16 enc(float f) {
 #if ELEMENT_BF16

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import cast
 
-from flashmoe_science.cuda.moe import hopper
+from flashmoe_science.cuda.moe import hopper, portable, topk
 from flashmoe_science.cuda.moe.problem import MoeChoice, MoeKind, MoeModule, MoePlan, MoeProblem
 from flashmoe_science.cuda.problem import Device
 from flashmoe_science.errors import InputError, KernelDefectError, NoKernelError
@@ -19,6 +19,7 @@ OVERRIDE_VARIABLE = "FLASHMOE_MOE_KERNEL"
 
 _MODULES: dict[MoeKind, ModuleType] = {
     MoeKind.HOPPER: hopper,
+    MoeKind.PORTABLE: portable,
 }
 """In order of preference: the first that takes a problem gets it."""
 
@@ -28,8 +29,9 @@ def module(kind: MoeKind) -> MoeModule:
 
 
 def kernels(architecture: str) -> list[CudaKernel]:
-    """Everything that a call could take on an architecture, each kernel once."""
+    """Everything that a call could take on an architecture, and the router's kernel; each kernel once."""
     found = [kernel for kind in _MODULES for kernel in module(kind).kernels(architecture)]
+    found += topk.kernels(architecture)
     return list({kernel.label + kernel.architecture: kernel for kernel in found}.values())
 
 

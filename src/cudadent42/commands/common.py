@@ -1,0 +1,118 @@
+"""What the commands share: printing, JSON, and ending with an error."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
+
+from cudadent42.commands import trace
+from cudadent42.errors import ExitCode
+from cudadent42.records import CacheState, TimerKind
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from cudadent42.plan import Choices
+    from cudadent42.progress import Observer
+
+JSON_SCHEMA_VERSION = 1
+"""Of what ``--json`` prints."""
+
+
+def choices_of(
+    suite: str,
+    dtype: list[str] | None,
+    case: list[str] | None,
+    implementations: list[str] | None,
+    repeats: int | None,
+    warmup: int | None,
+    seed: int,
+    timer: TimerKind | None,
+    cache: CacheState | None,
+    precision: str | None = None,
+    budget_s: float | None = None,
+) -> Choices:
+    from cudadent42.plan import Choices
+
+    return Choices(
+        suite=suite,
+        dtypes=split(dtype),
+        cases=split(case),
+        implementations=split(implementations),
+        repeats=repeats,
+        warmup=warmup,
+        seed=seed,
+        timer=timer,
+        cache=cache,
+        precision=None if precision is None else share(precision, "--precision"),
+        budget_s=budget_s,
+    )
+
+
+def share(text: str, option: str) -> float:
+    """``0.005`` or ``0.5 %`` as a number."""
+    from cudadent42.errors import UsageError
+
+    number, percent, rest = text.partition("%")
+    try:
+        value = float(number)
+    except ValueError:
+        rest = "not a number"
+    if rest.strip():
+        raise UsageError(f"{option} {text!r}: expected a number, such as 0.005 or 0.5 %")
+    return value / 100 if percent else value
+
+
+def split(values: list[str] | None) -> tuple[str, ...]:
+    return tuple(part.strip() for value in values or () for part in value.split(",") if part.strip())
+
+
+def command_line() -> tuple[str, ...]:
+    return ("cudadent42", *sys.argv[1:])
+
+
+def console_for(stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    console = Console(stderr=stderr)
+    # A log has no width of its own; the default of 80 would fold the tables.
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(stderr=stderr, width=140)
+
+
+def print_line(console: Console, text: str) -> None:
+    """Text as it is: paths are neither wrapped nor read as markup."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def encoded(record: object) -> dict[str, Any]:
+    from cudadent42.serialise import encode
+
+    encoded: dict[str, Any] = encode(record)
+    return encoded
+
+
+def print_json(document: dict[str, Any]) -> None:
+    from cudadent42.serialise import encode
+
+    print(json.dumps(encode({"schema_version": JSON_SCHEMA_VERSION, **document}), indent=2, allow_nan=False))
+
+
+@contextmanager
+def watching(verbose: bool) -> Iterator[Observer]:
+    """Shows on standard error how far the work is, and remembers what it said for the lessons of a failure."""
+    from cudadent42.progress import observer
+
+    with observer(console_for(stderr=True), verbose) as watcher:
+        yield trace.Heard(watcher)
+
+
+def fail(message: str, code: ExitCode) -> NoReturn:
+    trace.current().lines.extend(message.splitlines())
+    print(f"error: {message}", file=sys.stderr)
+    raise typer.Exit(code)

@@ -1,0 +1,85 @@
+"""What there is: ``suites``, ``implementations``, and the kept kernels (``cache``)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cudadent42.commands.common import console_for, encoded, print_json, print_line
+from cudadent42.options import JsonOption
+
+cache_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="The compiled kernels that are kept."
+)
+
+
+def suites(as_json: JsonOption = False) -> None:
+    """List the suites that come along."""
+    from cudadent42.suites.loader import builtin_suites, load_suite
+
+    found = [load_suite(name) for name in builtin_suites()]
+    if as_json:
+        print_json({"suites": found})
+        return
+    for suite in found:
+        print(f"{suite.name:10}{suite.description}; {suite.repeats} repeats")
+        print(f"{'':10}cases: {', '.join(shape.name for shape in suite.shapes)}")
+
+
+def implementations(
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "cpu",
+    as_json: JsonOption = False,
+) -> None:
+    """List what can be raced here."""
+    from cudadent42.build import choose_device
+    from cudadent42.cases import Operation
+    from cudadent42.implementations import registry, why_not
+
+    device = choose_device(device, offline=False)
+    rows = [
+        (item.name, item.description, why_not(item, device), operation.value)
+        for operation in Operation
+        for item in registry(operation).values()
+    ]
+    if as_json:
+        names = ("name", "description", "unavailable", "operation")
+        print_json({"implementations": [dict(zip(names, row, strict=True)) for row in rows]})
+        return
+    shown = ""
+    for name, description, reason, operation in rows:
+        if operation != shown:
+            print(f"{operation}:")
+            shown = operation
+        print(f"  {name:21}{description}" + (f" (not here: {reason})" if reason else ""))
+
+
+@cache_app.command("list")
+def cache_list(as_json: JsonOption = False) -> None:
+    """Show the compiled kernels."""
+    from cudadent42 import tables
+    from cudadent42.build import open_cache
+
+    cache = open_cache()
+    entries = cache.entries()
+    if as_json:
+        print_json({"directory": cache.directory, "entries": entries})
+        return
+    console = console_for()
+    if entries:
+        console.print(tables.cache_table(entries))
+    size = sum(entry.artifact_bytes for entry in entries)
+    print_line(console, f"{len(entries)} kernels, {size / 1e6:.1f} MB in {cache.directory}")
+
+
+@cache_app.command("clear")
+def cache_clear(as_json: JsonOption = False) -> None:
+    """Remove the compiled kernels."""
+    from cudadent42.build import open_cache
+
+    cache = open_cache()
+    cleared = cache.clear()
+    if as_json:
+        print_json({"directory": cache.directory, **encoded(cleared)})
+    else:
+        print(f"removed {cleared.entries} kernels, {cleared.bytes / 1e6:.1f} MB, from {cache.directory}")

@@ -1,0 +1,168 @@
+"""One stage at a time: ``preflight``, ``build``, ``verify`` and ``report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cudadent42.commands import trace
+from cudadent42.commands.common import (
+    choices_of,
+    command_line,
+    console_for,
+    encoded,
+    print_json,
+    print_line,
+    split,
+    watching,
+)
+from cudadent42.errors import ExitCode
+from cudadent42.options import (
+    CaseOption,
+    DeviceOption,
+    DTypeOption,
+    IgnoreOption,
+    ImplementationsOption,
+    JsonOption,
+    SeedOption,
+    SuiteOption,
+    VerboseOption,
+)
+
+if TYPE_CHECKING:
+    from cudadent42.records import MachineReport
+
+
+def preflight(
+    device: DeviceOption = "auto",
+    fix: Annotated[
+        bool,
+        typer.Option("--fix", help="Mend what safely can be: the cache, packages in the project's .venv."),
+    ] = False,
+    emit_shell: Annotated[
+        bool,
+        typer.Option("--emit-shell", help="Print the checks as a POSIX shell script (tools/preflight.sh)."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check that this machine is ready.
+
+    Each failure comes with its cause and the command that mends it.
+    """
+    if emit_shell:
+        from cudadent42.preflight.shell_form import emit
+
+        print(emit(), end="")
+        return
+    from cudadent42.preflight import command
+
+    code = command.main(device, fix, as_json, _remember)
+    raise typer.Exit(code)
+
+
+def _remember(machine: MachineReport) -> None:
+    trace.current().machine = machine
+
+
+def build(
+    device: DeviceOption = "auto",
+    arch: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--arch",
+            metavar="NAMES",
+            help="CUDA architectures, such as sm_90a, by commas; none need be present.",
+        ),
+    ] = None,
+    implementations: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--implementations",
+            metavar="NAMES",
+            help="Whose kernels: cudadent42, or path/to/kernel.toml, by commas. Default: cudadent42.",
+        ),
+    ] = None,
+    verbose: VerboseOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Compile the kernels, show what they need.
+
+    For this machine, or with --arch for CUDA architectures that are not present.
+    """
+    from cudadent42 import tables
+    from cudadent42.build import build as build_kernels
+    from cudadent42.build import buildable, choose_device
+
+    target = choose_device(device, offline=bool(arch))
+    with watching(verbose) as watcher:
+        watcher.stage("build")
+        report = build_kernels(
+            target,
+            split(arch),
+            lambda done, total, what: watcher.advance(done / total, what),
+            implementations=buildable(split(implementations)),
+        )
+    if as_json:
+        print_json({"passed": report.passed, **encoded(report)})
+    else:
+        console = console_for()
+        for title, table in tables.build_tables(report):
+            print_line(console, title)
+            console.print(table)
+        for line in tables.recipe_lines(report) if verbose else ():
+            print_line(console, line)
+        for failure in report.failures:
+            print_line(console, f"{failure.kernel} for {failure.architecture} failed: {failure.message}")
+            print_line(console, failure.log)
+        print_line(console, tables.build_line(report))
+    trace.current().build = report
+    if not report.passed:
+        raise typer.Exit(ExitCode.BUILD_FAILED)
+
+
+def verify(
+    suite: SuiteOption = "default",
+    dtype: DTypeOption = None,
+    case: CaseOption = None,
+    implementations: ImplementationsOption = None,
+    seed: SeedOption = 0,
+    device: DeviceOption = "auto",
+    ignore_preflight: IgnoreOption = False,
+    verbose: VerboseOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check results against float64.
+
+    Every case of the suite, and adversarial inputs.
+    """
+    from cudadent42 import pipeline, tables
+
+    choices = choices_of(suite, dtype, case, implementations, None, None, seed, None, None)
+    request = pipeline.Request(choices, device, None, command_line(), ignore_preflight=ignore_preflight)
+    with watching(verbose) as watcher:
+        report = pipeline.verify_only(request, watcher)
+    if as_json:
+        print_json({"passed": report.passed, **encoded(report)})
+    else:
+        console = console_for()
+        if verbose or not report.passed:
+            console.print(tables.verify_table(report, everything=verbose))
+        print_line(console, tables.verify_line(report))
+    if not report.passed:
+        raise typer.Exit(ExitCode.VERIFICATION_FAILED)
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(help="A run folder.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Write the report of a run folder again."""
+    from cudadent42 import report as reports
+
+    paths = reports.write(folder)
+    if as_json:
+        print_json(encoded(paths))
+    else:
+        print(paths.html)

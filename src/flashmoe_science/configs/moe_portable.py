@@ -1,0 +1,115 @@
+"""Tiles of the portable grouped products (`kernels/cuda/moe_portable.cu`), per architecture: data.
+
+A warp with 64 rows and 64 rows of weights reads each operand from shared memory as often as the registers allow: 128
+accumulators, and fragments of two slices. Shared memory holds `stages` slices of block_k of both operands. Tiles with
+fewer rows are for experts that get few of them: a tile costs nearly the same however many of its rows are used. Those
+of sm_90 were measured (docs/kernels/moe-portable.md); the others follow from them, registers and shared memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_ELEMENT_BYTES = 2
+_WORK_TILE_BYTES = 16
+_QUEUE_BYTES = 8  # where the search for work goes on
+
+
+@dataclass(frozen=True)
+class ProductTile:
+    """One tile shape. See `kernels/cuda/moe_portable.cu` for what the fields do there."""
+
+    block_m: int
+    """Rows per tile."""
+    block_n: int
+    """Rows of weights per tile; with a gate half as many output columns."""
+    block_k: int
+    stages: int
+    warps_m: int
+    warps_n: int
+    blocks: int = 1
+    """Per multiprocessor."""
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_m * self.warps_n
+
+    def shared_bytes(self, gather: bool) -> int:
+        """Stages, then the queue of work (`kernels/cuda/moe/work_queue.cuh`)."""
+        rows = self.stages * (self.block_m + self.block_n) * self.block_k * _ELEMENT_BYTES
+        published = (self.stages + 2) * _WORK_TILE_BYTES + 2 * 4 * (self.block_m if gather else 1)
+        return rows + published + _QUEUE_BYTES
+
+    @property
+    def label(self) -> str:
+        return (
+            f"{self.block_m}x{self.block_n}x{self.block_k}, {self.stages} stages, "
+            f"{self.warps_m}x{self.warps_n} warps, {self.blocks} blocks"
+        )
+
+
+@dataclass(frozen=True)
+class PortableMoeConfiguration:
+    """The tiles of both products."""
+
+    up: ProductTile
+    down: ProductTile
+
+    @property
+    def label(self) -> str:
+        return f"up {self.up.label}; down {self.down.label}"
+
+
+# The mean number of rows per expert from which on a configuration is taken; the first is from 0.
+_ByRows = tuple[tuple[float, PortableMoeConfiguration], ...]
+
+
+def _both(tile: ProductTile) -> PortableMoeConfiguration:
+    return PortableMoeConfiguration(tile, tile)
+
+
+_SM_90: _ByRows = (
+    (0, PortableMoeConfiguration(ProductTile(32, 256, 64, 4, 1, 4), ProductTile(32, 256, 64, 3, 1, 4, 2))),
+    (24, PortableMoeConfiguration(ProductTile(64, 256, 64, 4, 1, 4), ProductTile(64, 128, 64, 3, 2, 2, 3))),
+    (
+        96,
+        PortableMoeConfiguration(ProductTile(64, 256, 32, 5, 1, 4, 2), ProductTile(64, 128, 64, 3, 2, 2, 3)),
+    ),
+    (192, _both(ProductTile(128, 256, 64, 4, 2, 4))),
+)
+_SM_80: _ByRows = (
+    (0, _both(ProductTile(32, 256, 32, 4, 1, 4, 2))),
+    (24, _both(ProductTile(64, 128, 64, 3, 2, 2, 2))),
+    (192, _both(ProductTile(128, 256, 64, 3, 2, 4))),
+)
+# 99 KB, and half the tensor rate per multiprocessor: shorter slices keep up.
+_SM_86: _ByRows = (
+    (0, _both(ProductTile(32, 256, 32, 4, 1, 4))),
+    (24, _both(ProductTile(64, 128, 32, 4, 2, 2, 2))),
+    (192, _both(ProductTile(128, 256, 32, 4, 2, 4))),
+)
+_TILES: dict[str, _ByRows] = {
+    "sm_80": _SM_80,
+    "sm_86": _SM_86,
+    "sm_87": _SM_80,
+    "sm_89": _SM_86,
+    "sm_90": _SM_90,
+    "sm_100": _SM_90,
+    "sm_103": _SM_90,
+    "sm_120": _SM_86,
+    "sm_121": _SM_86,
+}
+
+
+def tuned_architectures() -> tuple[str, ...]:
+    return tuple(_TILES)
+
+
+def configuration(architecture: str, rows_per_expert: float) -> PortableMoeConfiguration:
+    """The tiles for experts with so many rows on average. KeyError for an architecture that is not in the table."""
+    return [found for least, found in _TILES[architecture] if least <= rows_per_expert][-1]
+
+
+def all_configurations(architecture: str) -> tuple[PortableMoeConfiguration, ...]:
+    """Everything that `configuration` can return on an architecture; nothing for one that is not in the table."""
+    return tuple(dict.fromkeys(found for _, found in _TILES.get(architecture, ())))

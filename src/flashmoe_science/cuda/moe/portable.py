@@ -1,0 +1,276 @@
+"""The portable way through a mixture of experts for many tokens (`kernels/cuda/moe_portable.cu`), sm_80 and later:
+configurations and launches.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from enum import Enum
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from flashmoe_science.configs import moe_portable as configs
+from flashmoe_science.configs.moe_portable import PortableMoeConfiguration, ProductTile
+from flashmoe_science.cuda.driver import Launcher, load
+from flashmoe_science.cuda.moe import combine, routing
+from flashmoe_science.cuda.moe.combine import Combine
+from flashmoe_science.cuda.moe.problem import MoeChoice, MoeKind, MoeLaunch, MoeProblem
+from flashmoe_science.cuda.moe.routing import TICKETS_BYTES, Routing, overlaps
+from flashmoe_science.cuda.problem import Device
+from flashmoe_science.errors import InputError
+from flashmoe_science.jit.nvrtc import CudaKernel
+from flashmoe_science.moe_arguments import Activation, W13Layout
+
+_POINTERS = struct.Struct("6Q")  # input, weights, output, expert_offsets, sorted_slots, ticket
+_REST = struct.Struct("3q6i")
+_ARGUMENT_BYTES = _POINTERS.size + _REST.size
+_MOST_TILES = 1 << 31
+_TICKET_BYTES = 4
+_ALIGNMENT = 256  # of the parts of the workspace
+_ACTIVATIONS = {
+    Activation.SILU: 1,
+    Activation.GELU: 2,
+    Activation.GELU_TANH: 3,
+    Activation.SILU_NO_MUL: 4,
+    Activation.GELU_NO_MUL: 5,
+    Activation.RELU2_NO_MUL: 6,
+}
+_DTYPES = (torch.bfloat16, torch.float16)
+
+
+class Product(Enum):
+    """The two products of an expert."""
+
+    UP = "up"
+    """Rows gathered by token, times w13, activated; output in sorted order."""
+    DOWN = "down"
+    """Rows in sorted order, times w2; output by slot."""
+
+
+def choose(problem: MoeProblem, device: Device) -> MoeChoice | None:
+    """The tiles for the mean number of rows per expert."""
+    if device.architecture not in configs.tuned_architectures():
+        return None
+    configuration = configs.configuration(device.architecture, problem.rows_per_expert)
+    if not _countable(problem, configuration):
+        return None
+    return MoeChoice(
+        MoeKind.PORTABLE,
+        configuration,
+        f"mma.sync products with the tiles for {problem.rows_per_expert:.0f} rows per expert",
+    )
+
+
+def kernels(architecture: str) -> list[CudaKernel]:
+    """Both products of every configuration, for all activations and types; none before sm_80."""
+    built = [
+        kernel(tile, product, activation, dtype, architecture)
+        for configuration in configs.all_configurations(architecture)
+        for dtype in _DTYPES
+        for tile, product, activations in (
+            (configuration.up, Product.UP, tuple(Activation)),
+            (configuration.down, Product.DOWN, (Activation.SILU,)),
+        )
+        for activation in activations
+    ]
+    if not built:
+        return []
+    each_once = {one.label: one for one in built}
+    return [*each_once.values(), *routing.kernels(architecture), *combine.kernels(architecture)]
+
+
+def check(problem: MoeProblem, configuration: Any) -> None:
+    if not isinstance(configuration, PortableMoeConfiguration):
+        raise InputError(f"the portable products take a PortableMoeConfiguration, not {configuration!r}")
+    if not _countable(problem, configuration):
+        raise InputError(
+            f"{problem.tokens} tokens of {problem.hidden} with {problem.top_k} experts each are more than the "
+            "portable products can count; split the tokens"
+        )
+
+
+def kernel(
+    tile: ProductTile, product: Product, activation: Activation, dtype: torch.dtype, architecture: str
+) -> CudaKernel:
+    """One product in one tile shape, which may be another architecture's."""
+    up = product is Product.UP
+    return CudaKernel(
+        source="moe_portable.cu",
+        function="moe_portable",
+        architecture=architecture,
+        macros={
+            "BLOCK_M": tile.block_m,
+            "BLOCK_N": tile.block_n,
+            "BLOCK_K": tile.block_k,
+            "STAGES": tile.stages,
+            "WARPS_M": tile.warps_m,
+            "WARPS_N": tile.warps_n,
+            "MIN_BLOCKS": tile.blocks,
+            "UP": int(up),
+            "ACTIVATION": _ACTIVATIONS[activation] if up else 0,
+            "DEPENDENT": int(overlaps(architecture)),
+            "ELEMENT_BF16": int(dtype == torch.bfloat16),
+            "NATIVE_CP_ASYNC": 1,
+            "MMA_K": 16,
+        },
+        threads_per_block=tile.threads,
+        dynamic_shared_bytes=tile.shared_bytes(gather=up),
+    )
+
+
+class ProductLaunch:
+    """The launch of one product, of which only addresses are missing."""
+
+    __slots__ = ("_launcher",)
+
+    def __init__(
+        self,
+        problem: MoeProblem,
+        product: Product,
+        tile: ProductTile,
+        device: Device,
+        *,
+        allow_defects: bool = False,
+    ) -> None:
+        """The device is current."""
+        compiled = kernel(tile, product, problem.activation, problem.dtype, device.architecture)
+        capturing = torch.cuda.is_current_stream_capturing()
+        self._launcher = Launcher(
+            load(compiled, device.index, capturing, allow_defects=allow_defects),
+            (grid(problem, product, tile, device), 1, 1),
+            compiled,
+            _ARGUMENT_BYTES,
+            dependent=bool(compiled.macros["DEPENDENT"]),
+        )
+        _REST.pack_into(self._launcher.buffer, _POINTERS.size, *fields(problem, product, tile, device))
+
+    def launch(
+        self,
+        input_rows: int,
+        weights: int,
+        output: int,
+        expert_offsets: int,
+        sorted_slots: int,
+        ticket: int,
+        stream: int,
+    ) -> None:
+        """`ticket`: of an int32 that is zero when the kernel starts."""
+        _POINTERS.pack_into(
+            self._launcher.buffer, 0, input_rows, weights, output, expert_offsets, sorted_slots, ticket
+        )
+        self._launcher.start(stream)
+
+
+class PortablePlan:
+    """Routing, both products and the combination.
+
+    The workspace holds, in this order: tickets, expert_offsets, sorted_slots, the counts of routing, the activated rows
+    (slots, intermediate) in sorted order, and the second product's rows (slots, hidden) by slot.
+    """
+
+    __slots__ = ("launch", "workspace_bytes")
+    launch: MoeLaunch
+
+    def __init__(
+        self, problem: MoeProblem, sort: Routing, up: ProductLaunch, down: ProductLaunch, join: Combine
+    ) -> None:
+        sizes = (
+            TICKETS_BYTES,
+            sort.offsets_bytes,
+            sort.slots_bytes,
+            sort.counts_bytes,
+            problem.slots * problem.intermediate * problem.dtype.itemsize,
+            problem.slots * problem.hidden * problem.dtype.itemsize,
+        )
+        starts = [0, *accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
+        self.workspace_bytes = starts[-1]
+        _, offsets_at, slots_at, counts_at, inner_at, rows_at, _ = starts
+
+        def launch(
+            hidden: int,
+            w13: int,
+            w2: int,
+            topk_weights: int,
+            topk_ids: int,
+            output: int,
+            workspace: int,
+            stream: int,
+        ) -> None:
+            offsets, slots = workspace + offsets_at, workspace + slots_at
+            inner, rows = workspace + inner_at, workspace + rows_at
+            sort.launch(topk_ids, offsets, slots, workspace + counts_at, workspace, stream)
+            up.launch(hidden, w13, inner, offsets, slots, workspace, stream)
+            down.launch(inner, w2, rows, offsets, slots, workspace + _TICKET_BYTES, stream)
+            join.launch(rows, topk_weights, topk_ids, output, stream)
+
+        self.launch = launch
+
+
+def plan(
+    problem: MoeProblem, configuration: Any, device: Device, *, allow_defects: bool = False
+) -> PortablePlan:
+    check(problem, configuration)
+    tiles: PortableMoeConfiguration = configuration
+    return PortablePlan(
+        problem,
+        Routing(problem, device, device.architecture),
+        ProductLaunch(problem, Product.UP, tiles.up, device, allow_defects=allow_defects),
+        ProductLaunch(problem, Product.DOWN, tiles.down, device, allow_defects=allow_defects),
+        Combine(problem, device, device.architecture),
+    )
+
+
+def grid(problem: MoeProblem, product: Product, tile: ProductTile, device: Device) -> int:
+    """Blocks: as many as run at a time, or as there can be tiles."""
+    return min(device.multiprocessors * tile.blocks, _most_tiles(problem, product, tile))
+
+
+def fields(problem: MoeProblem, product: Product, tile: ProductTile, device: Device) -> tuple[int, ...]:
+    """What a launch passes after the addresses."""
+    parts, inner, columns = _shape(problem, product)
+    row = inner * problem.dtype.itemsize
+    interleaved = parts == 2 and problem.w13_layout is W13Layout.INTERLEAVED
+    # Where as many rows of input as of weights are worked on at a time, the least is read.
+    running = grid(problem, product, tile, device)
+    section = max(1, round(math.sqrt(running * tile.block_n / tile.block_m)))
+    return (
+        parts * columns * row,
+        2 * row if interleaved else row,
+        row if interleaved else columns * row,
+        problem.experts,
+        problem.top_k,
+        inner,
+        columns,
+        _column_tiles(problem, product, tile),
+        section,
+    )
+
+
+def _countable(problem: MoeProblem, configuration: PortableMoeConfiguration) -> bool:
+    """Whether 32 bits hold the tiles, and the 16-byte chunks of the rows that are gathered."""
+    return (
+        problem.tokens * problem.hidden // 8 < 1 << 32
+        and _most_tiles(problem, Product.UP, configuration.up) < _MOST_TILES
+        and _most_tiles(problem, Product.DOWN, configuration.down) < _MOST_TILES
+    )
+
+
+def _shape(problem: MoeProblem, product: Product) -> tuple[int, int, int]:
+    """Rows of weights per output column, inner size, output columns."""
+    if product is Product.UP:
+        return 2 if problem.gated else 1, problem.hidden, problem.intermediate
+    return 1, problem.intermediate, problem.hidden
+
+
+def _column_tiles(problem: MoeProblem, product: Product, tile: ProductTile) -> int:
+    parts, _, columns = _shape(problem, product)
+    return -(-columns * parts // tile.block_n)
+
+
+def _most_tiles(problem: MoeProblem, product: Product, tile: ProductTile) -> int:
+    """Whatever the routing: each expert with rows has at most one tile that is not full."""
+    row_tiles = problem.slots // tile.block_m + min(problem.experts, problem.slots)
+    return row_tiles * _column_tiles(problem, product, tile)

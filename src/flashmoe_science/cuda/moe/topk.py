@@ -1,0 +1,154 @@
+"""A router's choice of experts (`kernels/cuda/topk_routing.cu`): checks, configuration, launch."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from typing import Any
+
+import torch
+
+from flashmoe_science.configs import topk as configs
+from flashmoe_science.configs.topk import TopkConfiguration
+from flashmoe_science.cuda.driver import Launcher, load, make_context_current
+from flashmoe_science.cuda.forward import device_of
+from flashmoe_science.cuda.moe.routing import overlaps
+from flashmoe_science.cuda.problem import Device
+from flashmoe_science.errors import InputError
+from flashmoe_science.jit.limits import limits
+from flashmoe_science.jit.nvrtc import CudaKernel
+from flashmoe_science.moe_arguments import Scores
+
+_ADDRESSES = struct.Struct("4Q")  # logits, bias, weights, ids
+_REST = struct.Struct("5i f")
+_ARGUMENT_BYTES = _ADDRESSES.size + _REST.size
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_MAX_LAUNCHERS = 1024  # per thread
+
+
+class _ThreadLaunchers(threading.local):
+    """A launcher owns the buffer that its launch reads, so every thread has its own; no lock is needed."""
+
+    def __init__(self) -> None:
+        self.ready: dict[tuple[Any, ...], Launcher] = {}
+
+
+_this_thread = _ThreadLaunchers()
+
+
+def topk(
+    logits: torch.Tensor,
+    k: int,
+    *,
+    scores: Scores = Scores.SOFTMAX,
+    renormalize: bool = True,
+    bias: torch.Tensor | None = None,
+    scale: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k experts of each token, best first, and their weights, in one kernel on PyTorch's current stream.
+
+    `flashmoe_science.topk_routing` for CUDA tensors, whose arguments have been checked. Nothing is synchronised. Can be
+    captured in a CUDA graph after one call with the same shapes and options.
+
+    Experts are ranked by logit, or with a bias by score + bias in float32; equal ranks by number, the lower first; NaN
+    below every number. The ids of a token are always k different experts. Weights follow IEEE arithmetic: a softmax
+    over a NaN, over plus infinity or over nothing but minus infinity is NaN.
+
+    Args:
+        logits: (tokens, experts), contiguous; float32, bfloat16 or float16 (scores are float32).
+        k: 1 to experts.
+        scores: what is made of the logits.
+        renormalize: divide the chosen scores by their sum (plus 1e-20).
+        bias: (experts,) float32, added to the scores for the choice, not for the weights (DeepSeek-V3's correction).
+        scale: the weights are multiplied by it at last.
+
+    Returns:
+        weights float32 (tokens, k), ids int32 (tokens, k).
+
+    Raises:
+        InputError: more than 1,024 experts, or bfloat16 on a GPU before sm_80.
+        DeviceError, BuildError: see `flashmoe_science.cuda.driver.load`.
+    """
+    tokens, experts = logits.shape
+    index = logits.get_device()
+    with torch.cuda.device(index):
+        weights = torch.empty((tokens, k), dtype=torch.float32, device=logits.device)
+        ids = torch.empty((tokens, k), dtype=torch.int32, device=logits.device)
+        if tokens == 0:
+            return weights, ids
+        signature = (tokens, experts, k, logits.dtype, index, scores, renormalize, scale)
+        launcher = _this_thread.ready.get(signature)
+        if launcher is None:
+            launcher = _prepare(logits, k, scores, renormalize, scale)
+            if len(_this_thread.ready) >= _MAX_LAUNCHERS:
+                _this_thread.ready.clear()
+            _this_thread.ready[signature] = launcher
+        _ADDRESSES.pack_into(
+            launcher.buffer,
+            0,
+            logits.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            weights.data_ptr(),
+            ids.data_ptr(),
+        )
+        launcher.start(torch.cuda.current_stream(index).cuda_stream)
+    return weights, ids
+
+
+def kernels(architecture: str) -> list[CudaKernel]:
+    """Everything that `topk` can launch on an architecture, for building ahead of time."""
+    dtypes = _DTYPES if limits(architecture).bfloat16 else (torch.float32, torch.float16)
+    return [
+        kernel(configuration, dtype, architecture)
+        for configuration in configs.CONFIGURATIONS
+        for dtype in dtypes
+    ]
+
+
+def kernel(configuration: TopkConfiguration, dtype: torch.dtype, architecture: str) -> CudaKernel:
+    has = limits(architecture)
+    return CudaKernel(
+        source="topk_routing.cu",
+        function="topk_routing",
+        architecture=architecture,
+        macros={
+            "LANES": configuration.lanes,
+            "EXPERTS_PER_LANE": configuration.experts_per_lane,
+            "WARPS": configuration.warps,
+            "LOGITS_BITS": 8 * dtype.itemsize,
+            "NATIVE_REDUX": int(has.cp_async),  # both came with sm_80
+            "DEPENDENT": int(overlaps(architecture)),
+            "ELEMENT_BF16": int(dtype == torch.bfloat16),
+            "MMA_K": 16 if has.bfloat16 else 8,
+        },
+        threads_per_block=configuration.threads,
+        dynamic_shared_bytes=0,
+    )
+
+
+def _prepare(logits: torch.Tensor, k: int, scores: Scores, renormalize: bool, scale: float) -> Launcher:
+    tokens, experts = logits.shape
+    device: Device = device_of(logits.get_device())
+    if experts > configs.MAX_EXPERTS:
+        raise InputError(
+            f"logits has {experts} experts; the CUDA kernel takes at most {configs.MAX_EXPERTS}: use torch.topk"
+        )
+    if logits.dtype == torch.bfloat16 and not limits(device.architecture).bfloat16:
+        raise InputError(f"logits is bfloat16, which {device.architecture} does not have: use logits.float()")
+    make_context_current(device.index)
+    configuration = configs.configuration(experts)
+    compiled = kernel(configuration, logits.dtype, device.architecture)
+    function = load(compiled, device.index, torch.cuda.is_current_stream_capturing())
+    blocks = -(-tokens // configuration.tokens_per_block)
+    dependent = bool(compiled.macros["DEPENDENT"])
+    launcher = Launcher(function, (blocks, 1, 1), compiled, _ARGUMENT_BYTES, dependent=dependent)
+    write_arguments(launcher.buffer, tokens, experts, k, scores, renormalize, scale)
+    return launcher
+
+
+def write_arguments(
+    buffer: Any, tokens: int, experts: int, k: int, scores: Scores, renormalize: bool, scale: float
+) -> None:
+    """All fields of the kernel's `TopkParameters` but the addresses."""
+    sigmoid = int(scores is Scores.SIGMOID)
+    _REST.pack_into(buffer, _ADDRESSES.size, tokens, experts, k, sigmoid, int(renormalize), scale)

@@ -1,0 +1,147 @@
+// A router's choice of experts in one pass: scores, top-k and the weights of what was chosen.
+//
+// LANES lanes own a token: a warp, or fewer lanes and several tokens per warp where there are few experts. They hold the
+// ranks of its experts in registers; k times the best that is left is found by two reductions, of its rank and of its
+// expert's number. Only then do k lanes read the chosen logits once more and turn them into weights.
+//
+// Ranks: logits where there is no bias (scores rise with them), else score + bias in float32. Equal ranks go by expert,
+// the lower first; NaN is below every number. So the ids are always k different experts. Weights follow IEEE
+// arithmetic: a NaN logit makes its token's softmax NaN.
+//
+// Macros: EXPERTS_PER_LANE (at most LANES * EXPERTS_PER_LANE experts), LANES (8 or 32), WARPS, LOGITS_BITS (32: float32,
+// 16: the element type of types.cuh), NATIVE_REDUX (ptx/redux.cuh), DEPENDENT (1: launched with programmatic stream
+// serialization, sm_90), and those of types.cuh.
+#if DEPENDENT
+#include "ptx/dependent_launch.cuh"
+#endif
+#include "ptx/element.cuh"
+#include "ptx/redux.cuh"
+#include "types.cuh"
+
+struct TopkParameters {
+    const void* logits;  // (tokens, experts)
+    const float* bias;   // (experts), added for the choice only; or null
+    float* weights;      // (tokens, k)
+    int* ids;            // (tokens, k)
+    int tokens;
+    int experts;
+    int k;
+    int sigmoid;      // scores: 1 sigmoid, 0 softmax
+    int renormalize;  // weights are divided by their sum
+    float scale;      // and then multiplied by this
+};
+
+constexpr int kTokensPerBlock = WARPS * 32 / LANES;
+constexpr float kSumFloor = 1e-20f;  // sigmoids may all be zero
+constexpr uint32 kNone = 0;          // below the rank of NaN
+
+// An unsigned number that rises with x; 0 is left free.
+__device__ __forceinline__ uint32 rank_of(float x) {
+    const uint32 bits = __float_as_uint(x + 0.0f);  // one zero
+    if (x != x) return 1;
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+__device__ __forceinline__ float logit(const TopkParameters& p, int64 index) {
+#if LOGITS_BITS == 32
+    return static_cast<const float*>(p.logits)[index];
+#else
+    return load_element(static_cast<const uint16*>(p.logits) + index);
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+topk_routing(const __grid_constant__ TopkParameters p) {
+#if DEPENDENT
+    wait_for_predecessor();
+    allow_successor();
+#endif
+    const int lane = threadIdx.x % LANES;
+    const int own = blockIdx.x * kTokensPerBlock + threadIdx.x / LANES;
+    const int token = min(own, p.tokens - 1);  // all lanes of a warp take part in its reductions
+
+    const int64 logits = static_cast<int64>(token) * p.experts;
+
+    // Slot i of a lane is expert i * LANES + lane.
+    float value[EXPERTS_PER_LANE];
+    uint32 rank[EXPERTS_PER_LANE];
+    float largest = NEGATIVE_INFINITY;
+#pragma unroll
+    for (int i = 0; i < EXPERTS_PER_LANE; ++i) {
+        const int expert = i * LANES + lane;
+        value[i] = NEGATIVE_INFINITY;
+        if (expert < p.experts) value[i] = logit(p, logits + expert);
+        rank[i] = expert < p.experts ? rank_of(value[i]) : kNone;
+        largest = value[i] > largest ? value[i] : largest;
+    }
+    // Softmax divides by the sum of the exponentials. Lanes without an expert add nothing; where all logits are minus
+    // infinity they add NaN, as the others do.
+    float exponentials = 0.0f;
+    if (!p.sigmoid) {
+        largest = over_lanes<LANES>(largest, [](float a, float b) { return a > b ? a : b; });
+#pragma unroll
+        for (int i = 0; i < EXPERTS_PER_LANE; ++i) exponentials += expf(value[i] - largest);
+        exponentials = over_lanes<LANES>(exponentials, [](float a, float b) { return a + b; });
+    }
+    const auto score = [&](float x) {
+        return p.sigmoid ? 1.0f / (1.0f + expf(-x)) : expf(x - largest) / exponentials;
+    };
+    if (p.bias != nullptr) {
+#pragma unroll
+        for (int i = 0; i < EXPERTS_PER_LANE; ++i) {
+            const int expert = i * LANES + lane;
+            if (expert < p.experts) rank[i] = rank_of(score(value[i]) + p.bias[expert]);
+        }
+    }
+
+    // Lane i finds the weight of result i, and of every LANES-th after it.
+    const int64 row = static_cast<int64>(own) * p.k;
+    const bool valid = own < p.tokens;
+    float weight = 0.0f, sum = 0.0f;
+    int id = 0;
+    const auto weigh = [&]() {
+        weight = score(logit(p, logits + id));
+        sum += weight;
+    };
+    uint32 best;
+    int best_slot;
+    const auto find_best = [&]() {
+        best = rank[0], best_slot = 0;
+#pragma unroll
+        for (int i = 1; i < EXPERTS_PER_LANE; ++i) {
+            if (rank[i] > best) best = rank[i], best_slot = i;
+        }
+    };
+    find_best();
+    for (int j = 0; j < p.k; ++j) {
+        const uint32 chosen = most<LANES>(best);
+        const uint32 mine = static_cast<uint32>(best_slot * LANES + lane);
+        const uint32 expert = least<LANES>(best == chosen ? mine : ~0u);
+        if (lane == j % LANES) id = static_cast<int>(expert);
+        if (mine == expert) {
+#pragma unroll
+            for (int i = 0; i < EXPERTS_PER_LANE; ++i) {
+                if (i == best_slot) rank[i] = kNone;
+            }
+            find_best();
+        }
+        if (j % LANES == LANES - 1 && j + 1 < p.k) {
+            // All lanes have a result, and more are to come.
+            weigh();
+            if (valid) {
+                p.ids[row + j - (LANES - 1) + lane] = id;
+                p.weights[row + j - (LANES - 1) + lane] = weight;
+            }
+        }
+    }
+    const int last_turn = (p.k - 1) / LANES * LANES;
+    if (last_turn + lane < p.k) weigh();
+    sum = over_lanes<LANES>(sum, [](float a, float b) { return a + b; });
+    if (!valid) return;
+    const auto finish = [&](float x) { return (p.renormalize ? x / (sum + kSumFloor) : x) * p.scale; };
+    for (int j = lane; j < last_turn; j += LANES) p.weights[row + j] = finish(p.weights[row + j]);
+    if (last_turn + lane < p.k) {
+        p.ids[row + last_turn + lane] = id;
+        p.weights[row + last_turn + lane] = finish(weight);
+    }
+}

@@ -1,0 +1,21 @@
+// COPIES_LATE: 1 copies when the group is waited for, as late as the hardware may; 0 at once, as early as it may.
+#pragma once
+#include "types.cuh"
+#include <deque>
+struct Copy { uint32 shared; const char* global; bool valid; };
+struct Copies { std::vector<Copy> open; std::deque<std::vector<Copy>> groups; };
+#if FIBERS
+inline std::vector<Copies> all_copies(1024);
+inline Copies& copies() { return all_copies[threadIdx.x]; }
+#else
+inline Copies& copies() { thread_local Copies own; return own; }
+#endif
+inline void perform(Copy c) { char* to = block_->arena.data()+c.shared; if (c.valid) memcpy(to,c.global,16); else memset(to,0,16); }
+inline void copy_chunk(uint32 shared, const char* global, bool valid) {
+  if (COPIES_LATE) copies().open.push_back({shared,global,valid}); else perform({shared,global,valid});
+}
+inline void copy_commit() { copies().groups.push_back(std::move(copies().open)); copies().open.clear(); }
+template <int Pending> void copy_wait() {
+  auto& groups = copies().groups;
+  while (groups.size() > Pending) { for (Copy c : groups.front()) perform(c); groups.pop_front(); }
+}

@@ -1,0 +1,7 @@
+#pragma once
+#include "types.cuh"
+inline void load_matrices(uint32 (&m)[4], uint32 address) {
+  warp_->slot[lane_][0]=address; __syncwarp();
+  for (int i=0;i<4;i++) memcpy(&m[i], block_->arena.data()+warp_->slot[8*i+lane_/4][0]+4*(lane_%4), 4);
+  __syncwarp();
+}

@@ -1,0 +1,130 @@
+"""For tests of grouped products: routings, operands with guards around them, and what is right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from flashmoe_science.cuda.moe.portable import Product
+from flashmoe_science.cuda.moe.problem import MoeProblem
+from flashmoe_science.moe_arguments import Activation, W13Layout
+
+_GUARD_ROWS = 3
+_FUNCTIONS = {
+    Activation.SILU: F.silu,
+    Activation.GELU: F.gelu,
+    Activation.GELU_TANH: lambda x: F.gelu(x, approximate="tanh"),
+    Activation.SILU_NO_MUL: F.silu,
+    Activation.GELU_NO_MUL: F.gelu,
+    Activation.RELU2_NO_MUL: lambda x: F.relu(x).square(),
+}
+
+
+def random_ids(tokens: int, top_k: int, experts: int, *, invalid: float = 0.0) -> torch.Tensor:
+    """(tokens, top_k) int32: different experts for each token, a part of them replaced by ids outside the range."""
+    ids = torch.rand(tokens, experts).argsort(dim=1)[:, :top_k].int()
+    outside = torch.where(torch.rand(ids.shape) < 0.5, -1, experts).int()
+    return torch.where(torch.rand(ids.shape) < invalid, outside, ids)
+
+
+@dataclass(frozen=True)
+class Routing:
+    expert_offsets: torch.Tensor
+    sorted_slots: torch.Tensor
+
+    @property
+    def rows(self) -> int:
+        return len(self.sorted_slots)
+
+
+def routing(ids: torch.Tensor, experts: int) -> Routing:
+    """What the routing kernel makes of ids: slots by expert, ascending inside an expert; ids out of range left out."""
+    flat = ids.flatten().long()
+    order = flat.argsort(stable=True)
+    valid = (flat[order] >= 0) & (flat[order] < experts)
+    slots = order[valid]
+    offsets = torch.zeros(experts + 1, dtype=torch.int32, device=ids.device)
+    offsets[1:] = flat[slots].bincount(minlength=experts).cumsum(0)
+    return Routing(offsets, slots.int())
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Of one product. NaN lies behind the input and the weights, and all over the output."""
+
+    input: torch.Tensor
+    weights: torch.Tensor
+    output: torch.Tensor
+    """Some rows longer than the product's."""
+    ticket: torch.Tensor
+
+    def addresses(self, routed: Routing) -> tuple[int, int, int, int, int, int]:
+        """What a launch takes; the ticket is zero."""
+        self.ticket.zero_()
+        found = (
+            self.input,
+            self.weights,
+            self.output,
+            routed.expert_offsets,
+            routed.sorted_slots,
+            self.ticket,
+        )
+        a, b, c, d, e, f = (tensor.data_ptr() for tensor in found)
+        return a, b, c, d, e, f
+
+
+def operands(problem: MoeProblem, product: Product, routed: Routing) -> Operands:
+    up = product is Product.UP
+    inner, columns = (problem.hidden, problem.intermediate) if up else (problem.intermediate, problem.hidden)
+    weight_rows = problem.w13_rows if up else problem.hidden
+    device = routed.sorted_slots.device
+
+    def guarded(*shape: int) -> torch.Tensor:
+        whole = torch.full((shape[0] + 1, *shape[1:]), torch.nan, dtype=problem.dtype, device=device)
+        whole[:-1].normal_()
+        return whole[:-1]
+
+    weights = guarded(problem.experts, weight_rows, inner)
+    weights.mul_(inner**-0.5)
+    rows = routed.rows if up else problem.slots
+    output = torch.full((rows + _GUARD_ROWS, columns), torch.nan, dtype=problem.dtype, device=device)
+    ticket = torch.zeros(1, dtype=torch.int32, device=device)
+    return Operands(guarded(problem.tokens if up else max(routed.rows, 1), inner), weights, output, ticket)
+
+
+def reference(problem: MoeProblem, product: Product, routed: Routing, given: Operands) -> torch.Tensor:
+    """The output in float64, NaN where nothing may be written."""
+    exact = torch.full(given.output.shape, torch.nan, dtype=torch.float64, device=given.output.device)
+    bounds = routed.expert_offsets.tolist()
+    for expert in range(problem.experts):
+        begin, end = bounds[expert], bounds[expert + 1]
+        slots = routed.sorted_slots[begin:end].long()
+        if product is Product.UP:
+            sums = given.input[slots // problem.top_k].double() @ given.weights[expert].double().T
+            exact[begin:end] = activated(sums, problem)
+        else:
+            exact[slots] = given.input[begin:end].double() @ given.weights[expert].double().T
+    return exact
+
+
+def activated(sums: torch.Tensor, problem: MoeProblem) -> torch.Tensor:
+    function = _FUNCTIONS[problem.activation]
+    if not problem.gated:
+        return function(sums)
+    if problem.w13_layout is W13Layout.INTERLEAVED:
+        return function(sums[:, 0::2]) * sums[:, 1::2]
+    gate, up = sums.chunk(2, dim=1)
+    return function(gate) * up
+
+
+def assert_right(problem: MoeProblem, product: Product, routed: Routing, given: Operands) -> None:
+    """Every row within two roundings of float64, relative to the row's scale; nothing else written."""
+    exact = reference(problem, product, routed, given)
+    found = given.output.double()
+    assert torch.equal(found.isnan(), exact.isnan()), (
+        f"{product}: rows left out, or written beside the output"
+    )
+    resolution = torch.finfo(problem.dtype).eps
+    torch.testing.assert_close(found, exact, rtol=resolution, atol=resolution / 8, equal_nan=True)

@@ -1,0 +1,64 @@
+"""Run by tools/sanitize.sh under compute-sanitizer: mixtures of experts in every way that this GPU takes, and routing,
+on small shapes.
+
+Usage: python sanitized_moe_calls.py [WAY...]     (hopper, portable, ...; all if none is named)
+
+Outputs and workspaces lie in guarded buffers, and each result is compared with float64, so that a kernel that does
+nothing does not pass. Prints "passed" when all calls were right; a wrong one raises.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from gpu_moe import assert_right, layer
+from topk_reference import reference
+
+from flashmoe_science.cuda.forward import device_of
+from flashmoe_science.cuda.moe import MoeKind
+from flashmoe_science.cuda.moe.select import module
+from flashmoe_science.cuda.moe.topk import topk
+from flashmoe_science.moe_arguments import Activation, Scores, W13Layout
+
+# tokens, hidden, intermediate, experts, top_k: partial tiles, rows for more tiles than one, experts without rows.
+LAYERS = [(1, 16, 16, 2, 1), (37, 80, 112, 5, 2), (300, 144, 48, 3, 2), (50, 272, 272, 70, 3)]
+ROUTINGS = [(9, 8, 2), (5, 40, 6), (3, 300, 40)]
+
+
+def main() -> None:
+    names = sys.argv[1:] or [kind.value for kind in MoeKind]
+    where = device_of(torch.cuda.current_device())
+    launches = dict.fromkeys(names, 0)
+    for index, shape in enumerate(LAYERS):
+        torch.manual_seed(index)
+        tokens, _, _, experts, top_k = shape
+        ids = torch.stack([torch.randperm(experts + 1)[:top_k] for _ in range(tokens)])
+        given = layer(
+            *shape,
+            ids=ids if index % 2 else ids.int(),
+            dtype=(torch.bfloat16, torch.float16)[index % 2],
+            activation=(Activation.SILU, Activation.GELU_NO_MUL)[index // 2],
+            w13_layout=(W13Layout.CONCAT, W13Layout.INTERLEAVED)[index % 2],
+        )
+        for name in names:
+            choice = module(MoeKind(name)).choose(given.problem, where)
+            if choice is not None:
+                assert_right(given, [choice])
+                launches[name] += 1
+    for tokens, experts, k in ROUTINGS:
+        logits = torch.randn(tokens, experts, device="cuda")
+        weights, ids = topk(logits, k)
+        exact, exact_ids = reference(logits, k, Scores.SOFTMAX, True, None, 1.0)
+        assert torch.equal(ids.long(), exact_ids)
+        torch.testing.assert_close(weights.double(), exact, rtol=2e-6, atol=1e-30)
+    torch.cuda.synchronize()
+    print(f"passed; launches: {', '.join(f'{name} {count}' for name, count in launches.items())}")
+
+
+if __name__ == "__main__":
+    main()
