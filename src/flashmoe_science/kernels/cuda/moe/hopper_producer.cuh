@@ -8,41 +8,16 @@
 
 namespace moe {
 
-// Draws the next tile and publishes it. Called by the whole first warp. The first block of a cluster draws tickets, one
-// ahead, and tells the second.
+// Draws the block's next tile, by a ticket drawn one ahead, and publishes it. Called by the whole first warp.
 struct Drawer {
     Cursor cursor;
     Ring<TILE_SLOTS> ring;
-    Ring<TICKET_SLOTS> told;
-    int rank = CLUSTER == 1 ? 0 : ptx::cluster_rank();
-    int ticket = blockIdx.x / CLUSTER;
-
-    __device__ __forceinline__ int draw(const Parameters& p, const Shared& shared) {
-        int drawn;
-        if (rank == 0) {
-            drawn = __shfl_sync(0xffffffff, ticket, 0);
-            if constexpr (CLUSTER == 2) {
-                ptx::mbarrier_wait(shared.ticket_empty(told.stage), told.parity ^ 1);
-                if (threadIdx.x == 0) {
-                    ptx::post(ptx::in_block(shared.ticket(told.stage), 1), ptx::in_block(shared.ticket_full(told.stage), 1),
-                              drawn);
-                }
-            }
-            if (threadIdx.x == 0) ticket = atomicAdd(p.ticket, 1) + static_cast<int>(gridDim.x / CLUSTER);
-        } else {
-            if (threadIdx.x == 0) ptx::mbarrier_expect_bytes(shared.ticket_full(told.stage), sizeof(int));
-            __syncwarp();
-            ptx::mbarrier_wait(shared.ticket_full(told.stage), told.parity);
-            asm volatile("ld.shared.s32 %0, [%1];" : "=r"(drawn) : "r"(shared.ticket(told.stage)) : "memory");
-            __syncwarp();
-            if (threadIdx.x == 0) ptx::mbarrier_arrive_at(ptx::in_block(shared.ticket_empty(told.stage), 0));
-        }
-        told.advance();
-        return drawn;
-    }
+    int ticket = blockIdx.x;  // the first thread's counts
 
     __device__ __forceinline__ Tile next(const Parameters& p, const Shared& shared) {
-        const Tile tile = cursor.find(p, draw(p, shared), rank);
+        const int drawn = __shfl_sync(0xffffffff, ticket, 0);
+        if (threadIdx.x == 0) ticket = atomicAdd(p.ticket, 1) + static_cast<int>(gridDim.x);
+        const Tile tile = cursor.find(p, drawn);
         ptx::mbarrier_wait(shared.tile_empty(ring.stage), ring.parity ^ 1);
         if (threadIdx.x == 0) publish(shared, ring, tile);
         ring.advance();
@@ -50,18 +25,14 @@ struct Drawer {
     }
 };
 
-__device__ __forceinline__ int padded(int width) { return max(LEAST, (width + STEP - 1) / STEP * STEP); }
+__device__ __forceinline__ int padded(int count) { return max(LEAST, (count + STEP - 1) / STEP * STEP); }
 
-// This block's share of the weights, for all blocks of the cluster.
-__device__ __forceinline__ void load_weights(const Parameters& p, const Shared& shared, int stage, const Tile& tile, int k,
-                                             int rank) {
-    constexpr int rows = WEIGHT_ROWS / CLUSTER;
-    const uint32 to = shared.weights(stage) + rank * (WEIGHT_BYTES / CLUSTER);
-    const int part = tile.weight_tile * CLUSTER + rank;
+__device__ __forceinline__ void load_weights(const Parameters& p, const Shared& shared, int stage, const Tile& tile, int k) {
     if constexpr (kGated) {
-        ptx::tma_load<CLUSTER>(p.weights, to, shared.full(stage), k, 0, 0, part * (rows / 32), tile.expert);
+        ptx::tma_load(p.weights, shared.weights(stage), shared.full(stage), k, 0, 0, tile.weight_tile * (WEIGHT_ROWS / 32),
+                      tile.expert);
     } else {
-        ptx::tma_load<CLUSTER>(p.weights, to, shared.full(stage), k, part * rows, tile.expert);
+        ptx::tma_load(p.weights, shared.weights(stage), shared.full(stage), k, tile.weight_tile * WEIGHT_ROWS, tile.expert);
     }
 }
 
@@ -89,7 +60,7 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
     const int row_chunks = p.inner / 8;
     while (true) {
         const Tile tile = warp == 0 ? drawer.next(p, shared) : next_tile(shared, tiles);
-        if (tile.width == 0) return;
+        if (tile.count == 0) return;
         int token[PASSES];  // -1: no such row
 #pragma unroll
         for (int i = 0; i < PASSES; ++i) {
@@ -97,12 +68,12 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
             token[i] = -1;
             if (index < tile.count) token[i] = __ldg(p.sorted_slots + tile.first + index) / p.top_k;
         }
-        const int passes = padded(tile.width) / ROWS_AT_ONCE;
+        const int passes = padded(tile.count) / ROWS_AT_ONCE;
         for (int k = 0; k < p.inner; k += INNER) {
             ptx::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
             if (threadIdx.x == 0) {
                 ptx::mbarrier_expect_bytes(shared.full(ring.stage), WEIGHT_BYTES);
-                load_weights(p, shared, ring.stage, tile, k, drawer.rank);
+                load_weights(p, shared, ring.stage, tile, k);
             }
             __syncwarp();
             const uint32 to = shared.tokens(ring.stage) + place;
@@ -126,7 +97,7 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
 #else
 
 __device__ __forceinline__ void load_rows(const Parameters& p, const Shared& shared, int stage, const Tile& tile, int k) {
-    for (int row = 0; row < padded(tile.width); row += STEP) {
+    for (int row = 0; row < padded(tile.count); row += STEP) {
         ptx::tma_load(p.rows, shared.tokens(stage) + row * ROW_BYTES, shared.full(stage), k, tile.first + row);
     }
 }
@@ -138,12 +109,12 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
     Drawer drawer;
     Ring<STAGES> ring;
     Tile tile = drawer.next(p, shared);
-    const uint32 bytes = WEIGHT_BYTES + padded(tile.width) * ROW_BYTES;
-    const int ahead = tile.width == 0 ? 0 : min(p.inner, STAGES * INNER);
+    const uint32 bytes = WEIGHT_BYTES + padded(tile.count) * ROW_BYTES;
+    const int ahead = tile.count == 0 ? 0 : min(p.inner, STAGES * INNER);
     if (threadIdx.x == 0) {
         for (int k = 0; k < ahead; k += INNER) {
             ptx::mbarrier_expect_bytes(shared.full(k / INNER), bytes);
-            load_weights(p, shared, k / INNER, tile, k, drawer.rank);
+            load_weights(p, shared, k / INNER, tile, k);
         }
     }
     __syncwarp();
@@ -153,12 +124,12 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
     }
     __syncwarp();
     for (int k = 0; k < ahead; k += INNER) ring.advance();
-    for (int first = ahead; tile.width != 0; first = 0) {
+    for (int first = ahead; tile.count != 0; first = 0) {
         for (int k = first; k < p.inner; k += INNER) {
             ptx::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
             if (threadIdx.x == 0) {
-                ptx::mbarrier_expect_bytes(shared.full(ring.stage), WEIGHT_BYTES + padded(tile.width) * ROW_BYTES);
-                load_weights(p, shared, ring.stage, tile, k, drawer.rank);
+                ptx::mbarrier_expect_bytes(shared.full(ring.stage), WEIGHT_BYTES + padded(tile.count) * ROW_BYTES);
+                load_weights(p, shared, ring.stage, tile, k);
                 load_rows(p, shared, ring.stage, tile, k);
             }
             __syncwarp();
