@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from cudadent42.bench.margin import default_margin
+from cudadent42.cases import Case, Operation
 from cudadent42.errors import UsageError
-from cudadent42.implementations import is_plug_in, plug_in_file
-from cudadent42.records import CacheState, Case, Plan, TimerKind
-from cudadent42.suites.loader import (
-    MAX_REPEATS,
-    MAX_WARMUP,
-    Shape,
-    Suite,
-    did_you_mean,
-    load_suite,
-    parse_dtype,
-)
+from cudadent42.implementations import is_kernel_file, is_plug_in, plug_in_file
+from cudadent42.native import specification
+from cudadent42.records import CacheState, Plan, TimerKind, Version
+from cudadent42.suites.loader import MAX_REPEATS, MAX_WARMUP, Suite, load_suite, parse_dtype
+from cudadent42.suites.table import did_you_mean
 
 T = TypeVar("T")
 
@@ -38,11 +33,26 @@ class Choices:
     seed: int = 0
     timer: TimerKind | None = None
     cache: CacheState | None = None
+    precision: float | None = None
+    budget_s: float | None = None
 
 
-def make_plan(choices: Choices, device: str, known_implementations: Collection[str]) -> Plan:
-    """The plan for ``device``. Raises UsageError, naming the option, where a choice does not exist."""
+PRECISION_GROWTH = 16
+"""How many times the suite's blocks may be taken for a precision: it quarters the interval."""
+
+MAX_PRECISION = 0.5
+MIN_PRECISION = 1e-4
+MAX_BUDGET_S = 86_400.0
+
+
+def make_plan(choices: Choices, device: str, known: Callable[[Operation], Collection[str]]) -> Plan:
+    """The plan for ``device``; ``known`` has the names of an operation's implementations.
+
+    Raises UsageError, naming the option, where a choice does not exist.
+    """
     suite = load_suite(choices.suite)
+    if device == "cpu" and suite.cpu_suite is not None:
+        suite = load_suite(suite.cpu_suite)
     dtypes = _unique(parse_dtype(text, "--dtype") for text in choices.dtypes) or suite.dtypes
     cases = tuple(make_case(shape, dtype.value) for dtype in dtypes for shape in suite.shapes)
     return Plan(
@@ -50,28 +60,27 @@ def make_plan(choices: Choices, device: str, known_implementations: Collection[s
         device=device,
         cases=_select(cases, choices.cases),
         baseline=suite.baseline,
-        implementations=_implementations(suite, choices.implementations, known_implementations),
-        repeats=_in_range("--repeats", choices.repeats, 1, MAX_REPEATS, suite.repeats),
+        implementations=_implementations(suite, choices.implementations, known(suite.operation)),
+        repeats=_in_range("--repeats", choices.repeats, 1, MAX_REPEATS, _blocks(suite, choices)),
         warmup=_in_range("--warmup", choices.warmup, 0, MAX_WARMUP, suite.warmup),
         seed=_in_range("--seed", choices.seed, 0, 2**32 - 1, 0),
         margin=default_margin(device) if suite.margin is None else suite.margin,
         timer=choices.timer or suite.timer,
         cache=choices.cache or suite.cache,
+        precision=_between("--precision", choices.precision, MIN_PRECISION, MAX_PRECISION),
+        budget_s=_between("--budget", choices.budget_s, 1.0, MAX_BUDGET_S),
     )
 
 
-def make_case(shape: Shape, dtype: str) -> Case:
-    return Case(
-        name=shape.name,
-        dtype=dtype,
-        batch=shape.batch,
-        num_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        seqlen_q=shape.seqlen_q,
-        seqlen_k=shape.seqlen_k,
-        head_dim=shape.head_dim,
-        causal=shape.causal,
-    )
+def for_versions(plan: Plan, versions: Mapping[str, Version]) -> Plan:
+    """The plan with these in the place of its implementations, the first as the baseline."""
+    names = tuple(versions)
+    return replace(plan, baseline=names[0], implementations=names, versions=dict(versions))
+
+
+def make_case(shape: Case, dtype: str) -> Case:
+    """A suite's case in a dtype."""
+    return replace(shape, dtype=dtype)
 
 
 def _select(cases: Sequence[Case], wanted: Sequence[str]) -> tuple[Case, ...]:
@@ -88,7 +97,9 @@ def _select(cases: Sequence[Case], wanted: Sequence[str]) -> tuple[Case, ...]:
 def _implementations(suite: Suite, wanted: Sequence[str], known: Collection[str]) -> tuple[str, ...]:
     names = _unique((suite.baseline, *(wanted or suite.implementations)))
     for name in names:
-        if is_plug_in(name):
+        if is_kernel_file(name):
+            specification.load(plug_in_file(name))
+        elif is_plug_in(name):
             plug_in_file(name)
         elif name not in known:
             raise UsageError(
@@ -100,8 +111,19 @@ def _implementations(suite: Suite, wanted: Sequence[str], known: Collection[str]
     return names
 
 
+def _blocks(suite: Suite, choices: Choices) -> int:
+    """The suite's; with a precision to reach, room for more."""
+    return suite.repeats if choices.precision is None else PRECISION_GROWTH * suite.repeats
+
+
 def _unique(items: Iterable[T]) -> tuple[T, ...]:
     return tuple(dict.fromkeys(items))
+
+
+def _between(option: str, value: float | None, low: float, high: float) -> float | None:
+    if value is not None and not low <= value <= high:
+        raise UsageError(f"{option} {value:g}: expected a number from {low:g} to {high:g}")
+    return value
 
 
 def _in_range(option: str, value: int | None, low: int, high: int, default: int) -> int:

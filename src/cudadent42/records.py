@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 
+from cudadent42.cases import Case as Case  # re-exported: a plan's part
+from cudadent42.cases import Operation
 from flashmoe_science.jit.records import KernelBuild
 
 
@@ -37,6 +39,9 @@ class TimerKind(str, Enum):
 
     CALL = "call"
     """The whole call, launch included: host clock on CPU, events around each call on CUDA."""
+    CPU = "cpu"
+    """Processor time of the process, which runs on one thread: what the code costs, whoever else uses the machine. CPU
+    only."""
     GRAPH = "graph"
     """GPU time alone: replay of a CUDA graph that holds many copies of the call. CUDA only."""
 
@@ -52,51 +57,17 @@ class CacheState(str, Enum):
 
 
 @dataclass(frozen=True)
-class Case:
-    """One attention problem: shape, dtype and mask."""
+class Version:
+    """One state of a source tree, raced under a name of its own (`cudadent42.race`)."""
 
-    name: str
-    dtype: str
-    """``fp16``, ``bf16`` or ``fp32``."""
-    batch: int
-    num_heads: int
-    num_kv_heads: int
-    seqlen_q: int
-    seqlen_k: int
-    head_dim: int
-    causal: bool = False
-
-    @property
-    def id(self) -> str:
-        """Unique in a plan: ``name/dtype``."""
-        return f"{self.name}/{self.dtype}"
-
-    @property
-    def tokens(self) -> int:
-        return self.batch * self.seqlen_q
-
-    @property
-    def scores(self) -> int:
-        """Number of query-key pairs that the mask lets through, over all heads (bottom-right aligned)."""
-        pairs = self.seqlen_q * self.seqlen_k
-        if self.causal:
-            first = self.seqlen_k - self.seqlen_q + 1  # keys seen by query row 0
-            rows = range(self.seqlen_q)
-            pairs = sum(max(0, first + row) for row in rows)
-        return self.batch * self.num_heads * pairs
-
-    @property
-    def flops(self) -> int:
-        """Floating-point operations of the two matrix products."""
-        return 4 * self.scores * self.head_dim
-
-    @property
-    def bytes_min(self) -> int:
-        """Fewest bytes moved: query, key, value read once, output written once."""
-        size = 4 if self.dtype == "fp32" else 2
-        query = self.batch * self.num_heads * self.seqlen_q * self.head_dim
-        key = self.batch * self.num_kv_heads * self.seqlen_k * self.head_dim
-        return size * (2 * query + 2 * key)
+    revision: str
+    """As it was asked for: a git revision, ``WORKTREE`` or a folder's name."""
+    commit: str
+    """Empty for a working tree and a folder."""
+    digest: str
+    """SHA-256 over the files that were exported: their address in the cache of sources."""
+    entry: str = ""
+    """``path/to/file.py:callable`` in the tree; empty for the package ``flashmoe_science``."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +93,18 @@ class Plan:
     """Whether the baseline is also measured against itself (A/A)."""
     timer: TimerKind = TimerKind.CALL
     cache: CacheState = CacheState.WARM
+    versions: dict[str, Version] = field(default_factory=dict)
+    """The implementations that are states of a source tree, by name."""
+    precision: float | None = None
+    """Half-width of the 95 % interval, as a share, at which a case is measured no longer; then ``repeats`` is the
+    most blocks. None: exactly ``repeats`` blocks."""
+    budget_s: float | None = None
+    """Time after which no further round of blocks begins."""
+
+    @property
+    def operation(self) -> Operation:
+        """Of the cases, which share one."""
+        return self.cases[0].operation
 
 
 # ---------------------------------------------------------------- what was found
@@ -258,6 +241,8 @@ class Conditions:
     memory_clock_mhz: float = math.nan
     power_w: float = math.nan
     temperature_c: float = math.nan
+    clock_change: float = math.nan
+    """The SM clock after the block over that before it, minus 1."""
     throttle_reasons: str = ""
     """The GPU's reasons for not running faster, comma-separated."""
 
@@ -284,7 +269,7 @@ class Comparison:
     implementation: str
     baseline: str
     speedup: float
-    """Baseline's median latency over the implementation's."""
+    """Baseline's latency over the implementation's: the centre of the blocks' ratios (``bench.statistics.centre``)."""
     ci_low: float
     ci_high: float
     """95 % bootstrap interval of ``speedup``."""
@@ -292,7 +277,11 @@ class Comparison:
     latency_ms: float
     baseline_latency_ms: float
     blocks: int
+    """That count."""
     flagged_blocks: int = 0
+    """Blocks with a mark of disturbance."""
+    left_out: int = 0
+    """Of these, the blocks that do not count (``bench.compare.undisturbed``)."""
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,10 @@ from types import TracebackType
 from typing import Any, TextIO, TypeVar
 
 from cudadent42 import __version__
+from cudadent42.cases import Case
 from cudadent42.errors import UsageError
-from cudadent42.records import BuildReport, Case, MachineReport, Plan, Results, Sample, VerifyReport
+from cudadent42.operations import definition
+from cudadent42.records import BuildReport, MachineReport, Plan, Results, Sample, VerifyReport
 from cudadent42.serialise import decode, dumps, encode
 from cudadent42.source import Revision
 
@@ -40,29 +42,12 @@ RESERVE = ".reserve"
 
 _RESERVE_BYTES = 1 << 19
 
-COLUMNS = (
-    "implementation",
-    "dtype",
-    "batch_size",
-    "seq_len",
-    "hidden_dim",
-    "num_heads",
-    "latency_ms",
-    "throughput_tokens_per_sec",
-    "memory_mb",
-    "case",
-    "causal",
-    "head_dim",
-    "block",
-    "seed",
-    "seqlen_k",
-    "num_kv_heads",
-    "position",
-    "inner",
-    "timestamp_s",
-    "flags",
+COMMON_COLUMNS = (
+    *("implementation", "dtype", "latency_ms", "throughput_tokens_per_sec", "memory_mb", "case"),
+    *("block", "seed", "position", "inner", "timestamp_s", "flags"),
 )
-"""Columns of ``samples.csv``. ``hidden_dim`` is the per-head dimension; ``case`` is ``Case.name``."""
+"""Columns of ``samples.csv`` that say the same for every operation; ``case`` is ``Case.name``. The operation's others,
+and the order, are in its ``Definition.columns``."""
 
 T = TypeVar("T")
 
@@ -124,6 +109,7 @@ class RunFolder:
 # ---------------------------------------------------------------- writing
 
 _RECORDED_VARIABLES = (
+    "CUDADENT42_RATE",
     "CUDA_VISIBLE_DEVICES",
     "CUDA_LAUNCH_BLOCKING",
     "FLASHMOE_CPU_ISA",
@@ -184,7 +170,8 @@ class RunWriter:
             self._samples: TextIO | None = None
             if save_samples:
                 self._samples = (path / SAMPLES).open("w", encoding="utf-8", newline="")
-        self._write_row(COLUMNS)
+        self._columns = definition(plan.operation).columns
+        self._write_row(self._columns)
 
     def __enter__(self) -> RunWriter:
         return self
@@ -221,7 +208,8 @@ class RunWriter:
         write_json(self.path / RESULTS, results)
 
     def append_sample(self, sample: Sample) -> None:
-        self._write_row(_row(sample, self._cases[sample.case], self._manifest.plan.seed))
+        cells = _cells(sample, self._cases[sample.case], self._manifest.plan.seed)
+        self._write_row(cells[column] for column in self._columns)
         self.sample_count += 1
 
     def log(self, event: str, **fields: object) -> None:
@@ -303,12 +291,17 @@ def create_folder(path: Path) -> None:
 
 
 def write_json(path: Path, record: object) -> None:
-    """Replace ``path`` atomically: a reader sees the old file or the new one, never half of one."""
+    """Replace ``path`` atomically by a record: a reader sees the old file or the new one, never half of one."""
+    write_text(path, dumps(record) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace ``path`` atomically."""
     with _disk_errors(path.parent):
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(dumps(record) + "\n")
+                file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
             os.chmod(temporary, 0o666 & ~_umask())
@@ -340,29 +333,25 @@ def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
-def _row(sample: Sample, case: Case, seed: int) -> tuple[object, ...]:
-    return (
-        sample.implementation,
-        case.dtype,
-        case.batch,
-        case.seqlen_q,
-        case.head_dim,
-        case.num_heads,
-        sample.latency_ms,
-        case.tokens / (sample.latency_ms / 1e3) if sample.latency_ms > 0 else float("nan"),
-        sample.memory_mb,
-        case.name,
-        str(case.causal).lower(),
-        case.head_dim,
-        sample.block,
-        seed,
-        case.seqlen_k,
-        case.num_kv_heads,
-        sample.position,
-        sample.inner,
-        sample.timestamp_s,
-        sample.flags,
-    )
+def _cells(sample: Sample, case: Case, seed: int) -> dict[str, object]:
+    """By column."""
+    return {
+        **definition(case.operation).cells(case),
+        "implementation": sample.implementation,
+        "dtype": case.dtype,
+        "latency_ms": sample.latency_ms,
+        "throughput_tokens_per_sec": case.tokens / (sample.latency_ms / 1e3)
+        if sample.latency_ms > 0
+        else float("nan"),
+        "memory_mb": sample.memory_mb,
+        "case": case.name,
+        "block": sample.block,
+        "seed": seed,
+        "position": sample.position,
+        "inner": sample.inner,
+        "timestamp_s": sample.timestamp_s,
+        "flags": sample.flags,
+    }
 
 
 # ---------------------------------------------------------------- reading
@@ -370,6 +359,20 @@ def _row(sample: Sample, case: Case, seed: int) -> tuple[object, ...]:
 
 def load_run(path: Path) -> RunFolder:
     """Read a run folder, finished or not. Raises UsageError where it is not one or cannot be understood."""
+    return RunFolder(
+        path=path,
+        manifest=load_manifest(path),
+        samples=tuple(_read_samples(path / SAMPLES)),
+        verify=_load_optional(VerifyReport, path / VERIFY),
+        results=load_results(path),
+    )
+
+
+def load_manifest(path: Path, *, with_build: bool = True) -> Manifest:
+    """The manifest of a run folder; errors as of `load_run`.
+
+    ``with_build=False`` leaves the build report out, most of the file, for readers of many folders.
+    """
     if not path.is_dir():
         raise UsageError(f"{path} is not a folder; expected a run folder, as `cudadent42 run` writes")
     manifest_json = _read_json(path / MANIFEST)
@@ -383,14 +386,14 @@ def load_run(path: Path) -> RunFolder:
             f"{path} was written by a newer cudadent42 (schema {schema}); "
             f"this one reads up to {SCHEMA_VERSION}: upgrade it"
         )
-    manifest = _decode_file(Manifest, manifest_json, path / MANIFEST)
-    return RunFolder(
-        path=path,
-        manifest=manifest,
-        samples=tuple(_read_samples(path / SAMPLES)),
-        verify=_load_optional(VerifyReport, path / VERIFY),
-        results=_load_optional(Results, path / RESULTS),
-    )
+    if not with_build:
+        manifest_json["build"] = None
+    return _decode_file(Manifest, manifest_json, path / MANIFEST)
+
+
+def load_results(path: Path) -> Results | None:
+    """The results of a run folder; None where the run did not get so far."""
+    return _load_optional(Results, path / RESULTS)
 
 
 def load_skipped(path: Path) -> dict[str, str]:
@@ -411,6 +414,22 @@ def load_skipped(path: Path) -> dict[str, str]:
         if isinstance(entry, dict) and entry.get("event") == "skipped":
             skipped[str(entry.get("key"))] = str(entry.get("reason"))
     return skipped
+
+
+def read_record(kind: type[T], path: Path, newest: int) -> T | None:
+    """A record of the run folder that states its schema_version, up to ``newest``; None where there is no file.
+
+    Raises UsageError where it is of a newer version or cannot be understood.
+    """
+    data = _read_json(path)
+    if data is None:
+        return None
+    schema = data.get("schema_version") if isinstance(data, dict) else None
+    if isinstance(schema, int) and schema > newest:
+        raise UsageError(
+            f"{path} was written by a newer cudadent42 (schema {schema}); this one reads up to {newest}: upgrade it"
+        )
+    return _decode_file(kind, data, path)
 
 
 def _load_optional(kind: type[T], path: Path) -> T | None:
@@ -447,7 +466,7 @@ def _read_samples(path: Path) -> list[Sample]:
     if not lines:
         return []
     reader = csv.DictReader(lines)
-    missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
+    missing = [column for column in COMMON_COLUMNS if column not in (reader.fieldnames or ())]
     if missing:
         raise UsageError(f"{path} lacks the column {missing[0]!r}; it is not a samples file of this program")
     samples = []

@@ -1,21 +1,24 @@
 """Attention and mixture-of-experts kernels, compiled on this machine at first use."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from flashmoe_science.errors import BuildError, DeviceError, InputError
 
 if TYPE_CHECKING:
     from flashmoe_science.attention import flash_attention
+    from flashmoe_science.moe import fused_moe, topk_routing
 
-__all__ = ["BuildError", "DeviceError", "InputError", "flash_attention"]
+__all__ = ["BuildError", "DeviceError", "InputError", "flash_attention", "fused_moe", "topk_routing"]
+
+_MODULES = {"flash_attention": "attention", "fused_moe": "moe", "topk_routing": "moe"}
 
 
 def __getattr__(name: str) -> Any:
     # torch takes over a second to import. Who needs only `jit` (the lab's command line, and its preflight,
     # which must also run where torch is missing) does not pay for it.
-    if name == "flash_attention":
-        from flashmoe_science.attention import flash_attention
-
-        globals()[name] = flash_attention
-        return flash_attention
+    if name in _MODULES:
+        found = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+        globals()[name] = found
+        return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

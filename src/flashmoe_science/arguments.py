@@ -74,7 +74,7 @@ def check_arguments(
                 f"the last dimension of {name} is not contiguous (stride {tensor.stride(3)}); "
                 "call .contiguous() on it"
             )
-    if softmax_scale is not None and not _is_finite(softmax_scale):
+    if softmax_scale is not None and not is_finite(softmax_scale):
         raise InputError(
             f"softmax_scale is {softmax_scale!r}; expected a finite number or None for 1/sqrt(head_dim)"
         )
@@ -107,7 +107,7 @@ def reject_without_memory(**named: torch.Tensor) -> None:
         if tensor.numel() and not tensor.data_ptr():
             raise InputError(
                 f"{name} has no memory (a {type(tensor).__name__}); "
-                "flash_attention cannot be traced: call it on real tensors, outside FakeTensorMode"
+                "kernels cannot be traced: call on real tensors, outside FakeTensorMode"
             )
 
 
@@ -117,7 +117,8 @@ def _fits_float32(scale: float) -> bool:
     return scale == 0 or float32.tiny <= abs(scale) * math.log2(math.e) <= float32.max
 
 
-def _is_finite(number: object) -> bool:
+def is_finite(number: object) -> bool:
+    """Whether it is a real number that float holds."""
     try:
         return isinstance(number, numbers.Real) and math.isfinite(float(number))
     except OverflowError:

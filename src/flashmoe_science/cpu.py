@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,8 @@ from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.jit.records import KernelBuild
 
 _KERNELS = Path(__file__).parent / "kernels" / "cpu"
+KERNELS = ("attention_forward", "moe_forward", "peaks")
+"""Source files in kernels/cpu, without their ending."""
 _ELEMENT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # Plans are small; the bound only keeps a process with ever-changing shapes from growing.
 _MAX_PLANS = 4096
@@ -126,16 +128,17 @@ def forward(
     return out, lse
 
 
-def build() -> list[KernelBuild]:
-    """Every kernel of this backend for this machine: compiled now, or found in the cache.
+def build(names: Sequence[str] = KERNELS) -> list[KernelBuild]:
+    """Kernels of the CPU for this machine: compiled now, or found in the cache.
+
+    Args:
+        names: some of ``KERNELS``; all unless given.
 
     Raises:
         BuildError, DeviceError: see `flashmoe_science.jit.host.build`.
     """
     instruction_set = host.choose_instruction_set()
-    return [
-        host.build(_KERNELS / f"{name}.cpp", name, instruction_set) for name in ("attention_forward", "peaks")
-    ]
+    return [host.build(_KERNELS / f"{name}.cpp", name, instruction_set) for name in names]
 
 
 def measure_peaks() -> dict[str, float]:
@@ -215,12 +218,17 @@ def _byte_strides(tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple(stride * tensor.element_size() for stride in tensor.stride()[:3])
 
 
-@functools.cache
-def _load_attention(instruction_set: InstructionSet) -> Callable[..., int]:
-    library = host.load(host.build(_KERNELS / "attention_forward.cpp", "attention_forward", instruction_set))
-    method = ctypes.addressof(ctypes.c_char.in_dll(library, "flashmoe_attention_method"))
+def load_function(kernel: str, method: str, instruction_set: InstructionSet) -> Callable[..., int]:
+    """The PyMethodDef called ``method`` of a source file in kernels/cpu, as a built-in function."""
+    library = host.load(host.build(_KERNELS / f"{kernel}.cpp", kernel, instruction_set))
+    address = ctypes.addressof(ctypes.c_char.in_dll(library, method))
     new_function = ctypes.pythonapi.PyCFunction_NewEx
     new_function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
     new_function.restype = ctypes.py_object
-    function: Callable[..., int] = new_function(method, None, None)
+    function: Callable[..., int] = new_function(address, None, None)
     return function
+
+
+@functools.cache
+def _load_attention(instruction_set: InstructionSet) -> Callable[..., int]:
+    return load_function("attention_forward", "flashmoe_attention_method", instruction_set)

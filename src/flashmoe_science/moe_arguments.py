@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import numbers
 from enum import Enum
 from typing import TypeVar
 
 import torch
 
-from flashmoe_science.arguments import DTYPES
+from flashmoe_science.arguments import DTYPES, is_finite
 from flashmoe_science.errors import InputError
 
 SIZE_STEP = 16
@@ -177,7 +176,7 @@ def check_topk_arguments(
             raise InputError(
                 f"{name} is not contiguous (strides {tensor.stride()}); call .contiguous() on it"
             )
-    if not isinstance(scaling_factor, numbers.Real) or not math.isfinite(scaling_factor):
+    if not is_finite(scaling_factor):
         raise InputError(f"scaling_factor is {scaling_factor!r}; expected a finite number")
 
 

@@ -11,6 +11,7 @@ from flashmoe_science.jit.records import KernelBuild
 
 _TIMED = {
     TimerKind.CALL: "the whole call, launch included",
+    TimerKind.CPU: "processor time on one thread",
     TimerKind.GRAPH: "GPU time alone, by graph replay",
 }
 

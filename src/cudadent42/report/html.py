@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from cudadent42.records import VerifiedCase
-from cudadent42.report import facts, keys, notices, svg, text
+from cudadent42.report import facts, keys, notices, profile, svg, text
 from cudadent42.report.cases import CaseRow, shares_of_bound
 from cudadent42.report.figures.control import control
 from cudadent42.report.figures.errors import errors
@@ -53,6 +53,7 @@ def render(view: View) -> str:
     sheet = svg.Sheet()
     figures = _figures(view, sheet)
     cards = _cards(view, samples, sheet)
+    profiled = profile.section(view.profiled, sheet) if view.profiled else None
     return environment.get_template("report.html.j2").render(
         view=view,
         version=manifest.version,
@@ -70,15 +71,13 @@ def render(view: View) -> str:
         speedup_key=keys.speedup_key(view),
         blocks=_blocks(view),
         flagged=any(row.comparison and row.comparison.flagged_blocks for row in view.rows),
-        grouped=any(
-            r.case.num_heads != r.case.num_kv_heads or r.case.seqlen_q != r.case.seqlen_k for r in view.rows
-        ),
         groups=[(text.clean(dtype), _group(view, dtype)) for dtype in view.dtypes],
         others=_others(view),
         cards=cards,
         sample_line=_sample_line(view, samples),
         lane_key=keys.lane_key(view, samples),
         control_line=facts.control_line(view),
+        profile=profiled,
         roofline_line=facts.roofline_line(view),
         roofline_key=keys.roofline_key(view),
         error_key=keys.error_key(view),
@@ -176,7 +175,7 @@ def _group(view: View, dtype: str) -> _Group:
 
 
 def _case(row: CaseRow) -> dict[str, Any]:
-    cells: dict[str, Any] = {"name": row.name, "shape": row.shape, "causal": row.case.causal, "timed": False}
+    cells: dict[str, Any] = {"name": row.name, "shape": row.shape, "timed": False}
     found = row.comparison
     if found is None:
         return {**cells, "reason": row.reason}

@@ -11,7 +11,10 @@ from datetime import datetime
 from enum import Enum
 from functools import cached_property
 
-from cudadent42.records import Case, Check, Comparison, Status, Verdict, VerifiedCase
+from cudadent42.cases import Case
+from cudadent42.operations import definition
+from cudadent42.profile.records import Diagnosis, Profile
+from cudadent42.records import Check, Comparison, Status, Verdict, VerifiedCase
 from cudadent42.report import text
 from cudadent42.report.cases import AFTER_TIMING, RANDOM, CaseRow, shares_of_bound
 from cudadent42.runs import RunFolder, RunStatus
@@ -36,10 +39,20 @@ class Notice:
 
 
 @dataclass(frozen=True)
+class Profiled:
+    """The profile of one case, and an earlier one to put beside it."""
+
+    profile: Profile
+    diagnosis: Diagnosis
+    before: Profile | None = None
+
+
+@dataclass(frozen=True)
 class View:
     """The run, ready to be laid out. Every list is in the plan's order."""
 
     run: RunFolder
+    profiled: Profiled | None = None
 
     @property
     def name(self) -> str:
@@ -124,6 +137,13 @@ class View:
     @cached_property
     def timed(self) -> tuple[CaseRow, ...]:
         return tuple(row for row in self.rows if row.comparison)
+
+    @property
+    def shape_legend(self) -> str:
+        """What the numbers of ``CaseRow.shape`` are."""
+        cases = self.run.plan.cases
+        legend: str = definition(cases[0].operation).shape_legend(cases) if cases else ""
+        return legend
 
     @property
     def dtypes(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@
 //   select_equal       per lane: a == b ? x : y
 //   keep_from(x, j)    x in lanes j and up, minus infinity below
 //   join_exponent      the last step of exp2, see exp2.h
+//   sum_lanes(x)       lane i: the sum over the lanes of x[i], of W vectors
 //
 // MAX_COLUMNS and rows_for() give the register blocking of gemm.h: as many accumulators as the register file
 // holds beside MAX_COLUMNS operand vectors and one broadcast.

@@ -56,6 +56,12 @@ INLINE void transpose(F x[W]) {
     }
 }
 
+INLINE F sum_lanes(const F x[W]) {
+    const F low = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+    const F high = _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
+    return add(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31));
+}
+
 // W lanes from memory. Head dimensions are multiples of 8, so `count` is always W here.
 INLINE F load_first(const float* p, int) { return load(p); }
 INLINE F load_first(const Half* p, int) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }

@@ -60,6 +60,12 @@ INLINE void transpose(F x[W]) {
     x[3] = F{a[3], b[3], c[3], d[3]};
 }
 
+INLINE F sum_lanes(const F x[W]) {
+    F y[W] = {x[0], x[1], x[2], x[3]};
+    transpose(y);
+    return add(add(y[0], y[1]), add(y[2], y[3]));
+}
+
 // W lanes from memory. Head dimensions are multiples of 8, so `count` is always W here.
 template <class T>
 INLINE F load_first(const T* p, int) {

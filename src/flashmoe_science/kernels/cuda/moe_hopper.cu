@@ -11,8 +11,9 @@
 // them so, for either layout of the weight), and a product takes every other group of eight rows (a stride of the
 // descriptor): a thread then holds gate and up value of the same column.
 //
-// Blocks are persistent and draw tiles from a counter. Compile-time configuration: TOKENS, STEP, STAGES, GATHER,
-// ACTIVATION, ELEMENT_BF16.
+// Blocks are persistent and draw tiles from a counter. With CLUSTER = 2, two blocks take the same weights with
+// neighbouring tokens; each loads half of the weights for both. Compile-time configuration: TOKENS, STEP, STAGES, CLUSTER,
+// GATHER, ACTIVATION, ELEMENT_BF16.
 #if ELEMENT_BF16
 #define WGMMA_TYPES "bf16.bf16"
 #else
@@ -38,10 +39,10 @@ template <int N>
 __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& shared, const Tile& tile,
                                              Ring<STAGES>& ring, int consumer) {
     const int lane = threadIdx.x % 32;
-    int slots[N / 32];
+    int slots[(N + 31) / 32];
     if (!GATHER) {
 #pragma unroll
-        for (int i = 0; i < N / 32; ++i) {
+        for (int i = 0; i < (N + 31) / 32; ++i) {
             const int index = 32 * i + lane;
             slots[i] = index < tile.count ? __ldg(p.sorted_slots + tile.first + index) : 0;
         }
@@ -70,7 +71,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
         ptx::wgmma_commit();
         if (previous >= 0) {
             ptx::wgmma_wait<1>();
-            release(shared.empty(previous));
+            release_stage(shared.empty(previous));
         }
         previous = ring.stage;
         ring.advance();
@@ -78,7 +79,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
     ptx::wgmma_wait<0>();
     ptx::pin(low);
     ptx::pin(high);
-    release(shared.empty(previous));
+    release_stage(shared.empty(previous));
 
     if constexpr (kGated) {
         store_gated<N>(p, tile, low, high, consumer);
@@ -96,8 +97,8 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
 template <int N>
 __device__ __forceinline__ void consume_at_most(const Parameters& p, const Shared& shared, const Tile& tile,
                                                 Ring<STAGES>& ring, int consumer) {
-    if constexpr (N > STEP) {
-        if (tile.count <= N - STEP) return consume_at_most<N - STEP>(p, shared, tile, ring, consumer);
+    if constexpr (N > LEAST) {
+        if (tile.width <= N - STEP) return consume_at_most<N - STEP>(p, shared, tile, ring, consumer);
     }
     consume_tile<N>(p, shared, tile, ring, consumer);
 }
@@ -107,15 +108,15 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
     Ring<STAGES> ring;
     while (true) {
         Tile tile = next_tile(shared, tiles);
-        tile.count = __shfl_sync(0xffffffff, tile.count, 0);
-        if (tile.count == 0) return;
+        tile.width = __shfl_sync(0xffffffff, tile.width, 0);
+        if (tile.width == 0) return;
         consume_at_most<TOKENS>(p, shared, tile, ring, consumer);
     }
 }
 
 }  // namespace moe
 
-extern "C" __global__ void __launch_bounds__(moe::THREADS, 1)
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(moe::THREADS, 1)
     moe_hopper(const __grid_constant__ moe::Parameters parameters) {
     using namespace moe;
     extern __shared__ unsigned char raw[];
@@ -128,8 +129,12 @@ extern "C" __global__ void __launch_bounds__(moe::THREADS, 1)
         if (!GATHER) ptx::prefetch_map(parameters.rows);
         initialise(shared);
     }
-    __syncthreads();
-    wait_for_predecessor();
+    if constexpr (CLUSTER == 1) {
+        __syncthreads();
+    } else {
+        ptx::cluster_sync();
+    }
+    if (GATHER) wait_for_predecessor();  // else the producer does, later
     allow_successor();
 
     if (warp < 4) {
@@ -139,4 +144,6 @@ extern "C" __global__ void __launch_bounds__(moe::THREADS, 1)
         ptx::claim_registers<CONSUMER_REGISTERS>();
         consume(parameters, shared, warp / 4 - 1);
     }
+    // The other block may still arrive at barriers of this one.
+    if constexpr (CLUSTER == 2) ptx::cluster_sync();
 }

@@ -3,36 +3,65 @@
 #pragma once
 
 #include "moe/hopper_scheduler.cuh"
+#include "ptx/dependent_launch.cuh"
 #include "ptx/warpgroup.cuh"
 
 namespace moe {
 
-// Draws the block's next tile and publishes it. Called by the whole first warp; `ticket` is a lane's, drawn ahead.
+// Draws the next tile and publishes it. Called by the whole first warp. The first block of a cluster draws tickets, one
+// ahead, and tells the second.
 struct Drawer {
     Cursor cursor;
     Ring<TILE_SLOTS> ring;
-    int ticket = blockIdx.x;
+    Ring<TICKET_SLOTS> told;
+    int rank = CLUSTER == 1 ? 0 : ptx::cluster_rank();
+    int ticket = blockIdx.x / CLUSTER;
+
+    __device__ __forceinline__ int draw(const Parameters& p, const Shared& shared) {
+        int drawn;
+        if (rank == 0) {
+            drawn = __shfl_sync(0xffffffff, ticket, 0);
+            if constexpr (CLUSTER == 2) {
+                ptx::mbarrier_wait(shared.ticket_empty(told.stage), told.parity ^ 1);
+                if (threadIdx.x == 0) {
+                    ptx::post(ptx::in_block(shared.ticket(told.stage), 1), ptx::in_block(shared.ticket_full(told.stage), 1),
+                              drawn);
+                }
+            }
+            if (threadIdx.x == 0) ticket = atomicAdd(p.ticket, 1) + static_cast<int>(gridDim.x / CLUSTER);
+        } else {
+            if (threadIdx.x == 0) ptx::mbarrier_expect_bytes(shared.ticket_full(told.stage), sizeof(int));
+            __syncwarp();
+            ptx::mbarrier_wait(shared.ticket_full(told.stage), told.parity);
+            asm volatile("ld.shared.s32 %0, [%1];" : "=r"(drawn) : "r"(shared.ticket(told.stage)) : "memory");
+            __syncwarp();
+            if (threadIdx.x == 0) ptx::mbarrier_arrive_at(ptx::in_block(shared.ticket_empty(told.stage), 0));
+        }
+        told.advance();
+        return drawn;
+    }
 
     __device__ __forceinline__ Tile next(const Parameters& p, const Shared& shared) {
-        const Tile tile = cursor.find(p, __shfl_sync(0xffffffff, ticket, 0));
+        const Tile tile = cursor.find(p, draw(p, shared), rank);
         ptx::mbarrier_wait(shared.tile_empty(ring.stage), ring.parity ^ 1);
-        if (threadIdx.x == 0) {
-            publish(shared, ring, tile);
-            ticket = atomicAdd(p.ticket, 1) + static_cast<int>(gridDim.x);
-        }
+        if (threadIdx.x == 0) publish(shared, ring, tile);
         ring.advance();
         return tile;
     }
 };
 
-__device__ __forceinline__ int padded(int count) { return (count + STEP - 1) / STEP * STEP; }
+__device__ __forceinline__ int padded(int width) { return max(LEAST, (width + STEP - 1) / STEP * STEP); }
 
-__device__ __forceinline__ void load_weights(const Parameters& p, const Shared& shared, int stage, const Tile& tile, int k) {
+// This block's share of the weights, for all blocks of the cluster.
+__device__ __forceinline__ void load_weights(const Parameters& p, const Shared& shared, int stage, const Tile& tile, int k,
+                                             int rank) {
+    constexpr int rows = WEIGHT_ROWS / CLUSTER;
+    const uint32 to = shared.weights(stage) + rank * (WEIGHT_BYTES / CLUSTER);
+    const int part = tile.weight_tile * CLUSTER + rank;
     if constexpr (kGated) {
-        ptx::tma_load(p.weights, shared.weights(stage), shared.full(stage), k, 0, 0, tile.weight_tile * (WEIGHT_ROWS / 32),
-                      tile.expert);
+        ptx::tma_load<CLUSTER>(p.weights, to, shared.full(stage), k, 0, 0, part * (rows / 32), tile.expert);
     } else {
-        ptx::tma_load(p.weights, shared.weights(stage), shared.full(stage), k, tile.weight_tile * WEIGHT_ROWS, tile.expert);
+        ptx::tma_load<CLUSTER>(p.weights, to, shared.full(stage), k, part * rows, tile.expert);
     }
 }
 
@@ -60,7 +89,7 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
     const int row_chunks = p.inner / 8;
     while (true) {
         const Tile tile = warp == 0 ? drawer.next(p, shared) : next_tile(shared, tiles);
-        if (tile.count == 0) return;
+        if (tile.width == 0) return;
         int token[PASSES];  // -1: no such row
 #pragma unroll
         for (int i = 0; i < PASSES; ++i) {
@@ -68,12 +97,12 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
             token[i] = -1;
             if (index < tile.count) token[i] = __ldg(p.sorted_slots + tile.first + index) / p.top_k;
         }
-        const int passes = padded(tile.count) / ROWS_AT_ONCE;
+        const int passes = padded(tile.width) / ROWS_AT_ONCE;
         for (int k = 0; k < p.inner; k += INNER) {
             ptx::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
             if (threadIdx.x == 0) {
                 ptx::mbarrier_expect_bytes(shared.full(ring.stage), WEIGHT_BYTES);
-                load_weights(p, shared, ring.stage, tile, k);
+                load_weights(p, shared, ring.stage, tile, k, drawer.rank);
             }
             __syncwarp();
             const uint32 to = shared.tokens(ring.stage) + place;
@@ -96,27 +125,46 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
 
 #else
 
+__device__ __forceinline__ void load_rows(const Parameters& p, const Shared& shared, int stage, const Tile& tile, int k) {
+    for (int row = 0; row < padded(tile.width); row += STEP) {
+        ptx::tma_load(p.rows, shared.tokens(stage) + row * ROW_BYTES, shared.full(stage), k, tile.first + row);
+    }
+}
+
+// Routing has ended long ago, so tiles can be drawn and weights loaded while the first product, whose rows are awaited,
+// still runs on other multiprocessors: the first tile's stages get their weights first.
 __device__ __forceinline__ void produce(const Parameters& p, const Shared& shared, int warp) {
     if (warp != 0) return;
     Drawer drawer;
     Ring<STAGES> ring;
-    while (true) {
-        const Tile tile = drawer.next(p, shared);
-        if (tile.count == 0) return;
-        const int rows = padded(tile.count);
-        for (int k = 0; k < p.inner; k += INNER) {
+    Tile tile = drawer.next(p, shared);
+    const uint32 bytes = WEIGHT_BYTES + padded(tile.width) * ROW_BYTES;
+    const int ahead = tile.width == 0 ? 0 : min(p.inner, STAGES * INNER);
+    if (threadIdx.x == 0) {
+        for (int k = 0; k < ahead; k += INNER) {
+            ptx::mbarrier_expect_bytes(shared.full(k / INNER), bytes);
+            load_weights(p, shared, k / INNER, tile, k, drawer.rank);
+        }
+    }
+    __syncwarp();
+    wait_for_predecessor();
+    if (threadIdx.x == 0) {
+        for (int k = 0; k < ahead; k += INNER) load_rows(p, shared, k / INNER, tile, k);
+    }
+    __syncwarp();
+    for (int k = 0; k < ahead; k += INNER) ring.advance();
+    for (int first = ahead; tile.width != 0; first = 0) {
+        for (int k = first; k < p.inner; k += INNER) {
             ptx::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
             if (threadIdx.x == 0) {
-                ptx::mbarrier_expect_bytes(shared.full(ring.stage), WEIGHT_BYTES + rows * ROW_BYTES);
-                load_weights(p, shared, ring.stage, tile, k);
-                for (int row = 0; row < rows; row += STEP) {
-                    ptx::tma_load(p.rows, shared.tokens(ring.stage) + row * ROW_BYTES, shared.full(ring.stage), k,
-                                  tile.first + row);
-                }
+                ptx::mbarrier_expect_bytes(shared.full(ring.stage), WEIGHT_BYTES + padded(tile.width) * ROW_BYTES);
+                load_weights(p, shared, ring.stage, tile, k, drawer.rank);
+                load_rows(p, shared, ring.stage, tile, k);
             }
             __syncwarp();
             ring.advance();
         }
+        tile = drawer.next(p, shared);
     }
 }
 

@@ -1,4 +1,4 @@
-// One 16-bit element from global memory as float32.
+// Single 16-bit elements in global memory, float32 in registers.
 #pragma once
 #include "types.cuh"
 
@@ -9,6 +9,24 @@ __device__ __forceinline__ float load_element(const uint16* address) {
     asm("{\n.reg .b16 zero;\nmov.b16 zero, 0;\nmov.b32 %0, {zero, %1};\n}" : "=f"(x) : "h"(bits));
 #else
     asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+#endif
+    return x;
+}
+
+// Rounded to nearest even.
+__device__ __forceinline__ void store_element(char* address, float x) {
+    asm volatile("st.global.u16 [%0], %1;" ::"l"(address), "h"(static_cast<uint16>(pack(x, 0.0f))) : "memory");
+}
+
+// A pair of them.
+__device__ __forceinline__ float2 unpack(uint32 pair) {
+    float2 x;
+#if ELEMENT_BF16
+    x.x = __uint_as_float(pair << 16);
+    x.y = __uint_as_float(pair & 0xffff0000u);
+#else
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\ncvt.f32.f16 %0, low;\ncvt.f32.f16 %1, high;\n}"
+        : "=f"(x.x), "=f"(x.y) : "r"(pair));
 #endif
     return x;
 }

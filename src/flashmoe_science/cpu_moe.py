@@ -1,0 +1,197 @@
+"""The mixture of experts on the CPU: the kernel in kernels/cpu, compiled at first use, and routing.
+
+What depends only on shapes and types (checks, the kernel for this dtype) is done once and kept as a plan, as for
+attention (`flashmoe_science.cpu`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from flashmoe_science import cpu
+from flashmoe_science.arguments import reject_without_memory
+from flashmoe_science.jit import host
+from flashmoe_science.jit.host import InstructionSet
+from flashmoe_science.moe_arguments import (
+    RENORMALIZE_FLOOR,
+    Activation,
+    Scores,
+    W13Layout,
+    check_moe_arguments,
+    check_topk_arguments,
+    reject_moe_gradients,
+    reject_overlap,
+)
+
+_ELEMENT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_ACTIVATIONS = {
+    Activation.SILU: 0,
+    Activation.GELU: 1,
+    Activation.GELU_TANH: 2,
+    Activation.SILU_NO_MUL: 3,
+    Activation.GELU_NO_MUL: 4,
+    Activation.RELU2_NO_MUL: 5,
+}
+# Plans are small; the bound only keeps a process with ever-changing shapes from growing.
+_MAX_PLANS = 4096
+
+
+class _Problem(ctypes.Structure):
+    """MoeProblem of moe_forward.cpp."""
+
+    _fields_ = (
+        ("element_type", ctypes.c_int64),
+        ("tokens", ctypes.c_int64),
+        ("hidden", ctypes.c_int64),
+        ("intermediate", ctypes.c_int64),
+        ("experts", ctypes.c_int64),
+        ("top_k", ctypes.c_int64),
+        ("activation", ctypes.c_int64),
+        ("interleaved", ctypes.c_int64),
+        ("ids64", ctypes.c_int64),
+    )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    launch: Callable[..., int]
+    """flashmoe_moe_forward, as a built-in function, for the chosen instruction set."""
+    address: int
+    """Of `problem`."""
+    problem: _Problem
+
+
+_plans: dict[tuple[object, ...], _Plan] = {}
+
+
+def forward(
+    hidden_states: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    *,
+    activation: Activation = Activation.SILU,
+    w13_layout: W13Layout = W13Layout.CONCAT,
+    out: torch.Tensor | None = None,
+    instruction_set: InstructionSet | None = None,
+) -> torch.Tensor:
+    """`flashmoe_science.fused_moe` for CPU tensors; arguments, result and errors as there.
+
+    Args:
+        instruction_set: run the code for this one; the CPU's best unless given.
+    """
+    tensors = (hidden_states, w13, w2, topk_weights, topk_ids)
+    try:
+        signature = (
+            *(tensor.shape for tensor in tensors),
+            *(tensor.dtype for tensor in tensors),
+            activation,
+            w13_layout,
+            instruction_set,
+        )
+        plan = _plans.get(signature)
+        usual = out is None and all(tensor.is_cpu and tensor.is_contiguous() for tensor in tensors)
+    except (AttributeError, TypeError, RuntimeError):
+        # Not tensors, or not dense ones: the checks say which.
+        check_moe_arguments(*tensors, activation, out)
+        raise
+    if plan is None or not usual:
+        check_moe_arguments(*tensors, activation, out)
+        if plan is None:
+            plan = _make_plan(signature, hidden_states, w2, topk_ids, activation, w13_layout, instruction_set)
+    if any(tensor.requires_grad for tensor in tensors):
+        reject_moe_gradients(
+            hidden_states=hidden_states, w13=w13, w2=w2, topk_weights=topk_weights, topk_ids=topk_ids
+        )
+    if out is None:
+        out = torch.empty_like(hidden_states)
+    else:
+        reject_overlap(
+            out, hidden_states=hidden_states, w13=w13, w2=w2, topk_weights=topk_weights, topk_ids=topk_ids
+        )
+    if plan.launch(
+        plan.address, *(tensor.data_ptr() for tensor in tensors), out.data_ptr(), torch.get_num_threads()
+    ):
+        reject_without_memory(
+            hidden_states=hidden_states,
+            w13=w13,
+            w2=w2,
+            topk_weights=topk_weights,
+            topk_ids=topk_ids,
+            output=out,
+        )
+    return out
+
+
+def topk(
+    logits: torch.Tensor,
+    k: int,
+    *,
+    scores: Scores = Scores.SOFTMAX,
+    renormalize: bool = True,
+    correction_bias: torch.Tensor | None = None,
+    scaling_factor: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`flashmoe_science.topk_routing` in PyTorch's operations, on any device; arguments and results as there."""
+    check_topk_arguments(logits, k, correction_bias, scaling_factor)
+    exact = logits.float()
+    score = exact.softmax(dim=-1) if scores is Scores.SOFTMAX else exact.sigmoid()
+    rank = exact if correction_bias is None else score + correction_bias
+    ids = _largest(rank, k)
+    weights = score.gather(1, ids)
+    if renormalize:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + RENORMALIZE_FLOOR)
+    return weights * scaling_factor, ids.to(torch.int32)
+
+
+def _largest(values: torch.Tensor, k: int) -> torch.Tensor:
+    """Places of the k largest of each row, the larger first, then the lower place; NaN is below every number."""
+    unknown = values.isnan()
+    order = torch.sort(values.masked_fill(unknown, -torch.inf), dim=-1, descending=True, stable=True).indices
+    if bool(unknown.any()):
+        last = torch.sort(unknown.gather(1, order).to(torch.int8), dim=-1, stable=True).indices
+        order = order.gather(1, last)
+    return order[:, :k]
+
+
+def _make_plan(
+    signature: tuple[object, ...],
+    hidden_states: torch.Tensor,
+    w2: torch.Tensor,
+    topk_ids: torch.Tensor,
+    activation: Activation,
+    w13_layout: W13Layout,
+    instruction_set: InstructionSet | None,
+) -> _Plan:
+    experts, hidden, intermediate = w2.shape
+    problem = _Problem(
+        element_type=_ELEMENT_TYPES[hidden_states.dtype],
+        tokens=hidden_states.shape[0],
+        hidden=hidden,
+        intermediate=intermediate,
+        experts=experts,
+        top_k=topk_ids.shape[1],
+        activation=_ACTIVATIONS[activation],
+        interleaved=w13_layout is W13Layout.INTERLEAVED,
+        ids64=topk_ids.dtype == torch.int64,
+    )
+    plan = _Plan(
+        launch=_load(instruction_set or host.choose_instruction_set()),
+        address=ctypes.addressof(problem),
+        problem=problem,
+    )
+    if len(_plans) >= _MAX_PLANS:
+        _plans.clear()
+    _plans[signature] = plan
+    return plan
+
+
+@functools.cache
+def _load(instruction_set: InstructionSet) -> Callable[..., int]:
+    return cpu.load_function("moe_forward", "flashmoe_moe_method", instruction_set)

@@ -1,0 +1,156 @@
+"""Mixture-of-experts forward and routing on whichever device the tensors are."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeVar
+
+import torch
+from torch._compile import _disable_dynamo
+from torch.compiler import is_dynamo_compiling
+
+from flashmoe_science import cpu_moe
+from flashmoe_science.errors import DeviceError
+from flashmoe_science.moe_arguments import (
+    Activation,
+    Scores,
+    W13Layout,
+    check_moe_arguments,
+    check_topk_arguments,
+    parse_choice,
+)
+
+_ACTIVATIONS = {member.value: member for member in Activation}
+_LAYOUTS = {member.value: member for member in W13Layout}
+
+E = TypeVar("E")
+
+
+def fused_moe(
+    hidden_states: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    *,
+    activation: str = "silu",
+    w13_layout: str = "concat",
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The weighted sum of each token's chosen experts, two-layer perceptrons with a gate (forward only).
+
+    out[t] = sum over j of topk_weights[t, j] * w2[e] @ act(w13[e] @ hidden_states[t]), where e = topk_ids[t, j].
+    Intermediate values and the experts' results are rounded to the tensors' dtype, everything else is float32, and the
+    sum over j runs in the order of j: the same call gives the same bits.
+
+    Args:
+        hidden_states: (tokens, hidden); float32 (CPU only), bfloat16 or float16. hidden and intermediate are multiples
+            of 16. All tensors are contiguous and on one device.
+        w13: (experts, 2 * intermediate, hidden), gate and up projections, of the same dtype; for an activation without
+            a gate (experts, intermediate, hidden).
+        w2: (experts, hidden, intermediate), down projections, of the same dtype.
+        topk_weights: (tokens, k) float32.
+        topk_ids: (tokens, k) int32 or int64. An id outside [0, experts) contributes nothing, as for an expert on
+            another machine. An expert may be there more than once.
+        activation: "silu" (SwiGLU), "gelu" (GeGLU, exact), "gelu_tanh"; without a gate "silu_no_mul", "gelu_no_mul",
+            "relu2_no_mul".
+        w13_layout: "concat" (all gate rows, then all up rows) or "interleaved" (gate 0, up 0, gate 1, ...).
+        out: where to write the result; memory of its own. A new tensor if None.
+
+    Returns:
+        (tokens, hidden), like hidden_states.
+
+    Raises:
+        InputError: arguments that do not fit together, that require a gradient, or that have no memory.
+        DeviceError: no kernel for this device, or nothing on the machine to compile one with.
+        BuildError: the kernel did not compile.
+
+    Reference: Shazeer et al., Outrageously large neural networks (2017), arXiv:1701.06538; Shazeer, GLU variants
+    improve transformer (2020), arXiv:2002.05202.
+
+    Inside torch.compile it is a graph break.
+    """
+    if is_dynamo_compiling():
+        return _fused_moe_untraced(
+            hidden_states,
+            w13,
+            w2,
+            topk_weights,
+            topk_ids,
+            activation=activation,
+            w13_layout=w13_layout,
+            out=out,
+        )
+    kind = _by_name(_ACTIVATIONS, activation) or parse_choice(Activation, activation, "activation")
+    layout = _by_name(_LAYOUTS, w13_layout) or parse_choice(W13Layout, w13_layout, "w13_layout")
+    if isinstance(hidden_states, torch.Tensor) and hidden_states.is_cpu:
+        return cpu_moe.forward(
+            hidden_states, w13, w2, topk_weights, topk_ids, activation=kind, w13_layout=layout, out=out
+        )
+    check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, kind, out)
+    raise DeviceError(
+        f"there is no kernel for {hidden_states.device}; expected tensors on cpu or cuda: move them with .to()"
+    )
+
+
+def topk_routing(
+    logits: torch.Tensor,
+    k: int,
+    *,
+    scores: Literal["softmax", "sigmoid"] = "softmax",
+    renormalize: bool = True,
+    correction_bias: torch.Tensor | None = None,
+    scaling_factor: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k experts of each token and their weights, from a router's logits.
+
+    Chosen are the k largest logits; with `correction_bias` the k largest of scores + correction_bias. Of equal ones the
+    lower id is first; NaN is below every number. A weight is the expert's score, without the bias.
+
+    Args:
+        logits: (tokens, experts), float32, bfloat16 or float16, contiguous; computed with in float32.
+        k: 1 to experts.
+        scores: "softmax" over all experts, or "sigmoid" of each.
+        renormalize: divide a token's weights by their sum (plus 1e-20, as all may be zero).
+        correction_bias: (experts,) float32 (DeepSeek-V3's balance without a loss).
+        scaling_factor: that the weights are multiplied by at last.
+
+    Returns:
+        weights (tokens, k) float32 and ids (tokens, k) int32, the best first: as `fused_moe` takes them.
+
+    Raises:
+        InputError: arguments that do not fit together.
+        DeviceError, BuildError: as `fused_moe`.
+    """
+    if is_dynamo_compiling():
+        return _topk_routing_untraced(
+            logits,
+            k,
+            scores=scores,
+            renormalize=renormalize,
+            correction_bias=correction_bias,
+            scaling_factor=scaling_factor,
+        )
+    kind = parse_choice(Scores, scores, "scores")
+    if isinstance(logits, torch.Tensor) and logits.is_cpu:
+        return cpu_moe.topk(
+            logits,
+            k,
+            scores=kind,
+            renormalize=renormalize,
+            correction_bias=correction_bias,
+            scaling_factor=scaling_factor,
+        )
+    check_topk_arguments(logits, k, correction_bias, scaling_factor)
+    raise DeviceError(
+        f"there is no kernel for {logits.device}; expected tensors on cpu or cuda: move them with .to()"
+    )
+
+
+def _by_name(members: dict[str, E], name: object) -> E | None:
+    # A dictionary's answer takes a tenth of the enumeration's half microsecond.
+    return members.get(name) if isinstance(name, str) else None
+
+
+# See `flashmoe_science.attention`: this imports Dynamo at its first call, which only compiled code makes.
+_fused_moe_untraced = _disable_dynamo(fused_moe)
+_topk_routing_untraced = _disable_dynamo(topk_routing)

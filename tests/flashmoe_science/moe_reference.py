@@ -1,0 +1,119 @@
+"""Inputs for the mixture of experts, and the formula in float64. Shared by the tests of both backends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from flashmoe_science.moe_arguments import Activation, W13Layout
+
+ACTIVATIONS = {
+    Activation.SILU: functional.silu,
+    Activation.GELU: functional.gelu,
+    Activation.GELU_TANH: lambda x: functional.gelu(x, approximate="tanh"),
+    Activation.SILU_NO_MUL: functional.silu,
+    Activation.GELU_NO_MUL: functional.gelu,
+    Activation.RELU2_NO_MUL: lambda x: functional.relu(x).square(),
+}
+
+
+@dataclass(frozen=True)
+class Moe:
+    """Arguments of one call."""
+
+    hidden_states: torch.Tensor
+    w13: torch.Tensor
+    w2: torch.Tensor
+    topk_weights: torch.Tensor
+    topk_ids: torch.Tensor
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return self.hidden_states, self.w13, self.w2, self.topk_weights, self.topk_ids
+
+
+def make_moe(
+    tokens: int,
+    hidden: int,
+    intermediate: int,
+    experts: int,
+    top_k: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    activation: Activation = Activation.SILU,
+    ids: torch.dtype = torch.int32,
+    seed: int = 0,
+    device: str = "cpu",
+) -> Moe:
+    """Normal values; every token has `top_k` different experts."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    rows = (2 if activation.gated else 1) * intermediate
+    scores = normal(tokens, experts)
+    made = Moe(
+        normal(tokens, hidden).to(dtype),
+        (normal(experts, rows, hidden) * hidden**-0.5).to(dtype),
+        (normal(experts, hidden, intermediate) * intermediate**-0.5).to(dtype),
+        scores.sort(dim=-1, descending=True).values[:, :top_k].softmax(dim=-1).contiguous(),
+        scores.argsort(dim=-1, descending=True)[:, :top_k].to(ids).contiguous(),
+    )
+    return Moe(*(tensor.to(device) for tensor in made.tensors))
+
+
+def interleaved(w13: torch.Tensor) -> torch.Tensor:
+    """From gate rows then up rows to gate 0, up 0, gate 1, ..."""
+    experts, rows, hidden = w13.shape
+    return w13.view(experts, 2, rows // 2, hidden).transpose(1, 2).reshape(experts, rows, hidden).contiguous()
+
+
+def exact_moe(
+    moe: Moe, activation: Activation = Activation.SILU, layout: W13Layout = W13Layout.CONCAT
+) -> torch.Tensor:
+    """The result in float64, slot by slot from the formula."""
+    return _composed(moe, activation, layout, torch.float64)
+
+
+def torch_moe(moe: Moe, activation: Activation = Activation.SILU) -> torch.Tensor:
+    """In the tensors' dtype, with the combination in float32: the error that a kernel is measured against."""
+    return _composed(moe, activation, W13Layout.CONCAT, moe.hidden_states.dtype)
+
+
+def _composed(moe: Moe, activation: Activation, layout: W13Layout, dtype: torch.dtype) -> torch.Tensor:
+    combined = torch.float64 if dtype is torch.float64 else torch.float32
+    result = torch.zeros(moe.hidden_states.shape, dtype=combined)
+    for token, choice in torch.cartesian_prod(*map(torch.arange, moe.topk_ids.shape)).view(-1, 2).tolist():
+        expert = int(moe.topk_ids[token, choice])
+        if not 0 <= expert < len(moe.w13):
+            continue
+        projected = functional.linear(moe.hidden_states[token].to(dtype), moe.w13[expert].to(dtype))
+        if not activation.gated:
+            between = ACTIVATIONS[activation](projected)
+        elif layout is W13Layout.CONCAT:
+            gate, up = projected.chunk(2)
+            between = ACTIVATIONS[activation](gate) * up
+        else:
+            between = ACTIVATIONS[activation](projected[::2]) * projected[1::2]
+        down = functional.linear(between, moe.w2[expert].to(dtype)).to(combined)
+        result[token] += moe.topk_weights[token, choice].to(combined) * down
+    return result.to(dtype)
+
+
+def assert_as_exact_as_torch(
+    out: torch.Tensor, moe: Moe, activation: Activation = Activation.SILU, exact: torch.Tensor | None = None
+) -> None:
+    """Error against float64 at most twice PyTorch's, in the worst element and in the RMS, and a rounding more."""
+    assert out.shape == moe.hidden_states.shape
+    assert out.dtype == moe.hidden_states.dtype
+    if exact is None:
+        exact = exact_moe(moe, activation)
+    if exact.numel() == 0:
+        return
+    ours, theirs = out.double() - exact, torch_moe(moe, activation).double() - exact
+    rounding = torch.finfo(out.dtype).eps * exact.square().mean().sqrt()
+    assert ours.abs().max() <= 2 * theirs.abs().max() + 2 * rounding
+    assert ours.square().mean().sqrt() <= 2 * theirs.square().mean().sqrt() + 0.25 * rounding

@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from moe_reference import assert_as_exact_as_torch, exact_moe, interleaved, make_moe
+
+from flashmoe_science import cpu, cpu_moe
+from flashmoe_science.jit import host
+from flashmoe_science.jit.host import InstructionSet
+from flashmoe_science.moe_arguments import Activation, Scores, W13Layout
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+AVAILABLE = host.available_instruction_sets()
+
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+each_instruction_set = pytest.mark.parametrize(
+    "instruction_set",
+    [
+        pytest.param(
+            each, marks=pytest.mark.skipif(each not in AVAILABLE, reason=f"this CPU lacks {each.value}")
+        )
+        for each in InstructionSet
+    ],
+    ids=lambda each: each.value,
+)
+
+
+@each_instruction_set
+@each_dtype
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "intermediate", "experts", "top_k"),
+    [
+        (0, 64, 32, 4, 2),
+        (1, 16, 16, 1, 1),
+        (1, 80, 48, 8, 3),
+        (5, 48, 112, 4, 4),
+        (37, 144, 80, 5, 2),
+        (70, 32, 64, 2, 1),
+        (3, 2064, 1040, 2, 1),
+    ],
+)
+def test_shapes_on_every_instruction_set(
+    instruction_set: InstructionSet,
+    dtype: torch.dtype,
+    tokens: int,
+    hidden: int,
+    intermediate: int,
+    experts: int,
+    top_k: int,
+) -> None:
+    moe = make_moe(tokens, hidden, intermediate, experts, top_k, dtype=dtype)
+    assert_as_exact_as_torch(cpu_moe.forward(*moe.tensors, instruction_set=instruction_set), moe)
+
+
+@each_instruction_set
+@each_dtype
+@pytest.mark.parametrize("activation", Activation, ids=lambda each: each.value)
+def test_activations(activation: Activation, dtype: torch.dtype, instruction_set: InstructionSet) -> None:
+    moe = make_moe(9, 64, 48, 4, 2, dtype=dtype, activation=activation)
+    out = cpu_moe.forward(*moe.tensors, activation=activation, instruction_set=instruction_set)
+    assert_as_exact_as_torch(out, moe, activation)
+
+
+@each_instruction_set
+@pytest.mark.parametrize("activation", Activation, ids=lambda each: each.value)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
+def test_activations_from_tiny_to_large_arguments(
+    activation: Activation, scale: float, instruction_set: InstructionSet
+) -> None:
+    moe = make_moe(20, 64, 48, 4, 1, activation=activation)
+    moe.hidden_states.mul_(scale)
+    out = cpu_moe.forward(*moe.tensors, activation=activation, instruction_set=instruction_set)
+    assert_as_exact_as_torch(out, moe, activation)
+
+
+@pytest.mark.parametrize("activation", [each for each in Activation if each.gated])
+@each_dtype
+def test_interleaved_weights_give_the_same_bits(activation: Activation, dtype: torch.dtype) -> None:
+    moe = make_moe(11, 32, 48, 3, 2, dtype=dtype, activation=activation)
+    concat = cpu_moe.forward(*moe.tensors, activation=activation)
+    hidden_states, w13, *rest = moe.tensors
+    out = cpu_moe.forward(
+        hidden_states,
+        interleaved(w13),
+        *rest,
+        activation=activation,
+        w13_layout=W13Layout.INTERLEAVED,
+    )
+    assert torch.equal(out, concat)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    tokens=st.integers(0, 20),
+    hidden=st.integers(1, 9),
+    intermediate=st.integers(1, 9),
+    experts=st.integers(1, 12),
+    data=st.data(),
+)
+def test_any_shape_and_any_routing(
+    tokens: int, hidden: int, intermediate: int, experts: int, data: st.DataObject
+) -> None:
+    """Ids in and out of range, repeated, in both widths."""
+    dtype = data.draw(st.sampled_from(DTYPES))
+    top_k = data.draw(st.integers(1, experts))
+    wide = data.draw(st.booleans())
+    moe = make_moe(tokens, 16 * hidden, 16 * intermediate, experts, top_k, dtype=dtype)
+    limit = 2**40 if wide else 2**31 - 1
+    strange = data.draw(st.lists(st.integers(-limit, limit), max_size=8))
+    ids = moe.topk_ids.to(torch.int64 if wide else torch.int32)
+    for place, value in enumerate(strange):
+        if ids.numel():
+            ids.view(-1)[place * 7 % ids.numel()] = value
+    moe = type(moe)(*moe.tensors[:4], ids)
+    assert_as_exact_as_torch(cpu_moe.forward(*moe.tensors), moe)
+
+
+@pytest.mark.parametrize("ids", [torch.int32, torch.int64])
+def test_ids_out_of_range_contribute_nothing(ids: torch.dtype) -> None:
+    moe = make_moe(6, 32, 32, 4, 2, ids=ids)
+    moe.topk_ids[0] = -1
+    moe.topk_ids[1, 0] = 4
+    out = cpu_moe.forward(*moe.tensors)
+    assert torch.equal(out[0], torch.zeros(32))
+    torch.testing.assert_close(out.double(), exact_moe(moe), atol=1e-5, rtol=1e-5)
+
+
+def test_ids_are_not_cut_to_32_bits() -> None:
+    moe = make_moe(3, 32, 32, 4, 1, ids=torch.int64)
+    moe.topk_ids[1] += 1 << 32
+    assert torch.equal(cpu_moe.forward(*moe.tensors)[1], torch.zeros(32))
+
+
+@each_dtype
+def test_nan_stays_in_its_token(dtype: torch.dtype) -> None:
+    moe = make_moe(70, 64, 32, 4, 2, dtype=dtype)
+    clean = cpu_moe.forward(*moe.tensors)
+    moe.hidden_states[33, 5] = float("nan")
+    out = cpu_moe.forward(*moe.tensors)
+    assert out[33].isnan().all()
+    others = torch.arange(70) != 33
+    assert torch.equal(out[others], clean[others])
+
+
+def test_an_expert_that_nobody_chose_is_not_read() -> None:
+    moe = make_moe(9, 64, 32, 5, 2)
+    moe.topk_ids[moe.topk_ids == 3] = 0
+    moe.w13[3], moe.w2[3] = float("nan"), float("nan")
+    assert cpu_moe.forward(*moe.tensors).isfinite().all()
+
+
+def test_the_number_of_threads_changes_no_bit() -> None:
+    moe = make_moe(300, 128, 96, 6, 3)
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            results.append(cpu_moe.forward(*moe.tensors))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_more_tokens_than_one_chunk_holds() -> None:
+    """Two experts, so a chunk is as small as it gets: about 32 MB of intermediate values and results."""
+    moe = make_moe(6000, 2048, 16, 2, 2, dtype=torch.bfloat16)
+    out = cpu_moe.forward(*moe.tensors)
+    for part in (slice(0, 20), slice(4050, 4080), slice(5980, 6000)):
+        hidden_states, w13, w2, weights, ids = moe.tensors
+        again = cpu_moe.forward(hidden_states[part], w13, w2, weights[part], ids[part])
+        assert torch.equal(out[part], again)
+
+
+def test_out_is_written_and_returned() -> None:
+    moe = make_moe(5, 32, 32, 4, 2)
+    out = torch.full((5, 32), float("nan"))
+    assert cpu_moe.forward(*moe.tensors, out=out) is out
+    assert torch.equal(out, cpu_moe.forward(*moe.tensors))
+
+
+# ---------------------------------------------------------------- routing
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    tokens=st.integers(0, 12),
+    experts=st.integers(1, 20),
+    data=st.data(),
+    scores=st.sampled_from(Scores),
+    renormalize=st.booleans(),
+    biased=st.booleans(),
+)
+def test_routing_is_the_formula(
+    tokens: int, experts: int, data: st.DataObject, scores: Scores, renormalize: bool, biased: bool
+) -> None:
+    k = data.draw(st.integers(1, experts))
+    dtype = data.draw(st.sampled_from(DTYPES))
+    seed = data.draw(st.integers(0, 2**20))
+    generator = torch.Generator().manual_seed(seed)
+    # Few different values, so that there are ties.
+    logits = torch.randint(-3, 4, (tokens, experts), generator=generator).to(dtype)
+    bias = torch.randint(-2, 3, (experts,), generator=generator).float() if biased else None
+    weights, ids = cpu_moe.topk(
+        logits, k, scores=scores, renormalize=renormalize, correction_bias=bias, scaling_factor=2.5
+    )
+    assert (weights.dtype, ids.dtype) == (torch.float32, torch.int32)
+    assert weights.shape == ids.shape == (tokens, k)
+    assert weights.is_contiguous()
+    assert ids.is_contiguous()
+    exact = logits.double()
+    score = exact.softmax(-1) if scores is Scores.SOFTMAX else exact.sigmoid()
+    rank = logits.float() if bias is None else score.float() + bias
+    for token in range(tokens):
+        order = sorted(range(experts), key=lambda expert: (-float(rank[token, expert]), expert))[:k]
+        assert ids[token].tolist() == order
+        expected = score[token, order]
+        if renormalize:
+            expected = expected / expected.sum()
+        torch.testing.assert_close(weights[token].double(), 2.5 * expected, rtol=1e-5, atol=1e-7)
+
+
+def test_nan_logits_rank_last_and_ids_stay_experts() -> None:
+    logits = torch.tensor([[float("nan"), -float("inf"), 1.0, float("nan")], [0.0, 0.0, 0.0, 0.0]])
+    weights, ids = cpu_moe.topk(logits, 4)
+    assert ids.tolist() == [[2, 1, 0, 3], [0, 1, 2, 3]]
+    assert weights[0].isnan().all()
+    assert weights[1].tolist() == [0.25] * 4
+
+
+def test_sigmoids_that_are_all_zero_give_weights_of_zero() -> None:
+    weights, _ = cpu_moe.topk(torch.full((2, 3), -200.0), 2, scores=Scores.SIGMOID)
+    assert weights.tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
+# ---------------------------------------------------------------- the library
+
+
+def test_no_undefined_behaviour_under_the_sanitizers(tmp_path: Path) -> None:
+    """The kernel with AddressSanitizer and UBSan, in a process of its own that preloads their runtime."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs g++ for its sanitizer runtime")
+    runtime = subprocess.run(
+        [compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    if not Path(runtime).is_absolute():
+        pytest.skip("g++ has no AddressSanitizer runtime")
+    library = tmp_path / "moe_forward.so"
+    source = Path(cpu.__file__).parent / "kernels" / "cpu" / "moe_forward.cpp"
+    flags = [flag for flag in host.COMMON_FLAGS if flag != "-O3"]
+    sanitizers = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+    done = subprocess.run(
+        [
+            *(compiler, *flags, *sanitizers, *host.choose_instruction_set().flags),
+            *(str(source), "-o", str(library)),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("sanitized_cpu_moe_calls.py")), str(library)],
+        env={**os.environ, "LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "passed" in done.stdout
+
+
+def test_without_memory_there_is_an_error() -> None:
+    """A scratch buffer that cannot be had; nothing is written."""
+    library = host.load(
+        host.build(
+            Path(cpu.__file__).parent / "kernels" / "cpu" / "moe_forward.cpp",
+            "moe_forward",
+            host.choose_instruction_set(),
+        )
+    )
+    launch = library.flashmoe_moe_forward
+    launch.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_int]
+    huge = (ctypes.c_int64 * 9)(0, 1, 2**56, 16, 1, 1, 0, 0, 0)
+    address = ctypes.addressof(huge)
+    assert launch(address, *[address] * 6, 1) == 1
+    empty = (ctypes.c_int64 * 9)(0, 1, 16, 16, 1, 1, 0, 0, 0)
+    assert launch(ctypes.addressof(empty), *[None] * 6, 1) == 2
