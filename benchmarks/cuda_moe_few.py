@@ -1,7 +1,7 @@
 """The way through a mixture of experts for few tokens, on the GPU at hand: configurations raced against each other,
 after each one's result is checked against float64.
 
-Usage: PYTHONPATH=src python benchmarks/cuda_moe_few.py [--output FILE.json] [--case NAME ...]
+Usage: PYTHONPATH=src python benchmarks/cuda_moe_few.py [--output FILE.json] [--case NAME ...] [--products]
 
 Times are GPU time of one call in a replayed graph of several calls, each with other expert ids, so that weights come
 from memory; consecutive kernels may overlap as far as programmatic dependent launch allows. Configurations take turns
@@ -26,15 +26,17 @@ import torch.nn.functional as F
 from flashmoe_science.configs.moe_few import FewConfiguration, FewProduct, FewWay
 from flashmoe_science.cuda.driver import make_context_current
 from flashmoe_science.cuda.forward import device_of
-from flashmoe_science.cuda.moe import few
+from flashmoe_science.cuda.moe import few, hopper
 from flashmoe_science.cuda.moe.few import Product
-from flashmoe_science.cuda.moe.problem import MoeProblem
+from flashmoe_science.cuda.moe.problem import MoePlan, MoeProblem
 from flashmoe_science.errors import BuildError
 from flashmoe_science.jit.nvrtc import compile_kernel
 from flashmoe_science.moe_arguments import Activation, W13Layout
 
 SPLIT, TILES, COMBINED = FewWay
 ROUNDS = 9
+MANY_TOKENS = 64
+"""From which on the way for many tokens takes part."""
 CHUNK_BYTES = 6 << 30  # about what the calls of a graph read
 
 
@@ -81,117 +83,60 @@ class Case:
 
 QWEN = (2048, 768, 128, 8)
 MIXTRAL = (4096, 14336, 8, 2)
-DENSE = parse_all("""
-4096 tiles 2 4 2 5
-4096 tiles 2 4 2 3
-4096 tiles 2 4 4 2
-4096 tiles 1 4 2 8
+ONE = parse_all("""
+0 split 2 1 2 4, combined 1 1 2 8
+0 split 2 1 1 8, combined 1 1 2 8
+0 split 2 1 2 4, combined 1 1 4 4
+0 split 2 1 4 2, combined 1 1 4 4
+0 split 4 1 1 4, combined 1 1 2 8
+0 split 1 1 4 4, combined 1 1 4 4
+0 split 2 1 1 9, combined 1 1 1 16
+512 split 2 1 2 4, combined 1 1 2 6
+""")
+FEW = parse_all("""
+512 split 4 1 1 4, combined 1 1 2 6
+512 split 2 1 2 4, combined 1 1 2 6
+512 split 2 1 2 4, combined 1 1 4 3
+512 split 4 1 2 2, combined 1 1 4 3
+512 split 2 1 1 8, combined 1 1 2 6
 4096 tiles 1 4 4 4
-4096 tiles 1 4 2 5 16
-4096 tiles 2 8 2 4
-4096 split 8 4 1 2
-4096 split 8 4 1 4 4
+4096 split 4 1 1 4
+""")
+MORE = parse_all("""
+4096 tiles 1 4 4 4
+4096 tiles 1 4 4 3
+4096 tiles 1 3 4 4
+4096 tiles 1 2 4 4
+4096 tiles 2 4 4 2
+4096 tiles 2 4 2 3
+4096 tiles 1 4 8 2
 4096 split 4 4 1 3
-4096 split 4 4 1 3, tiles 2 4 2 5
-4096 split 8 3 1 2, split 4 4 1 3
+4096 split 2 4 1 5
+4096 split 4 4 1 3, tiles 1 4 4 4
+4096 tiles 1 4 4 4, tiles 2 4 4 2
+""")
+MOST = parse_all("""
+4096 tiles 1 4 4 4
+4096 tiles 2 4 4 2
+4096 tiles 2 8 2 4
+4096 tiles 1 8 4 3
+4096 split 4 8 1 2
 """)
 CASES = (
-    Case(
-        "qwen3 1",
-        1,
-        *QWEN,
-        parse_all("""
-0 split 1 1 1 9, combined 1 1 2 4
-0 split 1 1 1 9, combined 1 1 1 8
-0 split 1 1 1 9, combined 1 1 1 8 8 2
-0 split 1 1 1 9, combined 1 1 1 8 8 8
-0 split 1 1 2 5, combined 1 1 1 7
-0 split 2 1 1 6, combined 1 1 1 7
-0 split 2 1 1 6, combined 1 1 2 3
-0 split 2 1 1 8, combined 1 1 2 8
-0 split 2 1 2 4, combined 1 1 2 8
-0 split 2 1 2 4, combined 1 1 2 5
-0 split 1 1 1 14, combined 1 1 1 16
-0 split 1 1 2 8, combined 1 1 2 8
-128 split 1 1 1 9, combined 1 1 2 4
-"""),
-    ),
-    Case(
-        "qwen3 4",
-        4,
-        *QWEN,
-        parse_all("""
-0 split 1 1 1 9, combined 1 1 2 4
-128 split 1 1 1 9, combined 1 1 2 4
-128 split 2 1 1 6, combined 1 1 1 6
-128 split 2 1 1 5, combined 1 1 2 4
-128 split 2 1 2 4, combined 1 1 4 4
-128 split 2 1 1 8, combined 1 1 2 8
-128 split 2 1 2 4, combined 1 1 2 8
-"""),
-    ),
-    Case(
-        "qwen3 16",
-        16,
-        *QWEN,
-        parse_all("""
-128 split 1 1 1 9, combined 1 1 2 4
-128 split 2 1 1 6, combined 1 1 1 6
-128 split 2 1 2 2, combined 1 1 4 2
-128 split 2 1 2 4, combined 1 1 4 4
-128 split 4 1 2 2, combined 1 1 4 4
-"""),
-    ),
-    Case(
-        "qwen3 64",
-        64,
-        *QWEN,
-        parse_all("""
-512 split 2 1 1 4, combined 1 1 2 4
-512 split 4 1 1 4, combined 1 1 2 6
-512 split 4 2 1 4, combined 1 2 2 4
-512 split 4 1 1 4, split 4 1 1 4
-512 split 4 2 1 4, split 4 2 1 4
-512 split 8 2 1 2, split 4 2 1 4
-512 tiles 2 2 2 5
-512 split 4 2 1 4, tiles 2 2 2 5
-"""),
-    ),
-    Case(
-        "qwen3 128",
-        128,
-        *QWEN,
-        parse_all("""
-1024 split 4 2 1 4
-1024 split 8 2 1 2
-1024 split 8 3 1 2
-1024 tiles 2 2 2 5
-1024 tiles 1 2 4 4
-"""),
-    ),
-    Case("qwen3 256", 256, *QWEN, DENSE),
-    Case("qwen3 512", 512, *QWEN, (DENSE[0], DENSE[6], DENSE[7])),
-    Case(
-        "mixtral 1",
-        1,
-        *MIXTRAL,
-        parse_all("""
-0 split 2 1 1 6, combined 1 1 2 3 8 4
-0 split 2 1 1 6, combined 1 1 1 6 8 8
-0 split 2 1 2 4, combined 1 1 2 8 8 4
-"""),
-    ),
-    Case(
-        "mixtral 8",
-        8,
-        *MIXTRAL,
-        parse_all("""
-128 split 2 1 1 5, combined 1 1 2 3 8 8
-128 split 2 1 1 5, combined 1 1 2 4
-128 split 4 1 1 4, split 4 1 1 4
-"""),
-    ),
-    Case("mixtral 64", 64, *MIXTRAL, DENSE),
+    Case("qwen3 1", 1, *QWEN, ONE),
+    Case("qwen3 2", 2, *QWEN, (ONE[0], *FEW[:3])),
+    Case("qwen3 4", 4, *QWEN, FEW[:5]),
+    Case("qwen3 16", 16, *QWEN, FEW),
+    Case("qwen3 32", 32, *QWEN, FEW),
+    Case("qwen3 64", 64, *QWEN, FEW),
+    Case("qwen3 128", 128, *QWEN, MORE),
+    Case("qwen3 256", 256, *QWEN, MORE),
+    Case("qwen3 512", 512, *QWEN, MOST),
+    Case("mixtral 1", 1, *MIXTRAL, parse_all("0 split 2 1 2 4, combined 1 1 2 8 8 4")),
+    Case("mixtral 4", 4, *MIXTRAL, (*FEW[:2], *parse_all("0 split 2 1 2 4, combined 1 1 2 8"))),
+    Case("mixtral 16", 16, *MIXTRAL, FEW),
+    Case("mixtral 64", 64, *MIXTRAL, MORE),
+    Case("mixtral 128", 128, *MIXTRAL, MOST),
 )
 
 
@@ -236,8 +181,15 @@ def stream() -> int:
     return torch.cuda.current_stream().cuda_stream
 
 
-def whole(given: Operands, configuration: FewConfiguration) -> Callable[[torch.Tensor], None]:
-    plan = few.plan(given.problem, configuration, device_of(0))
+def whole(given: Operands, configuration: FewConfiguration | None) -> Callable[[torch.Tensor], None]:
+    """A call; None: in the way for many tokens."""
+    plan: MoePlan
+    if configuration is None:
+        choice = hopper.choose(given.problem, device_of(0))
+        assert choice is not None
+        plan = hopper.plan(given.problem, choice.configuration, device_of(0))
+    else:
+        plan = few.plan(given.problem, configuration, device_of(0))
     fixed = [t.data_ptr() for t in (given.x, given.w13, given.w2, given.weights)]
 
     def call(ids: torch.Tensor) -> None:
@@ -286,33 +238,39 @@ def race(graphs: dict[str, torch.cuda.CUDAGraph], calls: int) -> dict[str, float
     return {name: statistics.median(values[1:]) for name, values in samples.items()}
 
 
-def run(case: Case) -> list[dict[str, Any]]:
+def run(case: Case, products: bool) -> list[dict[str, Any]]:
     problem = case.problem()
     per_call = min(case.experts, problem.slots) * 3 * case.hidden * case.intermediate * 2
     calls = max(2, min(40, CHUNK_BYTES // per_call))
     given = Operands(case, calls)
     expected = given.expected()
     scale = float(expected.abs().max())
-    graphs, rows = {}, []
-    for index, configuration in enumerate(case.candidates):
+    graphs: dict[str, torch.cuda.CUDAGraph] = {}
+    rows: list[dict[str, Any]] = []
+    many = hopper.choose(problem, device_of(0)) is not None and case.tokens >= MANY_TOKENS
+    for index, configuration in enumerate((*case.candidates, None) if many else case.candidates):
         call = whole(given, configuration)
         given.out.fill_(torch.nan)
         call(given.ids[0])
         error = float((given.out.double() - expected).abs().max()) / scale
-        rows.append({"case": case.name, "configuration": configuration.label, "error": error})
+        label = "the way for many tokens" if configuration is None else configuration.label
+        rows.append({"case": case.name, "configuration": label, "error": error})
         graphs[f"{index} whole"] = capture(call, given)
-        for product in Product:
-            graphs[f"{index} {product.value}"] = capture(one_product(given, configuration, product), given)
+        if configuration is not None and products:
+            for product in Product:
+                graphs[f"{index} {product.value}"] = capture(
+                    one_product(given, configuration, product), given
+                )
     times = race(graphs, calls)
     print(f"\n{case.name}: {given.touched:.1f} experts, {given.bytes / 1e6:.0f} MB", flush=True)
     for index, row in enumerate(rows):
-        for name in ("whole", "up", "down"):
-            row[name] = times[f"{index} {name}"]
+        row |= {name: times[key] for name in ("whole", "up", "down") if (key := f"{index} {name}") in times}
         row["TB/s"] = given.bytes / row["whole"] / 1e6
         wrong = "" if row["error"] < 0.01 else "  WRONG"
+        parts = "".join(f"  {name} {row[name]:7.1f}" for name in ("up", "down") if name in row)
         print(
-            f"{row['whole']:8.1f} us {row['TB/s']:5.2f} TB/s  up {row['up']:7.1f}  down {row['down']:7.1f}  "
-            f"error {row['error']:.4f}{wrong}  {row['configuration']}",
+            f"{row['whole']:8.1f} us {row['TB/s']:5.2f} TB/s{parts}  error {row['error']:.4f}{wrong}  "
+            f"{row['configuration']}",
             flush=True,
         )
     return rows
@@ -324,9 +282,7 @@ def build(cases: list[Case], architecture: str) -> None:
     for case in cases:
         for configuration in case.candidates:
             for product in Product:
-                kernel = few.product_kernel(
-                    configuration, product, Activation.SILU, torch.bfloat16, False, architecture
-                )
+                kernel = few.kernel(configuration, product, Activation.SILU, torch.bfloat16, architecture)
                 wanted[kernel.label] = kernel
 
     def compile_one(kernel: Any) -> None:
@@ -345,13 +301,14 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path)
     parser.add_argument("--case", action="append", help="only cases whose name begins so")
+    parser.add_argument("--products", action="store_true", help="also time the products alone")
     arguments = parser.parse_args()
     cases = [c for c in CASES if not arguments.case or any(c.name.startswith(n) for n in arguments.case)]
     make_context_current(0)
     build(cases, device_of(0).architecture)
     found = []
     for case in cases:
-        found += run(case)
+        found += run(case, arguments.products)
         torch.cuda.empty_cache()
         if arguments.output:
             arguments.output.write_text(json.dumps(found, indent=1))

@@ -6,6 +6,7 @@ in flight.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from enum import Enum
 
@@ -110,3 +111,95 @@ class FewConfiguration:
 
     def shared_bytes(self, product: FewProduct) -> int:
         return product.shared_bytes(self.max_slots, direct=self.direct)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """What an architecture takes."""
+
+    one_token: FewConfiguration
+    """Every slot for itself, also of a few tokens; its parts are set by the number of slots."""
+    few_rows: FewConfiguration
+    more_rows: FewConfiguration
+
+
+_SPLIT, _TILES, _COMBINED = FewWay.SPLIT, FewWay.TILES, FewWay.COMBINED
+_FEW_ROWS = 4.0
+"""Rows per expert up to which the second product combines."""
+_MOST_ROWS = 20.0
+"""Rows per expert from which on other ways are for."""
+_COMBINED_SLOTS = 512
+
+# No two blocks fit a multiprocessor: two of the same kernel would share one while others have none.
+_227_KB = _Table(
+    one_token=FewConfiguration(
+        FewProduct(_SPLIT, 2, 1, 2, 4), FewProduct(_COMBINED, 1, 1, 2, 8), DIRECT_SLOTS, direct=True
+    ),
+    few_rows=FewConfiguration(
+        FewProduct(_SPLIT, 4, 1, 1, 4), FewProduct(_COMBINED, 1, 1, 2, 6), _COMBINED_SLOTS
+    ),
+    more_rows=FewConfiguration(FewProduct(_TILES, 1, 4, 4, 4), FewProduct(_TILES, 1, 4, 4, 4), MAX_SLOTS),
+)
+_163_KB = _Table(
+    one_token=FewConfiguration(
+        FewProduct(_SPLIT, 2, 1, 2, 3), FewProduct(_COMBINED, 1, 1, 2, 5), DIRECT_SLOTS, direct=True
+    ),
+    few_rows=FewConfiguration(
+        FewProduct(_SPLIT, 4, 1, 1, 3), FewProduct(_COMBINED, 1, 1, 2, 4), _COMBINED_SLOTS
+    ),
+    more_rows=FewConfiguration(FewProduct(_TILES, 1, 4, 4, 3), FewProduct(_TILES, 1, 4, 4, 3), MAX_SLOTS),
+)
+_99_KB = _Table(
+    one_token=FewConfiguration(
+        FewProduct(_SPLIT, 2, 1, 1, 4), FewProduct(_COMBINED, 1, 1, 2, 3), DIRECT_SLOTS, direct=True
+    ),
+    few_rows=FewConfiguration(
+        FewProduct(_SPLIT, 2, 1, 1, 3), FewProduct(_COMBINED, 1, 1, 2, 2), _COMBINED_SLOTS
+    ),
+    more_rows=FewConfiguration(FewProduct(_TILES, 1, 4, 2, 4), FewProduct(_TILES, 1, 4, 2, 4), MAX_SLOTS),
+)
+_TABLES = {
+    "sm_80": _163_KB,
+    "sm_86": _99_KB,
+    "sm_87": _163_KB,
+    "sm_89": _99_KB,
+    "sm_90": _227_KB,
+    "sm_100": _227_KB,
+    "sm_103": _227_KB,
+    "sm_120": _99_KB,
+    "sm_121": _99_KB,
+}
+
+
+def tuned_architectures() -> tuple[str, ...]:
+    return tuple(_TABLES)
+
+
+def configuration(architecture: str, tokens: int, top_k: int, experts: int) -> FewConfiguration | None:
+    """The one for a problem's shape; None if there are too many tokens. KeyError for an unknown architecture."""
+    table = _TABLES[architecture]
+    slots, rows = tokens * top_k, tokens * top_k / experts
+    if experts > MAX_EXPERTS or slots > MAX_SLOTS or rows > _MOST_ROWS:
+        return None
+    if (tokens == 1 and slots <= DIRECT_SLOTS) or slots < table.one_token.down.warps:
+        return _with_parts(table.one_token, slots)
+    if rows <= _FEW_ROWS and slots <= _COMBINED_SLOTS:
+        return table.few_rows
+    return table.more_rows
+
+
+def all_configurations(architecture: str) -> tuple[FewConfiguration, ...]:
+    """Everything that `configuration` can return on an architecture; nothing for one that is not in the table."""
+    if architecture not in _TABLES:
+        return ()
+    table = _TABLES[architecture]
+    direct = (_with_parts(table.one_token, slots) for slots in (1, 2, 4, 8))
+    return tuple(dict.fromkeys((*direct, table.few_rows, table.more_rows)))
+
+
+def _with_parts(base: FewConfiguration, slots: int) -> FewConfiguration:
+    """As many warps to a slot as there are for each."""
+    parts = 1
+    while parts * 2 * slots <= base.down.warps:
+        parts *= 2
+    return dataclasses.replace(base, down=dataclasses.replace(base.down, parts=parts))

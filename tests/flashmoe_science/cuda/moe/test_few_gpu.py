@@ -13,7 +13,9 @@ from flashmoe_science.configs.moe_few import FewConfiguration, FewProduct, FewWa
 from flashmoe_science.cuda.driver import make_context_current
 from flashmoe_science.cuda.forward import device_of
 from flashmoe_science.cuda.moe import few
-from flashmoe_science.cuda.moe.problem import MoeProblem
+from flashmoe_science.cuda.moe.forward import forward
+from flashmoe_science.cuda.moe.problem import MoeKind, MoeProblem
+from flashmoe_science.cuda.moe.select import select
 from flashmoe_science.jit.limits import limits
 from flashmoe_science.moe_arguments import Activation, W13Layout
 
@@ -156,3 +158,30 @@ def test_the_same_bits_every_time_also_in_a_row_without_pause(configuration: Few
             )
         for given, expected in zip(calls, first, strict=True):
             assert torch.equal(given.output.view(torch.int16), expected.view(torch.int16))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 5, 16, 33, 64, 100])
+@pytest.mark.parametrize(("experts", "top_k"), [(128, 8), (8, 2), (64, 1), (60, 13)])
+def test_what_is_chosen_for_a_shape(tokens: int, experts: int, top_k: int) -> None:
+    """Through the cached call, and replayed from a graph with other ids."""
+    torch.manual_seed(8)
+    problem = dataclasses.replace(
+        PROBLEM, tokens=tokens, experts=experts, top_k=top_k, hidden=256, intermediate=144
+    )
+    assert select(problem, device_of(0)).kind is MoeKind.FEW
+    given = arguments(problem, random_ids(tokens, top_k, experts, invalid=0.1).cuda())
+    out = given.output[:tokens]
+
+    def call() -> None:
+        forward(given.hidden_states, given.w13, given.w2, given.topk_weights, given.topk_ids, out=out)
+
+    call()
+    assert_right(problem, given)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    for _ in range(2):
+        given.topk_ids.copy_(random_ids(tokens, top_k, experts, invalid=0.1))
+        given.output.fill_(torch.nan)
+        graph.replay()
+        assert_right(problem, given)

@@ -6,7 +6,7 @@
 //
 // Macros of all of them: WARPS, M_TILES (tiles of a warp at a time), N_TILES (its columns of 8 tokens), K_STEPS (of 32
 // elements, of a stage), STAGES (of the ring), DEPENDENT (launched with programmatic stream serialization, sm_90),
-// IDS64 (ids are int64), MAX_SLOTS (bound of tokens * top_k), DIRECT (few_routing.cuh), ACTIVATION (activation.cuh; 0 for the
+// MAX_SLOTS (bound of tokens * top_k), DIRECT (few_routing.cuh), ACTIVATION (activation.cuh; 0 for the
 // second product) and those of types.cuh.
 #pragma once
 #include "moe/activation.cuh"
@@ -24,7 +24,7 @@ struct Parameters {
     const char* input;          // rows of `inner` elements: tokens (up) or slots (down)
     const char* weights;        // (experts, rows, inner)
     const float* topk_weights;  // (tokens, top_k)
-    const void* topk_ids;       // (tokens, top_k)
+    const void* topk_ids;       // (tokens, top_k), int32 or int64
     char* output;               // rows of `outer` elements: slots, or tokens where the kernel combines
     uint64 expert_bytes;
     uint32 tile_bytes;          // from a tile to the next one
@@ -40,4 +40,5 @@ struct Parameters {
     int tiles;                  // of an expert
     int slabs;                  // units that an expert's tiles make
     int slots_per_input_row;    // top_k (up) or 1 (down)
+    int ids64;                  // ids are int64, otherwise int32
 };

@@ -20,11 +20,7 @@ constexpr int kMaxGroups = smaller(MAX_SLOTS, kMaxExperts + MAX_SLOTS / kColumns
 
 // The expert of a slot, or kNoExpert.
 __device__ __forceinline__ uint16 expert_of(const Parameters& p, int slot) {
-#if IDS64
-    const int64 id = static_cast<const int64*>(p.topk_ids)[slot];
-#else
-    const int id = static_cast<const int*>(p.topk_ids)[slot];
-#endif
+    const int64 id = p.ids64 ? static_cast<const int64*>(p.topk_ids)[slot] : static_cast<const int*>(p.topk_ids)[slot];
     return id >= 0 && id < p.experts ? static_cast<uint16>(id) : kNoExpert;
 }
 

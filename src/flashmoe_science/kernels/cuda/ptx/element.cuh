@@ -17,16 +17,3 @@ __device__ __forceinline__ float load_element(const uint16* address) {
 __device__ __forceinline__ void store_element(char* address, float x) {
     asm volatile("st.global.u16 [%0], %1;" ::"l"(address), "h"(static_cast<uint16>(pack(x, 0.0f))) : "memory");
 }
-
-// A pair of them.
-__device__ __forceinline__ float2 unpack(uint32 pair) {
-    float2 x;
-#if ELEMENT_BF16
-    x.x = __uint_as_float(pair << 16);
-    x.y = __uint_as_float(pair & 0xffff0000u);
-#else
-    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\ncvt.f32.f16 %0, low;\ncvt.f32.f16 %1, high;\n}"
-        : "=f"(x.x), "=f"(x.y) : "r"(pair));
-#endif
-    return x;
-}
