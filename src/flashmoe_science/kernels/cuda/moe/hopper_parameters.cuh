@@ -26,8 +26,9 @@ static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 3 * 168,
 static_assert(CLUSTER == 1 || CLUSTER == 2, "one block, or two that share weights");
 static_assert(TOKENS % STEP == 0 && STEP % 16 == 0, "widths are multiples of 16 rows, which are gathered at a time");
 
-// Of a tile in registers: the smallest is not narrower, so that there are fewer paths.
-constexpr int LEAST = STEP < 32 ? 32 : STEP;
+// The narrowest tile: where experts have fewer rows, their weights' bytes take longer than the product, and every width
+// is a path of its own to compile.
+constexpr int LEAST = TOKENS > 64 ? 64 : 32;
 
 struct Parameters {
     ptx::TensorMap weights;  // boxes of 256 / CLUSTER rows; half of them gate, half up rows where gated

@@ -52,6 +52,11 @@ struct Drawer {
 
 __device__ __forceinline__ int padded(int width) { return max(LEAST, (width + STEP - 1) / STEP * STEP); }
 
+// The next tile is drawn, and its slots are fetched, while stages of this one are full, not when they have run dry.
+__device__ __forceinline__ int step_to_look_ahead(const Parameters& p) {
+    return min(STAGES, (p.inner + INNER - 1) / INNER) * INNER - INNER;
+}
+
 // This block's share of the weights, for all blocks of the cluster.
 __device__ __forceinline__ void load_weights(const Parameters& p, const Shared& shared, int stage, const Tile& tile, int k,
                                              int rank) {
@@ -69,6 +74,7 @@ __device__ __forceinline__ void load_weights(const Parameters& p, const Shared& 
 
 constexpr int ROWS_AT_ONCE = WARPGROUP / 8;  // eight threads copy the 128 bytes of a row
 constexpr int PASSES = TOKENS / ROWS_AT_ONCE;
+constexpr int SHARES = (PASSES + 7) / 8;  // the eight threads of a row share its numbers out: of pass i, thread i % 8 has it
 
 __device__ __forceinline__ void copy_or_zero(uint32 shared, const char* global, bool valid) {
     asm volatile(
@@ -87,38 +93,48 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
     const int chunk = threadIdx.x % 8;
     const uint32 place = row * ROW_BYTES + ((chunk ^ row % 8) << 4);
     const int row_chunks = p.inner / 8;
-    while (true) {
-        const Tile tile = warp == 0 ? drawer.next(p, shared) : next_tile(shared, tiles);
-        if (tile.width == 0) return;
-        int token[PASSES];  // -1: no such row
+    const int64 row_bytes = 2 * p.inner;
+    Tile tile;
+    int slot[SHARES];  // -1: no such row
+    const auto take_tile = [&] {
+        tile = warp == 0 ? drawer.next(p, shared) : next_tile(shared, tiles);
 #pragma unroll
-        for (int i = 0; i < PASSES; ++i) {
-            const int index = row + i * ROWS_AT_ONCE;
-            token[i] = -1;
-            if (index < tile.count) token[i] = __ldg(p.sorted_slots + tile.first + index) / p.top_k;
+        for (int i = 0; i < SHARES; ++i) {
+            const int index = row + (8 * i + chunk) * ROWS_AT_ONCE;
+            slot[i] = -1;
+            if (index < tile.count) slot[i] = __ldg(p.sorted_slots + tile.first + index);
         }
-        const int passes = padded(tile.width) / ROWS_AT_ONCE;
+    };
+    take_tile();
+    while (tile.width != 0) {
+        const Tile current = tile;
+        int token[SHARES];
+#pragma unroll
+        for (int i = 0; i < SHARES; ++i) token[i] = slot[i] < 0 ? -1 : slot[i] / p.top_k;
+        const int passes = padded(current.width) / ROWS_AT_ONCE;
+        const int look_ahead = step_to_look_ahead(p);
         for (int k = 0; k < p.inner; k += INNER) {
             ptx::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
             if (threadIdx.x == 0) {
                 ptx::mbarrier_expect_bytes(shared.full(ring.stage), WEIGHT_BYTES);
-                load_weights(p, shared, ring.stage, tile, k, drawer.rank);
+                load_weights(p, shared, ring.stage, current, k, drawer.rank);
             }
             __syncwarp();
             const uint32 to = shared.tokens(ring.stage) + place;
             const int column = k / 8 + chunk;
             const bool inside = column < row_chunks;
             const char* from = p.tokens + column * 16;
-            const int64 row_bytes = 2 * p.inner;
 #pragma unroll
             for (int i = 0; i < PASSES; ++i) {
                 if (i < passes) {
-                    const bool valid = inside && token[i] >= 0;
-                    copy_or_zero(to + i * ROWS_AT_ONCE * ROW_BYTES, valid ? from + token[i] * row_bytes : p.tokens, valid);
+                    const int t = __shfl_sync(0xffffffff, token[i / 8], i % 8, 8);
+                    const bool valid = inside && t >= 0;
+                    copy_or_zero(to + i * ROWS_AT_ONCE * ROW_BYTES, valid ? from + t * row_bytes : p.tokens, valid);
                 }
             }
             ptx::mbarrier_arrive_after_copies(shared.full(ring.stage));
             ring.advance();
+            if (k == look_ahead) take_tile();
         }
     }
 }
@@ -153,7 +169,10 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
     }
     __syncwarp();
     for (int k = 0; k < ahead; k += INNER) ring.advance();
+    const int look_ahead = step_to_look_ahead(p);
     for (int first = ahead; tile.width != 0; first = 0) {
+        Tile next;
+        if (first > look_ahead) next = drawer.next(p, shared);
         for (int k = first; k < p.inner; k += INNER) {
             ptx::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
             if (threadIdx.x == 0) {
@@ -163,8 +182,9 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
             }
             __syncwarp();
             ring.advance();
+            if (k == look_ahead) next = drawer.next(p, shared);
         }
-        tile = drawer.next(p, shared);
+        tile = next;
     }
 }
 
