@@ -137,6 +137,7 @@ def _run(
 
 def _print_outcome(outcome: Outcome, verbose: bool, with_report: bool) -> None:
     from cudadent42 import tables
+    from cudadent42.report.facts import rivals_line
 
     console = console_for()
     print_line(console, tables.verify_line(outcome.verify))
@@ -149,3 +150,6 @@ def _print_outcome(outcome: Outcome, verbose: bool, with_report: bool) -> None:
     for line in tables.caution_lines(outcome.results):
         print_line(console, f"caution: {line}")
     print_line(console, tables.verdict_line(outcome.results))
+    against_others = rivals_line(outcome.results, outcome.results.candidate)
+    if against_others:
+        print_line(console, against_others)

@@ -22,6 +22,7 @@ def render(view: View) -> str:
         *_notices(view),
         *_tally(view),
         _table(view),
+        _escape(facts.rivals_line(view.run.results, view.candidate_name)),
         _escape(view.verification_line),
         _escape(facts.control_line(view)),
         _escape(facts.roofline_line(view)),
