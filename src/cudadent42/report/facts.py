@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
-from cudadent42.records import TimerKind, Verdict
+from cudadent42.records import Results, TimerKind, Verdict
 from cudadent42.report import text
+from cudadent42.report.rivals import rivals
 from cudadent42.report.view import View
 from flashmoe_science.jit.records import KernelBuild
 
@@ -116,6 +117,19 @@ def control_line(view: View) -> str:
         floor = text.percent(results.noise_floor)
         line += f" The noise floor, the 95th percentile of the ratios' distance from 1, is {floor}."
     return line
+
+
+def rivals_line(results: Results | None, candidate: str) -> str:
+    """How the candidate stands against the fastest other implementation of each cell; empty where there is but one."""
+    found = rivals(results) if results else None
+    if found is None:
+        return ""
+    closest = found.closest
+    return (
+        f"Against the fastest other implementation of each case {text.implementation(candidate)} is at "
+        f"{text.ratio(found.geomean)} in the geometric mean of medians, at least {text.ratio(closest.ratio)} "
+        f"({text.clean(closest.cell)}, {text.implementation(closest.implementation)})."
+    )
 
 
 def roofline_line(view: View) -> str:

@@ -73,6 +73,7 @@ def render(view: View) -> str:
         flagged=any(row.comparison and row.comparison.flagged_blocks for row in view.rows),
         groups=[(text.clean(dtype), _group(view, dtype)) for dtype in view.dtypes],
         others=_others(view),
+        rivals_line=facts.rivals_line(view.run.results, view.candidate_name),
         cards=cards,
         sample_line=_sample_line(view, samples),
         lane_key=keys.lane_key(view, samples),

@@ -22,6 +22,7 @@ def render(view: View) -> str:
         *_notices(view),
         *_tally(view),
         _table(view),
+        escape(facts.rivals_line(view.run.results, view.candidate_name)),
         escape(view.verification_line),
         escape(facts.control_line(view)),
         escape(facts.roofline_line(view)),
