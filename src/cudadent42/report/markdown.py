@@ -21,7 +21,8 @@ def render(view: View) -> str:
         _escape(view.subline) + ".",
         *_notices(view),
         *_tally(view),
-        _table(view),
+        "" if view.profile_alone else _table(view),
+        *_profile(view),
         _escape(view.verification_line),
         _escape(facts.control_line(view)),
         _escape(facts.roofline_line(view)),
@@ -45,6 +46,24 @@ def _notices(view: View) -> Iterable[str]:
             *(f"> * {_escape(x)}" for x in notice.lines),
         ]
         yield "\n".join(lines)
+
+
+def _profile(view: View) -> Iterable[str]:
+    """The ranked causes, and what to do next."""
+    if view.profiled is None:
+        return
+    diagnosis = view.profiled.diagnosis
+    subject = f"{text.clean(diagnosis.case)}, {text.implementation(diagnosis.implementation)}"
+    yield f"**Where the time goes: {_escape(subject)}.** {_escape(diagnosis.summary)}"
+    if diagnosis.causes:
+        head = "| cause | at most | known | evidence | try first |\n| --- | ---: | --- | --- | --- |"
+        rows = (
+            f"| {_escape(one.title)} | {100 * one.gain:.0f} % | {one.certainty.value} "
+            f"| {_escape(one.evidence)} | {_escape(one.experiment)} |"
+            for one in diagnosis.causes
+        )
+        yield "\n".join([head, *rows])
+    yield f"Next: {_escape(diagnosis.next_step)}"
 
 
 def _tally(view: View) -> Iterable[str]:
