@@ -118,13 +118,15 @@ def race(
     repository: Path, scratch: Path, kept: Path, parent: str, child: str, number: int, *options: str
 ) -> dict[str, object]:
     """One race; the run folder of the first is kept."""
-    folder = kept if number == 0 and not kept.exists() else scratch / "run"
+    first = number == 0 and not kept.exists()
+    folder = kept if first else scratch / "run"
     shutil.rmtree(scratch / "run", ignore_errors=True)
     began = time.monotonic()
     seed = str(random.SystemRandom().randrange(1 << 32))
     done = lab(
         *("compare", parent, child, "--repo", str(repository), "--device", "cpu", "--seed", seed, "--json"),
         *("--ignore-preflight", "--output-dir", str(folder), *options),
+        *(() if first else ("--no-report",)),
     )
     results = json.loads(done.stdout)["results"]
     return {

@@ -24,7 +24,6 @@ from cudadent42.records import BenchReport, BuildReport, MachineReport, Plan, Re
 from cudadent42.runs import RunWriter, check_output, create_default_folder
 from cudadent42.source import revision
 from cudadent42.worker import Worker, run_stage
-from flashmoe_science import cpu
 from flashmoe_science.errors import BuildError, DeviceError
 
 WORKER_LOG = "worker.log"
@@ -232,6 +231,8 @@ def _peaks(plan: Plan, observer: Observer) -> dict[str, float]:
     them with each other."""
     if plan.device != "cpu" or plan.versions:
         return {}
+    from flashmoe_science import cpu  # imports torch, which takes seconds, and a race does not need here
+
     try:
         return cpu.measure_peaks()
     except (BuildError, DeviceError) as error:

@@ -12,7 +12,7 @@ from enum import Enum
 from pathlib import Path
 
 from cudadent42.errors import BuildFailedError, ExitCode, LabError, UsageError
-from cudadent42.gates import Decision, GateFile, GateReport
+from cudadent42.gates import Decision, GateFile, GateReport, counts
 from cudadent42.plan import Choices
 from cudadent42.progress import Observer
 from cudadent42.race import Outcome, RaceRequest, race_versions
@@ -193,7 +193,7 @@ class _Search:
         for attempt in (1, 2):
             folder = self._run_folder(commit)
             try:
-                outcome = self._race(parent, child, attempt, folder)
+                outcome = self._race(role, parent, child, attempt, folder)
             except BuildFailedError as error:
                 return Step(
                     role, commit, Mark.SKIP, f"it does not build: {error}", self._name(folder), child.digest
@@ -212,7 +212,8 @@ class _Search:
         alike = (step for step in self._journal.entries if step.digest == child.digest)
         return next((step for step in alike if step.role is not Role.CONFIRMATION), None)
 
-    def _race(self, parent: Version, child: Version, attempt: int, folder: Path) -> Outcome:
+    def _race(self, role: Role, parent: Version, child: Version, attempt: int, folder: Path) -> Outcome:
+        """With a report where it is evidence; of a step one can be had from its run folder."""
         choices = self._request.choices
         if attempt > 1:
             choices = replace(
@@ -221,7 +222,7 @@ class _Search:
                 repeats=choices.repeats and int(RETRY_BUDGET * choices.repeats),
                 budget_s=choices.budget_s and RETRY_BUDGET * choices.budget_s,
             )
-        request = replace(self._request, choices=choices, output=folder)
+        request = replace(self._request, choices=choices, output=folder, with_report=role is not Role.STEP)
         return race_versions((parent, child), request, _Quiet(self._observer))
 
     def _read(self, role: Role, commit: str, child: Version, outcome: Outcome) -> Step:
@@ -250,9 +251,9 @@ class _Search:
 
 
 def _deciding(report: GateReport) -> str:
-    """The line of the first gate that decided."""
-    for outcome in report.outcomes:
-        if outcome.decision is report.decision:
+    """The line of the last gate that decided: those of files that come along go from the general to the particular."""
+    for outcome in reversed(report.outcomes):
+        if outcome.decision is report.decision and counts(outcome.gate):
             lines = GateReport(report.file, (outcome,)).lines()
             return " ".join(lines[0].split())
     return report.decision.value
