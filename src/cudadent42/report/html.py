@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from cudadent42.records import VerifiedCase
-from cudadent42.report import facts, keys, notices, svg, text
+from cudadent42.report import facts, gates, keys, notices, svg, text
 from cudadent42.report.cases import CaseRow, shares_of_bound
 from cudadent42.report.figures.control import control
 from cudadent42.report.figures.errors import errors
@@ -53,6 +53,7 @@ def render(view: View) -> str:
     sheet = svg.Sheet()
     figures = _figures(view, sheet)
     cards = _cards(view, samples, sheet)
+    judged = gates.gate_report(view)
     return environment.get_template("report.html.j2").render(
         view=view,
         version=manifest.version,
@@ -72,6 +73,8 @@ def render(view: View) -> str:
         flagged=any(row.comparison and row.comparison.flagged_blocks for row in view.rows),
         groups=[(text.clean(dtype), _group(view, dtype)) for dtype in view.dtypes],
         others=_others(view),
+        gate_line=gates.headline(judged) if judged else "",
+        gate_rows=gates.rows(judged) if judged else [],
         cards=cards,
         sample_line=_sample_line(view, samples),
         lane_key=keys.lane_key(view, samples),

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
-from cudadent42.report import facts, notices, text
+from cudadent42.report import facts, gates, notices, text
 from cudadent42.report.cases import CaseRow, shares_of_bound
 from cudadent42.report.view import Tone, View
 
@@ -22,6 +22,7 @@ def render(view: View) -> str:
         *_notices(view),
         *_tally(view),
         _table(view),
+        *_gates(view),
         _escape(view.verification_line),
         _escape(facts.control_line(view)),
         _escape(facts.roofline_line(view)),
@@ -45,6 +46,13 @@ def _notices(view: View) -> Iterable[str]:
             *(f"> * {_escape(x)}" for x in notice.lines),
         ]
         yield "\n".join(lines)
+
+
+def _gates(view: View) -> Iterable[str]:
+    judged = gates.gate_report(view)
+    if judged is not None:
+        lines = [f"* {_escape(' '.join(line.split()))}" for line in judged.lines()]
+        yield "\n".join([_escape(gates.headline(judged)), "", *lines])
 
 
 def _tally(view: View) -> Iterable[str]:
