@@ -5,7 +5,7 @@
     python benchmarks/races.py bisect --count 20 --output FOLDER
 
 Every race is what ``cudadent42 compare`` (or ``bisect``) does with its defaults, with a worker process of its own, on a
-clone of this repository's HEAD. A slower kernel has a chain of dependent multiply-adds added to the CPU kernel's source, in
+clone of this repository's HEAD. A slower kernel has a chain of dependent multiply-adds added to the CPU kernel, in
 proportion to its work. Each command writes one JSON file into FOLDER, line by line while it goes on.
 """
 
@@ -26,11 +26,11 @@ from pathlib import Path
 
 from provenance import provenance
 
-from cudadent42 import gates
+from cudadent42 import gates, pipeline
 from cudadent42.plan import Choices
-from cudadent42.race import DEFAULT_CHOICES, RaceRequest
-from cudadent42.race import race as run_race
+from cudadent42.race import DEFAULT_CHOICES, RaceRequest, ignore_folder, pipeline_request
 from cudadent42.race.bisect import bisect as run_bisect
+from cudadent42.race.sources import export
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNEL = Path("src/flashmoe_science/kernels/cpu/attention_forward.cpp")
@@ -99,16 +99,14 @@ def summary(rows: list[dict[str, object]]) -> dict[str, object]:
 
 def same(chosen: argparse.Namespace, scratch: Path) -> Iterator[dict[str, object]]:
     repository = clone(scratch)
-    for number in range(chosen.count):
-        yield race(repository, scratch, chosen.output / "same", "HEAD", "HEAD", number)
+    return races(repository, "HEAD", "HEAD", chosen.count, scratch, chosen.output / "same")
 
 
 def slower(chosen: argparse.Namespace, scratch: Path) -> Iterator[dict[str, object]]:
     repository = clone(scratch)
     make_slower(repository, chosen.share)
     commit(repository, "The same, slower")
-    for number in range(chosen.count):
-        yield race(repository, scratch, chosen.output / "slower", "HEAD~1", "HEAD", number)
+    return races(repository, "HEAD~1", "HEAD", chosen.count, scratch, chosen.output / "slower")
 
 
 def truth(chosen: argparse.Namespace, scratch: Path) -> Iterator[dict[str, object]]:
@@ -117,48 +115,52 @@ def truth(chosen: argparse.Namespace, scratch: Path) -> Iterator[dict[str, objec
     make_slower(repository, chosen.share)
     commit(repository, "The same, slower")
     choices = replace(DEFAULT_CHOICES, precision=0.0005, repeats=4000, budget_s=100.0)
-    yield race(repository, scratch, chosen.output / "truth", "HEAD~1", "HEAD", 0, choices)
+    return races(repository, "HEAD~1", "HEAD", 1, scratch, chosen.output / "truth", choices)
 
 
-def race(
+def races(
     repository: Path,
-    scratch: Path,
-    kept: Path,
     parent: str,
     child: str,
-    number: int,
+    count: int,
+    scratch: Path,
+    kept: Path,
     choices: Choices = DEFAULT_CHOICES,
-) -> dict[str, object]:
-    """One race; the run folder of the first is kept."""
-    first = number == 0 and not kept.exists()
-    folder = kept if first else scratch / "run"
-    shutil.rmtree(scratch / "run", ignore_errors=True)
-    began = time.monotonic()
-    seed = random.SystemRandom().randrange(1 << 32)
+) -> Iterator[dict[str, object]]:
+    """Races of the same two versions; the machine is looked at once. The run folder of the first is kept."""
     request = RaceRequest(
-        choices=replace(choices, seed=seed),
+        choices=choices,
         device="cpu",
-        output=folder,
         command=("cudadent42", "compare", parent, child),
         repository=repository,
         ignore_preflight=True,
-        with_report=first,
+        with_report=False,
     )
-    results = run_race(parent, child, request, Silent()).results
-    return {
-        "seconds": round(time.monotonic() - began, 1),
-        "load": os.getloadavg()[0],
-        "seed": seed,
-        "verdict": results.verdict.value,
-        "speedup": results.speedup_geomean,
-        "interval": [results.speedup_geomean_ci_low, results.speedup_geomean_ci_high],
-        "noise_floor": results.noise_floor,
-        "cases": {row.name: row.verdict.value for row in results.cases},
-        "speedups": {row.name: row.speedup for row in results.cases},
-        "control": {row.name: row.speedup for row in results.control},
-        "blocks": {row.name: row.blocks for row in results.cases},
-        "flagged": {row.name: row.flagged_blocks for row in results.cases},
-    }
+    run = pipeline_request((export(parent, repository), export(child, repository)), request)
+    prepared = pipeline.prepare(run, Silent())
+    for _ in range(count):
+        first = not kept.exists()
+        folder = kept if first else scratch / "run"
+        shutil.rmtree(scratch / "run", ignore_errors=True)
+        began = time.monotonic()
+        seed = random.SystemRandom().randrange(1 << 32)
+        seeded = replace(prepared, plan=replace(prepared.plan, seed=seed))
+        asked = replace(run, output=folder, with_report=first)
+        results = pipeline.execute(seeded, asked, Silent(), ignore_folder).results
+        yield {
+            "seconds": round(time.monotonic() - began, 1),
+            "load": round(os.getloadavg()[0], 1),
+            "seed": seed,
+            "verdict": results.verdict.value,
+            "speedup": results.speedup_geomean,
+            "interval": [results.speedup_geomean_ci_low, results.speedup_geomean_ci_high],
+            "noise_floor": results.noise_floor,
+            "cases": {row.name: row.verdict.value for row in results.cases},
+            "speedups": {row.name: row.speedup for row in results.cases},
+            "control": {row.name: row.speedup for row in results.control},
+            "blocks": {row.name: row.blocks for row in results.cases},
+            "flagged": {row.name: row.flagged_blocks for row in results.cases},
+        }
 
 
 # ---------------------------------------------------------------- bisection

@@ -130,7 +130,13 @@ def run(request: Request, observer: Observer, opened: Callable[[RunWriter], None
 
     Raises LabError where the run cannot go on; what was measured until then is in the folder.
     """
-    prepared = prepare(request, observer)
+    return execute(prepare(request, observer), request, observer, opened)
+
+
+def execute(
+    prepared: Prepared, request: Request, observer: Observer, opened: Callable[[RunWriter], None]
+) -> Outcome:
+    """``run`` from building on."""
     plan = prepared.plan
     source = revision()
     path = request.output or create_default_folder(plan.suite, source)
