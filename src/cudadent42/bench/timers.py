@@ -32,7 +32,7 @@ caches and to the core's clock; that lasts for a time slice of some milliseconds
 alternate often. On a machine with four times more work than cores, windows of 0.3 ms gave a twentieth of the error
 that the same time in windows of 3 ms did."""
 
-PASSES = {TimerKind.CPU: 5}
+PASSES = {TimerKind.CPU: 15}
 """Windows of each implementation in a block, by turns, of which the median counts; one with the other timers."""
 
 MAX_INNER = 10_000
