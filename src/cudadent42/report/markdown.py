@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
-from cudadent42.report import facts, notices, text
+from cudadent42.report import facts, gates, notices, text
 from cudadent42.report.cases import CaseRow, shares_of_bound
 from cudadent42.report.view import Tone, View
 
@@ -22,6 +22,7 @@ def render(view: View) -> str:
         *_notices(view),
         *_tally(view),
         "" if view.profile_alone else _table(view),
+        *_gates(view),
         *_profile(view),
         escape(facts.rivals_line(view.run.results, view.candidate_name)),
         escape(view.verification_line),
@@ -65,6 +66,13 @@ def _profile(view: View) -> Iterable[str]:
         )
         yield "\n".join([head, *rows])
     yield f"Next: {escape(diagnosis.next_step)}"
+
+
+def _gates(view: View) -> Iterable[str]:
+    judged = gates.gate_report(view)
+    if judged is not None:
+        lines = [f"* {escape(' '.join(line.split()))}" for line in judged.lines()]
+        yield "\n".join([escape(gates.headline(judged)), "", *lines])
 
 
 def _tally(view: View) -> Iterable[str]:
