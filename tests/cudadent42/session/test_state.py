@@ -178,7 +178,7 @@ def test_every_kind_of_event_is_tried() -> None:
 
 @given(st.text(max_size=100))
 def test_a_line_is_an_event_or_a_value_error(line: str) -> None:
-    with pytest.raises(ValueError, match="[a-zE]"):  # of json or of this module, in words
+    with pytest.raises(ValueError, match=r"[a-zE]"):  # of json or of this module, in words
         from_line(line)
 
 
