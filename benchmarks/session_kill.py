@@ -225,10 +225,11 @@ def stage_of(session: Path) -> str:
     return stages[-1] if stages else "before its first stage"
 
 
-def one_round(project: Path, session: Path, moment_s: float, summary: Summary) -> None:
-    """Begin work, kill it at the moment, look, go on."""
+def one_round(project: Path, session: Path, chance: random.Random, whole_s: float, summary: Summary) -> float:
+    """Begin work, kill it at a moment of a run that takes ``whole_s``, look, go on; how long a run takes."""
     before = rows(session)
-    until = time.monotonic() + moment_s
+    began = time.monotonic()
+    until = began + chance.uniform(0, whole_s)
     command = begin(project, "run", "--keep")
     code = command.wait(until)
     if code is None:
@@ -238,7 +239,7 @@ def one_round(project: Path, session: Path, moment_s: float, summary: Summary) -
         summary.finished_before_the_kill += 1
         if code not in GOOD_CODES:
             summary.trouble.append(f"exit code {code}: {command.output.read_text()[-300:]}")
-        return
+        return time.monotonic() - began
     summary.kills += 1
     stage = stage_of(session)
     summary.interrupted_by[stage] = summary.interrupted_by.get(stage, 0) + 1
@@ -254,6 +255,7 @@ def one_round(project: Path, session: Path, moment_s: float, summary: Summary) -
         kept = after.get(path, b"")
         if not kept.startswith(data):
             summary.samples_lost += max(1, len(set(data.splitlines()) - set(kept.splitlines())))
+    return whole_s
 
 
 def events(session: Path) -> str:
@@ -299,13 +301,13 @@ def stream(kills: int, seed: int, repeats: int) -> Summary:
         session = Path(said.splitlines()[0])
         whole_s = whole_run(project)
         while summary.kills < kills // 2:
-            one_round(project, session, chance.uniform(0, whole_s), summary)
+            whole_s = one_round(project, session, chance, whole_s, summary)
         run(project, "next", "--override", "a kill may have come last")
         number = 0
         while summary.kills < kills:
             number += 1
             (project / "mine.py").write_text(KERNEL.format(times=4 + number % 2))
-            one_round(project, session, chance.uniform(0, whole_s), summary)
+            whole_s = one_round(project, session, chance, whole_s, summary)
         summary.blocks_without_samples = blocks_without_samples(session)
         lead_to_its_end(project, summary)
         summary.samples_measured = sum(data.count(b"\n") - 1 for data in rows(session).values() if data)
