@@ -21,8 +21,10 @@ import torch.nn.functional as F
 
 from flashmoe_science.configs import moe_hopper
 from flashmoe_science.cuda.moe import MoeChoice, MoeKind, forward, select
+from flashmoe_science.cuda.moe.combine import Combine
 from flashmoe_science.cuda.moe.forward import device_of
 from flashmoe_science.cuda.moe.problem import MoeProblem
+from flashmoe_science.cuda.moe.routing import Routing
 from flashmoe_science.moe_arguments import Activation, W13Layout
 
 CASES = (
@@ -116,6 +118,32 @@ def breakdown(run: Run) -> dict[str, float]:
     }
 
 
+def shared_steps(problem: MoeProblem, tensors: tuple[torch.Tensor, ...]) -> dict[str, Run]:
+    """Routing alone and the combination alone."""
+    device, architecture = device_of(0), "sm_90a"
+    sort, join = Routing(problem, device, architecture), Combine(problem, device, architecture)
+    x, _, _, weights, ids = tensors
+    bytes_ = {"device": "cuda", "dtype": torch.uint8}
+    offsets, slots, counts, tickets = (
+        torch.zeros(size + 8, **bytes_)
+        for size in (sort.offsets_bytes, sort.slots_bytes, sort.counts_bytes, 8)
+    )
+    rows = torch.zeros(problem.slots, problem.hidden, device="cuda", dtype=problem.dtype)
+    out = torch.empty_like(x)
+
+    def route() -> torch.Tensor:
+        stream = torch.cuda.current_stream().cuda_stream
+        sort.launch(*(t.data_ptr() for t in (ids, offsets, slots, counts, tickets)), stream)
+        return slots
+
+    def combine() -> torch.Tensor:
+        stream = torch.cuda.current_stream().cuda_stream
+        join.launch(*(t.data_ptr() for t in (rows, weights, ids, out)), stream)
+        return out
+
+    return {"routing": route, "combination": combine}
+
+
 def variants(problem: MoeProblem, names: list[str]) -> dict[str, MoeChoice]:
     chosen = select(problem, device_of(0))
     found = {f"ours {chosen.kind.value}": chosen}
@@ -158,6 +186,8 @@ def run_case(case: str, arguments: argparse.Namespace) -> dict[str, object]:
         error = (run().float() - expected).abs().max().item()
         if not error < 0.05 * expected.abs().max().item():
             print(f"  {case} {name}: WRONG, error {error:.3g} of {expected.abs().max().item():.3g}")
+    if arguments.breakdown:
+        runs |= shared_steps(problem, tensors)
     times = race(runs, arguments.milliseconds)
     touched = ids.unique().numel()
     operations = 2 * tokens * k * 3 * hidden * intermediate
@@ -172,7 +202,7 @@ def run_case(case: str, arguments: argparse.Namespace) -> dict[str, object]:
     row: dict[str, object] = {"case": case, "microseconds": times, "touched": touched}
     if arguments.breakdown:
         for name, run in runs.items():
-            if not name.startswith("grouped_mm"):
+            if name.startswith(("ours", "hopper")):
                 row[f"kernels of {name}"] = breakdown(run)
                 print(f"    {name}: {row[f'kernels of {name}']}", flush=True)
     return row

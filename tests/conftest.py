@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import functools
+import os
+from collections.abc import Iterator
 
 import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # The runs of tests do not belong into the ledger of whoever starts them; those about the ledger name their own.
+    os.environ["CUDADENT42_LEDGER"] = "none"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -19,6 +26,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=f"{name} test: give --{name} to run it"))
         if item.get_closest_marker("gpu") and not _has_gpu():
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU that torch can use"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _homes_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Settings and counts of the user who runs the tests are neither read nor changed."""
+    with pytest.MonkeyPatch.context() as patch:
+        for variable in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+            patch.setenv(variable, str(tmp_path_factory.mktemp(variable.lower())))
+        yield
 
 
 @functools.cache

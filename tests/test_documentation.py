@@ -12,8 +12,10 @@ from types import ModuleType
 
 import pytest
 
+from cudadent42.cost import advise, rates
 from cudadent42.errors import UsageError
 from cudadent42.implementations import registry
+from cudadent42.native import specification
 from cudadent42.plan import Choices, make_plan
 from cudadent42.records import Comparison, Verdict
 from cudadent42.verify import verify
@@ -59,6 +61,28 @@ def test_plug_in_of_the_guide_passes_verification(
     judged = [each for each in report.cases if each.implementation == name]
     assert len(judged) > 10
     assert [each.detail for each in judged if not each.passed] == []
+
+
+def test_kernel_file_of_the_guide_says_what_it_means(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "your-own-kernel.md").read_text(encoding="utf-8")
+    source = re.search(r"```toml\n(schema_version.*?)```", page, re.DOTALL)
+    assert source
+    (tmp_path / "my-kernel.cu").touch()
+    found = specification.parse(source[1], tmp_path / "my-kernel.toml")
+    hopper, other = found.configurations
+    assert found.find("bf16", 64, "sm_90") is hopper
+    assert found.find("bf16", 128, "sm_90") is other
+    assert found.find("bf16", 64, "sm_75") is None
+    assert hopper.compiled_for("sm_90") == "sm_90a"
+
+
+def test_advice_of_the_guide_is_what_comes_out() -> None:
+    page = (ROOT / "docs" / "cost.md").read_text(encoding="utf-8")
+    shown = re.search(r"```text\n(keep: .*?)```", page, re.DOTALL)
+    assert shown
+    table = rates.load(ROOT / "no" / "table" / "of" / "the" / "user")
+    advice = advise(table.get("gcp-l4"), table.engineer, 60.0, table.restart)
+    assert shown[1].splitlines() == list(advice.lines())
 
 
 README_SHAPES = "print(tuple(output.shape), tuple(lse.shape))"

@@ -825,6 +825,67 @@ esac
 status_gpu_clocks=$status
 show gpu-clocks "$status"
 
+# ---- counters: profiles say why a kernel is as fast as it is
+detail='' problem='' skipped='' cause='' fix='' status=ok
+if ! wants_gpu; then
+    skip 'not needed on a CPU'
+elif [ -z "$gpu_works" ]; then
+    skip 'needs the driver'
+else
+    ncu=$(command -v ncu) || ncu=
+    if [ -z "$ncu" ]; then
+        for place in /opt/nvidia/nsight-compute/*/ncu /usr/local/cuda*/bin/ncu /usr/local/NVIDIA-Nsight-Compute*/ncu /opt/cuda/bin/ncu; do
+            [ ! -x "$place" ] || ncu=$place
+        done
+    fi
+    if [ -z "$ncu" ]; then
+        detail='no Nsight Compute'
+        problem=no-ncu
+    else
+        v_version=$(timeout 20 "$ncu" --version 2>/dev/null | sed -n 's/.*Version \([0-9.]*\).*/\1/p' | head -n 1)
+        detail="Nsight Compute ${v_version:-unknown version} at $ncu"
+        capabilities=$(sed -n 's/^CapEff:[[:space:]]*//p' /proc/self/status 2>/dev/null)
+        administrator=
+        case $capabilities in
+            *[2367abefABEF]?????) administrator=yes ;; # bit 21, CAP_SYS_ADMIN
+        esac
+        if [ -n "$v_version" ] && [ "${v_version%%.*}" -lt 2023 ]; then
+            problem=old
+        elif grep -q 'RmProfilingAdminOnly: 1' /proc/driver/nvidia/params 2>/dev/null && [ -z "$administrator" ]; then
+            detail="$detail, counters closed"
+            problem=closed
+            if [ -e /.dockerenv ] || [ -e /run/.containerenv ]; then
+                problem=closed-container
+            fi
+        fi
+    fi
+fi
+case $problem in
+    '') [ -z "$skipped" ] || status=skip ;;
+    no-ncu)
+        status=warn
+        cause="Nsight Compute is not installed, so that profiles rest on models instead of counters"
+        fix="sudo apt-get install cuda-nsight-compute-13-0"
+        ;;
+    old)
+        status=warn
+        cause="Nsight Compute ${v_version:-} is older than 2023.1 and lacks some of the metrics"
+        fix="sudo apt-get install cuda-nsight-compute-13-0"
+        ;;
+    closed)
+        status=warn
+        cause="the driver opens the performance counters to administrators only (ERR_NVGPUCTRPERM)"
+        fix="echo 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' | sudo tee /etc/modprobe.d/nvidia-profiling.conf && sudo reboot"
+        ;;
+    closed-container)
+        status=warn
+        cause="this container may not read the performance counters (ERR_NVGPUCTRPERM)"
+        fix="docker run --cap-add=SYS_ADMIN ... (or have the host open the counters to all users)"
+        ;;
+esac
+status_counters=$status
+show counters "$status"
+
 torch_version=none
 torch_cuda=none
 if [ "$status_torch" = ok ]; then

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from cudadent42.cases import Case, Operation
 from cudadent42.errors import MachineNotReadyError, UsageError
+from cudadent42.implementations import is_kernel_file, plug_in_file
+from cudadent42.native.build import build_file
 from cudadent42.operations import definition
 from cudadent42.preflight.definitions import parse_device
 from cudadent42.preflight.runner import chosen_device, gather
@@ -34,21 +36,24 @@ _ARCHITECTURE = re.compile(r"sm_\d{2,3}[af]?")
 
 
 def build_for(plan: Plan, on_progress: OnProgress) -> BuildReport:
-    """The kernels that the plan's cases can lead to on its device; none where our implementation is not raced.
+    """The kernels of its implementations that the plan's cases can lead to on its device.
 
     What adversarial inputs of other shapes need besides is compiled at its first use in verification.
     """
-    if OURS not in plan.implementations:
-        return BuildReport(())
-    return build(plan.device, (), on_progress, plan.cases)
+    return build(plan.device, (), on_progress, plan.cases, plan.implementations)
 
 
 def build(
-    device: str, architectures: Sequence[str], on_progress: OnProgress, cases: Sequence[Case] = ()
+    device: str,
+    architectures: Sequence[str],
+    on_progress: OnProgress,
+    cases: Sequence[Case] = (),
+    implementations: Sequence[str] = (OURS,),
 ) -> BuildReport:
     """Build for ``cpu``, for ``cuda:N``, or for named CUDA architectures, which need not be present.
 
-    Given ``cases``, only what they can lead to.
+    Given ``cases``, only what they can lead to. Of the ``implementations`` this project's and kernel files have
+    something to compile.
 
     A kernel that does not compile is a failure in the report. Raises UsageError for architectures that do not
     fit, MachineNotReadyError where something that compiling needs is missing.
@@ -58,17 +63,41 @@ def build(
     for name in architectures:
         if not _ARCHITECTURE.fullmatch(name):
             raise UsageError(f"--arch {name!r}: expected a CUDA architecture such as sm_80 or sm_90a")
+    kernel_files = [name for name in implementations if is_kernel_file(name)]
+    built: list[KernelBuild | BuildFailure] = []
     try:
-        if device == "cpu":
-            built = _build_cpu(on_progress, cases)
-        else:
-            built = _build_cuda(architectures or (_architecture(device),), on_progress, cases)
+        if device != "cpu" and not architectures and (OURS in implementations or kernel_files):
+            architectures = (_architecture(device),)
+        if OURS in implementations:
+            built += (
+                _build_cpu(on_progress, cases)
+                if device == "cpu"
+                else _build_cuda(architectures, on_progress, cases)
+            )
+        for done, name in enumerate(kernel_files):
+            on_progress(done, len(kernel_files), name)
+            built += build_file(name, device.partition(":")[0], architectures, cases)
     except DeviceError as error:
         raise MachineNotReadyError(str(error)) from error
     return BuildReport(
         kernels=tuple(item for item in built if isinstance(item, KernelBuild)),
         failures=tuple(item for item in built if isinstance(item, BuildFailure)),
     )
+
+
+def buildable(names: Sequence[str]) -> tuple[str, ...]:
+    """Whose kernels the build command compiles; this project's without any names.
+
+    Raises UsageError for a name that has no kernels of its own.
+    """
+    for name in names:
+        if is_kernel_file(name):
+            plug_in_file(name)
+        elif name != OURS:
+            raise UsageError(
+                f"--implementations: {name!r} has nothing to compile; expected {OURS} or a kernel's .toml"
+            )
+    return tuple(names) or (OURS,)
 
 
 def _operations(cases: Sequence[Case]) -> list[Operation]:

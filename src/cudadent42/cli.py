@@ -13,7 +13,22 @@ import typer
 from typer.core import TyperGroup
 
 from cudadent42 import __version__
-from cudadent42.commands import inventory, run, stages
+from cudadent42.commands import (
+    cost,
+    gate,
+    history,
+    inventory,
+    ledger,
+    new,
+    patterns,
+    profile,
+    race,
+    remote,
+    run,
+    session,
+    stages,
+    trace,
+)
 from cudadent42.commands.common import fail
 from cudadent42.errors import ExitCode, LabError
 from flashmoe_science.errors import BuildError, DeviceError, InputError
@@ -28,6 +43,16 @@ class _Group(TyperGroup):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
+        """The one place where a failed command ends, so also where its lessons are printed."""
+        with trace.following() as heard:
+            try:
+                return self._invoke(ctx)
+            except typer.Exit as end:
+                if end.exit_code not in (ExitCode.PASS, ExitCode.INTERRUPTED):
+                    trace.teach(heard)
+                raise
+
+    def _invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -59,11 +84,23 @@ for command in (
     stages.build,
     stages.verify,
     stages.report,
+    gate.gate,
+    race.compare,
+    race.bisect,
+    profile.profile,
+    profile.doctor,
     inventory.suites,
     inventory.implementations,
+    new.new,
+    history.history,
 ):
     app.command()(command)
 app.add_typer(inventory.cache_app, name="cache")
+app.add_typer(ledger.ledger_app, name="ledger")
+app.add_typer(cost.cost_app, name="cost")
+app.add_typer(patterns.patterns_app, name="patterns")
+app.add_typer(session.session_app, name="session")
+app.add_typer(remote.remote_app, name="remote")
 
 
 def _in_words(error: InputError | DeviceError | BuildError | OSError) -> tuple[str, ExitCode]:

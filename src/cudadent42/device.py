@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from cudadent42.errors import UsageError
+from cudadent42.records import TimerKind
 
 
 def use_device(device: str) -> None:
@@ -18,6 +19,12 @@ def use_device(device: str) -> None:
     if (torch.device(device).index or 0) >= count:
         raise UsageError(f"no {device}: this machine has {count} CUDA device(s), cuda:0 to cuda:{count - 1}")
     torch.cuda.set_device(device)
+
+
+def use_threads(timer: TimerKind) -> None:
+    """One thread where processor time is measured: the same code is then verified and timed."""
+    if timer is TimerKind.CPU:
+        torch.set_num_threads(1)
 
 
 def synchronize(device: str) -> None:

@@ -14,6 +14,8 @@ class ExitCode(IntEnum):
     VERIFICATION_FAILED = 3
     NOT_READY = 4
     BUILD_FAILED = 5
+    GATE_UNDECIDED = 6
+    """No gate failed, but of one the measurement could not tell: it is not passed."""
     INTERRUPTED = 130
 
 
@@ -25,6 +27,10 @@ class LabError(Exception):
 
 class UsageError(LabError):
     """Wrong arguments, an unreadable suite, an unwritable folder."""
+
+
+class NewerVersionError(UsageError):
+    """A file or folder that a newer version of this program wrote."""
 
 
 class MachineNotReadyError(LabError):

@@ -6,8 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from cudadent42.records import BenchReport, Conditions, Sample, VerifiedCase
+from cudadent42.records import BenchReport, BuildFailure, BuildReport, Conditions, Sample, VerifiedCase
 from cudadent42.serialise import decode, encode
+from flashmoe_science.jit.records import KernelBuild
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,18 @@ class Alive:
 
 
 @dataclass(frozen=True)
+class KernelBuilt:
+    """A kernel of a version that is raced."""
+
+    build: KernelBuild
+
+
+@dataclass(frozen=True)
+class KernelFailed:
+    failure: BuildFailure
+
+
+@dataclass(frozen=True)
 class CaseVerified:
     result: VerifiedCase
 
@@ -41,6 +54,12 @@ class BlockMeasured:
 
     samples: tuple[Sample, ...]
     conditions: Conditions
+
+
+@dataclass(frozen=True)
+class PeaksMeasured:
+    peaks: dict[str, float]
+    """Ceilings of the device, as ``Results.peaks``."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +99,24 @@ class StageFailed:
 
 
 Event = (
-    Progress | Alive | CaseVerified | BlockMeasured | Skipped | Message | WorkerLost | StageDone | StageFailed
+    Progress
+    | Alive
+    | KernelBuilt
+    | KernelFailed
+    | CaseVerified
+    | BlockMeasured
+    | PeaksMeasured
+    | Skipped
+    | Message
+    | WorkerLost
+    | StageDone
+    | StageFailed
 )
 
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        *(Progress, Alive, CaseVerified, BlockMeasured),
+        *(Progress, Alive, KernelBuilt, KernelFailed, CaseVerified, BlockMeasured, PeaksMeasured),
         *(Skipped, Message, WorkerLost, StageDone, StageFailed),
     )
 }
@@ -107,6 +137,9 @@ def from_line(line: str) -> Event:
 
 LOADING = "loading"
 """``Doing.input`` while an implementation's own files are imported."""
+
+BUILDING = "building"
+"""``Doing.input`` while the kernels of a version are compiled."""
 
 
 @dataclass(frozen=True)
@@ -147,3 +180,20 @@ class BenchLog:
         return BenchReport(
             tuple(self._samples), dict(self._skipped), tuple(self._rechecked), tuple(self._conditions)
         )
+
+
+class BuildLog:
+    """Gathers the events of a build stage."""
+
+    def __init__(self) -> None:
+        self._kernels: list[KernelBuild] = []
+        self._failures: list[BuildFailure] = []
+
+    def add(self, event: Event) -> None:
+        if isinstance(event, KernelBuilt):
+            self._kernels.append(event.build)
+        elif isinstance(event, KernelFailed):
+            self._failures.append(event.failure)
+
+    def report(self) -> BuildReport:
+        return BuildReport(tuple(self._kernels), tuple(self._failures))

@@ -1,7 +1,8 @@
 """What can be raced: PyTorch, its separate backends, this project's kernels, peers, and plug-ins.
 
-A plug-in is ``path/to/file.py:callable``, called as its operation says (docs/your-own-kernel.md), or an
-``Implementation`` published under the entry-point group ``cudadent42.implementations``.
+A plug-in is ``path/to/file.py:callable``, called as its operation says (docs/your-own-kernel.md), a kernel's
+``path/to/file.toml`` (`cudadent42.native`), or an ``Implementation`` published under the entry-point group
+``cudadent42.implementations``.
 """
 
 from __future__ import annotations
@@ -9,15 +10,16 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from cudadent42.cases import Operation
 from cudadent42.errors import UsageError
+from cudadent42.records import Version
 from flashmoe_science.errors import InputError, NoKernelError
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ Call = Callable[[], "Tensor"]
 
 Prepare = Callable[[Any, Any], Call]
 """From a case and its inputs, of the types of one operation, to a call."""
+
+_NO_VERSIONS: Mapping[str, Version] = MappingProxyType({})
 
 ENTRY_POINT_GROUP = "cudadent42.implementations"
 
@@ -90,34 +94,50 @@ def registry(operation: Operation) -> dict[str, Implementation]:
     return known
 
 
-def get(name: str, operation: Operation) -> Implementation:
-    """The implementation called ``name``, or the plug-in that ``path.py:callable`` names."""
+def get(name: str, operation: Operation, versions: Mapping[str, Version] = _NO_VERSIONS) -> Implementation:
+    """The implementation called ``name``, or the plug-in that ``path.py:callable`` or ``path.toml`` names.
+
+    ``versions`` are those of the plan: names of states of a source tree.
+    """
+    if name in versions:
+        from cudadent42.race.version import implementation
+
+        return implementation(name, operation, versions)
+    if is_kernel_file(name):
+        from cudadent42.native.implementation import load as load_kernel
+
+        return load_kernel(name, operation)
     if is_plug_in(name):
         return load(name, operation)
     known = registry(operation)
     if name not in known:
         raise UsageError(
             f"unknown implementation {name!r} of {operation.value}; known are {', '.join(known)}, "
-            "or path/to/file.py:callable"
+            "path/to/file.py:callable or path/to/kernel.toml"
         )
     return known[name]
 
 
-def is_strict(name: str, operation: Operation) -> bool:
+def is_strict(name: str, operation: Operation, versions: Mapping[str, Version] = _NO_VERSIONS) -> bool:
     """``Implementation.strict`` of a name, without importing a plug-in."""
-    return is_plug_in(name) or get(name, operation).strict
+    return name in versions or is_plug_in(name) or get(name, operation).strict
 
 
 def is_plug_in(name: str) -> bool:
-    return ".py:" in name
+    return ".py:" in name or is_kernel_file(name)
+
+
+def is_kernel_file(name: str) -> bool:
+    """Whether this is a plug-in whose loading runs nothing of the user's."""
+    return name.endswith(".toml")
 
 
 def plug_in_file(spec: str) -> Path:
     """The file of a plug-in. Raises UsageError where there is none; does not run it."""
-    path_text = spec.rpartition(":")[0]
+    path_text = spec if is_kernel_file(spec) else spec.rpartition(":")[0]
     path = Path(path_text).expanduser()
     if not path.is_file():
-        raise UsageError(f"no file {path_text!r}; expected path/to/file.py:callable")
+        raise UsageError(f"no file {path_text!r}; expected path/to/file.py:callable or path/to/kernel.toml")
     return path
 
 
@@ -131,7 +151,6 @@ def load(spec: str, operation: Operation) -> Implementation:
     function = getattr(module, attribute, None)
     if not callable(function):
         raise UsageError(f"{path_text} has no callable {attribute!r}; expected path/to/file.py:callable")
-
     return Implementation(
         spec,
         f"{attribute} of {path.name}",

@@ -34,7 +34,7 @@ ImplementationsOption = Annotated[
     typer.Option(
         "--implementations",
         metavar="NAMES",
-        help="Names, separated by commas, or path/to/file.py:callable. The baseline is always measured.",
+        help="Names, path/to/file.py:callable or path/to/kernel.toml, by commas. The baseline is always measured.",
     ),
 ]
 RepeatsOption = Annotated[
@@ -53,7 +53,10 @@ DeviceOption = Annotated[
 ]
 TimerOption = Annotated[
     TimerKind | None,
-    typer.Option("--timer", help="call: the whole call. graph: GPU time alone, by a CUDA graph."),
+    typer.Option(
+        "--timer",
+        help="call: the whole call. cpu: processor time on one thread. graph: GPU time alone, by a CUDA graph.",
+    ),
 ]
 CacheStateOption = Annotated[
     CacheState | None, typer.Option("--l2", help="State of the last-level cache before each timed call.")
@@ -68,5 +71,36 @@ SaveOption = Annotated[
 IgnoreOption = Annotated[
     bool, typer.Option("--ignore-preflight", help="Go on where preflight fails; the manifest says so.")
 ]
+LedgerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ledger",
+        metavar="PATH|URL",
+        help="The ledger. Default: $CUDADENT42_LEDGER, else a file of this user.",
+    ),
+]
+OnOption = Annotated[
+    str | None, typer.Option("--on", metavar="NAME", help="Run on this remote machine; see `remote add`.")
+]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+GateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--gate",
+        metavar="NAME|FILE",
+        help="Hold the result against gates: default, improvement, profile, or the path of a TOML file.",
+    ),
+]
+PrecisionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--precision",
+        metavar="SHARE",
+        help='Measure a case until its interval is ± this, such as "0.5 %"; --repeats is then the most blocks.',
+    ),
+]
+BudgetOption = Annotated[
+    float | None,
+    typer.Option("--budget", metavar="SECONDS", help="Time for measuring, after which no block begins."),
+]

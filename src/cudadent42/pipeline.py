@@ -1,29 +1,30 @@
 """The stages in order. The one place that knows the order.
 
-preflight -> build -> verify -> bench -> compare -> report
+preflight -> build -> verify -> bench -> compare -> ledger -> report
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from cudadent42 import implementations, report
+from cudadent42 import gates, implementations, ledger, report
 from cudadent42.bench.compare import compare
 from cudadent42.build import build_for
 from cudadent42.errors import BuildFailedError, ExitCode, MachineNotReadyError, UsageError
 from cudadent42.events import BlockMeasured, CaseVerified, Event, Message, Progress, Skipped, WorkerLost
-from cudadent42.plan import Choices, make_plan
+from cudadent42.gates import GateFile, GateReport
+from cudadent42.plan import Choices, for_versions, make_plan
 from cudadent42.preflight.definitions import parse_device
 from cudadent42.preflight.runner import chosen_device, gather, inspect
 from cudadent42.preflight.text import troubles
 from cudadent42.progress import Observer
-from cudadent42.records import BenchReport, BuildReport, MachineReport, Plan, Results, VerifyReport
+from cudadent42.records import BenchReport, BuildReport, MachineReport, Plan, Results, VerifyReport, Version
 from cudadent42.runs import RunWriter, check_output, create_default_folder
 from cudadent42.source import revision
-from cudadent42.worker import Worker, run_stage
-from flashmoe_science import cpu
+from cudadent42.worker import LostError, Worker, measure_peaks, run_stage
 from flashmoe_science.errors import BuildError, DeviceError
 
 WORKER_LOG = "worker.log"
@@ -46,6 +47,10 @@ class Request:
     save_samples: bool = True
     ignore_preflight: bool = False
     with_report: bool = True
+    gate: GateFile | None = None
+    """What the run is held against when it is over."""
+    versions: Mapping[str, Version] = field(default_factory=dict)
+    """Raced in the place of the suite's implementations, the first as the baseline."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +59,14 @@ class Outcome:
     verify: VerifyReport
     """With the outputs that were checked again after timing."""
     results: Results
+    gates: GateReport | None = None
 
     @property
     def exit_code(self) -> ExitCode:
-        return ExitCode.PASS if self.verify.passed else ExitCode.VERIFICATION_FAILED
+        """A wrong result counts more than any gate."""
+        if not self.verify.passed:
+            return ExitCode.VERIFICATION_FAILED
+        return ExitCode.PASS if self.gates is None else self.gates.exit_code
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,7 @@ class Prepared:
 def prepare(request: Request, observer: Observer) -> Prepared:
     """The plan, and preflight for it. Bad input is found before the machine is looked at, as it is faster."""
     device = parse_device(request.device)
-    _check_choices(request.choices, device)
+    _check_request(request, device)
     if request.output is not None:
         check_output(request.output)
     observer.stage("preflight")
@@ -84,9 +93,10 @@ def prepare(request: Request, observer: Observer) -> Prepared:
             "this machine is not ready, for the reasons above; `cudadent42 preflight` shows all checks, "
             "--ignore-preflight goes on regardless"
         )
-    plan = make_plan(request.choices, chosen_device(context), implementations.registry)
+    plan = _plan(request, chosen_device(context))  # the margin is the device's
     for name in plan.implementations:
-        if implementations.is_plug_in(name):
+        runs_elsewhere = implementations.is_plug_in(name) and not implementations.is_kernel_file(name)
+        if runs_elsewhere or name in plan.versions:
             continue  # the worker's business: this process runs no code but its own
         reason = implementations.why_not(implementations.get(name, plan.operation), plan.device)
         if reason:
@@ -94,13 +104,23 @@ def prepare(request: Request, observer: Observer) -> Prepared:
     return Prepared(plan, machine)
 
 
-def _check_choices(choices: Choices, device: str) -> None:
+def _plan(request: Request, device: str) -> Plan:
+    """Raises UsageError where the request does not make a plan, or its gates do not fit the plan."""
+    plan = make_plan(request.choices, device, implementations.registry)
+    if request.versions:
+        plan = for_versions(plan, request.versions)
+    if request.gate:
+        gates.check(request.gate, plan)
+    return plan
+
+
+def _check_request(request: Request, device: str) -> None:
     """Raises UsageError where there is no plan on any device that may be meant: a suite can have other cases on CPU."""
     possible = ("cuda:0", "cpu") if device == "auto" else (device,)
     errors: list[UsageError] = []
     for each in possible:
         try:
-            make_plan(choices, each, implementations.registry)
+            _plan(request, each)
         except UsageError as error:
             errors.append(error)
     if len(errors) == len(possible):
@@ -112,44 +132,67 @@ def run(request: Request, observer: Observer, opened: Callable[[RunWriter], None
 
     Raises LabError where the run cannot go on; what was measured until then is in the folder.
     """
-    prepared = prepare(request, observer)
+    return execute(prepare(request, observer), request, observer, opened)
+
+
+def execute(
+    prepared: Prepared, request: Request, observer: Observer, opened: Callable[[RunWriter], None]
+) -> Outcome:
+    """``run`` from building on."""
     plan = prepared.plan
     source = revision()
     path = request.output or create_default_folder(plan.suite, source)
-    with RunWriter(path, plan, prepared.machine, source, request.command, request.save_samples) as folder:
+    writer = RunWriter(path, plan, prepared.machine, source, request.command, request.save_samples)
+    with _entered_in_ledger(path, observer), writer as folder:
         opened(folder)
         observer = _Recorded(observer, folder)
-        built = build(plan, observer)
-        folder.set_build(built)
-        require(built)
         with Worker(path / WORKER_LOG) as worker:
+            built = build(plan, worker, observer)
+            folder.set_build(built)
+            require(built)
             verified = verify(plan, worker, observer)
             folder.write_verify(verified)
             benched = _bench(plan, verified, worker, observer, folder)
+            peaks = _peaks(plan, worker, observer)
         verified = replace(verified, cases=(*verified.cases, *benched.rechecked))
         folder.write_verify(verified)
         observer.stage("compare")
-        results = compare(plan, benched.samples, benched.skipped, _peaks(plan, observer))
+        results = compare(plan, benched.samples, benched.skipped, peaks)
         folder.write_results(results)
         if request.with_report:
             observer.stage("report")
+    judged = gates.judge(request.gate, path) if request.gate else None
     if request.with_report:
         report.write(path)  # of the finished run, so once the folder is closed
-    return Outcome(path, verified, results)
+    return Outcome(path, verified, results, judged)
+
+
+@contextmanager
+def _entered_in_ledger(path: Path, observer: Observer) -> Iterator[None]:
+    """Puts the run into the ledger however it ends: what failed cost money too."""
+    try:
+        yield
+    finally:
+        trouble = ledger.record(path)
+        if trouble is not None:
+            observer.note(trouble)
 
 
 def verify_only(request: Request, observer: Observer) -> VerifyReport:
     """The run up to verification, without a folder."""
     plan = prepare(request, observer).plan
-    require(build(plan, observer))
     with Worker() as worker:
+        require(build(plan, worker, observer))
         return verify(plan, worker, observer)
 
 
-def build(plan: Plan, observer: Observer) -> BuildReport:
-    """Build what the plan needs, and tell what failed."""
+def build(plan: Plan, worker: Worker, observer: Observer) -> BuildReport:
+    """Build what the plan needs, and tell what failed. Versions build themselves, in the worker."""
     observer.stage("build")
-    built = build_for(plan, lambda done, total, what: observer.advance(done / total, what))
+    if plan.versions:
+        built = run_stage("build", plan, on_event=lambda event: _tell(event, observer), worker=worker)
+    else:
+        built = build_for(plan, lambda done, total, what: observer.advance(done / total, what))
     for failure in built.failures:
         observer.note(f"{failure.kernel} for {failure.architecture}: {failure.message}")
         for line in failure.log.splitlines()[-_LOG_LINES:]:
@@ -204,13 +247,16 @@ def _tell(event: Event, observer: Observer) -> None:
         observer.note(f"{event.result.case}: {event.result.implementation} is wrong: {event.result.detail}")
 
 
-def _peaks(plan: Plan, observer: Observer) -> dict[str, float]:
-    """The machine's ceilings, measured now; none where they cannot be."""
-    if plan.device != "cpu":
+def _peaks(plan: Plan, worker: Worker, observer: Observer) -> dict[str, float]:
+    """The machine's ceilings, measured now; none where they cannot be, and none for a race of versions: it compares
+    them with each other."""
+    if plan.versions:
         return {}
+    from flashmoe_science import cpu  # imports torch, which takes seconds, and a race does not need here
+
     try:
-        return cpu.measure_peaks()
-    except (BuildError, DeviceError) as error:
+        return cpu.measure_peaks() if plan.device == "cpu" else measure_peaks(plan, worker)
+    except (BuildError, DeviceError, LostError) as error:
         observer.note(f"the machine's peaks are not measured: {error}")
         return {}
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from cudadent42.bench.margin import default_margin
 from cudadent42.cases import Case, Operation
 from cudadent42.errors import UsageError
-from cudadent42.implementations import is_plug_in, plug_in_file
-from cudadent42.records import CacheState, Plan, TimerKind
+from cudadent42.implementations import is_kernel_file, is_plug_in, plug_in_file
+from cudadent42.native import specification
+from cudadent42.records import CacheState, Plan, TimerKind, Version
 from cudadent42.suites.loader import MAX_REPEATS, MAX_WARMUP, Suite, load_suite, parse_dtype
 from cudadent42.suites.table import did_you_mean
 
@@ -32,6 +33,16 @@ class Choices:
     seed: int = 0
     timer: TimerKind | None = None
     cache: CacheState | None = None
+    precision: float | None = None
+    budget_s: float | None = None
+
+
+PRECISION_GROWTH = 16
+"""How many times the suite's blocks may be taken for a precision: it quarters the interval."""
+
+MAX_PRECISION = 0.5
+MIN_PRECISION = 1e-4
+MAX_BUDGET_S = 86_400.0
 
 
 def make_plan(choices: Choices, device: str, known: Callable[[Operation], Collection[str]]) -> Plan:
@@ -50,13 +61,21 @@ def make_plan(choices: Choices, device: str, known: Callable[[Operation], Collec
         cases=_select(cases, choices.cases),
         baseline=suite.baseline,
         implementations=_implementations(suite, choices.implementations, known(suite.operation)),
-        repeats=_in_range("--repeats", choices.repeats, 1, MAX_REPEATS, suite.repeats),
+        repeats=_in_range("--repeats", choices.repeats, 1, MAX_REPEATS, _blocks(suite, choices)),
         warmup=_in_range("--warmup", choices.warmup, 0, MAX_WARMUP, suite.warmup),
         seed=_in_range("--seed", choices.seed, 0, 2**32 - 1, 0),
         margin=default_margin(device) if suite.margin is None else suite.margin,
         timer=choices.timer or suite.timer,
         cache=choices.cache or suite.cache,
+        precision=_between("--precision", choices.precision, MIN_PRECISION, MAX_PRECISION),
+        budget_s=_between("--budget", choices.budget_s, 1.0, MAX_BUDGET_S),
     )
+
+
+def for_versions(plan: Plan, versions: Mapping[str, Version]) -> Plan:
+    """The plan with these in the place of its implementations, the first as the baseline."""
+    names = tuple(versions)
+    return replace(plan, baseline=names[0], implementations=names, versions=dict(versions))
 
 
 def make_case(shape: Case, dtype: str) -> Case:
@@ -78,7 +97,9 @@ def _select(cases: Sequence[Case], wanted: Sequence[str]) -> tuple[Case, ...]:
 def _implementations(suite: Suite, wanted: Sequence[str], known: Collection[str]) -> tuple[str, ...]:
     names = _unique((suite.baseline, *(wanted or suite.implementations)))
     for name in names:
-        if is_plug_in(name):
+        if is_kernel_file(name):
+            specification.load(plug_in_file(name))
+        elif is_plug_in(name):
             plug_in_file(name)
         elif name not in known:
             raise UsageError(
@@ -90,8 +111,19 @@ def _implementations(suite: Suite, wanted: Sequence[str], known: Collection[str]
     return names
 
 
+def _blocks(suite: Suite, choices: Choices) -> int:
+    """The suite's; with a precision to reach, room for more."""
+    return suite.repeats if choices.precision is None else PRECISION_GROWTH * suite.repeats
+
+
 def _unique(items: Iterable[T]) -> tuple[T, ...]:
     return tuple(dict.fromkeys(items))
+
+
+def _between(option: str, value: float | None, low: float, high: float) -> float | None:
+    if value is not None and not low <= value <= high:
+        raise UsageError(f"{option} {value:g}: expected a number from {low:g} to {high:g}")
+    return value
 
 
 def _in_range(option: str, value: int | None, low: int, high: int, default: int) -> int:

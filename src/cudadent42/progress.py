@@ -31,6 +31,22 @@ class Observer(Protocol):
         """Something that only a user who asked for more should see."""
 
 
+class Quiet:
+    """Tells nobody."""
+
+    def stage(self, name: str) -> None:
+        return
+
+    def advance(self, fraction: float, what: str) -> None:
+        return
+
+    def note(self, text: str) -> None:
+        return
+
+    def detail(self, text: str) -> None:
+        return
+
+
 class Lines:
     """Plain lines, for logs."""
 

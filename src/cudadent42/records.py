@@ -39,6 +39,9 @@ class TimerKind(str, Enum):
 
     CALL = "call"
     """The whole call, launch included: host clock on CPU, events around each call on CUDA."""
+    CPU = "cpu"
+    """Processor time of the process, which runs on one thread: what the code costs, whoever else uses the machine. CPU
+    only."""
     GRAPH = "graph"
     """GPU time alone: replay of a CUDA graph that holds many copies of the call. CUDA only."""
 
@@ -51,6 +54,20 @@ class CacheState(str, Enum):
 
 
 # ---------------------------------------------------------------- what to run
+
+
+@dataclass(frozen=True)
+class Version:
+    """One state of a source tree, raced under a name of its own (`cudadent42.race`)."""
+
+    revision: str
+    """As it was asked for: a git revision, ``WORKTREE`` or a folder's name."""
+    commit: str
+    """Empty for a working tree and a folder."""
+    digest: str
+    """SHA-256 over the files that were exported: their address in the cache of sources."""
+    entry: str = ""
+    """``path/to/file.py:callable`` in the tree; empty for the package ``flashmoe_science``."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +93,13 @@ class Plan:
     """Whether the baseline is also measured against itself (A/A)."""
     timer: TimerKind = TimerKind.CALL
     cache: CacheState = CacheState.WARM
+    versions: dict[str, Version] = field(default_factory=dict)
+    """The implementations that are states of a source tree, by name."""
+    precision: float | None = None
+    """Half-width of the 95 % interval, as a share, at which a case is measured no longer; then ``repeats`` is the
+    most blocks. None: exactly ``repeats`` blocks."""
+    budget_s: float | None = None
+    """Time after which no further round of blocks begins."""
 
     @property
     def operation(self) -> Operation:
@@ -217,6 +241,8 @@ class Conditions:
     memory_clock_mhz: float = math.nan
     power_w: float = math.nan
     temperature_c: float = math.nan
+    clock_change: float = math.nan
+    """The SM clock after the block over that before it, minus 1."""
     throttle_reasons: str = ""
     """The GPU's reasons for not running faster, comma-separated."""
 
@@ -243,7 +269,7 @@ class Comparison:
     implementation: str
     baseline: str
     speedup: float
-    """Baseline's median latency over the implementation's."""
+    """Baseline's latency over the implementation's: the centre of the blocks' ratios (``bench.statistics.centre``)."""
     ci_low: float
     ci_high: float
     """95 % bootstrap interval of ``speedup``."""
@@ -251,7 +277,11 @@ class Comparison:
     latency_ms: float
     baseline_latency_ms: float
     blocks: int
+    """That count."""
     flagged_blocks: int = 0
+    """Blocks with a mark of disturbance."""
+    left_out: int = 0
+    """Of these, the blocks that do not count (``bench.compare.undisturbed``)."""
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,7 @@ class RunFolder:
 # ---------------------------------------------------------------- writing
 
 _RECORDED_VARIABLES = (
+    "CUDADENT42_RATE",
     "CUDA_VISIBLE_DEVICES",
     "CUDA_LAUNCH_BLOCKING",
     "FLASHMOE_CPU_ISA",
@@ -290,12 +291,17 @@ def create_folder(path: Path) -> None:
 
 
 def write_json(path: Path, record: object) -> None:
-    """Replace ``path`` atomically: a reader sees the old file or the new one, never half of one."""
+    """Replace ``path`` atomically by a record: a reader sees the old file or the new one, never half of one."""
+    write_text(path, dumps(record) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace ``path`` atomically."""
     with _disk_errors(path.parent):
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(dumps(record) + "\n")
+                file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
             os.chmod(temporary, 0o666 & ~_umask())
@@ -353,6 +359,20 @@ def _cells(sample: Sample, case: Case, seed: int) -> dict[str, object]:
 
 def load_run(path: Path) -> RunFolder:
     """Read a run folder, finished or not. Raises UsageError where it is not one or cannot be understood."""
+    return RunFolder(
+        path=path,
+        manifest=load_manifest(path),
+        samples=tuple(_read_samples(path / SAMPLES)),
+        verify=_load_optional(VerifyReport, path / VERIFY),
+        results=load_results(path),
+    )
+
+
+def load_manifest(path: Path, *, with_build: bool = True) -> Manifest:
+    """The manifest of a run folder; errors as of `load_run`.
+
+    ``with_build=False`` leaves the build report out, most of the file, for readers of many folders.
+    """
     if not path.is_dir():
         raise UsageError(f"{path} is not a folder; expected a run folder, as `cudadent42 run` writes")
     manifest_json = _read_json(path / MANIFEST)
@@ -366,14 +386,14 @@ def load_run(path: Path) -> RunFolder:
             f"{path} was written by a newer cudadent42 (schema {schema}); "
             f"this one reads up to {SCHEMA_VERSION}: upgrade it"
         )
-    manifest = _decode_file(Manifest, manifest_json, path / MANIFEST)
-    return RunFolder(
-        path=path,
-        manifest=manifest,
-        samples=tuple(_read_samples(path / SAMPLES)),
-        verify=_load_optional(VerifyReport, path / VERIFY),
-        results=_load_optional(Results, path / RESULTS),
-    )
+    if not with_build:
+        manifest_json["build"] = None
+    return _decode_file(Manifest, manifest_json, path / MANIFEST)
+
+
+def load_results(path: Path) -> Results | None:
+    """The results of a run folder; None where the run did not get so far."""
+    return _load_optional(Results, path / RESULTS)
 
 
 def load_skipped(path: Path) -> dict[str, str]:
@@ -394,6 +414,22 @@ def load_skipped(path: Path) -> dict[str, str]:
         if isinstance(entry, dict) and entry.get("event") == "skipped":
             skipped[str(entry.get("key"))] = str(entry.get("reason"))
     return skipped
+
+
+def read_record(kind: type[T], path: Path, newest: int) -> T | None:
+    """A record of the run folder that states its schema_version, up to ``newest``; None where there is no file.
+
+    Raises UsageError where it is of a newer version or cannot be understood.
+    """
+    data = _read_json(path)
+    if data is None:
+        return None
+    schema = data.get("schema_version") if isinstance(data, dict) else None
+    if isinstance(schema, int) and schema > newest:
+        raise UsageError(
+            f"{path} was written by a newer cudadent42 (schema {schema}); this one reads up to {newest}: upgrade it"
+        )
+    return _decode_file(kind, data, path)
 
 
 def _load_optional(kind: type[T], path: Path) -> T | None:

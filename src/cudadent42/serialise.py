@@ -7,6 +7,7 @@ Floats that JSON has no word for (NaN, infinities) are written as the strings ``
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import types
@@ -95,10 +96,16 @@ def _decode_union(members: tuple[Any, ...], data: Any, where: str) -> Any:
     raise ValueError(f"{where}: {data!r} fits none of {members}")
 
 
+@functools.cache
+def _type_hints(kind: Any) -> dict[str, Any]:
+    """Evaluating annotations takes longer than all the rest."""
+    return typing.get_type_hints(kind)
+
+
 def _decode_record(kind: Any, data: Any, where: str) -> Any:
     if not isinstance(data, dict):
         raise ValueError(f"{where}: expected an object, found {type(data).__name__}")
-    hints = typing.get_type_hints(kind)
+    hints = _type_hints(kind)
     names = {f.name for f in dataclasses.fields(kind)}
     unknown = sorted(set(data) - names)
     if unknown:

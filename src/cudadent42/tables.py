@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -13,6 +13,8 @@ from cudadent42.records import BuildReport, Comparison, Results, Verdict, Verifi
 from cudadent42.report.notices import cautions
 from cudadent42.report.view import Tone
 from flashmoe_science.jit.records import KernelBuild, Recipe, Resources
+
+_NEAR_ONE = 0.1
 
 _STYLES = {
     Verdict.FASTER: "green",
@@ -50,8 +52,8 @@ def _add_comparison(table: Table, row: Comparison, name: str) -> None:
         row.dtype,
         latency(row.baseline_latency_ms),
         latency(row.latency_ms),
-        f"{row.speedup:.2f}×",
-        f"{row.ci_low:.2f}–{row.ci_high:.2f}",
+        f"{ratio(row.speedup)}×",
+        f"{ratio(row.ci_low)}–{ratio(row.ci_high)}",
         row.verdict.value,
         style=_STYLES[row.verdict],
     )
@@ -63,8 +65,8 @@ def verdict_line(results: Results) -> str:
         return "no verdict: no case was timed"
     line = (
         f"{results.verdict.value}: {results.candidate} against {results.baseline}, "
-        f"{results.speedup_geomean:.2f}× (95 % interval "
-        f"{results.speedup_geomean_ci_low:.2f}–{results.speedup_geomean_ci_high:.2f}) "
+        f"{ratio(results.speedup_geomean)}× (95 % interval "
+        f"{ratio(results.speedup_geomean_ci_low)}–{ratio(results.speedup_geomean_ci_high)}) "
         f"in the geometric mean of {_plural(len(results.cases), 'cell')}"
     )
     if math.isfinite(results.noise_floor):
@@ -203,6 +205,21 @@ def _errors(case: VerifiedCase) -> Sequence[str]:
         f"{error:.1e}" + (f" of {getattr(case.bound, name):.1e}" if case.bound else "")
         for error, name in norms
     ]
+
+
+def ratio(value: float) -> str:
+    """Two decimals; three near 1, where a difference of a percent is looked for."""
+    return f"{value:.3f}" if abs(value - 1.0) < _NEAR_ONE else f"{value:.2f}"
+
+
+def plain_table(left: Sequence[str], right: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Columns of words, then columns of numbers."""
+    table = _table(*left)
+    for name in right:
+        table.add_column(Text(name), justify="right")
+    for row in rows:
+        _add_row(table, *row)
+    return table
 
 
 def latency(milliseconds: float) -> str:

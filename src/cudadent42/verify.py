@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cudadent42.cases import Case
-from cudadent42.device import synchronize, use_device
+from cudadent42.device import synchronize, use_device, use_threads
 from cudadent42.dtypes import DTYPES
 from cudadent42.events import LOADING, Alive, CaseVerified, Doing, Event, Progress, Skipped
 from cudadent42.implementations import NOT_DONE, Call, Implementation, get, is_strict, why_not
@@ -83,7 +83,7 @@ class Unit:
 def units(plan: Plan) -> list[Unit]:
     """What ``verify`` does, in order: the same for the same plan, so that a new worker can resume."""
     found = [Unit(case, name) for case in plan.cases for name in plan.implementations]
-    strict = [name for name in plan.implementations if is_strict(name, plan.operation)]
+    strict = [name for name in plan.implementations if is_strict(name, plan.operation, plan.versions)]
     dtypes = dict.fromkeys(case.dtype for case in plan.cases)
     known = numerics(plan.cases[0])
     hard = [each for dtype in dtypes for each in known.hard_inputs(dtype)]
@@ -106,6 +106,7 @@ def verify(
     unknown implementation.
     """
     use_device(plan.device)
+    use_threads(plan.timer)
     work = units(plan)
     implementations, unusable = load_all(plan, barred or {}, start, mark)
     cost = [unit.case.flops + _UNIT_FLOPS for unit in work]
@@ -145,7 +146,7 @@ def load_all(
         if name in reasons:
             continue
         mark(Doing(index, "", name, LOADING))
-        implementation = get(name, plan.operation)
+        implementation = get(name, plan.operation, plan.versions)
         reason = why_not(implementation, plan.device)
         if reason is None:
             usable[name] = implementation

@@ -24,19 +24,23 @@ from typing import IO, Literal, overload
 
 from cudadent42.errors import ExitCode, LabError, MachineNotReadyError
 from cudadent42.events import (
+    BUILDING,
     LOADING,
     BenchLog,
+    BuildLog,
     CaseVerified,
     Doing,
     Event,
+    KernelFailed,
     Message,
+    PeaksMeasured,
     Skipped,
     StageDone,
     StageFailed,
     WorkerLost,
     from_line,
 )
-from cudadent42.records import BenchReport, Plan, VerifiedCase, VerifyReport
+from cudadent42.records import BenchReport, BuildFailure, BuildReport, Plan, VerifiedCase, VerifyReport
 from cudadent42.serialise import dumps, loads
 from cudadent42.worker_process import ACKNOWLEDGE, DEVICE_LOST_EXIT, NOTE_BYTES, Request
 
@@ -47,6 +51,9 @@ TIMEOUT_S = 60.0
 """Longest silence after that, besides what the case's own calls may take. A worker speaks after each check and
 each block, notes what it turns to, and speaks every second while a reference is computed; compiling a kernel at
 its first call takes up to 30 s."""
+
+BUILD_TIMEOUT_S = 900.0
+"""Longest silence while a version's kernels are compiled: the compiler has a limit of its own for each."""
 
 SILENT_CALLS = 10
 """Calls of one implementation between two signs of life, at most: warming up, memory, calibration."""
@@ -63,6 +70,8 @@ _POLL_S = 0.5
 """Signals (Ctrl-C) are served at least this often."""
 
 OnEvent = Callable[[Event], None]
+
+Stage = Literal["build", "verify", "bench"]
 
 
 class LostError(Exception):
@@ -217,6 +226,8 @@ class Worker:
         """The longest silence while this is being done."""
         if not self._at_work:
             return max(self._timeout_s, START_TIMEOUT_S)
+        if doing is not None and doing.input == BUILDING:
+            return max(self._timeout_s, BUILD_TIMEOUT_S)
         return self._timeout_s + (self._case_limits_s.get(doing.case, 0.0) if doing else 0.0)
 
     def _cause_of_death(self) -> str:
@@ -267,6 +278,17 @@ def _error(event: StageFailed) -> LabError:
 
 @overload
 def run_stage(
+    stage: Literal["build"],
+    plan: Plan,
+    *,
+    on_event: OnEvent,
+    verified: None = None,
+    worker: Worker | None = None,
+) -> BuildReport: ...
+
+
+@overload
+def run_stage(
     stage: Literal["verify"],
     plan: Plan,
     *,
@@ -288,14 +310,15 @@ def run_stage(
 
 
 def run_stage(
-    stage: Literal["verify", "bench"],
+    stage: Stage,
     plan: Plan,
     *,
     on_event: OnEvent,
     verified: VerifyReport | None = None,
     worker: Worker | None = None,
-) -> VerifyReport | BenchReport:
-    """Verifies or times ``plan`` in ``worker`` (one of its own if None), whatever the candidates do.
+) -> BuildReport | VerifyReport | BenchReport:
+    """Builds the versions of a plan, verifies or times it in ``worker`` (one of its own if None), whatever the
+    candidates do.
 
     Every event goes to ``on_event`` as it happens, in this thread; measuring waits for it to return. On
     Ctrl-C the worker is ended and KeyboardInterrupt raised; a ``BenchLog`` that was fed from ``on_event``
@@ -309,13 +332,13 @@ def run_stage(
 
 
 def _run(
-    stage: Literal["verify", "bench"],
+    stage: Stage,
     plan: Plan,
     verified: VerifyReport | None,
     worker: Worker,
     on_event: OnEvent,
-) -> VerifyReport | BenchReport:
-    log = _VerifyLog() if stage == "verify" else BenchLog()
+) -> BuildReport | VerifyReport | BenchReport:
+    log = _LOGS[stage]()
 
     def tell(event: Event) -> None:
         log.add(event)
@@ -330,6 +353,18 @@ def _run(
             request = _after_loss(request, error, losses, log, tell)
         else:
             return log.report()
+
+
+def measure_peaks(plan: Plan, worker: Worker) -> dict[str, float]:
+    """The GPU's ceilings, measured in ``worker``. Raises ``LostError`` where that ends it."""
+    found: dict[str, float] = {}
+
+    def keep(event: Event) -> None:
+        if isinstance(event, PeaksMeasured):
+            found.update(event.peaks)
+
+    worker.run(Request("peaks", plan, started_s=time.monotonic()), keep)
+    return found
 
 
 class _VerifyLog:
@@ -349,11 +384,18 @@ class _VerifyLog:
         return VerifyReport(tuple(self.cases), dict(self._skipped))
 
 
+_LOGS: dict[Stage, type[BuildLog | _VerifyLog | BenchLog]] = {
+    "build": BuildLog,
+    "verify": _VerifyLog,
+    "bench": BenchLog,
+}
+
+
 def _after_loss(
     request: Request,
     loss: LostError,
     losses: Counter[str],
-    log: _VerifyLog | BenchLog,
+    log: BuildLog | _VerifyLog | BenchLog,
     tell: OnEvent,
 ) -> Request:
     """Records what the lost worker was doing as failed; returns the request for the rest of the stage."""
@@ -366,6 +408,9 @@ def _after_loss(
     if doing.input == LOADING:
         barred[doing.implementation] = f"loading it: {reason}"
         return replace(request, barred=barred)
+    if isinstance(log, BuildLog):
+        tell(KernelFailed(BuildFailure(doing.implementation, request.plan.device, reason)))
+        return replace(request, barred={**barred, doing.implementation: reason})
     if isinstance(log, BenchLog):
         request = replace(request, dropped=(*request.dropped, doing.case))
         tell(Skipped("bench", doing.case, f"{doing.implementation}: {reason}"))

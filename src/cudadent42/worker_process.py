@@ -15,7 +15,7 @@ import threading
 from dataclasses import dataclass, field
 
 from cudadent42.errors import LabError
-from cudadent42.events import Event, StageDone, StageFailed, to_line
+from cudadent42.events import Event, PeaksMeasured, StageDone, StageFailed, to_line
 from cudadent42.records import Plan, VerifyReport
 from cudadent42.serialise import dumps, loads
 
@@ -33,7 +33,7 @@ ORPHANED_EXIT = 76
 @dataclass(frozen=True)
 class Request:
     stage: str
-    """``verify`` or ``bench``."""
+    """``build``, ``verify``, ``bench`` or ``peaks``."""
     plan: Plan
     start: int = 0
     """First unit (verify) or visit (bench)."""
@@ -86,10 +86,15 @@ def serve(channel: _Channel) -> None:
 
 def _run(request: Request, channel: _Channel) -> None:
     from cudadent42.bench.measurement import measure
+    from cudadent42.bench.peaks import measure_cuda_peaks
     from cudadent42.verify import DeviceLostError, verify
 
     try:
-        if request.stage == "verify":
+        if request.stage == "build":
+            from cudadent42.race.build import build_versions
+
+            build_versions(request.plan, emit=channel.emit, mark=channel.note, barred=request.barred)
+        elif request.stage == "verify":
             verify(
                 request.plan,
                 emit=channel.emit,
@@ -97,6 +102,8 @@ def _run(request: Request, channel: _Channel) -> None:
                 barred=request.barred,
                 mark=channel.note,
             )
+        elif request.stage == "peaks":
+            channel.emit(PeaksMeasured(measure_cuda_peaks(request.plan.device)))
         else:
             measure(
                 request.plan,

@@ -1,5 +1,5 @@
-"""What disturbed a block: the machine's state around it. Disturbed blocks are marked and counted, never
-dropped."""
+"""What disturbed a block: the machine's state around it. Disturbed blocks are marked, counted and kept; which of them
+a comparison leaves out is decided by their marks alone (``compare.left_out``)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import os
 import resource
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cudadent42.bench.gpu_state import GpuState
@@ -18,6 +18,9 @@ WAIT_LIMIT = 0.02
 
 STEAL_LIMIT = 0.01
 """``steal``: the hypervisor gave more than this share of the block's processor time to others."""
+
+CLOCK_LIMIT = 0.02
+"""``clock``: the GPU's clock before and after the block differs by more than this share."""
 
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
@@ -36,8 +39,10 @@ class ConditionWatch:
     def __init__(self, gpu: GpuState | None) -> None:
         self._gpu = gpu
         self._before = _snapshot()
+        self._clock_mhz = math.nan
 
     def start(self) -> None:
+        self._clock_mhz = self._gpu.read().sm_clock_mhz if self._gpu else math.nan
         self._before = _snapshot()
 
     def stop(self, case: str, block: int) -> tuple[Conditions, str]:
@@ -55,7 +60,9 @@ class ConditionWatch:
             load=os.getloadavg()[0],
         )
         if gpu is not None:
-            conditions = gpu.add_to(conditions)
+            conditions = replace(
+                gpu.add_to(conditions), clock_change=gpu.sm_clock_mhz / (self._clock_mhz or math.nan) - 1.0
+            )
         return conditions, ",".join(flags(conditions))
 
 
@@ -70,6 +77,8 @@ def flags(conditions: Conditions) -> list[str]:
         found.append("steal")
     if conditions.throttle_reasons:
         found.append("throttled")
+    if abs(conditions.clock_change) > CLOCK_LIMIT:
+        found.append("clock")
     return found
 
 

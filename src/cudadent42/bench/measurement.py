@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -14,13 +14,22 @@ from cudadent42.bench.cuda_timers import cuda_timer
 from cudadent42.bench.flush import flush_for
 from cudadent42.bench.gpu_state import open_gpu_state
 from cudadent42.bench.memory import memory_mb
-from cudadent42.bench.schedule import block_orders, control_name, rounds
-from cudadent42.bench.timers import CPU_WINDOW_S, ClockTimer, Reading, Timer
+from cudadent42.bench.schedule import alternating, block_orders, control_name, rounds
+from cudadent42.bench.stopping import MIN_BUDGET_BLOCKS, Pace, pilot_blocks
+from cudadent42.bench.timers import (
+    CPU_WINDOW_S,
+    PASSES,
+    PROCESSOR_WINDOW_S,
+    ClockTimer,
+    Reading,
+    Timer,
+    median_reading,
+)
 from cudadent42.cases import Case
-from cudadent42.device import synchronize, use_device
+from cudadent42.device import synchronize, use_device, use_threads
 from cudadent42.errors import UsageError
 from cudadent42.events import BenchLog, BlockMeasured, CaseVerified, Doing, Event, Message, Progress, Skipped
-from cudadent42.implementations import NOT_DONE, Call, Implementation
+from cudadent42.implementations import NOT_DONE, Call, Implementation, get
 from cudadent42.operations import numerics
 from cudadent42.operations.interface import Inputs
 from cudadent42.records import BenchReport, Plan, Sample, TimerKind, VerifyReport
@@ -46,8 +55,7 @@ RETURN_WARM_UP = 1
 """Warm-up blocks when a case is visited again: it is calibrated, only caches and threads are cold."""
 
 MEMORY_SHARE = 0.25
-"""Of the machine's memory that inputs and outputs may fill between rounds; beyond that each case is visited
-once."""
+"""Of the machine's memory that inputs and outputs may fill between rounds; beyond that the cases do not take turns."""
 
 AFTER_TIMING = "after timing"
 """``VerifiedCase.input`` of the outputs that are checked again."""
@@ -72,6 +80,8 @@ class _Ready:
 
     inputs: Sequence[Inputs]
     entrants: Sequence[_Entrant]
+    last: Mapping[str, Reading] = field(default_factory=dict)
+    """Each one's last reading."""
 
 
 def measure(
@@ -96,7 +106,10 @@ def measure(
     """
     if plan.timer is TimerKind.GRAPH and not plan.device.startswith("cuda"):
         raise UsageError(f"the graph timer needs a CUDA device, not {plan.device}; use --timer call")
+    if plan.timer is TimerKind.CPU and plan.device != "cpu":
+        raise UsageError(f"the cpu timer is for the CPU, not for {plan.device}; use --timer call")
     use_device(plan.device)
+    use_threads(plan.timer)
     log = BenchLog()
 
     def tell(event: Event) -> None:
@@ -104,18 +117,45 @@ def measure(
         emit(event)
 
     implementations, unusable = load_all(plan, barred or {}, start, mark)
+    implementations |= _own_control(plan, implementations)
     unfit = _unfit(plan, verified, unusable)
     began_s = time.monotonic() if started_s is None else started_s
     session = _Session(plan, implementations, unfit, tell, mark, began_s)
-    visits = [(blocks, case) for blocks in rounds(plan.repeats, spread=_fits(plan)) for case in plan.cases]
-    cost = [len(blocks) * _estimated_cost(plan, case) for blocks, case in visits]
+    visits = _visits(plan)
+    cost = [(len(visit.blocks) or plan.warmup) * _estimated_cost(plan, visit.case) for visit in visits]
     for index in range(start, len(visits)):
-        blocks, case = visits[index]
-        if case.id not in dropped:
-            session.visit(index, case, blocks)
-        fraction = sum(cost[: index + 1]) / sum(cost)
-        tell(Progress("bench", index + 1, len(visits), case.id, fraction))
+        visit = visits[index]
+        if visit.case.id not in dropped:
+            session.visit(index, visit)
+        fraction = max(sum(cost[: index + 1]) / sum(cost), session.spent)
+        tell(Progress("bench", index + 1, len(visits), visit.case.id, fraction))
     return log.report()
+
+
+@dataclass(frozen=True)
+class _Visit:
+    case: Case
+    blocks: range
+    """Empty: only warming up."""
+    share: float
+    """Of the budget, after which the visit is left out."""
+    forecast: bool = False
+    """The last one that only warms up."""
+
+
+def _visits(plan: Plan) -> list[_Visit]:
+    """All cases are warmed up; then they take turns. Where memory is too small for that, one after the other."""
+    count = len(plan.cases)
+    each = rounds(plan.repeats)
+    if not _fits(plan):
+        return [
+            _Visit(case, blocks, (place + 1) / count)
+            for place, case in enumerate(plan.cases)
+            for blocks in each
+        ]
+    warming = [_Visit(case, range(0), 1.0) for case in plan.cases if plan.warmup]
+    warming[-1:] = [replace(visit, forecast=True) for visit in warming[-1:]]
+    return warming + [_Visit(case, blocks, 1.0) for blocks in each for case in plan.cases]
 
 
 class _Session:
@@ -145,20 +185,46 @@ class _Session:
         self.started_s = started_s
         self.warm = False
         self.ready: dict[str, _Ready] = {}
+        self.finished: set[str] = set()
+        self.latest = ""
+        self.pace = Pace(plan)
 
-    def visit(self, index: int, case: Case, blocks: range) -> None:
+    @property
+    def spent(self) -> float:
+        """Share of the budget; 0 without one."""
+        budget_s = self.plan.budget_s
+        return 0.0 if budget_s is None else min(1.0, (time.monotonic() - self.started_s) / budget_s)
+
+    def visit(self, index: int, visit: _Visit) -> None:
         """One round of one case: its blocks, and after the last one the check of its outputs."""
+        case, blocks = visit.case, visit.blocks
+        if case.id in self.finished:
+            return
+        if self.spent >= visit.share and blocks.start >= MIN_BUDGET_BLOCKS:
+            self._finish(case)
+            return
         ready = self.ready.get(case.id)
-        back = ready is not None
+        warmup = min(RETURN_WARM_UP, self.plan.warmup)
         if ready is None:
             ready = self.ready[case.id] = self._make_ready(index, case)
+            warmup = self.plan.warmup if blocks else pilot_blocks(self.plan)
+        elif self.latest == case.id:
+            warmup = 0
         if ready.entrants:
-            warmup = min(RETURN_WARM_UP, self.plan.warmup) if back else self.plan.warmup
             last = self._run_blocks(index, case, ready.entrants, blocks, warmup)
-            if blocks.stop == self.plan.repeats:
-                self._recheck(case, ready.inputs, last)
-        if blocks.stop == self.plan.repeats:
-            self.ready[case.id] = _Ready((), ())  # its memory is free for the cases to come
+            self.ready[case.id] = replace(ready, last=last)
+        self.latest = case.id
+        if visit.forecast and (forecast := self.pace.forecast()):
+            self.emit(Message(forecast))
+        if blocks and (blocks.stop == self.plan.repeats or self.pace.precise(case.id)):
+            self._finish(case)
+
+    def _finish(self, case: Case) -> None:
+        """The check of the last outputs; then the case's memory is free for the cases to come."""
+        ready = self.ready.pop(case.id, None)
+        self.finished.add(case.id)
+        if ready is not None:
+            self._recheck(case, ready.inputs, ready.last)
 
     def _make_ready(self, index: int, case: Case) -> _Ready:
         """Inputs and calibrated implementations; no entrants where there is nothing to compare."""
@@ -178,7 +244,8 @@ class _Session:
 
     def _worth_timing(self, entrants: Sequence[_Entrant]) -> bool:
         """The baseline is there, and a rival where the plan has one (else the control)."""
-        names = {entrant.implementation.name for entrant in entrants}
+        control = control_name(self.plan.baseline)
+        names = {entrant.implementation.name for entrant in entrants} - {control}
         alone = len(self.plan.implementations) == 1 and self.plan.control
         return self.plan.baseline in names and (len(names) > 1 or alone)
 
@@ -188,7 +255,11 @@ class _Session:
         """Baseline first, its control after it, then the rest."""
         plan = self.plan
         entrants: list[_Entrant] = []
-        for name in sorted(names, key=lambda name: name != plan.baseline):
+        inner: int | None = None
+        control = control_name(plan.baseline)
+        if control in self.implementations:
+            names = [*names, control]
+        for name in sorted(names, key=lambda name: (name != plan.baseline, name != control)):
             self.mark(Doing(index, case.id, name))
             implementation = self.implementations[name]
             try:
@@ -196,7 +267,9 @@ class _Session:
                     calls = [implementation.prepare(case, each) for each in inputs]
                     self._warm_up(calls)
                     memory = memory_mb(calls[0], plan.device)
-                    read = self.timer.calibrate(calls)
+                    read = self.timer.calibrate(calls, inner)
+                    if plan.versions and inner is None:
+                        inner = read().inner
             except NOT_DONE as error:
                 self.emit(Skipped("bench", f"{case.id}/{name}", str(error)))
                 continue
@@ -206,8 +279,8 @@ class _Session:
                 self.emit(Skipped("bench", f"{case.id}/{name}", reason))
                 continue
             entrants.append(_Entrant(name, implementation, read, memory))
-            if name == plan.baseline and plan.control:
-                entrants.append(_Entrant(control_name(name), implementation, read, memory))
+            if name == plan.baseline and plan.control and control not in self.implementations:
+                entrants.append(_Entrant(control, implementation, read, memory))
         return entrants
 
     def _warm_up(self, calls: Sequence[Call]) -> None:
@@ -231,17 +304,14 @@ class _Session:
         last: dict[str, Reading] = {}
         for block, order in [(-1, order) for order in uncounted] + [(b, counted[b]) for b in blocks]:
             self.watch.start()
-            taken: list[tuple[_Entrant, Reading, float]] = []
-            for name in order:
-                entrant = by_name[name]
-                self.mark(Doing(index, case.id, name))
-                with entrant.implementation.context():
-                    reading = entrant.read()
-                taken.append((entrant, reading, time.monotonic() - self.started_s))
-                last[name] = reading
+            taken = self._take(index, case, [by_name[name] for name in order])
+            last = {entrant.name: reading for entrant, reading, _ in taken}
             conditions, flags = self.watch.stop(case.id, block)
+            latencies = {entrant.name: reading.latency_ms for entrant, reading, _ in taken}
             if block < 0:
+                self.pace.warmed_up(case.id, latencies, conditions.duration_s)
                 continue
+            self.pace.measured(case.id, latencies)
             samples = tuple(
                 Sample(
                     case=case.id,
@@ -259,6 +329,20 @@ class _Session:
             self.emit(BlockMeasured(samples, conditions))
         return last
 
+    def _take(
+        self, index: int, case: Case, order: Sequence[_Entrant]
+    ) -> list[tuple[_Entrant, Reading, float]]:
+        """One block: each entrant's reading, and when it was taken (the last time, where there are several passes)."""
+        readings: dict[str, list[Reading]] = {entrant.name: [] for entrant in order}
+        moments: dict[str, float] = {}
+        for turn in alternating(order, PASSES.get(self.plan.timer, 1)):
+            for entrant in turn:
+                self.mark(Doing(index, case.id, entrant.name))
+                with entrant.implementation.context():
+                    readings[entrant.name].append(entrant.read())
+                moments[entrant.name] = time.monotonic() - self.started_s
+        return [(each, median_reading(readings[each.name]), moments[each.name]) for each in order]
+
     def _recheck(self, case: Case, inputs: Sequence[Inputs], last: Mapping[str, Reading]) -> None:
         """Verifies the outputs of the last timed calls: a kernel that was right before timing may race
         after it."""
@@ -273,6 +357,19 @@ class _Session:
                 if not result.passed:
                     reason = f"its output after timing is wrong: {result.detail}"
                     self.emit(Skipped("bench", f"{case.id}/{name}", reason))
+
+
+def _own_control(plan: Plan, usable: Collection[str]) -> dict[str, Implementation]:
+    """Where versions are raced, the control is one more copy of the baseline, with modules and state of its own.
+
+    The baseline and a control that share them keep each other's code warm, which looks like an advantage over the
+    rival; and what chance of memory layout does to a copy shows in the control too.
+    """
+    if not plan.versions or not plan.control or plan.baseline not in usable:
+        return {}
+    name = control_name(plan.baseline)
+    versions = {**plan.versions, name: plan.versions[plan.baseline]}
+    return {name: get(name, plan.operation, versions)}
 
 
 def _unfit(plan: Plan, verified: VerifyReport, unusable: Mapping[str, str]) -> dict[str, str]:
@@ -299,6 +396,8 @@ def _timer(plan: Plan) -> Timer:
     flush = flush_for(plan)
     if plan.device.startswith("cuda"):
         return cuda_timer(plan.timer, plan.device, flush)
+    if plan.timer is TimerKind.CPU:
+        return ClockTimer(flush, time.process_time_ns, PROCESSOR_WINDOW_S)
     return ClockTimer(flush)
 
 

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import TypeVar
 
 from cudadent42.seeds import derived_seed
+
+T = TypeVar("T")
 
 CONTROL_SUFFIX = "_control"
 
@@ -37,8 +40,12 @@ def block_orders(names: Sequence[str], blocks: int, seed: int, case: str) -> lis
     return orders[:blocks]
 
 
-def rounds(blocks: int, *, spread: bool) -> list[range]:
-    """The blocks of each visit to a case: of ``ROUND_BLOCKS`` and a longer last one, or all at once."""
-    count = max(1, blocks // ROUND_BLOCKS) if spread else 1
-    starts = [ROUND_BLOCKS * number for number in range(count)]
+def alternating(order: Sequence[T], passes: int) -> list[list[T]]:
+    """The passes of one block: the order, its mirror image, and so on."""
+    return [list(order) if number % 2 == 0 else list(reversed(order)) for number in range(passes)]
+
+
+def rounds(blocks: int) -> list[range]:
+    """The blocks of each visit to a case: ``ROUND_BLOCKS``, and more at the last one."""
+    starts = [ROUND_BLOCKS * number for number in range(max(1, blocks // ROUND_BLOCKS))]
     return [range(start, stop) for start, stop in zip(starts, [*starts[1:], blocks], strict=True)]

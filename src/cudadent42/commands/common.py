@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
+from cudadent42.commands import trace
 from cudadent42.errors import ExitCode
 from cudadent42.records import CacheState, TimerKind
 
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cudadent42.plan import Choices
+    from cudadent42.progress import Observer
 
 JSON_SCHEMA_VERSION = 1
 """Of what ``--json`` prints."""
@@ -31,6 +35,8 @@ def choices_of(
     seed: int,
     timer: TimerKind | None,
     cache: CacheState | None,
+    precision: str | None = None,
+    budget_s: float | None = None,
 ) -> Choices:
     from cudadent42.plan import Choices
 
@@ -44,7 +50,23 @@ def choices_of(
         seed=seed,
         timer=timer,
         cache=cache,
+        precision=None if precision is None else share(precision, "--precision"),
+        budget_s=budget_s,
     )
+
+
+def share(text: str, option: str) -> float:
+    """``0.005`` or ``0.5 %`` as a number."""
+    from cudadent42.errors import UsageError
+
+    number, percent, rest = text.partition("%")
+    try:
+        value = float(number)
+    except ValueError:
+        rest = "not a number"
+    if rest.strip():
+        raise UsageError(f"{option} {text!r}: expected a number, such as 0.005 or 0.5 %")
+    return value / 100 if percent else value
 
 
 def split(values: list[str] | None) -> tuple[str, ...]:
@@ -81,6 +103,16 @@ def print_json(document: dict[str, Any]) -> None:
     print(json.dumps(encode({"schema_version": JSON_SCHEMA_VERSION, **document}), indent=2, allow_nan=False))
 
 
+@contextmanager
+def watching(verbose: bool) -> Iterator[Observer]:
+    """Shows on standard error how far the work is, and remembers what it said for the lessons of a failure."""
+    from cudadent42.progress import observer
+
+    with observer(console_for(stderr=True), verbose) as watcher:
+        yield trace.Heard(watcher)
+
+
 def fail(message: str, code: ExitCode) -> NoReturn:
+    trace.current().lines.extend(message.splitlines())
     print(f"error: {message}", file=sys.stderr)
     raise typer.Exit(code)

@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from cudadent42.commands.common import choices_of, command_line, console_for, fail, print_json, print_line
-from cudadent42.errors import ExitCode
+import typer
+
+from cudadent42.commands import trace
+from cudadent42.commands.common import (
+    choices_of,
+    command_line,
+    console_for,
+    fail,
+    print_json,
+    print_line,
+    watching,
+)
+from cudadent42.commands.gate import gates_document, print_gates
 from cudadent42.options import (
+    BudgetOption,
     CacheStateOption,
     CaseOption,
     DeviceOption,
     DTypeOption,
+    GateOption,
     IgnoreOption,
     ImplementationsOption,
     JsonOption,
+    OnOption,
     OutputOption,
+    PrecisionOption,
     RepeatsOption,
     SaveOption,
     SeedOption,
@@ -29,6 +46,7 @@ from cudadent42.options import (
 if TYPE_CHECKING:
     from cudadent42.pipeline import Outcome
     from cudadent42.plan import Choices
+    from cudadent42.progress import Observer
     from cudadent42.runs import RunWriter
 
 
@@ -39,20 +57,39 @@ def run(
     implementations: ImplementationsOption = None,
     repeats: RepeatsOption = None,
     warmup: WarmupOption = None,
+    precision: PrecisionOption = None,
+    budget: BudgetOption = None,
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
     timer: TimerOption = None,
     l2: CacheStateOption = None,
+    gate: GateOption = None,
     output_dir: OutputOption = None,
     save_csv: SaveOption = True,
     ignore_preflight: IgnoreOption = False,
+    on: OnOption = None,
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Do everything and write a report."""
+    choices = choices_of(
+        suite, dtype, case, implementations, repeats, warmup, seed, timer, l2, precision, budget
+    )
+    if on is not None:
+        from cudadent42.commands.remote import run_there
+
+        flags = {
+            "--no-save-csv": not save_csv,
+            "--ignore-preflight": ignore_preflight,
+            "--verbose": verbose,
+            "--json": as_json,
+        }
+        given = tuple(flag for flag, wanted in flags.items() if wanted)
+        run_there(on, choices, device, output_dir, gate, given, as_json)
     _run(
-        choices_of(suite, dtype, case, implementations, repeats, warmup, seed, timer, l2),
+        choices,
         device,
+        gate,
         output_dir,
         save_csv,
         ignore_preflight,
@@ -69,10 +106,13 @@ def bench(
     implementations: ImplementationsOption = None,
     repeats: RepeatsOption = None,
     warmup: WarmupOption = None,
+    precision: PrecisionOption = None,
+    budget: BudgetOption = None,
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
     timer: TimerOption = None,
     l2: CacheStateOption = None,
+    gate: GateOption = None,
     output_dir: OutputOption = None,
     save_csv: SaveOption = True,
     ignore_preflight: IgnoreOption = False,
@@ -84,8 +124,9 @@ def bench(
     Verification cannot be left out: what is wrong is not timed.
     """
     _run(
-        choices_of(suite, dtype, case, implementations, repeats, warmup, seed, timer, l2),
+        choices_of(suite, dtype, case, implementations, repeats, warmup, seed, timer, l2, precision, budget),
         device,
+        gate,
         output_dir,
         save_csv,
         ignore_preflight,
@@ -98,6 +139,7 @@ def bench(
 def _run(
     choices: Choices,
     device: str,
+    gate: str | None,
     output: Path | None,
     save_samples: bool,
     ignore_preflight: bool,
@@ -105,16 +147,36 @@ def _run(
     as_json: bool,
     with_report: bool,
 ) -> None:
-    from cudadent42 import pipeline
-    from cudadent42.progress import observer
+    from cudadent42 import gates, pipeline
 
     request = pipeline.Request(
-        choices, device, output, command_line(), save_samples, ignore_preflight, with_report
+        choices,
+        device,
+        output,
+        command_line(),
+        save_samples,
+        ignore_preflight,
+        with_report,
+        gates.load(gate) if gate else None,
     )
+    carry_out(partial(pipeline.run, request), verbose, as_json, with_report)
+
+
+Start = Callable[["Observer", "Callable[[RunWriter], None]"], "Outcome"]
+"""Begins a run, given whom to tell how it goes on, and what to call when there is a folder."""
+
+
+def carry_out(start: Start, verbose: bool, as_json: bool, with_report: bool) -> NoReturn:
+    """A run from its beginning to the exit code, with what it says on the way."""
     opened: list[RunWriter] = []
+
+    def remember(folder: RunWriter) -> None:
+        opened.append(folder)
+        trace.current().folders.append(folder.path)
+
     try:
-        with observer(console_for(stderr=True), verbose) as watcher:
-            outcome = pipeline.run(request, watcher, opened.append)
+        with watching(verbose) as watcher:
+            outcome = start(watcher, remember)
     except BaseException:
         for folder in opened:
             print(f"{folder.sample_count} samples are kept in {folder.path}", file=sys.stderr)
@@ -127,12 +189,14 @@ def _run(
                 "folder": outcome.folder,
                 "verification_passed": outcome.verify.passed,
                 "results": outcome.results,
+                **(gates_document(outcome.gates) if outcome.gates else {}),
             }
         )
     else:
         _print_outcome(outcome, verbose, with_report)
-    if outcome.exit_code is not ExitCode.PASS:
+    if not outcome.verify.passed:
         fail("verification failed, so not all was timed; see verify.json", outcome.exit_code)
+    raise typer.Exit(outcome.exit_code)
 
 
 def _print_outcome(outcome: Outcome, verbose: bool, with_report: bool) -> None:
@@ -153,3 +217,5 @@ def _print_outcome(outcome: Outcome, verbose: bool, with_report: bool) -> None:
     against_others = rivals_line(outcome.results, outcome.results.candidate)
     if against_others:
         print_line(console, against_others)
+    if outcome.gates:
+        print_gates(outcome.gates)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cudadent42.commands import trace
 from cudadent42.commands.common import (
     choices_of,
     command_line,
@@ -15,6 +16,7 @@ from cudadent42.commands.common import (
     print_json,
     print_line,
     split,
+    watching,
 )
 from cudadent42.errors import ExitCode
 from cudadent42.options import (
@@ -28,6 +30,9 @@ from cudadent42.options import (
     SuiteOption,
     VerboseOption,
 )
+
+if TYPE_CHECKING:
+    from cudadent42.records import MachineReport
 
 
 def preflight(
@@ -53,8 +58,12 @@ def preflight(
         return
     from cudadent42.preflight import command
 
-    code = command.main(device, fix, as_json)
+    code = command.main(device, fix, as_json, _remember)
     raise typer.Exit(code)
+
+
+def _remember(machine: MachineReport) -> None:
+    trace.current().machine = machine
 
 
 def build(
@@ -67,6 +76,14 @@ def build(
             help="CUDA architectures, such as sm_90a, by commas; none need be present.",
         ),
     ] = None,
+    implementations: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--implementations",
+            metavar="NAMES",
+            help="Whose kernels: cudadent42, or path/to/kernel.toml, by commas. Default: cudadent42.",
+        ),
+    ] = None,
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -76,14 +93,16 @@ def build(
     """
     from cudadent42 import tables
     from cudadent42.build import build as build_kernels
-    from cudadent42.build import choose_device
-    from cudadent42.progress import observer
+    from cudadent42.build import buildable, choose_device
 
     target = choose_device(device, offline=bool(arch))
-    with observer(console_for(stderr=True), verbose) as watcher:
+    with watching(verbose) as watcher:
         watcher.stage("build")
         report = build_kernels(
-            target, split(arch), lambda done, total, what: watcher.advance(done / total, what)
+            target,
+            split(arch),
+            lambda done, total, what: watcher.advance(done / total, what),
+            implementations=buildable(split(implementations)),
         )
     if as_json:
         print_json({"passed": report.passed, **encoded(report)})
@@ -98,6 +117,7 @@ def build(
             print_line(console, f"{failure.kernel} for {failure.architecture} failed: {failure.message}")
             print_line(console, failure.log)
         print_line(console, tables.build_line(report))
+    trace.current().build = report
     if not report.passed:
         raise typer.Exit(ExitCode.BUILD_FAILED)
 
@@ -118,11 +138,10 @@ def verify(
     Every case of the suite, and adversarial inputs.
     """
     from cudadent42 import pipeline, tables
-    from cudadent42.progress import observer
 
     choices = choices_of(suite, dtype, case, implementations, None, None, seed, None, None)
     request = pipeline.Request(choices, device, None, command_line(), ignore_preflight=ignore_preflight)
-    with observer(console_for(stderr=True), verbose) as watcher:
+    with watching(verbose) as watcher:
         report = pipeline.verify_only(request, watcher)
     if as_json:
         print_json({"passed": report.passed, **encoded(report)})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cudadent42.errors import ExitCode
@@ -13,14 +13,17 @@ from cudadent42.preflight.definitions import parse_device
 from cudadent42.preflight.fix import apply
 from cudadent42.preflight.runner import gather, inspect
 from cudadent42.preflight.text import lines
+from cudadent42.records import MachineReport
 from cudadent42.serialise import encode
 
 _OPTIONS = ("--fix", "--json")
 SCHEMA_VERSION = 1
 
 
-def main(device: str, fix: bool, as_json: bool) -> ExitCode:
-    """Check, mend if asked, print; the exit code."""
+def main(
+    device: str, fix: bool, as_json: bool, tell: Callable[[MachineReport], None] = lambda report: None
+) -> ExitCode:
+    """Check, mend if asked, print; the exit code. ``tell`` is given what was found."""
     context = gather(parse_device(device), Path("runs"))
     report = inspect(context)
     if fix:
@@ -29,6 +32,7 @@ def main(device: str, fix: bool, as_json: bool) -> ExitCode:
             print(line, file=sys.stderr)
         if attempts:
             report = inspect(gather(context.device, context.output))
+    tell(report)
     if as_json:
         print(
             json.dumps({"schema_version": SCHEMA_VERSION, "ready": report.ready, **encode(report)}, indent=2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cudadent42.preflight import gpu, host, network, python, toolchain
+from cudadent42.preflight import gpu, host, network, profiler, python, toolchain
 
 DEFINITIONS = (
     *python.DEFINITIONS,
@@ -10,4 +10,5 @@ DEFINITIONS = (
     *host.DEFINITIONS,
     *toolchain.DEFINITIONS,
     *gpu.DEFINITIONS,
+    *profiler.DEFINITIONS,
 )

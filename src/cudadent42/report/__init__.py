@@ -23,14 +23,16 @@ class ReportPaths:
     """None where nothing was timed."""
 
 
-def write(folder: Path) -> ReportPaths:
+def write(folder: Path, before: Path | None = None) -> ReportPaths:
     """Write ``report.html``, ``report.md`` and ``speedup.svg`` into a run folder, finished or not.
+
+    A profile in the folder is shown; that of the folder ``before``, if one is given, beside it.
 
     Of a run that ended early the samples that were kept are compared, and the report says that this is a part.
 
     Raises UsageError where the folder cannot be read as a run or cannot be written to.
     """
-    return write_run(_compared(load_run(folder)))
+    return write_run(_compared(load_run(folder)), before)
 
 
 def _compared(run: RunFolder) -> RunFolder:
@@ -42,14 +44,15 @@ def _compared(run: RunFolder) -> RunFolder:
     return replace(run, results=compare(run.plan, run.samples, load_skipped(run.path), {}))
 
 
-def write_run(run: RunFolder) -> ReportPaths:
+def write_run(run: RunFolder, before: Path | None = None) -> ReportPaths:
     """``write`` for a run that is already read."""
     # matplotlib takes most of a second to import, and only reports need it.
     from cudadent42.report import html, markdown
     from cudadent42.report.figures.speedup import speedup
+    from cudadent42.report.profile import load_profiled
     from cudadent42.report.view import View
 
-    view = View(run)
+    view = View(run, load_profiled(run.path, before))
     paths = ReportPaths(
         html=run.path / "report.html",
         markdown=run.path / "report.md",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from cudadent42.records import Results, TimerKind, Verdict
+from cudadent42.records import Plan, Results, TimerKind, Verdict
 from cudadent42.report import text
 from cudadent42.report.rivals import rivals
 from cudadent42.report.view import View
@@ -12,6 +12,7 @@ from flashmoe_science.jit.records import KernelBuild
 
 _TIMED = {
     TimerKind.CALL: "the whole call, launch included",
+    TimerKind.CPU: "processor time on one thread",
     TimerKind.GRAPH: "GPU time alone, by graph replay",
 }
 
@@ -27,7 +28,7 @@ def run_facts(view: View) -> Rows:
         ("device", text.clean(plan.device)),
         ("suite", f"{text.clean(plan.suite)}, {text.plural(len(plan.cases), 'case')}"),
         ("implementations", ", ".join(map(text.implementation, plan.implementations))),
-        ("blocks per case", f"{plan.repeats:,} after {plan.warmup:,} of warm-up"),
+        ("blocks per case", _blocks(plan)),
         ("timed", _TIMED[plan.timer] + f", {plan.cache.value} cache"),
         ("seed", str(plan.seed)),
         ("margin", f"±{text.percent(plan.margin)}"),
@@ -40,6 +41,13 @@ def run_facts(view: View) -> Rows:
         rows.append(("source", text.clean(f"{revision.commit[:12]}{branch}, {state}")))
     rows += [(name, text.clean(value)) for name, value in sorted(manifest.environment.items())]
     return rows
+
+
+def _blocks(plan: Plan) -> str:
+    line = f"{plan.repeats:,} after {plan.warmup:,} of warm-up"
+    if plan.precision is not None:
+        line = f"until ±{text.percent(plan.precision)}, at most {line}"
+    return line if plan.budget_s is None else f"{line}, within {plan.budget_s:g} s"
 
 
 def machine_facts(view: View) -> Rows:

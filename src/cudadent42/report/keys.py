@@ -12,7 +12,7 @@ from cudadent42.report.figures import marks
 from cudadent42.report.figures.samples import Strips
 from cudadent42.report.figures.speedup import control_shown
 from cudadent42.report.svg import Role
-from cudadent42.report.view import View
+from cudadent42.report.view import Profiled, View
 
 _SHAPES = {
     "o": '<circle cx="8" cy="8" r="4.5" {0}/>',
@@ -64,6 +64,24 @@ def roofline_key(view: View) -> list[Entry]:
     return [
         Entry(_mark("o", Role.CANDIDATE), view.candidate),
         Entry(_mark("o", Role.BASELINE, hollow=True), view.baseline),
+    ]
+
+
+def profile_key(view: Profiled) -> list[Entry]:
+    """The profile, and the earlier one where there is one."""
+    found = [Entry(_mark("o", Role.CANDIDATE), text.implementation(view.profile.implementation))]
+    if view.before is not None:
+        found.append(Entry(_mark("o", Role.BASELINE, hollow=True), "before"))
+    return found
+
+
+def bar_key(view: Profiled) -> list[Entry]:
+    """As ``profile_key``, for bars; empty where one bar needs no key."""
+    if view.before is None:
+        return []
+    return [
+        Entry(_mark("s", Role.CANDIDATE), text.implementation(view.profile.implementation)),
+        Entry(_mark("s", Role.CONTROL), "before"),
     ]
 
 

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
-from cudadent42.report import facts, notices, text
+from cudadent42.report import facts, gates, notices, text
 from cudadent42.report.cases import CaseRow, shares_of_bound
 from cudadent42.report.view import Tone, View
 
@@ -17,24 +17,26 @@ _SIGNS = {Tone.GOOD: "✅", Tone.BAD: "❌", Tone.WARN: "⚠️", Tone.NEUTRAL: 
 def render(view: View) -> str:
     """The report as GitHub-flavoured Markdown."""
     parts = [
-        f"### {_SIGNS[view.tone]} {_escape(view.headline)}",
-        _escape(view.subline) + ".",
+        f"### {_SIGNS[view.tone]} {escape(view.headline)}",
+        escape(view.subline) + ".",
         *_notices(view),
         *_tally(view),
-        _table(view),
-        _escape(facts.rivals_line(view.run.results, view.candidate_name)),
-        _escape(view.verification_line),
-        _escape(facts.control_line(view)),
-        _escape(facts.roofline_line(view)),
+        "" if view.profile_alone else _table(view),
+        *_gates(view),
+        *_profile(view),
+        escape(facts.rivals_line(view.run.results, view.candidate_name)),
+        escape(view.verification_line),
+        escape(facts.control_line(view)),
+        escape(facts.roofline_line(view)),
         _fold("Machine and versions", [f"`{_code(view.run.machine.summary)}`", _rows(_all_facts(view))]),
         _fold("Kernels", _kernels(view)),
         _fold("Other implementations", _others(view)),
         _fold("Checks closest to their bound", _checks(view)),
-        _fold("Not measured here", ["\n".join(f"* {_escape(line)}" for line in notices.not_measured(view))]),
+        _fold("Not measured here", ["\n".join(f"* {escape(line)}" for line in notices.not_measured(view))]),
         _fold(
-            "Reproduce", [f"```sh\n{_fence(facts.reproduce(view))}\n```", _escape(facts.reproduce_note(view))]
+            "Reproduce", [f"```sh\n{_fence(facts.reproduce(view))}\n```", escape(facts.reproduce_note(view))]
         ),
-        f"<sub>cudadent42 {_escape(view.run.manifest.version)}, run {_escape(view.name)}</sub>",
+        f"<sub>cudadent42 {escape(view.run.manifest.version)}, run {escape(view.name)}</sub>",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -42,10 +44,35 @@ def render(view: View) -> str:
 def _notices(view: View) -> Iterable[str]:
     for notice in notices.notices(view):
         lines = [
-            f"> {_SIGNS[notice.tone]} **{_escape(notice.title)}**",
-            *(f"> * {_escape(x)}" for x in notice.lines),
+            f"> {_SIGNS[notice.tone]} **{escape(notice.title)}**",
+            *(f"> * {escape(x)}" for x in notice.lines),
         ]
         yield "\n".join(lines)
+
+
+def _profile(view: View) -> Iterable[str]:
+    """The ranked causes, and what to do next."""
+    if view.profiled is None:
+        return
+    diagnosis = view.profiled.diagnosis
+    subject = f"{text.clean(diagnosis.case)}, {text.implementation(diagnosis.implementation)}"
+    yield f"**Where the time goes: {escape(subject)}.** {escape(diagnosis.summary)}"
+    if diagnosis.causes:
+        head = "| cause | at most | known | evidence | try first |\n| --- | ---: | --- | --- | --- |"
+        rows = (
+            f"| {escape(one.title)} | {100 * one.gain:.0f} % | {one.certainty.value} "
+            f"| {escape(one.evidence)} | {escape(one.experiment)} |"
+            for one in diagnosis.causes
+        )
+        yield "\n".join([head, *rows])
+    yield f"Next: {escape(diagnosis.next_step)}"
+
+
+def _gates(view: View) -> Iterable[str]:
+    judged = gates.gate_report(view)
+    if judged is not None:
+        lines = [f"* {escape(' '.join(line.split()))}" for line in judged.lines()]
+        yield "\n".join([escape(gates.headline(judged)), "", *lines])
 
 
 def _tally(view: View) -> Iterable[str]:
@@ -56,7 +83,7 @@ def _tally(view: View) -> Iterable[str]:
 
 def _table(view: View) -> str:
     head = (
-        f"| case | dtype | {_escape(view.baseline)} | {_escape(view.candidate)} "
+        f"| case | dtype | {escape(view.baseline)} | {escape(view.candidate)} "
         "| speed-up | 95 % interval | verdict |\n"
         "| --- | --- | ---: | ---: | ---: | --- | --- |"
     )
@@ -64,10 +91,10 @@ def _table(view: View) -> str:
 
 
 def _line(row: CaseRow) -> str:
-    start = f"| {_escape(row.name)} | {_escape(row.case.dtype)} |"
+    start = f"| {escape(row.name)} | {escape(row.case.dtype)} |"
     found = row.comparison
     if found is None:
-        return f"{start} | | | | not compared: {_escape(row.reason)} |"
+        return f"{start} | | | | not compared: {escape(row.reason)} |"
     flagged = f" ({found.flagged_blocks} flagged)" if found.flagged_blocks else ""
     return (
         f"{start} {text.latency(found.baseline_latency_ms)} | {text.latency(found.latency_ms)} | "
@@ -99,12 +126,12 @@ def _kernels(view: View) -> list[str]:
 
 
 def _cells(row: Mapping[str, object], *columns: str) -> str:
-    return "| " + " | ".join(_escape(str(row[column])) for column in columns) + " |"
+    return "| " + " | ".join(escape(str(row[column])) for column in columns) + " |"
 
 
 def _others(view: View) -> list[str]:
     lines = [
-        f"| {_escape(row.name)} | {_escape(row.case.dtype)} | {_escape(text.implementation(name))} "
+        f"| {escape(row.name)} | {escape(row.case.dtype)} | {escape(text.implementation(name))} "
         f"| {text.latency(found.latency_ms)} | {text.ratio(found.speedup)} "
         f"| {text.interval(found.ci_low, found.ci_high)} | {found.verdict.value} |"
         for row in view.rows
@@ -127,7 +154,7 @@ def _checks(view: View) -> list[str]:
     shared.sort(key=lambda pair: -pair[0])
     lines = ["| case | input | implementation | of the bound |", "| --- | --- | --- | ---: |"]
     lines += [
-        f"| {_escape(e.case)} | {_escape(e.input)} | {_escape(text.implementation(e.implementation))} "
+        f"| {escape(e.case)} | {escape(e.input)} | {escape(text.implementation(e.implementation))} "
         f"| {text.figures(100 * share)} % |"
         for share, e in shared[:10]
     ]
@@ -136,7 +163,7 @@ def _checks(view: View) -> list[str]:
 
 def _rows(rows: facts.Rows) -> str:
     return "\n".join(
-        ["| | |", "| --- | --- |", *(f"| {_escape(name)} | {_escape(value)} |" for name, value in rows)]
+        ["| | |", "| --- | --- |", *(f"| {escape(name)} | {escape(value)} |" for name, value in rows)]
     )
 
 
@@ -145,7 +172,7 @@ def _fold(title: str, parts: list[str]) -> str:
     return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>" if body else ""
 
 
-def _escape(words: str) -> str:
+def escape(words: str) -> str:
     """Text that Markdown shows as it is: no markup, no mention, no table cell."""
     plain = text.clean(words).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _SPECIAL.sub(_entity, plain)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import unicodedata
 
+from cudadent42.implementations import is_plug_in
+
 NOT_AVAILABLE = "n/a"
 
 _TIME_UNITS = ((1e3, "s"), (1.0, "ms"), (1e-3, "µs"), (1e-6, "ns"))
@@ -28,7 +30,7 @@ def shorten(text: str, length: int) -> str:
 
 def implementation(name: str) -> str:
     """An implementation's name; a plug-in's without the folders in front of its file."""
-    return clean(name.rpartition("/")[2] if ".py:" in name else name)
+    return clean(name.rpartition("/")[2] if is_plug_in(name) else name)
 
 
 def figures(value: float, count: int = 3) -> str:

@@ -60,6 +60,15 @@ class Table:
             raise UsageError(f"{self.where}: {key} = {found!r}; expected a number from 0 to below 1")
         return float(found)
 
+    def number(self, key: str, high: float, expected: str, default: float | None) -> float:
+        """A number from 0 to ``high``; a default of None makes the key required."""
+        found = self._values.get(key, default)
+        if found is None:
+            raise UsageError(f"{self.where}: the key {key!r} is missing; expected {expected}")
+        if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 <= found <= high:
+            raise UsageError(f"{self.where}: {key} = {found!r}; expected {expected}")
+        return float(found)
+
     def choice(self, key: str, default: E) -> E:
         """One of the words of the enumeration that ``default`` belongs to."""
         kind = type(default)

@@ -9,9 +9,20 @@ allow, and taking turns on the tensor cores gains nothing: the chip is limited b
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 SWIZZLE_PANEL = 64
 """Columns of a shared-memory panel: 128 bytes, what TMA swizzles by."""
+
+
+class Ablation(Enum):
+    """What the kernel leaves out, to see what it costs: its result is then wrong."""
+
+    NONE = 0
+    EXPONENTIALS = 1
+    MASK = 2
+    LOADS = 3
+    """Of keys and values, once the rings in shared memory have been filled."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +41,7 @@ class HopperConfiguration:
     ping_pong: bool
     """Whether the consumers take turns on the tensor cores."""
     causal: bool
+    ablation: Ablation = Ablation.NONE
 
     @property
     def block_m(self) -> int:

@@ -81,7 +81,7 @@ def load(kernel: CudaKernel, device: int, capturing: bool, *, allow_defects: boo
         captured.
         BuildError: the kernel does not compile, or the driver refuses the cubin.
     """
-    text = f"{kernel.source}:{kernel.architecture}:{kernel.label}"
+    text = f"{kernel.directory}/{kernel.source}:{kernel.architecture}:{kernel.label}"
     name = text, device
     if not allow_defects and text in _refused:
         raise KernelDefectError(*_refused[text])

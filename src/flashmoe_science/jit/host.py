@@ -19,6 +19,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -168,7 +169,13 @@ def find_compiler() -> HostCompiler:
 
 
 def build(
-    source: Path, kernel: str, instruction_set: InstructionSet, cache: CompileCache | None = None
+    source: Path,
+    kernel: str,
+    instruction_set: InstructionSet,
+    cache: CompileCache | None = None,
+    *,
+    macros: Mapping[str, int] | None = None,
+    include_directories: Sequence[Path] = (),
 ) -> KernelBuild:
     """The shared library of one translation unit, from the cache or compiled now.
 
@@ -177,6 +184,8 @@ def build(
         kernel: the kernel's name in the recipe.
         instruction_set: what to compile for.
         cache: where to keep it; `default_cache` unless given.
+        macros: defined for the compilation.
+        include_directories: searched for headers besides; every .h file below them counts as one of its headers.
 
     Raises:
         BuildError: it does not compile; the compiler's output is in its ``log``.
@@ -185,18 +194,31 @@ def build(
     require_instruction_set(instruction_set)
     compiler = find_compiler()
     cache = default_cache() if cache is None else cache
-    files = (source, *sorted(source.parent.glob("*.h")))
+    macros = {} if macros is None else macros
+    files = {file.name: file for file in (source, *sorted(source.parent.glob("*.h")))}
+    for directory in include_directories:
+        headers = sorted(directory.rglob("*.h"))
+        files |= {str(file.relative_to(directory)): file for file in headers}
     recipe = Recipe(
         kernel=kernel,
         backend="host",
         architecture="+".join((f"{platform.machine()}:{instruction_set.value}", *instruction_set.features)),
-        configuration={},
+        configuration=dict(macros),
         compiler=" ".join(compiler.command),
         compiler_version=compiler.version,
-        flags=(*COMMON_FLAGS, *compiler.baseline_flags, *instruction_set.flags),
-        sources={file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files},
+        flags=(
+            *COMMON_FLAGS,
+            *compiler.baseline_flags,
+            *instruction_set.flags,
+            *(f"-D{name}={value}" for name, value in macros.items()),
+        ),
+        sources={name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()},
     )
-    return cache.get_or_build(recipe, ".so", lambda path: _compile(compiler, recipe, source, cache, path))
+    # Where headers lie is not part of the recipe: what they say is.
+    searched = tuple(f"-I{directory}" for directory in include_directories)
+    return cache.get_or_build(
+        recipe, ".so", lambda path: _compile(compiler, recipe, source, searched, cache, path)
+    )
 
 
 def load(build: KernelBuild) -> ctypes.CDLL:
@@ -215,9 +237,14 @@ def load(build: KernelBuild) -> ctypes.CDLL:
 
 
 def _compile(
-    compiler: HostCompiler, recipe: Recipe, source: Path, cache: CompileCache, path: Path
+    compiler: HostCompiler,
+    recipe: Recipe,
+    source: Path,
+    searched: Sequence[str],
+    cache: CompileCache,
+    path: Path,
 ) -> Compilation:
-    command = [*compiler.command, *recipe.flags, source.name, "-o", str(path)]
+    command = [*compiler.command, *recipe.flags, *searched, source.name, "-o", str(path)]
     # LC_ALL: what it says is searched below.
     environment = {**os.environ, **dict(compiler.environment), "LC_ALL": "C"}
     if compiler.environment:

@@ -50,6 +50,8 @@ class CudaKernel:
     directory: Path = KERNEL_DIRECTORY
     header_directory: Path = KERNEL_DIRECTORY
     """Where the files that it includes are, by path relative to this."""
+    more_header_directories: tuple[Path, ...] = field(default=())
+    """Where files that it includes are looked for next."""
     include_directories: tuple[Path, ...] = field(default=())
     """Toolkit headers, for kernels of others; ours need none. See `toolkit_include_directories`."""
     cluster_blocks: int = 1
@@ -175,9 +177,10 @@ def _sources(kernel: CudaKernel) -> dict[str, bytes]:
     while waiting:
         for match in _INCLUDE.finditer(found[waiting.pop()]):
             name = match[1].decode()
-            header = kernel.header_directory / name
+            directories = (kernel.header_directory, *kernel.more_header_directories)
+            header = next((each / name for each in directories if (each / name).is_file()), None)
             # What is not ours is a toolkit's header, or one that the compiler will name as missing.
-            if name not in found and header.is_file():
+            if name not in found and header is not None:
                 found[name] = header.read_bytes()
                 waiting.append(name)
     return found

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudadent42.bench.schedule import ROUND_BLOCKS, block_orders, control_name, rounds
+from cudadent42.bench.schedule import ROUND_BLOCKS, alternating, block_orders, control_name, rounds
 
 NAMES = st.lists(st.text("abcdef", min_size=1, max_size=3), min_size=1, max_size=5, unique=True)
 
@@ -43,9 +43,16 @@ def test_control_has_a_name_of_its_own() -> None:
     assert control_name("pytorch") == "pytorch_control"
 
 
-@given(st.integers(1, 200), st.booleans())
-def test_rounds_hold_every_block_once_and_keep_pairs_together(blocks: int, spread: bool) -> None:
-    found = rounds(blocks, spread=spread)
+@given(st.integers(1, 200))
+def test_rounds_hold_every_block_once_and_keep_pairs_together(blocks: int) -> None:
+    found = rounds(blocks)
     assert [block for visit in found for block in visit] == list(range(blocks))
     assert all(visit.start % 2 == 0 for visit in found)
-    assert len(found) == (max(1, blocks // ROUND_BLOCKS) if spread else 1)
+    assert len(found) == max(1, blocks // ROUND_BLOCKS)
+
+
+@given(st.integers(1, 7))
+def test_passes_of_a_block_mirror_each_other(passes: int) -> None:
+    found = alternating(["a", "b", "c"], passes)
+    assert len(found) == passes
+    assert all(each == (["a", "b", "c"] if i % 2 == 0 else ["c", "b", "a"]) for i, each in enumerate(found))

@@ -13,15 +13,14 @@ from numpy.typing import NDArray
 from cudadent42.bench.margin import default_margin, lower, upper
 from cudadent42.bench.schedule import block_orders
 from cudadent42.bench.statistics import (
+    CENTRE_FACTOR,
     RatioEstimate,
-    decide,
-    decide_many,
-    discoveries,
     estimate_ratio,
     geometric_mean,
     minimum_detectable_effect,
     noise_floor,
 )
+from cudadent42.bench.verdicts import decide, decide_many, discoveries
 from cudadent42.records import Verdict
 
 Floats = NDArray[np.float64]
@@ -237,5 +236,5 @@ def test_minimum_detectable_effect_follows_the_blocks() -> None:
     random = np.random.default_rng(1)
     few, many = (random.normal(1.0, 0.01, n) for n in (100, 10_000))
     small = minimum_detectable_effect(many, np.ones(10_000))
-    assert small == pytest.approx(2.8 * 1.2533 * 0.01 / 100, rel=0.05)
+    assert small == pytest.approx(2.8 * CENTRE_FACTOR * 0.01 / 100, rel=0.05)
     assert minimum_detectable_effect(few, np.ones(100)) > 5 * small

@@ -25,6 +25,7 @@ from cudadent42.preflight.gpu_probe import NO_GPU, Gpu, GpuProbe, Monitor
 from cudadent42.preflight.runner import chosen_device, inspect
 from cudadent42.preflight.table import DEFINITIONS
 from cudadent42.preflight.text import lines
+from cudadent42.profile import ncu_install
 from cudadent42.records import Check, Status
 
 H200 = Gpu("NVIDIA H200", "9.0", 150 << 30, 132)
@@ -374,3 +375,45 @@ def compile_driver(folder: Path, source: str) -> Path:
     command = [compiler, "-shared", "-fPIC", "-o", str(library), str(folder / "driver.c")]
     subprocess.run(command, check=True, capture_output=True)
     return library
+
+
+# ---------------------------------------------------------------- performance counters
+
+
+def profiler(folder: Path, version: str) -> None:
+    path = folder / "ncu"
+    path.write_text(f"#!/bin/sh\necho 'Version {version} (build 1)'\n")
+    path.chmod(0o755)
+
+
+def test_open_counters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    profiler(tmp_path, "2025.3.1.0")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(ncu_install, "counters_closed", lambda: False)
+    found = check("counters", context(WORKING))
+    assert found.status is Status.OK
+    assert found.detail == f"Nsight Compute 2025.3.1 at {tmp_path / 'ncu'}"
+    assert check("counters", context(WORKING, "cpu")).status is Status.SKIP
+
+
+@pytest.mark.parametrize(
+    ("container", "fix"), [(False, "NVreg_RestrictProfilingToAdminUsers=0"), (True, "--cap-add=SYS_ADMIN")]
+)
+def test_closed_counters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, container: bool, fix: str) -> None:
+    profiler(tmp_path, "2025.3.1.0")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(ncu_install, "counters_closed", lambda: True)
+    monkeypatch.setattr(ncu_install, "in_container", lambda: container)
+    found = check("counters", context(WORKING))
+    assert found.status is Status.WARN
+    assert "ERR_NVGPUCTRPERM" in found.cause
+    assert fix in found.fix
+
+
+def test_an_old_profiler_and_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if ncu_install.find() is None:
+        found = check("counters", context(WORKING))
+        assert (found.status, found.detail) == (Status.WARN, "no Nsight Compute")
+    profiler(tmp_path, "2022.4.1.0")
+    assert "2022.4.1 is older" in check("counters", context(WORKING)).cause

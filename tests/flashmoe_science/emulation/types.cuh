@@ -46,6 +46,8 @@ template <class T> T __shfl_sync(unsigned, T x, int from) { memcpy(&warp_->slot[
 template <class T> T __shfl_xor_sync(unsigned m, T x, int with) { return __shfl_sync(m, x, lane_ ^ with); }
 template <class T> T __shfl_up_sync(unsigned m, T x, int by) { return __shfl_sync(m, x, lane_ < by ? lane_ : lane_ - by); }
 inline uint32 __ballot_sync(unsigned, bool x) { warp_->slot[lane_][0]=x; __syncwarp(); uint32 y=0; for (int i=0;i<32;i++) y |= warp_->slot[i][0] << i; __syncwarp(); return y; }
+inline uint32 __match_any_sync(unsigned, uint32 x) { warp_->slot[lane_][0]=x; __syncwarp(); uint32 y=0; for (int i=0;i<32;i++) y |= (uint32)(warp_->slot[i][0]==x) << i; __syncwarp(); return y; }
+inline int __popc(uint32 x) { return __builtin_popcount(x); }
 inline int atomicAdd(int* p, int x) { return __atomic_fetch_add(p, x, __ATOMIC_RELAXED); }
 inline int __ffs(uint32 x) { return __builtin_ffs(x); }
 inline uint32 shared_address(const void* p) { return (uint32)((const char*)p - block_->arena.data()); }

@@ -21,7 +21,7 @@ _FOOT = 46.0
 
 
 @dataclass(frozen=True)
-class _Frame:
+class Frame:
     """Limits that all panels share, and how many ticks fit."""
 
     intensity: tuple[float, float]
@@ -55,8 +55,8 @@ def roofline(view: View, sheet: svg.Sheet, *, wide: bool) -> str:
         marks.write(
             axes, 0, 1 + 14 / height, text.clean(dtype), role=Role.INK, size=13, bold=True, place="axes"
         )
-        _grid(axes, frame, height)
-        _ceilings(axes, frame, view.peak(dtype), view.bandwidth)
+        draw_grid(axes, frame, height)
+        draw_ceilings(axes, frame, view.peak(dtype), view.bandwidth)
         for row in rows:
             if row.case.dtype == dtype:
                 _case(axes, view, row, tips)
@@ -76,19 +76,20 @@ def _drawable(row: CaseRow) -> bool:
     return all(math.isfinite(value) and value > 0 for value in values)
 
 
-def _frame(view: View, rows: Sequence[CaseRow], ticks: int) -> _Frame:
+def _frame(view: View, rows: Sequence[CaseRow], ticks: int) -> Frame:
     intensities = [row.intensity for row in rows]
     rates = [rate for row in rows for rate in (row.gflops, row.baseline_gflops)]
     for row in rows:
         peak = view.peak(row.case.dtype)
         if peak:
             rates.append(peak[1])
-    return _Frame(
+    return Frame(
         (min(intensities) / 1.5, max(intensities) * 1.5), (min(rates) / 1.4, max(rates) * 1.3), ticks
     )
 
 
-def _grid(axes: Axes, frame: _Frame, height: float) -> None:
+def draw_grid(axes: Axes, frame: Frame, height: float) -> None:
+    """Lines at round numbers of both axes, with their names."""
     for tick in marks.ratio_ticks(*frame.intensity, frame.ticks):
         marks.rule(axes, (tick, tick), frame.rate, Role.RULE, 0.8, zorder=0)
         marks.write(axes, tick, -14 / height, f"{tick:,.5g}", align="center", place="column")
@@ -120,7 +121,7 @@ def _grid(axes: Axes, frame: _Frame, height: float) -> None:
     )
 
 
-def _ceilings(axes: Axes, frame: _Frame, peak: tuple[str, float] | None, bandwidth: float) -> None:
+def draw_ceilings(axes: Axes, frame: Frame, peak: tuple[str, float] | None, bandwidth: float) -> None:
     """The compute roof, and the memory slope up to where they meet."""
     (left, right), (low, high) = frame.intensity, frame.rate
     if peak is not None:

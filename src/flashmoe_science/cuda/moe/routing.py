@@ -16,9 +16,10 @@ from flashmoe_science.jit.nvrtc import CudaKernel
 _POINTERS = struct.Struct("5Q")
 _REST = struct.Struct("2i")
 _ARGUMENT_BYTES = 64
-_LOADS = 8  # slots of a thread, as in moe/routing.cuh
 _WARPS = (32, 16, 8, 4, 2, 1)
-_STATIC_SHARED = 256  # more than the kernels declare
+_STATIC_SHARED = 9216  # more than the kernels declare
+_CHUNK = 2048  # slots of a block, where there are several
+_SINGLE = 8192  # slots up to which one block is faster than two launches
 _INT = 4
 _LEAST_CAPACITY = 128
 TICKETS_BYTES = 8
@@ -41,8 +42,8 @@ def warps_for(capacity: int, architecture: str) -> int:
     return next(warps for warps in _WARPS if warps * capacity * _INT <= room)
 
 
-def kernel(function: str, capacity: int, ids64: bool, architecture: str) -> CudaKernel:
-    """``moe_count`` or ``moe_place`` for up to `capacity` experts, at most `most_experts`."""
+def kernel(function: str, capacity: int, chunk: int, ids64: bool, architecture: str) -> CudaKernel:
+    """``moe_count`` or ``moe_place`` for `chunk` slots a block and up to `capacity` experts, at most `most_experts`."""
     warps = warps_for(capacity, architecture)
     return CudaKernel(
         source=f"{function}.cu",
@@ -51,6 +52,7 @@ def kernel(function: str, capacity: int, ids64: bool, architecture: str) -> Cuda
         macros={
             "CAPACITY": capacity,
             "WARPS": warps,
+            "LOADS": chunk // (32 * warps),
             "IDS64": int(ids64),
             "DEPENDENT": int(overlaps(architecture)),
         },
@@ -67,8 +69,8 @@ def overlaps(architecture: str) -> bool:
 def kernels(architecture: str) -> list[CudaKernel]:
     """Both kernels, for up to 512 experts."""
     return [
-        kernel(function, capacity, ids64, architecture)
-        for function in ("moe_count", "moe_place")
+        kernel(function, capacity, chunk, ids64, architecture)
+        for function, chunk in (("moe_count", _CHUNK), ("moe_place", _CHUNK), ("moe_place", _SINGLE))
         for capacity in (128, 256, 512)
         for ids64 in (False, True)
     ]
@@ -98,8 +100,8 @@ class Routing:
                 f"expected at most {most_experts(architecture)}"
             )
         capacity = capacity_for(problem.experts)
-        warps = warps_for(capacity, architecture)
-        blocks = max(1, -(-problem.slots // (32 * warps * _LOADS)))
+        chunk = _SINGLE if _CHUNK < problem.slots <= _SINGLE else _CHUNK
+        blocks = max(1, -(-problem.slots // chunk))
         self.offsets_bytes = (problem.experts + 1) * _INT
         self.slots_bytes = problem.slots * _INT
         self.counts_bytes = blocks * problem.experts * _INT if blocks > 1 else 0
@@ -108,7 +110,7 @@ class Routing:
         capturing = torch.cuda.is_current_stream_capturing()
 
         def prepare(function: str) -> Launcher:
-            compiled = kernel(function, capacity, problem.ids64, architecture)
+            compiled = kernel(function, capacity, chunk, problem.ids64, architecture)
             loaded = load(compiled, device.index, capturing)
             launcher = Launcher(loaded, (blocks, 1, 1), compiled, _ARGUMENT_BYTES, dependent=dependent)
             _REST.pack_into(launcher.buffer, _POINTERS.size, problem.slots, problem.experts)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import cast
 
-from flashmoe_science.cuda.moe import hopper, portable, topk
+from flashmoe_science.cuda.moe import few, hopper, portable, topk
 from flashmoe_science.cuda.moe.problem import MoeChoice, MoeKind, MoeModule, MoePlan, MoeProblem
 from flashmoe_science.cuda.problem import Device
 from flashmoe_science.errors import InputError, KernelDefectError, NoKernelError
@@ -18,6 +18,7 @@ OVERRIDE_VARIABLE = "FLASHMOE_MOE_KERNEL"
 """Environment variable that names the way (see `MoeKind`) that every call must take; read at a shape's first call."""
 
 _MODULES: dict[MoeKind, ModuleType] = {
+    MoeKind.FEW: few,
     MoeKind.HOPPER: hopper,
     MoeKind.PORTABLE: portable,
 }

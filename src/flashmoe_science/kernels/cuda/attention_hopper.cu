@@ -6,13 +6,15 @@
 // P V does; between warpgroups, they take turns on the tensor cores (PING_PONG). The loop over blocks runs on from one
 // tile into the next, so that a tile's first scores are computed during the last product of the one before.
 //
-// Compile-time configuration: HEAD_DIM, ELEMENT_BF16, CAUSAL, CONSUMERS, BLOCK_N, K_STAGES, V_STAGES, Q_STAGES, PING_PONG.
+// Compile-time configuration: HEAD_DIM, ELEMENT_BF16, CAUSAL, CONSUMERS, BLOCK_N, K_STAGES, V_STAGES, Q_STAGES, PING_PONG;
+// ABLATE to leave something out (hopper/ablation.cuh).
 #if ELEMENT_BF16
 #define WGMMA_TYPES "bf16.bf16"
 #else
 #define WGMMA_TYPES "f16.f16"
 #endif
 
+#include "hopper/ablation.cuh"
 #include "hopper/parameters.cuh"
 #include "hopper/producer.cuh"
 #include "hopper/shared.cuh"
@@ -184,6 +186,7 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
             block -= hidden;
             own_limit = first_row + warp * 16 + lane / 4 + shift;
         }
+        if (NO_MASK) masked = tile.n_blocks;
         return true;
     };
     const auto apply_mask = [&](float (&s)[BLOCK_N / 2]) {

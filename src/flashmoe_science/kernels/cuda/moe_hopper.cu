@@ -11,8 +11,8 @@
 // them so, for either layout of the weight), and a product takes every other group of eight rows (a stride of the
 // descriptor): a thread then holds gate and up value of the same column.
 //
-// Blocks are persistent and draw tiles from a counter. Compile-time configuration: TOKENS, STEP, STAGES, GATHER,
-// ACTIVATION, ELEMENT_BF16.
+// Blocks are persistent and draw tiles from a counter. Compile-time configuration: TOKENS, STEP, STAGES, GATHER, ACTIVATION,
+// ELEMENT_BF16.
 #if ELEMENT_BF16
 #define WGMMA_TYPES "bf16.bf16"
 #else
@@ -38,10 +38,10 @@ template <int N>
 __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& shared, const Tile& tile,
                                              Ring<STAGES>& ring, int consumer) {
     const int lane = threadIdx.x % 32;
-    int slots[N / 32];
+    int slots[(N + 31) / 32];
     if (!GATHER) {
 #pragma unroll
-        for (int i = 0; i < N / 32; ++i) {
+        for (int i = 0; i < (N + 31) / 32; ++i) {
             const int index = 32 * i + lane;
             slots[i] = index < tile.count ? __ldg(p.sorted_slots + tile.first + index) : 0;
         }
@@ -96,7 +96,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
 template <int N>
 __device__ __forceinline__ void consume_at_most(const Parameters& p, const Shared& shared, const Tile& tile,
                                                 Ring<STAGES>& ring, int consumer) {
-    if constexpr (N > STEP) {
+    if constexpr (N > LEAST) {
         if (tile.count <= N - STEP) return consume_at_most<N - STEP>(p, shared, tile, ring, consumer);
     }
     consume_tile<N>(p, shared, tile, ring, consumer);
@@ -129,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(moe::THREADS, 1)
         initialise(shared);
     }
     __syncthreads();
-    wait_for_predecessor();
+    if (GATHER) wait_for_predecessor();  // else the producer does, later
     allow_successor();
 
     if (warp < 4) {

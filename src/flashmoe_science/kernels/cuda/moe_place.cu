@@ -3,7 +3,9 @@
 
 namespace routing {
 
-// Sum of all lanes' values up to this one's.
+// With one thread an expert, threads that are left over share the counting of other blocks' slots.
+constexpr int GROUPS = THREADS > CAPACITY ? THREADS / CAPACITY : 1;
+
 __device__ __forceinline__ int inclusive_scan(int x) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -14,11 +16,24 @@ __device__ __forceinline__ int inclusive_scan(int x) {
     return x;
 }
 
+// The lanes with this lane's expert, bit by bit of its number; none for -1.
+__device__ __forceinline__ uint32 mates_of(int expert) {
+    uint32 mates = __ballot_sync(ALL, expert >= 0);
+#pragma unroll
+    for (int bit = 1; bit < CAPACITY; bit *= 2) {
+        const bool set = expert & bit;
+        const uint32 those = __ballot_sync(ALL, set);
+        mates &= set ? those : ~those;
+    }
+    return expert >= 0 ? mates : 0;
+}
+
 }  // namespace routing
 
 extern "C" __global__ void __launch_bounds__(routing::THREADS) moe_place(const __grid_constant__ routing::Parameters p) {
     using namespace routing;
     extern __shared__ int next[];  // (WARPS, CAPACITY): a warp's slots of each expert, then the place of its next one
+    __shared__ int partial[2][THREADS];
     __shared__ int warp_total[WARPS];
     __shared__ int carried;
     const int lane = threadIdx.x % 32;
@@ -27,55 +42,79 @@ extern "C" __global__ void __launch_bounds__(routing::THREADS) moe_place(const _
     for (int i = threadIdx.x; i < WARPS * CAPACITY; i += THREADS) next[i] = 0;
     if (threadIdx.x == 0) carried = 0;
     if (blockIdx.x == 0 && threadIdx.x < 2) p.tickets[threadIdx.x] = 0;
-    __syncthreads();
 
-    int* own = next + warp * CAPACITY;
     const int64 first = static_cast<int64>(blockIdx.x) * CHUNK + warp * (32 * LOADS) + lane;
     int expert[LOADS];
+    uint32 mates[LOADS];
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) expert[i] = expert_of(p, first + 32 * i);
+    __syncthreads();
+    int* own = next + warp * CAPACITY;
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) {
-        const uint32 mates = __match_any_sync(ALL, expert[i]);
-        if (expert[i] >= 0 && lane == __ffs(mates) - 1) own[expert[i]] += __popc(mates);
+        mates[i] = mates_of(expert[i]);
+        if (lane == __ffs(mates[i]) - 1) own[expert[i]] += __popc(mates[i]);
         __syncwarp();
     }
     __syncthreads();
 
     for (int start = 0; start < p.experts; start += THREADS) {
+        if (gridDim.x > 1) {
+            const int e = start + threadIdx.x % CAPACITY;
+            int all = 0;
+            int earlier = 0;
+            if (e < p.experts) {
+#pragma unroll 8
+                for (int block = threadIdx.x / CAPACITY; block < gridDim.x; block += GROUPS) {
+                    const int count = __ldcg(p.counts + static_cast<int64>(block) * p.experts + e);
+                    all += count;
+                    if (block < blockIdx.x) earlier += count;
+                }
+            }
+            partial[0][threadIdx.x] = all;
+            partial[1][threadIdx.x] = earlier;
+            __syncthreads();
+        }
+        // One thread an expert.
         const int e = start + threadIdx.x;
+        const bool counts = threadIdx.x < CAPACITY && e < p.experts;
         int total = 0;   // of all blocks
         int before = 0;  // of the blocks before this one
-        if (e < p.experts) {
+        if (counts) {
             if (gridDim.x == 1) {
+#pragma unroll 8
                 for (int w = 0; w < WARPS; ++w) total += next[w * CAPACITY + e];
             } else {
-#pragma unroll 8
-                for (int block = 0; block < gridDim.x; ++block) {
-                    const int count = __ldcg(p.counts + static_cast<int64>(block) * p.experts + e);
-                    total += count;
-                    if (block < blockIdx.x) before += count;
+#pragma unroll
+                for (int group = 0; group < GROUPS; ++group) {
+                    total += partial[0][group * CAPACITY + threadIdx.x];
+                    before += partial[1][group * CAPACITY + threadIdx.x];
                 }
             }
         }
         const int through = inclusive_scan(total);
         if (lane == 31) warp_total[warp] = through;
         __syncthreads();
-        int sum = carried;  // of all experts before this one
+        int sum = carried + through - total;  // of all experts before this one
         for (int w = 0; w < warp; ++w) sum += warp_total[w];
-        sum += through - total;
         __syncthreads();
         if (threadIdx.x == THREADS - 1) carried = sum + total;
-        if (e < p.experts) {
+        if (counts) {
             if (blockIdx.x == 0) {
                 p.expert_offsets[e] = sum;
                 if (e == p.experts - 1) p.expert_offsets[p.experts] = sum + total;
             }
             int place = sum + before;
-            for (int w = 0; w < WARPS; ++w) {
-                const int count = next[w * CAPACITY + e];
-                next[w * CAPACITY + e] = place;
-                place += count;
+            constexpr int AT_ONCE = WARPS < 8 ? WARPS : 8;
+            for (int w = 0; w < WARPS; w += AT_ONCE) {
+                int of_warp[AT_ONCE];
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; ++i) of_warp[i] = next[(w + i) * CAPACITY + e];
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; ++i) {
+                    next[(w + i) * CAPACITY + e] = place;
+                    place += of_warp[i];
+                }
             }
         }
     }
@@ -83,14 +122,13 @@ extern "C" __global__ void __launch_bounds__(routing::THREADS) moe_place(const _
 
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) {
-        const uint32 mates = __match_any_sync(ALL, expert[i]);
-        const int rank = __popc(mates & ((1u << lane) - 1));
+        const int rank = __popc(mates[i] & ((1u << lane) - 1));
         int place = 0;
         if (expert[i] >= 0) place = own[expert[i]];
         __syncwarp();
         if (expert[i] >= 0) {
             p.sorted_slots[place + rank] = static_cast<int>(first + 32 * i);
-            if (rank == 0) own[expert[i]] = place + __popc(mates);
+            if (rank == 0) own[expert[i]] = place + __popc(mates[i]);
         }
         __syncwarp();
     }

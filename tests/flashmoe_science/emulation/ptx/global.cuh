@@ -4,3 +4,4 @@ struct Chunk { uint32 x,y,z,w; };
 inline Chunk load_global(const char* p) { Chunk c; memcpy(&c,p,16); return c; }
 inline void store_global(char* p, uint32 a, uint32 b) { memcpy(p,&a,4); memcpy(p+4,&b,4); }
 inline void store_global(char* p, Chunk c) { memcpy(p,&c,16); }
+inline void store_global(char* p, uint32 a) { memcpy(p,&a,4); }

@@ -1,13 +1,19 @@
 // The producer warpgroup: a warp each hands out tiles and loads keys, loads values, loads queries.
 #pragma once
 
+#include "hopper/ablation.cuh"
 #include "hopper/shared.cuh"
 #include "ptx/tma.cuh"
 
 namespace hopper {
 
+// `again`: the buffer holds an earlier block already.
 __device__ __forceinline__ void load_block(const ptx::TensorMap& map, uint32 destination, uint32 full, int row, int head,
-                                           int batch) {
+                                           int batch, bool again) {
+    if (NO_LOADS && again) {
+        ptx::mbarrier_arrive(full);
+        return;
+    }
     ptx::mbarrier_expect_bytes(full, KEY_BYTES);
 #pragma unroll
     for (int panel = 0; panel < PANELS; ++panel) {
@@ -29,6 +35,7 @@ __device__ __forceinline__ bool next_tile(const Shared& shared, Ring<TILE_SLOTS>
 __device__ __forceinline__ void produce_keys(const Parameters& p, const Shared& shared) {
     Ring<K_STAGES> key;
     Ring<TILE_SLOTS> slot;
+    int loaded = 0;
     int index = blockIdx.x;
     while (true) {
         const Tile tile = tile_at(p, index);
@@ -40,7 +47,8 @@ __device__ __forceinline__ void produce_keys(const Parameters& p, const Shared& 
 #pragma unroll 1
         for (int block = tile.n_blocks - 1; block >= 0; --block) {
             ptx::mbarrier_wait(shared.key_empty(key.stage), key.parity ^ 1);
-            load_block(p.key, shared.key(key.stage), shared.key_full(key.stage), block * BLOCK_N, head, tile.batch);
+            load_block(p.key, shared.key(key.stage), shared.key_full(key.stage), block * BLOCK_N, head, tile.batch,
+                       loaded++ >= K_STAGES);
             key.advance();
         }
         index = redeem(p, ticket);
@@ -51,6 +59,7 @@ __device__ __forceinline__ void produce_keys(const Parameters& p, const Shared& 
 __device__ __forceinline__ void produce_values(const Parameters& p, const Shared& shared) {
     Ring<V_STAGES> value;
     Ring<TILE_SLOTS> slot;
+    int loaded = 0;
     Tile tile;
     while (next_tile(shared, slot, tile)) {
         if (threadIdx.x % 32 == 0) {
@@ -59,7 +68,7 @@ __device__ __forceinline__ void produce_values(const Parameters& p, const Shared
             for (int block = tile.n_blocks - 1; block >= 0; --block) {
                 ptx::mbarrier_wait(shared.value_empty(value.stage), value.parity ^ 1);
                 load_block(p.value, shared.value(value.stage), shared.value_full(value.stage), block * BLOCK_N, head,
-                           tile.batch);
+                           tile.batch, loaded++ >= V_STAGES);
                 value.advance();
             }
         }

@@ -1,6 +1,7 @@
 // Online softmax on wgmma accumulators (Milakov and Gimelshein 2018; Dao 2023). A thread holds two rows.
 #pragma once
 
+#include "hopper/ablation.cuh"
 #include "quad.cuh"
 #include "types.cuh"
 
@@ -12,6 +13,8 @@ __device__ __forceinline__ float max_nan(float a, float b) {
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
     return c;
 }
+
+__device__ __forceinline__ float exponential(float x) { return NO_EXPONENTIALS ? x : exp2_approx(x); }
 
 // Scores become probabilities relative to a reference: exp2(score * scale - reference). Any reference gives the same
 // quotient in the end, as long as nothing overflows; so the first block's maximum serves until a row's probabilities
@@ -64,8 +67,8 @@ struct Softmax {
         float odd = 0.f;
 #pragma unroll
         for (int i = 2 * row; i < N; i += 4) {
-            s[i] = exp2_approx(fmaf(s[i], scale_log2, -base));
-            s[i + 1] = exp2_approx(fmaf(s[i + 1], scale_log2, -base));
+            s[i] = exponential(fmaf(s[i], scale_log2, -base));
+            s[i + 1] = exponential(fmaf(s[i + 1], scale_log2, -base));
             even += s[i];
             odd += s[i + 1];
         }

@@ -23,7 +23,11 @@ constexpr int PRODUCER_REGISTERS = GATHER ? 56 : 40;
 constexpr int CONSUMER_REGISTERS = GATHER ? 224 : 232;
 static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 3 * 168,
               "register pool exceeded: setmaxnreg.inc would wait for ever");
-static_assert(TOKENS % STEP == 0 && STEP % 32 == 0, "tiles are multiples of 32 rows");
+static_assert(TOKENS % STEP == 0 && STEP % 16 == 0, "widths are multiples of 16 rows, which are gathered at a time");
+
+// The narrowest tile: where experts have fewer rows, their weights' bytes take longer than the product, and every width
+// is a path of its own to compile.
+constexpr int LEAST = TOKENS > 64 ? 64 : 32;
 
 struct Parameters {
     ptx::TensorMap weights;  // boxes of 256 rows; of 128 gate and 128 up rows where gated

@@ -3,29 +3,29 @@
 #pragma once
 
 #include "moe/hopper_scheduler.cuh"
+#include "ptx/dependent_launch.cuh"
 #include "ptx/warpgroup.cuh"
 
 namespace moe {
 
-// Draws the block's next tile and publishes it. Called by the whole first warp; `ticket` is a lane's, drawn ahead.
+// Draws the block's next tile, by a ticket drawn one ahead, and publishes it. Called by the whole first warp.
 struct Drawer {
     Cursor cursor;
     Ring<TILE_SLOTS> ring;
-    int ticket = blockIdx.x;
+    int ticket = blockIdx.x;  // the first thread's counts
 
     __device__ __forceinline__ Tile next(const Parameters& p, const Shared& shared) {
-        const Tile tile = cursor.find(p, __shfl_sync(0xffffffff, ticket, 0));
+        const int drawn = __shfl_sync(0xffffffff, ticket, 0);
+        if (threadIdx.x == 0) ticket = atomicAdd(p.ticket, 1) + static_cast<int>(gridDim.x);
+        const Tile tile = cursor.find(p, drawn);
         ptx::mbarrier_wait(shared.tile_empty(ring.stage), ring.parity ^ 1);
-        if (threadIdx.x == 0) {
-            publish(shared, ring, tile);
-            ticket = atomicAdd(p.ticket, 1) + static_cast<int>(gridDim.x);
-        }
+        if (threadIdx.x == 0) publish(shared, ring, tile);
         ring.advance();
         return tile;
     }
 };
 
-__device__ __forceinline__ int padded(int count) { return (count + STEP - 1) / STEP * STEP; }
+__device__ __forceinline__ int padded(int count) { return max(LEAST, (count + STEP - 1) / STEP * STEP); }
 
 __device__ __forceinline__ void load_weights(const Parameters& p, const Shared& shared, int stage, const Tile& tile, int k) {
     if constexpr (kGated) {
@@ -96,27 +96,46 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
 
 #else
 
+__device__ __forceinline__ void load_rows(const Parameters& p, const Shared& shared, int stage, const Tile& tile, int k) {
+    for (int row = 0; row < padded(tile.count); row += STEP) {
+        ptx::tma_load(p.rows, shared.tokens(stage) + row * ROW_BYTES, shared.full(stage), k, tile.first + row);
+    }
+}
+
+// Routing has ended long ago, so tiles can be drawn and weights loaded while the first product, whose rows are awaited,
+// still runs on other multiprocessors: the first tile's stages get their weights first.
 __device__ __forceinline__ void produce(const Parameters& p, const Shared& shared, int warp) {
     if (warp != 0) return;
     Drawer drawer;
     Ring<STAGES> ring;
-    while (true) {
-        const Tile tile = drawer.next(p, shared);
-        if (tile.count == 0) return;
-        const int rows = padded(tile.count);
-        for (int k = 0; k < p.inner; k += INNER) {
+    Tile tile = drawer.next(p, shared);
+    const uint32 bytes = WEIGHT_BYTES + padded(tile.count) * ROW_BYTES;
+    const int ahead = tile.count == 0 ? 0 : min(p.inner, STAGES * INNER);
+    if (threadIdx.x == 0) {
+        for (int k = 0; k < ahead; k += INNER) {
+            ptx::mbarrier_expect_bytes(shared.full(k / INNER), bytes);
+            load_weights(p, shared, k / INNER, tile, k);
+        }
+    }
+    __syncwarp();
+    wait_for_predecessor();
+    if (threadIdx.x == 0) {
+        for (int k = 0; k < ahead; k += INNER) load_rows(p, shared, k / INNER, tile, k);
+    }
+    __syncwarp();
+    for (int k = 0; k < ahead; k += INNER) ring.advance();
+    for (int first = ahead; tile.count != 0; first = 0) {
+        for (int k = first; k < p.inner; k += INNER) {
             ptx::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
             if (threadIdx.x == 0) {
-                ptx::mbarrier_expect_bytes(shared.full(ring.stage), WEIGHT_BYTES + rows * ROW_BYTES);
+                ptx::mbarrier_expect_bytes(shared.full(ring.stage), WEIGHT_BYTES + padded(tile.count) * ROW_BYTES);
                 load_weights(p, shared, ring.stage, tile, k);
-                for (int row = 0; row < rows; row += STEP) {
-                    ptx::tma_load(p.rows, shared.tokens(ring.stage) + row * ROW_BYTES, shared.full(ring.stage), k,
-                                  tile.first + row);
-                }
+                load_rows(p, shared, ring.stage, tile, k);
             }
             __syncwarp();
             ring.advance();
         }
+        tile = drawer.next(p, shared);
     }
 }
 

@@ -8,6 +8,18 @@ namespace moe {
 // How many tiles of rows share the weights that pass by, before the next such group begins: both stay in L2.
 constexpr int GROUP = 16;
 
+// An expert's rows are shared out evenly, in steps that waste nothing: a narrow tile moves nearly as many bytes as a wide
+// one, for less work.
+__device__ __forceinline__ int rows_per_tile(int count) {
+    const int tiles = max(1, (count + TOKENS - 1) / TOKENS);
+    return ((count + tiles - 1) / tiles + STEP - 1) / STEP * STEP;
+}
+
+__device__ __forceinline__ int tiles_of(int count) {
+    const int rows = max(1, rows_per_tile(count));
+    return (count + rows - 1) / rows;
+}
+
 // Tickets only grow, so a block walks through the experts once. Called by a whole warp.
 struct Cursor {
     int first_expert = 0;  // of the 32 looked at
@@ -23,7 +35,7 @@ struct Cursor {
                 begin = __ldg(p.expert_offsets + expert);
                 count = __ldg(p.expert_offsets + expert + 1) - begin;
             }
-            const int row_tiles = (count + TOKENS - 1) / TOKENS;
+            const int row_tiles = tiles_of(count);
             int through = row_tiles * p.weight_tiles;
 #pragma unroll
             for (int distance = 1; distance < 32; distance *= 2) {
@@ -33,7 +45,9 @@ struct Cursor {
             const uint32 past = __ballot_sync(0xffffffff, ticket < before + through);
             if (past != 0) {
                 const int found = __ffs(past) - 1;
+                const int rows_in_all = __shfl_sync(0xffffffff, count, found);
                 const int tiles = __shfl_sync(0xffffffff, row_tiles, found);
+                const int per_tile = rows_per_tile(rows_in_all);
                 const int local = ticket - before - __shfl_sync(0xffffffff, through, found) + tiles * p.weight_tiles;
                 const int per_group = GROUP * p.weight_tiles;
                 const int group = local / per_group;
@@ -42,9 +56,9 @@ struct Cursor {
                 Tile tile;
                 tile.expert = first_expert + found;
                 tile.weight_tile = rest / width;
-                const int skipped = (group * GROUP + rest - tile.weight_tile * width) * TOKENS;
+                const int skipped = (group * GROUP + rest - tile.weight_tile * width) * per_tile;
                 tile.first = __shfl_sync(0xffffffff, begin, found) + skipped;
-                tile.count = min(TOKENS, __shfl_sync(0xffffffff, count, found) - skipped);
+                tile.count = min(per_tile, rows_in_all - skipped);
                 return tile;
             }
             before += __shfl_sync(0xffffffff, through, 31);

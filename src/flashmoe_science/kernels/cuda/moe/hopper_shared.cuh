@@ -15,6 +15,7 @@ struct Tile {
 };
 
 constexpr int TILE_SLOTS = 2;
+constexpr int TILE_BYTES = 16;
 constexpr uint32 WEIGHT_BYTES = WEIGHT_ROWS * ROW_BYTES;
 constexpr uint32 TOKEN_BYTES = TOKENS * ROW_BYTES;
 
@@ -25,7 +26,7 @@ struct Shared {
     static constexpr uint32 BARRIERS = TOKEN_TILES + STAGES * TOKEN_BYTES;
     static constexpr uint32 TILE_BARRIERS = BARRIERS + STAGES * 16;
     static constexpr uint32 TILES = TILE_BARRIERS + TILE_SLOTS * 16;
-    static constexpr uint32 BYTES = TILES + TILE_SLOTS * 16;
+    static constexpr uint32 BYTES = TILES + TILE_SLOTS * TILE_BYTES;
 
     __device__ uint32 weights(int stage) const { return base + stage * WEIGHT_BYTES; }
     __device__ uint32 tokens(int stage) const { return base + TOKEN_TILES + stage * TOKEN_BYTES; }
@@ -33,7 +34,7 @@ struct Shared {
     __device__ uint32 empty(int stage) const { return full(stage) + 8; }
     __device__ uint32 tile_full(int slot) const { return base + TILE_BARRIERS + slot * 16; }
     __device__ uint32 tile_empty(int slot) const { return tile_full(slot) + 8; }
-    __device__ uint32 tile(int slot) const { return base + TILES + slot * 16; }
+    __device__ uint32 tile(int slot) const { return base + TILES + slot * TILE_BYTES; }
 };
 static_assert(Shared::BYTES + 1024 <= 232448, "more shared memory than a block may have");
 

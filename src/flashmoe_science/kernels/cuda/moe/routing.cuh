@@ -1,10 +1,11 @@
 // Routing: slots (token * top_k + j) sorted by expert, ascending within an expert, and where each expert's begin.
 //
-// A stable counting sort. A block takes CHUNK slots, a warp a run of 32 * LOADS of them, 32 at a time: lanes with the same
-// expert find each other (match_any) and take consecutive places. With more than one block, `moe_count` first counts
-// each block's slots of each expert. Ids outside [0, experts) are left out. No atomics decide an order.
+// A stable counting sort. A block takes a run of slots, a warp a run of those, 32 at a time: lanes with the same expert find
+// each other and take consecutive places. With more than one block, `moe_count` first counts each block's slots of each
+// expert. Ids outside [0, experts) are left out. No atomics decide an order.
 //
-// Compile-time configuration: CAPACITY (of experts), WARPS, IDS64, DEPENDENT (programmatic dependent launch, sm_90 and later).
+// Compile-time configuration: CAPACITY (of experts, a power of two), WARPS, LOADS (slots of a thread), IDS64, DEPENDENT
+// (programmatic dependent launch, sm_90 and later).
 #pragma once
 #include "types.cuh"
 
@@ -15,7 +16,6 @@
 namespace routing {
 
 constexpr int THREADS = WARPS * 32;
-constexpr int LOADS = 8;
 constexpr int CHUNK = THREADS * LOADS;
 constexpr uint32 ALL = 0xffffffff;
 

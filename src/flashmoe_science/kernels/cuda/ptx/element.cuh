@@ -1,4 +1,4 @@
-// One 16-bit element from global memory as float32.
+// Single 16-bit elements in global memory, float32 in registers.
 #pragma once
 #include "types.cuh"
 
@@ -11,4 +11,9 @@ __device__ __forceinline__ float load_element(const uint16* address) {
     asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
 #endif
     return x;
+}
+
+// Rounded to nearest even.
+__device__ __forceinline__ void store_element(char* address, float x) {
+    asm volatile("st.global.u16 [%0], %1;" ::"l"(address), "h"(static_cast<uint16>(pack(x, 0.0f))) : "memory");
 }

@@ -26,3 +26,7 @@ __device__ __forceinline__ void store_global(char* address, const Chunk& c) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
                  ::"l"(address), "r"(c.x), "r"(c.y), "r"(c.z), "r"(c.w) : "memory");
 }
+
+__device__ __forceinline__ void store_global(char* address, uint32 value) {
+    asm volatile("st.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}

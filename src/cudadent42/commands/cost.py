@@ -1,0 +1,196 @@
+"""What it cost: ``cost``, ``cost advise`` and ``cost rates``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, replace
+from datetime import date, datetime, timezone
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cudadent42.commands.common import console_for, print_json, print_line
+from cudadent42.errors import LabError, UsageError
+from cudadent42.options import JsonOption, LedgerOption
+
+if TYPE_CHECKING:
+    from cudadent42.cost.rates import Rates, Restart
+
+cost_app = typer.Typer(
+    invoke_without_command=True, rich_markup_mode=None, help="What runs, sessions and machines cost."
+)
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|)")
+_MINUTES = {"s": 1 / 60, "m": 1.0, "min": 1.0, "": 1.0, "h": 60.0, "d": 1440.0}
+
+
+@cost_app.callback()
+def cost(context: typer.Context, ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
+    """Show attempts, minutes, money, results and verdicts by session.
+
+    Prices are those of `cudadent42 cost rates`.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from cudadent42.commands.ledger import open_ledger
+    from cudadent42.cost import rates
+    from cudadent42.cost.account import Account, bill
+    from cudadent42.tables import plain_table
+
+    table = rates.load()
+    opened = open_ledger(ledger)
+    from cudadent42.ledger import queries
+
+    sessions, outside, starts = opened.read(
+        lambda connection: (
+            queries.session_lines(connection),
+            queries.runs_outside_sessions(connection),
+            queries.start_lines(connection),
+        )
+    )
+    found = bill(sessions, outside, starts, table, datetime.now(timezone.utc))
+    used = {name for account in found.accounts for name in account.rate.split(", ")}
+    stale = rates.stale_lines(tuple(rate for rate in table if rate.name in used), date.today())
+    if as_json:
+        accounts = [
+            {**_plain(account), "usd_per_verdict": account.usd_per_verdict} for account in found.accounts
+        ]
+        total = {**_plain(found.total), "usd_per_verdict": found.total.usd_per_verdict}
+        print_json({"accounts": accounts, "total": total, "notes": [*found.notes, *stale]})
+        return
+
+    def row(account: Account) -> tuple[str, ...]:
+        counts = (account.attempts, account.results, account.verdicts, account.undecided)
+        attempts, results, verdicts, undecided = map(str, counts)
+        return (
+            account.name,
+            account.rate,
+            attempts,
+            f"{account.minutes:.1f}",
+            _usd(account.usd),
+            results,
+            verdicts,
+            undecided,
+            _usd(account.usd_per_verdict),
+        )
+
+    console = console_for()
+    numbers = ("attempts", "minutes", "cost", "results", "verdicts", "undecided", "per verdict")
+    console.print(plain_table(("session", "rate"), numbers, map(row, (*found.accounts, found.total))))
+    for line in (*found.notes, *stale):
+        print_line(console, f"note: {line}")
+
+
+@cost_app.command()
+def advise(
+    idle: Annotated[str, typer.Option("--idle", metavar="TIME", help="Expected idle time: 45m, 1.5h.")],
+    machine: Annotated[
+        str | None, typer.Option("--machine", metavar="RATE", help="Its rate. Default: $CUDADENT42_RATE.")
+    ] = None,
+    restart: Annotated[
+        str | None, typer.Option("--restart", metavar="TIME", help="Until it is back. Default: as on record.")
+    ] = None,
+    failure_rate: Annotated[
+        float | None,
+        typer.Option("--failure-rate", help="Share of the starts that fail. Default: as on record."),
+    ] = None,
+    failure_time: Annotated[
+        str | None, typer.Option("--failure-time", metavar="TIME", help="Lost by a start that fails.")
+    ] = None,
+    engineer: Annotated[
+        float | None, typer.Option("--engineer", metavar="USD", help="Of an hour. Default: of the rates.")
+    ] = None,
+    ledger: LedgerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say whether to keep a rented machine or to stop it, and why."""
+    from cudadent42.cost import advise as weigh
+    from cudadent42.cost import rates
+
+    table = rates.load()
+    rate = table.get(machine or rates.of_this_machine())
+    expected = _restart_of(rate.name, table, ledger)
+    if restart is not None:
+        expected = replace(expected, minutes=minutes_of(restart, "--restart"), basis="as given")
+    if failure_rate is not None:
+        expected = replace(expected, failure_rate=failure_rate, basis="as given")
+    if failure_time is not None:
+        expected = replace(
+            expected, failure_minutes=minutes_of(failure_time, "--failure-time"), basis="as given"
+        )
+    hour = table.engineer
+    if engineer is not None:
+        if not engineer >= 0:
+            raise UsageError(f"--engineer {engineer}: expected US dollars per hour, from 0 on")
+        hour = replace(hour, usd_per_hour=engineer, looked_up=date.today(), source="--engineer")
+    advice = weigh(rate, hour, minutes_of(idle, "--idle"), expected)
+    stale = rates.stale_lines((rate, hour), date.today())
+    if as_json:
+        print_json({"machine": rate.name, "saving_usd": advice.saving_usd, "advice": advice, "notes": stale})
+        return
+    for line in (*advice.lines(), *(f"note: {line}" for line in stale)):
+        print(line)
+
+
+@cost_app.command("rates")
+def show_rates(as_json: JsonOption = False) -> None:
+    """Show what machines and the engineer cost by the hour."""
+    from cudadent42.cost import rates
+    from cudadent42.tables import plain_table
+
+    table = rates.load()
+    everything = (*table, table.engineer)
+    stale = rates.stale_lines(everything, date.today())
+    if as_json:
+        entries = [{**_plain(rate), "looked_up": rate.looked_up.isoformat()} for rate in everything]
+        print_json({"file": rates.user_file(), "rates": entries, "notes": stale})
+        return
+    rows = [
+        (
+            rate.name,
+            rate.description or rate.source,
+            "yours" if rate.own else "shipped",
+            rate.looked_up.isoformat(),
+            _usd(rate.usd_per_hour),
+            "–" if rate is table.engineer else _usd(rate.stopped_usd_per_hour),
+        )
+        for rate in everything
+    ]
+    console = console_for()
+    console.print(plain_table(("rate", "what", "from", "looked up"), ("an hour", "stopped"), rows))
+    for line in stale:
+        print_line(console, f"note: {line}")
+    print_line(console, f"your own rates: {rates.user_file()}")
+
+
+def minutes_of(text: str, option: str) -> float:
+    """Minutes of a time such as 90s, 45m, 1.5h or a plain number of minutes."""
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(f"{option} {text!r}: expected a time such as 90s, 45m, 1.5h or 2d")
+    return float(found[1]) * _MINUTES[found[2]]
+
+
+def _restart_of(rate: str, table: Rates, ledger: str | None) -> Restart:
+    """What restarts take by the ledger; by the table where there is no ledger."""
+    from cudadent42.commands.ledger import open_ledger
+    from cudadent42.cost.account import restart_on_record
+
+    try:
+        opened = open_ledger(ledger)
+        from cudadent42.ledger import queries
+
+        starts = opened.read(queries.start_lines)
+    except LabError:
+        if ledger is not None:
+            raise
+        return table.restart
+    return restart_on_record(starts, rate, table.restart)
+
+
+def _usd(amount: float | None) -> str:
+    return "–" if amount is None else f"${amount:.2f}"
+
+
+def _plain(record: Any) -> dict[str, object]:
+    return {field.name: getattr(record, field.name) for field in fields(record)}

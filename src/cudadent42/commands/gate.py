@@ -1,0 +1,49 @@
+"""``gate``: a run against conditions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cudadent42.commands.common import print_json
+from cudadent42.options import JsonOption
+
+if TYPE_CHECKING:
+    from cudadent42.gates import GateReport
+
+
+def gate(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    file: Annotated[
+        str,
+        typer.Option(
+            "--gate", metavar="NAME|FILE", help="default, improvement, profile, or the path of a TOML file."
+        ),
+    ] = "default",
+    as_json: JsonOption = False,
+) -> None:
+    """Hold a run against gates.
+
+    Exit code 1 if one fails, 6 if none fails but the measurement cannot tell of one.
+    """
+    from cudadent42 import gates
+
+    report = gates.judge(gates.load(file), folder)
+    if as_json:
+        print_json({"folder": folder, **gates_document(report)})
+    else:
+        print_gates(report)
+    raise typer.Exit(report.exit_code)
+
+
+def gates_document(report: GateReport) -> dict[str, object]:
+    """For ``--json``."""
+    return {"gates": {"decision": report.decision, "passed": report.passed, "report": report}}
+
+
+def print_gates(report: GateReport) -> None:
+    for line in report.lines():
+        print(line)
+    print(f"gates ({report.file}): {report.decision.value}")

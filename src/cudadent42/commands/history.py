@@ -1,0 +1,104 @@
+"""``history``: a case over time and revisions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cudadent42.commands.common import console_for, print_json, print_line
+from cudadent42.options import JsonOption, LedgerOption
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from cudadent42.history import Track
+
+
+def history(
+    case: Annotated[
+        str | None, typer.Argument(help="A case's name, or name/dtype. Without: which cases there are.")
+    ] = None,
+    implementation: Annotated[
+        str | None,
+        typer.Option("--implementation", metavar="NAME", help="Default: the one that each run was about."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", metavar="FILE", help="Plot into this .html or .svg file."),
+    ] = None,
+    ledger: LedgerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a case's speed-up over time and revisions.
+
+    Changes of the machine are marked; what cannot be compared is kept apart.
+    """
+    from cudadent42.commands.ledger import open_ledger
+    from cudadent42.errors import UsageError
+    from cudadent42.history import tracks
+    from cudadent42.suites.table import did_you_mean
+
+    if output is not None and output.suffix not in (".html", ".svg"):
+        raise UsageError(f"--output {output}: expected a name that ends in .html or .svg")
+    opened = open_ledger(ledger)
+    from cudadent42.ledger import queries
+
+    known = opened.read(queries.known_cases)
+    if case is None:
+        if as_json:
+            print_json({"cases": [{"name": name, "runs": count} for name, count in known]})
+        for name, count in () if as_json else known:
+            print(f"{name:24}{count} {'run' if count == 1 else 'runs'}")
+        return
+    name, _, dtype = case.partition("/")
+    points = opened.read(lambda connection: queries.history(connection, name, dtype or None, implementation))
+    if not points:
+        names = [each for each, _ in known]
+        of = f" of {implementation}" if implementation else ""
+        raise UsageError(
+            f"the ledger has no comparison of the case {case!r}{of}; it has {', '.join(names) or 'none'}"
+            + did_you_mean(name, names)
+        )
+    found = tracks(points)
+    if output is not None:
+        _plot(output, found, case)
+    if as_json:
+        document = [
+            {"title": t.title, "points": list(t.points), "machine_changes": list(t.changes)} for t in found
+        ]
+        print_json({"case": case, "tracks": document, "plot": output})
+        return
+    console = console_for()
+    for track in found:
+        print_line(console, track.title)
+        console.print(_table(track))
+    if output is not None:
+        print_line(console, f"plot: {output}")
+
+
+def _plot(output: Path, found: list[Track], case: str) -> None:
+    from cudadent42.report.figures.history import history, page
+
+    drawn = page(found, case) if output.suffix == ".html" else history(found, case)
+    output.write_text(drawn, encoding="utf-8", errors="replace")
+
+
+def _table(track: Track) -> Table:
+    from cudadent42.tables import plain_table
+
+    rows = [
+        (
+            point.started[:19].replace("T", " "),
+            point.revision,
+            f"now {point.machine}" if number in track.changes else point.machine,
+            point.verdict,
+            f"{point.speedup:.3f}×",
+            f"{point.ci_low:.3f}–{point.ci_high:.3f}",
+        )
+        for number, point in enumerate(track.points)
+    ]
+    return plain_table(
+        ("started (UTC)", "revision", "machine", "verdict"), ("speed-up", "95 % interval"), rows
+    )

@@ -1,0 +1,134 @@
+"""The ledger: ``ledger rebuild``, ``ledger list`` and ``ledger status``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cudadent42.commands.common import console_for, print_json, print_line
+from cudadent42.options import JsonOption, LedgerOption, VerboseOption
+
+if TYPE_CHECKING:
+    from cudadent42.ledger.database import Ledger
+
+ledger_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="The database of all runs and sessions, made from their folders.",
+)
+
+
+@ledger_app.command()
+def rebuild(
+    roots: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[ROOT]...", help="Folders that hold runs. Default: runs and sessions."),
+    ] = None,
+    ledger: LedgerOption = None,
+    verbose: VerboseOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make the ledger again from the folders."""
+    from cudadent42 import ledger as ledgers
+    from cudadent42.progress import observer
+
+    with observer(console_for(stderr=True), verbose) as watcher:
+        watcher.stage("rebuild")
+        done = ledgers.rebuild(
+            ledger, roots or (), lambda read, of: watcher.advance(read / of, f"{read} of {of} runs")
+        )
+    for problem in done.problems:
+        print(f"left out: {problem}", file=sys.stderr)
+    if as_json:
+        print_json({"rebuilt": done})
+        return
+    if done.moved_aside is not None:
+        print(f"the old ledger could not be used; it is now {done.moved_aside}")
+    print(
+        f"{done.runs} runs with {done.samples} samples and {done.sessions} sessions in {done.seconds:.1f} s; "
+        f"{done.forgotten} forgotten whose folders are gone"
+    )
+    print(f"ledger: {done.ledger}")
+
+
+@ledger_app.command("list")
+def list_runs(
+    limit: Annotated[int, typer.Option("--limit", min=1, help="How many runs, the latest first.")] = 20,
+    ledger: LedgerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the latest runs."""
+    opened = open_ledger(ledger)
+    from cudadent42.ledger import queries
+    from cudadent42.tables import plain_table
+
+    lines = opened.read(lambda connection: queries.list_runs(connection, limit))
+    if as_json:
+        print_json({"ledger": opened.name, "runs": lines})
+        return
+    console = console_for()
+    if not lines:
+        print_line(console, "the ledger holds no run yet")
+        return
+    rows = [
+        (
+            line.started[:19].replace("T", " "),
+            line.suite,
+            line.machine,
+            line.revision or line.status,
+            line.verdict or line.status,
+            "–" if line.speedup is None else f"{line.speedup:.2f}×",
+            "–" if line.ci_low is None else f"{line.ci_low:.2f}–{line.ci_high:.2f}",
+            str(line.samples),
+        )
+        for line in lines
+    ]
+    words = ("started (UTC)", "suite", "machine", "revision", "verdict")
+    console.print(plain_table(words, ("speed-up", "95 % interval", "samples"), rows))
+
+
+@ledger_app.command()
+def status(ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
+    """Show where the ledger is, how much it holds and whether it is whole."""
+    opened = open_ledger(ledger)
+    from cudadent42.ledger import queries
+
+    opened.check()
+    found = opened.read(queries.contents)
+    if as_json:
+        print_json({"ledger": opened.name, "contents": found})
+        return
+    print(f"ledger: {opened.name}, whole")
+    print(", ".join(f"{count} {name.replace('_', ' ')}" for name, count in found.rows.items()))
+    print(f"{found.samples} samples in the run folders")
+    if found.first is not None:
+        print(f"runs from {found.first} to {found.last}")
+    if found.unfinished_rebuild is not None:
+        print(
+            f"a rebuild that began {found.unfinished_rebuild} has not ended: unless it still goes on, run "
+            "`cudadent42 ledger rebuild` again"
+        )
+
+
+def open_ledger(named: str | None) -> Ledger:
+    """The ledger for reading. Raises LabError where there is none, or it cannot be used.
+
+    What needs SQLAlchemy is imported after this, which says so where it is missing.
+    """
+    from cudadent42.errors import UsageError
+    from cudadent42.ledger import require_location
+
+    location = require_location(named)
+    from cudadent42.ledger.database import connect, exists
+
+    opened = connect(location) if exists(location) else None
+    if opened is None or opened.is_empty():
+        raise UsageError(
+            f"there is no ledger at {location if opened is None else opened.name} yet; runs enter it as they end, "
+            "and `cudadent42 ledger rebuild` reads those that there are"
+        )
+    opened.require_version()
+    return opened

@@ -1,0 +1,34 @@
+"""``new``: a starting point for a kernel of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cudadent42.commands.common import print_json
+from cudadent42.options import JsonOption
+from cudadent42.scaffold import Kind, create
+
+
+def new(
+    name: Annotated[str, typer.Argument(help="Of the kernel and of its folder.")],
+    kind: Annotated[
+        Kind, typer.Option("--kind", help="python: a function. cpu: a .cpp file. cuda: a .cu file.")
+    ] = Kind.PYTHON,
+    output_dir: Annotated[
+        Path, typer.Option("--output-dir", help="Where the folder is made. Default: here.")
+    ] = Path(),
+    as_json: JsonOption = False,
+) -> None:
+    """Write a kernel to begin with.
+
+    It verifies and races as it is; its README has the commands.
+    """
+    paths = create(name, kind, output_dir)
+    if as_json:
+        print_json({"files": list(paths)})
+        return
+    for path in paths:
+        print(path)

@@ -1,0 +1,140 @@
+"""``profile`` and ``doctor``: where the time of a case goes, and what to try first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cudadent42.commands.common import (
+    choices_of,
+    command_line,
+    console_for,
+    print_json,
+    print_line,
+)
+from cudadent42.options import (
+    CacheStateOption,
+    DeviceOption,
+    IgnoreOption,
+    JsonOption,
+    OutputOption,
+    SeedOption,
+    SuiteOption,
+    VerboseOption,
+)
+
+if TYPE_CHECKING:
+    from cudadent42.profile import Diagnosis
+
+FullOption = Annotated[
+    bool, typer.Option("--full", help="All of Nsight Compute's sections: slower, for the finalist.")
+]
+CountersOption = Annotated[
+    bool, typer.Option("--counters/--no-counters", help="Read performance counters where that is allowed.")
+]
+
+
+def profile(
+    case: Annotated[str, typer.Argument(help="A case of the suite, NAME or NAME/DTYPE.")],
+    suite: SuiteOption = "default",
+    implementation: Annotated[
+        str, typer.Option("--implementation", "-i", metavar="NAME", help="Whose kernel to profile.")
+    ] = "cudadent42",
+    full: FullOption = False,
+    counters: CountersOption = True,
+    ablate: Annotated[
+        bool | None,
+        typer.Option(
+            "--ablate/--no-ablate",
+            help="Also time the kernel without exponentials, mask and loads. Default: without counters.",
+        ),
+    ] = None,
+    kernel: Annotated[
+        str, typer.Option("--kernel", metavar="REGEX", help="Only kernels of such a name, of a call of many.")
+    ] = "",
+    seed: SeedOption = 0,
+    device: DeviceOption = "auto",
+    l2: CacheStateOption = None,
+    output_dir: OutputOption = None,
+    ignore_preflight: IgnoreOption = False,
+    verbose: VerboseOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Profile one case and name what holds it back.
+
+    Writes a run folder with the profile, Nsight Compute's report, the diagnosis and a report.
+    """
+    from cudadent42.build import OURS
+    from cudadent42.profile.session import Request, run
+    from cudadent42.progress import observer
+
+    request = Request(
+        choices=choices_of(suite, None, [case], [implementation, OURS], None, None, seed, None, l2),
+        implementation=implementation,
+        device=device,
+        output=output_dir,
+        command=command_line(),
+        full=full,
+        counters=counters,
+        ablate=ablate,
+        kernel=kernel,
+        ignore_preflight=ignore_preflight,
+    )
+    with observer(console_for(stderr=True), verbose) as watcher:
+        outcome = run(request, watcher)
+    _show(outcome.diagnosis, outcome.folder, verbose, as_json)
+
+
+def doctor(
+    folder: Annotated[Path, typer.Argument(help="A run folder.")],
+    case: Annotated[str, typer.Option("--case", metavar="NAME", help="Not the slowest case but this.")] = "",
+    implementation: Annotated[
+        str, typer.Option("--implementation", "-i", metavar="NAME", help="Not the candidate but this.")
+    ] = "",
+    before: Annotated[
+        Path | None,
+        typer.Option("--before", metavar="FOLDER", help="A folder with an earlier profile to compare with."),
+    ] = None,
+    full: FullOption = False,
+    measure: Annotated[
+        bool, typer.Option("--measure/--no-measure", help="Profile, where this is the machine of the run.")
+    ] = True,
+    verbose: VerboseOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Find what holds a run's slowest case back, and say what to do next.
+
+    Profiles it where this is the run's machine; elsewhere it judges by what the folder has, and says so.
+    """
+    from cudadent42 import report as reports
+    from cudadent42.profile.compare import compare_folders
+    from cudadent42.profile.doctor import examine
+    from cudadent42.progress import observer
+
+    with observer(console_for(stderr=True), verbose) as watcher:
+        watcher.stage("profile")
+        diagnosis = examine(
+            folder, case=case, implementation=implementation, measure=measure, full=full, observer=watcher
+        )
+        watcher.stage("report")
+        changes = compare_folders(before, folder) if before is not None else ()
+        reports.write(folder, before=before)
+    _show(diagnosis, folder, verbose, as_json, changes)
+
+
+def _show(
+    diagnosis: Diagnosis, folder: Path, verbose: bool, as_json: bool, changes: tuple[str, ...] = ()
+) -> None:
+    from cudadent42.profile import text
+
+    if as_json:
+        print_json({"folder": folder, "diagnosis": diagnosis, "changes": changes})
+        return
+    console = console_for()
+    for line in text.lines(diagnosis, verbose):
+        print_line(console, line)
+    for line in changes:
+        print_line(console, line)
+    print_line(console, f"report: {folder / 'report.html'}")

@@ -1,0 +1,204 @@
+"""``compare`` and ``bisect``: versions of a kernel against each other."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cudadent42.commands.common import choices_of, command_line, console_for, encoded, print_json
+from cudadent42.commands.run import carry_out
+from cudadent42.options import (
+    BudgetOption,
+    CacheStateOption,
+    CaseOption,
+    DeviceOption,
+    DTypeOption,
+    GateOption,
+    IgnoreOption,
+    JsonOption,
+    OutputOption,
+    PrecisionOption,
+    RepeatsOption,
+    SaveOption,
+    SeedOption,
+    TimerOption,
+    VerboseOption,
+    WarmupOption,
+)
+
+if TYPE_CHECKING:
+    from cudadent42.plan import Choices
+    from cudadent42.race.bisect import BisectResult
+
+RaceSuiteOption = Annotated[
+    str,
+    typer.Option(
+        "--suite",
+        metavar="NAME|FILE",
+        help="What to measure: race (a few cases that suit the device), or any other suite.",
+    ),
+]
+RepositoryOption = Annotated[
+    Path | None,
+    typer.Option("--repo", help="A folder in the git repository. Default: the current folder."),
+]
+EntryOption = Annotated[
+    str,
+    typer.Option(
+        "--implementation",
+        metavar="FILE:CALLABLE",
+        help="What to take from each version: path/to/file.py:callable. Default: flashmoe_science.",
+    ),
+]
+
+
+def compare(
+    rev_a: Annotated[
+        str, typer.Argument(metavar="REV_A", help="The parent: a git revision, WORKTREE, or ./folder.")
+    ],
+    rev_b: Annotated[str, typer.Argument(metavar="REV_B", help="The child, likewise.")],
+    suite: RaceSuiteOption = "race",
+    dtype: DTypeOption = None,
+    case: CaseOption = None,
+    implementation: EntryOption = "",
+    repository: RepositoryOption = None,
+    gate: GateOption = None,
+    repeats: RepeatsOption = None,
+    warmup: WarmupOption = None,
+    precision: PrecisionOption = None,
+    budget: BudgetOption = None,
+    seed: SeedOption = 0,
+    device: DeviceOption = "auto",
+    timer: TimerOption = None,
+    l2: CacheStateOption = None,
+    output_dir: OutputOption = None,
+    save_csv: SaveOption = True,
+    with_report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html.")] = True,
+    ignore_preflight: IgnoreOption = False,
+    verbose: VerboseOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Race two versions of a kernel in one process.
+
+    Both are built and verified, then timed in paired blocks. Above 1×, REV_B is faster.
+    """
+    from cudadent42 import gates, race
+
+    request = race.RaceRequest(
+        choices=race_choices(
+            choices_of(suite, dtype, case, None, repeats, warmup, seed, timer, l2, precision, budget)
+        ),
+        device=device,
+        output=output_dir,
+        command=command_line(),
+        repository=repository,
+        entry=implementation,
+        gate=gates.load(gate) if gate else None,
+        save_samples=save_csv,
+        ignore_preflight=ignore_preflight,
+        with_report=with_report,
+    )
+    carry_out(partial(race.race, rev_a, rev_b, request), verbose, as_json, with_report)
+
+
+def race_choices(choices: Choices) -> Choices:
+    """With the precision and the time of a race where the command line leaves them open.
+
+    Whoever gives a number of blocks, and no precision, wants that number.
+    """
+    from dataclasses import replace
+
+    from cudadent42.race import DEFAULT_CHOICES
+
+    if choices.precision is None and choices.repeats is None:
+        choices = replace(choices, precision=DEFAULT_CHOICES.precision)
+    if choices.budget_s is None:
+        choices = replace(choices, budget_s=DEFAULT_CHOICES.budget_s)
+    return choices
+
+
+def bisect(
+    good: Annotated[str, typer.Option("--good", metavar="REV", help="A commit that is fast.")],
+    bad: Annotated[str, typer.Option("--bad", metavar="REV", help="A later commit that is slow.")],
+    gate: Annotated[
+        str,
+        typer.Option("--gate", metavar="NAME|FILE", help="What a commit must pass, raced against --good."),
+    ] = "default",
+    suite: RaceSuiteOption = "race",
+    dtype: DTypeOption = None,
+    case: CaseOption = None,
+    implementation: EntryOption = "",
+    repository: RepositoryOption = None,
+    repeats: RepeatsOption = None,
+    warmup: WarmupOption = None,
+    precision: PrecisionOption = None,
+    budget: BudgetOption = None,
+    seed: SeedOption = 0,
+    device: DeviceOption = "auto",
+    timer: TimerOption = None,
+    l2: CacheStateOption = None,
+    output_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--output-dir",
+            help="Folder of the bisection. Default: bisects/<good>-<bad>. One that exists is gone on with.",
+        ),
+    ] = None,
+    ignore_preflight: IgnoreOption = False,
+    verbose: VerboseOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Find the commit that made it slower.
+
+    git chooses the commits; each is raced against the good one. What cannot be built or decided is skipped.
+    """
+    from cudadent42 import gates, race
+    from cudadent42.progress import observer
+    from cudadent42.race.bisect import bisect as search
+
+    request = race.RaceRequest(
+        choices=race_choices(
+            choices_of(suite, dtype, case, None, repeats, warmup, seed, timer, l2, precision, budget)
+        ),
+        device=device,
+        output=output_dir,
+        command=command_line(),
+        repository=repository,
+        entry=implementation,
+        gate=gates.load(gate),
+        ignore_preflight=ignore_preflight,
+    )
+    with observer(console_for(stderr=True), verbose) as watcher:
+        result = search(good, bad, request, watcher)
+    if as_json:
+        print_json({"outcome": result.ending, **encoded(result)})
+    else:
+        _print_bisection(result)
+    raise typer.Exit(result.exit_code)
+
+
+def _print_bisection(result: BisectResult) -> None:
+    from cudadent42.race.bisect import Ending, Role
+
+    for step in result.steps:
+        print(f"{step.mark.value:5} {step.commit[:8]} {step.role.value:12} {step.run}  {step.reason}")
+    if result.ending is Ending.FOUND:
+        print(f"first bad commit: {result.commit} {result.subject}")
+        confirmed = [step for step in result.steps if step.role is Role.CONFIRMATION]
+        for step in confirmed:
+            word = {"bad": "confirmed", "good": "NOT confirmed", "skip": "not decided"}[step.mark.value]
+            print(f"{word} against its parent: {step.reason}; {result.folder / step.run}")
+    elif result.ending is Ending.ONLY_SKIPPED:
+        print("the first bad commit is one of these, which could not all be judged:")
+        for commit in result.possible:
+            print(f"  {commit}")
+    elif result.ending is Ending.NO_DIFFERENCE:
+        print("nothing to find: the bad commit passes the gates in a race against the good one")
+    else:
+        print(
+            "undecided: this machine could not tell the two ends apart; give a longer --budget, or a quieter machine"
+        )
+    print(f"folder: {result.folder}")

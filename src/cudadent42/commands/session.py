@@ -1,0 +1,281 @@
+"""``session``: a protocol of checkpoints with minutes, gates and a log that survives."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cudadent42.commands import trace
+from cudadent42.commands.common import command_line, print_json, split, watching
+from cudadent42.errors import ExitCode
+from cudadent42.options import (
+    CaseOption,
+    DeviceOption,
+    DTypeOption,
+    IgnoreOption,
+    ImplementationsOption,
+    JsonOption,
+    RepeatsOption,
+    SuiteOption,
+    VerboseOption,
+)
+
+if TYPE_CHECKING:
+    from cudadent42.runs import RunWriter
+    from cudadent42.session.desk import Desk
+    from cudadent42.session.folder import Session
+    from cudadent42.session.steps import Step
+
+session_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="A protocol: baseline, profile, fix one thing at a time, validate, document.",
+)
+
+SessionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--session", metavar="NAME|FOLDER", help="Which session. Default: the open one, else the last."
+    ),
+]
+OverrideOption = Annotated[
+    str,
+    typer.Option("--override", metavar="REASON", help="Go on against a rule; the reason is put on record."),
+]
+
+
+@session_app.command()
+def start(
+    name: Annotated[str, typer.Argument(help="Of the session, for its folder.")] = "session",
+    protocol: Annotated[
+        str, typer.Option("--protocol", metavar="NAME|FILE", help="default, or the path of a TOML file.")
+    ] = "default",
+    suite: SuiteOption = "default",
+    dtype: DTypeOption = None,
+    case: CaseOption = None,
+    implementations: ImplementationsOption = None,
+    repeats: RepeatsOption = None,
+    device: DeviceOption = "auto",
+    race_suite: Annotated[
+        str, typer.Option("--race-suite", metavar="NAME|FILE", help="What changes are raced on.")
+    ] = "race",
+    implementation: Annotated[
+        str,
+        typer.Option(
+            "--implementation",
+            metavar="FILE:CALLABLE",
+            help="What is changed: path/to/file.py:callable in the project. Default: flashmoe_science.",
+        ),
+    ] = "",
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            "--rate", metavar="NAME", help="What an hour costs; `cudadent42 cost rates` lists them."
+        ),
+    ] = None,
+    budget_minutes: Annotated[
+        float | None, typer.Option("--budget-minutes", help="Stop here. Default: the protocol's.", min=0.01)
+    ] = None,
+    budget_money: Annotated[
+        float | None, typer.Option("--budget-money", metavar="USD", help="Stop here.", min=0.01)
+    ] = None,
+    ignore_preflight: IgnoreOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Begin a session in this project."""
+    from cudadent42.session import clock, steps
+    from cudadent42.session.events import Settings
+
+    settings = Settings(
+        suite=suite,
+        race_suite=race_suite,
+        dtypes=split(dtype),
+        cases=split(case),
+        implementations=split(implementations),
+        repeats=repeats,
+        device=device,
+        entry=implementation,
+        ignore_preflight=ignore_preflight,
+        rate=rate or _default_rate(),
+        budget_minutes=budget_minutes or 0.0,
+        budget_usd=budget_money,
+    )
+    session = steps.start(Path.cwd(), name, protocol, settings, _lab(), clock.now)
+    if as_json:
+        print_json(_document(session))
+        return
+    print(session.path)
+    current = session.state.current
+    if current:
+        print(f"first: {current.plan.name}. {current.plan.goal} `cudadent42 session run` does it")
+
+
+@session_app.command()
+def status(session: SessionOption = None, as_json: JsonOption = False) -> None:
+    """Show where the session stands."""
+    found = _find(session)
+    if as_json:
+        print_json(_document(found))
+        return
+    from cudadent42.session.words import status_lines
+
+    for line in status_lines(found):
+        print(line)
+
+
+@session_app.command()
+def run(
+    session: SessionOption = None,
+    override: OverrideOption = "",
+    revert: Annotated[
+        bool, typer.Option("--revert", help="Take a change back that does not pass, without asking.")
+    ] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep it, without asking.")] = False,
+    verbose: VerboseOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Do the work of the current checkpoint.
+
+    Measure the suite; look for what limits it; race the source's change against its parent; write the report.
+    """
+    from cudadent42.errors import UsageError
+    from cudadent42.session import steps
+
+    if revert and keep:
+        raise UsageError("--revert and --keep exclude each other; give one of them")
+    choice = steps.Choice(override, revert, keep)
+    _step(session, lambda desk: steps.work(desk, choice, _ask), verbose, as_json)
+
+
+@session_app.command("next")
+def next_(
+    session: SessionOption = None,
+    override: OverrideOption = "",
+    verbose: VerboseOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check the gate of the current checkpoint and go on to the next.
+
+    Exit code 1 if a gate fails, 6 if the measurement cannot tell: it says which and by how much.
+    """
+    from cudadent42.session import steps
+
+    _step(session, lambda desk: steps.advance(desk, steps.Choice(override)), verbose, as_json)
+
+
+@session_app.command()
+def note(
+    text: Annotated[str, typer.Argument(help="What was seen or learnt.")],
+    session: SessionOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Keep a remark for the report."""
+    from cudadent42.session import steps
+
+    _step(session, lambda desk: steps.note(desk, text), False, as_json)
+
+
+@session_app.command()
+def abort(
+    session: SessionOption = None,
+    reason: Annotated[str, typer.Option("--reason", help="For the report.")] = "",
+    as_json: JsonOption = False,
+) -> None:
+    """End the session here. What was measured stays, and so does the source."""
+    from cudadent42.session import steps
+
+    _step(session, lambda desk: steps.abort(desk, reason), False, as_json)
+
+
+@session_app.command()
+def report(session: SessionOption = None, as_json: JsonOption = False) -> None:
+    """Write the session's report, at any time."""
+    from cudadent42.session import report as reports
+
+    paths = reports.write(_find(session).path)
+    if as_json:
+        print_json({"html": paths.html, "markdown": paths.markdown})
+    else:
+        print(paths.html)
+
+
+def _step(wanted: str | None, step: Callable[[Desk], Step], verbose: bool, as_json: bool) -> None:
+    """One step of a session, from the lock to the exit code."""
+    session = _find(wanted)
+    trace.current().sessions.append(session.path)
+    with _desk(session, verbose) as desk:
+        done = step(desk)
+    if as_json:
+        print_json(
+            {
+                "exit_code": done.exit_code,
+                "lines": done.lines,
+                "run": done.run,
+                **_document(_load(session.path)),
+            }
+        )
+    else:
+        for line in done.lines:
+            print(line)
+    if done.exit_code is not ExitCode.PASS:
+        raise typer.Exit(done.exit_code)
+
+
+@contextmanager
+def _desk(session: Session, verbose: bool) -> Iterator[Desk]:
+    from cudadent42.session.clock import now
+    from cudadent42.session.desk import at_work
+    from cudadent42.session.watch import Watched
+
+    with watching(verbose) as watcher:
+        watched = Watched(watcher)
+        with at_work(session, _lab(), watched, now) as desk:
+            watched.check = desk.check_budget
+            yield desk
+
+
+def _lab() -> Any:
+    from cudadent42.session.workshop import Lab
+
+    return Lab(command_line(), _opened)
+
+
+def _opened(folder: RunWriter) -> None:
+    trace.current().folders.append(folder.path)
+
+
+def _ask(question: str) -> bool | None:
+    """On a terminal; None where nobody can be asked."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return None
+    return bool(typer.confirm(question, default=True, err=True))
+
+
+def _default_rate() -> str:
+    from cudadent42.cost import rates
+
+    return rates.of_this_machine()
+
+
+def _find(wanted: str | None) -> Session:
+    from cudadent42.session.folder import find, sessions_folder
+
+    return find(sessions_folder(Path.cwd()), wanted)
+
+
+def _load(path: Path) -> Session:
+    from cudadent42.session.folder import load
+
+    return load(path)
+
+
+def _document(session: Session) -> dict[str, Any]:
+    """For agents: what is to be done, what it has cost, what stands in the way."""
+    from cudadent42.session.words import status_document
+
+    return status_document(session)

@@ -1,0 +1,80 @@
+"""Decisions with exit codes: conditions on what was measured, from TOML, with nothing evaluated as code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cudadent42.gates.evaluate import evaluate
+from cudadent42.gates.evidence import evidence_before, evidence_of
+from cudadent42.gates.loader import SCHEMA_VERSION, builtin_gates, load
+from cudadent42.gates.records import (
+    Decision,
+    Evidence,
+    Finding,
+    Gate,
+    GateFile,
+    GateOutcome,
+    GateReport,
+    Measured,
+    OnFailure,
+    counts,
+)
+from cudadent42.records import Plan
+from cudadent42.runs import read_record, write_json
+
+__all__ = [
+    "Decision",
+    "Evidence",
+    "Finding",
+    "Gate",
+    "GateFile",
+    "GateOutcome",
+    "GateReport",
+    "Measured",
+    "OnFailure",
+    "builtin_gates",
+    "check",
+    "counts",
+    "evaluate",
+    "evidence_of",
+    "judge",
+    "load",
+    "read_report",
+    "write_report",
+]
+
+GATES = "gates.json"
+
+
+@dataclass(frozen=True)
+class _Document:
+    schema_version: int
+    decision: Decision
+    exit_code: int
+    report: GateReport
+
+
+def check(file: GateFile, plan: Plan) -> None:
+    """Raises UsageError for a gate on a metric or a case that a run of this plan cannot have."""
+    evaluate(file, evidence_before(plan))
+
+
+def judge(file: GateFile, folder: Path) -> GateReport:
+    """The gates against a run folder; the outcome is also written there."""
+    report = evaluate(file, evidence_of(folder))
+    write_report(folder, report)
+    return report
+
+
+def write_report(folder: Path, report: GateReport) -> Path:
+    """``gates.json`` in a run folder, replaced atomically."""
+    path = folder / GATES
+    write_json(path, _Document(SCHEMA_VERSION, report.decision, int(report.exit_code), report))
+    return path
+
+
+def read_report(folder: Path) -> GateReport | None:
+    """What ``write_report`` wrote; None where there is none. Raises UsageError where it cannot be read."""
+    document = read_record(_Document, folder / GATES, SCHEMA_VERSION)
+    return None if document is None else document.report

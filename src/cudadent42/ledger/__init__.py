@@ -1,0 +1,70 @@
+"""The ledger: a database of all runs and sessions, derived from their folders.
+
+This module needs no database package; what it calls does, and says which extra brings it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cudadent42.errors import LabError, MachineNotReadyError
+from cudadent42.ledger.location import locate
+
+if TYPE_CHECKING:
+    from cudadent42.ledger.store import Rebuilt
+
+REBUILD = "`cudadent42 ledger rebuild` puts it in later"
+
+
+def record(folder: Path, named: str | None = None) -> str | None:
+    """Put a run folder into the ledger. Never raises for the ledger's sake: the run is in its folder, whole.
+
+    ``named`` is a path or URL instead of the configured one. Where SQLAlchemy is not installed nothing is recorded.
+
+    Returns:
+        None, or a sentence about why the ledger lacks this run, with the remedy.
+    """
+    location = locate(named)
+    if location is None or not is_installed():
+        return None
+    from cudadent42.ledger import store
+
+    try:
+        store.record(location, folder)
+    except LabError as error:
+        return f"{folder.name} is not in the ledger: {error}; {REBUILD}"
+    return None
+
+
+def rebuild(
+    named: str | None = None,
+    roots: Sequence[Path] = (),
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Rebuilt:
+    """Make the ledger again from every run and session folder below ``roots``; see `store.rebuild`.
+
+    Raises LabError where there is no ledger to write, or a root is not a folder.
+    """
+    location = require_location(named)
+    from cudadent42.ledger import store
+
+    return store.rebuild(location, roots, on_progress)
+
+
+def require_location(named: str | None = None) -> Path | str:
+    """Where the ledger is. Raises MachineNotReadyError where it is switched off or SQLAlchemy is missing."""
+    location = locate(named)
+    if location is None:
+        raise MachineNotReadyError(
+            "no ledger is kept (CUDADENT42_LEDGER=none); unset that, or name one with --ledger"
+        )
+    if not is_installed():
+        raise MachineNotReadyError("the ledger needs SQLAlchemy: pip install 'cudadent42[ledger]'")
+    return location
+
+
+def is_installed() -> bool:
+    return find_spec("sqlalchemy") is not None

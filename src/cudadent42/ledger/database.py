@@ -1,0 +1,273 @@
+"""The ledger's database: opening it, transactions that survive other writers, and errors in words.
+
+SQLite runs in WAL mode: readers never wait, writers wait for each other. Every change is one transaction, so a process
+that is killed at any point leaves the ledger as it was before or after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sqlalchemy
+from sqlalchemy import URL, Connection, Engine, create_engine, event, insert, make_url, select
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from cudadent42.errors import UsageError
+from cudadent42.folders import make_private
+from cudadent42.ledger.schema import SCHEMA_VERSION, VERSION_KEY, meta, metadata
+
+T = TypeVar("T")
+
+BUSY_TIMEOUT_S = 15.0
+"""How long a writer waits for the others. A transaction of a rebuild takes a fraction of a second."""
+
+_ATTEMPTS = 6
+"""Of a transaction that two writers want to make with the same keys: the second finds the first one's rows and replaces
+them."""
+
+_WRITING = "ledger_writing"
+_CONNECT_TIMEOUT_S = 10
+
+_DAMAGED = ("malformed", "not a database", "encrypted")
+_INCOMPLETE = ("no such table", "no such column", "has no column", "UndefinedTable", "UndefinedColumn")
+_LOCKED = ("locked", "busy")
+
+
+class LedgerError(UsageError):
+    """The ledger cannot be used; the message says what to do."""
+
+
+class DamagedLedgerError(LedgerError):
+    """It is not readable as a ledger, or of an older form. A rebuild mends it."""
+
+
+class Ledger:
+    """An open ledger. Nothing is connected between two transactions."""
+
+    def __init__(self, engine: Engine, name: str, file: Path | None) -> None:
+        self.name = name
+        """The path, or the URL without its password."""
+        self.file = file
+        """Of SQLite."""
+        self._engine = engine
+
+    def write(self, work: Callable[[Connection], T]) -> T:
+        """``work`` in one transaction, again where another writer came in between. Raises LedgerError."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                with self._told(), self._connect(writing=True) as connection, connection.begin():
+                    return work(connection)
+            except IntegrityError:
+                if attempt == _ATTEMPTS - 1:
+                    raise LedgerError(
+                        f"the ledger {self.name} is changed by others all the time; try again"
+                    ) from None
+        raise AssertionError("unreachable")
+
+    def read(self, work: Callable[[Connection], T]) -> T:
+        """``work`` in one transaction that sees a single state. Raises LedgerError."""
+        with self._told(), self._connect(writing=False) as connection, connection.begin():
+            return work(connection)
+
+    def check(self) -> None:
+        """Raises DamagedLedgerError unless the database is whole: by its own check, and with every table and column."""
+        missing = self.read(_missing)
+        if missing:
+            raise self._damaged(f"it lacks {missing}")
+        if self.file is None:
+            return
+        rows = self.read(
+            lambda connection: connection.exec_driver_sql("PRAGMA quick_check(1)").scalars().all()
+        )
+        if rows != ["ok"]:
+            raise self._damaged(str(rows[0]) if rows else "no answer")
+
+    def create_tables(self) -> None:
+        """Make the tables, unless they are there."""
+
+        def make(connection: Connection) -> None:
+            metadata.create_all(connection)
+            if _version(connection) is None:
+                connection.execute(insert(meta).values(key=VERSION_KEY, value=str(SCHEMA_VERSION)))
+
+        for attempt in range(_ATTEMPTS):
+            try:
+                return self.write(make)
+            except LedgerError:  # PostgreSQL: two that make a table at once both find none
+                if attempt == _ATTEMPTS - 1 or self.file is not None:
+                    raise
+
+    def drop_tables(self) -> None:
+        self.write(metadata.drop_all)
+
+    def require_version(self) -> None:
+        """Raises LedgerError for a ledger of a newer program, DamagedLedgerError for one of an older or none."""
+        version = self.read(lambda connection: _version(connection))
+        if version is None:
+            raise self._damaged("it has no schema version")
+        if version > SCHEMA_VERSION:
+            raise LedgerError(
+                f"the ledger {self.name} was written by a newer cudadent42 (schema {version}; this one knows "
+                f"{SCHEMA_VERSION}): upgrade it, or name another ledger with --ledger"
+            )
+        if version < SCHEMA_VERSION:
+            raise self._damaged(f"its schema {version} is older than {SCHEMA_VERSION}")
+
+    def is_empty(self) -> bool:
+        """Whether it has no tables yet."""
+        return self.read(lambda connection: not sqlalchemy.inspect(connection).has_table(meta.name))
+
+    @contextlib.contextmanager
+    def _connect(self, writing: bool) -> Iterator[Connection]:
+        with self._engine.connect() as connection:
+            yield connection.execution_options(**{_WRITING: writing})
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """The database's errors as LedgerError; IntegrityError passes."""
+        try:
+            yield
+        except IntegrityError:
+            raise
+        except DBAPIError as error:
+            reason = " ".join(str(error.orig).split())
+            kind = f"{type(error.orig).__name__}: {reason}"
+            if any(word in kind for word in (*_DAMAGED, *_INCOMPLETE)):
+                raise self._damaged(reason) from error
+            if any(word in kind for word in _LOCKED):
+                raise LedgerError(
+                    f"the ledger {self.name} is held by another process for more than {BUSY_TIMEOUT_S:.0f} s; "
+                    "try again, or run `cudadent42 ledger rebuild` later"
+                ) from error
+            raise LedgerError(
+                f"the ledger {self.name} cannot be used: {reason}; mend that, or name another with --ledger or "
+                "CUDADENT42_LEDGER, then run `cudadent42 ledger rebuild`"
+            ) from error
+        except sqlite3.DatabaseError as error:  # of setting a connection up, which SQLAlchemy does not wrap
+            raise self._damaged(str(error)) from error
+        except SQLAlchemyError as error:
+            raise LedgerError(f"the ledger {self.name} cannot be used: {error}") from error
+
+    def _damaged(self, reason: str) -> DamagedLedgerError:
+        return DamagedLedgerError(
+            f"the ledger {self.name} is damaged or of an older form ({reason}); nothing that was measured is lost: "
+            "`cudadent42 ledger rebuild` makes it again from the run folders"
+        )
+
+
+def connect(location: Path | str) -> Ledger:
+    """The ledger at a path or URL; a missing SQLite file is made, empty, for this user alone.
+
+    Raises LedgerError where the URL means nothing or its driver is missing.
+    """
+    url = _url(location)
+    file = _file(url)
+    if file is not None:
+        _make_file(file)
+    name = str(file) if file is not None else url.render_as_string(hide_password=True)
+    arguments: dict[str, Any] = {}
+    if file is not None:
+        arguments["timeout"] = BUSY_TIMEOUT_S
+    elif url.get_backend_name() == "postgresql":
+        arguments["connect_timeout"] = _CONNECT_TIMEOUT_S
+    try:
+        engine = create_engine(url, poolclass=NullPool, connect_args=arguments)
+    except NoSuchModuleError as error:
+        raise LedgerError(
+            f"no database is called {url.drivername!r}; expected a path or a URL such as postgresql://user@host/name"
+        ) from error
+    except ModuleNotFoundError as error:
+        extra = "pip install 'cudadent42[postgres]'" if "psycopg" in str(error) else f"install {error.name}"
+        raise LedgerError(f"the ledger {name} needs the Python package {error.name}: {extra}") from error
+    if file is not None:
+        event.listen(engine, "connect", _set_up)
+        event.listen(engine, "begin", _begin)
+    return Ledger(engine, name, file)
+
+
+def exists(location: Path | str) -> bool:
+    """Whether there may be a ledger: of a file, whether it is there; a server has to be asked."""
+    file = _file(_url(location))
+    return file is None or file.exists()
+
+
+def _url(location: Path | str) -> URL:
+    if isinstance(location, Path):
+        return URL.create("sqlite", database=str(location))
+    try:
+        url = make_url(location)
+    except (ArgumentError, ValueError) as error:
+        raise LedgerError(
+            "the ledger's URL cannot be read; expected a path or a URL such as postgresql://user@host/name"
+        ) from error
+    # Without a driver SQLAlchemy 2.0 would take psycopg2.
+    return url.set(drivername="postgresql+psycopg") if url.drivername in ("postgresql", "postgres") else url
+
+
+def _file(url: URL) -> Path | None:
+    if url.get_backend_name() != "sqlite":
+        return None
+    if not url.database or url.database == ":memory:":
+        raise LedgerError(
+            "the ledger's URL names no file; expected a path, or sqlite:////path/to/ledger.sqlite"
+        )
+    return Path(url.database).absolute()
+
+
+def _make_file(path: Path) -> None:
+    """SQLite gives its side files the permissions of this one."""
+    if not path.parent.exists():
+        make_private(path.parent)
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise LedgerError(
+            f"cannot open the ledger {path}: {error.strerror}; name another with --ledger or CUDADENT42_LEDGER"
+        ) from error
+
+
+def _set_up(connection: Any, record: object) -> None:
+    connection.isolation_level = None  # transactions begin where `_begin` says
+    cursor = connection.cursor()
+    try:
+        cursor.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}")
+        if cursor.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+            # Whoever loses this race finds it done; a file system without shared memory keeps the old mode.
+            with contextlib.suppress(sqlite3.OperationalError):
+                cursor.execute("PRAGMA journal_mode = WAL")
+        cursor.execute("PRAGMA synchronous = NORMAL")
+    finally:
+        cursor.close()
+
+
+def _begin(connection: Connection) -> None:
+    writing = connection.get_execution_options().get(_WRITING, False)
+    # A writer that began as a reader could not wait for the others.
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
+
+
+def _missing(connection: Connection) -> str:
+    """The first table or column that is not there; empty where all are."""
+    inspector = sqlalchemy.inspect(connection)
+    for table in metadata.sorted_tables:
+        if not inspector.has_table(table.name):
+            return f"the table {table.name}"
+        columns = {column["name"] for column in inspector.get_columns(table.name)}
+        for column in table.columns:
+            if column.name not in columns:
+                return f"the column {table.name}.{column.name}"
+    return ""
+
+
+def _version(connection: Connection) -> int | None:
+    text = connection.execute(select(meta.c.value).where(meta.c.key == VERSION_KEY)).scalar()
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        return None

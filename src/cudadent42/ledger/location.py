@@ -1,0 +1,27 @@
+"""Where the ledger is: a file of this user by default, or any database that SQLAlchemy has a URL for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cudadent42.folders import state_folder
+
+VARIABLE = "CUDADENT42_LEDGER"
+"""A path or a URL; ``NONE`` keeps no ledger."""
+
+NONE = "none"
+FILE = "ledger.sqlite"
+
+
+def locate(named: str | None = None) -> Path | str | None:
+    """The ledger's file or URL: ``named``, else ``$CUDADENT42_LEDGER``, else the user's own file.
+
+    None where the ledger is switched off. SQLite needs a local disk: its shared memory does not work over a network.
+    """
+    text = named or os.environ.get(VARIABLE, "")
+    if text == NONE:
+        return None
+    if "://" in text:
+        return text
+    return Path(text).expanduser().absolute() if text else state_folder() / FILE

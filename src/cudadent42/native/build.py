@@ -1,0 +1,156 @@
+"""Building a kernel file in a process of its own: compilers run on other people's source, and NVRTC runs in-process."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cudadent42.cases import AttentionCase, Case
+from cudadent42.errors import MachineNotReadyError, UsageError
+from cudadent42.native import specification
+from cudadent42.native.specification import Language
+from cudadent42.records import BuildFailure, BuildReport
+from cudadent42.serialise import dumps, loads
+from flashmoe_science.errors import BuildError, DeviceError
+from flashmoe_science.jit.records import KernelBuild
+
+TIMEOUT_S = 600.0
+"""Of all kernels of one file; one takes seconds."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the other process is to compile. Empty: all that the file has."""
+
+    file: str
+    architectures: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    head_dims: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    report: BuildReport
+    not_ready: str = ""
+    """Why this machine cannot compile, where it cannot."""
+
+
+def build_file(
+    name: str, device: str, architectures: Sequence[str], cases: Sequence[Case]
+) -> list[KernelBuild | BuildFailure]:
+    """The kernels of a file that the cases can lead to; of all that it has without any.
+
+    Args:
+        device: ``cpu`` or ``cuda``.
+        architectures: of CUDA.
+
+    Raises:
+        UsageError: the file makes no sense, or is for the other kind of device.
+        MachineNotReadyError: this machine has no compiler for it.
+    """
+    kernel = specification.load(Path(name).expanduser())
+    if kernel.device != device:
+        raise UsageError(
+            f"{name} is compiled for {kernel.device}, not for {device}; give --device {kernel.device}"
+            + (
+                " and --arch, such as sm_90a, where there is no GPU"
+                if kernel.language is Language.CUDA
+                else ""
+            )
+        )
+    own = [case for case in cases if isinstance(case, AttentionCase)]
+    request = Request(
+        file=str(kernel.path.absolute()),
+        architectures=tuple(architectures),
+        dtypes=tuple(dict.fromkeys(case.dtype for case in own)),
+        head_dims=tuple(dict.fromkeys(case.head_dim for case in own)),
+    )
+    architecture = ", ".join(architectures) or platform.machine()
+    with tempfile.NamedTemporaryFile(prefix="cudadent42-", suffix=".json") as result:
+        command = [sys.executable, "-X", "faulthandler", "-m", "cudadent42.native.build", result.name]
+        try:
+            done = subprocess.run(
+                command,
+                input=dumps(request, indent=None),
+                env=_environment(),
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return [
+                BuildFailure(
+                    kernel.entry, architecture, f"it had not compiled after {TIMEOUT_S:.0f} s; killed"
+                )
+            ]
+        text = Path(result.name).read_text(encoding="utf-8")
+    if done.returncode != 0 or not text:
+        return [BuildFailure(kernel.entry, architecture, _death(done.returncode), done.stderr)]
+    answer = loads(Answer, text)
+    if answer.not_ready:
+        raise MachineNotReadyError(answer.not_ready)
+    return [*answer.report.kernels, *answer.report.failures]
+
+
+def _death(code: int) -> str:
+    if code < 0:
+        return f"the compiler died: signal {-code} ({signal.Signals(-code).name})"
+    return f"the compiling process ended with exit code {code}"
+
+
+def _environment() -> dict[str, str]:
+    """With this package on the path, wherever it was imported from."""
+    root = str(Path(__file__).resolve().parent.parent.parent)
+    paths = [root, os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+
+
+# ---------------------------------------------------------------- the other process
+
+
+def answer(request: Request) -> Answer:
+    """Compile what is asked for, in this process."""
+    from cudadent42.native import kernels
+
+    kernel = specification.load(Path(request.file))
+    built: list[KernelBuild] = []
+    failures: list[BuildFailure] = []
+    try:
+        if kernel.language is Language.CUDA:
+            for item in kernels.cuda_kernels(
+                kernel, request.architectures, request.dtypes, request.head_dims
+            ):
+                try:
+                    built.append(kernels.build_cuda(item))
+                except BuildError as error:
+                    failures.append(BuildFailure(item.label, item.architecture, str(error), error.log))
+        else:
+            for configuration, dtype in kernels.host_configurations(
+                kernel, request.dtypes, request.head_dims
+            ):
+                try:
+                    built.append(kernels.build_host(kernel, configuration, dtype))
+                except BuildError as error:
+                    failures.append(BuildFailure(kernel.entry, platform.machine(), str(error), error.log))
+    except DeviceError as error:
+        return Answer(BuildReport(()), str(error))
+    return Answer(BuildReport(tuple(built), tuple(failures)))
+
+
+def main() -> int:
+    """``python -m cudadent42.native.build RESULT``, with a request on standard input."""
+    Path(sys.argv[1]).write_text(dumps(answer(loads(Request, sys.stdin.read()))), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""Nsight Compute, and whether it may read the GPU's performance counters."""
+
+from __future__ import annotations
+
+from cudadent42.preflight.definitions import Context, Definition, Fact, Finding, Problem
+from cudadent42.profile import ncu_install
+from cudadent42.records import Status
+
+
+def _counters(context: Context) -> Finding:
+    if not context.wants_gpu or not context.gpu.usable:
+        return Finding("not needed on a CPU" if not context.wants_gpu else "needs the driver", skipped=True)
+    path = ncu_install.find()
+    if path is None:
+        return Finding("no Nsight Compute", "no-ncu")
+    found = ncu_install.tool(path)
+    facts: dict[str, Fact] = {"ncu": found.version_text}
+    detail = f"Nsight Compute {found.version_text} at {path}"
+    if found.version and found.version[:2] < ncu_install.MIN_VERSION:
+        return Finding(detail, "old", {"version": found.version_text}, facts)
+    if ncu_install.counters_closed():
+        problem = "closed-container" if ncu_install.in_container() else "closed"
+        return Finding(f"{detail}, counters closed", problem, {}, facts)
+    return Finding(detail, facts=facts)
+
+
+DEFINITIONS = (
+    Definition(
+        "counters",
+        "profiles say why a kernel is as fast as it is",
+        _counters,
+        (
+            Problem(
+                "no-ncu",
+                Status.WARN,
+                "Nsight Compute is not installed, so that profiles rest on models instead of counters",
+                "sudo apt-get install cuda-nsight-compute-13-0",
+            ),
+            Problem(
+                "old",
+                Status.WARN,
+                "Nsight Compute {version} is older than 2023.1 and lacks some of the metrics",
+                "sudo apt-get install cuda-nsight-compute-13-0",
+            ),
+            Problem(
+                "closed",
+                Status.WARN,
+                "the driver opens the performance counters to administrators only (ERR_NVGPUCTRPERM)",
+                ncu_install.ADMIN_REMEDY,
+            ),
+            Problem(
+                "closed-container",
+                Status.WARN,
+                "this container may not read the performance counters (ERR_NVGPUCTRPERM)",
+                ncu_install.CONTAINER_REMEDY,
+            ),
+        ),
+    ),
+)

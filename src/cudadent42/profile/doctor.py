@@ -1,0 +1,156 @@
+"""One command from a run to the next experiment: profile what is slowest, or judge by what the folder has."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+from cudadent42.cases import Case
+from cudadent42.errors import LabError, UsageError
+from cudadent42.profile import store
+from cudadent42.profile.collect import Wish, collect, matching_build
+from cudadent42.profile.diagnosis import diagnose
+from cudadent42.profile.quantities import with_quantities
+from cudadent42.profile.records import SCHEMA_VERSION, Diagnosis, Profile, Source
+from cudadent42.profile.sass import count
+from cudadent42.progress import Observer, Quiet
+from cudadent42.records import Comparison
+from cudadent42.runs import RunFolder, load_run
+
+
+def examine(
+    folder: Path,
+    *,
+    case: str = "",
+    implementation: str = "",
+    measure: bool = True,
+    full: bool = False,
+    observer: Observer | None = None,
+) -> Diagnosis:
+    """Diagnose a run, and write ``profile.json`` and ``diagnosis.json`` into its folder.
+
+    A profile that the folder has is judged again, unless it is of another case or implementation than asked for.
+    Otherwise the slowest case of the run's candidate is profiled, where this is the machine of the run and
+    ``measure`` is set; elsewhere the verdict rests on what the folder has, and says so.
+
+    Args:
+        case: ``Case.name`` or ``Case.id`` of the plan; the slowest where empty.
+        implementation: one of the plan's; the run's candidate where empty.
+
+    Raises:
+        UsageError: the folder is no run, or the case or implementation is none of its plan.
+    """
+    run = load_run(folder)
+    subject, name = _case(run, case), _implementation(run, implementation)
+    asked = bool(case or implementation)
+    kept = store.load_profile(folder)
+    if kept is not None and (not asked or (kept.case, kept.implementation) == (subject.id, name)):
+        profile = kept
+    else:
+        profile = _profile(run, subject, name, measure, full, observer or Quiet())
+    diagnosis = diagnose(profile)
+    store.write(folder, profile, diagnosis)
+    return diagnosis
+
+
+def _profile(
+    run: RunFolder, case: Case, implementation: str, measure: bool, full: bool, observer: Observer
+) -> Profile:
+    reason = _why_not_here(run) if measure else "measuring was not asked for"
+    if reason is None:
+        try:
+            return collect(Wish(run.plan, case, implementation, full=full), run.path, run.build, observer)
+        except LabError as error:
+            reason = str(error)
+    return from_folder(run, case, implementation, reason)
+
+
+def _why_not_here(run: RunFolder) -> str | None:
+    """Why this process cannot profile what the run measured; None where it can."""
+    from cudadent42.preflight.host import cpu_model
+    from cudadent42.preflight.runner import gather
+
+    if run.plan.device == "cpu":
+        there, here = str(run.machine.facts.get("cpu_model") or ""), cpu_model()
+    else:
+        there = str(run.machine.facts.get("gpu_name") or "")
+        gpus = gather(run.plan.device, run.path).gpu.gpus
+        index = int(run.plan.device.partition(":")[2] or 0)
+        here = gpus[index].name if index < len(gpus) else "no GPU"
+    if there and there != here:
+        return f"the run was made on {there}, this machine has {here}"
+    return None
+
+
+def _case(run: RunFolder, wanted: str) -> Case:
+    """The case that was asked for, else the slowest against the baseline, else the one with most operations."""
+    cases = run.plan.cases
+    if wanted:
+        found = next((case for case in cases if wanted in (case.id, case.name)), None)
+        if found is None:
+            raise UsageError(f"the run has no case {wanted!r}; it has {', '.join(case.id for case in cases)}")
+        return found
+    if not cases:
+        raise UsageError(f"{run.path} is a run without cases; there is nothing to profile")
+    compared = {f"{one.name}/{one.dtype}": one.speedup for one in run.results.cases} if run.results else {}
+    timed = [case for case in cases if case.id in compared]
+    return min(timed, key=lambda one: compared[one.id]) if timed else max(cases, key=lambda one: one.flops)
+
+
+def _implementation(run: RunFolder, wanted: str) -> str:
+    names = run.plan.implementations
+    if wanted:
+        if wanted not in names:
+            raise UsageError(f"the run has no implementation {wanted!r}; it has {', '.join(names)}")
+        return wanted
+    if run.results is not None:
+        return run.results.candidate
+    return next((name for name in names if name != run.plan.baseline), run.plan.baseline)
+
+
+# ---------------------------------------------------------------- from what the folder has
+
+
+def from_folder(run: RunFolder, case: Case, implementation: str, reason: str) -> Profile:
+    """What a run's own files say of one case: its time, the ceilings, the compiled kernels."""
+    results = run.results
+    facts = run.machine.facts
+    capability = str(facts.get("gpu_compute_capability") or "").replace(".", "")
+    built = run.build.kernels if run.build is not None and implementation == "cudadent42" else ()
+    names = {build.recipe.kernel for build in built if build.resources is not None}
+    profile = Profile(
+        schema_version=SCHEMA_VERSION,
+        case=case.id,
+        implementation=implementation,
+        device=run.plan.device,
+        device_name=str(facts.get("gpu_name") or facts.get("cpu_model") or ""),
+        architecture=f"sm_{capability}" if capability else "",
+        kernel=names.pop() if len(names) == 1 else "",
+        source=Source.MODEL,
+        flops=float(case.flops),
+        bytes_min=float(case.bytes_min),
+        dtype=case.dtype,
+        latency_ms=_latency_ms(run, case, implementation),
+        metrics={},
+        peaks=dict(results.peaks) if results is not None else {},
+        notes=(f"judged from the folder alone: {reason}",),
+    )
+    build = matching_build(built, profile)
+    if build is None or build.resources is None:
+        return with_quantities(profile)
+    counts = count(build.artifact) if build.artifact.is_file() else None
+    return with_quantities(replace(profile, resources=build.resources, instructions=counts or {}))
+
+
+def _latency_ms(run: RunFolder, case: Case, implementation: str) -> float:
+    """Median, by the results; NaN where this was not timed."""
+    results = run.results
+    compared: tuple[Comparison, ...] = (*results.cases, *results.others) if results is not None else ()
+    for one in compared:
+        if f"{one.name}/{one.dtype}" == case.id:
+            if one.implementation == implementation:
+                return one.latency_ms
+            if one.baseline == implementation:
+                return one.baseline_latency_ms
+    return math.nan

@@ -1,0 +1,189 @@
+"""The numbers that rules speak of, each with where it comes from: counters, times and models, or the compiled code."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+from cudadent42.profile import metrics
+from cudadent42.profile.records import Launch, Profile, Source
+from flashmoe_science.errors import DeviceError
+from flashmoe_science.jit.limits import limits, occupancy
+
+
+class Origin(IntEnum):
+    """Weakest first."""
+
+    STATIC = 0
+    """Read off the compiled kernel."""
+    MODEL = 1
+    """Worked out from times, shapes and measured ceilings."""
+    MEASURED = 2
+    """Counted on the chip, or timed with and without."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    value: float
+    origin: Origin
+
+
+Quantities = dict[str, Quantity]
+
+
+def quantities(profile: Profile) -> Quantities:
+    """Every quantity that is known; what is not, is not there."""
+    found: Quantities = {}
+
+    def add(name: str, value: float, origin: Origin) -> None:
+        if math.isfinite(value):
+            found[name] = Quantity(value, origin)
+
+    counted = Origin.MEASURED if profile.source is Source.COUNTERS else Origin.MODEL
+    for name, value in {**profile.metrics, **metrics.derive(profile.metrics)}.items():
+        add(name, value, counted)
+    _add_rates(profile, add_to=found)
+    _add_static(profile, add_to=found)
+    add("on_cpu", float(profile.device == "cpu"), Origin.MEASURED)
+    main = main_launch(profile)
+    if main is not None and "waves" not in found:
+        _add_launch(profile, main, add_to=found)
+    for ablation in profile.ablations:
+        # What might be chance is not a cost.
+        sure = ablation.saved if ablation.saved_low > 0 else 0.0
+        add(f"ablation_{ablation.part}", sure, Origin.MEASURED)
+    if "sm_share" in found and "memory_share" in found:
+        busiest = max(found["sm_share"].value, found["memory_share"].value)
+        add("busiest_share", busiest, counted)
+    elif "roof_share" in found:
+        add("busiest_share", found["roof_share"].value, Origin.MODEL)
+    if "busiest_share" in found:
+        add("headroom", max(0.0, 1 - found["busiest_share"].value), found["busiest_share"].origin)
+    _add_pipes(found)
+    _add_sum(found, "working_share", ("selected_share", "not_selected_share", "math_pipe_throttle_share"))
+    if "working_share" in found:
+        working = found["working_share"]
+        found["latency_share"] = Quantity(max(0.0, 1 - working.value), working.origin)
+    _add_sum(found, "shared_stall_share", ("short_scoreboard_share", "mio_throttle_share"))
+    return found
+
+
+def with_quantities(profile: Profile) -> Profile:
+    """The profile with every known quantity among its metrics, for who reads the file without these rules."""
+    return replace(profile, metrics={name: known.value for name, known in quantities(profile).items()})
+
+
+def main_launch(profile: Profile) -> Launch | None:
+    """The launch that takes longest."""
+    return max(profile.launches, key=lambda launch: launch.duration_s, default=None)
+
+
+def peak_gflops(profile: Profile) -> float:
+    """The matrix product's ceiling for the case's dtype; NaN where it was not measured."""
+    return profile.peaks.get(f"{profile.dtype}_gflops", profile.peaks.get("fp32_gflops", math.nan))
+
+
+def seconds(profile: Profile) -> float:
+    """Of the kernel: by the profiler if it measured it, else by the trace, else of the whole call."""
+    main = main_launch(profile)
+    traced = main.duration_s if main is not None else math.nan
+    for value in (profile.metrics.get("time_s", math.nan), traced, profile.latency_ms * 1e-3):
+        if math.isfinite(value) and value > 0:
+            return value
+    return math.nan
+
+
+def _add_rates(profile: Profile, add_to: Quantities) -> None:
+    """Rates against this machine's measured ceilings: the roofline of Williams et al., CACM 52(4), 2009."""
+    time = seconds(profile)
+    peak, copy = peak_gflops(profile), profile.peaks.get("copy_gbps", math.nan)
+    values = {
+        "achieved_gflops": profile.flops / time * 1e-9,
+        "achieved_gbps": profile.bytes_min / time * 1e-9,
+        "peak_gflops": peak,
+        "copy_gbps": copy,
+        "bytes_min": profile.bytes_min,
+    }
+    values["compute_share"] = values["achieved_gflops"] / peak
+    values["traffic_share"] = values["achieved_gbps"] / copy
+    roofs = [values[name] for name in ("compute_share", "traffic_share") if math.isfinite(values[name])]
+    if roofs:
+        values["roof_share"] = max(roofs)
+        values["memory_leads"] = float(values["traffic_share"] == max(roofs))
+    for name, value in values.items():
+        if math.isfinite(value):
+            add_to[name] = Quantity(value, Origin.MODEL)
+    moved = metrics.derive(profile.metrics).get("dram_bytes", math.nan)
+    if math.isfinite(moved / time):
+        add_to["dram_gbps"] = Quantity(moved / time * 1e-9, Origin.MEASURED)
+        if math.isfinite(copy):
+            add_to["dram_gbps_share"] = Quantity(moved / time * 1e-9 / copy, Origin.MEASURED)
+        if profile.bytes_min > 0:
+            add_to["dram_excess"] = Quantity(moved / profile.bytes_min, Origin.MEASURED)
+
+
+def _add_static(profile: Profile, add_to: Quantities) -> None:
+    if profile.resources is not None:
+        spilled = profile.resources.spill_load_bytes + profile.resources.spill_store_bytes
+        add_to["spill_bytes"] = Quantity(spilled, Origin.STATIC)
+    counts = profile.instructions
+    if counts:
+        for name, value in counts.items():
+            add_to[f"static_{name}"] = Quantity(value, Origin.STATIC)
+        loads = sum(counts.get(f"load_{bits}", 0) for bits in (8, 16, 32, 64, 128))
+        if loads:
+            narrow = sum(counts.get(f"load_{bits}", 0) for bits in (8, 16, 32))
+            add_to["static_narrow_load_share"] = Quantity(narrow / loads, Origin.STATIC)
+    specialised = profile.metrics.get("wgmma_instructions", 0) > 0 or counts.get("register_moves", 0) > 0
+    if specialised or "wgmma_instructions" in profile.metrics or counts:
+        add_to["asynchronous"] = Quantity(float(specialised), Origin.MEASURED)
+    capability = profile.architecture.removeprefix("sm_").rstrip("af")
+    if capability.isdigit():
+        add_to["capability"] = Quantity(int(capability), Origin.MEASURED)
+
+
+def _add_launch(profile: Profile, launch: Launch, add_to: Quantities) -> None:
+    """Waves and the occupancy that fits, from the launch's own shape."""
+    multiprocessors = profile.metrics.get("multiprocessors")
+    try:
+        fits = occupancy(profile.architecture, launch.block_threads, launch.registers, launch.shared_bytes)
+        limits(profile.architecture)
+    except DeviceError:  # an architecture without a table
+        return
+    add_to["occupancy_limit"] = Quantity(fits.fraction, Origin.MODEL)
+    if multiprocessors and fits.blocks_per_sm:
+        waves = launch.grid_blocks / (multiprocessors * fits.blocks_per_sm)
+        tail = metrics.derive({"waves": waves}).get("tail_share", 0.0)
+        add_to["waves"] = Quantity(waves, Origin.MODEL)
+        add_to["tail_share"] = Quantity(tail, Origin.MODEL)
+        add_to["sm_idle_share"] = Quantity(tail, Origin.MODEL)
+
+
+_NEAR = 0.8
+"""Two units of which one works this much of the other's time are equally responsible."""
+
+_PIPES = ("tensor_share", "xu_share", "fma_share", "alu_share", "lsu_share", "shared_share", "dram_share")
+
+
+def _add_pipes(found: Quantities) -> None:
+    """Which of the units leads, where all of them were counted."""
+    if not all(name in found for name in _PIPES):
+        return
+    shares = {name: found[name].value for name in _PIPES}
+    ordered = sorted(shares.values(), reverse=True)
+    origin = found["tensor_share"].origin
+    found["tensor_leads"] = Quantity(float(shares["tensor_share"] == ordered[0]), origin)
+    found["memory_leads"] = Quantity(float(shares["dram_share"] == ordered[0]), origin)
+    found["second_pipe_share"] = Quantity(ordered[1], origin)
+    found["xu_leads"] = Quantity(float(shares["xu_share"] == ordered[0]), origin)
+    found["leading_pipe_share"] = Quantity(ordered[0], origin)
+    both = {shares["tensor_share"], shares["xu_share"]} == set(ordered[:2])
+    near = min(shares["tensor_share"], shares["xu_share"]) > _NEAR * ordered[0]
+    found["units_take_turns"] = Quantity(float(both and near), origin)
+
+
+def _add_sum(found: Quantities, name: str, parts: tuple[str, ...]) -> None:
+    known = [found[part] for part in parts if part in found]
+    if len(known) == len(parts):
+        found[name] = Quantity(sum(part.value for part in known), min(part.origin for part in known))

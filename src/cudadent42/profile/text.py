@@ -1,0 +1,71 @@
+"""A diagnosis in lines for a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from cudadent42.profile.diagnosis import shown
+from cudadent42.profile.records import Diagnosis, Finding, Kind, Source
+
+
+def lines(diagnosis: Diagnosis, verbose: bool = False) -> Iterator[str]:
+    """The verdict, the ranked causes, what to do next; with ``verbose``, all that was looked at."""
+    what = f"{diagnosis.case}, {diagnosis.implementation}"
+    yield f"{what}: {diagnosis.kernel}" if diagnosis.kernel else what
+    yield diagnosis.summary
+    for number, finding in enumerate(diagnosis.causes, 1):
+        yield ""
+        yield from _finding(number, finding)
+    if diagnosis.limits:
+        yield ""
+    for finding in diagnosis.limits:
+        yield f"limit: {finding.title}: {finding.evidence}. {finding.meaning}"
+    if verbose:
+        yield from _details(diagnosis)
+    missed = [one for one in diagnosis.thresholds if one.met is False]
+    if missed:
+        yield ""
+        yield "values outside of what is wanted: " + "; ".join(
+            f"{one.name} {shown(one.value, '%')} (wanted {one.wanted})" for one in missed
+        )
+    if diagnosis.notes:
+        yield ""
+    for note in diagnosis.notes:
+        yield f"note: {note}"
+    yield ""
+    yield f"next: {diagnosis.next_step}"
+
+
+def _finding(number: int, finding: Finding) -> Iterator[str]:
+    kind = {Kind.SYMPTOM: ", a symptom", Kind.UNEXPLAINED: ", cause not known"}.get(finding.kind, "")
+    yield f"{number}. {finding.title} ({finding.certainty.value}{kind}): {gain(finding)}"
+    yield f"   {finding.evidence}."
+    yield f"   {finding.meaning}"
+    yield f"   try: {finding.experiment}."
+
+
+def gain(finding: Finding) -> str:
+    """The bound in words."""
+    if not math.isfinite(finding.speedup) or finding.speedup > 10:
+        return f"at most {finding.gain:.0%} of the time"
+    return f"at most {finding.gain:.0%} of the time, {finding.speedup:.2f}x"
+
+
+def _details(diagnosis: Diagnosis) -> Iterator[str]:
+    yield ""
+    for one in diagnosis.thresholds:
+        word = {True: "ok", False: "missed", None: one.note}[one.met]
+        value = shown(one.value, "%") if math.isfinite(one.value) else "–"
+        yield f"{one.name:36}{value:>8}  wanted {one.wanted:7}  {word}"
+    for finding in diagnosis.minor:
+        yield f"small: {finding.title}: {finding.evidence}; {gain(finding)}"
+    for rule, reason in diagnosis.not_examined.items():
+        yield f"not looked at: {rule}: {reason}"
+
+
+def basis(diagnosis: Diagnosis) -> str:
+    """What the verdict rests on, in a phrase."""
+    if diagnosis.source is Source.COUNTERS:
+        return "performance counters of one launch"
+    return "times, measured ceilings and the compiled kernel, without performance counters"

@@ -1,0 +1,74 @@
+"""The build stage of versions, in the worker's process: their own Python compiles their own kernels.
+
+All versions share the cache of compiled kernels, which is keyed by content: what two of them have in common is built
+once, and what an earlier race has built is not built again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
+from typing import Any
+
+from cudadent42.errors import MachineNotReadyError
+from cudadent42.events import BUILDING, Doing, Event, KernelBuilt, KernelFailed, Message, Progress
+from cudadent42.operations import definition
+from cudadent42.race.loading import import_module
+from cudadent42.race.version import package
+from cudadent42.records import BuildFailure, Plan
+from cudadent42.serialise import decode, encode
+from flashmoe_science.jit.limits import device_architecture
+from flashmoe_science.jit.records import KernelBuild
+
+
+def build_versions(
+    plan: Plan, *, emit: Callable[[Event], None], mark: Callable[[Doing], None], barred: Collection[str]
+) -> None:
+    """Build what each version needs on the plan's device; an event for every kernel.
+
+    ``barred`` are versions whose build took a worker along. A version of somebody else's tree builds itself at its
+    first call.
+    """
+    for index, (name, version) in enumerate(plan.versions.items()):
+        emit(Progress("build", index, len(plan.versions), version.revision, index / len(plan.versions)))
+        if name in barred:
+            continue
+        mark(Doing(index, name, name, BUILDING))
+        own = package(name, plan.versions)
+        if own is None:
+            continue
+        errors = import_module(f"{own.__name__}.errors", version.revision)
+        try:
+            for built in _builds(own, plan):
+                emit(KernelBuilt(decode(KernelBuild, encode(built))))
+        except (AttributeError, TypeError, ValueError) as error:
+            emit(
+                Message(
+                    f"{name} does not build as this lab knows it ({type(error).__name__}: {error}); "
+                    "its kernels are compiled at their first call"
+                )
+            )
+        except errors.DeviceError as error:
+            raise MachineNotReadyError(f"{name}: {error}") from error
+        except errors.BuildError as error:
+            failure = BuildFailure(name, plan.device, str(error), str(getattr(error, "log", "")))
+            emit(KernelFailed(failure))
+
+
+def _builds(own: ModuleType, plan: Plan) -> Iterator[Any]:
+    """Kernel builds of the version, as records of its own."""
+    backend = import_module(f"{own.__name__}.{plan.device.partition(':')[0]}", own.__name__)
+    if plan.device == "cpu":
+        yield from backend.build()
+        return
+    import torch
+
+    compile_kernel = import_module(f"{own.__name__}.jit.nvrtc", own.__name__).compile_kernel
+    cache = import_module(f"{own.__name__}.jit.cache", own.__name__).default_cache()
+    architecture = device_architecture(*torch.cuda.get_device_capability(plan.device))
+    kernels = definition(plan.operation).needed(backend.kernels((architecture,)), plan.cases)
+    # NVRTC compiles in threads of its caller and without Python's lock.
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        yield from pool.map(lambda kernel: compile_kernel(kernel, cache), kernels)

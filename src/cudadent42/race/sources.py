@@ -1,0 +1,249 @@
+"""The source trees that are raced: exported from git, a working tree or a folder into a cache, by content.
+
+Nothing of the user's repository is changed, checked out or locked: files are read from git's object store, or from
+where they lie.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from cudadent42.errors import MachineNotReadyError, UsageError
+from cudadent42.implementations import is_plug_in
+from cudadent42.records import Version
+from flashmoe_science.errors import DeviceError
+from flashmoe_science.jit.cache import default_cache
+
+WORKING_TREE = "WORKTREE"
+"""Names the files as they are now, those that git does not track included, unless it ignores them."""
+
+PACKAGE = "flashmoe_science"
+PACKAGE_FOLDERS = (f"src/{PACKAGE}", PACKAGE)
+"""Where a tree may have the package."""
+
+_FOLDER_STARTS = ("/", "./", "../", "~")
+_CACHE_FOLDER = "sources"
+_GIT_TIMEOUT_S = 120
+_REGULAR_FILES = (b"100644", b"100755")
+_MOST_BYTES = 1 << 30
+"""Of one tree. More is data, not source."""
+
+
+@dataclass(frozen=True)
+class _File:
+    path: str
+    """Relative, with slashes."""
+    content: bytes
+
+
+def export(revision: str, repository: Path | None = None, entry: str = "") -> Version:
+    """The tree of a revision, ``WORKTREE`` or a folder, exported into the cache.
+
+    Args:
+        revision: anything that git understands; a folder begins with ``/``, ``./``, ``../`` or ``~``.
+        repository: a folder in the git repository; the current one if None.
+        entry: ``path/to/file.py:callable`` in the tree; then the whole tree is exported. Empty: the package
+            ``flashmoe_science``.
+
+    Raises:
+        UsageError: there is no such revision or folder, or it lacks what is to be raced.
+    """
+    if entry and not is_plug_in(entry):
+        raise UsageError(f"--implementation {entry!r}: expected path/to/file.py:callable, in the tree")
+    folder = as_folder(revision)
+    if folder is not None:
+        return _keep(_folder_files(folder, entry), folder.resolve().name, "", entry)
+    root = repository_root(repository)
+    if revision == WORKING_TREE:
+        return _keep(_working_files(root, entry), revision, "", entry)
+    commit = resolve(revision, root)
+    return _keep(_committed_files(root, commit, entry), revision, commit, entry)
+
+
+def as_folder(revision: str) -> Path | None:
+    """The folder that a revision names, if it is written as one."""
+    if revision == "." or revision.startswith(_FOLDER_STARTS):
+        folder = Path(revision).expanduser()
+        if not folder.is_dir():
+            raise UsageError(
+                f"{revision} is not a folder; expected a git revision, {WORKING_TREE} or a folder"
+            )
+        return folder
+    return None
+
+
+def folder_of(version: Version) -> Path:
+    """Where the files of an exported version are."""
+    return _cache() / version.digest
+
+
+def repository_root(folder: Path | None) -> Path:
+    """The top of the repository that ``folder`` (the current one if None) is in."""
+    found = git(folder or Path.cwd(), "rev-parse", "--show-toplevel")
+    if found is None:
+        raise UsageError(
+            f"{folder or 'the current folder'} is not in a git repository; go to one, give --repo, "
+            "or name two folders (./old ./new)"
+        )
+    return Path(found.rstrip("\n"))
+
+
+def resolve(revision: str, root: Path) -> str:
+    """The commit that a revision stands for."""
+    found = git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+    if found is None:
+        hint = "; a folder begins with ./" if (Path.cwd() / revision).is_dir() else ""
+        raise UsageError(
+            f"{revision!r} is no revision of {root.name}; expected a commit, branch, tag or {WORKING_TREE}{hint}"
+        )
+    return found.strip()
+
+
+def git(folder: Path, *arguments: str) -> str | None:
+    """What git prints; None where it fails."""
+    done = _git(folder, *arguments)
+    return None if done is None else done.decode("utf-8", errors="replace")
+
+
+def _git(folder: Path, *arguments: str, given: bytes = b"") -> bytes | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            input=given,
+            capture_output=True,
+            timeout=_GIT_TIMEOUT_S,
+            check=True,
+        )
+    except FileNotFoundError as error:
+        raise MachineNotReadyError("git is not installed; install it, or name two folders") from error
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout
+
+
+def _committed_files(root: Path, commit: str, entry: str) -> Iterator[_File]:
+    listed = _git(root, "ls-tree", "-r", "-z", "--full-tree", commit)
+    if listed is None:
+        raise UsageError(
+            f"git cannot list the files of {commit[:12]} in {root.name}; is the repository whole?"
+        )
+    names: dict[str, bytes] = {}
+    for line in listed.split(b"\0"):
+        about, _, name = line.partition(b"\t")
+        fields = about.split()
+        if len(fields) == 3 and fields[0] in _REGULAR_FILES:
+            names[os.fsdecode(name)] = fields[2]
+    wanted = _selection(list(names), entry, commit[:12])
+    objects = [names[path] for path in wanted.values()]
+    data = _git(root, "cat-file", "--batch", given=b"".join(each + b"\n" for each in objects))
+    if data is None:
+        raise UsageError(
+            f"git cannot read the files of {commit[:12]} in {root.name}; is the repository whole?"
+        )
+    start = 0
+    for path in wanted:
+        line_end = data.index(b"\n", start)
+        size = int(data[start:line_end].split()[2])
+        start = line_end + 1
+        yield _File(path, data[start : start + size])
+        start += size + 1
+
+
+def _working_files(root: Path, entry: str) -> Iterator[_File]:
+    listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate")
+    if listed is None:
+        raise UsageError(f"git cannot list the files of {root}; is the repository whole?")
+    names = [os.fsdecode(name) for name in listed.split(b"\0") if name]
+    yield from _read(root, [name for name in names if _is_file(root / name)], entry, WORKING_TREE)
+
+
+def _folder_files(folder: Path, entry: str) -> Iterator[_File]:
+    if not entry and folder.resolve().name == PACKAGE:
+        folder = folder.resolve().parent
+    names = [
+        path.relative_to(folder).as_posix()
+        for path in sorted(folder.rglob("*"))
+        if _is_file(path) and "__pycache__" not in path.parts and ".git" not in path.parts
+    ]
+    yield from _read(folder, names, entry, str(folder))
+
+
+def _is_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
+
+
+def _read(folder: Path, names: list[str], entry: str, where: str) -> Iterator[_File]:
+    for path, name in _selection(names, entry, where).items():
+        try:
+            yield _File(path, (folder / name).read_bytes())
+        except OSError as error:
+            raise UsageError(f"{folder / name} cannot be read: {error.strerror}") from error
+
+
+def _selection(names: list[str], entry: str, where: str) -> dict[str, str]:
+    """Path in the export to path in the tree, of the files that are wanted."""
+    if entry:
+        file = PurePosixPath(entry.rpartition(":")[0]).as_posix()
+        if file not in names:
+            raise UsageError(
+                f"{where} has no file {file!r}; expected path/to/file.py:callable, from the top of the tree"
+            )
+        return {name: name for name in sorted(names)}
+    for folder in PACKAGE_FOLDERS:
+        if f"{folder}/__init__.py" in names:
+            length = len(folder) - len(PACKAGE)
+            return {name[length:]: name for name in sorted(names) if name.startswith(f"{folder}/")}
+    raise UsageError(
+        f"{where} has no package {PACKAGE} (looked in {' and '.join(PACKAGE_FOLDERS)}); "
+        "name a kernel of your own with --implementation path/to/file.py:callable"
+    )
+
+
+def _keep(files: Iterator[_File], revision: str, commit: str, entry: str) -> Version:
+    """The files in the cache, under the hash of their names and contents."""
+    cache = _cache()
+    temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=cache))
+    try:
+        digest = _write(files, temporary)
+        target = cache / digest
+        try:
+            temporary.rename(target)
+        except OSError:
+            if not target.is_dir():
+                raise
+    except OSError as error:
+        raise UsageError(f"cannot export {revision} to {cache}: {error.strerror}; free some space") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return Version(revision, commit, digest, entry)
+
+
+def _write(files: Iterator[_File], folder: Path) -> str:
+    found = hashlib.sha256()
+    total = 0
+    for file in files:
+        total += len(file.content)
+        if total > _MOST_BYTES:
+            raise UsageError(f"the tree has more than {_MOST_BYTES >> 30} GiB; a source tree is expected")
+        for part in (os.fsencode(file.path), file.content):
+            found.update(len(part).to_bytes(8, "big") + part)
+        if ".." in PurePosixPath(file.path).parts or file.path.startswith("/"):
+            raise UsageError(f"the tree has a file named {file.path!r}, which would lie outside of it")
+        path = folder / file.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(file.content)
+    return found.hexdigest()
+
+
+def _cache() -> Path:
+    try:
+        return default_cache().tool_directory(_CACHE_FOLDER)
+    except DeviceError as error:
+        raise MachineNotReadyError(str(error)) from error

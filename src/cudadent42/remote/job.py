@@ -1,0 +1,158 @@
+"""A run on the far side: started once, followed over any number of connections, fetched whole."""
+
+from __future__ import annotations
+
+import importlib.resources
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import IO
+
+from cudadent42.errors import LabError
+from cudadent42.remote.hosts import Remote
+from cudadent42.remote.ssh import Connection, Done, call, stream
+from cudadent42.remote.tree import Tree, archive
+
+# The exit codes of job.sh.
+_BUSY = 75
+_REASONS = {
+    71: "its folder cannot be made there",
+    72: "there is no such job or tree",
+    74: "the files could not be unpacked there",
+}
+_CAPABILITY = re.compile(r"(\d{1,2})\.(\d)")
+_JOB = re.compile(r"[a-z0-9-]{1,80}")
+
+
+class JobState(Enum):
+    NONE = "none"
+    RUNNING = "running"
+    LOST = "lost"
+    """Its process is gone and left no exit code: killed, or the machine was restarted."""
+    DONE = "done"
+
+
+@dataclass(frozen=True)
+class State:
+    state: JobState
+    exit_code: int | None = None
+
+
+class BusyError(LabError):
+    """Another run goes on there."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The project's folder on one machine."""
+
+    connection: Connection
+    remote: Remote
+
+    def call(self, command: str, *arguments: str, data: IO[bytes] | None = None) -> Done:
+        done = call(self.connection, _script(), command, self.remote.folder, *arguments, data=data)
+        if done.exit_code == _BUSY:
+            other = done.output.decode(errors="replace").strip()
+            raise BusyError(
+                f"{self.remote.name} is busy with {other or 'another run'}; wait for it with "
+                f"`cudadent42 remote attach {other}`, or end it with `cudadent42 remote stop {other}`"
+            )
+        return done
+
+
+def _script() -> str:
+    return (importlib.resources.files("cudadent42.remote") / "job.sh").read_text()
+
+
+def send(place: Place, tree: Tree) -> bool:
+    """Make the working tree there the one here; False where it already was. Raises LabError."""
+    if place.call("tree").output.decode(errors="replace").strip() == tree.digest:
+        return False
+    with archive(tree) as file:
+        _require(place, place.call("receive", tree.digest, data=file))
+    return True
+
+
+def start(place: Place, job: str, device: str, arguments: Sequence[str]) -> None:
+    """Start ``cudadent42 run`` there, once however often it is asked for. Raises BusyError, LabError."""
+    _require(place, place.call("start", job, place.remote.python, device, *arguments))
+
+
+def state(place: Place, job: str) -> State:
+    return parse_state(_require(place, place.call("state", job)).output.decode(errors="replace"))
+
+
+def parse_state(text: str) -> State:
+    """What the script prints of a job. Raises LabError."""
+    words = text.split()
+    try:
+        return State(JobState(words[0]), int(words[1]) if len(words) > 1 else None)
+    except (IndexError, ValueError) as error:
+        raise LabError(
+            f"the far side says {text[:80]!r} of a job; expected none, running, lost or done"
+        ) from error
+
+
+def jobs(place: Place) -> dict[str, State]:
+    """Every job there."""
+    lines = _require(place, place.call("list")).output.decode(errors="replace").splitlines()
+    found = (line.partition(" ") for line in lines)
+    return {name: parse_state(rest) for name, _, rest in found if _JOB.fullmatch(name)}
+
+
+def follow(place: Place, job: str, seen: int, on_bytes: Callable[[bytes], object]) -> None:
+    """Hand on the job's log from byte ``seen`` on, until the job has ended or the connection has."""
+    stream(place.connection, _script(), ("follow", place.remote.folder, job, str(seen)), on_bytes)
+
+
+def architectures(place: Place) -> tuple[str, ...]:
+    """CUDA architectures of the GPUs there, ``sm_90``; none where there is no driver that answers."""
+    lines = _require(place, place.call("gpus")).output.decode(errors="replace").splitlines()
+    numbers = (_CAPABILITY.fullmatch(line.strip()) for line in lines)
+    return tuple(dict.fromkeys(f"sm_{found[1]}{found[2]}" for found in numbers if found))
+
+
+def stop(place: Place, job: str) -> None:
+    _require(place, place.call("stop", job))
+
+
+def forget(place: Place, job: str) -> None:
+    _require(place, place.call("forget", job))
+
+
+def fetch(place: Place, job: str, target: Path) -> None:
+    """Bring the job's folder (log, out, run) back as ``target``, whole or not at all. Raises LabError."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as folder:
+        packed = Path(folder) / "job.tar"
+        with packed.open("wb") as file:
+            code = stream(place.connection, _script(), ("fetch", place.remote.folder, job), file.write)
+        if code != 0:
+            raise LabError(f"{place.remote.name}: {job} could not be packed there (exit code {code})")
+        unpacked = Path(folder) / "unpacked"
+        try:
+            with tarfile.open(packed) as tar:
+                # Nothing from there leaves the folder, and no link, device or owner is made here.
+                tar.extractall(unpacked, filter="data")
+        except tarfile.TarError as error:
+            raise LabError(f"what came back of {job} is damaged: {error}; attach to it again") from error
+        if target.exists():
+            shutil.rmtree(target)
+        os.replace(unpacked / job, target)
+
+
+def _require(place: Place, done: Done) -> Done:
+    """``done`` if the script there succeeded. Raises LabError."""
+    if done.exit_code != 0:
+        reason = _REASONS.get(done.exit_code, "")
+        said = " ".join(done.errors.split())[-300:]
+        raise LabError(
+            f"{place.remote.name}: {reason or 'the far side failed'} (exit code {done.exit_code}): {said}"
+        )
+    return done

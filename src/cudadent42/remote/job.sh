@@ -1,0 +1,148 @@
+# What happens on the far side of a remote run. Sent with every call, so it is never older than who calls it.
+#
+#   job.sh start   FOLDER JOB PYTHON DEVICE [ARGUMENT...]   start `cudadent42 run ARGUMENT...`, unless JOB is there
+#   job.sh state   FOLDER JOB       prints: none | running | lost | done CODE
+#   job.sh follow  FOLDER JOB FROM  prints the log from byte FROM on, until the job has ended
+#   job.sh stop    FOLDER JOB       ends it and all that it started
+#   job.sh fetch   FOLDER JOB       the job's folder as a tar archive
+#   job.sh forget  FOLDER JOB       removes it
+#   job.sh tree    FOLDER           prints the digest of the working tree that is there
+#   job.sh receive FOLDER DIGEST    makes the working tree what the tar archive on standard input holds
+#   job.sh list    FOLDER           every job and its state
+#   job.sh gpus    FOLDER           compute capability of each GPU
+#
+# FOLDER/tree is the working tree with its environment, FOLDER/jobs/JOB a job: log, out, pid, exit, run.
+command=$1
+folder=$2
+case $folder in /*) ;; *) folder=$HOME/$folder ;; esac
+shift 2
+umask 077
+mkdir -p -- "$folder/jobs" || return 71
+
+# state_of JOB: a job is lost where its process is gone and left no exit code, as after a reboot.
+state_of() {
+    if [ -f "$folder/jobs/$1/exit" ]; then
+        echo "done $(cat "$folder/jobs/$1/exit")"
+    elif [ ! -d "$folder/jobs/$1" ]; then
+        echo none
+    elif is_alive "$1"; then
+        echo running
+    else
+        echo lost
+    fi
+}
+
+# The process's start time is kept beside its number: numbers are used again.
+started_at() {
+    sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | cut -d ' ' -f 20
+}
+
+is_alive() {
+    read -r pid since <"$folder/jobs/$1/pid" 2>/dev/null || return 1
+    [ -n "$since" ] && [ "$(started_at "$pid")" = "$since" ]
+}
+
+running_job() {
+    for entry in "$folder"/jobs/*; do
+        [ -d "$entry" ] || continue
+        if [ "$(state_of "${entry##*/}")" = running ]; then
+            echo "${entry##*/}"
+            return 0
+        fi
+    done
+    return 1
+}
+
+case $command in
+    start)
+        job=$1 python=$2 device=$3
+        shift 3
+        if [ -f "$folder/jobs/$job/pid" ]; then
+            return 0 # a start whose answer was lost
+        fi
+        if other=$(running_job); then
+            echo "$other"
+            return 75
+        fi
+        [ -d "$folder/tree" ] || return 72
+        mkdir -p -- "$folder/jobs/$job" && cd -- "$folder/jobs/$job" || return 71
+        setsid sh -c '
+            job=$1 tree=$2 python=$3 device=$4
+            shift 4
+            # A stop is for the run, which keeps what it has; this waits for its exit code.
+            trap : TERM
+            echo $$ "$(sed "s/.*) //" /proc/$$/stat | cut -d " " -f 20)" >pid.new && mv pid.new pid
+            code=0
+            if [ -n "$python" ]; then
+                PYTHONPATH=$tree/src${PYTHONPATH:+:$PYTHONPATH}
+                export PYTHONPATH
+            else
+                # What bootstrap prints is for the log: standard output is the run'"'"'s own.
+                "$tree/tools/bootstrap.sh" --device "$device" >&2 || code=$?
+                python=$tree/.venv/bin/python
+            fi
+            if [ "$code" -eq 0 ]; then
+                # Paths among the arguments are the working tree'"'"'s.
+                (cd -- "$tree" && exec "$python" -m cudadent42 run --output-dir "../jobs/$job/run" "$@") || code=$?
+            fi
+            echo "$code" >exit.new && mv exit.new exit
+        ' sh "$job" "$folder/tree" "$python" "$device" "$@" </dev/null >out 2>log &
+        # Known as started only once its process is on record.
+        tries=0
+        until [ -f pid ] || [ "$tries" -ge 50 ]; do
+            sleep 0.1
+            tries=$((tries + 1))
+        done
+        [ -f pid ]
+        ;;
+    state) state_of "$1" ;;
+    follow)
+        log=$folder/jobs/$1/log
+        [ -f "$log" ] || return 72
+        if is_alive "$1"; then
+            tail -c "+$(($2 + 1))" -f --pid="$pid" -s 0.2 -- "$log"
+        else
+            tail -c "+$(($2 + 1))" -- "$log"
+        fi
+        ;;
+    stop)
+        is_alive "$1" || return 0
+        kill -TERM "-$pid" 2>/dev/null
+        tries=0
+        while is_alive "$1" && [ "$tries" -lt 100 ]; do
+            sleep 0.1
+            tries=$((tries + 1))
+        done
+        ! is_alive "$1" || kill -KILL "-$pid" 2>/dev/null
+        ;;
+    fetch) tar -C "$folder/jobs" -cf - -- "$1" ;;
+    forget)
+        case $(state_of "$1") in running) return 75 ;; esac
+        rm -rf -- "${folder:?}/jobs/$1"
+        ;;
+    tree) cat -- "$folder/tree/.digest" 2>/dev/null || : ;;
+    receive)
+        if other=$(running_job); then
+            echo "$other"
+            return 75
+        fi
+        rm -rf -- "$folder/tree.new" && mkdir -- "$folder/tree.new" || return 71
+        tar -C "$folder/tree.new" -xf - || return 74
+        echo "$1" >"$folder/tree.new/.digest" || return 74
+        # The environment stays: it knows by itself whether it is still right.
+        if [ -d "$folder/tree/.venv" ]; then
+            mv -- "$folder/tree/.venv" "$folder/tree.new/.venv" || return 74
+        fi
+        rm -rf -- "$folder/tree.old" &&
+            { [ ! -d "$folder/tree" ] || mv -- "$folder/tree" "$folder/tree.old"; } &&
+            mv -- "$folder/tree.new" "$folder/tree" && rm -rf -- "$folder/tree.old"
+        ;;
+    list)
+        for entry in "$folder"/jobs/*; do
+            [ -d "$entry" ] && echo "${entry##*/} $(state_of "${entry##*/}")"
+        done
+        return 0
+        ;;
+    gpus) nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null || : ;;
+    *) return 64 ;;
+esac

@@ -1,0 +1,78 @@
+"""What this machine knows of its runs elsewhere: a small file each, so that another terminal can go on tomorrow."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import tempfile
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from cudadent42.errors import UsageError
+from cudadent42.serialise import decode, encode
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    job: str
+    remote: str
+    output: str
+    """Folder here that the run folder goes to."""
+    arguments: tuple[str, ...]
+    """Of ``cudadent42 run`` there."""
+    started: str
+    """UTC, ISO 8601."""
+    fetched: bool = False
+    exit_code: int | None = None
+    schema_version: int = SCHEMA_VERSION
+
+
+def state_folder() -> Path:
+    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(base) / "cudadent42" / "remote"
+
+
+def new_job() -> str:
+    """A name that no other run has, in the order of time."""
+    return f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
+def save(record: JobRecord) -> None:
+    folder = state_folder()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
+        json.dump(encode(record), file, indent=2)
+    os.replace(file.name, folder / f"{record.job}.json")
+
+
+def records() -> tuple[JobRecord, ...]:
+    """All, the oldest first. Raises UsageError where one cannot be read."""
+    return tuple(_read(path) for path in sorted(state_folder().glob("*.json")))
+
+
+def find(job: str | None) -> JobRecord:
+    """The record of ``job``; of the last run that was not brought back yet where it is None. Raises UsageError."""
+    known = records()
+    if job is None:
+        waiting = [record for record in known if not record.fetched]
+        if not waiting:
+            raise UsageError("no run elsewhere waits to be brought back; `cudadent42 remote jobs` lists all")
+        return waiting[-1]
+    found = next((record for record in known if record.job == job), None)
+    if found is None:
+        raise UsageError(f"no run {job!r} was started from here; `cudadent42 remote jobs` lists all")
+    return found
+
+
+def _read(path: Path) -> JobRecord:
+    try:
+        document = json.loads(path.read_text())
+        if document.get("schema_version", 0) > SCHEMA_VERSION:
+            raise UsageError(f"{path} was written by a newer version of cudadent42; use that one")
+        return decode(JobRecord, document)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(f"{path} is damaged: {error}; remove it to forget that run") from error

@@ -1,0 +1,164 @@
+"""A run on another machine, in order: send, start, follow, fetch. The one place here that knows the order.
+
+What is lost on the way (a connection, this process, this machine) does not end the run: it is picked up again from the
+job's record, here by itself for a while, later with ``cudadent42 remote attach``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TypeVar
+
+from cudadent42.errors import LabError
+from cudadent42.remote import job as jobs
+from cudadent42.remote import record
+from cudadent42.remote.hosts import Remote, get
+from cudadent42.remote.job import JobState, Place
+from cudadent42.remote.record import JobRecord
+from cudadent42.remote.ssh import ConnectionLostError, connect
+from cudadent42.remote.tree import project_root, read_tree
+
+RETRY_S = 600.0
+"""How long a machine that does not answer is tried again before the run is left to itself."""
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 20.0
+_OUTPUT = "out"
+_RUN = "run"
+
+T = TypeVar("T")
+Say = Callable[[str], None]
+"""Told what happens, a line at a time."""
+
+
+@dataclass(frozen=True)
+class Returned:
+    """A run that came back."""
+
+    record: JobRecord
+    exit_code: int
+    """Of ``cudadent42 run`` there."""
+    folder: Path
+    """The run folder; not there where the run did not get that far."""
+    output: str
+    """What it printed on standard output."""
+
+
+def place_of(remote: Remote) -> Place:
+    """The project's folder on ``remote``."""
+    return Place(connect(remote.address), remote)
+
+
+def run_on(
+    name: str, device: str, arguments: Sequence[str], output: Path, say: Say, on_log: Callable[[bytes], None]
+) -> Returned:
+    """Run ``cudadent42 run ARGUMENTS`` on the remote ``name``; its run folder comes to ``output``.
+
+    Raises:
+        ConnectionLostError: the machine did not answer for ``RETRY_S``; the run goes on there, and is on record.
+        LabError: it could not be started, or was lost.
+    """
+    remote = get(name)
+    place = place_of(remote)
+    tree = read_tree(project_root())
+    if persistently(lambda: jobs.send(place, tree), say):
+        say(f"sent {len(tree.files)} files to {name}")
+    begun = JobRecord(
+        record.new_job(),
+        name,
+        str(output.absolute()),
+        tuple(arguments),
+        datetime.now(timezone.utc).isoformat(),
+    )
+    record.save(begun)  # before the start: what was started is always on record
+    persistently(lambda: jobs.start(place, begun.job, device, arguments), say)
+    say(f"started {begun.job} on {name}")
+    return bring_back(begun, say, on_log)
+
+
+def bring_back(begun: JobRecord, say: Say, on_log: Callable[[bytes], None]) -> Returned:
+    """Follow a run that was started to its end and bring its folder back. Raises like ``run_on``."""
+    place = place_of(get(begun.remote))
+    seen = 0
+
+    def count(chunk: bytes) -> None:
+        nonlocal seen
+        seen += len(chunk)
+        on_log(chunk)
+
+    def until_the_end() -> jobs.State:
+        """Following ends with the job, or with whoever follows; the state tells which."""
+        while True:
+            state = jobs.state(place, begun.job)
+            if state.state is JobState.NONE:
+                return state
+            jobs.follow(place, begun.job, seen, count)
+            if state.state is not JobState.RUNNING:
+                return state
+
+    state = persistently(until_the_end, say)
+    if state.state is JobState.NONE:
+        raise LabError(
+            f"{begun.remote} knows no run {begun.job}: it was not started, or its folder was removed"
+        )
+    target = Path(begun.output)
+    work = target.parent / f".{begun.job}"
+    persistently(lambda: jobs.fetch(place, begun.job, work), say)
+    if state.state is JobState.LOST or state.exit_code is None:
+        _place_run(work, target)
+        _finish(place, begun, None, say)
+        raise LabError(
+            f"{begun.job} was lost on {begun.remote}: its process is gone without an exit code, as after a restart "
+            f"or a lack of memory; what it had measured is in {target}"
+        )
+    printed = (work / _OUTPUT).read_text(errors="replace")
+    _place_run(work, target)
+    done = _finish(place, begun, state.exit_code, say)
+    return Returned(done, state.exit_code, target, printed)
+
+
+def _place_run(work: Path, target: Path) -> None:
+    """The run folder goes where it was asked for; the log goes with it."""
+    run = work / _RUN
+    if not run.is_dir():
+        run.mkdir()
+    (work / "log").replace(run / "remote.log")
+    if target.is_dir():
+        target.rmdir()  # made by the caller, and empty; anything else is not ours to replace
+    run.replace(target)
+    (work / _OUTPUT).unlink()
+    for leftover in work.iterdir():
+        leftover.unlink()
+    work.rmdir()
+
+
+def _finish(place: Place, begun: JobRecord, exit_code: int | None, say: Say) -> JobRecord:
+    done = replace(begun, fetched=True, exit_code=exit_code)
+    record.save(done)
+    with suppress(LabError):  # it is here; that it is also there costs only space
+        jobs.forget(place, begun.job)
+    return done
+
+
+def persistently(action: Callable[[], T], say: Say, patience_s: float | None = None) -> T:
+    """``action``, again after every lost connection, for ``RETRY_S`` from the last time that it got anywhere."""
+    patience = RETRY_S if patience_s is None else patience_s
+    pause = _FIRST_PAUSE_S
+    lost_since: float | None = None
+    while True:
+        begun = time.monotonic()
+        try:
+            return action()
+        except ConnectionLostError as error:
+            now = time.monotonic()
+            if lost_since is None or now - begun > _LONGEST_PAUSE_S:
+                lost_since, pause = now, _FIRST_PAUSE_S  # it held for a while
+                say(f"{error}; trying again")
+            if now - lost_since + pause > patience:
+                raise
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)

@@ -1,0 +1,180 @@
+"""The user's own OpenSSH, and nothing beside it: their configuration, agent, jump hosts and known hosts hold.
+
+The login shell is given one fixed command that differs in a number only; what is to be done arrives on standard
+input, quoted for a POSIX shell. So neither the login shell's dialect nor any name can change what is executed.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from cudadent42.errors import LabError
+from cudadent42.remote.address import SshAddress
+
+SSH_FAILED = 255
+"""OpenSSH's exit code where the connection, not the command, failed."""
+_CONNECT_TIMEOUT_S = 20
+_ALIVE_INTERVAL_S = 15
+_ALIVE_COUNT = 3
+_PERSIST_S = 60
+
+
+class ConnectionLostError(LabError):
+    """The machine cannot be reached, or the connection ended before the command did."""
+
+
+class HostKeyError(LabError):
+    """The machine's key is unknown or another than before."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """How to reach one machine. Connections are shared through a socket in a folder of this user's own."""
+
+    address: SshAddress
+    control: Path
+
+    def argv(self) -> list[str]:
+        """The ssh command, up to and with the destination."""
+        options = (
+            "BatchMode=yes",
+            f"ConnectTimeout={_CONNECT_TIMEOUT_S}",
+            f"ServerAliveInterval={_ALIVE_INTERVAL_S}",
+            f"ServerAliveCountMax={_ALIVE_COUNT}",
+            "ControlMaster=auto",
+            f"ControlPath={self.control}/%C",
+            f"ControlPersist={_PERSIST_S}",
+        )
+        port = ["-p", str(self.address.port)] if self.address.port else []
+        return [
+            "ssh",
+            "-T",
+            *(word for option in options for word in ("-o", option)),
+            *port,
+            "--",
+            self.address.destination,
+        ]
+
+    def close(self) -> None:
+        """End the shared connection, if there is one."""
+        argv = self.argv()
+        subprocess.run(
+            [*argv[:-2], "-O", "exit", *argv[-2:]],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
+
+
+def connect(address: SshAddress) -> Connection:
+    return Connection(address, _control_folder())
+
+
+def _control_folder() -> Path:
+    """A short path (a socket's is at most 108 bytes) that only this user can enter."""
+    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    folder = Path(base) / f"cudadent42-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise LabError(f"{folder} is not a folder of yours alone; connections are shared there: remove it")
+    return folder
+
+
+@dataclass(frozen=True)
+class Done:
+    exit_code: int
+    output: bytes
+    errors: str
+
+
+def start(connection: Connection, text: str, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+    """A shell text under way there, its arguments as $1, $2, ...; what follows on standard input is the text's.
+
+    A shell may read ahead on its standard input, so the text is not read as a script from there: its exact number
+    of bytes is.
+    """
+    words = shlex.join(arguments).encode(errors="surrogateescape")
+    body = b"main() {\n" + text.encode() + b"\n}\nmain " + words + b"\n"
+    process = subprocess.Popen(
+        [*connection.argv(), f"exec sh -c 'eval \"$(head -c {len(body)})\"'"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # the exit code and standard error say why
+        process.stdin.write(body)
+        process.stdin.flush()
+    return process
+
+
+def call(connection: Connection, text: str, *arguments: str, data: IO[bytes] | None = None) -> Done:
+    """Run a shell text there, with ``data`` as its standard input; wait; what it printed.
+
+    Raises:
+        ConnectionLostError, HostKeyError: it did not run, or its end is not known.
+    """
+    process = start(connection, text, arguments)
+    if data is not None and process.stdin is not None:
+        with suppress(BrokenPipeError):
+            shutil.copyfileobj(data, process.stdin)
+            process.stdin.flush()
+    output, errors = process.communicate()
+    done = Done(process.returncode, output, errors.decode(errors="replace"))
+    raise_if_lost(connection, done.exit_code, done.errors)
+    return done
+
+
+def stream(
+    connection: Connection, text: str, arguments: Sequence[str], on_bytes: Callable[[bytes], object]
+) -> int:
+    """Run a shell text there and hand on what it prints as it comes; its exit code. Raises like ``call``."""
+    process = start(connection, text, arguments)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        with suppress(BrokenPipeError):
+            process.stdin.close()
+        while chunk := os.read(process.stdout.fileno(), 1 << 16):
+            on_bytes(chunk)
+        errors = process.stderr.read().decode(errors="replace")
+        code = process.wait()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+    raise_if_lost(connection, code, errors)
+    return code
+
+
+def raise_if_lost(connection: Connection, code: int, errors: str) -> None:
+    """OpenSSH's own failures, told apart by what it says."""
+    if code != SSH_FAILED:
+        return
+    said = " ".join(errors.split())
+    where = connection.address
+    if "REMOTE HOST IDENTIFICATION HAS CHANGED" in errors:
+        raise HostKeyError(
+            f"{where}: its host key is another than before, so this may not be the same machine; if it was made "
+            f"anew, remove the old key with: ssh-keygen -R {shlex.quote(where.host.strip('[]'))}"
+        )
+    if "Host key verification failed" in errors:
+        port = f"-p {where.port} " if where.port else ""
+        raise HostKeyError(
+            f"{where}: its host key is not known; look at it once with: ssh {port}{shlex.quote(where.destination)}"
+        )
+    if "Permission denied" in errors:
+        raise LabError(f"{where} lets nobody in with the keys that ssh offers: {said[-200:]}")
+    raise ConnectionLostError(f"{where} cannot be reached: {said[-200:] or 'the connection ended'}")

@@ -1,0 +1,105 @@
+"""The working tree as it is: what git tracks and what it would add, uncommitted changes too, ignored files not."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from cudadent42.errors import UsageError
+
+_GIT_TIMEOUT_S = 60
+_SKIPPED = ("benchmarks/results/",)
+"""Committed results: large, and read by no run."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    root: Path
+    files: tuple[bytes, ...]
+    """Paths below ``root``, sorted; as bytes, since a name need not be text."""
+    digest: str
+    """SHA-256 over names, kinds and contents: two trees with the same one are the same."""
+
+
+def project_root() -> Path:
+    """The checkout that this package runs from. Raises UsageError where there is none."""
+    package = Path(__file__).resolve().parent
+    top = _git(package, "rev-parse", "--show-toplevel").decode(errors="surrogateescape").rstrip("\n")
+    root = Path(top)
+    if not (root / "tools/bootstrap.sh").is_file():
+        raise UsageError(f"{root} is no checkout of cudadent42; a remote run sends one: run it from a clone")
+    return root
+
+
+def read_tree(root: Path) -> Tree:
+    """What is to be sent. Raises UsageError where ``root`` is in no git repository."""
+    listed = _git(root, "ls-files", "--cached", "--others", "--exclude-standard", "-z").split(b"\0")
+    files = sorted({name for name in listed if name and not _is_skipped(name) and _exists(root, name)})
+    digest = hashlib.sha256()
+    for name in files:
+        _update(digest, root, name)
+    return Tree(root, tuple(files), digest.hexdigest())
+
+
+def _is_skipped(name: bytes) -> bool:
+    return any(name.startswith(prefix.encode()) for prefix in _SKIPPED)
+
+
+def _exists(root: Path, name: bytes) -> bool:
+    """Tracked files may have been deleted; a submodule's folder is no file."""
+    path = os.path.join(os.fsencode(root), name)
+    return os.path.lexists(path) and not (os.path.isdir(path) and not os.path.islink(path))
+
+
+def _update(digest: hashlib._Hash, root: Path, name: bytes) -> None:
+    path = os.path.join(os.fsencode(root), name)
+    found = os.lstat(path)
+    if stat.S_ISLNK(found.st_mode):
+        kind, content = b"link", hashlib.sha256(os.readlink(path)).digest()
+    else:
+        kind = b"executable" if found.st_mode & stat.S_IXUSR else b"file"
+        with open(path, "rb") as file:
+            content = hashlib.sha256(file.read()).digest()
+    digest.update(b"%d %s %s " % (len(name), kind, name) + content)
+
+
+@contextmanager
+def archive(tree: Tree) -> Iterator[IO[bytes]]:
+    """The tree as an open tar file."""
+    with tempfile.TemporaryFile() as file:
+        with tarfile.open(fileobj=file, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+            for name in tree.files:
+                text = os.fsdecode(name)
+                tar.add(tree.root / text, arcname=text, recursive=False, filter=_plain)
+        file.seek(0)
+        yield file
+
+
+def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Without this machine's user."""
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
+
+
+def _git(folder: Path, *arguments: str) -> bytes:
+    command: Sequence[str] = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, timeout=_GIT_TIMEOUT_S, check=True, stdin=subprocess.DEVNULL
+        )
+    except FileNotFoundError as error:
+        raise UsageError("git is not installed; a remote run sends what git lists: install git") from error
+    except subprocess.CalledProcessError as error:
+        reason = error.stderr.decode(errors="replace").strip()
+        raise UsageError(f"{folder} is in no git checkout that can be read: {reason}") from error
+    return done.stdout

@@ -1,0 +1,72 @@
+"""The report's section about a profile: the ranked causes, the pictures, what is wanted of every kernel."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from cudadent42.profile import compare, store
+from cudadent42.profile.diagnosis import shown
+from cudadent42.profile.records import Finding, Threshold
+from cudadent42.profile.text import basis
+from cudadent42.report import keys, svg, text
+from cudadent42.report.figures.profile import roofline, stalls
+from cudadent42.report.view import Profiled
+
+
+def load_profiled(folder: Path, before: Path | None) -> Profiled | None:
+    """The folder's profile with its diagnosis, and the profile of the folder ``before``; None where it has none.
+
+    Raises UsageError for files that cannot be understood, and where ``before`` has no profile.
+    """
+    profile, diagnosis = store.load_profile(folder), store.load_diagnosis(folder)
+    if profile is None or diagnosis is None:
+        return None
+    return Profiled(profile, diagnosis, compare.load(before) if before is not None else None)
+
+
+def section(view: Profiled, sheet: svg.Sheet) -> dict[str, Any]:
+    """What the page's template fills in."""
+    profile, diagnosis = view.profile, view.diagnosis
+    drawn = {
+        f"{name}_{size}": Markup(draw(view, sheet, wide=size == "wide"))
+        for name, draw in (("roofline", roofline), ("stalls", stalls))
+        for size in ("wide", "narrow")
+    }
+    subject = f"{text.clean(profile.case)}, {text.implementation(profile.implementation)}"
+    kernel = f" Kernel: {text.clean(profile.kernel)}." if profile.kernel else ""
+    return {
+        **drawn,
+        "subject": subject,
+        "summary": f"{diagnosis.summary}{kernel} By {basis(diagnosis)}.",
+        "causes": [_cause(finding) for finding in diagnosis.causes],
+        "limits": [f"{one.title}: {one.evidence}. {one.meaning}" for one in diagnosis.limits],
+        "next_step": diagnosis.next_step,
+        "roofline_key": keys.profile_key(view),
+        "stalls_key": keys.bar_key(view),
+        "changes": compare.changes(view.before, profile) if view.before is not None else (),
+        "thresholds": [_threshold(one) for one in diagnosis.thresholds],
+        "notes": [text.clean(note) for note in diagnosis.notes],
+    }
+
+
+def _cause(finding: Finding) -> dict[str, str]:
+    return {
+        "title": finding.title,
+        "gain": f"{100 * finding.gain:.0f} %",
+        "certainty": finding.certainty.value,
+        "evidence": finding.evidence,
+        "experiment": finding.experiment,
+    }
+
+
+def _threshold(one: Threshold) -> dict[str, str]:
+    return {
+        "name": one.name,
+        "value": shown(one.value, "%") if math.isfinite(one.value) else text.NOT_AVAILABLE,
+        "wanted": one.wanted,
+        "result": {True: "met", False: "missed", None: one.note}[one.met],
+    }

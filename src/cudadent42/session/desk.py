@@ -1,0 +1,242 @@
+"""A session being worked on: locked, its log open, what was left undone put in order first."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cudadent42.errors import ExitCode, LabError, UsageError
+from cudadent42.progress import Observer
+from cudadent42.session import folder as folders
+from cudadent42.session import tree as trees
+from cudadent42.session.clock import Clock
+from cudadent42.session.events import (
+    BudgetReached,
+    Event,
+    LessonsFired,
+    Overridden,
+    Profiled,
+    Reverted,
+    Warned,
+    WorkEnded,
+    WorkOutcome,
+)
+from cudadent42.session.folder import Session
+from cudadent42.session.lock import locked
+from cudadent42.session.log import EVENTS, EventLog
+from cudadent42.session.state import State, apply, tick
+from cudadent42.session.tree import Tree
+from cudadent42.session.workshop import Workshop
+
+BUDGET_RULE = "budget"
+
+
+class GateFailedError(LabError):
+    """A gate or a rule of the protocol stands in the way."""
+
+    exit_code = ExitCode.GATE_FAILED
+
+
+class BudgetReachedError(GateFailedError):
+    """The session's time or money is spent."""
+
+
+class Desk:
+    """The one who writes into a session's log. Made by `at_work`."""
+
+    def __init__(
+        self, session: Session, log: EventLog, workshop: Workshop, observer: Observer, clock: Clock
+    ) -> None:
+        self.path = session.path
+        self.project = folders.project(session.path)
+        self.state: State = session.state
+        self.workshop = workshop
+        self.observer = observer
+        self._session = session
+        self._log = log
+        self._clock = clock
+
+    @functools.cached_property
+    def tree(self) -> Tree:
+        """The source under change. Raises UsageError outside of git."""
+        found = trees.find(self.project)
+        if found is None or not self.state.started.base:
+            raise UsageError(
+                f"{self.project} was not a git repository with a commit when the session began; changes are told apart "
+                "and taken back by git: make one (git init, git add, git commit), then start a new session"
+            )
+        return found
+
+    def record(self, event: Event) -> None:
+        """Append the event, wait for the disk, and bring the state up to date."""
+        entry = self._log.append(event)
+        jumps = len(self.state.jumps_s)
+        self.state = apply(tick(self.state, entry.at), entry)
+        for jump in self.state.jumps_s[jumps:]:
+            self.observer.note(
+                f"the clock was set {'forward' if jump > 0 else 'back'} by {abs(jump):.0f} s since the last event; "
+                "the session's minutes come from a clock that cannot be set"
+            )
+
+    def warn(self, text: str) -> None:
+        self.record(Warned(text))
+        self.observer.note(f"warning: {text}")
+
+    def override(self, rule: str, reason: str) -> None:
+        self.record(Overridden(rule, reason))
+        self.observer.note(f"overridden: {rule} ({reason})")
+
+    def next_run(self, checkpoint: str) -> str:
+        return folders.next_run(Session(self.path, self._session.entries, self.state), checkpoint)
+
+    def gates_of(self, checkpoint: str) -> Path | None:
+        return self._session.gates_of(checkpoint)
+
+    def overridden(self, rule: str) -> bool:
+        return any(item.rule == rule for item in self.state.overridden)
+
+    def check_budget(self) -> None:
+        """Raises BudgetReachedError where time or money is spent and that was not overridden."""
+        if self.overridden(BUDGET_RULE):
+            return
+        now = tick(self.state, self._clock())
+        settings = self.state.started.settings
+        if now.seconds / 60 >= settings.budget_minutes:
+            raise BudgetReachedError(
+                f"the session's {settings.budget_minutes:g} minutes are spent ({now.seconds / 60:.1f}); write its "
+                "report with `cudadent42 session report`, or go on with --override REASON"
+            )
+        if settings.budget_usd is not None and now.usd >= settings.budget_usd:
+            raise BudgetReachedError(
+                f"the session's ${settings.budget_usd:.2f} are spent (${now.usd:.2f}); write its report with "
+                "`cudadent42 session report`, or go on with --override REASON"
+            )
+
+    def record_budget(self) -> None:
+        """Put on record that a budget is reached, once each."""
+        settings = self.state.started.settings
+        known = {budget.what for budget in self.state.budgets}
+        now = tick(self.state, self._clock())
+        if now.seconds / 60 >= settings.budget_minutes and "minutes" not in known:
+            self.record(BudgetReached("minutes", now.seconds / 60, settings.budget_minutes))
+        if settings.budget_usd is not None and now.usd >= settings.budget_usd and "usd" not in known:
+            self.record(BudgetReached("usd", now.usd, settings.budget_usd))
+
+    def learn(self, run: str = "") -> None:
+        """Put on record which lessons apply to the session, and to one of its runs."""
+        from cudadent42.patterns.lessons import usable
+        from cudadent42.patterns.matching import match
+        from cudadent42.session.evidence import of_state
+
+        lessons, _ = usable()
+        found = match(of_state(self.state, self.path / run if run else None), lessons)
+        known = dict(self.state.lessons)
+        new = {item.lesson.id: item.lesson.title for item in found if item.lesson.id not in known}
+        if new:
+            self.record(LessonsFired(new))
+
+    def local(self, commit: str) -> str:
+        """A snapshot's commit in this clone: the same one, or made again from the patches in the session folder."""
+        if self.tree.has(commit):
+            return commit
+        if commit == self.state.started.base:
+            return self.tree.rebuild(self.state.started.commit, (self.path / folders.BASE).read_bytes())
+        attempt = next((item for item in self.state.attempts if item.commit == commit), None)
+        if attempt is None:
+            raise UsageError(f"{self.path} knows no snapshot {commit[:12]}; is the folder whole?")
+        return self.tree.rebuild(self.local(attempt.parent), self.attempt_file(attempt.number).read_bytes())
+
+    def attempt_file(self, number: int) -> Path:
+        return self.path / folders.ATTEMPTS / f"{number}.diff"
+
+
+@contextmanager
+def at_work(session: Session, workshop: Workshop, observer: Observer, clock: Clock) -> Iterator[Desk]:
+    """The session, locked and in order: work whose process was killed is put on record first.
+
+    Raises UsageError where another process works on a session of the project, or the folder cannot be written to.
+    """
+    with locked(session.path.parent, session.name, clock()) as left:
+        session = folders.load(session.path)  # as it is now that nobody else writes
+        with EventLog(session.path / EVENTS, session.entries, clock) as log:
+            desk = Desk(session, log, workshop, observer, clock)
+            if left is not None:
+                observer.note(f"a lock was left behind by {left.describe()}; taken over")
+            _tell_move(desk, clock)
+            recover(desk)
+            yield desk
+
+
+def _tell_move(desk: Desk, clock: Clock) -> None:
+    """Numbers of another machine, or of another start of it, do not compare with those before."""
+    here, last = clock(), desk.state.last
+    if desk.state.end is not None or last.same_stint(here):
+        return
+    if here.host != last.host:
+        desk.warn(
+            "the session goes on on another machine; measure the baseline again before comparing with it"
+        )
+    else:
+        desk.warn("the session goes on after a restart of the machine; its clocks and neighbours may differ")
+
+
+def recover(desk: Desk) -> None:
+    """Finish what a killed process left: work without an end, a change half taken back."""
+    working = desk.state.working
+    if working is not None:
+        ended = ended_of(desk.path / working.run if working.run else None, None)
+        desk.record(ended)
+        desk.observer.note(f"the last work was cut off; {ended.detail}")
+        if ended.outcome is WorkOutcome.FINISHED and not working.run:
+            desk.record(Profiled("", ended.detail))
+    attempts = desk.state.attempts
+    if attempts and attempts[-1].reverting:
+        try:
+            take_back(desk, attempts[-1].number)
+        except UsageError as error:
+            desk.warn(str(error))
+
+
+def take_back(desk: Desk, number: int) -> tuple[str, ...]:
+    """Revert an attempt whose ``Reverting`` is on record; the files. May be done again after a kill."""
+    attempt = desk.state.attempts[number - 1]
+    paths = desk.tree.revert(desk.local(attempt.parent), desk.local(attempt.commit))
+    desk.record(Reverted(number))
+    return paths
+
+
+def ended_of(folder: Path | None, error: BaseException | None) -> WorkEnded:
+    """How work ended, by its run folder and the error that ended it, if one did."""
+    from cudadent42.runs import MANIFEST, RunStatus, load_run
+
+    interrupted = error is None or isinstance(error, (KeyboardInterrupt, BudgetReachedError))
+    outcome = WorkOutcome.INTERRUPTED if interrupted else WorkOutcome.FAILED
+    said = str(error) or type(error).__name__ if error is not None else ""
+    if folder is None or not (folder / MANIFEST).is_file():
+        return WorkEnded(outcome, said or "nothing was measured yet", 0)
+    try:
+        run = load_run(folder)
+    except UsageError as damage:
+        return WorkEnded(WorkOutcome.FAILED, said or str(damage), 0)
+    samples = len(run.samples)
+    if run.manifest.status is RunStatus.FINISHED and run.results is not None and error is None:
+        results = run.results
+        return WorkEnded(
+            WorkOutcome.FINISHED,
+            f"{samples} samples",
+            samples,
+            speedup=_finite(results.speedup_geomean),
+            ci_low=_finite(results.speedup_geomean_ci_low),
+            ci_high=_finite(results.speedup_geomean_ci_high),
+            verdict=results.verdict.value,
+        )
+    if error is None and run.manifest.status is RunStatus.FAILED:
+        outcome, said = WorkOutcome.FAILED, run.manifest.error
+    build_failed = run.build is not None and not run.build.passed
+    return WorkEnded(outcome, f"{said}; {samples} samples kept".lstrip("; "), samples, build_failed)
+
+
+def _finite(value: float) -> float | None:
+    return value if value == value and abs(value) != float("inf") else None

@@ -1,0 +1,148 @@
+"""``events.jsonl``: appended to, flushed to the disk event by event, never rewritten.
+
+A process can be killed within a write, so that the last line is torn. A reader leaves it out; the next writer cuts it
+off before it appends. Anything else that cannot be read is damage, and said to be.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+
+from cudadent42.errors import NewerVersionError, UsageError
+from cudadent42.session.clock import Clock
+from cudadent42.session.events import SCHEMA_VERSION, Entry, Event, Started, from_line, to_line
+
+EVENTS = "events.jsonl"
+
+
+def read(path: Path) -> tuple[Entry, ...]:
+    """The events of a log, without a torn last line. Raises UsageError where it is missing, damaged or newer."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}; expected the log of a session") from error
+    return parse(data, path)
+
+
+def parse(data: bytes, path: Path) -> tuple[Entry, ...]:
+    """``read`` of bytes."""
+    whole = data[: data.rfind(b"\n") + 1]
+    entries = []
+    for number, line in enumerate(whole.splitlines()):
+        text = line.decode("utf-8", errors="replace")
+        if number == 0:
+            _check_schema(text, path)
+        try:
+            entry = from_line(text)
+        except (ValueError, RecursionError) as error:
+            raise _damaged(path, number, str(error)) from error
+        if entry.number != number:
+            raise _damaged(path, number, f"it says that it is event {entry.number}")
+        if isinstance(entry.event, Started) != (number == 0):
+            raise _damaged(path, number, "a session starts with its first event, and only there")
+        entries.append(entry)
+    if not entries:
+        raise UsageError(f"{path} holds no event; the session was not started, remove its folder")
+    return tuple(entries)
+
+
+class EventLog:
+    """The log, open for appending."""
+
+    def __init__(self, path: Path, entries: Iterable[Entry], clock: Clock) -> None:
+        """``entries`` is what `read` found. Cuts off a torn last line."""
+        self.path = path
+        self._number = len(tuple(entries))
+        self._clock = clock
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+            self._size = _whole_size(self._descriptor)
+            if os.fstat(self._descriptor).st_size != self._size:
+                os.ftruncate(self._descriptor, self._size)
+                os.fsync(self._descriptor)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+
+    def __enter__(self) -> EventLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._descriptor)
+
+    def append(self, event: Event) -> Entry:
+        """Write the event and wait until it is on the disk.
+
+        Raises UsageError, with the log as it was, where that fails.
+        """
+        entry = Entry(self._number, self._clock(), event)
+        data = (to_line(entry) + "\n").encode()
+        try:
+            rest = data
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+            os.fsync(self._descriptor)
+        except OSError as error:
+            self._take_back()
+            raise _unwritable(self.path, error) from error
+        self._size += len(data)
+        self._number += 1
+        return entry
+
+    def _take_back(self) -> None:
+        """Leave no torn line behind; if even that fails, the next writer cuts it off."""
+        try:
+            os.ftruncate(self._descriptor, self._size)
+        except OSError:
+            return
+
+
+def first(event: Started, clock: Clock) -> bytes:
+    """The content of a new log."""
+    return (to_line(Entry(0, clock(), event)) + "\n").encode()
+
+
+def _whole_size(descriptor: int) -> int:
+    """Bytes up to and with the last line feed."""
+    size = os.fstat(descriptor).st_size
+    step = 1 << 16
+    end = size
+    while end > 0:
+        start = max(0, end - step)
+        found = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
+
+
+def _check_schema(line: str, path: Path) -> None:
+    """A newer version may have other events: say so before stumbling over one."""
+    try:
+        schema = json.loads(line)["data"]["schema_version"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _damaged(path, 0, "it is not the start of a session") from error
+    if type(schema) is int and schema > SCHEMA_VERSION:
+        raise NewerVersionError(
+            f"{path.parent} was written by a newer cudadent42 (schema {schema}); "
+            f"this one reads up to {SCHEMA_VERSION}: upgrade it"
+        )
+
+
+def _damaged(path: Path, number: int, reason: str) -> UsageError:
+    return UsageError(
+        f"{path}, line {number + 1} is damaged: {reason}. The run folders beside it are whole; "
+        "bring back the log from a copy, or start a new session"
+    )
+
+
+def _unwritable(path: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"cannot write to {path}: {error.strerror}; what was measured is kept in {path.parent}. "
+        "Free some space or mend the disk, then run the same command again"
+    )

@@ -1,0 +1,217 @@
+"""The source under change, by way of git: snapshots, what differs between two, and taking a change back.
+
+A snapshot is a commit that no branch leads to, made with an index of its own: the user's index, branch and files stay
+as they are. A ref under ``refs/cudadent42/`` keeps it from being collected. The session folder holds what it changes as
+a patch, from which the snapshot can be made again in any clone.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cudadent42.errors import MachineNotReadyError, UsageError
+
+UNTRACKED_LIMIT = 1 << 20
+"""Bytes of an untracked file up to which it counts as source."""
+
+_TIMEOUT_S = 120
+_IDENTITY = {
+    name: value
+    for who in ("AUTHOR", "COMMITTER")
+    for name, value in (
+        (f"GIT_{who}_NAME", "cudadent42"),
+        (f"GIT_{who}_EMAIL", "session@localhost"),
+        (f"GIT_{who}_DATE", "2000-01-01T00:00:00+0000"),  # the same content is the same commit
+    )
+}
+_ABSENT = ""
+
+_SOURCE = (":/", ":(top,exclude)sessions")
+"""Everything but the sessions, which change while they watch the source, ignored or not."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A git working tree."""
+
+    root: Path
+
+    def head(self) -> str:
+        return self._text("rev-parse", "--verify", "HEAD^{commit}").strip()
+
+    def has(self, commit: str) -> bool:
+        return self._try("cat-file", "-e", f"{commit}^{{tree}}") is not None
+
+    def snapshot(self) -> str:
+        """The commit of a snapshot of the files as they are: tracked ones, and small new ones that are not ignored."""
+        head = self.head()
+        with self._index() as environment:
+            self._run("read-tree", head, environment=environment)
+            self._run("add", "--update", "--", *_SOURCE, environment=environment)
+            names = b"".join(name + b"\0" for name in self._untracked())
+            self._run("update-index", "--add", "-z", "--stdin", environment=environment, given=names)
+            return self._commit(environment, head)
+
+    def rebuild(self, head: str, patch: bytes) -> str:
+        """The commit of a snapshot from the one that it was made over, and its patch.
+
+        Raises UsageError where ``head`` is not here.
+        """
+        if not self.has(head):
+            raise UsageError(
+                f"{self.root.name} lacks the commit {head[:12]} that the session began at; fetch it, then try again"
+            )
+        with self._index() as environment:
+            self._run("read-tree", head, environment=environment)
+            if patch:
+                self._run("apply", "--cached", "--whitespace=nowarn", environment=environment, given=patch)
+            return self._commit(environment, head)
+
+    def keep(self, name: str, commit: str) -> None:
+        """Keep a snapshot from being collected."""
+        self._run("update-ref", f"refs/cudadent42/{name}", commit)
+
+    def patch(self, old: str, new: str) -> bytes:
+        """The difference of two commits, binary files included."""
+        return self._run(
+            "diff", "--no-ext-diff", "--no-textconv", "--no-renames", "--binary", "--full-index", old, new
+        )
+
+    def places(self, old: str, new: str) -> str:
+        """The difference for `changes.count`: without context, so that each heading is that of the changed line."""
+        return self._text("diff", "--no-ext-diff", "--no-textconv", "--no-renames", "--unified=0", old, new)
+
+    def below(self, commit: str) -> str:
+        """The commit that a snapshot was made on."""
+        return self._text("rev-parse", "--verify", f"{commit}^").strip()
+
+    def same(self, one: str, other: str) -> bool:
+        """Whether two snapshots hold the same files."""
+        trees = self._text("rev-parse", f"{one}^{{tree}}", f"{other}^{{tree}}").split()
+        return trees[0] == trees[1]
+
+    def revert(self, old: str, new: str) -> tuple[str, ...]:
+        """Take back what ``new`` changed over ``old``, file by file; the paths. What was reverted before stays so.
+
+        Raises UsageError, with nothing touched, as `to_revert` does.
+        """
+        wanted = self.to_revert(old, new)
+        restored = [path for path, blob in wanted.items() if blob != _ABSENT]
+        if restored:
+            self._run(
+                "restore",
+                f"--source={old}",
+                "--worktree",
+                "--",
+                *(f":(top,literal){path}" for path in restored),
+            )
+        for path, blob in wanted.items():
+            if blob == _ABSENT:
+                (self.root / path).unlink(missing_ok=True)
+        return tuple(wanted)
+
+    def to_revert(self, old: str, new: str) -> dict[str, str]:
+        """The files that `revert` would bring back to ``old``, with their content's name there; empty for none.
+
+        Raises UsageError where a file is neither as in ``new`` nor as in ``old``: somebody has worked on it since.
+        """
+        before, after = self._blobs(old, new)
+        now = {path: self._blob(path) for path in before}
+        touched = [path for path in before if now[path] not in (before[path], after[path])]
+        if touched:
+            raise UsageError(
+                f"{', '.join(sorted(touched)[:5])} changed since the attempt, so it is not reverted; the attempt's "
+                "diff is in the session folder: take it back by hand, or give --keep"
+            )
+        return {path: blob for path, blob in before.items() if now[path] != blob}
+
+    def _blobs(self, old: str, new: str) -> tuple[dict[str, str], dict[str, str]]:
+        """Content of every file that differs, in the one and in the other."""
+        fields = self._run("diff-tree", "-r", "-z", "--no-renames", old, new).split(b"\0")
+        before, after = {}, {}
+        for about, name in zip(fields[0::2], fields[1::2], strict=False):
+            _, _, one, other, _ = about.decode().split()
+            path = os.fsdecode(name)
+            before[path] = _ABSENT if set(one) == {"0"} else one
+            after[path] = _ABSENT if set(other) == {"0"} else other
+        return before, after
+
+    def _blob(self, path: str) -> str:
+        file = self.root / path
+        if file.is_symlink() or not file.exists():
+            return _ABSENT if not file.is_symlink() else "link"
+        return self._text("hash-object", "--path", path, "--", str(file)).strip()
+
+    def _untracked(self) -> Iterator[bytes]:
+        listed = self._run("ls-files", "-z", "--others", "--exclude-standard", "--full-name", "--", *_SOURCE)
+        for name in listed.split(b"\0"):
+            path = self.root / os.fsdecode(name)
+            if name and path.is_file() and path.stat().st_size <= UNTRACKED_LIMIT:
+                yield name
+
+    def _commit(self, environment: Mapping[str, str], head: str) -> str:
+        tree = self._run("write-tree", environment=environment).decode().strip()
+        done = self._run(
+            "commit-tree", tree, "-p", head, "-m", "snapshot of a session", environment=_IDENTITY
+        )
+        return done.decode().strip()
+
+    @contextmanager
+    def _index(self) -> Iterator[dict[str, str]]:
+        with tempfile.TemporaryDirectory(prefix="cudadent42-index-") as folder:
+            yield {"GIT_INDEX_FILE": str(Path(folder) / "index")}
+
+    def _text(self, *arguments: str) -> str:
+        return self._run(*arguments).decode("utf-8", errors="replace")
+
+    def _try(self, *arguments: str) -> bytes | None:
+        try:
+            return self._run(*arguments)
+        except UsageError:
+            return None
+
+    def _run(
+        self, *arguments: str, environment: Mapping[str, str] | None = None, given: bytes = b""
+    ) -> bytes:
+        return git(self.root, *arguments, environment=environment, given=given)
+
+
+def find(folder: Path) -> Tree | None:
+    """The working tree that ``folder`` is in; None outside of git, or before its first commit."""
+    try:
+        root = (
+            git(folder, "rev-parse", "--show-toplevel").decode("utf-8", errors="surrogateescape").rstrip("\n")
+        )
+        git(folder, "rev-parse", "--verify", "--quiet", "HEAD")
+    except (UsageError, MachineNotReadyError):
+        return None
+    return Tree(Path(root)) if root else None
+
+
+def git(
+    folder: Path, *arguments: str, environment: Mapping[str, str] | None = None, given: bytes = b""
+) -> bytes:
+    """What git prints. Raises UsageError with what it said where it fails."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            input=given,
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+            env={**os.environ, **(environment or {}), "LC_ALL": "C"},
+        )
+    except FileNotFoundError as error:
+        raise MachineNotReadyError("git is not installed; a session that changes source needs it") from error
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UsageError(f"git {arguments[0]} in {folder} did not end well: {error}") from error
+    if done.returncode:
+        said = done.stderr.decode("utf-8", errors="replace").strip().splitlines()
+        raise UsageError(f"git {arguments[0]} in {folder} failed: {said[-1] if said else 'no reason given'}")
+    return done.stdout

@@ -1,0 +1,124 @@
+"""What a session has others do: measuring, racing, profiling, judging. Its one place that knows the rest of the lab."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from cudadent42.errors import ExitCode
+from cudadent42.progress import Observer
+from cudadent42.session.events import Decision, Settings
+
+if TYPE_CHECKING:
+    from cudadent42.plan import Choices
+    from cudadent42.runs import RunWriter
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Gates held against a run."""
+
+    decision: Decision
+    exit_code: int
+    lines: tuple[str, ...]
+    """Which gate, by how much, and whether the measurement was able to tell."""
+
+
+class Workshop(Protocol):
+    """All of it raises LabError where it cannot go on; what was measured until then is in the folder."""
+
+    def measure(self, settings: Settings, folder: Path, observer: Observer) -> None:
+        """Run the session's suite into a new run folder."""
+
+    def race(
+        self, settings: Settings, project: Path, parent: str, child: str, folder: Path, observer: Observer
+    ) -> None:
+        """Race two commits of the project into a new run folder."""
+
+    def diagnose(self, folder: Path, observer: Observer) -> str:
+        """Profile a run's slowest case, or judge by what its folder has; what limits it, in a sentence."""
+
+    def judge(self, gates: Path, folder: Path, extra: Mapping[str, float]) -> Judgement:
+        """Hold a gate file against a run and further metrics."""
+
+    def check_gates(self, text: str, where: str) -> None:
+        """Raises UsageError where the text is not a gate file."""
+
+    def rate(self, name: str) -> float:
+        """US dollars an hour. Raises UsageError where the name is unknown."""
+
+
+class Lab:
+    """The real one."""
+
+    def __init__(self, command: tuple[str, ...], opened: Callable[[RunWriter], None]) -> None:
+        self._command = command
+        self._opened = opened
+
+    def measure(self, settings: Settings, folder: Path, observer: Observer) -> None:
+        from cudadent42 import pipeline
+        from cudadent42.plan import Choices
+
+        choices = Choices(
+            suite=settings.suite,
+            dtypes=settings.dtypes,
+            cases=settings.cases,
+            implementations=settings.implementations,
+            repeats=settings.repeats,
+        )
+        request = pipeline.Request(
+            choices, settings.device, folder, self._command, ignore_preflight=settings.ignore_preflight
+        )
+        pipeline.run(request, observer, self._opened)
+
+    def race(
+        self, settings: Settings, project: Path, parent: str, child: str, folder: Path, observer: Observer
+    ) -> None:
+        from cudadent42 import race
+
+        request = race.RaceRequest(
+            choices=self._race_choices(settings),
+            device=settings.device,
+            output=folder,
+            command=self._command,
+            repository=project,
+            entry=settings.entry,
+            ignore_preflight=settings.ignore_preflight,
+        )
+        race.race(parent, child, request, observer, self._opened)
+
+    def _race_choices(self, settings: Settings) -> Choices:
+        from cudadent42 import race
+
+        # The suite of the race has cases of its own; only the session's suite again is narrowed as the session is.
+        same = settings.race_suite == settings.suite
+        return replace(
+            race.DEFAULT_CHOICES,
+            suite=settings.race_suite,
+            dtypes=settings.dtypes,
+            cases=settings.cases if same else (),
+        )
+
+    def diagnose(self, folder: Path, observer: Observer) -> str:
+        from cudadent42.profile import doctor
+
+        return doctor.examine(folder, observer=observer).summary
+
+    def judge(self, gates: Path, folder: Path, extra: Mapping[str, float]) -> Judgement:
+        from cudadent42 import gates as lab_gates
+
+        report = lab_gates.evaluate(lab_gates.load(gates), lab_gates.evidence_of(folder).with_metrics(extra))
+        lab_gates.write_report(folder, report)
+        return Judgement(Decision(report.decision.value), ExitCode(report.exit_code), report.lines())
+
+    def check_gates(self, text: str, where: str) -> None:
+        from cudadent42.gates import loader
+
+        loader.parse(text, where)
+
+    def rate(self, name: str) -> float:
+        from cudadent42.cost import rates
+
+        return rates.load().get(name).usd_per_hour

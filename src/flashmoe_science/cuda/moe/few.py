@@ -1,0 +1,261 @@
+"""The way through a mixture of experts for few tokens (`kernels/cuda/moe_few_*.cu`), sm_80 and later: configurations
+and launches.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+
+from flashmoe_science.configs import moe_few as configs
+from flashmoe_science.configs.moe_few import FewConfiguration, FewProduct, FewWay
+from flashmoe_science.cuda.driver import ADDRESSES, Launcher, load
+from flashmoe_science.cuda.moe import combine
+from flashmoe_science.cuda.moe.combine import Combine
+from flashmoe_science.cuda.moe.problem import MoeChoice, MoeKind, MoeLaunch, MoeProblem
+from flashmoe_science.cuda.moe.routing import overlaps
+from flashmoe_science.cuda.problem import Device
+from flashmoe_science.errors import InputError
+from flashmoe_science.jit.nvrtc import CudaKernel
+from flashmoe_science.moe_arguments import Activation, W13Layout
+
+_REST = struct.Struct("=Q4I10i")  # the fields of the kernels' `Parameters` after the addresses
+ARGUMENT_BYTES = ADDRESSES.size + _REST.size
+_DTYPES = (torch.bfloat16, torch.float16)
+_ALIGNMENT = 256
+_ACTIVATIONS = {
+    Activation.SILU: 1,
+    Activation.GELU: 2,
+    Activation.GELU_TANH: 3,
+    Activation.SILU_NO_MUL: 4,
+    Activation.GELU_NO_MUL: 5,
+    Activation.RELU2_NO_MUL: 6,
+}
+"""As in `kernels/cuda/moe/activation.cuh`; 0 is none."""
+
+
+class Product(Enum):
+    """The two products of an expert."""
+
+    UP = "up"
+    """Tokens times w13, activated."""
+    DOWN = "down"
+    """Intermediate values times w2."""
+
+
+@dataclass(frozen=True)
+class FewPlan:
+    workspace_bytes: int
+    launch: MoeLaunch
+
+
+def choose(problem: MoeProblem, device: Device) -> MoeChoice | None:
+    """The configuration, while so few tokens meet an expert that its weights' way from memory is what takes time."""
+    if device.architecture not in configs.tuned_architectures():
+        return None
+    configuration = configs.configuration(device.architecture, problem.tokens, problem.top_k, problem.experts)
+    if configuration is None or not _countable(problem, configuration):
+        return None
+    rows = f"{problem.rows_per_expert:.2g} rows per expert"
+    return MoeChoice(MoeKind.FEW, configuration, f"each weight is read once, at memory's rate: {rows}")
+
+
+def kernels(architecture: str) -> list[CudaKernel]:
+    """Both products of every configuration, for all activations and types; none before sm_80."""
+    found = {}
+    for configuration in configs.all_configurations(architecture):
+        for dtype in _DTYPES:
+            built = [
+                kernel(configuration, Product.UP, activation, dtype, architecture)
+                for activation in Activation
+            ]
+            built.append(kernel(configuration, Product.DOWN, Activation.SILU, dtype, architecture))
+            found.update({one.label: one for one in built})
+    return [*found.values(), *(combine.kernels(architecture) if found else ())]
+
+
+def check(problem: MoeProblem, configuration: Any) -> None:
+    if not isinstance(configuration, FewConfiguration):
+        raise InputError(f"the way for few tokens takes a FewConfiguration, not {configuration!r}")
+    if configuration.direct and FewWay.TILES in (configuration.up.way, configuration.down.way):
+        raise InputError(
+            f"({configuration.label}): rows of one's own need sorted slots; take another way or direct=False"
+        )
+    if configuration.up.way is FewWay.COMBINED:
+        raise InputError(
+            f"({configuration.label}): the first product cannot combine; take another way for it"
+        )
+    if not _countable(problem, configuration):
+        most = _most_slots(configuration)
+        raise InputError(
+            f"tokens * k is {problem.slots} with {problem.experts} experts; expected at most {most} with "
+            f"{configs.MAX_EXPERTS} for ({configuration.label}): choose again"
+        )
+
+
+def plan(problem: MoeProblem, configuration: Any, device: Device, *, allow_defects: bool = False) -> FewPlan:
+    check(problem, configuration)
+    up = product_launcher(problem, configuration, Product.UP, device, allow_defects=allow_defects).start_at
+    down = product_launcher(
+        problem, configuration, Product.DOWN, device, allow_defects=allow_defects
+    ).start_at
+    intermediate_bytes = _aligned(problem.slots * problem.intermediate * problem.dtype.itemsize)
+    if configuration.combined:
+
+        def launch_combined(
+            x: int, w13: int, w2: int, weights: int, ids: int, output: int, workspace: int, stream: int
+        ) -> None:
+            up(x, w13, weights, ids, workspace, stream)
+            down(workspace, w2, weights, ids, output, stream)
+
+        return FewPlan(intermediate_bytes, launch_combined)
+
+    add = Combine(problem, device, device.architecture).launch
+
+    def launch_by_slots(
+        x: int, w13: int, w2: int, weights: int, ids: int, output: int, workspace: int, stream: int
+    ) -> None:
+        rows = workspace + intermediate_bytes
+        up(x, w13, weights, ids, workspace, stream)
+        down(workspace, w2, weights, ids, rows, stream)
+        add(rows, weights, ids, output, stream)
+
+    rows_bytes = problem.slots * problem.hidden * problem.dtype.itemsize
+    return FewPlan(intermediate_bytes + rows_bytes, launch_by_slots)
+
+
+def kernel(
+    configuration: FewConfiguration,
+    product: Product,
+    activation: Activation,
+    dtype: torch.dtype,
+    architecture: str,
+) -> CudaKernel:
+    """One product in one configuration, which may be another architecture's."""
+    up = product is Product.UP
+    tile = _tile(configuration, product)
+    name = f"moe_few_{tile.way.value}"
+    own = {"PARTS": tile.parts} if tile.way is FewWay.COMBINED else {"SECOND": int(not up)}
+    return CudaKernel(
+        source=f"{name}.cu",
+        function=name,
+        architecture=architecture,
+        macros={
+            "WARPS": tile.warps,
+            "M_TILES": tile.m_tiles,
+            "N_TILES": tile.n_tiles,
+            "K_STEPS": tile.k_steps,
+            "STAGES": tile.stages,
+            "MAX_SLOTS": configuration.max_slots,
+            "DIRECT": int(configuration.direct),
+            **own,
+            "ACTIVATION": _ACTIVATIONS[activation] if up else 0,
+            "DEPENDENT": int(overlaps(architecture)),
+            "ELEMENT_BF16": int(dtype == torch.bfloat16),
+            "NATIVE_CP_ASYNC": 1,
+            "MMA_K": 16,
+        },
+        threads_per_block=tile.threads,
+        dynamic_shared_bytes=configuration.shared_bytes(tile),
+    )
+
+
+def product_launcher(
+    problem: MoeProblem,
+    configuration: FewConfiguration,
+    product: Product,
+    device: Device,
+    *,
+    allow_defects: bool = False,
+) -> Launcher:
+    """One product, ready: `start_at(input, weights, topk_weights, topk_ids, output, stream)`."""
+    compiled = kernel(configuration, product, problem.activation, problem.dtype, device.architecture)
+    capturing = torch.cuda.is_current_stream_capturing()
+    function = load(compiled, device.index, capturing, allow_defects=allow_defects)
+    grid = (blocks(problem, configuration, product, device), 1, 1)
+    # Early starts are safe although the second product reads ids and weights before it waits for the first: that lets
+    # its successor start only after it has itself waited, for all that wrote them.
+    launcher = Launcher(
+        function, grid, compiled, ARGUMENT_BYTES, dependent=bool(compiled.macros["DEPENDENT"])
+    )
+    write_arguments(launcher.buffer, problem, configuration, product)
+    return launcher
+
+
+def blocks(problem: MoeProblem, configuration: FewConfiguration, product: Product, device: Device) -> int:
+    """One on every multiprocessor, or as many as there can be units of work."""
+    slabs = _slabs(problem, configuration, product)
+    if _tile(configuration, product).way is FewWay.COMBINED:
+        return min(device.multiprocessors, slabs)
+    return min(device.multiprocessors, slabs * problem.slots)
+
+
+def write_arguments(
+    buffer: Any, problem: MoeProblem, configuration: FewConfiguration, product: Product
+) -> None:
+    """All fields of a product's `Parameters` but the addresses."""
+    up = product is Product.UP
+    inner, outer = (problem.hidden, problem.intermediate) if up else (problem.intermediate, problem.hidden)
+    row = inner * problem.dtype.itemsize
+    if not (up and problem.gated):
+        tile_rows, lane_rows, high_rows = 16, 1, 8
+    elif problem.w13_layout is W13Layout.INTERLEAVED:
+        tile_rows, lane_rows, high_rows = 16, 2, 1
+    else:
+        tile_rows, lane_rows, high_rows = 8, 1, problem.intermediate
+    _REST.pack_into(
+        buffer,
+        ADDRESSES.size,
+        (problem.w13_rows if up else problem.hidden) * row,
+        tile_rows * row,
+        lane_rows * row,
+        high_rows * row,
+        row,
+        problem.slots,
+        problem.tokens,
+        problem.top_k,
+        problem.experts,
+        inner,
+        outer,
+        _tiles(problem, product),
+        _slabs(problem, configuration, product),
+        problem.top_k if up else 1,
+        int(problem.ids64),
+    )
+
+
+def _most_slots(configuration: FewConfiguration) -> int:
+    return min(configuration.max_slots, configs.DIRECT_SLOTS if configuration.direct else configs.MAX_SLOTS)
+
+
+def _countable(problem: MoeProblem, configuration: FewConfiguration) -> bool:
+    """Whether routing fits shared memory, and strides inside an expert 32 bits."""
+    longest = max(problem.intermediate * problem.hidden, 16 * max(problem.hidden, problem.intermediate))
+    return (
+        problem.slots <= _most_slots(configuration)
+        and problem.experts <= configs.MAX_EXPERTS
+        and longest * problem.dtype.itemsize < 1 << 32
+    )
+
+
+def _tiles(problem: MoeProblem, product: Product) -> int:
+    """Of 16 rows of weights, of one expert."""
+    if product is Product.DOWN:
+        return problem.hidden // 16
+    return problem.w13_rows // 16
+
+
+def _slabs(problem: MoeProblem, configuration: FewConfiguration, product: Product) -> int:
+    return -(-_tiles(problem, product) // _tile(configuration, product).unit_tiles)
+
+
+def _tile(configuration: FewConfiguration, product: Product) -> FewProduct:
+    return configuration.up if product is Product.UP else configuration.down
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,72 @@
+"""Every shipped lesson fires on something real, and on nothing that is healthy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cudadent42.patterns import PatternEvidence, match
+from cudadent42.patterns.evidence import of_file, of_run
+from cudadent42.patterns.lessons import shipped
+
+RECORDED = Path(__file__).parent / "recorded"
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+
+FIRES = [
+    ("logs/half-types.txt", "one-translation-unit"),
+    ("logs/dlopen.txt", "one-translation-unit"),
+    ("logs/link.txt", "one-translation-unit"),
+    ("logs/tiles.txt", "architecture-dictates-the-design"),
+    ("logs/limits.txt", "architecture-dictates-the-design"),
+    ("logs/spill.txt", "architecture-dictates-the-design"),
+    ("logs/preflight-bare.txt", "environment-before-building"),
+    ("logs/cuda-home.txt", "environment-before-building"),
+    ("logs/ssh-refused.txt", "alive-before-a-long-step"),
+    ("logs/ssh-lost.txt", "alive-before-a-long-step"),
+    ("logs/build-broken.txt", "last-working-revision"),
+    ("logs/crash.txt", "small-shapes-first"),
+    ("logs/out-of-memory.txt", "small-shapes-first"),
+    ("runs/slow", "profile-before-optimising"),
+    ("runs/slow", "idle-machine-first"),
+    ("runs/changed", "one-variable-at-a-time"),
+    ("runs/broken", "last-working-revision"),
+    ("runs/crash", "small-shapes-first"),
+]
+
+
+def evidence(path: Path) -> PatternEvidence:
+    return of_run(path) if path.is_dir() else of_file(path)
+
+
+def fired(path: Path) -> set[str]:
+    return {found.lesson.id for found in match(evidence(path), shipped())}
+
+
+@pytest.mark.parametrize(("name", "lesson"), FIRES)
+def test_fires_on_what_really_happened(name: str, lesson: str) -> None:
+    assert lesson in fired(RECORDED / name)
+
+
+def test_the_power_limit_is_seen_in_a_committed_run() -> None:
+    assert fired(RESULTS / "2026-11-20-h200-hopper") == {"power-limit"}
+
+
+@pytest.mark.parametrize(
+    "path", sorted((RECORDED / "logs").glob("*-healthy.txt")), ids=lambda path: path.name
+)
+def test_a_healthy_log_fires_nothing(path: Path) -> None:
+    assert fired(path) == set()
+
+
+@pytest.mark.parametrize(
+    "name", ["2026-11-20-cpu-default", "2026-11-20-cpu-fp32", "2026-11-20-h200-small-call"]
+)
+def test_a_healthy_run_fires_nothing(name: str) -> None:
+    assert fired(RESULTS / name) == set()
+
+
+def test_each_log_fires_one_lesson_only() -> None:
+    """A user who is shown everything reads nothing."""
+    logs = [path for path in (RECORDED / "logs").glob("*.txt") if not path.name.endswith("-healthy.txt")]
+    assert {path.name: len(fired(path)) for path in logs} == {path.name: 1 for path in logs}

@@ -1,0 +1,65 @@
+"""Profiles recorded on an H200: kernels with a fault made on purpose, their mended twins, and good kernels."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cudadent42.profile.metrics import RawMetric, read_counters
+from cudadent42.profile.records import Launch, Profile, Source
+
+ROOT = Path(__file__).resolve().parents[3]
+RECORDED = ROOT / "benchmarks/results/2026-11-21-h200-profiles/profiles.json"
+
+
+@pytest.fixture(scope="session")
+def recorded() -> dict[str, Any]:
+    """The committed file."""
+    document: dict[str, Any] = json.loads(RECORDED.read_text())
+    return document
+
+
+@pytest.fixture(scope="session")
+def profile_of(recorded: dict[str, Any]) -> Callable[..., Profile]:
+    """The profile of a subject, with its counters or as it would be known without them."""
+
+    def make(name: str, *, counters: bool = True) -> Profile:
+        subject = next(one for one in recorded["subjects"] if one["name"] == name)
+        raw = {
+            metric: RawMetric(math.nan if value is None else value, unit)
+            for metric, (value, unit) in subject["metrics"].items()
+        }
+        found = read_counters(subject["kernel"], raw)
+        launch = Launch(
+            kernel=subject["kernel"],
+            duration_s=found.values["time_s"],
+            grid_blocks=int(found.values["grid_blocks"]),
+            block_threads=int(found.values["block_threads"]),
+            registers=int(found.values["registers"]),
+            shared_bytes=max(0, int(found.values["shared_bytes"]) - 1024),
+        )
+        return Profile(
+            schema_version=1,
+            case=f"{name}/bf16",
+            implementation="subject",
+            device="cuda:0",
+            device_name="NVIDIA H200",
+            architecture="sm_90",
+            kernel=subject["kernel"],
+            source=Source.COUNTERS if counters else Source.MODEL,
+            flops=subject["flops"],
+            bytes_min=subject["bytes_min"],
+            dtype="bf16",
+            latency_ms=found.values["time_s"] * 1e3,
+            metrics=found.values if counters else {"multiprocessors": 132.0},
+            missing=found.missing if counters else {},
+            peaks=recorded["peaks"],
+            launches=(launch,),
+        )
+
+    return make

@@ -1,0 +1,54 @@
+"""On a GPU: the driver's trace, ceilings, ablations, and counters where they are open."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from cudadent42 import implementations
+from cudadent42.build import build_for
+from cudadent42.plan import Choices, make_plan
+from cudadent42.profile import Profile, diagnose, ncu_install
+from cudadent42.profile.collect import Wish, collect
+from cudadent42.profile.records import Source
+from cudadent42.progress import Quiet
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+
+def profile(folder: Path, case: str, *, counters: bool, ablate: bool | None = None) -> Profile:
+    plan = make_plan(Choices(suite="hopper", cases=(case,)), "cuda:0", implementations.registry)
+    built = build_for(plan, lambda done, total, what: None)
+    wish = Wish(plan, plan.cases[0], "cudadent42", counters=counters, ablate=ablate)
+    return collect(wish, folder, built, Quiet())
+
+
+def test_without_counters(tmp_path: Path) -> None:
+    found = profile(tmp_path, "d128-causal-4096", counters=False)
+    assert found.source is Source.MODEL
+    assert found.launches
+    assert found.peaks["bf16_gflops"] > found.peaks["fp32_gflops"]
+    assert 0 < found.metrics["roof_share"] < 1.2
+    assert diagnose(found).bound != "unknown"
+    if torch.cuda.get_device_capability() == (9, 0):
+        assert {one.part for one in found.ablations} == {"exponentials", "mask", "loads"}
+        assert all(one.saved_low <= one.saved <= one.saved_high for one in found.ablations)
+        assert found.resources is not None
+
+
+def test_with_counters(tmp_path: Path) -> None:
+    if ncu_install.find() is None or ncu_install.counters_closed():
+        pytest.skip("Nsight Compute is not installed, or the counters are closed")
+    found = profile(tmp_path, "d128-full-1024", counters=True)
+    if found.source is Source.MODEL:
+        pytest.skip(f"no counters: {found.notes}")
+    assert found.metrics["time_s"] > 0
+    assert found.metrics["tensor_share"] > 0.1
+    assert (tmp_path / found.report).is_file()
+    assert not math.isnan(diagnose(found).bound_share)

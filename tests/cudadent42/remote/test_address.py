@@ -1,0 +1,72 @@
+"""Addresses: what is one, and that nothing else passes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudadent42.errors import UsageError
+from cudadent42.remote.address import SshAddress, check_name, parse
+
+HOSTILE = (
+    "ssh://-oProxyCommand=touch bad",
+    "ssh://host;touch bad",
+    "ssh://$(touch bad)",
+    "ssh://`touch bad`",
+    "ssh://user@-oProxyCommand=x",
+    "ssh://-l@host",
+    "ssh://user name@host",
+    "ssh://host:22;id",
+    "ssh://host:-1",
+    "ssh://host:99999",
+    "ssh://host:٢٢",
+    "ssh://host\ntouch bad",
+    "ssh://",
+    "ssh:///etc/passwd",
+    "ssh://host/path",
+    "gce://project/zone",
+    "gce://project/zone/--flag",
+    "gce://Project/zone/instance",
+    "gce://p/z/i;id",
+    "http://host",
+    "host",
+    "",
+)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="expected ssh://"):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("ssh://host", SshAddress("host")),
+        ("ssh://me@gpu-1.example.org:2222", SshAddress("gpu-1.example.org", "me", 2222)),
+        ("ssh://my_alias", SshAddress("my_alias")),
+        ("ssh://root@[::1]:22", SshAddress("[::1]", "root", 22)),
+        ("ssh://10.0.0.1", SshAddress("10.0.0.1")),
+    ],
+)
+def test_addresses(text: str, address: object) -> None:
+    assert parse(text) == address
+    assert str(address) == text
+
+
+@given(st.text(max_size=60))
+def test_what_passes_is_neither_an_option_nor_shell_text(text: str) -> None:
+    try:
+        address = parse("ssh://" + text)
+    except UsageError:
+        return
+    assert not address.destination.startswith("-")
+    assert not set(address.destination) & set(" \t\r\n'\"`$;&|<>(){}*?!\\~#")
+
+
+@pytest.mark.parametrize("name", ["-x", "a b", "", "a/b", "a\n", "$(x)"])
+def test_names_of_remotes(name: str) -> None:
+    with pytest.raises(UsageError, match="remote name"):
+        check_name(name)

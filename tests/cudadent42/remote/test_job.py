@@ -1,0 +1,255 @@
+"""Jobs over a real sshd: sending, starting once, following, cutting, fetching, and names that would be commands."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sshd import Server, trust
+
+from cudadent42.errors import LabError
+from cudadent42.remote import job as jobs
+from cudadent42.remote.address import parse
+from cudadent42.remote.hosts import Remote
+from cudadent42.remote.job import BusyError, JobState, Place, State
+from cudadent42.remote.ssh import ConnectionLostError, HostKeyError, call, connect
+from cudadent42.remote.tree import read_tree
+
+FAKE_PYTHON = """#!/bin/sh
+# Stands for a Python with the lab: the module's name and "run" first, as job.sh calls it.
+[ "$1 $2 $3" = "-m cudadent42 run" ] || exit 99
+output=$5
+mkdir -p "$output"
+shift 5
+for argument; do printf '%s\\n' "$argument"; done >"$output/arguments"
+echo "on standard output"
+for line in 1 2 3 4 5 6; do
+    echo "line $line" >&2
+    echo "$line" >>"$output/samples.csv"
+    sleep "${PAUSE:-0}"
+done
+pwd >"$output/where"
+exit "${CODE:-0}"
+"""
+
+
+HOSTILE = (
+    "$(touch bad)",
+    "`touch bad`",
+    "; touch bad",
+    "' ; touch bad ; '",
+    '"',
+    "\\",
+    "-rf",
+    "--",
+    "\n",
+    "a\nb",
+    "*",
+    "~",
+)
+
+
+def place(server: Server, folder: str = "a folder", python: str | None = None) -> Place:
+    return Place(connect(parse(server.address)), Remote("there", parse(server.address), folder, python or ""))
+
+
+def fake(tmp_path: Path, **variables: str) -> str:
+    path = tmp_path / "fake python"
+    setting = "".join(f"{name}={value}\n" for name, value in variables.items())
+    path.write_text(FAKE_PYTHON.replace("#!/bin/sh\n", f"#!/bin/sh\n{setting}"))
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A small git working tree with an uncommitted change, an untracked, an ignored, a deleted and a hostile file."""
+    root = tmp_path / "project"
+    root.mkdir()
+    git = ["git", "-C", str(root), "-c", "user.name=t", "-c", "user.email=t@t"]
+    subprocess.run(["git", "init", "-q", str(root)], check=True)
+    for name in ("kept.py", "changed.py", "deleted.py", ".gitignore"):
+        (root / name).write_text("*.log\n" if name == ".gitignore" else name)
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "first"], check=True)
+    (root / "changed.py").write_text("uncommitted")
+    (root / "deleted.py").unlink()
+    (root / "ignored.log").write_text("not sent")
+    (root / "$(touch bad)\n'quoted'.py").write_text("hostile")
+    (root / "tool.sh").write_text("#!/bin/sh\n")
+    (root / "tool.sh").chmod(0o755)
+    return root
+
+
+def wait(there: Place, job: str, state: JobState = JobState.DONE) -> State:
+    for _ in range(200):
+        found = jobs.state(there, job)
+        if found.state is state:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(found)
+
+
+def test_the_working_tree_arrives_as_it_is(server: Server, project: Path) -> None:
+    there = place(server)
+    assert jobs.send(there, read_tree(project))
+    tree = server.folder / "home/a folder/tree"
+    names = {path.name for path in tree.iterdir()} - {".digest"}
+    assert names == {"kept.py", "changed.py", ".gitignore", "tool.sh", "$(touch bad)\n'quoted'.py"}
+    assert (tree / "changed.py").read_text() == "uncommitted"
+    assert (tree / "tool.sh").stat().st_mode & stat.S_IXUSR
+    assert not jobs.send(there, read_tree(project))  # nothing changed, nothing sent
+    (project / "kept.py").unlink()
+    (tree / ".venv").mkdir()
+    assert jobs.send(there, read_tree(project))
+    assert not (tree / "kept.py").exists()  # no stale file stays
+    assert (tree / ".venv").is_dir()
+
+
+def test_a_job_from_start_to_fetch(server: Server, project: Path, tmp_path: Path) -> None:
+    there = place(server, python=fake(tmp_path, CODE="3"))
+    jobs.send(there, read_tree(project))
+    arguments = (
+        "--case=a b",
+        "--case=$(touch bad)",
+        "--case=';touch bad'",
+        "--case=-x\n--case=y",
+        "--suite=*",
+    )
+    jobs.start(there, "job-1", "cpu", arguments)
+    seen: list[bytes] = []
+    jobs.follow(there, "job-1", 0, seen.append)
+    assert b"".join(seen).decode() == "".join(f"line {line}\n" for line in range(1, 7))
+    assert wait(there, "job-1") == State(JobState.DONE, 3)
+    assert jobs.jobs(there) == {"job-1": State(JobState.DONE, 3)}
+    jobs.fetch(there, "job-1", tmp_path / "back/job")
+    back = tmp_path / "back/job"
+    assert (back / "run/arguments").read_text() == "\n".join(arguments) + "\n"
+    assert (back / "out").read_text() == "on standard output\n"
+    assert (back / "run/where").read_text().strip().endswith("a folder/tree")
+    assert os.listdir(tmp_path / "back") == ["job"]
+    jobs.forget(there, "job-1")
+    assert jobs.state(there, "job-1") == State(JobState.NONE)
+    assert not [*server.folder.rglob("bad"), *project.rglob("bad")]
+
+
+def test_starting_again_starts_nothing(server: Server, project: Path, tmp_path: Path) -> None:
+    there = place(server, python=fake(tmp_path))
+    jobs.send(there, read_tree(project))
+    jobs.start(there, "job-1", "cpu", ())
+    jobs.start(there, "job-1", "cpu", ())
+    wait(there, "job-1")
+    jobs.start(there, "job-1", "cpu", ())
+    run = server.folder / "home/a folder/jobs/job-1/run"
+    assert (run / "samples.csv").read_text().split() == list("123456")
+
+
+def test_one_run_at_a_time(server: Server, project: Path, tmp_path: Path) -> None:
+    there = place(server, python=fake(tmp_path, PAUSE="20"))
+    tree = read_tree(project)
+    jobs.send(there, tree)
+    jobs.start(there, "job-1", "cpu", ())
+    with pytest.raises(BusyError, match="busy with job-1"):
+        jobs.start(there, "job-2", "cpu", ())
+    (project / "new.py").write_text("new")
+    with pytest.raises(BusyError, match="remote stop job-1"):
+        jobs.send(there, read_tree(project))
+    jobs.stop(there, "job-1")
+    assert jobs.state(there, "job-1") == State(JobState.DONE, 128 + signal.SIGTERM)
+    jobs.fetch(there, "job-1", tmp_path / "back")
+    assert (tmp_path / "back/run/samples.csv").read_text().startswith("1\n")
+
+
+def test_a_cut_connection_is_followed_from_where_it_was(
+    server: Server, project: Path, tmp_path: Path
+) -> None:
+    there = place(server, python=fake(tmp_path, PAUSE="0.3"))
+    jobs.send(there, read_tree(project))
+    jobs.start(there, "job-1", "cpu", ())
+    seen = bytearray()
+
+    def cut_after_two(chunk: bytes) -> None:
+        seen.extend(chunk)
+        if seen.count(b"\n") == 2:
+            assert server.cut() > 0
+
+    with pytest.raises(ConnectionLostError):
+        jobs.follow(there, "job-1", 0, cut_after_two)
+    jobs.follow(there, "job-1", len(seen), seen.extend)
+    assert seen.decode() == "".join(f"line {line}\n" for line in range(1, 7))
+    assert wait(there, "job-1").exit_code == 0
+
+
+def test_a_job_whose_process_is_gone_is_lost(server: Server, project: Path, tmp_path: Path) -> None:
+    there = place(server, python=fake(tmp_path, PAUSE="20"))
+    jobs.send(there, read_tree(project))
+    jobs.start(there, "job-1", "cpu", ())
+    pid = int((server.folder / "home/a folder/jobs/job-1/pid").read_text().split()[0])
+    os.killpg(pid, 9)
+    assert wait(there, "job-1", JobState.LOST) == State(JobState.LOST)
+
+
+def test_an_unknown_host_key_is_refused(
+    server: Server, keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trust(keys, tmp_path, server.port, "host", monkeypatch)
+    (tmp_path / "known_hosts").write_text("")
+    with pytest.raises(HostKeyError, match="not known; look at it once with: ssh -p"):
+        jobs.jobs(place(server))
+    trust(keys, tmp_path, server.port, "stranger", monkeypatch)
+    with pytest.raises(HostKeyError, match="another than before"):
+        jobs.jobs(place(server))
+
+
+def test_a_machine_that_does_not_answer(server: Server) -> None:
+    server.process.terminate()
+    server.process.wait()
+    with pytest.raises(ConnectionLostError, match="cannot be reached"):
+        jobs.jobs(place(server))
+
+
+def test_a_damaged_answer(server: Server) -> None:
+    for text in ("", "running away", "finished 0", "done x"):
+        with pytest.raises(LabError, match="expected none, running, lost or done"):
+            jobs.parse_state(text)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from(
+                [
+                    "$(touch bad)",
+                    "`touch bad`",
+                    "; touch bad",
+                    "' ; touch bad ; '",
+                    '"',
+                    "\\",
+                    "-rf",
+                    "--",
+                    "\n",
+                    "a\nb",
+                    "*",
+                    "~",
+                ]
+            ),
+            st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30),
+        ),
+        max_size=6,
+    )
+)
+def test_nothing_in_an_argument_is_executed(server: Server, words: list[str]) -> None:
+    """200 lists of hostile words arrive byte for byte, through the login shell and sh."""
+    connection = connect(parse(server.address))
+    done = call(connection, 'for word; do printf "%s\\0" "$word"; done', *words)
+    assert done.exit_code == 0
+    assert done.output == b"".join(word.encode() + b"\0" for word in words)
+    assert not (server.folder / "home/bad").exists()

@@ -1,0 +1,115 @@
+"""The report's section about a profile, from counters recorded on an H200."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from cudadent42 import report
+from cudadent42.errors import UsageError
+from cudadent42.profile import Profile, diagnose, store
+from cudadent42.profile.metrics import RawMetric, read_counters
+from cudadent42.profile.records import Source
+
+RESULTS = Path(__file__).resolve().parents[3] / "benchmarks/results"
+
+
+def profile(name: str) -> Profile:
+    document = json.loads((RESULTS / "2026-11-21-h200-profiles/profiles.json").read_text())
+    subject = next(one for one in document["subjects"] if one["name"] == name)
+    raw = {key: RawMetric(value, unit) for key, (value, unit) in subject["metrics"].items()}
+    found = read_counters(subject["kernel"], raw)
+    return Profile(
+        schema_version=1,
+        case="<tile>/bf16",
+        implementation=name,
+        device="cuda:0",
+        device_name="NVIDIA H200",
+        architecture="sm_90",
+        kernel=subject["kernel"],
+        source=Source.COUNTERS,
+        flops=subject["flops"],
+        bytes_min=subject["bytes_min"],
+        dtype="bf16",
+        latency_ms=math.nan,
+        metrics=found.values,
+        peaks=document["peaks"],
+    )
+
+
+def folder(path: Path, name: str) -> Path:
+    shutil.copytree(RESULTS / "2026-11-20-h200-small-call", path)
+    found = profile(name)
+    store.write(path, found, diagnose(found))
+    return path
+
+
+def pictures(page: str) -> dict[str, ElementTree.Element]:
+    """The section's pictures by the title that a screen reader says."""
+    section = page[page.index('aria-labelledby="h-profile"') :]
+    section = section[: section.index("</section>")]
+    found = [ElementTree.fromstring(text) for text in re.findall(r"<svg .*?</svg>", section, flags=re.DOTALL)]
+    return {title.text or "": one for one in found if (title := one.find("title")) is not None}
+
+
+def test_the_causes_and_pictures_are_shown(tmp_path: Path) -> None:
+    page = report.write(folder(tmp_path / "run", "unswizzled")).html.read_text()
+    assert "Shared-memory bank conflicts" in page
+    assert "&lt;tile&gt;/bf16" in page
+    assert "<tile>" not in page
+    assert {"Roofline of the profiled kernel", "What warps wait for, by share of their time"} <= set(
+        pictures(page)
+    )
+
+
+def test_the_stalls_are_said_in_words(tmp_path: Path) -> None:
+    page = report.write(folder(tmp_path / "run", "unswizzled")).html.read_text()
+    description = pictures(page)["What warps wait for, by share of their time"].find("desc")
+    assert description is not None
+    assert (description.text or "").startswith("shared memory, exp2 53 %; loads from memory and L2 27 %")
+
+
+def test_an_earlier_profile_stands_beside_it(tmp_path: Path) -> None:
+    before = folder(tmp_path / "before", "unswizzled")
+    after = folder(tmp_path / "after", "product")
+    alone = report.write(after).html.read_text()
+    both = report.write(after, before=before).html.read_text()
+    bars = "What warps wait for, by share of their time"
+    assert len(list(pictures(both)[bars].iter("path"))) > len(list(pictures(alone)[bars].iter("path")))
+    assert "x as fast" in both
+    assert "x as fast" not in alone
+
+
+def test_a_run_without_a_profile_has_no_section(tmp_path: Path) -> None:
+    run = shutil.copytree(RESULTS / "2026-11-20-h200-small-call", tmp_path / "run")
+    assert "h-profile" not in report.write(run).html.read_text()
+
+
+def test_an_earlier_folder_must_have_a_profile(tmp_path: Path) -> None:
+    run = folder(tmp_path / "run", "product")
+    with pytest.raises(UsageError, match="has no profile"):
+        report.write(run, before=RESULTS / "2026-11-20-h200-small-call")
+
+
+def test_a_folder_with_nothing_but_a_profile_is_no_failed_run(tmp_path: Path) -> None:
+    run = folder(tmp_path / "run", "unswizzled")
+    for name in ("results.json", "verify.json", "samples.csv"):
+        (run / name).unlink()
+    paths = report.write(run)
+    page = paths.html.read_text()
+    assert "Profile of &lt;tile&gt;/bf16: shared-memory bank conflicts" in page
+    assert "ended without" not in page
+    assert 'id="cases"' not in page
+    assert paths.speedup_svg is None
+
+
+def test_the_causes_are_in_the_markdown(tmp_path: Path) -> None:
+    text = report.write(folder(tmp_path / "run", "spilled")).markdown.read_text()
+    assert "| Registers spilled to local memory | 97 % | measured |" in text
+    assert "Next: Lower the blocks per multiprocessor" in text
