@@ -34,9 +34,9 @@ def grouped_mm(
     experts = topk_ids.reshape(-1)
     order = torch.argsort(experts)
     by_expert = experts[order]
-    counted = by_expert.float() if by_expert.device.type == "cpu" else by_expert.int()
-    rows_per_expert = torch.histc(counted, bins=w13.shape[0], min=0, max=w13.shape[0] - 1)
-    ends = torch.cumsum(rows_per_expert, dim=0, dtype=torch.int32)
+    # Of a histogram of integers, which transformers takes, torch.compile for CUDA (2.11) made zeros.
+    every = torch.arange(w13.shape[0], dtype=by_expert.dtype, device=by_expert.device)
+    ends = torch.searchsorted(by_expert, every, right=True, out_int32=True)
     rows = hidden_states[order // top_k]
     between = activate(functional.grouped_mm(rows, w13.transpose(1, 2), offs=ends), activation)
     down = functional.grouped_mm(between, w2.transpose(1, 2), offs=ends)
