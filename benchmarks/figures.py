@@ -26,13 +26,15 @@ from typing import Any
 from provenance import provenance
 
 from cudadent42.bench.compare import compare
+from cudadent42.cases import Case, Operation
 from cudadent42.errors import LabError, UsageError
 from cudadent42.events import Event, Progress
 from cudadent42.implementations import get, registry
-from cudadent42.inputs import random_inputs
+from cudadent42.norms import error_norms
+from cudadent42.operations import numerics
+from cudadent42.operations.interface import Inputs
 from cudadent42.plan import Choices, make_case, make_plan
-from cudadent42.records import Case, Verdict, VerifyReport
-from cudadent42.reference import error_norms
+from cudadent42.records import Verdict, VerifyReport
 from cudadent42.runs import write_json
 from cudadent42.suites.loader import DType, load_suite
 from cudadent42.verify import find_truth
@@ -175,14 +177,19 @@ def _floats(source: str, environment: Any) -> list[float]:
 # ---------------------------------------------------------------- in this process
 
 
+def _inputs(case: Case) -> Inputs:
+    inputs: Inputs = numerics(case).input_sets(case, SEED, 1, "cpu")[0]
+    return inputs
+
+
 def errors() -> Measured:
     """Error against float64 over PyTorch's own on the same input, for every shape of the suite in each dtype."""
-    ours = get("cudadent42")
+    ours = get("cudadent42", Operation.ATTENTION)
     found = {}
     for dtype in DType:
         for shape in load_suite("default").shapes:
             case = make_case(shape, dtype.value)
-            truth = find_truth(case, random_inputs(case, SEED, 0, "cpu"))
+            truth = find_truth(case, _inputs(case))
             own = error_norms(ours.prepare(case, truth.inputs)(), truth.reference)
             theirs = truth.pytorch_error
             found[case.id] = {"worst_element": own.max / theirs.max, "rms": own.rms / theirs.rms}
@@ -195,8 +202,8 @@ def peak_shares() -> Measured:
     """The kernel's throughput on one large case over the machine's measured peak, fp32 and bf16 calls in turn."""
     shape = next(shape for shape in load_suite("default").shapes if shape.name == PEAK_CASE)
     cases = {dtype: make_case(shape, dtype) for dtype in ("fp32", "bf16")}
-    ours = get("cudadent42")
-    calls = {dtype: ours.prepare(case, random_inputs(case, SEED, 0, "cpu")) for dtype, case in cases.items()}
+    ours = get("cudadent42", Operation.ATTENTION)
+    calls = {dtype: ours.prepare(case, _inputs(case)) for dtype, case in cases.items()}
     stop = time.perf_counter() + PEAK_WARM_UP_S
     while time.perf_counter() < stop:
         for call in calls.values():
@@ -233,7 +240,7 @@ def control(runs: int) -> Measured:
     Each run is a bench stage in a worker of its own with a seed of its own, judged by `compare` as the control of
     `cudadent42 run` is; the baseline defines the bounds of verification, so there is nothing to verify.
     """
-    plan = make_plan(Choices(), "cpu", registry())
+    plan = make_plan(Choices(), "cpu", registry)
     called: list[str] = []
     cases, decided, seconds = 0, dict.fromkeys((verdict.value for verdict in Verdict), 0), []
     for seed in range(runs):

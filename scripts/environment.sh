@@ -44,10 +44,22 @@ make_environment() {
         { "$base" -m venv --clear --without-pip "$root/.venv" &&
             "$base" -m pip --python "$root/.venv/bin/python" install --quiet pip; } ||
             fail "could not make $root/.venv with $base and its pip"
+    elif "$base" -c 'import venv' >/dev/null 2>&1; then
+        # Neither, as on a bare Ubuntu: pip runs from its own wheel, fetched from the package index.
+        fetched=$(mktemp -d)
+        { "$base" -m venv --clear --without-pip "$root/.venv" &&
+            wheel=$("$base" "$root/scripts/fetch_pip.py" "$fetched") &&
+            "$base" "$wheel/pip" --python "$root/.venv/bin/python" install --quiet pip; } || {
+            rm -rf "$fetched"
+            version=$("$base" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+            fail "$base has neither ensurepip nor pip, and pip could not be fetched; see above. Mend it with one of" \
+                "  sudo apt-get install python$version-venv" \
+                "  CUDADENT42_BASE_PYTHON=/path/to/another/python3 $0"
+        }
+        rm -rf "$fetched"
     else
-        version=$("$base" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-        fail "$base has neither ensurepip nor pip, so it cannot make an environment. Mend it with one of" \
-            "  sudo apt-get install python$version-venv" \
+        fail "$base lacks the module venv, so it cannot make an environment. Mend it with one of" \
+            "  sudo apt-get install python3 python3-venv" \
             "  CUDADENT42_BASE_PYTHON=/path/to/another/python3 $0"
     fi
 }

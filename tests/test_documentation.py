@@ -49,7 +49,7 @@ def test_plug_in_of_the_guide_passes_verification(tmp_path: Path) -> None:
     path.write_text(source[1], encoding="utf-8")
     name = f"{path}:attention"
     choices = Choices(implementations=(name,), cases=("tiny",), dtypes=("bf16",))
-    report = verify(make_plan(choices, "cpu", registry()), emit=lambda event: None)
+    report = verify(make_plan(choices, "cpu", registry), emit=lambda event: None)
     judged = [case for case in report.cases if case.implementation == name]
     assert len(judged) > 10
     assert [case.detail for case in judged if not case.passed] == []

@@ -34,7 +34,14 @@ def checkout(tmp_path: Path) -> Path:
     """What the scripts need of a checkout, in a folder whose name has a space."""
     folder = tmp_path / "a checkout"
     (folder / "scripts").mkdir(parents=True)
-    for name in ("run.sh", "test.sh", "pyproject.toml", "constraints.txt", "scripts/environment.sh"):
+    for name in (
+        "run.sh",
+        "test.sh",
+        "pyproject.toml",
+        "constraints.txt",
+        "scripts/environment.sh",
+        "scripts/fetch_pip.py",
+    ):
         shutil.copy(ROOT / name, folder / name)
     (folder / "src").symlink_to(ROOT / "src")
     return folder
@@ -88,11 +95,18 @@ def test_no_python_at_all(checkout: Path, tmp_path: Path) -> None:
 
 
 def test_a_python_without_ensurepip_and_pip(checkout: Path, tmp_path: Path) -> None:
-    python = fake_python(tmp_path / "python3")
+    python = fake_python(tmp_path / "python3", "venv")
     done = script(checkout / "run.sh", CUDADENT42_BASE_PYTHON=str(python))
     assert done.returncode == 4
     assert "has neither ensurepip nor pip" in done.stderr
     assert "sudo apt-get install python3.12-venv" in done.stderr
+
+
+def test_a_python_without_venv(checkout: Path, tmp_path: Path) -> None:
+    done = script(checkout / "run.sh", CUDADENT42_BASE_PYTHON=str(fake_python(tmp_path / "python3")))
+    assert done.returncode == 4
+    assert "lacks the module venv" in done.stderr
+    assert "sudo apt-get install python3 python3-venv" in done.stderr
 
 
 def test_the_tools_of_the_tests_are_asked_for(checkout: Path, tmp_path: Path) -> None:
@@ -122,7 +136,7 @@ def test_an_environment_that_is_up_to_date_is_left_alone(checkout: Path) -> None
 def test_an_environment_that_was_cut_short_is_made_again(checkout: Path, tmp_path: Path) -> None:
     (checkout / ".venv/bin").mkdir(parents=True)
     fake_python(checkout / ".venv/bin/python")  # no pip: stopped during ensurepip
-    done = script(checkout / "run.sh", CUDADENT42_BASE_PYTHON=str(fake_python(tmp_path / "python3")))
+    done = script(checkout / "run.sh", CUDADENT42_BASE_PYTHON=str(fake_python(tmp_path / "python3", "venv")))
     assert done.returncode == 4
     assert "has neither ensurepip nor pip" in done.stderr
     assert [line for line in done.stderr.splitlines() if line.startswith("  sudo apt-get")]

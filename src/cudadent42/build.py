@@ -10,10 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cudadent42.cases import Case, Operation
 from cudadent42.errors import MachineNotReadyError, UsageError
+from cudadent42.operations import definition
 from cudadent42.preflight.definitions import parse_device
 from cudadent42.preflight.runner import chosen_device, gather
-from cudadent42.records import BuildFailure, BuildReport, Case, Plan
+from cudadent42.records import BuildFailure, BuildReport, Plan
 from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.jit.cache import CompileCache, default_cache
 from flashmoe_science.jit.limits import device_architecture
@@ -34,7 +36,7 @@ _ARCHITECTURE = re.compile(r"sm_\d{2,3}[af]?")
 def build_for(plan: Plan, on_progress: OnProgress) -> BuildReport:
     """The kernels that the plan's cases can lead to on its device; none where our implementation is not raced.
 
-    What adversarial inputs of other head dims need besides is compiled at its first use in verification.
+    What adversarial inputs of other shapes need besides is compiled at its first use in verification.
     """
     if OURS not in plan.implementations:
         return BuildReport(())
@@ -46,7 +48,7 @@ def build(
 ) -> BuildReport:
     """Build for ``cpu``, for ``cuda:N``, or for named CUDA architectures, which need not be present.
 
-    Given ``cases``, only the CUDA kernels of their head dims and dtypes.
+    Given ``cases``, only what they can lead to.
 
     A kernel that does not compile is a failure in the report. Raises UsageError for architectures that do not
     fit, MachineNotReadyError where something that compiling needs is missing.
@@ -58,8 +60,7 @@ def build(
             raise UsageError(f"--arch {name!r}: expected a CUDA architecture such as sm_80 or sm_90a")
     try:
         if device == "cpu":
-            on_progress(0, 1, "the CPU kernel, about 10 s at first use")
-            built = _build_cpu()
+            built = _build_cpu(on_progress, cases)
         else:
             built = _build_cuda(architectures or (_architecture(device),), on_progress, cases)
     except DeviceError as error:
@@ -70,19 +71,28 @@ def build(
     )
 
 
-def _build_cpu() -> list[KernelBuild | BuildFailure]:
+def _operations(cases: Sequence[Case]) -> list[Operation]:
+    """Those of the cases; all without any."""
+    return list(dict.fromkeys(case.operation for case in cases)) or list(Operation)
+
+
+def _build_cpu(on_progress: OnProgress, cases: Sequence[Case]) -> list[KernelBuild | BuildFailure]:
     from flashmoe_science import cpu
 
-    try:
-        return list(cpu.build())
-    except BuildError as error:
-        return [BuildFailure("attention_forward", platform.machine(), str(error), error.log)]
+    names = list(dict.fromkeys(name for item in _operations(cases) for name in definition(item).cpu_kernels))
+    built: list[KernelBuild | BuildFailure] = []
+    for name in names:
+        on_progress(len(built), len(names), f"the CPU kernel {name}, about 10 s at first use")
+        try:
+            built += cpu.build((name,))
+        except BuildError as error:
+            built.append(BuildFailure(name, platform.machine(), str(error), error.log))
+    return built
 
 
 def _build_cuda(
     architectures: Sequence[str], on_progress: OnProgress, cases: Sequence[Case]
 ) -> list[KernelBuild | BuildFailure]:
-    from flashmoe_science import cuda
     from flashmoe_science.jit.nvrtc import compile_kernel
 
     cache = default_cache()
@@ -94,38 +104,18 @@ def _build_cuda(
             return BuildFailure(kernel.label, kernel.architecture, str(error), error.log)
 
     # NVRTC compiles in threads of its caller and without Python's lock.
-    wanted = cuda.kernels(architectures)
-    if cases:
-        wanted = needed(wanted, cases)
+    wanted = []
+    for operation in _operations(cases):
+        known = definition(operation)
+        kernels = known.cuda_kernels(architectures)
+        own = [case for case in cases if case.operation is operation]
+        wanted += known.needed(kernels, own) if own else kernels
     built = []
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         for kernel, result in zip(wanted, pool.map(attempt, wanted), strict=True):
             built.append(result)
             on_progress(len(built), len(wanted), f"{kernel.function} for {kernel.architecture}")
     return built
-
-
-_ELEMENT_BF16 = {"bf16": 1, "fp16": 0}
-"""The kernels' macro for the dtypes that they take."""
-
-
-def needed(kernels: Sequence[CudaKernel], cases: Sequence[Case]) -> list[CudaKernel]:
-    """The kernels that the cases can lead to: those of a case's dtype and of the smallest compiled head dim that holds
-    it, per kernel."""
-    compiled: dict[str, set[int]] = {}
-    for kernel in kernels:
-        compiled.setdefault(kernel.function, set()).add(kernel.macros["HEAD_DIM"])
-    found = set()
-    for case in cases:
-        for function, head_dims in compiled.items():
-            fitting = [size for size in head_dims if size >= case.head_dim]
-            if fitting and case.dtype in _ELEMENT_BF16:
-                found.add((function, min(fitting), _ELEMENT_BF16[case.dtype]))
-    return [
-        kernel
-        for kernel in kernels
-        if (kernel.function, kernel.macros["HEAD_DIM"], kernel.macros["ELEMENT_BF16"]) in found
-    ]
 
 
 def _architecture(device: str) -> str:

@@ -1,8 +1,7 @@
 """What can be raced: PyTorch, its separate backends, this project's kernels, peers, and plug-ins.
 
-A plug-in is ``path/to/file.py:callable``, called as ``callable(query, key, value, *, causal,
-softmax_scale)``, or an ``Implementation`` published under the entry-point group
-``cudadent42.implementations``.
+A plug-in is ``path/to/file.py:callable``, called as its operation says (docs/your-own-kernel.md), or an
+``Implementation`` published under the entry-point group ``cudadent42.implementations``.
 """
 
 from __future__ import annotations
@@ -15,18 +14,19 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from cudadent42.cases import Operation
 from cudadent42.errors import UsageError
-from cudadent42.records import Case
 from flashmoe_science.errors import InputError, NoKernelError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from cudadent42.inputs import Inputs
-
 Call = Callable[[], "Tensor"]
+
+Prepare = Callable[[Any, Any], Call]
+"""From a case and its inputs, of the types of one operation, to a call."""
 
 ENTRY_POINT_GROUP = "cudadent42.implementations"
 
@@ -46,16 +46,15 @@ def _available(device: str) -> str | None:
 
 @dataclass(frozen=True)
 class Implementation:
-    """One way to compute attention."""
+    """One way to compute an operation."""
 
     name: str
     description: str
     devices: tuple[str, ...]
     """Device types: ``cpu``, ``cuda``."""
-    prepare: Callable[[Case, Inputs], Call]
+    prepare: Prepare
     """Does what a user does once, outside the timed call (layout views, plans), and returns the call. The
-    call takes nothing and returns a new tensor (batch, heads, seqlen_q, head_dim). Raises
-    ``UnsupportedCaseError``."""
+    call takes nothing and returns a new tensor of the result's shape. Raises ``UnsupportedCaseError``."""
     unavailable: Callable[[str], str | None] = _available
     """The reason why it cannot run on a device of this name, or None."""
     context: Callable[[], AbstractContextManager[object]] = nullcontext
@@ -63,6 +62,7 @@ class Implementation:
     strict: bool = True
     """Whether adversarial inputs are asked of it too. Not of PyTorch's backends and the peers: they are other
     people's work with conventions of their own, verified on the cases that are timed."""
+    operation: Operation = Operation.ATTENTION
 
 
 def why_not(implementation: Implementation, device: str) -> str | None:
@@ -73,11 +73,11 @@ def why_not(implementation: Implementation, device: str) -> str | None:
     return implementation.unavailable(device)
 
 
-def registry() -> dict[str, Implementation]:
-    """Every implementation known by name, the built-in ones first. Peers may be unavailable here."""
-    from cudadent42 import builtin_implementations
+def registry(operation: Operation) -> dict[str, Implementation]:
+    """Every implementation of an operation by name, the built-in ones first. Peers may be unavailable here."""
+    from cudadent42.operations import definition
 
-    known = {item.name: item for item in builtin_implementations.ALL}
+    known = {item.name: item for item in definition(operation).implementations()}
     for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         published = point.load()
         if not isinstance(published, Implementation):
@@ -85,25 +85,27 @@ def registry() -> dict[str, Implementation]:
                 f"entry point {point.name!r} of {ENTRY_POINT_GROUP} is a {type(published).__name__}; "
                 "expected a cudadent42.implementations.Implementation"
             )
-        known.setdefault(published.name, published)
+        if published.operation is operation:
+            known.setdefault(published.name, published)
     return known
 
 
-def get(name: str) -> Implementation:
+def get(name: str, operation: Operation) -> Implementation:
     """The implementation called ``name``, or the plug-in that ``path.py:callable`` names."""
     if is_plug_in(name):
-        return load(name)
-    known = registry()
+        return load(name, operation)
+    known = registry(operation)
     if name not in known:
         raise UsageError(
-            f"unknown implementation {name!r}; known are {', '.join(known)}, or path/to/file.py:callable"
+            f"unknown implementation {name!r} of {operation.value}; known are {', '.join(known)}, "
+            "or path/to/file.py:callable"
         )
     return known[name]
 
 
-def is_strict(name: str) -> bool:
+def is_strict(name: str, operation: Operation) -> bool:
     """``Implementation.strict`` of a name, without importing a plug-in."""
-    return is_plug_in(name) or get(name).strict
+    return is_plug_in(name) or get(name, operation).strict
 
 
 def is_plug_in(name: str) -> bool:
@@ -119,8 +121,10 @@ def plug_in_file(spec: str) -> Path:
     return path
 
 
-def load(spec: str) -> Implementation:
+def load(spec: str, operation: Operation) -> Implementation:
     """The plug-in that ``path/to/file.py:callable`` names. Runs the file."""
+    from cudadent42.operations import definition
+
     path = plug_in_file(spec)
     path_text, _, attribute = spec.rpartition(":")
     module = _module(path.resolve())
@@ -128,17 +132,13 @@ def load(spec: str) -> Implementation:
     if not callable(function):
         raise UsageError(f"{path_text} has no callable {attribute!r}; expected path/to/file.py:callable")
 
-    def prepare(case: Case, inputs: Inputs) -> Call:
-        query, key, value, scale = inputs.query, inputs.key, inputs.value, inputs.softmax_scale
-        causal = case.causal
-
-        def call() -> Tensor:
-            result: Tensor = function(query, key, value, causal=causal, softmax_scale=scale)
-            return result
-
-        return call
-
-    return Implementation(spec, f"{attribute} of {path.name}", ("cpu", "cuda"), prepare)
+    return Implementation(
+        spec,
+        f"{attribute} of {path.name}",
+        ("cpu", "cuda"),
+        definition(operation).plug_in(function),
+        operation=operation,
+    )
 
 
 def _module(path: Path) -> ModuleType:

@@ -70,8 +70,8 @@ class Prepared:
 
 def prepare(request: Request, observer: Observer) -> Prepared:
     """The plan, and preflight for it. Bad input is found before the machine is looked at, as it is faster."""
-    plan = make_plan(request.choices, "cpu", implementations.registry())
     device = parse_device(request.device)
+    _check_choices(request.choices, device)
     if request.output is not None:
         check_output(request.output)
     observer.stage("preflight")
@@ -84,16 +84,27 @@ def prepare(request: Request, observer: Observer) -> Prepared:
             "this machine is not ready, for the reasons above; `cudadent42 preflight` shows all checks, "
             "--ignore-preflight goes on regardless"
         )
-    plan = make_plan(
-        request.choices, chosen_device(context), implementations.registry()
-    )  # the margin is the device's
+    plan = make_plan(request.choices, chosen_device(context), implementations.registry)
     for name in plan.implementations:
         if implementations.is_plug_in(name):
             continue  # the worker's business: this process runs no code but its own
-        reason = implementations.why_not(implementations.get(name), plan.device)
+        reason = implementations.why_not(implementations.get(name, plan.operation), plan.device)
         if reason:
             raise UsageError(f"{name} cannot run on {plan.device}: {reason}")
     return Prepared(plan, machine)
+
+
+def _check_choices(choices: Choices, device: str) -> None:
+    """Raises UsageError where there is no plan on any device that may be meant: a suite can have other cases on CPU."""
+    possible = ("cuda:0", "cpu") if device == "auto" else (device,)
+    errors: list[UsageError] = []
+    for each in possible:
+        try:
+            make_plan(choices, each, implementations.registry)
+        except UsageError as error:
+            errors.append(error)
+    if len(errors) == len(possible):
+        raise errors[0]
 
 
 def run(request: Request, observer: Observer, opened: Callable[[RunWriter], None]) -> Outcome:

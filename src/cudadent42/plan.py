@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from cudadent42.bench.margin import default_margin
+from cudadent42.cases import Case, Operation
 from cudadent42.errors import UsageError
 from cudadent42.implementations import is_plug_in, plug_in_file
-from cudadent42.records import CacheState, Case, Plan, TimerKind
-from cudadent42.suites.loader import (
-    MAX_REPEATS,
-    MAX_WARMUP,
-    Shape,
-    Suite,
-    did_you_mean,
-    load_suite,
-    parse_dtype,
-)
+from cudadent42.records import CacheState, Plan, TimerKind
+from cudadent42.suites.loader import MAX_REPEATS, MAX_WARMUP, Suite, load_suite, parse_dtype
+from cudadent42.suites.table import did_you_mean
 
 T = TypeVar("T")
 
@@ -40,9 +34,14 @@ class Choices:
     cache: CacheState | None = None
 
 
-def make_plan(choices: Choices, device: str, known_implementations: Collection[str]) -> Plan:
-    """The plan for ``device``. Raises UsageError, naming the option, where a choice does not exist."""
+def make_plan(choices: Choices, device: str, known: Callable[[Operation], Collection[str]]) -> Plan:
+    """The plan for ``device``; ``known`` has the names of an operation's implementations.
+
+    Raises UsageError, naming the option, where a choice does not exist.
+    """
     suite = load_suite(choices.suite)
+    if device == "cpu" and suite.cpu_suite is not None:
+        suite = load_suite(suite.cpu_suite)
     dtypes = _unique(parse_dtype(text, "--dtype") for text in choices.dtypes) or suite.dtypes
     cases = tuple(make_case(shape, dtype.value) for dtype in dtypes for shape in suite.shapes)
     return Plan(
@@ -50,7 +49,7 @@ def make_plan(choices: Choices, device: str, known_implementations: Collection[s
         device=device,
         cases=_select(cases, choices.cases),
         baseline=suite.baseline,
-        implementations=_implementations(suite, choices.implementations, known_implementations),
+        implementations=_implementations(suite, choices.implementations, known(suite.operation)),
         repeats=_in_range("--repeats", choices.repeats, 1, MAX_REPEATS, suite.repeats),
         warmup=_in_range("--warmup", choices.warmup, 0, MAX_WARMUP, suite.warmup),
         seed=_in_range("--seed", choices.seed, 0, 2**32 - 1, 0),
@@ -60,18 +59,9 @@ def make_plan(choices: Choices, device: str, known_implementations: Collection[s
     )
 
 
-def make_case(shape: Shape, dtype: str) -> Case:
-    return Case(
-        name=shape.name,
-        dtype=dtype,
-        batch=shape.batch,
-        num_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        seqlen_q=shape.seqlen_q,
-        seqlen_k=shape.seqlen_k,
-        head_dim=shape.head_dim,
-        causal=shape.causal,
-    )
+def make_case(shape: Case, dtype: str) -> Case:
+    """A suite's case in a dtype."""
+    return replace(shape, dtype=dtype)
 
 
 def _select(cases: Sequence[Case], wanted: Sequence[str]) -> tuple[Case, ...]:

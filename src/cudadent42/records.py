@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 
+from cudadent42.cases import Case as Case  # re-exported: a plan's part
+from cudadent42.cases import Operation
 from flashmoe_science.jit.records import KernelBuild
 
 
@@ -52,54 +54,6 @@ class CacheState(str, Enum):
 
 
 @dataclass(frozen=True)
-class Case:
-    """One attention problem: shape, dtype and mask."""
-
-    name: str
-    dtype: str
-    """``fp16``, ``bf16`` or ``fp32``."""
-    batch: int
-    num_heads: int
-    num_kv_heads: int
-    seqlen_q: int
-    seqlen_k: int
-    head_dim: int
-    causal: bool = False
-
-    @property
-    def id(self) -> str:
-        """Unique in a plan: ``name/dtype``."""
-        return f"{self.name}/{self.dtype}"
-
-    @property
-    def tokens(self) -> int:
-        return self.batch * self.seqlen_q
-
-    @property
-    def scores(self) -> int:
-        """Number of query-key pairs that the mask lets through, over all heads (bottom-right aligned)."""
-        pairs = self.seqlen_q * self.seqlen_k
-        if self.causal:
-            first = self.seqlen_k - self.seqlen_q + 1  # keys seen by query row 0
-            rows = range(self.seqlen_q)
-            pairs = sum(max(0, first + row) for row in rows)
-        return self.batch * self.num_heads * pairs
-
-    @property
-    def flops(self) -> int:
-        """Floating-point operations of the two matrix products."""
-        return 4 * self.scores * self.head_dim
-
-    @property
-    def bytes_min(self) -> int:
-        """Fewest bytes moved: query, key, value read once, output written once."""
-        size = 4 if self.dtype == "fp32" else 2
-        query = self.batch * self.num_heads * self.seqlen_q * self.head_dim
-        key = self.batch * self.num_kv_heads * self.seqlen_k * self.head_dim
-        return size * (2 * query + 2 * key)
-
-
-@dataclass(frozen=True)
 class Plan:
     """A run before it happens."""
 
@@ -122,6 +76,11 @@ class Plan:
     """Whether the baseline is also measured against itself (A/A)."""
     timer: TimerKind = TimerKind.CALL
     cache: CacheState = CacheState.WARM
+
+    @property
+    def operation(self) -> Operation:
+        """Of the cases, which share one."""
+        return self.cases[0].operation
 
 
 # ---------------------------------------------------------------- what was found

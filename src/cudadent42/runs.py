@@ -23,8 +23,10 @@ from types import TracebackType
 from typing import Any, TextIO, TypeVar
 
 from cudadent42 import __version__
+from cudadent42.cases import Case
 from cudadent42.errors import UsageError
-from cudadent42.records import BuildReport, Case, MachineReport, Plan, Results, Sample, VerifyReport
+from cudadent42.operations import definition
+from cudadent42.records import BuildReport, MachineReport, Plan, Results, Sample, VerifyReport
 from cudadent42.serialise import decode, dumps, encode
 from cudadent42.source import Revision
 
@@ -40,29 +42,12 @@ RESERVE = ".reserve"
 
 _RESERVE_BYTES = 1 << 19
 
-COLUMNS = (
-    "implementation",
-    "dtype",
-    "batch_size",
-    "seq_len",
-    "hidden_dim",
-    "num_heads",
-    "latency_ms",
-    "throughput_tokens_per_sec",
-    "memory_mb",
-    "case",
-    "causal",
-    "head_dim",
-    "block",
-    "seed",
-    "seqlen_k",
-    "num_kv_heads",
-    "position",
-    "inner",
-    "timestamp_s",
-    "flags",
+COMMON_COLUMNS = (
+    *("implementation", "dtype", "latency_ms", "throughput_tokens_per_sec", "memory_mb", "case"),
+    *("block", "seed", "position", "inner", "timestamp_s", "flags"),
 )
-"""Columns of ``samples.csv``. ``hidden_dim`` is the per-head dimension; ``case`` is ``Case.name``."""
+"""Columns of ``samples.csv`` that say the same for every operation; ``case`` is ``Case.name``. The operation's others,
+and the order, are in its ``Definition.columns``."""
 
 T = TypeVar("T")
 
@@ -184,7 +169,8 @@ class RunWriter:
             self._samples: TextIO | None = None
             if save_samples:
                 self._samples = (path / SAMPLES).open("w", encoding="utf-8", newline="")
-        self._write_row(COLUMNS)
+        self._columns = definition(plan.operation).columns
+        self._write_row(self._columns)
 
     def __enter__(self) -> RunWriter:
         return self
@@ -221,7 +207,8 @@ class RunWriter:
         write_json(self.path / RESULTS, results)
 
     def append_sample(self, sample: Sample) -> None:
-        self._write_row(_row(sample, self._cases[sample.case], self._manifest.plan.seed))
+        cells = _cells(sample, self._cases[sample.case], self._manifest.plan.seed)
+        self._write_row(cells[column] for column in self._columns)
         self.sample_count += 1
 
     def log(self, event: str, **fields: object) -> None:
@@ -340,29 +327,25 @@ def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
-def _row(sample: Sample, case: Case, seed: int) -> tuple[object, ...]:
-    return (
-        sample.implementation,
-        case.dtype,
-        case.batch,
-        case.seqlen_q,
-        case.head_dim,
-        case.num_heads,
-        sample.latency_ms,
-        case.tokens / (sample.latency_ms / 1e3) if sample.latency_ms > 0 else float("nan"),
-        sample.memory_mb,
-        case.name,
-        str(case.causal).lower(),
-        case.head_dim,
-        sample.block,
-        seed,
-        case.seqlen_k,
-        case.num_kv_heads,
-        sample.position,
-        sample.inner,
-        sample.timestamp_s,
-        sample.flags,
-    )
+def _cells(sample: Sample, case: Case, seed: int) -> dict[str, object]:
+    """By column."""
+    return {
+        **definition(case.operation).cells(case),
+        "implementation": sample.implementation,
+        "dtype": case.dtype,
+        "latency_ms": sample.latency_ms,
+        "throughput_tokens_per_sec": case.tokens / (sample.latency_ms / 1e3)
+        if sample.latency_ms > 0
+        else float("nan"),
+        "memory_mb": sample.memory_mb,
+        "case": case.name,
+        "block": sample.block,
+        "seed": seed,
+        "position": sample.position,
+        "inner": sample.inner,
+        "timestamp_s": sample.timestamp_s,
+        "flags": sample.flags,
+    }
 
 
 # ---------------------------------------------------------------- reading
@@ -447,7 +430,7 @@ def _read_samples(path: Path) -> list[Sample]:
     if not lines:
         return []
     reader = csv.DictReader(lines)
-    missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
+    missing = [column for column in COMMON_COLUMNS if column not in (reader.fieldnames or ())]
     if missing:
         raise UsageError(f"{path} lacks the column {missing[0]!r}; it is not a samples file of this program")
     samples = []

@@ -13,15 +13,16 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from cudadent42.builtin_implementations import prepare_sdpa
+from cudadent42.cases import Case
 from cudadent42.device import synchronize, use_device
+from cudadent42.dtypes import DTYPES
 from cudadent42.events import LOADING, Alive, CaseVerified, Doing, Event, Progress, Skipped
 from cudadent42.implementations import NOT_DONE, Call, Implementation, get, is_strict, why_not
-from cudadent42.inputs import DTYPES, HardInput, Inputs, hard_cases, hard_inputs, random_inputs
-from cudadent42.records import Case, ErrorNorms, Plan, VerifiedCase, VerifyReport
-from cudadent42.reference import attention_float64, error_norms
+from cudadent42.norms import error_norms
+from cudadent42.operations import numerics
+from cudadent42.operations.interface import HardInput, Inputs, OnChunk
+from cudadent42.records import ErrorNorms, Plan, VerifiedCase, VerifyReport
 
 ERROR_FACTOR = 2.0
 """How many times PyTorch's error is allowed."""
@@ -32,11 +33,7 @@ right result to the dtype costs at most about 2 ulp for the largest entries and 
 would hide a scale that is 1 % off in bf16."""
 
 POISON_BLOCKS = 4
-"""Freed NaN blocks of the output's size that an implementation's allocation can land on."""
-
-MOST_HARD_SCORES = {"cpu": 1 << 20, "cuda": 1 << 31}
-"""Largest shape for adversarial values at a timed shape. Its float64 reference takes milliseconds on CPU,
-and up to a second on a GPU with slow float64."""
+"""Freed NaN blocks of each buffer's size that an implementation's allocation can land on."""
 
 RANDOM = "random"
 
@@ -78,17 +75,19 @@ class Unit:
 
     def inputs(self, seed: int, device: str) -> Inputs:
         if self.hard is None:
-            return random_inputs(self.case, seed, 0, device)
+            inputs: Inputs = numerics(self.case).input_sets(self.case, seed, 1, device)[0]
+            return inputs
         return self.hard.make(seed, device)
 
 
 def units(plan: Plan) -> list[Unit]:
     """What ``verify`` does, in order: the same for the same plan, so that a new worker can resume."""
     found = [Unit(case, name) for case in plan.cases for name in plan.implementations]
-    strict = [name for name in plan.implementations if is_strict(name)]
+    strict = [name for name in plan.implementations if is_strict(name, plan.operation)]
     dtypes = dict.fromkeys(case.dtype for case in plan.cases)
-    hard = [each for dtype in dtypes for each in hard_inputs(dtype)]
-    hard += hard_cases(plan.cases, MOST_HARD_SCORES[plan.device.partition(":")[0]])
+    known = numerics(plan.cases[0])
+    hard = [each for dtype in dtypes for each in known.hard_inputs(dtype)]
+    hard += known.hard_cases(plan.cases, plan.device)
     return found + [Unit(each.case, name, each) for each in hard for name in strict]
 
 
@@ -146,7 +145,7 @@ def load_all(
         if name in reasons:
             continue
         mark(Doing(index, "", name, LOADING))
-        implementation = get(name)
+        implementation = get(name, plan.operation)
         reason = why_not(implementation, plan.device)
         if reason is None:
             usable[name] = implementation
@@ -224,21 +223,20 @@ def _unheard() -> None:
     return
 
 
-def find_truth(case: Case, inputs: Inputs, on_chunk: Callable[[], None] = _unheard) -> Truth:
-    """The float64 result and PyTorch's error; ``on_chunk`` as for ``attention_float64``."""
-    reference = attention_float64(inputs, case.causal, on_chunk)
-    pytorch = prepare_sdpa(case, inputs)()
+def find_truth(case: Case, inputs: Inputs, on_chunk: OnChunk = _unheard) -> Truth:
+    """The float64 result and PyTorch's error; ``on_chunk`` is called while it is computed."""
+    known = numerics(case)
+    reference = known.float64(case, inputs, on_chunk)
+    pytorch = known.pytorch(case, inputs)
     yardstick = pytorch
     if (_kind_of_number(pytorch) != _kind_of_number(reference)).any():
-        # PyTorch's fused kernels return NaN for some inputs (a negative scale on CUDA), which would leave no error to
-        # measure against; its composition of plain operations does not.
-        with sdpa_kernel(SDPBackend.MATH):
-            yardstick = prepare_sdpa(case, inputs)()
+        # A NaN of PyTorch's own would leave no error to measure against.
+        yardstick = known.pytorch_plain(case, inputs)
     return Truth(case, inputs, reference, pytorch, error_norms(yardstick, reference))
 
 
 def judge(truth: Truth, implementation: str, result: Tensor, kind: str) -> VerifiedCase:
-    """Compares one result (batch, heads, seqlen_q, head_dim) with the truth."""
+    """Compares one result with the truth."""
     wrong = _wrong_form(truth, result) or _wrong_pattern(truth, result)
     if wrong:
         return failure(truth.case.id, implementation, kind, wrong)
@@ -265,13 +263,13 @@ def _norms(*norms: ErrorNorms) -> Iterator[tuple[str, float, float, float]]:
 
 
 def _wrong_form(truth: Truth, result: object) -> str:
-    query = truth.inputs.query
+    like = truth.inputs.result_like
     if not isinstance(result, Tensor):
         return f"returned a {type(result).__name__}; expected a tensor"
-    if result.shape != query.shape:
-        return f"returned shape {tuple(result.shape)}; expected {tuple(query.shape)}"
-    if result.dtype != query.dtype or result.device != query.device:
-        return f"returned {result.dtype} on {result.device}; expected {query.dtype} on {query.device}"
+    if result.shape != like.shape:
+        return f"returned shape {tuple(result.shape)}; expected {tuple(like.shape)}"
+    if result.dtype != like.dtype or result.device != like.device:
+        return f"returned {result.dtype} on {result.device}; expected {like.dtype} on {like.device}"
     return ""
 
 
@@ -295,31 +293,33 @@ def _kind_of_number(tensor: Tensor) -> Tensor:
 def _check(implementation: Implementation, truth: Truth, kind: str) -> VerifiedCase | str:
     """The verdict on one call, or the reason why the implementation does not do this case."""
     inputs = truth.inputs
-    before = [tensor.clone() for tensor in (inputs.query, inputs.key, inputs.value)]
+    before = [tensor.clone() for tensor in inputs.tensors]
     try:
         with implementation.context():
             call = implementation.prepare(truth.case, inputs)
-            result = poisoned_call(call, inputs.query)
-        synchronize(str(inputs.query.device))
+            result = poisoned_call(call, inputs)
+        synchronize(str(inputs.result_like.device))
     except NOT_DONE as error:
         return str(error) or "not supported"
     except Exception as error:  # noqa: BLE001 - a candidate may raise anything, and that is a result
         detail = f"raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         return failure(truth.case.id, implementation.name, kind, detail)
     verdict = judge(truth, implementation.name, result, kind)
-    after = (inputs.query, inputs.key, inputs.value)
-    if verdict.passed and not all(_same_bits(a, b) for a, b in zip(before, after, strict=True)):
+    if verdict.passed and not all(_same_bits(a, b) for a, b in zip(before, inputs.tensors, strict=True)):
         return replace(verdict, passed=False, detail="changed its inputs")
     return verdict
 
 
-def poisoned_call(call: Call, query: Tensor) -> Tensor:
-    """One call after filling and freeing blocks of the output's size with NaN.
+def poisoned_call(call: Call, inputs: Inputs) -> Tensor:
+    """One call after filling and freeing blocks of the output's and the scratch memory's sizes with NaN.
 
     PyTorch's CUDA allocator hands such a block to the next request of that size; so does malloc on CPU as a
     rule. A result that the call did not write is then NaN, and not the right answer of whoever ran before.
     """
-    blocks = [torch.full_like(query, float("nan")) for _ in range(POISON_BLOCKS)]
+    like = inputs.result_like
+    blocks = [
+        like.new_full(shape, float("nan")) for shape in inputs.buffer_shapes for _ in range(POISON_BLOCKS)
+    ]
     del blocks
     return call()
 

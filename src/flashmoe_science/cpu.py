@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.jit.records import KernelBuild
 
 _KERNELS = Path(__file__).parent / "kernels" / "cpu"
+KERNELS = ("attention_forward", "peaks")
 _ELEMENT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # Plans are small; the bound only keeps a process with ever-changing shapes from growing.
 _MAX_PLANS = 4096
@@ -126,16 +127,17 @@ def forward(
     return out, lse
 
 
-def build() -> list[KernelBuild]:
-    """Every kernel of this backend for this machine: compiled now, or found in the cache.
+def build(names: Sequence[str] = KERNELS) -> list[KernelBuild]:
+    """Kernels of the CPU for this machine: compiled now, or found in the cache.
+
+    Args:
+        names: source files in kernels/cpu, without their ending; all unless given.
 
     Raises:
         BuildError, DeviceError: see `flashmoe_science.jit.host.build`.
     """
     instruction_set = host.choose_instruction_set()
-    return [
-        host.build(_KERNELS / f"{name}.cpp", name, instruction_set) for name in ("attention_forward", "peaks")
-    ]
+    return [host.build(_KERNELS / f"{name}.cpp", name, instruction_set) for name in names]
 
 
 def measure_peaks() -> dict[str, float]:

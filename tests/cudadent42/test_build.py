@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from cudadent42.build import build, build_for, choose_device, needed
+from cudadent42.build import build, build_for, choose_device
+from cudadent42.cases import AttentionCase
 from cudadent42.errors import MachineNotReadyError, UsageError
+from cudadent42.implementations import registry
+from cudadent42.operations.attention import ATTENTION
 from cudadent42.plan import Choices, make_plan
 from cudadent42.preflight.toolchain import nvrtc_version
-from cudadent42.records import Case
 from cudadent42.tables import build_line, build_tables, recipe_lines
 from flashmoe_science import cuda
 
@@ -39,20 +41,20 @@ def test_the_cpu_kernel_is_built_with_its_recipe() -> None:
 
 def test_only_what_the_cases_can_lead_to_is_built() -> None:
     kernels = cuda.kernels(["sm_80"])
-    case = Case("c", "bf16", 1, 1, 1, 64, 64, 72)
-    found = needed(kernels, [case])
+    case = AttentionCase("c", "bf16", 1, 1, 1, 64, 64, 72)
+    found = ATTENTION.needed(kernels, [case])
     assert {kernel.function for kernel in found} == {kernel.function for kernel in kernels}
     assert {kernel.macros["ELEMENT_BF16"] for kernel in found} == {1}
     for function in {kernel.function for kernel in kernels}:
         sizes = {kernel.macros["HEAD_DIM"] for kernel in kernels if kernel.function == function}
         kept = {kernel.macros["HEAD_DIM"] for kernel in found if kernel.function == function}
         assert kept == {min(size for size in sizes if size >= 72)}
-    assert needed(kernels, [replace(case, dtype="fp32"), replace(case, head_dim=512)]) == []
+    assert ATTENTION.needed(kernels, [replace(case, dtype="fp32"), replace(case, head_dim=512)]) == []
 
 
 def test_nothing_is_built_for_a_race_without_our_kernels() -> None:
     choices = Choices(suite="small", implementations=("pytorch_math",))
-    plan = make_plan(choices, "cpu", {"pytorch", "pytorch_math"})
+    plan = make_plan(choices, "cpu", registry)
     assert build_for(plan, Progress()).kernels == ()
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from cudadent42.cases import AttentionCase, Operation
 from cudadent42.errors import UsageError
 from cudadent42.implementations import get, is_plug_in, load, registry, why_not
-from cudadent42.inputs import random_inputs
-from cudadent42.records import Case
-from cudadent42.reference import attention_float64
+from cudadent42.operations.attention.inputs import random_inputs
+from cudadent42.operations.attention.reference import attention_float64
 
+ATTENTION = Operation.ATTENTION
 FIXED_NAMES = [
     "pytorch",
     "cudadent42",
@@ -28,17 +29,22 @@ FIXED_NAMES = [
 
 
 def test_registry_has_the_promised_names() -> None:
-    assert set(FIXED_NAMES) <= set(registry())
-    assert all(name == item.name and item.description for name, item in registry().items())
+    assert set(FIXED_NAMES) <= set(registry(ATTENTION))
+    assert all(name == item.name and item.description for name, item in registry(ATTENTION).items())
 
 
 def test_unknown_name_lists_the_known() -> None:
-    with pytest.raises(UsageError, match=r"unknown implementation 'pytorhc'.*pytorch, cudadent42"):
-        get("pytorhc")
+    with pytest.raises(
+        UsageError, match=r"unknown implementation 'pytorhc' of attention; known are pytorch, "
+    ):
+        get("pytorhc", ATTENTION)
 
 
 def test_listing_needs_no_torch() -> None:
-    code = "from cudadent42.implementations import sys, registry; registry(); print('torch' in sys.modules)"
+    code = (
+        "from cudadent42.implementations import sys, registry; from cudadent42.cases import Operation; "
+        "[registry(each) for each in Operation]; print('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "False"
 
@@ -47,13 +53,13 @@ def test_listing_needs_no_torch() -> None:
     "name", ["pytorch_cudnn", "pytorch_efficient", "flash_attn", "flashinfer", "xformers"]
 )
 def test_gpu_only_ones_say_so(name: str) -> None:
-    assert "not on cpu" in str(why_not(get(name), "cpu"))
+    assert "not on cpu" in str(why_not(get(name, ATTENTION), "cpu"))
 
 
 def test_missing_peer_gives_the_reason() -> None:
     if "flash_attn" in sys.modules:
         pytest.skip("flash_attn is installed")
-    reason = get("flash_attn").unavailable("cuda:0")
+    reason = get("flash_attn", ATTENTION).unavailable("cuda:0")
     assert reason == "flash_attn is not installed; pip install flash-attn"
 
 
@@ -65,9 +71,9 @@ def test_pytorch_follows_this_projects_conventions(
     name: str, heads: tuple[int, int], seqlen_q: int, seqlen_k: int, causal: bool
 ) -> None:
     """Bottom-right masks, zeros for rows without keys, grouped heads."""
-    case = Case("c", "fp32", 2, *heads, seqlen_q, seqlen_k, 16, causal)
+    case = AttentionCase("c", "fp32", 2, *heads, seqlen_q, seqlen_k, 16, causal)
     inputs = random_inputs(case, 0, 0, "cpu")
-    implementation = get(name)
+    implementation = get(name, ATTENTION)
     with implementation.context():
         result = implementation.prepare(case, inputs)()
     torch.testing.assert_close(result.double(), attention_float64(inputs, causal), rtol=1e-4, atol=1e-5)
@@ -83,27 +89,29 @@ def test_plug_in_names() -> None:
 
 def test_missing_file() -> None:
     with pytest.raises(UsageError, match="no file"):
-        load("nowhere/kernel.py:attention")
+        load("nowhere/kernel.py:attention", ATTENTION)
 
 
 def test_missing_callable(tmp_path: Path) -> None:
     (tmp_path / "kernel.py").write_text("attention = 3\n")
     with pytest.raises(UsageError, match="no callable 'attention'"):
-        load(f"{tmp_path}/kernel.py:attention")
+        load(f"{tmp_path}/kernel.py:attention", ATTENTION)
 
 
 def test_file_that_fails_on_import(tmp_path: Path) -> None:
     (tmp_path / "kernel.py").write_text("raise RuntimeError('no GPU here')\n")
     with pytest.raises(UsageError, match="failed on import: RuntimeError: no GPU here"):
-        load(f"{tmp_path}/kernel.py:attention")
+        load(f"{tmp_path}/kernel.py:attention", ATTENTION)
 
 
 def test_two_files_of_one_name_stay_apart(tmp_path: Path) -> None:
-    case = Case("c", "fp32", 1, 1, 1, 2, 2, 8)
+    case = AttentionCase("c", "fp32", 1, 1, 1, 2, 2, 8)
     inputs = random_inputs(case, 0, 0, "cpu")
     for folder, factor in (("a", 2), ("b", 3)):
         (tmp_path / folder).mkdir()
         text = f"def attention(q, k, v, *, causal, softmax_scale): return q * {factor}\n"
         (tmp_path / folder / "kernel.py").write_text(text)
-    results = [load(f"{tmp_path}/{folder}/kernel.py:attention").prepare(case, inputs)() for folder in "ab"]
+    results = [
+        load(f"{tmp_path}/{folder}/kernel.py:attention", ATTENTION).prepare(case, inputs)() for folder in "ab"
+    ]
     assert torch.equal(results[0] * 3, results[1] * 2)

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from cudadent42 import runs
+from cudadent42.cases import AttentionCase
 from cudadent42.errors import UsageError
 from cudadent42.records import (
     BuildReport,
-    Case,
     Check,
     Comparison,
     MachineReport,
@@ -30,7 +30,7 @@ from cudadent42.records import (
 )
 from cudadent42.source import Revision, revision
 
-CASE = Case("tiny", "fp16", 2, 4, 2, 32, 48, 64, causal=True)
+CASE = AttentionCase("tiny", "fp16", 2, 4, 2, 32, 48, 64, causal=True)
 PLAN = Plan("unit", "cpu", (CASE,), "pytorch", ("pytorch", "cudadent42"), repeats=2, warmup=0, seed=7)
 MACHINE = MachineReport((Check("python", Status.OK, "3.11"),), "torch=none", {"cores": 2, "load": 0.5})
 REVISION = Revision("0123456789abcdef", "main", True, "diff", ("new.txt",))

@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from cudadent42.cases import AttentionCase, Operation
 from cudadent42.events import Alive, CaseVerified, Event
 from cudadent42.implementations import get, load
-from cudadent42.inputs import Inputs, hard_cases, hard_inputs, random_inputs
-from cudadent42.records import Case, Plan, VerifiedCase, VerifyReport
-from cudadent42.reference import attention_float64, error_norms
+from cudadent42.norms import error_norms
+from cudadent42.operations.attention.inputs import AttentionInputs, hard_cases, hard_inputs, random_inputs
+from cudadent42.operations.attention.reference import attention_float64
+from cudadent42.records import Plan, VerifiedCase, VerifyReport
 from cudadent42.verify import failure, find_truth, heartbeat, judge, not_timed, poisoned_call, units, verify
 
 DTYPES = ["fp16", "bf16", "fp32"]
@@ -28,12 +30,14 @@ def single_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def make_plan(*implementations: str, dtype: str = "bf16", cases: tuple[Case, ...] | None = None) -> Plan:
-    small = Case("small", dtype, 1, 2, 2, 96, 96, 64)
+def make_plan(
+    *implementations: str, dtype: str = "bf16", cases: tuple[AttentionCase, ...] | None = None
+) -> Plan:
+    small = AttentionCase("small", dtype, 1, 2, 2, 96, 96, 64)
     return Plan("test", "cpu", cases or (small,), "pytorch", ("pytorch", *implementations), 8, 1, seed=5)
 
 
-def right_to_rounding(inputs: Inputs, causal: bool) -> Tensor:
+def right_to_rounding(inputs: AttentionInputs, causal: bool) -> Tensor:
     return attention_float64(inputs, causal).to(inputs.query.dtype)
 
 
@@ -41,7 +45,7 @@ def right_to_rounding(inputs: Inputs, causal: bool) -> Tensor:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(64, 64), (33, 80), (80, 33), (1, 7)])
 def test_reference_equals_direct_formula(dtype: str, causal: bool, seqlen_q: int, seqlen_k: int) -> None:
-    case = Case("c", dtype, 2, 4, 2, seqlen_q, seqlen_k, 16, causal)
+    case = AttentionCase("c", dtype, 2, 4, 2, seqlen_q, seqlen_k, 16, causal)
     inputs = random_inputs(case, 0, 0, "cpu")
     key, value = (t.double().repeat_interleave(2, dim=1) for t in (inputs.key, inputs.value))
     scores = inputs.query.double() @ key.transpose(-1, -2) / 4.0
@@ -53,7 +57,7 @@ def test_reference_equals_direct_formula(dtype: str, causal: bool, seqlen_q: int
 
 
 def test_reference_without_keys_is_zero() -> None:
-    inputs = random_inputs(Case("c", "fp16", 1, 1, 1, 3, 0, 8), 0, 0, "cpu")
+    inputs = random_inputs(AttentionCase("c", "fp16", 1, 1, 1, 3, 0, 8), 0, 0, "cpu")
     assert torch.equal(attention_float64(inputs, False), torch.zeros(1, 1, 3, 8, dtype=torch.float64))
 
 
@@ -72,7 +76,7 @@ def test_error_norms_are_relative() -> None:
 @pytest.mark.parametrize("name", ["pytorch_math", "pytorch_flash"])
 def test_pytorch_backends_pass(dtype: str, name: str) -> None:
     assert verify(make_plan(name, dtype=dtype), emit=lambda event: None).passed
-    backend = get(name)
+    backend = get(name, Operation.ATTENTION)
     for hard in hard_inputs(dtype):
         if not hard.kind.startswith(("nan", "inf")):
             truth = find_truth(hard.case, hard.make(3, "cpu"))
@@ -91,11 +95,13 @@ def test_hard_inputs_are_asked_of_strict_implementations_only() -> None:
 
 
 def test_hard_values_at_the_largest_shape_in_reach() -> None:
-    lengths = (16, 64, 4096)
-    cases = [Case(f"c{n}", "bf16", 1, 1, 1, n, n, 64, causal) for n in lengths for causal in (False, True)]
-    found = {hard.case.name.partition("@")[2] for hard in hard_cases(cases, 64 * 64)}
-    assert found == {"c64"}
-    assert {hard.case.causal for hard in hard_cases(cases, 64 * 64)} == {False, True}
+    lengths = (16, 1024, 4096)
+    cases = [
+        AttentionCase(f"c{n}", "bf16", 1, 1, 1, n, n, 64, causal) for n in lengths for causal in (False, True)
+    ]
+    found = {hard.case.name.partition("@")[2] for hard in hard_cases(cases, "cpu")}
+    assert found == {"c1024"}
+    assert {hard.case.causal for hard in hard_cases(cases, "cpu")} == {False, True}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -108,42 +114,44 @@ def test_exact_result_passes_every_hard_input(dtype: str) -> None:
 
 # ---------------------------------------------------------------- wrong results
 
-Damage = Callable[[Inputs, bool], Tensor]
+Damage = Callable[[AttentionInputs, bool], Tensor]
 
 
-def scaled_wrongly(inputs: Inputs, causal: bool) -> Tensor:
+def scaled_wrongly(inputs: AttentionInputs, causal: bool) -> Tensor:
     return (attention_float64(inputs, causal) * 1.01).to(inputs.query.dtype)
 
 
-def softmax_scale_off(inputs: Inputs, causal: bool) -> Tensor:
-    changed = Inputs(inputs.query, inputs.key, inputs.value, inputs.scale * 1.01)
+def softmax_scale_off(inputs: AttentionInputs, causal: bool) -> Tensor:
+    changed = AttentionInputs(inputs.query, inputs.key, inputs.value, inputs.scale * 1.01)
     return right_to_rounding(changed, causal)
 
 
-def last_keys_skipped(inputs: Inputs, causal: bool) -> Tensor:
+def last_keys_skipped(inputs: AttentionInputs, causal: bool) -> Tensor:
     kept = inputs.key.shape[2] * 98 // 100
-    return right_to_rounding(Inputs(inputs.query, inputs.key[:, :, :kept], inputs.value[:, :, :kept]), False)
+    return right_to_rounding(
+        AttentionInputs(inputs.query, inputs.key[:, :, :kept], inputs.value[:, :, :kept]), False
+    )
 
 
-def one_row_wrong(inputs: Inputs, causal: bool) -> Tensor:
+def one_row_wrong(inputs: AttentionInputs, causal: bool) -> Tensor:
     result = right_to_rounding(inputs, causal)
     result[0, 0, -1] *= 1.05
     return result
 
 
-def one_row_stale(inputs: Inputs, causal: bool) -> Tensor:
+def one_row_stale(inputs: AttentionInputs, causal: bool) -> Tensor:
     result = right_to_rounding(inputs, causal)
     result[0, 0, -1] = result[0, 0, -2]
     return result
 
 
-def one_entry_nan(inputs: Inputs, causal: bool) -> Tensor:
+def one_entry_nan(inputs: AttentionInputs, causal: bool) -> Tensor:
     result = right_to_rounding(inputs, causal)
     result[0, 0, 7, 3] = float("nan")
     return result
 
 
-def rows_swapped(inputs: Inputs, causal: bool) -> Tensor:
+def rows_swapped(inputs: AttentionInputs, causal: bool) -> Tensor:
     result = right_to_rounding(inputs, causal)
     result[0, 0, [10, 11]] = result[0, 0, [11, 10]]
     return result
@@ -165,7 +173,7 @@ DAMAGES = [
     [(damage, causal) for damage in DAMAGES for causal in (False, True)] + [(last_keys_skipped, False)],
 )
 def test_wrong_result_is_caught(damage: Damage, dtype: str, causal: bool) -> None:
-    case = Case("long", dtype, 1, 1, 1, 64, 8192, 64, causal)
+    case = AttentionCase("long", dtype, 1, 1, 1, 64, 8192, 64, causal)
     truth = find_truth(case, random_inputs(case, 1, 0, "cpu"))
     assert judge(truth, "right", right_to_rounding(truth.inputs, causal), "random").passed
     verdict = judge(truth, "wrong", damage(truth.inputs, causal), "random")
@@ -194,7 +202,7 @@ def test_nan_must_spread_and_must_not() -> None:
     ],
 )
 def test_wrong_form_is_named(result: Callable[[Tensor], Tensor], message: str) -> None:
-    case = Case("c", "bf16", 1, 1, 1, 16, 16, 32)
+    case = AttentionCase("c", "bf16", 1, 1, 1, 16, 16, 32)
     truth = find_truth(case, random_inputs(case, 1, 0, "cpu"))
     verdict = judge(truth, "odd", result(truth.inputs.query), "random")
     assert not verdict.passed
@@ -204,12 +212,12 @@ def test_wrong_form_is_named(result: Callable[[Tensor], Tensor], message: str) -
 @pytest.mark.parametrize("seqlen", [32, 512, 4096])
 def test_output_that_was_not_written_fails(seqlen: int) -> None:
     """Even where the right answer of an earlier call lies in the memory that is handed out next."""
-    case = Case("c", "bf16", 1, 8, 8, seqlen, 64, 64)
+    case = AttentionCase("c", "bf16", 1, 8, 8, seqlen, 64, 64)
     truth = find_truth(case, random_inputs(case, 1, 0, "cpu"))
     earlier = right_to_rounding(truth.inputs, False)
     del earlier
     query = truth.inputs.query
-    verdict = judge(truth, "idle", poisoned_call(lambda: torch.empty_like(query), query), "random")
+    verdict = judge(truth, "idle", poisoned_call(lambda: torch.empty_like(query), truth.inputs), "random")
     assert not verdict.passed
 
 
@@ -285,7 +293,7 @@ def test_unsupported_is_skipped_not_failed(plug_ins: Callable[[str], str]) -> No
 
 
 def test_what_the_kernel_refuses_is_skipped_with_its_reason() -> None:
-    plan = make_plan("cudadent42", cases=(Case("wide", "fp32", 1, 1, 1, 8, 8, 512),))
+    plan = make_plan("cudadent42", cases=(AttentionCase("wide", "fp32", 1, 1, 1, 8, 8, 512),))
     report = verify(plan, emit=lambda event: None)
     assert "512" in report.skipped["wide/fp32/cudadent42"]
     assert all(case.passed for case in report.cases), [case for case in report.cases if not case.passed]
@@ -293,7 +301,7 @@ def test_what_the_kernel_refuses_is_skipped_with_its_reason() -> None:
 
 
 def test_hard_failure_bars_the_dtype() -> None:
-    plan = make_plan(cases=tuple(Case("c", dtype, 1, 1, 1, 8, 8, 8) for dtype in ("fp16", "bf16")))
+    plan = make_plan(cases=tuple(AttentionCase("c", dtype, 1, 1, 1, 8, 8, 8) for dtype in ("fp16", "bf16")))
     report = VerifyReport((failure("large_logits/bf16", "pytorch", "large_logits", "overflow"),))
     assert not_timed(plan, report) == {"c/bf16/pytorch": "failed verification on large_logits/bf16: overflow"}
 
@@ -309,7 +317,7 @@ def test_stage_resumes_where_it_is_told(plug_ins: Callable[[str], str]) -> None:
 
 
 def test_inputs_depend_on_seed_case_and_index() -> None:
-    case = Case("c", "fp32", 1, 1, 1, 4, 4, 8)
+    case = AttentionCase("c", "fp32", 1, 1, 1, 4, 4, 8)
     first = random_inputs(case, 1, 0, "cpu").query
     assert torch.equal(first, random_inputs(case, 1, 0, "cpu").query)
     assert not torch.equal(first, random_inputs(case, 2, 0, "cpu").query)
@@ -317,16 +325,16 @@ def test_inputs_depend_on_seed_case_and_index() -> None:
 
 
 def test_loaded_plug_in_is_called_with_the_scale(plug_ins: Callable[[str], str]) -> None:
-    case = Case("c", "fp32", 1, 2, 2, 9, 9, 8)
+    case = AttentionCase("c", "fp32", 1, 2, 2, 9, 9, 8)
     made = random_inputs(case, 1, 0, "cpu")
-    inputs = Inputs(made.query, made.key, made.value, softmax_scale=0.7)
-    result = load(plug_ins("attention")).prepare(case, inputs)()
+    inputs = AttentionInputs(made.query, made.key, made.value, softmax_scale=0.7)
+    result = load(plug_ins("attention"), Operation.ATTENTION).prepare(case, inputs)()
     torch.testing.assert_close(result.double(), attention_float64(inputs, False), rtol=1e-5, atol=1e-5)
 
 
 def test_a_long_reference_shows_that_it_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cudadent42.verify.ALIVE_INTERVAL_S", 0.0)
-    case = Case("c", "fp32", 2, 3, 3, 4, 4, 8)
+    case = AttentionCase("c", "fp32", 2, 3, 3, 4, 4, 8)
     inputs = random_inputs(case, 1, 0, "cpu")
     events: list[Event] = []
     find_truth(case, inputs, heartbeat(events.append))

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from cudadent42.cases import AttentionCase
 from cudadent42.errors import ExitCode, LabError
 from cudadent42.events import BenchLog, BlockMeasured, Event, Progress, Skipped, WorkerLost
-from cudadent42.records import BenchReport, Case, Plan, VerifiedCase, VerifyReport
+from cudadent42.records import BenchReport, Plan, VerifiedCase, VerifyReport
 from cudadent42.worker import MAX_LOSSES, Worker, case_limits, run_stage
 
 CANDIDATES = """
@@ -81,8 +82,8 @@ def spins(q, k, v, *, causal, softmax_scale):
 """
 )
 
-FIRST = Case("first", "fp32", 1, 2, 2, 64, 64, 32)
-SECOND = Case("second", "fp32", 1, 2, 2, 80, 80, 32)
+FIRST = AttentionCase("first", "fp32", 1, 2, 2, 64, 64, 32)
+SECOND = AttentionCase("second", "fp32", 1, 2, 2, 80, 80, 32)
 """The larger one, so adversarial values are put into it; the candidates above go wrong at length 64."""
 
 
@@ -102,7 +103,7 @@ def make_plan(*names: str) -> Plan:
     return Plan("test", "cpu", (FIRST, SECOND), "pytorch", ("pytorch", *names), 10, 1, seed=2)
 
 
-def verdict(report: VerifyReport, case: Case, implementation: str) -> VerifiedCase:
+def verdict(report: VerifyReport, case: AttentionCase, implementation: str) -> VerifiedCase:
     [found] = [c for c in report.cases if (c.case, c.implementation) == (case.id, implementation)]
     return found
 
@@ -166,7 +167,7 @@ def test_hang_is_killed_and_recorded(candidate: Callable[[str], str]) -> None:
 
 
 def test_a_long_case_is_given_its_time() -> None:
-    long = Case("long", "bf16", 1, 64, 64, 16384, 16384, 64)
+    long = AttentionCase("long", "bf16", 1, 64, 64, 16384, 16384, 64)
     limits = case_limits(replace(make_plan("cudadent42"), cases=(FIRST, long)))
     assert limits[FIRST.id] < 1.0
     assert limits[long.id] > 600.0
@@ -267,9 +268,10 @@ def test_worker_ends_when_its_parent_is_killed(candidate: Callable[[str], str], 
     script.write_text(
         textwrap.dedent(
             f"""
-            from cudadent42.records import Case, Plan
+            from cudadent42.cases import AttentionCase
+            from cudadent42.records import Plan
             from cudadent42.worker import Worker, run_stage
-            plan = Plan("t", "cpu", (Case("first", "fp32", 1, 2, 2, 64, 64, 32),), "pytorch",
+            plan = Plan("t", "cpu", (AttentionCase("first", "fp32", 1, 2, 2, 64, 64, 32),), "pytorch",
                         ("pytorch", {candidate("hangs")!r}), 10, 1, seed=2)
             with Worker() as worker:
                 run_stage("verify", plan, on_event=lambda e: print(worker.pid, flush=True), worker=worker)

@@ -20,7 +20,8 @@ from cudadent42.bench.statistics import (
     minimum_detectable_effect,
     noise_floor,
 )
-from cudadent42.records import Case, Comparison, Plan, Results, Sample, Verdict
+from cudadent42.cases import Case
+from cudadent42.records import Comparison, Plan, Results, Sample, Verdict
 from cudadent42.seeds import derived_seed
 
 

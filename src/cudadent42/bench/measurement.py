@@ -16,12 +16,14 @@ from cudadent42.bench.gpu_state import open_gpu_state
 from cudadent42.bench.memory import memory_mb
 from cudadent42.bench.schedule import block_orders, control_name, rounds
 from cudadent42.bench.timers import CPU_WINDOW_S, ClockTimer, Reading, Timer
+from cudadent42.cases import Case
 from cudadent42.device import synchronize, use_device
 from cudadent42.errors import UsageError
 from cudadent42.events import BenchLog, BlockMeasured, CaseVerified, Doing, Event, Message, Progress, Skipped
 from cudadent42.implementations import NOT_DONE, Call, Implementation
-from cudadent42.inputs import Inputs, random_inputs
-from cudadent42.records import BenchReport, Case, Plan, Sample, TimerKind, VerifyReport
+from cudadent42.operations import numerics
+from cudadent42.operations.interface import Inputs
+from cudadent42.records import BenchReport, Plan, Sample, TimerKind, VerifyReport
 from cudadent42.verify import (
     Mark,
     find_truth,
@@ -167,7 +169,7 @@ class _Session:
         if case.id in reasons:
             return _Ready((), ())
         names = [name for name in plan.implementations if f"{case.id}/{name}" not in reasons]
-        inputs = [random_inputs(case, plan.seed, i, plan.device) for i in range(INPUT_SETS)]
+        inputs = numerics(case).input_sets(case, plan.seed, INPUT_SETS, plan.device)
         entrants = self._prepare(index, case, names, inputs)
         if not self._worth_timing(entrants):
             self.emit(Skipped("bench", case.id, "nothing left to compare"))
@@ -303,7 +305,7 @@ def _timer(plan: Plan) -> Timer:
 def _fits(plan: Plan) -> bool:
     """Whether all cases can stay in memory between their rounds. Of the machine's whole memory, not of what
     is free now, so that the visits are the same after a worker was lost."""
-    needed = sum(INPUT_SETS * case.bytes_min for case in plan.cases)
+    needed = sum(case.memory_bytes(INPUT_SETS) for case in plan.cases)
     if plan.device.startswith("cuda"):
         total = int(torch.cuda.get_device_properties(plan.device).total_memory)
     else:

@@ -33,16 +33,25 @@ def implementations(
 ) -> None:
     """List what can be raced here."""
     from cudadent42.build import choose_device
+    from cudadent42.cases import Operation
     from cudadent42.implementations import registry, why_not
 
     device = choose_device(device, offline=False)
-    rows = [(item.name, item.description, why_not(item, device)) for item in registry().values()]
+    rows = [
+        (item.name, item.description, why_not(item, device), operation.value)
+        for operation in Operation
+        for item in registry(operation).values()
+    ]
     if as_json:
-        names = ("name", "description", "unavailable")
+        names = ("name", "description", "unavailable", "operation")
         print_json({"implementations": [dict(zip(names, row, strict=True)) for row in rows]})
         return
-    for name, description, reason in rows:
-        print(f"{name:18}{description}" + (f" (not here: {reason})" if reason else ""))
+    shown = ""
+    for name, description, reason, operation in rows:
+        if operation != shown:
+            print(f"{operation}:")
+            shown = operation
+        print(f"  {name:21}{description}" + (f" (not here: {reason})" if reason else ""))
 
 
 @cache_app.command("list")

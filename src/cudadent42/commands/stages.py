@@ -36,12 +36,21 @@ def preflight(
         bool,
         typer.Option("--fix", help="Mend what safely can be: the cache, packages in the project's .venv."),
     ] = False,
+    emit_shell: Annotated[
+        bool,
+        typer.Option("--emit-shell", help="Print the checks as a POSIX shell script (tools/preflight.sh)."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check that this machine is ready.
 
     Each failure comes with its cause and the command that mends it.
     """
+    if emit_shell:
+        from cudadent42.preflight.shell_form import emit
+
+        print(emit(), end="")
+        return
     from cudadent42.preflight import command
 
     code = command.main(device, fix, as_json)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 _TIMEOUT_S = 20.0
-_LIBCUDA_PLACES = (
+LIBCUDA_PLACES = (
     "/usr/lib/wsl/lib",
     "/usr/local/nvidia/lib64",
     "/usr/lib/x86_64-linux-gnu",
@@ -164,7 +164,7 @@ def count_hardware(root: Path = Path("/")) -> int:
 
 def find_libcuda() -> str | None:
     """A usual folder that holds libcuda.so.1."""
-    return next((place for place in _LIBCUDA_PLACES if Path(place, "libcuda.so.1").exists()), None)
+    return next((place for place in LIBCUDA_PLACES if Path(place, "libcuda.so.1").exists()), None)
 
 
 def _load_libcuda() -> ctypes.CDLL | None:

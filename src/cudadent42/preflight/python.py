@@ -87,6 +87,18 @@ def _os_name() -> str:
         return platform.platform()
 
 
+def _pip(context: Context) -> Finding:
+    """Only Debian and its kin have Pythons without both."""
+    if importlib.util.find_spec("pip") is not None:
+        return Finding(f"{installed_version('pip') or 'of unknown version'}")
+    if importlib.util.find_spec("ensurepip") is not None:
+        return Finding("comes with Python")
+    missing = installed_version(TORCH.name) is None or lacking(context)
+    if not missing:
+        return Finding("none, and nothing is missing", skipped=True)
+    return Finding("neither pip nor ensurepip", "missing")
+
+
 def _packages(context: Context) -> Finding:
     versions = {package.name: installed_version(package.name) for package in PACKAGES}
     facts: dict[str, Fact] = {
@@ -134,10 +146,29 @@ DEFINITIONS = (
         _python,
         (
             Problem(
+                "missing",
+                Status.FAIL,
+                "there is no Python on PATH; 3.10 or newer is needed",
+                "sudo apt-get install python3 python3-venv",
+            ),
+            Problem(
                 "old",
                 Status.FAIL,
                 "Python {version} is too old; 3.10 or newer is needed",
                 "sudo apt-get install python3.11 python3.11-venv",
+            ),
+        ),
+    ),
+    Definition(
+        "pip",
+        "brings the packages",
+        _pip,
+        (
+            Problem(
+                "missing",
+                Status.FAIL,
+                "this Python has neither pip nor ensurepip, so nothing can be installed with it",
+                "tools/bootstrap.sh",
             ),
         ),
     ),

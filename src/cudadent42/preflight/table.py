@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
-from cudadent42.preflight import gpu, host, python, toolchain
+from cudadent42.preflight import gpu, host, network, python, toolchain
 
-DEFINITIONS = (*python.DEFINITIONS, *host.DEFINITIONS, *toolchain.DEFINITIONS, *gpu.DEFINITIONS)
+DEFINITIONS = (
+    *python.DEFINITIONS,
+    *network.DEFINITIONS,
+    *host.DEFINITIONS,
+    *toolchain.DEFINITIONS,
+    *gpu.DEFINITIONS,
+)

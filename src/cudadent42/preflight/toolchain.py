@@ -18,6 +18,7 @@ from flashmoe_science.jit.cache import DIRECTORY_VARIABLE, cache_directory
 from flashmoe_science.jit.host import find_compiler
 
 _VERSION_TIMEOUT_S = 10
+_UNKNOWN = "unknown version"
 
 
 def _compiler(context: Context) -> Finding:
@@ -86,9 +87,37 @@ def _nvcc_version(path: str) -> str:
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
-        return "unknown version"
+        return _UNKNOWN
     found = re.search(r"release (\d+\.\d+)", done.stdout)
-    return found[1] if found else "unknown version"
+    return found[1] if found else _UNKNOWN
+
+
+_CUDA_VERSION = re.compile(r"^#define CUDA_VERSION\s+(\d+)", re.MULTILINE)
+_INCLUDE_VARIABLES = ("CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH")
+
+
+def _cuda_headers(context: Context) -> Finding:
+    """The headers that a compilation would find first, against the compiler: the record's stale headers."""
+    nvcc = shutil.which("nvcc") or find_nvcc()
+    if nvcc is None:
+        return Finding("no CUDA toolkit, and nothing here needs one", skipped=True)
+    header = _first_cuda_header(Path(nvcc).resolve().parent.parent)
+    if header is None:
+        return Finding("nvcc without headers", skipped=True)
+    found = _CUDA_VERSION.search(header.read_text(errors="replace"))
+    number = int(found[1]) if found else 0
+    version, compiler = f"{number // 1000}.{number % 1000 // 10}", _nvcc_version(nvcc)
+    problem = "mismatch" if compiler not in (version, _UNKNOWN) else None
+    values = {"version": version, "compiler": compiler, "header": header}
+    return Finding(f"{version} in {header}", problem, values)
+
+
+def _first_cuda_header(toolkit: Path) -> Path | None:
+    named = [
+        folder for name in _INCLUDE_VARIABLES for folder in os.environ.get(name, "").split(":") if folder
+    ]
+    folders = [*map(Path, named), toolkit / "include", Path("/usr/include")]
+    return next((folder / "cuda.h" for folder in folders if (folder / "cuda.h").is_file()), None)
 
 
 def _cache(context: Context) -> Finding:
@@ -162,6 +191,19 @@ DEFINITIONS = (
                 Status.WARN,
                 "nvcc is installed in {folder} but not on PATH; what compiles with it will not find it",
                 "export PATH={folder}:$PATH",
+            ),
+        ),
+    ),
+    Definition(
+        "cuda-headers",
+        "peers compile against them",
+        _cuda_headers,
+        (
+            Problem(
+                "mismatch",
+                Status.WARN,
+                "{header} is of CUDA {version} and nvcc of {compiler}: what is compiled with both may not load",
+                "unset CPATH CPLUS_INCLUDE_PATH C_INCLUDE_PATH",
             ),
         ),
     ),

@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cudadent42.records import Case, Comparison, ErrorNorms, VerifiedCase
+from cudadent42.cases import Case
+from cudadent42.operations import definition
+from cudadent42.records import Comparison, ErrorNorms, VerifiedCase
 from cudadent42.report import text
 
 RANDOM = "random"
@@ -36,15 +38,9 @@ class CaseRow:
 
     @property
     def shape(self) -> str:
-        """``batch × heads × length × head dim``, with what differs from plain self-attention spelled out."""
-        case = self.case
-        heads = f"{case.num_heads}"
-        if case.num_kv_heads != case.num_heads:
-            heads += f"/{case.num_kv_heads}"
-        length = f"{case.seqlen_q}"
-        if case.seqlen_k != case.seqlen_q:
-            length += f"/{case.seqlen_k}"
-        return f"{case.batch} × {heads} × {length} × {case.head_dim}"
+        """The sizes, as the operation writes them."""
+        shape: str = definition(self.case.operation).shape(self.case)
+        return shape
 
     @property
     def speedup(self) -> float:

@@ -70,9 +70,6 @@ def render(view: View) -> str:
         speedup_key=keys.speedup_key(view),
         blocks=_blocks(view),
         flagged=any(row.comparison and row.comparison.flagged_blocks for row in view.rows),
-        grouped=any(
-            r.case.num_heads != r.case.num_kv_heads or r.case.seqlen_q != r.case.seqlen_k for r in view.rows
-        ),
         groups=[(text.clean(dtype), _group(view, dtype)) for dtype in view.dtypes],
         others=_others(view),
         cards=cards,
@@ -176,7 +173,7 @@ def _group(view: View, dtype: str) -> _Group:
 
 
 def _case(row: CaseRow) -> dict[str, Any]:
-    cells: dict[str, Any] = {"name": row.name, "shape": row.shape, "causal": row.case.causal, "timed": False}
+    cells: dict[str, Any] = {"name": row.name, "shape": row.shape, "timed": False}
     found = row.comparison
     if found is None:
         return {**cells, "reason": row.reason}

@@ -11,7 +11,9 @@ from datetime import datetime
 from enum import Enum
 from functools import cached_property
 
-from cudadent42.records import Case, Check, Comparison, Status, Verdict, VerifiedCase
+from cudadent42.cases import Case
+from cudadent42.operations import definition
+from cudadent42.records import Check, Comparison, Status, Verdict, VerifiedCase
 from cudadent42.report import text
 from cudadent42.report.cases import AFTER_TIMING, RANDOM, CaseRow, shares_of_bound
 from cudadent42.runs import RunFolder, RunStatus
@@ -124,6 +126,13 @@ class View:
     @cached_property
     def timed(self) -> tuple[CaseRow, ...]:
         return tuple(row for row in self.rows if row.comparison)
+
+    @property
+    def shape_legend(self) -> str:
+        """What the numbers of ``CaseRow.shape`` are."""
+        cases = self.run.plan.cases
+        legend: str = definition(cases[0].operation).shape_legend(cases) if cases else ""
+        return legend
 
     @property
     def dtypes(self) -> tuple[str, ...]:

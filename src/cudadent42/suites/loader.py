@@ -6,45 +6,30 @@ that names it, because a misspelt option that is ignored costs a whole run.
 
 from __future__ import annotations
 
-import difflib
-import re
 import sys
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from cudadent42.cases import Case, Operation
 from cudadent42.errors import UsageError
+from cudadent42.operations import definition
+from cudadent42.operations.interface import Definition
 from cudadent42.records import CacheState, TimerKind
+from cudadent42.suites.table import Table, did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-E = TypeVar("E", bound=Enum)
-
 
 class DType(str, Enum):
     FP16 = "fp16"
     BF16 = "bf16"
     FP32 = "fp32"
-
-
-@dataclass(frozen=True)
-class Shape:
-    """One problem of a suite, before it is given a dtype."""
-
-    name: str
-    batch: int
-    num_heads: int
-    num_kv_heads: int
-    seqlen_q: int
-    seqlen_k: int
-    head_dim: int
-    causal: bool
 
 
 @dataclass(frozen=True)
@@ -60,13 +45,18 @@ class Suite:
     """None: what suits the device (`cudadent42.bench.margin`)."""
     timer: TimerKind
     cache: CacheState
-    shapes: tuple[Shape, ...]
+    shapes: tuple[Case, ...]
+    """Each case once, in the first of the dtypes."""
+    cpu_suite: str | None
+    """The suite that a run on CPU takes instead, where this one is too large for it."""
+
+    @property
+    def operation(self) -> Operation:
+        return self.shapes[0].operation
 
 
 MAX_REPEATS = 100_000
 MAX_WARMUP = 10_000
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_MAX_SIZE = 1 << 20
 _SUITE_KEYS = frozenset(
     (
         "name",
@@ -79,11 +69,10 @@ _SUITE_KEYS = frozenset(
         "margin",
         "timer",
         "l2",
+        "operation",
+        "cpu_suite",
         "case",
     )
-)
-_CASE_KEYS = frozenset(
-    ("name", "batch", "num_heads", "num_kv_heads", "seqlen", "seqlen_q", "seqlen_k", "head_dim", "causal")
 )
 
 
@@ -122,26 +111,31 @@ def parse_suite(text: str, where: str) -> Suite:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{where} is not valid TOML: {error}") from error
-    table = _Table(document, where)
+    table = Table(document, where)
     table.check_keys(_SUITE_KEYS)
+    chosen = definition(table.choice("operation", Operation.ATTENTION))
+    dtypes = tuple(parse_dtype(item, where) for item in table.strings("dtypes", ["fp16", "bf16"]))
+    _check_unique([dtype.value for dtype in dtypes], "dtype", where)
     cases = table.value("case", list, "a list of cases, each beginning with [[case]]")
     if not cases:
         raise UsageError(f"{where}: expected at least one [[case]]")
     suite = Suite(
         name=table.name("name"),
         description=table.value("description", str, "text", ""),
-        dtypes=tuple(parse_dtype(item, where) for item in table.strings("dtypes", ["fp16", "bf16"])),
-        baseline=table.value("baseline", str, "the name of an implementation", "pytorch"),
-        implementations=tuple(table.strings("implementations", ["pytorch", "cudadent42"])),
+        dtypes=dtypes,
+        baseline=table.value("baseline", str, "the name of an implementation", chosen.baseline),
+        implementations=tuple(table.strings("implementations", [chosen.baseline, "cudadent42"])),
         repeats=table.integer("repeats", 1, MAX_REPEATS, 25),
         warmup=table.integer("warmup", 0, MAX_WARMUP, 3),
         margin=table.fraction("margin"),
         timer=table.choice("timer", TimerKind.CALL),
         cache=table.choice("l2", CacheState.WARM),
-        shapes=tuple(_parse_shape(item, f"{where}, case {i + 1}") for i, item in enumerate(cases)),
+        shapes=tuple(
+            _parse_shape(item, f"{where}, case {i + 1}", chosen, dtypes[0]) for i, item in enumerate(cases)
+        ),
+        cpu_suite=table.name("cpu_suite") if table.has("cpu_suite") else None,
     )
     _check_unique([shape.name for shape in suite.shapes], "case", where)
-    _check_unique([dtype.value for dtype in suite.dtypes], "dtype", where)
     _check_unique(list(suite.implementations), "implementation", where)
     return suite
 
@@ -156,40 +150,14 @@ def parse_dtype(text: str, where: str) -> DType:
         ) from None
 
 
-def did_you_mean(word: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
-
-
-def _parse_shape(item: object, where: str) -> Shape:
+def _parse_shape(item: object, where: str, chosen: Definition[Any, Any], dtype: DType) -> Case:
     if not isinstance(item, dict):
         raise UsageError(f"{where}: expected a table, found {item!r}")
-    table = _Table(item, where)
-    name = table.name("name")
-    table = _Table(item, f"{where} ({name})")
-    table.check_keys(_CASE_KEYS)
-    if "seqlen" in item and ("seqlen_q" in item or "seqlen_k" in item):
-        raise UsageError(f"{table.where}: give either seqlen or seqlen_q and seqlen_k, not both")
-    both = table.integer("seqlen", 1, _MAX_SIZE, None) if "seqlen" in item else None
-    num_heads = table.integer("num_heads", 1, _MAX_SIZE, None)
-    num_kv_heads = table.integer("num_kv_heads", 1, _MAX_SIZE, num_heads)
-    if num_heads % num_kv_heads:
-        raise UsageError(
-            f"{table.where}: num_heads = {num_heads} is not a multiple of num_kv_heads = {num_kv_heads}"
-        )
-    head_dim = table.integer("head_dim", 8, 512, None)
-    if head_dim % 8:
-        raise UsageError(f"{table.where}: head_dim = {head_dim}; expected a multiple of 8")
-    return Shape(
-        name=name,
-        batch=table.integer("batch", 1, _MAX_SIZE, None),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        seqlen_q=table.integer("seqlen_q", 1, _MAX_SIZE, both),
-        seqlen_k=table.integer("seqlen_k", 1, _MAX_SIZE, both),
-        head_dim=head_dim,
-        causal=table.value("causal", bool, "true or false", False),
-    )
+    name = Table(item, where).name("name")
+    table = Table(item, f"{where} ({name})")
+    table.check_keys({"name", *chosen.case_keys})
+    case: Case = chosen.parse_case(table, name, dtype.value)
+    return case
 
 
 def _check_unique(names: list[str], kind: str, where: str) -> None:
@@ -198,65 +166,3 @@ def _check_unique(names: list[str], kind: str, where: str) -> None:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UsageError(f"{where}: the {kind} {twice!r} is given twice")
-
-
-class _Table:
-    """Typed access to one TOML table, with errors that say where and what."""
-
-    def __init__(self, values: Mapping[str, Any], where: str) -> None:
-        self._values = values
-        self.where = where
-
-    def check_keys(self, known: Collection[str]) -> None:
-        for key in self._values:
-            if key not in known:
-                near = did_you_mean(key, known)
-                raise UsageError(
-                    f"{self.where}: unknown key {key!r}; known are {', '.join(sorted(known))}{near}"
-                )
-
-    def value(self, key: str, kind: type, expected: str, default: Any = None) -> Any:
-        """The value under ``key``, of type ``kind``; a default of None makes the key required."""
-        found = self._values.get(key, default)
-        if found is None:
-            raise UsageError(f"{self.where}: the key {key!r} is missing; expected {expected}")
-        if type(found) is not kind:
-            raise UsageError(f"{self.where}: {key} = {found!r}; expected {expected}")
-        return found
-
-    def integer(self, key: str, low: int, high: int, default: int | None) -> int:
-        expected = f"a whole number from {low} to {high}"
-        found: int = self.value(key, int, expected, default)
-        if not low <= found <= high:
-            raise UsageError(f"{self.where}: {key} = {found}; expected {expected}")
-        return found
-
-    def fraction(self, key: str) -> float | None:
-        if key not in self._values:
-            return None
-        found = self._values[key]
-        if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 <= found < 1:
-            raise UsageError(f"{self.where}: {key} = {found!r}; expected a number from 0 to below 1")
-        return float(found)
-
-    def choice(self, key: str, default: E) -> E:
-        """One of the words of the enumeration that ``default`` belongs to."""
-        kind = type(default)
-        found = self._values.get(key, default.value)
-        words = [member.value for member in kind]
-        if found not in words:
-            raise UsageError(f"{self.where}: {key} = {found!r}; expected {' or '.join(words)}")
-        return kind(found)
-
-    def name(self, key: str) -> str:
-        expected = "a name of letters, digits, dots, dashes and underscores, 64 at most"
-        found: str = self.value(key, str, expected)
-        if not _NAME.fullmatch(found):
-            raise UsageError(f"{self.where}: {key} = {found!r}; expected {expected}")
-        return found
-
-    def strings(self, key: str, default: list[str]) -> list[str]:
-        found = self.value(key, list, "a list of names", default)
-        if not all(isinstance(item, str) for item in found):
-            raise UsageError(f"{self.where}: {key} = {found!r}; expected a list of names")
-        return list(found)

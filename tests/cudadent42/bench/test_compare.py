@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from cudadent42.bench.compare import compare
-from cudadent42.records import Case, Plan, Sample, Verdict
+from cudadent42.cases import AttentionCase
+from cudadent42.records import Plan, Sample, Verdict
 
-CASES = tuple(Case(name, "bf16", 1, 1, 1, 64, 64, 64) for name in ("a", "b"))
+CASES = tuple(AttentionCase(name, "bf16", 1, 1, 1, 64, 64, 64) for name in ("a", "b"))
 BLOCKS = 25
 
 

@@ -16,7 +16,8 @@ from cudadent42.bench.cuda_timers import (
 from cudadent42.bench.flush import cache_bytes, flush_for
 from cudadent42.bench.gpu_state import open_gpu_state
 from cudadent42.bench.memory import memory_mb
-from cudadent42.records import CacheState, Case, Plan
+from cudadent42.cases import AttentionCase
+from cudadent42.records import CacheState, Plan
 
 DEVICE = "cuda:0"
 
@@ -59,7 +60,7 @@ class TestOnGpu:
         assert graph.latency_ms == pytest.approx(event.latency_ms, rel=0.2)
 
     def test_cold_reads_take_longer(self) -> None:
-        case = Case("c", "bf16", 1, 1, 1, 8, 8, 64)
+        case = AttentionCase("c", "bf16", 1, 1, 1, 8, 8, 64)
         plan = Plan("t", DEVICE, (case,), "pytorch", ("pytorch",), 1, 0, 0, cache=CacheState.COLD)
         call = Doubler(cache_bytes(DEVICE) // 4 // 4, 1.0)
         warm = CudaGraphTimer(DEVICE, None).calibrate([call])()

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from cudadent42 import runs
+from cudadent42.cases import AttentionCase
 from cudadent42.records import (
     BuildReport,
-    Case,
     Check,
     Comparison,
     ErrorNorms,
@@ -142,11 +142,11 @@ def make_run(path: Path, kind: Recipe42 = Recipe42()) -> RunFolder:
     )
 
 
-def _cases(kind: Recipe42) -> list[Case]:
+def _cases(kind: Recipe42) -> list[AttentionCase]:
     shapes = [(*SHAPES[i % len(SHAPES)],) for i in range(len(kind.names) or len(SHAPES))]
     names = kind.names or tuple(shape[0] for shape in SHAPES)
     return [
-        Case(name, dtype, batch, heads, heads, length, length, dim, causal)
+        AttentionCase(name, dtype, batch, heads, heads, length, length, dim, causal)
         for dtype in kind.dtypes
         for name, (_, batch, heads, length, dim, causal) in zip(names, shapes, strict=True)
     ]
@@ -161,7 +161,7 @@ def _verdict(low: float, high: float, margin: float = 0.01) -> Verdict:
 
 
 def _comparison(
-    case: Case, name: str, baseline: str, speedup: float, median: float, base: float, blocks: int
+    case: AttentionCase, name: str, baseline: str, speedup: float, median: float, base: float, blocks: int
 ) -> Comparison:
     low, high = speedup * 0.994, speedup * 1.005
     return Comparison(
@@ -169,7 +169,9 @@ def _comparison(
     )
 
 
-def _verified(cases: tuple[Case, ...], names: list[str], generator: random.Random) -> list[VerifiedCase]:
+def _verified(
+    cases: tuple[AttentionCase, ...], names: list[str], generator: random.Random
+) -> list[VerifiedCase]:
     found = []
     for name in names:
         for case in cases:

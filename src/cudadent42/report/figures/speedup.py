@@ -274,9 +274,8 @@ def _other(
 
 
 def _tip(row: CaseRow, comparison: Comparison) -> str:
-    causal = " causal" if row.case.causal else ""
     return text.clean(
-        f"{row.name} {row.case.dtype}, {row.shape}{causal}: {text.implementation(comparison.implementation)} "
+        f"{row.name} {row.case.dtype}, {row.shape}: {text.implementation(comparison.implementation)} "
         f"{text.ratio(comparison.speedup)} ({text.interval(comparison.ci_low, comparison.ci_high)}), "
         f"{comparison.verdict.value}; {text.latency(comparison.latency_ms)} against "
         f"{text.latency(comparison.baseline_latency_ms)}"

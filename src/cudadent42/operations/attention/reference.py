@@ -1,4 +1,4 @@
-"""Attention in float64, and how far a result lies from it."""
+"""Attention in float64."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from cudadent42.inputs import Inputs
-from cudadent42.records import ErrorNorms
+from cudadent42.operations.attention.inputs import AttentionInputs
 
 _CHUNK_SCORES = {"cpu": 1 << 21, "cuda": 1 << 27}
 """Scores held at a time: 16 MB on CPU, where they should stay in cache; 1 GB on a GPU."""
-
-_ROW_FLOOR = 1e-3
-"""Rows whose RMS is below this share of the whole result's are measured against that instead of their own."""
 
 
 def _nothing() -> None:
     return
 
 
-def attention_float64(inputs: Inputs, causal: bool, on_chunk: Callable[[], None] = _nothing) -> Tensor:
+def attention_float64(
+    inputs: AttentionInputs, causal: bool, on_chunk: Callable[[], None] = _nothing
+) -> Tensor:
     """softmax(scale * Q K^T) V in float64, (batch, heads, seqlen_q, head_dim).
 
     Causal masks align bottom-right; a row with no key gives zeros. Computed by head and by chunks of rows,
@@ -65,28 +63,3 @@ def _weighted(weights: Tensor, values: Tensor) -> Tensor:
         weight = weights[:, index, None]
         result += torch.where(weight == 0, 0.0, weight * values[index])
     return result
-
-
-def error_norms(result: Tensor, reference: Tensor) -> ErrorNorms:
-    """Largest, RMS and worst row's error over the elements where the reference and the result are finite.
-
-    ``max`` and ``rms`` are relative to the reference's RMS, ``worst_row`` to each row's own.
-    """
-    judged = torch.isfinite(reference) & torch.isfinite(result)
-    if not bool(judged.any()):
-        return ErrorNorms(0.0, 0.0, 0.0)
-    error = torch.where(judged, result.double() - reference, 0.0)
-    exact = torch.where(judged, reference, 0.0)
-    count = judged.sum(dim=-1).clamp(min=1)
-    rms = float((exact.square().sum() / judged.sum()).sqrt())
-    if rms == 0.0:
-        largest = float(error.abs().max())
-        worst = 0.0 if largest == 0.0 else torch.inf
-        return ErrorNorms(worst, worst, worst)
-    row_rms = (exact.square().sum(dim=-1) / count).sqrt().clamp(min=_ROW_FLOOR * rms)
-    row_error = (error.square().sum(dim=-1) / count).sqrt()
-    return ErrorNorms(
-        max=float(error.abs().max()) / rms,
-        rms=float((error.square().sum() / judged.sum()).sqrt()) / rms,
-        worst_row=float((row_error / row_rms).max()),
-    )

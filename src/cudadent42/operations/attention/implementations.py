@@ -1,27 +1,27 @@
-"""The implementations that come with the lab. Nothing is imported before it is asked for."""
+"""The implementations of attention that come with the lab. Nothing is imported before it is asked for."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from cudadent42.cases import AttentionCase
 from cudadent42.implementations import Call, Implementation, UnsupportedCaseError
-from cudadent42.records import Case
+from cudadent42.peers import needs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from cudadent42.inputs import Inputs
+    from cudadent42.operations.attention.inputs import AttentionInputs
 
 
 # ---------------------------------------------------------------- PyTorch
 
 
-def prepare_sdpa(case: Case, inputs: Inputs) -> Call:
+def prepare_sdpa(case: AttentionCase, inputs: AttentionInputs) -> Call:
     """PyTorch's SDPA with this project's conventions.
 
     ``is_causal`` aligns top-left, which equals bottom-right only for equal lengths. Fewer queries than keys
@@ -64,7 +64,7 @@ def _sdpa_backend(name: str, backend: str, devices: tuple[str, ...]) -> Implemen
 # ---------------------------------------------------------------- this project's kernels
 
 
-def _prepare_ours(case: Case, inputs: Inputs) -> Call:
+def _prepare_ours(case: AttentionCase, inputs: AttentionInputs) -> Call:
     attention = importlib.import_module("flashmoe_science").flash_attention
     return partial(
         attention,
@@ -79,25 +79,12 @@ def _prepare_ours(case: Case, inputs: Inputs) -> Call:
 # ---------------------------------------------------------------- peers, never a dependency
 
 
-def _needs(module: str, package: str) -> Callable[[str], str | None]:
-    def unavailable(device: str) -> str | None:
-        try:
-            importlib.import_module(module)
-        except Exception as error:  # noqa: BLE001 - a broken binary package may raise anything on import
-            if isinstance(error, ModuleNotFoundError) and error.name and module.startswith(error.name):
-                return f"{module} is not installed; pip install {package}"
-            return f"importing {module} failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        return None
-
-    return unavailable
-
-
-def _sequence_first(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+def _sequence_first(inputs: AttentionInputs) -> tuple[Tensor, Tensor, Tensor]:
     """Views as (batch, seq, heads, head_dim), the layout of the peers."""
     return inputs.query.transpose(1, 2), inputs.key.transpose(1, 2), inputs.value.transpose(1, 2)
 
 
-def _prepare_flash_attn(module: str, case: Case, inputs: Inputs) -> Call:
+def _prepare_flash_attn(module: str, case: AttentionCase, inputs: AttentionInputs) -> Call:
     """FlashAttention-2, -3 and -4 share this signature; the later ones return (output, lse)."""
     function = importlib.import_module(module).flash_attn_func
     query, key, value = _sequence_first(inputs)
@@ -111,7 +98,7 @@ def _prepare_flash_attn(module: str, case: Case, inputs: Inputs) -> Call:
     return call
 
 
-def _prepare_flashinfer(case: Case, inputs: Inputs) -> Call:
+def _prepare_flashinfer(case: AttentionCase, inputs: AttentionInputs) -> Call:
     """The ragged prefill wrapper over the flattened batch; planning happens once, as in a server's step."""
     import torch
 
@@ -147,7 +134,7 @@ def _prepare_flashinfer(case: Case, inputs: Inputs) -> Call:
     return call
 
 
-def _prepare_xformers(case: Case, inputs: Inputs) -> Call:
+def _prepare_xformers(case: AttentionCase, inputs: AttentionInputs) -> Call:
     ops = importlib.import_module("xformers.ops")
     if case.num_heads != case.num_kv_heads:
         raise UnsupportedCaseError("xformers is raced with equal head counts only")
@@ -163,9 +150,13 @@ def _prepare_xformers(case: Case, inputs: Inputs) -> Call:
 
 
 def _peer(
-    name: str, module: str, package: str, description: str, prepare: Callable[[Case, Inputs], Call]
+    name: str,
+    module: str,
+    package: str,
+    description: str,
+    prepare: Callable[[AttentionCase, AttentionInputs], Call],
 ) -> Implementation:
-    unavailable = _needs(module, package)
+    unavailable = needs(module, package)
     return Implementation(name, description, ("cuda",), prepare, unavailable, strict=False)
 
 

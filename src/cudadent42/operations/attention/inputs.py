@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from cudadent42.records import Case
+from cudadent42.cases import AttentionCase
+from cudadent42.dtypes import DTYPES
+from cudadent42.operations.interface import HardInput
 from cudadent42.seeds import derived_seed
 
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+MOST_HARD_SCORES = {"cpu": 1 << 20, "cuda": 1 << 31}
+"""Largest shape for adversarial values at a timed shape. Its float64 reference takes milliseconds on CPU,
+and up to a second on a GPU with slow float64."""
 
 
 @dataclass(frozen=True)
-class Inputs:
+class AttentionInputs:
     """query (batch, heads, seqlen_q, head_dim); key, value (batch, kv_heads, seqlen_k, head_dim)."""
 
     query: Tensor
@@ -25,12 +30,29 @@ class Inputs:
     """None: 1/sqrt(head_dim)."""
 
     @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.query, self.key, self.value
+
+    @property
+    def result_like(self) -> Tensor:
+        return self.query
+
+    @property
+    def buffer_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return (tuple(self.query.shape),)
+
+    @property
     def scale(self) -> float:
         head_dim = self.query.shape[-1]
         return float(head_dim) ** -0.5 if self.softmax_scale is None else self.softmax_scale
 
 
-def random_inputs(case: Case, seed: int, index: int, device: str) -> Inputs:
+def input_sets(case: AttentionCase, seed: int, count: int, device: str) -> list[AttentionInputs]:
+    """``count`` independent sets."""
+    return [random_inputs(case, seed, index, device) for index in range(count)]
+
+
+def random_inputs(case: AttentionCase, seed: int, index: int, device: str) -> AttentionInputs:
     """Standard normal values, rounded to the case's dtype. ``index`` numbers the sets of one case."""
     generator = torch.Generator(device=device).manual_seed(derived_seed(seed, case.id, index))
 
@@ -38,7 +60,7 @@ def random_inputs(case: Case, seed: int, index: int, device: str) -> Inputs:
         shape = (case.batch, heads, seqlen, case.head_dim)
         return torch.randn(shape, generator=generator, device=device).to(DTYPES[case.dtype])
 
-    return Inputs(
+    return AttentionInputs(
         normal(case.num_heads, case.seqlen_q),
         normal(case.num_kv_heads, case.seqlen_k),
         normal(case.num_kv_heads, case.seqlen_k),
@@ -47,17 +69,7 @@ def random_inputs(case: Case, seed: int, index: int, device: str) -> Inputs:
 
 # ---------------------------------------------------------------- inputs that are hard to get right
 
-
-@dataclass(frozen=True)
-class HardInput:
-    """One adversarial input: a small case and how its random values are changed."""
-
-    kind: str
-    case: Case
-    change: Callable[[Inputs], Inputs]
-
-    def make(self, seed: int, device: str) -> Inputs:
-        return self.change(random_inputs(self.case, seed, 0, device))
+Change = Callable[[AttentionInputs], AttentionInputs]
 
 
 def hard_inputs(dtype: str) -> tuple[HardInput, ...]:
@@ -65,15 +77,15 @@ def hard_inputs(dtype: str) -> tuple[HardInput, ...]:
 
     def hard(
         kind: str,
-        change: Callable[[Inputs], Inputs] = _unchanged,
+        change: Change = _unchanged,
         *,
         heads: tuple[int, int] = (2, 2),
         seqlens: tuple[int, int] = (200, 200),
         head_dim: int = 64,
         causal: bool = False,
     ) -> HardInput:
-        case = Case(kind, dtype, 2, heads[0], heads[1], seqlens[0], seqlens[1], head_dim, causal)
-        return HardInput(kind, case, change)
+        case = AttentionCase(kind, dtype, 2, heads[0], heads[1], seqlens[0], seqlens[1], head_dim, causal)
+        return _hard_input(kind, case, change)
 
     return (
         hard("large_logits", _large_logits),
@@ -102,12 +114,13 @@ def hard_inputs(dtype: str) -> tuple[HardInput, ...]:
     )
 
 
-def hard_cases(cases: Sequence[Case], most_scores: int) -> tuple[HardInput, ...]:
+def hard_cases(cases: Sequence[AttentionCase], device: str) -> tuple[HardInput, ...]:
     """Hard values at shapes that will be timed: a small shape may be served by another kernel.
 
-    For each dtype, head_dim, mask and head grouping the largest case of up to ``most_scores`` scores.
+    For each dtype, head_dim, mask and head grouping the largest case of up to ``MOST_HARD_SCORES`` scores.
     """
-    largest: dict[tuple[object, ...], Case] = {}
+    most_scores = MOST_HARD_SCORES[device.partition(":")[0]]
+    largest: dict[tuple[object, ...], AttentionCase] = {}
     for case in sorted(cases, key=lambda case: case.scores):
         if 0 < case.scores <= most_scores:
             group = (case.dtype, case.head_dim, case.causal, case.num_heads == case.num_kv_heads)
@@ -121,84 +134,92 @@ def hard_cases(cases: Sequence[Case], most_scores: int) -> tuple[HardInput, ...]
         "nan_key": _nan_key,
     }
     return tuple(
-        HardInput(kind, replace(case, name=f"{kind}@{case.name}"), change)
+        _hard_input(kind, replace(case, name=f"{kind}@{case.name}"), change)
         for case in largest.values()
         for kind, change in changes.items()
     )
 
 
-def _unchanged(inputs: Inputs) -> Inputs:
+def _hard_input(kind: str, case: AttentionCase, change: Change) -> HardInput:
+    return HardInput(kind, case, partial(_changed, case, change))
+
+
+def _changed(case: AttentionCase, change: Change, seed: int, device: str) -> AttentionInputs:
+    return change(random_inputs(case, seed, 0, device))
+
+
+def _unchanged(inputs: AttentionInputs) -> AttentionInputs:
     return inputs
 
 
-def _large_logits(inputs: Inputs) -> Inputs:
+def _large_logits(inputs: AttentionInputs) -> AttentionInputs:
     """Scores in the hundreds: exp overflows unless the maximum is taken off first."""
-    return Inputs(inputs.query * 16, inputs.key * 8, inputs.value)
+    return AttentionInputs(inputs.query * 16, inputs.key * 8, inputs.value)
 
 
-def _dominant_key(inputs: Inputs) -> Inputs:
+def _dominant_key(inputs: AttentionInputs) -> AttentionInputs:
     """One key, late in the sequence, takes nearly all of the weight of every query."""
     query, key = inputs.query.abs(), inputs.key.clone()
     key[:, :, -min(3, key.shape[2])] = 4.0
-    return Inputs(query, key, inputs.value)
+    return AttentionInputs(query, key, inputs.value)
 
 
-def _equal_rows(inputs: Inputs) -> Inputs:
+def _equal_rows(inputs: AttentionInputs) -> AttentionInputs:
     """Every score equal: the result is the mean of the values."""
     query = inputs.query[:, :, :1].expand_as(inputs.query).contiguous()
     key = inputs.key[:, :, :1].expand_as(inputs.key).contiguous()
-    return Inputs(query, key, inputs.value)
+    return AttentionInputs(query, key, inputs.value)
 
 
-def _rising_maximum(inputs: Inputs) -> Inputs:
+def _rising_maximum(inputs: AttentionInputs) -> AttentionInputs:
     """Scores grow along the keys, so an online softmax must rescale in every block."""
     steps = torch.linspace(0.0, 4.0, inputs.key.shape[2], device=inputs.key.device)
     key = inputs.key * 0.1 + steps[:, None].to(inputs.key.dtype)
-    return Inputs(inputs.query.abs(), key, inputs.value)
+    return AttentionInputs(inputs.query.abs(), key, inputs.value)
 
 
-def _negative_scale(inputs: Inputs) -> Inputs:
-    return Inputs(inputs.query, inputs.key, inputs.value, softmax_scale=-0.25)
+def _negative_scale(inputs: AttentionInputs) -> AttentionInputs:
+    return AttentionInputs(inputs.query, inputs.key, inputs.value, softmax_scale=-0.25)
 
 
-def _transposed(inputs: Inputs) -> Inputs:
+def _transposed(inputs: AttentionInputs) -> AttentionInputs:
     """The same values laid out as (batch, seq, heads, head_dim) in memory."""
 
     def relaid(tensor: Tensor) -> Tensor:
         return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
-    return Inputs(relaid(inputs.query), relaid(inputs.key), relaid(inputs.value))
+    return AttentionInputs(relaid(inputs.query), relaid(inputs.key), relaid(inputs.value))
 
 
-def _nan_query(inputs: Inputs) -> Inputs:
+def _nan_query(inputs: AttentionInputs) -> AttentionInputs:
     """One row of the result is NaN, no other."""
     query = inputs.query.clone()
     query[0, 0, min(17, query.shape[2] - 1)] = float("nan")
-    return Inputs(query, inputs.key, inputs.value)
+    return AttentionInputs(query, inputs.key, inputs.value)
 
 
-def _nan_key(inputs: Inputs) -> Inputs:
+def _nan_key(inputs: AttentionInputs) -> AttentionInputs:
     """Under a causal mask: NaN in the rows that see the key, none in those that do not."""
     key = inputs.key.clone()
     key[0, 0, min(90, key.shape[2] - 1)] = float("nan")
-    return Inputs(inputs.query, key, inputs.value)
+    return AttentionInputs(inputs.query, key, inputs.value)
 
 
-def _nan_value(inputs: Inputs) -> Inputs:
+def _nan_value(inputs: AttentionInputs) -> AttentionInputs:
     """One column of one head is NaN."""
     value = inputs.value.clone()
     value[0, 1, 90, 5] = float("nan")
-    return Inputs(inputs.query, inputs.key, value)
+    return AttentionInputs(inputs.query, inputs.key, value)
 
 
-def _inf_key(inputs: Inputs) -> Inputs:
+def _inf_key(inputs: AttentionInputs) -> AttentionInputs:
     """Queries with a negative first entry give the key no weight, the others give NaN."""
     key = inputs.key.clone()
     key[0, 0, 90, 0] = float("inf")
-    return Inputs(inputs.query, key, inputs.value)
+    return AttentionInputs(inputs.query, key, inputs.value)
 
 
-def _inf_value(inputs: Inputs) -> Inputs:
+def _inf_value(inputs: AttentionInputs) -> AttentionInputs:
     value = inputs.value.clone()
     value[0, 1, 90, 5] = float("-inf")
-    return Inputs(inputs.query, inputs.key, value)
+    return AttentionInputs(inputs.query, inputs.key, value)

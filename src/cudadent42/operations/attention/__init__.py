@@ -1,0 +1,152 @@
+"""Attention, as the lab sees it. Nothing here imports torch before it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cudadent42.cases import AttentionCase, Operation
+from cudadent42.errors import UsageError
+from cudadent42.operations.interface import Definition, Numerics
+from cudadent42.suites.table import MAX_SIZE, Table
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cudadent42.implementations import Call, Implementation
+    from cudadent42.operations.attention.inputs import AttentionInputs
+    from flashmoe_science.jit.nvrtc import CudaKernel
+
+_ELEMENT_BF16 = {"bf16": 1, "fp16": 0}
+"""The CUDA kernels' macro for the dtypes that they take."""
+
+
+def _parse_case(table: Table, name: str, dtype: str) -> AttentionCase:
+    if table.has("seqlen") and (table.has("seqlen_q") or table.has("seqlen_k")):
+        raise UsageError(f"{table.where}: give either seqlen or seqlen_q and seqlen_k, not both")
+    both = table.integer("seqlen", 1, MAX_SIZE, None) if table.has("seqlen") else None
+    num_heads = table.integer("num_heads", 1, MAX_SIZE, None)
+    num_kv_heads = table.integer("num_kv_heads", 1, MAX_SIZE, num_heads)
+    if num_heads % num_kv_heads:
+        raise UsageError(
+            f"{table.where}: num_heads = {num_heads} is not a multiple of num_kv_heads = {num_kv_heads}"
+        )
+    head_dim = table.integer("head_dim", 8, 512, None)
+    if head_dim % 8:
+        raise UsageError(f"{table.where}: head_dim = {head_dim}; expected a multiple of 8")
+    return AttentionCase(
+        name=name,
+        dtype=dtype,
+        batch=table.integer("batch", 1, MAX_SIZE, None),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        seqlen_q=table.integer("seqlen_q", 1, MAX_SIZE, both),
+        seqlen_k=table.integer("seqlen_k", 1, MAX_SIZE, both),
+        head_dim=head_dim,
+        causal=table.value("causal", bool, "true or false", False),
+    )
+
+
+def _cells(case: AttentionCase) -> Mapping[str, object]:
+    return {
+        "batch_size": case.batch,
+        "seq_len": case.seqlen_q,
+        "hidden_dim": case.head_dim,
+        "num_heads": case.num_heads,
+        "causal": str(case.causal).lower(),
+        "head_dim": case.head_dim,
+        "seqlen_k": case.seqlen_k,
+        "num_kv_heads": case.num_kv_heads,
+    }
+
+
+def _shape(case: AttentionCase) -> str:
+    """``batch × heads × length × head dim``, with what differs from plain self-attention spelled out."""
+    heads = f"{case.num_heads}"
+    if case.num_kv_heads != case.num_heads:
+        heads += f"/{case.num_kv_heads}"
+    length = f"{case.seqlen_q}"
+    if case.seqlen_k != case.seqlen_q:
+        length += f"/{case.seqlen_k}"
+    return f"{case.batch} × {heads} × {length} × {case.head_dim}" + (" causal" if case.causal else "")
+
+
+def _shape_legend(cases: Sequence[AttentionCase]) -> str:
+    grouped = any(c.num_heads != c.num_kv_heads or c.seqlen_q != c.seqlen_k for c in cases)
+    return "batch × heads × length × head dim" + ("; query/key where they differ" if grouped else "")
+
+
+def _implementations() -> tuple[Implementation, ...]:
+    from cudadent42.operations.attention.implementations import ALL
+
+    return ALL
+
+
+def _plug_in(function: Callable[..., Any]) -> Callable[[AttentionCase, AttentionInputs], Call]:
+    """Called as ``function(query, key, value, *, causal, softmax_scale)``."""
+
+    def prepare(case: AttentionCase, inputs: AttentionInputs) -> Call:
+        query, key, value, scale = inputs.query, inputs.key, inputs.value, inputs.softmax_scale
+        causal = case.causal
+
+        def call() -> Tensor:
+            result: Tensor = function(query, key, value, causal=causal, softmax_scale=scale)
+            return result
+
+        return call
+
+    return prepare
+
+
+def _cuda_kernels(architectures: Sequence[str]) -> list[CudaKernel]:
+    from flashmoe_science import cuda
+
+    return cuda.kernels(architectures)
+
+
+def _needed(kernels: Sequence[CudaKernel], cases: Sequence[AttentionCase]) -> list[CudaKernel]:
+    """Those of a case's dtype and of the smallest compiled head dim that holds it, per kernel."""
+    compiled: dict[str, set[int]] = {}
+    for kernel in kernels:
+        compiled.setdefault(kernel.function, set()).add(kernel.macros["HEAD_DIM"])
+    found = set()
+    for case in cases:
+        for function, head_dims in compiled.items():
+            fitting = [size for size in head_dims if size >= case.head_dim]
+            if fitting and case.dtype in _ELEMENT_BF16:
+                found.add((function, min(fitting), _ELEMENT_BF16[case.dtype]))
+    return [
+        kernel
+        for kernel in kernels
+        if (kernel.function, kernel.macros["HEAD_DIM"], kernel.macros["ELEMENT_BF16"]) in found
+    ]
+
+
+def _numerics() -> Numerics[AttentionCase, AttentionInputs]:
+    from cudadent42.operations.attention.numerics import NUMERICS
+
+    return NUMERICS
+
+
+ATTENTION = Definition(
+    operation=Operation.ATTENTION,
+    baseline="pytorch",
+    case_keys=frozenset(
+        ("batch", "num_heads", "num_kv_heads", "seqlen", "seqlen_q", "seqlen_k", "head_dim", "causal")
+    ),
+    parse_case=_parse_case,
+    columns=(
+        *("implementation", "dtype", "batch_size", "seq_len", "hidden_dim", "num_heads", "latency_ms"),
+        *("throughput_tokens_per_sec", "memory_mb", "case", "causal", "head_dim", "block", "seed"),
+        *("seqlen_k", "num_kv_heads", "position", "inner", "timestamp_s", "flags"),
+    ),
+    cells=_cells,
+    shape=_shape,
+    shape_legend=_shape_legend,
+    implementations=_implementations,
+    plug_in=_plug_in,
+    cpu_kernels=("attention_forward", "peaks"),
+    cuda_kernels=_cuda_kernels,
+    needed=_needed,
+    numerics=_numerics,
+)

@@ -1,0 +1,129 @@
+"""The mixture-of-experts forward, as the lab sees it. Nothing here imports torch before it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cudadent42.cases import MoeCase, Operation
+from cudadent42.errors import UsageError
+from cudadent42.operations.interface import Definition, Numerics
+from cudadent42.suites.table import MAX_SIZE, Table, did_you_mean
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cudadent42.implementations import Call, Implementation
+    from cudadent42.operations.moe.inputs import MoeInputs
+    from flashmoe_science.jit.nvrtc import CudaKernel
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "silu_no_mul", "gelu_no_mul", "relu2_no_mul")
+"""The values of ``flashmoe_science.moe_arguments.Activation``, whose module imports torch."""
+
+_SIZE_STEP = 16
+_ELEMENT_BF16 = {"bf16": 1, "fp16": 0}
+"""The CUDA kernels' macro for the dtypes that they take."""
+
+
+def _parse_case(table: Table, name: str, dtype: str) -> MoeCase:
+    sizes = {key: table.integer(key, _SIZE_STEP, MAX_SIZE, None) for key in ("hidden", "intermediate")}
+    for key, size in sizes.items():
+        if size % _SIZE_STEP:
+            raise UsageError(f"{table.where}: {key} = {size}; expected a multiple of {_SIZE_STEP}")
+    experts = table.integer("experts", 1, MAX_SIZE, None)
+    activation: str = table.value("activation", str, "the name of an activation", "silu")
+    if activation not in ACTIVATIONS:
+        raise UsageError(
+            f"{table.where}: unknown activation {activation!r}; known are {', '.join(ACTIVATIONS)}"
+            + did_you_mean(activation, ACTIVATIONS)
+        )
+    return MoeCase(
+        name=name,
+        dtype=dtype,
+        tokens=table.integer("tokens", 1, MAX_SIZE, None),
+        hidden=sizes["hidden"],
+        intermediate=sizes["intermediate"],
+        experts=experts,
+        top_k=table.integer("top_k", 1, experts, None),
+        activation=activation,
+    )
+
+
+def _cells(case: MoeCase) -> Mapping[str, object]:
+    return {
+        "batch_size": 1,
+        "seq_len": case.tokens,
+        "hidden_dim": case.hidden,
+        "num_heads": case.experts,
+        "intermediate_dim": case.intermediate,
+        "top_k": case.top_k,
+        "activation": case.activation,
+    }
+
+
+def _shape(case: MoeCase) -> str:
+    sizes = f"{case.tokens} × {case.hidden} × {case.intermediate}, {case.top_k} of {case.experts}"
+    return sizes + (f" {case.activation}" if case.activation != "silu" else "")
+
+
+def _shape_legend(cases: Sequence[MoeCase]) -> str:
+    return "tokens × hidden × intermediate, chosen of all experts"
+
+
+def _implementations() -> tuple[Implementation, ...]:
+    from cudadent42.operations.moe.implementations import ALL
+
+    return ALL
+
+
+def _plug_in(function: Callable[..., Any]) -> Callable[[MoeCase, MoeInputs], Call]:
+    """Called as ``function(hidden_states, w13, w2, topk_weights, topk_ids, *, activation)``."""
+
+    def prepare(case: MoeCase, inputs: MoeInputs) -> Call:
+        tensors, activation = inputs.tensors, case.activation
+
+        def call() -> Tensor:
+            result: Tensor = function(*tensors, activation=activation)
+            return result
+
+        return call
+
+    return prepare
+
+
+def _cuda_kernels(architectures: Sequence[str]) -> list[CudaKernel]:
+    return []
+
+
+def _needed(kernels: Sequence[CudaKernel], cases: Sequence[MoeCase]) -> list[CudaKernel]:
+    """Those of the cases' dtypes."""
+    wanted = {_ELEMENT_BF16[case.dtype] for case in cases if case.dtype in _ELEMENT_BF16}
+    return [kernel for kernel in kernels if kernel.macros.get("ELEMENT_BF16") in {None, *wanted}]
+
+
+def _numerics() -> Numerics[MoeCase, MoeInputs]:
+    from cudadent42.operations.moe.numerics import NUMERICS
+
+    return NUMERICS
+
+
+MOE = Definition(
+    operation=Operation.MOE,
+    baseline="grouped_mm",
+    case_keys=frozenset(("tokens", "hidden", "intermediate", "experts", "top_k", "activation")),
+    parse_case=_parse_case,
+    columns=(
+        *("implementation", "dtype", "batch_size", "seq_len", "hidden_dim", "num_heads", "latency_ms"),
+        *("throughput_tokens_per_sec", "memory_mb", "case", "intermediate_dim", "top_k", "activation"),
+        *("block", "seed", "position", "inner", "timestamp_s", "flags"),
+    ),
+    cells=_cells,
+    shape=_shape,
+    shape_legend=_shape_legend,
+    implementations=_implementations,
+    plug_in=_plug_in,
+    cpu_kernels=("peaks",),
+    cuda_kernels=_cuda_kernels,
+    needed=_needed,
+    numerics=_numerics,
+)

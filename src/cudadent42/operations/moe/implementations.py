@@ -1,0 +1,141 @@
+"""The implementations of the mixture of experts that come with the lab. Nothing is imported before it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from cudadent42.cases import MoeCase, Operation
+from cudadent42.implementations import Call, Implementation, UnsupportedCaseError
+from cudadent42.peers import needs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cudadent42.operations.moe.inputs import MoeInputs
+
+# ---------------------------------------------------------------- PyTorch
+
+
+def grouped_mm(
+    hidden_states: Tensor, w13: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Tensor, activation: str
+) -> Tensor:
+    """Rows sorted by expert and copied in that order, two grouped products, rows put back, weighted and summed: what
+    Hugging Face's transformers do by default (their ``grouped_mm`` experts). Ids must be in range."""
+    import torch
+    from torch.nn import functional
+
+    from cudadent42.operations.moe.reference import activate
+
+    tokens, hidden = hidden_states.shape
+    top_k = topk_ids.shape[1]
+    experts = topk_ids.reshape(-1)
+    order = torch.argsort(experts)
+    by_expert = experts[order]
+    counted = by_expert.float() if by_expert.device.type == "cpu" else by_expert.int()
+    rows_per_expert = torch.histc(counted, bins=w13.shape[0], min=0, max=w13.shape[0] - 1)
+    ends = torch.cumsum(rows_per_expert, dim=0, dtype=torch.int32)
+    rows = hidden_states[order // top_k]
+    between = activate(functional.grouped_mm(rows, w13.transpose(1, 2), offs=ends), activation)
+    down = functional.grouped_mm(between, w2.transpose(1, 2), offs=ends)
+    down = down * topk_weights.reshape(-1)[order, None]
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order), device=order.device)
+    return down[place].view(tokens, top_k, hidden).sum(dim=1)
+
+
+def _arguments(inputs: MoeInputs) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """With the routing weights in the tensors' dtype, as the models' routers hand them out."""
+    hidden_states, w13, w2, topk_weights, topk_ids = inputs.tensors
+    return hidden_states, w13, w2, topk_weights.to(hidden_states.dtype), topk_ids
+
+
+def _prepare_grouped_mm(case: MoeCase, inputs: MoeInputs) -> Call:
+    return partial(grouped_mm, *_arguments(inputs), case.activation)
+
+
+def _prepare_compiled(case: MoeCase, inputs: MoeInputs) -> Call:
+    return partial(_compiled(case), *_arguments(inputs), case.activation)
+
+
+@cache
+def _compiled(case: MoeCase) -> Callable[..., Tensor]:
+    """Compiled for the very sizes. A function object of its own for each case: PyTorch gives up compiling one
+    function after a few shapes."""
+    import torch
+
+    def composition(*arguments: Any) -> Tensor:
+        return grouped_mm(*arguments)
+
+    compiled: Callable[..., Tensor] = torch.compile(composition, dynamic=False)
+    return compiled
+
+
+def _prepare_loop(case: MoeCase, inputs: MoeInputs) -> Call:
+    from cudadent42.operations.moe.reference import expert_loop
+
+    return partial(expert_loop, *inputs.tensors, case.activation)
+
+
+# ---------------------------------------------------------------- this project's kernels
+
+
+def _prepare_ours(case: MoeCase, inputs: MoeInputs) -> Call:
+    fused_moe = importlib.import_module("flashmoe_science").fused_moe
+    return partial(fused_moe, *inputs.tensors, activation=case.activation)
+
+
+# ---------------------------------------------------------------- peers, never a dependency
+
+
+def _prepare_liger(case: MoeCase, inputs: MoeInputs) -> Call:
+    function = importlib.import_module("liger_kernel.ops").LigerFusedMoEFunction
+    if case.activation != "silu":
+        raise UnsupportedCaseError("Liger's fused MoE knows SwiGLU only")
+    return partial(
+        function.apply, inputs.hidden_states, inputs.w13, inputs.w2, inputs.topk_ids, inputs.topk_weights
+    )
+
+
+def _implementation(
+    name: str,
+    description: str,
+    devices: tuple[str, ...],
+    prepare: Callable[[MoeCase, MoeInputs], Call],
+    **more: Any,
+) -> Implementation:
+    return Implementation(name, description, devices, prepare, operation=Operation.MOE, **more)
+
+
+_BOTH = ("cpu", "cuda")
+
+ALL: tuple[Implementation, ...] = (
+    _implementation("cudadent42", "flashmoe_science.fused_moe", _BOTH, _prepare_ours),
+    _implementation(
+        "grouped_mm",
+        "torch.nn.functional.grouped_mm between sorting and summing, as in transformers",
+        _BOTH,
+        _prepare_grouped_mm,
+        strict=False,
+    ),
+    _implementation(
+        "grouped_mm_compiled", "the same under torch.compile", _BOTH, _prepare_compiled, strict=False
+    ),
+    _implementation(
+        "expert_loop",
+        "PyTorch's loop over the experts, two F.linear each",
+        _BOTH,
+        _prepare_loop,
+        strict=False,
+    ),
+    _implementation(
+        "liger",
+        "Liger's fused MoE (Triton)",
+        ("cuda",),
+        _prepare_liger,
+        unavailable=needs("liger_kernel.ops", "liger-kernel"),
+        strict=False,
+    ),
+)

@@ -1,0 +1,85 @@
+"""Hidden states, expert weights and routing for a case, reproducible from a seed and a name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cudadent42.cases import MoeCase
+from cudadent42.dtypes import DTYPES
+from cudadent42.seeds import derived_seed
+
+ROUTER_SKEW = 0.3
+"""Standard deviation of the experts' popularity, in logits, beside 1 for the tokens' own preferences: the busiest of
+128 experts, 8 chosen, gets two to three times the mean. Trained routers, which a loss pushes towards balance, are
+alike."""
+
+
+@dataclass(frozen=True)
+class MoeInputs:
+    """Arguments of ``flashmoe_science.fused_moe``."""
+
+    hidden_states: Tensor
+    """(tokens, hidden)."""
+    w13: Tensor
+    """(experts, 2 * intermediate, hidden): gate rows, then up rows; half as many where there is no gate."""
+    w2: Tensor
+    """(experts, hidden, intermediate)."""
+    topk_weights: Tensor
+    """(tokens, k), float32."""
+    topk_ids: Tensor
+    """(tokens, k), int32 or int64."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        return self.hidden_states, self.w13, self.w2, self.topk_weights, self.topk_ids
+
+    @property
+    def result_like(self) -> Tensor:
+        return self.hidden_states
+
+    @property
+    def buffer_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The output, and one row for each token and choice: intermediate values and results of the experts."""
+        tokens, hidden = self.hidden_states.shape
+        slots = self.topk_ids.numel()
+        return (tokens, hidden), (slots, self.w2.shape[2]), (slots, hidden)
+
+
+def input_sets(case: MoeCase, seed: int, count: int, device: str) -> list[MoeInputs]:
+    """Tokens and routing of their own for each set, the same experts for all, as between a model's calls.
+
+    Hidden states are standard normal; weights are normal with the variance that makes both products' results of the
+    order of 1; routing is that of a router with popular and less popular experts.
+    """
+    dtype = DTYPES[case.dtype]
+    generator = _generator(seed, case, "weights", device)
+
+    def weights(rows: int, columns: int) -> Tensor:
+        made = torch.empty((case.experts, rows, columns), dtype=dtype, device=device)
+        return made.normal_(0.0, columns**-0.5, generator=generator)
+
+    w13 = weights((2 if case.gated else 1) * case.intermediate, case.hidden)
+    w2 = weights(case.hidden, case.intermediate)
+    popularity = ROUTER_SKEW * torch.randn(case.experts, generator=generator, device=device)
+    return [_tokens(case, seed, index, w13, w2, popularity) for index in range(count)]
+
+
+def random_inputs(case: MoeCase, seed: int, device: str) -> MoeInputs:
+    """The first set."""
+    return input_sets(case, seed, 1, device)[0]
+
+
+def _tokens(case: MoeCase, seed: int, index: int, w13: Tensor, w2: Tensor, popularity: Tensor) -> MoeInputs:
+    device = str(w13.device)
+    generator = _generator(seed, case, index, device)
+    hidden_states = torch.randn((case.tokens, case.hidden), generator=generator, device=device).to(w13.dtype)
+    logits = torch.randn((case.tokens, case.experts), generator=generator, device=device) + popularity
+    chosen, ids = torch.topk(logits, case.top_k, dim=-1)
+    return MoeInputs(hidden_states, w13, w2, torch.softmax(chosen, dim=-1), ids.to(torch.int32))
+
+
+def _generator(seed: int, case: MoeCase, purpose: object, device: str) -> torch.Generator:
+    return torch.Generator(device=device).manual_seed(derived_seed(seed, case.id, purpose))

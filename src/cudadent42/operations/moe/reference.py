@@ -1,0 +1,88 @@
+"""The mixture of experts in float64, and in PyTorch's operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from cudadent42.operations.moe.inputs import MoeInputs
+
+_GATED: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+}
+_UNGATED: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu_no_mul": functional.silu,
+    "gelu_no_mul": functional.gelu,
+    "relu2_no_mul": lambda x: functional.relu(x).square(),
+}
+_CHUNK_ENTRIES = {"cpu": 1 << 20, "cuda": 1 << 27}
+"""Entries of one expert's intermediate values held at a time in float64."""
+
+
+def activate(projected: Tensor, activation: str) -> Tensor:
+    """From (rows, 2 * intermediate), gate then up, or (rows, intermediate) without a gate, to (rows, intermediate)."""
+    if activation in _UNGATED:
+        return _UNGATED[activation](projected)
+    gate, up = projected.chunk(2, dim=-1)
+    return _GATED[activation](gate) * up
+
+
+def _nothing() -> None:
+    return
+
+
+def moe_float64(inputs: MoeInputs, activation: str, on_chunk: Callable[[], None] = _nothing) -> Tensor:
+    """The result in float64, (tokens, hidden), expert by expert; ``on_chunk`` is called after each part.
+
+    An id outside the experts contributes nothing.
+    """
+    experts, _, intermediate = inputs.w2.shape
+    result = torch.zeros(inputs.hidden_states.shape, dtype=torch.float64, device=inputs.w2.device)
+    rows = max(1, _CHUNK_ENTRIES[inputs.w2.device.type] // intermediate)
+    for expert in _chosen(inputs.topk_ids, experts):
+        token, slot = torch.nonzero(inputs.topk_ids == expert, as_tuple=True)
+        w13, w2 = inputs.w13[expert].double(), inputs.w2[expert].double()
+        for begin in range(0, len(token), rows):
+            part, choice = token[begin : begin + rows], slot[begin : begin + rows]
+            between = activate(inputs.hidden_states[part].double() @ w13.T, activation)
+            weight = inputs.topk_weights[part, choice, None].double()
+            result.index_add_(0, part, weight * (between @ w2.T))
+            on_chunk()
+    return result
+
+
+def expert_loop(
+    hidden_states: Tensor, w13: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Tensor, activation: str
+) -> Tensor:
+    """PyTorch's usual loop: the rows of each expert gathered, two products, the results added to the output."""
+    result = torch.zeros_like(hidden_states)
+    for expert in _chosen(topk_ids, w13.shape[0]):
+        token, slot = torch.nonzero(topk_ids == expert, as_tuple=True)
+        between = activate(functional.linear(hidden_states.index_select(0, token), w13[expert]), activation)
+        weight = topk_weights[token, slot, None].to(between.dtype)
+        result.index_add_(0, token, functional.linear(between, w2[expert]) * weight)
+    return result
+
+
+def yardstick(inputs: MoeInputs, activation: str) -> Tensor:
+    """As ``expert_loop``, but weighted and summed in float32: what can be asked of a kernel that rounds its
+    intermediate values and its result to the dtype, and nothing besides."""
+    hidden_states = inputs.hidden_states
+    result = torch.zeros(hidden_states.shape, dtype=torch.float32, device=hidden_states.device)
+    for expert in _chosen(inputs.topk_ids, inputs.w13.shape[0]):
+        token, slot = torch.nonzero(inputs.topk_ids == expert, as_tuple=True)
+        projected = functional.linear(hidden_states.index_select(0, token), inputs.w13[expert])
+        down = functional.linear(activate(projected, activation), inputs.w2[expert])
+        result.index_add_(0, token, inputs.topk_weights[token, slot, None] * down)
+    return result.to(hidden_states.dtype)
+
+
+def _chosen(topk_ids: Tensor, experts: int) -> list[int]:
+    """The experts that a token chose, ascending."""
+    found: list[int] = torch.unique(topk_ids).tolist()
+    return [expert for expert in found if 0 <= expert < experts]

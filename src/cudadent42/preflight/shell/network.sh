@@ -1,0 +1,35 @@
+# Asked only where something has to be fetched, since a run needs no network. tools/bootstrap.sh, whose environment
+# begins empty whatever this Python has, says so by CUDADENT42_FETCHES.
+v_index=${PIP_INDEX_URL:-https://pypi.org/simple/}
+if [ -z "${CUDADENT42_FETCHES:-}" ] && [ "$status_packages" = ok ] && [ "$status_torch" = ok ]; then
+    skip 'nothing has to be fetched'
+elif [ -n "$python" ]; then
+    if v_reason=$("$python" - "$v_index" 2>&1 <<'PYTHON_END'
+import sys
+import urllib.error
+import urllib.request
+
+try:
+    urllib.request.urlopen(sys.argv[1].rstrip("/") + "/pip/", timeout=10).close()
+except urllib.error.HTTPError:
+    pass  # it answers
+except OSError as error:
+    print(getattr(error, "reason", error))
+    sys.exit(1)
+PYTHON_END
+    ); then
+        detail="$v_index answers"
+    else
+        detail="$v_index does not answer"
+        problem=unreachable
+    fi
+elif command -v curl >/dev/null 2>&1; then
+    if v_reason=$(curl -sS -o /dev/null --max-time 10 "$v_index" 2>&1); then
+        detail="$v_index answers"
+    else
+        detail="$v_index does not answer"
+        problem=unreachable
+    fi
+else
+    skip 'neither Python nor curl to ask with'
+fi

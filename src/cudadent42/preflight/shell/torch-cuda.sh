@@ -1,0 +1,1 @@
+skip 'asked by preflight in Python'

@@ -1,0 +1,155 @@
+#!/bin/sh
+# usage: tools/bootstrap.sh [--device auto|cpu|cuda|cuda:N]
+# From a bare Debian or Ubuntu (with the NVIDIA driver, for a GPU) to "Preflight OK", or to the one reason why not.
+# Root, or sudo without a password, is used for a missing Python only. A second run changes nothing. Exits 0 or 4.
+set -eu
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
+device=auto
+case ${1:-} in
+    '') ;;
+    --device) device=${2:-} ;;
+    --device=*) device=${1#--device=} ;;
+    -h | --help)
+        sed -n '/^# usage/,/^# Root/{s/^# //p;}' "$0"
+        exit 0
+        ;;
+    *)
+        echo "error: $1: expected --device auto, cpu, cuda or cuda:N" >&2
+        exit 2
+        ;;
+esac
+case $device in
+    auto | cpu | cuda | cuda:[0-9] | cuda:[0-9][0-9]) ;;
+    *)
+        echo "error: --device $device: expected auto, cpu, cuda or cuda:N" >&2
+        exit 2
+        ;;
+esac
+. "$root/scripts/environment.sh"
+
+say() {
+    printf '==> %s\n' "$*" >&2
+}
+
+can_write() {
+    probe=$1/.cudadent42-probe-$$
+    (umask 077 && : >"$probe") 2>/dev/null && rm -f "$probe"
+}
+
+# GiB that an environment takes: torch for CUDA brings its libraries along.
+CPU_GIB=3
+CUDA_GIB=10
+
+has_gpu() {
+    case $device in
+        cpu) return 1 ;;
+        cuda*) return 0 ;;
+    esac
+    grep -qs '^0x10de$' /sys/bus/pci/devices/*/vendor || [ -e /dev/nvidia0 ] || [ -e /dev/dxg ]
+}
+
+check_folder() {
+    can_write "$root" || fail "$root cannot be written, and the environment goes there. Copy the project to a folder" \
+        "that can, for example" "  cp -r '$root' /tmp/cudadent42 && /tmp/cudadent42/tools/bootstrap.sh"
+    home=${HOME:-}
+    cache=${FLASHMOE_CACHE_DIR:-${XDG_CACHE_HOME:-$home/.cache}}
+    while [ -n "$cache" ] && [ ! -d "$cache" ]; do
+        cache=$(dirname "$cache")
+    done
+    can_write "${cache:-/}" || fail "${cache:-/} cannot be written, and compiled kernels are kept there. Name another folder:" \
+        "  export FLASHMOE_CACHE_DIR=/path/to/a/folder"
+}
+
+check_space() {
+    needed=$CPU_GIB
+    if has_gpu; then
+        needed=$CUDA_GIB
+    fi
+    free=$(df -Pk "$root" | awk 'NR == 2 { print int($4 / 1048576) }')
+    [ "$free" -ge "$needed" ] ||
+        fail "$free GiB are free at $root; the environment takes $needed. Make space, or copy the project elsewhere:" \
+            "  df -h '$root'"
+}
+
+check_network() {
+    CUDADENT42_FETCHES=1 "$root/tools/preflight.sh" --device "$device" 2>/dev/null |
+        sed -n '/^fail  network/,/fix:/p' | grep . >&2 || return 0
+    exit 4
+}
+
+# as_root COMMAND...: fails where this user cannot become root unasked.
+as_root() {
+    if [ "$(id -u)" -eq 0 ]; then
+        "$@"
+    elif command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then
+        sudo -n "$@"
+    else
+        return 1
+    fi
+}
+
+has_python() {
+    for base in ${CUDADENT42_BASE_PYTHON:-} python3 python3.14 python3.13 python3.12 python3.11 python3.10 python; do
+        if is_recent "$base" && "$base" -c 'import venv' 2>/dev/null; then
+            return 0
+        fi
+    done
+    return 1
+}
+
+bring_python() {
+    command -v apt-get >/dev/null 2>&1 ||
+        fail "there is no Python of 3.10 or newer, and no apt-get to install one with. Install it, then run again:" "  $0"
+    as_root true || fail "there is no Python of 3.10 or newer, and this user cannot install one. As an administrator:" \
+        "  apt-get install python3 python3-venv ca-certificates"
+    say 'Installing Python with apt-get'
+    log=$(mktemp)
+    if ! { as_root env DEBIAN_FRONTEND=noninteractive apt-get update --quiet &&
+        as_root env DEBIAN_FRONTEND=noninteractive apt-get install --quiet --yes --no-install-recommends \
+            python3 python3-venv ca-certificates; } >"$log" 2>&1; then
+        tail -n 15 "$log" >&2
+        rm -f "$log"
+        fail 'apt-get could not install Python; its last lines are above. When that is mended, run again:' "  $0"
+    fi
+    rm -f "$log"
+    has_python || fail "this system's python3 is $(python3 --version 2>&1); 3.10 or newer is needed. Name another:" \
+        "  CUDADENT42_BASE_PYTHON=/path/to/python3 $0"
+}
+
+bring_compiler() {
+    if has_gpu || "$python" -c 'from flashmoe_science.jit.host import find_compiler; find_compiler()' 2>/dev/null; then
+        return
+    fi
+    say 'Installing a C++ compiler into .venv (the ziglang wheel)'
+    "$python" -m pip install --quiet --disable-pip-version-check --constraint "$root/constraints.txt" \
+        --editable "${root}[compiler]" >&2 || fail 'pip could not install a compiler; see above. Install one and run again:' \
+        '  apt-get install g++' "  $0"
+}
+
+bring_gpu_watch() {
+    if has_gpu && ! "$python" -c 'import pynvml' 2>/dev/null; then
+        "$python" -m pip install --quiet --disable-pip-version-check --constraint "$root/constraints.txt" \
+            --editable "${root}[gpu]" >&2 || say 'nvidia-ml-py could not be installed: clocks will not be watched'
+    fi
+}
+
+is_ready() {
+    [ "$(cat "$root/.venv/.bootstrapped" 2>/dev/null)" = "$(ready_stamp)" ] && is_recent "$root/.venv/bin/python"
+}
+
+ready_stamp() {
+    echo "$root $device $(cat "$root/pyproject.toml" "$root/constraints.txt" | cksum)"
+}
+
+if ! is_ready; then
+    check_folder
+    has_python || bring_python
+    # Space and network matter only while something has to be fetched.
+    [ -x "$root/.venv/bin/python" ] || check_space
+    check_network
+    prepare_environment ""
+    bring_compiler
+    bring_gpu_watch
+    ready_stamp >"$root/.venv/.bootstrapped"
+fi
+exec "$root/.venv/bin/python" -m cudadent42 preflight --device "$device"
