@@ -117,40 +117,40 @@ class FewConfiguration:
 class _Table:
     """What an architecture takes."""
 
-    one_token: FewConfiguration
-    """Every slot for itself, also of a few tokens; its parts are set by the number of slots."""
+    direct: FewConfiguration
+    """Every slot for itself; its parts are set by the number of slots."""
     few_rows: FewConfiguration
     more_rows: FewConfiguration
+    most_rows: float = 20.0
+    """Rows per expert beyond which other ways are taken."""
 
 
 _SPLIT, _TILES, _COMBINED = FewWay.SPLIT, FewWay.TILES, FewWay.COMBINED
 _FEW_ROWS = 4.0
 """Rows per expert up to which the second product combines."""
-_MOST_ROWS = 20.0
-"""Rows per expert from which on other ways are for."""
 _COMBINED_SLOTS = 512
 
 # No two blocks fit a multiprocessor: two of the same kernel would share one while others have none.
 _227_KB = _Table(
-    one_token=FewConfiguration(
-        FewProduct(_SPLIT, 2, 1, 2, 4), FewProduct(_COMBINED, 1, 1, 2, 8), DIRECT_SLOTS, direct=True
+    direct=FewConfiguration(
+        FewProduct(_SPLIT, 2, 1, 2, 4), FewProduct(_COMBINED, 1, 1, 4, 4), DIRECT_SLOTS, direct=True
     ),
     few_rows=FewConfiguration(
-        FewProduct(_SPLIT, 4, 1, 1, 4), FewProduct(_COMBINED, 1, 1, 2, 6), _COMBINED_SLOTS
+        FewProduct(_SPLIT, 2, 1, 2, 4), FewProduct(_COMBINED, 1, 1, 4, 3), _COMBINED_SLOTS
     ),
     more_rows=FewConfiguration(FewProduct(_TILES, 1, 4, 4, 4), FewProduct(_TILES, 1, 4, 4, 4), MAX_SLOTS),
 )
 _163_KB = _Table(
-    one_token=FewConfiguration(
+    direct=FewConfiguration(
         FewProduct(_SPLIT, 2, 1, 2, 3), FewProduct(_COMBINED, 1, 1, 2, 5), DIRECT_SLOTS, direct=True
     ),
     few_rows=FewConfiguration(
-        FewProduct(_SPLIT, 4, 1, 1, 3), FewProduct(_COMBINED, 1, 1, 2, 4), _COMBINED_SLOTS
+        FewProduct(_SPLIT, 2, 1, 2, 3), FewProduct(_COMBINED, 1, 1, 2, 4), _COMBINED_SLOTS
     ),
     more_rows=FewConfiguration(FewProduct(_TILES, 1, 4, 4, 3), FewProduct(_TILES, 1, 4, 4, 3), MAX_SLOTS),
 )
 _99_KB = _Table(
-    one_token=FewConfiguration(
+    direct=FewConfiguration(
         FewProduct(_SPLIT, 2, 1, 1, 4), FewProduct(_COMBINED, 1, 1, 2, 3), DIRECT_SLOTS, direct=True
     ),
     few_rows=FewConfiguration(
@@ -163,7 +163,7 @@ _TABLES = {
     "sm_86": _99_KB,
     "sm_87": _163_KB,
     "sm_89": _99_KB,
-    "sm_90": _227_KB,
+    "sm_90": dataclasses.replace(_227_KB, most_rows=10.0),  # wgmma is as fast from there on
     "sm_100": _227_KB,
     "sm_103": _227_KB,
     "sm_120": _99_KB,
@@ -179,10 +179,11 @@ def configuration(architecture: str, tokens: int, top_k: int, experts: int) -> F
     """The one for a problem's shape; None if there are too many tokens. KeyError for an unknown architecture."""
     table = _TABLES[architecture]
     slots, rows = tokens * top_k, tokens * top_k / experts
-    if experts > MAX_EXPERTS or slots > MAX_SLOTS or rows > _MOST_ROWS:
+    if experts > MAX_EXPERTS or slots > MAX_SLOTS or rows > table.most_rows:
         return None
-    if (tokens == 1 and slots <= DIRECT_SLOTS) or slots < table.one_token.down.warps:
-        return _with_parts(table.one_token, slots)
+    # One expert is chosen twice, at random, for every 2 * experts pairs of slots.
+    if slots <= DIRECT_SLOTS and (tokens == 1 or slots**2 <= 2 * experts):
+        return _with_parts(table.direct, slots)
     if rows <= _FEW_ROWS and slots <= _COMBINED_SLOTS:
         return table.few_rows
     return table.more_rows
@@ -193,7 +194,7 @@ def all_configurations(architecture: str) -> tuple[FewConfiguration, ...]:
     if architecture not in _TABLES:
         return ()
     table = _TABLES[architecture]
-    direct = (_with_parts(table.one_token, slots) for slots in (1, 2, 4, 8))
+    direct = (_with_parts(table.direct, slots) for slots in (1, 2, 4, 8))
     return tuple(dict.fromkeys((*direct, table.few_rows, table.more_rows)))
 
 

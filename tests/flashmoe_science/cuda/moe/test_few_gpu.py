@@ -160,7 +160,7 @@ def test_the_same_bits_every_time_also_in_a_row_without_pause(configuration: Few
             assert torch.equal(given.output.view(torch.int16), expected.view(torch.int16))
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 5, 16, 33, 64, 100])
+@pytest.mark.parametrize("tokens", [1, 2, 5, 16, 33])
 @pytest.mark.parametrize(("experts", "top_k"), [(128, 8), (8, 2), (64, 1), (60, 13)])
 def test_what_is_chosen_for_a_shape(tokens: int, experts: int, top_k: int) -> None:
     """Through the cached call, and replayed from a graph with other ids."""
