@@ -42,7 +42,8 @@ def test_which_kernels_an_architecture_gets() -> None:
     turing = {kernel.function for kernel in kernels(["sm_75"])}
     assert turing == {"attention_portable", "attention_small", "topk_routing"}
     functions = {kernel.function for kernel in kernels(["sm_80"])}
-    assert functions == turing | {"moe_portable", "moe_count", "moe_place", "moe_combine"}
+    few = {"moe_few_split", "moe_few_combined", "moe_few_tiles"}
+    assert functions == turing | few | {"moe_portable", "moe_count", "moe_place", "moe_combine"}
     hopper = {"attention_hopper", "moe_hopper"}
     assert {kernel.function for kernel in kernels(["sm_90"])} == functions | hopper
     assert kernels(["sm_90"]) == kernels(["sm_90a"])

@@ -79,7 +79,7 @@ def test_the_variable_names_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_way() -> None:
     with pytest.raises(NoKernelError, match="no mixture-of-experts kernel takes"):
-        select(replace(PROBLEM, experts=1 << 20), H200)
+        select(PROBLEM, replace(H200, architecture="sm_75"))
 
 
 @given(
