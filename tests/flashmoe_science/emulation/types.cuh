@@ -18,6 +18,7 @@ template <bool Value> struct Flag { static constexpr bool value = Value; };
 #define __global__
 #define __grid_constant__
 #define __launch_bounds__(...)
+#define __shared__ static  // blocks run one after another
 #define __cluster_dims__(...)
 struct float2 { float x, y; }; struct alignas(16) float4 { float x, y, z, w; };
 inline float4 make_float4(float a, float b, float c, float d) { return {a,b,c,d}; }
@@ -47,6 +48,7 @@ template <class T> T __shfl_xor_sync(unsigned m, T x, int with) { return __shfl_
 template <class T> T __shfl_up_sync(unsigned m, T x, int by) { return __shfl_sync(m, x, lane_ < by ? lane_ : lane_ - by); }
 inline uint32 __ballot_sync(unsigned, bool x) { warp_->slot[lane_][0]=x; __syncwarp(); uint32 y=0; for (int i=0;i<32;i++) y |= warp_->slot[i][0] << i; __syncwarp(); return y; }
 inline uint32 __match_any_sync(unsigned, uint32 x) { warp_->slot[lane_][0]=x; __syncwarp(); uint32 y=0; for (int i=0;i<32;i++) y |= (uint32)(warp_->slot[i][0]==x) << i; __syncwarp(); return y; }
+template <class T> T __ldcg(const T* p) { return *p; }
 inline int __popc(uint32 x) { return __builtin_popcount(x); }
 inline int atomicAdd(int* p, int x) { return __atomic_fetch_add(p, x, __ATOMIC_RELAXED); }
 inline int __ffs(uint32 x) { return __builtin_ffs(x); }

@@ -3,7 +3,8 @@
 
 extern "C" __global__ void __launch_bounds__(routing::THREADS) moe_count(const __grid_constant__ routing::Parameters p) {
     using namespace routing;
-    extern __shared__ int count[];  // of each expert
+    extern __shared__ __align__(1024) char shared_memory[];
+    int* const count = reinterpret_cast<int*>(shared_memory);  // of each expert
     begin();
     for (int expert = threadIdx.x; expert < p.experts; expert += THREADS) count[expert] = 0;
     __syncthreads();

@@ -32,7 +32,9 @@ __device__ __forceinline__ uint32 mates_of(int expert) {
 
 extern "C" __global__ void __launch_bounds__(routing::THREADS) moe_place(const __grid_constant__ routing::Parameters p) {
     using namespace routing;
-    extern __shared__ int next[];  // (WARPS, CAPACITY): a warp's slots of each expert, then the place of its next one
+    extern __shared__ __align__(1024) char shared_memory[];
+    // (WARPS, CAPACITY): a warp's slots of each expert, then the place of its next one.
+    int* const next = reinterpret_cast<int*>(shared_memory);
     __shared__ int partial[2][THREADS];
     __shared__ int warp_total[WARPS];
     __shared__ int carried;
