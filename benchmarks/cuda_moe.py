@@ -215,9 +215,7 @@ def main() -> None:
     parser.add_argument(
         "--cases", nargs="+", default=list(CASES), help="tokens,hidden,intermediate,experts,k"
     )
-    parser.add_argument(
-        "--variants", nargs="*", default=[], help="tokens,step,stages,cluster of the Hopper tile"
-    )
+    parser.add_argument("--variants", nargs="*", default=[], help="tokens,step,stages of the Hopper tile")
     parser.add_argument("--milliseconds", type=float, default=100.0, help="of each contestant in each case")
     parser.add_argument("--compile", action="store_true", help="also race torch.compile of grouped_mm")
     parser.add_argument("--breakdown", action="store_true", help="also the time of each kernel of ours")

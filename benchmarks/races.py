@@ -4,8 +4,8 @@
     python benchmarks/races.py slower --count 60 --output FOLDER
     python benchmarks/races.py bisect --count 20 --output FOLDER
 
-Every race is the command ``cudadent42 compare`` (or ``bisect``) with its defaults, in a process of its own, on a clone
-of this repository's HEAD. A slower kernel has a chain of dependent multiply-adds added to the CPU kernel's source, in
+Every race is what ``cudadent42 compare`` (or ``bisect``) does with its defaults, with a worker process of its own, on a
+clone of this repository's HEAD. A slower kernel has a chain of dependent multiply-adds added to the CPU kernel, in
 proportion to its work. Each command writes one JSON file into FOLDER, line by line while it goes on.
 """
 
@@ -17,14 +17,20 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from provenance import provenance
+
+from cudadent42 import gates, pipeline
+from cudadent42.plan import Choices
+from cudadent42.race import DEFAULT_CHOICES, RaceRequest, ignore_folder, pipeline_request
+from cudadent42.race.bisect import bisect as run_bisect
+from cudadent42.race.sources import export
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNEL = Path("src/flashmoe_science/kernels/cpu/attention_forward.cpp")
@@ -93,16 +99,14 @@ def summary(rows: list[dict[str, object]]) -> dict[str, object]:
 
 def same(chosen: argparse.Namespace, scratch: Path) -> Iterator[dict[str, object]]:
     repository = clone(scratch)
-    for number in range(chosen.count):
-        yield race(repository, scratch, chosen.output / "same", "HEAD", "HEAD", number)
+    return races(repository, "HEAD", "HEAD", chosen.count, scratch, chosen.output / "same")
 
 
 def slower(chosen: argparse.Namespace, scratch: Path) -> Iterator[dict[str, object]]:
     repository = clone(scratch)
     make_slower(repository, chosen.share)
     commit(repository, "The same, slower")
-    for number in range(chosen.count):
-        yield race(repository, scratch, chosen.output / "slower", "HEAD~1", "HEAD", number)
+    return races(repository, "HEAD~1", "HEAD", chosen.count, scratch, chosen.output / "slower")
 
 
 def truth(chosen: argparse.Namespace, scratch: Path) -> Iterator[dict[str, object]]:
@@ -110,36 +114,53 @@ def truth(chosen: argparse.Namespace, scratch: Path) -> Iterator[dict[str, objec
     repository = clone(scratch)
     make_slower(repository, chosen.share)
     commit(repository, "The same, slower")
-    options = ("--precision", "0.05 %", "--repeats", "4000", "--budget", "240")
-    yield race(repository, scratch, chosen.output / "truth", "HEAD~1", "HEAD", 0, *options)
+    choices = replace(DEFAULT_CHOICES, precision=0.0005, repeats=4000, budget_s=100.0)
+    return races(repository, "HEAD~1", "HEAD", 1, scratch, chosen.output / "truth", choices)
 
 
-def race(
-    repository: Path, scratch: Path, kept: Path, parent: str, child: str, number: int, *options: str
-) -> dict[str, object]:
-    """One race; the run folder of the first is kept."""
-    folder = kept if number == 0 and not kept.exists() else scratch / "run"
-    shutil.rmtree(scratch / "run", ignore_errors=True)
-    began = time.monotonic()
-    seed = str(random.SystemRandom().randrange(1 << 32))
-    done = lab(
-        *("compare", parent, child, "--repo", str(repository), "--device", "cpu", "--seed", seed, "--json"),
-        *("--ignore-preflight", "--output-dir", str(folder), *options),
+def races(
+    repository: Path,
+    parent: str,
+    child: str,
+    count: int,
+    scratch: Path,
+    kept: Path,
+    choices: Choices = DEFAULT_CHOICES,
+) -> Iterator[dict[str, object]]:
+    """Races of the same two versions; the machine is looked at once. The run folder of the first is kept."""
+    request = RaceRequest(
+        choices=choices,
+        device="cpu",
+        command=("cudadent42", "compare", parent, child),
+        repository=repository,
+        ignore_preflight=True,
+        with_report=False,
     )
-    results = json.loads(done.stdout)["results"]
-    return {
-        "seconds": round(time.monotonic() - began, 1),
-        "load": os.getloadavg()[0],
-        "seed": int(seed),
-        "verdict": results["verdict"],
-        "speedup": results["speedup_geomean"],
-        "interval": [results["speedup_geomean_ci_low"], results["speedup_geomean_ci_high"]],
-        "noise_floor": results["noise_floor"],
-        "cases": {row["name"]: row["verdict"] for row in results["cases"]},
-        "speedups": {row["name"]: row["speedup"] for row in results["cases"]},
-        "blocks": {row["name"]: row["blocks"] for row in results["cases"]},
-        "flagged": {row["name"]: row["flagged_blocks"] for row in results["cases"]},
-    }
+    run = pipeline_request((export(parent, repository), export(child, repository)), request)
+    prepared = pipeline.prepare(run, Silent())
+    for _ in range(count):
+        first = not kept.exists()
+        folder = kept if first else scratch / "run"
+        shutil.rmtree(scratch / "run", ignore_errors=True)
+        began = time.monotonic()
+        seed = random.SystemRandom().randrange(1 << 32)
+        seeded = replace(prepared, plan=replace(prepared.plan, seed=seed))
+        asked = replace(run, output=folder, with_report=first)
+        results = pipeline.execute(seeded, asked, Silent(), ignore_folder).results
+        yield {
+            "seconds": round(time.monotonic() - began, 1),
+            "load": round(os.getloadavg()[0], 1),
+            "seed": seed,
+            "verdict": results.verdict.value,
+            "speedup": results.speedup_geomean,
+            "interval": [results.speedup_geomean_ci_low, results.speedup_geomean_ci_high],
+            "noise_floor": results.noise_floor,
+            "cases": {row.name: row.verdict.value for row in results.cases},
+            "speedups": {row.name: row.speedup for row in results.cases},
+            "control": {row.name: row.speedup for row in results.control},
+            "blocks": {row.name: row.blocks for row in results.cases},
+            "flagged": {row.name: row.flagged_blocks for row in results.cases},
+        }
 
 
 # ---------------------------------------------------------------- bisection
@@ -152,19 +173,24 @@ def bisect(chosen: argparse.Namespace, scratch: Path) -> Iterator[dict[str, obje
             folder = folder if number == 0 and not folder.exists() else scratch / "bisect"
             shutil.rmtree(scratch / "bisect", ignore_errors=True)
             began = time.monotonic()
-            done = lab(
-                *("bisect", "--good", commits[0], "--bad", commits[-1], "--repo", str(repository), "--json"),
-                *("--device", "cpu", "--case", "prompt", "--ignore-preflight", "--output-dir", str(folder)),
+            request = RaceRequest(
+                choices=replace(DEFAULT_CHOICES, cases=("prompt",)),
+                device="cpu",
+                output=folder,
+                command=("cudadent42", "bisect"),
+                repository=repository,
+                gate=gates.load("default"),
+                ignore_preflight=True,
             )
-            found = json.loads(done.stdout)
+            found = run_bisect(commits[0], commits[-1], request, Silent())
             yield {
                 "seconds": round(time.monotonic() - began, 1),
                 "load": os.getloadavg()[0],
                 "place": place,
-                "found": commits.index(found["commit"]) if found["commit"] in commits else None,
-                "right": found["commit"] == commits[place],
-                "outcome": found["outcome"],
-                "races": len(found["steps"]),
+                "found": commits.index(found.commit) if found.commit in commits else None,
+                "right": found.commit == commits[place],
+                "ending": found.ending.value,
+                "steps": [step.mark.value for step in found.steps],
             }
 
 
@@ -224,18 +250,20 @@ def git(repository: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def lab(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(
-        [sys.executable, "-m", "cudadent42", *arguments],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    if not done.stdout.strip():
-        raise SystemExit(f"{' '.join(arguments)} failed with exit code {done.returncode}:\n{done.stderr}")
-    return done
+class Silent:
+    """Hears how a race goes on, and says nothing."""
+
+    def stage(self, name: str) -> None:
+        return
+
+    def advance(self, fraction: float, what: str) -> None:
+        return
+
+    def note(self, text: str) -> None:
+        return
+
+    def detail(self, text: str) -> None:
+        return
 
 
 if __name__ == "__main__":

@@ -12,8 +12,10 @@ from types import ModuleType
 
 import pytest
 
+from cudadent42.cost import advise, rates
 from cudadent42.errors import UsageError
 from cudadent42.implementations import registry
+from cudadent42.native import specification
 from cudadent42.plan import Choices, make_plan
 from cudadent42.records import Comparison, Verdict
 from cudadent42.verify import verify
@@ -41,26 +43,66 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(found), target
 
 
-def test_plug_in_of_the_guide_passes_verification(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("file", "function", "suite", "case"),
+    [("my_attention", "attention", "default", "tiny"), ("my_experts", "experts", "moe", "fine-4")],
+)
+def test_plug_in_of_the_guide_passes_verification(
+    file: str, function: str, suite: str, case: str, tmp_path: Path
+) -> None:
     page = (ROOT / "docs" / "your-own-kernel.md").read_text(encoding="utf-8")
-    source = re.search(r"```python\n(# my_attention\.py.*?)```", page, re.DOTALL)
+    source = re.search(rf"```python\n(# {file}\.py.*?)```", page, re.DOTALL)
     assert source
-    path = tmp_path / "my_attention.py"
+    path = tmp_path / f"{file}.py"
     path.write_text(source[1], encoding="utf-8")
-    name = f"{path}:attention"
-    choices = Choices(implementations=(name,), cases=("tiny",), dtypes=("bf16",))
+    name = f"{path}:{function}"
+    choices = Choices(suite=suite, implementations=(name,), cases=(case,), dtypes=("bf16",))
     report = verify(make_plan(choices, "cpu", registry), emit=lambda event: None)
-    judged = [case for case in report.cases if case.implementation == name]
+    judged = [each for each in report.cases if each.implementation == name]
     assert len(judged) > 10
-    assert [case.detail for case in judged if not case.passed] == []
+    assert [each.detail for each in judged if not each.passed] == []
 
 
-def test_example_of_the_readme_runs() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    source = re.search(r"```python\n(import torch.*?)```", readme, re.DOTALL)
+def test_kernel_file_of_the_guide_says_what_it_means(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "your-own-kernel.md").read_text(encoding="utf-8")
+    source = re.search(r"```toml\n(schema_version.*?)```", page, re.DOTALL)
+    assert source
+    (tmp_path / "my-kernel.cu").touch()
+    found = specification.parse(source[1], tmp_path / "my-kernel.toml")
+    hopper, other = found.configurations
+    assert found.find("bf16", 64, "sm_90") is hopper
+    assert found.find("bf16", 128, "sm_90") is other
+    assert found.find("bf16", 64, "sm_75") is None
+    assert hopper.compiled_for("sm_90") == "sm_90a"
+
+
+def test_advice_of_the_guide_is_what_comes_out() -> None:
+    page = (ROOT / "docs" / "cost.md").read_text(encoding="utf-8")
+    shown = re.search(r"```text\n(keep: .*?)```", page, re.DOTALL)
+    assert shown
+    table = rates.load(ROOT / "no" / "table" / "of" / "the" / "user")
+    advice = advise(table.get("gcp-l4"), table.engineer, 60.0, table.restart)
+    assert shown[1].splitlines() == list(advice.lines())
+
+
+README_SHAPES = "print(tuple(output.shape), tuple(lse.shape))"
+OUTPUT_SHAPE = "print(tuple(output.shape))"
+
+
+@pytest.mark.parametrize(
+    ("page", "begins", "ends", "expected"),
+    [
+        ("README.md", "import torch", README_SHAPES, "(1, 16, 2048, 64) (1, 16, 2048)\n"),
+        ("README.md", "from flashmoe_science import fused_moe", OUTPUT_SHAPE, "(16, 512)\n"),
+        ("docs/moe.md", "import torch", OUTPUT_SHAPE, "(16, 512)\n"),
+    ],
+)
+def test_examples_run(page: str, begins: str, ends: str, expected: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    source = re.search(rf"```python\n({begins}.*?)```", text, re.DOTALL)
     assert source
     done = subprocess.run(
-        [sys.executable, "-c", source[1] + "print(tuple(output.shape), tuple(lse.shape))"],
+        [sys.executable, "-c", f"import torch\n{source[1]}{ends}"],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
@@ -68,7 +110,7 @@ def test_example_of_the_readme_runs() -> None:
     )
     if "DeviceError" in done.stderr:
         pytest.skip(done.stderr.strip().splitlines()[-1])
-    assert done.stdout == "(1, 16, 2048, 64) (1, 16, 2048)\n", done.stderr
+    assert done.stdout == expected, done.stderr
 
 
 def test_readme_quotes_its_run_folder() -> None:

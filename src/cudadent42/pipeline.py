@@ -25,7 +25,6 @@ from cudadent42.records import BenchReport, BuildReport, MachineReport, Plan, Re
 from cudadent42.runs import RunWriter, check_output, create_default_folder
 from cudadent42.source import revision
 from cudadent42.worker import LostError, Worker, measure_peaks, run_stage
-from flashmoe_science import cpu
 from flashmoe_science.errors import BuildError, DeviceError
 
 WORKER_LOG = "worker.log"
@@ -133,7 +132,13 @@ def run(request: Request, observer: Observer, opened: Callable[[RunWriter], None
 
     Raises LabError where the run cannot go on; what was measured until then is in the folder.
     """
-    prepared = prepare(request, observer)
+    return execute(prepare(request, observer), request, observer, opened)
+
+
+def execute(
+    prepared: Prepared, request: Request, observer: Observer, opened: Callable[[RunWriter], None]
+) -> Outcome:
+    """``run`` from building on."""
     plan = prepared.plan
     source = revision()
     path = request.output or create_default_folder(plan.suite, source)
@@ -247,6 +252,8 @@ def _peaks(plan: Plan, worker: Worker, observer: Observer) -> dict[str, float]:
     them with each other."""
     if plan.versions:
         return {}
+    from flashmoe_science import cpu  # imports torch, which takes seconds, and a race does not need here
+
     try:
         return cpu.measure_peaks() if plan.device == "cpu" else measure_peaks(plan, worker)
     except (BuildError, DeviceError, LostError) as error:

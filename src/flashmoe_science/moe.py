@@ -9,6 +9,8 @@ from torch._compile import _disable_dynamo
 from torch.compiler import is_dynamo_compiling
 
 from flashmoe_science import cpu_moe
+from flashmoe_science.cuda import moe as cuda_moe
+from flashmoe_science.cuda.moe import topk as cuda_topk
 from flashmoe_science.errors import DeviceError
 from flashmoe_science.moe_arguments import (
     Activation,
@@ -82,10 +84,16 @@ def fused_moe(
         )
     kind = _by_name(_ACTIVATIONS, activation) or parse_choice(Activation, activation, "activation")
     layout = _by_name(_LAYOUTS, w13_layout) or parse_choice(W13Layout, w13_layout, "w13_layout")
-    if isinstance(hidden_states, torch.Tensor) and hidden_states.is_cpu:
-        return cpu_moe.forward(
-            hidden_states, w13, w2, topk_weights, topk_ids, activation=kind, w13_layout=layout, out=out
-        )
+    if isinstance(hidden_states, torch.Tensor):
+        # The backends check shapes and types once for each combination.
+        if hidden_states.is_cuda:
+            return cuda_moe.forward(
+                hidden_states, w13, w2, topk_weights, topk_ids, activation=kind, w13_layout=layout, out=out
+            )
+        if hidden_states.is_cpu:
+            return cpu_moe.forward(
+                hidden_states, w13, w2, topk_weights, topk_ids, activation=kind, w13_layout=layout, out=out
+            )
     check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, kind, out)
     raise DeviceError(
         f"there is no kernel for {hidden_states.device}; expected tensors on cpu or cuda: move them with .to()"
@@ -141,6 +149,10 @@ def topk_routing(
             scaling_factor=scaling_factor,
         )
     check_topk_arguments(logits, k, correction_bias, scaling_factor)
+    if logits.is_cuda:
+        return cuda_topk.topk(
+            logits, k, scores=kind, renormalize=renormalize, bias=correction_bias, scale=float(scaling_factor)
+        )
     raise DeviceError(
         f"there is no kernel for {logits.device}; expected tensors on cpu or cuda: move them with .to()"
     )

@@ -13,7 +13,6 @@ from cudadent42.operations.attention import ATTENTION
 from cudadent42.plan import Choices, make_plan
 from cudadent42.preflight.toolchain import nvrtc_version
 from cudadent42.tables import build_line, build_tables, recipe_lines
-from flashmoe_science import cuda
 
 
 class Progress:
@@ -40,7 +39,7 @@ def test_the_cpu_kernel_is_built_with_its_recipe() -> None:
 
 
 def test_only_what_the_cases_can_lead_to_is_built() -> None:
-    kernels = cuda.kernels(["sm_80"])
+    kernels = ATTENTION.cuda_kernels(["sm_80"])
     case = AttentionCase("c", "bf16", 1, 1, 1, 64, 64, 72)
     found = ATTENTION.needed(kernels, [case])
     assert {kernel.function for kernel in found} == {kernel.function for kernel in kernels}

@@ -19,7 +19,7 @@ from cudadent42.cases import AttentionCase
 from cudadent42.errors import ExitCode, LabError
 from cudadent42.events import BenchLog, BlockMeasured, Event, Progress, Skipped, WorkerLost
 from cudadent42.records import BenchReport, Plan, VerifiedCase, VerifyReport
-from cudadent42.worker import MAX_LOSSES, Worker, case_limits, run_stage
+from cudadent42.worker import MAX_LOSSES, LostError, Worker, case_limits, measure_peaks, run_stage
 
 CANDIDATES = """
 import ctypes, os, time
@@ -172,6 +172,15 @@ def test_a_long_case_is_given_its_time() -> None:
     assert limits[FIRST.id] < 1.0
     assert limits[long.id] > 600.0
     assert case_limits(replace(make_plan("cudadent42"), cases=(long,), device="cuda:0"))[long.id] < 60.0
+
+
+def test_ceilings_that_cannot_be_measured_cost_a_worker_and_no_run(tmp_path: Path) -> None:
+    """Those of a GPU, asked of a CPU: the worker is lost, the next request gets another."""
+    with Worker(tmp_path / "worker.log") as worker:
+        with pytest.raises(LostError):
+            measure_peaks(make_plan("pytorch"), worker)
+        assert worker.pid is None
+        assert run_stage("verify", make_plan("pytorch"), on_event=lambda event: None, worker=worker).cases
 
 
 def test_hopeless_candidate_is_left_out(candidate: Callable[[str], str]) -> None:

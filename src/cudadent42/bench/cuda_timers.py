@@ -38,20 +38,23 @@ class CudaEventTimer:
         self._flush = flush
         self._start, self._stop = _event_pair()
 
-    def calibrate(self, calls: Sequence[Call]) -> Callable[[], Reading]:
-        estimate = min(self._time(calls[i % len(calls)])[0] for i in range(_ESTIMATE_CALLS))
-        count = math.ceil(EVENT_WINDOW_MS / max(estimate, 1e-3))
-        inner = min(EVENT_MAX_CALLS, max(EVENT_MIN_CALLS, count))
-        last_set = (inner - 1) % len(calls)
+    def calibrate(self, calls: Sequence[Call], inner: int | None = None) -> Callable[[], Reading]:
+        count = self._count(calls) if inner is None else inner
+        last_set = (count - 1) % len(calls)
 
         def read() -> Reading:
             times: list[float] = []
-            for index in range(inner):
+            for index in range(count):
                 elapsed, output = self._time(calls[index % len(calls)])
                 times.append(elapsed)
-            return Reading(median(times), inner, output, last_set)
+            return Reading(median(times), count, output, last_set)
 
         return read
+
+    def _count(self, calls: Sequence[Call]) -> int:
+        estimate = min(self._time(calls[i % len(calls)])[0] for i in range(_ESTIMATE_CALLS))
+        wanted = math.ceil(EVENT_WINDOW_MS / max(estimate, 1e-3))
+        return min(EVENT_MAX_CALLS, max(EVENT_MIN_CALLS, wanted))
 
     def _time(self, call: Call) -> tuple[float, Tensor]:
         if self._flush:
@@ -72,11 +75,11 @@ class CudaGraphTimer:
         self._flush = flush
         self._start, self._stop = _event_pair()
 
-    def calibrate(self, calls: Sequence[Call]) -> Callable[[], Reading]:
-        copies = 1 if self._flush else self._copies(calls)
+    def calibrate(self, calls: Sequence[Call], inner: int | None = None) -> Callable[[], Reading]:
+        replays = GRAPH_COLD_REPLAYS if self._flush else 1
+        copies = 1 if self._flush else self._copies(calls) if inner is None else inner // replays
         graph, output = capture(calls, copies, self._device)
         last_set = (copies - 1) % len(calls)
-        replays = GRAPH_COLD_REPLAYS if self._flush else 1
 
         def read() -> Reading:
             times = [self._replay(graph) / copies for _ in range(replays)]

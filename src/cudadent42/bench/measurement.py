@@ -29,7 +29,7 @@ from cudadent42.cases import Case
 from cudadent42.device import synchronize, use_device, use_threads
 from cudadent42.errors import UsageError
 from cudadent42.events import BenchLog, BlockMeasured, CaseVerified, Doing, Event, Message, Progress, Skipped
-from cudadent42.implementations import NOT_DONE, Call, Implementation
+from cudadent42.implementations import NOT_DONE, Call, Implementation, get
 from cudadent42.operations import numerics
 from cudadent42.operations.interface import Inputs
 from cudadent42.records import BenchReport, Plan, Sample, TimerKind, VerifyReport
@@ -117,6 +117,7 @@ def measure(
         emit(event)
 
     implementations, unusable = load_all(plan, barred or {}, start, mark)
+    implementations |= _own_control(plan, implementations)
     unfit = _unfit(plan, verified, unusable)
     began_s = time.monotonic() if started_s is None else started_s
     session = _Session(plan, implementations, unfit, tell, mark, began_s)
@@ -243,7 +244,8 @@ class _Session:
 
     def _worth_timing(self, entrants: Sequence[_Entrant]) -> bool:
         """The baseline is there, and a rival where the plan has one (else the control)."""
-        names = {entrant.implementation.name for entrant in entrants}
+        control = control_name(self.plan.baseline)
+        names = {entrant.implementation.name for entrant in entrants} - {control}
         alone = len(self.plan.implementations) == 1 and self.plan.control
         return self.plan.baseline in names and (len(names) > 1 or alone)
 
@@ -253,7 +255,11 @@ class _Session:
         """Baseline first, its control after it, then the rest."""
         plan = self.plan
         entrants: list[_Entrant] = []
-        for name in sorted(names, key=lambda name: name != plan.baseline):
+        inner: int | None = None
+        control = control_name(plan.baseline)
+        if control in self.implementations:
+            names = [*names, control]
+        for name in sorted(names, key=lambda name: (name != plan.baseline, name != control)):
             self.mark(Doing(index, case.id, name))
             implementation = self.implementations[name]
             try:
@@ -261,7 +267,9 @@ class _Session:
                     calls = [implementation.prepare(case, each) for each in inputs]
                     self._warm_up(calls)
                     memory = memory_mb(calls[0], plan.device)
-                    read = self.timer.calibrate(calls)
+                    read = self.timer.calibrate(calls, inner)
+                    if plan.versions and inner is None:
+                        inner = read().inner
             except NOT_DONE as error:
                 self.emit(Skipped("bench", f"{case.id}/{name}", str(error)))
                 continue
@@ -271,8 +279,8 @@ class _Session:
                 self.emit(Skipped("bench", f"{case.id}/{name}", reason))
                 continue
             entrants.append(_Entrant(name, implementation, read, memory))
-            if name == plan.baseline and plan.control:
-                entrants.append(_Entrant(control_name(name), implementation, read, memory))
+            if name == plan.baseline and plan.control and control not in self.implementations:
+                entrants.append(_Entrant(control, implementation, read, memory))
         return entrants
 
     def _warm_up(self, calls: Sequence[Call]) -> None:
@@ -349,6 +357,19 @@ class _Session:
                 if not result.passed:
                     reason = f"its output after timing is wrong: {result.detail}"
                     self.emit(Skipped("bench", f"{case.id}/{name}", reason))
+
+
+def _own_control(plan: Plan, usable: Collection[str]) -> dict[str, Implementation]:
+    """Where versions are raced, the control is one more copy of the baseline, with modules and state of its own.
+
+    The baseline and a control that share them keep each other's code warm, which looks like an advantage over the
+    rival; and what chance of memory layout does to a copy shows in the control too.
+    """
+    if not plan.versions or not plan.control or plan.baseline not in usable:
+        return {}
+    name = control_name(plan.baseline)
+    versions = {**plan.versions, name: plan.versions[plan.baseline]}
+    return {name: get(name, plan.operation, versions)}
 
 
 def _unfit(plan: Plan, verified: VerifyReport, unusable: Mapping[str, str]) -> dict[str, str]:

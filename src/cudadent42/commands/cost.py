@@ -35,11 +35,12 @@ def cost(context: typer.Context, ledger: LedgerOption = None, as_json: JsonOptio
     from cudadent42.commands.ledger import open_ledger
     from cudadent42.cost import rates
     from cudadent42.cost.account import Account, bill
-    from cudadent42.ledger import queries
     from cudadent42.tables import plain_table
 
     table = rates.load()
     opened = open_ledger(ledger)
+    from cudadent42.ledger import queries
+
     sessions, outside, starts = opened.read(
         lambda connection: (
             queries.session_lines(connection),
@@ -174,10 +175,12 @@ def _restart_of(rate: str, table: Rates, ledger: str | None) -> Restart:
     """What restarts take by the ledger; by the table where there is no ledger."""
     from cudadent42.commands.ledger import open_ledger
     from cudadent42.cost.account import restart_on_record
-    from cudadent42.ledger import queries
 
     try:
-        starts = open_ledger(ledger).read(queries.start_lines)
+        opened = open_ledger(ledger)
+        from cudadent42.ledger import queries
+
+        starts = opened.read(queries.start_lines)
     except LabError:
         if ledger is not None:
             raise

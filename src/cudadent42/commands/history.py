@@ -38,12 +38,13 @@ def history(
     from cudadent42.commands.ledger import open_ledger
     from cudadent42.errors import UsageError
     from cudadent42.history import tracks
-    from cudadent42.ledger import queries
     from cudadent42.suites.table import did_you_mean
 
     if output is not None and output.suffix not in (".html", ".svg"):
         raise UsageError(f"--output {output}: expected a name that ends in .html or .svg")
     opened = open_ledger(ledger)
+    from cudadent42.ledger import queries
+
     known = opened.read(queries.known_cases)
     if case is None:
         if as_json:

@@ -61,10 +61,10 @@ def list_runs(
     as_json: JsonOption = False,
 ) -> None:
     """Show the latest runs."""
+    opened = open_ledger(ledger)
     from cudadent42.ledger import queries
     from cudadent42.tables import plain_table
 
-    opened = open_ledger(ledger)
     lines = opened.read(lambda connection: queries.list_runs(connection, limit))
     if as_json:
         print_json({"ledger": opened.name, "runs": lines})
@@ -93,9 +93,9 @@ def list_runs(
 @ledger_app.command()
 def status(ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
     """Show where the ledger is, how much it holds and whether it is whole."""
+    opened = open_ledger(ledger)
     from cudadent42.ledger import queries
 
-    opened = open_ledger(ledger)
     opened.check()
     found = opened.read(queries.contents)
     if as_json:
@@ -114,12 +114,16 @@ def status(ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
 
 
 def open_ledger(named: str | None) -> Ledger:
-    """The ledger for reading. Raises LabError where there is none, or it cannot be used."""
+    """The ledger for reading. Raises LabError where there is none, or it cannot be used.
+
+    What needs SQLAlchemy is imported after this, which says so where it is missing.
+    """
     from cudadent42.errors import UsageError
     from cudadent42.ledger import require_location
-    from cudadent42.ledger.database import connect, exists
 
     location = require_location(named)
+    from cudadent42.ledger.database import connect, exists
+
     opened = connect(location) if exists(location) else None
     if opened is None or opened.is_empty():
         raise UsageError(

@@ -76,6 +76,7 @@ def compare(
     l2: CacheStateOption = None,
     output_dir: OutputOption = None,
     save_csv: SaveOption = True,
+    with_report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html.")] = True,
     ignore_preflight: IgnoreOption = False,
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
@@ -98,9 +99,9 @@ def compare(
         gate=gates.load(gate) if gate else None,
         save_samples=save_csv,
         ignore_preflight=ignore_preflight,
+        with_report=with_report,
     )
-
-    carry_out(partial(race.race, rev_a, rev_b, request), verbose, as_json, with_report=True)
+    carry_out(partial(race.race, rev_a, rev_b, request), verbose, as_json, with_report)
 
 
 def race_choices(choices: Choices) -> Choices:

@@ -201,6 +201,7 @@ def carry_out(start: Start, verbose: bool, as_json: bool, with_report: bool) -> 
 
 def _print_outcome(outcome: Outcome, verbose: bool, with_report: bool) -> None:
     from cudadent42 import tables
+    from cudadent42.report.facts import rivals_line
 
     console = console_for()
     print_line(console, tables.verify_line(outcome.verify))
@@ -213,5 +214,8 @@ def _print_outcome(outcome: Outcome, verbose: bool, with_report: bool) -> None:
     for line in tables.caution_lines(outcome.results):
         print_line(console, f"caution: {line}")
     print_line(console, tables.verdict_line(outcome.results))
+    against_others = rivals_line(outcome.results, outcome.results.candidate)
+    if against_others:
+        print_line(console, against_others)
     if outcome.gates:
         print_gates(outcome.gates)

@@ -18,6 +18,7 @@ from cudadent42.gates.records import (
     GateReport,
     Measured,
     OnFailure,
+    counts,
 )
 from cudadent42.records import Plan
 from cudadent42.runs import read_record, write_json
@@ -34,6 +35,7 @@ __all__ = [
     "OnFailure",
     "builtin_gates",
     "check",
+    "counts",
     "evaluate",
     "evidence_of",
     "judge",

@@ -48,9 +48,10 @@ def rebuild(
 
     Raises LabError where there is no ledger to write, or a root is not a folder.
     """
+    location = require_location(named)
     from cudadent42.ledger import store
 
-    return store.rebuild(require_location(named), roots, on_progress)
+    return store.rebuild(location, roots, on_progress)
 
 
 def require_location(named: str | None = None) -> Path | str:

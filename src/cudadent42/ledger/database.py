@@ -20,7 +20,7 @@ from sqlalchemy.pool import NullPool
 
 from cudadent42.errors import UsageError
 from cudadent42.folders import make_private
-from cudadent42.ledger.schema import SCHEMA_VERSION, meta, metadata
+from cudadent42.ledger.schema import SCHEMA_VERSION, VERSION_KEY, meta, metadata
 
 T = TypeVar("T")
 
@@ -31,7 +31,6 @@ _ATTEMPTS = 6
 """Of a transaction that two writers want to make with the same keys: the second finds the first one's rows and replaces
 them."""
 
-_VERSION_KEY = "schema_version"
 _WRITING = "ledger_writing"
 _CONNECT_TIMEOUT_S = 10
 
@@ -95,7 +94,7 @@ class Ledger:
         def make(connection: Connection) -> None:
             metadata.create_all(connection)
             if _version(connection) is None:
-                connection.execute(insert(meta).values(key=_VERSION_KEY, value=str(SCHEMA_VERSION)))
+                connection.execute(insert(meta).values(key=VERSION_KEY, value=str(SCHEMA_VERSION)))
 
         for attempt in range(_ATTEMPTS):
             try:
@@ -267,7 +266,7 @@ def _missing(connection: Connection) -> str:
 
 
 def _version(connection: Connection) -> int | None:
-    text = connection.execute(select(meta.c.value).where(meta.c.key == _VERSION_KEY)).scalar()
+    text = connection.execute(select(meta.c.value).where(meta.c.key == VERSION_KEY)).scalar()
     try:
         return None if text is None else int(text)
     except ValueError:

@@ -8,15 +8,16 @@ from typing import Any
 from sqlalchemy import Connection, RowMapping, Select, and_, case, func, select
 
 from cudadent42.ledger.schema import (
+    REBUILDING_KEY,
     cases,
     checkpoints,
     comparisons,
     machine_starts,
+    meta,
     metadata,
     runs,
     sessions,
 )
-from cudadent42.ledger.store import unfinished_rebuild
 from cudadent42.records import Verdict
 
 _CANDIDATE = "candidate"
@@ -140,12 +141,13 @@ def contents(connection: Connection) -> Contents:
     rows = {
         table.name: connection.execute(select(func.count()).select_from(table)).scalar_one()
         for table in metadata.sorted_tables
-        if table.name != "ledger_meta"
+        if table is not meta
     }
     samples, first, last = connection.execute(
         select(func.coalesce(func.sum(runs.c.samples), 0), func.min(runs.c.started), func.max(runs.c.started))
     ).one()
-    return Contents(dict(sorted(rows.items())), int(samples), first, last, unfinished_rebuild(connection))
+    unfinished = connection.execute(select(meta.c.value).where(meta.c.key == REBUILDING_KEY)).scalar()
+    return Contents(dict(sorted(rows.items())), int(samples), first, last, unfinished)
 
 
 def session_lines(connection: Connection) -> list[SessionLine]:

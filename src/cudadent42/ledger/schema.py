@@ -21,7 +21,11 @@ meta = Table(
     Column("key", _NAME, primary_key=True),
     Column("value", Text, nullable=False),
 )
-"""``schema_version``; ``rebuilding``: when a rebuild began that has not ended."""
+"""``VERSION_KEY``, and ``REBUILDING_KEY`` while a rebuild goes on or after it was killed."""
+
+VERSION_KEY = "schema_version"
+REBUILDING_KEY = "rebuilding"
+"""When it began."""
 
 runs = Table(
     "runs",

@@ -18,6 +18,7 @@ from cudadent42.ledger import starts
 from cudadent42.ledger.database import DamagedLedgerError, Ledger, connect
 from cudadent42.ledger.reading import Row, RunRows, read_run
 from cudadent42.ledger.schema import (
+    REBUILDING_KEY,
     RUN_PARTS,
     checkpoints,
     machine_starts,
@@ -32,7 +33,6 @@ _BATCH = 50
 
 DEFAULT_ROOTS = (Path("runs"), Path("sessions"))
 
-_REBUILDING = "rebuilding"
 _SKIPPED_FOLDERS = frozenset((".git", ".venv", "__pycache__", "node_modules"))
 
 OnProgress = Callable[[int, int], None]
@@ -114,7 +114,7 @@ def rebuild(
             raise UsageError(f"{root} is not a folder; expected one that holds run folders")
     ledger, moved_aside, known = _open_anew(location)
     places = _unique(roots or [path for path in DEFAULT_ROOTS if path.is_dir()])
-    ledger.write(lambda connection: _set_meta(connection, _REBUILDING, _now()))
+    ledger.write(lambda connection: _set_meta(connection, REBUILDING_KEY, _now()))
     run_folders, session_folders = _find((*places, *known))
     problems: list[str] = []
     seen_samples = seen_runs = 0
@@ -143,7 +143,7 @@ def rebuild(
     def finish(connection: Connection) -> int:
         _replace_starts(connection)
         forgotten = _forget_missing(connection)
-        connection.execute(delete(meta).where(meta.c.key == _REBUILDING))
+        connection.execute(delete(meta).where(meta.c.key == REBUILDING_KEY))
         return forgotten
 
     forgotten = ledger.write(finish)
@@ -158,12 +158,6 @@ def rebuild(
         roots=places,
         seconds=time.monotonic() - began_s,
     )
-
-
-def unfinished_rebuild(connection: Connection) -> str | None:
-    """When a rebuild began that was killed, or still goes on."""
-    found: str | None = connection.execute(select(meta.c.value).where(meta.c.key == _REBUILDING)).scalar()
-    return found
 
 
 def host() -> str:

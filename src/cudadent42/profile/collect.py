@@ -14,7 +14,7 @@ from pathlib import Path
 from cudadent42.build import OURS
 from cudadent42.cases import Case
 from cudadent42.errors import LabError, MachineNotReadyError
-from cudadent42.profile import ncu, ncu_install, perf, sass
+from cudadent42.profile import child, ncu, ncu_install, perf, sass
 from cudadent42.profile.metrics import read_counters
 from cudadent42.profile.quantities import with_quantities
 from cudadent42.profile.records import SCHEMA_VERSION, Launch, Profile, Source
@@ -110,13 +110,7 @@ def _ask(task: Task, wish: Wish) -> Answer:
         folder = Path(name)
         request = _write_request(task, wish, folder)
         try:
-            done = subprocess.run(
-                target_command(request),
-                env=target_environment(),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=TIMEOUT_S,
-            )
+            done = child.run(target_command(request), timeout_s=TIMEOUT_S, environment=target_environment())
         except subprocess.TimeoutExpired as error:
             raise LabError(
                 f"{wish.implementation} on {wish.case.id} was still running after {TIMEOUT_S:.0f} s; "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from cudadent42.errors import UsageError
@@ -12,18 +11,19 @@ from cudadent42.profile.quantities import quantities
 from cudadent42.profile.records import Profile, Source
 
 _SHOWN = (
-    ("time", "time_s"),
-    ("tensor cores busy", "tensor_share"),
-    ("memory busy", "dram_share"),
-    ("issue slots used", "issue_share"),
-    ("special function unit busy", "xu_share"),
-    ("shared-memory conflicts", "shared_conflict_share"),
-    ("waiting for loads", "long_scoreboard_share"),
-    ("waiting at barriers", "barrier_share"),
-    ("instructions", "instructions"),
-    ("bytes from and to memory", "dram_bytes"),
-    ("of the roofline", "roof_share"),
+    ("time", "time_s", "ms"),
+    ("tensor cores busy", "tensor_share", "%"),
+    ("memory busy", "dram_share", "%"),
+    ("issue slots used", "issue_share", "%"),
+    ("special function unit busy", "xu_share", "%"),
+    ("shared-memory conflicts", "bank_conflicts", "%"),
+    ("waiting for loads", "long_scoreboard_share", "%"),
+    ("waiting at barriers", "barrier_share", "%"),
+    ("instructions", "instructions", "count"),
+    ("bytes from and to memory", "dram_bytes", "bytes"),
+    ("of the roofline", "roof_share", "%"),
 )
+"""What it is called, the quantity, and how it is shown."""
 _SAME = 0.02
 """Relative change below which a number counts as the same."""
 
@@ -47,19 +47,18 @@ def changes(before: Profile, after: Profile) -> tuple[str, ...]:
     if Source.MODEL in (before.source, after.source) and before.source is not after.source:
         lines.append("careful: only one of the two has counters")
     old, new = quantities(before), quantities(after)
-    for words, name in _SHOWN:
+    for words, name, style in _SHOWN:
         if name in old and name in new:
-            line = _change(words, name, old[name].value, new[name].value)
+            line = _change(words, style, old[name].value, new[name].value)
             lines += [line] if line else []
     return tuple(lines or ["no number changed by more than 2 %"])
 
 
-def _change(words: str, name: str, old: float, new: float) -> str:
+def _change(words: str, style: str, old: float, new: float) -> str:
     largest = max(abs(old), abs(new))
     if largest == 0 or abs(new - old) <= _SAME * largest:
         return ""
-    style = "%" if name.endswith("_share") else "bytes" if name.endswith("_bytes") else "count"
-    if name == "time_s":
-        factor = f" ({old / new:.2f}x as fast)" if new > 0 and math.isfinite(new) else ""
+    if style == "ms":
+        factor = f" ({old / new:.2f}x as fast)" if new > 0 else ""
         return f"{words}: {old * 1e3:.4g} ms -> {new * 1e3:.4g} ms{factor}"
     return f"{words}: {shown(old, style)} -> {shown(new, style)}"

@@ -182,7 +182,7 @@ def _thresholds(known: Quantities) -> tuple[Threshold, ...]:
     not_tensor = "" if value("tensor_leads") == 1 else "not bound by matrix products"
     occupancy = "occupancy" if "occupancy" in known else "occupancy_limit"
     return (
-        below("shared-memory bank conflicts", "shared_conflict_share", 0.05),
+        below("shared-memory bank conflicts", "bank_conflicts", 0.05),
         above("occupancy", occupancy, 0.5, specialised),
         above("memory throughput", "dram_share", 0.5, not_memory),
         above("tensor pipe", "tensor_share", 0.6, not_tensor),

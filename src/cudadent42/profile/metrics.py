@@ -146,9 +146,9 @@ def derive(values: Mapping[str, float]) -> dict[str, float]:
             derived[name] = part / whole
 
     get = values.get
-    ratio("shared_conflict_share", get("shared_conflicts"), get("shared_wavefronts"))
+    ratio("bank_conflicts", get("shared_conflicts"), get("shared_wavefronts"))
     if "shared_conflicts" in values and get("shared_wavefronts") == 0:
-        derived["shared_conflict_share"] = 0.0
+        derived["bank_conflicts"] = 0.0
     if "local_loads" in values and "local_stores" in values:
         derived["local_instructions"] = values["local_loads"] + values["local_stores"]
         ratio("local_share", derived["local_instructions"], get("instructions"))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cudadent42.errors import LabError, MachineNotReadyError
+from cudadent42.profile import child
 from cudadent42.profile.metrics import RawMetric, light_set
 from cudadent42.profile.ncu_install import remedy, tool
 
@@ -92,14 +93,7 @@ def run(
     """
     with log.open("wb") as file:
         try:
-            done = subprocess.run(
-                arguments,
-                env=None if environment is None else dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                timeout=timeout_s,
-            )
+            done = child.run(arguments, timeout_s=timeout_s, environment=environment, output=file)
         except OSError as error:
             raise ProfilerFailedError(f"{arguments[0]} does not run: {error.strerror}") from error
         except subprocess.TimeoutExpired as error:

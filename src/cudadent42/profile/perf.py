@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cudadent42.profile import child
+
 EVENTS = ("instructions:u", "cycles:u", "cache-misses:u", "cache-references:u")
 _LINE_BYTES = 64
 _PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
@@ -50,9 +52,7 @@ def count(command: Sequence[str], folder: Path, environment: Mapping[str, str], 
         *command,
     ]
     try:
-        done = subprocess.run(
-            arguments, env=dict(environment), stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s
-        )
+        done = child.run(arguments, timeout_s=timeout_s, environment=environment)
     except (OSError, subprocess.TimeoutExpired) as error:
         return _none(f"perf did not finish: {error}")
     if done.returncode != 0 or not output.is_file():

@@ -14,7 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,14 +74,18 @@ class Answer:
 
 def serve(request: Request) -> Answer:
     """Do what is asked, in this process."""
-    from cudadent42 import implementations
     from cudadent42.device import synchronize, use_device
     from cudadent42.operations import numerics
+    from cudadent42.verify import load_all, no_mark
 
     plan = request.plan
     use_device(plan.device)
     case = next(case for case in plan.cases if case.id == request.case)
-    implementation = implementations.get(request.implementation, case.operation)
+    alone = replace(plan, implementations=(request.implementation,), baseline=request.implementation)
+    usable, reasons = load_all(alone, {}, 0, no_mark)
+    if request.implementation in reasons:
+        raise SystemExit(reasons[request.implementation])
+    implementation = usable[request.implementation]
     (inputs,) = numerics(case).input_sets(case, plan.seed, 1, plan.device)
     with implementation.context():
         call = implementation.prepare(case, inputs)

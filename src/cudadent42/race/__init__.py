@@ -84,21 +84,21 @@ def race_versions(
     opened: Callable[[RunWriter], None] = ignore_folder,
 ) -> Outcome:
     """``race`` of two versions that were exported."""
-    choices = replace(request.choices, implementations=())
-    return pipeline.run(
-        pipeline.Request(
-            choices,
-            request.device,
-            request.output,
-            request.command,
-            request.save_samples,
-            request.ignore_preflight,
-            request.with_report,
-            request.gate,
-            name_versions(*pair),
-        ),
-        observer,
-        opened,
+    return pipeline.run(pipeline_request(pair, request), observer, opened)
+
+
+def pipeline_request(pair: tuple[Version, Version], request: RaceRequest) -> pipeline.Request:
+    """A race as a run like any other."""
+    return pipeline.Request(
+        replace(request.choices, implementations=()),
+        request.device,
+        request.output,
+        request.command,
+        request.save_samples,
+        request.ignore_preflight,
+        request.with_report,
+        request.gate,
+        name_versions(*pair),
     )
 
 

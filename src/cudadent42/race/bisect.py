@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
+from cudadent42 import pipeline
 from cudadent42.errors import BuildFailedError, ExitCode, LabError, UsageError
-from cudadent42.gates import Decision, GateFile, GateReport
-from cudadent42.plan import Choices
+from cudadent42.gates import Decision, GateFile, GateReport, counts
+from cudadent42.pipeline import Outcome, Prepared
+from cudadent42.plan import Choices, for_versions
 from cudadent42.progress import Observer
-from cudadent42.race import Outcome, RaceRequest, race_versions
+from cudadent42.race import RaceRequest, ignore_folder, pipeline_request
 from cudadent42.race.history import Bisection, Mark, parent_of, subject
 from cudadent42.race.journal import Journal
 from cudadent42.race.sources import PACKAGE_FOLDERS, WORKING_TREE, as_folder, export, repository_root, resolve
@@ -145,6 +147,8 @@ class _Search:
         self._folder = folder
         self._journal = journal
         self._good = export(setup.good, root, setup.entry)
+        self._prepared: Prepared | None = None
+        """The machine is looked at once, before the first race."""
 
     def run(self) -> BisectResult:
         ends = self._judged(Role.ENDPOINTS, self._setup.bad, self._good)
@@ -193,7 +197,7 @@ class _Search:
         for attempt in (1, 2):
             folder = self._run_folder(commit)
             try:
-                outcome = self._race(parent, child, attempt, folder)
+                outcome = self._race(role, parent, child, attempt, folder)
             except BuildFailedError as error:
                 return Step(
                     role, commit, Mark.SKIP, f"it does not build: {error}", self._name(folder), child.digest
@@ -212,17 +216,22 @@ class _Search:
         alike = (step for step in self._journal.entries if step.digest == child.digest)
         return next((step for step in alike if step.role is not Role.CONFIRMATION), None)
 
-    def _race(self, parent: Version, child: Version, attempt: int, folder: Path) -> Outcome:
-        choices = self._request.choices
+    def _race(self, role: Role, parent: Version, child: Version, attempt: int, folder: Path) -> Outcome:
+        """With a report where it is evidence; of a step one can be had from its run folder."""
+        request = replace(self._request, output=folder, with_report=role is not Role.STEP)
+        run = pipeline_request((parent, child), request)
+        observer = _Quiet(self._observer)
+        if self._prepared is None:
+            self._prepared = pipeline.prepare(run, observer)
+        plan = for_versions(self._prepared.plan, run.versions)
         if attempt > 1:
-            choices = replace(
-                choices,
-                precision=choices.precision and RETRY_PRECISION * choices.precision,
-                repeats=choices.repeats and int(RETRY_BUDGET * choices.repeats),
-                budget_s=choices.budget_s and RETRY_BUDGET * choices.budget_s,
+            plan = replace(
+                plan,
+                precision=plan.precision and RETRY_PRECISION * plan.precision,
+                repeats=int(RETRY_BUDGET * plan.repeats),
+                budget_s=plan.budget_s and RETRY_BUDGET * plan.budget_s,
             )
-        request = replace(self._request, choices=choices, output=folder)
-        return race_versions((parent, child), request, _Quiet(self._observer))
+        return pipeline.execute(replace(self._prepared, plan=plan), run, observer, ignore_folder)
 
     def _read(self, role: Role, commit: str, child: Version, outcome: Outcome) -> Step:
         """A race as a judgement."""
@@ -250,9 +259,9 @@ class _Search:
 
 
 def _deciding(report: GateReport) -> str:
-    """The line of the first gate that decided."""
-    for outcome in report.outcomes:
-        if outcome.decision is report.decision:
+    """The line of the last gate that decided: those of files that come along go from the general to the particular."""
+    for outcome in reversed(report.outcomes):
+        if outcome.decision is report.decision and counts(outcome.gate):
             lines = GateReport(report.file, (outcome,)).lines()
             return " ".join(lines[0].split())
     return report.decision.value

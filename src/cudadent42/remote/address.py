@@ -10,9 +10,7 @@ from cudadent42.errors import UsageError
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}|\[[0-9A-Fa-f:.]{2,45}\]")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-_CLOUD_NAME = re.compile(r"[a-z][a-z0-9-]{0,62}")
-_PROJECT = re.compile(r"[a-z][a-z0-9.:-]{0,98}")
-_EXPECTED = "expected ssh://[user@]host[:port] or gce://PROJECT/ZONE/INSTANCE"
+_EXPECTED = "expected ssh://[user@]host[:port]"
 _MAX_PORT = 65535
 
 
@@ -34,39 +32,12 @@ class SshAddress:
         return f"ssh://{self.user + '@' if self.user else ''}{self.host}{port}"
 
 
-@dataclass(frozen=True)
-class GceAddress:
-    """A Compute Engine instance, reached with the user's ``gcloud``."""
-
-    project: str
-    zone: str
-    instance: str
-
-    def __str__(self) -> str:
-        return f"gce://{self.project}/{self.zone}/{self.instance}"
-
-
-Address = SshAddress | GceAddress
-
-
-def parse(text: str) -> Address:
+def parse(text: str) -> SshAddress:
     """The address that ``text`` names. Raises UsageError."""
-    scheme, separator, rest = text.partition("://")
-    if scheme == "ssh" and separator:
-        return _ssh(text, rest)
-    if scheme == "gce" and separator:
-        parts = rest.split("/")
-        if (
-            len(parts) == 3
-            and _PROJECT.fullmatch(parts[0])
-            and all(_CLOUD_NAME.fullmatch(part) for part in parts[1:])
-        ):
-            return GceAddress(*parts)
-    raise UsageError(f"{text!r} is no address of a machine; {_EXPECTED}")
-
-
-def _ssh(text: str, rest: str) -> SshAddress:
-    user, at, place = rest.rpartition("@")
+    scheme, separator, place = text.partition("://")
+    if scheme != "ssh" or not separator:
+        raise UsageError(f"{text!r} is no address of a machine; {_EXPECTED}")
+    user, at, place = place.rpartition("@")
     host, colon, port = place, "", ""
     if not place.endswith("]"):
         host, colon, port = place.rpartition(":") if ":" in place else (place, "", "")

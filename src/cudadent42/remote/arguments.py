@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cudadent42.errors import UsageError
-from cudadent42.implementations import is_plug_in, plug_in_file
+from cudadent42.implementations import is_kernel_file, is_plug_in, plug_in_file
 from cudadent42.plan import Choices
 
 
@@ -34,6 +34,8 @@ def forwarded(choices: Choices, root: Path, here: Path) -> tuple[str, ...]:
 
 
 def _implementation(name: str, root: Path, here: Path) -> str:
+    if is_kernel_file(name):
+        return _within(str(plug_in_file(name)), root, here)
     if not is_plug_in(name):
         return name
     _, _, attribute = name.rpartition(":")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cudadent42.errors import UsageError
-from cudadent42.remote.address import Address, check_name, parse
+from cudadent42.remote.address import SshAddress, check_name, parse
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -26,7 +26,7 @@ DEFAULT_FOLDER = "cudadent42-remote"
 @dataclass(frozen=True)
 class Remote:
     name: str
-    address: Address
+    address: SshAddress
     folder: str = DEFAULT_FOLDER
     """Where runs happen there; relative to the home of that user."""
     python: str = ""

@@ -17,7 +17,6 @@ from typing import TypeVar
 from cudadent42.errors import LabError
 from cudadent42.remote import job as jobs
 from cudadent42.remote import record
-from cudadent42.remote.address import SshAddress
 from cudadent42.remote.hosts import Remote, get
 from cudadent42.remote.job import JobState, Place
 from cudadent42.remote.record import JobRecord
@@ -50,9 +49,7 @@ class Returned:
 
 
 def place_of(remote: Remote) -> Place:
-    """The project's folder on ``remote``. Raises LabError where this kind of address cannot be reached yet."""
-    if not isinstance(remote.address, SshAddress):
-        raise LabError(f"{remote.name} is {remote.address}; only ssh:// addresses can be run on")
+    """The project's folder on ``remote``."""
     return Place(connect(remote.address), remote)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
-from cudadent42.records import TimerKind, Verdict
+from cudadent42.records import Plan, Results, TimerKind, Verdict
 from cudadent42.report import text
+from cudadent42.report.rivals import rivals
 from cudadent42.report.view import View
 from flashmoe_science.jit.records import KernelBuild
 
@@ -27,7 +28,7 @@ def run_facts(view: View) -> Rows:
         ("device", text.clean(plan.device)),
         ("suite", f"{text.clean(plan.suite)}, {text.plural(len(plan.cases), 'case')}"),
         ("implementations", ", ".join(map(text.implementation, plan.implementations))),
-        ("blocks per case", f"{plan.repeats:,} after {plan.warmup:,} of warm-up"),
+        ("blocks per case", _blocks(plan)),
         ("timed", _TIMED[plan.timer] + f", {plan.cache.value} cache"),
         ("seed", str(plan.seed)),
         ("margin", f"±{text.percent(plan.margin)}"),
@@ -40,6 +41,13 @@ def run_facts(view: View) -> Rows:
         rows.append(("source", text.clean(f"{revision.commit[:12]}{branch}, {state}")))
     rows += [(name, text.clean(value)) for name, value in sorted(manifest.environment.items())]
     return rows
+
+
+def _blocks(plan: Plan) -> str:
+    line = f"{plan.repeats:,} after {plan.warmup:,} of warm-up"
+    if plan.precision is not None:
+        line = f"until ±{text.percent(plan.precision)}, at most {line}"
+    return line if plan.budget_s is None else f"{line}, within {plan.budget_s:g} s"
 
 
 def machine_facts(view: View) -> Rows:
@@ -116,6 +124,19 @@ def control_line(view: View) -> str:
         floor = text.percent(results.noise_floor)
         line += f" The noise floor, the 95th percentile of the ratios' distance from 1, is {floor}."
     return line
+
+
+def rivals_line(results: Results | None, candidate: str) -> str:
+    """How the candidate stands against the fastest other implementation of each cell; empty where there is but one."""
+    found = rivals(results) if results else None
+    if found is None:
+        return ""
+    closest = found.closest
+    return (
+        f"Against the fastest other implementation of each case {text.implementation(candidate)} is at "
+        f"{text.ratio(found.geomean)} in the geometric mean of medians, at least {text.ratio(closest.ratio)} "
+        f"({text.clean(closest.cell)}, {text.implementation(closest.implementation)})."
+    )
 
 
 def roofline_line(view: View) -> str:

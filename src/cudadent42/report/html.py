@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from cudadent42.records import VerifiedCase
-from cudadent42.report import facts, keys, notices, profile, svg, text
+from cudadent42.report import facts, gates, keys, notices, profile, svg, text
 from cudadent42.report.cases import CaseRow, shares_of_bound
 from cudadent42.report.figures.control import control
 from cudadent42.report.figures.errors import errors
@@ -54,6 +54,7 @@ def render(view: View) -> str:
     figures = _figures(view, sheet)
     cards = _cards(view, samples, sheet)
     profiled = profile.section(view.profiled, sheet) if view.profiled else None
+    judged = gates.gate_report(view)
     return environment.get_template("report.html.j2").render(
         view=view,
         version=manifest.version,
@@ -73,6 +74,9 @@ def render(view: View) -> str:
         flagged=any(row.comparison and row.comparison.flagged_blocks for row in view.rows),
         groups=[(text.clean(dtype), _group(view, dtype)) for dtype in view.dtypes],
         others=_others(view),
+        rivals_line=facts.rivals_line(view.run.results, view.candidate_name),
+        gate_line=gates.headline(judged) if judged else "",
+        gate_rows=gates.rows(judged) if judged else [],
         cards=cards,
         sample_line=_sample_line(view, samples),
         lane_key=keys.lane_key(view, samples),

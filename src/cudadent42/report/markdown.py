@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
-from cudadent42.report import facts, notices, text
+from cudadent42.report import facts, gates, notices, text
 from cudadent42.report.cases import CaseRow, shares_of_bound
 from cudadent42.report.view import Tone, View
 
@@ -21,7 +21,10 @@ def render(view: View) -> str:
         escape(view.subline) + ".",
         *_notices(view),
         *_tally(view),
-        _table(view),
+        "" if view.profile_alone else _table(view),
+        *_gates(view),
+        *_profile(view),
+        escape(facts.rivals_line(view.run.results, view.candidate_name)),
         escape(view.verification_line),
         escape(facts.control_line(view)),
         escape(facts.roofline_line(view)),
@@ -45,6 +48,31 @@ def _notices(view: View) -> Iterable[str]:
             *(f"> * {escape(x)}" for x in notice.lines),
         ]
         yield "\n".join(lines)
+
+
+def _profile(view: View) -> Iterable[str]:
+    """The ranked causes, and what to do next."""
+    if view.profiled is None:
+        return
+    diagnosis = view.profiled.diagnosis
+    subject = f"{text.clean(diagnosis.case)}, {text.implementation(diagnosis.implementation)}"
+    yield f"**Where the time goes: {escape(subject)}.** {escape(diagnosis.summary)}"
+    if diagnosis.causes:
+        head = "| cause | at most | known | evidence | try first |\n| --- | ---: | --- | --- | --- |"
+        rows = (
+            f"| {escape(one.title)} | {100 * one.gain:.0f} % | {one.certainty.value} "
+            f"| {escape(one.evidence)} | {escape(one.experiment)} |"
+            for one in diagnosis.causes
+        )
+        yield "\n".join([head, *rows])
+    yield f"Next: {escape(diagnosis.next_step)}"
+
+
+def _gates(view: View) -> Iterable[str]:
+    judged = gates.gate_report(view)
+    if judged is not None:
+        lines = [f"* {escape(' '.join(line.split()))}" for line in judged.lines()]
+        yield "\n".join([escape(gates.headline(judged)), "", *lines])
 
 
 def _tally(view: View) -> Iterable[str]:

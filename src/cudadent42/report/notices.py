@@ -156,9 +156,11 @@ def _flagged(results: Results) -> Notice | None:
     flagged = sum(comparison.flagged_blocks for comparison in results.cases)
     if not flagged:
         return None
-    blocks = sum(comparison.blocks for comparison in results.cases)
+    left_out = sum(comparison.left_out for comparison in results.cases)
+    blocks = sum(comparison.blocks for comparison in results.cases) + left_out
     tone = Tone.WARN if flagged > _NOISY * blocks else Tone.NEUTRAL
-    return Notice(tone, f"{flagged:,} of {text.plural(blocks, 'paired block')} saw a disturbance")
+    title = f"{flagged:,} of {text.plural(blocks, 'paired block')} saw a disturbance"
+    return Notice(tone, title + (f"; {left_out:,} left out" if left_out else ""))
 
 
 def not_measured(view: View) -> tuple[str, ...]:

@@ -233,9 +233,17 @@ class View:
     # ------------------------------------------------------------ statements
 
     @property
+    def profile_alone(self) -> bool:
+        """Whether the folder holds a profile of one case and was not meant to hold a comparison."""
+        nothing = self.run.results is None and self.run.verify is None and not self.run.samples
+        return nothing and self.profiled is not None and self.run.manifest.status is RunStatus.FINISHED
+
+    @property
     def complete(self) -> bool:
         """Every case of the plan is either compared or skipped for a stated reason."""
         results = self.run.results
+        if self.profile_alone:
+            return True
         if results is None or self.run.manifest.status is not RunStatus.FINISHED:
             return False
         return self.alone or all(row.comparison or self.skip_reason(row.case) for row in self.rows)
@@ -258,6 +266,10 @@ class View:
             names = dict.fromkeys(text.implementation(c.implementation) for c in self.failures)
             inputs = len({c.case for c in self.failures})
             return f"Verification failed: {', '.join(names)} on {text.plural(inputs, 'case')}"
+        if self.profiled is not None and self.profile_alone:
+            diagnosis = self.profiled.diagnosis
+            first = diagnosis.causes[0].title if diagnosis.causes else "nothing stands out"
+            return text.clean(f"Profile of {diagnosis.case}: {first[0].lower()}{first[1:]}")
         if results is not None and self.alone:
             return f"Only {self.baseline} was measured, so there is nothing to compare"
         if results is None:
@@ -277,6 +289,8 @@ class View:
         results = self.run.results
         if self.failures:
             return Tone.BAD
+        if self.profile_alone:
+            return Tone.NEUTRAL
         if results is None or not results.cases:
             return Tone.WARN
         return {Verdict.FASTER: Tone.GOOD, Verdict.SLOWER: Tone.BAD}.get(results.verdict, Tone.NEUTRAL)
@@ -285,6 +299,8 @@ class View:
     def subline(self) -> str:
         """What the headline's number rests on."""
         results = self.run.results
+        if self.profiled is not None and self.profile_alone:
+            return f"{text.implementation(self.profiled.profile.implementation)} on {self.device}"
         if results is None or not results.cases:
             return f"{text.plural(len(self.run.plan.cases), 'case')} planned on {self.device}"
         mean = f" {text.ratio(results.speedup_geomean)}" if self.failures else ""

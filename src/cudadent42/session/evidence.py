@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from cudadent42.errors import UsageError
@@ -20,11 +21,12 @@ def of_state(state: State, run: Path | None = None) -> PatternEvidence:
     found = PatternEvidence((Log("session", "\n".join(state.warnings)),), metrics)
     if run is not None:
         try:
-            found = (
-                of_run(run) | found
-            )  # what the session knows of the change counts more than the run's own diff
+            own = of_run(run)
         except UsageError:  # the run was cut off before it had a manifest
             return found
+        # What changed is what the session compared, not what the lab's tree differs in from its commit.
+        metrics = {name: value for name, value in own.metrics.items() if name != "changed_things"}
+        found = replace(own, metrics=metrics) | found
     if state.profiled is not None:
         found |= PatternEvidence(metrics={"profiled": 1.0})
     return found

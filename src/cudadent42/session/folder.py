@@ -190,7 +190,7 @@ def _place(temporary: Path, folder: Path, name: str) -> Path:
 def _hide(folder: Path) -> None:
     ignore = folder / ".gitignore"
     if not ignore.exists():
-        _write(ignore, _HIDE.encode())
+        write_file(ignore, _HIDE.encode())
 
 
 def _stamp(instant: Instant) -> str:

@@ -308,6 +308,9 @@ def _offer(desk: Desk, attempt: Attempt, step: Step, choice: Choice, asks: Asks)
 
 
 def _revert(desk: Desk, attempt: Attempt) -> Step:
+    desk.tree.to_revert(
+        desk.local(attempt.parent), desk.local(attempt.commit)
+    )  # refuses before anything is begun
     desk.record(Reverting(attempt.number))
     paths = take_back(desk, attempt.number)
     said = f"attempt {attempt.number} is taken back ({', '.join(paths) or 'nothing was left of it'})"

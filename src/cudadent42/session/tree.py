@@ -32,6 +32,9 @@ _IDENTITY = {
 }
 _ABSENT = ""
 
+_SOURCE = (":/", ":(top,exclude)sessions")
+"""Everything but the sessions, which change while they watch the source, ignored or not."""
+
 
 @dataclass(frozen=True)
 class Tree:
@@ -50,7 +53,7 @@ class Tree:
         head = self.head()
         with self._index() as environment:
             self._run("read-tree", head, environment=environment)
-            self._run("add", "--update", "--", ":/", environment=environment)
+            self._run("add", "--update", "--", *_SOURCE, environment=environment)
             names = b"".join(name + b"\0" for name in self._untracked())
             self._run("update-index", "--add", "-z", "--stdin", environment=environment, given=names)
             return self._commit(environment, head)
@@ -96,8 +99,27 @@ class Tree:
     def revert(self, old: str, new: str) -> tuple[str, ...]:
         """Take back what ``new`` changed over ``old``, file by file; the paths. What was reverted before stays so.
 
-        Raises UsageError, with nothing touched, where a file is neither as in ``new`` nor as in ``old``: somebody has
-        worked on it since.
+        Raises UsageError, with nothing touched, as `to_revert` does.
+        """
+        wanted = self.to_revert(old, new)
+        restored = [path for path, blob in wanted.items() if blob != _ABSENT]
+        if restored:
+            self._run(
+                "restore",
+                f"--source={old}",
+                "--worktree",
+                "--",
+                *(f":(top,literal){path}" for path in restored),
+            )
+        for path, blob in wanted.items():
+            if blob == _ABSENT:
+                (self.root / path).unlink(missing_ok=True)
+        return tuple(wanted)
+
+    def to_revert(self, old: str, new: str) -> dict[str, str]:
+        """The files that `revert` would bring back to ``old``, with their content's name there; empty for none.
+
+        Raises UsageError where a file is neither as in ``new`` nor as in ``old``: somebody has worked on it since.
         """
         before, after = self._blobs(old, new)
         now = {path: self._blob(path) for path in before}
@@ -107,20 +129,7 @@ class Tree:
                 f"{', '.join(sorted(touched)[:5])} changed since the attempt, so it is not reverted; the attempt's "
                 "diff is in the session folder: take it back by hand, or give --keep"
             )
-        wanted = [path for path in before if now[path] != before[path]]
-        restored = [path for path in wanted if before[path] != _ABSENT]
-        if restored:
-            self._run(
-                "restore",
-                f"--source={old}",
-                "--worktree",
-                "--",
-                *(f":(top,literal){path}" for path in restored),
-            )
-        for path in wanted:
-            if before[path] == _ABSENT:
-                (self.root / path).unlink(missing_ok=True)
-        return tuple(wanted)
+        return {path: blob for path, blob in before.items() if now[path] != blob}
 
     def _blobs(self, old: str, new: str) -> tuple[dict[str, str], dict[str, str]]:
         """Content of every file that differs, in the one and in the other."""
@@ -140,7 +149,7 @@ class Tree:
         return self._text("hash-object", "--path", path, "--", str(file)).strip()
 
     def _untracked(self) -> Iterator[bytes]:
-        listed = self._run("ls-files", "-z", "--others", "--exclude-standard", "--full-name", "--", ":/")
+        listed = self._run("ls-files", "-z", "--others", "--exclude-standard", "--full-name", "--", *_SOURCE)
         for name in listed.split(b"\0"):
             path = self.root / os.fsdecode(name)
             if name and path.is_file() and path.stat().st_size <= UNTRACKED_LIMIT:

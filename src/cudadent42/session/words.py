@@ -123,7 +123,7 @@ def next_step(state: State) -> str:
 
 def outcome_word(outcome: AttemptOutcome) -> str:
     return {
-        AttemptOutcome.OPEN: "cut off",
+        AttemptOutcome.OPEN: "not decided",
         AttemptOutcome.PASSED: "passed",
         AttemptOutcome.FAILED: "did not pass",
         AttemptOutcome.KEPT: "did not pass, kept",

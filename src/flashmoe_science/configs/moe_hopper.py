@@ -24,19 +24,17 @@ class MoeHopperConfiguration:
     step: int
     """Tiles with fewer tokens are as wide as a multiple of this."""
     stages: int
-    cluster: int
-    """Blocks that take the same weights at once, 1 or 2."""
 
     @property
     def shared_bytes(self) -> int:
         """Tiles, barriers, and what rounding the start up to 1024 bytes may take."""
-        barriers = 16 * (self.stages + 4)
-        tiles = 2 * 32 + 2 * 16
+        barriers = 16 * (self.stages + 2)
+        tiles = 2 * 16
         return self.stages * (WEIGHT_ROWS + self.tokens) * _ROW_BYTES + barriers + tiles + 1024
 
 
-WIDE = MoeHopperConfiguration(tokens=192, step=16, stages=4, cluster=2)
-NARROW = MoeHopperConfiguration(tokens=64, step=32, stages=5, cluster=1)
+WIDE = MoeHopperConfiguration(tokens=192, step=16, stages=4)
+NARROW = MoeHopperConfiguration(tokens=64, step=32, stages=5)
 _NARROW_UP_TO = 48.0
 """Mean rows of an expert up to which the narrow tile holds nearly every expert's."""
 

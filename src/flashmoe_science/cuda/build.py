@@ -17,9 +17,20 @@ from flashmoe_science.jit.records import KernelBuild
 
 def kernels(architectures: Iterable[str]) -> list[CudaKernel]:
     """Every kernel and configuration that a call could take on these (``sm_90``, ``sm_90a``)."""
+    names = list(architectures)
+    return attention_kernels(names) + moe_kernels(names)
+
+
+def attention_kernels(architectures: Iterable[str]) -> list[CudaKernel]:
+    """Those of attention."""
     names = dict.fromkeys(base_architecture(name) for name in architectures)
-    attention = [kernel for name in names for kind in KernelKind for kernel in module(kind).kernels(name)]
-    return attention + [kernel for name in names for kernel in moe.kernels(name)]
+    return [kernel for name in names for kind in KernelKind for kernel in module(kind).kernels(name)]
+
+
+def moe_kernels(architectures: Iterable[str]) -> list[CudaKernel]:
+    """Those of the mixture of experts and its routing."""
+    names = dict.fromkeys(base_architecture(name) for name in architectures)
+    return [kernel for name in names for kernel in moe.kernels(name)]
 
 
 def build(architectures: Iterable[str], cache: CompileCache | None = None) -> list[KernelBuild]:

@@ -55,7 +55,7 @@ def test_names_to_ask_for_are_unique() -> None:
 
 def test_ratios_without_their_parts_are_left_out() -> None:
     assert derive({"shared_conflicts": 5.0}) == {}
-    assert derive({"shared_conflicts": 0.0, "shared_wavefronts": 0.0}) == {"shared_conflict_share": 0.0}
+    assert derive({"shared_conflicts": 0.0, "shared_wavefronts": 0.0}) == {"bank_conflicts": 0.0}
 
 
 @pytest.mark.parametrize(("waves", "tail"), [(1.0, 0.0), (1.1, 0.45), (2.0, 0.0), (0.5, 0.5), (7.76, 0.03)])

@@ -57,7 +57,7 @@ HOSTILE = (
 
 
 def place(server: Server, folder: str = "a folder", python: str | None = None) -> Place:
-    return Place(connect(parse(server.address)), Remote("there", parse(server.address), folder, python or ""))  # type: ignore[arg-type]
+    return Place(connect(parse(server.address)), Remote("there", parse(server.address), folder, python or ""))
 
 
 def fake(tmp_path: Path, **variables: str) -> str:
@@ -248,7 +248,7 @@ def test_a_damaged_answer(server: Server) -> None:
 )
 def test_nothing_in_an_argument_is_executed(server: Server, words: list[str]) -> None:
     """200 lists of hostile words arrive byte for byte, through the login shell and sh."""
-    connection = connect(parse(server.address))  # type: ignore[arg-type]
+    connection = connect(parse(server.address))
     done = call(connection, 'for word; do printf "%s\\0" "$word"; done', *words)
     assert done.exit_code == 0
     assert done.output == b"".join(word.encode() + b"\0" for word in words)

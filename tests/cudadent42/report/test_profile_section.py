@@ -95,3 +95,21 @@ def test_an_earlier_folder_must_have_a_profile(tmp_path: Path) -> None:
     run = folder(tmp_path / "run", "product")
     with pytest.raises(UsageError, match="has no profile"):
         report.write(run, before=RESULTS / "2026-11-20-h200-small-call")
+
+
+def test_a_folder_with_nothing_but_a_profile_is_no_failed_run(tmp_path: Path) -> None:
+    run = folder(tmp_path / "run", "unswizzled")
+    for name in ("results.json", "verify.json", "samples.csv"):
+        (run / name).unlink()
+    paths = report.write(run)
+    page = paths.html.read_text()
+    assert "Profile of &lt;tile&gt;/bf16: shared-memory bank conflicts" in page
+    assert "ended without" not in page
+    assert 'id="cases"' not in page
+    assert paths.speedup_svg is None
+
+
+def test_the_causes_are_in_the_markdown(tmp_path: Path) -> None:
+    text = report.write(folder(tmp_path / "run", "spilled")).markdown.read_text()
+    assert "| Registers spilled to local memory | 97 % | measured |" in text
+    assert "Next: Lower the blocks per multiprocessor" in text

@@ -99,9 +99,9 @@ def _plug_in(function: Callable[..., Any]) -> Callable[[AttentionCase, Attention
 
 
 def _cuda_kernels(architectures: Sequence[str]) -> list[CudaKernel]:
-    from flashmoe_science import cuda
+    from flashmoe_science.cuda.build import attention_kernels
 
-    return cuda.kernels(architectures)
+    return attention_kernels(architectures)
 
 
 def _needed(kernels: Sequence[CudaKernel], cases: Sequence[AttentionCase]) -> list[CudaKernel]:

@@ -23,6 +23,10 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "silu_no_mul", "gelu_no_mul", "relu2
 _SIZE_STEP = 16
 _ELEMENT_BF16 = {"bf16": 1, "fp16": 0}
 """The CUDA kernels' macro for the dtypes that they take."""
+_NO_ACTIVATION = 0
+"""Their macro for the second product; 1 and up are ``ACTIVATIONS``."""
+_ROUTER = "topk_routing"
+"""The function of a kernel that ``fused_moe`` does not call."""
 
 
 def _parse_case(table: Table, name: str, dtype: str) -> MoeCase:
@@ -92,13 +96,26 @@ def _plug_in(function: Callable[..., Any]) -> Callable[[MoeCase, MoeInputs], Cal
 
 
 def _cuda_kernels(architectures: Sequence[str]) -> list[CudaKernel]:
-    return []
+    from flashmoe_science.cuda.build import moe_kernels
+
+    return moe_kernels(architectures)
 
 
 def _needed(kernels: Sequence[CudaKernel], cases: Sequence[MoeCase]) -> list[CudaKernel]:
-    """Those of the cases' dtypes."""
-    wanted = {_ELEMENT_BF16[case.dtype] for case in cases if case.dtype in _ELEMENT_BF16}
-    return [kernel for kernel in kernels if kernel.macros.get("ELEMENT_BF16") in {None, *wanted}]
+    """Those of the cases' dtypes and activations, for ids of 32 bits as `inputs` makes them; none of the routing."""
+    wanted = {
+        "ELEMENT_BF16": {_ELEMENT_BF16[case.dtype] for case in cases if case.dtype in _ELEMENT_BF16},
+        "ACTIVATION": {_NO_ACTIVATION, *(1 + ACTIVATIONS.index(case.activation) for case in cases)},
+        "IDS64": {0},
+    }
+    if not wanted["ELEMENT_BF16"]:
+        return []
+    return [
+        kernel
+        for kernel in kernels
+        if kernel.function != _ROUTER
+        and all(kernel.macros.get(name, min(values)) in values for name, values in wanted.items())
+    ]
 
 
 def _numerics() -> Numerics[MoeCase, MoeInputs]:

@@ -18,6 +18,7 @@ _HEAD = 26.0
 _LEFT = 50.0
 _GAP = 28.0
 _FOOT = 46.0
+_THOUSANDS_FROM = 1e5
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def draw_grid(axes: Axes, frame: Frame, height: float) -> None:
     for tick in marks.ratio_ticks(*frame.rate, 8):
         marks.rule(axes, frame.intensity, (tick, tick), Role.RULE, 0.8, zorder=0)
         axes.annotate(
-            f"{tick:,.5g}",
+            _rate_label(tick),
             (frame.intensity[0], tick),
             (-7, 0),
             textcoords="offset points",
@@ -119,6 +120,11 @@ def draw_grid(axes: Axes, frame: Frame, height: float) -> None:
         va="center_baseline",
         annotation_clip=False,
     )
+
+
+def _rate_label(rate: float) -> str:
+    """A round number of GFLOP/s; in thousands where it would not fit the margin."""
+    return f"{rate:,.5g}" if rate < _THOUSANDS_FROM else f"{rate / 1e3:,.5g}k"
 
 
 def draw_ceilings(axes: Axes, frame: Frame, peak: tuple[str, float] | None, bandwidth: float) -> None:

@@ -81,6 +81,14 @@ def kernels(architecture: str) -> list[CudaKernel]:
 def check(problem: MoeProblem, configuration: Any) -> None:
     if not isinstance(configuration, FewConfiguration):
         raise InputError(f"the way for few tokens takes a FewConfiguration, not {configuration!r}")
+    if configuration.direct and FewWay.TILES in (configuration.up.way, configuration.down.way):
+        raise InputError(
+            f"({configuration.label}): rows of one's own need sorted slots; take another way or direct=False"
+        )
+    if configuration.up.way is FewWay.COMBINED:
+        raise InputError(
+            f"({configuration.label}): the first product cannot combine; take another way for it"
+        )
     if not _countable(problem, configuration):
         most = _most_slots(configuration)
         raise InputError(

@@ -90,7 +90,6 @@ def kernel(tile: MoeHopperConfiguration, activation: Activation | None, dtype: t
             "TOKENS": tile.tokens,
             "STEP": tile.step,
             "STAGES": tile.stages,
-            "CLUSTER": tile.cluster,
             "GATHER": int(activation is not None),
             "ACTIVATION": 0 if activation is None else _MACRO[activation],
             "ELEMENT_BF16": int(dtype == torch.bfloat16),
@@ -98,7 +97,6 @@ def kernel(tile: MoeHopperConfiguration, activation: Activation | None, dtype: t
         },
         threads_per_block=configs.THREADS,
         dynamic_shared_bytes=tile.shared_bytes,
-        cluster_blocks=tile.cluster,
     )
 
 
@@ -181,8 +179,9 @@ def plan(
     def product(activation: Activation | None, inner: int, columns: int, weight_rows: int) -> Launcher:
         compiled = kernel(tile, activation, problem.dtype)
         function = load(compiled, device.index, capturing, allow_defects=allow_defects)
-        blocks = device.multiprocessors // tile.cluster * tile.cluster
-        launcher = Launcher(function, (blocks, 1, 1), compiled, _ARGUMENT_BYTES, dependent=True)
+        launcher = Launcher(
+            function, (device.multiprocessors, 1, 1), compiled, _ARGUMENT_BYTES, dependent=True
+        )
         _REST.pack_into(
             launcher.buffer,
             _POINTERS_AT + _POINTERS.size,
@@ -197,8 +196,8 @@ def plan(
     up = product(problem.activation, problem.hidden, problem.intermediate, problem.w13_rows)
     down = product(None, problem.intermediate, problem.hidden, problem.hidden)
     maps = (
-        _first_weight_map(up, problem, tile),
-        _plain_weight_map(down, problem, tile, problem.intermediate, problem.hidden),
+        _first_weight_map(up, problem),
+        _plain_weight_map(down, problem, problem.intermediate, problem.hidden),
         TensorMap(
             down.buffer,
             MAP_BYTES,
@@ -212,25 +211,23 @@ def plan(
     return HopperPlan(problem, steps, (up, down), maps)
 
 
-def _plain_weight_map(
-    launcher: Launcher, problem: MoeProblem, tile: MoeHopperConfiguration, inner: int, rows: int
-) -> TensorMap:
-    """Boxes of a block's share of a tile's rows, of a weight (experts, rows, inner)."""
+def _plain_weight_map(launcher: Launcher, problem: MoeProblem, inner: int, rows: int) -> TensorMap:
+    """Boxes of 256 rows of a weight (experts, rows, inner)."""
     return TensorMap(
         launcher.buffer,
         0,
         problem.dtype,
         (inner, rows, problem.experts),
         (inner, rows * inner),
-        (configs.INNER, configs.WEIGHT_ROWS // tile.cluster),
+        (configs.INNER, configs.WEIGHT_ROWS),
     )
 
 
-def _first_weight_map(launcher: Launcher, problem: MoeProblem, tile: MoeHopperConfiguration) -> TensorMap:
+def _first_weight_map(launcher: Launcher, problem: MoeProblem) -> TensorMap:
     """Of w13. Gated: boxes in which 16 gate rows and the 16 up rows of the same columns take turns."""
     hidden, intermediate = problem.hidden, problem.intermediate
     if not problem.gated:
-        return _plain_weight_map(launcher, problem, tile, hidden, intermediate)
+        return _plain_weight_map(launcher, problem, hidden, intermediate)
     expert = 2 * intermediate * hidden
     strides = {
         W13Layout.CONCAT: (hidden, intermediate * hidden, 16 * hidden, expert),
@@ -242,5 +239,5 @@ def _first_weight_map(launcher: Launcher, problem: MoeProblem, tile: MoeHopperCo
         problem.dtype,
         (hidden, 16, 2, intermediate // 16, problem.experts),
         strides,
-        (configs.INNER, 16, 2, configs.WEIGHT_ROWS // 32 // tile.cluster),
+        (configs.INNER, 16, 2, configs.WEIGHT_ROWS // 32),
     )

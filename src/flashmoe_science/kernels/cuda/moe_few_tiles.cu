@@ -21,6 +21,7 @@ constexpr int kRingBytes = STAGES * kStageBytes;
 constexpr int kAhead = STAGES - 1;
 
 static_assert(Routing::kScratchBytes <= kRingBytes, "the ring lends its place to the sort");
+static_assert(!DIRECT, "every group has rows");
 static_assert(STAGES >= 2, "one stage is multiplied while another arrives");
 
 // Where the next copy comes from.

@@ -11,9 +11,8 @@
 // them so, for either layout of the weight), and a product takes every other group of eight rows (a stride of the
 // descriptor): a thread then holds gate and up value of the same column.
 //
-// Blocks are persistent and draw tiles from a counter. With CLUSTER = 2, two blocks take the same weights with
-// neighbouring tokens; each loads half of the weights for both. Compile-time configuration: TOKENS, STEP, STAGES, CLUSTER,
-// GATHER, ACTIVATION, ELEMENT_BF16.
+// Blocks are persistent and draw tiles from a counter. Compile-time configuration: TOKENS, STEP, STAGES, GATHER, ACTIVATION,
+// ELEMENT_BF16.
 #if ELEMENT_BF16
 #define WGMMA_TYPES "bf16.bf16"
 #else
@@ -71,7 +70,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
         ptx::wgmma_commit();
         if (previous >= 0) {
             ptx::wgmma_wait<1>();
-            release_stage(shared.empty(previous));
+            release(shared.empty(previous));
         }
         previous = ring.stage;
         ring.advance();
@@ -79,7 +78,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
     ptx::wgmma_wait<0>();
     ptx::pin(low);
     ptx::pin(high);
-    release_stage(shared.empty(previous));
+    release(shared.empty(previous));
 
     if constexpr (kGated) {
         store_gated<N>(p, tile, low, high, consumer);
@@ -98,7 +97,7 @@ template <int N>
 __device__ __forceinline__ void consume_at_most(const Parameters& p, const Shared& shared, const Tile& tile,
                                                 Ring<STAGES>& ring, int consumer) {
     if constexpr (N > LEAST) {
-        if (tile.width <= N - STEP) return consume_at_most<N - STEP>(p, shared, tile, ring, consumer);
+        if (tile.count <= N - STEP) return consume_at_most<N - STEP>(p, shared, tile, ring, consumer);
     }
     consume_tile<N>(p, shared, tile, ring, consumer);
 }
@@ -108,15 +107,15 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
     Ring<STAGES> ring;
     while (true) {
         Tile tile = next_tile(shared, tiles);
-        tile.width = __shfl_sync(0xffffffff, tile.width, 0);
-        if (tile.width == 0) return;
+        tile.count = __shfl_sync(0xffffffff, tile.count, 0);
+        if (tile.count == 0) return;
         consume_at_most<TOKENS>(p, shared, tile, ring, consumer);
     }
 }
 
 }  // namespace moe
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(moe::THREADS, 1)
+extern "C" __global__ void __launch_bounds__(moe::THREADS, 1)
     moe_hopper(const __grid_constant__ moe::Parameters parameters) {
     using namespace moe;
     extern __shared__ unsigned char raw[];
@@ -129,11 +128,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(moe
         if (!GATHER) ptx::prefetch_map(parameters.rows);
         initialise(shared);
     }
-    if constexpr (CLUSTER == 1) {
-        __syncthreads();
-    } else {
-        ptx::cluster_sync();
-    }
+    __syncthreads();
     if (GATHER) wait_for_predecessor();  // else the producer does, later
     allow_successor();
 
@@ -144,6 +139,4 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(moe
         ptx::claim_registers<CONSUMER_REGISTERS>();
         consume(parameters, shared, warp / 4 - 1);
     }
-    // The other block may still arrive at barriers of this one.
-    if constexpr (CLUSTER == 2) ptx::cluster_sync();
 }

@@ -178,6 +178,10 @@ def test_a_choice_for_another_problem_is_refused() -> None:
     assert one is not None
     with pytest.raises(InputError, match="k is 128 with 128 experts; expected at most 32"):
         few.check(PROBLEM, one.configuration)
+    with pytest.raises(InputError, match="need sorted slots"):
+        few.check(PROBLEM, dataclasses.replace(OWN_TILES, direct=True))
+    with pytest.raises(InputError, match="first product cannot combine"):
+        few.check(PROBLEM, dataclasses.replace(FUSED, up=FUSED.down))
     with pytest.raises(InputError, match="takes a FewConfiguration"):
         few.check(PROBLEM, "fast")
 

@@ -33,7 +33,8 @@ __device__ __forceinline__ const char* weights_at(const Parameters& p, int exper
            (lane / 4) * p.lane_bytes + (lane % 4) * kChunkBytes;
 }
 
-// Copies one stage of weights; `to` is this lane's place in its first slot. Elements past the end become zero.
+// Copies one stage of weights; `to` is this lane's place in its first slot. Elements past the end of a row become zero;
+// `tiles`, which may be negative, are left of the expert, and what is not there is not read.
 __device__ __forceinline__ void copy_weights(const Parameters& p, uint32 to, const char* from, int tiles, int chunk,
                                              uint64 policy) {
 #pragma unroll
@@ -43,7 +44,7 @@ __device__ __forceinline__ void copy_weights(const Parameters& p, uint32 to, con
         const char* const low = from + step * kStepBytes;
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m)
-            if (M_TILES == 1 || m < tiles) {
+            if (m < tiles) {
                 const uint32 slot = to + (s * M_TILES + m) * 2 * kSlotBytes;
                 const char* const tile = low + static_cast<uint64>(m) * p.tile_bytes;
                 copy_chunk(slot, tile, valid, policy);

@@ -7,7 +7,7 @@
 
 namespace moe {
 
-// Macros from the configuration (configs/moe_hopper.py): TOKENS, STEP, STAGES, CLUSTER, GATHER, ACTIVATION.
+// Macros from the configuration (configs/moe_hopper.py): TOKENS, STEP, STAGES, GATHER, ACTIVATION.
 constexpr int WARPGROUP = 128;
 constexpr int CONSUMERS = 2;
 constexpr int THREADS = WARPGROUP * (CONSUMERS + 1);
@@ -23,7 +23,6 @@ constexpr int PRODUCER_REGISTERS = GATHER ? 56 : 40;
 constexpr int CONSUMER_REGISTERS = GATHER ? 224 : 232;
 static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 3 * 168,
               "register pool exceeded: setmaxnreg.inc would wait for ever");
-static_assert(CLUSTER == 1 || CLUSTER == 2, "one block, or two that share weights");
 static_assert(TOKENS % STEP == 0 && STEP % 16 == 0, "widths are multiples of 16 rows, which are gathered at a time");
 
 // The narrowest tile: where experts have fewer rows, their weights' bytes take longer than the product, and every width
@@ -31,7 +30,7 @@ static_assert(TOKENS % STEP == 0 && STEP % 16 == 0, "widths are multiples of 16 
 constexpr int LEAST = TOKENS > 64 ? 64 : 32;
 
 struct Parameters {
-    ptx::TensorMap weights;  // boxes of 256 / CLUSTER rows; half of them gate, half up rows where gated
+    ptx::TensorMap weights;  // boxes of 256 rows; of 128 gate and 128 up rows where gated
     ptx::TensorMap rows;     // without GATHER: the sorted rows, in boxes of STEP
     const char* tokens;      // with GATHER: the rows that slots stand for, `top_k` slots each
     uint16* output;          // (slots, columns): with GATHER in sorted order, without by slot

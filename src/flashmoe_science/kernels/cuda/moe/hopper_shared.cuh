@@ -2,7 +2,6 @@
 #pragma once
 
 #include "moe/hopper_parameters.cuh"
-#include "ptx/cluster_barrier.cuh"
 #include "ptx/mbarrier.cuh"
 
 namespace moe {
@@ -12,13 +11,11 @@ struct Tile {
     int expert;
     int weight_tile;
     int first;  // position of the first row
-    int count;  // of rows; may be zero in the second block of a cluster
-    int width;  // most rows of a block of the cluster; zero: there are no more tiles
+    int count;  // of rows; zero: there are no more tiles
 };
 
 constexpr int TILE_SLOTS = 2;
-constexpr int TILE_BYTES = 32;
-constexpr int TICKET_SLOTS = 2;
+constexpr int TILE_BYTES = 16;
 constexpr uint32 WEIGHT_BYTES = WEIGHT_ROWS * ROW_BYTES;
 constexpr uint32 TOKEN_BYTES = TOKENS * ROW_BYTES;
 
@@ -28,10 +25,8 @@ struct Shared {
     static constexpr uint32 TOKEN_TILES = STAGES * WEIGHT_BYTES;
     static constexpr uint32 BARRIERS = TOKEN_TILES + STAGES * TOKEN_BYTES;
     static constexpr uint32 TILE_BARRIERS = BARRIERS + STAGES * 16;
-    static constexpr uint32 TICKET_BARRIERS = TILE_BARRIERS + TILE_SLOTS * 16;
-    static constexpr uint32 TILES = TICKET_BARRIERS + TICKET_SLOTS * 16;
-    static constexpr uint32 TICKETS = TILES + TILE_SLOTS * TILE_BYTES;
-    static constexpr uint32 BYTES = TICKETS + TICKET_SLOTS * 16;
+    static constexpr uint32 TILES = TILE_BARRIERS + TILE_SLOTS * 16;
+    static constexpr uint32 BYTES = TILES + TILE_SLOTS * TILE_BYTES;
 
     __device__ uint32 weights(int stage) const { return base + stage * WEIGHT_BYTES; }
     __device__ uint32 tokens(int stage) const { return base + TOKEN_TILES + stage * TOKEN_BYTES; }
@@ -40,11 +35,6 @@ struct Shared {
     __device__ uint32 tile_full(int slot) const { return base + TILE_BARRIERS + slot * 16; }
     __device__ uint32 tile_empty(int slot) const { return tile_full(slot) + 8; }
     __device__ uint32 tile(int slot) const { return base + TILES + slot * TILE_BYTES; }
-
-    // What the first block of a cluster tells the second: full in the second, empty in the first.
-    __device__ uint32 ticket_full(int slot) const { return base + TICKET_BARRIERS + slot * 16; }
-    __device__ uint32 ticket_empty(int slot) const { return ticket_full(slot) + 8; }
-    __device__ uint32 ticket(int slot) const { return base + TICKETS + slot * 16; }
 };
 static_assert(Shared::BYTES + 1024 <= 232448, "more shared memory than a block may have");
 
@@ -65,15 +55,11 @@ struct Ring {
 __device__ __forceinline__ void initialise(const Shared& shared) {
     for (int stage = 0; stage < STAGES; ++stage) {
         ptx::mbarrier_init(shared.full(stage), GATHER ? 1 + WARPGROUP : 1);
-        ptx::mbarrier_init(shared.empty(stage), CONSUMER_WARPS * CLUSTER);
+        ptx::mbarrier_init(shared.empty(stage), CONSUMER_WARPS);
     }
     for (int slot = 0; slot < TILE_SLOTS; ++slot) {
         ptx::mbarrier_init(shared.tile_full(slot), 1);
         ptx::mbarrier_init(shared.tile_empty(slot), CONSUMER_WARPS + (GATHER ? 3 : 0));
-    }
-    for (int slot = 0; slot < TICKET_SLOTS; ++slot) {
-        ptx::mbarrier_init(shared.ticket_full(slot), 1);
-        ptx::mbarrier_init(shared.ticket_empty(slot), 1);
     }
     ptx::mbarrier_init_fence();
 }
@@ -84,34 +70,22 @@ __device__ __forceinline__ void release(uint32 barrier) {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
 }
 
-// The same for a stage, into which all blocks of the cluster write.
-__device__ __forceinline__ void release_stage(uint32 barrier) {
-    if constexpr (CLUSTER == 1) return release(barrier);
-    __syncwarp();
-    const uint32 lane = threadIdx.x % 32;
-    if (lane < CLUSTER) ptx::mbarrier_arrive_at(ptx::in_block(barrier, lane));
-}
-
 // One thread, of the only warp that publishes.
 __device__ __forceinline__ void publish(const Shared& shared, const Ring<TILE_SLOTS>& ring, const Tile& tile) {
-    const uint32 address = shared.tile(ring.stage);
-    asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(tile.expert), "r"(tile.weight_tile),
-                 "r"(tile.first), "r"(tile.count)
+    asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(shared.tile(ring.stage)), "r"(tile.expert),
+                 "r"(tile.weight_tile), "r"(tile.first), "r"(tile.count)
                  : "memory");
-    asm volatile("st.shared.s32 [%0], %1;" ::"r"(address + 16), "r"(tile.width) : "memory");
     ptx::mbarrier_arrive(shared.tile_full(ring.stage));
 }
 
 // The next tile, by a whole warp that only reads them.
 __device__ __forceinline__ Tile next_tile(const Shared& shared, Ring<TILE_SLOTS>& ring) {
     ptx::mbarrier_wait(shared.tile_full(ring.stage), ring.parity);
-    const uint32 address = shared.tile(ring.stage);
     Tile tile;
     asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(tile.expert), "=r"(tile.weight_tile), "=r"(tile.first), "=r"(tile.count)
-                 : "r"(address)
+                 : "r"(shared.tile(ring.stage))
                  : "memory");
-    asm volatile("ld.shared.s32 %0, [%1];" : "=r"(tile.width) : "r"(address + 16) : "memory");
     release(shared.tile_empty(ring.stage));
     ring.advance();
     return tile;

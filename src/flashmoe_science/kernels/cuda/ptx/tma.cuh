@@ -38,42 +38,21 @@ __device__ __forceinline__ void tma_load(const TensorMap& map, uint32 destinatio
         : "memory");
 }
 
-// With BLOCKS = 2, into the shared memory of both blocks of the cluster, at the same place, with the same effect on the
-// barrier of each.
-template <int BLOCKS>
 __device__ __forceinline__ void tma_load(const TensorMap& map, uint32 destination, uint32 barrier, int x, int y, int z) {
-    if constexpr (BLOCKS == 1) {
-        asm volatile(
-            "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-            " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(destination),
-            "l"(reinterpret_cast<uint64>(&map)), "r"(barrier), "r"(x), "r"(y), "r"(z)
-            : "memory");
-    } else {
-        asm volatile(
-            "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
-            " [%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(destination),
-            "l"(reinterpret_cast<uint64>(&map)), "r"(barrier), "h"(static_cast<uint16>(3)), "r"(x), "r"(y), "r"(z)
-            : "memory");
-    }
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(destination),
+        "l"(reinterpret_cast<uint64>(&map)), "r"(barrier), "r"(x), "r"(y), "r"(z)
+        : "memory");
 }
 
-template <int BLOCKS>
 __device__ __forceinline__ void tma_load(const TensorMap& map, uint32 destination, uint32 barrier, int x, int y, int z, int w,
                                          int v) {
-    if constexpr (BLOCKS == 1) {
-        asm volatile(
-            "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-            " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(destination),
-            "l"(reinterpret_cast<uint64>(&map)), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
-            : "memory");
-    } else {
-        asm volatile(
-            "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
-            " [%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;" ::"r"(destination),
-            "l"(reinterpret_cast<uint64>(&map)), "r"(barrier), "h"(static_cast<uint16>(3)), "r"(x), "r"(y), "r"(z),
-            "r"(w), "r"(v)
-            : "memory");
-    }
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(destination),
+        "l"(reinterpret_cast<uint64>(&map)), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
+        : "memory");
 }
 
 }  // namespace ptx

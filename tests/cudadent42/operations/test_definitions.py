@@ -1,0 +1,194 @@
+"""Both operations through suites, run folders and reports, which know them only by their definitions."""
+
+from __future__ import annotations
+
+import csv
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cudadent42 import report, runs
+from cudadent42.bench.compare import compare
+from cudadent42.cases import AttentionCase, MoeCase, Operation
+from cudadent42.errors import UsageError
+from cudadent42.implementations import registry
+from cudadent42.operations import definition
+from cudadent42.plan import Choices, make_plan
+from cudadent42.records import MachineReport, Plan, Sample
+from cudadent42.report import markdown
+from cudadent42.report.rivals import rivals
+from cudadent42.report.view import View
+from cudadent42.serialise import dumps, loads
+from cudadent42.suites.loader import load_suite, parse_suite
+
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+CASE = MoeCase("layer", "bf16", 16, 2048, 768, 128, 8)
+PLAN = Plan(
+    "unit",
+    "cpu",
+    (CASE,),
+    "grouped_mm",
+    ("cudadent42", "grouped_mm", "expert_loop"),
+    repeats=3,
+    warmup=0,
+    seed=7,
+)
+NINE = "implementation,dtype,batch_size,seq_len,hidden_dim,num_heads,latency_ms,throughput_tokens_per_sec,memory_mb"
+
+
+def sample(implementation: str, block: int, latency_ms: float) -> Sample:
+    return Sample(CASE.id, implementation, block, 0, latency_ms, 8, 1.5, 1.25)
+
+
+def samples() -> list[Sample]:
+    latencies = {"grouped_mm": 4.0, "grouped_mm_control": 4.0, "cudadent42": 2.0, "expert_loop": 3.0}
+    return [sample(name, block, ms) for block in range(3) for name, ms in latencies.items()]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "run"
+    with runs.RunWriter(path, PLAN, MachineReport((), "dev=X", {}), None, ["cudadent42", "run"]) as writer:
+        for each in samples():
+            writer.append_sample(each)
+        writer.write_results(compare(PLAN, samples(), {}, {}))
+    return path
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_columns_begin_with_the_nine_and_hold_the_common(operation: Operation) -> None:
+    columns = definition(operation).columns
+    assert ",".join(columns[:9]) == NINE
+    assert len(set(columns)) == len(columns)
+    assert set(runs.COMMON_COLUMNS) <= set(columns)
+
+
+@pytest.mark.parametrize("case", [CASE, AttentionCase("a", "fp16", 2, 4, 2, 32, 48, 64)])
+def test_every_column_has_one_source(case: AttentionCase | MoeCase) -> None:
+    known = definition(case.operation)
+    assert set(known.cells(case)) == set(known.columns) - set(runs.COMMON_COLUMNS)
+
+
+def test_samples_of_a_layer_in_the_nine_columns(folder: Path) -> None:
+    with (folder / runs.SAMPLES).open() as file:
+        row = next(csv.DictReader(file))
+    assert (row["batch_size"], row["seq_len"], row["hidden_dim"], row["num_heads"]) == (
+        "1",
+        "16",
+        "2048",
+        "128",
+    )
+    assert (row["intermediate_dim"], row["top_k"], row["activation"]) == ("768", "8", "silu")
+    assert float(row["throughput_tokens_per_sec"]) == pytest.approx(16 / 4e-3)
+
+
+def test_a_run_of_layers_is_read_back(folder: Path) -> None:
+    read = runs.load_run(folder)
+    assert read.plan == PLAN
+    assert read.plan.operation is Operation.MOE
+    assert read.samples == tuple(samples())
+
+
+def test_a_case_is_told_by_its_fields() -> None:
+    mixed = (AttentionCase("a", "fp16", 2, 4, 2, 32, 48, 64), CASE)
+    for case in mixed:
+        plan = Plan("p", "cpu", (case,), "x", ("x",), 1, 0, 0)
+        assert loads(Plan, dumps(plan)) == plan
+
+
+def test_committed_runs_load() -> None:
+    folders = [path.parent for path in RESULTS.glob("*/manifest.json")]
+    assert folders
+    for path in folders:
+        read = runs.load_run(path)
+        assert read.samples
+        assert {sample.case for sample in read.samples} <= {case.id for case in read.plan.cases}
+
+
+def test_report_of_layers(folder: Path) -> None:
+    report.write(folder)
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "Shape is tokens × hidden × intermediate, chosen of all experts." in page
+    assert "16 × 2048 × 768, 8 of 128" in page
+    text = markdown.render(View(runs.load_run(folder)))
+    line = "Against the fastest other implementation of each case cudadent42 is at 1.50×"
+    assert line in text
+    assert line in page
+
+
+def test_rivals_are_the_fastest_of_each_cell() -> None:
+    found = rivals(compare(PLAN, samples(), {}, {}))
+    assert found is not None
+    assert found.geomean == pytest.approx(1.5)
+    assert (found.closest.cell, found.closest.implementation) == (CASE.id, "expert_loop")
+    baseline_only = compare(PLAN, [s for s in samples() if s.implementation != "expert_loop"], {}, {})
+    assert rivals(baseline_only) is None
+
+
+# ---------------------------------------------------------------- suites
+
+LAYER = '[[case]]\nname = "one"\ntokens = 16\nhidden = 64\nintermediate = 32\nexperts = 8\ntop_k = 2\n'
+HEAD = 'name = "x"\noperation = "moe"\n'
+
+
+def test_a_suite_of_layers() -> None:
+    suite = parse_suite(HEAD + LAYER, "here")
+    assert suite.operation is Operation.MOE
+    assert suite.shapes == (MoeCase("one", "fp16", 16, 64, 32, 8, 2),)
+    assert (suite.baseline, suite.implementations) == ("grouped_mm", ("grouped_mm", "cudadent42"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            'name = "x"\noperation = "convolution"\n' + LAYER,
+            "operation = 'convolution'; expected attention or moe",
+        ),
+        ('name = "x"\n' + LAYER, "unknown key 'tokens'"),
+        (HEAD + LAYER.replace("top_k = 2", "top_k = 9"), "top_k = 9; expected a whole number from 1 to 8"),
+        (HEAD + LAYER.replace("hidden = 64", "hidden = 60"), "hidden = 60; expected a multiple of 16"),
+        (
+            HEAD + LAYER + 'activation = "gelu_tahn"\n',
+            "unknown activation 'gelu_tahn'.*did you mean 'gelu_tanh'",
+        ),
+        (HEAD + LAYER + "causal = true\n", r"case 1 \(one\): unknown key 'causal'"),
+    ],
+)
+def test_a_suite_that_is_wrong(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_suite(text, "here")
+
+
+def test_the_moe_suite_has_the_layers_of_three_models() -> None:
+    suite = load_suite("moe")
+    sizes = {(c.hidden, c.intermediate, c.experts, c.top_k) for c in suite.shapes if isinstance(c, MoeCase)}
+    assert sizes == {(2048, 768, 128, 8), (4096, 14336, 8, 2), (7168, 2048, 256, 8)}
+    tokens = {case.name: case.tokens for case in suite.shapes}
+    assert {"qwen3-30b-1", "qwen3-30b-16", "qwen3-30b-256", "qwen3-30b-4096", "qwen3-30b-32768"} <= set(
+        tokens
+    )
+    assert {"mixtral-8x7b-64", "mixtral-8x7b-8192"} <= set(tokens)
+    assert all(name.endswith(f"-{count}") for name, count in tokens.items())
+    known = registry(Operation.MOE)
+    assert set(suite.implementations) <= set(known)
+
+
+def test_a_processor_gets_the_suite_of_its_size() -> None:
+    assert make_plan(Choices(suite="moe"), "cuda:0", registry).suite == "moe"
+    small = make_plan(Choices(suite="moe"), "cpu", registry)
+    assert small.suite == "moe-cpu"
+    assert small.baseline == "expert_loop"
+    assert math.fsum(case.flops for case in small.cases) < 1e11
+
+
+def test_definitions_import_no_torch() -> None:
+    code = (
+        "import sys; from cudadent42.cases import Operation; from cudadent42.operations import definition; "
+        "[definition(each) for each in Operation]; print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "False"

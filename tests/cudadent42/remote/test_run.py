@@ -1,0 +1,182 @@
+"""The whole way, with the real lab on the far side: ``remote add``, ``run --on``, cuts, ``attach``, ``stop``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from sshd import Server
+
+from cudadent42.errors import UsageError
+from cudadent42.plan import Choices
+from cudadent42.remote import record
+from cudadent42.remote.arguments import forwarded
+from cudadent42.remote.hosts import Remote, get, remotes, save
+from cudadent42.remote.run import persistently
+from cudadent42.remote.ssh import ConnectionLostError
+
+ROOT = Path(__file__).resolve().parents[3]
+SMALL = ("--suite", "small", "--case", "tiny", "--dtype", "fp32", "--repeats", "5", "--device", "cpu")
+
+
+def cudadent42(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "cudadent42", *arguments],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "CUDADENT42_LEDGER": str(cwd / "ledger.db")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finished(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    out, errors = process.communicate(timeout=280)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
+
+
+@pytest.fixture
+def there(server: Server, tmp_path: Path) -> Server:
+    done = finished(
+        cudadent42("remote", "add", "there", server.address, "--python", sys.executable, cwd=tmp_path)
+    )
+    assert done.returncode == 0, done.stderr
+    return server
+
+
+@pytest.mark.slow
+def test_a_run_elsewhere_comes_back_through_cuts(there: Server, tmp_path: Path) -> None:
+    process = cudadent42("run", "--on", "there", *SMALL, "--output-dir", "here", "--json", cwd=tmp_path)
+    cuts = 0
+    while process.poll() is None and cuts < 3:
+        time.sleep(2)
+        cuts += there.cut() > 0
+    done = finished(process)
+    assert done.returncode == 0, done.stderr
+    assert cuts > 0
+    assert "trying again" in done.stderr
+    document = json.loads(done.stdout)
+    assert document["folder"] == str(tmp_path / "here")
+    assert (tmp_path / "here/results.json").exists()
+    assert (tmp_path / "here/remote.log").exists()
+    assert not list((there.folder / "home/cudadent42-remote/jobs").iterdir())  # nothing is left there
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on_and_is_attached_to(there: Server, tmp_path: Path) -> None:
+    process = cudadent42("run", "--on", "there", *SMALL, "--output-dir", "here", cwd=tmp_path)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("started "):
+            break
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "cudadent42 remote attach" in errors
+    assert "not brought back" in finished(cudadent42("remote", "jobs", cwd=tmp_path)).stdout
+    done = finished(cudadent42("remote", "attach", cwd=tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "here/results.json").exists()
+    assert "exit code 0" in finished(cudadent42("remote", "jobs", cwd=tmp_path)).stdout
+
+
+@pytest.mark.slow
+def test_a_run_elsewhere_can_be_ended_and_keeps_what_it_measured(there: Server, tmp_path: Path) -> None:
+    process = cudadent42(
+        "run", "--on", "there", *SMALL, "--repeats", "5000", "--output-dir", "here", cwd=tmp_path
+    )
+    samples = there.folder / "home/cudadent42-remote/jobs"
+    deadline = time.monotonic() + 120
+    while not any(path.stat().st_size > 1000 for path in samples.glob("*/run/samples.csv")):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    stopped = finished(cudadent42("remote", "stop", cwd=tmp_path))
+    assert stopped.returncode == 0, stopped.stderr
+    done = finished(process)
+    assert done.returncode == 130, done.stderr
+    assert json.loads((tmp_path / "here/manifest.json").read_text())["status"] == "interrupted"
+    assert len((tmp_path / "here/samples.csv").read_text().splitlines()) > 5
+
+
+def test_what_cannot_run_is_found_before_anything_is_sent(there: Server, tmp_path: Path) -> None:
+    for arguments, words in (
+        (("--on", "nowhere"), "no remote 'nowhere'; known are there"),
+        (("--on", "there", "--suite", "no-such"), "no-such"),
+        (("--on", "there", "--case", "no-such"), "unknown case"),
+    ):
+        done = finished(cudadent42("run", *arguments, cwd=tmp_path))
+        assert done.returncode == 2
+        assert words in done.stderr
+    assert not (there.folder / "home/cudadent42-remote").exists()
+
+
+def test_remotes_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cudadent42.remote.address import parse
+
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    kept = Remote("gpu", parse("ssh://me@host:2222"), 'a "folder"', "/opt/py thon/bin/python3")
+    save(kept)
+    save(Remote("other", parse("ssh://other")))
+    assert get("gpu") == kept
+    assert list(remotes()) == ["gpu", "other"]
+    (tmp_path / "cudadent42/remotes.toml").write_text("[gpu\n")
+    with pytest.raises(UsageError, match="mend it, or remove it"):
+        remotes()
+    (tmp_path / "cudadent42/remotes.toml").write_text('[gpu]\naddress = "ssh://-oProxyCommand=x"\n')
+    with pytest.raises(UsageError, match="no address"):
+        remotes()
+
+
+def test_arguments_are_passed_on_as_one_word_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my suite.toml").write_text("")
+    (tmp_path / "mine.py").write_text("")
+    choices = Choices(
+        "my suite.toml", cases=("a", "$(touch b)"), implementations=("cudadent42", "mine.py:f"), repeats=3
+    )
+    assert forwarded(choices, tmp_path, tmp_path) == (
+        "--suite=my suite.toml",
+        "--repeats=3",
+        "--seed=0",
+        "--case=a,$(touch b)",
+        "--implementations=cudadent42,mine.py:f",
+    )
+    with pytest.raises(UsageError, match="only the working tree is sent"):
+        forwarded(Choices("my suite.toml"), tmp_path / "elsewhere", tmp_path)
+
+
+def test_records_of_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with pytest.raises(UsageError, match="no run elsewhere waits"):
+        record.find(None)
+    kept = record.JobRecord(
+        record.new_job(), "there", "/somewhere", ("--suite=small",), "2026-01-01T00:00:00+00:00"
+    )
+    record.save(kept)
+    assert record.find(None) == record.find(kept.job) == kept
+    (tmp_path / "cudadent42/remote" / f"{kept.job}.json").write_text('{"schema_version": 99}')
+    with pytest.raises(UsageError, match="newer version"):
+        record.records()
+    (tmp_path / "cudadent42/remote" / f"{kept.job}.json").write_text("{")
+    with pytest.raises(UsageError, match="damaged"):
+        record.records()
+
+
+def test_what_is_lost_for_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    tries = threading.Semaphore(100)
+
+    def lost() -> None:
+        tries.acquire()
+        raise ConnectionLostError("gone")
+
+    with pytest.raises(ConnectionLostError):
+        persistently(lost, said.append, patience_s=2)
+    assert said == ["gone; trying again"]

@@ -1,0 +1,380 @@
+"""A session from its start to its report, with a real project under git."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from cudadent42.errors import ExitCode, LabError, UsageError
+from cudadent42.session import folder as folders
+from cudadent42.session import steps
+from cudadent42.session.desk import BudgetReachedError, GateFailedError, at_work
+from cudadent42.session.events import Settings, WorkOutcome
+from cudadent42.session.folder import load
+from cudadent42.session.state import AttemptOutcome
+from cudadent42.session.watch import Watched
+from cudadent42.session.words import status_document, status_lines
+
+
+def _helpers() -> ModuleType:
+    """The classes of this folder's conftest, which pytest gives no name to import by."""
+    spec = importlib.util.spec_from_file_location("session_conftest", Path(__file__).with_name("conftest.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault("session_conftest", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+helpers = _helpers()
+git = helpers.git
+
+SETTINGS = Settings(suite="unit", race_suite="race")
+
+
+def begin(project: Path, workshop: Any, clock: Any, **settings: Any) -> Path:
+    chosen = replace(SETTINGS, **settings)
+    return steps.start(project, "trial", "default", chosen, workshop, clock).path
+
+
+@contextmanager
+def desk(path: Path, workshop: Any, clock: Any) -> Any:
+    observer = Watched(helpers.Quiet())
+    with at_work(load(path), workshop, observer, clock) as found:
+        observer.check = found.check_budget
+        found.said = observer._observer.said
+        yield found
+
+
+def work(
+    path: Path, workshop: Any, clock: Any, choice: steps.Choice | None = None, ask: bool | None = None
+) -> steps.Step:
+    with desk(path, workshop, clock) as found:
+        return steps.work(found, choice or steps.Choice(), lambda question: ask)
+
+
+def advance(path: Path, workshop: Any, clock: Any, override: str = "") -> steps.Step:
+    with desk(path, workshop, clock) as found:
+        return steps.advance(found, steps.Choice(override))
+
+
+def change(project: Path, repeats: int) -> None:
+    file = project / "kernel.py"
+    file.write_text(f"REPEATS = {repeats}\n" + file.read_text().partition("\n")[2])
+
+
+def to_fix(project: Path, workshop: Any, clock: Any, **settings: Any) -> Path:
+    path = begin(project, workshop, clock, **settings)
+    for _ in range(2):
+        work(path, workshop, clock)
+        advance(path, workshop, clock)
+    return path
+
+
+def test_from_start_to_report(project: Path, workshop: Any, clock: Any) -> None:
+    path = to_fix(project, workshop, clock, rate="dear")
+    clock.pass_s(300)
+    change(project, 2)
+    step = work(path, workshop, clock)
+    assert step.exit_code is ExitCode.PASS
+    assert any("faster, 1.500x" in line for line in step.lines)
+    change(project, 3)
+    step = work(path, workshop, clock, ask=True)
+    assert step.exit_code is ExitCode.GATE_FAILED
+    assert (project / "kernel.py").read_text().startswith("REPEATS = 2\n")
+    assert "-REPEATS = 2" in (path / "attempts" / "2.diff").read_text()
+    advance(path, workshop, clock)
+    workshop.speedup = 1.2
+    work(path, workshop, clock)
+    advance(path, workshop, clock)
+    work(path, workshop, clock)
+    with pytest.raises(GateFailedError, match="no note yet"):
+        advance(path, workshop, clock)
+    with desk(path, workshop, clock) as found:
+        steps.note(found, "Doing it thrice was *not* needed <b>")
+    advance(path, workshop, clock)
+
+    state = load(path).state
+    assert state.end is not None
+    assert [attempt.outcome for attempt in state.attempts] == [AttemptOutcome.PASSED, AttemptOutcome.REVERTED]
+    assert 300 < state.seconds < 310
+    assert state.usd == pytest.approx(state.seconds / 60)
+    markdown, html = (path / "report.md").read_text(), (path / "report.html").read_text()
+    for words in ("1 of 2 changes passed", "0.800× before, 1.20× after", "taken back", "$5.0"):
+        assert words in markdown
+        assert words in html
+    assert "&lt;b&gt;" in html
+    assert "&lt;b&gt;" in markdown
+    with pytest.raises(UsageError, match="has ended"):
+        work(path, workshop, clock)
+    assert status_document(load(path), clock())["status"] == "finished"
+
+
+def test_what_failed_its_gate_may_be_kept_or_left(project: Path, workshop: Any, clock: Any) -> None:
+    path = to_fix(project, workshop, clock)
+    change(project, 4)
+    step = work(path, workshop, clock)
+    assert "--revert takes it back" in step.lines[-1]
+    with pytest.raises(UsageError, match="still in the source"):
+        work(path, workshop, clock)
+    with pytest.raises(GateFailedError, match="attempt 1 is failed"):
+        advance(path, workshop, clock)
+    assert work(path, workshop, clock, steps.Choice(keep=True)).exit_code is ExitCode.PASS
+    assert load(path).state.attempts[0].outcome is AttemptOutcome.KEPT
+    with pytest.raises(GateFailedError, match="none of 1 attempts passed"):
+        advance(path, workshop, clock)
+    with pytest.raises(UsageError, match="nothing changed since the parent"):
+        work(path, workshop, clock)
+    change(project, 5)
+    step = work(path, workshop, clock, steps.Choice(revert=True))
+    assert step.exit_code is ExitCode.GATE_FAILED
+    assert (project / "kernel.py").read_text().startswith("REPEATS = 4\n")
+
+
+def test_slow_kernels_are_profiled_before_they_are_changed(project: Path, workshop: Any, clock: Any) -> None:
+    workshop.speedup = 0.12
+    path = begin(project, workshop, clock)
+    work(path, workshop, clock)
+    advance(path, workshop, clock)
+    with pytest.raises(GateFailedError, match="nothing was profiled"):
+        advance(path, workshop, clock)
+    advance(path, workshop, clock, override="no profiler here")
+    change(project, 2)
+    with pytest.raises(GateFailedError, match=r"refused to optimise before profiling.*0\.12x, below 0\.5x"):
+        work(path, workshop, clock)
+    assert load(path).state.attempts == ()
+    work(path, workshop, clock, steps.Choice(override="I know the cause"))
+    state = load(path).state
+    assert [item.reason for item in state.overridden] == ["no profiler here", "I know the cause"]
+    assert "profile-before-optimising" in dict(state.lessons)
+    assert "overridden: profile before changing (I know the cause)" in "\n".join(_remarks(path))
+
+
+def _remarks(path: Path) -> list[str]:
+    from cudadent42.session.report.view import View
+
+    return View("x", load(path).state).remarks
+
+
+def test_a_profile_lifts_the_refusal(project: Path, workshop: Any, clock: Any) -> None:
+    workshop.speedup = 0.12
+    path = to_fix(project, workshop, clock)
+    assert [folder.name for folder in workshop.diagnosed] == ["01-baseline"]
+    change(project, 2)
+    assert work(path, workshop, clock).exit_code is ExitCode.PASS
+
+
+def test_more_than_one_change_is_warned_about(project: Path, workshop: Any, clock: Any) -> None:
+    path = to_fix(project, workshop, clock)
+    change(project, 2)
+    (project / "other.py").write_text("BLOCK = 32\n")
+    (project / "README.md").write_text("words do not count\n")
+    work(path, workshop, clock)
+    state = load(path).state
+    assert state.attempts[0].things == 2
+    assert state.warnings[0].startswith(
+        "2 things: kernel.py: REPEATS; other.py: BLOCK changed since the parent"
+    )
+    assert "one-variable-at-a-time" in dict(state.lessons)
+    (project / "other.py").write_text("BLOCK = 16\n")
+    work(path, workshop, clock)
+    assert load(path).state.attempts[1].things == 1
+
+
+def test_reverting_spares_what_was_worked_on_since(project: Path, workshop: Any, clock: Any) -> None:
+    path = to_fix(project, workshop, clock)
+    change(project, 9)
+    (project / "new.py").write_text("NEW = 1\n")
+    work(path, workshop, clock)
+    (project / "kernel.py").write_text("REPEATS = 9\nmine = 1\n")
+    with pytest.raises(UsageError, match=r"kernel\.py changed since the attempt"):
+        work(path, workshop, clock, steps.Choice(revert=True))
+    assert (project / "new.py").exists()
+    assert (project / "kernel.py").read_text() == "REPEATS = 9\nmine = 1\n"
+    change(project, 9)
+    (project / "kernel.py").write_text(git(project, "show", "HEAD:kernel.py").replace("= 3", "= 9"))
+    (project / "unrelated.txt").write_text("mine")
+    work(path, workshop, clock, steps.Choice(revert=True))
+    assert git(project, "status", "--porcelain").split() == ["??", "unrelated.txt"]
+
+
+def test_the_users_index_and_branch_are_not_touched(project: Path, workshop: Any, clock: Any) -> None:
+    (project / "staged.py").write_text("x = 1\n")
+    git(project, "add", "staged.py")
+    before = git(project, "status", "--porcelain", "--branch"), git(project, "rev-parse", "HEAD")
+    path = to_fix(project, workshop, clock)
+    change(project, 4)
+    work(path, workshop, clock, ask=True)
+    assert (git(project, "status", "--porcelain", "--branch"), git(project, "rev-parse", "HEAD")) == before
+
+
+def test_time_is_up_between_and_within_work(project: Path, workshop: Any, clock: Any) -> None:
+    path = begin(project, workshop, clock, budget_minutes=10.0)
+    clock.pass_s(601)
+    with pytest.raises(BudgetReachedError, match="10 minutes are spent"):
+        work(path, workshop, clock)
+    assert [budget.what for budget in load(path).state.budgets] == ["minutes"]
+    assert BudgetReachedError.exit_code is ExitCode.GATE_FAILED
+    work(path, workshop, clock, steps.Choice(override="one more"))
+    assert load(path).state.measured() is not None
+
+
+def test_money_is_spent_within_work(project: Path, workshop: Any, clock: Any) -> None:
+    path = begin(project, workshop, clock, rate="dear", budget_usd=2.0)
+
+    class Slow(helpers.QuickWorkshop):  # type: ignore[name-defined,misc]
+        def _run(self, folder: Path, observer: Any, speedup: float | None = None) -> None:
+            class Passing(helpers.Quiet):  # type: ignore[name-defined,misc]
+                def advance(self, fraction: float, what: str) -> None:
+                    clock.pass_s(61)
+                    observer.advance(fraction, what)
+
+            super()._run(folder, Passing(), speedup)
+
+    with pytest.raises(BudgetReachedError, match=r"\$2\.00 are spent"):
+        work(path, Slow(), clock)
+    run = load(path).state.runs[0]
+    assert run.outcome is WorkOutcome.INTERRUPTED
+    assert run.samples == 4
+    assert [budget.what for budget in load(path).state.budgets] == ["usd"]
+
+
+def test_a_clock_that_jumps_does_not_corrupt_minutes(project: Path, workshop: Any, clock: Any) -> None:
+    path = begin(project, workshop, clock)
+    clock.pass_s(60)
+    clock.wall_s += 86_400
+    work(path, workshop, clock)
+    clock.pass_s(60)
+    clock.wall_s -= 2 * 86_400
+    with desk(path, workshop, clock) as found:
+        steps.note(found, "late")
+        assert any("the clock was set back by 172800 s" in line for line in found.said)
+    state = load(path).state
+    assert state.seconds == pytest.approx(120, abs=1)
+    assert [round(jump / 86_400) for jump in state.jumps_s] == [1, -2]
+
+
+def test_it_goes_on_on_another_machine_with_only_the_folder(
+    project: Path, workshop: Any, clock: Any, tmp_path: Path
+) -> None:
+    path = to_fix(project, workshop, clock)
+    change(project, 2)
+    work(path, workshop, clock)
+    other = tmp_path / "elsewhere"
+    git(tmp_path, "clone", "-q", str(project), str(other))
+    assert git(other, "for-each-ref", "refs/cudadent42") == ""
+    import shutil
+
+    shutil.copytree(project / "sessions", other / "sessions")
+    there = other / "sessions" / path.name
+    git(other, "apply", str(there / "attempts" / "1.diff"))
+    change(other, 1)
+    clock.host, clock.boot, clock.uptime_s = "host-2", "boot-9", 5.0
+    clock.wall_s += 7200
+    step = work(there, workshop, clock)
+    assert step.exit_code is ExitCode.PASS
+    state = load(there).state
+    assert state.attempts[1].parent == state.attempts[0].commit
+    assert len(state.stints) == 2
+    assert state.away_s == pytest.approx(7200, abs=1)
+    assert state.seconds < 60
+    assert "another machine" in state.warnings[-1]
+
+
+def test_a_restart_is_told_and_three_machines_are_a_lesson(project: Path, workshop: Any, clock: Any) -> None:
+    path = begin(project, workshop, clock)
+    for number in (2, 3):
+        clock.boot = f"boot-{number}"
+        work(path, workshop, clock)
+    state = load(path).state
+    assert "restart" in state.warnings[0]
+    assert "keep-the-machine" in dict(state.lessons)
+
+
+def test_one_session_at_a_time(project: Path, workshop: Any, clock: Any) -> None:
+    path = begin(project, workshop, clock)
+    with pytest.raises(UsageError, match=r"trial of this project is open.*session abort"):
+        begin(project, workshop, clock)
+    with desk(path, workshop, clock), pytest.raises(UsageError, match="being worked on by process"):
+        work(path, workshop, clock)
+    with desk(path, workshop, clock) as found:
+        steps.abort(found, "enough")
+    assert begin(project, workshop, clock) != path
+    assert (path / "report.md").read_text().count("enough") == 1
+
+
+def test_builds_that_fail_twice_lead_back(project: Path, workshop: Any, clock: Any) -> None:
+    path = to_fix(project, workshop, clock)
+    workshop.broken = True
+    for repeats in (1, 2):
+        change(project, repeats)
+        with pytest.raises(LabError, match="could not be built"):
+            work(path, workshop, clock)
+    state = load(path).state
+    assert state.failed_builds == 2
+    assert "last-working-revision" in dict(state.lessons)
+    assert [run.outcome for run in state.runs[-2:]] == [WorkOutcome.FAILED] * 2
+
+
+def test_without_git_nothing_is_changed_but_all_is_measured(
+    tmp_path: Path, workshop: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    path = to_fix(folder, workshop, clock)
+    with pytest.raises(UsageError, match="git init"):
+        work(path, workshop, clock)
+
+
+def test_the_source_measured_last_is_the_one_that_is_validated(
+    project: Path, workshop: Any, clock: Any
+) -> None:
+    path = to_fix(project, workshop, clock)
+    change(project, 2)
+    work(path, workshop, clock)
+    advance(path, workshop, clock)
+    with pytest.raises(GateFailedError, match="nothing was measured yet"):
+        advance(path, workshop, clock)
+    workshop.speedup = 0.5
+    work(path, workshop, clock)
+    with pytest.raises(GateFailedError, match=r"0\.625, 0\.345 off"):
+        advance(path, workshop, clock)
+
+
+def test_wrong_starts(project: Path, workshop: Any, clock: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="unknown protocol"):
+        steps.start(project, "x", "defualt", SETTINGS, workshop, clock)
+    with pytest.raises(UsageError, match="letters, digits"):
+        steps.start(project, "../x", "default", SETTINGS, workshop, clock)
+    protocol = tmp_path / "p.toml"
+    protocol.write_text(
+        'schema_version = 1\nname = "p"\n'
+        '[[checkpoint]]\nname = "a"\nwork = "measure"\nminutes = 1\ngates = "./g.toml"\n'
+    )
+    with pytest.raises(UsageError, match=r"cannot read the gates .*g\.toml"):
+        steps.start(project, "x", str(protocol), SETTINGS, workshop, clock)
+    (tmp_path / "g.toml").write_text("nothing")
+    with pytest.raises(UsageError, match="the gates of a: no metric"):
+        steps.start(project, "x", str(protocol), SETTINGS, workshop, clock)
+    assert folders.all_sessions(project / "sessions") == []
+    with pytest.raises(UsageError, match="session start"):
+        folders.find(project / "sessions", None)
+
+
+def test_status_for_people_and_programs(project: Path, workshop: Any, clock: Any) -> None:
+    path = to_fix(project, workshop, clock)
+    document = json.loads(json.dumps(status_document(load(path), clock())))
+    assert document["checkpoint"] == "fix"
+    assert document["do"].startswith("change one thing")
+    assert [item["passed"] for item in document["checkpoints"]] == [True, True, False, False, False]
+    assert any(line.endswith("now") for line in status_lines(load(path), clock()))
