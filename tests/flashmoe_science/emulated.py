@@ -47,6 +47,8 @@ def compile_emulation(
         "-O1",
         "-w",
         "-U_FORTIFY_SOURCE",
+        # A "unique" symbol would be that of the first library in the process, in which it may be of another kind.
+        "-fno-gnu-unique",
         "-shared",
         "-fPIC",
         "-pthread",

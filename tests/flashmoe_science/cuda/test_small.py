@@ -215,6 +215,7 @@ def compile_emulation(configuration: SmallConfiguration, dtype: torch.dtype, fol
         "-std=c++20",
         "-O1",
         "-w",
+        "-fno-gnu-unique",
         "-shared",
         "-fPIC",
         "-pthread",

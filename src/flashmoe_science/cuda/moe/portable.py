@@ -55,7 +55,7 @@ def choose(problem: MoeProblem, device: Device) -> MoeChoice | None:
     if device.architecture not in configs.tuned_architectures():
         return None
     configuration = configs.configuration(device.architecture, problem.rows_per_expert)
-    if not _countable(problem, configuration):
+    if not _countable(problem, configuration) or problem.experts > routing.most_experts(device.architecture):
         return None
     return MoeChoice(
         MoeKind.PORTABLE,

@@ -95,6 +95,7 @@ def test_what_32_bits_cannot_count_is_refused() -> None:
     portable.check(PROBLEM, tile)
     huge = dataclasses.replace(PROBLEM, tokens=1 << 28, hidden=1 << 14)
     assert portable.choose(huge, H200) is None
+    assert portable.choose(dataclasses.replace(PROBLEM, experts=1 << 20), H200) is None
     with pytest.raises(InputError, match="split the tokens"):
         portable.check(huge, tile)
     with pytest.raises(InputError, match="take a PortableMoeConfiguration"):
