@@ -186,5 +186,7 @@ def _add_spill_bound(values: Mapping[str, float], derived: dict[str, float]) -> 
         return
     others = values.get("load_requests", 0.0) + values.get("store_requests", 0.0)
     requests = derived["local_instructions"] + others
-    waiting = sum(derived[name] for name in waits) * (derived["local_instructions"] / requests if requests else 0)
+    waiting = sum(derived[name] for name in waits) * (
+        derived["local_instructions"] / requests if requests else 0
+    )
     derived["local_cost_share"] = 1 - (1 - derived["local_share"]) * (1 - min(1.0, waiting))
