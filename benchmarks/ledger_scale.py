@@ -4,8 +4,8 @@
 
 Copies of a committed run, each with a time of its own and whole in every file that the ledger reads, are written into a
 temporary folder until they hold that many samples. Then the command line is timed as a user has it, process start
-included: a rebuild from nothing, and ``ledger list``, ``ledger status``, ``cost`` and ``history``, best of three; the
-processor time of each beside it, which other work on the machine does not stretch.
+included: a rebuild from nothing, and ``ledger list``, ``ledger status``, ``cost`` and ``history``, the best of three;
+the processor time of each beside it, which other work on the machine does not stretch.
 """
 
 from __future__ import annotations

@@ -197,6 +197,10 @@ def host(*keys: str) -> Callable[[Path], float]:
     return field(*keys, file="host.json")
 
 
+def ledger(name: str) -> Callable[[Path], float]:
+    return field("figures", name, file="ledger.json")
+
+
 def first_calls(folder: Path) -> tuple[float, ...]:
     """Milliseconds with the kernel cached (the slower of two processes), seconds without."""
     path = folder / "host.json"
@@ -328,6 +332,18 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "h200-hopper",
             (Bound("", 0, unit("MB")),),
             memory_beyond_output,
+        ),
+    ),
+    "lab": (
+        Row(
+            "the ledger of run folders with a million samples, from the command line",
+            "cpu-ledger-scale",
+            (
+                Bound("samples", 1e6, lambda value: f"{value:,.0f}", at_least=True),
+                Bound("opened and listed", 1, unit("s")),
+                Bound("rebuilt", 60, unit("s")),
+            ),
+            fields(ledger("samples"), ledger("list_s"), ledger("rebuild_s")),
         ),
     ),
 }
