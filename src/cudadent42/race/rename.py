@@ -63,10 +63,8 @@ def defined_namespaces(sources: Collection[str]) -> frozenset[str]:
 def _defined(node: ast.AST) -> str:
     if not isinstance(node, ast.Call) or _called(node) not in _TAKE_OPERATOR_NAME:
         return ""
-    texts = [
-        each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)
-    ]
-    if not texts or _IMPLEMENTS_ONLY in texts[1:]:
+    texts = [each.value if isinstance(each, ast.Constant) else None for each in node.args]
+    if not texts or not isinstance(texts[0], str) or _IMPLEMENTS_ONLY in texts[1:]:
         return ""
     namespace, colons, _ = texts[0].partition("::")
     return namespace if namespace.isidentifier() and (colons or _called(node) == "Library") else ""

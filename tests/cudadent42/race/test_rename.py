@@ -37,7 +37,7 @@ def renamed(source: str) -> str:
         ("torch.ops.ours.f(x)", "torch.ops.ours__private.f(x)"),
         ("torch.ops.aten.mm(x)", "torch.ops.aten.mm(x)"),
         ("@custom_op('ours::f')\ndef f():\n    pass", "@custom_op('ours__private::f')\ndef f():\n    pass"),
-        ("'aten::mm'", "'aten::mm'"),
+        ("x = 'aten::mm'", "x = 'aten::mm'"),
     ],
 )
 def test_only_the_tree_s_own_names_change(source: str, expected: str) -> None:

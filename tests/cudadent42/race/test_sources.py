@@ -81,7 +81,7 @@ def test_names_that_do_not_exist(tmp_path: Path) -> None:
         export("HEAD", root, "kernels/other.py:attention")
     with pytest.raises(UsageError, match="no package flashmoe_science"):
         export("HEAD", root)
-    with pytest.raises(UsageError, match="expected path/to/file.py:callable"):
+    with pytest.raises(UsageError, match=r"expected path/to/file.py:callable"):
         export("HEAD", root, "attention")
     (tmp_path / "plain").mkdir()
     with pytest.raises(UsageError, match="not in a git repository"):
