@@ -295,6 +295,7 @@ def stream(kills: int, seed: int, repeats: int) -> Summary:
                 "suite.toml",
             ),
             *("--implementation", "mine.py:attention", "--device", "cpu", "--ignore-preflight"),
+            *("--repeats", str(repeats)),
         )
         if code != 0:
             raise SystemExit(said)
@@ -341,7 +342,7 @@ def main() -> int:
     )
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--streams", type=int, default=2, help="sessions at a time, each in its own project")
-    parser.add_argument("--repeats", type=int, default=400, help="paired blocks per case")
+    parser.add_argument("--repeats", type=int, default=150, help="paired blocks per case")
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()

@@ -94,12 +94,17 @@ class Lab:
 
         # The suite of the race has cases of its own; only the session's suite again is narrowed as the session is.
         same = settings.race_suite == settings.suite
-        return replace(
+        choices = replace(
             race.DEFAULT_CHOICES,
             suite=settings.race_suite,
             dtypes=settings.dtypes,
             cases=settings.cases if same else (),
         )
+        if settings.repeats is None:
+            return choices
+        return replace(
+            choices, repeats=settings.repeats, precision=None
+        )  # who gives a number wants that number
 
     def diagnose(self, folder: Path, observer: Observer) -> str:
         from cudadent42.profile import doctor
