@@ -38,7 +38,7 @@ class Workshop(Protocol):
         """Race two commits of the project into a new run folder."""
 
     def diagnose(self, folder: Path, observer: Observer) -> str:
-        """Profile a run's slowest case, or judge by what its folder has; what limits it, in a sentence."""
+        """Profile a run's slowest case, or judge by what its folder has; what limits it, and what to try first."""
 
     def judge(self, gates: Path, folder: Path, extra: Mapping[str, float]) -> Judgement:
         """Hold a gate file against a run and further metrics."""
@@ -109,7 +109,8 @@ class Lab:
     def diagnose(self, folder: Path, observer: Observer) -> str:
         from cudadent42.profile import doctor
 
-        return doctor.examine(folder, observer=observer).summary
+        diagnosis = doctor.examine(folder, observer=observer)
+        return f"{diagnosis.summary} Next: {diagnosis.next_step}"
 
     def judge(self, gates: Path, folder: Path, extra: Mapping[str, float]) -> Judgement:
         from cudadent42 import gates as lab_gates
