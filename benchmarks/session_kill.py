@@ -4,7 +4,7 @@
 
 Each round begins ``cudadent42 session run`` (preflight, worker, verification, timing of a small suite on the CPU) in a
 project of its own and kills the process, and nothing but it, at a moment drawn evenly from the time that a whole run
-takes. The process is forked from one that has imported everything already, which saves seconds in which nothing happens.
+takes. The process is forked from one that has imported everything already, which saves seconds without a write.
 
 A sample counts as measured once the parent has it and has written it. Before and after each kill, and after the session
 went on, the rows of every ``samples.csv`` are compared: what was there must be there, unchanged. And for each block
