@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -92,14 +93,14 @@ def start(
     from cudadent42.session.events import Settings
 
     settings = Settings(
-        suite=suite,
-        race_suite=race_suite,
+        suite=_from_project(suite),
+        race_suite=_from_project(race_suite),
         dtypes=split(dtype),
         cases=split(case),
-        implementations=split(implementations),
+        implementations=tuple(_from_project(name) for name in split(implementations)),
         repeats=repeats,
         device=device,
-        entry=implementation,
+        entry=_from_project(implementation),
         ignore_preflight=ignore_preflight,
         rate=rate or _default_rate(),
         budget_minutes=budget_minutes or 0.0,
@@ -230,8 +231,10 @@ def _step(wanted: str | None, step: Callable[[Desk], Step], verbose: bool, as_js
 def _desk(session: Session, verbose: bool) -> Iterator[Desk]:
     from cudadent42.session.clock import now
     from cudadent42.session.desk import at_work
+    from cudadent42.session.folder import project
     from cudadent42.session.watch import Watched
 
+    os.chdir(project(session.path))  # what the settings name lies there, wherever the command was given
     with watching(verbose) as watcher:
         watched = Watched(watcher)
         with at_work(session, _lab(), watched, now) as desk:
@@ -254,6 +257,18 @@ def _ask(question: str) -> bool | None:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
     return bool(typer.confirm(question, default=True, err=True))
+
+
+def _from_project(name: str) -> str:
+    """A file that is named from the current folder, named from the project's; other names as they are."""
+    from cudadent42.session.folder import project
+
+    path, colon, function = name.partition(".py:")
+    if colon:
+        return f"{os.path.relpath(path, project(Path.cwd()))}{colon}{function}"
+    if "/" in name or name.endswith(".toml"):
+        return os.path.relpath(name, project(Path.cwd()))
+    return name
 
 
 def _default_rate() -> str:

@@ -87,7 +87,7 @@ def all_sessions(folder: Path) -> list[Path]:
 def find(folder: Path, wanted: str | None) -> Session:
     """The session of that name or path; None: the one that is open, or the last."""
     if wanted is not None:
-        path = Path(wanted)
+        path = Path(wanted).absolute()
         return load(path if "/" in wanted or path.is_dir() else folder / wanted)
     found = all_sessions(folder)
     if not found:

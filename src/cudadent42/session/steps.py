@@ -228,7 +228,7 @@ def _change(desk: Desk, current: CheckpointState, choice: Choice, asks: Asks) ->
     pending = desk.state.pending
     commit = desk.tree.snapshot()
     if pending is not None and choice.keep:
-        desk.record(Kept(pending.number, failed=pending.outcome is AttemptOutcome.FAILED))
+        desk.record(Kept(pending.number, failed=True))  # whatever it was to become, it has not passed
         if desk.tree.same(commit, desk.local(pending.commit)):
             return Step(ExitCode.PASS, (f"attempt {pending.number} is kept, and is the parent of the next",))
         pending = None

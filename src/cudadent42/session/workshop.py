@@ -38,7 +38,7 @@ class Workshop(Protocol):
         """Race two commits of the project into a new run folder."""
 
     def diagnose(self, folder: Path, observer: Observer) -> str:
-        """Profile a run's slowest case, or judge by what its folder has; what limits it, in a sentence."""
+        """Profile a run's slowest case, or judge by what its folder has; what limits it, and what to try first."""
 
     def judge(self, gates: Path, folder: Path, extra: Mapping[str, float]) -> Judgement:
         """Hold a gate file against a run and further metrics."""
@@ -94,17 +94,23 @@ class Lab:
 
         # The suite of the race has cases of its own; only the session's suite again is narrowed as the session is.
         same = settings.race_suite == settings.suite
-        return replace(
+        choices = replace(
             race.DEFAULT_CHOICES,
             suite=settings.race_suite,
             dtypes=settings.dtypes,
             cases=settings.cases if same else (),
         )
+        if settings.repeats is None:
+            return choices
+        return replace(
+            choices, repeats=settings.repeats, precision=None
+        )  # who gives a number wants that number
 
     def diagnose(self, folder: Path, observer: Observer) -> str:
         from cudadent42.profile import doctor
 
-        return doctor.examine(folder, observer=observer).summary
+        diagnosis = doctor.examine(folder, observer=observer)
+        return f"{diagnosis.summary} Next: {diagnosis.next_step}"
 
     def judge(self, gates: Path, folder: Path, extra: Mapping[str, float]) -> Judgement:
         from cudadent42 import gates as lab_gates

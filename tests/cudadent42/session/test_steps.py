@@ -140,6 +140,17 @@ def test_what_failed_its_gate_may_be_kept_or_left(project: Path, workshop: Any, 
     assert (project / "kernel.py").read_text().startswith("REPEATS = 4\n")
 
 
+def test_what_was_cut_off_and_is_kept_has_not_passed(project: Path, workshop: Any, clock: Any) -> None:
+    path = to_fix(project, workshop, clock)
+    change(project, 2)
+    workshop.broken = True
+    with pytest.raises(LabError, match="could not be built"):
+        work(path, workshop, clock)
+    assert load(path).state.attempts[0].outcome is AttemptOutcome.OPEN
+    work(path, workshop, clock, steps.Choice(keep=True))
+    assert load(path).state.attempts[0].outcome is AttemptOutcome.KEPT
+
+
 def test_slow_kernels_are_profiled_before_they_are_changed(project: Path, workshop: Any, clock: Any) -> None:
     workshop.speedup = 0.12
     path = begin(project, workshop, clock)
