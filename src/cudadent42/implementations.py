@@ -67,6 +67,8 @@ class Implementation:
     """Whether adversarial inputs are asked of it too. Not of PyTorch's backends and the peers: they are other
     people's work with conventions of their own, verified on the cases that are timed."""
     operation: Operation = Operation.ATTENTION
+    compiling_s: float = 0.0
+    """How long its first call on a case may be silent beyond other calls: it compiles, or tries out configurations."""
 
 
 def why_not(implementation: Implementation, device: str) -> str | None:

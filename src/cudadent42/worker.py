@@ -40,6 +40,7 @@ from cudadent42.events import (
     WorkerLost,
     from_line,
 )
+from cudadent42.implementations import registry
 from cudadent42.records import BenchReport, BuildFailure, BuildReport, Plan, VerifiedCase, VerifyReport
 from cudadent42.serialise import dumps, loads
 from cudadent42.worker_process import ACKNOWLEDGE, DEVICE_LOST_EXIT, NOTE_BYTES, Request
@@ -91,6 +92,7 @@ class Worker:
         self._timeout_s = timeout_s
         self._at_work = False
         self._case_limits_s: dict[str, float] = {}
+        self._compiling_s: dict[str, float] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._events = -1
         self._note: IO[bytes] | None = None
@@ -136,6 +138,11 @@ class Worker:
             if self._note is not None:
                 self._note.truncate(0)
             self._case_limits_s = case_limits(request.plan)
+            self._compiling_s = {
+                name: item.compiling_s
+                for name, item in registry(request.plan.operation).items()
+                if item.compiling_s
+            }
             self._send(dumps(request, indent=None))
             while not finished:
                 event = self._next_event()
@@ -228,7 +235,10 @@ class Worker:
             return max(self._timeout_s, START_TIMEOUT_S)
         if doing is not None and doing.input == BUILDING:
             return max(self._timeout_s, BUILD_TIMEOUT_S)
-        return self._timeout_s + (self._case_limits_s.get(doing.case, 0.0) if doing else 0.0)
+        if doing is None:
+            return self._timeout_s
+        calls_s = self._case_limits_s.get(doing.case, 0.0)
+        return self._timeout_s + calls_s + self._compiling_s.get(doing.implementation, 0.0)
 
     def _cause_of_death(self) -> str:
         if self._process is None:
