@@ -14,6 +14,8 @@ from cudadent42.session import tree as trees
 from cudadent42.session.clock import Clock
 from cudadent42.session.events import (
     BudgetReached,
+    End,
+    Ended,
     Event,
     LessonsFired,
     Overridden,
@@ -183,7 +185,7 @@ def _tell_move(desk: Desk, clock: Clock) -> None:
 
 
 def recover(desk: Desk) -> None:
-    """Finish what a killed process left: work without an end, a change half taken back."""
+    """Finish what a killed process left: work without an end, a change half taken back, a last gate passed."""
     working = desk.state.working
     if working is not None:
         ended = ended_of(desk.path / working.run if working.run else None, None)
@@ -197,6 +199,8 @@ def recover(desk: Desk) -> None:
             take_back(desk, attempts[-1].number)
         except UsageError as error:
             desk.warn(str(error))
+    if desk.state.current is None and desk.state.end is None:
+        desk.record(Ended(End.FINISHED))
 
 
 def take_back(desk: Desk, number: int) -> tuple[str, ...]:

@@ -126,6 +126,8 @@ def work(desk: Desk, choice: Choice, asks: Asks) -> Step:
     pending = desk.state.pending
     if pending is not None and choice.revert:
         return _revert(desk, pending)
+    if kind is Work.CHANGE and choice.revert and _reverted_already(desk):
+        return Step(ExitCode.PASS, (f"attempt {desk.state.attempts[-1].number} is taken back already",))
     _within_budget(desk, choice)
     if kind is Work.MEASURE:
         return _measure(desk, current)
@@ -315,6 +317,14 @@ def _revert(desk: Desk, attempt: Attempt) -> Step:
     paths = take_back(desk, attempt.number)
     said = f"attempt {attempt.number} is taken back ({', '.join(paths) or 'nothing was left of it'})"
     return Step(ExitCode.PASS, (f"{said}; its diff is kept in {desk.attempt_file(attempt.number)}",))
+
+
+def _reverted_already(desk: Desk) -> bool:
+    """Whether the last change is gone from the source: also when a kill came between taking it back and saying so."""
+    attempts = desk.state.attempts
+    if not attempts or attempts[-1].outcome is not AttemptOutcome.REVERTED:
+        return False
+    return desk.tree.same(desk.tree.snapshot(), desk.local(desk.state.parent))
 
 
 def _document(desk: Desk) -> Step:
