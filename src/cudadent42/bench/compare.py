@@ -27,6 +27,11 @@ MOST_LEFT_OUT = 0.2
 """Of the blocks of a case, that may be left out for their marks."""
 
 
+_UNSTEADY = 5.0
+"""Margins that the interval of a control may reach from 1. A control's usual interval, half a margin to two, says no
+more than the other side's own interval, which has the same noise in it."""
+
+
 @dataclass(frozen=True)
 class _Pair:
     """One implementation and the baseline on one case, over the blocks that hold both."""
@@ -54,11 +59,13 @@ def compare(
     candidate = others[0] if others else plan.baseline
     control = _pairs(plan, table, control_name(plan.baseline))
     floor = noise_floor([pair.estimate.ratio for pair in control])
-    offsets = {pair.case.id: abs(pair.estimate.ratio - 1.0) for pair in control}
+    offsets = {pair.case.id: control_offset(pair.estimate, plan.margin) for pair in control}
     headline = _pairs(plan, table, candidate) if others else []
     effects = [pair.detectable_effect for pair in control or headline]
     mean = geometric_mean([pair.estimate for pair in headline])
-    offset = abs(geometric_mean([pair.estimate for pair in control]).ratio - 1.0) if control else 0.0
+    offset = (
+        control_offset(geometric_mean([pair.estimate for pair in control]), plan.margin) if control else 0.0
+    )
     low, high = mean.interval()
     return Results(
         baseline=plan.baseline,
@@ -80,6 +87,16 @@ def compare(
         peaks=dict(peaks),
         detectable_effect=float(np.median(effects)) if effects else math.nan,
     )
+
+
+def control_offset(control: RatioEstimate, margin: float) -> float:
+    """How far from 1 a control lies; where it is unsteady, how far its interval reaches.
+
+    Between two runs of the same code an unsteady control has shown anything up to there, by luck near 1 or not.
+    """
+    low, high = control.interval()
+    reach = max(high - 1.0, 1.0 / low - 1.0)
+    return reach if reach > _UNSTEADY * margin else abs(control.ratio - 1.0)
 
 
 Table = dict[str, dict[str, dict[int, Sample]]]

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from cudadent42.bench.compare import compare
+from cudadent42.bench.compare import compare, control_offset
+from cudadent42.bench.statistics import estimate_ratio
 from cudadent42.cases import AttentionCase
 from cudadent42.records import Plan, Sample, Verdict
 
@@ -111,3 +113,21 @@ def test_a_control_that_is_off_as_a_whole_silences_the_headline() -> None:
     assert compare(make_plan("ours"), samples, {}, {}).verdict is Verdict.UNDECIDED
     without = [sample for sample in samples if sample.implementation != "pytorch_control"]
     assert compare(make_plan("ours", control=False), without, {}, {}).verdict is Verdict.FASTER
+
+
+def test_an_unsteady_control_silences_even_a_large_difference() -> None:
+    """A control whose ratios scatter by factors says nothing by a centre that happens to be near 1."""
+    random = np.random.default_rng(5)
+    scatter = np.exp(random.normal(0.0, 2.0, BLOCKS))
+    steady = make_samples({"pytorch": 2.0, "pytorch_control": 2.0, "ours": 1.6})
+    unsteady = [
+        replace(sample, latency_ms=sample.latency_ms * float(scatter[sample.block]))
+        if sample.implementation == "pytorch_control"
+        else sample
+        for sample in steady
+    ]
+    plan = make_plan("ours")
+    assert compare(plan, steady, {}, {}).cases[0].verdict is Verdict.FASTER
+    assert compare(plan, unsteady, {}, {}).cases[0].verdict is Verdict.UNDECIDED
+    # Its own scatter, not its centre, is what counts.
+    assert control_offset(estimate_ratio(scatter, np.ones(BLOCKS), seed=1), 0.02) > 0.25

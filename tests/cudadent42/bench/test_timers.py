@@ -38,6 +38,17 @@ def test_short_calls_fill_the_window() -> None:
     assert reading.latency_ms >= 0.1  # per call, not per window
 
 
+def test_one_slow_first_call_does_not_set_the_window() -> None:
+    sleeper = Sleeper(1e-4)
+
+    def cold() -> Tensor:
+        if sleeper.calls == 0:
+            time.sleep(20 * CPU_WINDOW_S)
+        return sleeper()
+
+    assert ClockTimer(None).calibrate([cold])().inner >= 2
+
+
 def test_nothing_is_called_without_end() -> None:
     result = torch.zeros(1)
     assert calls_for_window([lambda: result], 100.0) <= MAX_INNER
