@@ -198,7 +198,7 @@ def _print_bisection(result: BisectResult) -> None:
     elif result.ending is Ending.NO_DIFFERENCE:
         print("nothing to find: the bad commit passes the gates in a race against the good one")
     else:
-        print(
-            "undecided: this machine could not tell the two ends apart; give a longer --budget, or a quieter machine"
-        )
+        why = result.steps[-1].reason if result.steps else "nothing was raced"
+        print(f"undecided, the race of the two ends gave no answer: {why}")
+        print("where the measurement could not tell, give a longer --budget, or a quieter machine")
     print(f"folder: {result.folder}")
