@@ -34,7 +34,13 @@ def cudadent42(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=with_usual_signals,
     )
+
+
+def with_usual_signals() -> None:
+    """As a terminal starts it: a job in the background of a script has interrupts ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def finished(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -95,14 +96,18 @@ def test_every_choice_is_built_ahead_and_fits(
     choice = hopper.choose(problem, H200)
     assert choice is not None
     hopper.check(problem, choice.configuration)
-    built = BUILT
+    built = _built()
     for part in (activation, None):
         kernel = hopper.kernel(choice.configuration, part, dtype)
         assert kernel.label in built
         check_block(kernel.label, "sm_90", kernel.threads_per_block, kernel.dynamic_shared_bytes)
 
 
-BUILT = {kernel.label for kernel in kernels("sm_90a")}
+@functools.cache
+def _built() -> set[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hopper, "nvrtc_version", lambda: (13, 0))  # whether or not one is installed here
+        return {kernel.label for kernel in kernels("sm_90a")}
 
 
 @given(experts=st.integers(1, 8192), architecture=st.sampled_from(["sm_75", "sm_80", "sm_86", "sm_90a"]))
