@@ -44,6 +44,7 @@ def quantities(profile: Profile) -> Quantities:
     for name, value in {**profile.metrics, **metrics.derive(profile.metrics)}.items():
         add(name, value, counted)
     _add_rates(profile, add_to=found)
+    _add_gaps(profile, add_to=found)
     _add_static(profile, add_to=found)
     add("on_cpu", float(profile.device == "cpu"), Origin.MEASURED)
     main = main_launch(profile)
@@ -94,9 +95,19 @@ def seconds(profile: Profile) -> float:
     return math.nan
 
 
+def call_seconds(profile: Profile) -> float:
+    """Of all the call's kernels, which together do the case's operations; of the kernel where it is the only one."""
+    if len(profile.launches) <= 1:
+        return seconds(profile)
+    return sum(launch.duration_s for launch in profile.launches) or seconds(profile)
+
+
 def _add_rates(profile: Profile, add_to: Quantities) -> None:
-    """Rates against this machine's measured ceilings: the roofline of Williams et al., CACM 52(4), 2009."""
-    time = seconds(profile)
+    """Rates against this machine's measured ceilings: the roofline of Williams et al., CACM 52(4), 2009.
+
+    The case's operations and bytes are over the time of all kernels, counted traffic over that of the one counted.
+    """
+    time = call_seconds(profile)
     peak, copy = peak_gflops(profile), profile.peaks.get("copy_gbps", math.nan)
     values = {
         "achieved_gflops": profile.flops / time * 1e-9,
@@ -115,12 +126,23 @@ def _add_rates(profile: Profile, add_to: Quantities) -> None:
         if math.isfinite(value):
             add_to[name] = Quantity(value, Origin.MODEL)
     moved = metrics.derive(profile.metrics).get("dram_bytes", math.nan)
+    time = seconds(profile)
     if math.isfinite(moved / time):
         add_to["dram_gbps"] = Quantity(moved / time * 1e-9, Origin.MEASURED)
         if math.isfinite(copy):
             add_to["dram_gbps_share"] = Quantity(moved / time * 1e-9 / copy, Origin.MEASURED)
         if profile.bytes_min > 0:
             add_to["dram_excess"] = Quantity(moved / profile.bytes_min, Origin.MEASURED)
+
+
+def _add_gaps(profile: Profile, add_to: Quantities) -> None:
+    """The share of the call's time in which none of its kernels runs."""
+    if not profile.launches:
+        return
+    add_to["launch_count"] = Quantity(len(profile.launches), Origin.MODEL)
+    running, latency = sum(launch.duration_s for launch in profile.launches), profile.latency_ms * 1e-3
+    if running > 0 and math.isfinite(latency) and latency > 0:
+        add_to["gap_share"] = Quantity(max(0.0, 1 - running / latency), Origin.MODEL)
 
 
 def _add_static(profile: Profile, add_to: Quantities) -> None:

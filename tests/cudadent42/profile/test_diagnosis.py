@@ -11,7 +11,7 @@ import pytest
 
 from cudadent42.profile import Profile, diagnose
 from cudadent42.profile.diagnosis import WORTH, shown
-from cudadent42.profile.quantities import with_quantities
+from cudadent42.profile.quantities import quantities, with_quantities
 from cudadent42.profile.records import Certainty, Kind, Source
 from flashmoe_science.jit.records import Resources
 
@@ -121,6 +121,40 @@ def test_every_finding_is_bounded_and_ranked(recorded: dict[str, Any], profile_o
         assert all(finding.gain >= WORTH for finding in diagnosis.causes)
         assert all(finding.gain < WORTH for finding in diagnosis.minor)
         assert all(finding.kind is not Kind.LIMIT for finding in diagnosis.causes)
+
+
+# ---------------------------------------------------------------- calls of several kernels
+
+
+def _with_launches(profile: Profile, count: int, latency_factor: float) -> Profile:
+    """The case's work in ``count`` equal launches, in a call that lasts longer than they do by a factor."""
+    (launch,) = profile.launches
+    return dataclasses.replace(
+        profile,
+        launches=(launch,) * count,
+        latency_ms=count * launch.duration_s * 1e3 * latency_factor,
+    )
+
+
+@pytest.mark.parametrize("counters", [True, False])
+def test_the_case_s_work_is_over_the_time_of_all_its_kernels(profile_of: Make, counters: bool) -> None:
+    one = profile_of("wide-copy", counters=counters)
+    known, of_four = quantities(one), quantities(_with_launches(one, 4, 1.0))
+    assert of_four["achieved_gbps"].value == pytest.approx(known["achieved_gbps"].value / 4)
+    assert of_four["roof_share"].value == pytest.approx(known["roof_share"].value / 4)
+    assert of_four["gap_share"].value == pytest.approx(0.0)
+    if counters:  # of the one kernel that was counted
+        assert of_four["dram_gbps"] == known["dram_gbps"]
+
+
+def test_time_between_kernels_is_named(profile_of: Make) -> None:
+    whole = profile_of("hopper-full")
+    first = diagnose(_with_launches(whole, 3, 1.25)).causes[0]
+    assert (first.rule, first.gain) == ("gaps", pytest.approx(0.2))
+    assert "3 kernels" in first.evidence
+    assert "20%" in first.evidence
+    for calm in (_with_launches(whole, 3, 1.05), _with_launches(whole, 1, 1.25), _with_launches(whole, 3, 0.9)):
+        assert "gaps" not in [finding.rule for finding in diagnose(calm).causes]
 
 
 # ---------------------------------------------------------------- what is missing is not zero
