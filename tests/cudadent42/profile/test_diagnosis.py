@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from cudadent42.profile import Profile, diagnose
+from cudadent42.profile import Profile, diagnose, text
 from cudadent42.profile.diagnosis import WORTH, shown
 from cudadent42.profile.quantities import quantities, with_quantities
 from cudadent42.profile.records import Certainty, Kind, Source
+from cudadent42.profile.rules import builtin_rules
 from flashmoe_science.jit.records import Resources
 
 Make = Callable[..., Profile]
@@ -170,6 +171,26 @@ def test_a_missing_counter_silences_its_rule_and_is_named(profile_of: Make) -> N
     (threshold,) = (one for one in diagnosis.thresholds if "bank conflicts" in one.name)
     assert threshold.met is None
     assert math.isnan(threshold.value)
+
+
+def test_what_was_not_asked_is_always_said(profile_of: Make) -> None:
+    whole = profile_of("hopper-full")
+    assert not any("not asked" in line for line in text.lines(diagnose(whole)))
+    metrics = {name: value for name, value in whole.metrics.items() if name != "shared_conflicts"}
+    reason = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum is not a number"
+    diagnosis = diagnose(dataclasses.replace(whole, metrics=metrics, missing={"shared_conflicts": reason}))
+    said = f"1 of {len(builtin_rules())} rules not asked, for want of: bank_conflicts is not known"
+    assert said in list(text.lines(diagnosis))
+    assert "Nothing" not in diagnosis.summary + diagnosis.next_step
+    assert "1 of" in diagnosis.summary
+    assert "bank_conflicts" in diagnosis.next_step
+
+
+def test_a_rule_that_is_answered_needs_nothing_more(profile_of: Make) -> None:
+    """Where one of its conditions is known not to hold, what is missing would not change it."""
+    one_kernel = dataclasses.replace(profile_of("hopper-full"), latency_ms=math.nan)
+    assert "gaps" not in diagnose(one_kernel).not_examined
+    assert "gaps" in diagnose(dataclasses.replace(one_kernel, launches=one_kernel.launches * 2)).not_examined
 
 
 def test_an_empty_profile_says_that_nothing_is_known(profile_of: Make) -> None:
