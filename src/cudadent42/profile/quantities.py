@@ -48,7 +48,7 @@ def quantities(profile: Profile) -> Quantities:
     _add_static(profile, add_to=found)
     add("on_cpu", float(profile.device == "cpu"), Origin.MEASURED)
     main = main_launch(profile)
-    if main is not None and "waves" not in found:
+    if main is not None and not {"waves", "grid_blocks"} <= found.keys():
         _add_launch(profile, main, add_to=found)
     for ablation in profile.ablations:
         # What might be chance is not a cost.
@@ -166,20 +166,26 @@ def _add_static(profile: Profile, add_to: Quantities) -> None:
 
 
 def _add_launch(profile: Profile, launch: Launch, add_to: Quantities) -> None:
-    """Waves and the occupancy that fits, from the launch's own shape."""
+    """Blocks, waves and the occupancy that fits, from the launch's own shape, where they were not counted."""
     multiprocessors = profile.metrics.get("multiprocessors")
+    add_to.setdefault("grid_blocks", Quantity(launch.grid_blocks, Origin.MODEL))
+    fill = launch.grid_blocks / multiprocessors if multiprocessors else math.nan
+    if math.isfinite(fill):
+        add_to.setdefault("grid_fill", Quantity(fill, Origin.MODEL))
     try:
         fits = occupancy(profile.architecture, launch.block_threads, launch.registers, launch.shared_bytes)
         limits(profile.architecture)
     except DeviceError:  # an architecture without a table
         return
-    add_to["occupancy_limit"] = Quantity(fits.fraction, Origin.MODEL)
+    add_to.setdefault("occupancy_limit", Quantity(fits.fraction, Origin.MODEL))
     if multiprocessors and fits.blocks_per_sm:
         waves = launch.grid_blocks / (multiprocessors * fits.blocks_per_sm)
         tail = metrics.derive({"waves": waves}).get("tail_share", 0.0)
-        add_to["waves"] = Quantity(waves, Origin.MODEL)
-        add_to["tail_share"] = Quantity(tail, Origin.MODEL)
-        add_to["sm_idle_share"] = Quantity(tail, Origin.MODEL)
+        add_to.setdefault("waves", Quantity(waves, Origin.MODEL))
+        add_to.setdefault("tail_share", Quantity(tail, Origin.MODEL))
+        # Blocks of a first wave go one to a multiprocessor as long as there is one without.
+        idle = tail if waves > 1 else max(0.0, 1 - fill)
+        add_to.setdefault("sm_idle_share", Quantity(idle, Origin.MODEL))
 
 
 _NEAR = 0.8

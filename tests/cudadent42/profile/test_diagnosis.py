@@ -112,9 +112,12 @@ def test_a_lowered_clock_is_a_limit_not_a_cause(profile_of: Make) -> None:
     assert [finding.rule for finding in diagnosis.limits] == ["power"]
 
 
-def test_every_finding_is_bounded_and_ranked(recorded: dict[str, Any], profile_of: Make) -> None:
+@pytest.mark.parametrize("counters", [True, False])
+def test_every_finding_is_bounded_and_ranked(
+    recorded: dict[str, Any], profile_of: Make, counters: bool
+) -> None:
     for subject in recorded["subjects"]:
-        diagnosis = diagnose(profile_of(subject["name"]))
+        diagnosis = diagnose(profile_of(subject["name"], counters=counters))
         for finding in (*diagnosis.causes, *diagnosis.minor, *diagnosis.limits):
             assert 0 <= finding.gain <= 1
             assert "{" not in finding.evidence
@@ -224,6 +227,21 @@ def test_without_counters_the_tail_is_inferred(profile_of: Make) -> None:
     first = diagnose(profile_of("wave-and-a-bit", counters=False)).causes[0]
     assert first.rule == "tail"
     assert first.certainty is Certainty.INFERRED
+
+
+def test_without_counters_the_blocks_are_counted(profile_of: Make) -> None:
+    profile = profile_of("wave-and-a-bit", counters=False)
+    (launch,) = profile.launches
+    assert f"{launch.grid_blocks:,} blocks are" in diagnose(profile).causes[0].evidence
+
+
+def test_without_counters_a_small_grid_is_inferred(profile_of: Make) -> None:
+    profile = profile_of("torch-flash", counters=False)
+    (launch,) = profile.launches
+    small = dataclasses.replace(profile, launches=(dataclasses.replace(launch, grid_blocks=33),))
+    causes = {finding.rule: finding for finding in diagnose(small).causes}
+    assert causes["small-grid"].certainty is Certainty.INFERRED
+    assert causes["small-grid"].evidence.startswith("33 blocks for 132 multiprocessors; 75%")
 
 
 def test_without_counters_spills_are_suspected(profile_of: Make) -> None:
