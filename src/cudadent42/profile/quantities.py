@@ -82,7 +82,19 @@ def main_launch(profile: Profile) -> Launch | None:
 
 def peak_gflops(profile: Profile) -> float:
     """The matrix product's ceiling for the case's dtype; NaN where it was not measured."""
-    return profile.peaks.get(f"{profile.dtype}_gflops", profile.peaks.get("fp32_gflops", math.nan))
+    of_dtype = _peak(profile, f"{profile.dtype}_gflops")
+    return of_dtype if math.isfinite(of_dtype) else _peak(profile, "fp32_gflops")
+
+
+def peak_copy_gbps(profile: Profile) -> float:
+    """The rate of a copy in memory; NaN where it was not measured."""
+    return _peak(profile, "copy_gbps")
+
+
+def _peak(profile: Profile, name: str) -> float:
+    """A ceiling that is no positive number was not measured."""
+    value = profile.peaks.get(name, math.nan)
+    return value if math.isfinite(value) and value > 0 else math.nan
 
 
 def seconds(profile: Profile) -> float:
@@ -108,7 +120,7 @@ def _add_rates(profile: Profile, add_to: Quantities) -> None:
     The case's operations and bytes are over the time of all kernels, counted traffic over that of the one counted.
     """
     time = call_seconds(profile)
-    peak, copy = peak_gflops(profile), profile.peaks.get("copy_gbps", math.nan)
+    peak, copy = peak_gflops(profile), peak_copy_gbps(profile)
     values = {
         "achieved_gflops": profile.flops / time * 1e-9,
         "achieved_gbps": profile.bytes_min / time * 1e-9,

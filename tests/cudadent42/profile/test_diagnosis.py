@@ -205,6 +205,17 @@ def test_an_empty_profile_says_that_nothing_is_known(profile_of: Make) -> None:
     assert diagnosis.causes == ()
 
 
+@pytest.mark.parametrize("counters", [True, False])
+@pytest.mark.parametrize("ceiling", [0.0, -1.0, math.inf])
+def test_a_ceiling_that_cannot_be_is_not_known(profile_of: Make, ceiling: float, counters: bool) -> None:
+    whole = profile_of("hopper-full", counters=counters)
+    known = quantities(dataclasses.replace(whole, peaks=dict.fromkeys(whole.peaks, ceiling)))
+    assert not {"compute_share", "traffic_share", "roof_share", "peak_gflops", "copy_gbps"} & known.keys()
+    assert "achieved_gflops" in known
+    without_copy = diagnose(dataclasses.replace(whole, peaks={**whole.peaks, "copy_gbps": ceiling}))
+    assert without_copy.bound == "matrix products"
+
+
 def test_a_profile_with_its_quantities_is_judged_alike(recorded: dict[str, Any], profile_of: Make) -> None:
     """What is written into the file for others to read changes nothing when it is read back."""
     for subject in recorded["subjects"]:

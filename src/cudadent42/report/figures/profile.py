@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from cudadent42.profile.metrics import STALLS
-from cudadent42.profile.quantities import call_seconds, peak_gflops, quantities
+from cudadent42.profile.quantities import call_seconds, peak_copy_gbps, peak_gflops, quantities
 from cudadent42.profile.records import Profile
 from cudadent42.report import svg, text
 from cudadent42.report.figures import marks
@@ -99,7 +99,7 @@ def roofline(view: Profiled, sheet: svg.Sheet, *, wide: bool) -> str:
         points = [*_points(view.before, Role.BASELINE, Role.PAGE), *points]
     if not points:
         return ""
-    peak, copy = peak_gflops(view.profile), view.profile.peaks.get("copy_gbps", math.nan)
+    peak, copy = peak_gflops(view.profile), peak_copy_gbps(view.profile)
     xs, ys = [x for x, *_ in points], [y for _, y, *_ in points]
     if math.isfinite(peak):
         ys.append(peak)
