@@ -152,7 +152,9 @@ def _summary(
     else:
         what = f"It runs against {bound}, busy {share:.0%} of the time, {basis}"
     if not causes and unasked:
-        return f"{what}. No verdict on what else holds it back: {unasked} of {rules} rules could not be asked."
+        return (
+            f"{what}. No verdict on what else holds it back: {unasked} of {rules} rules could not be asked."
+        )
     if not causes:
         return f"{what}. Nothing found that could give {WORTH:.0%} or more."
     first = causes[0]

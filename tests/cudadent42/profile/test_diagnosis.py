@@ -157,7 +157,11 @@ def test_time_between_kernels_is_named(profile_of: Make) -> None:
     assert (first.rule, first.gain) == ("gaps", pytest.approx(0.2))
     assert "3 kernels" in first.evidence
     assert "20%" in first.evidence
-    for calm in (_with_launches(whole, 3, 1.05), _with_launches(whole, 1, 1.25), _with_launches(whole, 3, 0.9)):
+    for calm in (
+        _with_launches(whole, 3, 1.05),
+        _with_launches(whole, 1, 1.25),
+        _with_launches(whole, 3, 0.9),
+    ):
         assert "gaps" not in [finding.rule for finding in diagnose(calm).causes]
 
 
