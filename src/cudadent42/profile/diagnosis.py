@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cudadent42.profile.quantities import Origin, Quantities, quantities
 from cudadent42.profile.records import (
@@ -64,20 +64,25 @@ def diagnose(profile: Profile, rules: Sequence[Rule] | None = None) -> Diagnosis
     known = quantities(profile)
     findings: list[Finding] = []
     unasked: dict[str, str] = {}
-    for rule in builtin_rules() if rules is None else rules:
+    rules = builtin_rules() if rules is None else rules
+    for rule in rules:
         if any(c.name in known and c.holds(known[c.name].value) for c in rule.unless):
             continue
+        if any(c.name in known and not c.holds(known[c.name].value) for c in rule.when):
+            continue  # answered, whatever else is missing
         missing = [name for name in rule.names() if name not in known]
         if missing:
             if not missing[0].startswith(_OTHER_MEANS):
                 unasked[rule.id] = profile.missing.get(missing[0], f"{missing[0]} is not known")
-        elif all(c.holds(known[c.name].value) for c in rule.when):
+        else:
             findings.append(_finding(rule, known, profile))
     findings.sort(key=_rank, reverse=True)
     causes = tuple(f for f in findings if f.kind is not Kind.LIMIT and f.gain >= WORTH)
     minor = tuple(f for f in findings if f.kind is not Kind.LIMIT and f.gain < WORTH)
     limits = tuple(f for f in findings if f.kind is Kind.LIMIT)
     bound, share = _bound(known)
+    if profile.source is not Source.COUNTERS:
+        unasked = {}  # the summary says what the verdict rests on instead
     return Diagnosis(
         schema_version=SCHEMA_VERSION,
         case=profile.case,
@@ -86,14 +91,15 @@ def diagnose(profile: Profile, rules: Sequence[Rule] | None = None) -> Diagnosis
         source=profile.source,
         bound=bound,
         bound_share=share,
-        summary=_summary(profile, bound, share, causes),
+        summary=_summary(profile, bound, share, causes, len(unasked), len(rules)),
         causes=causes,
         minor=minor,
         limits=limits,
         thresholds=() if profile.device == "cpu" else _thresholds(known),
-        not_examined=unasked if profile.source is Source.COUNTERS else {},
-        next_step=causes[0].experiment if causes else _nothing_left(profile, limits),
+        not_examined=unasked,
+        next_step=causes[0].experiment if causes else _nothing_left(profile, limits, unasked),
         notes=profile.notes,
+        rules=len(rules),
     )
 
 
@@ -131,7 +137,9 @@ def _bound(known: Quantities) -> tuple[str, float]:
     return (unit if share >= BUSY else "latency"), share
 
 
-def _summary(profile: Profile, bound: str, share: float, causes: Sequence[Finding]) -> str:
+def _summary(
+    profile: Profile, bound: str, share: float, causes: Sequence[Finding], unasked: int, rules: int
+) -> str:
     basis = (
         "by the GPU's counters"
         if profile.source is Source.COUNTERS
@@ -143,18 +151,29 @@ def _summary(profile: Profile, bound: str, share: float, causes: Sequence[Findin
         what = f"It runs against latency: its busiest unit works {share:.0%} of the time, {basis}"
     else:
         what = f"It runs against {bound}, busy {share:.0%} of the time, {basis}"
+    if not causes and unasked:
+        return (
+            f"{what}. No verdict on what else holds it back: {unasked} of {rules} rules could not be asked."
+        )
     if not causes:
         return f"{what}. Nothing found that could give {WORTH:.0%} or more."
     first = causes[0]
     return f"{what}. First: {first.title[0].lower()}{first.title[1:]}, at most {first.gain:.0%} of the time."
 
 
-def _nothing_left(profile: Profile, limits: Sequence[Finding]) -> str:
+def _nothing_left(profile: Profile, limits: Sequence[Finding], unasked: Mapping[str, str]) -> str:
+    if unasked:
+        return f"Get what is missing, and profile again: {wants(unasked)}"
     if limits:
         return limits[0].experiment
     if profile.source is Source.MODEL:
         return "Nothing stands out without counters; open them (see the notes) before looking further"
     return "Nothing stands out; look for less work instead: fewer bytes, fewer operations, a fused neighbour"
+
+
+def wants(unasked: Mapping[str, str]) -> str:
+    """Why rules could not be asked, each reason once."""
+    return "; ".join(dict.fromkeys(unasked.values()))
 
 
 # ---------------------------------------------------------------- thresholds

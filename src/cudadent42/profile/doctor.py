@@ -12,7 +12,7 @@ from cudadent42.profile import store
 from cudadent42.profile.collect import Wish, collect, matching_build
 from cudadent42.profile.diagnosis import diagnose
 from cudadent42.profile.quantities import with_quantities
-from cudadent42.profile.records import SCHEMA_VERSION, Diagnosis, Profile, Source
+from cudadent42.profile.records import PROFILE, SCHEMA_VERSION, Diagnosis, Profile, Source
 from cudadent42.profile.sass import count
 from cudadent42.progress import Observer, Quiet
 from cudadent42.records import Comparison
@@ -30,40 +30,55 @@ def examine(
 ) -> Diagnosis:
     """Diagnose a run, and write ``profile.json`` and ``diagnosis.json`` into its folder.
 
-    A profile that the folder has is judged again, unless it is of another case or implementation than asked for.
-    Otherwise the slowest case of the run's candidate is profiled, where this is the machine of the run and
-    ``measure`` is set; elsewhere the verdict rests on what the folder has, and says so.
+    The subject is the case and implementation that were asked for, else the run's slowest case and its candidate.
+    Where this is the machine of the run and ``measure`` is set, the subject is measured anew. Elsewhere a profile
+    that the folder keeps is judged again, if it is of the subject or nothing was asked for; without such a profile
+    the verdict rests on the run's other files, and says so.
+
+    A profile with counters is never replaced by one without: for the same subject the kept one is judged, with a
+    note that says so; for another nothing is written and the call is refused.
 
     Args:
         case: ``Case.name`` or ``Case.id`` of the plan; the slowest where empty.
         implementation: one of the plan's; the run's candidate where empty.
 
     Raises:
-        UsageError: the folder is no run, or the case or implementation is none of its plan.
+        UsageError: the folder is no run, the case or implementation is none of its plan, or the folder keeps
+            another subject's profile with counters and there are none of this one.
     """
     run = load_run(folder)
     subject, name = _case(run, case), _implementation(run, implementation)
-    asked = bool(case or implementation)
     kept = store.load_profile(folder)
-    if kept is not None and (not asked or (kept.case, kept.implementation) == (subject.id, name)):
-        profile = kept
+    same = kept is not None and (kept.case, kept.implementation) == (subject.id, name)
+    measured, reason = _measured(run, subject, name, measure, full, observer or Quiet())
+    if measured is None and kept is not None and (same or not (case or implementation)):
+        profile, note = kept, f"the folder's profile, judged again: {reason}"
     else:
-        profile = _profile(run, subject, name, measure, full, observer or Quiet())
-    diagnosis = diagnose(profile)
+        profile, note = measured or from_folder(run, subject, name, reason), ""
+        if kept is not None and kept.source is Source.COUNTERS and profile.source is not Source.COUNTERS:
+            if not same:
+                raise UsageError(
+                    f"{folder} keeps a profile of {kept.case}, {kept.implementation} with counters, and there are "
+                    f"none of {subject.id}, {name} ({'; '.join(profile.notes)}); profile that in a folder of its "
+                    f"own with `cudadent42 profile`, or move {PROFILE} away"
+                )
+            profile, note = kept, f"the kept profile with counters is judged: {'; '.join(profile.notes)}"
+    diagnosis = diagnose(replace(profile, notes=(*profile.notes, note)) if note else profile)
     store.write(folder, profile, diagnosis)
     return diagnosis
 
 
-def _profile(
+def _measured(
     run: RunFolder, case: Case, implementation: str, measure: bool, full: bool, observer: Observer
-) -> Profile:
+) -> tuple[Profile | None, str]:
+    """A new profile, or why there is none."""
     reason = _why_not_here(run) if measure else "measuring was not asked for"
-    if reason is None:
-        try:
-            return collect(Wish(run.plan, case, implementation, full=full), run.path, run.build, observer)
-        except LabError as error:
-            reason = str(error)
-    return from_folder(run, case, implementation, reason)
+    if reason is not None:
+        return None, reason
+    try:
+        return collect(Wish(run.plan, case, implementation, full=full), run.path, run.build, observer), ""
+    except LabError as error:
+        return None, str(error)
 
 
 def _why_not_here(run: RunFolder) -> str | None:

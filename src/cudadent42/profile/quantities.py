@@ -44,10 +44,11 @@ def quantities(profile: Profile) -> Quantities:
     for name, value in {**profile.metrics, **metrics.derive(profile.metrics)}.items():
         add(name, value, counted)
     _add_rates(profile, add_to=found)
+    _add_gaps(profile, add_to=found)
     _add_static(profile, add_to=found)
     add("on_cpu", float(profile.device == "cpu"), Origin.MEASURED)
     main = main_launch(profile)
-    if main is not None and "waves" not in found:
+    if main is not None and not {"waves", "grid_blocks"} <= found.keys():
         _add_launch(profile, main, add_to=found)
     for ablation in profile.ablations:
         # What might be chance is not a cost.
@@ -81,7 +82,19 @@ def main_launch(profile: Profile) -> Launch | None:
 
 def peak_gflops(profile: Profile) -> float:
     """The matrix product's ceiling for the case's dtype; NaN where it was not measured."""
-    return profile.peaks.get(f"{profile.dtype}_gflops", profile.peaks.get("fp32_gflops", math.nan))
+    of_dtype = _peak(profile, f"{profile.dtype}_gflops")
+    return of_dtype if math.isfinite(of_dtype) else _peak(profile, "fp32_gflops")
+
+
+def peak_copy_gbps(profile: Profile) -> float:
+    """The rate of a copy in memory; NaN where it was not measured."""
+    return _peak(profile, "copy_gbps")
+
+
+def _peak(profile: Profile, name: str) -> float:
+    """A ceiling that is no positive number was not measured."""
+    value = profile.peaks.get(name, math.nan)
+    return value if math.isfinite(value) and value > 0 else math.nan
 
 
 def seconds(profile: Profile) -> float:
@@ -94,10 +107,20 @@ def seconds(profile: Profile) -> float:
     return math.nan
 
 
+def call_seconds(profile: Profile) -> float:
+    """Of all the call's kernels, which together do the case's operations; of the kernel where it is the only one."""
+    if len(profile.launches) <= 1:
+        return seconds(profile)
+    return sum(launch.duration_s for launch in profile.launches) or seconds(profile)
+
+
 def _add_rates(profile: Profile, add_to: Quantities) -> None:
-    """Rates against this machine's measured ceilings: the roofline of Williams et al., CACM 52(4), 2009."""
-    time = seconds(profile)
-    peak, copy = peak_gflops(profile), profile.peaks.get("copy_gbps", math.nan)
+    """Rates against this machine's measured ceilings: the roofline of Williams et al., CACM 52(4), 2009.
+
+    The case's operations and bytes are over the time of all kernels, counted traffic over that of the one counted.
+    """
+    time = call_seconds(profile)
+    peak, copy = peak_gflops(profile), peak_copy_gbps(profile)
     values = {
         "achieved_gflops": profile.flops / time * 1e-9,
         "achieved_gbps": profile.bytes_min / time * 1e-9,
@@ -115,12 +138,23 @@ def _add_rates(profile: Profile, add_to: Quantities) -> None:
         if math.isfinite(value):
             add_to[name] = Quantity(value, Origin.MODEL)
     moved = metrics.derive(profile.metrics).get("dram_bytes", math.nan)
+    time = seconds(profile)
     if math.isfinite(moved / time):
         add_to["dram_gbps"] = Quantity(moved / time * 1e-9, Origin.MEASURED)
         if math.isfinite(copy):
             add_to["dram_gbps_share"] = Quantity(moved / time * 1e-9 / copy, Origin.MEASURED)
         if profile.bytes_min > 0:
             add_to["dram_excess"] = Quantity(moved / profile.bytes_min, Origin.MEASURED)
+
+
+def _add_gaps(profile: Profile, add_to: Quantities) -> None:
+    """The share of the call's time in which none of its kernels runs."""
+    if not profile.launches:
+        return
+    add_to["launch_count"] = Quantity(len(profile.launches), Origin.MODEL)
+    running, latency = sum(launch.duration_s for launch in profile.launches), profile.latency_ms * 1e-3
+    if running > 0 and math.isfinite(latency) and latency > 0:
+        add_to["gap_share"] = Quantity(max(0.0, 1 - running / latency), Origin.MODEL)
 
 
 def _add_static(profile: Profile, add_to: Quantities) -> None:
@@ -144,20 +178,26 @@ def _add_static(profile: Profile, add_to: Quantities) -> None:
 
 
 def _add_launch(profile: Profile, launch: Launch, add_to: Quantities) -> None:
-    """Waves and the occupancy that fits, from the launch's own shape."""
+    """Blocks, waves and the occupancy that fits, from the launch's own shape, where they were not counted."""
     multiprocessors = profile.metrics.get("multiprocessors")
+    add_to.setdefault("grid_blocks", Quantity(launch.grid_blocks, Origin.MODEL))
+    fill = launch.grid_blocks / multiprocessors if multiprocessors else math.nan
+    if math.isfinite(fill):
+        add_to.setdefault("grid_fill", Quantity(fill, Origin.MODEL))
     try:
         fits = occupancy(profile.architecture, launch.block_threads, launch.registers, launch.shared_bytes)
         limits(profile.architecture)
     except DeviceError:  # an architecture without a table
         return
-    add_to["occupancy_limit"] = Quantity(fits.fraction, Origin.MODEL)
+    add_to.setdefault("occupancy_limit", Quantity(fits.fraction, Origin.MODEL))
     if multiprocessors and fits.blocks_per_sm:
         waves = launch.grid_blocks / (multiprocessors * fits.blocks_per_sm)
         tail = metrics.derive({"waves": waves}).get("tail_share", 0.0)
-        add_to["waves"] = Quantity(waves, Origin.MODEL)
-        add_to["tail_share"] = Quantity(tail, Origin.MODEL)
-        add_to["sm_idle_share"] = Quantity(tail, Origin.MODEL)
+        add_to.setdefault("waves", Quantity(waves, Origin.MODEL))
+        add_to.setdefault("tail_share", Quantity(tail, Origin.MODEL))
+        # Blocks of a first wave go one to a multiprocessor as long as there is one without.
+        idle = tail if waves > 1 else max(0.0, 1 - fill)
+        add_to.setdefault("sm_idle_share", Quantity(idle, Origin.MODEL))
 
 
 _NEAR = 0.8

@@ -171,3 +171,5 @@ class Diagnosis:
     """Rules that could not be asked, with the metric that is missing."""
     next_step: str
     notes: tuple[str, ...] = ()
+    rules: int = 0
+    """How many rules there are; 0 in files from before this was kept."""

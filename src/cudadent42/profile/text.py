@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from cudadent42.profile.diagnosis import shown
+from cudadent42.profile.diagnosis import shown, wants
 from cudadent42.profile.records import Diagnosis, Finding, Kind, Source
 
 
@@ -14,6 +14,8 @@ def lines(diagnosis: Diagnosis, verbose: bool = False) -> Iterator[str]:
     what = f"{diagnosis.case}, {diagnosis.implementation}"
     yield f"{what}: {diagnosis.kernel}" if diagnosis.kernel else what
     yield diagnosis.summary
+    if diagnosis.not_examined:
+        yield unasked(diagnosis)
     for number, finding in enumerate(diagnosis.causes, 1):
         yield ""
         yield from _finding(number, finding)
@@ -50,6 +52,14 @@ def gain(finding: Finding) -> str:
     if not math.isfinite(finding.speedup) or finding.speedup > 10:
         return f"at most {finding.gain:.0%} of the time"
     return f"at most {finding.gain:.0%} of the time, {finding.speedup:.2f}x"
+
+
+def unasked(diagnosis: Diagnosis) -> str:
+    """Which part of the rules could not be asked, and why; empty where all were."""
+    if not diagnosis.not_examined:
+        return ""
+    count = f"{len(diagnosis.not_examined)}" + (f" of {diagnosis.rules}" if diagnosis.rules else "")
+    return f"{count} rules not asked, for want of: {wants(diagnosis.not_examined)}"
 
 
 def _details(diagnosis: Diagnosis) -> Iterator[str]:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
+from cudadent42.profile.text import unasked
 from cudadent42.report import facts, gates, notices, text
 from cudadent42.report.cases import CaseRow, shares_of_bound
 from cudadent42.report.view import Tone, View
@@ -57,6 +58,8 @@ def _profile(view: View) -> Iterable[str]:
     diagnosis = view.profiled.diagnosis
     subject = f"{text.clean(diagnosis.case)}, {text.implementation(diagnosis.implementation)}"
     yield f"**Where the time goes: {escape(subject)}.** {escape(diagnosis.summary)}"
+    if diagnosis.not_examined:
+        yield f"{escape(unasked(diagnosis))}."
     if diagnosis.causes:
         head = "| cause | at most | known | evidence | try first |\n| --- | ---: | --- | --- | --- |"
         rows = (

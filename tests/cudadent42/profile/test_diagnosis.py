@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from cudadent42.profile import Profile, diagnose
+from cudadent42.profile import Profile, diagnose, text
 from cudadent42.profile.diagnosis import WORTH, shown
-from cudadent42.profile.quantities import with_quantities
+from cudadent42.profile.quantities import quantities, with_quantities
 from cudadent42.profile.records import Certainty, Kind, Source
+from cudadent42.profile.rules import builtin_rules
 from flashmoe_science.jit.records import Resources
 
 Make = Callable[..., Profile]
@@ -111,9 +112,12 @@ def test_a_lowered_clock_is_a_limit_not_a_cause(profile_of: Make) -> None:
     assert [finding.rule for finding in diagnosis.limits] == ["power"]
 
 
-def test_every_finding_is_bounded_and_ranked(recorded: dict[str, Any], profile_of: Make) -> None:
+@pytest.mark.parametrize("counters", [True, False])
+def test_every_finding_is_bounded_and_ranked(
+    recorded: dict[str, Any], profile_of: Make, counters: bool
+) -> None:
     for subject in recorded["subjects"]:
-        diagnosis = diagnose(profile_of(subject["name"]))
+        diagnosis = diagnose(profile_of(subject["name"], counters=counters))
         for finding in (*diagnosis.causes, *diagnosis.minor, *diagnosis.limits):
             assert 0 <= finding.gain <= 1
             assert "{" not in finding.evidence
@@ -121,6 +125,44 @@ def test_every_finding_is_bounded_and_ranked(recorded: dict[str, Any], profile_o
         assert all(finding.gain >= WORTH for finding in diagnosis.causes)
         assert all(finding.gain < WORTH for finding in diagnosis.minor)
         assert all(finding.kind is not Kind.LIMIT for finding in diagnosis.causes)
+
+
+# ---------------------------------------------------------------- calls of several kernels
+
+
+def _with_launches(profile: Profile, count: int, latency_factor: float) -> Profile:
+    """The case's work in ``count`` equal launches, in a call that lasts longer than they do by a factor."""
+    (launch,) = profile.launches
+    return dataclasses.replace(
+        profile,
+        launches=(launch,) * count,
+        latency_ms=count * launch.duration_s * 1e3 * latency_factor,
+    )
+
+
+@pytest.mark.parametrize("counters", [True, False])
+def test_the_case_s_work_is_over_the_time_of_all_its_kernels(profile_of: Make, counters: bool) -> None:
+    one = profile_of("wide-copy", counters=counters)
+    known, of_four = quantities(one), quantities(_with_launches(one, 4, 1.0))
+    assert of_four["achieved_gbps"].value == pytest.approx(known["achieved_gbps"].value / 4)
+    assert of_four["roof_share"].value == pytest.approx(known["roof_share"].value / 4)
+    assert of_four["gap_share"].value == pytest.approx(0.0)
+    if counters:  # of the one kernel that was counted
+        assert of_four["dram_gbps"] == known["dram_gbps"]
+
+
+def test_time_between_kernels_is_named(profile_of: Make) -> None:
+    whole = profile_of("hopper-full")
+    first = diagnose(_with_launches(whole, 3, 1.25)).causes[0]
+    assert (first.rule, first.gain) == ("gaps", pytest.approx(0.2))
+    assert "3 kernels" in first.evidence
+    assert "20%" in first.evidence
+    for calm in (
+        _with_launches(whole, 3, 1.05),
+        _with_launches(whole, 1, 1.25),
+        _with_launches(whole, 3, 0.9),
+    ):
+        assert "gaps" not in [finding.rule for finding in diagnose(calm).causes]
 
 
 # ---------------------------------------------------------------- what is missing is not zero
@@ -138,6 +180,26 @@ def test_a_missing_counter_silences_its_rule_and_is_named(profile_of: Make) -> N
     assert math.isnan(threshold.value)
 
 
+def test_what_was_not_asked_is_always_said(profile_of: Make) -> None:
+    whole = profile_of("hopper-full")
+    assert not any("not asked" in line for line in text.lines(diagnose(whole)))
+    metrics = {name: value for name, value in whole.metrics.items() if name != "shared_conflicts"}
+    reason = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum is not a number"
+    diagnosis = diagnose(dataclasses.replace(whole, metrics=metrics, missing={"shared_conflicts": reason}))
+    said = f"1 of {len(builtin_rules())} rules not asked, for want of: bank_conflicts is not known"
+    assert said in list(text.lines(diagnosis))
+    assert "Nothing" not in diagnosis.summary + diagnosis.next_step
+    assert "1 of" in diagnosis.summary
+    assert "bank_conflicts" in diagnosis.next_step
+
+
+def test_a_rule_that_is_answered_needs_nothing_more(profile_of: Make) -> None:
+    """Where one of its conditions is known not to hold, what is missing would not change it."""
+    one_kernel = dataclasses.replace(profile_of("hopper-full"), latency_ms=math.nan)
+    assert "gaps" not in diagnose(one_kernel).not_examined
+    assert "gaps" in diagnose(dataclasses.replace(one_kernel, launches=one_kernel.launches * 2)).not_examined
+
+
 def test_an_empty_profile_says_that_nothing_is_known(profile_of: Make) -> None:
     empty = dataclasses.replace(
         profile_of("decode", counters=False), metrics={}, peaks={}, launches=(), latency_ms=math.nan
@@ -145,6 +207,17 @@ def test_an_empty_profile_says_that_nothing_is_known(profile_of: Make) -> None:
     diagnosis = diagnose(empty)
     assert diagnosis.bound == "unknown"
     assert diagnosis.causes == ()
+
+
+@pytest.mark.parametrize("counters", [True, False])
+@pytest.mark.parametrize("ceiling", [0.0, -1.0, math.inf])
+def test_a_ceiling_that_cannot_be_is_not_known(profile_of: Make, ceiling: float, counters: bool) -> None:
+    whole = profile_of("hopper-full", counters=counters)
+    known = quantities(dataclasses.replace(whole, peaks=dict.fromkeys(whole.peaks, ceiling)))
+    assert not {"compute_share", "traffic_share", "roof_share", "peak_gflops", "copy_gbps"} & known.keys()
+    assert "achieved_gflops" in known
+    without_copy = diagnose(dataclasses.replace(whole, peaks={**whole.peaks, "copy_gbps": ceiling}))
+    assert without_copy.bound == "matrix products"
 
 
 def test_a_profile_with_its_quantities_is_judged_alike(recorded: dict[str, Any], profile_of: Make) -> None:
@@ -169,6 +242,21 @@ def test_without_counters_the_tail_is_inferred(profile_of: Make) -> None:
     first = diagnose(profile_of("wave-and-a-bit", counters=False)).causes[0]
     assert first.rule == "tail"
     assert first.certainty is Certainty.INFERRED
+
+
+def test_without_counters_the_blocks_are_counted(profile_of: Make) -> None:
+    profile = profile_of("wave-and-a-bit", counters=False)
+    (launch,) = profile.launches
+    assert f"{launch.grid_blocks:,} blocks are" in diagnose(profile).causes[0].evidence
+
+
+def test_without_counters_a_small_grid_is_inferred(profile_of: Make) -> None:
+    profile = profile_of("torch-flash", counters=False)
+    (launch,) = profile.launches
+    small = dataclasses.replace(profile, launches=(dataclasses.replace(launch, grid_blocks=33),))
+    causes = {finding.rule: finding for finding in diagnose(small).causes}
+    assert causes["small-grid"].certainty is Certainty.INFERRED
+    assert causes["small-grid"].evidence.startswith("33 blocks for 132 multiprocessors; 75%")
 
 
 def test_without_counters_spills_are_suspected(profile_of: Make) -> None:

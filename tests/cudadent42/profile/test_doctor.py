@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from cudadent42.errors import UsageError
-from cudadent42.profile import Profile, diagnose, store, text
+from cudadent42.profile import Profile, diagnose, doctor, store, text
+from cudadent42.profile.collect import Wish
 from cudadent42.profile.compare import changes, compare_folders
 from cudadent42.profile.doctor import examine
-from cudadent42.profile.records import DIAGNOSIS, PROFILE, Source
+from cudadent42.profile.records import DIAGNOSIS, PROFILE, Diagnosis, Source
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks/results"
 
@@ -51,6 +52,58 @@ def test_a_profile_that_is_there_is_judged_again(run: Path, profile_of: Callable
     (run / DIAGNOSIS).unlink()
     assert examine(run, measure=False).causes[0].rule == "bank-conflicts"
     assert store.load_diagnosis(run) is not None
+
+
+def _of(profile: Profile, diagnosis: Diagnosis) -> Profile:
+    """The profile as if it were of the diagnosis' subject."""
+    return dataclasses.replace(profile, case=diagnosis.case, implementation=diagnosis.implementation)
+
+
+def _measures(monkeypatch: pytest.MonkeyPatch, recorded: Profile) -> None:
+    """As on the machine of the run: measuring any case gives these numbers."""
+
+    def collect(wish: Wish, *_: object) -> Profile:
+        return dataclasses.replace(recorded, case=wish.case.id, implementation=wish.implementation)
+
+    monkeypatch.setattr(doctor, "_why_not_here", lambda run: None)
+    monkeypatch.setattr(doctor, "collect", collect)
+
+
+def test_on_the_machine_of_the_run_it_measures_anew(
+    run: Path, profile_of: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = examine(run, measure=False)
+    store.write(run, _of(profile_of("unswizzled"), first), first)
+    _measures(monkeypatch, profile_of("spilled"))
+    assert examine(run).causes[0].rule == "spills"
+    other = examine(run, case="d64-full-4096")
+    assert (other.case, other.source) == ("d64-full-4096/bf16", Source.COUNTERS)
+    assert examine(run).case == first.case != other.case
+
+
+def test_counters_of_the_subject_outlive_a_measurement_without(
+    run: Path, profile_of: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = examine(run, measure=False)
+    kept = _of(profile_of("unswizzled"), first)
+    store.write(run, kept, diagnose(kept))
+    without = dataclasses.replace(profile_of("unswizzled", counters=False), notes=("ncu is not installed",))
+    _measures(monkeypatch, without)
+    for _ in range(2):
+        diagnosis = examine(run)
+        assert diagnosis.causes[0].rule == "bank-conflicts"
+        assert diagnosis.notes == ("the kept profile with counters is judged: ncu is not installed",)
+        assert store.load_profile(run) == kept
+
+
+def test_counters_of_another_subject_are_not_overwritten(
+    run: Path, profile_of: Callable[..., Profile]
+) -> None:
+    kept = _of(profile_of("unswizzled"), examine(run, measure=False))
+    store.write(run, kept, diagnose(kept))
+    with pytest.raises(UsageError, match=f"keeps a profile of {kept.case}, cudadent42 with counters.*own"):
+        examine(run, case="d64-full-4096", measure=False)
+    assert store.load_profile(run) == kept
 
 
 @pytest.mark.parametrize(

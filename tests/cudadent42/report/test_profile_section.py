@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from cudadent42 import report
 from cudadent42.errors import UsageError
 from cudadent42.profile import Profile, diagnose, store
 from cudadent42.profile.metrics import RawMetric, read_counters
-from cudadent42.profile.records import Source
+from cudadent42.profile.records import Launch, Source
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks/results"
 
@@ -66,6 +67,18 @@ def test_the_causes_and_pictures_are_shown(tmp_path: Path) -> None:
     assert {"Roofline of the profiled kernel", "What warps wait for, by share of their time"} <= set(
         pictures(page)
     )
+
+
+def test_rules_that_were_not_asked_are_said(tmp_path: Path) -> None:
+    path = folder(tmp_path / "run", "unswizzled")
+    whole = replace(profile("unswizzled"), launches=(Launch("tile", 1e-3, 132, 128, 64, 0),))
+    metrics = {name: value for name, value in whole.metrics.items() if name != "shared_conflicts"}
+    for found, said in ((whole, False), (replace(whole, metrics=metrics), True)):
+        store.write(path, found, diagnose(found))
+        pages = report.write(path)
+        for page in (pages.html, pages.markdown):
+            matched = re.search(r"\b1 of \d+ rules not asked, for want of: bank", page.read_text())
+            assert (matched is not None) is said
 
 
 def test_the_stalls_are_said_in_words(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from cudadent42.profile.metrics import STALLS
-from cudadent42.profile.quantities import peak_gflops, quantities, seconds
+from cudadent42.profile.quantities import call_seconds, peak_copy_gbps, peak_gflops, quantities
 from cudadent42.profile.records import Profile
 from cudadent42.report import svg, text
 from cudadent42.report.figures import marks
@@ -99,7 +99,7 @@ def roofline(view: Profiled, sheet: svg.Sheet, *, wide: bool) -> str:
         points = [*_points(view.before, Role.BASELINE, Role.PAGE), *points]
     if not points:
         return ""
-    peak, copy = peak_gflops(view.profile), view.profile.peaks.get("copy_gbps", math.nan)
+    peak, copy = peak_gflops(view.profile), peak_copy_gbps(view.profile)
     xs, ys = [x for x, *_ in points], [y for _, y, *_ in points]
     if math.isfinite(peak):
         ys.append(peak)
@@ -134,7 +134,7 @@ def roofline(view: Profiled, sheet: svg.Sheet, *, wide: bool) -> str:
 
 def _points(profile: Profile, role: Role, face: Role) -> list[tuple[float, float, float, Role, Role, str]]:
     """Intensity, GFLOP/s, size and colours of a profile's marks, with words."""
-    time = seconds(profile)
+    time = call_seconds(profile)
     if not (profile.flops > 0 and profile.bytes_min > 0 and time > 0):
         return []
     rate = profile.flops / time * 1e-9
@@ -150,7 +150,8 @@ def _points(profile: Profile, role: Role, face: Role) -> list[tuple[float, float
         )
     ]
     moved = quantities(profile).get("dram_excess")
-    if moved is not None and moved.value > 0:
+    of_all = len(profile.launches) <= 1  # one kernel's traffic says nothing of the others'
+    if moved is not None and moved.value > 0 and of_all:
         intensity = profile.flops / (moved.value * profile.bytes_min)
         found.append((intensity, rate, 5.0, role, face, f"{name}: by the bytes that memory moved"))
     return found
