@@ -14,7 +14,6 @@ from cudadent42.session import protocol as protocols
 from cudadent42.session import tree as trees
 from cudadent42.session.clock import Clock
 from cudadent42.session.desk import (
-    BUDGET_RULE,
     BudgetReachedError,
     Desk,
     GateFailedError,
@@ -43,7 +42,14 @@ from cudadent42.session.events import (
 from cudadent42.session.folder import Session
 from cudadent42.session.lock import locked
 from cudadent42.session.protocol import Work
-from cudadent42.session.state import Attempt, AttemptOutcome, CheckpointState, RunRecord, gate_rule
+from cudadent42.session.state import (
+    BUDGET_RULE,
+    Attempt,
+    AttemptOutcome,
+    CheckpointState,
+    RunRecord,
+    gate_rule,
+)
 from cudadent42.session.workshop import Judgement, Workshop
 
 PROFILE_RULE = "profile before changing"

@@ -239,6 +239,21 @@ def test_time_is_up_between_and_within_work(project: Path, workshop: Any, clock:
     assert load(path).state.measured() is not None
 
 
+def test_an_override_of_the_budget_counts_for_its_step_only(project: Path, workshop: Any, clock: Any) -> None:
+    path = begin(project, workshop, clock, budget_minutes=10.0)
+    assert "over budget" not in status_lines(load(path), clock())[0]
+    clock.pass_s(601)
+    assert status_lines(load(path), clock())[0].endswith(", over budget")
+    work(path, workshop, clock, steps.Choice(override="one more"))
+    assert "over budget, overridden" in status_lines(load(path), clock())[0]
+    with pytest.raises(BudgetReachedError, match="10 minutes are spent"):
+        advance(path, workshop, clock)
+    with pytest.raises(BudgetReachedError, match="10 minutes are spent"):
+        work(path, workshop, clock)
+    advance(path, workshop, clock, override="to see its gate")
+    assert [item.reason for item in load(path).state.overridden] == ["one more", "to see its gate"]
+
+
 def test_money_is_spent_within_work(project: Path, workshop: Any, clock: Any) -> None:
     path = begin(project, workshop, clock, rate="dear", budget_usd=2.0)
 
