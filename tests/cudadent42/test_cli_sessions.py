@@ -181,6 +181,22 @@ def test_the_ledger_knows_a_session_as_it_is(project: Path, tmp_path: Path) -> N
     assert minutes() == pytest.approx(status["minutes"], abs=1e-3)
 
 
+def test_a_misspelt_metric_is_refused_before_anything_is_measured(project: Path) -> None:
+    (project / "gates.toml").write_text(GATES.replace("not_timed", "not_timd"))
+    (project / "below").mkdir()
+    start = (
+        *("session", "start", "unit", "--protocol", "../protocol.toml", "--suite", "../suite.toml"),
+        *("--race-suite", "../suite.toml", "--implementation", "../mine.py:attention", "--device", "cpu"),
+    )
+    code, _, err = cudadent42(project / "below", *start)
+    assert code == 2
+    assert "the gates of fix, gate 'beyond hope': unknown metric 'not_timd'" in err
+    assert "did you mean 'not_timed'" in err
+    assert not list(project.glob("sessions/*-unit*"))
+    (project / "gates.toml").write_text(GATES)
+    assert cudadent42(project / "below", *start)[0] == 0
+
+
 def test_wrong_usage_of_a_session(project: Path) -> None:
     code, _, err = cudadent42(project, "session", "status")
     assert code == 2

@@ -89,7 +89,7 @@ def start(
     as_json: JsonOption = False,
 ) -> None:
     """Begin a session in this project."""
-    from cudadent42.session import clock, steps
+    from cudadent42.session import clock, folder, steps
     from cudadent42.session.events import Settings
 
     settings = Settings(
@@ -106,6 +106,9 @@ def start(
         budget_minutes=budget_minutes or 0.0,
         budget_usd=budget_money,
     )
+    if "/" in protocol or protocol.endswith(".toml"):
+        protocol = os.path.abspath(protocol)
+    os.chdir(folder.project(Path.cwd()))  # what the settings name lies there, wherever the command was given
     session = steps.start(Path.cwd(), name, protocol, settings, _lab(), clock.now)
     _enter_in_ledger(session)
     if as_json:
