@@ -80,7 +80,7 @@ class Prepared:
 def prepare(request: Request, observer: Observer) -> Prepared:
     """The plan, and preflight for it. Bad input is found before the machine is looked at, as it is faster."""
     device = parse_device(request.device)
-    _check_request(request, device)
+    check_on_devices(device, lambda each: _plan(request, each))
     if request.output is not None:
         check_output(request.output)
     observer.stage("preflight")
@@ -114,13 +114,14 @@ def _plan(request: Request, device: str) -> Plan:
     return plan
 
 
-def _check_request(request: Request, device: str) -> None:
-    """Raises UsageError where there is no plan on any device that may be meant: a suite can have other cases on CPU."""
+def check_on_devices(device: str, check: Callable[[str], object]) -> None:
+    """Raises the UsageError of ``check`` where it has one for every device that may be meant: a suite can have other
+    cases on CPU."""
     possible = ("cuda:0", "cpu") if device == "auto" else (device,)
     errors: list[UsageError] = []
     for each in possible:
         try:
-            _plan(request, each)
+            check(each)
         except UsageError as error:
             errors.append(error)
     if len(errors) == len(possible):

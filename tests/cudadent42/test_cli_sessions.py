@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,55 @@ def test_a_session_by_a_program(project: Path) -> None:
     code, out, _ = cudadent42(project, "patterns", "match", status["folder"], "--json")
     assert code == 0
     assert isinstance(json.loads(out)["matches"], list)
+
+
+def test_the_ledger_knows_a_session_as_it_is(project: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sqlalchemy")
+    ledger = {"CUDADENT42_LEDGER": str(tmp_path / "ledger.sqlite")}
+
+    def minutes() -> float:
+        code, out, err = cudadent42(project, "cost", "--json", **ledger)
+        assert code == 0, err
+        (account,) = json.loads(out)["accounts"]
+        assert "-unit" in account["name"]
+        return float(account["minutes"])
+
+    start = ("session", "start", "unit", "--protocol", "./protocol.toml", "--suite", "suite.toml")
+    race = ("--race-suite", "suite.toml", "--implementation", "mine.py:attention", "--device", "cpu")
+    code, _, err = cudadent42(project, *start, *race, "--budget-minutes", "0.01", **ledger)
+    assert (code, err) == (0, "")
+    begun = minutes()
+    time.sleep(0.6)  # the budget
+    code, _, err = cudadent42(project, "session", "run", **ledger)
+    assert code == 1
+    assert "minutes are spent" in err
+    refused = minutes()
+    assert refused > begun
+    no_file = {"CUDADENT42_LEDGER": str(tmp_path)}
+    code, _, err = cudadent42(project, "session", "note", "not lost", **no_file)
+    assert code == 0
+    assert "warning: " in err
+    assert "is not in the ledger" in err
+    assert cudadent42(project, "session", "abort", **ledger)[0] == 0
+    status = json.loads(cudadent42(project, "session", "status", "--json")[1])
+    assert status["minutes"] > refused
+    assert minutes() == pytest.approx(status["minutes"], abs=1e-3)
+
+
+def test_a_misspelt_metric_is_refused_before_anything_is_measured(project: Path) -> None:
+    (project / "gates.toml").write_text(GATES.replace("not_timed", "not_timd"))
+    (project / "below").mkdir()
+    start = (
+        *("session", "start", "unit", "--protocol", "../protocol.toml", "--suite", "../suite.toml"),
+        *("--race-suite", "../suite.toml", "--implementation", "../mine.py:attention", "--device", "cpu"),
+    )
+    code, _, err = cudadent42(project / "below", *start)
+    assert code == 2
+    assert "the gates of fix, gate 'beyond hope': unknown metric 'not_timd'" in err
+    assert "did you mean 'not_timed'" in err
+    assert not list(project.glob("sessions/*-unit*"))
+    (project / "gates.toml").write_text(GATES)
+    assert cudadent42(project / "below", *start)[0] == 0
 
 
 def test_wrong_usage_of_a_session(project: Path) -> None:

@@ -89,7 +89,7 @@ def start(
     as_json: JsonOption = False,
 ) -> None:
     """Begin a session in this project."""
-    from cudadent42.session import clock, steps
+    from cudadent42.session import clock, folder, steps
     from cudadent42.session.events import Settings
 
     settings = Settings(
@@ -106,7 +106,11 @@ def start(
         budget_minutes=budget_minutes or 0.0,
         budget_usd=budget_money,
     )
+    if "/" in protocol or protocol.endswith(".toml"):
+        protocol = os.path.abspath(protocol)
+    os.chdir(folder.project(Path.cwd()))  # what the settings name lies there, wherever the command was given
     session = steps.start(Path.cwd(), name, protocol, settings, _lab(), clock.now)
+    _enter_in_ledger(session)
     if as_json:
         print_json(_document(session))
         return
@@ -209,7 +213,7 @@ def _step(wanted: str | None, step: Callable[[Desk], Step], verbose: bool, as_js
     """One step of a session, from the lock to the exit code."""
     session = _find(wanted)
     trace.current().sessions.append(session.path)
-    with _desk(session, verbose) as desk:
+    with _entered_in_ledger(session), _desk(session, verbose) as desk:
         done = step(desk)
     if as_json:
         print_json(
@@ -225,6 +229,23 @@ def _step(wanted: str | None, step: Callable[[Desk], Step], verbose: bool, as_js
             print(line)
     if done.exit_code is not ExitCode.PASS:
         raise typer.Exit(done.exit_code)
+
+
+def _enter_in_ledger(session: Session) -> None:
+    from cudadent42 import ledger
+
+    trouble = ledger.record_session(session.path)
+    if trouble is not None:
+        print(f"warning: {trouble}", file=sys.stderr)
+
+
+@contextmanager
+def _entered_in_ledger(session: Session) -> Iterator[None]:
+    """Puts the session into the ledger however the step ends: what was refused cost time too."""
+    try:
+        yield
+    finally:
+        _enter_in_ledger(session)
 
 
 @contextmanager

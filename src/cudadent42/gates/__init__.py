@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,9 +57,12 @@ class _Document:
     report: GateReport
 
 
-def check(file: GateFile, plan: Plan) -> None:
-    """Raises UsageError for a gate on a metric or a case that a run of this plan cannot have."""
-    evaluate(file, evidence_before(plan))
+def check(file: GateFile, plan: Plan, extra: Collection[str] = ()) -> None:
+    """Raises UsageError for a gate on a metric or a case that a run of this plan cannot have.
+
+    ``extra`` are metrics that the caller adds to those of the run.
+    """
+    evaluate(file, evidence_before(plan).with_metrics(dict.fromkeys(extra, math.nan)))
 
 
 def judge(file: GateFile, folder: Path) -> GateReport:

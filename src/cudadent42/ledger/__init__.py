@@ -25,15 +25,25 @@ def record(folder: Path, named: str | None = None) -> str | None:
     ``named`` is a path or URL instead of the configured one. Where SQLAlchemy is not installed nothing is recorded.
 
     Returns:
-        None, or a sentence about why the ledger lacks this run, with the remedy.
+        None, or a sentence about why the ledger lacks this, with the remedy.
     """
+    return _entered(folder, named, session=False)
+
+
+def record_session(folder: Path, named: str | None = None) -> str | None:
+    """Put a session folder into the ledger as it is now, without its runs; otherwise as `record`."""
+    return _entered(folder, named, session=True)
+
+
+def _entered(folder: Path, named: str | None, *, session: bool) -> str | None:
     location = locate(named)
     if location is None or not is_installed():
         return None
     from cudadent42.ledger import store
 
+    write = store.record_session if session else store.record
     try:
-        store.record(location, folder)
+        write(location, folder)
     except LabError as error:
         return f"{folder.name} is not in the ledger: {error}; {REBUILD}"
     return None

@@ -13,7 +13,6 @@ from cudadent42.session import folder as folders
 from cudadent42.session import tree as trees
 from cudadent42.session.clock import Clock
 from cudadent42.session.events import (
-    BudgetReached,
     End,
     Ended,
     Event,
@@ -28,11 +27,9 @@ from cudadent42.session.events import (
 from cudadent42.session.folder import Session
 from cudadent42.session.lock import locked
 from cudadent42.session.log import EVENTS, EventLog
-from cudadent42.session.state import State, apply, tick
+from cudadent42.session.state import BUDGET_RULE, State, apply, tick
 from cudadent42.session.tree import Tree
 from cudadent42.session.workshop import Workshop
-
-BUDGET_RULE = "budget"
 
 
 class GateFailedError(LabError):
@@ -46,7 +43,7 @@ class BudgetReachedError(GateFailedError):
 
 
 class Desk:
-    """The one who writes into a session's log. Made by `at_work`."""
+    """The one who writes into a session's log, for one step. Made by `at_work`."""
 
     def __init__(
         self, session: Session, log: EventLog, workshop: Workshop, observer: Observer, clock: Clock
@@ -59,6 +56,7 @@ class Desk:
         self._session = session
         self._log = log
         self._clock = clock
+        self._over_budget = False
 
     @functools.cached_property
     def tree(self) -> Tree:
@@ -88,6 +86,7 @@ class Desk:
 
     def override(self, rule: str, reason: str) -> None:
         self.record(Overridden(rule, reason))
+        self._over_budget = self._over_budget or rule == BUDGET_RULE
         self.observer.note(f"overridden: {rule} ({reason})")
 
     def next_run(self, checkpoint: str) -> str:
@@ -96,12 +95,9 @@ class Desk:
     def gates_of(self, checkpoint: str) -> Path | None:
         return self._session.gates_of(checkpoint)
 
-    def overridden(self, rule: str) -> bool:
-        return any(item.rule == rule for item in self.state.overridden)
-
     def check_budget(self) -> None:
-        """Raises BudgetReachedError where time or money is spent and that was not overridden."""
-        if self.overridden(BUDGET_RULE):
+        """Raises BudgetReachedError where time or money is spent and that was not overridden for this step."""
+        if self._over_budget:
             return
         now = tick(self.state, self._clock())
         settings = self.state.started.settings
@@ -118,13 +114,10 @@ class Desk:
 
     def record_budget(self) -> None:
         """Put on record that a budget is reached, once each."""
-        settings = self.state.started.settings
         known = {budget.what for budget in self.state.budgets}
-        now = tick(self.state, self._clock())
-        if now.seconds / 60 >= settings.budget_minutes and "minutes" not in known:
-            self.record(BudgetReached("minutes", now.seconds / 60, settings.budget_minutes))
-        if settings.budget_usd is not None and now.usd >= settings.budget_usd and "usd" not in known:
-            self.record(BudgetReached("usd", now.usd, settings.budget_usd))
+        for budget in tick(self.state, self._clock()).spent:
+            if budget.what not in known:
+                self.record(budget)
 
     def learn(self, run: str = "") -> None:
         """Put on record which lessons apply to the session, and to one of its runs."""

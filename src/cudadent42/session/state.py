@@ -34,6 +34,9 @@ from cudadent42.session.events import (
 )
 from cudadent42.session.protocol import Checkpoint, Work
 
+BUDGET_RULE = "budget"
+"""How an override of the session's minutes and dollars is named; it counts for the step that it is given to."""
+
 
 class AttemptOutcome(str, Enum):
     OPEN = "open"
@@ -133,6 +136,17 @@ class State:
     @property
     def usd(self) -> float:
         return self.seconds / 3600 * self.started.settings.usd_per_hour
+
+    @property
+    def spent(self) -> tuple[BudgetReached, ...]:
+        """The budgets, minutes and dollars, of which nothing is left."""
+        settings, minutes = self.started.settings, self.seconds / 60
+        found = []
+        if minutes >= settings.budget_minutes:
+            found.append(BudgetReached("minutes", minutes, settings.budget_minutes))
+        if settings.budget_usd is not None and self.usd >= settings.budget_usd:
+            found.append(BudgetReached("usd", self.usd, settings.budget_usd))
+        return tuple(found)
 
     @property
     def working(self) -> RunRecord | None:

@@ -14,7 +14,6 @@ from cudadent42.session import protocol as protocols
 from cudadent42.session import tree as trees
 from cudadent42.session.clock import Clock
 from cudadent42.session.desk import (
-    BUDGET_RULE,
     BudgetReachedError,
     Desk,
     GateFailedError,
@@ -43,8 +42,15 @@ from cudadent42.session.events import (
 from cudadent42.session.folder import Session
 from cudadent42.session.lock import locked
 from cudadent42.session.protocol import Work
-from cudadent42.session.state import Attempt, AttemptOutcome, CheckpointState, RunRecord, gate_rule
-from cudadent42.session.workshop import Judgement, Workshop
+from cudadent42.session.state import (
+    BUDGET_RULE,
+    Attempt,
+    AttemptOutcome,
+    CheckpointState,
+    RunRecord,
+    gate_rule,
+)
+from cudadent42.session.workshop import ATTEMPTS_PASSED, IMPROVEMENT, Judgement, Workshop
 
 PROFILE_RULE = "profile before changing"
 
@@ -78,7 +84,8 @@ def start(
 ) -> Session:
     """Make a session for the project that ``here`` is in.
 
-    Raises UsageError where another one is open, or the protocol, its gates or the settings are wrong.
+    Raises UsageError where another one is open, or the protocol, its gates or the settings are wrong. What the settings
+    name is looked for from the current folder, which is to be the project's.
     """
     plan, text = protocols.load(protocol)
     beside = Path(protocol).parent if "/" in protocol or protocol.endswith(".toml") else Path()
@@ -86,7 +93,7 @@ def start(
     for checkpoint in plan.checkpoints:
         if checkpoint.gates:
             gates = protocols.gate_text(checkpoint.gates, beside)
-            workshop.check_gates(gates, f"the gates of {checkpoint.name}")
+            workshop.check_gates(gates, f"the gates of {checkpoint.name}", checkpoint.work, settings)
             files[f"{folders.GATES}/{checkpoint.name}.toml"] = gates.encode()
     settings = replace(
         settings,
@@ -142,7 +149,12 @@ def advance(desk: Desk, choice: Choice) -> Step:
     name = current.plan.name
     if current.plan.work is not Work.DOCUMENT:
         _within_budget(desk, choice)
-    code, why = _gate(desk, current)
+    try:
+        code, why = _gate(desk, current)
+    except UsageError as puzzle:  # a gate that cannot be judged holds no more than one that fails
+        if not choice.override:
+            raise
+        code, why = puzzle.exit_code, (str(puzzle),)
     if code is not ExitCode.PASS:
         if not choice.override:
             error = GateFailedError(
@@ -378,7 +390,7 @@ def _extra_metrics(desk: Desk, run: str) -> dict[str, float]:
     before = baseline.speedup if baseline else None
     improvement = speedup / before if speedup is not None and before else float("nan")
     kept = sum(attempt.outcome is AttemptOutcome.PASSED for attempt in desk.state.attempts)
-    return {"session.improvement": improvement, "session.attempts_passed": float(kept)}
+    return {IMPROVEMENT: improvement, ATTEMPTS_PASSED: float(kept)}
 
 
 def _gate(desk: Desk, current: CheckpointState) -> tuple[ExitCode, tuple[str, ...]]:

@@ -9,7 +9,7 @@ from cudadent42.session.clock import Instant, now
 from cudadent42.session.folder import Session
 from cudadent42.session.lock import holder_of
 from cudadent42.session.protocol import Work
-from cudadent42.session.state import AttemptOutcome, State, tick
+from cudadent42.session.state import BUDGET_RULE, AttemptOutcome, State, tick
 
 _COMMANDS = {
     Work.MEASURE: "cudadent42 session run",
@@ -71,6 +71,9 @@ def status_lines(session: Session, here: Instant | None = None) -> list[str]:
     if settings.usd_per_hour or settings.budget_usd is not None:
         limit = f" of ${settings.budget_usd:.2f}" if settings.budget_usd is not None else ""
         spent += f", ${state.usd:.2f}{limit} ({settings.rate})"
+    if state.spent:
+        overridden = any(item.rule == BUDGET_RULE for item in state.overridden)
+        spent += ", over budget, overridden" if overridden else ", over budget"
     lines = [f"{session.name}: {state.end.end.value if state.end else 'open'}, {spent}"]
     for index, item in enumerate(state.checkpoints):
         mark = (

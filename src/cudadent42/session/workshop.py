@@ -10,10 +10,20 @@ from typing import TYPE_CHECKING, Protocol
 from cudadent42.errors import ExitCode
 from cudadent42.progress import Observer
 from cudadent42.session.events import Decision, Settings
+from cudadent42.session.protocol import Work
 
 if TYPE_CHECKING:
     from cudadent42.plan import Choices
     from cudadent42.runs import RunWriter
+
+
+IMPROVEMENT = "session.improvement"
+"""The speed-up over that of the baseline."""
+
+ATTEMPTS_PASSED = "session.attempts_passed"
+
+SESSION_METRICS = (IMPROVEMENT, ATTEMPTS_PASSED)
+"""What only the session knows, for gates."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +53,8 @@ class Workshop(Protocol):
     def judge(self, gates: Path, folder: Path, extra: Mapping[str, float]) -> Judgement:
         """Hold a gate file against a run and further metrics."""
 
-    def check_gates(self, text: str, where: str) -> None:
-        """Raises UsageError where the text is not a gate file."""
+    def check_gates(self, text: str, where: str, work: Work, settings: Settings) -> None:
+        """Raises UsageError where the text is not a gate file, or one on metrics that this work does not have."""
 
     def rate(self, name: str) -> float:
         """US dollars an hour. Raises UsageError where the name is unknown."""
@@ -59,19 +69,26 @@ class Lab:
 
     def measure(self, settings: Settings, folder: Path, observer: Observer) -> None:
         from cudadent42 import pipeline
+
+        request = pipeline.Request(
+            self._choices(settings),
+            settings.device,
+            folder,
+            self._command,
+            ignore_preflight=settings.ignore_preflight,
+        )
+        pipeline.run(request, observer, self._opened)
+
+    def _choices(self, settings: Settings) -> Choices:
         from cudadent42.plan import Choices
 
-        choices = Choices(
+        return Choices(
             suite=settings.suite,
             dtypes=settings.dtypes,
             cases=settings.cases,
             implementations=settings.implementations,
             repeats=settings.repeats,
         )
-        request = pipeline.Request(
-            choices, settings.device, folder, self._command, ignore_preflight=settings.ignore_preflight
-        )
-        pipeline.run(request, observer, self._opened)
 
     def race(
         self, settings: Settings, project: Path, parent: str, child: str, folder: Path, observer: Observer
@@ -119,10 +136,19 @@ class Lab:
         lab_gates.write_report(folder, report)
         return Judgement(Decision(report.decision.value), ExitCode(report.exit_code), report.lines())
 
-    def check_gates(self, text: str, where: str) -> None:
+    def check_gates(self, text: str, where: str, work: Work, settings: Settings) -> None:
+        from cudadent42 import gates, implementations, pipeline
         from cudadent42.gates import loader
+        from cudadent42.plan import make_plan
+        from cudadent42.preflight.definitions import parse_device
 
-        loader.parse(text, where)
+        file = loader.parse(text, where)
+        choices = self._race_choices(settings) if work is Work.CHANGE else self._choices(settings)
+
+        def check(device: str) -> None:
+            gates.check(file, make_plan(choices, device, implementations.registry), SESSION_METRICS)
+
+        pipeline.check_on_devices(parse_device(settings.device), check)
 
     def rate(self, name: str) -> float:
         from cudadent42.cost import rates

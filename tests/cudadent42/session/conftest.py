@@ -29,6 +29,7 @@ from cudadent42.records import (
 )
 from cudadent42.session.clock import Instant
 from cudadent42.session.events import Decision, Settings
+from cudadent42.session.protocol import Work
 from cudadent42.session.workshop import Judgement
 
 CASE = AttentionCase("tiny", "fp16", 2, 4, 2, 32, 48, 64, causal=True)
@@ -93,7 +94,7 @@ class QuickWorkshop:
             return Judgement(Decision.PASSED, 0, (f"passed: {value:.3f}",))
         return Judgement(Decision.FAILED, 1, (f"failed: {value:.3f}, {wanted - value:.3f} off",))
 
-    def check_gates(self, text: str, where: str) -> None:
+    def check_gates(self, text: str, where: str, work: Work, settings: Settings) -> None:
         if "metric" not in text:
             raise UsageError(f"{where}: no metric")
 

@@ -19,9 +19,11 @@ from cudadent42.session import steps
 from cudadent42.session.desk import BudgetReachedError, GateFailedError, at_work
 from cudadent42.session.events import Settings, WorkOutcome
 from cudadent42.session.folder import load
+from cudadent42.session.protocol import Work
 from cudadent42.session.state import AttemptOutcome
 from cudadent42.session.watch import Watched
 from cudadent42.session.words import status_document, status_lines
+from cudadent42.session.workshop import Lab
 
 
 def _helpers() -> ModuleType:
@@ -237,6 +239,56 @@ def test_time_is_up_between_and_within_work(project: Path, workshop: Any, clock:
     assert BudgetReachedError.exit_code is ExitCode.GATE_FAILED
     work(path, workshop, clock, steps.Choice(override="one more"))
     assert load(path).state.measured() is not None
+
+
+def test_an_override_of_the_budget_counts_for_its_step_only(project: Path, workshop: Any, clock: Any) -> None:
+    path = begin(project, workshop, clock, budget_minutes=10.0)
+    assert "over budget" not in status_lines(load(path), clock())[0]
+    clock.pass_s(601)
+    assert status_lines(load(path), clock())[0].endswith(", over budget")
+    work(path, workshop, clock, steps.Choice(override="one more"))
+    assert "over budget, overridden" in status_lines(load(path), clock())[0]
+    with pytest.raises(BudgetReachedError, match="10 minutes are spent"):
+        advance(path, workshop, clock)
+    with pytest.raises(BudgetReachedError, match="10 minutes are spent"):
+        work(path, workshop, clock)
+    advance(path, workshop, clock, override="to see its gate")
+    assert [item.reason for item in load(path).state.overridden] == ["one more", "to see its gate"]
+
+
+def test_gates_that_cannot_be_judged_are_overridden(project: Path, workshop: Any, clock: Any) -> None:
+    class Puzzled(helpers.QuickWorkshop):  # type: ignore[name-defined,misc]
+        def judge(self, gates: Path, folder: Path, extra: Any) -> Any:
+            raise UsageError("gate 'x': verdict is a word")
+
+    path = begin(project, workshop, clock)
+    with pytest.raises(UsageError, match="is a word"):
+        work(path, Puzzled(), clock)
+    with pytest.raises(UsageError, match="is a word"):
+        advance(path, Puzzled(), clock)
+    step = advance(path, Puzzled(), clock, override="the gate is wrong, the run is not")
+    assert "is a word" in step.lines[0]
+    found = load(path).state.checkpoints[0]
+    assert (found.passed, found.overridden) == (True, True)
+
+
+@pytest.mark.parametrize("kind", [Work.MEASURE, Work.CHANGE])
+@pytest.mark.parametrize(
+    ("gate", "words"),
+    [
+        ('metric = "speedpu"\nat_least = 1', "unknown metric 'speedpu'.*did you mean 'speedup'"),
+        ('metric = "session.improvment"\nat_least = 1', "did you mean 'session.improvement'"),
+        ('metric = "slowdown"\ncases = ["nowhere"]\nat_most = 0', "no case 'nowhere'"),
+    ],
+)
+def test_gates_on_what_a_run_cannot_have(kind: Work, gate: str, words: str) -> None:
+    lab = Lab(("test",), lambda folder: None)
+    settings = Settings("portable", "race-cpu", device="cpu")
+    for name in ("improvement", "attempts_passed"):
+        text = f'[[gate]]\nname = "x"\nmetric = "session.{name}"\nat_least = 1\n'
+        lab.check_gates(text, "the gates of fix", kind, settings)
+    with pytest.raises(UsageError, match=words):
+        lab.check_gates(f'[[gate]]\nname = "x"\n{gate}\n', "the gates of fix", kind, settings)
 
 
 def test_money_is_spent_within_work(project: Path, workshop: Any, clock: Any) -> None:
