@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cudadent42.errors import UsageError
+from cudadent42.folders import config_folder, make_private
 from cudadent42.remote.address import SshAddress, check_name, parse
+from cudadent42.runs import write_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -34,8 +34,7 @@ class Remote:
 
 
 def config_file() -> Path:
-    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-    return Path(base) / "cudadent42" / "remotes.toml"
+    return config_folder() / "remotes.toml"
 
 
 def remotes() -> dict[str, Remote]:
@@ -92,11 +91,8 @@ def remove(name: str) -> None:
 
 def write(known: dict[str, Remote]) -> None:
     path = config_file()
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    text = "".join(_section(remote) for remote in known.values())
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-        file.write(text)
-    os.replace(file.name, path)
+    make_private(path.parent)
+    write_text(path, "".join(_section(remote) for remote in known.values()))
 
 
 def _section(remote: Remote) -> str:

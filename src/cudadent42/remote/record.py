@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
-import tempfile
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from cudadent42.errors import UsageError
-from cudadent42.serialise import decode, encode
+from cudadent42.errors import NewerVersionError, UsageError
+from cudadent42.folders import make_private, state_folder
+from cudadent42.runs import write_text
+from cudadent42.serialise import decode, dumps
 
 SCHEMA_VERSION = 1
 
@@ -31,9 +31,8 @@ class JobRecord:
     schema_version: int = SCHEMA_VERSION
 
 
-def state_folder() -> Path:
-    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return Path(base) / "cudadent42" / "remote"
+def jobs_folder() -> Path:
+    return state_folder() / "remote"
 
 
 def new_job() -> str:
@@ -42,16 +41,13 @@ def new_job() -> str:
 
 
 def save(record: JobRecord) -> None:
-    folder = state_folder()
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
-        json.dump(encode(record), file, indent=2)
-    os.replace(file.name, folder / f"{record.job}.json")
+    folder = make_private(jobs_folder())
+    write_text(folder / f"{record.job}.json", dumps(record))
 
 
 def records() -> tuple[JobRecord, ...]:
     """All, the oldest first. Raises UsageError where one cannot be read."""
-    return tuple(_read(path) for path in sorted(state_folder().glob("*.json")))
+    return tuple(_read(path) for path in sorted(jobs_folder().glob("*.json")))
 
 
 def find(job: str | None) -> JobRecord:
@@ -72,7 +68,7 @@ def _read(path: Path) -> JobRecord:
     try:
         document = json.loads(path.read_text())
         if document.get("schema_version", 0) > SCHEMA_VERSION:
-            raise UsageError(f"{path} was written by a newer version of cudadent42; use that one")
+            raise NewerVersionError(f"{path} was written by a newer version of cudadent42; use that one")
         return decode(JobRecord, document)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError(f"{path} is damaged: {error}; remove it to forget that run") from error
