@@ -1,16 +1,17 @@
 """Decode in many configurations of the small-shape kernel, on the GPU at hand.
 
-    python benchmarks/cuda_decode.py --output decode.json [--product]
+    python benchmarks/cuda_decode.py --output decode.json [--product | --splits]
 
 One query per sequence, grouped heads, long keys. GPU time of one call in a replayed graph of equal calls (microseconds,
 medians of interleaved rounds), each configuration checked against float64 before; PyTorch's choice and ours beside it,
-or only these two.
+or only these two. With --splits keys are split over the grid, beside the clusters that would be chosen without.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,6 +35,26 @@ SHAPES = [
 SPLITS = ((8, 1), (4, 2), (4, 1), (8, 2))
 """Warps and key tiles of a block."""
 CLUSTERS = (1, 2, 3, 4, 5, 6, 8, 16)
+SPLIT_SHAPES = [
+    *[Shape(1, 32, 8, 1, keys, 128) for keys in (2048, 4096, 8192, 32768, 131072)],
+    *[Shape(2, 32, 8, 1, keys, 128) for keys in (2048, 8192, 32768)],
+    Shape(3, 32, 8, 1, 32768, 128),
+    *[Shape(4, 32, 8, 1, keys, 128) for keys in (2048, 8192, 32768)],
+    *[Shape(batch, 32, 8, 1, 32768, 128) for batch in (5, 6, 8, 11)],
+    Shape(8, 32, 8, 1, 8192, 128),
+    *[Shape(1, 8, 1, 1, keys, 128) for keys in (2048, 8192, 32768, 131072)],
+    *[Shape(batch, 8, 1, 1, 32768, 128) for batch in (2, 8)],
+    *[Shape(1, 16, 16, 1, keys, 128) for keys in (2048, 8192, 32768)],
+    *[Shape(1, 32, 8, 1, keys, 64) for keys in (2048, 8192, 32768, 131072)],
+    *[Shape(batch, 8, 8, 1, 16384, 64) for batch in (1, 4)],
+    Shape(1, 8, 1, 1, 32768, 64),
+    Shape(1, 64, 8, 2, 8192, 128),
+    Shape(1, 32, 8, 1, 8192, 256),
+]
+SPLIT_BLOCKS = ((8, 1, 1), (8, 2, 1), (4, 1, 1), (4, 2, 1), (8, 1, 2), (4, 2, 2), (8, 1, 4), (4, 2, 4))
+"""Warps, key tiles and cluster."""
+GRIDS = (66, 120, 132, 264, 396)
+"""Blocks that a grid may have."""
 
 
 def configurations(shape: Shape) -> list[SmallConfiguration]:
@@ -47,20 +68,37 @@ def configurations(shape: Shape) -> list[SmallConfiguration]:
     return [one for one in enough if one.warps * one.cluster * KEY_TILE <= shape.seqlen_k]
 
 
+def splits(shape: Shape) -> list[SmallConfiguration]:
+    """As many splits as the grids have room for."""
+    row_tiles = -(-shape.seqlen_q * shape.heads // shape.kv_heads // 8)
+    found = []
+    for (warps, tiles, cluster), blocks in itertools.product(SPLIT_BLOCKS, GRIDS):
+        sets, most = shape.batch * shape.kv_heads, shape.seqlen_k // (cluster * warps * KEY_TILE)
+        count = min(blocks // (sets * cluster), most)
+        if count >= 2 and (cluster < 4 or sets <= 4):
+            one = SmallConfiguration(shape.head_dim, True, row_tiles, warps, tiles, cluster, dependent=True)
+            found.append(dataclasses.replace(one, splits=count))
+    return list(dict.fromkeys(found))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--product", action="store_true", help="No configurations, only what users get.")
+    parser.add_argument("--splits", action="store_true", help="Keys split over the grid instead of clusters.")
     chosen = parser.parse_args()
     make_context_current(0)
-    asked = {shape: [] if chosen.product else configurations(shape) for shape in SHAPES}
-    every = {one: None for found in asked.values() for one in found}
+    asked = {
+        shape: [] if chosen.product else splits(shape) if chosen.splits else configurations(shape)
+        for shape in (SPLIT_SHAPES if chosen.splits else SHAPES)
+    }
+    every = {dataclasses.replace(one, splits=min(2, one.splits)): None for found in asked.values() for one in found}
     with ThreadPoolExecutor() as pool:
         built = dict(zip(every, pool.map(builds, every), strict=True))
     rows = []
     for shape, found in asked.items():
-        candidates = [one for one in found if built[one]]
+        candidates = [one for one in found if built[dataclasses.replace(one, splits=min(2, one.splits))]]
         rows.append(row(shape, candidates, chosen.rounds))
         best = sorted(rows[-1]["us"].items(), key=lambda item: item[1])[:7]
         print(shape, rows[-1]["choice"], {label: round(us, 2) for label, us in best}, flush=True)

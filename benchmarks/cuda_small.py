@@ -159,7 +159,8 @@ def configurations(shape: Shape, texts: str) -> list[SmallConfiguration]:
 
 def name(configuration: SmallConfiguration) -> str:
     c = configuration
-    return f"r{c.rows}w{c.warps}k{c.key_tiles}c{c.cluster}{'' if c.dependent else ' alone'}"
+    splits = f"s{c.splits}" if c.splits > 1 else ""
+    return f"r{c.rows}w{c.warps}k{c.key_tiles}c{c.cluster}{splits}{'' if c.dependent else ' alone'}"
 
 
 def expected(shape: Shape, tensors: Tensors) -> torch.Tensor:

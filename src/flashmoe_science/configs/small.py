@@ -49,6 +49,8 @@ class SmallConfiguration:
     dependent: bool = False
     """Starts while the kernel before it in the stream ends (sm_90 and later)."""
     mma_k: int = 16
+    splits: int = 1
+    """Clusters that share the keys of one set of rows and meet in device memory; one kernel for all above 1."""
 
     @property
     def threads(self) -> int:
@@ -60,7 +62,7 @@ class SmallConfiguration:
 
     @property
     def keys_per_pass(self) -> int:
-        return KEY_TILE * self.key_tiles * self.warps * self.cluster
+        return KEY_TILE * self.key_tiles * self.warps * self.cluster * self.splits
 
     @property
     def late_values(self) -> bool:
@@ -70,9 +72,10 @@ class SmallConfiguration:
     @property
     def label(self) -> str:
         passes = "one pass" if self.single_pass else "passes"
+        splits = f" x {self.splits} splits" if self.splits > 1 else ""
         return (
             f"head_dim {'up to ' if self.padded else ''}{self.head_dim}, {self.rows} rows, "
-            f"{self.warps} warps x {self.cluster} blocks, {passes} of {self.keys_per_pass} keys"
+            f"{self.warps} warps x {self.cluster} blocks{splits}, {passes} of {self.keys_per_pass} keys"
         )
 
 

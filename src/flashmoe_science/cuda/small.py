@@ -11,7 +11,9 @@ import torch
 from flashmoe_science.configs import small as configs
 from flashmoe_science.configs.small import RowSlices, SmallConfiguration
 from flashmoe_science.cuda.driver import ADDRESSES, AddressPlan, Launcher, load
-from flashmoe_science.cuda.problem import Choice, Device, KernelKind, Problem
+from flashmoe_science.cuda.problem import Choice, Device, KernelKind, LaunchPlan, Problem
+from flashmoe_science.cuda.repeat import cuda_allocator
+from flashmoe_science.cuda.tickets import MOST_ARRIVALS, TicketPool, arrival_pool
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import limits
 from flashmoe_science.jit.nvrtc import CudaKernel
@@ -21,6 +23,12 @@ _REST = struct.Struct("=4iIfi4x")
 _TENSORS_AT = ADDRESSES.size
 _REST_AT = _TENSORS_AT + 4 * _TENSOR.size
 _ARGUMENT_BYTES = _REST_AT + _REST.size
+_SPLIT_ADDRESSES = struct.Struct("=2Q")  # partial results, arrivals
+_SPLIT_COUNTS = struct.Struct("=2i")
+_SPLIT_AT = _ARGUMENT_BYTES
+_SPLIT_BYTES = _SPLIT_ADDRESSES.size + _SPLIT_COUNTS.size
+_PARTIAL_FLOATS = 4 * 32 + 2 * 4
+"""The kernel's `Partial`: four sums for each lane, two statistics for each of four rows."""
 _NO_MASK = 1 << 30
 _MOST_GRID_YZ = 65535
 _MOST_ROW_BLOCKS = 2
@@ -121,6 +129,7 @@ def kernel(configuration: SmallConfiguration, dtype: torch.dtype, architecture: 
             "CLUSTER": configuration.cluster,
             "SINGLE_PASS": int(configuration.single_pass),
             "LATE_VALUES": int(configuration.late_values),
+            "SPLIT": int(configuration.splits > 1),
             "DEPENDENT": int(configuration.dependent),
             "ELEMENT_BF16": int(dtype == torch.bfloat16),
             "MMA_K": configuration.mma_k,
@@ -146,21 +155,76 @@ def check(problem: Problem, configuration: Any) -> None:
         )
     if not _countable(problem):
         raise InputError("the small kernel cannot count so many heads, rows or keys; choose another kernel")
+    if configuration.splits > 1 and arrival_counters(problem, configuration) > MOST_ARRIVALS:
+        raise InputError(
+            f"({configuration.label}) needs {arrival_counters(problem, configuration)} counters for these heads and "
+            f"rows; expected at most {MOST_ARRIVALS}: choose one split"
+        )
 
 
-def plan(problem: Problem, configuration: Any, device: Device, *, allow_defects: bool = False) -> AddressPlan:
+class SplitPlan:
+    """A launch whose blocks meet in device memory: a workspace of its own for each call, and the stream's counters."""
+
+    __slots__ = ("launch",)
+
+    def __init__(self, launcher: Launcher, floats: int, arrivals: int, pool: TicketPool) -> None:
+        """
+        Args:
+            floats: of the partial results.
+            arrivals: counters.
+        """
+        allocate, take, start, buffer = cuda_allocator(), pool.take, launcher.start_at, launcher.buffer
+        sizes, strides = (floats,), (1,)
+
+        def launch(query: int, key: int, value: int, output: int, lse: int, stream: int) -> None:
+            # Given back to the allocator when this returns, and by it only to what comes later on the stream.
+            workspace = allocate(sizes, strides, torch.float32)
+            write_split_addresses(buffer, workspace.data_ptr(), take(stream, arrivals))
+            start(query, key, value, output, lse, stream)
+
+        self.launch = launch
+
+
+def plan(problem: Problem, configuration: Any, device: Device, *, allow_defects: bool = False) -> LaunchPlan:
     check(problem, configuration)
     compiled = kernel(configuration, problem.dtype, device.architecture)
     capturing = torch.cuda.is_current_stream_capturing()
     function = load(compiled, device.index, capturing, allow_defects=allow_defects)
+    row_blocks = _row_blocks(problem, configuration)
     grid = (
-        -(-_row_slices(problem).rows // configuration.rows) * configuration.cluster,
+        row_blocks * configuration.splits * configuration.cluster,
         problem.num_kv_heads,
         problem.batch,
     )
-    launcher = Launcher(function, grid, compiled, _ARGUMENT_BYTES, dependent=configuration.dependent)
+    split = configuration.splits > 1
+    size = _ARGUMENT_BYTES + (_SPLIT_BYTES if split else 0)
+    launcher = Launcher(function, grid, compiled, size, dependent=configuration.dependent)
     write_arguments(launcher.buffer, problem)
-    return AddressPlan(launcher)
+    if not split:
+        return AddressPlan(launcher)
+    write_split_arguments(launcher.buffer, problem, configuration)
+    pool = arrival_pool(device.index)
+    if not capturing:
+        pool.reserve()
+    floats, arrivals = workspace_floats(problem, configuration), arrival_counters(problem, configuration)
+    return SplitPlan(launcher, floats, arrivals, pool)
+
+
+def workspace_floats(problem: Problem, configuration: SmallConfiguration) -> int:
+    """Floats that the splits of a launch leave for each other."""
+    sets = problem.batch * problem.num_kv_heads * _row_blocks(problem, configuration)
+    quads = 4 * configuration.row_tiles * -(-configuration.head_dim // 64)
+    return sets * quads * configuration.splits * _PARTIAL_FLOATS
+
+
+def arrival_counters(problem: Problem, configuration: SmallConfiguration) -> int:
+    """Counters of a launch: one for each warp of a set of query rows, the same in all splits."""
+    sets = problem.batch * problem.num_kv_heads * _row_blocks(problem, configuration)
+    return sets * configuration.cluster * configuration.warps
+
+
+def _row_blocks(problem: Problem, configuration: SmallConfiguration) -> int:
+    return -(-_row_slices(problem).rows // configuration.rows)
 
 
 def write_arguments(buffer: Any, problem: Problem) -> None:
@@ -183,3 +247,14 @@ def write_arguments(buffer: Any, problem: Problem) -> None:
         problem.softmax_scale * math.log2(math.e),
         problem.head_dim,
     )
+
+
+def write_split_arguments(buffer: Any, problem: Problem, configuration: SmallConfiguration) -> None:
+    """The fields that only a kernel with splits has, but the addresses."""
+    counts = configuration.splits, _row_blocks(problem, configuration)
+    _SPLIT_COUNTS.pack_into(buffer, _SPLIT_AT + _SPLIT_ADDRESSES.size, *counts)
+
+
+def write_split_addresses(buffer: Any, partials: int, arrivals: int) -> None:
+    """Where the splits of one launch meet."""
+    _SPLIT_ADDRESSES.pack_into(buffer, _SPLIT_AT, partials, arrivals)

@@ -1,19 +1,22 @@
-"""Counters from which the persistent Hopper kernel draws its tiles.
+"""Counters in device memory: those from which the persistent Hopper kernel draws its tiles, and those with which the
+splits of a small-shape kernel count who has arrived.
 
-A launch needs a counter of its own while it runs, finds it at zero and leaves it at zero. Launches on one stream run
-one after another and share one; a launch captured in a CUDA graph, which may be replayed on any stream, keeps
-one for itself.
+A launch needs counters of its own while it runs, finds them at zero and leaves them at zero. Launches on one stream run
+one after another and share theirs; a launch captured in a CUDA graph, which may be replayed on any stream, keeps
+its own. The two kinds of kernel have a pool each: only in its own do all users wait for their predecessor's end.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import threading
 
 import torch
 
-_SLOTS = 1 << 16
+_TICKETS = 1 << 16
+_ARRIVALS = 1 << 16
+MOST_ARRIVALS = 1 << 10
+"""Counters that one launch may have for its splits."""
 _PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD: one handle, another stream in every thread
 _is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)  # missing from CPU builds of torch
 
@@ -26,26 +29,46 @@ class TicketPool:
     """The counters of one device. More launches than there are counters get new ones.
 
     Under capture that is an allocation of the graph, zeroed by a node of its own before the launch. Nothing else
-    keeps it: its memory is the graph's, and what the capture puts there next comes after the launch.
+    keeps it: its memory is the graph's, and what the capture puts there next comes after the launch. `reserve`, in
+    time, saves that node.
     """
 
-    def __init__(self, counters: torch.Tensor) -> None:
-        """`counters`: int32, zero for work on every stream."""
+    def __init__(self, counters: torch.Tensor, most: int = 1) -> None:
+        """
+        Args:
+            counters: int32, zero for work on every stream.
+            most: how many a launch may take; a stream keeps so many.
+        """
         self._counters = counters
-        self._start = counters.data_ptr()
-        self._next = itertools.count()
+        self._most = most
+        self._lock = threading.Lock()
+        self._taken = 0
         self._of_stream: dict[int, int] = {}
         self._of_thread = _OfThread()
         self._more: list[torch.Tensor] = []
 
-    def take(self, stream: int) -> int:
-        """The address of the counter for a launch on this stream, PyTorch's current one (a raw handle).
+    def reserve(self) -> None:
+        """Have enough for the graphs that are captured next: half as many as at first. Waits for the current stream if
+        that takes new ones; not while it is being captured.
+        """
+        size = len(self._counters)
+        if 2 * (size - self._taken) >= size:
+            return
+        fresh = self._allocate(size)
+        if fresh.is_cuda:
+            torch.cuda.current_stream(fresh.device).synchronize()  # other streams may use them at once
+        with self._lock:
+            self._more.append(self._counters)
+            self._counters, self._taken = fresh, 0
+
+    def take(self, stream: int, count: int = 1) -> int:
+        """The address of the `count` counters for a launch on this stream, PyTorch's current one (a raw handle).
 
         The launch must be the next that is done on the stream.
         """
         if _is_capturing is not None and _is_capturing():
-            address = self._unused()
-            return self._allocate().data_ptr() if address is None else address
+            address = self._unused(count)
+            return self._allocate(count).data_ptr() if address is None else address
         if stream == _PER_THREAD_STREAM:
             address = self._of_thread.address
             if address is None:
@@ -57,33 +80,43 @@ class TicketPool:
             address = self._of_stream.setdefault(stream, self._new())
         return address
 
-    def _unused(self) -> int | None:
-        index = next(self._next)
-        return self._start + index * self._counters.element_size() if index < len(self._counters) else None
+    def _unused(self, count: int) -> int | None:
+        with self._lock:
+            counters, first = self._counters, self._taken
+            if first + count > len(counters):
+                return None
+            self._taken = first + count
+        return counters.data_ptr() + first * counters.element_size()
 
     def _new(self) -> int:
-        address = self._unused()
+        address = self._unused(self._most)
         if address is None:
-            counter = self._allocate()
-            self._more.append(counter)
-            address = counter.data_ptr()
+            counters = self._allocate(self._most)
+            self._more.append(counters)
+            address = counters.data_ptr()
         return address
 
-    def _allocate(self) -> torch.Tensor:
-        return torch.zeros(1, dtype=torch.int32, device=self._counters.device)
+    def _allocate(self, count: int) -> torch.Tensor:
+        return torch.zeros(count, dtype=torch.int32, device=self._counters.device)
 
 
 _lock = threading.Lock()
 
 
 @functools.cache
-def _pool(device: int) -> TicketPool:
-    counters = torch.zeros(_SLOTS, dtype=torch.int32, device=f"cuda:{device}")
+def _pool(device: int, counters: int, most: int) -> TicketPool:
+    zeros = torch.zeros(counters, dtype=torch.int32, device=f"cuda:{device}")
     torch.cuda.current_stream(device).synchronize()  # other streams may use them at once
-    return TicketPool(counters)
+    return TicketPool(zeros, most)
 
 
 def ticket_pool(device: int) -> TicketPool:
-    """The device's pool: 256 KiB, allocated once."""
+    """The device's pool for the Hopper kernel: 256 KiB, allocated once."""
     with _lock:
-        return _pool(device)
+        return _pool(device, _TICKETS, 1)
+
+
+def arrival_pool(device: int) -> TicketPool:
+    """The device's pool for splits: 256 KiB to begin with."""
+    with _lock:
+        return _pool(device, _ARRIVALS, MOST_ARRIVALS)

@@ -269,6 +269,28 @@ def test_emulated(call: Problem, configuration: SmallConfiguration, tmp_path: Pa
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++")
+@pytest.mark.parametrize(
+    ("call", "configuration"),
+    [
+        (problem(2, 4, 2, 1, 200, 64), SmallConfiguration(64, True, 1, 2, 1, splits=3)),
+        (problem(1, 6, 2, 5, 333, 72, True, FP16), SmallConfiguration(128, True, 1, 2, 2, splits=9)),
+        (problem(1, 6, 2, 5, 333, 128, True, BF16), SmallConfiguration(128, True, 2, 4, 1, 2, splits=2)),
+        (problem(1, 3, 1, 9, 30, 64, True, BF16), SmallConfiguration(64, True, 1, 1, 1, splits=11)),
+        (problem(1, 1, 1, 12, 5, 64, True, BF16), SmallConfiguration(64, True, 1, 2, 1, splits=2)),
+        (problem(1, 8, 1, 1, 300, 200, False, FP16), SmallConfiguration(256, True, 1, 4, 1, splits=4)),
+        (problem(1, 2, 1, 1, 300, 64, False, FP16), SmallConfiguration(64, True, 1, 2, 1, 8, splits=2)),
+    ],
+)
+def test_emulated_splits(call: Problem, configuration: SmallConfiguration, tmp_path: Path) -> None:
+    tensors = random_tensors(call)
+    output, lse = emulate(call, configuration, tensors, tmp_path)
+    assert_exact(output, lse, tensors, call)
+    again, lse_again = emulate(call, configuration, tensors, tmp_path, last_first=True)
+    assert torch.equal(output, again)
+    assert torch.equal(lse, lse_again)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++")
 @pytest.mark.parametrize("head_dim", [128, 256])
 def test_emulated_infinity_in_the_last_dimension_of_a_key(head_dim: int, tmp_path: Path) -> None:
     call = problem(1, 1, 1, 9, 37, 80)
@@ -306,8 +328,14 @@ def random_tensors(call: Problem) -> list[torch.Tensor]:
 
 
 def emulate(
-    call: Problem, configuration: SmallConfiguration, tensors: list[torch.Tensor], folder: Path
+    call: Problem,
+    configuration: SmallConfiguration,
+    tensors: list[torch.Tensor],
+    folder: Path,
+    *,
+    last_first: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and log-sum-exp; `last_first`: of the blocks of one key/value head."""
     query_shape = tensors[0].shape
     output = torch.full(query_shape, torch.nan, dtype=call.dtype)
     lse = torch.full(query_shape[:3], torch.nan)
@@ -317,14 +345,18 @@ def emulate(
     )
     arguments = ctypes.create_string_buffer(256)
     small.write_arguments(arguments, laid_out)
+    small.write_split_arguments(arguments, laid_out, configuration)
     addresses = (ctypes.c_uint64 * 5).from_buffer(arguments)
     addresses[:] = [x.data_ptr() for x in (*tensors, output, lse)]
+    partials = torch.full((small.workspace_floats(call, configuration),), torch.nan)
+    arrivals = torch.zeros(small.arrival_counters(call, configuration), dtype=torch.int32)
+    small.write_split_addresses(arguments, partials.data_ptr(), arrivals.data_ptr())
 
     library = compile_emulation(configuration, call.dtype, folder)
     rows = call.seqlen_q * (call.num_heads // call.num_kv_heads)
-    blocks = -(-rows // configuration.rows) * configuration.cluster
-    library.run(arguments, blocks, call.num_kv_heads, call.batch)
-
+    blocks = -(-rows // configuration.rows) * configuration.splits * configuration.cluster
+    library.run(arguments, blocks, call.num_kv_heads, call.batch, int(last_first))
+    assert not arrivals.any(), "the counters are not as the next launch must find them"
     return output, lse
 
 

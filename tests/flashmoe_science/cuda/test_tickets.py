@@ -59,3 +59,32 @@ def test_a_pool_that_is_used_up_allocates(monkeypatch: pytest.MonkeyPatch) -> No
     kept = [counters.take(stream) for stream in (0, 7)]
     assert len({*kept, *addresses}) == 3
     assert [counters.take(stream) for stream in (0, 7)] == kept
+
+
+def test_a_stream_keeps_as_many_as_any_launch_takes() -> None:
+    counters = TicketPool(torch.zeros(8, dtype=torch.int32), most=4)
+    first, second = counters.take(0, 3), counters.take(7, 1)
+    assert second == first + 4 * 4
+    assert counters.take(0, 4) == first
+
+
+def test_captured_launches_take_no_more_than_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = TicketPool(torch.zeros(8, dtype=torch.int32), most=4)
+    monkeypatch.setattr(tickets, "_is_capturing", lambda: True)
+    first = counters.take(0, 3)
+    assert [counters.take(0, 3), counters.take(0, 2)] == [first + 3 * 4, first + 6 * 4]
+
+
+def test_a_reserve_is_taken_before_what_is_there_is_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was given out before stays: graphs hold its addresses."""
+    whole = torch.zeros(8, dtype=torch.int32)
+    start, counters = whole.data_ptr(), TicketPool(whole, most=4)
+    del whole
+    monkeypatch.setattr(tickets, "_is_capturing", lambda: True)
+    assert counters.take(0, 4) == start
+    counters.reserve()
+    assert counters.take(0, 3) == start + 4 * 4
+    counters.reserve()
+    taken = counters.take(0, 8)
+    assert not start <= taken < start + 8 * 4
+    assert sum(len(kept) for kept in counters._more) == 8

@@ -23,6 +23,7 @@
 //   CLUSTER        blocks that share one set of query rows (1, 2, 4, 8, 16; above 1 needs sm_90, 16 is not portable)
 //   SINGLE_PASS    1: the caller proves seqlen_k <= 16 * KEY_TILES * WARPS * CLUSTER
 //   LATE_VALUES    1: V is loaded after Q K^T, into the registers that K leaves (large HEAD_DIM)
+//   SPLIT          1: the keys of one set of query rows are split over `splits` clusters, a parameter (small/split.cuh)
 //   DEPENDENT      1: launched with programmatic stream serialization (sm_90), so that it may start early
 //   ABLATION       0: the kernel. For measurement only, wrong results: 1 loads and merge, 2 no softmax, 3 no merge
 //
@@ -35,6 +36,9 @@
 #include "small/operands.cuh"
 #include "small/parameters.cuh"
 #include "types.cuh"
+#if SPLIT
+#include "small/split.cuh"
+#endif
 
 #ifndef ABLATION
 #define ABLATION 0
@@ -64,7 +68,13 @@ attention_small(const __grid_constant__ Parameters p) {
     const int part = 0;
 #endif
     const int rows = p.seqlen_q * p.group;
-    const int first_row = static_cast<int>(blockIdx.x / CLUSTER) * kRows;
+#if SPLIT
+    const Part own(p);
+    const int row_block = own.row_block, split = own.split, step = kStep * p.splits;
+#else
+    const int row_block = static_cast<int>(blockIdx.x / CLUSTER), split = 0, step = kStep;
+#endif
+    const int first_row = row_block * kRows;
     const int keys = key_limit(min(first_row + kRows, rows) - 1, p);  // that the block's last row sees
     const int key_tiles = (keys + 15) / 16;
 
@@ -79,7 +89,7 @@ attention_small(const __grid_constant__ Parameters p) {
         sum[r][0] = sum[r][1] = 0.0f;
     }
 
-    int tile = part * WARPS + warp;
+    int tile = (split * CLUSTER + part) * WARPS + warp;
 #if DEPENDENT
     wait_for_predecessor();
     if (SINGLE_PASS) allow_successor();
@@ -92,12 +102,12 @@ attention_small(const __grid_constant__ Parameters p) {
         const auto load_keys = [&](int from) {
 #pragma unroll
             for (int i = 0; i < KEY_TILES; ++i)
-                key[i].load_from(key_base, p.key_strides.row, from + i * kStep, p, lane);
+                key[i].load_from(key_base, p.key_strides.row, from + i * step, p, lane);
         };
         const auto load_values = [&](int from) {
 #pragma unroll
             for (int i = 0; i < KEY_TILES; ++i)
-                value[i].load_from(value_base, p.value_strides.row, from + i * kStep, p, lane);
+                value[i].load_from(value_base, p.value_strides.row, from + i * step, p, lane);
         };
 
 #pragma unroll
@@ -128,7 +138,7 @@ attention_small(const __grid_constant__ Parameters p) {
             for (int e = 0; e < 2; ++e) limit[r][e] = key_limit(first_row + 8 * r + 2 * (lane % 4) + e, p);
 
         while (true) {
-            const int next = tile + KEY_TILES * kStep;
+            const int next = tile + KEY_TILES * step;
             const bool more = !SINGLE_PASS && next < key_tiles;
 
             // Scores: [0], [1] are key g of queries 2t, 2t + 1; [2], [3] are key g + 8.
@@ -158,14 +168,14 @@ attention_small(const __grid_constant__ Parameters p) {
             if (LATE_VALUES) load_values(tile);
             else if (more) load_keys(next);
 #pragma unroll
-            for (int i = 0; i < KEY_TILES; ++i) value[i].clear_past_end(tile + i * kStep, p, lane);
+            for (int i = 0; i < KEY_TILES; ++i) value[i].clear_past_end(tile + i * step, p, lane);
 #pragma unroll
             for (int i = 0; i < KEY_TILES; ++i)
 #pragma unroll
                 for (int r = 0; r < ROW_TILES; ++r)
 #pragma unroll
                     for (int e = 0; e < 4; ++e) {
-                        const int at = 16 * (tile + i * kStep) + lane / 4 + 8 * (e / 2);
+                        const int at = 16 * (tile + i * step) + lane / 4 + 8 * (e / 2);
                         float& s = score[i][r][e];
                         s = (s + other[i][r][e]) * p.scale_log2;
                         s = at < limit[r][e % 2] ? s : NEGATIVE_INFINITY;
@@ -276,6 +286,14 @@ attention_small(const __grid_constant__ Parameters p) {
         return make_float4(first[e], first[2 + e], second[e], second[2 + e]);
     };
 
+    const auto finish = [&](int index, const float4& x, const Statistics& total) {
+#if SPLIT
+        leave(p, own, first_row + Quad(index).row(lane) < rows, lane, index, x, total);
+#else
+        write(p, first_row, rows, lane, index, x, total);
+#endif
+    };
+
 #if (WARPS == 1 && CLUSTER == 1) || ABLATION == 3
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r)
@@ -283,8 +301,8 @@ attention_small(const __grid_constant__ Parameters p) {
         for (int group = 0; group < kDimGroups; ++group)
 #pragma unroll
             for (int q = 0; q < 4; ++q)
-                write(p, first_row, rows, lane, 4 * (r * kDimGroups + group) + q, own_quad(r, group, q / 2, q % 2),
-                      {maximum[r][q / 2], sum[r][q / 2]});
+                finish(4 * (r * kDimGroups + group) + q, own_quad(r, group, q / 2, q % 2),
+                       {maximum[r][q / 2], sum[r][q / 2]});
 #else
     __shared__ float4 partial[WARPS][kQuads][32];
     __shared__ float2 statistics[kRows][WARPS];
@@ -331,7 +349,7 @@ attention_small(const __grid_constant__ Parameters p) {
                                   cluster::peer_address(&mailbox, receiver), make_float2(total.maximum, total.sum));
             }
 #else
-        write(p, first_row, rows, lane, index, merged, total);
+        finish(index, merged, total);
 #endif
     }
 #if CLUSTER > 1
@@ -347,8 +365,23 @@ attention_small(const __grid_constant__ Parameters p) {
         float4 merged = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
         for (int c = 0; c < CLUSTER; ++c) accumulate(merged, weights[c], gathered[c][share][lane]);
-        write(p, first_row, rows, lane, index, merged, total);
+        finish(index, merged, total);
     }
 #endif
+#endif
+
+#if SPLIT
+    // The quads that this warp finished.
+    if (warp >= kShares || warp * CLUSTER + part >= kQuads) return;
+    if (!last_to_arrive(p, own, part, warp, lane)) return;
+#pragma unroll
+    for (int i = 0; i < (kShares + WARPS - 1) / WARPS; ++i) {
+        const int index = (warp + i * WARPS) * CLUSTER + part;
+        if (index >= kQuads) break;
+        float4 merged;
+        const bool used = first_row + Quad(index).row(lane) < rows;
+        const Statistics total = combine_splits(p, own, used, lane, index, merged);
+        write(p, first_row, rows, lane, index, merged, total);
+    }
 #endif
 }

@@ -1,0 +1,36 @@
+// Results in global memory that blocks of one grid hand to each other, without waiting for one another.
+//
+// Warps write, each arrives once, and the one that is told that it is the last reads what all have written (PTX ISA,
+// "Memory Consistency Model": __syncwarp orders the lanes, the atomic operation releases and acquires for the GPU).
+#pragma once
+#include "types.cuh"
+
+// One lane of a warp, after its __syncwarp: how many have arrived before. The `all`th sets the counter back to zero.
+__device__ __forceinline__ uint32 arrive(uint32* counter, uint32 all) {
+    uint32 before;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(all - 1) : "memory");
+    return before;
+}
+
+__device__ __forceinline__ void store_partial(float4* address, const float4& x) {
+    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};"
+                 ::"l"(address), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
+}
+
+__device__ __forceinline__ void store_partial(float2* address, const float2& x) {
+    asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(address), "f"(x.x), "f"(x.y) : "memory");
+}
+
+// After the last arrival. Not from the L1 cache, which other multiprocessors do not write.
+__device__ __forceinline__ float4 load_partial(const float4* address) {
+    float4 x;
+    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(address) : "memory");
+    return x;
+}
+
+__device__ __forceinline__ float2 load_partial(const float2* address) {
+    float2 x;
+    asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(address) : "memory");
+    return x;
+}

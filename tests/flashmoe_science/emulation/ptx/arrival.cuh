@@ -1,0 +1,7 @@
+#pragma once
+#include "types.cuh"
+inline uint32 arrive(uint32* counter, uint32 all) { const uint32 before = *counter; *counter = before >= all - 1 ? 0 : before + 1; return before; }
+inline void store_partial(float4* a, const float4& x) { *a = x; }
+inline void store_partial(float2* a, const float2& x) { *a = x; }
+inline float4 load_partial(const float4* a) { return *a; }
+inline float2 load_partial(const float2* a) { return *a; }
