@@ -14,7 +14,7 @@ import threading
 import torch
 
 _TICKETS = 1 << 16
-_ARRIVALS = 1 << 16
+_ARRIVALS = 1 << 17
 MOST_ARRIVALS = 1 << 10
 """Counters that one launch may have for its splits."""
 _PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD: one handle, another stream in every thread
@@ -117,6 +117,6 @@ def ticket_pool(device: int) -> TicketPool:
 
 
 def arrival_pool(device: int) -> TicketPool:
-    """The device's pool for splits: 256 KiB to begin with."""
+    """The device's pool for splits: 512 KiB to begin with."""
     with _lock:
         return _pool(device, _ARRIVALS, MOST_ARRIVALS)

@@ -202,7 +202,7 @@ def test_captured_launches_of_their_own_counters() -> None:
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
-        for _ in range(4200):
+        for _ in range(8300):
             call()
         call.check(different)
     for _ in range(3):
