@@ -23,6 +23,7 @@ from provenance import provenance
 from flashmoe_science.configs.small import KEY_TILE, SmallConfiguration
 from flashmoe_science.cuda import Choice, KernelKind, explain, small
 from flashmoe_science.cuda.driver import make_context_current
+from flashmoe_science.cuda.tickets import MOST_ARRIVALS
 from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.jit.nvrtc import compile_kernel
 
@@ -43,17 +44,18 @@ SPLIT_SHAPES = [
     *[Shape(batch, 32, 8, 1, 32768, 128) for batch in (5, 6, 8, 11)],
     Shape(8, 32, 8, 1, 8192, 128),
     *[Shape(1, 8, 1, 1, keys, 128) for keys in (2048, 8192, 32768, 131072)],
-    *[Shape(batch, 8, 1, 1, 32768, 128) for batch in (2, 8)],
+    *[Shape(batch, 8, 1, 1, 32768, 128) for batch in (2, 4, 8)],
     *[Shape(1, 16, 16, 1, keys, 128) for keys in (2048, 8192, 32768)],
     *[Shape(1, 32, 8, 1, keys, 64) for keys in (2048, 8192, 32768, 131072)],
-    *[Shape(batch, 8, 8, 1, 16384, 64) for batch in (1, 4)],
+    *[Shape(1, 8, 8, 1, keys, 64) for keys in (600, 1200, 2400, 16384)],
+    *[Shape(batch, 8, 8, 1, 16384, 64) for batch in (2, 4)],
     Shape(1, 8, 1, 1, 32768, 64),
     Shape(1, 64, 8, 2, 8192, 128),
     Shape(1, 32, 8, 1, 8192, 256),
 ]
-SPLIT_BLOCKS = ((8, 1, 1), (8, 2, 1), (4, 1, 1), (4, 2, 1), (8, 1, 2), (4, 2, 2), (8, 1, 4), (4, 2, 4))
+SPLIT_BLOCKS = ((8, 1, 1), (8, 2, 1), (4, 1, 1), (4, 2, 1), (8, 1, 2), (8, 2, 2), (4, 1, 2), (4, 2, 2), (8, 1, 4))
 """Warps, key tiles and cluster."""
-GRIDS = (66, 120, 132, 264, 396)
+GRIDS = (66, 120, 132, 264)
 """Blocks that a grid may have."""
 
 
@@ -75,9 +77,14 @@ def splits(shape: Shape) -> list[SmallConfiguration]:
     for (warps, tiles, cluster), blocks in itertools.product(SPLIT_BLOCKS, GRIDS):
         sets, most = shape.batch * shape.kv_heads, shape.seqlen_k // (cluster * warps * KEY_TILE)
         count = min(blocks // (sets * cluster), most)
-        if count >= 2 and (cluster < 4 or sets <= 4):
-            one = SmallConfiguration(shape.head_dim, True, row_tiles, warps, tiles, cluster, dependent=True)
-            found.append(dataclasses.replace(one, splits=count))
+        one = SmallConfiguration(shape.head_dim, True, row_tiles, warps, tiles, cluster, dependent=True)
+        one = dataclasses.replace(one, splits=count)
+        if (
+            count >= 2
+            and (cluster < 4 or sets <= 4)
+            and small.arrival_counters(shape.problem(), one) <= MOST_ARRIVALS
+        ):
+            found.append(one)
     return list(dict.fromkeys(found))
 
 
@@ -100,8 +107,8 @@ def main() -> None:
     for shape, found in asked.items():
         candidates = [one for one in found if built[dataclasses.replace(one, splits=min(2, one.splits))]]
         rows.append(row(shape, candidates, chosen.rounds))
-        best = sorted(rows[-1]["us"].items(), key=lambda item: item[1])[:7]
-        print(shape, rows[-1]["choice"], {label: round(us, 2) for label, us in best}, flush=True)
+        best = sorted(rows[-1]["us"].items(), key=lambda item: item[1])
+        print(shape, {label: round(us, 2) for label, us in best}, flush=True)
     document = {**provenance("cuda"), "shapes": rows}
     chosen.output.parent.mkdir(parents=True, exist_ok=True)
     chosen.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

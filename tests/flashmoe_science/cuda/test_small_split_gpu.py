@@ -58,7 +58,7 @@ def test_every_length(head_dim: int, warps: int, key_tiles: int, splits: int) ->
 @pytest.mark.parametrize("row_tiles", [1, 2])
 def test_clusters_that_meet_in_memory(row_tiles: int, cluster: int) -> None:
     for lengths in LENGTHS:
-        q, k, v = random_qkv(lengths, 128, heads=(8, 2))
+        q, k, v = random_qkv(lengths, 128, batch=1, heads=(8, 2))
         choice = split(128, 5, row_tiles=row_tiles, cluster=cluster)
         assert_right(q, k, v, causal=True, only=[choice])
 
