@@ -20,10 +20,9 @@ import torch
 from cuda_small import Call, Shape, expected, name, own, race, sdpa
 from provenance import provenance
 
-from flashmoe_science.configs.small import KEY_TILE, SmallConfiguration
+from flashmoe_science.configs.small import KEY_TILE, MOST_ARRIVALS, SmallConfiguration
 from flashmoe_science.cuda import Choice, KernelKind, explain, small
 from flashmoe_science.cuda.driver import make_context_current
-from flashmoe_science.cuda.tickets import MOST_ARRIVALS
 from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.jit.nvrtc import compile_kernel
 
@@ -53,7 +52,17 @@ SPLIT_SHAPES = [
     Shape(1, 64, 8, 2, 8192, 128),
     Shape(1, 32, 8, 1, 8192, 256),
 ]
-SPLIT_BLOCKS = ((8, 1, 1), (8, 2, 1), (4, 1, 1), (4, 2, 1), (8, 1, 2), (8, 2, 2), (4, 1, 2), (4, 2, 2), (8, 1, 4))
+SPLIT_BLOCKS = (
+    (8, 1, 1),
+    (8, 2, 1),
+    (4, 1, 1),
+    (4, 2, 1),
+    (8, 1, 2),
+    (8, 2, 2),
+    (4, 1, 2),
+    (4, 2, 2),
+    (8, 1, 4),
+)
 """Warps, key tiles and cluster."""
 GRIDS = (66, 120, 132, 264)
 """Blocks that a grid may have."""
@@ -100,7 +109,9 @@ def main() -> None:
         shape: [] if chosen.product else splits(shape) if chosen.splits else configurations(shape)
         for shape in (SPLIT_SHAPES if chosen.splits else SHAPES)
     }
-    every = {dataclasses.replace(one, splits=min(2, one.splits)): None for found in asked.values() for one in found}
+    every = {
+        dataclasses.replace(one, splits=min(2, one.splits)): None for found in asked.values() for one in found
+    }
     with ThreadPoolExecutor() as pool:
         built = dict(zip(every, pool.map(builds, every), strict=True))
     rows = []

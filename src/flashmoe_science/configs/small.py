@@ -2,7 +2,7 @@
 
 Two kinds. *Latency*: all keys are loaded at once into the registers of a block or a cluster, the fewest steps
 in a row that the problem allows. *Stream*: any number of keys, in passes; the keys are split over the warps
-of a block and, from sm_90, over a cluster, which takes as many blocks as fill the GPU best. Chosen by
+of a block, over a cluster (from sm_90) and over the grid, see `configs.small_keys`. Chosen by
 measurement on an H200 (docs/kernels/small.md): latency for head dim 64, stream for up to 8 rows at 64 and 128. The
 rest and other architectures are by analogy.
 """
@@ -17,15 +17,13 @@ HEAD_DIMS = (64, 128, 256)
 """Compiled head dimensions; a tensor's is padded, in registers, to the next of these."""
 CLUSTERED = ("sm_90", "sm_100", "sm_103")
 """Architectures with clusters of up to 16 blocks and with programmatic dependent launch."""
-_CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 8: 15, 16: 14}
-"""Blocks of a cluster, and how many such clusters run at a time on the 132 multiprocessors of an H200: fewer than by
-number, as a cluster must find room in one GPC. (Of those of 16, with half the warps, two share a multiprocessor.)"""
-_LARGEST = 16
-_MULTIPROCESSORS = 132
-_HALF_THE_WARPS = 1.7
-"""Time of a block of 4 warps against one of 8 for the same keys, measured at head dim 128."""
-_WORTH = 1.1
-"""A larger cluster is taken for more than this, as it costs a merge and leaves multiprocessors out."""
+CLUSTERS = (1, 2, 3, 4, 5, 6, 8, 16)
+"""Blocks that a cluster may have; half the warps each in the largest."""
+LARGEST_CLUSTER = 16
+SPLIT_CLUSTERS = (1, 2, 4)
+"""Blocks of a cluster where there are splits."""
+MOST_ARRIVALS = 1 << 10
+"""Counters that one launch may have for its splits: one for each warp of a set of query rows."""
 _EXACT = (64, 128)  # head dims with latency kernels of their own, without the padding's index arithmetic
 
 
@@ -163,36 +161,14 @@ def latency(
 def stream(architecture: str, head_dim: int, rows: int, cluster: int) -> SmallConfiguration:
     """The kernel for any number of keys; `cluster` is 1 before sm_90."""
     compiled = _compiled(head_dim)
-    shapes = (_STREAM_16 if cluster == _LARGEST else _STREAM)[compiled]
+    shapes = (_STREAM_16 if cluster == LARGEST_CLUSTER else _STREAM)[compiled]
     shape = next((shape for shape in shapes if 8 * shape.row_tiles >= rows), shapes[-1])
     whole = dataclasses.replace(shape, cluster=cluster)
     return _configuration(architecture, compiled, whole, padded=True, single_pass=False)
 
 
-def split(
-    architecture: str, head_dim: int, keys: int, row_slices: RowSlices, multiprocessors: int
-) -> SmallConfiguration:
-    """The kernel for any number of keys in the cluster that should be fastest: that of the least (times that the GPU
-    must be filled) / (blocks that share the keys), while each warp has a tile of keys."""
-    if architecture not in CLUSTERED:
-        return stream(architecture, head_dim, row_slices.rows, 1)
-    found: list[tuple[float, SmallConfiguration]] = []
-    for cluster, at_once in _CLUSTERS.items():
-        configuration = stream(architecture, head_dim, row_slices.rows, cluster)
-        fit = max(1, at_once * multiprocessors // _MULTIPROCESSORS)
-        waves = -(-row_slices.blocks(configuration.rows) // fit)
-        if cluster == _LARGEST and waves > 1:
-            continue  # in turns they lose: 24.0 us against 20.5 in threes, 32 heads of 4,096 keys
-        slower = _HALF_THE_WARPS if cluster == _LARGEST else 1.0
-        found.append((slower * waves / cluster, configuration))
-        if cluster * configuration.warps * KEY_TILE >= keys:
-            break
-    least = min(cost for cost, _ in found)
-    return next(configuration for cost, configuration in found if cost <= _WORTH * least)
-
-
 def all_configurations(architecture: str) -> list[SmallConfiguration]:
-    """What `latency` and `stream` can return on an architecture."""
+    """What can be chosen on an architecture: with splits, which are one kernel whatever their number, in two."""
     found = []
     for compiled in HEAD_DIMS:
         for padded in (False, True) if compiled in _EXACT else (True,):
@@ -203,7 +179,12 @@ def all_configurations(architecture: str) -> list[SmallConfiguration]:
         found += [
             stream(architecture, compiled, 8 * shape.row_tiles, cluster)
             for shape in _STREAM[compiled]
-            for cluster in (_CLUSTERS if architecture in CLUSTERED else (1,))
+            for cluster in (CLUSTERS if architecture in CLUSTERED else (1,))
+        ]
+        found += [
+            dataclasses.replace(stream(architecture, compiled, 8 * shape.row_tiles, cluster), splits=2)
+            for shape in _STREAM[compiled]
+            for cluster in (SPLIT_CLUSTERS if architecture in CLUSTERED else (1,))
         ]
     return list(dict.fromkeys(found))
 

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from flashmoe_science.configs import small as configs
-from flashmoe_science.configs.small import RowSlices, SmallConfiguration
+from flashmoe_science.configs.small import MOST_ARRIVALS, RowSlices, SmallConfiguration
+from flashmoe_science.configs.small_keys import share_keys
 from flashmoe_science.cuda.driver import ADDRESSES, AddressPlan, Launcher, load
 from flashmoe_science.cuda.problem import Choice, Device, KernelKind, LaunchPlan, Problem
 from flashmoe_science.cuda.repeat import cuda_allocator
-from flashmoe_science.cuda.tickets import MOST_ARRIVALS, TicketPool, arrival_pool
+from flashmoe_science.cuda.tickets import TicketPool, arrival_pool
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import limits
 from flashmoe_science.jit.nvrtc import CudaKernel
@@ -58,14 +59,16 @@ def choose(problem: Problem, device: Device) -> Choice | None:
         return None
     if configuration.single_pass:
         return Choice(KernelKind.SMALL, configuration, "few keys: all are held in registers at once")
-    split = f"{configuration.warps} warps x {configuration.cluster} blocks"
-    return Choice(KernelKind.SMALL, configuration, f"few rows: the keys are split over {split}")
+    shared = f"{configuration.warps} warps x {configuration.cluster} blocks"
+    if configuration.splits > 1:
+        shared += f" x {configuration.splits} splits of the grid"
+    return Choice(KernelKind.SMALL, configuration, f"few rows: the keys are split over {shared}")
 
 
 def configuration_for(problem: Problem, device: Device) -> SmallConfiguration:
     """How this kernel would do a problem, whether or not another one would be faster.
 
-    Beyond what registers hold, keys are split over the cluster that fills the GPU best.
+    Beyond what registers hold, keys are shared by a cluster or by the whole grid.
     """
     architecture, head_dim = device.architecture, problem.head_dim
     row_slices = _row_slices(problem)
@@ -74,7 +77,7 @@ def configuration_for(problem: Problem, device: Device) -> SmallConfiguration:
     )
     if held is not None:
         return held
-    return configs.split(architecture, head_dim, problem.seqlen_k, row_slices, device.multiprocessors)
+    return share_keys(architecture, head_dim, problem.seqlen_k, row_slices, device.multiprocessors)
 
 
 def _row_slices(problem: Problem) -> RowSlices:

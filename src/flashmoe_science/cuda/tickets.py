@@ -13,10 +13,10 @@ import threading
 
 import torch
 
+from flashmoe_science.configs.small import MOST_ARRIVALS
+
 _TICKETS = 1 << 16
 _ARRIVALS = 1 << 17
-MOST_ARRIVALS = 1 << 10
-"""Counters that one launch may have for its splits."""
 _PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD: one handle, another stream in every thread
 _is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)  # missing from CPU builds of torch
 

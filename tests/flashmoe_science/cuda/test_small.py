@@ -90,10 +90,14 @@ def test_what_is_chosen_can_do_it(
     call = problem(batch, group * kv_heads, kv_heads, seqlen_q, seqlen_k, head_dim, dtype=torch.float16)
     device = Device(0, architecture, multiprocessors, 1 << 22)
     taken = small.configuration_for(call, device)
-    assert taken in configs.all_configurations(architecture)
+    assert dataclasses.replace(taken, splits=min(taken.splits, 2)) in configs.all_configurations(architecture)
     assert taken.head_dim == head_dim or (taken.padded and taken.head_dim > head_dim)
     assert taken.keys_per_pass >= seqlen_k or not taken.single_pass
     assert taken.cluster == 1 or architecture in configs.CLUSTERED
+    if taken.splits > 1:
+        assert small.arrival_counters(call, taken) <= configs.MOST_ARRIVALS
+        assert taken.keys_per_pass // taken.key_tiles <= seqlen_k, "a warp without keys"
+        assert not taken.single_pass
     assert taken.dependent == (architecture in configs.CLUSTERED)
     choice = small.choose(call, device)
     assert choice is None or choice.configuration == taken
@@ -125,25 +129,56 @@ def test_short_sequences_are_held_in_registers(
 
 
 @pytest.mark.parametrize(
-    ("call", "cluster"),
+    ("call", "cluster", "splits"),
     [
-        (problem(1, 32, 8, 1, 4096, 128), 16),
-        (problem(2, 32, 8, 1, 32768, 128), 6),
-        (problem(3, 32, 8, 1, 32768, 128), 4),
-        (problem(4, 32, 8, 1, 4096, 128), 3),
-        (problem(5, 32, 8, 1, 32768, 128), 5),
-        (problem(8, 32, 8, 1, 4096, 128), 2),
-        (problem(64, 32, 8, 1, 4096, 128), 1),
-        (problem(1, 8, 8, 1, 600), 5),
-        (problem(1, 8, 8, 1, 16384), 16),
-        (problem(8, 8, 8, 1, 16384), 2),
+        # As measured: benchmarks/results/2026-11-21-h200-decode-split.
+        (problem(1, 32, 8, 1, 2048, 128), 16, 1),
+        (problem(1, 32, 8, 1, 4096, 128), 2, 8),
+        (problem(1, 32, 8, 1, 32768, 128), 2, 8),
+        (problem(1, 32, 8, 1, 131072, 64), 2, 8),
+        (problem(1, 32, 8, 1, 8192, 256), 2, 16),
+        (problem(2, 32, 8, 1, 2048, 128), 6, 1),
+        (problem(2, 32, 8, 1, 32768, 128), 1, 8),
+        (problem(3, 32, 8, 1, 32768, 128), 1, 5),
+        (problem(4, 32, 8, 1, 32768, 128), 1, 4),
+        (problem(5, 32, 8, 1, 32768, 128), 1, 3),
+        (problem(6, 32, 8, 1, 32768, 128), 1, 5),
+        (problem(8, 32, 8, 1, 4096, 128), 2, 1),
+        (problem(64, 32, 8, 1, 4096, 128), 1, 1),
+        (problem(1, 8, 1, 1, 2048, 128), 16, 1),
+        (problem(1, 8, 1, 1, 8192, 128), 4, 16),
+        (problem(1, 8, 1, 1, 131072, 128), 4, 30),
+        (problem(4, 8, 1, 1, 32768, 128), 2, 16),
+        (problem(1, 64, 8, 2, 8192, 128), 2, 16),
+        (problem(1, 8, 8, 1, 600), 5, 1),
+        (problem(1, 8, 8, 1, 2400), 16, 1),
+        (problem(1, 8, 8, 1, 16384), 2, 8),
+        (problem(4, 8, 8, 1, 16384), 1, 4),
     ],
 )
-def test_decode_fills_the_gpu(call: Problem, cluster: int) -> None:
+def test_decode_fills_the_gpu(call: Problem, cluster: int, splits: int) -> None:
     choice = select(call, H200)
     assert choice.kernel is KernelKind.SMALL
-    assert choice.configuration.cluster == cluster
+    assert (choice.configuration.cluster, choice.configuration.splits) == (cluster, splits)
     assert choice.configuration.threads <= (128 if cluster == 16 else 256)
+    assert ("splits of the grid" in choice.reason) == (splits > 1)
+
+
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_86", "sm_89"])
+def test_without_clusters_long_keys_are_split_over_the_grid(architecture: str) -> None:
+    device = dataclasses.replace(H200, architecture=architecture, multiprocessors=108)
+    call = problem(1, 32, 8, 1, 32768, 128, dtype=torch.float16)
+    assert small.configuration_for(call, device).splits == 13
+    assert small.configuration_for(dataclasses.replace(call, seqlen_k=250), device).splits == 1
+    many = problem(32, 32, 8, 1, 32768, 128, dtype=torch.float16)
+    assert small.configuration_for(many, device).splits == 1
+
+
+def test_more_counters_than_a_stream_has_are_refused() -> None:
+    call = problem(64, 32, 8, 1, 4096, 128)
+    configuration = SmallConfiguration(128, True, 1, 8, 1, splits=2)
+    with pytest.raises(InputError, match=r"needs 4096 counters .* expected at most 1024: choose one split"):
+        small.check(call, configuration)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +299,9 @@ BF16, FP16 = torch.bfloat16, torch.float16
 )
 def test_emulated(call: Problem, configuration: SmallConfiguration, tmp_path: Path) -> None:
     tensors = random_tensors(call)
-    output, lse = emulate(call, configuration, tensors, tmp_path)
+    output, lse = emulate(
+        call, configuration, tensors, compile_emulation(configuration, call.dtype, tmp_path)
+    )
     assert_exact(output, lse, tensors, call)
 
 
@@ -283,9 +320,10 @@ def test_emulated(call: Problem, configuration: SmallConfiguration, tmp_path: Pa
 )
 def test_emulated_splits(call: Problem, configuration: SmallConfiguration, tmp_path: Path) -> None:
     tensors = random_tensors(call)
-    output, lse = emulate(call, configuration, tensors, tmp_path)
+    library = compile_emulation(configuration, call.dtype, tmp_path)
+    output, lse = emulate(call, configuration, tensors, library)
     assert_exact(output, lse, tensors, call)
-    again, lse_again = emulate(call, configuration, tensors, tmp_path, last_first=True)
+    again, lse_again = emulate(call, configuration, tensors, library, last_first=True)
     assert torch.equal(output, again)
     assert torch.equal(lse, lse_again)
 
@@ -298,7 +336,9 @@ def test_emulated_infinity_in_the_last_dimension_of_a_key(head_dim: int, tmp_pat
     tensors[0][..., 79] = tensors[0][..., 79].abs() + 0.1
     tensors[1][:, :, 11, 79] = -torch.inf
     configuration = SmallConfiguration(head_dim, True, 1, 2, 1)
-    output, lse = emulate(call, configuration, tensors, tmp_path)
+    output, lse = emulate(
+        call, configuration, tensors, compile_emulation(configuration, call.dtype, tmp_path)
+    )
     assert_exact(output, lse, tensors, call)
 
 
@@ -310,7 +350,9 @@ def test_emulated_infinity_in_the_last_value(seqlen_k: int, single_pass: bool, t
     tensors = random_tensors(call)
     tensors[2][:, :, -1] = torch.inf
     configuration = SmallConfiguration(64, False, 1, 2, 2, single_pass=single_pass)
-    output, lse = emulate(call, configuration, tensors, tmp_path)
+    output, lse = emulate(
+        call, configuration, tensors, compile_emulation(configuration, call.dtype, tmp_path)
+    )
     assert output.isposinf().all()
     assert_exact(output, lse, tensors, call)
 
@@ -331,11 +373,16 @@ def emulate(
     call: Problem,
     configuration: SmallConfiguration,
     tensors: list[torch.Tensor],
-    folder: Path,
+    library: ctypes.CDLL,
     *,
     last_first: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and log-sum-exp; `last_first`: of the blocks of one key/value head."""
+    """Output and log-sum-exp.
+
+    Args:
+        library: of `compile_emulation`.
+        last_first: of the blocks of one key/value head.
+    """
     query_shape = tensors[0].shape
     output = torch.full(query_shape, torch.nan, dtype=call.dtype)
     lse = torch.full(query_shape[:3], torch.nan)
@@ -352,7 +399,6 @@ def emulate(
     arrivals = torch.zeros(small.arrival_counters(call, configuration), dtype=torch.int32)
     small.write_split_addresses(arguments, partials.data_ptr(), arrivals.data_ptr())
 
-    library = compile_emulation(configuration, call.dtype, folder)
     rows = call.seqlen_q * (call.num_heads // call.num_kv_heads)
     blocks = -(-rows // configuration.rows) * configuration.splits * configuration.cluster
     library.run(arguments, blocks, call.num_kv_heads, call.batch, int(last_first))

@@ -1,4 +1,4 @@
-"""The small-shape kernel with its keys split over the whole grid, on a GPU: right, always the same bits, and beside other
+"""The small-shape kernel with its keys split over the grid, on a GPU: right, always the same bits, and beside other
 launches of it in streams, threads and graphs.
 """
 

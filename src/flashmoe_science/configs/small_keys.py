@@ -1,0 +1,161 @@
+"""Among how many blocks the small-shape kernel shares the keys of a set of query rows, where registers cannot hold all.
+
+Two ways: over a cluster, whose blocks meet in shared memory (from sm_90), and over the whole grid, whose blocks or
+clusters meet in device memory. The first starts and ends sooner, the second keeps all multiprocessors busy whatever the
+number of heads. What takes less is estimated from a few figures, measured on an H200 (docs/kernels/small.md); for other
+architectures they stand by analogy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from flashmoe_science.configs.small import (
+    CLUSTERED,
+    KEY_TILE,
+    LARGEST_CLUSTER,
+    MOST_ARRIVALS,
+    SPLIT_CLUSTERS,
+    RowSlices,
+    SmallConfiguration,
+    stream,
+)
+
+_CLUSTERS_AT_ONCE = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 8: 15, 16: 14}
+"""Blocks of a cluster, and how many such clusters run at a time on the 132 multiprocessors of an H200: fewer than by
+number, as a cluster must find room in one GPC. (Of those of 16, with half the warps, two share a multiprocessor.)"""
+_MULTIPROCESSORS = 132
+_HALF_THE_WARPS = 1.7
+"""Time of a block of 4 warps against one of 8 for the same keys, measured at head dim 128."""
+_WORTH = 1.1
+"""A larger cluster is taken for more than this, as it costs a merge and leaves multiprocessors out."""
+_WORTH_A_WORKSPACE = 1.02
+"""Splits are taken for more than this."""
+_WARPS_OF_A_MULTIPROCESSOR = 8
+"""What has room there, by registers, of the kernels that go through the keys."""
+_MOST_TURNS = 3
+
+# Microseconds, and bytes per microsecond.
+_CLUSTER_US = 2.5
+"""A call in clusters without the reading: launch, first load, merge."""
+_SPLIT_US = 3.1
+"""One whose results meet in device memory."""
+_EACH_SPLIT_US = 0.035
+_CLUSTER_OF_SPLITS_US = {1: 0.0, 2: 0.2, 4: 0.6}
+_CACHED_BYTES = 50_000_000
+"""So much is read from L2 when calls follow each other; more from memory."""
+_CACHED_RATE = 48_000
+_MEMORY_RATE = 43_000
+"""Of one multiprocessor."""
+_ALL_MEMORY_RATE = 4_430_000
+"""Of all of them."""
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What a call reads, at least once from memory."""
+
+    sets: int
+    """Of query rows; each reads `set_bytes`."""
+    set_bytes: int
+    slices: int
+    multiprocessors: int
+
+    def us(self, turns: int, parts: int, slower: float) -> float:
+        """Time if each set is read by `parts` blocks, of which a multiprocessor does `turns` one after another.
+
+        Args:
+            slower: than a block that has a multiprocessor for itself, and warps enough.
+        """
+        total = self.slices * self.set_bytes
+        own = slower * turns * self.set_bytes / parts
+        if total <= _CACHED_BYTES:
+            return own / _CACHED_RATE
+        together = _ALL_MEMORY_RATE * self.multiprocessors / _MULTIPROCESSORS
+        return max(own / _MEMORY_RATE, total / together)
+
+
+def share_keys(
+    architecture: str, head_dim: int, keys: int, row_slices: RowSlices, multiprocessors: int
+) -> SmallConfiguration:
+    """The kernel for any number of keys that should be fastest. `architecture` without suffix."""
+    in_cluster = _in_cluster(architecture, head_dim, keys, row_slices, multiprocessors)
+    sets = row_slices.blocks(in_cluster.rows)
+    reading = _Reading(sets, 4 * head_dim * keys, row_slices.slices, multiprocessors)
+    estimates = [
+        (_split_us(one, reading), one)
+        for one in _over_the_grid(architecture, head_dim, keys, row_slices, multiprocessors)
+    ]
+    if not estimates:
+        return in_cluster
+    least, over_the_grid = min(estimates, key=lambda estimate: estimate[0])
+    if least * _WORTH_A_WORKSPACE < _cluster_us(in_cluster, reading):
+        return over_the_grid
+    return in_cluster
+
+
+def _in_cluster(
+    architecture: str, head_dim: int, keys: int, row_slices: RowSlices, multiprocessors: int
+) -> SmallConfiguration:
+    """That of the least (times that the GPU must be filled) / (blocks that share the keys); each warp has a tile."""
+    if architecture not in CLUSTERED:
+        return stream(architecture, head_dim, row_slices.rows, 1)
+    found: list[tuple[float, SmallConfiguration]] = []
+    for cluster in _CLUSTERS_AT_ONCE:
+        configuration = stream(architecture, head_dim, row_slices.rows, cluster)
+        turns = _turns(row_slices.blocks(configuration.rows), cluster, multiprocessors)
+        if cluster == LARGEST_CLUSTER and turns > 1:
+            continue  # in turns they lose: 24.0 us against 20.5 in threes, 32 heads of 4,096 keys
+        slower = _HALF_THE_WARPS if cluster == LARGEST_CLUSTER else 1.0
+        found.append((slower * turns / cluster, configuration))
+        if cluster * configuration.warps * KEY_TILE >= keys:
+            break
+    least = min(cost for cost, _ in found)
+    return next(configuration for cost, configuration in found if cost <= _WORTH * least)
+
+
+def _over_the_grid(
+    architecture: str, head_dim: int, keys: int, row_slices: RowSlices, multiprocessors: int
+) -> Iterator[SmallConfiguration]:
+    """Those with as many splits as the GPU has room for, once or in a few turns, while each warp has a tile of keys."""
+    for cluster in SPLIT_CLUSTERS if architecture in CLUSTERED else (1,):
+        one = stream(architecture, head_dim, row_slices.rows, cluster)
+        sets = row_slices.blocks(one.rows)
+        if sets * cluster * one.warps > MOST_ARRIVALS:
+            continue
+        at_once = _at_once(cluster, multiprocessors) * _WARPS_OF_A_MULTIPROCESSOR // one.warps
+        most = keys // (cluster * one.warps * KEY_TILE)
+        for turns in range(1, _MOST_TURNS + 1):
+            splits = min(turns * at_once // sets, most)
+            if splits > 1:
+                yield dataclasses.replace(one, splits=splits)
+
+
+def _split_us(configuration: SmallConfiguration, reading: _Reading) -> float:
+    cluster, splits = configuration.cluster, configuration.splits
+    beside = _WARPS_OF_A_MULTIPROCESSOR // configuration.warps
+    at_once = _at_once(cluster, reading.multiprocessors) * beside
+    turns = math.ceil(reading.sets * splits / at_once)
+    start = _SPLIT_US + _EACH_SPLIT_US * splits + _CLUSTER_OF_SPLITS_US[cluster]
+    return start + reading.us(turns, splits * cluster, beside)
+
+
+def _cluster_us(configuration: SmallConfiguration, reading: _Reading) -> float:
+    turns = _turns(reading.sets, configuration.cluster, reading.multiprocessors)
+    slower = 1.0
+    if configuration.warps < _WARPS_OF_A_MULTIPROCESSOR:
+        # Few of them read as fast as they can; many wait for each other's loads.
+        busy = min(1.0, reading.sets * configuration.cluster / reading.multiprocessors)
+        slower += (_HALF_THE_WARPS - 1) * busy
+    return _CLUSTER_US + reading.us(turns, configuration.cluster, slower)
+
+
+def _turns(sets: int, cluster: int, multiprocessors: int) -> int:
+    return math.ceil(sets / _at_once(cluster, multiprocessors))
+
+
+def _at_once(cluster: int, multiprocessors: int) -> int:
+    return max(1, _CLUSTERS_AT_ONCE[cluster] * multiprocessors // _MULTIPROCESSORS)
