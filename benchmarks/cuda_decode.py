@@ -1,10 +1,11 @@
 """Decode in many configurations of the small-shape kernel, on the GPU at hand.
 
-    python benchmarks/cuda_decode.py --output decode.json [--product | --splits]
+    python benchmarks/cuda_decode.py --output decode.json [--product | --splits | --rows]
 
 One query per sequence, grouped heads, long keys. GPU time of one call in a replayed graph of equal calls (microseconds,
 medians of interleaved rounds), each configuration checked against float64 before; PyTorch's choice and ours beside it,
-or only these two. With --splits keys are split over the grid, beside the clusters that would be chosen without.
+or only these two. With --splits keys are split over the grid; with --rows both ways are raced for
+calls with more rows.
 """
 
 from __future__ import annotations
@@ -17,10 +18,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from cuda_small import Call, Shape, expected, name, own, race, sdpa
+from cuda_small import Call, Shape, expected, name, own, race, sdpa, square
 from provenance import provenance
 
-from flashmoe_science.configs.small import KEY_TILE, MOST_ARRIVALS, SmallConfiguration
+from flashmoe_science.configs.small import (
+    KEY_TILE,
+    MOST_ARRIVALS,
+    SPLIT_CLUSTERS,
+    SmallConfiguration,
+    stream,
+)
 from flashmoe_science.cuda import Choice, KernelKind, explain, small
 from flashmoe_science.cuda.driver import make_context_current
 from flashmoe_science.errors import BuildError, DeviceError
@@ -52,6 +59,16 @@ SPLIT_SHAPES = [
     Shape(1, 64, 8, 2, 8192, 128),
     Shape(1, 32, 8, 1, 8192, 256),
 ]
+ROW_SHAPES = [
+    *[square(1, 1, keys, 128) for keys in (768, 1024)],
+    *[square(1, 1, keys, 256) for keys in (384, 512)],
+    *[square(1, 2, 768, head_dim) for head_dim in (64, 128)],
+    square(1, 2, 384, 256),
+    *[Shape(1, 32, 8, rows, keys, 128, True) for rows in (4, 8, 16, 32) for keys in (1024, 4096, 16384)],
+    *[Shape(4, 32, 8, rows, keys, 128, True) for rows in (2, 4, 8) for keys in (1024, 4096, 16384)],
+    *[Shape(8, 32, 8, rows, 4096, 128, True) for rows in (4, 8)],
+    *[Shape(1, 8, 8, rows, 4096, 64, True) for rows in (8, 16, 32)],
+]
 SPLIT_BLOCKS = (
     (8, 1, 1),
     (8, 2, 1),
@@ -79,6 +96,27 @@ def configurations(shape: Shape) -> list[SmallConfiguration]:
     return [one for one in enough if one.warps * one.cluster * KEY_TILE <= shape.seqlen_k]
 
 
+def for_rows(shape: Shape) -> list[SmallConfiguration]:
+    """Clusters and splits in the shape of block that so many rows take."""
+    rows = shape.seqlen_q * shape.heads // shape.kv_heads
+    found = []
+    for cluster in CLUSTERS:
+        one = stream("sm_90", shape.head_dim, rows, cluster)
+        if cluster * one.warps * KEY_TILE > shape.seqlen_k:
+            continue
+        found.append(one)
+        if cluster not in SPLIT_CLUSTERS:
+            continue
+        sets = -(-rows // one.rows) * shape.batch * shape.kv_heads
+        most = shape.seqlen_k // (cluster * one.warps * KEY_TILE)
+        for blocks in GRIDS:
+            count = min(blocks // (sets * cluster), most)
+            split = dataclasses.replace(one, splits=count)
+            if count >= 2 and small.arrival_counters(shape.problem(), split) <= MOST_ARRIVALS:
+                found.append(split)
+    return list(dict.fromkeys(found))
+
+
 def splits(shape: Shape) -> list[SmallConfiguration]:
     """As many splits as the grids have room for."""
     row_tiles = -(-shape.seqlen_q * shape.heads // shape.kv_heads // 8)
@@ -103,12 +141,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--product", action="store_true", help="No configurations, only what users get.")
     parser.add_argument("--splits", action="store_true", help="Keys split over the grid instead of clusters.")
+    parser.add_argument("--rows", action="store_true", help="Both, for calls with more rows.")
     chosen = parser.parse_args()
     make_context_current(0)
-    asked = {
-        shape: [] if chosen.product else splits(shape) if chosen.splits else configurations(shape)
-        for shape in (SPLIT_SHAPES if chosen.splits else SHAPES)
-    }
+    if chosen.splits or chosen.rows:
+        shapes, candidates_of = (SPLIT_SHAPES, splits) if chosen.splits else (ROW_SHAPES, for_rows)
+    else:
+        shapes, candidates_of = SHAPES, configurations
+    asked = {shape: [] if chosen.product else candidates_of(shape) for shape in shapes}
     every = {
         dataclasses.replace(one, splits=min(2, one.splits)): None for found in asked.values() for one in found
     }
