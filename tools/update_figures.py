@@ -191,8 +191,8 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "the six small shapes, events around each call", "h200-small-call", (least(1.7),), least_of_small
         ),
         Row(
-            "decode of 1 to 8 sequences with 2048 to 131072 keys, the 33 cells of the suite `decode`, against the fastest "
-            "of SDPA's choice, cuDNN and its FlashAttention in each cell, GPU time",
+            "decode of 1 to 8 sequences with 2048 to 131072 keys, the 33 cells of the suite `decode`, against the "
+            "fastest of SDPA's choice, cuDNN and its FlashAttention in each cell, GPU time",
             "h200-decode-split",
             (Bound("geometric mean", None, ratio, at_least=True), least()),
             against(["pytorch", CUDNN, "pytorch_flash"], 33),
