@@ -59,6 +59,11 @@ class SmallConfiguration:
         return 8 * self.row_tiles
 
     @property
+    def quads(self) -> int:
+        """Groups of 4 values in each of 32 lanes that the output of one set of rows has."""
+        return 4 * self.row_tiles * -(-self.head_dim // 64)
+
+    @property
     def keys_per_pass(self) -> int:
         return KEY_TILE * self.key_tiles * self.warps * self.cluster * self.splits
 

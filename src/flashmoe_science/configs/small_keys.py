@@ -29,7 +29,9 @@ _CLUSTERS_AT_ONCE = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 8: 15, 16: 14}
 number, as a cluster must find room in one GPC. (Of those of 16, with half the warps, two share a multiprocessor.)"""
 _MULTIPROCESSORS = 132
 _HALF_THE_WARPS = 1.7
-"""Time of a block of 4 warps against one of 8 for the same keys, measured at head dim 128."""
+"""Time of a block of 4 warps against one of 8 for the same keys, measured at head dim 128 in clusters of 16."""
+_HALF_THE_WARPS_ALONE = 1.2
+"""Of one that has a multiprocessor for itself."""
 _WORTH = 1.1
 """A larger cluster is taken for more than this, as it costs a merge and leaves multiprocessors out."""
 _WORTH_A_WORKSPACE = 1.02
@@ -37,6 +39,8 @@ _WORTH_A_WORKSPACE = 1.02
 _WARPS_OF_A_MULTIPROCESSOR = 8
 """What has room there, by registers, of the kernels that go through the keys."""
 _MOST_TURNS = 3
+_LARGEST_OF_HALF_THE_WARPS = 2
+"""Cluster of splits with so few warps; larger ones have not been measured."""
 
 # Microseconds, and bytes per microsecond.
 _CLUSTER_US = 2.5
@@ -45,6 +49,11 @@ _SPLIT_US = 3.1
 """One whose results meet in device memory."""
 _EACH_SPLIT_US = 0.035
 _CLUSTER_OF_SPLITS_US = {1: 0.0, 2: 0.2, 4: 0.6}
+_ANOTHER_QUAD_US = 1.1
+"""A warp combines its quads of the output (32 lanes x 4) one after another."""
+_ANOTHER_ROW_TILE_US = 0.4
+_ANOTHER_TURN_US = 3.0
+"""Blocks that follow others start when those have ended."""
 _CACHED_BYTES = 50_000_000
 """So much is read from L2 when calls follow each other; more from memory."""
 _CACHED_RATE = 48_000
@@ -126,6 +135,8 @@ def _over_the_grid(
         sets = row_slices.blocks(one.rows)
         if sets * cluster * one.warps > MOST_ARRIVALS:
             continue
+        if cluster > _LARGEST_OF_HALF_THE_WARPS and one.warps < _WARPS_OF_A_MULTIPROCESSOR:
+            continue
         at_once = _at_once(cluster, multiprocessors) * _WARPS_OF_A_MULTIPROCESSOR // one.warps
         most = keys // (cluster * one.warps * KEY_TILE)
         for turns in range(1, _MOST_TURNS + 1):
@@ -139,17 +150,25 @@ def _split_us(configuration: SmallConfiguration, reading: _Reading) -> float:
     beside = _WARPS_OF_A_MULTIPROCESSOR // configuration.warps
     at_once = _at_once(cluster, reading.multiprocessors) * beside
     turns = math.ceil(reading.sets * splits / at_once)
-    start = _SPLIT_US + _EACH_SPLIT_US * splits + _CLUSTER_OF_SPLITS_US[cluster]
-    return start + reading.us(turns, splits * cluster, beside)
+    quads = math.ceil(configuration.quads / (cluster * configuration.warps))
+    end = (
+        _CLUSTER_OF_SPLITS_US[cluster]
+        + _EACH_SPLIT_US * splits * quads
+        + _ANOTHER_QUAD_US * (quads - 1)
+        + _ANOTHER_ROW_TILE_US * (configuration.row_tiles - 1)
+    )
+    return _SPLIT_US + end + _ANOTHER_TURN_US * (turns - 1) + reading.us(turns, splits * cluster, beside)
 
 
 def _cluster_us(configuration: SmallConfiguration, reading: _Reading) -> float:
     turns = _turns(reading.sets, configuration.cluster, reading.multiprocessors)
     slower = 1.0
-    if configuration.warps < _WARPS_OF_A_MULTIPROCESSOR:
+    if configuration.cluster == LARGEST_CLUSTER:
         # Few of them read as fast as they can; many wait for each other's loads.
         busy = min(1.0, reading.sets * configuration.cluster / reading.multiprocessors)
         slower += (_HALF_THE_WARPS - 1) * busy
+    elif configuration.warps < _WARPS_OF_A_MULTIPROCESSOR:
+        slower = _HALF_THE_WARPS_ALONE
     return _CLUSTER_US + reading.us(turns, configuration.cluster, slower)
 
 

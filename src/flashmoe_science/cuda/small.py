@@ -216,8 +216,7 @@ def plan(problem: Problem, configuration: Any, device: Device, *, allow_defects:
 def workspace_floats(problem: Problem, configuration: SmallConfiguration) -> int:
     """Floats that the splits of a launch leave for each other."""
     sets = problem.batch * problem.num_kv_heads * _row_blocks(problem, configuration)
-    quads = 4 * configuration.row_tiles * -(-configuration.head_dim // 64)
-    return sets * quads * configuration.splits * _PARTIAL_FLOATS
+    return sets * configuration.quads * configuration.splits * _PARTIAL_FLOATS
 
 
 def arrival_counters(problem: Problem, configuration: SmallConfiguration) -> int:

@@ -150,6 +150,13 @@ def test_short_sequences_are_held_in_registers(
         (problem(1, 8, 1, 1, 131072, 128), 4, 30),
         (problem(4, 8, 1, 1, 32768, 128), 2, 16),
         (problem(1, 64, 8, 2, 8192, 128), 2, 16),
+        # With more rows the warps of a block have more to combine.
+        (problem(1, 1, 1, 1024, 1024, 128), 2, 1),
+        (problem(1, 1, 1, 512, 512, 256), 2, 1),
+        (problem(1, 32, 8, 8, 1024, 128, True), 6, 1),
+        (problem(1, 32, 8, 16, 1024, 128, True), 3, 1),
+        (problem(1, 32, 8, 16, 16384, 128, True), 2, 4),
+        (problem(4, 32, 8, 4, 16384, 128, True), 2, 4),
         (problem(1, 8, 8, 1, 600), 5, 1),
         (problem(1, 8, 8, 1, 2400), 16, 1),
         (problem(1, 8, 8, 1, 16384), 2, 8),
