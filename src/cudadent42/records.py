@@ -316,5 +316,5 @@ class Results:
     peaks: dict[str, float] = field(default_factory=dict)
     """Ceilings measured in this run: ``fp32_gflops``, ``bf16_gflops``, ``copy_gbps``."""
     detectable_effect: float = math.nan
-    """Smallest relative difference that a typical case of this run would have shown four times out of five.
-    """
+    """Smallest relative difference that a typical case of this run would have told from none four times out of five;
+    to be called faster or slower it has to exceed the margin by as much."""
