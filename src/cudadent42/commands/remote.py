@@ -271,7 +271,7 @@ def conclude(
 
     if wanted is not None and returned.exit_code == ExitCode.PASS:
         judged = gates.judge(wanted, returned.folder)
-        for line in judged.lines():
+        for line in gates.report_lines(judged):
             say(line)
         returned = replace(returned, exit_code=judged.exit_code)
     _finish(returned, as_json, trouble)

@@ -174,7 +174,10 @@ class Lab:
         report = lab_gates.evaluate(lab_gates.load(gates), evidence.with_measured(more))
         lab_gates.write_report(folder, report)
         return Judgement(
-            Decision(report.decision.value), ExitCode(report.exit_code), report.lines(), report.stopped_by
+            Decision(report.decision.value),
+            ExitCode(report.exit_code),
+            lab_gates.report_lines(report),
+            report.stopped_by,
         )
 
     def check_entry(self, entry: str, project: Path) -> None:
