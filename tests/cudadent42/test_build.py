@@ -8,10 +8,10 @@ import pytest
 from cudadent42.build import build, build_for, choose_device
 from cudadent42.cases import AttentionCase
 from cudadent42.errors import MachineNotReadyError, UsageError
-from cudadent42.implementations import registry
 from cudadent42.operations.attention import ATTENTION
 from cudadent42.plan import Choices, make_plan
 from cudadent42.preflight.toolchain import nvrtc_version
+from cudadent42.registry import registry
 from cudadent42.tables import build_line, build_tables, recipe_lines
 
 

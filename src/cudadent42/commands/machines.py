@@ -79,9 +79,9 @@ def agreed_limit(
     ``device`` is ``cpu`` or ``cuda:0``; ``prepared`` is None for a machine at hand. Raises UsageError where a limit
     cannot be held or is not agreed on.
     """
-    from cudadent42 import implementations
     from cudadent42.cost import rates
     from cudadent42.plan import make_plan
+    from cudadent42.registry import registry
     from cudadent42.remote import money
     from cudadent42.remote.protection import Limit
 
@@ -95,7 +95,7 @@ def agreed_limit(
         if prepared:
             say(f"{missing}; {money.how_to_add(name)}")
         return None
-    plan = make_plan(choices, device, implementations.registry)
+    plan = make_plan(choices, device, registry)
     found = money.estimate(
         plan,
         rate,

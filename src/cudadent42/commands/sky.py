@@ -60,16 +60,16 @@ def _within(
     spec: Spec, choices: Choices, device: str, max_cost: float | None, yes: bool, as_json: bool
 ) -> Spec:
     """The machine with the longest time that is left for what was agreed on. Raises UsageError where nobody agrees."""
-    from cudadent42 import implementations
     from cudadent42.commands.machines import agreed_usd
     from cudadent42.cost import rates
     from cudadent42.plan import make_plan
+    from cudadent42.registry import registry
     from cudadent42.remote import money
     from cudadent42.remote.sky.run import open_start
 
     table = rates.load()
     has_gpu = "accelerators" in spec.resources or "instance_type" in spec.resources
-    plan = make_plan(choices, "cuda:0" if has_gpu and device != "cpu" else "cpu", implementations.registry)
+    plan = make_plan(choices, "cuda:0" if has_gpu and device != "cpu" else "cpu", registry)
     found = money.estimate(
         plan,
         table.get(spec.rate),

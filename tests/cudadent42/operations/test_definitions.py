@@ -14,10 +14,10 @@ from cudadent42 import report, runs
 from cudadent42.bench.compare import compare
 from cudadent42.cases import AttentionCase, MoeCase, Operation
 from cudadent42.errors import UsageError
-from cudadent42.implementations import registry
 from cudadent42.operations import definition
 from cudadent42.plan import Choices, make_plan
 from cudadent42.records import MachineReport, Plan, Sample
+from cudadent42.registry import registry
 from cudadent42.report import markdown
 from cudadent42.report.rivals import rivals
 from cudadent42.report.view import View
