@@ -188,7 +188,7 @@ def test_a_gpu_that_was_asked_for_and_is_not_there(bare: Path, project: Path) ->
 def test_torch_for_another_cuda_than_the_driver(
     bare: Path, project: Path, tmp_path: Path, built_for: str, said: str, last: str
 ) -> None:
-    """With a GPU on the bus, a driver and a torch that are made here; the wheels on PyPI have no +cu130 in their name."""
+    """With a GPU on the bus, a driver and a torch that are made here; PyPI's wheels have no +cu130 in their name."""
     torch, driver, bus = tmp_path / "site/torch", tmp_path / "driver", tmp_path / "bus"
     torch.mkdir(parents=True)
     (torch / "__init__.py").write_text("raise RuntimeError('imported')\n")
