@@ -52,6 +52,9 @@ for node in /dev/nvidia[0-9]* /dev/dxg; do
 done
 gpu_works=
 gpu_name=
+driver_cuda=
+torch_version=none
+torch_cuda=none
 cpu_model=
 python=
 nvcc=
@@ -247,10 +250,19 @@ elif ! "$python" -c 'import importlib.util, sys; sys.exit(importlib.util.find_sp
     detail='not installed'
     problem=missing
 else
-    # Its version without importing it, which takes seconds; preflight in Python imports it.
-    v_version=$("$python" -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null) || v_version=unknown
-    detail=$v_version
-    case $v_version in
+    # From its version.py alone: importing it takes seconds, and preflight in Python does. The metadata of the wheels on
+    # PyPI do not say what they are built for.
+    said=$("$python" -c '
+import importlib.util as u, pathlib
+s = u.spec_from_file_location("torch_version", pathlib.Path(u.find_spec("torch").origin).with_name("version.py"))
+m = u.module_from_spec(s)
+s.loader.exec_module(m)
+print(m.__version__, getattr(m, "cuda", None) or "none")' 2>/dev/null) || said='unknown unknown'
+    torch_version=${said% *}
+    torch_cuda=${said##* }
+    v_version=$torch_version
+    detail=$torch_version
+    case $torch_version in
         [01].* | 2.[0-9] | 2.[0-9].*) problem=old ;;
     esac
 fi
@@ -630,6 +642,7 @@ else
     elif smi=$(within 20 nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>&1); then
         detail=$(echo "$smi" | head -n 1)
         v_cuda=$(within 20 nvidia-smi 2>/dev/null | sed -n 's/.*CUDA[^:]*Version: *\([0-9]*\.[0-9]*\).*/\1/p' | head -n 1)
+        driver_cuda=$v_cuda
         if [ -n "$v_cuda" ]; then
             detail="$detail, serves CUDA $v_cuda"
             if [ "${v_cuda%%.*}" -lt "$MIN_DRIVER_CUDA" ]; then
@@ -751,7 +764,27 @@ show gpu "$status"
 
 # ---- torch-cuda: the baseline on the GPU
 detail='' problem='' skipped='' cause='' fix='' status=ok
-skip 'asked by preflight in Python'
+if ! wants_gpu; then
+    skip 'not needed on a CPU'
+elif [ -z "$gpu_works" ]; then
+    skip 'needs the driver'
+elif [ "$status_torch" != ok ] || [ "$torch_cuda" = unknown ]; then
+    skip 'needs torch'
+else
+    v_python=$python
+    v_version=$torch_version
+    v_cuda=$torch_cuda
+    v_driver=$driver_cuda
+    detail="torch for CUDA $torch_cuda; whether it sees the GPU is asked by preflight in Python"
+    if [ "$torch_cuda" = none ]; then
+        detail="torch $torch_version is built without CUDA"
+        problem=cpu-build
+    elif [ -n "$driver_cuda" ] && [ "${torch_cuda%%.*}" -gt "${driver_cuda%%.*}" ]; then
+        # A driver serves every minor version of a major one that it knows.
+        detail="torch for CUDA $torch_cuda, driver for CUDA $driver_cuda"
+        problem=unseen
+    fi
+fi
 case $problem in
     '') [ -z "$skipped" ] || status=skip ;;
     cpu-build)
@@ -904,14 +937,6 @@ esac
 status_counters=$status
 show counters "$status"
 
-torch_version=none
-torch_cuda=none
-if [ "$status_torch" = ok ]; then
-    torch_version=$("$python" -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null) || torch_version=none
-    case $torch_version in
-        *+cu[0-9]*) torch_cuda=${torch_version##*+cu} torch_cuda=${torch_cuda%?}.${torch_cuda#"${torch_cuda%?}"} ;;
-    esac
-fi
 echo "torch=$torch_version cuda=$torch_cuda dev=${gpu_name:-$cpu_model}"
 if [ -n "$failed" ]; then
     echo "Preflight failed: $failed"

@@ -177,6 +177,43 @@ def test_a_gpu_that_was_asked_for_and_is_not_there(bare: Path, project: Path) ->
     assert "driver" in done.stdout.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    ("built_for", "said", "last"),
+    [
+        ("None", "torch 2.11.0 is a CPU build", "torch=2.11.0 cuda=none dev=NVIDIA L4"),
+        ("'13.0'", "serves up to 12.8", "torch=2.11.0 cuda=13.0 dev=NVIDIA L4"),
+        ("'12.9'", "", "torch=2.11.0 cuda=12.9 dev=NVIDIA L4"),
+    ],
+)
+def test_torch_for_another_cuda_than_the_driver(
+    bare: Path, project: Path, tmp_path: Path, built_for: str, said: str, last: str
+) -> None:
+    """With a GPU on the bus, a driver and a torch that are made here; PyPI's wheels have no +cu130 in their name."""
+    torch, driver, bus = tmp_path / "site/torch", tmp_path / "driver", tmp_path / "bus"
+    torch.mkdir(parents=True)
+    (torch / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (torch / "version.py").write_text(f"__version__ = '2.11.0'\ncuda = {built_for}\n")
+    driver.mkdir()
+    (driver / "libcuda.so.1").touch()
+    (bus / "gpu").mkdir(parents=True)
+    (bus / "gpu/vendor").write_text("0x10de\n")
+    (bus / "gpu/class").write_text("0x030200\n")
+    add(bare, "python3", f'PYTHONPATH="{torch.parent}" exec "{sys.executable}" "$@"')
+    answers = '*compute_cap*) echo "NVIDIA L4, 8.9" ;; *driver_version*) echo 570.86 ;; *name*) echo "NVIDIA L4" ;;'
+    add(bare, "nvidia-smi", f'case "$*" in {answers} "") echo "CUDA Version: 12.8" ;; esac')
+    command = f"mount --bind '{bus}' /sys/bus/pci/devices && PATH='{bare}' exec sh '{project}' --device cuda"
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(driver), "NO_COLOR": "1"}
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", command], env=environment, capture_output=True, text=True, timeout=60
+    )
+    if not done.stdout:
+        pytest.skip(f"no mounts here: {done.stderr.strip()}")
+    found = line(done.stdout, "torch-cuda")
+    assert found.startswith("fail" if said else "ok")
+    assert said in found
+    assert last in done.stdout.splitlines()
+
+
 def test_a_cache_that_cannot_be_written(bare: Path, project: Path) -> None:
     done = run(bare, script=project, FLASHMOE_CACHE_DIR="/proc/none/cache")
     assert "cannot write to /proc" in line(done.stdout, "cache")

@@ -49,6 +49,9 @@ for node in /dev/nvidia[0-9]* /dev/dxg; do
 done
 gpu_works=
 gpu_name=
+driver_cuda=
+torch_version=none
+torch_cuda=none
 cpu_model=
 python=
 nvcc=
