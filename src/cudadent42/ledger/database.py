@@ -17,7 +17,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy
-from sqlalchemy import URL, Connection, Engine, create_engine, event, insert, make_url, select
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    Inspector,
+    Table,
+    create_engine,
+    event,
+    insert,
+    make_url,
+    select,
+)
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
@@ -120,6 +131,7 @@ class Ledger:
         """Make the tables, unless they are there."""
 
         def make(connection: Connection) -> None:
+            self.refuse_foreign(connection)
             metadata.create_all(connection)
             if version_of(connection) is None:
                 connection.execute(insert(meta).values(key=VERSION_KEY, value=str(SCHEMA_VERSION)))
@@ -145,6 +157,18 @@ class Ledger:
                 f"the ledger {self.name} was written by a newer cudadent42 (schema {version}; this one knows "
                 f"{SCHEMA_VERSION}): upgrade it, or name another ledger with --ledger"
             )
+
+    def refuse_foreign(self, connection: Connection) -> None:
+        """Raises LedgerError where another program's tables have the names of the ledger's."""
+        inspector = sqlalchemy.inspect(connection)
+        if inspector.has_table(meta.name):
+            return
+        for table in metadata.sorted_tables:
+            if inspector.has_table(table.name) and _lacking(inspector, table):
+                raise LedgerError(
+                    f"{self.name} is no ledger, and its table {table.name!r} is in the way; name another database with "
+                    "--ledger or CUDADENT42_LEDGER"
+                )
 
     def is_empty(self) -> bool:
         """Whether it has no tables yet."""
@@ -295,11 +319,15 @@ def missing_part(connection: Connection) -> str:
     for table in metadata.sorted_tables:
         if not inspector.has_table(table.name):
             return f"the table {table.name}"
-        columns = {column["name"] for column in inspector.get_columns(table.name)}
-        for column in table.columns:
-            if column.name not in columns:
-                return f"the column {table.name}.{column.name}"
+        if lacking := _lacking(inspector, table):
+            return f"the column {table.name}.{lacking}"
     return ""
+
+
+def _lacking(inspector: Inspector, table: Table) -> str:
+    """The first column of a table that is not there; empty where all are."""
+    found = {column["name"] for column in inspector.get_columns(table.name)}
+    return next((column.name for column in table.columns if column.name not in found), "")
 
 
 def version_of(connection: Connection) -> int | None:

@@ -48,10 +48,12 @@ class Renewal:
 def renew(ledger: Ledger) -> Renewal:
     """Make the tables, or bring those that there are to the present form; what is whole stays untouched.
 
-    Raises LedgerError, and leaves all as it was, for a ledger of a newer program or one that cannot be written.
+    Raises LedgerError, and leaves all as it was, for a ledger of a newer program, another program's database, or one
+    that cannot be written.
     """
 
     def work(connection: Connection) -> Renewal:
+        ledger.refuse_foreign(connection)
         version = version_of(connection)
         ledger.refuse_newer(version)
         if version == SCHEMA_VERSION and not missing_part(connection):
@@ -68,8 +70,14 @@ def set_meta(connection: Connection, key: str, value: str) -> None:
 
 def machines_to_rebuild_on(connection: Connection) -> tuple[str, ...]:
     """Those of which rows are missing since the ledger was brought to the present form."""
-    text = connection.execute(select(meta.c.value).where(meta.c.key == REBUILD_ON_KEY)).scalar()
-    return () if text is None else tuple(json.loads(text))
+    return _names(connection.execute(select(meta.c.value).where(meta.c.key == REBUILD_ON_KEY)).scalar())
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    try:
+        return tuple(json.loads(text or "[]"))
+    except (ValueError, TypeError):  # somebody's hand; a reminder is no reason to fail
+        return ()
 
 
 def note_renewed(connection: Connection, waiting: set[str]) -> None:
@@ -184,8 +192,9 @@ def _waiting(connection: Connection, old: Old) -> set[str]:
     source = old.get(meta.name)
     if source is None or not {"key", "value"} <= set(source.c.keys()):
         return set()
-    text = connection.execute(select(source.c.value).where(source.c.key == REBUILD_ON_KEY)).scalar()
-    return set() if text is None else set(json.loads(text))
+    return set(
+        _names(connection.execute(select(source.c.value).where(source.c.key == REBUILD_ON_KEY)).scalar())
+    )
 
 
 def _count(connection: Connection, table: Table) -> int:

@@ -258,6 +258,25 @@ def test_a_ledger_of_a_newer_version_is_refused_and_left_alone(
     assert dump(file) == before
 
 
+def test_another_programs_database_is_left_alone(make_run: MakeRun, tmp_path: Path) -> None:
+    file = tmp_path / "theirs.sqlite"
+    _sql(file, "create table runs (distance_km real)")
+    _sql(file, "insert into runs values (42.195)")
+    before = dump(file)
+    folder = make_run(tmp_path / "runs" / "a")
+    assert "its table 'runs' is in the way" in str(ledger.record(folder, str(file)))
+    with pytest.raises(LedgerError, match="is no ledger"):
+        ledger.rebuild(str(file), [tmp_path / "runs"])
+    assert dump(file) == before
+
+
+def test_a_reminder_that_cannot_be_read_is_dropped(make_run: MakeRun, tmp_path: Path, file: Path) -> None:
+    ledger.record(make_run(tmp_path / "runs" / "a"), str(file))
+    _sql(file, "insert into ledger_meta values ('rebuild_on', '3]')")
+    assert connect(file).read(queries.contents).rebuild_on == ()
+    assert ledger.rebuild(str(file), [tmp_path / "runs"]).runs == 1
+
+
 def test_a_folder_where_the_file_should_be(make_run: MakeRun, tmp_path: Path) -> None:
     assert "Is a directory" in str(ledger.record(make_run(tmp_path / "run"), str(tmp_path)))
 
