@@ -199,7 +199,9 @@ def test_torch_for_another_cuda_than_the_driver(
     (bus / "gpu/vendor").write_text("0x10de\n")
     (bus / "gpu/class").write_text("0x030200\n")
     add(bare, "python3", f'PYTHONPATH="{torch.parent}" exec "{sys.executable}" "$@"')
-    answers = '*compute_cap*) echo "NVIDIA L4, 8.9" ;; *driver_version*) echo 570.86 ;; *name*) echo "NVIDIA L4" ;;'
+    answers = (
+        '*compute_cap*) echo "NVIDIA L4, 8.9" ;; *driver_version*) echo 570.86 ;; *name*) echo "NVIDIA L4" ;;'
+    )
     add(bare, "nvidia-smi", f'case "$*" in {answers} "") echo "CUDA Version: 12.8" ;; esac')
     command = f"mount --bind '{bus}' /sys/bus/pci/devices && PATH='{bare}' exec sh '{project}' --device cuda"
     environment = {**os.environ, "LD_LIBRARY_PATH": str(driver), "NO_COLOR": "1"}
