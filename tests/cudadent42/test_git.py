@@ -1,4 +1,4 @@
-"""git looks at the folder that is named: inside another repository's hook, whatever the configuration, whatever the name."""
+"""git looks at the folder that is named: in another repository's hook, by any configuration, whatever the name."""
 
 from __future__ import annotations
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from cudadent42.errors import LabError
+from cudadent42.remote import arrival
 from cudadent42.remote.hosts import Remote
 from cudadent42.remote.scripts import script
 from cudadent42.remote.ssh import Connection, Done, call, stream
@@ -133,7 +131,7 @@ def forget(place: Place, job: str) -> None:
 
 
 def fetch(place: Place, job: str, target: Path) -> None:
-    """Bring the job's folder (log, out, run) back as ``target``, whole or not at all. Raises LabError."""
+    """Bring the job's folder (log, out, run) back as ``target``: whole and on the disk, or not. Raises LabError."""
     _bring("fetch", place, job, target)
 
 
@@ -162,27 +160,26 @@ def _unpack(verb: str, place: Place, job: str, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as folder:
         packed = Path(folder) / "job.tar"
-        with packed.open("wb") as file:
-            code = stream(place.connection, script(_SCRIPT), (verb, place.remote.folder, job), file.write)
-        if code != 0:
-            raise LabError(f"{place.remote.name}: {job} could not be packed there (exit code {code})")
-        unpacked = Path(folder) / "unpacked"
         try:
-            with tarfile.open(packed) as tar:
-                tar.extractall(unpacked, filter=_no_links)
-        except tarfile.TarError as error:
+            with packed.open("wb") as file:
+                code = stream(
+                    place.connection,
+                    script(_SCRIPT),
+                    (verb, place.remote.folder, job),
+                    arrival.Limited(file).write,
+                )
+            if code != 0:
+                raise LabError(f"{place.remote.name}: {job} could not be packed there (exit code {code})")
+            found = arrival.unpack(packed, job, Path(folder) / "unpacked")
+        except arrival.DamagedError as error:
             raise LabError(f"what came back of {job} is damaged: {error}; attach to it again") from error
-        if not (unpacked / job).is_dir():
-            raise LabError(f"what came back of {job} is damaged: it is not in it; attach to it again")
-        if target.exists():
-            shutil.rmtree(target)
-        os.replace(unpacked / job, target)
-
-
-def _no_links(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
-    """Nothing from there leaves the folder, and no device or owner is made here. Nor is a link: one that stays within
-    the folder while it is unpacked leads out of it once the run has been moved to its place. No run has any."""
-    return None if member.issym() or member.islnk() else tarfile.data_filter(member, folder)
+        except arrival.TooMuchError as error:
+            raise LabError(
+                f"{job} holds {error} on {place.remote.name}, more than is brought back; all of it is still there: "
+                f"remove from {place.remote.folder}/jobs/{job} there what is not needed, then: "
+                f"cudadent42 remote attach {job}"
+            ) from error
+        arrival.place(found, target)
 
 
 def _require(place: Place, done: Done) -> Done:

@@ -15,6 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TypeVar
 
+from cudadent42 import durable
 from cudadent42.errors import LabError, UsageError
 from cudadent42.remote import job as jobs
 from cudadent42.remote import record
@@ -166,6 +167,9 @@ def _place_run(work: Path, target: Path) -> None:
             shutil.rmtree(work)
         else:
             _move_run(work, target)
+        # Before anything of it is removed there, or the machine that it is on.
+        durable.flush(target)
+        durable.flush(target.parent)
 
 
 def _is_there(work: Path, target: Path) -> bool:
