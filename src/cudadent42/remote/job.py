@@ -22,12 +22,18 @@ _SCRIPT = "job.sh"
 # Its exit codes.
 BUSY = 75
 _REASONS = {
-    71: "its folder cannot be made there",
+    70: "a program that runs need is missing there; install it (setsid and flock are of util-linux)",
+    71: "its folder cannot be made there; name one that you may write to with `remote add … --folder`",
     72: "there is no such job or tree",
     73: "its process did not start there",
     74: "the files did not arrive whole or could not be unpacked there",
     76: "another call is changing its folder there; try again in a minute",
+    77: "there is no such Python there; name one by its whole path with `remote add … --python`, or none",
 }
+_FULL = ("No space left on device", "Disk quota exceeded")
+_FULL_REASON = (
+    "its disk has no room there; free some, or name a folder on another with `remote add … --folder`"
+)
 _CAPABILITY = re.compile(r"(\d{1,2})\.(\d)")
 _JOB = re.compile(r"[a-z0-9-]{1,80}")
 
@@ -76,7 +82,7 @@ class Place:
 
 def send(place: Place, tree: Tree) -> bool:
     """Make the working tree there the one here; False where it already was. Raises LabError."""
-    if place.call("tree").output.decode(errors="replace").strip() == tree.digest:
+    if _require(place, place.call("tree")).output.decode(errors="replace").strip() == tree.digest:
         return False
     with archive(tree) as file:
         _require(place, place.call("receive", tree.digest, data=file))
@@ -185,7 +191,7 @@ def _unpack(verb: str, place: Place, job: str, target: Path) -> None:
 def _require(place: Place, done: Done) -> Done:
     """``done`` if the script there succeeded. Raises LabError."""
     if done.exit_code != 0:
-        reason = _REASONS.get(done.exit_code, "")
+        reason = _FULL_REASON if any(word in done.errors for word in _FULL) else _REASONS.get(done.exit_code)
         said = " ".join(done.errors.split())[-300:]
         raise LabError(
             f"{place.remote.name}: {reason or 'the far side failed'} (exit code {done.exit_code}): {said}"

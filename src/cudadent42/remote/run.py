@@ -88,7 +88,15 @@ def run_on(
         cloud=cloud,
     )
     record.save(begun)  # before the start: what was started is always on record
-    persistently(lambda: jobs.start(place, begun.job, device, arguments), say, place.on_lost)
+    try:
+        persistently(lambda: jobs.start(place, begun.job, device, arguments), say, place.on_lost)
+    except ConnectionLostError:
+        raise
+    except LabError:
+        with suppress(LabError):  # what cannot be asked stays on record
+            if jobs.state(place, begun.job).state is JobState.NONE:
+                record.forget(begun.job)
+        raise
     say(f"started {begun.job} on {name}")
     return bring_back(place, begun, say, on_log)
 
@@ -102,7 +110,8 @@ def bring_back(place: Place, begun: JobRecord, say: Say, on_log: Callable[[bytes
         state = _followed(place, begun, say, log)
     if state.state is JobState.NONE:
         raise LabError(
-            f"{begun.remote} knows no run {begun.job}: it was not started, or its folder was removed"
+            f"{begun.remote} knows no run {begun.job}: it was not started, its folder was removed, or that is another "
+            f"machine's name now; to wait for it no longer: cudadent42 remote stop {begun.job}"
         )
     work = target.parent / f".{begun.job}"
     persistently(lambda: jobs.fetch(place, begun.job, work), say, place.on_lost)
@@ -114,8 +123,8 @@ def bring_back(place: Place, begun: JobRecord, say: Say, on_log: Callable[[bytes
         _place_run(work, target)
         _finish(place, begun, None, say)
         raise LabError(
-            f"{begun.job} was lost on {begun.remote}: its process is gone without an exit code, as after a restart "
-            f"or a lack of memory; what it had measured is in {target}"
+            f"{begun.job} was lost on {begun.remote}: its process is gone without an exit code, as after a restart, "
+            f"a lack of memory or with a full disk; what it had measured is in {target}"
         )
     _place_run(work, target)
     done = _finish(place, begun, state.exit_code, say)
@@ -156,6 +165,7 @@ def _followed(place: Place, begun: JobRecord, say: Say, log: _Log) -> jobs.State
             state = jobs.state(place, begun.job)
             if state.state is not JobState.RUNNING:
                 return state
+            time.sleep(_FIRST_PAUSE_S)  # where it cannot be followed, it is not asked without end either
 
     return persistently(until_the_end, say, place.on_lost)
 

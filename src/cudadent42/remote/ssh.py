@@ -29,6 +29,10 @@ _CONNECT_TIMEOUT_S = 20
 _ALIVE_INTERVAL_S = 15
 _ALIVE_COUNT = 3
 _PERSIST_S = 60
+_BEGUN = b"\ncudadent42: here it begins\n"
+"""Printed there first. What comes before it is the login shell's: a greeting, or what its start-up files print."""
+_GREETING_LENGTH = 4096
+"""Of what comes before, the end that is kept."""
 
 
 class ConnectionLostError(LabError):
@@ -130,7 +134,35 @@ def start(connection: Connection, text: str, arguments: Sequence[str]) -> subpro
 def command_text(text: str, arguments: Sequence[str]) -> bytes:
     """A whole command for a shell; cut anywhere, it is a syntax error, and nothing of it is done."""
     words = shlex.join(arguments).encode(errors="surrogateescape")
-    return b"main() {\n" + text.encode() + b"\n}\n{ main " + words + b"\n}\n"
+    begin = b"printf '\\n%s\\n' '" + _BEGUN.strip() + b"'\n"
+    return b"main() {\n" + text.encode() + b"\n}\n{ " + begin + b"main " + words + b"\n}\n"
+
+
+class _Output:
+    """What a text prints there, out of all that arrives on its standard output."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._begun = False
+        self._greeting = b""
+
+    def of(self, chunk: bytes) -> bytes:
+        """The text's part of the next piece."""
+        if self._begun:
+            return chunk
+        before, begun, output = (self._greeting + chunk).partition(_BEGUN)
+        self._begun, self._greeting = bool(begun), before[-_GREETING_LENGTH:]
+        return output
+
+    def check(self, code: int, errors: str) -> None:
+        """Raises LabError unless the text was carried out; ConnectionLostError, HostKeyError as `raise_if_lost`."""
+        raise_if_lost(self._connection, code, errors)
+        if not self._begun:
+            said = " ".join(f"{errors} {plain(self._greeting.decode(errors='replace'))}".split())
+            raise LabError(
+                f"{self._connection.address}: the login shell there does not do what it is told (exit code {code}); "
+                f"expected one with sh, head and no start-up file that ends it: {said[-200:] or 'it said nothing'}"
+            )
 
 
 def call(connection: Connection, text: str, *arguments: str, data: IO[bytes] | None = None) -> Done:
@@ -144,9 +176,10 @@ def call(connection: Connection, text: str, *arguments: str, data: IO[bytes] | N
         with suppress(BrokenPipeError):
             shutil.copyfileobj(data, process.stdin)
             process.stdin.flush()
-    output, errors = process.communicate()
-    done = Done(process.returncode, output, plain(errors.decode(errors="replace")))
-    raise_if_lost(connection, done.exit_code, done.errors)
+    printed, errors = process.communicate()
+    output = _Output(connection)
+    done = Done(process.returncode, output.of(printed), plain(errors.decode(errors="replace")))
+    output.check(done.exit_code, done.errors)
     return done
 
 
@@ -158,18 +191,20 @@ def stream(
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
+    output = _Output(connection)
     try:
         with suppress(BrokenPipeError):
             process.stdin.close()
         while chunk := os.read(process.stdout.fileno(), 1 << 16):
-            on_bytes(chunk)
+            if own := output.of(chunk):
+                on_bytes(own)
         errors = plain(process.stderr.read().decode(errors="replace"))
         code = process.wait()
     finally:
         if process.poll() is None:
             process.terminate()
             process.wait()
-    raise_if_lost(connection, code, errors)
+    output.check(code, errors)
     return code
 
 
