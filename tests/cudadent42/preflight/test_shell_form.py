@@ -34,6 +34,7 @@ TOOLS = [
     "nproc",
     "readlink",
     "rm",
+    "mktemp",
     "sed",
     "sh",
     "timeout",
