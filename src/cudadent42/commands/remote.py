@@ -206,6 +206,8 @@ def attach(
     if record.fetched:
         print(f"{record.job} is back already, in {record.output}")
         return
+    if start and record.cloud is None:
+        fail(f"{record.remote} is no machine that --start could start; leave it out", ExitCode.USAGE)
     if record.cloud is not None:
         from cudadent42.remote.cloud import runs
 

@@ -6,6 +6,7 @@ job's record, here by itself for a while, later with ``cudadent42 remote attach`
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -77,8 +78,6 @@ def run_on(
     """
     name = place.remote.name
     tree = read_tree(project_root())
-    if persistently(lambda: jobs.send(place, tree), say, place.on_lost):
-        say(f"sent {len(tree.files)} files to {name}")
     begun = JobRecord(
         record.new_job(),
         name,
@@ -87,15 +86,20 @@ def run_on(
         datetime.now(timezone.utc).isoformat(),
         cloud=cloud,
     )
-    record.save(begun)  # before the start: what was started is always on record
     try:
+        if persistently(lambda: jobs.send(place, tree), say, place.on_lost):
+            say(f"sent {len(tree.files)} files to {name}")
+        record.save(begun)  # before the start: what was started is always on record
         persistently(lambda: jobs.start(place, begun.job, device, arguments), say, place.on_lost)
     except ConnectionLostError:
         raise
     except LabError:
-        with suppress(LabError):  # what cannot be asked stays on record
+        with suppress(
+            LabError, OSError
+        ):  # what cannot be asked stays on record; a folder that holds something stays
             if jobs.state(place, begun.job).state is JobState.NONE:
                 record.forget(begun.job)
+                output.rmdir()  # if the caller made it
         raise
     say(f"started {begun.job} on {name}")
     return bring_back(place, begun, say, on_log)
@@ -105,7 +109,7 @@ def bring_back(place: Place, begun: JobRecord, say: Say, on_log: Callable[[bytes
     """Follow a run that was started to its end and bring its folder back. Raises like ``run_on``."""
     target = Path(begun.output)
     every_s = COPY_EVERY_S if begun.cloud and begun.cloud.spot else None
-    log = _Log(on_log)
+    log = _Log(begun, on_log)
     with copying(place, begun.job, copies_of(begun), every_s):
         state = _followed(place, begun, say, log)
     if state.state is JobState.NONE:
@@ -148,13 +152,19 @@ def copies_of(begun: JobRecord) -> Path:
 class _Log:
     """A run's log on its way to who watches, and how much of it has passed."""
 
-    def __init__(self, on_log: Callable[[bytes], None]) -> None:
+    def __init__(self, begun: JobRecord, on_log: Callable[[bytes], None]) -> None:
         self.seen = 0
+        self._there, self._here = _run_folder(begun).encode(), os.fsencode(begun.output)
         self._on_log = on_log
 
     def add(self, chunk: bytes) -> None:
         self.seen += len(chunk)
-        self._on_log(chunk)
+        self._on_log(chunk.replace(self._there, self._here))
+
+
+def _run_folder(begun: JobRecord) -> str:
+    """The run's folder as the run itself names it: relative to the working tree there."""
+    return f"../jobs/{begun.job}/{_RUN}"
 
 
 def _followed(place: Place, begun: JobRecord, say: Say, log: _Log) -> jobs.State:

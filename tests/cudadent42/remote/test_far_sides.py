@@ -144,8 +144,10 @@ def test_a_run_that_could_not_be_started_is_not_waited_for(
     assert [known for known in record.records() if not known.fetched] == []
     there = at(server, str(python))
     jobs.start(there, "job-1", "cpu", ())
+    (tmp_path / "back").mkdir()  # as the command does for a run that was not told where to go
     with pytest.raises(BusyError, match="busy with job-1"):
         run_on(there, "cpu", (), tmp_path / "back", lambda line: None, lambda chunk: None)
+    assert not (tmp_path / "back").exists()
     assert [known for known in record.records() if not known.fetched] == []
     jobs.stop(there, "job-1")
 
@@ -170,6 +172,21 @@ def test_a_run_that_the_machine_does_not_know(server: Server, tmp_path: Path) ->
         "there knows no run job-1; it is not waited for any more\n",
     )
     assert "no run elsewhere waits" in cudadent42("remote", "attach", cwd=tmp_path).stderr
+
+
+def test_the_log_names_the_folder_here(server: Server, tree: Tree, tmp_path: Path) -> None:
+    """There it is another one, by a name that leads nowhere here."""
+    python = script(tmp_path / "tools there/python", PYTHON.replace("echo printed", 'echo "kept in $5" >&2'))
+    seen: list[bytes] = []
+    run_on(at(server, str(python)), "cpu", (), tmp_path / "back", lambda line: None, seen.append)
+    assert b"".join(seen).decode() == f"kept in {tmp_path}/back\n"
+
+
+def test_starting_a_machine_that_cannot_be_started(tmp_path: Path) -> None:
+    begun(tmp_path)
+    attached = cudadent42("remote", "attach", "--start", cwd=tmp_path)
+    assert attached.returncode == 2
+    assert "there is no machine that --start could start" in attached.stderr
 
 
 def test_stopping_what_is_back_is_said_to_be_that(server: Server, tmp_path: Path) -> None:
