@@ -168,6 +168,8 @@ def status(
 
     if name is None:
         show_machines(as_json)
+        if not as_json:
+            _show_waiting()
         return
     place = _place(get(name))
     found, watch = far.jobs(place), watchdog.report(place)
@@ -177,6 +179,17 @@ def status(
     print("\n".join(f"{job}  {state.state.value}" for job, state in found.items()) or "nothing runs there")
     if watch is not None:
         print(watch.line())
+
+
+def _show_waiting() -> None:
+    """Runs on machines that are the user's own, which nobody started."""
+    from cudadent42.remote.record import readable
+
+    for known in readable()[0]:
+        if not known.fetched and known.cloud is None:
+            print(
+                f"{known.job} on {known.remote} is not back; how it is: cudadent42 remote status {known.remote}"
+            )
 
 
 @remote_app.command()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from cudadent42.errors import LabError
+from cudadent42.errors import LabError, MachineNotReadyError
 from cudadent42.remote.address import SshAddress
 from cudadent42.remote.terminal import plain
 
@@ -29,6 +29,8 @@ _CONNECT_TIMEOUT_S = 20
 _ALIVE_INTERVAL_S = 15
 _ALIVE_COUNT = 3
 _PERSIST_S = 60
+_FOLDER_LENGTH = 48
+"""Bytes. A socket's path has at most 104 (BSD) or 108; here it is a slash, 40 digits, and 17 more while it is made."""
 _BEGUN = b"\ncudadent42: here it begins\n"
 """Printed there first. What comes before it is the login shell's: a greeting, or what its start-up files print."""
 _GREETING_LENGTH = 4096
@@ -94,9 +96,17 @@ def connect(address: SshAddress, options: tuple[str, ...] = ()) -> Connection:
 
 
 def _control_folder() -> Path:
-    """A short path (a socket's is at most 108 bytes) that only this user can enter."""
-    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    folder = Path(base) / f"cudadent42-{os.getuid()}"
+    """A short path that only this user can enter. Raises LabError."""
+    name = f"cudadent42-{os.getuid()}"
+    usual = (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp")
+    folders = [Path(base) / name for base in usual if base and os.access(base, os.W_OK | os.X_OK)]
+    short = [folder for folder in folders if len(os.fsencode(folder)) <= _FOLDER_LENGTH]
+    if not short:
+        raise LabError(
+            f"connections are shared through a folder with a short name, and none of {', '.join(filter(None, usual))} "
+            "can be written to: set XDG_RUNTIME_DIR to one of yours"
+        )
+    folder = short[0]
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
@@ -118,12 +128,15 @@ def start(connection: Connection, text: str, arguments: Sequence[str]) -> subpro
     of bytes is.
     """
     body = command_text(text, arguments)
-    process = subprocess.Popen(
-        [*connection.argv(), f"exec sh -c 'eval \"$(head -c {len(body)})\"'"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    try:
+        process = subprocess.Popen(
+            [*connection.argv(), f"exec sh -c 'eval \"$(head -c {len(body)})\"'"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+    except FileNotFoundError as error:
+        raise MachineNotReadyError("there is no ssh on PATH here; install OpenSSH's client") from error
     assert process.stdin is not None
     with suppress(BrokenPipeError):  # the exit code and standard error say why
         process.stdin.write(body)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 from command_line import cudadent42
 from sshd import SYSTEM_PATH, Server, serve
 
-from cudadent42.errors import LabError
+from cudadent42.errors import LabError, MachineNotReadyError
 from cudadent42.remote import job as jobs
 from cudadent42.remote import record, run
 from cudadent42.remote.address import parse
@@ -180,6 +181,36 @@ def test_the_log_names_the_folder_here(server: Server, tree: Tree, tmp_path: Pat
     seen: list[bytes] = []
     run_on(at(server, str(python)), "cpu", (), tmp_path / "back", lambda line: None, seen.append)
     assert b"".join(seen).decode() == f"kept in {tmp_path}/back\n"
+
+
+def test_runs_on_machines_of_ones_own_are_shown(tmp_path: Path) -> None:
+    begun(tmp_path)
+    shown = cudadent42("remote", "status", cwd=tmp_path).stdout
+    assert "job-1 on there is not back; how it is: cudadent42 remote status there\n" in shown
+    assert json.loads(cudadent42("remote", "status", "--json", cwd=tmp_path).stdout)["machines"] == []
+
+
+@pytest.mark.parametrize("folder", ["/nowhere", "long/" + "x" * 60, ""])
+def test_a_folder_for_sockets_that_will_not_do(
+    folder: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After `su` the variable is another user's, and a session without a login has none."""
+    runtime = tmp_path / folder
+    if "long" in folder:
+        runtime.mkdir(parents=True)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime) if folder else "")
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "gone"))
+    there = at(server)
+    assert jobs.jobs(there) == {}
+    assert there.connection.control.parent == Path("/tmp")
+    there.connection.close()
+
+
+def test_no_ssh_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = place_of(Remote("there", parse("ssh://nowhere")))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MachineNotReadyError, match="no ssh on PATH here; install"):
+        jobs.jobs(there)
 
 
 def test_starting_a_machine_that_cannot_be_started(tmp_path: Path) -> None:
