@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,7 @@ TOOLS = [
     "nproc",
     "readlink",
     "rm",
+    "mktemp",
     "sed",
     "sh",
     "timeout",
@@ -153,6 +155,28 @@ def test_no_pip_and_no_torch_and_no_network(bare: Path, project: Path) -> None:
     assert line(done.stdout, "torch").startswith("fail")
     assert "cannot be reached" in line(done.stdout, "network")
     assert done.stdout.splitlines()[-1] == "Preflight failed: pip, packages, torch, network, compiler"
+
+
+def test_a_fix_can_be_copied_wherever_python_is(bare: Path, tmp_path: Path) -> None:
+    """Both forms name the Python that lacks something, as one word for a shell."""
+    root = tmp_path / "it's a $(touch bad) checkout"
+    for folder in ("tools", ".venv/bin"):
+        (root / folder).mkdir(parents=True)
+    python = root / ".venv/bin/python"
+    python.symlink_to(sys.executable)
+    script = Path(shutil.copy(SCRIPT, root / "tools"))
+    in_shell = run(bare, script=script, PYTHONNOUSERSITE="1", PIP_INDEX_URL="http://127.0.0.1:9/simple")
+    in_python = subprocess.run(
+        [str(python), "-S", "-m", "cudadent42", "preflight"],
+        env=os.environ
+        | {"PYTHONPATH": str(ROOT / "src"), "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    for told in (in_shell.stdout, in_python.stdout):
+        fix = line(told, "torch").partition("fix: ")[2].splitlines()[0]
+        assert shlex.split(fix) == [str(python), "-m", "pip", "install", "torch>=2.10"]
 
 
 def test_cuda_off_the_path_and_wrong_headers(bare: Path, project: Path, tmp_path: Path) -> None:
