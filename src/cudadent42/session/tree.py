@@ -8,6 +8,7 @@ a patch, from which the snapshot can be made again in any clone.
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -49,6 +50,8 @@ _IDENTITY = {
     )
 }
 _ABSENT = ""
+_FILE, _EXECUTABLE, _LINK = "100644", "100755", "120000"
+"""Modes of git's tree entries."""
 
 _SOURCE = (":/", ":(top,exclude)sessions")
 """Everything but the sessions, which change while they watch the source, ignored or not."""
@@ -139,7 +142,7 @@ class Tree:
         Raises UsageError, with nothing touched, as `to_revert` does.
         """
         wanted = self.to_revert(old, new)
-        restored = [path for path, blob in wanted.items() if blob != _ABSENT]
+        restored = [path for path, entry in wanted.items() if entry != _ABSENT]
         if restored:
             self._run(
                 "restore",
@@ -147,42 +150,50 @@ class Tree:
                 "--worktree",
                 paths=[f":(top,literal){path}" for path in restored],
             )
-        for path, blob in wanted.items():
-            if blob == _ABSENT:
+        for path, entry in wanted.items():
+            if entry == _ABSENT:
                 (self.root / path).unlink(missing_ok=True)
         return tuple(wanted)
 
     def to_revert(self, old: str, new: str) -> dict[str, str]:
-        """The files that `revert` would bring back to ``old``, with their content's name there; empty for none.
+        """The files that `revert` would bring back to ``old``, with mode and content there; empty for none.
 
         Raises UsageError where a file is neither as in ``new`` nor as in ``old``: somebody has worked on it since.
         """
-        before, after = self._blobs(old, new)
-        now = {path: self._blob(path) for path in before}
+        before, after = self._entries(old, new)
+        now = {path: self._entry(path, before[path], after[path]) for path in before}
         touched = [path for path in before if now[path] not in (before[path], after[path])]
         if touched:
             raise UsageError(
                 f"{', '.join(sorted(touched)[:5])} changed since the attempt, so it is not reverted; the attempt's "
                 "diff is in the session folder: take it back by hand, or give --keep"
             )
-        return {path: blob for path, blob in before.items() if now[path] != blob}
+        return {path: entry for path, entry in before.items() if now[path] != entry}
 
-    def _blobs(self, old: str, new: str) -> tuple[dict[str, str], dict[str, str]]:
-        """Content of every file that differs, in the one and in the other."""
+    def _entries(self, old: str, new: str) -> tuple[dict[str, str], dict[str, str]]:
+        """Mode and content of every file that differs, in the one and in the other."""
         fields = self._run("diff-tree", "-r", "-z", "--no-renames", names=(old, new)).split(b"\0")
         before, after = {}, {}
         for about, name in zip(fields[0::2], fields[1::2], strict=False):
-            _, _, one, other, _ = about.decode().split()
+            old_mode, new_mode, one, other, _ = about.decode().removeprefix(":").split()
             path = os.fsdecode(name)
-            before[path] = _ABSENT if set(one) == {"0"} else one
-            after[path] = _ABSENT if set(other) == {"0"} else other
+            before[path] = _ABSENT if set(one) == {"0"} else f"{old_mode} {one}"
+            after[path] = _ABSENT if set(other) == {"0"} else f"{new_mode} {other}"
         return before, after
 
-    def _blob(self, path: str) -> str:
+    def _entry(self, path: str, before: str, after: str) -> str:
+        """Mode and content of a file as it is now. Whether it may be executed is asked only where that is what changed:
+        elsewhere the file system need not tell (``core.fileMode``)."""
         file = self.root / path
-        if file.is_symlink() or not file.exists():
-            return _ABSENT if not file.is_symlink() else "link"
-        return self._text("hash-object", f"--path={path}", paths=(str(file),)).strip()
+        if file.is_symlink():
+            blob = self._run("hash-object", "--stdin", given=os.fsencode(file.readlink()))
+            return f"{_LINK} {blob.decode().strip()}"
+        if not file.exists():
+            return _ABSENT
+        modes = {entry.partition(" ")[0] for entry in (before, after)} & {_FILE, _EXECUTABLE}
+        if len(modes) != 1:
+            modes = {_EXECUTABLE if file.stat().st_mode & stat.S_IXUSR else _FILE}
+        return f"{modes.pop()} {self._text('hash-object', f'--path={path}', paths=(str(file),)).strip()}"
 
     def _untracked(self) -> Iterator[bytes]:
         """New files that are source: not what was measured or logged meanwhile, which no attempt may take along."""
