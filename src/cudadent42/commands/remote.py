@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from cudadent42.commands.common import fail, print_json, say
+from cudadent42.commands.elsewhere import Asked, check, conclude, finish, folder_of
 from cudadent42.errors import ExitCode
 from cudadent42.options import JsonOption
 
 if TYPE_CHECKING:
     from cudadent42.errors import LabError
-    from cudadent42.gates import GateFile
-    from cudadent42.plan import Choices
     from cudadent42.remote.cloud.checks import Prepared
     from cudadent42.remote.hosts import Remote
     from cudadent42.remote.job import Place
@@ -189,11 +187,16 @@ def attach(
         from cudadent42.remote.cloud import runs
 
         ended = runs.attach(record, start, say, _log())
-        _finish(ended.returned, trouble=ended.trouble)
-    place = place_of(get(record.remote))
+        finish(ended.returned, trouble=ended.trouble)
+    remote = get(record.remote)
+    if remote.start:
+        from cudadent42.remote.sky import run as in_sky
+
+        finish(_watched(record.remote, lambda: in_sky.attach(remote, record, say, _log())))
+    place = place_of(remote)
     returned = _watched(record.remote, lambda: bring_back(place, record, say, _log()))
     release(place, None, say)
-    _finish(returned)
+    finish(returned)
 
 
 @remote_app.command()
@@ -222,63 +225,28 @@ def stop(
     print(f"{record.job} is ended; bring back what it measured with: cudadent42 remote attach {record.job}")
 
 
-def run_there(
-    name: str,
-    choices: Choices,
-    device: str,
-    output: Path | None,
-    gate: str | None,
-    flags: tuple[str, ...],
-    as_json: bool,
-    max_cost: float | None,
-    yes: bool,
-) -> NoReturn:
-    """``run --on NAME``. ``flags`` are further options of ``run``, passed on as they are; the gate is judged here.
-
-    All that can be checked without the machine is checked first: one that is paid for is started only after that.
-    """
-    from cudadent42 import gates
+def run_there(asked: Asked) -> NoReturn:
+    """``run --on NAME``. All that can be checked without the machine is checked first: one that is paid for is started
+    only after that."""
     from cudadent42.commands.machines import agreed_limit
     from cudadent42.remote.address import SshAddress
-    from cudadent42.remote.arguments import forwarded
-    from cudadent42.remote.checks import check_plan
     from cudadent42.remote.hosts import get
-    from cudadent42.remote.tree import project_root
-    from cudadent42.runs import check_output
 
-    remote = get(name)
-    wanted = gates.load(gate) if gate else None
-    check_plan(choices)
-    arguments = (*forwarded(choices, project_root(), Path.cwd()), f"--device={device}", *flags)
-    if output is not None:
-        check_output(output)
+    remote = get(asked.on)
+    checked = check(asked)
     at_hand = isinstance(remote.address, SshAddress)
     begin = _on_machine_at_hand if at_hand else _on_cloud_machine
 
     def agreed(prepared: Prepared | None, has_gpu: bool) -> Limit | None:
-        on = "cuda:0" if has_gpu and device != "cpu" else "cpu"
-        return agreed_limit(remote, choices, on, prepared, max_cost, yes, as_json)
+        on = "cuda:0" if has_gpu and asked.device != "cpu" else "cpu"
+        return agreed_limit(remote, asked.choices, on, prepared, asked.max_cost, asked.yes, asked.as_json)
 
-    returned, trouble = begin(remote, device, arguments, lambda: output or new_folder(choices), agreed)
-    conclude(returned, wanted, as_json, trouble)
-
-
-def conclude(
-    returned: Returned, wanted: GateFile | None, as_json: bool, trouble: LabError | None = None
-) -> NoReturn:
-    """Hold what came back against the gates, print it, and end with its exit code."""
-    from cudadent42 import gates
-
-    if wanted is not None and returned.exit_code == ExitCode.PASS:
-        judged = gates.judge(wanted, returned.folder)
-        for line in judged.lines():
-            say(line)
-        returned = replace(returned, exit_code=judged.exit_code)
-    _finish(returned, as_json, trouble)
+    returned, trouble = begin(remote, asked, checked.arguments, agreed)
+    conclude(asked, checked, returned, trouble)
 
 
 def _on_machine_at_hand(
-    remote: Remote, device: str, arguments: tuple[str, ...], target: Callable[[], Path], agreed: Agreed
+    remote: Remote, asked: Asked, arguments: tuple[str, ...], agreed: Agreed
 ) -> tuple[Returned, None]:
     from cudadent42.remote import job as far
     from cudadent42.remote.checks import check_kernels
@@ -288,17 +256,17 @@ def _on_machine_at_hand(
     place = place_of(remote)
     found = persistently(lambda: far.architectures(place), say)
     limit = agreed(None, bool(found))
-    if device != "cpu":
+    if asked.device != "cpu":
         check_kernels(found, say)
     protect(place, None, limit, say)
-    output = target()
-    returned = _watched(remote.name, lambda: run_on(place, device, arguments, output, say, _log()))
+    output = folder_of(asked)
+    returned = _watched(remote.name, lambda: run_on(place, asked.device, arguments, output, say, _log()))
     release(place, None, say)
     return returned, None
 
 
 def _on_cloud_machine(
-    remote: Remote, device: str, arguments: tuple[str, ...], target: Callable[[], Path], agreed: Agreed
+    remote: Remote, asked: Asked, arguments: tuple[str, ...], agreed: Agreed
 ) -> tuple[Returned, LabError | None]:
     from cudadent42.remote.checks import check_kernels
     from cudadent42.remote.cloud import runs
@@ -306,20 +274,12 @@ def _on_cloud_machine(
     from cudadent42.remote.tree import project_root, read_tree
 
     read_tree(project_root())  # that it can be sent
-    prepared = prepare(remote, device)
-    if device != "cpu":
+    prepared = prepare(remote, asked.device)
+    if asked.device != "cpu":
         check_kernels(prepared.architectures, say)
     limit = agreed(prepared, bool(prepared.accelerator))
-    ended = runs.run(prepared, device, arguments, target(), say, _log(), limit)
+    ended = runs.run(prepared, asked.device, arguments, folder_of(asked), say, _log(), limit)
     return ended.returned, ended.trouble
-
-
-def new_folder(choices: Choices) -> Path:
-    """Where a run goes that was not told where."""
-    from cudadent42.runs import create_default_folder
-    from cudadent42.source import revision
-
-    return create_default_folder(choices.suite, revision())
 
 
 def _place(remote: Remote, record: JobRecord | None = None) -> Place:
@@ -348,23 +308,6 @@ def _watched(name: str, action: Callable[[], Returned]) -> Returned:
         say(f"a run that was started on {name} goes on there; bring it back with: cudadent42 remote attach")
         say("or end it with: cudadent42 remote stop")
         raise
-
-
-def _finish(returned: Returned, as_json: bool = False, trouble: LabError | None = None) -> NoReturn:
-    """What the run printed there, with its folder's name here; and its exit code.
-
-    A machine that could not be ended costs money, so ``trouble`` makes a run that passed end as an error too.
-    """
-    from cudadent42.remote.terminal import plain
-
-    # There it is written relative to the working tree, which is the same in every run.
-    print(plain(returned.output).replace(f"../jobs/{returned.record.job}/run", str(returned.folder)), end="")
-    if returned.exit_code and not as_json:
-        say(f"the run ended with exit code {returned.exit_code}; its log is {returned.folder / 'remote.log'}")
-    if trouble is not None:
-        say(f"error: {trouble}")
-        raise typer.Exit(returned.exit_code or trouble.exit_code)
-    raise typer.Exit(returned.exit_code)
 
 
 def _word(record: JobRecord) -> str:

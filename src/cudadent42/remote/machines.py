@@ -115,7 +115,7 @@ def _may_cost(start: MachineStart) -> bool:
     """It runs as far as is known; or its disk is there, which nobody else would delete."""
     if start.outcome in _ENDED:
         found = machine.of_start(start)
-        return found is not None and found.fresh
+        return cluster.of_start(start) is not None or (found is not None and found.fresh)
     return start.outcome in (StartOutcome.REQUESTED, StartOutcome.READY)
 
 
@@ -167,13 +167,18 @@ def _ask_sky(start: MachineStart, now: datetime) -> _Answer:
     except LabError as error:
         return _Answer(None, f"{error}; end it with: {found.end_command}")
     if state.costs:
-        return _Answer(state)
+        again = "it was started again, which is not counted here" if start.ended is not None else ""
+        return _Answer(state, again)
     if _is_under_way(start, now):
         return _Answer(state, _NOT_ANSWERED)
-    never = state is MachineState.GONE and start.outcome is StartOutcome.REQUESTED
-    outcome = StartOutcome.FAILED if never else StartOutcome.STOPPED
-    what = "has no such machine any more" if state is MachineState.GONE else "says that it is stopped"
-    return _Answer(state, "", _correct(start, outcome, f"SkyPilot {what}"))
+    if state is MachineState.STOPPED:
+        left = f"its disk costs until it is taken down: {found.end_command}"
+        if start.outcome in _ENDED:
+            return _Answer(state, left)
+        return _Answer(state, left, _correct(start, StartOutcome.STOPPED, "SkyPilot says that it is stopped"))
+    never = start.outcome is StartOutcome.REQUESTED
+    outcome = StartOutcome.FAILED if never else StartOutcome.DELETED
+    return _Answer(state, "", _correct(start, outcome, "SkyPilot has no such machine any more"))
 
 
 def _is_under_way(start: MachineStart, now: datetime) -> bool:
@@ -232,7 +237,6 @@ def _started(
 
 
 def _is_on(begun: JobRecord, start: MachineStart, at_sky: Cluster | None) -> bool:
-    """A machine of SkyPilot's is a remote by its own name."""
     if at_sky is not None:
-        return begun.cloud is None and begun.remote == at_sky.name
+        return cluster.ran_on(begun, start)
     return begun.cloud is not None and begun.cloud.machine == start.machine

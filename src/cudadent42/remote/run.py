@@ -23,6 +23,8 @@ from cudadent42.remote.copies import COPY_EVERY_S, copying
 from cudadent42.remote.hosts import Remote
 from cudadent42.remote.job import JobState, Place
 from cudadent42.remote.record import CloudRecord, JobRecord
+from cudadent42.remote.sky import cluster, keys
+from cudadent42.remote.sky.cluster import Cluster
 from cudadent42.remote.ssh import ConnectionLostError, connect
 from cudadent42.remote.tree import project_root, read_tree
 
@@ -53,10 +55,18 @@ class Returned:
 
 
 def place_of(remote: Remote) -> Place:
-    """The project's folder on ``remote``. Raises UsageError for one that is reached in another way."""
+    """The project's folder on ``remote``, whose host key is checked also where SkyPilot's alias switches that off.
+
+    Raises UsageError for a machine that is reached in another way.
+    """
     if not isinstance(remote.address, SshAddress):
         raise UsageError(f"{remote.name} is {remote.address}; expected a machine that ssh reaches by itself")
-    return Place(connect(remote.address), remote)
+    if not remote.start:
+        return Place(connect(remote.address), remote)
+    at_sky = Cluster(remote.name)
+    return Place(
+        connect(remote.address, keys.options(remote.start)), remote, lambda: cluster.raise_if_lost(at_sky)
+    )
 
 
 def run_on(

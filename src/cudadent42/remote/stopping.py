@@ -92,17 +92,29 @@ def _mark(started: Started, outcome: StartOutcome) -> str:
 def _end_cluster(started: Started, found: Cluster, damaged: Sequence[str], say: Say) -> Stopped:
     """Taken down with its disk, so stopped where what is on it could not be brought back."""
     name = started.start.machine
-    kept = "; ".join(filter(None, [*(_save_from_cluster(begun, say) for begun in started.jobs), *damaged]))
+    stopped = started.state is MachineState.STOPPED
+    save = _left_on if stopped else _save_from_cluster
+    kept = "; ".join(filter(None, [*(save(begun, say) for begun in started.jobs), *damaged]))
     try:
-        say(f"{'stopping' if kept else 'taking down'} {found.name}")
-        (cluster.stop if kept else cluster.end)(found)
+        if not kept:
+            say(f"taking down {found.name}")
+            cluster.end(found)
+        elif not stopped:
+            say(f"stopping {found.name}")
+            cluster.stop(found)
     except LabError as error:
         why = "; ".join(filter(None, [str(error), kept]))
         return Stopped(name, False, f"{why}; it goes on costing money: {found.end_command}")
-    what = (
-        f"stopped, and not taken down: {kept}; to take it down: {found.end_command}" if kept else "taken down"
-    )
-    return Stopped(name, True, what + _mark(started, StartOutcome.STOPPED))
+    what = "taken down"
+    if kept:
+        how = f"{cluster.how_to_start(found)}; " if started.jobs else ""
+        what = f"stopped, and not taken down: {kept}; {how}to take it down: {found.end_command}"
+    return Stopped(name, True, what + _mark(started, StartOutcome.STOPPED if kept else StartOutcome.DELETED))
+
+
+def _left_on(begun: JobRecord, say: Say) -> str:
+    """Why the disk of a stopped machine is kept: nothing comes from there before it is started."""
+    return f"its disk has what {begun.job} measured"
 
 
 def _save_from_cluster(begun: JobRecord, say: Say) -> str | None:

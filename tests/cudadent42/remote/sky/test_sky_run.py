@@ -31,14 +31,17 @@ def test_a_run_from_launch_to_the_end_of_the_machine(cloud: Sky) -> None:
     assert (cloud.output / "rate").read_text() == "gcp-l4\n"  # its cost is known there too
     assert (cloud.output / "remote.log").read_text() == "measuring\n"
     launch, down = cloud.calls()
-    assert launch[:-1] == ["launch", "--cluster=c42-l4", "--yes", "--idle-minutes-to-autostop=7", "--down"]
+    assert launch[:-1] == [
+        *("launch", "--cluster=c42-l4", "--yes"),
+        *("--idle-minutes-to-autostop=7", "--wait-for=jobs", "--down"),
+    ]
     assert down == ["down", "--yes", "c42-l4"]
     # On record before the machine was asked for, and ended after.
     (entry,) = (
         json.loads(line) for line in (cloud.folder / "journal-at-launch").read_text().splitlines() if line
     )
     assert (entry["machine"], entry["rate"], entry["outcome"]) == ("sky://c42-l4", "gcp-l4", "requested")
-    assert only_start().outcome is StartOutcome.STOPPED
+    assert only_start().outcome is StartOutcome.DELETED
     assert only_start().ready is not None
     assert "(task, pid=1) measuring\n" in cloud.said
     assert not [*cloud.server.folder.rglob("bad")]
@@ -108,8 +111,13 @@ def test_a_machine_that_fails_preflight_runs_nothing(cloud: Sky, project: Path) 
 
 def test_a_machine_that_cannot_be_taken_down_is_told_of(cloud: Sky) -> None:
     (cloud.folder / "down-fails").write_text("")
-    assert cloud.run().exit_code == 0
-    assert any("could not be taken down; it may still cost money" in line for line in cloud.said)
+    ended = cloud.ended()
+    assert ended.returned.exit_code == 0
+    assert ended.trouble is not None
+    assert ended.trouble.exit_code == 4
+    assert "SkyPilot could not take it down" in str(ended.trouble)
+    assert "the cloud says no" in str(ended.trouble)
+    assert "it may still cost money: sky status --refresh, sky down c42-l4" in str(ended.trouble)
     assert only_start().outcome is StartOutcome.READY  # the ledger counts on
 
 
@@ -118,7 +126,7 @@ def test_a_lost_run_is_brought_back_and_its_machine_taken_down(cloud: Sky, proje
     with pytest.raises(Exception, match="was lost on c42-l4"):
         cloud.run()
     assert (cloud.output / "remote.log").read_text() == "measuring\n"
-    assert only_start().outcome is StartOutcome.STOPPED
+    assert only_start().outcome is StartOutcome.DELETED
 
 
 def test_a_machine_that_ran_and_does_not_answer_at_once_is_not_taken_down(
@@ -158,7 +166,7 @@ def test_interrupted_while_it_comes_up_it_is_said_what_may_go_on(cloud: Sky) -> 
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sky.run_on_sky(SPEC, "cpu", (), cloud.output, cloud.said.append, interrupted)
+        sky.run_on_sky(SPEC, "cpu", (), cloud.output, cloud.said.append, interrupted, None)
     assert "remote stop --all" in cloud.said[-1]
     assert only_start().outcome is StartOutcome.REQUESTED
     assert not record.find(None).fetched
