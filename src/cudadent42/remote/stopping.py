@@ -18,9 +18,10 @@ from cudadent42.remote.job import JobState
 from cudadent42.remote.machines import AT_ONCE, Started
 from cudadent42.remote.protection import release_when_off
 from cudadent42.remote.record import JobRecord
-from cudadent42.remote.run import bring_back, place_of
+from cudadent42.remote.run import bring_back, give_up, place_of
 from cudadent42.remote.sky import cluster
-from cudadent42.remote.sky.cluster import Cluster
+from cudadent42.remote.sky.cluster import Cluster, ClusterLostError
+from cudadent42.remote.ssh import ConnectionLostError
 
 Say = Callable[[str], None]
 
@@ -164,7 +165,16 @@ def _save(begun: JobRecord, say: Say) -> str | None:
 def _end_run(begun: JobRecord) -> Stopped:
     name = f"{begun.job} on {begun.remote}"
     try:
-        jobs.stop(place_of(get(begun.remote)), begun.job)
+        place = place_of(get(begun.remote))
+        try:
+            jobs.stop(place, begun.job)
+        except ConnectionLostError:
+            place.on_lost()
+            raise
+    except ClusterLostError as error:
+        if error.state is MachineState.GONE:
+            give_up(begun)
+        return Stopped(name, True, f"ended with its machine: {error}")
     except LabError as error:
         return Stopped(name, False, str(error))
     return Stopped(name, True, f"ended; bring it back with: cudadent42 remote attach {begun.job}")

@@ -77,7 +77,7 @@ def kept_start(spec: Spec) -> str | None:
         )
     last = mine[-1]
     waiting = _unfetched(last)
-    if waiting:
+    if waiting and not (spec.keep and state.costs):
         how = (
             f"bring it back with: cudadent42 remote attach {waiting[-1].job}"
             if state.costs
@@ -149,7 +149,7 @@ def run_on_sky(
         raise
     if returned is None:
         record.save(replace(begun, fetched=True))  # there is nothing that could be brought back
-        raise _never_ran(spec, begun, identity, launched)
+        raise _never_ran(spec, identity, launched, kept)
     return Ended(returned, _end(spec, identity, say))
 
 
@@ -244,19 +244,15 @@ def _may_have_run(launched: Launched, at: Cluster) -> bool:
     return found.idle_minutes is None or found.idle_minutes >= 0
 
 
-def _never_ran(spec: Spec, begun: JobRecord, identity: str, launched: Launched) -> MachineNotReadyError:
-    """The end of a machine that did not run, with the reason."""
+def _never_ran(spec: Spec, identity: str, launched: Launched, kept: str | None) -> MachineNotReadyError:
+    """The end of a machine that did not run, with the reason. One that was kept has its idle limit from before, and
+    may have what another run measured."""
     at = Cluster(spec.cluster)
     said = f"{spec.cluster} did not run: {launched.reason}"
-    others = [
-        known.job
-        for start in starts.load()
-        if start.id == identity
-        for known in _unfetched(start)
-        if known.job != begun.job
-    ]
-    if others:
-        return MachineNotReadyError(f"{said}; it is not taken down, since {others[-1]} is not back")
+    if kept is not None:
+        return MachineNotReadyError(
+            f"{said}; it was kept from a run before, and is left to its idle limit; sooner: {at.end_command}"
+        )
     try:
         cluster.end(at)
     except LabError as error:

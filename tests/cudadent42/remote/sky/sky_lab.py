@@ -16,7 +16,7 @@ from cudadent42.remote.sky.run import Ended
 from cudadent42.remote.sky.spec import Spec
 
 STAND_IN = """#!{python}
-import json, pathlib, shutil, subprocess, sys
+import json, os, pathlib, shutil, subprocess, sys
 folder, config, port, journal = pathlib.Path({folder!r}), pathlib.Path({config!r}), {port}, pathlib.Path({journal!r})
 table, aliases = folder / "clusters", folder / "aliases"
 clusters = json.loads(table.read_text()) if table.exists() else {{}}
@@ -85,15 +85,24 @@ if (folder / "files-fail").exists():
 clusters[cluster].update(autostop=int(words["--idle-minutes-to-autostop"]), to_down="--down" in words)
 keep()
 exports = "".join(f"export {{name}}={{value}}\\n" for name, value in task["envs"].items())
-done = there("bash -s", input=(exports + task["run"]).encode(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-for line in done.stdout.decode().splitlines():
-    print(f"(task, pid=1) {{line}}", flush=True)
+run = subprocess.Popen(
+    ["ssh", cluster, "bash -s"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+)
+run.stdin.write((exports + task["run"]).encode())
+run.stdin.close()
+for line in run.stdout:
+    if not (folder / "silent").exists():
+        print(f"(task, pid=1) {{line.decode()}}", end="", flush=True)
+code = run.wait()
 if (folder / "gone-after").exists():
     del clusters[cluster]
     keep()
     forget_alias(cluster)
+if (folder / "killed-after").exists():
+    os.kill(os.getpid(), 9)
+if (folder / "log-lost").exists():
     sys.exit("the log could not be followed")
-sys.exit(100 if done.returncode else 0)
+sys.exit(100 if code else 0)
 """
 
 BOOTSTRAP = """#!/bin/sh
@@ -120,10 +129,16 @@ SPEC = Spec("c42-l4", "gcp-l4", {"accelerators": "L4:1"}, idle_minutes=7)
 
 @dataclass(frozen=True)
 class Sky:
+    """What it is to do, and to fail at, are files in its folder."""
+
     folder: Path
     output: Path
     said: list[str]
     server: Server
+
+    def will(self, *words: str) -> None:
+        for word in words:
+            (self.folder / word).write_text("")
 
     def calls(self) -> list[list[str]]:
         """What SkyPilot was told to do; what it was asked is beside."""

@@ -20,8 +20,9 @@ from cudadent42.remote import record
 from cudadent42.remote.cloud.machine import MachineState
 from cudadent42.remote.machines import Survey, survey
 from cudadent42.remote.run import Returned
+from cudadent42.remote.sky import cluster
 from cudadent42.remote.sky import run as sky
-from cudadent42.remote.sky.cluster import clusters_in
+from cudadent42.remote.sky.cluster import Cluster, clusters_in
 from cudadent42.remote.stopping import Stopped, stop_all
 
 NAME = "sky://c42-l4"
@@ -192,6 +193,17 @@ def test_what_cannot_be_brought_back_keeps_its_disk(left_alone: Sky, stops: bool
         assert "sky start c42-l4 --idle-minutes-to-autostop=10 --down" in again.what
         assert "to take it down: sky down c42-l4" in again.what
         assert [call[0] for call in left_alone.calls()][-1] == "stop"
+
+
+def test_runs_whose_machine_is_gone_keep_nothing_from_being_ended(left_alone: Sky) -> None:
+    """There is nothing to end, and nothing to bring back; it is said once."""
+    cluster.end(Cluster(SPEC.cluster))
+    left_alone.server.cut()  # as its connections are
+    assert look().started == ()
+    (done,) = stop_all((), print)
+    assert done.ended
+    assert "ended with its machine: SkyPilot has no c42-l4 any more" in done.what
+    assert stop_all((), print) == ()
 
 
 # ---- what a run may cost
