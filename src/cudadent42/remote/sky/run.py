@@ -143,14 +143,15 @@ def run_on_sky(
         raise _lost(begun, identity, error) from error
     except BaseException:
         # A run that was lost there is an error, and is back all the same.
-        trouble = _end(spec, identity, say) if record.find(begun.job).fetched else _left(spec, begun)
+        back = record.find(begun.job).fetched
+        trouble = _end(spec, identity, place, say) if back else _left(spec, begun)
         if trouble is not None:
             say(str(trouble))
         raise
     if returned is None:
         record.save(replace(begun, fetched=True))  # there is nothing that could be brought back
         raise _never_ran(spec, identity, launched, kept)
-    return Ended(returned, _end(spec, identity, say))
+    return Ended(returned, _end(spec, identity, place, say))
 
 
 def attach(remote: Remote, begun: JobRecord, say: Say, on_log: Callable[[bytes], None]) -> Returned:
@@ -271,7 +272,7 @@ def _lost(begun: JobRecord, identity: str, error: ClusterLostError) -> RunLostEr
     return RunLostError(f"{error}: nothing of {begun.job} is left")
 
 
-def _end(spec: Spec, identity: str, say: Say) -> StillUpError | None:
+def _end(spec: Spec, identity: str, place: Place, say: Say) -> StillUpError | None:
     """What becomes of the machine once its run is back."""
     if spec.keep:
         say(
@@ -279,6 +280,7 @@ def _end(spec: Spec, identity: str, say: Say) -> StillUpError | None:
             f"sooner: {Cluster(spec.cluster).end_command}"
         )
         return None
+    place.connection.close()  # another machine may have its name and address before a shared connection ends itself
     try:
         cluster.end(Cluster(spec.cluster))
     except LabError as error:

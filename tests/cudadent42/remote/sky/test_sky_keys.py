@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -153,6 +156,43 @@ def test_the_alias_holds_otherwise_and_no_configuration_switches_the_check_off(
         "checkhostip no",
         "verifyhostkeydns false",
     } <= set(told.splitlines())
+
+
+ALIAS = """
+from sky.utils.cluster_utils import SSHConfigHelper
+auth = {"ssh_user": "me", "ssh_private_key": "~/.ssh/sky-key", "ssh_proxy_command": "through %h %p"}
+SSHConfigHelper.add_cluster("c42-l4", "c42-l4-on-cloud", ["203.0.113.7"], auth, [2222])
+"""
+
+
+@pytest.mark.slow
+def test_skypilots_own_alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        importlib.metadata.distribution("skypilot")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("SkyPilot is not installed: pip install 'cudadent42[skypilot]'")
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = os.environ | {"HOME": str(home), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+    subprocess.run([sys.executable, "-c", ALIAS], env=environment, check=True, capture_output=True)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (alias,) = (home / ".sky").rglob("c42-l4")
+
+    def told(options: tuple[str, ...]) -> set[str]:
+        argv = connect(SshAddress("c42-l4"), options).argv()
+        done = subprocess.run(
+            [argv[0], "-F", str(alias), "-G", *argv[1:]], capture_output=True, text=True, check=True
+        )
+        return set(done.stdout.splitlines())
+
+    ours = {
+        "stricthostkeychecking accept-new",
+        f"userknownhostsfile {keys.known_hosts()}",
+        "hostkeyalias cudadent42-0",
+    }
+    theirs = {"hostname 203.0.113.7", "user me", "port 2222", "proxycommand through %h %p"}
+    assert {"stricthostkeychecking false", "userknownhostsfile /dev/null"} <= told(())
+    assert ours | theirs <= told(keys.options("0"))
 
 
 def test_a_state_folder_of_any_usual_name_and_of_an_impossible_one(

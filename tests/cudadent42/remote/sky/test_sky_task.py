@@ -31,6 +31,7 @@ cpus = "8+"
 memory = 32
 use_spot = true
 disk_size = 100
+max_hourly_cost = 3.5
 """
 
 WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
@@ -51,6 +52,7 @@ def test_a_machine(tmp_path: Path) -> None:
         "memory": 32,
         "use_spot": True,
         "disk_size": 100,
+        "max_hourly_cost": 3.5,
     }
     assert spec == Spec("c42-h100", "gcp-l4", resources, 5, 30, True)
     assert spec.architectures == ("sm_90",)
