@@ -167,8 +167,8 @@ def _ask_sky(start: MachineStart, now: datetime) -> _Answer:
     except LabError as error:
         return _Answer(None, f"{error}; end it with: {found.end_command}")
     if state.costs:
-        again = "it was started again, which is not counted here" if start.ended is not None else ""
-        return _Answer(state, again)
+        ended = start.outcome in _ENDED
+        return _Answer(state, "", _correct(start, StartOutcome.READY, cluster.RUNS_AGAIN) if ended else None)
     if _is_under_way(start, now):
         return _Answer(state, _NOT_ANSWERED)
     if state is MachineState.STOPPED:

@@ -26,6 +26,8 @@ _END_TIMEOUT_S = 900
 """For an end: SkyPilot waits until the cloud has taken the machine down."""
 START_IDLE_MINUTES = 10
 """Of a stopped machine that a user starts to bring something back: nothing else would end it."""
+RUNS_AGAIN = "it runs, although it had ended"
+"""Why a start that is over on record is not: somebody started the machine again, by its own disk and key."""
 _LOOK = "look with `sky status --refresh`"
 
 # INIT is also one whose launch failed, and one that does not answer; all but STOPPED may cost what it costs to run.

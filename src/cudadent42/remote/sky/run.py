@@ -67,7 +67,7 @@ def kept_start(spec: Spec) -> str | None:
     mine = [start for start in starts.load() if start.machine == spec.machine]
     if state is MachineState.GONE:
         for start in mine:
-            if start.outcome is StartOutcome.READY:
+            if start.outcome in (StartOutcome.READY, StartOutcome.STOPPED):
                 starts.mark(start.id, StartOutcome.DELETED, "SkyPilot has no such machine any more")
         return None
     if not mine or mine[-1].outcome in (StartOutcome.FAILED, StartOutcome.DELETED):
@@ -91,7 +91,9 @@ def kept_start(spec: Spec) -> str | None:
         if last.ended is None:
             starts.mark(last.id, StartOutcome.STOPPED, "SkyPilot says that it is stopped")
         return None
-    return last.id if last.ended is None else None
+    if last.ended is not None:
+        starts.mark(last.id, StartOutcome.READY, cluster.RUNS_AGAIN)
+    return last.id
 
 
 def _unfetched(start: MachineStart) -> list[JobRecord]:

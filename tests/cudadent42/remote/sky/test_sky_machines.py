@@ -91,8 +91,13 @@ def test_one_that_was_started_again_is_shown(cloud: Sky) -> None:
     says(cloud, "STOPPED")
     look()
     says(cloud, "UP")
-    (found,) = look().started
-    assert (found.word, found.problem) == ("running", "it was started again, which is not counted here")
+    first = look(timedelta(minutes=30))
+    assert [(line.outcome, line.reason) for line in first.corrected] == [
+        (StartOutcome.READY, "it runs, although it had ended")
+    ]
+    assert first.started[0].word == "running"
+    assert first.started[0].minutes == pytest.approx(30, abs=1)  # by the dear side
+    assert look().corrected == ()
 
 
 def test_runs_of_a_machine_before_it_are_not_on_it(left_alone: Sky) -> None:

@@ -291,10 +291,13 @@ def test_a_machine_that_is_somebodys_is_not_used(cloud: Sky) -> None:
     ("word", "outcome"),
     [("UP", StartOutcome.READY), ("STOPPED", StartOutcome.STOPPED), (None, StartOutcome.DELETED)],
 )
-def test_a_kept_machine_is_looked_at_before(cloud: Sky, word: str | None, outcome: StartOutcome) -> None:
-    """Its idle limit may have ended it, which the journal does not know."""
+@pytest.mark.parametrize("believed", [StartOutcome.READY, StartOutcome.STOPPED])
+def test_a_kept_machine_is_looked_at_before(
+    cloud: Sky, word: str | None, outcome: StartOutcome, believed: StartOutcome
+) -> None:
+    """Its idle limit may have ended it, or somebody started it again, which the journal does not know."""
     begun = starts.request("sky://c42-l4", "gcp-l4")
-    starts.mark(begun, StartOutcome.READY)
+    starts.mark(begun, believed)
     says(cloud, word)
     assert sky.kept_start(SPEC) == (begun if word == "UP" else None)
     assert only_start().outcome is outcome
