@@ -9,6 +9,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
+import typer
 from command_line import cudadent42
 from sky_lab import PYTHON, SPEC, Sky, only_start, says
 
@@ -223,6 +224,31 @@ def test_above_the_limit_nothing_is_asked_for_where_nobody_can_be_asked(cloud: S
     assert "above --max-cost 0.01" in done.stderr
     assert starts.load() == ()
     assert not (cloud.folder / "calls").exists()
+
+
+def test_the_command_ends_with_what_may_still_cost(
+    cloud: Sky, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from cudadent42.commands.elsewhere import Asked
+    from cudadent42.commands.sky import run_in_sky
+    from cudadent42.plan import Choices
+
+    (tmp_path / "gpu.toml").write_text('cluster = "c42-l4"\nrate = "gcp-l4"\nidle_minutes = 7\n')
+    on = f"sky://{tmp_path / 'gpu.toml'}"
+    asked = Asked(on, Choices("small"), "cpu", tmp_path / "first", None, ("--verbose",), False, 0.01, True)
+    with pytest.raises(typer.Exit) as ended:
+        run_in_sky(asked)
+    assert ended.value.exit_code == 0
+    assert {"--device=cpu", "--verbose"} <= set((tmp_path / "first/arguments").read_text().splitlines())
+    assert only_start().outcome is StartOutcome.DELETED
+    # A run that passed is an error where its machine goes on.
+    cloud.will("down-fails")
+    with pytest.raises(typer.Exit) as ended:
+        run_in_sky(replace(asked, output=tmp_path / "second"))
+    assert ended.value.exit_code == 4
+    told = capsys.readouterr()
+    assert told.out == "the result\n" * 2
+    assert "error: NOT TAKEN DOWN: SkyPilot could not take it down" in told.err
 
 
 def test_what_was_agreed_on_becomes_the_longest_time(
