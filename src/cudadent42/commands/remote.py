@@ -12,7 +12,7 @@ import typer
 
 from cudadent42.commands.common import fail, print_json, say
 from cudadent42.errors import ExitCode
-from cudadent42.options import JsonOption
+from cudadent42.options import JsonOption, YesOption
 
 if TYPE_CHECKING:
     from cudadent42.errors import LabError
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from cudadent42.remote.cloud.checks import Prepared
     from cudadent42.remote.hosts import Remote
     from cudadent42.remote.job import Place
-    from cudadent42.remote.protection import Limit
+    from cudadent42.remote.protection import Terms
     from cudadent42.remote.record import JobRecord
     from cudadent42.remote.run import Returned
 
-Agreed = Callable[["Prepared | None", bool], "Limit | None"]
-"""What a run may cost on a machine that is checked and not started (None for one at hand), with a GPU or without."""
+Agreed = Callable[["Prepared | None", bool], "Terms"]
+"""On what terms a run is on a machine that is checked and not started (None for one at hand), with a GPU or without."""
 
 remote_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Runs on other machines.")
 
@@ -67,6 +67,13 @@ def add(
         str | None,
         typer.Option("--results", metavar="gs://BUCKET", help="Of a gce:// machine: copy run folders there."),
     ] = None,
+    unguarded_start: Annotated[
+        bool,
+        typer.Option(
+            "--unguarded-start",
+            help="Of a gce:// machine: agree to starts that nothing but this machine ends until it answers.",
+        ),
+    ] = False,
     folder: Annotated[
         str | None,
         typer.Option("--folder", help="Where runs happen there. Default: cudadent42-remote in the home."),
@@ -87,7 +94,7 @@ def add(
     if (address is None) == (spec is None):
         fail("expected an address, or a specification with --spec FILE", ExitCode.USAGE)
     place = of_file(spec) if spec is not None else parse(address or "")
-    remote = make(name, place, folder, python, after, rate, reach, results)
+    remote = make(name, place, folder, python, after, rate, reach, results, unguarded_start)
     if remote.rate:
         rates.load().get(remote.rate)
     save(remote)
@@ -174,6 +181,7 @@ def attach(
     start: Annotated[
         bool, typer.Option("--start", help="Start its cloud machine again if that was stopped meanwhile.")
     ] = False,
+    yes: YesOption = False,
 ) -> None:
     """Go on watching a run elsewhere, and bring it back."""
     from cudadent42.remote.hosts import get
@@ -186,9 +194,11 @@ def attach(
         print(f"{record.job} is back already, in {record.output}")
         return
     if record.cloud is not None:
+        from cudadent42.commands.machines import consent_of
         from cudadent42.remote.cloud import runs
+        from cudadent42.remote.protection import Terms
 
-        ended = runs.attach(record, start, say, _log())
+        ended = runs.attach(record, start, say, _log(), Terms(consent=consent_of(yes)))
         _finish(ended.returned, trouble=ended.trouble)
     place = place_of(get(record.remote))
     returned = _watched(record.remote, lambda: bring_back(place, record, say, _log()))
@@ -238,7 +248,7 @@ def run_there(
     All that can be checked without the machine is checked first: one that is paid for is started only after that.
     """
     from cudadent42 import gates
-    from cudadent42.commands.machines import agreed_limit
+    from cudadent42.commands.machines import agreed_terms
     from cudadent42.remote.address import SshAddress
     from cudadent42.remote.arguments import forwarded
     from cudadent42.remote.checks import check_plan
@@ -255,9 +265,9 @@ def run_there(
     at_hand = isinstance(remote.address, SshAddress)
     begin = _on_machine_at_hand if at_hand else _on_cloud_machine
 
-    def agreed(prepared: Prepared | None, has_gpu: bool) -> Limit | None:
+    def agreed(prepared: Prepared | None, has_gpu: bool) -> Terms:
         on = "cuda:0" if has_gpu and device != "cpu" else "cpu"
-        return agreed_limit(remote, choices, on, prepared, max_cost, yes, as_json)
+        return agreed_terms(remote, choices, on, prepared, max_cost, yes, as_json)
 
     returned, trouble = begin(remote, device, arguments, lambda: output or new_folder(choices), agreed)
     conclude(returned, wanted, as_json, trouble)
@@ -287,10 +297,10 @@ def _on_machine_at_hand(
 
     place = place_of(remote)
     found = persistently(lambda: far.architectures(place), say)
-    limit = agreed(None, bool(found))
+    terms = agreed(None, bool(found))
     if device != "cpu":
         check_kernels(found, say)
-    protect(place, None, limit, say)
+    protect(place, None, terms, say)
     output = target()
     returned = _watched(remote.name, lambda: run_on(place, device, arguments, output, say, _log()))
     release(place, None, say)
@@ -309,8 +319,8 @@ def _on_cloud_machine(
     prepared = prepare(remote, device)
     if device != "cpu":
         check_kernels(prepared.architectures, say)
-    limit = agreed(prepared, bool(prepared.accelerator))
-    ended = runs.run(prepared, device, arguments, target(), say, _log(), limit)
+    terms = agreed(prepared, bool(prepared.accelerator))
+    ended = runs.run(prepared, device, arguments, target(), say, _log(), terms)
     return ended.returned, ended.trouble
 
 

@@ -23,7 +23,7 @@ from cudadent42.remote import watchdog
 from cudadent42.remote.address import parse
 from cudadent42.remote.hosts import Remote, get, save
 from cudadent42.remote.job import BusyError, JobState, Place
-from cudadent42.remote.protection import Limit, protect, release
+from cudadent42.remote.protection import ANY_TERMS, Limit, Terms, protect, release
 from cudadent42.remote.run import place_of
 from cudadent42.remote.scripts import script
 from cudadent42.remote.ssh import connect
@@ -181,7 +181,7 @@ def test_on_a_machine_at_hand_the_run_is_ended_and_not_the_machine(server: Serve
     save(Remote("mine", parse(server.address)))
     place = place_of(get("mine"))
     said: list[str] = []
-    protect(place, None, Limit(5.0, rates.load().get("gcp-l4")), said.append)
+    protect(place, None, Terms(Limit(5.0, rates.load().get("gcp-l4"))), said.append)
     found = watchdog.report(place)
     assert found is not None
     assert (found.action, found.idle_s) == ("end", 0)
@@ -202,10 +202,10 @@ def test_what_it_did_is_told_once(server: Server) -> None:
         if found is not None and found.acted is Reason.DEADLINE:
             break
     said: list[str] = []
-    protect(place, None, None, said.append)
+    protect(place, None, ANY_TERMS, said.append)
     assert len(said) == 1
     assert said[0].startswith("mine: the watchdog ended the run: its budget was spent: on for 0 min ")
-    protect(place, None, None, said.append)
+    protect(place, None, ANY_TERMS, said.append)
     assert len(said) == 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ class Prepared:
     """Empty for a machine without a GPU."""
     architectures: tuple[str, ...]
     """CUDA architectures of its GPUs; empty where it has none, or they are not known here."""
+    guarded: bool
+    """The provider ends it by itself, whatever happens here."""
     notes: tuple[str, ...] = ()
     """What the user should hear before it starts."""
 
@@ -83,6 +86,7 @@ def _of_instance(remote: Remote, address: GceAddress) -> Prepared:
         description.get("scheduling", {}).get("provisioningModel") == "SPOT",
         accelerator,
         _architectures(accelerator),
+        machine.has_own_limit(description, datetime.now(timezone.utc)),
     )
 
 
@@ -99,6 +103,7 @@ def _of_specification(remote: Remote, wanted: Specification) -> Prepared:
         wanted.spot,
         wanted.accelerator_type,
         _architectures(wanted.accelerator_type),
+        True,
         notes,
     )
 

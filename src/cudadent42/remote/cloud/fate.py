@@ -10,7 +10,7 @@ from typing import Any
 from cudadent42.errors import ExitCode, LabError
 from cudadent42.remote.cloud import gcloud
 from cudadent42.remote.cloud.failures import CloudError
-from cudadent42.remote.cloud.machine import Machine, MachineState
+from cudadent42.remote.cloud.machine import Machine, MachineState, moment
 
 _MOST_OPERATIONS = 50
 _SKEW = timedelta(minutes=1)
@@ -88,15 +88,7 @@ def last_end(operations: Any, instance: str, since: str) -> End:
         fate = _OPERATIONS.get(item.get("operationType", "")) if isinstance(item, dict) else None
         if fate is None or not str(item.get("targetLink", "")).endswith(f"/instances/{instance}"):
             continue
-        time = _time(item)
+        time = moment(item.get("insertTime"))
         if time is not None and time >= newest:
             newest, end = time, End(fate, str(item["insertTime"]), str(item.get("user", "")))
     return end
-
-
-def _time(operation: dict[str, Any]) -> datetime | None:
-    try:
-        found = datetime.fromisoformat(str(operation.get("insertTime", "")))
-    except ValueError:
-        return None
-    return found if found.tzinfo else None

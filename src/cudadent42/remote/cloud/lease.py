@@ -23,6 +23,7 @@ from cudadent42.remote.cloud.failures import OTHER_ZONE_MAY_DO, CloudError, Fail
 from cudadent42.remote.cloud.fate import MachineLostError
 from cudadent42.remote.cloud.machine import Machine, MachineState
 from cudadent42.remote.cloud.policy import After, Ending, Reach, parse_after
+from cudadent42.remote.consent import Consent, agree_to_start
 from cudadent42.remote.hosts import Remote
 from cudadent42.remote.job import JobState, Place
 from cudadent42.remote.protection import release, release_when_off
@@ -87,9 +88,14 @@ def resume(cloud: CloudRecord, remote: Remote) -> Lease:
     return _lease(cloud, found, remote)
 
 
-def restart(cloud: CloudRecord, remote: Remote, say: Say, protect: Protect) -> Lease:
-    """The lease of a run whose machine was stopped under it, started again. Raises like ``begin``."""
+def restart(cloud: CloudRecord, remote: Remote, say: Say, protect: Protect, consent: Consent) -> Lease:
+    """The lease of a run whose machine was stopped under it, started again.
+
+    Raises like ``begin``; UsageError where nobody agrees to its start.
+    """
     found = Machine(machine.Provider.GCE, cloud.machine, cloud.rate)
+    if not machine.has_own_limit(machine.describe(found), datetime.now(timezone.utc)):
+        agree_to_start(remote, found, consent)
     checks.settle(found)
     cloud = replace(cloud, since=_now())
     # What the run measured is on its disk, so no failure of the start deletes it.
@@ -164,7 +170,10 @@ def _begin(candidate: Candidate, prepared: Prepared, say: Say, protect: Protect)
     if state in (MachineState.RUNNING, MachineState.STARTING):
         ours = checks.open_start(found)
         return _running_already(found, replace(cloud, start=ours), prepared.remote, say, protect)
-    if not made and state is not MachineState.STOPPED:
+    agreed = (
+        prepared.guarded or not candidate.state.costs
+    )  # to its start, which was not expected where it ran
+    if not made and not (state is MachineState.STOPPED and agreed):
         raise MachineNotReadyError(f"{found.name} is {state.value} by now; try again")
     checks.settle(found)
 

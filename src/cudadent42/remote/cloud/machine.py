@@ -7,6 +7,7 @@ name, and `of_start` gives it back, so that whoever reads the journal can ask fo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
 from typing import Any
 
@@ -126,6 +127,24 @@ def state_in(description: dict[str, Any]) -> MachineState:
     if word not in _STATES:
         raise CloudError(Failure.UNKNOWN, f"an instance with the status {word!r}")
     return _STATES[word]
+
+
+def has_own_limit(description: dict[str, Any], now: datetime) -> bool:
+    """Whether the provider itself ends a described machine some time after its next start, whatever happens here."""
+    scheduling = description.get("scheduling", {})
+    if scheduling.get("maxRunDuration"):
+        return True
+    ends = moment(scheduling.get("terminationTime"))
+    return ends is not None and ends > now
+
+
+def moment(text: object) -> datetime | None:
+    """A time as the provider writes it, RFC 3339 with an offset; None for anything else."""
+    try:
+        found = datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return found if found.tzinfo else None
 
 
 def start(machine: Machine) -> None:

@@ -306,7 +306,7 @@ def test_what_cannot_be_brought_back_keeps_its_disk(cloud: Cloud) -> None:
 def test_killed_between_the_request_and_the_answer(cloud: Cloud, tmp_path: Path) -> None:
     """The start is on record, the provider carries it out with nobody waiting, and status finds it."""
     cloud.add()
-    save(make("bench", parse(BENCH), rate="gcp-l4", python=cloud.python()))
+    save(make("bench", parse(BENCH), rate="gcp-l4", python=cloud.python(), unguarded_start=True))
     cloud.fails("compute instances start", "unknown", seconds=3, after=True)
     process = started("run", "--on", "bench", "--suite", "small", "--device", "cpu", cwd=tmp_path)
     for _ in range(1200):
