@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import pytest
@@ -126,10 +127,10 @@ def test_a_journal_that_cannot_be_written_any_more_loses_no_machine(
     lab.cloud.add()
     mark = starts.mark
 
-    def refuse(identity: str, outcome: StartOutcome, *rest: Any) -> None:
+    def refuse(identity: str, outcome: StartOutcome, *rest: Any, **more: Any) -> None:
         if outcome is StartOutcome.READY:
             raise UsageError("cannot put it on record")
-        mark(identity, outcome, *rest)
+        mark(identity, outcome, *rest, **more)
 
     monkeypatch.setattr(starts, "mark", refuse)
     assert lab.run(lab.remote()).returned.exit_code == 0
@@ -213,6 +214,21 @@ def test_a_kept_one_is_used_again_while_its_specification_is_the_same(lab: Lab) 
     lab.run(lab.fresh("stop", disk_gb=200))
     assert lab.cloud.names() == [kept]  # the new one is deleted, the kept one named
     assert f"gce://{kept} was made from another specification and is running" in lab.text
+
+
+def test_a_kept_one_that_was_made_from_another_laptop_is_not_used(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its records of runs were copied here; who made it may need it."""
+    lab.run(lab.fresh("keep"))
+    [kept] = lab.cloud.names()
+    lab.output.rename(lab.output.parent / "first")
+    elsewhere = lab.folder / "another laptop"
+    shutil.copytree(record.jobs_folder(), elsewhere / "cudadent42/remote")
+    monkeypatch.setenv("XDG_STATE_HOME", str(elsewhere))
+    lab.run(lab.fresh("stop"))
+    assert f"gce://{kept} is on no record of starts here, so it is not used again" in lab.said
+    assert lab.cloud.names() == [kept]  # the new one is deleted
 
 
 def test_one_with_a_run_that_was_not_brought_back_is_left_alone(lab: Lab) -> None:
