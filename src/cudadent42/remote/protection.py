@@ -89,7 +89,17 @@ def protect(place: Place, cloud: CloudRecord | None, terms: Terms, say: Callable
         say(what)
         return
     again = "; not after a restart of it, since neither systemd nor cron is there to start the watchdog again"
-    say(f"{place.remote.name}: {limits.line()}{again if keeper is Keeper.PROCESS else ''}")
+    say(f"{place.remote.name}: {_holds(place, limits)}{again if keeper is Keeper.PROCESS else ''}")
+
+
+def _holds(place: Place, limits: Limits) -> str:
+    """What will be done now that ``limits`` were given, in words."""
+    if limits.action == Action.END:
+        with suppress(LabError):
+            found = watchdog.report(place)
+            if found is not None and found.action != Action.END:
+                return f"{found.line()}: an earlier run had it powered off, so that the limit of this one does too"
+    return limits.line()
 
 
 def release(place: Place, cloud: CloudRecord | None, say: Callable[[str], None]) -> None:
