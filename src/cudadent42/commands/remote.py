@@ -184,9 +184,8 @@ def attach(
     yes: YesOption = False,
 ) -> None:
     """Go on watching a run elsewhere, and bring it back."""
-    from cudadent42.remote.hosts import get
     from cudadent42.remote.protection import release
-    from cudadent42.remote.record import find
+    from cudadent42.remote.record import find, remote_of
     from cudadent42.remote.run import bring_back, place_of
 
     record = find(job)
@@ -200,7 +199,7 @@ def attach(
 
         ended = runs.attach(record, start, say, _log(), Terms(consent=consent_of(yes)))
         _finish(ended.returned, trouble=ended.trouble)
-    place = place_of(get(record.remote))
+    place = place_of(remote_of(record))
     returned = _watched(record.remote, lambda: bring_back(place, record, say, _log()))
     release(place, None, say)
     _finish(returned)
@@ -217,15 +216,14 @@ def stop(
     """End a run elsewhere. What it measured can still be brought back with attach."""
     from cudadent42.commands.machines import stop_everything
     from cudadent42.remote import job as far
-    from cudadent42.remote.hosts import get
-    from cudadent42.remote.record import find
+    from cudadent42.remote.record import find, remote_of
 
     if everything:
         if job is not None:
             fail("expected a run or --all, not both", ExitCode.USAGE)
         stop_everything(as_json)
     record = find(job)
-    far.stop(_place(get(record.remote), record), record.job)
+    far.stop(_place(remote_of(record), record), record.job)
     if as_json:
         print_json({"ended": [record.job]})
         return
@@ -339,7 +337,7 @@ def _place(remote: Remote, record: JobRecord | None = None) -> Place:
     from cudadent42.remote.record import records
     from cudadent42.remote.run import place_of
 
-    if isinstance(remote.address, SshAddress):
+    if isinstance(remote.address, SshAddress) and (record is None or record.cloud is None):
         return place_of(remote)
     on_record = [record] if record else [known for known in records() if known.remote == remote.name]
     clouds = [known.cloud for known in on_record if known.cloud is not None]

@@ -134,7 +134,7 @@ def _save(begun: JobRecord, say: Say) -> str | None:
     assert begun.cloud is not None
     fresh = Machine(machine.Provider.GCE, begun.cloud.machine, begun.cloud.rate).fresh
     try:
-        place = lease.resume(begun.cloud, get(begun.remote)).place
+        place = lease.resume(begun.cloud, record.remote_of(begun)).place
         say(f"ending {begun.job} on {begun.cloud.machine}")
         jobs.stop(place, begun.job)
         if fresh and jobs.state(place, begun.job).state is not JobState.NONE:
@@ -152,7 +152,7 @@ def _save(begun: JobRecord, say: Say) -> str | None:
 def _end_run(begun: JobRecord) -> Stopped:
     name = f"{begun.job} on {begun.remote}"
     try:
-        jobs.stop(place_of(get(begun.remote)), begun.job)
+        jobs.stop(place_of(record.remote_of(begun)), begun.job)
     except LabError as error:
         return Stopped(name, False, str(error))
     return Stopped(name, True, f"ended; bring it back with: cudadent42 remote attach {begun.job}")

@@ -20,7 +20,6 @@ from cudadent42.remote.cloud.checks import Prepared
 from cudadent42.remote.cloud.fate import MachineLostError
 from cudadent42.remote.cloud.lease import Lease, StillRunningError
 from cudadent42.remote.cloud.machine import MachineState
-from cudadent42.remote.hosts import get
 from cudadent42.remote.job import JobState
 from cudadent42.remote.protection import ANY_TERMS, Terms, protect
 from cudadent42.remote.record import JobRecord
@@ -83,7 +82,7 @@ def attach(
     Raises like ``run``.
     """
     assert begun.cloud is not None
-    remote = get(begun.remote)
+    remote = record.remote_of(begun)
     try:
         lease = leases.resume(begun.cloud, remote)
     except MachineLostError as error:

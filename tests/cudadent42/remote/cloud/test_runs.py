@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
 from cloud_lab import ARGUMENTS, Lab, interrupt
 from standin import BENCH, message
 
+from cudadent42.cost import rates
 from cudadent42.errors import LabError, UsageError
 from cudadent42.ledger import starts
 from cudadent42.ledger.starts import StartOutcome
@@ -19,7 +22,9 @@ from cudadent42.remote.cloud.checks import prepare
 from cudadent42.remote.cloud.failures import CloudError, Failure
 from cudadent42.remote.cloud.machine import Machine
 from cudadent42.remote.job import BusyError
+from cudadent42.remote.machines import survey
 from cudadent42.remote.ssh import ConnectionLostError
+from cudadent42.remote.stopping import stop_all
 
 # ---- policies
 
@@ -315,6 +320,23 @@ def test_an_interrupted_run_goes_on_and_attach_brings_it_back_and_stops_the_mach
     assert (lab.output / "samples.csv").read_text() == "1\n2\n3\n"
     assert lab.cloud.status() == "TERMINATED"
     assert lab.outcomes == [StartOutcome.STOPPED]
+
+
+@pytest.mark.parametrize("all_at_once", [False, True])
+def test_a_run_is_found_where_it_was_started_after_its_remote_was_given_another_folder(
+    lab: Lab, all_at_once: bool
+) -> None:
+    """Looked for in the other one it would be missed, and its machine deleted with what it measured."""
+    remote = lab.fresh(pause="0.3")
+    with pytest.raises(KeyboardInterrupt):
+        lab.run(remote, interrupt)
+    hosts.save(replace(remote, folder="another folder"))
+    if all_at_once:
+        stop_all(survey(rates.load(), datetime.now(timezone.utc)).started, lab.said.append)
+    else:
+        lab.attach()
+    assert (lab.output / "samples.csv").read_text().startswith("1\n")
+    assert lab.cloud.names() == []
 
 
 def test_a_lost_connection_leaves_the_run_its_machine(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
