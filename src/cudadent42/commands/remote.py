@@ -12,19 +12,19 @@ import typer
 from cudadent42.commands.common import fail, print_json, say
 from cudadent42.commands.elsewhere import Asked, check, conclude, finish, folder_of
 from cudadent42.errors import ExitCode
-from cudadent42.options import JsonOption
+from cudadent42.options import JsonOption, YesOption
 
 if TYPE_CHECKING:
     from cudadent42.errors import LabError
     from cudadent42.remote.cloud.checks import Prepared
     from cudadent42.remote.hosts import Remote
     from cudadent42.remote.job import Place
-    from cudadent42.remote.protection import Limit
+    from cudadent42.remote.protection import Terms
     from cudadent42.remote.record import JobRecord
     from cudadent42.remote.run import Returned
 
-Agreed = Callable[["Prepared | None", bool], "Limit | None"]
-"""What a run may cost on a machine that is checked and not started (None for one at hand), with a GPU or without."""
+Agreed = Callable[["Prepared | None", bool], "Terms"]
+"""On what terms a run is on a machine that is checked and not started (None for one at hand), with a GPU or without."""
 
 remote_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Runs on other machines.")
 
@@ -65,6 +65,13 @@ def add(
         str | None,
         typer.Option("--results", metavar="gs://BUCKET", help="Of a gce:// machine: copy run folders there."),
     ] = None,
+    unguarded_start: Annotated[
+        bool,
+        typer.Option(
+            "--unguarded-start",
+            help="Of a gce:// machine: agree to starts that nothing but this machine ends until it answers.",
+        ),
+    ] = False,
     folder: Annotated[
         str | None,
         typer.Option("--folder", help="Where runs happen there. Default: cudadent42-remote in the home."),
@@ -85,7 +92,7 @@ def add(
     if (address is None) == (spec is None):
         fail("expected an address, or a specification with --spec FILE", ExitCode.USAGE)
     place = of_file(spec) if spec is not None else parse(address or "")
-    remote = make(name, place, folder, python, after, rate, reach, results)
+    remote = make(name, place, folder, python, after, rate, reach, results, unguarded_start)
     if remote.rate:
         rates.load().get(remote.rate)
     save(remote)
@@ -172,11 +179,11 @@ def attach(
     start: Annotated[
         bool, typer.Option("--start", help="Start its cloud machine again if that was stopped meanwhile.")
     ] = False,
+    yes: YesOption = False,
 ) -> None:
     """Go on watching a run elsewhere, and bring it back."""
-    from cudadent42.remote.hosts import get
     from cudadent42.remote.protection import release
-    from cudadent42.remote.record import find
+    from cudadent42.remote.record import find, remote_of
     from cudadent42.remote.run import bring_back, place_of
 
     record = find(job)
@@ -184,11 +191,13 @@ def attach(
         print(f"{record.job} is back already, in {record.output}")
         return
     if record.cloud is not None:
+        from cudadent42.commands.machines import consent_of
         from cudadent42.remote.cloud import runs
+        from cudadent42.remote.protection import Terms
 
-        ended = runs.attach(record, start, say, _log())
+        ended = runs.attach(record, start, say, _log(), Terms(consent=consent_of(yes)))
         finish(ended.returned, trouble=ended.trouble)
-    remote = get(record.remote)
+    remote = remote_of(record)
     if remote.start:
         from cudadent42.remote.sky import run as in_sky
 
@@ -210,15 +219,14 @@ def stop(
     """End a run elsewhere. What it measured can still be brought back with attach."""
     from cudadent42.commands.machines import stop_everything
     from cudadent42.remote import job as far
-    from cudadent42.remote.hosts import get
-    from cudadent42.remote.record import find
+    from cudadent42.remote.record import find, remote_of
 
     if everything:
         if job is not None:
             fail("expected a run or --all, not both", ExitCode.USAGE)
         stop_everything(as_json)
     record = find(job)
-    far.stop(_place(get(record.remote), record), record.job)
+    far.stop(_place(remote_of(record), record), record.job)
     if as_json:
         print_json({"ended": [record.job]})
         return
@@ -228,7 +236,7 @@ def stop(
 def run_there(asked: Asked) -> NoReturn:
     """``run --on NAME``. All that can be checked without the machine is checked first: one that is paid for is started
     only after that."""
-    from cudadent42.commands.machines import agreed_limit
+    from cudadent42.commands.machines import agreed_terms
     from cudadent42.remote.address import SshAddress
     from cudadent42.remote.hosts import get
 
@@ -237,9 +245,9 @@ def run_there(asked: Asked) -> NoReturn:
     at_hand = isinstance(remote.address, SshAddress)
     begin = _on_machine_at_hand if at_hand else _on_cloud_machine
 
-    def agreed(prepared: Prepared | None, has_gpu: bool) -> Limit | None:
+    def agreed(prepared: Prepared | None, has_gpu: bool) -> Terms:
         on = "cuda:0" if has_gpu and asked.device != "cpu" else "cpu"
-        return agreed_limit(remote, asked.choices, on, prepared, asked.max_cost, asked.yes, asked.as_json)
+        return agreed_terms(remote, asked.choices, on, prepared, asked.max_cost, asked.yes, asked.as_json)
 
     returned, trouble = begin(remote, asked, checked.arguments, agreed)
     conclude(asked, checked, returned, trouble)
@@ -255,10 +263,10 @@ def _on_machine_at_hand(
 
     place = place_of(remote)
     found = persistently(lambda: far.architectures(place), say)
-    limit = agreed(None, bool(found))
+    terms = agreed(None, bool(found))
     if asked.device != "cpu":
         check_kernels(found, say)
-    protect(place, None, limit, say)
+    protect(place, None, terms, say)
     output = folder_of(asked)
     returned = _watched(remote.name, lambda: run_on(place, asked.device, arguments, output, say, _log()))
     release(place, None, say)
@@ -277,8 +285,8 @@ def _on_cloud_machine(
     prepared = prepare(remote, asked.device)
     if asked.device != "cpu":
         check_kernels(prepared.architectures, say)
-    limit = agreed(prepared, bool(prepared.accelerator))
-    ended = runs.run(prepared, asked.device, arguments, folder_of(asked), say, _log(), limit)
+    terms = agreed(prepared, bool(prepared.accelerator))
+    ended = runs.run(prepared, asked.device, arguments, folder_of(asked), say, _log(), terms)
     return ended.returned, ended.trouble
 
 
@@ -289,7 +297,7 @@ def _place(remote: Remote, record: JobRecord | None = None) -> Place:
     from cudadent42.remote.record import records
     from cudadent42.remote.run import place_of
 
-    if isinstance(remote.address, SshAddress):
+    if isinstance(remote.address, SshAddress) and (record is None or record.cloud is None):
         return place_of(remote)
     on_record = [record] if record else [known for known in records() if known.remote == remote.name]
     clouds = [known.cloud for known in on_record if known.cloud is not None]

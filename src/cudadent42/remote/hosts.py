@@ -30,7 +30,18 @@ from cudadent42.remote.cloud.results import check_bucket
 from cudadent42.runs import write_text
 from cudadent42.suites.table import parse_toml
 
-_KEYS = ("address", "specification", "folder", "python", "rate", "after", "reach", "results", "start")
+_KEYS = (
+    "address",
+    "specification",
+    "folder",
+    "python",
+    "rate",
+    "after",
+    "reach",
+    "results",
+    "unguarded_start",
+    "start",
+)
 _OF_CLOUD = ("rate", "after", "reach", "results")
 """What only a cloud machine has; all but ``after`` are in the specification of one that has it."""
 DEFAULT_FOLDER = "cudadent42-remote"
@@ -52,6 +63,8 @@ class Remote:
     reach: Reach = Reach.AUTO
     results: str = ""
     """``gs://BUCKET[/FOLDER]`` that run folders are copied to; empty for none."""
+    unguarded_start: bool = False
+    """The user agreed that nothing but this machine ends a ``gce://`` machine from its start until it answers."""
     start: str = ""
     """Of a machine of SkyPilot's: its start's identity in the journal, by which its host key is known; else empty."""
 
@@ -80,8 +93,13 @@ def remotes() -> dict[str, Remote]:
 
 
 def _remote(path: Path, name: str, entry: Any) -> Remote:
-    if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
-        raise UsageError(f"{path}: [{name}] holds {entry!r}; expected a table of strings")
+    well_formed = isinstance(entry, dict) and all(
+        isinstance(value, bool if key == "unguarded_start" else str) for key, value in entry.items()
+    )
+    if not well_formed:
+        raise UsageError(
+            f"{path}: [{name}] holds {entry!r}; expected a table of strings, and true or false for unguarded_start"
+        )
     unknown = set(entry) - set(_KEYS)
     if unknown or ("address" in entry) == ("specification" in entry):
         raise UsageError(
@@ -99,6 +117,7 @@ def _remote(path: Path, name: str, entry: Any) -> Remote:
             address,
             folder=entry.get("folder"),
             python=entry.get("python", ""),
+            unguarded_start=entry.get("unguarded_start", False),
             **{key: entry.get(key) for key in _OF_CLOUD},
         )
     except UsageError as error:
@@ -115,6 +134,7 @@ def make(
     rate: str | None = None,
     reach: str | None = None,
     results: str | None = None,
+    unguarded_start: bool = False,
 ) -> Remote:
     """A remote of parts that a user gave; what they left out is None. Raises UsageError."""
     of_cloud = {"rate": rate, "after": after, "reach": reach, "results": results}
@@ -123,6 +143,8 @@ def make(
         raise UsageError(f"{', '.join(given)}: only for a machine of a cloud, not for {address}")
     if isinstance(address, SpecificationFile) and set(given) - {"after"}:
         raise UsageError(f"{', '.join(given)}: say it in the specification {address}")
+    if unguarded_start and not isinstance(address, GceAddress):
+        raise UsageError(f"unguarded start: only for a gce:// machine, not for {address}")
     if isinstance(address, GceAddress) and rate is None:
         raise UsageError(
             f"{address}: its price is needed; expected --rate NAME, one of `cudadent42 cost rates` or of your own"
@@ -136,6 +158,7 @@ def make(
         rate or "",
         Reach.AUTO if reach is None else parse_reach(reach),
         check_bucket(results or ""),
+        unguarded_start,
     )
 
 
@@ -205,6 +228,7 @@ def _section(remote: Remote) -> str:
         "after": str(remote.after) if remote.after != STOP else "",
         "reach": remote.reach.value if remote.reach is not Reach.AUTO else "",
         "results": remote.results,
+        "unguarded_start": remote.unguarded_start,
         "start": remote.start,
     }
     # A JSON string of printable text is a TOML basic string, but for the pairs that it makes of what is beyond 16 bits.

@@ -95,6 +95,9 @@ def run_on(
         tuple(arguments),
         datetime.now(timezone.utc).isoformat(),
         cloud=cloud,
+        folder=place.remote.folder,
+        address=str(place.remote.address) if cloud is None else "",
+        start=place.remote.start,
     )
     record.save(begun)  # before the start: what was started is always on record
     persistently(lambda: jobs.start(place, begun.job, device, arguments), say, place.on_lost)

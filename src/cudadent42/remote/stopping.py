@@ -13,7 +13,6 @@ from cudadent42.remote import job as jobs
 from cudadent42.remote import record
 from cudadent42.remote.cloud import lease, machine
 from cudadent42.remote.cloud.machine import Machine, MachineState
-from cudadent42.remote.hosts import get
 from cudadent42.remote.job import JobState
 from cudadent42.remote.machines import AT_ONCE, Started
 from cudadent42.remote.protection import release_when_off
@@ -121,7 +120,7 @@ def _left_on(begun: JobRecord, say: Say) -> str:
 def _save_from_cluster(begun: JobRecord, say: Say) -> str | None:
     """As ``_save``, from a machine of SkyPilot's."""
     try:
-        place = place_of(get(begun.remote))
+        place = place_of(record.remote_of(begun))
         say(f"ending {begun.job} on {begun.remote}")
         jobs.stop(place, begun.job)
         if jobs.state(place, begun.job).state is not JobState.NONE:
@@ -147,7 +146,7 @@ def _save(begun: JobRecord, say: Say) -> str | None:
     assert begun.cloud is not None
     fresh = Machine(machine.Provider.GCE, begun.cloud.machine, begun.cloud.rate).fresh
     try:
-        place = lease.resume(begun.cloud, get(begun.remote)).place
+        place = lease.resume(begun.cloud, record.remote_of(begun)).place
         say(f"ending {begun.job} on {begun.cloud.machine}")
         jobs.stop(place, begun.job)
         if fresh and jobs.state(place, begun.job).state is not JobState.NONE:
@@ -165,7 +164,7 @@ def _save(begun: JobRecord, say: Say) -> str | None:
 def _end_run(begun: JobRecord) -> Stopped:
     name = f"{begun.job} on {begun.remote}"
     try:
-        place = place_of(get(begun.remote))
+        place = place_of(record.remote_of(begun))
         try:
             jobs.stop(place, begun.job)
         except ConnectionLostError:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,12 @@ def run(doing: str, arguments: Sequence[str], timeout_s: float, cwd: Path | None
 
 def _wait_for(process: subprocess.Popen[str], doing: str, timeout_s: float) -> None:
     """A second interrupt ends the wait, and the call."""
-    print(
-        f"{doing}: interrupted; waiting for gcloud, so that its outcome is known", file=sys.stderr, flush=True
-    )
+    with suppress(OSError):  # the terminal may be what was closed
+        print(
+            f"{doing}: interrupted; waiting for gcloud, so that its outcome is known",
+            file=sys.stderr,
+            flush=True,
+        )
     try:
         process.communicate(timeout=timeout_s)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):

@@ -21,8 +21,10 @@ from cudadent42.remote.cloud import checks, creation, machine, reach
 from cudadent42.remote.cloud.checks import Candidate, Prepared
 from cudadent42.remote.cloud.failures import OTHER_ZONE_MAY_DO, CloudError, Failure
 from cudadent42.remote.cloud.fate import MachineLostError
+from cudadent42.remote.cloud.identity import provider_start, taken_over
 from cudadent42.remote.cloud.machine import Machine, MachineState
 from cudadent42.remote.cloud.policy import After, Ending, Reach, parse_after
+from cudadent42.remote.consent import Consent, agree_to_start
 from cudadent42.remote.hosts import Remote
 from cudadent42.remote.job import JobState, Place
 from cudadent42.remote.protection import release, release_when_off
@@ -87,10 +89,17 @@ def resume(cloud: CloudRecord, remote: Remote) -> Lease:
     return _lease(cloud, found, remote)
 
 
-def restart(cloud: CloudRecord, remote: Remote, say: Say, protect: Protect) -> Lease:
-    """The lease of a run whose machine was stopped under it, started again. Raises like ``begin``."""
+def restart(cloud: CloudRecord, remote: Remote, say: Say, protect: Protect, consent: Consent) -> Lease:
+    """The lease of a run whose machine was stopped under it, started again.
+
+    Raises like ``begin``; UsageError where nobody agrees to its start.
+    """
     found = Machine(machine.Provider.GCE, cloud.machine, cloud.rate)
-    checks.settle(found)
+    machine.check_made_here(found)
+    description = machine.describe(found)
+    if not machine.has_own_limit(description, datetime.now(timezone.utc)):
+        agree_to_start(remote, found, consent)
+    checks.settle(found, description)
     cloud = replace(cloud, since=_now())
     # What the run measured is on its disk, so no failure of the start deletes it.
     return _started(found, lambda: machine.start(found), cloud, remote, say, protect, machine.stop)
@@ -106,6 +115,9 @@ def finish(lease: Lease, say: Say) -> None:
         say(
             f"{lease.machine.name} ran before this, so it is left running; end it with: {lease.machine.end_command}"
         )
+        return
+    if _is_taken_over(lease, say):
+        release(lease.place, lease.cloud, say)
         return
     others = _running(lease.place)
     if others:
@@ -160,13 +172,17 @@ def _begin(candidate: Candidate, prepared: Prepared, say: Say, protect: Protect)
     )
     made = candidate.state is MachineState.GONE
     # Since it was looked at, kernels were compiled and a question was answered: somebody else may have started it.
-    state = candidate.state if made else machine.state(found)
-    if state in (MachineState.RUNNING, MachineState.STARTING):
-        ours = checks.open_start(found)
+    description = None if made else machine.find(found)
+    state = machine.state_in(description)
+    if description is not None and state in (MachineState.RUNNING, MachineState.STARTING):
+        ours = checks.open_start(found, description)
         return _running_already(found, replace(cloud, start=ours), prepared.remote, say, protect)
-    if not made and state is not MachineState.STOPPED:
+    agreed = (
+        prepared.guarded or not candidate.state.costs
+    )  # to its start, which was not expected where it ran
+    if not made and not (state is MachineState.STOPPED and agreed):
         raise MachineNotReadyError(f"{found.name} is {state.value} by now; try again")
-    checks.settle(found)
+    checks.settle(found, description)
 
     def start() -> None:
         if made:
@@ -224,7 +240,7 @@ def _started(
         _take_back(found, identity, error, say, take_back)
         raise
     try:
-        starts.mark(identity, StartOutcome.READY)
+        starts.mark(identity, StartOutcome.READY, provider_start=_called(found))
     except LabError as error:
         say(str(error))  # its request is on record, so it is not forgotten
     say(f"{found.name} answers")
@@ -346,6 +362,35 @@ def _lease(cloud: CloudRecord, found: Machine, remote: Remote) -> Lease:
             return  # it cannot be told just now; whoever waits goes on waiting
 
     return Lease(cloud, found, Place(reach.connection(found, Reach(cloud.reach)), remote, raise_if_ended))
+
+
+def _called(found: Machine) -> str:
+    """What the provider calls the start that a machine runs from; empty where it cannot be asked."""
+    try:
+        return provider_start(machine.describe(found))
+    except LabError:
+        return ""
+
+
+def _is_taken_over(lease: Lease, say: Say) -> bool:
+    """Whether somebody else has started the machine since, so that it is theirs; our start is closed then.
+
+    Where that cannot be asked it is ours, and ended.
+    """
+    found = lease.machine
+    try:
+        description = machine.find(found)
+        if not machine.state_in(description).costs or description is None:
+            return False
+        mine = [start for start in starts.load() if start.id == lease.cloud.start]
+        other = taken_over(found, description, mine[0]) if mine else None
+    except LabError:
+        return False
+    if other is None:
+        return False
+    starts.mark(mine[0].id, other.outcome, other.reason, other.time)
+    say(f"{found.name} is left running: {other.reason}")
+    return True
 
 
 def _running(place: Place) -> list[str]:

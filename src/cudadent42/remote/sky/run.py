@@ -19,9 +19,9 @@ from cudadent42.ledger import starts
 from cudadent42.ledger.starts import MachineStart, StartOutcome
 from cudadent42.remote import hosts, record
 from cudadent42.remote import job as jobs
-from cudadent42.remote.address import parse
+from cudadent42.remote.address import Address, parse
 from cudadent42.remote.cloud.machine import MachineState
-from cudadent42.remote.hosts import Remote
+from cudadent42.remote.hosts import DEFAULT_FOLDER, Remote
 from cudadent42.remote.job import JobState, Place
 from cudadent42.remote.record import JobRecord
 from cudadent42.remote.run import Returned, Say, bring_back, give_up, persistently, place_of
@@ -129,11 +129,14 @@ def run_on_sky(
         str(output.absolute()),
         tuple(arguments),
         datetime.now(timezone.utc).isoformat(),
+        folder=DEFAULT_FOLDER,
+        address=str(_address(spec)),
+        start=identity,
     )
     record.save(begun)
     say(f"asking SkyPilot for {spec.cluster}; it takes it down after {spec.idle_minutes} idle minutes")
     launched = _launched(spec, tree, begun, identity, device, say, on_output)
-    place = place_of(hosts.get(begun.remote))
+    place = place_of(record.remote_of(begun))
     returned = None
     try:
         if _state(place, begun, launched, spec, say) is not JobState.NONE:
@@ -171,9 +174,14 @@ def attach(remote: Remote, begun: JobRecord, say: Say, on_log: Callable[[bytes],
     return returned
 
 
+def _address(spec: Spec) -> Address:
+    """The alias for ssh that SkyPilot writes."""
+    return parse(f"ssh://{spec.cluster}")
+
+
 def _on_record(spec: Spec, kept: str | None) -> str:
     """The start's identity. SkyPilot writes an alias for ``ssh``; by that name it is a remote, for attach and stop."""
-    address = parse(f"ssh://{spec.cluster}")
+    address = _address(spec)
     with hosts.changing() as known:
         other = known.get(spec.cluster)
         if other is not None and other.address != address:

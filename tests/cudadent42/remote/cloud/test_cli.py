@@ -49,6 +49,8 @@ def test_remotes(cloud: Cloud, tmp_path: Path) -> None:
 
 def test_remotes_that_are_refused(cloud: Cloud, tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("zone = 1\n")
+    read_specification(tmp_path)
+    (tmp_path / "machine.toml").rename(tmp_path / "good.toml")
     for words, expected in (
         (("x", BENCH), "--rate NAME"),
         (("x", BENCH, "--rate", "gcp-l5"), "did you mean 'gcp-l4'"),
@@ -56,6 +58,8 @@ def test_remotes_that_are_refused(cloud: Cloud, tmp_path: Path) -> None:
         (("x", BENCH, "--rate", "gcp-l4", "--reach", "--iap"), "expected auto, iap, internal"),
         (("x", BENCH, "--rate", "gcp-l4", "--results", "gs://a*b"), "expected gs://BUCKET"),
         (("x", "ssh://host", "--after", "stop"), "only for a machine of a cloud"),
+        (("x", "ssh://host", "--unguarded-start"), "only for a gce:// machine"),
+        (("x", "--spec", "good.toml", "--unguarded-start"), "only for a gce:// machine"),
         (("x", "--spec", "bad.toml"), "unknown key 'zone'"),
         (("x", "--spec", "none.toml"), "cannot read the specification"),
         (("x", BENCH, "--spec", "bad.toml"), "expected an address, or a specification"),
@@ -70,7 +74,8 @@ def test_remotes_that_are_refused(cloud: Cloud, tmp_path: Path) -> None:
 @pytest.fixture
 def bench(cloud: Cloud, tmp_path: Path) -> Cloud:
     cloud.add()
-    words = ("remote", "add", "bench", BENCH, "--rate", "gcp-l4", "--python", cloud.python())
+    words = ("remote", "add", "bench", BENCH, "--rate", "gcp-l4", "--unguarded-start")
+    words = (*words, "--python", cloud.python())
     assert cudadent42(*words, cwd=tmp_path).returncode == 0
     return cloud
 

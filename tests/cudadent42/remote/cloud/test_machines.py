@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import time
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 from command_line import cudadent42, started
+from journal_lab import FRESH, LABELS, a_job, a_start, look, of
 from standin import BENCH, Cloud
 
 from cudadent42.cost import rates
@@ -23,40 +24,10 @@ from cudadent42.remote.cloud import lease
 from cudadent42.remote.cloud.machine import MachineState
 from cudadent42.remote.hosts import make, save
 from cudadent42.remote.job import JobState
-from cudadent42.remote.machines import Survey, survey
-from cudadent42.remote.record import CloudRecord, JobRecord
+from cudadent42.remote.machines import Survey
 from cudadent42.remote.stopping import Stopped, stop_all
 
 OTHER = "gce://my-project/us-central1-b/other"
-FRESH = "gce://my-project/us-central1-a/cudadent42-run-20261101-120000-abcdef"
-LABELS = {"cudadent42": "fresh"}
-
-
-def look(later: timedelta = timedelta(0)) -> Survey:
-    return survey(rates.load(), datetime.now(timezone.utc) + later)
-
-
-def a_start(machine: str = BENCH, ready: bool = True) -> str:
-    begun = starts.request(machine, "gcp-l4")
-    if ready:
-        starts.mark(begun, StartOutcome.READY)
-    return begun
-
-
-def of(identity: str) -> starts.MachineStart:
-    return next(start for start in starts.load() if start.id == identity)
-
-
-def a_job(
-    cloud: Cloud, begun: str, machine: str = BENCH, output: str = "/nowhere/out", **variables: str
-) -> JobRecord:
-    """A run on record, of a remote that reaches ``machine``."""
-    name = machine.rpartition("/")[2][:20].rstrip("-")
-    save(make(name, parse(machine), rate="gcp-l4", python=cloud.python(**variables)))
-    on = CloudRecord(machine, "gcp-l4", begun, of(begun).requested, "keep:30", "auto", False, "")
-    made = JobRecord(record.new_job(), name, output, (), of(begun).requested, cloud=on)
-    record.save(made)
-    return made
 
 
 def test_what_is_on_and_what_it_has_cost(cloud: Cloud) -> None:
@@ -306,7 +277,7 @@ def test_what_cannot_be_brought_back_keeps_its_disk(cloud: Cloud) -> None:
 def test_killed_between_the_request_and_the_answer(cloud: Cloud, tmp_path: Path) -> None:
     """The start is on record, the provider carries it out with nobody waiting, and status finds it."""
     cloud.add()
-    save(make("bench", parse(BENCH), rate="gcp-l4", python=cloud.python()))
+    save(make("bench", parse(BENCH), rate="gcp-l4", python=cloud.python(), unguarded_start=True))
     cloud.fails("compute instances start", "unknown", seconds=3, after=True)
     process = started("run", "--on", "bench", "--suite", "small", "--device", "cpu", cwd=tmp_path)
     for _ in range(1200):

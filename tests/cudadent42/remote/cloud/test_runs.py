@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
 from cloud_lab import ARGUMENTS, Lab, interrupt
 from standin import BENCH, message
 
+from cudadent42.cost import rates
 from cudadent42.errors import LabError, UsageError
 from cudadent42.ledger import starts
 from cudadent42.ledger.starts import StartOutcome
@@ -18,7 +22,9 @@ from cudadent42.remote.cloud.checks import prepare
 from cudadent42.remote.cloud.failures import CloudError, Failure
 from cudadent42.remote.cloud.machine import Machine
 from cudadent42.remote.job import BusyError
+from cudadent42.remote.machines import survey
 from cudadent42.remote.ssh import ConnectionLostError
+from cudadent42.remote.stopping import stop_all
 
 # ---- policies
 
@@ -126,10 +132,10 @@ def test_a_journal_that_cannot_be_written_any_more_loses_no_machine(
     lab.cloud.add()
     mark = starts.mark
 
-    def refuse(identity: str, outcome: StartOutcome, *rest: Any) -> None:
+    def refuse(identity: str, outcome: StartOutcome, *rest: Any, **more: Any) -> None:
         if outcome is StartOutcome.READY:
             raise UsageError("cannot put it on record")
-        mark(identity, outcome, *rest)
+        mark(identity, outcome, *rest, **more)
 
     monkeypatch.setattr(starts, "mark", refuse)
     assert lab.run(lab.remote()).returned.exit_code == 0
@@ -213,6 +219,21 @@ def test_a_kept_one_is_used_again_while_its_specification_is_the_same(lab: Lab) 
     lab.run(lab.fresh("stop", disk_gb=200))
     assert lab.cloud.names() == [kept]  # the new one is deleted, the kept one named
     assert f"gce://{kept} was made from another specification and is running" in lab.text
+
+
+def test_a_kept_one_that_was_made_from_another_laptop_is_not_used(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its records of runs were copied here; who made it may need it."""
+    lab.run(lab.fresh("keep"))
+    [kept] = lab.cloud.names()
+    lab.output.rename(lab.output.parent / "first")
+    elsewhere = lab.folder / "another laptop"
+    shutil.copytree(record.jobs_folder(), elsewhere / "cudadent42/remote")
+    monkeypatch.setenv("XDG_STATE_HOME", str(elsewhere))
+    lab.run(lab.fresh("stop"))
+    assert f"gce://{kept} is on no record of starts here, so it is not used again" in lab.said
+    assert lab.cloud.names() == [kept]  # the new one is deleted
 
 
 def test_one_with_a_run_that_was_not_brought_back_is_left_alone(lab: Lab) -> None:
@@ -299,6 +320,23 @@ def test_an_interrupted_run_goes_on_and_attach_brings_it_back_and_stops_the_mach
     assert (lab.output / "samples.csv").read_text() == "1\n2\n3\n"
     assert lab.cloud.status() == "TERMINATED"
     assert lab.outcomes == [StartOutcome.STOPPED]
+
+
+@pytest.mark.parametrize("all_at_once", [False, True])
+def test_a_run_is_found_where_it_was_started_after_its_remote_was_given_another_folder(
+    lab: Lab, all_at_once: bool
+) -> None:
+    """Looked for in the other one it would be missed, and its machine deleted with what it measured."""
+    remote = lab.fresh(pause="0.3")
+    with pytest.raises(KeyboardInterrupt):
+        lab.run(remote, interrupt)
+    hosts.save(replace(remote, folder="another folder"))
+    if all_at_once:
+        stop_all(survey(rates.load(), datetime.now(timezone.utc)).started, lab.said.append)
+    else:
+        lab.attach()
+    assert (lab.output / "samples.csv").read_text().startswith("1\n")
+    assert lab.cloud.names() == []
 
 
 def test_a_lost_connection_leaves_the_run_its_machine(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

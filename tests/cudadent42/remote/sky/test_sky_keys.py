@@ -106,6 +106,17 @@ def test_a_changed_key_is_refused_in_every_command(
     assert not record.find(job).fetched
 
 
+def test_a_run_is_on_the_machine_of_its_start_whatever_its_remote_is_now(cloud: Sky) -> None:
+    left_alone(cloud)
+    begun, before = record.find(None), hosts.get(SPEC.cluster)
+    assert record.remote_of(begun) == before
+    hosts.save(hosts.Remote(SPEC.cluster, SshAddress("another.example.org")))
+    assert record.remote_of(begun) == before
+    hosts.remove(SPEC.cluster)
+    argv = place_of(record.remote_of(begun)).connection.argv()
+    assert f"HostKeyAlias=cudadent42-{only_start().id}" in argv
+
+
 def test_a_machine_of_another_start_is_another(cloud: Sky, another_answers: Callable[[], None]) -> None:
     """The same name, and the same address: not taken for the one before."""
     assert cloud.run().exit_code == 0
