@@ -17,7 +17,7 @@ from cudadent42.errors import ExitCode, LabError, MachineNotReadyError
 from cudadent42.ledger import starts
 from cudadent42.ledger.starts import StartOutcome
 from cudadent42.remote import job as jobs
-from cudadent42.remote.cloud import checks, creation, machine, reach
+from cudadent42.remote.cloud import checks, creation, gcloud, machine, reach
 from cudadent42.remote.cloud.checks import Candidate, Prepared
 from cudadent42.remote.cloud.failures import OTHER_ZONE_MAY_DO, CloudError, Failure
 from cudadent42.remote.cloud.fate import MachineLostError
@@ -145,7 +145,7 @@ def end(lease: Lease, say: Say) -> None:
 def lost(lease: CloudRecord, error: MachineLostError) -> None:
     """Put on record that a machine was taken away."""
     if lease.start is not None:
-        starts.mark(lease.start, StartOutcome.LOST, str(error.ending))
+        starts.mark(lease.start, StartOutcome.LOST, str(error.ending), machine.moment(error.ending.time))
 
 
 def what_runs(found: Machine) -> str:
@@ -269,8 +269,20 @@ def _take_back(
             _end(found, identity, StartOutcome.FAILED, reason, say, how)
         except StillRunningError as failed:
             say(str(failed))
+    elif _may_come_to_be(error):
+        # Its line stays open: what is not there now may be in a minute, and `remote status` will tell.
+        say(
+            f"{found.name} is {now.value}, but the request for it was cut off, so it may still come to be; look with: "
+            "cudadent42 remote status"
+        )
     else:
         starts.mark(identity, StartOutcome.FAILED, reason)
+
+
+def _may_come_to_be(error: BaseException) -> bool:
+    """Whether the provider may go on with what was asked of it, after this error of the call."""
+    timed_out = isinstance(error, CloudError) and error.failure is Failure.TIMED_OUT
+    return timed_out or isinstance(error, gcloud.CutOffError)
 
 
 def _end(

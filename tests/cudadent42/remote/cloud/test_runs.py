@@ -17,7 +17,7 @@ from cudadent42.ledger import starts
 from cudadent42.ledger.starts import StartOutcome
 from cudadent42.remote import hosts, record, run
 from cudadent42.remote import job as jobs
-from cudadent42.remote.cloud import lease, machine, reach, runs
+from cudadent42.remote.cloud import creation, gcloud, lease, machine, reach, runs
 from cudadent42.remote.cloud.checks import prepare
 from cudadent42.remote.cloud.failures import CloudError, Failure
 from cudadent42.remote.cloud.machine import Machine
@@ -247,6 +247,26 @@ def test_one_with_a_run_that_was_not_brought_back_is_left_alone(lab: Lab) -> Non
     lab.run(lab.fresh())
     assert lab.cloud.names() == [first]
     assert f"gce://{first} is left to {waiting.job}, which was not brought back yet" in lab.said
+
+
+@pytest.mark.parametrize("error", [gcloud.CutOffError(), CloudError(Failure.TIMED_OUT, "")])
+def test_what_may_still_come_to_be_stays_on_record(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """Not there at the look after a call that was cut off; the provider goes on with it."""
+
+    def cut_off(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(creation, "create", cut_off)
+    with pytest.raises(type(error)):
+        lab.run(lab.fresh())
+    assert lab.outcomes == [StartOutcome.REQUESTED]
+    [start] = starts.load()
+    assert f"{start.machine} is gone, but the request for it was cut off" in lab.text
+    lab.cloud.add(start.machine, status="RUNNING", labels={"cudadent42": "fresh"})
+    [found] = survey(rates.load(), datetime.now(timezone.utc)).started
+    assert found.word == "running"
 
 
 def test_a_driver_is_waited_for_and_missed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from cloud_lab import Lab, interrupt
 from command_line import ROOT, cudadent42, started, with_usual_signals
 from standin import BENCH, Cloud
 
+from cudadent42.commands import machines
 from cudadent42.commands.machines import agreed_terms
 from cudadent42.errors import MachineNotReadyError, UsageError
 from cudadent42.ledger import starts
@@ -136,6 +137,18 @@ def test_an_answer_is_not_kept_for_another_machine_of_that_name(cloud: Cloud) ->
     save(make("bench", parse("gce://my-project/us-central1-a/another"), rate="gcp-l4"))
     agree_to_start(before, machine.of_address(parse(BENCH), "gcp-l4"), answering(True, []))
     assert not get("bench").unguarded_start
+
+
+@pytest.mark.parametrize(("typed", "agreed"), [("", False), ("y\n", True), ("Yes\n", True), ("no\n", False)])
+def test_who_does_not_answer_in_time_has_not_agreed(
+    monkeypatch: pytest.MonkeyPatch, typed: str, agreed: bool
+) -> None:
+    ours, theirs = os.pipe()
+    with open(ours) as stdin, open(theirs, "w") as keyboard:
+        keyboard.write(typed)
+        keyboard.flush()
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert machines._answered("Run there?", 0.0) is agreed
 
 
 def test_the_start_of_attach_is_agreed_on_too(lab: Lab) -> None:
