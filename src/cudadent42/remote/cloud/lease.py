@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
@@ -236,13 +237,10 @@ def _started(
         lease = _lease(replace(cloud, start=identity), found, remote)
         # From here on the machine can be told to end itself.
         ready(lease)
+        _put_ready_on_record(found, identity, say)
     except BaseException as error:
         _take_back(found, identity, error, say, take_back)
         raise
-    try:
-        starts.mark(identity, StartOutcome.READY, provider_start=_called(found))
-    except LabError as error:
-        say(str(error))  # its request is on record, so it is not forgotten
     say(f"{found.name} answers")
     return lease
 
@@ -376,12 +374,15 @@ def _lease(cloud: CloudRecord, found: Machine, remote: Remote) -> Lease:
     return Lease(cloud, found, Place(reach.connection(found, Reach(cloud.reach)), remote, raise_if_ended))
 
 
-def _called(found: Machine) -> str:
-    """What the provider calls the start that a machine runs from; empty where it cannot be asked."""
+def _put_ready_on_record(found: Machine, identity: str, say: Say) -> None:
+    """With what the provider calls the start that the machine runs from, where it can be asked."""
+    called = ""
+    with suppress(CloudError):
+        called = provider_start(machine.describe(found))
     try:
-        return provider_start(machine.describe(found))
-    except LabError:
-        return ""
+        starts.mark(identity, StartOutcome.READY, provider_start=called)
+    except LabError as error:
+        say(str(error))  # its request is on record, so it is not forgotten
 
 
 def _is_taken_over(lease: Lease, say: Say) -> bool:

@@ -323,6 +323,32 @@ def test_an_interrupt_while_it_boots_stops_it(lab: Lab, monkeypatch: pytest.Monk
     assert f"{BENCH} is stopped" in lab.said
 
 
+def test_an_interrupt_while_it_is_put_on_record_stops_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.cloud.add()
+
+    def interrupted(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lease, "provider_start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lab.run(lab.remote())
+    assert lab.cloud.status() == "TERMINATED"
+    assert lab.outcomes == [StartOutcome.FAILED]
+
+
+def test_what_the_provider_does_not_say_keeps_no_run_from_beginning(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.cloud.add()
+
+    def refuse(*_: object) -> str:
+        raise CloudError(Failure.PERMISSION, "")
+
+    monkeypatch.setattr(lease, "provider_start", refuse)
+    assert lab.run(lab.remote()).returned.exit_code == 0
+    assert lab.outcomes == [StartOutcome.STOPPED]
+
+
 def test_an_interrupted_run_goes_on_and_attach_brings_it_back_and_stops_the_machine(lab: Lab) -> None:
     lab.cloud.add()
     with pytest.raises(KeyboardInterrupt):
