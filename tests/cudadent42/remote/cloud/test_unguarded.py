@@ -31,7 +31,7 @@ from cudadent42.remote.address import parse
 from cudadent42.remote.cloud import machine, runs
 from cudadent42.remote.cloud.checks import prepare
 from cudadent42.remote.consent import Consent, agree_to_start
-from cudadent42.remote.hosts import Remote, get, make, save
+from cudadent42.remote.hosts import Remote, config_file, get, make, save
 
 SMALL = ("--suite", "small", "--case", "tiny", "--dtype", "fp32", "--device", "cpu", "--output-dir", "here")
 LIMIT = {"maxRunDuration": {"seconds": "28800"}, "instanceTerminationAction": "STOP"}
@@ -130,6 +130,22 @@ def test_it_is_asked_once(cloud: Cloud) -> None:
     agree_to_start(get("bench"), found, answering(False, heard))
     assert len(heard) == 2
     assert "Start it, now and in future?" in heard[0]
+
+
+def test_it_is_kept_in_the_file_of_remotes(cloud: Cloud, tmp_path: Path) -> None:
+    words = ("remote", "add", "bench", BENCH, "--rate", "gcp-l4", "--unguarded-start")
+    assert cudadent42(*words, cwd=tmp_path).returncode == 0
+    assert "unguarded_start = true\n" in config_file().read_text()
+    assert get("bench").unguarded_start
+    for wrong in ('"yes"', "1", "[]"):
+        config_file().write_text(
+            f'[bench]\naddress = "{BENCH}"\nrate = "gcp-l4"\nunguarded_start = {wrong}\n'
+        )
+        with pytest.raises(UsageError, match="true or false for unguarded_start"):
+            get("bench")
+    config_file().write_text('[gpu]\naddress = "ssh://host"\nunguarded_start = true\n')
+    with pytest.raises(UsageError, match="only for a gce:// machine"):
+        get("gpu")
 
 
 def test_an_answer_is_not_kept_for_another_machine_of_that_name(cloud: Cloud) -> None:
