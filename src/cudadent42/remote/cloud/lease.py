@@ -230,25 +230,35 @@ def _started(
     """Start a machine that does not run; an error or an interrupt on the way ends it again, with ``take_back``."""
     # The last moment at which a refusal costs nothing.
     identity = starts.request(found.name, found.rate)
+    answered = False
     try:
         say(f"starting {found.name}")
         start()
+        answered = True
         reach.wait(found, Reach(cloud.reach), cloud.since, say)
         lease = _lease(replace(cloud, start=identity), found, remote)
         # From here on the machine can be told to end itself.
         ready(lease)
         _put_ready_on_record(found, identity, say)
     except BaseException as error:
-        _take_back(found, identity, error, say, take_back)
+        _take_back(found, identity, error, answered, say, take_back)
         raise
     say(f"{found.name} answers")
     return lease
 
 
 def _take_back(
-    found: Machine, identity: str, error: BaseException, say: Say, how: Callable[[Machine], None]
+    found: Machine,
+    identity: str,
+    error: BaseException,
+    answered: bool,
+    say: Say,
+    how: Callable[[Machine], None],
 ) -> None:
-    """After a start that came to nothing: end what runs, and put on record what became of it."""
+    """After a start that came to nothing: end what runs, and put on record what became of it.
+
+    ``answered``: the request itself had succeeded before.
+    """
     reason = " ".join(str(error).split())[:200] or type(error).__name__
     if isinstance(error, MachineLostError):
         starts.mark(identity, StartOutcome.LOST, str(error.ending))
@@ -267,7 +277,7 @@ def _take_back(
             _end(found, identity, StartOutcome.FAILED, reason, say, how)
         except StillRunningError as failed:
             say(str(failed))
-    elif _may_come_to_be(error):
+    elif not answered and _may_come_to_be(error):
         # Its line stays open: what is not there now may be in a minute, and `remote status` will tell.
         say(
             f"{found.name} is {now.value}, but the request for it was cut off, so it may still come to be; look with: "

@@ -309,6 +309,20 @@ def test_an_instance_that_never_answers_is_stopped(lab: Lab, monkeypatch: pytest
     assert lab.outcomes == [StartOutcome.FAILED]
 
 
+def test_one_that_is_found_off_while_it_boots_is_over(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What did not answer was its sshd: the request for it has been carried out."""
+    lab.cloud.add()
+
+    def timed_out(*_: object) -> None:
+        machine.stop(Machine(machine.Provider.GCE, BENCH, "gcp-l4"))
+        raise CloudError(Failure.TIMED_OUT, "")
+
+    monkeypatch.setattr(reach, "wait", timed_out)
+    with pytest.raises(CloudError):
+        lab.run(lab.remote())
+    assert lab.outcomes == [StartOutcome.FAILED]
+
+
 def test_an_interrupt_while_it_boots_stops_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.cloud.add()
 
