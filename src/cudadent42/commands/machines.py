@@ -204,6 +204,9 @@ def _lines(each: Started) -> list[str]:
         each.start.machine,
         f"{each.word}, started {since} UTC: {each.minutes:.0f} min, {cost} at {each.start.rate}{after}",
     ]
-    lines += [f"not brought back: {begun.job}; cudadent42 remote attach {begun.job}" for begun in each.jobs]
+    how = "" if each.state is None or each.state.costs else " --start"  # one that is off is started for it
+    lines += [
+        f"not brought back: {begun.job}; cudadent42 remote attach {begun.job}{how}" for begun in each.jobs
+    ]
     lines += [each.problem] if each.problem else []
     return [lines[0], *(f"    {line}" for line in lines[1:])]

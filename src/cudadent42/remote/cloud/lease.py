@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
@@ -17,7 +18,7 @@ from cudadent42.errors import ExitCode, LabError, MachineNotReadyError
 from cudadent42.ledger import starts
 from cudadent42.ledger.starts import StartOutcome
 from cudadent42.remote import job as jobs
-from cudadent42.remote.cloud import checks, creation, machine, reach
+from cudadent42.remote.cloud import checks, creation, gcloud, machine, reach
 from cudadent42.remote.cloud.checks import Candidate, Prepared
 from cudadent42.remote.cloud.failures import OTHER_ZONE_MAY_DO, CloudError, Failure
 from cudadent42.remote.cloud.fate import MachineLostError
@@ -145,7 +146,7 @@ def end(lease: Lease, say: Say) -> None:
 def lost(lease: CloudRecord, error: MachineLostError) -> None:
     """Put on record that a machine was taken away."""
     if lease.start is not None:
-        starts.mark(lease.start, StartOutcome.LOST, str(error.ending))
+        starts.mark(lease.start, StartOutcome.LOST, str(error.ending), machine.moment(error.ending.time))
 
 
 def what_runs(found: Machine) -> str:
@@ -229,28 +230,35 @@ def _started(
     """Start a machine that does not run; an error or an interrupt on the way ends it again, with ``take_back``."""
     # The last moment at which a refusal costs nothing.
     identity = starts.request(found.name, found.rate)
+    answered = False
     try:
         say(f"starting {found.name}")
         start()
+        answered = True
         reach.wait(found, Reach(cloud.reach), cloud.since, say)
         lease = _lease(replace(cloud, start=identity), found, remote)
         # From here on the machine can be told to end itself.
         ready(lease)
+        _put_ready_on_record(found, identity, say)
     except BaseException as error:
-        _take_back(found, identity, error, say, take_back)
+        _take_back(found, identity, error, answered, say, take_back)
         raise
-    try:
-        starts.mark(identity, StartOutcome.READY, provider_start=_called(found))
-    except LabError as error:
-        say(str(error))  # its request is on record, so it is not forgotten
     say(f"{found.name} answers")
     return lease
 
 
 def _take_back(
-    found: Machine, identity: str, error: BaseException, say: Say, how: Callable[[Machine], None]
+    found: Machine,
+    identity: str,
+    error: BaseException,
+    answered: bool,
+    say: Say,
+    how: Callable[[Machine], None],
 ) -> None:
-    """After a start that came to nothing: end what runs, and put on record what became of it."""
+    """After a start that came to nothing: end what runs, and put on record what became of it.
+
+    ``answered``: the request itself had succeeded before.
+    """
     reason = " ".join(str(error).split())[:200] or type(error).__name__
     if isinstance(error, MachineLostError):
         starts.mark(identity, StartOutcome.LOST, str(error.ending))
@@ -269,8 +277,20 @@ def _take_back(
             _end(found, identity, StartOutcome.FAILED, reason, say, how)
         except StillRunningError as failed:
             say(str(failed))
+    elif not answered and _may_come_to_be(error):
+        # Its line stays open: what is not there now may be in a minute, and `remote status` will tell.
+        say(
+            f"{found.name} is {now.value}, but the request for it was cut off, so it may still come to be; look with: "
+            "cudadent42 remote status"
+        )
     else:
         starts.mark(identity, StartOutcome.FAILED, reason)
+
+
+def _may_come_to_be(error: BaseException) -> bool:
+    """Whether the provider may go on with what was asked of it, after this error of the call."""
+    timed_out = isinstance(error, CloudError) and error.failure is Failure.TIMED_OUT
+    return timed_out or isinstance(error, gcloud.CutOffError)
 
 
 def _end(
@@ -364,12 +384,15 @@ def _lease(cloud: CloudRecord, found: Machine, remote: Remote) -> Lease:
     return Lease(cloud, found, Place(reach.connection(found, Reach(cloud.reach)), remote, raise_if_ended))
 
 
-def _called(found: Machine) -> str:
-    """What the provider calls the start that a machine runs from; empty where it cannot be asked."""
+def _put_ready_on_record(found: Machine, identity: str, say: Say) -> None:
+    """With what the provider calls the start that the machine runs from, where it can be asked."""
+    called = ""
+    with suppress(CloudError):
+        called = provider_start(machine.describe(found))
     try:
-        return provider_start(machine.describe(found))
-    except LabError:
-        return ""
+        starts.mark(identity, StartOutcome.READY, provider_start=called)
+    except LabError as error:
+        say(str(error))  # its request is on record, so it is not forgotten
 
 
 def _is_taken_over(lease: Lease, say: Say) -> bool:

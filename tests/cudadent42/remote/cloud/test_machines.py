@@ -13,6 +13,7 @@ from command_line import cudadent42, started
 from journal_lab import FRESH, LABELS, a_job, a_start, look, of
 from standin import BENCH, Cloud
 
+from cudadent42.commands.machines import show_machines
 from cudadent42.cost import rates
 from cudadent42.errors import UsageError
 from cudadent42.ledger import starts
@@ -86,6 +87,18 @@ def test_the_disk_of_a_fresh_one_is_not_forgotten(cloud: Cloud) -> None:
     assert cloud.names() == []
     assert of(begun).outcome is StartOutcome.DELETED
     assert look() == Survey((), ())
+
+
+def test_what_is_on_a_disk_is_had_back_by_starting_its_machine(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cloud.add(FRESH, status="RUNNING", labels=LABELS)
+    made = a_job(cloud, a_start(FRESH), FRESH)
+    show_machines(as_json=False)
+    assert capsys.readouterr().out.count(f"remote attach {made.job}\n") == 1
+    cloud.takes_away(FRESH, kind="guestTerminate")
+    show_machines(as_json=False)
+    assert f"remote attach {made.job} --start\n" in capsys.readouterr().out
 
 
 def test_one_that_was_lost_may_have_left_its_disk(cloud: Cloud) -> None:

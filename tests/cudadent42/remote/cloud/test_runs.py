@@ -17,7 +17,7 @@ from cudadent42.ledger import starts
 from cudadent42.ledger.starts import StartOutcome
 from cudadent42.remote import hosts, record, run
 from cudadent42.remote import job as jobs
-from cudadent42.remote.cloud import lease, machine, reach, runs
+from cudadent42.remote.cloud import creation, gcloud, lease, machine, reach, runs
 from cudadent42.remote.cloud.checks import prepare
 from cudadent42.remote.cloud.failures import CloudError, Failure
 from cudadent42.remote.cloud.machine import Machine
@@ -249,6 +249,26 @@ def test_one_with_a_run_that_was_not_brought_back_is_left_alone(lab: Lab) -> Non
     assert f"gce://{first} is left to {waiting.job}, which was not brought back yet" in lab.said
 
 
+@pytest.mark.parametrize("error", [gcloud.CutOffError(), CloudError(Failure.TIMED_OUT, "")])
+def test_what_may_still_come_to_be_stays_on_record(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """Not there at the look after a call that was cut off; the provider goes on with it."""
+
+    def cut_off(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(creation, "create", cut_off)
+    with pytest.raises(type(error)):
+        lab.run(lab.fresh())
+    assert lab.outcomes == [StartOutcome.REQUESTED]
+    [start] = starts.load()
+    assert f"{start.machine} is gone, but the request for it was cut off" in lab.text
+    lab.cloud.add(start.machine, status="RUNNING", labels={"cudadent42": "fresh"})
+    [found] = survey(rates.load(), datetime.now(timezone.utc)).started
+    assert found.word == "running"
+
+
 def test_a_driver_is_waited_for_and_missed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "DRIVER_S", 0.0)
     monkeypatch.setattr(jobs, "architectures", lambda place: ())
@@ -289,6 +309,20 @@ def test_an_instance_that_never_answers_is_stopped(lab: Lab, monkeypatch: pytest
     assert lab.outcomes == [StartOutcome.FAILED]
 
 
+def test_one_that_is_found_off_while_it_boots_is_over(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What did not answer was its sshd: the request for it has been carried out."""
+    lab.cloud.add()
+
+    def timed_out(*_: object) -> None:
+        machine.stop(Machine(machine.Provider.GCE, BENCH, "gcp-l4"))
+        raise CloudError(Failure.TIMED_OUT, "")
+
+    monkeypatch.setattr(reach, "wait", timed_out)
+    with pytest.raises(CloudError):
+        lab.run(lab.remote())
+    assert lab.outcomes == [StartOutcome.FAILED]
+
+
 def test_an_interrupt_while_it_boots_stops_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.cloud.add()
 
@@ -301,6 +335,32 @@ def test_an_interrupt_while_it_boots_stops_it(lab: Lab, monkeypatch: pytest.Monk
     assert lab.cloud.status() == "TERMINATED"
     assert lab.outcomes == [StartOutcome.FAILED]
     assert f"{BENCH} is stopped" in lab.said
+
+
+def test_an_interrupt_while_it_is_put_on_record_stops_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.cloud.add()
+
+    def interrupted(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lease, "provider_start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lab.run(lab.remote())
+    assert lab.cloud.status() == "TERMINATED"
+    assert lab.outcomes == [StartOutcome.FAILED]
+
+
+def test_what_the_provider_does_not_say_keeps_no_run_from_beginning(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.cloud.add()
+
+    def refuse(*_: object) -> str:
+        raise CloudError(Failure.PERMISSION, "")
+
+    monkeypatch.setattr(lease, "provider_start", refuse)
+    assert lab.run(lab.remote()).returned.exit_code == 0
+    assert lab.outcomes == [StartOutcome.STOPPED]
 
 
 def test_an_interrupted_run_goes_on_and_attach_brings_it_back_and_stops_the_machine(lab: Lab) -> None:

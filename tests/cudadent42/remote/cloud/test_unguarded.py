@@ -20,6 +20,7 @@ from cloud_lab import Lab, interrupt
 from command_line import ROOT, cudadent42, started, with_usual_signals
 from standin import BENCH, Cloud
 
+from cudadent42.commands import machines
 from cudadent42.commands.machines import agreed_terms
 from cudadent42.errors import MachineNotReadyError, UsageError
 from cudadent42.ledger import starts
@@ -30,7 +31,7 @@ from cudadent42.remote.address import parse
 from cudadent42.remote.cloud import machine, runs
 from cudadent42.remote.cloud.checks import prepare
 from cudadent42.remote.consent import Consent, agree_to_start
-from cudadent42.remote.hosts import Remote, get, make, save
+from cudadent42.remote.hosts import Remote, config_file, get, make, save
 
 SMALL = ("--suite", "small", "--case", "tiny", "--dtype", "fp32", "--device", "cpu", "--output-dir", "here")
 LIMIT = {"maxRunDuration": {"seconds": "28800"}, "instanceTerminationAction": "STOP"}
@@ -131,11 +132,39 @@ def test_it_is_asked_once(cloud: Cloud) -> None:
     assert "Start it, now and in future?" in heard[0]
 
 
+def test_it_is_kept_in_the_file_of_remotes(cloud: Cloud, tmp_path: Path) -> None:
+    words = ("remote", "add", "bench", BENCH, "--rate", "gcp-l4", "--unguarded-start")
+    assert cudadent42(*words, cwd=tmp_path).returncode == 0
+    assert "unguarded_start = true\n" in config_file().read_text()
+    assert get("bench").unguarded_start
+    for wrong in ('"yes"', "1", "[]"):
+        config_file().write_text(
+            f'[bench]\naddress = "{BENCH}"\nrate = "gcp-l4"\nunguarded_start = {wrong}\n'
+        )
+        with pytest.raises(UsageError, match="true or false for unguarded_start"):
+            get("bench")
+    config_file().write_text('[gpu]\naddress = "ssh://host"\nunguarded_start = true\n')
+    with pytest.raises(UsageError, match="only for a gce:// machine"):
+        get("gpu")
+
+
 def test_an_answer_is_not_kept_for_another_machine_of_that_name(cloud: Cloud) -> None:
     before = bench(cloud)
     save(make("bench", parse("gce://my-project/us-central1-a/another"), rate="gcp-l4"))
     agree_to_start(before, machine.of_address(parse(BENCH), "gcp-l4"), answering(True, []))
     assert not get("bench").unguarded_start
+
+
+@pytest.mark.parametrize(("typed", "agreed"), [("", False), ("y\n", True), ("Yes\n", True), ("no\n", False)])
+def test_who_does_not_answer_in_time_has_not_agreed(
+    monkeypatch: pytest.MonkeyPatch, typed: str, agreed: bool
+) -> None:
+    ours, theirs = os.pipe()
+    with open(ours) as stdin, open(theirs, "w") as keyboard:
+        keyboard.write(typed)
+        keyboard.flush()
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert machines._answered("Run there?", 0.0) is agreed
 
 
 def test_the_start_of_attach_is_agreed_on_too(lab: Lab) -> None:
