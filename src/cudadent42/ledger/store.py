@@ -271,6 +271,8 @@ def _replace_starts(connection: Connection) -> None:
     here = host()
     connection.execute(delete(machine_starts).where(machine_starts.c.host == here))
     rows = [{**asdict(start), "outcome": start.outcome.value, "host": here} for start in found]
+    for row in rows:
+        del row["provider_start"]  # it is for asking the provider, and the journal has it
     _insert(connection, machine_starts, rows)
 
 

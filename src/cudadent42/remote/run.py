@@ -25,6 +25,8 @@ from cudadent42.remote.copies import COPY_EVERY_S, copying
 from cudadent42.remote.hosts import Remote
 from cudadent42.remote.job import JobState, Place
 from cudadent42.remote.record import CloudRecord, JobRecord
+from cudadent42.remote.sky import cluster, keys
+from cudadent42.remote.sky.cluster import Cluster
 from cudadent42.remote.ssh import ConnectionLostError, connect
 from cudadent42.remote.tree import project_root, read_tree
 
@@ -55,10 +57,18 @@ class Returned:
 
 
 def place_of(remote: Remote) -> Place:
-    """The project's folder on ``remote``. Raises UsageError for one that is reached in another way."""
+    """The project's folder on ``remote``, whose host key is checked also where SkyPilot's alias switches that off.
+
+    Raises UsageError for a machine that is reached in another way.
+    """
     if not isinstance(remote.address, SshAddress):
         raise UsageError(f"{remote.name} is {remote.address}; expected a machine that ssh reaches by itself")
-    return Place(connect(remote.address), remote)
+    if not remote.start:
+        return Place(connect(remote.address), remote)
+    at_sky = Cluster(remote.name)
+    return Place(
+        connect(remote.address, keys.options(remote.start)), remote, lambda: cluster.raise_if_lost(at_sky)
+    )
 
 
 def run_on(
@@ -85,6 +95,9 @@ def run_on(
         tuple(arguments),
         datetime.now(timezone.utc).isoformat(),
         cloud=cloud,
+        folder=place.remote.folder,
+        address=str(place.remote.address) if cloud is None else "",
+        start=place.remote.start,
     )
     try:
         if persistently(lambda: jobs.send(place, tree), say, place.on_lost):

@@ -80,6 +80,12 @@ class Connection:
             self.address.destination,
         ]
 
+    def option(self, name: str) -> str | None:
+        """The value of a further option, without its quotes; as ssh has it, the first of that name holds."""
+        found = (value for key, _, value in (option.partition("=") for option in self.options) if key == name)
+        value = next(found, None)
+        return None if value is None else value.strip('"')
+
     def close(self) -> None:
         """End the shared connection, if there is one."""
         argv = self.argv()
@@ -228,11 +234,9 @@ def raise_if_lost(connection: Connection, code: int, errors: str) -> None:
     said = " ".join(errors.split())
     where = connection.address
     if "REMOTE HOST IDENTIFICATION HAS CHANGED" in errors:
-        host = where.host.strip("[]")
-        known_as = f"[{host}]:{where.port}" if where.port not in (None, _USUAL_PORT) else host
         raise HostKeyError(
             f"{where}: its host key is another than before, so this may not be the same machine; if it was made "
-            f"anew, remove the old key with: ssh-keygen -R {shlex.quote(known_as)}"
+            f"anew, remove the old key with: {_forgetting(connection)}"
         )
     if "Host key verification failed" in errors:
         port = f"-p {where.port} " if where.port else ""
@@ -242,3 +246,12 @@ def raise_if_lost(connection: Connection, code: int, errors: str) -> None:
     if "Permission denied" in errors:
         raise LabError(f"{where} lets nobody in with the keys that ssh offers: {said[-200:]}")
     raise ConnectionLostError(f"{where} cannot be reached: {said[-200:] or 'the connection ended'}")
+
+
+def _forgetting(connection: Connection) -> str:
+    """What removes the key that a machine is known by, for a user to type."""
+    where, file = connection.address, connection.option("UserKnownHostsFile")
+    host = where.host.strip("[]")
+    by_address = f"[{host}]:{where.port}" if where.port not in (None, _USUAL_PORT) else host
+    known_as = connection.option("HostKeyAlias") or by_address
+    return shlex.join(["ssh-keygen", *(["-f", file] if file else []), "-R", known_as])

@@ -101,7 +101,7 @@ def serve(
     )
     Path("/run/sshd").mkdir(exist_ok=True)
     process = subprocess.Popen([SSHD, "-D", "-e", "-f", str(config)], stderr=(folder / "sshd.log").open("wb"))
-    _await_port(port, process)
+    await_port(port, process)
     trust(keys, tmp_path, port, "host", monkeypatch)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(_short_folder(tmp_path)))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
@@ -149,7 +149,7 @@ def _short_folder(folder: Path) -> Path:
     return short
 
 
-def _await_port(port: int, process: subprocess.Popen[bytes]) -> None:
+def await_port(port: int, process: subprocess.Popen[bytes]) -> None:
     for _ in range(100):
         if process.poll() is not None:
             pytest.skip("sshd does not start here")
