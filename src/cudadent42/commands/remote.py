@@ -96,8 +96,25 @@ def add(
     remote = make(name, place, folder, python, after, rate, reach, results, unguarded_start)
     if remote.rate:
         rates.load().get(remote.rate)
+    _warn_of_waiting(remote)
     save(remote)
     print(f"{remote.name} is {remote.address}, kept in {config_file()}")
+
+
+def _warn_of_waiting(remote: Remote) -> None:
+    """Runs that wait to be brought back are looked for at the machine's present address (``record.remote_of``)."""
+    from cudadent42.remote.hosts import remotes
+    from cudadent42.remote.record import readable
+
+    before = remotes().get(remote.name)
+    if before is None or before.address == remote.address:
+        return
+    for known in readable()[0]:
+        if known.remote == remote.name and known.cloud is None and not known.fetched:
+            say(
+                f"{known.job} is not back yet; it was started when {remote.name} was {before.address}, and is looked "
+                f"for at {remote.address} now"
+            )
 
 
 @remote_app.command("list")
