@@ -18,8 +18,8 @@ from typing import TypeVar
 
 from cudadent42 import durable
 from cudadent42.errors import LabError, UsageError
+from cudadent42.remote import host_keys, record
 from cudadent42.remote import job as jobs
-from cudadent42.remote import record
 from cudadent42.remote.address import SshAddress
 from cudadent42.remote.copies import COPY_EVERY_S, copying
 from cudadent42.remote.hosts import Remote
@@ -57,14 +57,14 @@ class Returned:
 
 
 def place_of(remote: Remote) -> Place:
-    """The project's folder on ``remote``, whose host key is checked also where SkyPilot's alias switches that off.
+    """The project's folder on ``remote``, whose host key is checked also where an alias for ssh switches that off.
 
     Raises UsageError for a machine that is reached in another way.
     """
     if not isinstance(remote.address, SshAddress):
         raise UsageError(f"{remote.name} is {remote.address}; expected a machine that ssh reaches by itself")
     if not remote.start:
-        return Place(connect(remote.address), remote)
+        return Place(connect(remote.address, host_keys.options(remote.address)), remote)
     at_sky = Cluster(remote.name)
     return Place(
         connect(remote.address, keys.options(remote.start)), remote, lambda: cluster.raise_if_lost(at_sky)

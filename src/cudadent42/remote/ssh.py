@@ -239,13 +239,26 @@ def raise_if_lost(connection: Connection, code: int, errors: str) -> None:
             f"anew, remove the old key with: {_forgetting(connection)}"
         )
     if "Host key verification failed" in errors:
-        port = f"-p {where.port} " if where.port else ""
         raise HostKeyError(
-            f"{where}: its host key is not known; look at it once with: ssh {port}{shlex.quote(where.destination)}"
+            f"{where}: its host key is not known; look at it once with: {_looking(connection)}"
         )
     if "Permission denied" in errors:
         raise LabError(f"{where} lets nobody in with the keys that ssh offers: {said[-200:]}")
     raise ConnectionLostError(f"{where} cannot be reached: {said[-200:] or 'the connection ended'}")
+
+
+def _looking(connection: Connection) -> str:
+    """What shows a machine's key and asks whether to keep it, where we look for it; for a user to type."""
+    ours = {
+        name: connection.option(name)
+        for name in ("StrictHostKeyChecking", "UserKnownHostsFile", "HostKeyAlias")
+    }
+    if ours["StrictHostKeyChecking"]:
+        ours["StrictHostKeyChecking"] = "ask"  # their own configuration may accept any
+    port = ["-p", str(connection.address.port)] if connection.address.port else []
+    quoted = {name: f'"{value}"' if " " in value else value for name, value in ours.items() if value}
+    words = [word for name, value in quoted.items() for word in ("-o", f"{name}={value}")]
+    return shlex.join(["ssh", *port, *words, connection.address.destination])
 
 
 def _forgetting(connection: Connection) -> str:
