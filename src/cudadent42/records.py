@@ -284,6 +284,8 @@ class Comparison:
     """Blocks with a mark of disturbance."""
     left_out: int = 0
     """Of these, the blocks that do not count (``bench.compare.undisturbed``)."""
+    disturbances: tuple[str, ...] = ()
+    """The marks that there were, the most frequent first (``bench.conditions``)."""
 
     @property
     def measured_blocks(self) -> int:

@@ -97,8 +97,25 @@ def add(
     remote = make(name, place, folder, python, after, rate, reach, results, unguarded_start)
     if remote.rate:
         rates.load().get(remote.rate)
+    _warn_of_waiting(remote)
     save(remote)
     print(f"{remote.name} is {remote.address}, kept in {config_file()}")
+
+
+def _warn_of_waiting(remote: Remote) -> None:
+    """Runs that wait to be brought back are looked for at the machine's address, wherever that leads then."""
+    from cudadent42.remote.hosts import remotes
+    from cudadent42.remote.record import readable
+
+    before = remotes().get(remote.name)
+    if before is None or before.address == remote.address:
+        return
+    for known in readable()[0]:
+        if known.remote == remote.name and known.cloud is None and not known.fetched:
+            say(
+                f"{known.job} is not back yet; it was started when {remote.name} was {before.address}, and is looked "
+                f"for at {remote.address} now"
+            )
 
 
 @remote_app.command("list")
@@ -116,6 +133,8 @@ def list_remotes(as_json: JsonOption = False) -> None:
         return
     for remote in known.values():
         print(f"{remote.name:16}{remote.address}")
+    if not known:
+        print("no machine has a name yet; give one with: cudadent42 remote add NAME ADDRESS")
 
 
 @remote_app.command()
@@ -137,6 +156,8 @@ def jobs(as_json: JsonOption = False) -> None:
         return
     for record in known:
         print(f"{record.job}  {record.remote:16}{_word(record):24}{record.output}")
+    if not known:
+        print("no run was started elsewhere from here")
 
 
 @remote_app.command()
@@ -154,6 +175,8 @@ def status(
 
     if name is None:
         show_machines(as_json)
+        if not as_json:
+            _show_waiting()
         return
     place = _place(get(name))
     found, watch = far.jobs(place), watchdog.report(place)
@@ -163,6 +186,17 @@ def status(
     print("\n".join(f"{job}  {state.state.value}" for job, state in found.items()) or "nothing runs there")
     if watch is not None:
         print(watch.line())
+
+
+def _show_waiting() -> None:
+    """Runs on machines that are the user's own, which nobody started."""
+    from cudadent42.remote.record import readable
+
+    for known in readable()[0]:
+        if not known.fetched and known.cloud is None:
+            print(
+                f"{known.job} on {known.remote} is not back; how it is: cudadent42 remote status {known.remote}"
+            )
 
 
 @remote_app.command()
@@ -192,6 +226,8 @@ def attach(
     if record.fetched:
         print(f"{record.job} is back already, in {record.output}")
         return
+    if start and record.cloud is None:
+        fail(f"{record.remote} is no machine that --start could start; leave it out", ExitCode.USAGE)
     if record.cloud is not None:
         from cudadent42.commands.machines import consent_of
         from cudadent42.remote.cloud import runs
@@ -216,16 +252,31 @@ def stop(
     """End a run elsewhere. What it measured can still be brought back with attach."""
     from cudadent42.commands.machines import stop_everything
     from cudadent42.remote import job as far
-    from cudadent42.remote.record import find, remote_of
+    from cudadent42.remote.record import find, remote_of, save
 
     if everything:
         if job is not None:
             fail("expected a run or --all, not both", ExitCode.USAGE)
         stop_everything(as_json)
     record = find(job)
-    far.stop(_place(remote_of(record), record), record.job)
+    if record.fetched:
+        if as_json:
+            print_json({"ended": []})
+        else:
+            print(
+                f"{record.job} has ended and is not waited for any more; {_word(record)}, in {record.output}"
+            )
+        return
+    place = _place(remote_of(record), record)
+    far.stop(place, record.job)
+    is_there = far.state(place, record.job).state is not far.JobState.NONE
+    if not is_there:
+        save(replace(record, fetched=True))
     if as_json:
         print_json({"ended": [record.job]})
+        return
+    if not is_there:
+        print(f"{record.remote} knows no run {record.job}; it is not waited for any more")
         return
     print(f"{record.job} is ended; bring back what it measured with: cudadent42 remote attach {record.job}")
 

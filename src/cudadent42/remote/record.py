@@ -72,6 +72,11 @@ def save(record: JobRecord) -> None:
     write_text(folder / f"{record.job}.json", dumps(replace(record, schema_version=SCHEMA_VERSION)))
 
 
+def forget(job: str) -> None:
+    """Of a run that was put on record, and then could not be started."""
+    (jobs_folder() / f"{job}.json").unlink(missing_ok=True)
+
+
 def records() -> tuple[JobRecord, ...]:
     """All, the oldest first. Raises UsageError where one cannot be read."""
     known = [_read(path) for path in jobs_folder().glob("*.json")]

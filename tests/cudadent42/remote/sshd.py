@@ -75,11 +75,17 @@ def make_keys(folder: Path) -> Path:
 
 @contextmanager
 def serve(
-    keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tools_there: Path | None = None
+    keys: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tools_there: Path | None = None,
+    only: bool = False,
+    login: Path | None = None,
 ) -> Iterator[Server]:
     """sshd with a home of its own for who comes in; the ``ssh`` on PATH trusts its key.
 
-    Commands in ``tools_there`` hide the machine's own from who comes in.
+    Commands in ``tools_there`` hide the machine's own from who comes in; with ``only`` there are no others. ``login``
+    stands for the login shell: it finds what it is to do in ``$SSH_ORIGINAL_COMMAND``.
     """
     folder = tmp_path / "there"
     (folder / "home").mkdir(parents=True, exist_ok=True)
@@ -87,11 +93,11 @@ def serve(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     config = folder / "sshd_config"
-    path = f" PATH={tools_there}:{SYSTEM_PATH}" if tools_there else ""
+    path = f" PATH={tools_there}{'' if only else f':{SYSTEM_PATH}'}" if tools_there else ""
     config.write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {keys}/host\nAuthorizedKeysFile {keys}/user.pub\n"
         f"PidFile none\nStrictModes no\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin yes\n"
-        f"SetEnv HOME={folder}/home{path}\nMaxStartups 100\n"
+        f"SetEnv HOME={folder}/home{path}\nMaxStartups 100\n" + (f"ForceCommand {login}\n" if login else "")
     )
     Path("/run/sshd").mkdir(exist_ok=True)
     process = subprocess.Popen([SSHD, "-D", "-e", "-f", str(config)], stderr=(folder / "sshd.log").open("wb"))
