@@ -17,7 +17,12 @@ from cudadent42.remote.cloud import fate, gcloud
 from cudadent42.remote.cloud.machine import Machine, moment
 
 # https://cloud.google.com/compute/docs/instances/host-maintenance-overview#automatic-restart
-_BY_THE_PROVIDER = "compute.instances.automaticRestart"
+_BY_THE_PROVIDER = (
+    "compute.instances.automaticRestart",
+    "compute.instances.hostError",
+    "compute.instances.terminateOnHostMaintenance",
+)
+"""After one of these, where nobody is listed with a start, the provider started it."""
 _BY_SOMEBODY = ("start", "startWithEncryptionKey", "insert", "bulkInsert")
 
 
@@ -54,7 +59,7 @@ def taken_over(machine: Machine, description: dict[str, Any], start: MachineStar
     since = [item for item in operations if (moment(item.get("insertTime")) or latest) > latest]
     theirs = [item for item in since if item.get("operationType") in _BY_SOMEBODY]
     anew = bool(number) and number != str(description.get("id"))
-    if not anew and not theirs and any(item.get("operationType") == _BY_THE_PROVIDER for item in since):
+    if not anew and not theirs and any(item.get("operationType") in _BY_THE_PROVIDER for item in since):
         return None
     by = f" by {user}" if (user := _last_user(theirs)) else ""
     if anew:

@@ -137,9 +137,10 @@ class Cloud:
         address: str = BENCH,
         after: timedelta = timedelta(0),
         user: str = "colleague@example.org",
+        kind: str = "start",
         **parts: Any,
     ) -> None:
-        """Somebody stops an instance and starts it again, so long from now; the provider itself, without a user."""
+        """Somebody stops an instance and starts it again, so long from now; ``kind``: or the provider does."""
         key = address.removeprefix("gce://")
         instances = self.state["instances"]
         stopped, started = there(after), there(after + timedelta(minutes=1))
@@ -150,10 +151,10 @@ class Cloud:
             **parts,
         }
         operation = {
-            "operationType": "start" if user else "compute.instances.automaticRestart",
+            "operationType": kind,
             "targetLink": _link(key),
             "insertTime": started,
-            "user": user or "system",
+            "user": user if kind == "start" else "system",
         }
         self.change(instances=instances, operations=[operation, *self.state["operations"]])
 

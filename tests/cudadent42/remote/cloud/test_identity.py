@@ -19,6 +19,7 @@ from cudadent42.remote.stopping import stop_all
 
 KEY = BENCH.removeprefix("gce://")
 LATER = timedelta(hours=2)
+RESTART = "compute.instances.automaticRestart"
 
 
 def known_by_name(cloud: Cloud) -> str:
@@ -76,10 +77,11 @@ def test_a_clock_that_is_ahead_makes_no_machine_somebody_else_s(cloud: Cloud) ->
     assert [each.start.id for each in look().started] == [begun]
 
 
-def test_what_the_provider_restarts_itself_goes_on_being_ours(cloud: Cloud) -> None:
+@pytest.mark.parametrize("kind", [RESTART, "compute.instances.hostError"])
+def test_what_the_provider_restarts_itself_goes_on_being_ours(cloud: Cloud, kind: str) -> None:
     cloud.add(status="RUNNING")
     begun = known_by_name(cloud)
-    cloud.starts_again(after=LATER, user="")
+    cloud.starts_again(after=LATER, kind=kind)
     assert [each.start.id for each in look().started] == [begun]
     cloud.change(operations=[])  # it lists them for two weeks
     assert [each.start.id for each in look().started] == [begun]
@@ -91,7 +93,7 @@ def test_what_the_provider_restarted_after_somebody_else_had_started_it_is_their
     cloud.add(status="RUNNING")
     known_by_name(cloud)
     cloud.starts_again(after=LATER)
-    cloud.starts_again(after=LATER + LATER, user="")
+    cloud.starts_again(after=LATER + LATER, kind=RESTART)
     assert look().started == ()
 
 
@@ -189,7 +191,7 @@ def test_one_that_was_taken_for_lost_and_runs_is_shown(cloud: Cloud) -> None:
 def test_one_that_came_back_by_itself_is_shown(cloud: Cloud) -> None:
     cloud.add(status="RUNNING")
     begun = lost(cloud)
-    cloud.starts_again(after=LATER, user="")
+    cloud.starts_again(after=LATER, kind=RESTART)
     assert [each.start.id for each in look().started] == [begun]
 
 
