@@ -1,8 +1,14 @@
-# shellcheck shell=sh
+# shellcheck shell=sh disable=SC2154
 # The project's own Python environment. Sourced by run.sh and test.sh, which set $root; sets $python.
 #
 # CUDADENT42_PYTHON=/path/to/python3   use that Python as it is, with the packages it has, and install nothing
 # CUDADENT42_BASE_PYTHON=/path/to/python3   make .venv with that Python instead of the first that is found
+
+# quoted TEXT: as one word to copy into a shell.
+quoted() {
+    printf "'%s'" "$(printf '%s\n' "$1" | sed "s/'/'\\\\''/g")"
+}
+self=$(quoted "$0")
 
 # fail MESSAGE [LINE...]: the further lines are commands to copy.
 fail() {
@@ -21,7 +27,8 @@ is_recent() {
 find_base_python() {
     if [ -n "${CUDADENT42_BASE_PYTHON:-}" ]; then
         is_recent "$CUDADENT42_BASE_PYTHON" ||
-            fail "CUDADENT42_BASE_PYTHON=$CUDADENT42_BASE_PYTHON is not a Python of 3.10 or newer"
+            fail "CUDADENT42_BASE_PYTHON=$CUDADENT42_BASE_PYTHON is not a Python of 3.10 or newer. Name another, or none:" \
+                "  unset CUDADENT42_BASE_PYTHON"
         base=$CUDADENT42_BASE_PYTHON
         return
     fi
@@ -54,13 +61,13 @@ make_environment() {
             version=$("$base" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
             fail "$base has neither ensurepip nor pip, and pip could not be fetched; see above. Mend it with one of" \
                 "  sudo apt-get install python$version-venv" \
-                "  CUDADENT42_BASE_PYTHON=/path/to/another/python3 $0"
+                "  CUDADENT42_BASE_PYTHON=/path/to/another/python3 $self"
         }
         rm -rf "$fetched"
     else
         fail "$base lacks the module venv, so it cannot make an environment. Mend it with one of" \
             "  sudo apt-get install python3 python3-venv" \
-            "  CUDADENT42_BASE_PYTHON=/path/to/another/python3 $0"
+            "  CUDADENT42_BASE_PYTHON=/path/to/another/python3 $self"
     fi
 }
 
@@ -68,7 +75,8 @@ make_environment() {
 prepare_environment() {
     if [ -n "${CUDADENT42_PYTHON:-}" ]; then
         is_recent "$CUDADENT42_PYTHON" ||
-            fail "CUDADENT42_PYTHON=$CUDADENT42_PYTHON is not a Python of 3.10 or newer"
+            fail "CUDADENT42_PYTHON=$CUDADENT42_PYTHON is not a Python of 3.10 or newer. Name another, or none:" \
+                "  unset CUDADENT42_PYTHON"
         case $CUDADENT42_PYTHON in
             /*) python=$CUDADENT42_PYTHON ;;
             */*) python=$PWD/$CUDADENT42_PYTHON ;; # test.sh changes the folder
@@ -99,13 +107,19 @@ install_group() {
     fi
     echo "Installing the packages to $1 into .venv (once)" >&2
     if [ "$1" = run ]; then
-        set -- --editable "$root[ledger]"
+        set -- --editable "${root}[ledger]"
     else
         # Dependency groups need a recent pip.
         "$python" -m pip install $quiet 'pip>=25.1' >&2 || fail "pip could not be brought up to date; see above"
         set -- --group "$root/pyproject.toml:$1"
     fi
-    "$python" -m pip install $quiet --disable-pip-version-check --constraint "$root/constraints.txt" "$@" >&2 ||
-        fail "pip could not install the packages; see above. A Python that has torch can be used as it is:" \
-            "  CUDADENT42_PYTHON=/path/to/python3 $0"
+    log=$root/.venv/pip.log
+    rm -f "$log"
+    "$python" -m pip install $quiet --disable-pip-version-check --constraint "$root/constraints.txt" --log "$log" "$@" >&2 && return
+    if grep -qs 'No space left on device' "$log"; then
+        fail "there was no space left for the packages, in $root or for temporary files (${TMPDIR:-/tmp}). Make some, or" \
+            "name a folder with more for the latter:" "  TMPDIR=/path/to/a/folder $self"
+    fi
+    fail "pip could not install the packages; see above. A Python that has torch can be used as it is:" \
+        "  CUDADENT42_PYTHON=/path/to/python3 $self"
 }

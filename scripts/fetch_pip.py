@@ -4,6 +4,7 @@ For a Python without pip and ensurepip. A wheel of pip can be run as it is: ``py
 $PIP_INDEX_URL is honoured. Reference: the simple repository API as HTML, which every index serves (PEP 503).
 """
 
+import base64
 import hashlib
 import html.parser
 import os
@@ -12,7 +13,6 @@ import sys
 import urllib.parse
 import urllib.request
 
-INDEX = os.environ.get("PIP_INDEX_URL") or "https://pypi.org/simple/"  # pip's own default
 TIMEOUT_S = 30
 WHEEL = re.compile(r"pip-(\d+(?:\.\d+)*)-py3-none-any\.whl")  # no pre-releases
 
@@ -57,9 +57,26 @@ def newest(address: str) -> "tuple[str, str]":
 
 
 def read(address: str) -> bytes:
-    with urllib.request.urlopen(address, timeout=TIMEOUT_S) as answer:
+    request = urllib.request.Request(address)
+    if LOGIN and urllib.parse.urlsplit(address)[:2] == urllib.parse.urlsplit(INDEX)[:2]:
+        # Not where it redirects to, nor where its links lead.
+        request.add_unredirected_header("Authorization", "Basic " + LOGIN)
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
         content: bytes = answer.read()
     return content
+
+
+def split_login(address: str) -> "tuple[str, str]":
+    """An index's address without the name and password that it may hold, and those as HTTP's basic login has them."""
+    scheme, separator, rest = address.partition("://")
+    host, slash, path = rest.partition("/")
+    login, _, host = host.rpartition("@")
+    name, _, password = login.partition(":")
+    words = f"{urllib.parse.unquote(name)}:{urllib.parse.unquote(password)}" if login else ""
+    return scheme + separator + host + slash + path, base64.b64encode(words.encode()).decode()
+
+
+INDEX, LOGIN = split_login(os.environ.get("PIP_INDEX_URL") or "https://pypi.org/simple/")  # pip's own default
 
 
 def main() -> int:

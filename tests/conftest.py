@@ -8,10 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from cudadent42.git import REPOSITORY_VARIABLES
+
 
 def pytest_configure(config: pytest.Config) -> None:
     # The runs of tests do not belong into the ledger of whoever starts them; those about the ledger name their own.
     os.environ["CUDADENT42_LEDGER"] = "none"
+    # In a hook of git, tests that make repositories would make their commits in the one that the hook is of.
+    for name in REPOSITORY_VARIABLES:
+        os.environ.pop(name, None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import hashlib
 import http.server
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -54,6 +56,80 @@ def test_no_network_is_the_one_reason(checkout: Path) -> None:
     assert not (checkout / ".venv").exists()
 
 
+def test_an_indexs_password_is_not_shown(checkout: Path) -> None:
+    done = bootstrap(checkout, PIP_INDEX_URL="http://user:pass%40word@127.0.0.1:9/simple")
+    assert "http://127.0.0.1:9/simple cannot be reached: " in done.stderr
+    assert "refused" in done.stderr  # by the host, and not since there is none called "user:..."
+    assert "pass" not in done.stderr + done.stdout
+
+
+def test_a_python_that_is_named_is_used_as_it_is(checkout: Path) -> None:
+    done = bootstrap(
+        checkout, "--no-preflight", CUDADENT42_PYTHON=sys.executable, PIP_INDEX_URL="http://127.0.0.1:9"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert not (checkout / ".venv").exists()
+    done = bootstrap(checkout, CUDADENT42_PYTHON="/nowhere/python")
+    assert done.returncode == 4
+    assert "CUDADENT42_PYTHON=/nowhere/python is not a Python of 3.10" in done.stderr
+
+
+def test_nothing_is_written_through_a_link_that_waits_in_the_folder_of_others(
+    checkout: Path, tmp_path: Path
+) -> None:
+    """The folder above a cache that is not there yet may be one like /tmp."""
+    (tmp_path / "shared").mkdir()
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    plant = 'ln -s "$1" "$2/.cudadent42-probe-$$" && exec "$3/tools/bootstrap.sh" --device cpu'
+    done = subprocess.run(
+        ["sh", "-c", plant, "sh", str(victim), str(tmp_path / "shared"), str(checkout)],
+        env=os.environ
+        | {"FLASHMOE_CACHE_DIR": f"{tmp_path}/shared/mine", "PIP_INDEX_URL": "http://127.0.0.1:9/simple"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "cannot be reached" in done.stderr  # it went on: the folder can be written
+    assert victim.read_text() == "kept"
+
+
+def test_a_file_system_whose_name_has_spaces(checkout: Path, tmp_path: Path) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    line = "//server/our share 976762584 126743552 850019032      13% /mnt/our disk"
+    (tools / "df").write_text(
+        f"#!/bin/sh\necho 'Filesystem 1024-blocks Used Available Capacity Mounted on'\necho '{line}'\n"
+    )
+    (tools / "df").chmod(0o755)
+    done = bootstrap(
+        checkout, PATH=f"{tools}:{os.environ['PATH']}", PIP_INDEX_URL="http://127.0.0.1:9/simple"
+    )
+    assert "cannot be reached" in done.stderr, done.stderr
+
+
+def test_a_read_only_folder_and_what_to_do(checkout: Path, tmp_path: Path) -> None:
+    """What is told is copied into a shell as it is, wherever the project lies."""
+    mounted = tmp_path / "it's $(touch bad)"
+    mounted.mkdir()
+    command = (
+        'mount -t tmpfs none "$1" && cp -r "$2/." "$1/" && mount -o remount,ro "$1" && cd "$3" || exit; '
+        '"$1/tools/bootstrap.sh" 2>told; code=$?; cat told >&2; [ "$code" -ne 4 ] || sh -c "$(tail -n 1 told)"'
+    )
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", command, "sh", str(mounted), str(checkout), str(tmp_path)],
+        env=os.environ | {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if "error" not in done.stderr:
+        pytest.skip(f"no mounts here: {done.stderr.strip()}")
+    assert "cannot be written, and the environment goes there" in done.stderr
+    assert "cannot be reached" in done.stderr  # the copy began, and got further
+    assert not list(tmp_path.rglob("bad"))
+
+
 def test_a_home_that_cannot_be_written(checkout: Path) -> None:
     done = bootstrap(checkout, HOME="/proc/nobody", XDG_CACHE_HOME="", FLASHMOE_CACHE_DIR="")
     assert done.returncode == 4
@@ -89,6 +165,43 @@ def test_no_python_and_no_right_to_install_one(checkout: Path, tmp_path: Path) -
     assert done.returncode == 4
     assert "this user cannot install one" in done.stderr
     assert "apt-get install python3 python3-venv" in done.stderr
+
+
+def test_one_source_of_packages_that_fails_is_no_reason(checkout: Path, tmp_path: Path) -> None:
+    """As a vendor's, whose key is out of date; and a fresh machine is busy with updates of its own, which end."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    names = (
+        "awk",
+        "cat",
+        "cksum",
+        "df",
+        "dirname",
+        "env",
+        "grep",
+        "rm",
+        "sed",
+        "sh",
+        "tail",
+        "mktemp",
+        "head",
+        "uname",
+    )
+    for name in names:
+        (tools / name).symlink_to(shutil.which(name) or f"/bin/{name}")
+    ln = shutil.which("ln")
+    (tools / "apt-get").write_text(
+        f'#!/bin/sh\necho "$@" >>"{tmp_path}/asked"\n[ "$1" = install ] || exit 100\n'
+        f'{ln} -s "{sys.executable}" "{tools}/python3"\n'
+    )
+    (tools / "id").write_text("#!/bin/sh\necho 0\n")
+    for name in ("apt-get", "id"):
+        (tools / name).chmod(0o755)
+    done = bootstrap(checkout, PATH=str(tools), PIP_INDEX_URL="http://127.0.0.1:9/simple")
+    assert "cannot be reached" in done.stderr, done.stderr  # it has Python, and went on
+    update, install = (tmp_path / "asked").read_text().splitlines()
+    assert update.startswith("update")
+    assert "DPkg::Lock::Timeout=" in install
 
 
 @pytest.mark.parametrize("arguments", [("--fast",), ("--device=tpu",)])
@@ -163,6 +276,71 @@ def test_a_wheel_that_was_tampered_with_is_refused(index: tuple[Path, str], tmp_
     assert done.returncode == 1
     assert "SHA-256 differs" in done.stderr
     assert not (tmp_path / PACKAGE_NAME).exists()
+
+
+class _Asked(_Quiet):
+    """Keeps what each request brought along; sends those for wheels elsewhere where it is told to."""
+
+    logins: ClassVar[list[tuple[str, str | None]]] = []
+    elsewhere: ClassVar[str] = ""
+
+    def do_GET(self) -> None:
+        self.logins.append((self.path, self.headers["Authorization"]))
+        if self.elsewhere and self.path.endswith(".whl") and self.headers["Host"] not in self.elsewhere:
+            self.send_response(302)
+            self.send_header("Location", self.elsewhere + self.path)
+            self.end_headers()
+            return
+        super().do_GET()
+
+
+def test_an_index_that_wants_a_password_gets_it_and_nobody_else(
+    index: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = index
+    publish(folder, b"a wheel", hashlib.sha256(b"a wheel").hexdigest())
+    monkeypatch.setattr(_Asked, "logins", [])
+    handler = functools.partial(_Asked, directory=str(folder))
+    with (
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server,
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as other,
+    ):
+        for each in (server, other):
+            threading.Thread(target=each.serve_forever, daemon=True).start()
+        monkeypatch.setattr(_Asked, "elsewhere", f"http://127.0.0.1:{other.server_port}")
+        done = fetch(tmp_path, f"http://me:pass%40word@127.0.0.1:{server.server_port}/simple/")
+        for each in (server, other):
+            each.shutdown()
+    assert done.returncode == 0, done.stderr
+    login = "Basic " + base64.b64encode(b"me:pass@word").decode()
+    wheel = f"/{PACKAGE_NAME}"
+    assert _Asked.logins == [("/simple/pip/", login), (wheel, login), (wheel, None)]
+
+
+SMALL_DISK = """#!/bin/sh
+# Stands for a Python whose pip runs out of space half-way.
+case $* in
+    *"-m venv"*) mkdir -p "$4/bin" && cp "$0" "$4/bin/python" ;;
+    *"pip install"*)
+        while [ "$1" != --log ]; do shift; done
+        echo "OSError: [Errno 28] No space left on device: 'x'" | tee "$2" >&2
+        exit 1
+        ;;
+esac
+"""
+
+
+def test_space_that_runs_out_half_way(checkout: Path, index: tuple[Path, str], tmp_path: Path) -> None:
+    """pip unpacks in the folder for temporary files, which is often a small one of its own."""
+    python = tmp_path / "python"
+    python.write_text(SMALL_DISK)
+    python.chmod(0o755)
+    done = bootstrap(
+        checkout, CUDADENT42_BASE_PYTHON=str(python), PIP_INDEX_URL=index[1], TMPDIR=str(tmp_path)
+    )
+    assert done.returncode == 4
+    assert f"no space left for the packages, in {checkout} or for temporary files ({tmp_path})" in done.stderr
+    assert "  TMPDIR=/path/to/a/folder '" in done.stderr
 
 
 def test_an_index_without_pip(index: tuple[Path, str], tmp_path: Path) -> None:

@@ -101,6 +101,35 @@ def test_a_workflow_puts_nobodys_text_into_a_shell() -> None:
         assert not [step for step in steps(workflow) if "${{" in step.get("run", "")]
 
 
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
+def test_a_workflow_runs_what_was_looked_at_and_may_only_read(workflow: Path) -> None:
+    """A tag can be moved to another commit; a token that may write is one that can be stolen."""
+    lines = workflow.read_text().splitlines()
+    uses = [line.split("uses:")[1].strip() for line in lines if "uses:" in line]
+    assert len(uses) == len([step for step in steps(workflow) if "uses" in step])
+    assert [use for use in uses if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", use)] == []
+    document = yaml.safe_load(workflow.read_text())
+    assert document["permissions"] == {"contents": "read"}
+    assert not [job for job in document["jobs"].values() if "permissions" in job]
+    checkouts = [step for step in steps(workflow) if step.get("uses", "").startswith("actions/checkout@")]
+    assert [step["with"]["persist-credentials"] for step in checkouts] == [False]
+
+
+def test_pins_do_not_grow_old() -> None:
+    (update,) = yaml.safe_load((ROOT / ".github/dependabot.yml").read_text())["updates"]
+    assert (update["package-ecosystem"], update["directory"]) == ("github-actions", "/")
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
+def test_no_exit_code_is_taken_for_a_pass(workflow: Path) -> None:
+    """Least of all 6, of a gate that could not be decided."""
+    document = yaml.safe_load(workflow.read_text())
+    assert not [job for job in document["jobs"].values() if job.get("continue-on-error")]
+    for step in steps(workflow):
+        assert not step.get("continue-on-error")
+        assert not re.search(r"[|;]|set \+e", step.get("run", "")), step["run"]
+
+
 def test_the_gpu_workflow_runs_no_code_of_a_fork() -> None:
     document = yaml.safe_load((ROOT / ".github/workflows/gpu.yml").read_text())
     job = document["jobs"]["gpu"]

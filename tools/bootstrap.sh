@@ -40,13 +40,15 @@ say() {
 }
 
 can_write() {
-    probe=$1/.cudadent42-probe-$$
-    (umask 077 && : >"$probe") 2>/dev/null && rm -f "$probe"
+    # By a name that nobody can have put there before: the folder may be one that others write to as well.
+    probe=$(mktemp "$1/.cudadent42-probe-XXXXXX" 2>/dev/null) && rm -f "$probe"
 }
 
 # GiB that an environment takes: torch for CUDA brings its libraries along.
 CPU_GIB=3
 CUDA_GIB=10
+# How long another program of the system's packages is waited for.
+APT_LOCK_S=300
 
 has_gpu() {
     case $device in
@@ -58,7 +60,7 @@ has_gpu() {
 
 check_folder() {
     can_write "$root" || fail "$root cannot be written, and the environment goes there. Copy the project to a folder" \
-        "that can, for example" "  cp -r '$root' /tmp/cudadent42 && /tmp/cudadent42/tools/bootstrap.sh"
+        "that can, for example" "  copy=\$(mktemp -d) && cp -r $(quoted "$root/.") \"\$copy\" && \"\$copy/tools/bootstrap.sh\""
     home=${HOME:-}
     cache=${FLASHMOE_CACHE_DIR:-${XDG_CACHE_HOME:-$home/.cache}}
     while [ -n "$cache" ] && [ ! -d "$cache" ]; do
@@ -73,10 +75,13 @@ check_space() {
     if has_gpu; then
         needed=$CUDA_GIB
     fi
-    free=$(df -Pk "$root" | awk 'NR == 2 { print int($4 / 1048576) }')
+    # What stands before the percentage; the names around may have spaces in them.
+    free=$(df -Pk "$root" 2>/dev/null | sed -n '2s/.* \([0-9][0-9]*\)  *[0-9]*%.*/\1/p')
+    [ -n "$free" ] || return 0 # this file system does not say
+    free=$((free / 1048576))
     [ "$free" -ge "$needed" ] ||
         fail "$free GiB are free at $root; the environment takes $needed. Make space, or copy the project elsewhere:" \
-            "  df -h '$root'"
+            "  df -h $(quoted "$root")"
 }
 
 check_network() {
@@ -107,21 +112,22 @@ has_python() {
 
 bring_python() {
     command -v apt-get >/dev/null 2>&1 ||
-        fail "there is no Python of 3.10 or newer, and no apt-get to install one with. Install it, then run again:" "  $0"
+        fail "there is no Python of 3.10 or newer, and no apt-get to install one with. Install it, then run again:" "  $self"
     as_root true || fail "there is no Python of 3.10 or newer, and this user cannot install one. As an administrator:" \
         "  apt-get install python3 python3-venv ca-certificates"
     say 'Installing Python with apt-get'
     log=$(mktemp)
-    if ! { as_root env DEBIAN_FRONTEND=noninteractive apt-get update --quiet &&
-        as_root env DEBIAN_FRONTEND=noninteractive apt-get install --quiet --yes --no-install-recommends \
-            python3 python3-venv ca-certificates; } >"$log" 2>&1; then
+    # A source that fails is no reason, if the others have Python. A fresh machine is often busy with its own updates.
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get update --quiet >"$log" 2>&1 || say 'apt-get update had errors'
+    if ! as_root env DEBIAN_FRONTEND=noninteractive apt-get install --quiet --yes --no-install-recommends \
+        --option "DPkg::Lock::Timeout=$APT_LOCK_S" python3 python3-venv ca-certificates >>"$log" 2>&1; then
         tail -n 15 "$log" >&2
         rm -f "$log"
-        fail 'apt-get could not install Python; its last lines are above. When that is mended, run again:' "  $0"
+        fail 'apt-get could not install Python; its last lines are above. When that is mended, run again:' "  $self"
     fi
     rm -f "$log"
     has_python || fail "this system's python3 is $(python3 --version 2>&1); 3.10 or newer is needed. Name another:" \
-        "  CUDADENT42_BASE_PYTHON=/path/to/python3 $0"
+        "  CUDADENT42_BASE_PYTHON=/path/to/python3 $self"
 }
 
 bring_compiler() {
@@ -131,7 +137,7 @@ bring_compiler() {
     say 'Installing a C++ compiler into .venv (the ziglang wheel)'
     "$python" -m pip install --quiet --disable-pip-version-check --constraint "$root/constraints.txt" \
         --editable "${root}[compiler]" >&2 || fail 'pip could not install a compiler; see above. Install one and run again:' \
-        '  apt-get install g++' "  $0"
+        '  apt-get install g++' "  $self"
 }
 
 bring_gpu_watch() {
@@ -149,6 +155,13 @@ ready_stamp() {
     echo "$root $device $(cat "$root/pyproject.toml" "$root/constraints.txt" | cksum)"
 }
 
+# A Python that is named is used as it is: nothing is made or installed.
+if [ -n "${CUDADENT42_PYTHON:-}" ]; then
+    check_folder
+    prepare_environment ""
+    [ -n "$preflight" ] || exit 0
+    exec "$python" -m cudadent42 preflight --device "$device"
+fi
 if ! is_ready; then
     check_folder
     has_python || bring_python

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import sys
 
 from cudadent42.errors import ExitCode
@@ -20,7 +21,7 @@ def main() -> int:
         return command.main_on_bare_python(sys.argv[2:])
     print(
         f"error: {sys.executable} lacks {missing}. See all that is missing with\n"
-        f"  {sys.executable} -m cudadent42 preflight",
+        f"  {shlex.quote(sys.executable)} -m cudadent42 preflight",
         file=sys.stderr,
     )
     return ExitCode.NOT_READY

@@ -149,7 +149,7 @@ def _main() -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without × and – is no reason to fail
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup has it ignored
             signal.signal(number, _interrupt)
     try:
@@ -162,7 +162,12 @@ def _main() -> int:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    """Being told to end (a closed connection, a batch system's limit) is like Ctrl-C: nothing is lost."""
+    """Being told to end (a closed connection, a batch system's limit) is like Ctrl-C: nothing is lost.
+
+    Who closes a terminal sends SIGHUP more than once (the shell, then the kernel). That must not cut off what the first
+    interrupt began, such as the end of a machine; only a second Ctrl-C or SIGTERM does.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 

@@ -12,7 +12,7 @@ from cudadent42 import implementations
 from cudadent42.errors import UsageError
 from cudadent42.native import specification
 from cudadent42.records import Plan
-from cudadent42.source import git
+from cudadent42.source import ask
 
 _SHORT = 8
 _HEADERS = ("*.h", "*.hpp", "*.cuh")
@@ -77,11 +77,11 @@ def _of_files(files: Sequence[Path]) -> KernelSource:
 
 def _commit(files: Sequence[Path]) -> str:
     folder = files[0].resolve().parent
-    tracked = git(folder, "ls-files", "--error-unmatch", "--", *(str(path.resolve()) for path in files))
-    changed = git(folder, "status", "--porcelain", "--untracked-files=no")
+    tracked = ask(folder, "ls-files", "--error-unmatch", paths=[str(path.resolve()) for path in files])
+    changed = ask(folder, "status", "--porcelain", "--untracked-files=no")
     if tracked is None or changed is None or changed.strip():
         return ""
-    return (git(folder, "rev-parse", "HEAD") or "").strip()
+    return (ask(folder, "rev-parse", "--verify", "HEAD") or "").strip()
 
 
 def _package(name: str) -> str:

@@ -98,7 +98,7 @@ MaxCostOption = Annotated[
     ),
 ]
 YesOption = Annotated[
-    bool, typer.Option("--yes", help="With --max-cost: run for what it is estimated at, if that is more.")
+    bool, typer.Option("--yes", help="Agree beforehand to what else is asked about costs, or refused.")
 ]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]

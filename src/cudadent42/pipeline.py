@@ -22,6 +22,7 @@ from cudadent42.preflight.runner import chosen_device, gather, inspect
 from cudadent42.preflight.text import troubles
 from cudadent42.progress import Observer
 from cudadent42.records import BenchReport, BuildReport, MachineReport, Plan, Results, VerifyReport, Version
+from cudadent42.registry import get, registry
 from cudadent42.runs import RunWriter, check_output, create_default_folder
 from cudadent42.source import revision
 from cudadent42.worker import LostError, Worker, measure_peaks, run_stage
@@ -98,7 +99,7 @@ def prepare(request: Request, observer: Observer) -> Prepared:
         runs_elsewhere = implementations.is_plug_in(name) and not implementations.is_kernel_file(name)
         if runs_elsewhere or name in plan.versions:
             continue  # the worker's business: this process runs no code but its own
-        reason = implementations.why_not(implementations.get(name, plan.operation), plan.device)
+        reason = implementations.why_not(get(name, plan.operation), plan.device)
         if reason:
             raise UsageError(f"{name} cannot run on {plan.device}: {reason}")
     return Prepared(plan, machine)
@@ -106,7 +107,7 @@ def prepare(request: Request, observer: Observer) -> Prepared:
 
 def _plan(request: Request, device: str) -> Plan:
     """Raises UsageError where the request does not make a plan, or its gates do not fit the plan."""
-    plan = make_plan(request.choices, device, implementations.registry)
+    plan = make_plan(request.choices, device, registry)
     if request.versions:
         plan = for_versions(plan, request.versions)
     if request.gate:

@@ -284,6 +284,8 @@ class Comparison:
     """Blocks with a mark of disturbance."""
     left_out: int = 0
     """Of these, the blocks that do not count (``bench.compare.undisturbed``)."""
+    disturbances: tuple[str, ...] = ()
+    """The marks that there were, the most frequent first (``bench.conditions``)."""
 
     @property
     def measured_blocks(self) -> int:
@@ -316,5 +318,5 @@ class Results:
     peaks: dict[str, float] = field(default_factory=dict)
     """Ceilings measured in this run: ``fp32_gflops``, ``bf16_gflops``, ``copy_gbps``."""
     detectable_effect: float = math.nan
-    """Smallest relative difference that a typical case of this run would have shown four times out of five.
-    """
+    """Smallest relative difference that a typical case of this run would have told from none four times out of five;
+    to be called faster or slower it has to exceed the margin by as much."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cudadent42 import git
 from cudadent42.serialise import decode
 
 SOURCE_FILE = ".source.json"
 """In a working tree that was sent to another machine: the revision that it was sent from. No repository is there."""
 _DIFF_LIMIT = 256 * 1024
 _TIMEOUT_S = 10
+_PLAIN_DIFF = ("--no-ext-diff", "--no-color", "--src-prefix=a/", "--dst-prefix=b/")
+"""Whatever the user's configuration makes of a diff: it is kept as one that can be applied."""
 
 
 @dataclass(frozen=True)
@@ -34,20 +37,23 @@ def revision() -> Revision | None:
     """The revision of this package's source tree; None where it is installed elsewhere or git is missing."""
     package = Path(__file__).resolve().parent
     # A virtual environment inside somebody's repository is not that repository's source.
-    if git(package, "ls-files", "--error-unmatch", Path(__file__).name) is None:
+    if ask(package, "ls-files", "--error-unmatch", paths=(Path(__file__).name,)) is None:
         return _sent_with(package.parent.parent)
     return revision_of(package)
 
 
 def revision_of(folder: Path) -> Revision | None:
     """The revision of the git working tree that ``folder`` is in; None without one, or without commits."""
-    commit = git(folder, "rev-parse", "HEAD")
+    commit = ask(folder, "rev-parse", "--verify", "HEAD")
     if commit is None:
         return None
-    branch = git(folder, "symbolic-ref", "--quiet", "--short", "HEAD") or ""
-    root = Path((git(folder, "rev-parse", "--show-toplevel") or str(folder)).strip())
-    diff = git(root, "diff", "--no-ext-diff", "HEAD") or ""
-    untracked = (git(root, "ls-files", "--others", "--exclude-standard") or "").splitlines()
+    branch = ask(folder, "symbolic-ref", "--quiet", "--short", "HEAD") or ""
+    try:
+        root = git.root(folder)
+    except git.GitError:
+        root = folder
+    diff = ask(root, "diff", *_PLAIN_DIFF, "HEAD") or ""
+    untracked = (ask(root, "ls-files", "--others", "--exclude-standard") or "").splitlines()
     return Revision(
         commit=commit.strip(),
         branch=branch.strip(),
@@ -66,16 +72,9 @@ def _sent_with(root: Path) -> Revision | None:
         return None
 
 
-def git(folder: Path, *arguments: str) -> str | None:
+def ask(folder: Path, *words: str, paths: Sequence[str] | None = None) -> str | None:
     """What git prints; None where it fails, or is missing."""
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            timeout=_TIMEOUT_S,
-            check=True,
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.SubprocessError):
+        return git.text(folder, *words, paths=paths, timeout_s=_TIMEOUT_S)
+    except git.GitError:
         return None
-    return done.stdout.decode("utf-8", errors="replace")

@@ -9,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from cudadent42.bench.margin import smallest_called
 from cudadent42.records import BuildReport, Comparison, Results, Verdict, VerifiedCase, VerifyReport
 from cudadent42.report.notices import cautions
 from cudadent42.report.view import Tone
@@ -72,7 +73,8 @@ def verdict_line(results: Results) -> str:
     if math.isfinite(results.noise_floor):
         line += f", noise floor {results.noise_floor:.1%}"
     if results.verdict in (Verdict.EQUAL, Verdict.UNDECIDED) and math.isfinite(results.detectable_effect):
-        line += f"; in a typical cell a difference of {results.detectable_effect:.1%} would have shown"
+        called = smallest_called(results.detectable_effect, results.margin)
+        line += f"; in a typical cell a difference of {called:.1%} would have been called"
     timed = {f"{row.name}/{row.dtype}" for row in results.cases}
     # Keys are name/dtype or name/dtype/implementation, and an implementation may be a path.
     left_out = {"/".join(key.split("/")[:2]) for key in results.skipped} - timed

@@ -18,11 +18,12 @@ from cudadent42.cases import Case
 from cudadent42.device import synchronize, use_device, use_threads
 from cudadent42.dtypes import DTYPES
 from cudadent42.events import LOADING, Alive, CaseVerified, Doing, Event, Progress, Skipped
-from cudadent42.implementations import NOT_DONE, Call, Implementation, get, is_strict, why_not
+from cudadent42.implementations import NOT_DONE, Call, Implementation, why_not
 from cudadent42.norms import error_norms
 from cudadent42.operations import numerics
 from cudadent42.operations.interface import HardInput, Inputs, OnChunk
 from cudadent42.records import ErrorNorms, Plan, VerifiedCase, VerifyReport
+from cudadent42.registry import get, is_strict
 
 ERROR_FACTOR = 2.0
 """How many times PyTorch's error is allowed."""

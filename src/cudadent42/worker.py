@@ -40,8 +40,8 @@ from cudadent42.events import (
     WorkerLost,
     from_line,
 )
-from cudadent42.implementations import registry
 from cudadent42.records import BenchReport, BuildFailure, BuildReport, Plan, VerifiedCase, VerifyReport
+from cudadent42.registry import registry
 from cudadent42.serialise import dumps, loads
 from cudadent42.worker_process import ACKNOWLEDGE, DEVICE_LOST_EXIT, NOTE_BYTES, Request
 

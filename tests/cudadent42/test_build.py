@@ -6,15 +6,13 @@ from pathlib import Path
 import pytest
 
 from cudadent42.build import build, build_for, choose_device
-from cudadent42.cases import AttentionCase, MoeCase
+from cudadent42.cases import AttentionCase
 from cudadent42.errors import MachineNotReadyError, UsageError
-from cudadent42.implementations import registry
 from cudadent42.operations.attention import ATTENTION
-from cudadent42.operations.moe import MOE
 from cudadent42.plan import Choices, make_plan
 from cudadent42.preflight.toolchain import nvrtc_version
+from cudadent42.registry import registry
 from cudadent42.tables import build_line, build_tables, recipe_lines
-from flashmoe_science import cuda
 
 
 class Progress:
@@ -51,17 +49,6 @@ def test_only_what_the_cases_can_lead_to_is_built() -> None:
         kept = {kernel.macros["HEAD_DIM"] for kernel in found if kernel.function == function}
         assert kept == {min(size for size in sizes if size >= 72)}
     assert ATTENTION.needed(kernels, [replace(case, dtype="fp32"), replace(case, head_dim=512)]) == []
-
-
-def test_a_race_of_versions_builds_those_of_its_operation_out_of_all() -> None:
-    """A version's backend lists the kernels of every operation."""
-    every = cuda.kernels(["sm_80"])
-    attention = AttentionCase("c", "bf16", 1, 1, 1, 64, 64, 64)
-    layer = MoeCase("layer", "bf16", 16, 2048, 768, 128, 8)
-    assert ATTENTION.needed(every, [attention]) == ATTENTION.needed(
-        ATTENTION.cuda_kernels(["sm_80"]), [attention]
-    )
-    assert MOE.needed(every, [layer]) == MOE.needed(MOE.cuda_kernels(["sm_80"]), [layer])
 
 
 def test_nothing_is_built_for_a_race_without_our_kernels() -> None:

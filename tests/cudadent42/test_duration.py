@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from cudadent42 import implementations
 from cudadent42.duration import estimate_s
 from cudadent42.plan import Choices, make_plan
 from cudadent42.records import Plan
+from cudadent42.registry import registry
 from cudadent42.serialise import decode
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks/results"
@@ -31,7 +31,7 @@ def test_no_run_on_record_took_longer_than_estimated(path: Path) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 def test_more_work_takes_longer_and_a_budget_bounds_it(device: str) -> None:
-    plan = make_plan(Choices("default"), device, implementations.registry)
+    plan = make_plan(Choices("default"), device, registry)
     whole = estimate_s(plan)
     assert estimate_s(replace(plan, repeats=10 * plan.repeats)) > whole
     assert estimate_s(replace(plan, cases=plan.cases[:3])) < whole

@@ -22,13 +22,18 @@ def shown(table: Table) -> str:
     return console.file.getvalue()
 
 
-def comparison(name: str, implementation: str, flagged: int = 0) -> Comparison:
+def comparison(
+    name: str, implementation: str, flagged: int = 0, disturbances: tuple[str, ...] = ()
+) -> Comparison:
     return Comparison(
-        name, "fp32", implementation, "pytorch", 2.0, 1.9, 2.1, Verdict.FASTER, 1.0, 2.0, 25, flagged
+        *(name, "fp32", implementation, "pytorch", 2.0, 1.9, 2.1, Verdict.FASTER, 1.0, 2.0, 25, flagged),
+        disturbances=disturbances,
     )
 
 
-def results(candidate: str = "ours", noise_floor: float = 0.01, flagged: int = 0) -> Results:
+def results(
+    candidate: str = "ours", noise_floor: float = 0.01, flagged: int = 0, disturbances: tuple[str, ...] = ()
+) -> Results:
     return Results(
         "pytorch",
         candidate,
@@ -38,7 +43,7 @@ def results(candidate: str = "ours", noise_floor: float = 0.01, flagged: int = 0
         Verdict.FASTER,
         0.02,
         noise_floor,
-        (comparison("one", candidate, flagged),),
+        (comparison("one", candidate, flagged, disturbances),),
         others=(comparison("one", f"other{candidate}"),),
     )
 
@@ -61,4 +66,6 @@ def test_cautions_name_noise_and_disturbances() -> None:
     assert "the baseline against itself is off by up to 7" in noise
     [disturbed] = tables.caution_lines(results(flagged=9))
     assert disturbed == "9 of 25 paired blocks saw a disturbance"
+    [named] = tables.caution_lines(results(flagged=9, disturbances=("throttled", "clock")))
+    assert named == "9 of 25 paired blocks saw a disturbance (throttled, clock)"
     assert tables.caution_lines(results(flagged=1)) == []  # few: the report counts them

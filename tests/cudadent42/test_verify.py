@@ -11,11 +11,11 @@ from torch import Tensor
 
 from cudadent42.cases import AttentionCase, Operation
 from cudadent42.events import Alive, CaseVerified, Event
-from cudadent42.implementations import get, load
 from cudadent42.norms import error_norms
 from cudadent42.operations.attention.inputs import AttentionInputs, hard_cases, hard_inputs, random_inputs
 from cudadent42.operations.attention.reference import attention_float64
 from cudadent42.records import Plan, VerifiedCase, VerifyReport
+from cudadent42.registry import get, load
 from cudadent42.verify import failure, find_truth, heartbeat, judge, not_timed, poisoned_call, units, verify
 
 DTYPES = ["fp16", "bf16", "fp32"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -42,6 +42,7 @@ class _Pair:
     baseline_latency_ms: float
     flagged_blocks: int
     left_out: int
+    disturbances: tuple[str, ...]
     detectable_effect: float
 
 
@@ -131,6 +132,7 @@ def _pairs(plan: Plan, table: Table, implementation: str) -> list[_Pair]:
                 float(np.median(baseline_latency)),
                 len(disturbed),
                 len(common) - len(blocks),
+                _kinds([own[block].flags for block in disturbed]),
                 minimum_detectable_effect(baseline_latency, latency),
             )
         )
@@ -146,6 +148,13 @@ def undisturbed(blocks: Sequence[int], disturbed: Collection[int]) -> list[int]:
     left = [block for block in blocks if block not in disturbed]
     few = len(blocks) - len(left) <= MOST_LEFT_OUT * len(blocks)
     return left if few and len(left) >= MIN_BLOCKS else list(blocks)
+
+
+def _kinds(flags: Sequence[str]) -> tuple[str, ...]:
+    """The marks in ``Sample.flags``, the most frequent first."""
+    return tuple(
+        kind for kind, _ in Counter(kind for each in flags for kind in each.split(",")).most_common()
+    )
 
 
 def _latencies(rows: Mapping[int, Sample], blocks: Sequence[int]) -> Floats:
@@ -177,6 +186,7 @@ def _comparisons(
                 blocks=pair.estimate.blocks,
                 flagged_blocks=pair.flagged_blocks,
                 left_out=pair.left_out,
+                disturbances=pair.disturbances,
             )
         )
     return tuple(found)

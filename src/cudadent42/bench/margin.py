@@ -20,3 +20,9 @@ def lower(margin: float) -> float:
     """The mirror image of ``upper`` on the log scale, so that exchanging the two sides exchanges the
     verdict."""
     return 1.0 / (1.0 + margin)
+
+
+def smallest_called(effect: float, margin: float) -> float:
+    """The smallest difference that is called faster or slower by a measurement that tells ``effect`` from none: the
+    verdict asks whether the margin is exceeded, so the interval has to fit in what lies beyond it."""
+    return upper(margin) * (1.0 + effect) - 1.0

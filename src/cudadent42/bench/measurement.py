@@ -29,10 +29,11 @@ from cudadent42.cases import Case
 from cudadent42.device import synchronize, use_device, use_threads
 from cudadent42.errors import UsageError
 from cudadent42.events import BenchLog, BlockMeasured, CaseVerified, Doing, Event, Message, Progress, Skipped
-from cudadent42.implementations import NOT_DONE, Call, Implementation, get
+from cudadent42.implementations import NOT_DONE, Call, Implementation
 from cudadent42.operations import numerics
 from cudadent42.operations.interface import Inputs
 from cudadent42.records import BenchReport, Plan, Sample, TimerKind, VerifyReport
+from cudadent42.registry import get
 from cudadent42.verify import (
     Mark,
     find_truth,

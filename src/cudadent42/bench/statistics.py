@@ -34,8 +34,11 @@ CONFIDENCE = 0.95
 TRIMMED = 1 / 3
 """Share of the log ratios that is left out at either end."""
 
-POWER_FACTOR = 2.8
-"""Standard errors between no difference and one that is found four times out of five at 95 %: 1.96 + 0.84."""
+INTERVAL_FACTOR = 1.96
+"""Standard errors from the middle of a 95 % interval to its end."""
+
+POWER_FACTOR = INTERVAL_FACTOR + 0.84
+"""Standard errors between a value and a threshold that its 95 % interval leaves out four times out of five."""
 
 CENTRE_FACTOR = 1.14
 """Standard error of the centre over that of the mean, for normal noise."""
@@ -127,7 +130,7 @@ def half_width(baseline: Floats, candidate: Floats) -> float:
 
 
 def minimum_detectable_effect(baseline: Floats, candidate: Floats) -> float:
-    """Smallest relative difference that these blocks find four times out of five at 95 %."""
+    """Smallest relative difference that these blocks tell from none four times out of five at 95 %."""
     return detectable_effect(spread_of(baseline, candidate), baseline.size)
 
 
@@ -137,5 +140,6 @@ def detectable_effect(spread: float, blocks: int) -> float:
 
 
 def blocks_for(effect: float, spread: float) -> int:
-    """How many blocks find a relative difference of ``effect`` four times out of five."""
+    """How many blocks tell a relative difference of ``effect`` from none, or one that lies as far beyond a threshold
+    from the threshold, four times out of five."""
     return int(np.ceil((POWER_FACTOR * CENTRE_FACTOR * spread / effect) ** 2))

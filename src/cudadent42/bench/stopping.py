@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from cudadent42.bench.margin import smallest_called, upper
 from cudadent42.bench.schedule import control_name
 from cudadent42.bench.statistics import blocks_for, detectable_effect, half_width, spread_of
 from cudadent42.records import Plan
@@ -81,14 +82,21 @@ class Pace:
         spread = float(np.median(spreads))
         block_s = float(np.median(self._pilot_s)) * len(self._plan.cases)
         margin = self._plan.margin
-        needed = max(1, blocks_for(margin, spread))
-        line = (
-            f"to see {margin:.1%} in a typical case {needed} blocks are needed, {_time(needed * block_s)}; "
-        )
+        line = ""
+        if margin > 0:
+            target = (
+                2 * margin
+            )  # what lies on the margin is never called; what exceeds it by as much again has room
+            needed = max(1, blocks_for(upper(target) / upper(margin) - 1.0, spread))
+            line = (
+                f"to call a difference of {target:.1%} faster or slower in a typical case {needed} blocks are needed, "
+                f"{_time(needed * block_s)}; "
+            )
         if self._plan.precision is not None:
             return line + self._until(block_s)
         blocks = self._plan.repeats
-        line += f"the {blocks} planned take {_time(blocks * block_s)} and show {detectable_effect(spread, blocks):.1%}"
+        called = smallest_called(detectable_effect(spread, blocks), margin)
+        line += f"the {blocks} planned take {_time(blocks * block_s)} and call one of {called:.1%}"
         return line if self._plan.budget_s is None else f"{line}, within {_time(self._plan.budget_s)}"
 
     def _until(self, block_s: float) -> str:

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
@@ -91,8 +91,9 @@ def console_for(stderr: bool = False) -> Console:
 
 
 def say(text: str) -> None:
-    """A line of progress, on standard error."""
-    print(text, file=sys.stderr, flush=True)
+    """A line of progress, on standard error. A terminal that was closed keeps nothing from being done."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def print_line(console: Console, text: str) -> None:
@@ -124,5 +125,5 @@ def watching(verbose: bool) -> Iterator[Observer]:
 
 def fail(message: str, code: ExitCode) -> NoReturn:
     trace.current().lines.extend(message.splitlines())
-    print(f"error: {message}", file=sys.stderr)
+    say(f"error: {message}")
     raise typer.Exit(code)

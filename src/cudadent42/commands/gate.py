@@ -44,6 +44,8 @@ def gates_document(report: GateReport) -> dict[str, object]:
 
 
 def print_gates(report: GateReport) -> None:
-    for line in report.lines():
+    from cudadent42.gates import report_lines
+
+    for line in report_lines(report):
         print(line)
     print(f"gates ({report.file}): {report.decision.value}")

@@ -34,7 +34,8 @@ def implementations(
     """List what can be raced here."""
     from cudadent42.build import choose_device
     from cudadent42.cases import Operation
-    from cudadent42.implementations import registry, why_not
+    from cudadent42.implementations import why_not
+    from cudadent42.registry import registry
 
     device = choose_device(device, offline=False)
     rows = [

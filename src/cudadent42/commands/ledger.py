@@ -14,6 +14,8 @@ from cudadent42.options import JsonOption, LedgerOption, VerboseOption
 if TYPE_CHECKING:
     from cudadent42.ledger.database import Ledger
 
+_REBUILD_THERE = "run `cudadent42 ledger rebuild` on"
+
 ledger_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -42,6 +44,16 @@ def rebuild(
         )
     for problem in done.problems:
         print(f"left out: {problem}", file=sys.stderr)
+    if done.kept_tables:
+        print(
+            f"some rows lack what the present form needs; they stay in {', '.join(done.kept_tables)}",
+            file=sys.stderr,
+        )
+    if done.rebuild_on:
+        print(
+            f"rows of other machines are missing: {_REBUILD_THERE} {', '.join(done.rebuild_on)}",
+            file=sys.stderr,
+        )
     if as_json:
         print_json({"rebuilt": done})
         return
@@ -111,6 +123,8 @@ def status(ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
             f"a rebuild that began {found.unfinished_rebuild} has not ended: unless it still goes on, run "
             "`cudadent42 ledger rebuild` again"
         )
+    if found.rebuild_on:
+        print(f"rows of other machines are missing: {_REBUILD_THERE} {', '.join(found.rebuild_on)}")
 
 
 def open_ledger(named: str | None) -> Ledger:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import sys
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -12,12 +13,15 @@ from cudadent42.commands.common import console_for, print_json, print_line, say
 from cudadent42.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from cudadent42.cost.rates import Rates
     from cudadent42.plan import Choices
+    from cudadent42.records import Plan
     from cudadent42.remote.cloud.checks import Prepared
+    from cudadent42.remote.consent import Consent
     from cudadent42.remote.hosts import Remote
     from cudadent42.remote.machines import Started, Survey
     from cudadent42.remote.money import Estimate
-    from cudadent42.remote.protection import Limit
+    from cudadent42.remote.protection import Limit, Terms
 
 
 def show_machines(as_json: bool) -> None:
@@ -65,7 +69,7 @@ def stop_everything(as_json: bool) -> NoReturn:
     raise typer.Exit(ExitCode.NOT_READY if left else ExitCode.PASS)
 
 
-def agreed_limit(
+def agreed_terms(
     remote: Remote,
     choices: Choices,
     device: str,
@@ -73,19 +77,47 @@ def agreed_limit(
     max_cost: float | None,
     yes: bool,
     as_json: bool,
-) -> Limit | None:
-    """What the run may cost, said and agreed on before anything is started; None for no limit.
+) -> Terms:
+    """What the run may cost and what else it needs, said and agreed on before anything is started.
 
     ``device`` is ``cpu`` or ``cuda:0``; ``prepared`` is None for a machine at hand. Raises UsageError where a limit
-    cannot be held or is not agreed on.
+    cannot be held, or something is not agreed on.
     """
-    from cudadent42 import implementations
     from cudadent42.cost import rates
+    from cudadent42.duration import estimate_s
     from cudadent42.plan import make_plan
+    from cudadent42.registry import registry
+    from cudadent42.remote.consent import agree_to_start
+    from cudadent42.remote.protection import Terms
+
+    plan = make_plan(choices, device, registry)
+    limit = _agreed_limit(remote, plan, rates.load(), prepared, max_cost, yes, as_json)
+    consent = consent_of(yes, as_json)
+    if prepared is not None and not prepared.guarded and not prepared.candidates[0].state.costs:
+        agree_to_start(remote, prepared.candidates[0].machine, consent)
+    return Terms(limit, estimate_s(plan), consent)
+
+
+def consent_of(yes: bool, as_json: bool = False) -> Consent:
+    """How the user of this command agrees to what costs money."""
+    from cudadent42.remote.consent import Consent
+
+    return Consent(yes, _answered if _can_answer(as_json) else None)
+
+
+def _agreed_limit(
+    remote: Remote,
+    plan: Plan,
+    table: Rates,
+    prepared: Prepared | None,
+    max_cost: float | None,
+    yes: bool,
+    as_json: bool,
+) -> Limit | None:
+    """What the run may cost; None for no limit. Raises UsageError."""
     from cudadent42.remote import money
     from cudadent42.remote.protection import Limit
 
-    table = rates.load()
     name = prepared.candidates[0].machine.rate if prepared else ""
     rate = money.rate_of(name, remote.name, table)
     if rate is None:
@@ -95,7 +127,6 @@ def agreed_limit(
         if prepared:
             say(f"{missing}; {money.how_to_add(name)}")
         return None
-    plan = make_plan(choices, device, implementations.registry)
     found = money.estimate(
         plan,
         rate,
@@ -114,12 +145,27 @@ def agreed_usd(name: str, found: Estimate, max_cost: float | None, yes: bool, as
     say(f"{name}: {found.line()}")
     if max_cost is None:
         return None
-    asks = sys.stdin.isatty() and sys.stderr.isatty() and not as_json
-    return money.allowed_usd(found, max_cost, yes, _confirm if asks else None)
+    return money.allowed_usd(found, max_cost, yes, _confirm if _can_answer(as_json) else None)
+
+
+def _can_answer(as_json: bool) -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty() and not as_json
 
 
 def _confirm(question: str) -> bool:
-    return typer.confirm(question, err=True)
+    try:
+        return typer.confirm(question, err=True)
+    except typer.Abort as error:  # Ctrl-C, or the end of the input
+        raise KeyboardInterrupt from error
+
+
+def _answered(question: str, within_s: float | None) -> bool:
+    """As ``_confirm``, no after ``within_s`` seconds without an answer."""
+    if within_s is None:
+        return _confirm(question)
+    typer.echo(f"{question} [y/N, within {within_s:.0f} s]: ", err=True, nl=False)
+    ready, _, _ = select.select([sys.stdin], [], [], within_s)
+    return bool(ready) and sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _survey() -> Survey:
@@ -158,6 +204,9 @@ def _lines(each: Started) -> list[str]:
         each.start.machine,
         f"{each.word}, started {since} UTC: {each.minutes:.0f} min, {cost} at {each.start.rate}{after}",
     ]
-    lines += [f"not brought back: {begun.job}; cudadent42 remote attach {begun.job}" for begun in each.jobs]
+    how = "" if each.state is None or each.state.costs else " --start"  # one that is off is started for it
+    lines += [
+        f"not brought back: {begun.job}; cudadent42 remote attach {begun.job}{how}" for begun in each.jobs
+    ]
     lines += [each.problem] if each.problem else []
     return [lines[0], *(f"    {line}" for line in lines[1:])]

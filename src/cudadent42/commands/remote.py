@@ -11,22 +11,21 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from cudadent42.commands.common import fail, print_json, say
+from cudadent42.commands.elsewhere import Asked, check, conclude, finish, folder_of
 from cudadent42.errors import ExitCode
-from cudadent42.options import JsonOption
+from cudadent42.options import JsonOption, YesOption
 
 if TYPE_CHECKING:
     from cudadent42.errors import LabError
-    from cudadent42.gates import GateFile
-    from cudadent42.plan import Choices
     from cudadent42.remote.cloud.checks import Prepared
     from cudadent42.remote.hosts import Remote
     from cudadent42.remote.job import Place
-    from cudadent42.remote.protection import Limit
+    from cudadent42.remote.protection import Terms
     from cudadent42.remote.record import JobRecord
     from cudadent42.remote.run import Returned
 
-Agreed = Callable[["Prepared | None", bool], "Limit | None"]
-"""What a run may cost on a machine that is checked and not started (None for one at hand), with a GPU or without."""
+Agreed = Callable[["Prepared | None", bool], "Terms"]
+"""On what terms a run is on a machine that is checked and not started (None for one at hand), with a GPU or without."""
 
 remote_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Runs on other machines.")
 
@@ -67,6 +66,13 @@ def add(
         str | None,
         typer.Option("--results", metavar="gs://BUCKET", help="Of a gce:// machine: copy run folders there."),
     ] = None,
+    unguarded_start: Annotated[
+        bool,
+        typer.Option(
+            "--unguarded-start",
+            help="Of a gce:// machine: agree to starts that nothing but this machine ends until it answers.",
+        ),
+    ] = False,
     folder: Annotated[
         str | None,
         typer.Option("--folder", help="Where runs happen there. Default: cudadent42-remote in the home."),
@@ -87,11 +93,28 @@ def add(
     if (address is None) == (spec is None):
         fail("expected an address, or a specification with --spec FILE", ExitCode.USAGE)
     place = of_file(spec) if spec is not None else parse(address or "")
-    remote = make(name, place, folder, python, after, rate, reach, results)
+    remote = make(name, place, folder, python, after, rate, reach, results, unguarded_start)
     if remote.rate:
         rates.load().get(remote.rate)
+    _warn_of_waiting(remote)
     save(remote)
     print(f"{remote.name} is {remote.address}, kept in {config_file()}")
+
+
+def _warn_of_waiting(remote: Remote) -> None:
+    """Runs that wait to be brought back are looked for at the machine's present address (``record.remote_of``)."""
+    from cudadent42.remote.hosts import remotes
+    from cudadent42.remote.record import readable
+
+    before = remotes().get(remote.name)
+    if before is None or before.address == remote.address:
+        return
+    for known in readable()[0]:
+        if known.remote == remote.name and known.cloud is None and not known.fetched:
+            say(
+                f"{known.job} is not back yet; it was started when {remote.name} was {before.address}, and is looked "
+                f"for at {remote.address} now"
+            )
 
 
 @remote_app.command("list")
@@ -109,6 +132,8 @@ def list_remotes(as_json: JsonOption = False) -> None:
         return
     for remote in known.values():
         print(f"{remote.name:16}{remote.address}")
+    if not known:
+        print("no machine has a name yet; give one with: cudadent42 remote add NAME ADDRESS")
 
 
 @remote_app.command()
@@ -130,6 +155,8 @@ def jobs(as_json: JsonOption = False) -> None:
         return
     for record in known:
         print(f"{record.job}  {record.remote:16}{_word(record):24}{record.output}")
+    if not known:
+        print("no run was started elsewhere from here")
 
 
 @remote_app.command()
@@ -147,6 +174,8 @@ def status(
 
     if name is None:
         show_machines(as_json)
+        if not as_json:
+            _show_waiting()
         return
     place = _place(get(name))
     found, watch = far.jobs(place), watchdog.report(place)
@@ -156,6 +185,17 @@ def status(
     print("\n".join(f"{job}  {state.state.value}" for job, state in found.items()) or "nothing runs there")
     if watch is not None:
         print(watch.line())
+
+
+def _show_waiting() -> None:
+    """Runs on machines that are the user's own, which nobody started."""
+    from cudadent42.remote.record import readable
+
+    for known in readable()[0]:
+        if not known.fetched and known.cloud is None:
+            print(
+                f"{known.job} on {known.remote} is not back; how it is: cudadent42 remote status {known.remote}"
+            )
 
 
 @remote_app.command()
@@ -174,26 +214,35 @@ def attach(
     start: Annotated[
         bool, typer.Option("--start", help="Start its cloud machine again if that was stopped meanwhile.")
     ] = False,
+    yes: YesOption = False,
 ) -> None:
     """Go on watching a run elsewhere, and bring it back."""
-    from cudadent42.remote.hosts import get
     from cudadent42.remote.protection import release
-    from cudadent42.remote.record import find
+    from cudadent42.remote.record import find, remote_of
     from cudadent42.remote.run import bring_back, place_of
 
     record = find(job)
     if record.fetched:
         print(f"{record.job} is back already, in {record.output}")
         return
+    if start and record.cloud is None:
+        fail(f"{record.remote} is no machine that --start could start; leave it out", ExitCode.USAGE)
     if record.cloud is not None:
+        from cudadent42.commands.machines import consent_of
         from cudadent42.remote.cloud import runs
+        from cudadent42.remote.protection import Terms
 
-        ended = runs.attach(record, start, say, _log())
-        _finish(ended.returned, trouble=ended.trouble)
-    place = place_of(get(record.remote))
+        ended = runs.attach(record, start, say, _log(), Terms(consent=consent_of(yes)))
+        finish(ended.returned, trouble=ended.trouble)
+    remote = remote_of(record)
+    if remote.start:
+        from cudadent42.remote.sky import run as in_sky
+
+        finish(_watched(record.remote, lambda: in_sky.attach(remote, record, say, _log())))
+    place = place_of(remote)
     returned = _watched(record.remote, lambda: bring_back(place, record, say, _log()))
     release(place, None, say)
-    _finish(returned)
+    finish(returned)
 
 
 @remote_app.command()
@@ -207,78 +256,57 @@ def stop(
     """End a run elsewhere. What it measured can still be brought back with attach."""
     from cudadent42.commands.machines import stop_everything
     from cudadent42.remote import job as far
-    from cudadent42.remote.hosts import get
-    from cudadent42.remote.record import find
+    from cudadent42.remote.record import find, remote_of, save
 
     if everything:
         if job is not None:
             fail("expected a run or --all, not both", ExitCode.USAGE)
         stop_everything(as_json)
     record = find(job)
-    far.stop(_place(get(record.remote), record), record.job)
+    if record.fetched:
+        if as_json:
+            print_json({"ended": []})
+        else:
+            print(
+                f"{record.job} has ended and is not waited for any more; {_word(record)}, in {record.output}"
+            )
+        return
+    place = _place(remote_of(record), record)
+    far.stop(place, record.job)
+    is_there = far.state(place, record.job).state is not far.JobState.NONE
+    if not is_there:
+        save(replace(record, fetched=True))
     if as_json:
         print_json({"ended": [record.job]})
+        return
+    if not is_there:
+        print(f"{record.remote} knows no run {record.job}; it is not waited for any more")
         return
     print(f"{record.job} is ended; bring back what it measured with: cudadent42 remote attach {record.job}")
 
 
-def run_there(
-    name: str,
-    choices: Choices,
-    device: str,
-    output: Path | None,
-    gate: str | None,
-    flags: tuple[str, ...],
-    as_json: bool,
-    max_cost: float | None,
-    yes: bool,
-) -> NoReturn:
-    """``run --on NAME``. ``flags`` are further options of ``run``, passed on as they are; the gate is judged here.
-
-    All that can be checked without the machine is checked first: one that is paid for is started only after that.
-    """
-    from cudadent42 import gates
-    from cudadent42.commands.machines import agreed_limit
+def run_there(asked: Asked) -> NoReturn:
+    """``run --on NAME``. All that can be checked without the machine is checked first: one that is paid for is started
+    only after that."""
+    from cudadent42.commands.machines import agreed_terms
     from cudadent42.remote.address import SshAddress
-    from cudadent42.remote.arguments import forwarded
-    from cudadent42.remote.checks import check_plan
     from cudadent42.remote.hosts import get
-    from cudadent42.remote.tree import project_root
-    from cudadent42.runs import check_output
 
-    remote = get(name)
-    wanted = gates.load(gate) if gate else None
-    check_plan(choices)
-    arguments = (*forwarded(choices, project_root(), Path.cwd()), f"--device={device}", *flags)
-    if output is not None:
-        check_output(output)
+    remote = get(asked.on)
+    checked = check(asked)
     at_hand = isinstance(remote.address, SshAddress)
     begin = _on_machine_at_hand if at_hand else _on_cloud_machine
 
-    def agreed(prepared: Prepared | None, has_gpu: bool) -> Limit | None:
-        on = "cuda:0" if has_gpu and device != "cpu" else "cpu"
-        return agreed_limit(remote, choices, on, prepared, max_cost, yes, as_json)
+    def agreed(prepared: Prepared | None, has_gpu: bool) -> Terms:
+        on = "cuda:0" if has_gpu and asked.device != "cpu" else "cpu"
+        return agreed_terms(remote, asked.choices, on, prepared, asked.max_cost, asked.yes, asked.as_json)
 
-    returned, trouble = begin(remote, device, arguments, lambda: output or new_folder(choices), agreed)
-    conclude(returned, wanted, as_json, trouble)
-
-
-def conclude(
-    returned: Returned, wanted: GateFile | None, as_json: bool, trouble: LabError | None = None
-) -> NoReturn:
-    """Hold what came back against the gates, print it, and end with its exit code."""
-    from cudadent42 import gates
-
-    if wanted is not None and returned.exit_code == ExitCode.PASS:
-        judged = gates.judge(wanted, returned.folder)
-        for line in judged.lines():
-            say(line)
-        returned = replace(returned, exit_code=judged.exit_code)
-    _finish(returned, as_json, trouble)
+    returned, trouble = begin(remote, asked, checked.arguments, agreed)
+    conclude(asked, checked, returned, trouble)
 
 
 def _on_machine_at_hand(
-    remote: Remote, device: str, arguments: tuple[str, ...], target: Callable[[], Path], agreed: Agreed
+    remote: Remote, asked: Asked, arguments: tuple[str, ...], agreed: Agreed
 ) -> tuple[Returned, None]:
     from cudadent42.remote import job as far
     from cudadent42.remote.checks import check_kernels
@@ -287,18 +315,18 @@ def _on_machine_at_hand(
 
     place = place_of(remote)
     found = persistently(lambda: far.architectures(place), say)
-    limit = agreed(None, bool(found))
-    if device != "cpu":
+    terms = agreed(None, bool(found))
+    if asked.device != "cpu":
         check_kernels(found, say)
-    protect(place, None, limit, say)
-    output = target()
-    returned = _watched(remote.name, lambda: run_on(place, device, arguments, output, say, _log()))
+    protect(place, None, terms, say)
+    output = folder_of(asked)
+    returned = _watched(remote.name, lambda: run_on(place, asked.device, arguments, output, say, _log()))
     release(place, None, say)
     return returned, None
 
 
 def _on_cloud_machine(
-    remote: Remote, device: str, arguments: tuple[str, ...], target: Callable[[], Path], agreed: Agreed
+    remote: Remote, asked: Asked, arguments: tuple[str, ...], agreed: Agreed
 ) -> tuple[Returned, LabError | None]:
     from cudadent42.remote.checks import check_kernels
     from cudadent42.remote.cloud import runs
@@ -306,20 +334,12 @@ def _on_cloud_machine(
     from cudadent42.remote.tree import project_root, read_tree
 
     read_tree(project_root())  # that it can be sent
-    prepared = prepare(remote, device)
-    if device != "cpu":
+    prepared = prepare(remote, asked.device)
+    if asked.device != "cpu":
         check_kernels(prepared.architectures, say)
-    limit = agreed(prepared, bool(prepared.accelerator))
-    ended = runs.run(prepared, device, arguments, target(), say, _log(), limit)
+    terms = agreed(prepared, bool(prepared.accelerator))
+    ended = runs.run(prepared, asked.device, arguments, folder_of(asked), say, _log(), terms)
     return ended.returned, ended.trouble
-
-
-def new_folder(choices: Choices) -> Path:
-    """Where a run goes that was not told where."""
-    from cudadent42.runs import create_default_folder
-    from cudadent42.source import revision
-
-    return create_default_folder(choices.suite, revision())
 
 
 def _place(remote: Remote, record: JobRecord | None = None) -> Place:
@@ -329,7 +349,7 @@ def _place(remote: Remote, record: JobRecord | None = None) -> Place:
     from cudadent42.remote.record import records
     from cudadent42.remote.run import place_of
 
-    if isinstance(remote.address, SshAddress):
+    if isinstance(remote.address, SshAddress) and (record is None or record.cloud is None):
         return place_of(remote)
     on_record = [record] if record else [known for known in records() if known.remote == remote.name]
     clouds = [known.cloud for known in on_record if known.cloud is not None]
@@ -348,23 +368,6 @@ def _watched(name: str, action: Callable[[], Returned]) -> Returned:
         say(f"a run that was started on {name} goes on there; bring it back with: cudadent42 remote attach")
         say("or end it with: cudadent42 remote stop")
         raise
-
-
-def _finish(returned: Returned, as_json: bool = False, trouble: LabError | None = None) -> NoReturn:
-    """What the run printed there, with its folder's name here; and its exit code.
-
-    A machine that could not be ended costs money, so ``trouble`` makes a run that passed end as an error too.
-    """
-    from cudadent42.remote.terminal import plain
-
-    # There it is written relative to the working tree, which is the same in every run.
-    print(plain(returned.output).replace(f"../jobs/{returned.record.job}/run", str(returned.folder)), end="")
-    if returned.exit_code and not as_json:
-        say(f"the run ended with exit code {returned.exit_code}; its log is {returned.folder / 'remote.log'}")
-    if trouble is not None:
-        say(f"error: {trouble}")
-        raise typer.Exit(returned.exit_code or trouble.exit_code)
-    raise typer.Exit(returned.exit_code)
 
 
 def _word(record: JobRecord) -> str:

@@ -81,6 +81,7 @@ def run(
         suite, dtype, case, implementations, repeats, warmup, seed, timer, l2, precision, budget
     )
     if on is not None:
+        from cudadent42.commands.elsewhere import Asked
         from cudadent42.commands.remote import run_there
         from cudadent42.commands.sky import is_sky, run_in_sky
 
@@ -91,8 +92,8 @@ def run(
             "--json": as_json,
         }
         given = tuple(flag for flag, wanted in flags.items() if wanted)
-        elsewhere = run_in_sky if is_sky(on) else run_there
-        elsewhere(on, choices, device, output_dir, gate, given, as_json, max_cost, yes)
+        begin = run_in_sky if is_sky(on) else run_there
+        begin(Asked(on, choices, device, output_dir, gate, given, as_json, max_cost, yes))
     if max_cost is not None or yes:
         fail("--max-cost and --yes are about a run elsewhere; name the machine with --on", ExitCode.USAGE)
     _run(

@@ -34,6 +34,7 @@ class Account:
     attempts: int
     """Runs that began, however they ended; of machines, starts."""
     minutes: float
+    """That are paid for: without those of runs on a machine whose start is on the bill."""
     usd: float | None
     """None where the table has no rate of that name."""
     results: int
@@ -103,7 +104,7 @@ def bill(
                 started=None,
                 rate=_joined(run.rate for run in outside),
                 attempts=len(outside),
-                minutes=sum(run.seconds or 0.0 for run in outside) / _S_PER_MINUTE,
+                minutes=sum(run.seconds or 0.0 for run in paid) / _S_PER_MINUTE,
                 usd=_sum([usd(run.rate, run.seconds or 0.0) for run in paid]),
                 results=sum(run.results for run in outside),
                 verdicts=sum(run.decided for run in outside),

@@ -23,6 +23,7 @@ from cudadent42.gates.records import (
     counts,
     wants_profile,
 )
+from cudadent42.gates.words import outcome_lines, report_lines
 from cudadent42.records import Plan
 from cudadent42.runs import read_record, write_json
 
@@ -43,7 +44,9 @@ __all__ = [
     "evidence_of",
     "judge",
     "load",
+    "outcome_lines",
     "read_report",
+    "report_lines",
     "wants_profile",
     "write_report",
 ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from cudadent42.bench.statistics import INTERVAL_FACTOR, POWER_FACTOR
 from cudadent42.bench.verdicts import MIN_BLOCKS
 from cudadent42.errors import UsageError
 from cudadent42.gates.evidence import CASE_METRICS, RUN_METRICS, WORDS
@@ -160,7 +161,8 @@ def _inside(value: float, gate: Gate) -> bool:
 
 
 def _advice(measured: Measured, start: float, stop: float) -> str:
-    """How many blocks would narrow the interval until it is on one side of the ends that lie in it.
+    """How many blocks narrow the interval so far that it is on one side of the ends that lie in it in four repetitions
+    out of five: an interval that just reaches the end from where the value now lies is over it in every other one.
 
     Only what the blocks themselves leave open shrinks with their root. What the control adds is taken to stay: it may
     be chance, but a copy of the same code can also be slower for good, by where it lies in memory, and then no number
@@ -184,12 +186,16 @@ def _advice(measured: Measured, start: float, stop: float) -> str:
                 "its interval reaches over the threshold by what the control differs from itself, which more blocks "
                 "need not mend: measure on a quieter machine"
             )
-        narrower = min(reach / (gap - added), _MOST_BLOCKS)  # more than that is not advised in any case
+        narrower = reach / INTERVAL_FACTOR * POWER_FACTOR / (gap - added)
+        narrower = min(narrower, _MOST_BLOCKS)  # more than that is not advised in any case
         needed = max(needed, measured.blocks * narrower**2)
     if not needed < _MOST_BLOCKS:
         return "the value lies on the threshold"
     blocks = max(measured.blocks + 1, math.ceil(needed))
-    return f"its interval reaches over the threshold; about {blocks} blocks would settle it (now {measured.blocks})"
+    return (
+        f"its interval reaches over the threshold; about {blocks} blocks would settle it four times out of five (now "
+        f"{measured.blocks})"
+    )
 
 
 def _find_word(gate: Gate, case: str, measured: Measured) -> Finding:

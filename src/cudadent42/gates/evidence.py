@@ -106,7 +106,7 @@ def _overall(plan: Plan, results: Results | None) -> dict[str, Measured]:
         results.speedup_geomean_ci_low,
         results.speedup_geomean_ci_high,
         min(row.blocks for row in results.cases),
-        _excess(_mean_ratio(results.control), results.margin),
+        control_excess(results),
     )
 
 
@@ -153,6 +153,12 @@ def _ratios(speedup: float, low: float, high: float, blocks: int, excess: float)
         from_blocks=(1.0 / high - 1.0, 1.0 / low - 1.0),
     )
     return {"speedup": speedups, "slowdown": slowdowns}
+
+
+def control_excess(results: Results) -> float:
+    """How far the geometric mean of the controls lies from 1 beyond the margin, as a share: what the interval of the
+    run's speed-up is widened by."""
+    return _excess(_mean_ratio(results.control), results.margin)
 
 
 def _excess(control: float, margin: float) -> float:

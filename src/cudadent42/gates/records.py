@@ -190,12 +190,6 @@ class GateReport:
             Decision.UNDECIDED: ExitCode.GATE_UNDECIDED,
         }[self.decision]
 
-    def lines(self) -> tuple[str, ...]:
-        """A line per gate that passed, and a line per finding of one that did not."""
-        from cudadent42.gates.words import outcome_lines
-
-        return tuple(line for outcome in self.outcomes for line in outcome_lines(outcome))
-
 
 def wants_profile(file: GateFile) -> bool:
     """Whether a gate of the file is about what only a profile knows."""

@@ -11,6 +11,7 @@ from cudadent42.gates.records import (
     Finding,
     Gate,
     GateOutcome,
+    GateReport,
     OnFailure,
     Relation,
 )
@@ -63,6 +64,11 @@ def wanted(gate: Gate) -> str:
     if gate.relation is Relation.WITHIN and not isinstance(gate.wanted, str):
         return f"within {100 * gate.wanted:g} % of {number(gate.of, gate.metric)}"
     return f"{_RELATIONS[gate.relation]} {number(gate.wanted, gate.metric)}".strip()
+
+
+def report_lines(report: GateReport) -> tuple[str, ...]:
+    """A line per gate that passed, and a line per finding of one that did not."""
+    return tuple(line for outcome in report.outcomes for line in outcome_lines(outcome))
 
 
 def outcome_lines(outcome: GateOutcome) -> list[str]:

@@ -1,20 +1,34 @@
 """The ledger's database: opening it, transactions that survive other writers, and errors in words.
 
-SQLite runs in WAL mode: readers never wait, writers wait for each other. Every change is one transaction, so a process
-that is killed at any point leaves the ledger as it was before or after it.
+Readers never wait, writers wait for each other: SQLite runs in WAL mode, and on PostgreSQL a lock that belongs to the
+transaction lets in one at a time, so that two cannot wait for each other's rows. Every change is one transaction, so a
+process that is killed at any point leaves the ledger as it was before or after it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import random
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy
-from sqlalchemy import URL, Connection, Engine, create_engine, event, insert, make_url, select
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    Inspector,
+    Table,
+    create_engine,
+    event,
+    insert,
+    make_url,
+    select,
+)
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
@@ -27,17 +41,28 @@ T = TypeVar("T")
 BUSY_TIMEOUT_S = 15.0
 """How long a writer waits for the others. A transaction of a rebuild takes a fraction of a second."""
 
-_ATTEMPTS = 6
-"""Of a transaction that two writers want to make with the same keys: the second finds the first one's rows and replaces
-them."""
+WRITERS_LOCK = 0x6C65646765723432
+"""The key of PostgreSQL's advisory lock that a writing transaction holds: "ledger42" in ASCII. A server tells the locks
+of its databases apart."""
 
+_ATTEMPTS = 6
+"""Of a transaction that the database ended for the sake of another one: programs that do not take `WRITERS_LOCK` may
+insert the same keys, or lock rows in another order."""
+_FIRST_PAUSE_S = 0.05
+"""The longest pause before the second attempt; doubled for each further one. The pause is drawn at random below it, so
+that two who met do not meet again."""
+
+_POSTGRESQL = "postgresql"
 _WRITING = "ledger_writing"
 _CONNECT_TIMEOUT_S = 10
+
+_GAVE_WAY = ("40001", "40P01")
+"""SQLSTATE of a serialization failure and of a deadlock."""
 
 _DAMAGED = ("malformed", "not a database", "encrypted")
 _INCOMPLETE = ("no such table", "no such column", "has no column", "UndefinedTable", "UndefinedColumn")
 _REMEDY = "nothing that was measured is lost: `cudadent42 ledger rebuild` makes it again from the run folders"
-_LOCKED = ("locked", "busy")
+_LOCKED = ("locked", "busy", "LockNotAvailable")
 
 
 class LedgerError(UsageError):
@@ -46,6 +71,10 @@ class LedgerError(UsageError):
 
 class DamagedLedgerError(LedgerError):
     """It is not readable as a ledger, or of an older form. A rebuild mends it."""
+
+
+class _GaveWayError(Exception):
+    """The database ended this transaction, because of what another one did."""
 
 
 class Ledger:
@@ -59,28 +88,37 @@ class Ledger:
         self._engine = engine
 
     def write(self, work: Callable[[Connection], T]) -> T:
-        """``work`` in one transaction, again where another writer came in between. Raises LedgerError."""
-        for attempt in range(_ATTEMPTS):
-            try:
-                with self._told(), self._connect(writing=True) as connection, connection.begin():
-                    return work(connection)
-            except IntegrityError:
-                if attempt == _ATTEMPTS - 1:
-                    raise LedgerError(
-                        f"the ledger {self.name} is changed by others all the time; try again"
-                    ) from None
-        raise AssertionError("unreachable")
+        """``work`` in one transaction, again where it had to give way to another writer's. Raises LedgerError."""
+        return self._transact(work, writing=True)
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """``work`` in one transaction that sees a single state. Raises LedgerError."""
-        with self._told(), self._connect(writing=False) as connection, connection.begin():
-            return work(connection)
+        return self._transact(work, writing=False)
+
+    def _transact(self, work: Callable[[Connection], T], writing: bool) -> T:
+        attempt = 1
+        while True:
+            try:
+                with self._told(), self._connect(writing) as connection, connection.begin():
+                    return work(connection)
+            except _GaveWayError as error:
+                if attempt == _ATTEMPTS:
+                    raise LedgerError(
+                        f"the ledger {self.name} is changed by others all the time: {_ATTEMPTS} attempts had to give "
+                        f"way, the last with: {error}; try again"
+                    ) from error
+            time.sleep(random.uniform(0, _FIRST_PAUSE_S * 2 ** (attempt - 1)))
+            attempt += 1
 
     def check(self) -> None:
         """Raises DamagedLedgerError unless the database is whole: by its own check, and with every table and column."""
-        missing = self.read(_missing)
+        missing = self.read(missing_part)
         if missing:
             raise self._damaged(f"it lacks {missing}")
+        self.check_file()
+
+    def check_file(self) -> None:
+        """Raises DamagedLedgerError where SQLite finds its file damaged. Servers see to that themselves."""
         if self.file is None:
             return
         rows = self.read(
@@ -93,35 +131,44 @@ class Ledger:
         """Make the tables, unless they are there."""
 
         def make(connection: Connection) -> None:
+            self.refuse_foreign(connection)
             metadata.create_all(connection)
-            if _version(connection) is None:
+            if version_of(connection) is None:
                 connection.execute(insert(meta).values(key=VERSION_KEY, value=str(SCHEMA_VERSION)))
 
-        for attempt in range(_ATTEMPTS):
-            try:
-                return self.write(make)
-            except LedgerError:  # PostgreSQL: two that make a table at once both find none
-                if attempt == _ATTEMPTS - 1 or self.file is not None:
-                    raise
-
-    def drop_tables(self) -> None:
-        self.write(metadata.drop_all)
+        self.write(make)
 
     def require_version(self) -> None:
         """Raises LedgerError for a ledger of a newer program, DamagedLedgerError for one of an older or none."""
-        version = self.read(lambda connection: _version(connection))
+        version = self.read(version_of)
         if version is None:
             raise self._damaged("it has no schema version")
-        if version > SCHEMA_VERSION:
-            raise LedgerError(
-                f"the ledger {self.name} was written by a newer cudadent42 (schema {version}; this one knows "
-                f"{SCHEMA_VERSION}): upgrade it, or name another ledger with --ledger"
-            )
+        self.refuse_newer(version)
         if version < SCHEMA_VERSION:
             raise DamagedLedgerError(
                 f"the ledger {self.name} is of an older form (schema {version}; this one writes {SCHEMA_VERSION}); "
                 f"{_REMEDY}"
             )
+
+    def refuse_newer(self, version: int | None) -> None:
+        """Raises LedgerError for the version of a newer program."""
+        if version is not None and version > SCHEMA_VERSION:
+            raise LedgerError(
+                f"the ledger {self.name} was written by a newer cudadent42 (schema {version}; this one knows "
+                f"{SCHEMA_VERSION}): upgrade it, or name another ledger with --ledger"
+            )
+
+    def refuse_foreign(self, connection: Connection) -> None:
+        """Raises LedgerError where another program's tables have the names of the ledger's."""
+        inspector = sqlalchemy.inspect(connection)
+        if inspector.has_table(meta.name):
+            return
+        for table in metadata.sorted_tables:
+            if inspector.has_table(table.name) and _lacking(inspector, table):
+                raise LedgerError(
+                    f"{self.name} is no ledger, and its table {table.name!r} is in the way; name another database with "
+                    "--ledger or CUDADENT42_LEDGER"
+                )
 
     def is_empty(self) -> bool:
         """Whether it has no tables yet."""
@@ -129,18 +176,22 @@ class Ledger:
 
     @contextlib.contextmanager
     def _connect(self, writing: bool) -> Iterator[Connection]:
+        options: dict[str, Any] = {_WRITING: writing}
+        if self._engine.dialect.name == _POSTGRESQL:
+            # Whatever the server's default is: a writer must see what was written while it waited for its turn.
+            options["isolation_level"] = "READ COMMITTED" if writing else "REPEATABLE READ"
         with self._engine.connect() as connection:
-            yield connection.execution_options(**{_WRITING: writing})
+            yield connection.execution_options(**options)
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """The database's errors as LedgerError; IntegrityError passes."""
+        """The database's errors as LedgerError, or as _GaveWayError those that another attempt may not meet."""
         try:
             yield
-        except IntegrityError:
-            raise
         except DBAPIError as error:
             reason = " ".join(str(error.orig).split())
+            if isinstance(error, IntegrityError) or getattr(error.orig, "sqlstate", None) in _GAVE_WAY:
+                raise _GaveWayError(reason) from error
             kind = f"{type(error.orig).__name__}: {reason}"
             if any(word in kind for word in (*_DAMAGED, *_INCOMPLETE)):
                 raise self._damaged(reason) from error
@@ -175,7 +226,7 @@ def connect(location: Path | str) -> Ledger:
     arguments: dict[str, Any] = {}
     if file is not None:
         arguments["timeout"] = BUSY_TIMEOUT_S
-    elif url.get_backend_name() == "postgresql":
+    elif url.get_backend_name() == _POSTGRESQL:
         arguments["connect_timeout"] = _CONNECT_TIMEOUT_S
     try:
         engine = create_engine(url, poolclass=NullPool, connect_args=arguments)
@@ -189,6 +240,8 @@ def connect(location: Path | str) -> Ledger:
     if file is not None:
         event.listen(engine, "connect", _set_up)
         event.listen(engine, "begin", _begin)
+    elif engine.dialect.name == _POSTGRESQL:
+        event.listen(engine, "begin", _await_turn)
     return Ledger(engine, name, file)
 
 
@@ -253,21 +306,40 @@ def _begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
 
 
-def _missing(connection: Connection) -> str:
+def _await_turn(connection: Connection) -> None:
+    """PostgreSQL: a writer waits for the others before it touches anything; the lock goes with its transaction."""
+    if connection.get_execution_options().get(_WRITING, False):
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {int(BUSY_TIMEOUT_S * 1000)}")  # ms
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({WRITERS_LOCK})")
+
+
+def missing_part(connection: Connection) -> str:
     """The first table or column that is not there; empty where all are."""
     inspector = sqlalchemy.inspect(connection)
     for table in metadata.sorted_tables:
         if not inspector.has_table(table.name):
             return f"the table {table.name}"
-        columns = {column["name"] for column in inspector.get_columns(table.name)}
-        for column in table.columns:
-            if column.name not in columns:
-                return f"the column {table.name}.{column.name}"
+        if lacking := _lacking(inspector, table):
+            return f"the column {table.name}.{lacking}"
     return ""
 
 
-def _version(connection: Connection) -> int | None:
-    text = connection.execute(select(meta.c.value).where(meta.c.key == VERSION_KEY)).scalar()
+def _lacking(inspector: Inspector, table: Table) -> str:
+    """The first column of a table that is not there; empty where all are."""
+    found = {column["name"] for column in inspector.get_columns(table.name)}
+    return next((column.name for column in table.columns if column.name not in found), "")
+
+
+def version_of(connection: Connection) -> int | None:
+    """The schema's version; None where none is told."""
+    if not sqlalchemy.inspect(connection).has_table(meta.name):
+        return None
+    everything = select(sqlalchemy.text("*")).select_from(meta)  # a damaged table may lack either column
+    values = {
+        row.get(meta.c.key.name): row.get(meta.c.value.name)
+        for row in connection.execute(everything).mappings()
+    }
+    text = values.get(VERSION_KEY)
     try:
         return None if text is None else int(text)
     except ValueError:

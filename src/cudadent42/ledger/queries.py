@@ -1,4 +1,4 @@
-"""What is asked of the ledger, as records. No SQL but here and in `store`."""
+"""What is asked of the ledger, as records. No SQL but here, in `store` and in `renewal`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, RowMapping, Select, and_, case, func, select
 
+from cudadent42.ledger.renewal import machines_to_rebuild_on
 from cudadent42.ledger.schema import (
     REBUILDING_KEY,
     cases,
@@ -60,6 +61,8 @@ class Contents:
     """When the first and the last run began."""
     unfinished_rebuild: str | None
     """When a rebuild began that has not ended."""
+    rebuild_on: tuple[str, ...]
+    """Machines of which rows are missing until the ledger is rebuilt there."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,8 @@ def contents(connection: Connection) -> Contents:
         select(func.coalesce(func.sum(runs.c.samples), 0), func.min(runs.c.started), func.max(runs.c.started))
     ).one()
     unfinished = connection.execute(select(meta.c.value).where(meta.c.key == REBUILDING_KEY)).scalar()
-    return Contents(dict(sorted(rows.items())), int(samples), first, last, unfinished)
+    waiting = machines_to_rebuild_on(connection)
+    return Contents(dict(sorted(rows.items())), int(samples), first, last, unfinished, waiting)
 
 
 def session_lines(connection: Connection) -> list[SessionLine]:

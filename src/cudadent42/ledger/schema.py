@@ -21,11 +21,14 @@ meta = Table(
     Column("key", _NAME, primary_key=True),
     Column("value", Text, nullable=False),
 )
-"""``VERSION_KEY``, and ``REBUILDING_KEY`` while a rebuild goes on or after it was killed."""
+"""``VERSION_KEY``; ``REBUILDING_KEY`` while a rebuild goes on or after it was killed; ``REBUILD_ON_KEY`` while rows of
+other machines are missing that only these can make anew."""
 
 VERSION_KEY = "schema_version"
 REBUILDING_KEY = "rebuilding"
 """When it began."""
+REBUILD_ON_KEY = "rebuild_on"
+"""The machines, as a JSON list."""
 
 runs = Table(
     "runs",

@@ -52,6 +52,8 @@ class MachineStart:
     ended: str | None = None
     outcome: StartOutcome = StartOutcome.REQUESTED
     reason: str = ""
+    provider_start: str = ""
+    """What the provider calls this start, which tells it from every other; empty where it was not asked."""
 
 
 def journal() -> Path:
@@ -78,13 +80,20 @@ def request(machine: str, rate: str, session: str | None = None) -> str:
     return identity
 
 
-def mark(identity: str, outcome: StartOutcome, reason: str = "", moment: datetime | None = None) -> None:
+def mark(
+    identity: str,
+    outcome: StartOutcome,
+    reason: str = "",
+    moment: datetime | None = None,
+    provider_start: str = "",
+) -> None:
     """Put on record how a start went on, now or at the ``moment`` that is known of it (with its time zone).
 
     Raises UsageError where it cannot be written.
     """
     time = _now() if moment is None else _iso(moment)
-    _append({"id": identity, "time": time, "outcome": outcome.value, "reason": reason})
+    entry: dict[str, object] = {"id": identity, "time": time, "outcome": outcome.value, "reason": reason}
+    _append({**entry, "provider_start": provider_start} if provider_start else entry)
 
 
 def load(path: Path | None = None) -> tuple[MachineStart, ...]:
@@ -121,7 +130,10 @@ def load(path: Path | None = None) -> tuple[MachineStart, ...]:
                 requested=time,
             )
         elif identity in starts:
-            starts[identity] = _marked(starts[identity], outcome, time, str(entry.get("reason", "")))
+            known = starts[identity]
+            called = str(entry.get("provider_start", known.provider_start))
+            marked = _marked(known, outcome, time, str(entry.get("reason", "")))
+            starts[identity] = replace(marked, provider_start=called)
     return tuple(starts.values())
 
 

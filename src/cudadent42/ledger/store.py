@@ -18,6 +18,7 @@ from cudadent42.ledger import starts
 from cudadent42.ledger.database import DamagedLedgerError, Ledger, connect
 from cudadent42.ledger.reading import Row, RunRows, read_run
 from cudadent42.ledger.remembered import host, recall, remember
+from cudadent42.ledger.renewal import Renewal, note_rebuilt, renew, set_meta
 from cudadent42.ledger.schema import (
     REBUILDING_KEY,
     RUN_PARTS,
@@ -53,7 +54,10 @@ class Rebuilt:
     problems: tuple[str, ...]
     """Folders that could not be read, with the reason."""
     moved_aside: Path | None
-    """Where a ledger that could not be used went."""
+    """Where a file that could not be used went."""
+    kept_tables: tuple[str, ...]
+    rebuild_on: tuple[str, ...]
+    """As of `renewal.Renewal`."""
     roots: tuple[Path, ...]
     seconds: float
 
@@ -103,9 +107,9 @@ def rebuild(
     """Make the ledger again from every run and session folder below ``roots``.
 
     Without roots: below ``runs`` and ``sessions`` of the current folder. Runs that the ledger knows, or was ever told
-    of (`remembered`), are read wherever they are, also where the ledger itself is lost. A ledger that is damaged or of
-    an older form is moved aside (a file) or emptied (a server). What this machine recorded and whose folder is gone is
-    forgotten; what other machines recorded stays.
+    of (`remembered`), are read wherever they are, also where the ledger itself is lost. A damaged file is moved aside;
+    tables of an older form are brought to the present one (`renewal`). What this machine recorded and whose folder is
+    gone is forgotten; what other machines recorded stays.
 
     Raises UsageError for a root that is not a folder, LedgerError where the ledger is of a newer program or cannot be
     written.
@@ -114,9 +118,10 @@ def rebuild(
     for root in roots:
         if not root.is_dir():
             raise UsageError(f"{root} is not a folder; expected one that holds run folders")
-    ledger, moved_aside, known = _open_anew(location)
+    ledger, moved_aside, renewal = _open_anew(location)
+    known = ledger.read(_known_folders)
     places = _unique(roots or [path for path in DEFAULT_ROOTS if path.is_dir()])
-    ledger.write(lambda connection: _set_meta(connection, REBUILDING_KEY, _now()))
+    ledger.write(lambda connection: set_meta(connection, REBUILDING_KEY, _now()))
     run_folders, session_folders = _find(_unique((*places, *known, *recall(location))))
     with suppress(UsageError):  # the rebuild itself does not depend on it
         remember(location, (*run_folders, *session_folders))
@@ -148,6 +153,7 @@ def rebuild(
         _replace_starts(connection)
         forgotten = _forget_missing(connection)
         connection.execute(delete(meta).where(meta.c.key == REBUILDING_KEY))
+        note_rebuilt(connection)
         return forgotten
 
     forgotten = ledger.write(finish)
@@ -159,6 +165,8 @@ def rebuild(
         forgotten=forgotten,
         problems=tuple(problems),
         moved_aside=moved_aside,
+        kept_tables=renewal.kept_tables,
+        rebuild_on=renewal.rebuild_on,
         roots=places,
         seconds=time.monotonic() - began_s,
     )
@@ -183,24 +191,19 @@ def _find(roots: Iterable[Path]) -> tuple[list[Path], list[Path]]:
     return list(run_folders), list(session_folders)
 
 
-def _open_anew(location: Path | str) -> tuple[Ledger, Path | None, tuple[Path, ...]]:
-    """A usable ledger, where the old one went if it was not, and the folders that it knew."""
+def _open_anew(location: Path | str) -> tuple[Ledger, Path | None, Renewal]:
+    """A usable ledger, where the old file went if it was damaged, and what an older form could not take along."""
     ledger = connect(location)
-    moved_aside = None
-    known: tuple[Path, ...] = ()
     try:
-        if not ledger.is_empty():
-            known = ledger.read(_known_folders)
-            ledger.require_version()
-            ledger.check()
+        ledger.check_file()
+        return ledger, None, renew(ledger)
     except DamagedLedgerError:
         if ledger.file is None:
-            ledger.drop_tables()
-        else:
-            moved_aside = _move_aside(ledger.file)
-            ledger = connect(location)
+            raise
+        moved_aside = _move_aside(ledger.file)
+    ledger = connect(location)
     ledger.create_tables()
-    return ledger, moved_aside, known
+    return ledger, moved_aside, Renewal()
 
 
 def _move_aside(file: Path) -> Path:
@@ -268,6 +271,8 @@ def _replace_starts(connection: Connection) -> None:
     here = host()
     connection.execute(delete(machine_starts).where(machine_starts.c.host == here))
     rows = [{**asdict(start), "outcome": start.outcome.value, "host": here} for start in found]
+    for row in rows:
+        del row["provider_start"]  # it is for asking the provider, and the journal has it
     _insert(connection, machine_starts, rows)
 
 
@@ -307,11 +312,6 @@ def _known_folders(connection: Connection) -> tuple[Path, ...]:
     for table in (runs_table, sessions):
         paths += connection.execute(select(table.c.path).where(table.c.host == host())).scalars()
     return tuple(map(Path, paths))
-
-
-def _set_meta(connection: Connection, key: str, value: str) -> None:
-    connection.execute(delete(meta).where(meta.c.key == key))
-    connection.execute(insert(meta).values(key=key, value=value))
 
 
 def _unique(paths: Iterable[Path]) -> tuple[Path, ...]:

@@ -99,5 +99,5 @@ class Definition(Generic[CaseT, InputsT]):
     cuda_kernels: Callable[[Sequence[str]], list[CudaKernel]]
     """All CUDA kernels for these architectures."""
     needed: Callable[[Sequence[CudaKernel], Sequence[CaseT]], list[CudaKernel]]
-    """Those of them that the cases can lead to."""
+    """Of a version's kernels, other operations' too, those that the cases can lead to."""
     numerics: Callable[[], Numerics[CaseT, InputsT]]

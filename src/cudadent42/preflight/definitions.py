@@ -7,7 +7,9 @@ Causes and fixes are text templates, kept apart from the probes, so that other f
 from __future__ import annotations
 
 import re
+import shlex
 import string
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +20,8 @@ from cudadent42.records import Check, Status
 
 Fact = str | int | float | bool | None
 
+THIS_PYTHON = shlex.quote(sys.executable)
+"""As it stands in a fix, which is copied into a shell."""
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 

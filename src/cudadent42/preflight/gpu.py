@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import sys
 
-from cudadent42.preflight.definitions import Context, Definition, Fact, Finding, Problem
+from cudadent42.preflight.definitions import THIS_PYTHON, Context, Definition, Fact, Finding, Problem
 from cudadent42.preflight.gpu_probe import GpuProbe, Monitor
 from cudadent42.records import Status
 
@@ -77,7 +76,7 @@ def _torch_cuda(context: Context) -> Finding:
     except (ImportError, OSError):
         return Finding("needs torch", skipped=True)
     values = {
-        "python": sys.executable,
+        "python": THIS_PYTHON,
         "version": torch.__version__,
         "cuda": torch.version.cuda,
         "driver": context.gpu.driver_cuda,

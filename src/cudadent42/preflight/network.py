@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import urllib.error
 import urllib.request
@@ -18,15 +19,23 @@ _TIMEOUT_S = 10
 def _network(context: Context) -> Finding:
     if installed_version(TORCH.name) is not None and not lacking(context):
         return Finding("nothing has to be fetched", skipped=True)
-    index = os.environ.get(_INDEX_VARIABLE) or _DEFAULT_INDEX
+    index = without_password(os.environ.get(_INDEX_VARIABLE) or _DEFAULT_INDEX)
     try:
+        # Whether it lets anybody in is not asked: a refusal is an answer.
         urllib.request.urlopen(index.rstrip("/") + "/pip/", timeout=_TIMEOUT_S).close()
     except urllib.error.HTTPError:
         pass  # it answers
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         return Finding(f"{index} does not answer", "unreachable", {"index": index, "reason": reason})
     return Finding(f"{index} answers")
+
+
+def without_password(address: str) -> str:
+    """The address without the name and password that it may hold: it is shown, and kept in logs."""
+    scheme, separator, rest = address.partition("://")
+    host, slash, path = rest.partition("/")
+    return scheme + separator + host.rpartition("@")[2] + slash + path
 
 
 DEFINITIONS = (
@@ -38,7 +47,7 @@ DEFINITIONS = (
             Problem(
                 "unreachable",
                 Status.FAIL,
-                "packages are missing and {index} cannot be reached: {reason}",
+                "packages are missing and {index} cannot be reached: {reason}; PIP_INDEX_URL names another",
                 "curl -sSI {index}",
             ),
         ),

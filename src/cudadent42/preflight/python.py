@@ -11,7 +11,7 @@ import sys
 import types
 from dataclasses import dataclass
 
-from cudadent42.preflight.definitions import Context, Definition, Fact, Finding, Problem
+from cudadent42.preflight.definitions import THIS_PYTHON, Context, Definition, Fact, Finding, Problem
 from cudadent42.records import Status
 
 MIN_PYTHON = (3, 10)
@@ -108,7 +108,7 @@ def _packages(context: Context) -> Finding:
     values = {
         "missing": ", ".join(package.name for package in missing),
         "requirements": " ".join(f"'{package.requirement}'" for package in missing),
-        "python": sys.executable,
+        "python": THIS_PYTHON,
     }
     if missing:
         found = (f"{package.name} {versions[package.name] or 'missing'}" for package in missing)
@@ -125,7 +125,7 @@ def import_torch() -> types.ModuleType | None:
 
 
 def _torch(context: Context) -> Finding:
-    values = {"python": sys.executable}
+    values = {"python": THIS_PYTHON}
     try:
         torch = import_torch()
     except (ImportError, OSError) as error:  # a missing shared library shows as either

@@ -8,10 +8,9 @@ import shlex
 import shutil
 import stat
 import subprocess
-import sys
 from pathlib import Path
 
-from cudadent42.preflight.definitions import Context, Definition, Fact, Finding, Problem
+from cudadent42.preflight.definitions import THIS_PYTHON, Context, Definition, Fact, Finding, Problem
 from cudadent42.records import Status
 from flashmoe_science.errors import DeviceError
 from flashmoe_science.jit.cache import DIRECTORY_VARIABLE, cache_directory
@@ -26,9 +25,7 @@ def _compiler(context: Context) -> Finding:
         compiler = find_compiler()
     except DeviceError as error:
         problem = "missing-gpu" if context.wants_gpu else "missing"
-        return Finding(
-            "none that runs", problem, {"python": sys.executable, "reason": str(error).split(";")[0]}
-        )
+        return Finding("none that runs", problem, {"python": THIS_PYTHON, "reason": str(error).split(";")[0]})
     command = shlex.join(compiler.command)
     return Finding(
         f"{compiler.version}: {command}", facts={"compiler": command, "compiler_version": compiler.version}
@@ -41,7 +38,7 @@ def _nvrtc(context: Context) -> Finding:
         return Finding(version, facts={"nvrtc": version})
     if not context.wants_gpu:
         return Finding("none, and a CPU run needs none", skipped=True)
-    return Finding("not found", "missing", {"python": sys.executable})
+    return Finding("not found", "missing", {"python": THIS_PYTHON})
 
 
 def nvrtc_version() -> str | None:

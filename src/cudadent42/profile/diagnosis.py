@@ -32,8 +32,9 @@ WORTH = 0.03
 BUSY = 0.6
 """From this share on, a unit counts as what the kernel runs against; Nsight Compute's own rules draw the line there."""
 
-UNKNOWN, LATENCY = "unknown", "latency"
-"""What a kernel runs against where that cannot be told, and where no unit is busy."""
+UNKNOWN, LATENCY, UNFILLED = "unknown", "latency", "idle multiprocessors"
+"""What a kernel runs against where that cannot be told, where no unit is busy, and where that is because most of the
+time that is left belongs to multiprocessors with nothing to do."""
 
 _CERTAINTY = {
     Origin.MEASURED: Certainty.MEASURED,
@@ -168,7 +169,8 @@ def _rank(finding: Finding) -> float:
 
 
 def _bound(known: Quantities, profile: Profile) -> tuple[str, float]:
-    """The unit that the kernel runs against, and the share of the time that it is busy; latency where none is.
+    """The unit that the kernel runs against, and the share of the time that it is busy. Where none is: an unfilled chip
+    if most of what the busiest unit leaves is time of multiprocessors without work, else latency.
 
     Without counters that is only known where one of the two measured ceilings is near.
     """
@@ -178,13 +180,19 @@ def _bound(known: Quantities, profile: Profile) -> tuple[str, float]:
         unit = next(name for name in shares if shares[name] >= most * _PREFERENCE.get(name, 1.0))
         if shares[unit] >= BUSY:
             return unit, shares[unit]
-        # One that was not counted may be the busy one.
-        return (UNKNOWN if _uncounted(known, profile) else LATENCY), shares[unit]
+        if _uncounted(known, profile):  # one of those may be the busy one
+            return UNKNOWN, shares[unit]
+        return (UNFILLED if _idle(known) > (1 - shares[unit]) / 2 else LATENCY), shares[unit]
     if "roof_share" not in known:
         return UNKNOWN, math.nan
     share = known["roof_share"].value
     unit = "memory" if known["memory_leads"].value else "matrix products"
     return (unit if share >= BUSY else UNKNOWN), share
+
+
+def _idle(known: Quantities) -> float:
+    """The share of the multiprocessors' time in which they have nothing to do."""
+    return known["sm_idle_share"].value if "sm_idle_share" in known else 0.0
 
 
 def _uncounted(known: Quantities, profile: Profile) -> list[str]:
@@ -213,6 +221,11 @@ def _summary(profile: Profile, known: Quantities, causes: Sequence[Finding], una
         )
     elif bound == UNKNOWN:
         what = "What it runs against is not known: there are neither counters nor measured ceilings"
+    elif bound == UNFILLED:
+        what = (
+            f"It does not fill the chip: multiprocessors have nothing to do for {_idle(known):.0%} of their time, and "
+            f"its busiest unit works {share:.0%} of the time, {basis}"
+        )
     elif bound == LATENCY:
         what = f"It runs against latency: its busiest unit works {share:.0%} of the time, {basis}"
     elif profile.source is Source.MODEL:

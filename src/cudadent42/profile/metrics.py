@@ -156,7 +156,8 @@ def derive(values: Mapping[str, float]) -> dict[str, float]:
         derived["dram_bytes"] = values["dram_read_bytes"] + values["dram_write_bytes"]
     waves = get("waves")
     if waves is not None and waves > 0:
-        derived["tail_share"] = 1 - waves / math.ceil(waves)
+        # What is launched at once has no last wave, however little it fills.
+        derived["tail_share"] = 1 - waves / math.ceil(waves) if waves > 1 else 0.0
     ratio("sm_balance", get("sm_cycles_avg"), get("sm_cycles_max"))
     if "sm_balance" in derived:
         derived["imbalance_share"] = 1 - derived["sm_balance"]

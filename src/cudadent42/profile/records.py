@@ -187,7 +187,7 @@ class Diagnosis:
     kernel: str
     source: Source
     bound: str
-    """What the kernel runs against: ``matrix products``, ``memory``, ``latency``..."""
+    """What the kernel runs against: ``matrix products``, ``memory``, ``latency``, ``idle multiprocessors``..."""
     bound_share: float
     """How busy that is, 0 to 1; NaN where not known."""
     summary: str

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cudadent42 import pipeline
 from cudadent42.errors import BuildFailedError, ExitCode, LabError, UsageError
-from cudadent42.gates import Decision, GateFile, GateReport, counts
+from cudadent42.gates import Decision, GateFile, GateReport, counts, outcome_lines
 from cudadent42.pipeline import Outcome, Prepared
 from cudadent42.plan import Choices, for_versions
 from cudadent42.progress import Observer
@@ -274,8 +274,7 @@ def _deciding(report: GateReport) -> str:
     """The line of the last gate that decided: those of files that come along go from the general to the particular."""
     for outcome in reversed(report.outcomes):
         if outcome.decision is report.decision and counts(outcome.gate):
-            lines = GateReport(report.file, (outcome,)).lines()
-            return " ".join(lines[0].split())
+            return " ".join(outcome_lines(outcome)[0].split())
     return report.decision.value
 
 

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from cudadent42.errors import LabError, UsageError
-from cudadent42.race.sources import git
+from cudadent42 import git
+from cudadent42.errors import LabError, MachineNotReadyError, UsageError
+from cudadent42.race.sources import ask
 
-_TIMEOUT_S = 120
+_NO_CONFIGURATION = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+"""The folder is no repository of the user's, so neither their templates nor their settings are for it."""
 _FIRST_BAD = re.compile(r"^# first bad commit: \[([0-9a-f]+)\]", re.MULTILINE)
 _POSSIBLE = re.compile(r"^# possible first bad commit: \[([0-9a-f]+)\]", re.MULTILINE)
+_SUBJECT_ALONE = ("--no-patch", "--no-color", "--no-show-signature", "--format=%s")
 
 
 class Mark(str, Enum):
@@ -51,15 +54,15 @@ class Bisection:
         """
         self._folder = folder
         folder.mkdir(parents=True)
-        layout = git(root, "rev-parse", "--show-object-format") or "sha1"
+        layout = ask(root, "rev-parse", "--show-object-format") or "sha1"
         self._git("init", "--quiet", f"--object-format={layout.strip()}")
         objects = _absolute(root, "objects")
         (folder / ".git/objects/info/alternates").write_text(f"{objects}\n", encoding="utf-8")
         shallow = Path(_absolute(root, "shallow"))
         if shallow.is_file():
             (folder / ".git/shallow").write_bytes(shallow.read_bytes())
-        self._git("update-ref", "--no-deref", "HEAD", bad)
-        self._git("bisect", "start", "--no-checkout", bad, good, "--", *paths)
+        self._git("update-ref", "--no-deref", "HEAD", names=(bad,))
+        self._git("bisect", "start", "--no-checkout", names=(bad, good), paths=paths)
 
     def position(self) -> Position:
         log = self._git("bisect", "log")
@@ -69,7 +72,7 @@ class Bisection:
         possible = tuple(_POSSIBLE.findall(log))
         if possible:
             return Position(possible=possible)
-        current = git(self._folder, "rev-parse", "--verify", "--quiet", "BISECT_HEAD")
+        current = ask(self._folder, "rev-parse", "--verify", "--quiet", "BISECT_HEAD")
         if current is None:
             raise LabError(
                 "git's bisection has no next commit and no result; is the good commit older than the bad?"
@@ -77,34 +80,28 @@ class Bisection:
         return Position(next=current.strip())
 
     def mark(self, commit: str, mark: Mark) -> None:
-        self._git("bisect", mark.value, commit, allowed=(0, _ONLY_SKIPPED_LEFT))
+        self._git("bisect", mark.value, names=(commit,), allowed=(0, _ONLY_SKIPPED_LEFT))
 
-    def _git(self, *arguments: str, allowed: tuple[int, ...] = (0,)) -> str:
-        environment = {
-            **os.environ,
-            "LC_ALL": "C",
-            "GIT_CONFIG_GLOBAL": os.devnull,
-            "GIT_CONFIG_NOSYSTEM": "1",
-        }
-        for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
-            environment.pop(name, None)
+    def _git(
+        self,
+        *words: str,
+        names: Sequence[str] = (),
+        paths: Sequence[str] | None = None,
+        allowed: Sequence[int] = (0,),
+    ) -> str:
         try:
-            done = subprocess.run(
-                ["git", "-C", str(self._folder), *arguments],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_TIMEOUT_S,
-                stdin=subprocess.DEVNULL,
-                env=environment,
-                check=False,
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            raise LabError(f"git {' '.join(arguments[:2])} failed: {error}") from error
-        if done.returncode not in allowed:
-            said = (done.stderr or done.stdout).strip().splitlines()
-            raise UsageError(f"git {' '.join(arguments[:2])}: {said[-1] if said else 'failed'}")
-        return done.stdout
+            return git.run(
+                self._folder,
+                *words,
+                names=names,
+                paths=paths,
+                environment=_NO_CONFIGURATION,
+                allowed=allowed,
+            ).decode("utf-8", errors="replace")
+        except git.GitMissingError as error:
+            raise MachineNotReadyError("git is not installed; a bisection needs it") from error
+        except git.GitError as error:
+            raise UsageError(f"git {' '.join(words[:2])}: {error}") from error
 
 
 _ONLY_SKIPPED_LEFT = 2
@@ -112,7 +109,7 @@ _ONLY_SKIPPED_LEFT = 2
 
 
 def _absolute(root: Path, name: str) -> str:
-    found = git(root, "rev-parse", "--path-format=absolute", "--git-path", name)
+    found = ask(root, "rev-parse", "--path-format=absolute", "--git-path", name)
     if found is None:
         raise UsageError(f"git cannot tell where {root.name} keeps its {name}; is it a repository?")
     return found.rstrip("\n")
@@ -120,9 +117,9 @@ def _absolute(root: Path, name: str) -> str:
 
 def subject(root: Path, commit: str) -> str:
     """The first line of a commit's message."""
-    return (git(root, "show", "--no-patch", "--format=%s", commit) or "").strip()
+    return (ask(root, "show", *_SUBJECT_ALONE, names=(commit,)) or "").strip()
 
 
 def parent_of(root: Path, commit: str) -> str:
     """The first parent; empty for a root commit."""
-    return (git(root, "rev-parse", "--verify", "--quiet", f"{commit}^1") or "").strip()
+    return (ask(root, "rev-parse", "--verify", "--quiet", names=(f"{commit}^1",)) or "").strip()

@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from cudadent42 import git
 from cudadent42.errors import MachineNotReadyError, UsageError
 from cudadent42.implementations import is_kernel_file, is_plug_in
 from cudadent42.records import Version
@@ -31,7 +31,6 @@ PACKAGE_FOLDERS = (f"src/{PACKAGE}", PACKAGE)
 _ENTRY = "path/to/file.py:callable or path/to/kernel.toml"
 _FOLDER_STARTS = ("/", "./", "../", "~")
 _CACHE_FOLDER = "sources"
-_GIT_TIMEOUT_S = 120
 _REGULAR_FILES = (b"100644", b"100755")
 _MOST_BYTES = 1 << 30
 """Of one tree. More is data, not source."""
@@ -107,18 +106,20 @@ def folder_of(version: Version) -> Path:
 
 def repository_root(folder: Path | None) -> Path:
     """The top of the repository that ``folder`` (the current one if None) is in."""
-    found = git(folder or Path.cwd(), "rev-parse", "--show-toplevel")
-    if found is None:
+    try:
+        return git.root(folder or Path.cwd())
+    except git.GitMissingError as error:
+        raise _no_git() from error
+    except git.GitError as error:
         raise UsageError(
-            f"{folder or 'the current folder'} is not in a git repository; go to one, give --repo, "
-            "or name two folders (./old ./new)"
-        )
-    return Path(found.rstrip("\n"))
+            f"{folder or 'the current folder'} is not in a git repository that can be read ({error}); go to one, "
+            "give --repo, or name two folders (./old ./new)"
+        ) from error
 
 
 def resolve(revision: str, root: Path) -> str:
     """The commit that a revision stands for."""
-    found = git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+    found = ask(root, "rev-parse", "--verify", "--quiet", names=(f"{revision}^{{commit}}",))
     if found is None:
         hint = "; a folder begins with ./" if (Path.cwd() / revision).is_dir() else ""
         raise UsageError(
@@ -127,34 +128,33 @@ def resolve(revision: str, root: Path) -> str:
     return found.strip()
 
 
-def git(folder: Path, *arguments: str) -> str | None:
-    """What git prints; None where it fails."""
-    done = _git(folder, *arguments)
-    return None if done is None else done.decode("utf-8", errors="replace")
-
-
-def _git(folder: Path, *arguments: str, given: bytes = b"") -> bytes | None:
+def ask(root: Path, *words: str, names: Sequence[str] = ()) -> str | None:
+    """What git prints; None where it fails. Raises MachineNotReadyError where it is missing."""
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            input=given,
-            capture_output=True,
-            timeout=_GIT_TIMEOUT_S,
-            check=True,
-        )
-    except FileNotFoundError as error:
-        raise MachineNotReadyError("git is not installed; install it, or name two folders") from error
-    except (OSError, subprocess.SubprocessError):
+        return git.text(root, *words, names=names)
+    except git.GitMissingError as error:
+        raise _no_git() from error
+    except git.GitError:
         return None
-    return done.stdout
+
+
+def _no_git() -> MachineNotReadyError:
+    return MachineNotReadyError("git is not installed; install it, or name two folders")
+
+
+def _read_objects(root: Path, what: str, *words: str, names: Sequence[str] = (), given: bytes = b"") -> bytes:
+    """What git prints. Raises UsageError, where it cannot be read, for the ``what`` that was wanted."""
+    try:
+        return git.run(root, *words, names=names, given=given)
+    except git.GitMissingError as error:
+        raise _no_git() from error
+    except git.GitError as error:
+        raise UsageError(f"git cannot {what} in {root.name} ({error}); is the repository whole?") from error
 
 
 def _committed_files(root: Path, commit: str, entry: str) -> Iterator[_File]:
-    listed = _git(root, "ls-tree", "-r", "-z", "--full-tree", commit)
-    if listed is None:
-        raise UsageError(
-            f"git cannot list the files of {commit[:12]} in {root.name}; is the repository whole?"
-        )
+    listing = f"list the files of {commit[:12]}"
+    listed = _read_objects(root, listing, "ls-tree", "-r", "-z", "--full-tree", names=(commit,))
     names: dict[str, bytes] = {}
     for line in listed.split(b"\0"):
         about, _, name = line.partition(b"\t")
@@ -163,11 +163,10 @@ def _committed_files(root: Path, commit: str, entry: str) -> Iterator[_File]:
             names[os.fsdecode(name)] = fields[2]
     wanted = _selection(list(names), entry, commit[:12])
     objects = [names[path] for path in wanted.values()]
-    data = _git(root, "cat-file", "--batch", given=b"".join(each + b"\n" for each in objects))
-    if data is None:
-        raise UsageError(
-            f"git cannot read the files of {commit[:12]} in {root.name}; is the repository whole?"
-        )
+    reading = f"read the files of {commit[:12]}"
+    data = _read_objects(
+        root, reading, "cat-file", "--batch", given=b"".join(each + b"\n" for each in objects)
+    )
     start = 0
     for path in wanted:
         line_end = data.index(b"\n", start)
@@ -178,9 +177,16 @@ def _committed_files(root: Path, commit: str, entry: str) -> Iterator[_File]:
 
 
 def _working_files(root: Path, entry: str) -> Iterator[_File]:
-    listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate")
-    if listed is None:
-        raise UsageError(f"git cannot list the files of {root}; is the repository whole?")
+    listed = _read_objects(
+        root,
+        "list the files",
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "--deduplicate",
+    )
     names = [os.fsdecode(name) for name in listed.split(b"\0") if name]
     yield from _read(root, [name for name in names if _is_file(root / name)], entry, WORKING_TREE)
 

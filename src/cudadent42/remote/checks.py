@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cudadent42 import implementations
 from cudadent42.errors import BuildFailedError
 from cudadent42.plan import Choices, make_plan
+from cudadent42.registry import registry
 from flashmoe_science.errors import BuildError, DeviceError
 
 
 def check_plan(choices: Choices) -> None:
     """Suite, cases and implementations exist, whichever device they will run on. Raises UsageError."""
-    make_plan(choices, "cpu", implementations.registry)
+    make_plan(choices, "cpu", registry)
 
 
 def check_kernels(architectures: Sequence[str], say: Callable[[str], None]) -> None:

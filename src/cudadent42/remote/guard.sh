@@ -1,7 +1,8 @@
 # The watchdog of a machine, seen from outside. Sent with every call, after processes.sh.
 #
 #   guard.sh arm    FOLDER IDLE BUDGET QUIET TICK TERMINALS ACTION KEEPER   installs the script on standard input, or gives the
-#                   one that is there new limits; prints who keeps it alive. KEEPER: auto, or one of those
+#                   one that is there new limits; prints who keeps it alive. KEEPER: auto, or one of those. Where it is to
+#                   power the machine off already, and ACTION is end, it goes on so, with the smaller budget
 #   guard.sh report                   prints what it is set to, and what it did
 #   guard.sh disarm ACTION            no limit holds from now on, unless a run goes on; it stays for the next arming. Not where
 #                                     another action is to follow: any, or the only one that is given up
@@ -148,23 +149,63 @@ read_limits() {
     { read -r idle budget quiet tick armed && IFS= read -r terminals && IFS= read -r action; } <"$guard/limits"
 }
 
-# is_over: the machine was started again after these limits were left to hold until it was off.
+# is_over: the machine was started again after these limits were kept, or left to hold until it was off.
 is_over() {
-    [ -f "$guard/left" ] || return 1
     read -r boot </proc/sys/kernel/random/boot_id
-    read -r _ of was <"$guard/left" && [ "$of" = "$armed" ] && [ "$was" != "$boot" ]
+    for over in left acted; do
+        if [ -f "$guard/$over" ] && read -r _ of was <"$guard/$over"; then
+            [ "$of" != "$armed" ] || [ "$was" = "$boot" ] || return 0
+        fi
+    done
+    return 1
+}
+
+# is_left: these limits hold until the machine is off, and not after.
+is_left() {
+    [ -f "$guard/left" ] && read -r _ of _ <"$guard/left" && [ "$of" = "$armed" ]
+}
+
+leave() {
+    read -r boot </proc/sys/kernel/random/boot_id
+    echo "left $armed $boot" >"$guard/left.new" && mv -- "$guard/left.new" "$guard/left"
+}
+
+# powers_off: the limits that are there will do more than end a run. Reads them.
+powers_off() {
+    [ -f "$guard/limits" ] && read_limits && [ "$action" != end ] && [ $((idle + budget)) -gt 0 ] && ! is_over
+}
+
+# tell_rest: sets $budget to what is left of it, where there is one.
+tell_rest() {
+    [ "$budget" -gt 0 ] && [ -f "$guard/state" ] && read -r of was at spent <"$guard/state" && [ "$of" = "$armed" ] || return 0
+    read -r now _ </proc/uptime
+    read -r boot </proc/sys/kernel/random/boot_id
+    [ "$was" = "$boot" ] || at=0
+    budget=$((budget - spent - ${now%%.*} + at))
+    [ "$budget" -gt 0 ]
 }
 
 case $command in
     arm)
-        folder=$1 idle=$2 budget=$3 quiet=$4 tick=$5 terminals=$6 action=$7 keeper=$8
+        folder=$1 keeper=$8
         case $folder in /*) ;; *) folder=$HOME/$folder ;; esac
         if run_goes_on; then
             echo "$job"
             return 75 # its limits are not to be changed
         fi
-        [ "$action" != poweroff ] || can_be_root || return 77
+        [ "$7" != poweroff ] || can_be_root || return 77
         command -v flock >/dev/null || return 78
+        left=no
+        if [ "$7" = end ] && powers_off; then
+            # Of whoever started the machine: nobody else may ever end it.
+            tell_rest || return 80
+            if [ "$3" -gt 0 ] && { [ "$budget" -eq 0 ] || [ "$3" -lt "$budget" ]; }; then
+                budget=$3
+            fi
+            ! is_left || left=yes
+        else
+            idle=$2 budget=$3 quiet=$4 tick=$5 terminals=$6 action=$7
+        fi
         mkdir -p -- "$guard" && cat >"$guard/watchdog.new" || return 71
         [ "$keeper" != auto ] || keeper=$(choose_keeper)
         stays=yes
@@ -175,6 +216,7 @@ case $command in
         mv -- "$guard/watchdog.new" "$guard/watchdog.sh" && rm -f -- "$guard/acted" "$guard/left" || return 71
         grep -qxF -- "$folder" "$guard/folders" 2>/dev/null || printf '%s\n' "$folder" >>"$guard/folders"
         limit "$idle" "$budget" "$quiet" "$tick" "$terminals" "$action" || return 71
+        [ "$left" = no ] || leave
         if [ "$stays" = no ]; then
             if ! { keep "$keeper" && comes_alive; }; then
                 keeper=process
@@ -211,8 +253,7 @@ case $command in
         ;;
     leave)
         if [ -f "$guard/limits" ] && read_limits; then
-            read -r boot </proc/sys/kernel/random/boot_id
-            echo "left $armed $boot" >"$guard/left.new" && mv -- "$guard/left.new" "$guard/left"
+            leave
         fi
         ;;
     disarm)

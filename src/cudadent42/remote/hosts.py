@@ -1,9 +1,17 @@
-"""The remotes that the user has named, in a TOML file of their own: ``~/.config/cudadent42/remotes.toml``."""
+"""The remotes that the user has named, in a TOML file of their own: ``~/.config/cudadent42/remotes.toml``.
+
+It is read, changed and replaced as a whole: under a lock, or of two that change it at once one would be lost.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import json
-from dataclasses import dataclass
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +30,18 @@ from cudadent42.remote.cloud.results import check_bucket
 from cudadent42.runs import write_text
 from cudadent42.suites.table import parse_toml
 
-_KEYS = ("address", "specification", "folder", "python", "rate", "after", "reach", "results")
+_KEYS = (
+    "address",
+    "specification",
+    "folder",
+    "python",
+    "rate",
+    "after",
+    "reach",
+    "results",
+    "unguarded_start",
+    "start",
+)
 _OF_CLOUD = ("rate", "after", "reach", "results")
 """What only a cloud machine has; all but ``after`` are in the specification of one that has it."""
 DEFAULT_FOLDER = "cudadent42-remote"
@@ -44,8 +63,14 @@ class Remote:
     reach: Reach = Reach.AUTO
     results: str = ""
     """``gs://BUCKET[/FOLDER]`` that run folders are copied to; empty for none."""
+    unguarded_start: bool = False
+    """The user agreed that nothing but this machine ends a ``gce://`` machine from its start until it answers."""
+    start: str = ""
+    """Of a machine of SkyPilot's: its start's identity in the journal, by which its host key is known; else empty."""
 
 
+_LOCK = "remotes.lock"
+_START = re.compile(r"[0-9a-f]{32}")
 _MEND = "mend it, or remove it and add the remotes again"
 
 
@@ -68,26 +93,36 @@ def remotes() -> dict[str, Remote]:
 
 
 def _remote(path: Path, name: str, entry: Any) -> Remote:
-    if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
-        raise UsageError(f"{path}: [{name}] holds {entry!r}; expected a table of strings")
+    well_formed = isinstance(entry, dict) and all(
+        isinstance(value, bool if key == "unguarded_start" else str) for key, value in entry.items()
+    )
+    if not well_formed:
+        raise UsageError(
+            f"{path}: [{name}] holds {entry!r}; expected a table of strings, and true or false for unguarded_start"
+        )
     unknown = set(entry) - set(_KEYS)
     if unknown or ("address" in entry) == ("specification" in entry):
         raise UsageError(
             f"{path}: [{name}] has {', '.join(sorted(entry))}; expected address or specification, and of "
             f"{', '.join(_KEYS[2:])} what it needs"
         )
-    made = entry.get("specification")
-    address = parse(entry["address"]) if made is None else SpecificationFile(Path(made))
+    file = entry.get("specification")
+    address = parse(entry["address"]) if file is None else SpecificationFile(Path(file))
+    start = entry.get("start", "")
+    if "start" in entry and not _START.fullmatch(start):
+        raise UsageError(f"{path}: [{name}] has start = {start!r}; expected a start of the journal; {_MEND}")
     try:
-        return make(
+        made = make(
             name,
             address,
             folder=entry.get("folder"),
             python=entry.get("python", ""),
+            unguarded_start=entry.get("unguarded_start", False),
             **{key: entry.get(key) for key in _OF_CLOUD},
         )
     except UsageError as error:
         raise UsageError(f"{path}: [{name}]: {error}") from error
+    return replace(made, start=start)
 
 
 def make(
@@ -99,6 +134,7 @@ def make(
     rate: str | None = None,
     reach: str | None = None,
     results: str | None = None,
+    unguarded_start: bool = False,
 ) -> Remote:
     """A remote of parts that a user gave; what they left out is None. Raises UsageError."""
     of_cloud = {"rate": rate, "after": after, "reach": reach, "results": results}
@@ -107,6 +143,8 @@ def make(
         raise UsageError(f"{', '.join(given)}: only for a machine of a cloud, not for {address}")
     if isinstance(address, SpecificationFile) and set(given) - {"after"}:
         raise UsageError(f"{', '.join(given)}: say it in the specification {address}")
+    if unguarded_start and not isinstance(address, GceAddress):
+        raise UsageError(f"unguarded start: only for a gce:// machine, not for {address}")
     if isinstance(address, GceAddress) and rate is None:
         raise UsageError(
             f"{address}: its price is needed; expected --rate NAME, one of `cudadent42 cost rates` or of your own"
@@ -120,6 +158,7 @@ def make(
         rate or "",
         Reach.AUTO if reach is None else parse_reach(reach),
         check_bucket(results or ""),
+        unguarded_start,
     )
 
 
@@ -141,18 +180,42 @@ def get(name: str) -> Remote:
 
 def save(remote: Remote) -> None:
     """Add or replace a remote."""
-    write({**remotes(), check_name(remote.name): remote})
+    with changing() as known:
+        before = known.get(check_name(remote.name))
+        if before is not None and before.address == remote.address and not remote.start:
+            remote = replace(remote, start=before.start)  # it is the same machine, whose key is known
+        known[remote.name] = remote
 
 
 def remove(name: str) -> None:
-    get(name)
-    write({other: remote for other, remote in remotes().items() if other != name})
+    with changing() as known:
+        get(name)
+        del known[name]
 
 
-def write(known: dict[str, Remote]) -> None:
+@contextmanager
+def changing() -> Iterator[dict[str, Remote]]:
+    """Every named remote, by name, to be changed; what is left in it becomes the file's. Whoever else changes the file
+    waits meanwhile. An error leaves it as it was. Raises UsageError."""
     path = config_file()
     make_private(path.parent)
-    write_text(path, "".join(_section(remote) for remote in known.values()))
+    with _locked(path.parent / _LOCK):
+        known = remotes()
+        yield known
+        write_text(path, "".join(_section(remote) for remote in known.values()))
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UsageError(f"cannot write to {path.parent}: {error.strerror}; check its owner") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _section(remote: Remote) -> str:
@@ -165,6 +228,8 @@ def _section(remote: Remote) -> str:
         "after": str(remote.after) if remote.after != STOP else "",
         "reach": remote.reach.value if remote.reach is not Reach.AUTO else "",
         "results": remote.results,
+        "unguarded_start": remote.unguarded_start,
+        "start": remote.start,
     }
     # A JSON string of printable text is a TOML basic string, but for the pairs that it makes of what is beyond 16 bits.
     lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in entries.items() if value]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from cudadent42.errors import LabError
+from cudadent42.remote import arrival
 from cudadent42.remote.hosts import Remote
 from cudadent42.remote.scripts import script
 from cudadent42.remote.ssh import Connection, Done, call, stream
@@ -24,12 +22,18 @@ _SCRIPT = "job.sh"
 # Its exit codes.
 BUSY = 75
 _REASONS = {
-    71: "its folder cannot be made there",
+    70: "a program that runs need is missing there; install it (setsid and flock are of util-linux)",
+    71: "its folder cannot be made there; name one that you may write to with `remote add … --folder`",
     72: "there is no such job or tree",
     73: "its process did not start there",
     74: "the files did not arrive whole or could not be unpacked there",
     76: "another call is changing its folder there; try again in a minute",
+    77: "there is no such Python there; name one by its whole path with `remote add … --python`, or none",
 }
+_FULL = ("No space left on device", "Disk quota exceeded")
+_FULL_REASON = (
+    "its disk has no room there; free some, or name a folder on another with `remote add … --folder`"
+)
 _CAPABILITY = re.compile(r"(\d{1,2})\.(\d)")
 _JOB = re.compile(r"[a-z0-9-]{1,80}")
 
@@ -78,7 +82,7 @@ class Place:
 
 def send(place: Place, tree: Tree) -> bool:
     """Make the working tree there the one here; False where it already was. Raises LabError."""
-    if place.call("tree").output.decode(errors="replace").strip() == tree.digest:
+    if _require(place, place.call("tree")).output.decode(errors="replace").strip() == tree.digest:
         return False
     with archive(tree) as file:
         _require(place, place.call("receive", tree.digest, data=file))
@@ -133,7 +137,7 @@ def forget(place: Place, job: str) -> None:
 
 
 def fetch(place: Place, job: str, target: Path) -> None:
-    """Bring the job's folder (log, out, run) back as ``target``, whole or not at all. Raises LabError."""
+    """Bring the job's folder (log, out, run) back as ``target``: whole and on the disk, or not. Raises LabError."""
     _bring("fetch", place, job, target)
 
 
@@ -162,33 +166,32 @@ def _unpack(verb: str, place: Place, job: str, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as folder:
         packed = Path(folder) / "job.tar"
-        with packed.open("wb") as file:
-            code = stream(place.connection, script(_SCRIPT), (verb, place.remote.folder, job), file.write)
-        if code != 0:
-            raise LabError(f"{place.remote.name}: {job} could not be packed there (exit code {code})")
-        unpacked = Path(folder) / "unpacked"
         try:
-            with tarfile.open(packed) as tar:
-                tar.extractall(unpacked, filter=_no_links)
-        except tarfile.TarError as error:
+            with packed.open("wb") as file:
+                code = stream(
+                    place.connection,
+                    script(_SCRIPT),
+                    (verb, place.remote.folder, job),
+                    arrival.Limited(file).write,
+                )
+            if code != 0:
+                raise LabError(f"{place.remote.name}: {job} could not be packed there (exit code {code})")
+            found = arrival.unpack(packed, job, Path(folder) / "unpacked")
+        except arrival.DamagedError as error:
             raise LabError(f"what came back of {job} is damaged: {error}; attach to it again") from error
-        if not (unpacked / job).is_dir():
-            raise LabError(f"what came back of {job} is damaged: it is not in it; attach to it again")
-        if target.exists():
-            shutil.rmtree(target)
-        os.replace(unpacked / job, target)
-
-
-def _no_links(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
-    """Nothing from there leaves the folder, and no device or owner is made here. Nor is a link: one that stays within
-    the folder while it is unpacked leads out of it once the run has been moved to its place. No run has any."""
-    return None if member.issym() or member.islnk() else tarfile.data_filter(member, folder)
+        except arrival.TooMuchError as error:
+            raise LabError(
+                f"{job} holds {error} on {place.remote.name}, more than is brought back; all of it is still there: "
+                f"remove from {place.remote.folder}/jobs/{job} there what is not needed, then: "
+                f"cudadent42 remote attach {job}"
+            ) from error
+        arrival.place(found, target)
 
 
 def _require(place: Place, done: Done) -> Done:
     """``done`` if the script there succeeded. Raises LabError."""
     if done.exit_code != 0:
-        reason = _REASONS.get(done.exit_code, "")
+        reason = _FULL_REASON if any(word in done.errors for word in _FULL) else _REASONS.get(done.exit_code)
         said = " ".join(done.errors.split())[-300:]
         raise LabError(
             f"{place.remote.name}: {reason or 'the far side failed'} (exit code {done.exit_code}): {said}"

@@ -18,6 +18,13 @@ folder=$2
 case $folder in /*) ;; *) folder=$HOME/$folder ;; esac
 shift 2
 umask 077
+# Before anything is sent: found later, what is missing looks like another failure.
+for tool in tar setsid flock tail sed cut; do
+    if ! command -v "$tool" >/dev/null; then
+        echo "$tool" >&2
+        return 70
+    fi
+done
 mkdir -p -- "$folder/jobs" || return 71
 
 # state_of JOB: a job is lost where its process is gone and left no exit code, as after a reboot.
@@ -51,6 +58,10 @@ case $command in
             return 75
         fi
         [ -d "$folder/tree" ] || return 72
+        if [ -n "$python" ] && ! command -v "$python" >/dev/null; then
+            echo "$python" >&2
+            return 77
+        fi
         mkdir -p -- "$folder/jobs/$job" && cd -- "$folder/jobs/$job" || return 71
         # Its parent waits for it: as a zombie, which a container's first process may leave for ever, it would seem to live.
         (setsid sh -c '
@@ -81,7 +92,10 @@ case $command in
             sleep 0.02
             tries=$((tries + 1))
         done
-        [ -f pid ] || return 73
+        if [ ! -f pid ]; then
+            cat log >&2
+            return 73
+        fi
         ;;
     state) state_of "$1" ;;
     follow)
@@ -113,11 +127,18 @@ case $command in
             echo "$job"
             return 75
         fi
+        # What came of calls that ended half-way: first of all, since it may be what fills the disk. Another may be at it,
+        # whose connection was lost, while this one tries again.
+        for new in "$folder"/tree.new.*; do
+            [ -d "/proc/${new##*.}" ] || rm -rf -- "$new"
+        done
         new=$folder/tree.new.$$
         rm -rf -- "$new" && mkdir -- "$new" || return 71
-        tar -C "$new" -xf - || return 74
-        # It is the archive's last file: tar itself takes an archive that was cut between two files for a whole one.
-        [ "$(cat -- "$new/.digest" 2>/dev/null)" = "$1" ] || return 74
+        # The digest is the archive's last file: tar itself takes one that was cut between two files for a whole one.
+        if ! LC_ALL=C tar -C "$new" -xf - || [ "$(cat -- "$new/.digest" 2>/dev/null)" != "$1" ]; then
+            rm -rf -- "$new"
+            return 74
+        fi
         lock || return 76
         if running_job "$folder"; then
             echo "$job"
@@ -130,10 +151,6 @@ case $command in
         rm -rf -- "$folder/tree.old" &&
             { [ ! -d "$folder/tree" ] || mv -- "$folder/tree" "$folder/tree.old"; } &&
             mv -- "$new" "$folder/tree" && rm -rf -- "$folder/tree.old" || return 74
-        # What came of calls that ended half-way. Another may be at it: this one's connection was lost, and it tries again.
-        for new in "$folder"/tree.new.*; do
-            [ -d "/proc/${new##*.}" ] || rm -rf -- "$new"
-        done
         ;;
     list)
         for entry in "$folder"/jobs/*; do

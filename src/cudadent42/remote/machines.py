@@ -18,6 +18,7 @@ from cudadent42.ledger.starts import MachineStart, StartOutcome
 from cudadent42.remote import record
 from cudadent42.remote.cloud import fate, gcloud, machine
 from cudadent42.remote.cloud.fate import End, Fate
+from cudadent42.remote.cloud.identity import provider_start, taken_over
 from cudadent42.remote.cloud.machine import Machine, MachineState
 from cudadent42.remote.record import JobRecord
 from cudadent42.remote.sky import cluster
@@ -28,6 +29,11 @@ AT_ONCE = 8
 
 _ENDED = (StartOutcome.STOPPED, StartOutcome.LOST)
 """It does not run; where it was made for a run, its disk may be there."""
+
+LOST_IS_ASKED = timedelta(days=7)
+"""A machine that was lost is asked about for so long after: the answer may have been wrong, and the provider restarts
+by itself what a host's error ended, for which it waits up to seven days where there are local SSDs. After that only a
+person starts it, and then it is theirs; to ask about every machine that was ever lost would take longer each month."""
 
 UNDER_WAY = timedelta(seconds=gcloud.TIMEOUT_S)
 """For this long after a start was put on record, whoever asked for it may still be waiting for the answer."""
@@ -91,10 +97,21 @@ def survey(table: Rates, now: datetime) -> Survey:
 
     Raises UsageError where the journal cannot be read. Where it cannot be written, that is said with the correction.
     """
-    believed = [start for start in starts.load() if _may_cost(start)]
+    known = starts.load()
+    last = {start.machine: start for start in known}
+    believed = [
+        start
+        for start in known
+        if _may_cost(start) or (start is last[start.machine] and _may_come_back(start, now))
+    ]
     latest = {start.machine: start for start in believed}
     corrected = [
-        _correct(start, StartOutcome.STOPPED, "it was started again", latest[start.machine].requested)
+        _correct(
+            start,
+            StartOutcome.STOPPED,
+            "it was started again",
+            datetime.fromisoformat(latest[start.machine].requested),
+        )
         for start in believed
         if start is not latest[start.machine] and start.ended is None
     ]
@@ -106,7 +123,7 @@ def survey(table: Rates, now: datetime) -> Survey:
         if answer.corrected is not None:
             corrected.append(answer.corrected)
             start = _as_corrected(answer.corrected, now)
-        if not _is_over(start, answer.state):
+        if not answer.theirs and not _is_over(start, answer.state):
             found.append(_started(start, answer, jobs, table, now))
     return Survey(tuple(found), tuple(corrected))
 
@@ -115,8 +132,15 @@ def _may_cost(start: MachineStart) -> bool:
     """It runs as far as is known; or its disk is there, which nobody else would delete."""
     if start.outcome in _ENDED:
         found = machine.of_start(start)
-        return found is not None and found.fresh
+        return cluster.of_start(start) is not None or (found is not None and found.fresh)
     return start.outcome in (StartOutcome.REQUESTED, StartOutcome.READY)
+
+
+def _may_come_back(start: MachineStart, now: datetime) -> bool:
+    """It was lost, not long ago. One without a machine that is known here cannot be asked about."""
+    if start.outcome is not StartOutcome.LOST or start.ended is None or machine.of_start(start) is None:
+        return False
+    return now - datetime.fromisoformat(start.ended) < LOST_IS_ASKED
 
 
 def _is_over(start: MachineStart, state: MachineState | None) -> bool:
@@ -132,6 +156,8 @@ class _Answer:
     state: MachineState | None
     problem: str = ""
     corrected: Corrected | None = None
+    theirs: bool = False
+    """It runs from somebody else's start by now."""
 
 
 def _ask(start: MachineStart, now: datetime) -> _Answer:
@@ -140,21 +166,42 @@ def _ask(start: MachineStart, now: datetime) -> _Answer:
     if found is None:
         return _ask_sky(start, now)
     try:
-        state = machine.state(found)
+        description = machine.find(found)
+        state = machine.state_in(description)
+        runs = state in (MachineState.STARTING, MachineState.RUNNING)
+        other = taken_over(found, description, start) if runs and description is not None else None
     except LabError as error:
         return _Answer(None, str(error))
+    if other is not None:
+        closed = start.ended is not None
+        told = None if closed else _correct(start, other.outcome, other.reason, other.time)
+        return _Answer(state, "", told, theirs=True)
+    if runs and description is not None:
+        return _Answer(state, "", _restarted(start, provider_start(description)))
     if state.costs:
         return _Answer(state)
     left = "made for a run; its disk costs until it is deleted" if state is MachineState.STOPPED else ""
     if start.outcome in _ENDED:
-        if left:
+        if left or not found.fresh:
             return _Answer(state, left)
         why = start.reason or "it is not there any more"
         return _Answer(state, "", _correct(start, StartOutcome.DELETED, why))
     if _is_under_way(start, now):
         return _Answer(state, _NOT_ANSWERED)
     end = fate.what_happened(found, start.requested)
-    return _Answer(state, left, _correct(start, _outcome(start, state, end), str(end), end.time))
+    return _Answer(
+        state, left, _correct(start, _outcome(start, state, end), str(end), machine.moment(end.time))
+    )
+
+
+def _restarted(start: MachineStart, called: str) -> Corrected | None:
+    """What is to be corrected about a start of ours whose machine runs, by the provider's word for it."""
+    if start.outcome in _ENDED:
+        return _correct(start, StartOutcome.READY, "it runs, although it had ended", None, called)
+    if start.provider_start not in ("", called):
+        # Restarted by the provider itself, which forgets that within weeks; it would look like somebody else's then.
+        _correct(start, StartOutcome.READY, start.reason, None, called)
+    return None
 
 
 def _ask_sky(start: MachineStart, now: datetime) -> _Answer:
@@ -167,13 +214,18 @@ def _ask_sky(start: MachineStart, now: datetime) -> _Answer:
     except LabError as error:
         return _Answer(None, f"{error}; end it with: {found.end_command}")
     if state.costs:
-        return _Answer(state)
+        ended = start.outcome in _ENDED
+        return _Answer(state, "", _correct(start, StartOutcome.READY, cluster.RUNS_AGAIN) if ended else None)
     if _is_under_way(start, now):
         return _Answer(state, _NOT_ANSWERED)
-    never = state is MachineState.GONE and start.outcome is StartOutcome.REQUESTED
-    outcome = StartOutcome.FAILED if never else StartOutcome.STOPPED
-    what = "has no such machine any more" if state is MachineState.GONE else "says that it is stopped"
-    return _Answer(state, "", _correct(start, outcome, f"SkyPilot {what}"))
+    if state is MachineState.STOPPED:
+        left = f"its disk costs until it is taken down: {found.end_command}"
+        if start.outcome in _ENDED:
+            return _Answer(state, left)
+        return _Answer(state, left, _correct(start, StartOutcome.STOPPED, "SkyPilot says that it is stopped"))
+    never = start.outcome is StartOutcome.REQUESTED
+    outcome = StartOutcome.FAILED if never else StartOutcome.DELETED
+    return _Answer(state, "", _correct(start, outcome, "SkyPilot has no such machine any more"))
 
 
 def _is_under_way(start: MachineStart, now: datetime) -> bool:
@@ -191,9 +243,15 @@ def _outcome(start: MachineStart, state: MachineState, end: End) -> StartOutcome
     return StartOutcome.LOST
 
 
-def _correct(start: MachineStart, outcome: StartOutcome, reason: str, moment: str = "") -> Corrected:
+def _correct(
+    start: MachineStart,
+    outcome: StartOutcome,
+    reason: str,
+    moment: datetime | None = None,
+    called: str = "",
+) -> Corrected:
     try:
-        starts.mark(start.id, outcome, reason, datetime.fromisoformat(moment) if moment else None)
+        starts.mark(start.id, outcome, reason, moment, called)
     except UsageError as error:
         # A full disk here must not keep the machines that are on from being shown and ended.
         reason = f"{reason}; {error}"
@@ -204,7 +262,8 @@ def _as_corrected(line: Corrected, now: datetime) -> MachineStart:
     found = next(known for known in starts.load() if known.id == line.start.id)
     if found.outcome is line.outcome:
         return found
-    return replace(found, outcome=line.outcome, ended=found.ended or now.isoformat(), reason=line.reason)
+    ended = None if line.outcome is StartOutcome.READY else found.ended or now.isoformat()
+    return replace(found, outcome=line.outcome, ended=ended, reason=line.reason)
 
 
 def _started(
@@ -232,7 +291,6 @@ def _started(
 
 
 def _is_on(begun: JobRecord, start: MachineStart, at_sky: Cluster | None) -> bool:
-    """A machine of SkyPilot's is a remote by its own name."""
     if at_sky is not None:
-        return begun.cloud is None and begun.remote == at_sky.name
+        return cluster.ran_on(begun, start)
     return begun.cloud is not None and begun.cloud.machine == start.machine

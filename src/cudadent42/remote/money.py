@@ -99,7 +99,7 @@ def estimate(
     if own_environment:
         parts.append(Part(ENVIRONMENT, BOOTSTRAP_MINUTES, "of a machine that has nothing yet"))
     parts.append(Part(RUN, estimate_s(plan) / 60, "of the plan, on a slow machine"))
-    if starting:
+    if starting or idle_minutes:
         parts.append(Part("end", END_S / 60, "until the run is ended and the provider has stopped it"))
     if idle_minutes:
         parts.append(

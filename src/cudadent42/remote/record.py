@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 from cudadent42.errors import LabError, NewerVersionError, UsageError
 from cudadent42.folders import make_private, state_folder
+from cudadent42.remote import hosts
+from cudadent42.remote.address import SshAddress, parse
+from cudadent42.remote.hosts import Remote
 from cudadent42.runs import write_text
 from cudadent42.serialise import decode, dumps
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""2: `folder`, `address` and `start`."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,12 @@ class JobRecord:
     fetched: bool = False
     exit_code: int | None = None
     cloud: CloudRecord | None = None
+    folder: str | None = None
+    """There, as the remote had it when the run began; None in records of before that was kept."""
+    address: str = ""
+    """As `folder`, of a machine that ssh reaches by itself; a cloud's is in ``cloud``."""
+    start: str = ""
+    """As `folder`, of a machine of SkyPilot's: by it its host key is known."""
     schema_version: int = SCHEMA_VERSION
 
 
@@ -61,7 +71,12 @@ def new_job() -> str:
 
 def save(record: JobRecord) -> None:
     folder = make_private(jobs_folder())
-    write_text(folder / f"{record.job}.json", dumps(record))
+    write_text(folder / f"{record.job}.json", dumps(replace(record, schema_version=SCHEMA_VERSION)))
+
+
+def forget(job: str) -> None:
+    """Of a run that was put on record, and then could not be started."""
+    (jobs_folder() / f"{job}.json").unlink(missing_ok=True)
 
 
 def records() -> tuple[JobRecord, ...]:
@@ -96,6 +111,23 @@ def find(job: str | None) -> JobRecord:
     if found is None:
         raise UsageError(f"no run {job!r} was started from here; `cudadent42 remote jobs` lists all")
     return found
+
+
+def remote_of(begun: JobRecord) -> Remote:
+    """The remote of a run, with the folder that the run is in: it may have been changed or removed since.
+
+    The address is the one that the remote has now, because machines move; where that name is gone, or is a machine of
+    another kind, the one that it had. A machine of SkyPilot's is the one of its start. Raises UsageError where nothing
+    is known.
+    """
+    if begun.folder is None:
+        return hosts.get(begun.remote)
+    if begun.start:
+        return Remote(begun.remote, parse(begun.address), begun.folder, start=begun.start)
+    known = hosts.remotes().get(begun.remote)
+    if known is None or (begun.cloud is None and not isinstance(known.address, SshAddress)):
+        known = Remote(begun.remote, parse(begun.address if begun.cloud is None else begun.cloud.machine))
+    return replace(known, folder=begun.folder)
 
 
 def _read(path: Path) -> JobRecord:

@@ -6,6 +6,7 @@ job's record, here by itself for a while, later with ``cudadent42 remote attach`
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -15,14 +16,17 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TypeVar
 
+from cudadent42 import durable
 from cudadent42.errors import LabError, UsageError
+from cudadent42.remote import host_keys, record
 from cudadent42.remote import job as jobs
-from cudadent42.remote import record
 from cudadent42.remote.address import SshAddress
 from cudadent42.remote.copies import COPY_EVERY_S, copying
 from cudadent42.remote.hosts import Remote
 from cudadent42.remote.job import JobState, Place
 from cudadent42.remote.record import CloudRecord, JobRecord
+from cudadent42.remote.sky import cluster, keys
+from cudadent42.remote.sky.cluster import Cluster
 from cudadent42.remote.ssh import ConnectionLostError, connect
 from cudadent42.remote.tree import project_root, read_tree
 
@@ -53,10 +57,18 @@ class Returned:
 
 
 def place_of(remote: Remote) -> Place:
-    """The project's folder on ``remote``. Raises UsageError for one that is reached in another way."""
+    """The project's folder on ``remote``, whose host key is checked also where an alias for ssh switches that off.
+
+    Raises UsageError for a machine that is reached in another way.
+    """
     if not isinstance(remote.address, SshAddress):
         raise UsageError(f"{remote.name} is {remote.address}; expected a machine that ssh reaches by itself")
-    return Place(connect(remote.address), remote)
+    if not remote.start:
+        return Place(connect(remote.address, host_keys.options(remote.address)), remote)
+    at_sky = Cluster(remote.name)
+    return Place(
+        connect(remote.address, keys.options(remote.start)), remote, lambda: cluster.raise_if_lost(at_sky)
+    )
 
 
 def run_on(
@@ -76,8 +88,6 @@ def run_on(
     """
     name = place.remote.name
     tree = read_tree(project_root())
-    if persistently(lambda: jobs.send(place, tree), say, place.on_lost):
-        say(f"sent {len(tree.files)} files to {name}")
     begun = JobRecord(
         record.new_job(),
         name,
@@ -85,9 +95,25 @@ def run_on(
         tuple(arguments),
         datetime.now(timezone.utc).isoformat(),
         cloud=cloud,
+        folder=place.remote.folder,
+        address=str(place.remote.address) if cloud is None else "",
+        start=place.remote.start,
     )
-    record.save(begun)  # before the start: what was started is always on record
-    persistently(lambda: jobs.start(place, begun.job, device, arguments), say, place.on_lost)
+    try:
+        if persistently(lambda: jobs.send(place, tree), say, place.on_lost):
+            say(f"sent {len(tree.files)} files to {name}")
+        record.save(begun)  # before the start: what was started is always on record
+        persistently(lambda: jobs.start(place, begun.job, device, arguments), say, place.on_lost)
+    except ConnectionLostError:
+        raise
+    except LabError:
+        with suppress(
+            LabError, OSError
+        ):  # what cannot be asked stays on record; a folder that holds something stays
+            if jobs.state(place, begun.job).state is JobState.NONE:
+                record.forget(begun.job)
+                output.rmdir()  # if the caller made it
+        raise
     say(f"started {begun.job} on {name}")
     return bring_back(place, begun, say, on_log)
 
@@ -96,12 +122,13 @@ def bring_back(place: Place, begun: JobRecord, say: Say, on_log: Callable[[bytes
     """Follow a run that was started to its end and bring its folder back. Raises like ``run_on``."""
     target = Path(begun.output)
     every_s = COPY_EVERY_S if begun.cloud and begun.cloud.spot else None
-    log = _Log(on_log)
+    log = _Log(begun, on_log)
     with copying(place, begun.job, copies_of(begun), every_s):
         state = _followed(place, begun, say, log)
     if state.state is JobState.NONE:
         raise LabError(
-            f"{begun.remote} knows no run {begun.job}: it was not started, or its folder was removed"
+            f"{begun.remote} knows no run {begun.job}: it was not started, its folder was removed, or that is another "
+            f"machine's name now; to wait for it no longer: cudadent42 remote stop {begun.job}"
         )
     work = target.parent / f".{begun.job}"
     persistently(lambda: jobs.fetch(place, begun.job, work), say, place.on_lost)
@@ -113,8 +140,8 @@ def bring_back(place: Place, begun: JobRecord, say: Say, on_log: Callable[[bytes
         _place_run(work, target)
         _finish(place, begun, None, say)
         raise LabError(
-            f"{begun.job} was lost on {begun.remote}: its process is gone without an exit code, as after a restart "
-            f"or a lack of memory; what it had measured is in {target}"
+            f"{begun.job} was lost on {begun.remote}: its process is gone without an exit code, as after a restart, "
+            f"a lack of memory or with a full disk; what it had measured is in {target}"
         )
     _place_run(work, target)
     done = _finish(place, begun, state.exit_code, say)
@@ -138,13 +165,19 @@ def copies_of(begun: JobRecord) -> Path:
 class _Log:
     """A run's log on its way to who watches, and how much of it has passed."""
 
-    def __init__(self, on_log: Callable[[bytes], None]) -> None:
+    def __init__(self, begun: JobRecord, on_log: Callable[[bytes], None]) -> None:
         self.seen = 0
+        self._there, self._here = _run_folder(begun).encode(), os.fsencode(begun.output)
         self._on_log = on_log
 
     def add(self, chunk: bytes) -> None:
         self.seen += len(chunk)
-        self._on_log(chunk)
+        self._on_log(chunk.replace(self._there, self._here))
+
+
+def _run_folder(begun: JobRecord) -> str:
+    """The run's folder as the run itself names it: relative to the working tree there."""
+    return f"../jobs/{begun.job}/{_RUN}"
 
 
 def _followed(place: Place, begun: JobRecord, say: Say, log: _Log) -> jobs.State:
@@ -155,6 +188,7 @@ def _followed(place: Place, begun: JobRecord, say: Say, log: _Log) -> jobs.State
             state = jobs.state(place, begun.job)
             if state.state is not JobState.RUNNING:
                 return state
+            time.sleep(_FIRST_PAUSE_S)  # where it cannot be followed, it is not asked without end either
 
     return persistently(until_the_end, say, place.on_lost)
 
@@ -166,6 +200,9 @@ def _place_run(work: Path, target: Path) -> None:
             shutil.rmtree(work)
         else:
             _move_run(work, target)
+        # Before anything of it is removed there, or the machine that it is on.
+        durable.flush(target)
+        durable.flush(target.parent)
 
 
 def _is_there(work: Path, target: Path) -> bool:

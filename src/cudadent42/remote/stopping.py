@@ -13,14 +13,14 @@ from cudadent42.remote import job as jobs
 from cudadent42.remote import record
 from cudadent42.remote.cloud import lease, machine
 from cudadent42.remote.cloud.machine import Machine, MachineState
-from cudadent42.remote.hosts import get
 from cudadent42.remote.job import JobState
 from cudadent42.remote.machines import AT_ONCE, Started
 from cudadent42.remote.protection import release_when_off
 from cudadent42.remote.record import JobRecord
-from cudadent42.remote.run import bring_back, place_of
+from cudadent42.remote.run import bring_back, give_up, place_of
 from cudadent42.remote.sky import cluster
-from cudadent42.remote.sky.cluster import Cluster
+from cudadent42.remote.sky.cluster import Cluster, ClusterLostError
+from cudadent42.remote.ssh import ConnectionLostError
 
 Say = Callable[[str], None]
 
@@ -92,23 +92,35 @@ def _mark(started: Started, outcome: StartOutcome) -> str:
 def _end_cluster(started: Started, found: Cluster, damaged: Sequence[str], say: Say) -> Stopped:
     """Taken down with its disk, so stopped where what is on it could not be brought back."""
     name = started.start.machine
-    kept = "; ".join(filter(None, [*(_save_from_cluster(begun, say) for begun in started.jobs), *damaged]))
+    stopped = started.state is MachineState.STOPPED
+    save = _left_on if stopped else _save_from_cluster
+    kept = "; ".join(filter(None, [*(save(begun, say) for begun in started.jobs), *damaged]))
     try:
-        say(f"{'stopping' if kept else 'taking down'} {found.name}")
-        (cluster.stop if kept else cluster.end)(found)
+        if not kept:
+            say(f"taking down {found.name}")
+            cluster.end(found)
+        elif not stopped:
+            say(f"stopping {found.name}")
+            cluster.stop(found)
     except LabError as error:
         why = "; ".join(filter(None, [str(error), kept]))
         return Stopped(name, False, f"{why}; it goes on costing money: {found.end_command}")
-    what = (
-        f"stopped, and not taken down: {kept}; to take it down: {found.end_command}" if kept else "taken down"
-    )
-    return Stopped(name, True, what + _mark(started, StartOutcome.STOPPED))
+    what = "taken down"
+    if kept:
+        how = f"{cluster.how_to_start(found)}; " if started.jobs else ""
+        what = f"stopped, and not taken down: {kept}; {how}to take it down: {found.end_command}"
+    return Stopped(name, True, what + _mark(started, StartOutcome.STOPPED if kept else StartOutcome.DELETED))
+
+
+def _left_on(begun: JobRecord, say: Say) -> str:
+    """Why the disk of a stopped machine is kept: nothing comes from there before it is started."""
+    return f"its disk has what {begun.job} measured"
 
 
 def _save_from_cluster(begun: JobRecord, say: Say) -> str | None:
     """As ``_save``, from a machine of SkyPilot's."""
     try:
-        place = place_of(get(begun.remote))
+        place = place_of(record.remote_of(begun))
         say(f"ending {begun.job} on {begun.remote}")
         jobs.stop(place, begun.job)
         if jobs.state(place, begun.job).state is not JobState.NONE:
@@ -134,7 +146,7 @@ def _save(begun: JobRecord, say: Say) -> str | None:
     assert begun.cloud is not None
     fresh = Machine(machine.Provider.GCE, begun.cloud.machine, begun.cloud.rate).fresh
     try:
-        place = lease.resume(begun.cloud, get(begun.remote)).place
+        place = lease.resume(begun.cloud, record.remote_of(begun)).place
         say(f"ending {begun.job} on {begun.cloud.machine}")
         jobs.stop(place, begun.job)
         if fresh and jobs.state(place, begun.job).state is not JobState.NONE:
@@ -152,7 +164,16 @@ def _save(begun: JobRecord, say: Say) -> str | None:
 def _end_run(begun: JobRecord) -> Stopped:
     name = f"{begun.job} on {begun.remote}"
     try:
-        jobs.stop(place_of(get(begun.remote)), begun.job)
+        place = place_of(record.remote_of(begun))
+        try:
+            jobs.stop(place, begun.job)
+        except ConnectionLostError:
+            place.on_lost()
+            raise
+    except ClusterLostError as error:
+        if error.state is MachineState.GONE:
+            give_up(begun)
+        return Stopped(name, True, f"ended with its machine: {error}")
     except LabError as error:
         return Stopped(name, False, str(error))
     return Stopped(name, True, f"ended; bring it back with: cudadent42 remote attach {begun.job}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import unicodedata
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TextIO
 
 _NOT_SHOWN = ("Cc", "Cf")
@@ -20,11 +21,12 @@ def plain(text: str) -> str:
 
 
 def showing(to: TextIO) -> Callable[[bytes], None]:
-    """Shows what comes in pieces, which may end in the middle of a letter."""
+    """Shows what comes in pieces, which may end in the middle of a letter; nothing once ``to`` is closed."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def show(chunk: bytes) -> None:
-        to.write(plain(decoder.decode(chunk)))
-        to.flush()
+        with suppress(OSError):
+            to.write(plain(decoder.decode(chunk)))
+            to.flush()
 
     return show

@@ -6,20 +6,19 @@ import hashlib
 import io
 import os
 import stat
-import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from cudadent42 import git
 from cudadent42.errors import UsageError
 from cudadent42.serialise import dumps
 from cudadent42.source import SOURCE_FILE, revision_of
 
-_GIT_TIMEOUT_S = 60
 _SKIPPED = ("benchmarks/results/",)
 """Committed results: large, and read by no run."""
 DIGEST_FILE = ".digest"
@@ -39,8 +38,8 @@ class Tree:
 def project_root() -> Path:
     """The checkout that this package runs from. Raises UsageError where there is none."""
     package = Path(__file__).resolve().parent
-    top = _git(package, "rev-parse", "--show-toplevel").decode(errors="surrogateescape").rstrip("\n")
-    root = Path(top)
+    with _git_of(package):
+        root = git.root(package)
     if not (root / "tools/bootstrap.sh").is_file():
         raise UsageError(f"{root} is no checkout of cudadent42; a remote run sends one: run it from a clone")
     return root
@@ -48,8 +47,11 @@ def project_root() -> Path:
 
 def read_tree(root: Path) -> Tree:
     """What is to be sent. Raises UsageError where ``root`` is in no git repository."""
-    listed = _git(root, "ls-files", "--cached", "--others", "--exclude-standard", "-z").split(b"\0")
-    files = sorted({name for name in listed if name and not _is_skipped(name) and _exists(root, name)})
+    with _git_of(root):
+        listed = git.run(root, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
+    files = sorted(
+        {name for name in listed.split(b"\0") if name and not _is_skipped(name) and _exists(root, name)}
+    )
     digest = hashlib.sha256()
     for name in files:
         _update(digest, root, name)
@@ -107,15 +109,12 @@ def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
-def _git(folder: Path, *arguments: str) -> bytes:
-    command: Sequence[str] = ["git", "-C", str(folder), *arguments]
+@contextmanager
+def _git_of(folder: Path) -> Iterator[None]:
+    """git's failure as the user's error. Raises UsageError."""
     try:
-        done = subprocess.run(
-            command, capture_output=True, timeout=_GIT_TIMEOUT_S, check=True, stdin=subprocess.DEVNULL
-        )
-    except FileNotFoundError as error:
+        yield
+    except git.GitMissingError as error:
         raise UsageError("git is not installed; a remote run sends what git lists: install git") from error
-    except subprocess.CalledProcessError as error:
-        reason = error.stderr.decode(errors="replace").strip()
-        raise UsageError(f"{folder} is in no git checkout that can be read: {reason}") from error
-    return done.stdout
+    except git.GitError as error:
+        raise UsageError(f"{folder} is in no git checkout that can be read: {error}") from error

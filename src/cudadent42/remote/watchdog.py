@@ -29,6 +29,7 @@ _REASONS = {
     "yourself",
     78: "flock is missing there; install util-linux",
     79: "the script does not start there, or does not end",
+    80: "the limit of an earlier run is reached, and it is to be powered off; try again once it was",
 }
 
 
@@ -122,6 +123,9 @@ class Watch:
 
 def arm(place: Place, limits: Limits, keeper: Keeper = Keeper.AUTO) -> Keeper:
     """Install the watchdog, or give the one that is there new limits, which count from now; who keeps it alive.
+
+    Limits that only end the run take the power-off of another run's from no machine: those go on holding, and the
+    budget is the smaller one.
 
     What an earlier one did is forgotten then: ask `report` before.
 

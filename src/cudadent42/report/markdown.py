@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
+from cudadent42.gates import report_lines
 from cudadent42.profile.text import ablations, known, times, unasked
 from cudadent42.report import facts, gates, notices, text
 from cudadent42.report.cases import CaseRow, shares_of_bound
@@ -77,7 +78,7 @@ def _profile(view: View) -> Iterable[str]:
 def _gates(view: View) -> Iterable[str]:
     judged = gates.gate_report(view)
     if judged is not None:
-        lines = [f"* {escape(' '.join(line.split()))}" for line in judged.lines()]
+        lines = [f"* {escape(' '.join(line.split()))}" for line in report_lines(judged)]
         yield "\n".join([escape(gates.headline(judged)), "", *lines])
 
 

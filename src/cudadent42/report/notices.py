@@ -159,7 +159,9 @@ def _flagged(results: Results) -> Notice | None:
     left_out = sum(comparison.left_out for comparison in results.cases)
     blocks = sum(comparison.measured_blocks for comparison in results.cases)
     tone = Tone.WARN if flagged > _NOISY * blocks else Tone.NEUTRAL
-    title = f"{flagged:,} of {text.plural(blocks, 'paired block')} saw a disturbance"
+    kinds = dict.fromkeys(kind for comparison in results.cases for kind in comparison.disturbances)
+    which = f" ({', '.join(kinds)})" if kinds else ""
+    title = f"{flagged:,} of {text.plural(blocks, 'paired block')} saw a disturbance{which}"
     return Notice(tone, title + (f"; {left_out:,} left out" if left_out else ""))
 
 

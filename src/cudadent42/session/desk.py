@@ -204,6 +204,7 @@ def take_back(desk: Desk, number: int) -> tuple[str, ...]:
 
 def ended_of(folder: Path | None, error: BaseException | None) -> WorkEnded:
     """How work ended, by its run folder and the error that ended it, if one did."""
+    from cudadent42.gates.evidence import control_excess
     from cudadent42.runs import MANIFEST, RunStatus, load_run
 
     interrupted = error is None or isinstance(error, (KeyboardInterrupt, BudgetReachedError))
@@ -225,6 +226,7 @@ def ended_of(folder: Path | None, error: BaseException | None) -> WorkEnded:
             speedup=_finite(results.speedup_geomean),
             ci_low=_finite(results.speedup_geomean_ci_low),
             ci_high=_finite(results.speedup_geomean_ci_high),
+            control_excess=control_excess(results),
             verdict=results.verdict.value,
         )
     if error is None and run.manifest.status is RunStatus.FAILED:

@@ -91,6 +91,8 @@ class WorkEnded:
     ci_high: float | None = None
     verdict: str = ""
     """Of the comparison in the geometric mean."""
+    control_excess: float = 0.0
+    """How far the A/A control lies from 1 beyond the margin, as a share; not in the interval."""
 
 
 @dataclass(frozen=True)

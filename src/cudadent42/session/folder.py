@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from cudadent42 import durable
 from cudadent42.errors import UsageError
 from cudadent42.session import log, tree
 from cudadent42.session.clock import Clock, Instant
@@ -127,7 +128,7 @@ def create(folder: Path, name: str, started: Started, files: Mapping[str, bytes]
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        flush_folder(folder)
+        durable.flush(folder)
     except OSError as error:
         raise UsageError(
             f"cannot make a session in {folder}: {error.strerror}; free some space or check its owner"
@@ -153,7 +154,7 @@ def write_file(path: Path, content: bytes) -> None:
         temporary = path.with_name(f".{path.name}.new")
         _write(temporary, content)
         os.replace(temporary, path)
-        flush_folder(path.parent)
+        durable.flush(path.parent)
     except OSError as error:
         raise UsageError(
             f"cannot write {path}: {error.strerror}; free some space or check its owner"
@@ -163,15 +164,6 @@ def write_file(path: Path, content: bytes) -> None:
 def attempt_file(session: Path, number: int) -> Path:
     """The diff of an attempt against its parent."""
     return session / ATTEMPTS / f"{number}.diff"
-
-
-def flush_folder(folder: Path) -> None:
-    """Names in a folder are on the disk only once the folder is."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -41,7 +41,7 @@ def _extra_metrics(desk: Desk, run: str) -> dict[str, SessionMetric]:
 
 def improvement(run: RunRecord | None, baseline: RunRecord | None) -> SessionMetric:
     """The speed-up of a run over that of the baseline. They were measured apart, so their errors add up, as squares of
-    logarithms."""
+    logarithms; and what either control shows beyond the margin, as it is: it is no chance that blocks average out."""
     if run is None or baseline is None or run.speedup is None or not baseline.speedup:
         return SessionMetric(math.nan)
     value = run.speedup / baseline.speedup
@@ -53,7 +53,8 @@ def improvement(run: RunRecord | None, baseline: RunRecord | None) -> SessionMet
     down = math.hypot(middle - low, base_high - base)
     up = math.hypot(high - middle, base - base_low)
     own = (value * math.exp(low - middle), value * math.exp(high - middle))
-    return SessionMetric(value, value * math.exp(-down), value * math.exp(up), own)
+    excess = (1.0 + run.control_excess) * (1.0 + baseline.control_excess)
+    return SessionMetric(value, value * math.exp(-down) / excess, value * math.exp(up) * excess, own)
 
 
 def gate_of(desk: Desk, current: CheckpointState, overridden: bool) -> tuple[ExitCode, tuple[str, ...]]:

@@ -72,6 +72,8 @@ class RunRecord:
     verdict: str = ""
     decision: Decision | None = None
     lines: tuple[str, ...] = ()
+    control_excess: float = 0.0
+    """As of ``WorkEnded``."""
 
 
 @dataclass(frozen=True)
@@ -243,6 +245,7 @@ def _work(state: State, entry: Entry) -> State:
             speedup=event.speedup,
             ci_low=event.ci_low,
             ci_high=event.ci_high,
+            control_excess=event.control_excess,
             verdict=event.verdict,
         )
         if run.outcome is WorkOutcome.FINISHED:

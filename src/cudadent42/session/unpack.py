@@ -12,7 +12,7 @@ from cudadent42.errors import UsageError
 from cudadent42.session import folder as folders
 from cudadent42.session.folder import Session
 from cudadent42.session.snapshots import local
-from cudadent42.session.tree import BRANCH, Tree, git, object_format
+from cudadent42.session.tree import create
 
 
 def unpack(session: Session, target: Path) -> Session:
@@ -50,9 +50,7 @@ def unpack(session: Session, target: Path) -> Session:
 
 
 def _fill(folder: Path, session: Session, bundle: Path) -> None:
-    git(folder, "init", "--quiet", f"--initial-branch={BRANCH}", f"--object-format={object_format(bundle)}")
-    tree = Tree(folder)
-    git(folder, "reset", "--quiet", "--hard", tree.unbundle(bundle))
+    tree = create(folder, bundle)
     copy = folder / folders.SESSIONS / session.name
     shutil.copytree(session.path, copy, symlinks=True)
     folders.hide(copy.parent)

@@ -174,7 +174,10 @@ class Lab:
         report = lab_gates.evaluate(lab_gates.load(gates), evidence.with_measured(more))
         lab_gates.write_report(folder, report)
         return Judgement(
-            Decision(report.decision.value), ExitCode(report.exit_code), report.lines(), report.stopped_by
+            Decision(report.decision.value),
+            ExitCode(report.exit_code),
+            lab_gates.report_lines(report),
+            report.stopped_by,
         )
 
     def check_entry(self, entry: str, project: Path) -> None:
@@ -184,16 +187,17 @@ class Lab:
             check_entry(entry, project)
 
     def check_gates(self, text: str, where: str, work: Work, settings: Settings) -> None:
-        from cudadent42 import gates, implementations, pipeline
+        from cudadent42 import gates, pipeline
         from cudadent42.gates import loader
         from cudadent42.plan import make_plan
         from cudadent42.preflight.definitions import parse_device
+        from cudadent42.registry import registry
 
         file = loader.parse(text, where)
         choices = self._race_choices(settings) if work is Work.CHANGE else self._choices(settings)
 
         def check(device: str) -> None:
-            gates.check(file, make_plan(choices, device, implementations.registry), SESSION_METRICS)
+            gates.check(file, make_plan(choices, device, registry), SESSION_METRICS)
 
         pipeline.check_on_devices(parse_device(settings.device), check)
 

@@ -85,6 +85,15 @@ def test_blocks_without_a_partner_do_not_count() -> None:
 def test_disturbed_blocks_are_counted_and_kept() -> None:
     comparison = compare(make_plan("ours"), make_samples(TWICE, flagged=6), {}, {}).cases[0]
     assert (comparison.blocks, comparison.flagged_blocks) == (BLOCKS, 6)
+    assert comparison.disturbances == ("preempted",)
+
+
+def test_the_most_frequent_disturbance_is_named_first() -> None:
+    samples = [
+        replace(each, flags="clock,throttled" if each.block < 3 else "throttled")
+        for each in make_samples(TWICE)
+    ]
+    assert compare(make_plan("ours"), samples, {}, {}).cases[0].disturbances == ("throttled", "clock")
 
 
 def test_without_control_there_is_no_noise_floor() -> None:

@@ -11,8 +11,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from cudadent42.bench.margin import smallest_called, upper
 from cudadent42.bench.schedule import block_orders
-from cudadent42.bench.statistics import detectable_effect, estimate_ratio, half_width, spread_of
+from cudadent42.bench.statistics import (
+    blocks_for,
+    detectable_effect,
+    estimate_ratio,
+    half_width,
+    spread_of,
+)
 from cudadent42.bench.stopping import MIN_PRECISION_BLOCKS
 from cudadent42.bench.verdicts import decide
 from cudadent42.records import Verdict
@@ -73,12 +80,13 @@ def share_of(
     margin: float,
     trials: int,
     precision: float = 0.0,
+    blocks: int = BLOCKS,
 ) -> float:
     found = 0
     for seed in range(trials):
-        base, rival = race(machine, slowdown, seed, BLOCKS)
-        blocks = stopped(base, rival, precision) if precision else BLOCKS
-        estimate = estimate_ratio(base[:blocks], rival[:blocks], seed, RESAMPLES)
+        base, rival = race(machine, slowdown, seed, blocks)
+        used = stopped(base, rival, precision) if precision else blocks
+        estimate = estimate_ratio(base[:used], rival[:used], seed, RESAMPLES)
         found += decide(estimate, margin) in words
     return found / trials
 
@@ -125,8 +133,17 @@ class TestFull:
         assert share_of((Verdict.SLOWER,), machine, MARGIN, MARGIN, self.trials) <= 0.06
 
 
-def test_detectable_effect_is_found_four_times_out_of_five() -> None:
-    """The effect that is promised before a run, at the spread that this machine has."""
+@pytest.mark.parametrize("margin", [0.0, MARGIN])
+def test_what_is_promised_before_a_run_is_called_four_times_out_of_five(margin: float) -> None:
+    """At the spread that this machine has."""
     base, rival = race(independent, 0.0, 0, 5000)
-    effect = detectable_effect(spread_of(base, rival), BLOCKS)
-    assert 0.65 <= share_of((Verdict.SLOWER,), independent, effect, 0.0, 200) <= 0.95
+    effect = smallest_called(detectable_effect(spread_of(base, rival), BLOCKS), margin)
+    assert 0.65 <= share_of((Verdict.SLOWER,), independent, effect, margin, 200) <= 0.95
+
+
+def test_the_blocks_that_are_said_to_call_twice_the_margin_do() -> None:
+    base, rival = race(independent, 0.0, 0, 5000)
+    margin = 0.002  # so small that it takes about as many blocks as are raced here
+    blocks = blocks_for(upper(2 * margin) / upper(margin) - 1.0, spread_of(base, rival))
+    assert 0.5 * BLOCKS < blocks < 4 * BLOCKS
+    assert 0.65 <= share_of((Verdict.SLOWER,), independent, 2 * margin, margin, 200, blocks=blocks) <= 0.95

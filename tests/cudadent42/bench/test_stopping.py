@@ -55,13 +55,19 @@ def warmed(plan: Plan, jitter: float, blocks: int) -> Pace:
 
 
 def test_forecast_names_blocks_and_time() -> None:
-    """A spread of 2.2 % needs (2.8 x 1.14 x 2.2)^2 = 49 blocks for 1 %, each of 2 x 0.5 s."""
+    """A spread of 2.2 % needs (2.8 x 1.14 x 2.2)^2 = 49 blocks for the 1 % beyond the margin, each of 2 x 0.5 s."""
     line = warmed(PLAN, 0.022, 400).forecast()
     words = line.split()
     blocks = int(words[words.index("blocks") - 1])
     assert blocks == pytest.approx(49, rel=0.2)
     assert f"about {blocks} s" in line
-    assert "the 100 planned take about 100 s and show 0.7%" in line
+    assert line.startswith("to call a difference of 2.0% faster or slower in a typical case")
+    assert "the 100 planned take about 100 s and call one of 1.7%" in line
+
+
+def test_forecast_without_a_margin_has_no_number_of_blocks() -> None:
+    line = warmed(replace(PLAN, margin=0.0), 0.022, 400).forecast()
+    assert line.startswith("the 100 planned take about 100 s and call one of 0.7%")
 
 
 def test_forecast_of_a_race_that_stops_on_precision() -> None:

@@ -3,7 +3,9 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
+from functools import partial
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -11,42 +13,61 @@ from cudadent42.bench.flush import DEFAULT_CACHE_BYTES, cache_bytes
 from cudadent42.bench.timers import CPU_WINDOW_S, MAX_INNER, ClockTimer, calls_for_window, collector_off
 
 
-class Sleeper:
+class Clock:
+    """Stands still but for the calls that take time, so that no other work on the machine decides a test."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+class TimedCall:
     """A call of known length that counts itself."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self.clock = clock
         self.seconds = seconds
         self.calls = 0
         self.result = torch.zeros(1)
 
     def __call__(self) -> Tensor:
         self.calls += 1
-        time.sleep(self.seconds)
+        self.clock.now_ns += round(1e9 * self.seconds)
         return self.result
 
 
 def test_long_calls_are_timed_alone() -> None:
-    sleeper = Sleeper(2 * CPU_WINDOW_S)
-    reading = ClockTimer(None).calibrate([sleeper])()
+    clock = Clock()
+    reading = ClockTimer(None, clock).calibrate([TimedCall(clock, 2 * CPU_WINDOW_S)])()
     assert reading.inner == 1
-    assert reading.latency_ms >= 2e3 * CPU_WINDOW_S
+    assert reading.latency_ms == pytest.approx(2e3 * CPU_WINDOW_S)
 
 
 def test_short_calls_fill_the_window() -> None:
-    reading = ClockTimer(None).calibrate([Sleeper(1e-4)])()
-    assert 2 <= reading.inner <= CPU_WINDOW_S / 1e-4
-    assert reading.latency_ms >= 0.1  # per call, not per window
+    clock = Clock()
+    reading = ClockTimer(None, clock).calibrate([TimedCall(clock, 1e-4)])()
+    assert reading.inner == CPU_WINDOW_S / 1e-4
+    assert reading.latency_ms == pytest.approx(0.1)  # per call, not per window
+
+
+def test_the_clock_is_the_machines_own() -> None:
+    call = partial(time.sleep, 2 * CPU_WINDOW_S)
+    reading = ClockTimer(None).calibrate([lambda: call() or torch.zeros(1)])()
+    assert reading.latency_ms >= 2e3 * CPU_WINDOW_S
 
 
 def test_one_slow_first_call_does_not_set_the_window() -> None:
-    sleeper = Sleeper(1e-4)
+    clock = Clock()
+    timed = TimedCall(clock, 1e-4)
 
     def cold() -> Tensor:
-        if sleeper.calls == 0:
-            time.sleep(20 * CPU_WINDOW_S)
-        return sleeper()
+        if timed.calls == 0:
+            clock.now_ns += round(20e9 * CPU_WINDOW_S)
+        return timed()
 
-    assert ClockTimer(None).calibrate([cold])().inner >= 2
+    assert ClockTimer(None, clock).calibrate([cold])().inner == CPU_WINDOW_S / 1e-4
 
 
 def test_nothing_is_called_without_end() -> None:
@@ -55,15 +76,16 @@ def test_nothing_is_called_without_end() -> None:
 
 
 def test_inputs_rotate_and_the_last_is_known() -> None:
-    sleepers = [Sleeper(1e-4) for _ in range(3)]
-    read = ClockTimer(None).calibrate(sleepers)
-    for sleeper in sleepers:
-        sleeper.calls = 0
+    clock = Clock()
+    timed = [TimedCall(clock, 1e-4) for _ in range(3)]
+    read = ClockTimer(None, clock).calibrate(timed)
+    for each in timed:
+        each.calls = 0
     reading = read()
-    calls = [sleeper.calls for sleeper in sleepers]
+    calls = [each.calls for each in timed]
     assert sum(calls) == reading.inner + 1  # one untimed call ahead
     assert max(calls) - min(calls) <= 2
-    assert reading.output is sleepers[reading.input_set].result
+    assert reading.output is timed[reading.input_set].result
     assert reading.input_set == (reading.inner - 1) % 3
 
 

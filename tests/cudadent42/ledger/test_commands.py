@@ -53,6 +53,21 @@ def document(*arguments: str) -> dict[str, object]:
     return found
 
 
+def test_a_rebuild_that_leaves_rows_of_another_machine_says_where_to_rebuild(
+    home: Path, make_run: MakeRun
+) -> None:
+    make_run(home / "runs" / "a")
+    assert cudadent42("ledger", "rebuild")[0] == 0
+    with closing(sqlite3.connect(home / "STATE" / "cudadent42" / "ledger.sqlite")) as file, file:
+        file.execute("update runs set host = 'far-away'")
+        file.execute("alter table timings drop column flagged")
+    code, _, err = cudadent42("ledger", "rebuild")
+    assert code == 0
+    assert "run `cudadent42 ledger rebuild` on far-away" in err
+    assert "they stay in timings_kept_" in err
+    assert "run `cudadent42 ledger rebuild` on far-away" in cudadent42("ledger", "status")[1]
+
+
 def test_from_nothing_to_a_bill(home: Path, make_run: MakeRun) -> None:
     for command in (("ledger", "list"), ("ledger", "status"), ("cost",), ("history",)):
         code, _, err = cudadent42(*command)

@@ -9,16 +9,18 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection
 
 from cudadent42 import ledger
 from cudadent42.ledger import queries
-from cudadent42.ledger.database import LedgerError, connect
+from cudadent42.ledger.database import WRITERS_LOCK, LedgerError, connect
 
 MakeRun = Callable[..., Path]
 
@@ -76,7 +78,7 @@ def server() -> Iterator[str]:
 @pytest.fixture
 def url(server: str) -> Iterator[str]:
     yield server
-    connect(server).drop_tables()
+    connect(server).write(lambda c: c.exec_driver_sql("drop schema public cascade; create schema public"))
 
 
 def test_recording_and_listing(make_run: MakeRun, tmp_path: Path, url: str) -> None:
@@ -139,14 +141,185 @@ def test_several_processes_write_at_once(make_run: MakeRun, tmp_path: Path, url:
     assert found | {"runs": 4, "timings": 16, "comparisons": 12, "cases": 8} == found
 
 
-def test_an_older_form_is_emptied_and_made_again(make_run: MakeRun, tmp_path: Path, url: str) -> None:
-    folder = make_run(tmp_path / "runs" / "a")
-    ledger.record(folder, url)
+def _sql(url: str, statement: str) -> list[tuple[object, ...]]:
+    """What a statement answers, if anything."""
+
+    def work(connection: Connection) -> list[tuple[object, ...]]:
+        done = connection.exec_driver_sql(statement)
+        return [tuple(row) for row in done] if done.returns_rows else []
+
+    return connect(url).write(work)
+
+
+@pytest.fixture
+def elsewhere(
+    make_run: MakeRun, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], None]:
+    """Runs of this machine and of another one are in the ledger; a call is a rebuild on the other."""
+    ledger.record(make_run(tmp_path / "runs" / "here", seed=1), url)
+
+    def there(work: Callable[[], object]) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr("platform.node", lambda: "another-machine")
+            work()
+
+    folder = make_run(tmp_path / "far" / "there", seed=2, revision="fedcba9876543210")
+    there(lambda: ledger.record(folder, url))
+    return lambda: there(lambda: ledger.rebuild(url, [tmp_path / "far"]))
+
+
+TABLES = ("runs", "cases", "comparisons", "timings")
+OLDER = """
+alter table comparisons drop column revision;
+update ledger_meta set value = '1' where key = 'schema_version'
+"""
+
+
+def _rows(url: str) -> dict[str, list[tuple[object, ...]]]:
+    return {table: sorted(_sql(url, f"select * from {table}"), key=str) for table in TABLES}
+
+
+def test_an_older_form_is_renewed_with_the_rows_of_every_machine(
+    tmp_path: Path, url: str, elsewhere: Callable[[], None]
+) -> None:
+    before = _rows(url)
+    _sql(url, OLDER)
+    assert "cudadent42 ledger rebuild" in str(ledger.record(tmp_path / "runs" / "here", url))
+    done = ledger.rebuild(url, [tmp_path / "runs"])
+    assert (done.runs, done.kept_tables, done.rebuild_on) == (1, (), ())
+    connect(url).check()
+    assert _rows(url) == before
+    assert ("fedcba98",) in _sql(url, "select distinct revision from comparisons")
+
+
+@pytest.mark.parametrize(
+    ("damage", "is_kept"),
+    [
+        ("alter table timings drop column flagged", True),
+        ("alter table timings alter column flagged drop not null; update timings set flagged = null", True),
+        ("drop table timings", False),
+    ],
+    ids=["no column", "no values", "no table"],
+)
+def test_rows_that_cannot_be_taken_over_stay_until_their_machine_has_rebuilt(
+    tmp_path: Path, url: str, elsewhere: Callable[[], None], damage: str, is_kept: bool
+) -> None:
+    before = _rows(url)
+    _sql(url, damage + "; update ledger_meta set value = '1'")
+    done = ledger.rebuild(url, [tmp_path / "runs"])
+    assert done.rebuild_on == ("another-machine",)
+    assert len(done.kept_tables) == is_kept
+    for table in done.kept_tables:
+        assert _sql(url, f"select count(*) from {table}") == [(len(before["timings"]),)]
+    found = connect(url).read(queries.contents)
+    assert (found.rebuild_on, found.unfinished_rebuild) == (("another-machine",), None)
+    after = _rows(url)
+    assert all(after[table] == before[table] for table in ("runs", "cases", "comparisons"))
+    assert set(after["timings"]) < set(before["timings"])
+    elsewhere()
+    assert _rows(url) == before
+    assert connect(url).read(queries.contents).rebuild_on == ()
+
+
+def test_a_machine_that_still_has_to_rebuild_is_known_after_another_renewal(
+    tmp_path: Path, url: str, elsewhere: Callable[[], None]
+) -> None:
+    _sql(url, "alter table timings drop column flagged")
+    ledger.rebuild(url, [tmp_path / "runs"])
+    _sql(url, OLDER)
+    ledger.rebuild(url, [tmp_path / "runs"])
+    assert connect(url).read(queries.contents).rebuild_on == ("another-machine",)
+
+
+def _rebuild(root: str, url: str) -> int:
+    return ledger.rebuild(url, [Path(root)]).runs
+
+
+def test_several_rebuilds_of_an_older_form_at_once(
+    make_run: MakeRun, tmp_path: Path, url: str, elsewhere: Callable[[], None]
+) -> None:
+    _sql(url, OLDER)
+    with ProcessPoolExecutor(4, multiprocessing.get_context("fork")) as pool:
+        assert list(pool.map(_rebuild, [str(tmp_path / "runs")] * 4, [url] * 4)) == [1] * 4
+    connect(url).check()
+    assert connect(url).read(queries.contents).rows["runs"] == 2
+
+
+# ---------------------------------------------------------------- other writers
+
+
+def test_writers_come_one_at_a_time(url: str) -> None:
+    psycopg = pytest.importorskip("psycopg")
+
+    def is_free(_: object) -> bool:
+        with psycopg.connect(url) as other:
+            return bool(other.execute(f"select pg_try_advisory_xact_lock({WRITERS_LOCK})").fetchone()[0])
+
+    assert not connect(url).write(is_free)
+    assert connect(url).read(is_free)
+
+
+def test_a_ledger_that_stays_locked_is_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    psycopg = pytest.importorskip("psycopg")
+    monkeypatch.setattr("cudadent42.ledger.database.BUSY_TIMEOUT_S", 0.05)
+    with psycopg.connect(url) as other:
+        other.execute(f"select pg_advisory_xact_lock({WRITERS_LOCK})")
+        with pytest.raises(LedgerError, match="held by another process"):
+            connect(url).create_tables()
+
+
+@pytest.mark.parametrize("state", ["40P01", "40001"])
+@pytest.mark.parametrize("is_writing", [True, False])
+def test_a_transaction_that_had_to_give_way_is_made_again(
+    url: str, monkeypatch: pytest.MonkeyPatch, state: str, is_writing: bool
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("time.sleep", pauses.append)
+    attempts = 0
+    patience = 3
+
+    def work(connection: Connection) -> int:
+        nonlocal attempts
+        attempts += 1
+        if attempts < patience:
+            raised = f"do $$ begin raise exception 'after you' using errcode = '{state}'; end $$"
+            connection.exec_driver_sql(raised)
+        return connection.exec_driver_sql("select 7").scalar_one()  # type: ignore[no-any-return]
+
     opened = connect(url)
-    opened.write(lambda c: c.exec_driver_sql("alter table timings drop column flagged"))
-    assert "cudadent42 ledger rebuild" in str(ledger.record(folder, url))
-    assert ledger.rebuild(url, [tmp_path / "runs"]).runs == 1
-    opened.check()
+    transact = opened.write if is_writing else opened.read
+    assert transact(work) == 7
+    assert (attempts, len(pauses)) == (3, 2)
+    attempts, patience = 0, 1000
+    with pytest.raises(LedgerError, match="attempts had to give way, the last with: after you"):
+        transact(work)
+    assert attempts > 3
+
+
+def test_a_real_deadlock_with_a_program_that_does_not_take_the_lock(url: str) -> None:
+    """It locks the row that this one wants next, and wants the row that this one has; the server ends this one."""
+    psycopg = pytest.importorskip("psycopg")
+    _sql(url, "create table pair (name text primary key); insert into pair values ('a'), ('b')")
+    lock = "select name from pair where name = '{}' for update"
+    waiting = "select count(*) from pg_locks where not granted"
+    attempts = 0
+    with psycopg.connect(url) as other, ThreadPoolExecutor(1) as pool:
+        other.execute("set deadlock_timeout = '1h'")  # whoever looks is ended
+
+        def work(connection: Connection) -> None:
+            nonlocal attempts
+            attempts += 1
+            connection.exec_driver_sql("set local deadlock_timeout = '10ms'")
+            if attempts == 1:
+                other.execute(lock.format("b"))
+                connection.exec_driver_sql(lock.format("a"))
+                pool.submit(lambda: (other.execute(lock.format("a")), other.rollback()))
+                while not connection.exec_driver_sql(waiting).scalar_one():
+                    time.sleep(0.01)
+            connection.exec_driver_sql(lock.format("b"))
+
+        connect(url).write(work)
+    assert attempts == 2
 
 
 def test_a_newer_one_is_refused(make_run: MakeRun, tmp_path: Path, url: str) -> None:

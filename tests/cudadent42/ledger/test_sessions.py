@@ -223,7 +223,8 @@ def test_a_run_on_a_machine_on_record_is_not_paid_twice() -> None:
     assert (outside.name, machines.name) == (OUTSIDE, MACHINES)
     assert outside.usd == pytest.approx(0.6)  # the second run only
     assert machines.usd == pytest.approx(6.0)
-    assert found.total.attempts == 2
+    assert (outside.minutes, machines.minutes, found.total.minutes) == (6.0, 60.0, 66.0)
+    assert (outside.attempts, found.total.attempts) == (2, 2)
 
 
 def test_a_machine_that_still_runs_goes_on_costing_money_and_is_named() -> None:

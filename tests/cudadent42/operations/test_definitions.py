@@ -14,15 +14,16 @@ from cudadent42 import report, runs
 from cudadent42.bench.compare import compare
 from cudadent42.cases import AttentionCase, MoeCase, Operation
 from cudadent42.errors import UsageError
-from cudadent42.implementations import registry
 from cudadent42.operations import definition
 from cudadent42.plan import Choices, make_plan
 from cudadent42.records import MachineReport, Plan, Sample
+from cudadent42.registry import registry
 from cudadent42.report import markdown
 from cudadent42.report.rivals import rivals
 from cudadent42.report.view import View
 from cudadent42.serialise import dumps, loads
 from cudadent42.suites.loader import load_suite, parse_suite
+from flashmoe_science import cuda
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 CASE = MoeCase("layer", "bf16", 16, 2048, 768, 128, 8)
@@ -46,6 +47,25 @@ def sample(implementation: str, block: int, latency_ms: float) -> Sample:
 def samples() -> list[Sample]:
     latencies = {"grouped_mm": 4.0, "grouped_mm_control": 4.0, "cudadent42": 2.0, "expert_loop": 3.0}
     return [sample(name, block, ms) for block in range(3) for name, ms in latencies.items()]
+
+
+ATTENTION_CASE = AttentionCase("prompt", "fp16", 1, 8, 8, 512, 512, 80, causal=True)
+
+
+@pytest.mark.parametrize(
+    ("case", "own"), [(CASE, "moe_"), (ATTENTION_CASE, "attention_")], ids=["experts", "attention"]
+)
+def test_a_race_builds_the_kernels_of_its_cases(case: AttentionCase | MoeCase, own: str) -> None:
+    """Of all that the library has: a version of it knows no operations."""
+    pytest.importorskip("cuda.bindings.nvrtc", reason="which kernels there are depends on NVRTC")
+    kernels = cuda.kernels(("sm_80", "sm_90"))
+    operation = Operation.MOE if isinstance(case, MoeCase) else Operation.ATTENTION
+    needed = definition(operation).needed(kernels, (case,))
+    assert {kernel.function for kernel in needed} >= {f"{own}portable", f"{own}hopper"}
+    assert all(kernel.function.startswith(own) for kernel in needed)
+    dtypes = {kernel.macros.get("ELEMENT_BF16") for kernel in needed} - {None}
+    assert dtypes == {1 if case.dtype == "bf16" else 0}
+    assert len(needed) < len(definition(operation).cuda_kernels(("sm_80", "sm_90"))) / 2
 
 
 @pytest.fixture

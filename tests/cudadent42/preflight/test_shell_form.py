@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,7 @@ TOOLS = [
     "nproc",
     "readlink",
     "rm",
+    "mktemp",
     "sed",
     "sh",
     "timeout",
@@ -155,6 +157,28 @@ def test_no_pip_and_no_torch_and_no_network(bare: Path, project: Path) -> None:
     assert done.stdout.splitlines()[-1] == "Preflight failed: pip, packages, torch, network, compiler"
 
 
+def test_a_fix_can_be_copied_wherever_python_is(bare: Path, tmp_path: Path) -> None:
+    """Both forms name the Python that lacks something, as one word for a shell."""
+    root = tmp_path / "it's a $(touch bad) checkout"
+    for folder in ("tools", ".venv/bin"):
+        (root / folder).mkdir(parents=True)
+    python = root / ".venv/bin/python"
+    python.symlink_to(sys.executable)
+    script = Path(shutil.copy(SCRIPT, root / "tools"))
+    in_shell = run(bare, script=script, PYTHONNOUSERSITE="1", PIP_INDEX_URL="http://127.0.0.1:9/simple")
+    in_python = subprocess.run(
+        [str(python), "-S", "-m", "cudadent42", "preflight"],
+        env=os.environ
+        | {"PYTHONPATH": str(ROOT / "src"), "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    for told in (in_shell.stdout, in_python.stdout):
+        fix = line(told, "torch").partition("fix: ")[2].splitlines()[0]
+        assert shlex.split(fix) == [str(python), "-m", "pip", "install", "torch>=2.10"]
+
+
 def test_cuda_off_the_path_and_wrong_headers(bare: Path, project: Path, tmp_path: Path) -> None:
     toolkit = tmp_path / "cuda-12.8"
     (toolkit / "bin").mkdir(parents=True)
@@ -175,6 +199,45 @@ def test_a_gpu_that_was_asked_for_and_is_not_there(bare: Path, project: Path) ->
     done = run(bare, "--device", "cuda", script=project)
     assert "this machine has no NVIDIA GPU" in line(done.stdout, "driver")
     assert "driver" in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("built_for", "said", "last"),
+    [
+        ("None", "torch 2.11.0 is a CPU build", "torch=2.11.0 cuda=none dev=NVIDIA L4"),
+        ("'13.0'", "serves up to 12.8", "torch=2.11.0 cuda=13.0 dev=NVIDIA L4"),
+        ("'12.9'", "", "torch=2.11.0 cuda=12.9 dev=NVIDIA L4"),
+    ],
+)
+def test_torch_for_another_cuda_than_the_driver(
+    bare: Path, project: Path, tmp_path: Path, built_for: str, said: str, last: str
+) -> None:
+    """With a GPU on the bus, a driver and a torch that are made here; PyPI's wheels have no +cu130 in their name."""
+    torch, driver, bus = tmp_path / "site/torch", tmp_path / "driver", tmp_path / "bus"
+    torch.mkdir(parents=True)
+    (torch / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (torch / "version.py").write_text(f"__version__ = '2.11.0'\ncuda = {built_for}\n")
+    driver.mkdir()
+    (driver / "libcuda.so.1").touch()
+    (bus / "gpu").mkdir(parents=True)
+    (bus / "gpu/vendor").write_text("0x10de\n")
+    (bus / "gpu/class").write_text("0x030200\n")
+    add(bare, "python3", f'PYTHONPATH="{torch.parent}" exec "{sys.executable}" "$@"')
+    answers = (
+        '*compute_cap*) echo "NVIDIA L4, 8.9" ;; *driver_version*) echo 570.86 ;; *name*) echo "NVIDIA L4" ;;'
+    )
+    add(bare, "nvidia-smi", f'case "$*" in {answers} "") echo "CUDA Version: 12.8" ;; esac')
+    command = f"mount --bind '{bus}' /sys/bus/pci/devices && PATH='{bare}' exec sh '{project}' --device cuda"
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(driver), "NO_COLOR": "1"}
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", command], env=environment, capture_output=True, text=True, timeout=60
+    )
+    if not done.stdout:
+        pytest.skip(f"no mounts here: {done.stderr.strip()}")
+    found = line(done.stdout, "torch-cuda")
+    assert found.startswith("fail" if said else "ok")
+    assert said in found
+    assert last in done.stdout.splitlines()
 
 
 def test_a_cache_that_cannot_be_written(bare: Path, project: Path) -> None:

@@ -135,7 +135,7 @@ def test_what_a_kernel_runs_against(profile_of: Make) -> None:
         "reread": "the L2 cache",
         "shifts": "integer and logic",
         "one-wave": "instruction issue",
-        "wave-and-a-bit": "latency",
+        "wave-and-a-bit": "idle multiprocessors",
     }
     assert {name: diagnose(profile_of(name)).bound for name in expected} == expected
 
@@ -147,6 +147,9 @@ def test_a_unit_of_a_chip_that_is_half_idle_is_not_called_busy(profile_of: Make)
     diagnosis = diagnose(profile)
     assert diagnosis.bound_share == pytest.approx(0.88 * 0.55, abs=0.01)
     assert "its busiest unit works 48% of the time" in diagnosis.summary
+    assert diagnosis.summary.startswith(
+        "It does not fill the chip: multiprocessors have nothing to do for 45%"
+    )
 
 
 def test_conflicts_of_a_few_multiprocessors_are_bounded_by_how_busy_those_are(profile_of: Make) -> None:

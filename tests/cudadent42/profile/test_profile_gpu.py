@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from cudadent42 import implementations
 from cudadent42.build import build_for
 from cudadent42.plan import Choices, make_plan
 from cudadent42.profile import Profile, diagnose, ncu_install
@@ -16,6 +15,7 @@ from cudadent42.profile.collect import Wish, collect
 from cudadent42.profile.ncu_install import Permission
 from cudadent42.profile.records import Source
 from cudadent42.progress import Quiet
+from cudadent42.registry import registry
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,7 +24,7 @@ pytestmark = [
 
 
 def profile(folder: Path, case: str, *, counters: bool, ablate: bool | None = None) -> Profile:
-    plan = make_plan(Choices(suite="hopper", cases=(case,)), "cuda:0", implementations.registry)
+    plan = make_plan(Choices(suite="hopper", cases=(case,)), "cuda:0", registry)
     built = build_for(plan, lambda done, total, what: None)
     wish = Wish(plan, plan.cases[0], "cudadent42", counters=counters, ablate=ablate)
     return collect(wish, folder, built, Quiet())

@@ -37,13 +37,13 @@ def test_a_call_without_kernels_has_none() -> None:
 
 def test_a_profile_on_a_cpu(tmp_path: Path) -> None:
     """Through the real processes: times, ceilings, and counters as far as this machine has them."""
-    from cudadent42 import implementations
     from cudadent42.plan import Choices, make_plan
     from cudadent42.profile import diagnose, store
     from cudadent42.profile.collect import Wish, collect
     from cudadent42.progress import Quiet
+    from cudadent42.registry import registry
 
-    plan = make_plan(Choices(suite="small", cases=("tiny/bf16",)), "cpu", implementations.registry)
+    plan = make_plan(Choices(suite="small", cases=("tiny/bf16",)), "cpu", registry)
     profile = collect(Wish(plan, plan.cases[0], "pytorch"), tmp_path, None, Quiet())
     assert profile.latency_ms > 0
     assert profile.peaks["copy_gbps"] > 0
@@ -56,19 +56,17 @@ def test_a_profile_on_a_cpu(tmp_path: Path) -> None:
 
 
 def test_a_case_that_fails_is_told(tmp_path: Path) -> None:
-    from cudadent42 import implementations
     from cudadent42.errors import MachineNotReadyError
     from cudadent42.plan import Choices, make_plan
     from cudadent42.profile.collect import Wish, collect
     from cudadent42.progress import Quiet
+    from cudadent42.registry import registry
 
     plug_in = tmp_path / "broken.py"
     plug_in.write_text(
         "def attention(query, key, value, *, causal, softmax_scale):\n    raise ValueError('no')\n"
     )
     name = f"{plug_in}:attention"
-    plan = make_plan(
-        Choices(suite="small", cases=("tiny/bf16",), implementations=(name,)), "cpu", implementations.registry
-    )
+    plan = make_plan(Choices(suite="small", cases=("tiny/bf16",), implementations=(name,)), "cpu", registry)
     with pytest.raises(MachineNotReadyError, match="ValueError: no"):
         collect(Wish(plan, plan.cases[0], name), tmp_path, None, Quiet())

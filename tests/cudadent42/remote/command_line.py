@@ -13,8 +13,9 @@ _LONGEST_S = 280
 
 
 def with_usual_signals() -> None:
-    """As a terminal starts it: a job in the background of a script has interrupts ignored."""
+    """As a terminal starts it: a job in the background of a script has interrupts ignored, one of nohup hang-ups."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def started(*arguments: str, cwd: Path) -> subprocess.Popen[str]:

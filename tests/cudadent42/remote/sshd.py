@@ -75,11 +75,17 @@ def make_keys(folder: Path) -> Path:
 
 @contextmanager
 def serve(
-    keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tools_there: Path | None = None
+    keys: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tools_there: Path | None = None,
+    only: bool = False,
+    login: Path | None = None,
 ) -> Iterator[Server]:
     """sshd with a home of its own for who comes in; the ``ssh`` on PATH trusts its key.
 
-    Commands in ``tools_there`` hide the machine's own from who comes in.
+    Commands in ``tools_there`` hide the machine's own from who comes in; with ``only`` there are no others. ``login``
+    stands for the login shell: it finds what it is to do in ``$SSH_ORIGINAL_COMMAND``.
     """
     folder = tmp_path / "there"
     (folder / "home").mkdir(parents=True, exist_ok=True)
@@ -87,15 +93,15 @@ def serve(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     config = folder / "sshd_config"
-    path = f" PATH={tools_there}:{SYSTEM_PATH}" if tools_there else ""
+    path = f" PATH={tools_there}{'' if only else f':{SYSTEM_PATH}'}" if tools_there else ""
     config.write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {keys}/host\nAuthorizedKeysFile {keys}/user.pub\n"
         f"PidFile none\nStrictModes no\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin yes\n"
-        f"SetEnv HOME={folder}/home{path}\nMaxStartups 100\n"
+        f"SetEnv HOME={folder}/home{path}\nMaxStartups 100\n" + (f"ForceCommand {login}\n" if login else "")
     )
     Path("/run/sshd").mkdir(exist_ok=True)
     process = subprocess.Popen([SSHD, "-D", "-e", "-f", str(config)], stderr=(folder / "sshd.log").open("wb"))
-    _await_port(port, process)
+    await_port(port, process)
     trust(keys, tmp_path, port, "host", monkeypatch)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(_short_folder(tmp_path)))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
@@ -143,7 +149,7 @@ def _short_folder(folder: Path) -> Path:
     return short
 
 
-def _await_port(port: int, process: subprocess.Popen[bytes]) -> None:
+def await_port(port: int, process: subprocess.Popen[bytes]) -> None:
     for _ in range(100):
         if process.poll() is not None:
             pytest.skip("sshd does not start here")

@@ -23,7 +23,7 @@ from cudadent42.remote import watchdog
 from cudadent42.remote.address import parse
 from cudadent42.remote.hosts import Remote, get, save
 from cudadent42.remote.job import BusyError, JobState, Place
-from cudadent42.remote.protection import Limit, protect, release
+from cudadent42.remote.protection import ANY_TERMS, Limit, Terms, protect, release
 from cudadent42.remote.run import place_of
 from cudadent42.remote.scripts import script
 from cudadent42.remote.ssh import connect
@@ -177,11 +177,69 @@ def test_limits_hold_until_the_machine_is_off_and_not_after(server: Server, plac
     assert not left.exists()
 
 
+def of_who_started_it(server: Server, place: Place, **given: int) -> Limits:
+    """Limits that power it off, as after a stop that failed."""
+    theirs = limits(server, **given)
+    watchdog.arm(place, theirs, Keeper.PROCESS)
+    watchdog.leave(place)
+    return theirs
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "wanted_s", "holds_s"), [(0, 600, 600), (NEVER, 600, 600), (500, 600, 500), (500, 0, 500)]
+)
+def test_a_machine_that_is_to_be_powered_off_stays_so(
+    server: Server, place: Place, budget_s: int, wanted_s: int, holds_s: int
+) -> None:
+    """A run of somebody who did not start it has limits that only end that run."""
+    theirs = of_who_started_it(server, place, idle_s=NEVER, budget_s=budget_s)
+    watchdog.arm(place, Limits(budget_s=wanted_s, action=Action.END), Keeper.PROCESS)
+    watchdog.disarm(place, Action.END)
+    found = watchdog.report(place)
+    assert found is not None
+    assert (found.action, found.idle_s) == (theirs.action, NEVER)
+    assert holds_s - 60 <= found.budget_s <= holds_s
+    # And not after it was off: its next start is somebody's.
+    left = server.folder / "home" / BESIDE / "left"
+    word, armed, _ = left.read_text().split()
+    assert armed in (server.folder / "home" / BESIDE / "limits").read_text()
+    left.write_text(f"{word} {armed} another-boot\n")
+    free = watchdog.report(place)
+    assert free is not None
+    assert free.idle_s == 0
+    watchdog.arm(place, Limits(budget_s=NEVER, action=Action.END), Keeper.PROCESS)
+    own = watchdog.report(place)
+    assert own is not None
+    assert (own.action, own.budget_s) == ("end", NEVER)
+
+
+def test_a_limit_that_powers_it_off_too_is_said_to(server: Server, place: Place) -> None:
+    of_who_started_it(server, place, idle_s=1800)
+    said: list[str] = []
+    protect(place, None, Terms(Limit(5.0, rates.load().get("gcp-l4"))), said.append)
+    assert said[-1].startswith(
+        "there: the watchdog powers the machine off when it is idle for 30 min or when "
+    )
+    assert "an earlier run had it powered off" in said[-1]
+
+
+def test_no_run_begins_on_a_machine_whose_limit_is_reached(server: Server, place: Place) -> None:
+    of_who_started_it(server, place, budget_s=1000)
+    state = server.folder / "home" / BESIDE / "state"
+    armed, boot, at, _ = state.read_text().split()
+    state.write_text(f"{armed} {boot} {at} 1000\n")
+    with pytest.raises(LabError, match="the limit of an earlier run is reached"):
+        watchdog.arm(place, Limits(budget_s=600, action=Action.END), Keeper.PROCESS)
+    found = watchdog.report(place)
+    assert found is not None
+    assert found.budget_s == 1000
+
+
 def test_on_a_machine_at_hand_the_run_is_ended_and_not_the_machine(server: Server) -> None:
     save(Remote("mine", parse(server.address)))
     place = place_of(get("mine"))
     said: list[str] = []
-    protect(place, None, Limit(5.0, rates.load().get("gcp-l4")), said.append)
+    protect(place, None, Terms(Limit(5.0, rates.load().get("gcp-l4"))), said.append)
     found = watchdog.report(place)
     assert found is not None
     assert (found.action, found.idle_s) == ("end", 0)
@@ -202,10 +260,10 @@ def test_what_it_did_is_told_once(server: Server) -> None:
         if found is not None and found.acted is Reason.DEADLINE:
             break
     said: list[str] = []
-    protect(place, None, None, said.append)
+    protect(place, None, ANY_TERMS, said.append)
     assert len(said) == 1
     assert said[0].startswith("mine: the watchdog ended the run: its budget was spent: on for 0 min ")
-    protect(place, None, None, said.append)
+    protect(place, None, ANY_TERMS, said.append)
     assert len(said) == 1
 
 

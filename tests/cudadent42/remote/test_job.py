@@ -23,6 +23,7 @@ from cudadent42.remote import job as jobs
 from cudadent42.remote.address import parse
 from cudadent42.remote.hosts import Remote
 from cudadent42.remote.job import BusyError, JobState, Place, State
+from cudadent42.remote.run import place_of
 from cudadent42.remote.scripts import script
 from cudadent42.remote.ssh import (
     ConnectionLostError,
@@ -349,6 +350,29 @@ def test_an_unknown_host_key_is_refused(
     trust(keys, tmp_path, server.port, "stranger", monkeypatch)
     with pytest.raises(HostKeyError, match=rf"another than before.* -R '\[127\.0\.0\.1\]:{server.port}'"):
         jobs.jobs(place(server))
+
+
+@pytest.mark.parametrize("file", ["", "UserKnownHostsFile /dev/null"])
+def test_a_configuration_that_switches_the_check_off(
+    server: Server, keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    """The machine's key is checked all the same, where the configuration keeps keys or in the usual place."""
+
+    def configured(key: str) -> Place:
+        trust(keys, tmp_path, server.port, key, monkeypatch)
+        config = tmp_path / "ssh_config"
+        config.write_text(f"StrictHostKeyChecking no\n{file}\n{config.read_text()}")
+        return place_of(Remote("there", parse(server.address), folder="a folder"))
+
+    if file:  # the usual place is the one of whoever runs this, who has never met this machine
+        usual = r"StrictHostKeyChecking=ask -o 'UserKnownHostsFile=~/\.ssh/known_hosts' 127\.0\.0\.1"
+        with pytest.raises(HostKeyError, match=usual):
+            jobs.jobs(configured("host"))
+        return
+    assert jobs.jobs(configured("host")) == {}
+    configured("host").connection.close()
+    with pytest.raises(HostKeyError, match="another than before"):
+        jobs.jobs(configured("stranger"))
 
 
 def test_the_agent_is_not_lent_to_the_far_side(server: Server, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudadent42 import implementations
 from cudadent42.cost import rates
 from cudadent42.cost.rates import Rate
 from cudadent42.duration import estimate_s
@@ -17,10 +16,11 @@ from cudadent42.errors import UsageError
 from cudadent42.ledger import starts
 from cudadent42.ledger.starts import StartOutcome
 from cudadent42.plan import Choices, make_plan
+from cudadent42.registry import registry
 from cudadent42.remote import money
 
 DAY = date(2026, 1, 1)
-PLAN = make_plan(Choices("small"), "cpu", implementations.registry)
+PLAN = make_plan(Choices("small"), "cpu", registry)
 
 
 @pytest.fixture(autouse=True)

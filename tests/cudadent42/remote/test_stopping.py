@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 from sshd import Server
 
+from cudadent42.errors import UsageError
+from cudadent42.remote import hosts, record
 from cudadent42.remote import job as jobs
-from cudadent42.remote import record
 from cudadent42.remote.address import parse
 from cudadent42.remote.hosts import Remote, save
 from cudadent42.remote.job import JobState
@@ -30,6 +33,46 @@ def on_record(remote: Remote) -> JobRecord:
     )
     record.save(begun)
     return begun
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_run_is_found_in_the_folder_that_it_was_started_in(
+    server: Server, tmp_path: Path, removed: bool
+) -> None:
+    """The remote has another folder since, or its name is gone."""
+    python = tmp_path / "python"
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    mine = Remote("mine", parse(server.address), "first folder", str(python))
+    begun = on_record(mine)
+    record.save(replace(begun, folder="first folder", address=server.address))
+    (server.folder / "home/first folder/tree").mkdir(parents=True)
+    place = place_of(mine)
+    jobs.start(place, begun.job, "cpu", ())
+    hosts.remove("mine")
+    if not removed:
+        save(Remote("mine", parse(server.address), "second folder"))
+    (ended,) = stop_all((), print)
+    assert ended.ended
+    assert jobs.state(place, begun.job).state is JobState.DONE
+
+
+def test_records_of_before_folders_were_kept_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    remote = Remote("mine", parse("ssh://host"), "a folder")
+    begun = on_record(remote)
+    path = record.jobs_folder() / f"{begun.job}.json"
+    old = {
+        key: value for key, value in json.loads(path.read_text()).items() if key not in ("folder", "address")
+    }
+    path.write_text(json.dumps({**old, "schema_version": 1}))
+    assert record.remote_of(record.find(begun.job)) == remote
+    hosts.remove("mine")
+    with pytest.raises(UsageError, match="no remote 'mine'"):
+        record.remote_of(record.find(begun.job))
 
 
 def test_runs_are_ended_and_one_machine_that_does_not_answer_keeps_no_other(

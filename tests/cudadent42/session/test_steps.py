@@ -236,6 +236,48 @@ def test_reverting_spares_what_was_worked_on_since(project: Path, workshop: Any,
     assert git(project, "status", "--porcelain").split() == ["??", "unrelated.txt"]
 
 
+def test_a_mode_and_a_link_are_taken_back_too(project: Path, workshop: Any, clock: Any) -> None:
+    (project / "which.py").symlink_to("kernel.py")
+    path = to_fix(project, workshop, clock)
+    kernel, link = project / "kernel.py", project / "which.py"
+    kernel.chmod(0o755)
+    link.unlink()
+    link.symlink_to("other.py")
+    (project / "new.sh").write_text("true\n")
+    (project / "new.sh").chmod(0o755)
+    work(path, workshop, clock)
+    said = work(path, workshop, clock, steps.Choice(revert=True)).lines[0]
+    assert all(name in said for name in ("kernel.py", "new.sh", "which.py"))
+    assert not kernel.stat().st_mode & 0o111
+    assert link.readlink() == Path("kernel.py")
+    assert not (project / "new.sh").exists()
+    with pytest.raises(UsageError, match="nothing changed since the parent"):
+        work(path, workshop, clock)
+
+
+def test_a_mode_that_was_taken_back_by_hand_is_no_obstacle(project: Path, workshop: Any, clock: Any) -> None:
+    path = to_fix(project, workshop, clock)
+    (project / "kernel.py").chmod(0o755)
+    work(path, workshop, clock)
+    (project / "kernel.py").chmod(0o644)
+    assert "nothing was left of it" in work(path, workshop, clock, steps.Choice(revert=True)).lines[0]
+
+
+def test_without_modes_on_the_file_system_a_change_is_taken_back(
+    project: Path, workshop: Any, clock: Any
+) -> None:
+    git(project, "config", "core.fileMode", "false")
+    path = to_fix(project, workshop, clock)
+    change(project, 5)
+    for name in ("kernel.py", "new.py"):
+        (project / name).touch()
+        (project / name).chmod(0o755)  # as every file there
+    work(path, workshop, clock)
+    work(path, workshop, clock, steps.Choice(revert=True))
+    assert (project / "kernel.py").read_text().startswith("REPEATS = 3\n")
+    assert not (project / "new.py").exists()
+
+
 def test_what_is_measured_beside_a_session_is_not_part_of_a_change(
     project: Path, workshop: Any, clock: Any
 ) -> None:

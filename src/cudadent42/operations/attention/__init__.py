@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _ELEMENT_BF16 = {"bf16": 1, "fp16": 0}
 """The CUDA kernels' macro for the dtypes that they take."""
-_PREFIX = "attention_"
-"""Of the functions of its CUDA kernels."""
+_FUNCTIONS = "attention_"
+"""How the names of attention's CUDA kernels begin; the library has those of other operations too."""
 
 
 def _parse_case(table: Table, name: str, dtype: str) -> AttentionCase:
@@ -107,9 +107,9 @@ def _cuda_kernels(architectures: Sequence[str]) -> list[CudaKernel]:
 
 
 def _needed(kernels: Sequence[CudaKernel], cases: Sequence[AttentionCase]) -> list[CudaKernel]:
-    """Those of a case's dtype and of the smallest compiled head dim that holds it, per kernel of attention."""
+    """Attention's, of a case's dtype and of the smallest compiled head dim that holds it, per kernel."""
+    own = [kernel for kernel in kernels if kernel.function.startswith(_FUNCTIONS)]
     compiled: dict[str, set[int]] = {}
-    own = [kernel for kernel in kernels if kernel.function.startswith(_PREFIX)]
     for kernel in own:
         compiled.setdefault(kernel.function, set()).add(kernel.macros["HEAD_DIM"])
     found = set()

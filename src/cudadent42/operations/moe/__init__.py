@@ -25,8 +25,8 @@ _ELEMENT_BF16 = {"bf16": 1, "fp16": 0}
 """The CUDA kernels' macro for the dtypes that they take."""
 _NO_ACTIVATION = 0
 """Their macro for the second product; 1 and up are ``ACTIVATIONS``."""
-_PREFIX = "moe_"
-"""Of the functions of the CUDA kernels that ``fused_moe`` calls."""
+_FUNCTIONS = "moe_"
+"""How the names of the experts' CUDA kernels begin; those of the routing, which ``fused_moe`` does not call, do not."""
 
 
 def _parse_case(table: Table, name: str, dtype: str) -> MoeCase:
@@ -102,9 +102,7 @@ def _cuda_kernels(architectures: Sequence[str]) -> list[CudaKernel]:
 
 
 def _needed(kernels: Sequence[CudaKernel], cases: Sequence[MoeCase]) -> list[CudaKernel]:
-    """Those of the cases' dtypes and activations, for ids of 32 bits as `inputs` makes them; none of attention, none
-    that only routes.
-    """
+    """The experts' own, of the cases' dtypes and activations, for ids of 32 bits as `inputs` makes them."""
     wanted = {
         "ELEMENT_BF16": {_ELEMENT_BF16[case.dtype] for case in cases if case.dtype in _ELEMENT_BF16},
         "ACTIVATION": {_NO_ACTIVATION, *(1 + ACTIVATIONS.index(case.activation) for case in cases)},
@@ -115,7 +113,7 @@ def _needed(kernels: Sequence[CudaKernel], cases: Sequence[MoeCase]) -> list[Cud
     return [
         kernel
         for kernel in kernels
-        if kernel.function.startswith(_PREFIX)
+        if kernel.function.startswith(_FUNCTIONS)
         and all(kernel.macros.get(name, min(values)) in values for name, values in wanted.items())
     ]
 

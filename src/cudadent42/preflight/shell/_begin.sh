@@ -1,4 +1,4 @@
-# shellcheck disable=SC2034,SC2154 # generated parts set more than each of them reads
+# shellcheck disable=SC2034,SC2100,SC2154 # generated parts set more than each of them reads; a hyphen is no minus
 #
 # usage: tools/preflight.sh [--device auto|cpu|cuda|cuda:N]
 # Preflight for a machine that has no Python packages yet: the checks of `cudadent42 preflight` as far as a shell
@@ -49,6 +49,9 @@ for node in /dev/nvidia[0-9]* /dev/dxg; do
 done
 gpu_works=
 gpu_name=
+driver_cuda=
+torch_version=none
+torch_cuda=none
 cpu_model=
 python=
 nvcc=
@@ -69,8 +72,8 @@ skip() {
 
 # can_write FOLDER: tries, since root may "write" to a file system that is read-only.
 can_write() {
-    probe=$1/.cudadent42-probe-$$
-    (umask 077 && : >"$probe") 2>/dev/null && rm -f "$probe"
+    # By a name that nobody can have put there before: the folder may be one that others write to as well.
+    probe=$(mktemp "$1/.cudadent42-probe-XXXXXX" 2>/dev/null) && rm -f "$probe"
 }
 
 loader_finds() {

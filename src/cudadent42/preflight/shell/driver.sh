@@ -24,6 +24,7 @@ else
     elif smi=$(within 20 nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>&1); then
         detail=$(echo "$smi" | head -n 1)
         v_cuda=$(within 20 nvidia-smi 2>/dev/null | sed -n 's/.*CUDA[^:]*Version: *\([0-9]*\.[0-9]*\).*/\1/p' | head -n 1)
+        driver_cuda=$v_cuda
         if [ -n "$v_cuda" ]; then
             detail="$detail, serves CUDA $v_cuda"
             if [ "${v_cuda%%.*}" -lt "$MIN_DRIVER_CUDA" ]; then

@@ -15,4 +15,8 @@ if [ -z "$detail" ]; then
 elif [ -z "$python" ]; then
     problem=old
 fi
+# As it stands in a fix, which is copied into a shell.
 v_python=${python:-python3}
+case $v_python in
+    *[!A-Za-z0-9_./+-]*) v_python="'$(printf '%s\n' "$v_python" | sed "s/'/'\\\\''/g")'" ;;
+esac

@@ -5,10 +5,19 @@ elif ! "$python" -c 'import importlib.util, sys; sys.exit(importlib.util.find_sp
     detail='not installed'
     problem=missing
 else
-    # Its version without importing it, which takes seconds; preflight in Python imports it.
-    v_version=$("$python" -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null) || v_version=unknown
-    detail=$v_version
-    case $v_version in
+    # From its version.py alone: importing it takes seconds, and preflight in Python does. The metadata of the wheels on
+    # PyPI do not say what they are built for.
+    said=$("$python" -c '
+import importlib.util as u, pathlib
+s = u.spec_from_file_location("torch_version", pathlib.Path(u.find_spec("torch").origin).with_name("version.py"))
+m = u.module_from_spec(s)
+s.loader.exec_module(m)
+print(m.__version__, getattr(m, "cuda", None) or "none")' 2>/dev/null) || said='unknown unknown'
+    torch_version=${said% *}
+    torch_cuda=${said##* }
+    v_version=$torch_version
+    detail=$torch_version
+    case $torch_version in
         [01].* | 2.[0-9] | 2.[0-9].*) problem=old ;;
     esac
 fi

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,7 @@ from cudadent42.errors import MachineNotReadyError, UsageError
 from cudadent42.ledger import starts
 from cudadent42.remote import record
 from cudadent42.remote.address import GceAddress, SpecificationFile
-from cudadent42.remote.cloud import accelerators, creation, gcloud, machine, results, specification
-from cudadent42.remote.cloud.failures import CloudError, Failure
+from cudadent42.remote.cloud import accelerators, creation, gcloud, identity, machine, results, specification
 from cudadent42.remote.cloud.machine import Machine, MachineState
 from cudadent42.remote.cloud.policy import Ending, Reach
 from cudadent42.remote.cloud.specification import GUEST_ATTRIBUTES, SPECIFICATION_LABEL, Specification
@@ -45,6 +45,8 @@ class Prepared:
     """Empty for a machine without a GPU."""
     architectures: tuple[str, ...]
     """CUDA architectures of its GPUs; empty where it has none, or they are not known here."""
+    guarded: bool
+    """The provider ends it by itself, whatever happens here."""
     notes: tuple[str, ...] = ()
     """What the user should hear before it starts."""
 
@@ -67,6 +69,7 @@ def prepare(remote: Remote, device: str) -> Prepared:
 
 def _of_instance(remote: Remote, address: GceAddress) -> Prepared:
     instance = machine.of_address(address, remote.rate)
+    machine.check_made_here(instance)
     description = machine.describe(instance)
     _check_host_keys(address, description)
     _check_disks(remote, description)
@@ -83,6 +86,7 @@ def _of_instance(remote: Remote, address: GceAddress) -> Prepared:
         description.get("scheduling", {}).get("provisioningModel") == "SPOT",
         accelerator,
         _architectures(accelerator),
+        machine.has_own_limit(description, datetime.now(timezone.utc)),
     )
 
 
@@ -99,6 +103,7 @@ def _of_specification(remote: Remote, wanted: Specification) -> Prepared:
         wanted.spot,
         wanted.accelerator_type,
         _architectures(wanted.accelerator_type),
+        True,
         notes,
     )
 
@@ -111,14 +116,11 @@ def _kept(remote: Remote, wanted: Specification) -> tuple[tuple[Candidate, ...],
     left = Machine(machine.Provider.GCE, last[0].cloud.machine, wanted.rate)
     if not last[0].fetched:
         return (), (f"{left.name} is left to {last[0].job}, which was not brought back yet",)
-    try:
-        description = machine.describe(left)
-    except CloudError as error:
-        if error.failure is Failure.NO_INSTANCE:
-            return (), ()
-        raise
+    if not machine.is_on_record(left):
+        return (), (f"{left.name} is on no record of starts here, so it is not used again",)
+    description = machine.find(left)
     state = machine.state_in(description)
-    if state is MachineState.STOPPING:
+    if description is None or state is MachineState.STOPPING:
         return (), ()
     if description.get("labels", {}).get(SPECIFICATION_LABEL) == wanted.digest:
         return (Candidate(left, state),), ()
@@ -127,17 +129,30 @@ def _kept(remote: Remote, wanted: Specification) -> tuple[tuple[Candidate, ...],
     )
 
 
-def open_start(instance: Machine) -> str | None:
-    """The start in the journal that this machine still runs from."""
+def open_start(instance: Machine, description: dict[str, Any]) -> str | None:
+    """The start in the journal that a described machine, which runs, still runs from.
+
+    Where somebody else has started it since, that start is closed, and there is none. Raises CloudError where that
+    cannot be told.
+    """
     mine = [start for start in starts.load() if start.machine == instance.name and start.ended is None]
-    return mine[-1].id if mine else None
+    if not mine:
+        return None
+    other = identity.taken_over(instance, description, mine[-1])
+    if other is None:
+        return mine[-1].id
+    for start in mine:
+        starts.mark(start.id, other.outcome, other.reason, other.time)
+    return None
 
 
-def settle(instance: Machine) -> None:
+def settle(instance: Machine, description: dict[str, Any] | None) -> None:
     """Close the journal's starts of a machine that is found not running: somebody, or it itself, ended it."""
+    stopped = machine.moment((description or {}).get("lastStopTimestamp"))
     for start in starts.load():
         if start.machine == instance.name and start.ended is None:
-            starts.mark(start.id, starts.StartOutcome.STOPPED, "found stopped")
+            after = stopped is not None and stopped >= datetime.fromisoformat(start.requested)
+            starts.mark(start.id, starts.StartOutcome.STOPPED, "found stopped", stopped if after else None)
 
 
 def _check_host_keys(address: GceAddress, description: dict[str, Any]) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 from cudadent42.errors import ExitCode, LabError
 from cudadent42.remote.cloud import gcloud
 from cudadent42.remote.cloud.failures import CloudError
-from cudadent42.remote.cloud.machine import Machine, MachineState
+from cudadent42.remote.cloud.machine import Machine, MachineState, moment
 
 _MOST_OPERATIONS = 50
-_SKEW = timedelta(minutes=1)
+SKEW = timedelta(minutes=1)
 """How far this clock may be ahead of the provider's."""
 
 
@@ -67,36 +67,41 @@ class End:
 
 def what_happened(machine: Machine, since: str) -> End:
     """The last operation that can have ended the machine after ``since`` (ISO 8601). UNKNOWN where none is found."""
-    at = machine.address
     try:
-        found = gcloud.ask(
-            f"asking what happened to {machine.name}",
-            *("compute", "operations", "list", f"--project={at.project}", f"--zones={at.zone}"),
-            f"--filter=targetLink~/instances/{at.instance}$",
-            "--sort-by=~insertTime",
-            f"--limit={_MOST_OPERATIONS}",
-        )
+        return last_end(operations(machine), machine.address.instance, since)
     except CloudError:
         return End(Fate.UNKNOWN)  # that it does not run is known all the same
-    return last_end(found, at.instance, since)
 
 
-def last_end(operations: Any, instance: str, since: str) -> End:
-    """The newest of ``operations``, a list of JSON objects, that ended ``instance``."""
-    newest, end = datetime.fromisoformat(since) - _SKEW, End(Fate.UNKNOWN)
-    for item in operations if isinstance(operations, list) else []:
-        fate = _OPERATIONS.get(item.get("operationType", "")) if isinstance(item, dict) else None
-        if fate is None or not str(item.get("targetLink", "")).endswith(f"/instances/{instance}"):
+def operations(machine: Machine) -> tuple[dict[str, Any], ...]:
+    """What was done to the machine of late, as the provider lists it, the newest first. Raises CloudError."""
+    at = machine.address
+    found = gcloud.ask(
+        f"asking what happened to {machine.name}",
+        *("compute", "operations", "list", f"--project={at.project}", f"--zones={at.zone}"),
+        f"--filter=targetLink~/instances/{at.instance}$",
+        "--sort-by=~insertTime",
+        f"--limit={_MOST_OPERATIONS}",
+    )
+    return of_instance(found, at.instance)
+
+
+def of_instance(listed: Any, instance: str) -> tuple[dict[str, Any], ...]:
+    """Those of the operations in ``listed``, a list of JSON objects, that were done to ``instance``."""
+    objects = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+    return tuple(
+        item for item in objects if str(item.get("targetLink", "")).endswith(f"/instances/{instance}")
+    )
+
+
+def last_end(listed: Any, instance: str, since: str) -> End:
+    """The newest of the operations in ``listed`` that ended ``instance``."""
+    newest, end = datetime.fromisoformat(since) - SKEW, End(Fate.UNKNOWN)
+    for item in of_instance(list(listed), instance):
+        fate = _OPERATIONS.get(item.get("operationType", ""))
+        if fate is None:
             continue
-        time = _time(item)
+        time = moment(item.get("insertTime"))
         if time is not None and time >= newest:
             newest, end = time, End(fate, str(item["insertTime"]), str(item.get("user", "")))
     return end
-
-
-def _time(operation: dict[str, Any]) -> datetime | None:
-    try:
-        found = datetime.fromisoformat(str(operation.get("insertTime", "")))
-    except ValueError:
-        return None
-    return found if found.tzinfo else None

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,20 @@ MOST_SAID = 4000
 """Characters that are kept of a message; a whole one with its details has about 1,500."""
 
 
+class CutOffError(KeyboardInterrupt):
+    """An interrupt that ended a call before its outcome was known: what it asked for may still come to be."""
+
+
 def ask(doing: str, *arguments: str) -> Any:
     """What a call that changes nothing prints, as JSON. Raises CloudError."""
     return _document(doing, run(doing, (*arguments, "--format=json"), READ_TIMEOUT_S))
 
 
 def change(doing: str, *arguments: str) -> None:
-    """A call that changes something, waited for even through an interrupt. Raises CloudError, KeyboardInterrupt."""
+    """A call that changes something, waited for even through an interrupt.
+
+    Raises CloudError, KeyboardInterrupt; CutOffError at a second interrupt.
+    """
     run(doing, (*arguments, "--format=json"), TIMEOUT_S)
 
 
@@ -58,8 +66,9 @@ def run(doing: str, arguments: Sequence[str], timeout_s: float, cwd: Path | None
     except subprocess.TimeoutExpired as error:
         _end(process)
         raise CloudError(Failure.TIMED_OUT, f"within {timeout_s:.0f} s", doing) from error
-    except KeyboardInterrupt:
-        _wait_for(process, doing, timeout_s)
+    except KeyboardInterrupt as interrupt:
+        if not _is_waited_for(process, doing, timeout_s):
+            raise CutOffError from interrupt
         raise
     if process.returncode != 0:
         said = plain(errors.strip() or output.strip())[:MOST_SAID]
@@ -67,15 +76,20 @@ def run(doing: str, arguments: Sequence[str], timeout_s: float, cwd: Path | None
     return output
 
 
-def _wait_for(process: subprocess.Popen[str], doing: str, timeout_s: float) -> None:
-    """A second interrupt ends the wait, and the call."""
-    print(
-        f"{doing}: interrupted; waiting for gcloud, so that its outcome is known", file=sys.stderr, flush=True
-    )
+def _is_waited_for(process: subprocess.Popen[str], doing: str, timeout_s: float) -> bool:
+    """Wait for a call that was interrupted. A second interrupt ends the wait, and the call; False then."""
+    with suppress(OSError):  # the terminal may be what was closed
+        print(
+            f"{doing}: interrupted; waiting for gcloud, so that its outcome is known",
+            file=sys.stderr,
+            flush=True,
+        )
     try:
         process.communicate(timeout=timeout_s)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         _end(process)
+        return False
+    return True
 
 
 def _end(process: subprocess.Popen[str]) -> None:

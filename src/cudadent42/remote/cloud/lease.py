@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
@@ -17,12 +18,14 @@ from cudadent42.errors import ExitCode, LabError, MachineNotReadyError
 from cudadent42.ledger import starts
 from cudadent42.ledger.starts import StartOutcome
 from cudadent42.remote import job as jobs
-from cudadent42.remote.cloud import checks, creation, machine, reach
+from cudadent42.remote.cloud import checks, creation, gcloud, machine, reach
 from cudadent42.remote.cloud.checks import Candidate, Prepared
 from cudadent42.remote.cloud.failures import OTHER_ZONE_MAY_DO, CloudError, Failure
 from cudadent42.remote.cloud.fate import MachineLostError
+from cudadent42.remote.cloud.identity import provider_start, taken_over
 from cudadent42.remote.cloud.machine import Machine, MachineState
 from cudadent42.remote.cloud.policy import After, Ending, Reach, parse_after
+from cudadent42.remote.consent import Consent, agree_to_start
 from cudadent42.remote.hosts import Remote
 from cudadent42.remote.job import JobState, Place
 from cudadent42.remote.protection import release, release_when_off
@@ -87,10 +90,17 @@ def resume(cloud: CloudRecord, remote: Remote) -> Lease:
     return _lease(cloud, found, remote)
 
 
-def restart(cloud: CloudRecord, remote: Remote, say: Say, protect: Protect) -> Lease:
-    """The lease of a run whose machine was stopped under it, started again. Raises like ``begin``."""
+def restart(cloud: CloudRecord, remote: Remote, say: Say, protect: Protect, consent: Consent) -> Lease:
+    """The lease of a run whose machine was stopped under it, started again.
+
+    Raises like ``begin``; UsageError where nobody agrees to its start.
+    """
     found = Machine(machine.Provider.GCE, cloud.machine, cloud.rate)
-    checks.settle(found)
+    machine.check_made_here(found)
+    description = machine.describe(found)
+    if not machine.has_own_limit(description, datetime.now(timezone.utc)):
+        agree_to_start(remote, found, consent)
+    checks.settle(found, description)
     cloud = replace(cloud, since=_now())
     # What the run measured is on its disk, so no failure of the start deletes it.
     return _started(found, lambda: machine.start(found), cloud, remote, say, protect, machine.stop)
@@ -106,6 +116,9 @@ def finish(lease: Lease, say: Say) -> None:
         say(
             f"{lease.machine.name} ran before this, so it is left running; end it with: {lease.machine.end_command}"
         )
+        return
+    if _is_taken_over(lease, say):
+        release(lease.place, lease.cloud, say)
         return
     others = _running(lease.place)
     if others:
@@ -133,7 +146,7 @@ def end(lease: Lease, say: Say) -> None:
 def lost(lease: CloudRecord, error: MachineLostError) -> None:
     """Put on record that a machine was taken away."""
     if lease.start is not None:
-        starts.mark(lease.start, StartOutcome.LOST, str(error.ending))
+        starts.mark(lease.start, StartOutcome.LOST, str(error.ending), machine.moment(error.ending.time))
 
 
 def what_runs(found: Machine) -> str:
@@ -160,13 +173,17 @@ def _begin(candidate: Candidate, prepared: Prepared, say: Say, protect: Protect)
     )
     made = candidate.state is MachineState.GONE
     # Since it was looked at, kernels were compiled and a question was answered: somebody else may have started it.
-    state = candidate.state if made else machine.state(found)
-    if state in (MachineState.RUNNING, MachineState.STARTING):
-        ours = checks.open_start(found)
+    description = None if made else machine.find(found)
+    state = machine.state_in(description)
+    if description is not None and state in (MachineState.RUNNING, MachineState.STARTING):
+        ours = checks.open_start(found, description)
         return _running_already(found, replace(cloud, start=ours), prepared.remote, say, protect)
-    if not made and state is not MachineState.STOPPED:
+    agreed = (
+        prepared.guarded or not candidate.state.costs
+    )  # to its start, which was not expected where it ran
+    if not made and not (state is MachineState.STOPPED and agreed):
         raise MachineNotReadyError(f"{found.name} is {state.value} by now; try again")
-    checks.settle(found)
+    checks.settle(found, description)
 
     def start() -> None:
         if made:
@@ -213,28 +230,35 @@ def _started(
     """Start a machine that does not run; an error or an interrupt on the way ends it again, with ``take_back``."""
     # The last moment at which a refusal costs nothing.
     identity = starts.request(found.name, found.rate)
+    answered = False
     try:
         say(f"starting {found.name}")
         start()
+        answered = True
         reach.wait(found, Reach(cloud.reach), cloud.since, say)
         lease = _lease(replace(cloud, start=identity), found, remote)
         # From here on the machine can be told to end itself.
         ready(lease)
+        _put_ready_on_record(found, identity, say)
     except BaseException as error:
-        _take_back(found, identity, error, say, take_back)
+        _take_back(found, identity, error, answered, say, take_back)
         raise
-    try:
-        starts.mark(identity, StartOutcome.READY)
-    except LabError as error:
-        say(str(error))  # its request is on record, so it is not forgotten
     say(f"{found.name} answers")
     return lease
 
 
 def _take_back(
-    found: Machine, identity: str, error: BaseException, say: Say, how: Callable[[Machine], None]
+    found: Machine,
+    identity: str,
+    error: BaseException,
+    answered: bool,
+    say: Say,
+    how: Callable[[Machine], None],
 ) -> None:
-    """After a start that came to nothing: end what runs, and put on record what became of it."""
+    """After a start that came to nothing: end what runs, and put on record what became of it.
+
+    ``answered``: the request itself had succeeded before.
+    """
     reason = " ".join(str(error).split())[:200] or type(error).__name__
     if isinstance(error, MachineLostError):
         starts.mark(identity, StartOutcome.LOST, str(error.ending))
@@ -253,8 +277,20 @@ def _take_back(
             _end(found, identity, StartOutcome.FAILED, reason, say, how)
         except StillRunningError as failed:
             say(str(failed))
+    elif not answered and _may_come_to_be(error):
+        # Its line stays open: what is not there now may be in a minute, and `remote status` will tell.
+        say(
+            f"{found.name} is {now.value}, but the request for it was cut off, so it may still come to be; look with: "
+            "cudadent42 remote status"
+        )
     else:
         starts.mark(identity, StartOutcome.FAILED, reason)
+
+
+def _may_come_to_be(error: BaseException) -> bool:
+    """Whether the provider may go on with what was asked of it, after this error of the call."""
+    timed_out = isinstance(error, CloudError) and error.failure is Failure.TIMED_OUT
+    return timed_out or isinstance(error, gcloud.CutOffError)
 
 
 def _end(
@@ -346,6 +382,38 @@ def _lease(cloud: CloudRecord, found: Machine, remote: Remote) -> Lease:
             return  # it cannot be told just now; whoever waits goes on waiting
 
     return Lease(cloud, found, Place(reach.connection(found, Reach(cloud.reach)), remote, raise_if_ended))
+
+
+def _put_ready_on_record(found: Machine, identity: str, say: Say) -> None:
+    """With what the provider calls the start that the machine runs from, where it can be asked."""
+    called = ""
+    with suppress(CloudError):
+        called = provider_start(machine.describe(found))
+    try:
+        starts.mark(identity, StartOutcome.READY, provider_start=called)
+    except LabError as error:
+        say(str(error))  # its request is on record, so it is not forgotten
+
+
+def _is_taken_over(lease: Lease, say: Say) -> bool:
+    """Whether somebody else has started the machine since, so that it is theirs; our start is closed then.
+
+    Where that cannot be asked it is ours, and ended.
+    """
+    found = lease.machine
+    try:
+        description = machine.find(found)
+        if not machine.state_in(description).costs or description is None:
+            return False
+        mine = [start for start in starts.load() if start.id == lease.cloud.start]
+        other = taken_over(found, description, mine[0]) if mine else None
+    except LabError:
+        return False
+    if other is None:
+        return False
+    starts.mark(mine[0].id, other.outcome, other.reason, other.time)
+    say(f"{found.name} is left running: {other.reason}")
+    return True
 
 
 def _running(place: Place) -> list[str]:

@@ -7,10 +7,12 @@ name, and `of_start` gives it back, so that whoever reads the journal can ask fo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
 from typing import Any
 
 from cudadent42.errors import UsageError
+from cudadent42.ledger import starts
 from cudadent42.ledger.starts import MachineStart
 from cudadent42.remote.address import GceAddress, parse
 from cudadent42.remote.cloud import gcloud
@@ -102,6 +104,24 @@ def of_start(start: MachineStart) -> Machine | None:
     return of_address(address, start.rate) if isinstance(address, GceAddress) else None
 
 
+def check_made_here(machine: Machine) -> None:
+    """Raises UsageError for a machine that was made for a run, and not from here: somebody else's run may be on it.
+
+    Which were made here is known from the journal of starts: none is made that is not on record, and none of another's
+    comes onto it.
+    """
+    if machine.fresh and not is_on_record(machine):
+        raise UsageError(
+            f"{machine.name} was made for a run from another place: it is on no record of starts here, so it is "
+            f"neither used nor deleted; if it is certain that nobody needs it, end it with: {machine.end_command}"
+        )
+
+
+def is_on_record(machine: Machine) -> bool:
+    """Whether it was ever asked for from here."""
+    return any(start.machine == machine.name for start in starts.load())
+
+
 def describe(machine: Machine) -> dict[str, Any]:
     """All that the provider says of it. Raises CloudError; with NO_INSTANCE where there is none."""
     found = gcloud.ask(f"looking at {machine.name}", *_words("describe", machine))
@@ -110,22 +130,47 @@ def describe(machine: Machine) -> dict[str, Any]:
     return found
 
 
-def state(machine: Machine) -> MachineState:
-    """How it is now, asked of the provider. Raises CloudError where that cannot be told."""
+def find(machine: Machine) -> dict[str, Any] | None:
+    """As ``describe``; None where there is no such machine."""
     try:
-        return state_in(describe(machine))
+        return describe(machine)
     except CloudError as error:
         if error.failure is Failure.NO_INSTANCE:
-            return MachineState.GONE
+            return None
         raise
 
 
-def state_in(description: dict[str, Any]) -> MachineState:
-    """How a described machine is. Raises CloudError for a word that is not known: it may cost money."""
+def state(machine: Machine) -> MachineState:
+    """How it is now, asked of the provider. Raises CloudError where that cannot be told."""
+    return state_in(find(machine))
+
+
+def state_in(description: dict[str, Any] | None) -> MachineState:
+    """How a machine is that ``find`` has found. Raises CloudError for a word that is not known: it may cost money."""
+    if description is None:
+        return MachineState.GONE
     word = description.get("status")
     if word not in _STATES:
         raise CloudError(Failure.UNKNOWN, f"an instance with the status {word!r}")
     return _STATES[word]
+
+
+def has_own_limit(description: dict[str, Any], now: datetime) -> bool:
+    """Whether the provider itself ends a described machine some time after its next start, whatever happens here."""
+    scheduling = description.get("scheduling", {})
+    if scheduling.get("maxRunDuration"):
+        return True
+    ends = moment(scheduling.get("terminationTime"))
+    return ends is not None and ends > now
+
+
+def moment(text: object) -> datetime | None:
+    """A time as the provider writes it, RFC 3339 with an offset; None for anything else."""
+    try:
+        found = datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return found if found.tzinfo else None
 
 
 def start(machine: Machine) -> None:
@@ -141,16 +186,14 @@ def stop(machine: Machine) -> None:
 def delete(machine: Machine) -> None:
     """Delete one that was made for a run, disk and all; nothing happens to one that is gone.
 
-    Raises CloudError; UsageError for a machine that is not labelled as made here.
+    Raises CloudError; UsageError for a machine that is not labelled as made for a run, or was made elsewhere.
     """
-    try:
-        labels = describe(machine).get("labels", {})
-    except CloudError as error:
-        if error.failure is Failure.NO_INSTANCE:
-            return
-        raise
-    if not machine.fresh or labels.get(LABEL) != FRESH_LABEL:
+    found = find(machine)
+    if found is None:
+        return
+    if not machine.fresh or found.get("labels", {}).get(LABEL) != FRESH_LABEL:
         raise UsageError(f"{machine.name} was not made for a run here, so it is not deleted; stop it instead")
+    check_made_here(machine)
     _unless_gone(f"deleting {machine.name}", *_words("delete", machine))
 
 

@@ -20,9 +20,8 @@ from cudadent42.remote.cloud.checks import Prepared
 from cudadent42.remote.cloud.fate import MachineLostError
 from cudadent42.remote.cloud.lease import Lease, StillRunningError
 from cudadent42.remote.cloud.machine import MachineState
-from cudadent42.remote.hosts import get
 from cudadent42.remote.job import JobState
-from cudadent42.remote.protection import Limit, protect
+from cudadent42.remote.protection import ANY_TERMS, Terms, protect
 from cudadent42.remote.record import JobRecord
 from cudadent42.remote.run import Returned, bring_back, give_up, run_on
 from cudadent42.remote.ssh import ConnectionLostError
@@ -56,35 +55,45 @@ def run(
     output: Path,
     say: Say,
     on_log: Callable[[bytes], None],
-    limit: Limit | None = None,
+    terms: Terms = ANY_TERMS,
 ) -> Ended:
-    """Run ``cudadent42 run ARGUMENTS`` on the machine that ``prepared`` describes, for no more than ``limit``.
+    """Run ``cudadent42 run ARGUMENTS`` on the machine that ``prepared`` describes, on ``terms``.
 
     Raises:
         CloudError: no machine could be had.
         RunLostError: it was taken away during the run.
         LabError, KeyboardInterrupt: as ``run_on``. What then runs on has been said.
     """
-    lease = leases.begin(prepared, say, lambda lease: protect(lease.place, lease.cloud, limit, say))
+    lease = leases.begin(prepared, say, lambda lease: protect(lease.place, lease.cloud, terms, say))
     return _to_the_end(
         lease, lambda: run_on(lease.place, device, arguments, output, say, on_log, lease.cloud), say
     )
 
 
-def attach(begun: JobRecord, start: bool, say: Say, on_log: Callable[[bytes], None]) -> Ended:
-    """Bring a run back that was left on its machine. ``start``: start the machine again if it is stopped.
+def attach(
+    begun: JobRecord,
+    start: bool,
+    say: Say,
+    on_log: Callable[[bytes], None],
+    terms: Terms = ANY_TERMS,
+) -> Ended:
+    """Bring a run back that was left on its machine. ``start``: start the machine again if it is stopped, on ``terms``.
 
     Raises like ``run``.
     """
     assert begun.cloud is not None
-    remote = get(begun.remote)
+    remote = record.remote_of(begun)
     try:
         lease = leases.resume(begun.cloud, remote)
     except MachineLostError as error:
         if not (start and error.state is MachineState.STOPPED):
             raise _lost(begun, error, say) from error
         lease = leases.restart(
-            begun.cloud, remote, say, lambda lease: protect(lease.place, lease.cloud, None, say)
+            begun.cloud,
+            remote,
+            say,
+            lambda lease: protect(lease.place, lease.cloud, terms, say),
+            terms.consent,
         )
         begun = replace(begun, cloud=lease.cloud)
         record.save(begun)

@@ -52,6 +52,7 @@ _LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
 _METADATA_KEY = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,127}")
 _METADATA_VALUE = re.compile(r"[ -+\--~]{0,4096}")
 """One line of ASCII, without commas: they separate one value from the next on gcloud's command line."""
+_NO_SECRETS = "; metadata is no place for secrets: what runs there and who may see the project can read it"
 RESERVED = frozenset((LABEL, SPECIFICATION_LABEL, GUEST_ATTRIBUTES))
 
 
@@ -170,14 +171,15 @@ def _pairs(
     table: Table, key: str, names: re.Pattern[str], values: re.Pattern[str]
 ) -> tuple[tuple[str, str], ...]:
     found: dict[str, object] = table.value(key, dict, "a table of names and texts", {})
+    no_secrets = _NO_SECRETS if key == "metadata" else ""
     for name, value in found.items():
         if not names.fullmatch(name) or not isinstance(value, str) or not values.fullmatch(value):
             raise UsageError(
                 f"{table.where}: {key}.{name} = {value!r}; expected a name that matches {names.pattern} and a text "
-                f"that matches {values.pattern}"
+                f"that matches {values.pattern}{no_secrets}"
             )
         if name in RESERVED:
-            raise UsageError(f"{table.where}: {key}.{name} is set by cudadent42; leave it out")
+            raise UsageError(f"{table.where}: {key}.{name} is set by cudadent42; leave it out{no_secrets}")
     return tuple((name, str(value)) for name, value in sorted(found.items()))
 
 

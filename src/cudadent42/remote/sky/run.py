@@ -1,72 +1,104 @@
 """A run on a machine that SkyPilot finds: on record, launched, read back, taken down, in this order.
 
 Whatever happens here, the machine ends by itself: SkyPilot's idle limit is set with the launch, and the run's longest
-time is in the task.
+time is in the task. It is taken down from here only once what was measured is back, or where nothing was.
 """
 
 from __future__ import annotations
 
 import shutil
-import subprocess
 import tempfile
-from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from cudadent42.errors import MachineNotReadyError, UsageError
+from cudadent42.errors import ExitCode, LabError, MachineNotReadyError, UsageError
 from cudadent42.ledger import starts
-from cudadent42.ledger.starts import StartOutcome
+from cudadent42.ledger.starts import MachineStart, StartOutcome
 from cudadent42.remote import hosts, record
 from cudadent42.remote import job as jobs
-from cudadent42.remote.address import parse
-from cudadent42.remote.hosts import Remote
-from cudadent42.remote.job import JobState
+from cudadent42.remote.address import Address, parse
+from cudadent42.remote.cloud.machine import MachineState
+from cudadent42.remote.hosts import DEFAULT_FOLDER, Remote
+from cudadent42.remote.job import JobState, Place
 from cudadent42.remote.record import JobRecord
-from cudadent42.remote.run import Returned, Say, bring_back, persistently, place_of
+from cudadent42.remote.run import Returned, Say, bring_back, give_up, persistently, place_of
 from cudadent42.remote.scripts import script as far_script
+from cudadent42.remote.sky import cluster
+from cudadent42.remote.sky.cluster import Cluster, ClusterLostError
+from cudadent42.remote.sky.launch import Launched, launch
 from cudadent42.remote.sky.spec import Spec
 from cudadent42.remote.sky.task import Files, script, task
 from cudadent42.remote.ssh import ConnectionLostError
-from cudadent42.remote.tree import archive, project_root, read_tree
+from cudadent42.remote.tree import Tree, archive, project_root, read_tree
 
-_TAIL_LINES = 30
-_REASONS = (
-    (
-        (
-            "No cloud access is set up",
-            "No cloud is enabled",
-            "which is not enabled",
-            "Cloud access not set up",
-        ),
-        "SkyPilot may use no cloud that has it; give it access, and look with: sky check",
-    ),
-    (
-        ("Catalog does not contain any instances", "No launchable resource found", "No resource satisfying"),
-        "no cloud offers such a machine; change `resources`, after: sky gpus list --all",
-    ),
-    (
-        ("VcpuLimitExceeded", "QUOTA_EXCEEDED", "QuotaExceeded", "Quota '", "quota exceeded"),
-        "the cloud's quota for it is used up; ask the provider for more, or name another `infra`",
-    ),
-    (
-        ("Failed to provision all possible launchable resources", "Failed to acquire resources"),
-        "no place had one free; leave out `infra` or name another, or try again later",
-    ),
-    (
-        ("Preflight failed",),
-        "the machine came up, but preflight failed there, for the reasons above",
-    ),
-)
-"""What SkyPilot says, and what to do about it; the first that matches."""
+
+class StillUpError(LabError):
+    """A machine that should have been taken down is still there."""
+
+    exit_code = ExitCode.NOT_READY
+
+
+class RunLostError(LabError):
+    """A run whose machine does not run any more."""
+
+    exit_code = ExitCode.NOT_READY
 
 
 @dataclass(frozen=True)
-class _Launched:
-    exit_code: int
-    said: str
-    """Its last lines."""
+class Ended:
+    """A run that came back."""
+
+    returned: Returned
+    trouble: StillUpError | None
+    """Where the machine should have been taken down and was not."""
+
+
+def kept_start(spec: Spec) -> str | None:
+    """The start on record of a machine that was kept and still runs; None where one is to be started.
+
+    SkyPilot is asked, and the journal corrected. Raises UsageError for a machine of that name that is somebody's, or
+    that has what was not brought back: it would be taken down after the run. LabError where SkyPilot does not say.
+    """
+    at = Cluster(spec.cluster)
+    state = cluster.state(at)
+    mine = [start for start in starts.load() if start.machine == spec.machine]
+    if state is MachineState.GONE:
+        for start in mine:
+            if start.outcome in (StartOutcome.READY, StartOutcome.STOPPED):
+                starts.mark(start.id, StartOutcome.DELETED, "SkyPilot has no such machine any more")
+        return None
+    if not mine or mine[-1].outcome in (StartOutcome.FAILED, StartOutcome.DELETED):
+        raise UsageError(
+            f"SkyPilot has a machine {at.name} that was not started from here; give this one another `cluster`, or end "
+            f"that one with: {at.end_command}"
+        )
+    last = mine[-1]
+    waiting = _unfetched(last)
+    if waiting and not (spec.keep and state.costs):
+        how = (
+            f"bring it back with: cudadent42 remote attach {waiting[-1].job}"
+            if state.costs
+            else cluster.how_to_start(at)
+        )
+        raise UsageError(
+            f"{at.name} has what {waiting[-1].job} measured, and would be taken down after this run; {how}; "
+            f"or give it up with: {at.end_command}"
+        )
+    if not state.costs:
+        if last.ended is None:
+            starts.mark(last.id, StartOutcome.STOPPED, "SkyPilot says that it is stopped")
+        return None
+    if last.ended is not None:
+        starts.mark(last.id, StartOutcome.READY, cluster.RUNS_AGAIN)
+    return last.id
+
+
+def _unfetched(start: MachineStart) -> list[JobRecord]:
+    """Runs on the machine of a start that were not brought back."""
+    return [each for each in record.readable()[0] if cluster.ran_on(each, start) and not each.fetched]
 
 
 def run_on_sky(
@@ -76,156 +108,205 @@ def run_on_sky(
     output: Path,
     say: Say,
     on_output: Callable[[bytes], None],
-) -> Returned:
+    kept: str | None,
+) -> Ended:
     """Run ``cudadent42 run ARGUMENTS`` on the machine of ``spec``; its run folder comes to ``output``.
+
+    ``kept`` is what ``kept_start`` says.
 
     Raises:
         MachineNotReadyError: SkyPilot is not installed, or the machine did not come up; it is taken down again.
-        LabError: the run was lost there.
-        ConnectionLostError: the machine does not answer; it takes itself down after its idle minutes.
+        RunLostError: the machine was taken away.
+        LabError: the run was lost there, or could not be brought back: then the machine is left to its idle limit.
+        ConnectionLostError: the machine does not answer; it is left to its idle limit.
     """
-    executable = find_sky()
+    cluster.find_sky()
     tree = read_tree(project_root())
-    _name_remote(spec)
+    identity = _on_record(spec, kept)
     begun = JobRecord(
         record.new_job(),
         spec.cluster,
         str(output.absolute()),
         tuple(arguments),
         datetime.now(timezone.utc).isoformat(),
+        folder=DEFAULT_FOLDER,
+        address=str(_address(spec)),
+        start=identity,
     )
     record.save(begun)
-    identity = open_start(spec.machine) or starts.request(spec.machine, spec.rate)
     say(f"asking SkyPilot for {spec.cluster}; it takes it down after {spec.idle_minutes} idle minutes")
+    launched = _launched(spec, tree, begun, identity, device, say, on_output)
+    place = place_of(record.remote_of(begun))
+    returned = None
+    try:
+        if _state(place, begun, launched, spec, say) is not JobState.NONE:
+            if not launched.arrived:
+                starts.mark(identity, StartOutcome.READY)
+            # SkyPilot has shown the log already.
+            returned = bring_back(place, begun, say, lambda chunk: None)
+    except ClusterLostError as error:
+        raise _lost(begun, identity, error) from error
+    except BaseException:
+        # A run that was lost there is an error, and is back all the same.
+        back = record.find(begun.job).fetched
+        trouble = _end(spec, identity, place, say) if back else _left(spec, begun)
+        if trouble is not None:
+            say(str(trouble))
+        raise
+    if returned is None:
+        record.save(replace(begun, fetched=True))  # there is nothing that could be brought back
+        raise _never_ran(spec, identity, launched, kept)
+    return Ended(returned, _end(spec, identity, place, say))
+
+
+def attach(remote: Remote, begun: JobRecord, say: Say, on_log: Callable[[bytes], None]) -> Returned:
+    """Bring a run back that was left on its machine, which stays until it was idle for its minutes.
+
+    Raises RunLostError where the machine does not run any more; else like ``run_on_sky``.
+    """
+    try:
+        returned = bring_back(place_of(remote), begun, say, on_log)
+    except ClusterLostError as error:
+        raise _lost(begun, remote.start, error) from error
+    say(
+        f"{remote.name} is taken down when it was idle for some minutes; sooner: {Cluster(remote.name).end_command}"
+    )
+    return returned
+
+
+def _address(spec: Spec) -> Address:
+    """The alias for ssh that SkyPilot writes."""
+    return parse(f"ssh://{spec.cluster}")
+
+
+def _on_record(spec: Spec, kept: str | None) -> str:
+    """The start's identity. SkyPilot writes an alias for ``ssh``; by that name it is a remote, for attach and stop."""
+    address = _address(spec)
+    with hosts.changing() as known:
+        other = known.get(spec.cluster)
+        if other is not None and other.address != address:
+            raise UsageError(
+                f"{spec.cluster} is already the name of the remote {other.address}; "
+                "give the machine another `cluster`"
+            )
+        identity = kept or starts.request(spec.machine, spec.rate)
+        known[spec.cluster] = Remote(spec.cluster, address, start=identity)
+    return identity
+
+
+def _launched(
+    spec: Spec,
+    tree: Tree,
+    begun: JobRecord,
+    identity: str,
+    device: str,
+    say: Say,
+    on_output: Callable[[bytes], None],
+) -> Launched:
+    """The launch, with its files. Raises KeyboardInterrupt, once it is said what goes on."""
+
+    def on_arrival() -> None:
+        with suppress(UsageError):  # a full disk here ends no run there; it is tried again when it is back
+            starts.mark(identity, StartOutcome.READY)
+
     with tempfile.TemporaryDirectory() as folder, archive(tree) as packed:
         files = Files(Path(folder) / "job.sh", Path(folder) / "tree.tar", tree.digest)
         files.script.write_text(script(far_script("job.sh")))
         with files.tree.open("wb") as file:
             shutil.copyfileobj(packed, file)
         path = Path(folder) / "task.yaml"
-        path.write_text(task(spec, files, begun.job, device, arguments))
+        path.write_text(task(spec, files, begun.job, device, begun.arguments))
         try:
-            launched = _launch(executable, spec, path, on_output)
+            return launch(spec, path, begun.job, on_arrival, on_output)
         except KeyboardInterrupt:
             say(
                 f"{spec.cluster} may be up, or come up, and {begun.job} go on there; to bring it back: "
                 "cudadent42 remote attach; to end it: cudadent42 remote stop --all"
             )
             raise
-    if _state(begun, launched, say) is JobState.NONE:
-        record.save(replace(begun, fetched=True))  # there is nothing that could be brought back
-        reason = _reason(launched)
-        down = take_down(spec.cluster)
-        if down:
-            starts.mark(identity, StartOutcome.FAILED, reason)
-        raise MachineNotReadyError(
-            f"{spec.cluster} did not run: {reason}" + ("" if down else _may_go_on(spec))
-        )
-    starts.mark(identity, StartOutcome.READY)
-    lost = False
-    try:
-        # SkyPilot has shown the log already.
-        return bring_back(place_of(hosts.get(begun.remote)), begun, say, lambda chunk: None)
-    except (ConnectionLostError, KeyboardInterrupt):
-        lost = True  # what was measured is still there
-        raise
-    finally:
-        if spec.keep or lost:
-            say(
-                f"{spec.cluster} is kept until it was idle for {spec.idle_minutes} minutes; "
-                f"sooner: sky down {spec.cluster}"
-            )
-        elif take_down(spec.cluster):
-            starts.mark(identity, StartOutcome.STOPPED)
-            say(f"{spec.cluster} is taken down")
-        else:
-            say(f"error: {spec.cluster} could not be taken down{_may_go_on(spec)}")
 
 
-def find_sky() -> str:
-    """The user's ``sky``. Raises MachineNotReadyError."""
-    found = shutil.which("sky")
-    if found is None:
-        raise MachineNotReadyError(
-            "SkyPilot's command `sky` is not on PATH; install it with: pip install 'cudadent42[skypilot]'"
-        )
-    return found
+def _state(place: Place, begun: JobRecord, launched: Launched, spec: Spec, say: Say) -> JobState:
+    """What the machine knows of the run; none where there is no machine, or where it was not given the task.
 
-
-def take_down(cluster: str) -> bool:
-    """Have SkyPilot end a machine and all that it costs; whether it did."""
-    done = subprocess.run(
-        [find_sky(), "down", "--yes", cluster],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=False,
-    )
-    return done.returncode == 0
-
-
-def _launch(executable: str, spec: Spec, path: Path, on_output: Callable[[bytes], None]) -> _Launched:
-    """SkyPilot's launch, which lasts as long as the run."""
-    process = subprocess.Popen(
-        [
-            executable,
-            "launch",
-            f"--cluster={spec.cluster}",
-            "--yes",
-            f"--idle-minutes-to-autostop={spec.idle_minutes}",
-            "--down",
-            str(path),
-        ],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    assert process.stdout is not None
-    tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
-    for line in process.stdout:
-        tail.append(line)
-        on_output(line)
-    return _Launched(process.wait(), b"".join(tail).decode(errors="replace"))
-
-
-def _state(begun: JobRecord, launched: _Launched, say: Say) -> JobState:
-    """What the machine knows of the run; none where there is no machine.
-
-    Raises ConnectionLostError where there is one, which has run it, and does not answer any more.
+    Raises ConnectionLostError where it may have run and does not answer; ClusterLostError where it is gone.
     """
-    place = place_of(hosts.get(begun.remote))
-    if launched.exit_code == 0:
-        return persistently(lambda: jobs.state(place, begun.job).state, say)
     try:
         return jobs.state(place, begun.job).state
     except ConnectionLostError:
-        return JobState.NONE
+        if launched.exit_code != 0 and not _may_have_run(launched, Cluster(spec.cluster)):
+            return JobState.NONE
+    return persistently(lambda: jobs.state(place, begun.job).state, say, place.on_lost)
 
 
-def _reason(launched: _Launched) -> str:
-    for words, meaning in _REASONS:
-        if any(word in launched.said for word in words):
-            return meaning
-    last = " ".join(launched.said.split())[-300:]
-    return f"sky launch ended with exit code {launched.exit_code}: {last}"
+def _may_have_run(launched: Launched, at: Cluster) -> bool:
+    """Whether a machine that does not answer may have something that was measured; in doubt it may."""
+    if launched.arrived:
+        return True
+    try:
+        found = cluster.status(at)
+    except LabError:
+        # A launch that came to its end has shown all that the machine said.
+        return launched.exit_code < 0
+    if found is None:
+        return False
+    # SkyPilot sets the limit directly before it gives the machine the task. So one without it has not run, and nothing
+    # would end it; one with it ends by itself.
+    return found.idle_minutes is None or found.idle_minutes >= 0
+
+
+def _never_ran(spec: Spec, identity: str, launched: Launched, kept: str | None) -> MachineNotReadyError:
+    """The end of a machine that did not run, with the reason. One that was kept has its idle limit from before, and
+    may have what another run measured."""
+    at = Cluster(spec.cluster)
+    said = f"{spec.cluster} did not run: {launched.reason}"
+    if kept is not None:
+        return MachineNotReadyError(
+            f"{said}; it was kept from a run before, and is left to its idle limit; sooner: {at.end_command}"
+        )
+    try:
+        cluster.end(at)
+    except LabError as error:
+        return MachineNotReadyError(f"{said}; {error}{_may_go_on(spec)}")
+    starts.mark(identity, StartOutcome.FAILED, launched.reason)
+    return MachineNotReadyError(said)
+
+
+def _lost(begun: JobRecord, identity: str, error: ClusterLostError) -> RunLostError:
+    """What became of a run whose machine does not run any more; on record, and in words."""
+    if error.state is MachineState.STOPPED:
+        starts.mark(identity, StartOutcome.STOPPED, str(error))
+        return RunLostError(f"{error}, which brings back what {begun.job} measured")
+    give_up(begun)
+    starts.mark(identity, StartOutcome.DELETED, str(error))
+    return RunLostError(f"{error}: nothing of {begun.job} is left")
+
+
+def _end(spec: Spec, identity: str, place: Place, say: Say) -> StillUpError | None:
+    """What becomes of the machine once its run is back."""
+    if spec.keep:
+        say(
+            f"{spec.cluster} is kept until it was idle for {spec.idle_minutes} minutes; "
+            f"sooner: {Cluster(spec.cluster).end_command}"
+        )
+        return None
+    place.connection.close()  # another machine may have its name and address before a shared connection ends itself
+    try:
+        cluster.end(Cluster(spec.cluster))
+    except LabError as error:
+        return StillUpError(f"NOT TAKEN DOWN: {error}{_may_go_on(spec)}")
+    starts.mark(identity, StartOutcome.DELETED)
+    say(f"{spec.cluster} is taken down")
+    return None
+
+
+def _left(spec: Spec, begun: JobRecord) -> str:
+    return (
+        f"{spec.cluster} is not taken down, since what {begun.job} measured is only there; it takes itself down, with "
+        f"that, when it was idle for {spec.idle_minutes} minutes. Bring it back before: cudadent42 remote attach "
+        f"{begun.job}; or end it with: {Cluster(spec.cluster).end_command}"
+    )
 
 
 def _may_go_on(spec: Spec) -> str:
-    return f"; it may still cost money: sky status --refresh, sky down {spec.cluster}"
-
-
-def _name_remote(spec: Spec) -> None:
-    """SkyPilot writes an alias for ``ssh``; by that name it is a remote, for attach, status and stop."""
-    wanted = Remote(spec.cluster, parse(f"ssh://{spec.cluster}"))
-    known = hosts.remotes().get(spec.cluster)
-    if known is not None and known != wanted:
-        raise UsageError(
-            f"{spec.cluster} is already the name of the remote {known.address}; give the machine another `cluster`"
-        )
-    hosts.save(wanted)
-
-
-def open_start(machine: str) -> str | None:
-    """The start that is on record for a machine which was kept."""
-    going_on = (StartOutcome.REQUESTED, StartOutcome.READY)
-    found = [start.id for start in starts.load() if start.machine == machine and start.outcome in going_on]
-    return found[-1] if found else None
+    return f"; it may still cost money: sky status --refresh, {Cluster(spec.cluster).end_command}"

@@ -26,6 +26,7 @@ _RESOURCES: dict[str, tuple[type, ...]] = {
     "disk_size": (int,),
     "disk_tier": (str,),
     "image_id": (str,),
+    "max_hourly_cost": (int, float),
 }
 """Of SkyPilot's own section ``resources``, those that make sense for one machine and one run."""
 
@@ -60,7 +61,7 @@ class Spec:
     """SkyPilot's name for it, and the remote's name here."""
     rate: str
     """Its entry in the table of rates: what is started costs, and is put on record first."""
-    resources: dict[str, str | int | bool]
+    resources: dict[str, str | int | float | bool]
     idle_minutes: int = _IDLE_MINUTES
     """SkyPilot takes it down by itself after so long without work, whatever happens here."""
     max_minutes: int = _MAX_MINUTES
@@ -113,7 +114,7 @@ def _cluster(table: Table, default: str) -> str:
     return name
 
 
-def _resources(found: Any, where: str) -> dict[str, str | int | bool]:
+def _resources(found: Any, where: str) -> dict[str, str | int | float | bool]:
     if not isinstance(found, dict):
         raise UsageError(f"{where}: expected a table, such as accelerators = 'L4:1'")
     Table(found, where).check_keys(_RESOURCES)

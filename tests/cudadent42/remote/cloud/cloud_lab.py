@@ -16,9 +16,12 @@ from cudadent42.remote.cloud import runs
 from cudadent42.remote.cloud.checks import prepare
 from cudadent42.remote.cloud.policy import parse_after
 from cudadent42.remote.cloud.runs import Ended
+from cudadent42.remote.consent import Consent
 from cudadent42.remote.hosts import Remote
+from cudadent42.remote.protection import Terms
 
 ARGUMENTS = ("--case=$(touch bad)", "--suite=; touch bad", "--dtype=a\nb")
+AGREED = Terms(consent=Consent(given=True))
 
 
 @dataclass
@@ -60,10 +63,11 @@ class Lab:
 
     def run(self, remote: Remote, on_log: Callable[[bytes], None] | None = None) -> Ended:
         on_log = self.log.extend if on_log is None else on_log
-        return runs.run(prepare(remote, "cpu"), "cpu", ARGUMENTS, self.output, self.said.append, on_log)
+        prepared = prepare(remote, "cpu")
+        return runs.run(prepared, "cpu", ARGUMENTS, self.output, self.said.append, on_log, AGREED)
 
     def attach(self, start: bool = False) -> Ended:
-        return runs.attach(record.find(None), start, self.said.append, self.log.extend)
+        return runs.attach(record.find(None), start, self.said.append, self.log.extend, AGREED)
 
     @property
     def text(self) -> str:

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 FOLDER = Path(os.environ["STANDIN"])
@@ -121,16 +122,34 @@ def describe(places: list, flags: dict) -> int:
     return missing("describe", key_of(places, flags)) if found is None else show(found)
 
 
-def change(verb: str, status: str | None) -> object:
+def now() -> str:
+    """As the provider writes a time: RFC 3339, milliseconds, and the offset of the Pacific coast."""
+    return datetime.now(timezone(timedelta(hours=-8))).isoformat(timespec="milliseconds")
+
+
+def enter(state: dict, verb: str, key: str) -> None:
+    """Put an operation of this user's on the provider's list."""
+    project, zone, name = key.split("/")
+    operation = {
+        "operationType": verb,
+        "targetLink": f"https://www.googleapis.com/compute/v1/projects/{project}/zones/{zone}/instances/{name}",
+        "insertTime": now(),
+        "user": "me@example.org",
+    }
+    state["operations"].insert(0, operation)
+
+
+def change(verb: str, status: str | None, stamp: str = "") -> object:
     def carry_out(places: list, flags: dict) -> int:
         key = key_of(places, flags)
         with State() as state:
             if key not in state["instances"]:
                 return missing(verb, key)
+            enter(state, verb, key)
             if status is None:
                 del state["instances"][key]
-            else:
-                state["instances"][key]["status"] = status
+            elif state["instances"][key]["status"] != status:
+                state["instances"][key] |= {"status": status, stamp: now()}
         return show([])
 
     return carry_out
@@ -153,7 +172,10 @@ def create(places: list, flags: dict) -> int:
             "machineType": f"zones/z/machineTypes/{flags['machine-type']}",
             "scheduling": {"provisioningModel": flags.get("provisioning-model", "STANDARD")},
             "disks": [{"type": "PERSISTENT"}],
+            "creationTimestamp": now(),
+            "lastStartTimestamp": now(),
         }
+        enter(state, "insert", key)
         return show([state["instances"][key]])
 
 
@@ -264,8 +286,8 @@ def tunnel(places: list, flags: dict) -> int:
 
 COMMANDS = {
     "compute instances describe": describe,
-    "compute instances start": change("start", "RUNNING"),
-    "compute instances stop": change("stop", "TERMINATED"),
+    "compute instances start": change("start", "RUNNING", "lastStartTimestamp"),
+    "compute instances stop": change("stop", "TERMINATED", "lastStopTimestamp"),
     "compute instances delete": change("delete", None),
     "compute instances create": create,
     "compute images describe-from-family": image,

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,11 @@ echo "$*" >>"%s"
 """
 
 
+def there(after: timedelta = timedelta(0)) -> str:
+    """Now, or so long after, as the provider writes it."""
+    return (datetime.now(timezone(timedelta(hours=-8))) + after).isoformat(timespec="milliseconds")
+
+
 def message(name: str) -> str:
     """What the real tool was seen to print."""
     return (MESSAGES / f"{name}.txt").read_text().rstrip("\n")
@@ -82,6 +87,11 @@ class Cloud:
             "status": "TERMINATED",
             "metadata": {"items": [{"key": "enable-guest-attributes", "value": "TRUE"}]},
             "machineType": "https://compute/projects/p/zones/z/machineTypes/n1-standard-4",
+            "creationTimestamp": "2026-10-01T01:02:03.456-07:00",
+            "lastStopTimestamp": "2026-10-02T01:02:03.456-07:00",
+            "lastStartTimestamp": there()
+            if parts.get("status") == "RUNNING"
+            else "2026-10-01T01:02:04.567-07:00",
             **parts,
         }
         self.change(instances={**self.state["instances"], address.removeprefix("gce://"): known})
@@ -110,11 +120,10 @@ class Cloud:
         if gone:
             del instances[key]
         else:
-            instances[key]["status"] = "TERMINATED"
-        project, zone, name = key.split("/")
+            instances[key] |= {"status": "TERMINATED", "lastStopTimestamp": there()}
         operation = {
             "operationType": f"compute.instances.{kind}",
-            "targetLink": f"https://compute/projects/{project}/zones/{zone}/instances/{name}",
+            "targetLink": _link(key),
             "insertTime": datetime.now(timezone.utc).isoformat(),
             "user": "system",
         }
@@ -122,6 +131,32 @@ class Cloud:
         self.server.cut()
         self.server.process.terminate()
         self.server.process.wait()
+
+    def starts_again(
+        self,
+        address: str = BENCH,
+        after: timedelta = timedelta(0),
+        user: str = "colleague@example.org",
+        kind: str = "start",
+        **parts: Any,
+    ) -> None:
+        """Somebody stops an instance and starts it again, so long from now; ``kind``: or the provider does."""
+        key = address.removeprefix("gce://")
+        instances = self.state["instances"]
+        stopped, started = there(after), there(after + timedelta(minutes=1))
+        instances[key] |= {
+            "status": "RUNNING",
+            "lastStopTimestamp": stopped,
+            "lastStartTimestamp": started,
+            **parts,
+        }
+        operation = {
+            "operationType": kind,
+            "targetLink": _link(key),
+            "insertTime": started,
+            "user": user if kind == "start" else "system",
+        }
+        self.change(instances=instances, operations=[operation, *self.state["operations"]])
 
     def calls(self, *verb: str) -> list[list[str]]:
         """The arguments of each call that begins with ``verb``."""
@@ -149,6 +184,11 @@ class Cloud:
         path.write_text(FAKE_PYTHON.replace("#!/bin/sh\n", f"#!/bin/sh\n{setting}"))
         path.chmod(0o755)
         return str(path)
+
+
+def _link(key: str) -> str:
+    project, zone, name = key.split("/")
+    return f"https://www.googleapis.com/compute/v1/projects/{project}/zones/{zone}/instances/{name}"
 
 
 @contextmanager

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from journal_lab import FRESH, LABELS
 from standin import BENCH, Cloud
 from standin import read_specification as read
 
 from cudadent42.errors import LabError
+from cudadent42.ledger import starts
 from cudadent42.remote.address import SpecificationFile, parse
 from cudadent42.remote.cloud.checks import Prepared, prepare
 from cudadent42.remote.cloud.machine import MachineState
@@ -88,6 +90,14 @@ def test_what_the_tool_refuses(cloud: Cloud, name: str, words: str) -> None:
 
 def test_no_such_instance(cloud: Cloud) -> None:
     assert "no such instance; list them with" in refusal(cloud, remote())
+
+
+def test_one_that_was_made_for_a_run_is_used_by_who_made_it_alone(cloud: Cloud) -> None:
+    cloud.add(FRESH, labels=LABELS)
+    wanted = Remote("there", parse(FRESH), rate="gcp-l4")
+    assert "made for a run from another place" in refusal(cloud, wanted)
+    starts.request(FRESH, "gcp-l4")
+    assert prepare(wanted, "cpu").candidates
 
 
 def test_no_such_image(cloud: Cloud, tmp_path: Path) -> None:

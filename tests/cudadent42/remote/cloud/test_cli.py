@@ -49,6 +49,8 @@ def test_remotes(cloud: Cloud, tmp_path: Path) -> None:
 
 def test_remotes_that_are_refused(cloud: Cloud, tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("zone = 1\n")
+    read_specification(tmp_path)
+    (tmp_path / "machine.toml").rename(tmp_path / "good.toml")
     for words, expected in (
         (("x", BENCH), "--rate NAME"),
         (("x", BENCH, "--rate", "gcp-l5"), "did you mean 'gcp-l4'"),
@@ -56,6 +58,8 @@ def test_remotes_that_are_refused(cloud: Cloud, tmp_path: Path) -> None:
         (("x", BENCH, "--rate", "gcp-l4", "--reach", "--iap"), "expected auto, iap, internal"),
         (("x", BENCH, "--rate", "gcp-l4", "--results", "gs://a*b"), "expected gs://BUCKET"),
         (("x", "ssh://host", "--after", "stop"), "only for a machine of a cloud"),
+        (("x", "ssh://host", "--unguarded-start"), "only for a gce:// machine"),
+        (("x", "--spec", "good.toml", "--unguarded-start"), "only for a gce:// machine"),
         (("x", "--spec", "bad.toml"), "unknown key 'zone'"),
         (("x", "--spec", "none.toml"), "cannot read the specification"),
         (("x", BENCH, "--spec", "bad.toml"), "expected an address, or a specification"),
@@ -70,7 +74,8 @@ def test_remotes_that_are_refused(cloud: Cloud, tmp_path: Path) -> None:
 @pytest.fixture
 def bench(cloud: Cloud, tmp_path: Path) -> Cloud:
     cloud.add()
-    words = ("remote", "add", "bench", BENCH, "--rate", "gcp-l4", "--python", cloud.python())
+    words = ("remote", "add", "bench", BENCH, "--rate", "gcp-l4", "--unguarded-start")
+    words = (*words, "--python", cloud.python())
     assert cudadent42(*words, cwd=tmp_path).returncode == 0
     return cloud
 
@@ -134,3 +139,25 @@ def test_an_interrupt_while_it_is_being_made_leaves_nothing(
     assert cloud.names() == []
     assert len(cloud.calls("compute", "instances", "delete")) == 1
     assert [start.outcome for start in starts.load()] == [StartOutcome.FAILED]
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_leaves_what_may_come_to_be_on_record(cloud: Cloud, tmp_path: Path) -> None:
+    read_specification(tmp_path, machine_type="n2-standard-8")
+    words = ("remote", "add", "n2", "--spec", "machine.toml", "--python", cloud.python())
+    assert cudadent42(*words, cwd=tmp_path).returncode == 0
+    cloud.fails("compute instances create", "", seconds=100)
+    process = started("run", "--on", "n2", *SMALL, cwd=tmp_path)
+    assert process.stderr is not None
+    while not cloud.calls("compute", "instances", "create"):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    for line in process.stderr:
+        if "waiting for gcloud" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "it may still come to be; look with: cudadent42 remote status" in errors
+    assert [start.outcome for start in starts.load()] == [StartOutcome.REQUESTED]

@@ -54,9 +54,19 @@ def test_from_stopped_to_running_and_back(cloud: Cloud) -> None:
 
 def test_a_fresh_one_ends_by_being_deleted(cloud: Cloud) -> None:
     cloud.add(FRESH, status="RUNNING", labels=LABELS)
+    starts.request(FRESH, "gcp-l4")
     machine.end(of(FRESH))
     assert machine.state(of(FRESH)) is MachineState.GONE
     machine.end(of(FRESH))  # gone already
+
+
+def test_what_was_made_for_a_run_from_another_laptop_is_not_deleted(cloud: Cloud) -> None:
+    """It has such a name and our label; what it measured is only there."""
+    cloud.add(FRESH, status="RUNNING", labels=LABELS)
+    starts.request(BENCH, "gcp-l4")
+    with pytest.raises(UsageError, match="made for a run from another place"):
+        machine.end(of(FRESH))
+    assert cloud.status(FRESH) == "RUNNING"
 
 
 @pytest.mark.parametrize(("name", "labels"), [(BENCH, LABELS), (FRESH, {}), (BENCH, {})])

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import signal
 import time
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 from command_line import cudadent42, started
+from journal_lab import FRESH, LABELS, a_job, a_start, look, of
 from standin import BENCH, Cloud
 
+from cudadent42.commands.machines import show_machines
 from cudadent42.cost import rates
 from cudadent42.errors import UsageError
 from cudadent42.ledger import starts
@@ -23,40 +25,10 @@ from cudadent42.remote.cloud import lease
 from cudadent42.remote.cloud.machine import MachineState
 from cudadent42.remote.hosts import make, save
 from cudadent42.remote.job import JobState
-from cudadent42.remote.machines import Survey, survey
-from cudadent42.remote.record import CloudRecord, JobRecord
+from cudadent42.remote.machines import Survey
 from cudadent42.remote.stopping import Stopped, stop_all
 
 OTHER = "gce://my-project/us-central1-b/other"
-FRESH = "gce://my-project/us-central1-a/cudadent42-run-20261101-120000-abcdef"
-LABELS = {"cudadent42": "fresh"}
-
-
-def look(later: timedelta = timedelta(0)) -> Survey:
-    return survey(rates.load(), datetime.now(timezone.utc) + later)
-
-
-def a_start(machine: str = BENCH, ready: bool = True) -> str:
-    begun = starts.request(machine, "gcp-l4")
-    if ready:
-        starts.mark(begun, StartOutcome.READY)
-    return begun
-
-
-def of(identity: str) -> starts.MachineStart:
-    return next(start for start in starts.load() if start.id == identity)
-
-
-def a_job(
-    cloud: Cloud, begun: str, machine: str = BENCH, output: str = "/nowhere/out", **variables: str
-) -> JobRecord:
-    """A run on record, of a remote that reaches ``machine``."""
-    name = machine.rpartition("/")[2][:20].rstrip("-")
-    save(make(name, parse(machine), rate="gcp-l4", python=cloud.python(**variables)))
-    on = CloudRecord(machine, "gcp-l4", begun, of(begun).requested, "keep:30", "auto", False, "")
-    made = JobRecord(record.new_job(), name, output, (), of(begun).requested, cloud=on)
-    record.save(made)
-    return made
 
 
 def test_what_is_on_and_what_it_has_cost(cloud: Cloud) -> None:
@@ -115,6 +87,18 @@ def test_the_disk_of_a_fresh_one_is_not_forgotten(cloud: Cloud) -> None:
     assert cloud.names() == []
     assert of(begun).outcome is StartOutcome.DELETED
     assert look() == Survey((), ())
+
+
+def test_what_is_on_a_disk_is_had_back_by_starting_its_machine(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cloud.add(FRESH, status="RUNNING", labels=LABELS)
+    made = a_job(cloud, a_start(FRESH), FRESH)
+    show_machines(as_json=False)
+    assert capsys.readouterr().out.count(f"remote attach {made.job}\n") == 1
+    cloud.takes_away(FRESH, kind="guestTerminate")
+    show_machines(as_json=False)
+    assert f"remote attach {made.job} --start\n" in capsys.readouterr().out
 
 
 def test_one_that_was_lost_may_have_left_its_disk(cloud: Cloud) -> None:
@@ -306,7 +290,7 @@ def test_what_cannot_be_brought_back_keeps_its_disk(cloud: Cloud) -> None:
 def test_killed_between_the_request_and_the_answer(cloud: Cloud, tmp_path: Path) -> None:
     """The start is on record, the provider carries it out with nobody waiting, and status finds it."""
     cloud.add()
-    save(make("bench", parse(BENCH), rate="gcp-l4", python=cloud.python()))
+    save(make("bench", parse(BENCH), rate="gcp-l4", python=cloud.python(), unguarded_start=True))
     cloud.fails("compute instances start", "unknown", seconds=3, after=True)
     process = started("run", "--on", "bench", "--suite", "small", "--device", "cpu", cwd=tmp_path)
     for _ in range(1200):

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
 from cloud_lab import ARGUMENTS, Lab, interrupt
 from standin import BENCH, message
 
+from cudadent42.cost import rates
 from cudadent42.errors import LabError, UsageError
 from cudadent42.ledger import starts
 from cudadent42.ledger.starts import StartOutcome
 from cudadent42.remote import hosts, record, run
 from cudadent42.remote import job as jobs
-from cudadent42.remote.cloud import lease, machine, reach, runs
+from cudadent42.remote.cloud import creation, gcloud, lease, machine, reach, runs
 from cudadent42.remote.cloud.checks import prepare
 from cudadent42.remote.cloud.failures import CloudError, Failure
 from cudadent42.remote.cloud.machine import Machine
 from cudadent42.remote.job import BusyError
+from cudadent42.remote.machines import survey
 from cudadent42.remote.ssh import ConnectionLostError
+from cudadent42.remote.stopping import stop_all
 
 # ---- policies
 
@@ -126,10 +132,10 @@ def test_a_journal_that_cannot_be_written_any_more_loses_no_machine(
     lab.cloud.add()
     mark = starts.mark
 
-    def refuse(identity: str, outcome: StartOutcome, *rest: Any) -> None:
+    def refuse(identity: str, outcome: StartOutcome, *rest: Any, **more: Any) -> None:
         if outcome is StartOutcome.READY:
             raise UsageError("cannot put it on record")
-        mark(identity, outcome, *rest)
+        mark(identity, outcome, *rest, **more)
 
     monkeypatch.setattr(starts, "mark", refuse)
     assert lab.run(lab.remote()).returned.exit_code == 0
@@ -215,6 +221,21 @@ def test_a_kept_one_is_used_again_while_its_specification_is_the_same(lab: Lab) 
     assert f"gce://{kept} was made from another specification and is running" in lab.text
 
 
+def test_a_kept_one_that_was_made_from_another_laptop_is_not_used(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its records of runs were copied here; who made it may need it."""
+    lab.run(lab.fresh("keep"))
+    [kept] = lab.cloud.names()
+    lab.output.rename(lab.output.parent / "first")
+    elsewhere = lab.folder / "another laptop"
+    shutil.copytree(record.jobs_folder(), elsewhere / "cudadent42/remote")
+    monkeypatch.setenv("XDG_STATE_HOME", str(elsewhere))
+    lab.run(lab.fresh("stop"))
+    assert f"gce://{kept} is on no record of starts here, so it is not used again" in lab.said
+    assert lab.cloud.names() == [kept]  # the new one is deleted
+
+
 def test_one_with_a_run_that_was_not_brought_back_is_left_alone(lab: Lab) -> None:
     with pytest.raises(KeyboardInterrupt):
         lab.run(lab.fresh(pause="0.5"), interrupt)
@@ -226,6 +247,26 @@ def test_one_with_a_run_that_was_not_brought_back_is_left_alone(lab: Lab) -> Non
     lab.run(lab.fresh())
     assert lab.cloud.names() == [first]
     assert f"gce://{first} is left to {waiting.job}, which was not brought back yet" in lab.said
+
+
+@pytest.mark.parametrize("error", [gcloud.CutOffError(), CloudError(Failure.TIMED_OUT, "")])
+def test_what_may_still_come_to_be_stays_on_record(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """Not there at the look after a call that was cut off; the provider goes on with it."""
+
+    def cut_off(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(creation, "create", cut_off)
+    with pytest.raises(type(error)):
+        lab.run(lab.fresh())
+    assert lab.outcomes == [StartOutcome.REQUESTED]
+    [start] = starts.load()
+    assert f"{start.machine} is gone, but the request for it was cut off" in lab.text
+    lab.cloud.add(start.machine, status="RUNNING", labels={"cudadent42": "fresh"})
+    [found] = survey(rates.load(), datetime.now(timezone.utc)).started
+    assert found.word == "running"
 
 
 def test_a_driver_is_waited_for_and_missed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,6 +309,20 @@ def test_an_instance_that_never_answers_is_stopped(lab: Lab, monkeypatch: pytest
     assert lab.outcomes == [StartOutcome.FAILED]
 
 
+def test_one_that_is_found_off_while_it_boots_is_over(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What did not answer was its sshd: the request for it has been carried out."""
+    lab.cloud.add()
+
+    def timed_out(*_: object) -> None:
+        machine.stop(Machine(machine.Provider.GCE, BENCH, "gcp-l4"))
+        raise CloudError(Failure.TIMED_OUT, "")
+
+    monkeypatch.setattr(reach, "wait", timed_out)
+    with pytest.raises(CloudError):
+        lab.run(lab.remote())
+    assert lab.outcomes == [StartOutcome.FAILED]
+
+
 def test_an_interrupt_while_it_boots_stops_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.cloud.add()
 
@@ -280,6 +335,32 @@ def test_an_interrupt_while_it_boots_stops_it(lab: Lab, monkeypatch: pytest.Monk
     assert lab.cloud.status() == "TERMINATED"
     assert lab.outcomes == [StartOutcome.FAILED]
     assert f"{BENCH} is stopped" in lab.said
+
+
+def test_an_interrupt_while_it_is_put_on_record_stops_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.cloud.add()
+
+    def interrupted(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lease, "provider_start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lab.run(lab.remote())
+    assert lab.cloud.status() == "TERMINATED"
+    assert lab.outcomes == [StartOutcome.FAILED]
+
+
+def test_what_the_provider_does_not_say_keeps_no_run_from_beginning(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.cloud.add()
+
+    def refuse(*_: object) -> str:
+        raise CloudError(Failure.PERMISSION, "")
+
+    monkeypatch.setattr(lease, "provider_start", refuse)
+    assert lab.run(lab.remote()).returned.exit_code == 0
+    assert lab.outcomes == [StartOutcome.STOPPED]
 
 
 def test_an_interrupted_run_goes_on_and_attach_brings_it_back_and_stops_the_machine(lab: Lab) -> None:
@@ -299,6 +380,23 @@ def test_an_interrupted_run_goes_on_and_attach_brings_it_back_and_stops_the_mach
     assert (lab.output / "samples.csv").read_text() == "1\n2\n3\n"
     assert lab.cloud.status() == "TERMINATED"
     assert lab.outcomes == [StartOutcome.STOPPED]
+
+
+@pytest.mark.parametrize("all_at_once", [False, True])
+def test_a_run_is_found_where_it_was_started_after_its_remote_was_given_another_folder(
+    lab: Lab, all_at_once: bool
+) -> None:
+    """Looked for in the other one it would be missed, and its machine deleted with what it measured."""
+    remote = lab.fresh(pause="0.3")
+    with pytest.raises(KeyboardInterrupt):
+        lab.run(remote, interrupt)
+    hosts.save(replace(remote, folder="another folder"))
+    if all_at_once:
+        stop_all(survey(rates.load(), datetime.now(timezone.utc)).started, lab.said.append)
+    else:
+        lab.attach()
+    assert (lab.output / "samples.csv").read_text().startswith("1\n")
+    assert lab.cloud.names() == []
 
 
 def test_a_lost_connection_leaves_the_run_its_machine(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

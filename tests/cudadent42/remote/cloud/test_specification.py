@@ -127,6 +127,7 @@ def test_names_of_instances_are_nobody_elses(tmp_path: Path) -> None:
         ({"labels": {"team": "A B"}}, "labels.team"),
         ({"metadata": {"enable-guest-attributes": "FALSE"}}, "is set by cudadent42"),
         ({"metadata": {"startup-script": "a,b=c"}}, "metadata.startup-script"),
+        ({"metadata": {"token": "a\nb"}}, "metadata is no place for secrets"),
         ({"results": "s3://bucket"}, "expected gs://BUCKET"),
         ({"reach": "carrier pigeon"}, "auto or iap or internal"),
         ({"disk_gb": 5}, "from 10 to"),

@@ -9,8 +9,9 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
+import typer
 from command_line import cudadent42
-from sky_lab import PYTHON, SPEC, Sky, only_start
+from sky_lab import PYTHON, SPEC, Sky, only_start, says
 
 from cudadent42.cost import rates
 from cudadent42.errors import UsageError
@@ -20,18 +21,12 @@ from cudadent42.remote import record
 from cudadent42.remote.cloud.machine import MachineState
 from cudadent42.remote.machines import Survey, survey
 from cudadent42.remote.run import Returned
+from cudadent42.remote.sky import cluster
 from cudadent42.remote.sky import run as sky
-from cudadent42.remote.sky.cluster import clusters_in
+from cudadent42.remote.sky.cluster import Cluster, clusters_in
 from cudadent42.remote.stopping import Stopped, stop_all
 
 NAME = "sky://c42-l4"
-
-
-def says(cloud: Sky, status: str | None, around: str = "") -> None:
-    """Of the machine, as SkyPilot 0.14 prints it; None for one that is not there."""
-    other = {"name": "somebody-elses", "status": "UP", "autostop": -1, "to_down": False, "owner": None}
-    known = [other] if status is None else [other, {**other, "name": SPEC.cluster, "status": status}]
-    (cloud.folder / "status").write_text(around + json.dumps(known, indent=2) + "\n")
 
 
 def look(later: timedelta = timedelta(0)) -> Survey:
@@ -62,22 +57,56 @@ def test_what_is_on_and_what_it_has_cost(cloud: Sky, word: str, state: MachineSt
 
 
 @pytest.mark.parametrize(
-    ("ready", "word", "outcome"),
+    ("ready", "outcome"),
     [
-        (True, None, StartOutcome.STOPPED),
-        (True, "STOPPED", StartOutcome.STOPPED),
-        (False, None, StartOutcome.FAILED),
+        (True, StartOutcome.DELETED),
+        (False, StartOutcome.FAILED),
     ],
 )
-def test_one_that_is_not_on_any_more(
-    cloud: Sky, ready: bool, word: str | None, outcome: StartOutcome
-) -> None:
+def test_one_that_is_not_there_any_more(cloud: Sky, ready: bool, outcome: StartOutcome) -> None:
     a_start(ready)
-    says(cloud, word)
+    says(cloud, None)
     found = look(timedelta(hours=1))
     assert (found.started, [line.outcome for line in found.corrected]) == ((), [outcome])
     assert only_start().outcome is outcome
     assert look() == Survey((), ())
+
+
+def test_one_that_is_stopped_is_shown_until_it_is_taken_down(cloud: Sky) -> None:
+    """Its disk costs, whoever stopped it."""
+    a_start()
+    says(cloud, "STOPPED")
+    first = look(timedelta(hours=1))
+    assert [line.outcome for line in first.corrected] == [StartOutcome.STOPPED]
+    for found in (*first.started, *look(timedelta(hours=2)).started):
+        assert found.word == "stopped"
+        assert found.minutes < 1  # it is not paid for as one that runs
+        assert found.problem == "its disk costs until it is taken down: sky down c42-l4"
+    assert stop_all(look().started, print) == (Stopped(NAME, True, "taken down"),)
+    assert only_start().outcome is StartOutcome.DELETED
+    assert look() == Survey((), ())
+
+
+def test_one_that_was_started_again_is_shown(cloud: Sky) -> None:
+    a_start()
+    says(cloud, "STOPPED")
+    look()
+    says(cloud, "UP")
+    first = look(timedelta(minutes=30))
+    assert [(line.outcome, line.reason) for line in first.corrected] == [
+        (StartOutcome.READY, "it runs, although it had ended")
+    ]
+    assert first.started[0].word == "running"
+    assert first.started[0].minutes == pytest.approx(30, abs=1)  # by the dear side
+    assert look().corrected == ()
+
+
+def test_runs_of_a_machine_before_it_are_not_on_it(left_alone: Sky) -> None:
+    """They went with that one; they keep nobody from taking this one down."""
+    starts.mark(only_start().id, StartOutcome.DELETED)
+    a_start()
+    (found,) = look().started
+    assert found.jobs == ()
 
 
 def test_a_start_that_is_not_answered_yet_is_waited_for(cloud: Sky) -> None:
@@ -113,10 +142,9 @@ def test_a_word_that_is_not_known_and_no_sky_at_all(cloud: Sky, monkeypatch: pyt
 
 def test_a_kept_machine_is_taken_down(cloud: Sky) -> None:
     cloud.run(replace(SPEC, keep=True))
-    says(cloud, "UP")
     assert stop_all(look().started, print) == (Stopped(NAME, True, "taken down"),)
     assert cloud.calls()[-1] == ["down", "--yes", "c42-l4"]
-    assert only_start().outcome is StartOutcome.STOPPED
+    assert only_start().outcome is StartOutcome.DELETED
 
 
 def test_one_that_refuses_is_named(cloud: Sky) -> None:
@@ -139,7 +167,6 @@ def left_alone(cloud: Sky, monkeypatch: pytest.MonkeyPatch) -> Sky:
     monkeypatch.setattr(sky, "bring_back", interrupted)
     with pytest.raises(KeyboardInterrupt):
         cloud.run()
-    says(cloud, "UP")
     return cloud
 
 
@@ -164,6 +191,25 @@ def test_what_cannot_be_brought_back_keeps_its_disk(left_alone: Sky, stops: bool
     assert "sky down c42-l4" in done.what
     assert [call[0] for call in left_alone.calls()][-1] == "stop"
     assert only_start().outcome is (StartOutcome.STOPPED if stops else StartOutcome.READY)
+    if stops:
+        # Nothing comes from it before it is started, which costs: that is the user's to say.
+        (again,) = stop_all(look().started, print)
+        assert again.ended
+        assert f"its disk has what {found.jobs[0].job} measured" in again.what
+        assert "sky start c42-l4 --idle-minutes-to-autostop=10 --down" in again.what
+        assert "to take it down: sky down c42-l4" in again.what
+        assert [call[0] for call in left_alone.calls()][-1] == "stop"
+
+
+def test_runs_whose_machine_is_gone_keep_nothing_from_being_ended(left_alone: Sky) -> None:
+    """There is nothing to end, and nothing to bring back; it is said once."""
+    cluster.end(Cluster(SPEC.cluster))
+    left_alone.server.cut()  # as its connections are
+    assert look().started == ()
+    (done,) = stop_all((), print)
+    assert done.ended
+    assert "ended with its machine: SkyPilot has no c42-l4 any more" in done.what
+    assert stop_all((), print) == ()
 
 
 # ---- what a run may cost
@@ -180,24 +226,53 @@ def test_above_the_limit_nothing_is_asked_for_where_nobody_can_be_asked(cloud: S
     assert not (cloud.folder / "calls").exists()
 
 
+def test_the_command_ends_with_what_may_still_cost(
+    cloud: Sky, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from cudadent42.commands.elsewhere import Asked
+    from cudadent42.commands.sky import run_in_sky
+    from cudadent42.plan import Choices
+
+    (tmp_path / "gpu.toml").write_text('cluster = "c42-l4"\nrate = "gcp-l4"\nidle_minutes = 7\n')
+    on = f"sky://{tmp_path / 'gpu.toml'}"
+    asked = Asked(on, Choices("small"), "cpu", tmp_path / "first", None, ("--verbose",), False, 0.01, True)
+    with pytest.raises(typer.Exit) as ended:
+        run_in_sky(asked)
+    assert ended.value.exit_code == 0
+    assert {"--device=cpu", "--verbose"} <= set((tmp_path / "first/arguments").read_text().splitlines())
+    assert only_start().outcome is StartOutcome.DELETED
+    # A run that passed is an error where its machine goes on.
+    cloud.will("down-fails")
+    with pytest.raises(typer.Exit) as ended:
+        run_in_sky(replace(asked, output=tmp_path / "second"))
+    assert ended.value.exit_code == 4
+    told = capsys.readouterr()
+    assert told.out == "the result\n" * 2
+    assert "error: NOT TAKEN DOWN: SkyPilot could not take it down" in told.err
+
+
 def test_what_was_agreed_on_becomes_the_longest_time(
     cloud: Sky, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    from cudadent42.commands.elsewhere import Asked
     from cudadent42.commands.sky import _within
     from cudadent42.plan import Choices
 
-    small = Choices("small")
-    assert _within(SPEC, small, "cpu", None, False, False) == SPEC
+    small = Asked("", Choices("small"), "cpu", None, None, (), False, None, False)
+    assert _within(SPEC, small, True) == SPEC
     free = replace(SPEC, rate="local")
-    assert _within(free, small, "cpu", 0.0, False, False) == free
-    dear = _within(SPEC, small, "cpu", 1000.0, False, False)
+    assert _within(free, replace(small, max_cost=0.0), True) == free
+    dear = _within(SPEC, replace(small, max_cost=1000.0), True)
     assert dear.max_minutes == SPEC.max_minutes
-    agreed = _within(SPEC, small, "cpu", 0.01, True, False)
+    agreed = _within(SPEC, replace(small, max_cost=0.01, yes=True), True)
     assert 5 <= agreed.max_minutes < SPEC.max_minutes
     assert f"ended {agreed.max_minutes} min after" in capsys.readouterr().err
     # Start 6.1, idle 7 and end 3 min are not the run's.
     usd = 0.71 * (60 + 16.1) / 60
-    assert _within(SPEC, small, "cpu", usd, False, False).max_minutes == pytest.approx(60, abs=1)
+    assert _within(SPEC, replace(small, max_cost=usd), True).max_minutes == pytest.approx(60, abs=1)
+    # Of one that runs already, its end is paid for all the same.
+    usd = 0.71 * (60 + 10) / 60
+    assert _within(SPEC, replace(small, max_cost=usd), False).max_minutes == pytest.approx(60, abs=1)
 
 
 def test_at_its_longest_time_a_run_is_ended_and_comes_back(cloud: Sky, project: Path) -> None:
@@ -213,7 +288,7 @@ def test_at_its_longest_time_a_run_is_ended_and_comes_back(cloud: Sky, project: 
     assert time.monotonic() - begun < 500
     assert returned.exit_code != 0
     assert (cloud.output / "remote.log").read_text().startswith("measuring\n")
-    assert only_start().outcome is StartOutcome.STOPPED
+    assert only_start().outcome is StartOutcome.DELETED
 
 
 def hasty(*arguments: object) -> str:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cudadent42.errors import UsageError
 from cudadent42.remote.sky.spec import Spec, load
-from cudadent42.remote.sky.task import Files, task
+from cudadent42.remote.sky.task import Files, arrival, task
 
 FULL = """
 cluster = "c42-h100"
@@ -31,6 +31,7 @@ cpus = "8+"
 memory = 32
 use_spot = true
 disk_size = 100
+max_hourly_cost = 3.5
 """
 
 WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
@@ -51,6 +52,7 @@ def test_a_machine(tmp_path: Path) -> None:
         "memory": 32,
         "use_spot": True,
         "disk_size": 100,
+        "max_hourly_cost": 3.5,
     }
     assert spec == Spec("c42-h100", "gcp-l4", resources, 5, 30, True)
     assert spec.architectures == ("sm_90",)
@@ -94,7 +96,7 @@ def test_the_run_ends_by_itself(tmp_path: Path) -> None:
     """However long it would take, and whether or not anybody watches."""
     text = task(Spec("gpu", "local", {}, max_minutes=30), files(tmp_path), "job-1", "cuda", ())
     document = json.loads(text)
-    begun, _, bootstrap, _, left, follow, stop, *_ = document["run"].splitlines()
+    _, begun, _, bootstrap, _, left, follow, stop, *_ = document["run"].splitlines()
     assert bootstrap.startswith("timeout 1800 ~/cudadent42-remote/tree/tools/bootstrap.sh ")
     assert ' || timeout "$left" sh ' in follow
     assert " stop " in stop
@@ -102,6 +104,15 @@ def test_the_run_ends_by_itself(tmp_path: Path) -> None:
     clock = ["sh", "-c", f'{begun}; deadline=$((deadline - 600)); {left}; echo "$left"']
     assert 1150 < int(subprocess.run(clock, capture_output=True, check=True).stdout) <= 1200
     assert "setup" not in document  # SkyPilot sets the idle limit after it only
+
+
+def test_the_arrival_is_told_by_the_machine_and_not_by_the_task(tmp_path: Path) -> None:
+    """SkyPilot may show the task itself before any machine has it."""
+    run = json.loads(task(Spec("gpu", "local", {}), files(tmp_path), "job-1", "cpu", ()))["run"]
+    first = run.splitlines()[0]
+    said = subprocess.run(["sh", "-c", first], capture_output=True, text=True, check=True).stdout
+    assert said == arrival("job-1") + "\n"
+    assert arrival("job-1") not in run
 
 
 @given(st.lists(WORDS, max_size=5))
@@ -140,4 +151,7 @@ def test_skypilot_itself_takes_the_task(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "c42-h100 {'H100': 1} True 2 True"
     options = subprocess.run(["sky", "launch", "--help"], capture_output=True, text=True, check=True).stdout
-    assert all(name in options for name in ("--cluster", "--yes", "--idle-minutes-to-autostop", "--down"))
+    assert all(
+        name in options
+        for name in ("--cluster", "--yes", "--idle-minutes-to-autostop", "--wait-for", "--down")
+    )

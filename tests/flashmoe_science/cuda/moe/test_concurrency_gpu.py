@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
+from gpu_concurrency import (
+    CheckedCall,
+    check_branches_of_one_graph,
+    check_graphs_beside_eager_calls,
+    check_streams,
+    check_threads,
+)
 from gpu_moe import assert_right, layer
 
 from flashmoe_science.cuda.forward import device_of
@@ -23,9 +27,7 @@ pytestmark = [
 LAYERS = [(1, 256, 144, 16, 2), (9, 512, 256, 60, 4), (40, 256, 272, 8, 2), (3000, 256, 128, 32, 4)]
 
 
-class Call:
-    """One call with its expected bits; `check` compares on the device, without waiting for it."""
-
+class Call(CheckedCall):
     def __init__(self, choice: MoeChoice, sizes: tuple[int, int, int, int, int]) -> None:
         given = layer(*sizes)
         self.tensors = (
@@ -33,14 +35,7 @@ class Call:
             *(given.topk_weights, given.topk_ids),
         )
         self.choice = choice
-        self.expected = self()
-        torch.cuda.synchronize()
-
-    def __call__(self) -> torch.Tensor:
-        return forward(*self.tensors, choice=self.choice)
-
-    def check(self, different: torch.Tensor) -> None:
-        different += (self() != self.expected).sum()
+        super().__init__(lambda: forward(*self.tensors, choice=choice))
 
 
 def chosen(kind: MoeKind, problem: MoeProblem) -> MoeChoice | None:
@@ -59,72 +54,25 @@ def calls_of(kind: MoeKind) -> list[Call]:
     return found
 
 
-def zeros(count: int) -> list[torch.Tensor]:
-    return [torch.zeros((), dtype=torch.int64, device="cuda") for _ in range(count)]
-
-
-def run_in_threads(work: list[Callable[[], None]]) -> None:
-    """Run all at once; re-raise what one of them raised."""
-    with ThreadPoolExecutor(max_workers=len(work)) as pool:
-        for future in [pool.submit(item) for item in work]:
-            future.result()
-
-
 @pytest.mark.parametrize("kind", MoeKind)
 def test_streams(kind: MoeKind) -> None:
-    calls = calls_of(kind)
-    streams = [torch.cuda.Stream() for _ in range(3)]
-    different = zeros(len(streams))
-    torch.cuda.synchronize()
-    for turn in range(200):
-        for number, stream in enumerate(streams):
-            with torch.cuda.stream(stream):
-                calls[(turn + number) % len(calls)].check(different[number])
-    torch.cuda.synchronize()
-    assert [count.item() for count in different] == [0] * len(streams)
+    check_streams(calls_of(kind), turns=200)
 
 
 @pytest.mark.parametrize("kind", MoeKind)
 @pytest.mark.parametrize("shared_stream", [False, True])
 def test_threads(kind: MoeKind, shared_stream: bool) -> None:
-    calls = calls_of(kind)
-    one = torch.cuda.Stream()
-    different = zeros(4)
-    torch.cuda.synchronize()
+    check_threads(calls_of(kind), 50, shared_stream)
 
-    def work(number: int) -> Callable[[], None]:
-        def body() -> None:
-            with torch.cuda.stream(one if shared_stream else torch.cuda.Stream()):
-                for turn in range(50):
-                    calls[(turn + number) % len(calls)].check(different[number])
-            torch.cuda.synchronize()
 
-        return body
-
-    run_in_threads([work(number) for number in range(4)])
-    assert sum(count.item() for count in different) == 0
+@pytest.mark.parametrize("kind", MoeKind)
+def test_graphs_on_several_streams_beside_eager_calls(kind: MoeKind) -> None:
+    check_graphs_beside_eager_calls(calls_of(kind), turns=50)
 
 
 @pytest.mark.parametrize("kind", MoeKind)
 def test_branches_of_one_graph(kind: MoeKind) -> None:
-    """Calls that the graph may run side by side."""
-    calls = calls_of(kind)
-    different = zeros(2)
-    side = torch.cuda.Stream()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        side.wait_stream(torch.cuda.current_stream())
-        for call in calls:
-            call.check(different[0])
-        with torch.cuda.stream(side):
-            for call in calls:
-                call.check(different[1])
-        torch.cuda.current_stream().wait_stream(side)
-    for _ in range(50):
-        graph.replay()
-    torch.cuda.synchronize()
-    assert [count.item() for count in different] == [0, 0]
+    check_branches_of_one_graph(calls_of(kind), turns=50)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -9,9 +9,10 @@ import torch
 
 from cudadent42.cases import AttentionCase, Operation
 from cudadent42.errors import UsageError
-from cudadent42.implementations import get, is_plug_in, load, registry, why_not
+from cudadent42.implementations import is_plug_in, why_not
 from cudadent42.operations.attention.inputs import random_inputs
 from cudadent42.operations.attention.reference import attention_float64
+from cudadent42.registry import get, load, registry
 
 ATTENTION = Operation.ATTENTION
 FIXED_NAMES = [
@@ -42,7 +43,7 @@ def test_unknown_name_lists_the_known() -> None:
 
 def test_listing_needs_no_torch() -> None:
     code = (
-        "from cudadent42.implementations import sys, registry; from cudadent42.cases import Operation; "
+        "import sys; from cudadent42.registry import registry; from cudadent42.cases import Operation; "
         "[registry(each) for each in Operation]; print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

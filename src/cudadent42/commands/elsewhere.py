@@ -1,0 +1,99 @@
+"""What every run elsewhere has in common: what was asked for, what is checked of it here, and how it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import typer
+
+from cudadent42.commands.common import say
+from cudadent42.errors import ExitCode
+
+if TYPE_CHECKING:
+    from cudadent42.errors import LabError
+    from cudadent42.gates import GateFile
+    from cudadent42.plan import Choices
+    from cudadent42.remote.run import Returned
+
+
+@dataclass(frozen=True)
+class Asked:
+    """``run --on``, as it was asked for."""
+
+    on: str
+    """A remote's name, or ``sky://FILE``."""
+    choices: Choices
+    device: str
+    output: Path | None
+    """None for a new folder."""
+    gate: str | None
+    """Judged here."""
+    flags: tuple[str, ...]
+    """Further options of ``run``, passed on as they are."""
+    as_json: bool
+    max_cost: float | None
+    """US dollars; None for no limit."""
+    yes: bool
+    """Agree to what it costs, if that is more."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    gate: GateFile | None
+    arguments: tuple[str, ...]
+    """Of ``cudadent42 run`` there."""
+
+
+def check(asked: Asked) -> Checked:
+    """What can be checked of any run without its machine. Raises LabError."""
+    from cudadent42 import gates
+    from cudadent42.remote.arguments import forwarded
+    from cudadent42.remote.checks import check_plan
+    from cudadent42.remote.tree import project_root
+    from cudadent42.runs import check_output
+
+    gate = gates.load(asked.gate) if asked.gate else None
+    check_plan(asked.choices)
+    arguments = forwarded(asked.choices, project_root(), Path.cwd())
+    if asked.output is not None:
+        check_output(asked.output)
+    return Checked(gate, (*arguments, f"--device={asked.device}", *asked.flags))
+
+
+def folder_of(asked: Asked) -> Path:
+    """Where the run goes; made where it was not told where."""
+    from cudadent42.runs import create_default_folder
+    from cudadent42.source import revision
+
+    return asked.output or create_default_folder(asked.choices.suite, revision())
+
+
+def conclude(asked: Asked, checked: Checked, returned: Returned, trouble: LabError | None) -> NoReturn:
+    """Hold what came back against the gates, print it, and end with its exit code."""
+    from cudadent42 import gates
+
+    if checked.gate is not None and returned.exit_code == ExitCode.PASS:
+        judged = gates.judge(checked.gate, returned.folder)
+        for line in gates.report_lines(judged):
+            say(line)
+        returned = replace(returned, exit_code=judged.exit_code)
+    finish(returned, asked.as_json, trouble)
+
+
+def finish(returned: Returned, as_json: bool = False, trouble: LabError | None = None) -> NoReturn:
+    """What the run printed there, with its folder's name here; and its exit code.
+
+    A machine that could not be ended costs money, so ``trouble`` makes a run that passed end as an error too.
+    """
+    from cudadent42.remote.terminal import plain
+
+    # There it is written relative to the working tree, which is the same in every run.
+    print(plain(returned.output).replace(f"../jobs/{returned.record.job}/run", str(returned.folder)), end="")
+    if returned.exit_code and not as_json:
+        say(f"the run ended with exit code {returned.exit_code}; its log is {returned.folder / 'remote.log'}")
+    if trouble is not None:
+        say(f"error: {trouble}")
+        raise typer.Exit(returned.exit_code or trouble.exit_code)
+    raise typer.Exit(returned.exit_code)

@@ -1,0 +1,141 @@
+"""The one way in which git is started: in a folder that is named, whatever was exported around this process.
+
+git exports to its hooks, and to what its aliases start, which repository, index and object store it means. Here that
+would be another repository than that of the folder, so they are dropped, as git itself does in a submodule.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+TIMEOUT_S = 120
+"""Of the longest: reading a tree of a large repository from a slow disk."""
+
+REPOSITORY_VARIABLES = (
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_COMMON_DIR",
+    "GIT_CONFIG",
+    "GIT_DIR",
+    "GIT_GRAFT_FILE",
+    "GIT_IMPLICIT_WORK_TREE",
+    "GIT_INDEX_FILE",
+    "GIT_INTERNAL_SUPER_PREFIX",
+    "GIT_NAMESPACE",
+    "GIT_NO_REPLACE_OBJECTS",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_PREFIX",
+    "GIT_QUARANTINE_PATH",
+    "GIT_REPLACE_REF_BASE",
+    "GIT_SHALLOW_FILE",
+    "GIT_WORK_TREE",
+)
+"""What ``git rev-parse --local-env-vars`` lists, and what a push exports, without the two that hold configuration
+(``GIT_CONFIG_PARAMETERS``, ``GIT_CONFIG_COUNT``): ``safe.directory`` may be given in them."""
+
+_PATH_VARIABLES = (
+    "GIT_GLOB_PATHSPECS",
+    "GIT_ICASE_PATHSPECS",
+    "GIT_LITERAL_PATHSPECS",
+    "GIT_NOGLOB_PATHSPECS",
+)
+"""They change what a path among the arguments means."""
+
+_ALWAYS = {
+    # What git says is read here: not in the user's language.
+    "LC_ALL": "C",
+    "GIT_TERMINAL_PROMPT": "0",
+    # Looking at a repository takes no lock of it, so that nobody at work in it is told to wait.
+    "GIT_OPTIONAL_LOCKS": "0",
+}
+_REASON_LENGTH = 300
+
+
+class GitError(Exception):
+    """git did not do it; what it said. Each caller knows what that means to its user, and says so."""
+
+
+class GitMissingError(GitError):
+    """git is not installed."""
+
+
+def run(
+    folder: Path,
+    *words: str,
+    names: Sequence[str] = (),
+    paths: Sequence[str] | None = None,
+    given: bytes = b"",
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = TIMEOUT_S,
+    allowed: Sequence[int] = (0,),
+) -> bytes:
+    """What ``git WORD... NAME... [-- PATH...]`` prints in ``folder``.
+
+    Args:
+        words: the command and its options, by this program. None is a user's.
+        names: revisions, from anywhere. One that begins with ``-`` is refused: no revision does.
+        paths: from anywhere; they stand after ``--``. None: no ``--`` either.
+        given: its standard input.
+        environment: further variables.
+        allowed: exit codes that are no failure.
+
+    Raises:
+        GitMissingError: there is no git.
+        GitError: it failed, or took longer than ``timeout_s``.
+    """
+    for name in names:
+        if name.startswith("-") or "\0" in name:
+            raise GitError(f"{name!r} is no revision")
+    behind = () if paths is None else ("--", *paths)
+    try:
+        done = subprocess.run(
+            ["git", "--no-pager", "-C", str(folder), *words, *names, *behind],
+            input=given,
+            capture_output=True,
+            timeout=timeout_s,
+            env={**surroundings(), **(environment or {})},
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise GitMissingError("git is not installed") from error
+    except subprocess.TimeoutExpired as error:
+        raise GitError(f"git {words[0]} took longer than {timeout_s:g} s") from error
+    except OSError as error:
+        raise GitError(f"git {words[0]}: {error.strerror or error}") from error
+    if done.returncode not in allowed:
+        raise GitError(_reason(done))
+    return done.stdout
+
+
+def text(
+    folder: Path,
+    *words: str,
+    names: Sequence[str] = (),
+    paths: Sequence[str] | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> str:
+    """As ``run``, as text. Raises like ``run``."""
+    printed = run(folder, *words, names=names, paths=paths, timeout_s=timeout_s)
+    return printed.decode("utf-8", errors="replace")
+
+
+def root(folder: Path) -> Path:
+    """The top of the working tree that ``folder`` is in. Raises like ``run``; GitError where it is in none."""
+    return Path(os.fsdecode(run(folder, "rev-parse", "--show-toplevel").removesuffix(b"\n")))
+
+
+def surroundings() -> dict[str, str]:
+    """This process's environment, without what would lead git to another repository or make it ask."""
+    dropped = {*REPOSITORY_VARIABLES, *_PATH_VARIABLES}
+    return {**{name: value for name, value in os.environ.items() if name not in dropped}, **_ALWAYS}
+
+
+def _reason(done: subprocess.CompletedProcess[bytes]) -> str:
+    """From its first word of failure on, without hints: `safe.directory` takes several lines to be told."""
+    said = (done.stderr or done.stdout).decode("utf-8", errors="replace").splitlines()
+    lines = [line.strip() for line in said if line.strip() and not line.startswith("hint:")]
+    failures = [place for place, line in enumerate(lines) if line.startswith(("fatal: ", "error: "))]
+    told = " ".join(lines[failures[0] :] if failures else lines[-1:])
+    return told[:_REASON_LENGTH] or f"exit code {done.returncode}"
