@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import math
 from pathlib import Path
 
 import torch
 
+from cudadent42.bench.timers import collector_off
 from cudadent42.device import synchronize
 from cudadent42.implementations import Call
 
@@ -38,11 +40,14 @@ def memory_mb(call: Call, device: str) -> float:
 def _resident_growth(call: Call) -> float:
     reset = Path("/proc/self/clear_refs")
     try:
-        ctypes.CDLL(None).malloc_trim(0)  # freed memory that stays resident would hide what the call takes
-        reset.write_text("5")  # sets the peak to the present value
-        before = _status("VmRSS")
-        output = call()
-        after = _status("VmHWM")
+        # What is freed during the call, or was and stays resident, would hide what the call takes.
+        gc.collect()
+        with collector_off():
+            ctypes.CDLL(None).malloc_trim(0)
+            reset.write_text("5")  # sets the peak to the present value
+            before = _status("VmRSS")
+            output = call()
+            after = _status("VmHWM")
     except (OSError, AttributeError):
         return math.nan
     del output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
 import time
@@ -29,6 +30,21 @@ def test_memory_counts_scratch_and_output() -> None:
 
     call()  # the first call also pages in code
     assert memory_mb(call, "cpu") == pytest.approx(40.0, abs=4.0)  # huge pages round up by up to 2 MB each
+
+
+@linux
+def test_memory_that_a_collection_frees_hides_nothing() -> None:
+    """30 MB that only a cycle holds, and a call that makes enough objects for the collector to look."""
+    gc.collect()  # so that the next collection is in the call
+    cycle: list[object] = [torch.ones(7_500_000)]
+    cycle.append(cycle)
+    del cycle
+
+    def call() -> Tensor:
+        objects = [[] for _ in range(200_000)]
+        return torch.ones(10 * len(objects) + 500_000)
+
+    assert memory_mb(call, "cpu") >= 10.0 + 8e-6 * 200_000
 
 
 @linux
