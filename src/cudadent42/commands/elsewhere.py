@@ -55,7 +55,7 @@ def check(asked: Asked) -> Checked:
     from cudadent42.runs import check_output
 
     gate = gates.load(asked.gate) if asked.gate else None
-    check_plan(asked.choices)
+    check_plan(asked.choices, asked.device)
     arguments = forwarded(asked.choices, project_root(), Path.cwd())
     if asked.output is not None:
         check_output(asked.output)

@@ -317,7 +317,7 @@ def _on_machine_at_hand(
     found = persistently(lambda: far.architectures(place), say)
     terms = agreed(None, bool(found))
     if asked.device != "cpu":
-        check_kernels(found, say)
+        check_kernels(asked.choices, found, say)
     protect(place, None, terms, say)
     output = folder_of(asked)
     returned = _watched(remote.name, lambda: run_on(place, asked.device, arguments, output, say, _log()))
@@ -336,7 +336,7 @@ def _on_cloud_machine(
     read_tree(project_root())  # that it can be sent
     prepared = prepare(remote, asked.device)
     if asked.device != "cpu":
-        check_kernels(prepared.architectures, say)
+        check_kernels(asked.choices, prepared.architectures, say)
     terms = agreed(prepared, bool(prepared.accelerator))
     ended = runs.run(prepared, asked.device, arguments, folder_of(asked), say, _log(), terms)
     return ended.returned, ended.trouble

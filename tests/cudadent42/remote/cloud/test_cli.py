@@ -88,6 +88,7 @@ def test_nothing_is_started_before_all_that_is_free_is_checked(bench: Cloud, tmp
         (("--case", "no-such"), 2),
         (("--gate", "no-such.toml"), 2),
         (("--output-dir", "full"), 2),
+        (("--device", "gpu"), 2),
         (("--device", "cuda"), 4),
     ):
         done = cudadent42("run", "--on", "bench", *words, cwd=tmp_path)
