@@ -186,8 +186,10 @@ def test_the_log_names_the_folder_here(server: Server, tree: Tree, tmp_path: Pat
 def test_runs_on_machines_of_ones_own_are_shown(tmp_path: Path) -> None:
     begun(tmp_path)
     shown = cudadent42("remote", "status", cwd=tmp_path).stdout
-    assert "job-1 on there is not back; how it is: cudadent42 remote status there\n" in shown
-    assert json.loads(cudadent42("remote", "status", "--json", cwd=tmp_path).stdout)["machines"] == []
+    assert "not brought back: job-1 on there; cudadent42 remote attach job-1\n" in shown
+    document = json.loads(cudadent42("remote", "status", "--json", cwd=tmp_path).stdout)
+    assert document["machines"] == []
+    assert document["other_jobs"] == [{"job": "job-1", "remote": "there"}]
 
 
 @pytest.mark.parametrize("folder", ["/nowhere", "long/" + "x" * 60, ""])

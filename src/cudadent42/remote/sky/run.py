@@ -221,7 +221,7 @@ def _launched(
         except KeyboardInterrupt:
             say(
                 f"{spec.cluster} may be up, or come up, and {begun.job} go on there; to bring it back: "
-                "cudadent42 remote attach; to end it: cudadent42 remote stop --all"
+                f"cudadent42 remote attach {begun.job}; to end it: cudadent42 remote stop --all"
             )
             raise
 
