@@ -16,7 +16,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TypeVar
 
-from cudadent42 import durable
+from cudadent42 import durable, ledger, runs
 from cudadent42.errors import LabError, UsageError
 from cudadent42.remote import host_keys, record
 from cudadent42.remote import job as jobs
@@ -230,7 +230,14 @@ def _finish(place: Place, begun: JobRecord, exit_code: int | None, say: Say) -> 
     record.save(done)
     with suppress(LabError):  # it is here; that it is also there costs only space
         jobs.forget(place, begun.job)
+    _enter(Path(begun.output), say)
     return done
+
+
+def _enter(folder: Path, say: Say) -> None:
+    """Put a run into the ledger here; there it is only in that machine's own."""
+    if (folder / runs.MANIFEST).is_file() and (trouble := ledger.record(folder)):
+        say(trouble)
 
 
 def persistently(

@@ -85,6 +85,8 @@ def test_an_interrupted_run_goes_on_and_is_attached_to(there: Server, tmp_path: 
     done = finished(started("remote", "attach", cwd=tmp_path))
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "here/results.json").exists()
+    (entered,) = json.loads(finished(started("ledger", "list", "--json", cwd=tmp_path)).stdout)["runs"]
+    assert entered["path"] == str(tmp_path / "here")
     assert "exit code 0" in finished(started("remote", "jobs", cwd=tmp_path)).stdout
 
 
