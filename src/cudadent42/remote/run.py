@@ -103,7 +103,8 @@ def run_on(
         if persistently(lambda: jobs.send(place, tree), say, place.on_lost):
             say(f"sent {len(tree.files)} files to {name}")
         record.save(begun)  # before the start: what was started is always on record
-        persistently(lambda: jobs.start(place, begun.job, device, arguments), say, place.on_lost)
+        rate = cloud.rate if cloud else ""
+        persistently(lambda: jobs.start(place, begun.job, device, arguments, rate), say, place.on_lost)
     except ConnectionLostError:
         raise
     except LabError:
