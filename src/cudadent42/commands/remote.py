@@ -125,7 +125,17 @@ def list_remotes(as_json: JsonOption = False) -> None:
     known = remotes()
     if as_json:
         rows = [
-            {"name": item.name, "address": str(item.address), "folder": item.folder, "after": str(item.after)}
+            {
+                "name": item.name,
+                "address": str(item.address),
+                "folder": item.folder,
+                "python": item.python,
+                "after": str(item.after),
+                "rate": item.rate,
+                "reach": item.reach.value,
+                "results": item.results,
+                "unguarded_start": item.unguarded_start,
+            }
             for item in known.values()
         ]
         print_json({"remotes": rows})

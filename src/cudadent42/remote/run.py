@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from cudadent42 import durable, ledger, runs
-from cudadent42.errors import LabError, UsageError
+from cudadent42.errors import ExitCode, LabError, UsageError
 from cudadent42.remote import host_keys, record
 from cudadent42.remote import job as jobs
 from cudadent42.remote.address import SshAddress
@@ -54,6 +54,21 @@ class Returned:
     """The run folder; not there where the run did not get that far."""
     output: str
     """What it printed on standard output."""
+
+
+class RunLostError(LabError):
+    """A run whose machine does not run any more."""
+
+    exit_code = ExitCode.NOT_READY
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run that came back from a machine that was started for it."""
+
+    returned: Returned
+    trouble: LabError | None
+    """Where the machine should have been ended and was not."""
 
 
 def place_of(remote: Remote) -> Place:

@@ -44,6 +44,11 @@ def test_remotes(cloud: Cloud, tmp_path: Path) -> None:
         ("l4", str(tmp_path / "machine.toml"), "keep"),
         ("plain", "ssh://host", "stop"),
     ]
+    assert (listed[0]["rate"], listed[0]["reach"], listed[0]["results"]) == (
+        "gcp-l4",
+        "iap",
+        "gs://my-results/lab",
+    )
     assert cloud.calls() == []  # naming a machine asks nobody
 
 
