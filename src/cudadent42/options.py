@@ -98,7 +98,7 @@ MaxCostOption = Annotated[
     ),
 ]
 YesOption = Annotated[
-    bool, typer.Option("--yes", help="Agree beforehand to what else is asked about costs, or refused.")
+    bool, typer.Option("--yes", help="Agree beforehand to costs that are asked about or refused otherwise.")
 ]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -55,7 +56,7 @@ def check(asked: Asked) -> Checked:
     from cudadent42.runs import check_output
 
     gate = gates.load(asked.gate) if asked.gate else None
-    check_plan(asked.choices)
+    check_plan(asked.choices, asked.device)
     arguments = forwarded(asked.choices, project_root(), Path.cwd())
     if asked.output is not None:
         check_output(asked.output)
@@ -68,6 +69,21 @@ def folder_of(asked: Asked) -> Path:
     from cudadent42.source import revision
 
     return asked.output or create_default_folder(asked.choices.suite, revision())
+
+
+def watched(output: str, action: Callable[[], Returned]) -> Returned:
+    """``action``; where it ends early, what to do about the run to the folder ``output``, if it was started."""
+    from cudadent42.remote.record import readable
+    from cudadent42.remote.ssh import ConnectionLostError
+
+    try:
+        return action()
+    except (KeyboardInterrupt, ConnectionLostError):
+        for known in readable()[0]:
+            if known.output == output and not known.fetched:
+                say(f"{known.job} goes on there; bring it back with: cudadent42 remote attach {known.job}")
+                say(f"or end it with: cudadent42 remote stop {known.job}")
+        raise
 
 
 def conclude(asked: Asked, checked: Checked, returned: Returned, trouble: LabError | None) -> NoReturn:

@@ -27,7 +27,7 @@ ledger_app = typer.Typer(
 def rebuild(
     roots: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[ROOT]...", help="Folders that hold runs. Default: runs and sessions."),
+        typer.Argument(metavar="ROOT", help="Folders that hold runs. Default: runs and sessions."),
     ] = None,
     ledger: LedgerOption = None,
     verbose: VerboseOption = False,

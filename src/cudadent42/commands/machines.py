@@ -25,8 +25,12 @@ if TYPE_CHECKING:
 
 
 def show_machines(as_json: bool) -> None:
-    """Every machine that was started from here and may still cost something."""
+    """Every machine that was started from here and may still cost something, and the runs elsewhere that wait."""
+    from cudadent42.remote.record import readable
+
     found = _survey()
+    with_machine = {begun.job for each in found.started for begun in each.jobs}
+    others = [known for known in readable()[0] if not known.fetched and known.job not in with_machine]
     if as_json:
         print_json(
             {
@@ -36,19 +40,24 @@ def show_machines(as_json: bool) -> None:
                     {"machine": line.start.machine, "outcome": line.outcome, "reason": line.reason}
                     for line in found.corrected
                 ],
+                "other_jobs": [{"job": begun.job, "remote": begun.remote} for begun in others],
             }
         )
         return
     console = console_for()
     for line in found.corrected:
         print_line(console, f"{line.start.machine}: {line.outcome.value}, {line.reason}")
-    if not found.started:
-        print_line(console, "no machine that was started from here is on")
-        return
     for each in found.started:
         for text in _lines(each):
             print_line(console, text)
-    print_line(console, "end all of it with: cudadent42 remote stop --all")
+    if found.started:
+        print_line(console, "end all of it with: cudadent42 remote stop --all")
+    else:
+        print_line(console, "no machine that was started from here is on")
+    for begun in others:
+        print_line(
+            console, f"not brought back: {begun.job} on {begun.remote}; cudadent42 remote attach {begun.job}"
+        )
 
 
 def stop_everything(as_json: bool) -> NoReturn:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from cudadent42.commands.common import fail, print_json, say
-from cudadent42.commands.elsewhere import Asked, check, conclude, finish, folder_of
+from cudadent42.commands.elsewhere import Asked, check, conclude, finish, folder_of, watched
 from cudadent42.errors import ExitCode
 from cudadent42.options import JsonOption, YesOption
 
@@ -31,7 +31,7 @@ remote_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Runs
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Of the remote.")]
 JobArgument = Annotated[
-    str | None, typer.Argument(metavar="[JOB]", help="Default: the last that was not brought back.")
+    str | None, typer.Argument(metavar="JOB", help="Default: the last that was not brought back.")
 ]
 
 
@@ -40,7 +40,7 @@ def add(
     name: NameArgument,
     address: Annotated[
         str | None,
-        typer.Argument(metavar="[ADDRESS]", help="ssh://[user@]host[:port] or gce://PROJECT/ZONE/INSTANCE."),
+        typer.Argument(metavar="ADDRESS", help="ssh://[user@]host[:port] or gce://PROJECT/ZONE/INSTANCE."),
     ] = None,
     spec: Annotated[
         Path | None,
@@ -125,7 +125,17 @@ def list_remotes(as_json: JsonOption = False) -> None:
     known = remotes()
     if as_json:
         rows = [
-            {"name": item.name, "address": str(item.address), "folder": item.folder, "after": str(item.after)}
+            {
+                "name": item.name,
+                "address": str(item.address),
+                "folder": item.folder,
+                "python": item.python,
+                "after": str(item.after),
+                "rate": item.rate,
+                "reach": item.reach.value,
+                "results": item.results,
+                "unguarded_start": item.unguarded_start,
+            }
             for item in known.values()
         ]
         print_json({"remotes": rows})
@@ -162,7 +172,7 @@ def jobs(as_json: JsonOption = False) -> None:
 @remote_app.command()
 def status(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Of a remote. Default: all that was started.")
+        str | None, typer.Argument(metavar="NAME", help="Of a remote. Default: all that was started.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -174,8 +184,6 @@ def status(
 
     if name is None:
         show_machines(as_json)
-        if not as_json:
-            _show_waiting()
         return
     place = _place(get(name))
     found, watch = far.jobs(place), watchdog.report(place)
@@ -185,17 +193,6 @@ def status(
     print("\n".join(f"{job}  {state.state.value}" for job, state in found.items()) or "nothing runs there")
     if watch is not None:
         print(watch.line())
-
-
-def _show_waiting() -> None:
-    """Runs on machines that are the user's own, which nobody started."""
-    from cudadent42.remote.record import readable
-
-    for known in readable()[0]:
-        if not known.fetched and known.cloud is None:
-            print(
-                f"{known.job} on {known.remote} is not back; how it is: cudadent42 remote status {known.remote}"
-            )
 
 
 @remote_app.command()
@@ -238,9 +235,9 @@ def attach(
     if remote.start:
         from cudadent42.remote.sky import run as in_sky
 
-        finish(_watched(record.remote, lambda: in_sky.attach(remote, record, say, _log())))
+        finish(watched(record.output, lambda: in_sky.attach(remote, record, say, _log())))
     place = place_of(remote)
-    returned = _watched(record.remote, lambda: bring_back(place, record, say, _log()))
+    returned = watched(record.output, lambda: bring_back(place, record, say, _log()))
     release(place, None, say)
     finish(returned)
 
@@ -317,10 +314,12 @@ def _on_machine_at_hand(
     found = persistently(lambda: far.architectures(place), say)
     terms = agreed(None, bool(found))
     if asked.device != "cpu":
-        check_kernels(found, say)
+        check_kernels(asked.choices, found, say)
     protect(place, None, terms, say)
     output = folder_of(asked)
-    returned = _watched(remote.name, lambda: run_on(place, asked.device, arguments, output, say, _log()))
+    returned = watched(
+        str(output.absolute()), lambda: run_on(place, asked.device, arguments, output, say, _log())
+    )
     release(place, None, say)
     return returned, None
 
@@ -336,7 +335,7 @@ def _on_cloud_machine(
     read_tree(project_root())  # that it can be sent
     prepared = prepare(remote, asked.device)
     if asked.device != "cpu":
-        check_kernels(prepared.architectures, say)
+        check_kernels(asked.choices, prepared.architectures, say)
     terms = agreed(prepared, bool(prepared.accelerator))
     ended = runs.run(prepared, asked.device, arguments, folder_of(asked), say, _log(), terms)
     return ended.returned, ended.trouble
@@ -356,18 +355,6 @@ def _place(remote: Remote, record: JobRecord | None = None) -> Place:
     if not clouds:
         fail(f"no run was started on {remote.name} yet", ExitCode.USAGE)
     return resume(clouds[-1], remote).place
-
-
-def _watched(name: str, action: Callable[[], Returned]) -> Returned:
-    """``action``; where it ends early, what to do about the run that goes on."""
-    from cudadent42.remote.ssh import ConnectionLostError
-
-    try:
-        return action()
-    except (KeyboardInterrupt, ConnectionLostError):
-        say(f"a run that was started on {name} goes on there; bring it back with: cudadent42 remote attach")
-        say("or end it with: cudadent42 remote stop")
-        raise
 
 
 def _word(record: JobRecord) -> str:

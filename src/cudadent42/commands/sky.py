@@ -32,7 +32,7 @@ def run_in_sky(asked: Asked) -> NoReturn:
     checked = check(asked)
     find_sky()
     if asked.device != "cpu":
-        check_kernels(spec.architectures, say)
+        check_kernels(asked.choices, spec.architectures, say)
     kept = kept_start(spec)
     spec = _within(spec, asked, starting=kept is None)
     target = folder_of(asked)

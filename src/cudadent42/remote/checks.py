@@ -4,31 +4,62 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cudadent42.errors import BuildFailedError
+from cudadent42.build import build
+from cudadent42.errors import BuildFailedError, MachineNotReadyError, UsageError
 from cudadent42.plan import Choices, make_plan
+from cudadent42.preflight.definitions import parse_device
+from cudadent42.preflight.gpu import MIN_CAPABILITY
 from cudadent42.registry import registry
-from flashmoe_science.errors import BuildError, DeviceError
+
+_GPU = "cuda:0"
+_OLDEST = MIN_CAPABILITY[0] * 10 + MIN_CAPABILITY[1]
 
 
-def check_plan(choices: Choices) -> None:
-    """Suite, cases and implementations exist, whichever device they will run on. Raises UsageError."""
-    make_plan(choices, "cpu", registry)
-
-
-def check_kernels(architectures: Sequence[str], say: Callable[[str], None]) -> None:
-    """The CUDA kernels compile for the GPUs there. Raises BuildFailedError."""
-    if not architectures:
+def check_plan(choices: Choices, device: str) -> None:
+    """Suite, cases and implementations exist on a device: on a GPU or on a CPU where that is the machine's to say
+    (``auto``), since a suite may have another in its place there. Raises UsageError."""
+    wanted = parse_device(device)
+    if wanted != "auto":
+        make_plan(choices, wanted, registry)
         return
-    from flashmoe_science.cuda import build
-
-    names = ", ".join(architectures)
     try:
-        built = build(architectures)
-    except DeviceError as error:
+        make_plan(choices, _GPU, registry)
+    except UsageError as error:
+        try:
+            make_plan(choices, "cpu", registry)
+        except UsageError:
+            raise error from None
+
+
+def check_kernels(choices: Choices, architectures: Sequence[str], say: Callable[[str], None]) -> None:
+    """The CUDA kernels that a run needs, the user's own too, compile for the GPUs there and fit them.
+
+    Raises:
+        BuildFailedError: one does not.
+        MachineNotReadyError: all GPUs there are older than any that preflight passes.
+        UsageError: the choices make no run on a GPU.
+    """
+    new_enough = tuple(name for name in architectures if int(name.removeprefix("sm_")) >= _OLDEST)
+    if architectures and not new_enough:
+        raise MachineNotReadyError(
+            f"the GPU there is {architectures[0]}, and sm_{_OLDEST} or newer is needed; nothing was started: take "
+            "another machine, or --device cpu"
+        )
+    if not new_enough:
+        return
+    plan = make_plan(choices, _GPU, registry)
+    names = ", ".join(new_enough)
+    try:
+        built = build(_GPU, new_enough, lambda done, total, name: None, plan.cases, plan.implementations)
+    except MachineNotReadyError as error:
         say(f"the kernels are not compiled here for {names} first: {error}")
-    except BuildError as error:
+        return
+    for failure in built.failures:
+        say(failure.log)
+    if built.failures:
+        first = built.failures[0]
         raise BuildFailedError(
-            f"a kernel does not compile for {names}, so nothing was started: {error}"
-        ) from error
-    else:
-        say(f"{len(built)} kernels compile for {names}")
+            f"{first.kernel} does not compile for {first.architecture}, so nothing was started: {first.message}"
+        )
+    if built.kernels:
+        say(f"all kernels of this run compile for {names}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import IO
 
+from cudadent42.cost.rates import RATE_VARIABLE
 from cudadent42.errors import LabError
 from cudadent42.remote import arrival
 from cudadent42.remote.hosts import Remote
@@ -65,8 +67,9 @@ class Place:
     on_lost: Callable[[], None] = lambda: None
     """Asked when the connection is lost; raises LabError where trying again is of no use."""
 
-    def call(self, command: str, *arguments: str, data: IO[bytes] | None = None) -> Done:
-        done = call(self.connection, script(_SCRIPT), command, self.remote.folder, *arguments, data=data)
+    def call(self, command: str, *arguments: str, data: IO[bytes] | None = None, rate: str = "") -> Done:
+        text = (f"export {RATE_VARIABLE}={shlex.quote(rate)}\n" if rate else "") + script(_SCRIPT)
+        done = call(self.connection, text, command, self.remote.folder, *arguments, data=data)
         if done.exit_code == BUSY:
             raise self.busy(done)
         return done
@@ -89,9 +92,10 @@ def send(place: Place, tree: Tree) -> bool:
     return True
 
 
-def start(place: Place, job: str, device: str, arguments: Sequence[str]) -> None:
-    """Start ``cudadent42 run`` there, once however often it is asked for. Raises BusyError, LabError."""
-    _require(place, place.call("start", job, place.remote.python, device, *arguments))
+def start(place: Place, job: str, device: str, arguments: Sequence[str], rate: str = "") -> None:
+    """Start ``cudadent42 run`` there, once however often it is asked for. ``rate``: the machine's, for the run's
+    manifest. Raises BusyError, LabError."""
+    _require(place, place.call("start", job, place.remote.python, device, *arguments, rate=rate))
 
 
 def state(place: Place, job: str) -> State:

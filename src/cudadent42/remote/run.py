@@ -16,8 +16,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TypeVar
 
-from cudadent42 import durable
-from cudadent42.errors import LabError, UsageError
+from cudadent42 import durable, ledger, runs
+from cudadent42.errors import ExitCode, LabError, UsageError
 from cudadent42.remote import host_keys, record
 from cudadent42.remote import job as jobs
 from cudadent42.remote.address import SshAddress
@@ -54,6 +54,21 @@ class Returned:
     """The run folder; not there where the run did not get that far."""
     output: str
     """What it printed on standard output."""
+
+
+class RunLostError(LabError):
+    """A run whose machine does not run any more."""
+
+    exit_code = ExitCode.NOT_READY
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run that came back from a machine that was started for it."""
+
+    returned: Returned
+    trouble: LabError | None
+    """Where the machine should have been ended and was not."""
 
 
 def place_of(remote: Remote) -> Place:
@@ -103,7 +118,8 @@ def run_on(
         if persistently(lambda: jobs.send(place, tree), say, place.on_lost):
             say(f"sent {len(tree.files)} files to {name}")
         record.save(begun)  # before the start: what was started is always on record
-        persistently(lambda: jobs.start(place, begun.job, device, arguments), say, place.on_lost)
+        rate = cloud.rate if cloud else ""
+        persistently(lambda: jobs.start(place, begun.job, device, arguments, rate), say, place.on_lost)
     except ConnectionLostError:
         raise
     except LabError:
@@ -230,7 +246,14 @@ def _finish(place: Place, begun: JobRecord, exit_code: int | None, say: Say) -> 
     record.save(done)
     with suppress(LabError):  # it is here; that it is also there costs only space
         jobs.forget(place, begun.job)
+    _enter(Path(begun.output), say)
     return done
+
+
+def _enter(folder: Path, say: Say) -> None:
+    """Put a run into the ledger here; there it is only in that machine's own."""
+    if (folder / runs.MANIFEST).is_file() and (trouble := ledger.record(folder)):
+        say(trouble)
 
 
 def persistently(

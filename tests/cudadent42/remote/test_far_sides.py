@@ -18,7 +18,7 @@ from cudadent42.remote import record, run
 from cudadent42.remote.address import parse
 from cudadent42.remote.hosts import Remote, save
 from cudadent42.remote.job import BusyError, JobState, Place, State
-from cudadent42.remote.record import JobRecord
+from cudadent42.remote.record import CloudRecord, JobRecord
 from cudadent42.remote.run import place_of, run_on
 from cudadent42.remote.tree import Tree, read_tree
 
@@ -183,11 +183,30 @@ def test_the_log_names_the_folder_here(server: Server, tree: Tree, tmp_path: Pat
     assert b"".join(seen).decode() == f"kept in {tmp_path}/back\n"
 
 
+def test_a_run_knows_the_rate_of_its_machine(server: Server, tree: Tree, tmp_path: Path) -> None:
+    """The bill finds by it that the run's minutes are paid for with the machine's start."""
+    python = script(tmp_path / "python", PYTHON.replace("echo printed", 'echo "$CUDADENT42_RATE"'))
+    rate = "it's $(id) \" one"
+    rented = CloudRecord("gce://p/z/i", rate, None, "2026-09-26T10:00:00+00:00", "stop", "auto", False, "")
+    back = run_on(
+        at(server, str(python)),
+        "cpu",
+        (),
+        tmp_path / "back",
+        lambda line: None,
+        lambda chunk: None,
+        rented,
+    )
+    assert back.output == f"{rate}\n"
+
+
 def test_runs_on_machines_of_ones_own_are_shown(tmp_path: Path) -> None:
     begun(tmp_path)
     shown = cudadent42("remote", "status", cwd=tmp_path).stdout
-    assert "job-1 on there is not back; how it is: cudadent42 remote status there\n" in shown
-    assert json.loads(cudadent42("remote", "status", "--json", cwd=tmp_path).stdout)["machines"] == []
+    assert "not brought back: job-1 on there; cudadent42 remote attach job-1\n" in shown
+    document = json.loads(cudadent42("remote", "status", "--json", cwd=tmp_path).stdout)
+    assert document["machines"] == []
+    assert document["other_jobs"] == [{"job": "job-1", "remote": "there"}]
 
 
 @pytest.mark.parametrize("folder", ["/nowhere", "long/" + "x" * 60, ""])

@@ -10,11 +10,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from command_line import ROOT, finished, started
 from sshd import SSHD, Server
 
+from cudadent42.commands.elsewhere import watched
 from cudadent42.errors import LabError, UsageError
 from cudadent42.plan import Choices
 from cudadent42.remote import job as jobs
@@ -77,11 +79,14 @@ def test_an_interrupted_run_goes_on_and_is_attached_to(there: Server, tmp_path: 
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "cudadent42 remote attach" in errors
+    job = line.split()[1]
+    assert f"cudadent42 remote attach {job}\nor end it with: cudadent42 remote stop {job}\n" in errors
     assert "not brought back" in finished(started("remote", "jobs", cwd=tmp_path)).stdout
     done = finished(started("remote", "attach", cwd=tmp_path))
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "here/results.json").exists()
+    (entered,) = json.loads(finished(started("ledger", "list", "--json", cwd=tmp_path)).stdout)["runs"]
+    assert entered["path"] == str(tmp_path / "here")
     assert "exit code 0" in finished(started("remote", "jobs", cwd=tmp_path)).stdout
 
 
@@ -237,3 +242,23 @@ def test_what_is_lost_for_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(ConnectionLostError):
         persistently(lost, said.append, patience_s=2)
     assert said == ["gone; trying again"]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_of_a_run_that_is_left_only_what_was_started_is_said(
+    begun: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another run waits too, which neither hint may mean."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    record.save(JobRecord("other", "there", str(tmp_path / "other"), (), "2026-09-26T10:00:00+00:00"))
+
+    def lost() -> NoReturn:
+        if begun:
+            record.save(JobRecord("mine", "there", str(tmp_path / "mine"), (), "2026-09-26T09:00:00+00:00"))
+        raise ConnectionLostError("it is gone")
+
+    with pytest.raises(ConnectionLostError):
+        watched(str(tmp_path / "mine"), lost)
+    said = capsys.readouterr().err
+    assert ("cudadent42 remote attach mine\n" in said) is begun
+    assert "other" not in said

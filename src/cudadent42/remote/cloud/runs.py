@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from cudadent42.errors import ExitCode, LabError
+from cudadent42.errors import LabError
 from cudadent42.remote import job as jobs
 from cudadent42.remote import record
 from cudadent42.remote.cloud import lease as leases
@@ -23,29 +23,12 @@ from cudadent42.remote.cloud.machine import MachineState
 from cudadent42.remote.job import JobState
 from cudadent42.remote.protection import ANY_TERMS, Terms, protect
 from cudadent42.remote.record import JobRecord
-from cudadent42.remote.run import Returned, bring_back, give_up, run_on
+from cudadent42.remote.run import Ended, Returned, RunLostError, Say, bring_back, give_up, run_on
 from cudadent42.remote.ssh import ConnectionLostError
 
 _STOPPING_S = 120.0
 """How long a machine that is being taken away is watched; 30 s are usual."""
 _STOPPING_PAUSE_S = 3.0
-
-Say = Callable[[str], None]
-
-
-class RunLostError(LabError):
-    """A run whose machine was taken away."""
-
-    exit_code = ExitCode.NOT_READY
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A run that came back from a cloud machine."""
-
-    returned: Returned
-    trouble: StillRunningError | None
-    """Where the machine should have been ended and was not."""
 
 
 def run(

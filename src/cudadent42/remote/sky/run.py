@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -24,7 +24,16 @@ from cudadent42.remote.cloud.machine import MachineState
 from cudadent42.remote.hosts import DEFAULT_FOLDER, Remote
 from cudadent42.remote.job import JobState, Place
 from cudadent42.remote.record import JobRecord
-from cudadent42.remote.run import Returned, Say, bring_back, give_up, persistently, place_of
+from cudadent42.remote.run import (
+    Ended,
+    Returned,
+    RunLostError,
+    Say,
+    bring_back,
+    give_up,
+    persistently,
+    place_of,
+)
 from cudadent42.remote.scripts import script as far_script
 from cudadent42.remote.sky import cluster
 from cudadent42.remote.sky.cluster import Cluster, ClusterLostError
@@ -39,21 +48,6 @@ class StillUpError(LabError):
     """A machine that should have been taken down is still there."""
 
     exit_code = ExitCode.NOT_READY
-
-
-class RunLostError(LabError):
-    """A run whose machine does not run any more."""
-
-    exit_code = ExitCode.NOT_READY
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A run that came back."""
-
-    returned: Returned
-    trouble: StillUpError | None
-    """Where the machine should have been taken down and was not."""
 
 
 def kept_start(spec: Spec) -> str | None:
@@ -221,7 +215,7 @@ def _launched(
         except KeyboardInterrupt:
             say(
                 f"{spec.cluster} may be up, or come up, and {begun.job} go on there; to bring it back: "
-                "cudadent42 remote attach; to end it: cudadent42 remote stop --all"
+                f"cudadent42 remote attach {begun.job}; to end it: cudadent42 remote stop --all"
             )
             raise
 

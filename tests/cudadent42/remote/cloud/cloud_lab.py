@@ -15,10 +15,10 @@ from cudadent42.remote.address import SpecificationFile, parse
 from cudadent42.remote.cloud import runs
 from cudadent42.remote.cloud.checks import prepare
 from cudadent42.remote.cloud.policy import parse_after
-from cudadent42.remote.cloud.runs import Ended
 from cudadent42.remote.consent import Consent
 from cudadent42.remote.hosts import Remote
 from cudadent42.remote.protection import Terms
+from cudadent42.remote.run import Ended
 
 ARGUMENTS = ("--case=$(touch bad)", "--suite=; touch bad", "--dtype=a\nb")
 AGREED = Terms(consent=Consent(given=True))

@@ -44,6 +44,11 @@ def test_remotes(cloud: Cloud, tmp_path: Path) -> None:
         ("l4", str(tmp_path / "machine.toml"), "keep"),
         ("plain", "ssh://host", "stop"),
     ]
+    assert (listed[0]["rate"], listed[0]["reach"], listed[0]["results"]) == (
+        "gcp-l4",
+        "iap",
+        "gs://my-results/lab",
+    )
     assert cloud.calls() == []  # naming a machine asks nobody
 
 
@@ -88,6 +93,7 @@ def test_nothing_is_started_before_all_that_is_free_is_checked(bench: Cloud, tmp
         (("--case", "no-such"), 2),
         (("--gate", "no-such.toml"), 2),
         (("--output-dir", "full"), 2),
+        (("--device", "gpu"), 2),
         (("--device", "cuda"), 4),
     ):
         done = cudadent42("run", "--on", "bench", *words, cwd=tmp_path)

@@ -28,6 +28,7 @@ from cudadent42.remote.hosts import Remote, make, save
 from cudadent42.remote.money import END_S
 from cudadent42.remote.protection import ANY_TERMS, IDLE_S, Limit, Terms, limits_for
 from cudadent42.remote.record import CloudRecord
+from cudadent42.remote.run import Ended
 from cudadent42.remote.watchdog import Action, Limits
 
 DAY_S = 24 * 3600
@@ -203,7 +204,7 @@ def test_a_limit_without_a_machine_is_refused(tmp_path: Path) -> None:
 
 def said_by(
     cloud: Cloud, tmp_path: Path, remote: Remote, limit: Limit | None, consent: Consent = NOBODY
-) -> tuple[runs.Ended, list[str]]:
+) -> tuple[Ended, list[str]]:
     said: list[str] = []
     terms = Terms(limit, 0.0, consent)
     ended = runs.run(prepare(remote, "cpu"), "cpu", (), tmp_path / "out", said.append, lambda _: None, terms)

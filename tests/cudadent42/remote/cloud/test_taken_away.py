@@ -12,7 +12,7 @@ from cudadent42.remote import record, run
 from cudadent42.remote.cloud import runs
 from cudadent42.remote.cloud.checks import prepare
 from cudadent42.remote.cloud.failures import CloudError
-from cudadent42.remote.cloud.runs import RunLostError
+from cudadent42.remote.run import RunLostError
 
 
 def test_a_preempted_run_keeps_what_was_copied(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,8 @@ from pathlib import Path
 from sshd import Server
 
 from cudadent42.ledger import starts
-from cudadent42.remote.run import Returned
+from cudadent42.remote.run import Ended, Returned
 from cudadent42.remote.sky import run as sky
-from cudadent42.remote.sky.run import Ended
 from cudadent42.remote.sky.spec import Spec
 
 STAND_IN = """#!{python}

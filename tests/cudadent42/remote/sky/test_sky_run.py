@@ -20,11 +20,10 @@ from cudadent42.remote.address import parse
 from cudadent42.remote.hosts import Remote
 from cudadent42.remote.job import Place, State
 from cudadent42.remote.record import JobRecord
-from cudadent42.remote.run import Returned, place_of
+from cudadent42.remote.run import Returned, RunLostError, place_of
 from cudadent42.remote.sky import cluster
 from cudadent42.remote.sky import run as sky
 from cudadent42.remote.sky.cluster import Cluster, ClusterError
-from cudadent42.remote.sky.run import RunLostError
 from cudadent42.remote.sky.spec import Spec
 from cudadent42.remote.ssh import ConnectionLostError
 
