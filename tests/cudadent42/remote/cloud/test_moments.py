@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
 from cloud_lab import Lab, interrupt
-from standin import BENCH
+from command_line import cudadent42
+from journal_lab import a_job, a_start
+from standin import BENCH, Cloud
 
 from cudadent42.errors import LabError, UsageError
 from cudadent42.ledger import starts
 from cudadent42.ledger.starts import StartOutcome
+from cudadent42.remote import hosts, record
 from cudadent42.remote import job as jobs
-from cudadent42.remote import record
 from cudadent42.remote.address import parse
 from cudadent42.remote.cloud import lease, machine, runs
 from cudadent42.remote.cloud.checks import prepare
 from cudadent42.remote.cloud.machine import Machine
 from cudadent42.remote.consent import Consent
-from cudadent42.remote.hosts import Remote
+from cudadent42.remote.hosts import Remote, make
 from cudadent42.remote.protection import Terms
 from cudadent42.remote.record import JobRecord
 
@@ -202,3 +205,30 @@ def test_a_fresh_machine_that_is_named_by_its_address_is_not_used_before_its_run
     waiting = record.find(None)
     with pytest.raises(UsageError, match=f"{waiting.job} measured.*remote attach {waiting.job}"):
         prepare(Remote("again", parse(f"gce://{name}"), rate="gcp-l4"), "cpu")
+
+
+# ---- names that come again
+
+
+OTHER = "gce://my-project/us-central1-a/another"
+
+
+def test_what_was_agreed_on_for_another_machine_of_that_name_starts_none(lab: Lab) -> None:
+    begun = left_stopped(lab)
+    hosts.save(make("there", parse(OTHER), rate="gcp-l4", unguarded_start=True))
+    with pytest.raises(UsageError, match=f"{BENCH} has no limit of its own"):
+        runs.attach(begun, True, lab.said.append, lab.log.extend)
+    assert lab.cloud.status() == "TERMINATED"
+
+
+@pytest.mark.parametrize("verb", ["unwatch", "status"])
+def test_a_name_that_was_given_to_another_machine_is_not_the_one_before(
+    cloud: Cloud, tmp_path: Path, verb: str
+) -> None:
+    """To take the limits from the wrong one would leave it running."""
+    cloud.add(status="RUNNING")
+    a_job(cloud, a_start())
+    hosts.save(make("bench", parse(OTHER), rate="gcp-l4"))
+    done = cudadent42("remote", verb, "bench", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "no run was started on bench yet" in done.stderr

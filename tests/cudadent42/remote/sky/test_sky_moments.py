@@ -59,6 +59,16 @@ def test_a_run_that_nothing_waits_for_keeps_no_machine_up(cloud: Sky) -> None:
     assert [call[0] for call in cloud.calls()] == ["launch", "down"]
 
 
+def test_a_run_is_on_the_machine_of_its_start_whatever_the_clock_was_set_to(cloud: Sky) -> None:
+    """Its machine would be taken down with what it measured."""
+    made = of_another_terminal()
+    starts.mark(made.start, StartOutcome.READY)
+    record.save(replace(made, started="2001-01-01T00:00:00+00:00"))
+    says(cloud, "UP")
+    with pytest.raises(UsageError, match=f"has what {made.job} measured"):
+        sky.kept_start(SPEC)
+
+
 def test_a_kept_machine_that_is_gone_by_now_is_a_new_start(cloud: Sky) -> None:
     """Another terminal took it down while this one waited for an answer."""
     cloud.run(replace(SPEC, keep=True))
