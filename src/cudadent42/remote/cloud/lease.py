@@ -229,12 +229,8 @@ def _begin(candidate: Candidate, prepared: Prepared, say: Say, protect: Protect)
 
     def ready(lease: Lease) -> None:
         protect(lease)
-        try:
-            if prepared.accelerator:
-                _await_driver(lease.place, found, say)
-        except BaseException:
-            release_when_off(lease.place, say)
-            raise
+        if prepared.accelerator:
+            _await_driver(lease.place, found, say)
 
     return _started(found, start, cloud, prepared.remote, say, ready)
 
@@ -266,6 +262,7 @@ def _started(
     # The last moment at which a refusal costs nothing.
     identity = starts.request(found.name, found.rate)
     answered = False
+    lease: Lease | None = None
     try:
         say(f"starting {found.name}")
         start()
@@ -276,7 +273,12 @@ def _started(
         ready(lease)
         _put_ready_on_record(found, identity, say)
     except BaseException as error:
-        _take_back(found, identity, error, answered, say, take_back)
+        try:
+            if lease is not None and not isinstance(error, MachineLostError):
+                # Somebody else may be the next to start it.
+                release_when_off(lease.place, say)
+        finally:
+            _take_back(found, identity, error, answered, say, take_back)
         raise
     say(f"{found.name} answers")
     return lease

@@ -131,6 +131,7 @@ def _to_the_end(lease: Lease, action: Callable[[], Returned], say: Say) -> Ended
         if begun is not None and not _is_there(lease, begun.job):
             with suppress(LabError):
                 give_up(begun)
+                say(f"{begun.job} is not waited for any more: {lease.machine.name} has nothing of it")
             begun = None
         if lease.machine.fresh and begun is not None:
             say(

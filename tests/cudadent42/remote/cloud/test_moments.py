@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud_lab import Lab, interrupt
+from cloud_lab import AGREED, Lab, interrupt
 from command_line import cudadent42
 from journal_lab import a_job, a_start
 from standin import BENCH, Cloud
@@ -166,6 +166,48 @@ def test_a_run_that_its_machine_does_not_know_is_waited_for_no_longer(lab: Lab) 
         lab.attach()
     assert lab.cloud.status() == "TERMINATED"
     assert record.find(begun.job).fetched
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_limits_of_a_start_that_is_taken_back_do_not_hold_for_the_next_one(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """Which may be a colleague's, whose machine would be powered off under them."""
+    lab.cloud.add()
+    if again:
+        begun = left_stopped(lab)
+        guard = lab.cloud.server.folder / "home/.local/state/cudadent42/watchdog"
+        (guard / "left").unlink(missing_ok=True)
+
+    def interrupted(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lease, "provider_start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        if again:
+            runs.attach(begun, True, lab.said.append, lab.log.extend, AGREED)
+        else:
+            lab.run(lab.remote())
+    assert lab.cloud.status() == "TERMINATED"
+    guard = lab.cloud.server.folder / "home/.local/state/cudadent42/watchdog"
+    armed = (guard / "limits").read_text().split()[4]
+    assert (guard / "left").read_text().split()[1] == armed
+
+
+def test_a_second_interrupt_while_limits_are_taken_back_ends_the_machine_all_the_same(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.cloud.add()
+
+    def interrupted(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lease, "provider_start", interrupted)
+    monkeypatch.setattr(lease, "release_when_off", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lab.run(lab.remote())
+    assert lab.cloud.status() == "TERMINATED"
+    assert lab.outcomes == [StartOutcome.FAILED]
 
 
 # ---- two runs on a machine that was made for one
