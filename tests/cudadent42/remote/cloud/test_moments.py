@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud_lab import AGREED, Lab, interrupt
+from cloud_lab import Lab, interrupt
 from command_line import cudadent42
 from journal_lab import a_job, a_start
 from standin import BENCH, Cloud
@@ -174,22 +174,17 @@ def test_limits_of_a_start_that_is_taken_back_do_not_hold_for_the_next_one(
 ) -> None:
     """Which may be a colleague's, whose machine would be powered off under them."""
     lab.cloud.add()
+    guard = lab.cloud.server.folder / "home/.local/state/cudadent42/watchdog"
     if again:
-        begun = left_stopped(lab)
-        guard = lab.cloud.server.folder / "home/.local/state/cudadent42/watchdog"
-        (guard / "left").unlink(missing_ok=True)
+        left_stopped(lab)
 
     def interrupted(*_: object) -> str:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(lease, "provider_start", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        if again:
-            runs.attach(begun, True, lab.said.append, lab.log.extend, AGREED)
-        else:
-            lab.run(lab.remote())
+        _ = lab.attach(start=True) if again else lab.run(lab.remote())
     assert lab.cloud.status() == "TERMINATED"
-    guard = lab.cloud.server.folder / "home/.local/state/cudadent42/watchdog"
     armed = (guard / "limits").read_text().split()[4]
     assert (guard / "left").read_text().split()[1] == armed
 
