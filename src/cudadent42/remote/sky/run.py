@@ -159,7 +159,7 @@ def run_on_sky(
         raise
     if returned is None:
         record.save(replace(begun, fetched=True))  # there is nothing that could be brought back
-        raise _never_ran(spec, identity, launched, kept)
+        raise _never_ran(spec, identity, launched, kept, say)
     return Ended(returned, _end(spec, identity, place, say))
 
 
@@ -277,7 +277,9 @@ def _may_have_run(launched: Launched, at: Cluster) -> bool:
     return found.idle_minutes is None or found.idle_minutes >= 0
 
 
-def _never_ran(spec: Spec, identity: str, launched: Launched, kept: str | None) -> MachineNotReadyError:
+def _never_ran(
+    spec: Spec, identity: str, launched: Launched, kept: str | None, say: Say
+) -> MachineNotReadyError:
     """The end of a machine that did not run, with the reason. One that was kept has its idle limit from before, and
     may have what another run measured."""
     at = Cluster(spec.cluster)
@@ -287,7 +289,7 @@ def _never_ran(spec: Spec, identity: str, launched: Launched, kept: str | None) 
             f"{said}; it was kept from a run before, and is left to its idle limit; sooner: {at.end_command}"
         )
     try:
-        cluster.end(at)
+        _take_down(spec, say)
     except LabError as error:
         return MachineNotReadyError(f"{said}; {error}{_may_go_on(spec)}")
     starts.mark(identity, StartOutcome.FAILED, launched.reason)
@@ -314,7 +316,7 @@ def _end(spec: Spec, identity: str, place: Place, say: Say) -> StillUpError | No
         return None
     place.connection.close()  # another machine may have its name and address before a shared connection ends itself
     try:
-        cluster.end(Cluster(spec.cluster))
+        _take_down(spec, say)
     except LabError as error:
         return StillUpError(f"NOT TAKEN DOWN: {error}{_may_go_on(spec)}")
     say(f"{spec.cluster} is taken down")
@@ -323,6 +325,15 @@ def _end(spec: Spec, identity: str, place: Place, say: Say) -> StillUpError | No
     except LabError as error:
         say(str(error))  # the run is back all the same; `remote status` corrects the journal
     return None
+
+
+def _take_down(spec: Spec, say: Say) -> None:
+    """Raises LabError where that fails. An interrupt leaves it open, and that is said."""
+    try:
+        cluster.end(Cluster(spec.cluster))
+    except KeyboardInterrupt:
+        say(f"whether {spec.cluster} is taken down is not known{_may_go_on(spec)}")
+        raise
 
 
 def _left(spec: Spec, begun: JobRecord) -> str:

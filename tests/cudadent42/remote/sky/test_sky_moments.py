@@ -15,7 +15,9 @@ from cudadent42.ledger import starts
 from cudadent42.ledger.starts import StartOutcome
 from cudadent42.remote import record
 from cudadent42.remote.record import JobRecord
+from cudadent42.remote.sky import cluster
 from cudadent42.remote.sky import run as sky
+from cudadent42.remote.sky.cluster import Cluster
 from cudadent42.remote.sky.spec import Spec
 
 
@@ -109,6 +111,32 @@ def test_a_journal_that_cannot_take_the_end_loses_neither_the_run_nor_its_output
     ended = cloud.ended()
     assert (ended.returned.output, ended.trouble) == ("the result\n", None)
     assert "cannot put it on record" in cloud.said
+
+
+def test_an_interrupt_of_the_end_says_what_may_go_on(cloud: Sky, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(at: Cluster) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cluster, "end", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cloud.run()
+    assert "it may still cost money: sky status --refresh, sky down c42-l4" in cloud.said[-1]
+    assert only_start().ended is None
+
+
+def test_an_interrupt_of_the_end_of_one_that_did_not_run_says_so_too(
+    cloud: Sky, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (cloud.folder / "says").write_text("something new")
+
+    def interrupted(at: Cluster) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cluster, "end", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cloud.run()
+    assert "it may still cost money: sky status --refresh, sky down c42-l4" in cloud.said[-1]
+    assert only_start().ended is None
 
 
 def run(cloud: Sky, kept: str | None, spec: Spec = SPEC) -> sky.Ended:
