@@ -206,6 +206,8 @@ def _plain(each: Started) -> dict[str, Any]:
 
 def _lines(each: Started) -> list[str]:
     """One machine, for a reader."""
+    from cudadent42.remote.sky.cluster import Cluster
+
     cost = "its rate is not known" if each.usd is None else f"${each.usd:.2f}"
     after = f"; after the run: {each.after}" if each.after else ""
     since = each.start.requested[:16].replace("T", " ")
@@ -213,9 +215,15 @@ def _lines(each: Started) -> list[str]:
         each.start.machine,
         f"{each.word}, started {since} UTC: {each.minutes:.0f} min, {cost} at {each.start.rate}{after}",
     ]
-    how = "" if each.state is None or each.state.costs else " --start"  # one that is off is started for it
+    before = how = ""
+    if each.state is not None and not each.state.costs:  # one that is off is started for it
+        if isinstance(each.machine, Cluster):
+            before = f"{each.machine.start_command}; then: "
+        else:
+            how = " --start"
     lines += [
-        f"not brought back: {begun.job}; cudadent42 remote attach {begun.job}{how}" for begun in each.jobs
+        f"not brought back: {begun.job}; {before}cudadent42 remote attach {begun.job}{how}"
+        for begun in each.jobs
     ]
     lines += [each.problem] if each.problem else []
     return [lines[0], *(f"    {line}" for line in lines[1:])]

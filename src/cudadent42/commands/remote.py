@@ -343,7 +343,7 @@ def _on_cloud_machine(
 
 def _place(remote: Remote, record: JobRecord | None = None) -> Place:
     """Where runs happen on a remote; of a cloud machine, the one that ``record``, or the last run there, is on."""
-    from cudadent42.remote.address import SshAddress
+    from cudadent42.remote.address import GceAddress, SshAddress
     from cudadent42.remote.cloud.lease import resume
     from cudadent42.remote.record import records
     from cudadent42.remote.run import place_of
@@ -352,6 +352,9 @@ def _place(remote: Remote, record: JobRecord | None = None) -> Place:
         return place_of(remote)
     on_record = [record] if record else [known for known in records() if known.remote == remote.name]
     clouds = [known.cloud for known in on_record if known.cloud is not None]
+    if record is None and isinstance(remote.address, GceAddress):
+        # Before, the name may have been another machine's.
+        clouds = [cloud for cloud in clouds if cloud.machine == str(remote.address)]
     if not clouds:
         fail(f"no run was started on {remote.name} yet", ExitCode.USAGE)
     return resume(clouds[-1], remote).place

@@ -45,7 +45,10 @@ def agree_to_start(remote: Remote, machine: Machine, consent: Consent) -> None:
 
     Raises UsageError where nobody agrees.
     """
-    if remote.unguarded_start or consent.given:
+    remembered = (
+        remote.unguarded_start and remote.address == machine.address
+    )  # a name may be another's by now
+    if remembered or consent.given:
         return
     what = (
         f"{machine.name} has no limit of its own with the provider: from the request for its start until it answers, "
@@ -54,7 +57,8 @@ def agree_to_start(remote: Remote, machine: Machine, consent: Consent) -> None:
     if consent.asked(
         f"{what}, so it goes on costing money if this one dies then. Start it, now and in future?"
     ):
-        _remember(remote)
+        if remote.address == machine.address:
+            _remember(remote)
         return
     at = machine.address
     raise UsageError(

@@ -1,8 +1,9 @@
 # The watchdog of a machine, seen from outside. Sent with every call, after processes.sh.
 #
-#   guard.sh arm    FOLDER IDLE BUDGET QUIET TICK TERMINALS ACTION KEEPER   installs the script on standard input, or gives the
-#                   one that is there new limits; prints who keeps it alive. KEEPER: auto, or one of those. Where it is to
-#                   power the machine off already, and ACTION is end, it goes on so, with the smaller budget
+#   guard.sh arm    FOLDER IDLE BUDGET QUIET TICK TERMINALS ACTION KEEPER BYTES   installs the script on standard input, which has
+#                   so many bytes, or gives the one that is there new limits; prints who keeps it alive. KEEPER: auto, or one
+#                   of those. Where it is to power the machine off already, and ACTION is end, it goes on so, with the
+#                   smaller budget
 #   guard.sh report                   prints what it is set to, and what it did
 #   guard.sh disarm ACTION            no limit holds from now on, unless a run goes on; it stays for the next arming. Not where
 #                                     another action is to follow: any, or the only one that is given up
@@ -187,7 +188,7 @@ tell_rest() {
 
 case $command in
     arm)
-        folder=$1 keeper=$8
+        folder=$1 keeper=$8 bytes=$9
         case $folder in /*) ;; *) folder=$HOME/$folder ;; esac
         if run_goes_on; then
             echo "$job"
@@ -207,6 +208,8 @@ case $command in
             idle=$2 budget=$3 quiet=$4 tick=$5 terminals=$6 action=$7
         fi
         mkdir -p -- "$guard" && cat >"$guard/watchdog.new" || return 71
+        # A connection that was cut ends it too; the one that is there goes on then.
+        [ "$(wc -c <"$guard/watchdog.new")" -eq "$bytes" ] || return 74
         [ "$keeper" != auto ] || keeper=$(choose_keeper)
         stays=yes
         if ! lives "$guard/pid" || ! cmp -s "$guard/watchdog.new" "$guard/watchdog.sh" || [ "$(cat "$guard/keeper")" != "$keeper" ]; then

@@ -69,7 +69,8 @@ case $command in
             shift 4
             # A stop is for the run, which keeps what it has; this waits for its exit code.
             trap : TERM
-            echo $$ "$(sed "s/.*) //" /proc/$$/stat | cut -d " " -f 20)" >pid.new && mv pid.new pid
+            # Where that cannot be written, as on a full disk, nobody could follow, limit or end it.
+            echo $$ "$(sed "s/.*) //" /proc/$$/stat | cut -d " " -f 20)" >pid.new && mv pid.new pid || exit
             code=0
             if [ -n "$python" ]; then
                 PYTHONPATH=$tree/src${PYTHONPATH:+:$PYTHONPATH}
@@ -88,12 +89,13 @@ case $command in
         ' sh "$job" "$folder/tree" "$python" "$device" "$@" & wait) </dev/null >out 2>log 9>&- &
         # Known as started only once its process is on record.
         tries=0
-        until [ -f pid ] || [ "$tries" -ge 500 ]; do
+        until [ -f pid ] || ! kill -0 "$!" 2>/dev/null || [ "$tries" -ge 500 ]; do
             sleep 0.02
             tries=$((tries + 1))
         done
         if [ ! -f pid ]; then
             cat log >&2
+            cd -- "$folder" && rm -rf -- "jobs/$job" # whatever still begins there finds no place for its pid
             return 73
         fi
         ;;

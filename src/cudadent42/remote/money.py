@@ -112,8 +112,10 @@ def allowed_usd(found: Estimate, max_cost: float, agreed: bool, ask: Callable[[s
     """The sum that the run may cost: ``max_cost``, or the estimate where that is more and the user agrees to it.
 
     ``agreed`` says so from the start; else ``ask`` puts the question, where there is somebody to answer.
-    Raises UsageError where nobody agrees.
+    Raises UsageError where nobody agrees, or for what is no sum.
     """
+    if not math.isfinite(max_cost):
+        raise UsageError(f"--max-cost {max_cost}: expected a sum of US dollars; leave it out for no limit")
     if found.usd <= max_cost:
         return max_cost
     above = f"{found.line()}, above --max-cost {max_cost:.2f}"

@@ -113,6 +113,15 @@ def find(job: str | None) -> JobRecord:
     return found
 
 
+def waiting_on(machine: str) -> tuple[JobRecord, ...]:
+    """Runs on a cloud's machine, by its name there, that were not brought back, the oldest first."""
+    return tuple(
+        known
+        for known in readable()[0]
+        if known.cloud is not None and known.cloud.machine == machine and not known.fetched
+    )
+
+
 def remote_of(begun: JobRecord) -> Remote:
     """The remote of a run, with the folder that the run is in: it may have been changed or removed since.
 

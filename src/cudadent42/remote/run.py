@@ -36,6 +36,8 @@ _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 20.0
 _OUTPUT = "out"
 _LOG = "log"
+_PLACED_LOG = "remote.log"
+"""What it is called in a run folder here."""
 _RUN = "run"
 
 T = TypeVar("T")
@@ -170,7 +172,7 @@ def give_up(begun: JobRecord) -> Path | None:
     if copied.is_dir():
         _place_run(copied, target)
     record.save(replace(begun, fetched=True, exit_code=None))
-    return target if (target / "remote.log").exists() else None
+    return target if (target / _PLACED_LOG).exists() else None
 
 
 def copies_of(begun: JobRecord) -> Path:
@@ -223,15 +225,18 @@ def _place_run(work: Path, target: Path) -> None:
 
 def _is_there(work: Path, target: Path) -> bool:
     """Whether it was put there before, by a process that was killed before it could write that down."""
-    log = target / "remote.log"
-    return log.is_file() and log.read_bytes() == (work / _LOG).read_bytes()
+    log = target / _PLACED_LOG
+    packed = next(filter(Path.is_file, (work / _LOG, work / _RUN / _PLACED_LOG)), None)
+    return log.is_file() and (packed is None or log.read_bytes() == packed.read_bytes())
 
 
 def _move_run(work: Path, target: Path) -> None:
+    """Also of a copy that is half moved: what is given up is nowhere else."""
     run = work / _RUN
     if not run.is_dir():
         run.mkdir()
-    (work / _LOG).replace(run / "remote.log")
+    if (work / _LOG).is_file():
+        (work / _LOG).replace(run / _PLACED_LOG)
     if target.is_dir():
         target.rmdir()  # made by the caller, and empty; anything else is not ours to replace
     run.replace(target)

@@ -25,6 +25,7 @@ _GUARD = "guard.sh"
 _WATCHDOG = "watchdog.sh"
 _REASONS = {
     71: "its folder there cannot be written",
+    74: "it did not arrive whole there; try again",
     77: "that user can power the machine off neither as root nor by `sudo -n`; allow one of them, or stop the machine "
     "yourself",
     78: "flock is missing there; install util-linux",
@@ -133,6 +134,7 @@ def arm(place: Place, limits: Limits, keeper: Keeper = Keeper.AUTO) -> Keeper:
         BusyError: a run goes on there, whose limits are not to be changed.
         LabError: it cannot be installed, and the machine is not watched.
     """
+    text = script(_WATCHDOG).encode()
     done = call(
         place.connection,
         script(_GUARD),
@@ -142,7 +144,8 @@ def arm(place: Place, limits: Limits, keeper: Keeper = Keeper.AUTO) -> Keeper:
         limits.terminals,
         str(limits.action.value if isinstance(limits.action, Action) else limits.action),
         keeper.value,
-        data=io.BytesIO(script(_WATCHDOG).encode()),
+        str(len(text)),
+        data=io.BytesIO(text),
     )
     if done.exit_code == BUSY:
         raise place.busy(done)

@@ -23,7 +23,7 @@ from cudadent42.remote import job as jobs
 from cudadent42.remote.address import parse
 from cudadent42.remote.hosts import Remote
 from cudadent42.remote.record import JobRecord
-from cudadent42.remote.run import bring_back, place_of
+from cudadent42.remote.run import bring_back, copies_of, give_up, place_of
 
 JOB = "job-1"
 
@@ -72,6 +72,43 @@ def test_all_of_it_is_on_the_disk_before_it_is_removed_there(
     assert back(server, begun(tmp_path)) == target
     assert {path.name for path in target.iterdir()} == {"samples.csv", "profile", "remote.log"}
     assert not list((server.folder / "home/cudadent42-remote/jobs").iterdir())
+
+
+def test_a_copy_whose_place_is_taken_is_kept_and_can_be_given_up_again(tmp_path: Path) -> None:
+    """It is all that is left of a run whose machine is gone."""
+    started = begun(tmp_path)
+    copied, target = copies_of(started), Path(started.output)
+    (copied / "run").mkdir(parents=True)
+    (copied / "run/samples.csv").write_text("1\n")
+    (copied / "log").write_text("measuring\n")
+    (copied / "out").write_text("")
+    target.mkdir()
+    (target / "somebody's").write_text("")
+    for _ in range(2):
+        with pytest.raises(LabError, match="cannot be kept"):
+            give_up(started)
+    (target / "somebody's").unlink()
+    assert give_up(started) == target
+    assert (target / "samples.csv").read_text() == "1\n"
+    assert (target / "remote.log").read_text() == "measuring\n"
+    assert record.find(started.job).fetched
+    assert not copied.exists()
+
+
+@pytest.mark.parametrize("moved", ["log", "all but what it printed"])
+def test_a_copy_that_was_being_moved_when_this_process_was_killed(tmp_path: Path, moved: str) -> None:
+    started = begun(tmp_path)
+    copied, target = copies_of(started), Path(started.output)
+    run = copied / "run" if moved == "log" else target
+    copied.mkdir(parents=True)
+    run.mkdir(parents=True)
+    (run / "samples.csv").write_text("1\n")
+    (run / "remote.log").write_text("measuring\n")
+    (copied / "out").write_text("")
+    assert give_up(started) == target
+    assert (target / "samples.csv").read_text() == "1\n"
+    assert record.find(started.job).fetched
+    assert not copied.exists()
 
 
 def test_what_the_disk_does_not_take_stays_there(

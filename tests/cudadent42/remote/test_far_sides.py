@@ -56,6 +56,21 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
     return read_tree(project)
 
 
+def test_a_run_that_cannot_be_put_on_record_there_does_not_begin(
+    server: Server, tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a full disk: neither its end nor its limit could be told, and it would be waited for."""
+    python = script(tmp_path / "far python", f"#!/bin/sh\ntouch '{tmp_path}/ran'\n")
+    monkeypatch.setattr(record, "new_job", lambda: "job-1")
+    place = at(server, str(python))
+    (server.folder / "home" / place.remote.folder / "jobs/job-1/pid.new").mkdir(parents=True)
+    with pytest.raises(LabError, match="its process did not start there"):
+        run_on(place, "cpu", (), tmp_path / "out", lambda line: None, lambda chunk: None)
+    assert not (tmp_path / "ran").exists()
+    assert jobs.state(place, "job-1").state is JobState.NONE
+    assert record.records() == ()
+
+
 def at(server: Server, python: str = "") -> Place:
     return place_of(Remote("there", parse(server.address), python=python))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 import pytest
 from sshd import Server
@@ -26,7 +28,7 @@ from cudadent42.remote.job import BusyError, JobState, Place
 from cudadent42.remote.protection import ANY_TERMS, Limit, Terms, protect, release
 from cudadent42.remote.run import place_of
 from cudadent42.remote.scripts import script
-from cudadent42.remote.ssh import connect
+from cudadent42.remote.ssh import Connection, Done, call, connect
 from cudadent42.remote.watchdog import Action, Keeper, Limits, Reason
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -93,6 +95,26 @@ def test_another_version_takes_the_place_of_the_one_that_is_there(server: Server
     watchdog.arm(place, limits(server), Keeper.PROCESS)
     assert pid(server) != first
     assert "# older" not in (server.folder / "home" / BESIDE / "watchdog.sh").read_text()
+
+
+def test_one_that_does_not_arrive_whole_takes_the_place_of_none(
+    server: Server, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that is cut is the end of the file for who reads it there."""
+    watchdog.arm(place, limits(server, idle_s=NEVER), Keeper.PROCESS)
+    first = pid(server)
+
+    def cut(connection: Connection, text: str, *arguments: str, data: IO[bytes]) -> Done:
+        whole = data.read()
+        return call(connection, text, *arguments, data=io.BytesIO(whole[: len(whole) // 2]))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(watchdog, "call", cut)
+        with pytest.raises(LabError, match="did not arrive whole"):
+            watchdog.arm(place, limits(server, budget_s=NEVER), Keeper.PROCESS)
+    found = watchdog.report(place)
+    assert found is not None
+    assert (pid(server), found.watches, found.idle_s, found.budget_s) == (first, True, NEVER, 0)
 
 
 def test_it_acts_after_every_connection_is_gone(server: Server, place: Place) -> None:
@@ -338,9 +360,9 @@ class Home:
         )
 
     def arm(self, keeper: str, action: str = "/bin/true") -> subprocess.CompletedProcess[str]:
-        return self.guard(
-            "arm", "runs", "0", str(NEVER), str(NEVER), "1", str(self.folder / "none"), action, keeper
-        )
+        limits = ("0", str(NEVER), str(NEVER), "1", str(self.folder / "none"))
+        size = len(script("watchdog.sh").encode())
+        return self.guard("arm", "runs", *limits, action, keeper, str(size))
 
     def pid(self) -> int:
         return int((self.folder / BESIDE / "pid").read_text().split()[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import date
 from pathlib import Path
 
@@ -101,6 +102,13 @@ def test_above_the_limit_somebody_has_to_agree() -> None:
     for ask in (None, refuse):
         with pytest.raises(UsageError, match=r"nothing was started.*--yes"):
             money.allowed_usd(an_estimate(6.0), 5.0, False, ask)
+
+
+@pytest.mark.parametrize("sum_", [math.inf, math.nan])
+@pytest.mark.parametrize("agreed", [False, True])
+def test_what_is_no_sum_is_no_limit(sum_: float, agreed: bool) -> None:
+    with pytest.raises(UsageError, match="expected a sum"):
+        money.allowed_usd(an_estimate(4.9), sum_, agreed, None)
 
 
 def test_the_time_that_a_sum_buys_by_hand() -> None:

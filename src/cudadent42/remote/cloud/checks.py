@@ -70,6 +70,7 @@ def prepare(remote: Remote, device: str) -> Prepared:
 def _of_instance(remote: Remote, address: GceAddress) -> Prepared:
     instance = machine.of_address(address, remote.rate)
     machine.check_made_here(instance)
+    _check_nothing_waits(instance)
     description = machine.describe(instance)
     _check_host_keys(address, description)
     _check_disks(remote, description)
@@ -114,8 +115,9 @@ def _kept(remote: Remote, wanted: Specification) -> tuple[tuple[Candidate, ...],
     if not last or last[0].cloud is None:
         return (), ()
     left = Machine(machine.Provider.GCE, last[0].cloud.machine, wanted.rate)
-    if not last[0].fetched:
-        return (), (f"{left.name} is left to {last[0].job}, which was not brought back yet",)
+    waiting = record.waiting_on(left.name)
+    if waiting:
+        return (), (f"{left.name} is left to {waiting[-1].job}, which was not brought back yet",)
     if not machine.is_on_record(left):
         return (), (f"{left.name} is on no record of starts here, so it is not used again",)
     description = machine.find(left)
@@ -127,6 +129,17 @@ def _kept(remote: Remote, wanted: Specification) -> tuple[tuple[Candidate, ...],
     return (), (
         f"{left.name} was made from another specification and is {state.value}; end it with: {left.end_command}",
     )
+
+
+def _check_nothing_waits(instance: Machine) -> None:
+    """Raises UsageError where one that was made for a run has what was not brought back: a start of it that fails, and
+    the end of another run there, delete it."""
+    waiting = record.waiting_on(instance.name)
+    if instance.fresh and waiting:
+        raise UsageError(
+            f"{instance.name} has what {waiting[-1].job} measured, and would be deleted after another run; bring it "
+            f"back with: cudadent42 remote attach {waiting[-1].job}"
+        )
 
 
 def open_start(instance: Machine, description: dict[str, Any]) -> str | None:

@@ -18,6 +18,7 @@ from cudadent42.errors import ExitCode, LabError, MachineNotReadyError
 from cudadent42.ledger import starts
 from cudadent42.ledger.starts import StartOutcome
 from cudadent42.remote import job as jobs
+from cudadent42.remote import record
 from cudadent42.remote.cloud import checks, creation, gcloud, machine, reach
 from cudadent42.remote.cloud.checks import Candidate, Prepared
 from cudadent42.remote.cloud.failures import OTHER_ZONE_MAY_DO, CloudError, Failure
@@ -100,8 +101,15 @@ def restart(cloud: CloudRecord, remote: Remote, say: Say, protect: Protect, cons
     description = machine.describe(found)
     if not machine.has_own_limit(description, datetime.now(timezone.utc)):
         agree_to_start(remote, found, consent)
-    checks.settle(found, description)
+        description = machine.describe(found)  # somebody else may have been faster than the answer
+    state = machine.state_in(description)
     cloud = replace(cloud, since=_now())
+    if state in (MachineState.RUNNING, MachineState.STARTING):
+        ours = checks.open_start(found, description)
+        return _running_already(found, replace(cloud, start=ours), remote, say, protect)
+    if state is not MachineState.STOPPED:
+        raise MachineNotReadyError(f"{found.name} is {state.value} by now; try again")
+    checks.settle(found, description)
     # What the run measured is on its disk, so no failure of the start deletes it.
     return _started(found, lambda: machine.start(found), cloud, remote, say, protect, machine.stop)
 
@@ -111,42 +119,69 @@ def finish(lease: Lease, say: Say) -> None:
 
     Raises StillRunningError where the machine should have been ended and was not.
     """
+    try:
+        identity = _start_to_end(lease, say)
+    except BaseException:
+        say(what_runs(lease.machine))
+        raise
+    if identity is not None:
+        end(replace(lease, cloud=replace(lease.cloud, start=identity)), say)
+
+
+def _start_to_end(lease: Lease, say: Say) -> str | None:
+    """The start that is to end now; None where the machine goes on, which has been said."""
     if lease.cloud.start is None:
         release(lease.place, lease.cloud, say)
         say(
             f"{lease.machine.name} ran before this, so it is left running; end it with: {lease.machine.end_command}"
         )
-        return
-    if _is_taken_over(lease, say):
+        return None
+    identity = _our_start(lease, lease.cloud.start, say)
+    if identity is None:
         release(lease.place, lease.cloud, say)
-        return
+        return None
     others = _running(lease.place)
     if others:
         release(lease.place, lease.cloud, say)
         say(
             f"{lease.machine.name} is left running, for {', '.join(others)} runs there; {what_runs(lease.machine)}"
         )
-        return
+        return None
     if lease.after.ending is Ending.KEEP:
         release(lease.place, lease.cloud, say)
         say(what_runs(lease.machine))
-    elif lease.after.minutes is not None and _shuts_down(lease, lease.after.minutes, say):
+        return None
+    if lease.after.minutes is not None and _shuts_down(lease, lease.after.minutes, say):
         release(lease.place, lease.cloud, say)
-    else:
-        release_when_off(lease.place, say)
-        end(lease, say)
+        return None
+    release_when_off(lease.place, say)
+    return identity
 
 
 def end(lease: Lease, say: Say) -> None:
     """Stop or delete it. Raises StillRunningError where that fails; its entry in the journal stays open then."""
     lease.place.connection.close()
-    _end(lease.machine, lease.cloud.start, StartOutcome.STOPPED, "", say)
+    found, how = lease.machine, machine.end
+    # From another terminal, while this one's run went on.
+    others = [
+        known.job
+        for known in record.waiting_on(found.name)
+        if known.cloud and known.cloud.since != lease.cloud.since
+    ]
+    if found.fresh and others:
+        say(
+            f"{found.name} is not deleted, since what {', '.join(others)} measured is only there; bring it back with: "
+            f"cudadent42 remote attach {others[-1]} --start"
+        )
+        how = machine.stop
+    _end(found, lease.cloud.start, StartOutcome.STOPPED, "", say, how)
 
 
-def lost(lease: CloudRecord, error: MachineLostError) -> None:
+def lost(lease: CloudRecord, error: MachineLostError, say: Say) -> None:
     """Put on record that a machine was taken away."""
     if lease.start is not None:
-        starts.mark(lease.start, StartOutcome.LOST, str(error.ending), machine.moment(error.ending.time))
+        ending = error.ending
+        _put_on_record(lease.start, StartOutcome.LOST, str(ending), say, machine.moment(ending.time))
 
 
 def what_runs(found: Machine) -> str:
@@ -194,12 +229,8 @@ def _begin(candidate: Candidate, prepared: Prepared, say: Say, protect: Protect)
 
     def ready(lease: Lease) -> None:
         protect(lease)
-        try:
-            if prepared.accelerator:
-                _await_driver(lease.place, found, say)
-        except BaseException:
-            release_when_off(lease.place, say)
-            raise
+        if prepared.accelerator:
+            _await_driver(lease.place, found, say)
 
     return _started(found, start, cloud, prepared.remote, say, ready)
 
@@ -231,6 +262,7 @@ def _started(
     # The last moment at which a refusal costs nothing.
     identity = starts.request(found.name, found.rate)
     answered = False
+    lease: Lease | None = None
     try:
         say(f"starting {found.name}")
         start()
@@ -241,7 +273,12 @@ def _started(
         ready(lease)
         _put_ready_on_record(found, identity, say)
     except BaseException as error:
-        _take_back(found, identity, error, answered, say, take_back)
+        try:
+            if lease is not None and not isinstance(error, MachineLostError):
+                # Somebody else may be the next to start it.
+                release_when_off(lease.place, say)
+        finally:
+            _take_back(found, identity, error, answered, say, take_back)
         raise
     say(f"{found.name} answers")
     return lease
@@ -261,7 +298,7 @@ def _take_back(
     """
     reason = " ".join(str(error).split())[:200] or type(error).__name__
     if isinstance(error, MachineLostError):
-        starts.mark(identity, StartOutcome.LOST, str(error.ending))
+        _put_on_record(identity, StartOutcome.LOST, str(error.ending), say)
         return
     try:
         now = machine.state(found)
@@ -284,7 +321,7 @@ def _take_back(
             "cudadent42 remote status"
         )
     else:
-        starts.mark(identity, StartOutcome.FAILED, reason)
+        _put_on_record(identity, StartOutcome.FAILED, reason, say)
 
 
 def _may_come_to_be(error: BaseException) -> bool:
@@ -316,9 +353,9 @@ def _end(
             say(message)
             raise
         failed = error
-    if identity is not None:
-        starts.mark(identity, outcome, reason)
     say(f"{found.name} is {ended}")
+    if identity is not None:
+        _put_on_record(identity, outcome, reason, say)
     if failed is not None and not isinstance(failed, LabError):
         raise failed
 
@@ -389,31 +426,49 @@ def _put_ready_on_record(found: Machine, identity: str, say: Say) -> None:
     called = ""
     with suppress(CloudError):
         called = provider_start(machine.describe(found))
+    _put_on_record(identity, StartOutcome.READY, "", say, called=called)
+
+
+def _put_on_record(
+    identity: str,
+    outcome: StartOutcome,
+    reason: str,
+    say: Say,
+    moment: datetime | None = None,
+    called: str = "",
+) -> None:
+    """How a start went on. Its request is on record, so that a journal which takes no more forgets no machine: what it
+    says wrongly then, `remote status` corrects."""
     try:
-        starts.mark(identity, StartOutcome.READY, provider_start=called)
+        starts.mark(identity, outcome, reason, moment, called)
     except LabError as error:
-        say(str(error))  # its request is on record, so it is not forgotten
+        say(str(error))
 
 
-def _is_taken_over(lease: Lease, say: Say) -> bool:
-    """Whether somebody else has started the machine since, so that it is theirs; our start is closed then.
+def _our_start(lease: Lease, identity: str, say: Say) -> str | None:
+    """The start of ours that the machine runs from; None where it is somebody else's by now, and ours is closed.
 
-    Where that cannot be asked it is ours, and ended.
+    It is another than the run's, ``identity``, where the machine was started again from here and the run's record could
+    not say so any more. Where nothing can be asked it is the run's.
     """
     found = lease.machine
     try:
         description = machine.find(found)
-        if not machine.state_in(description).costs or description is None:
-            return False
-        mine = [start for start in starts.load() if start.id == lease.cloud.start]
-        other = taken_over(found, description, mine[0]) if mine else None
+        known = starts.load()
+        mine = [
+            each for each in known if each.machine == found.name and not (each.ended and each.id != identity)
+        ]
+        if description is None or not machine.state_in(description).costs or not mine:
+            return identity
+        other = taken_over(found, description, mine[-1])
     except LabError:
-        return False
+        return identity
     if other is None:
-        return False
-    starts.mark(mine[0].id, other.outcome, other.reason, other.time)
+        return mine[-1].id
+    for each in mine:
+        _put_on_record(each.id, other.outcome, other.reason, say, other.time)
     say(f"{found.name} is left running: {other.reason}")
-    return True
+    return None
 
 
 def _running(place: Place) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,7 +80,11 @@ def attach(
             terms.consent,
         )
         begun = replace(begun, cloud=lease.cloud)
-        record.save(begun)
+        try:
+            record.save(begun)
+        except BaseException:
+            say(leases.what_runs(lease.machine))
+            raise
     return _to_the_end(lease, lambda: bring_back(lease.place, begun, say, on_log), say)
 
 
@@ -91,7 +96,7 @@ def _to_the_end(lease: Lease, action: Callable[[], Returned], say: Say) -> Ended
     except MachineLostError as error:
         begun = _waiting(lease)
         if begun is None:
-            leases.lost(lease.cloud, error)
+            leases.lost(lease.cloud, error, say)
             raise
         raise _lost(begun, error, say) from error
     except (KeyboardInterrupt, ConnectionLostError):
@@ -106,7 +111,12 @@ def _to_the_end(lease: Lease, action: Callable[[], Returned], say: Say) -> Ended
         raise
     except BaseException:
         begun = _waiting(lease)
-        if lease.machine.fresh and begun is not None and _is_there(lease, begun.job):
+        if begun is not None and not _is_there(lease, begun.job):
+            with suppress(LabError):
+                give_up(begun)
+                say(f"{begun.job} is not waited for any more: {lease.machine.name} has nothing of it")
+            begun = None
+        if lease.machine.fresh and begun is not None:
             say(
                 f"{lease.machine.name} is not deleted, since what {begun.job} measured is only there; bring it back "
                 f"with: cudadent42 remote attach {begun.job}\n{leases.what_runs(lease.machine)}"
@@ -143,7 +153,7 @@ def _is_there(lease: Lease, job: str) -> bool:
 def _lost(begun: JobRecord, error: MachineLostError, say: Say) -> RunLostError:
     """What became of a run whose machine does not run any more; on record, and in words."""
     assert begun.cloud is not None
-    leases.lost(begun.cloud, error)
+    leases.lost(begun.cloud, error, say)
     say(str(error))
     if _settled(error) is MachineState.GONE:
         kept = give_up(begun)

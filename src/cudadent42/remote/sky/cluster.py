@@ -87,6 +87,8 @@ def ran_on(begun: JobRecord, start: MachineStart) -> bool:
     at = of_start(start)
     if at is None or begun.cloud is not None or begun.remote != at.name:
         return False
+    if begun.start == start.id:
+        return True
     try:
         return datetime.fromisoformat(begun.started) >= datetime.fromisoformat(start.requested)
     except (ValueError, TypeError):

@@ -35,7 +35,7 @@ from cudadent42.remote.run import (
     place_of,
 )
 from cudadent42.remote.scripts import script as far_script
-from cudadent42.remote.sky import cluster
+from cudadent42.remote.sky import cluster, keys
 from cudadent42.remote.sky.cluster import Cluster, ClusterLostError
 from cudadent42.remote.sky.launch import Launched, launch
 from cudadent42.remote.sky.spec import Spec
@@ -109,12 +109,16 @@ def run_on_sky(
     ``kept`` is what ``kept_start`` says.
 
     Raises:
+        UsageError: another terminal has asked for the machine since ``kept_start`` looked.
         MachineNotReadyError: SkyPilot is not installed, or the machine did not come up; it is taken down again.
         RunLostError: the machine was taken away.
         LabError: the run was lost there, or could not be brought back: then the machine is left to its idle limit.
         ConnectionLostError: the machine does not answer; it is left to its idle limit.
     """
     cluster.find_sky()
+    keys.options(
+        kept or ""
+    )  # that a key can be kept: after the launch, what was measured could not be had back
     tree = read_tree(project_root())
     identity = _on_record(spec, kept)
     begun = JobRecord(
@@ -149,7 +153,7 @@ def run_on_sky(
         raise
     if returned is None:
         record.save(replace(begun, fetched=True))  # there is nothing that could be brought back
-        raise _never_ran(spec, identity, launched, kept)
+        raise _never_ran(spec, identity, launched, kept, say)
     return Ended(returned, _end(spec, identity, place, say))
 
 
@@ -183,9 +187,27 @@ def _on_record(spec: Spec, kept: str | None) -> str:
                 f"{spec.cluster} is already the name of the remote {other.address}; "
                 "give the machine another `cluster`"
             )
-        identity = kept or starts.request(spec.machine, spec.rate)
+        identity = _start_of(spec, kept) or starts.request(spec.machine, spec.rate)
         known[spec.cluster] = Remote(spec.cluster, address, start=identity)
     return identity
+
+
+def _start_of(spec: Spec, kept: str | None) -> str | None:
+    """``kept`` where it is still the start of the machine. Since SkyPilot was asked, a question was answered.
+
+    Raises UsageError where another terminal waits for a run on that machine: whoever ends first would take it down.
+    """
+    going_on = [start for start in starts.load() if start.machine == spec.machine and start.ended is None]
+    if not going_on:
+        return None
+    last = going_on[-1]
+    waiting = _unfetched(last)
+    if waiting and not (spec.keep and last.id == kept):
+        raise UsageError(
+            f"{spec.cluster} is asked for already, for {waiting[-1].job}, which is not back; bring it back or give it "
+            f"up with: cudadent42 remote attach {waiting[-1].job}; or give this one another `cluster`"
+        )
+    return kept if last.id == kept else None
 
 
 def _launched(
@@ -249,7 +271,9 @@ def _may_have_run(launched: Launched, at: Cluster) -> bool:
     return found.idle_minutes is None or found.idle_minutes >= 0
 
 
-def _never_ran(spec: Spec, identity: str, launched: Launched, kept: str | None) -> MachineNotReadyError:
+def _never_ran(
+    spec: Spec, identity: str, launched: Launched, kept: str | None, say: Say
+) -> MachineNotReadyError:
     """The end of a machine that did not run, with the reason. One that was kept has its idle limit from before, and
     may have what another run measured."""
     at = Cluster(spec.cluster)
@@ -259,7 +283,7 @@ def _never_ran(spec: Spec, identity: str, launched: Launched, kept: str | None) 
             f"{said}; it was kept from a run before, and is left to its idle limit; sooner: {at.end_command}"
         )
     try:
-        cluster.end(at)
+        _take_down(spec, say)
     except LabError as error:
         return MachineNotReadyError(f"{said}; {error}{_may_go_on(spec)}")
     starts.mark(identity, StartOutcome.FAILED, launched.reason)
@@ -286,12 +310,24 @@ def _end(spec: Spec, identity: str, place: Place, say: Say) -> StillUpError | No
         return None
     place.connection.close()  # another machine may have its name and address before a shared connection ends itself
     try:
-        cluster.end(Cluster(spec.cluster))
+        _take_down(spec, say)
     except LabError as error:
         return StillUpError(f"NOT TAKEN DOWN: {error}{_may_go_on(spec)}")
-    starts.mark(identity, StartOutcome.DELETED)
     say(f"{spec.cluster} is taken down")
+    try:
+        starts.mark(identity, StartOutcome.DELETED)
+    except LabError as error:
+        say(str(error))  # the run is back all the same; `remote status` corrects the journal
     return None
+
+
+def _take_down(spec: Spec, say: Say) -> None:
+    """Raises LabError where that fails. An interrupt leaves it open, and that is said."""
+    try:
+        cluster.end(Cluster(spec.cluster))
+    except KeyboardInterrupt:
+        say(f"whether {spec.cluster} is taken down is not known{_may_go_on(spec)}")
+        raise
 
 
 def _left(spec: Spec, begun: JobRecord) -> str:

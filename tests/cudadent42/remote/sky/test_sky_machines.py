@@ -13,6 +13,7 @@ import typer
 from command_line import cudadent42
 from sky_lab import PYTHON, SPEC, Sky, only_start, says
 
+from cudadent42.commands.machines import show_machines
 from cudadent42.cost import rates
 from cudadent42.errors import UsageError
 from cudadent42.ledger import starts
@@ -20,6 +21,7 @@ from cudadent42.ledger.starts import StartOutcome
 from cudadent42.remote import record
 from cudadent42.remote.cloud.machine import MachineState
 from cudadent42.remote.machines import Survey, survey
+from cudadent42.remote.record import JobRecord
 from cudadent42.remote.run import Returned
 from cudadent42.remote.sky import cluster
 from cudadent42.remote.sky import run as sky
@@ -70,6 +72,21 @@ def test_one_that_is_not_there_any_more(cloud: Sky, ready: bool, outcome: StartO
     assert (found.started, [line.outcome for line in found.corrected]) == ((), [outcome])
     assert only_start().outcome is outcome
     assert look() == Survey((), ())
+
+
+def test_what_is_on_the_disk_of_a_stopped_one_is_had_back_with_what_is_said(
+    cloud: Sky, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``attach --start`` is for machines of a cloud that is asked itself."""
+    a_start()
+    now = datetime.now(timezone.utc).isoformat()
+    record.save(JobRecord("job-1", SPEC.cluster, "/nowhere", (), now, folder="there", start=only_start().id))
+    says(cloud, "STOPPED")
+    show_machines(as_json=False)
+    assert (
+        "not brought back: job-1; sky start c42-l4 --idle-minutes-to-autostop=10 --down; then: "
+        "cudadent42 remote attach job-1\n" in capsys.readouterr().out
+    )
 
 
 def test_one_that_is_stopped_is_shown_until_it_is_taken_down(cloud: Sky) -> None:
