@@ -43,7 +43,11 @@ class Loopback:
             return subprocess.Popen(
                 [sys.executable, "-m", "cudadent42", *arguments],
                 cwd=self.project,
-                env={**os.environ, "PYTHONPATH": str(self.project / "src"), "CUDADENT42_LEDGER": "none"},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(self.project / "src"),
+                    "CUDADENT42_LEDGER": str(self.server.folder / "ledger.db"),  # what comes back is entered there
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
