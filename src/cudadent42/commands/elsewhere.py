@@ -49,18 +49,23 @@ class Checked:
 
 def check(asked: Asked) -> Checked:
     """What can be checked of any run without its machine. Raises LabError."""
-    from cudadent42 import gates
     from cudadent42.remote.arguments import forwarded
     from cudadent42.remote.checks import check_plan
     from cudadent42.remote.tree import project_root
     from cudadent42.runs import check_output
 
-    gate = gates.load(asked.gate) if asked.gate else None
+    gate = _gate(asked.gate) if asked.gate else None
     check_plan(asked.choices, asked.device)
     arguments = forwarded(asked.choices, project_root(), Path.cwd())
     if asked.output is not None:
         check_output(asked.output)
     return Checked(gate, (*arguments, f"--device={asked.device}", *asked.flags))
+
+
+def _gate(name: str) -> GateFile:
+    from cudadent42 import gates  # NumPy and statistics, for which a run that is not judged does not wait
+
+    return gates.load(name)
 
 
 def folder_of(asked: Asked) -> Path:
@@ -88,9 +93,9 @@ def watched(output: str, action: Callable[[], Returned]) -> Returned:
 
 def conclude(asked: Asked, checked: Checked, returned: Returned, trouble: LabError | None) -> NoReturn:
     """Hold what came back against the gates, print it, and end with its exit code."""
-    from cudadent42 import gates
-
     if checked.gate is not None and returned.exit_code == ExitCode.PASS:
+        from cudadent42 import gates
+
         judged = gates.judge(checked.gate, returned.folder)
         for line in gates.report_lines(judged):
             say(line)

@@ -93,7 +93,6 @@ def agreed_terms(
     cannot be held, or something is not agreed on.
     """
     from cudadent42.cost import rates
-    from cudadent42.duration import estimate_s
     from cudadent42.plan import make_plan
     from cudadent42.registry import registry
     from cudadent42.remote.consent import agree_to_start
@@ -102,7 +101,11 @@ def agreed_terms(
     plan = make_plan(choices, device, registry)
     limit = _agreed_limit(remote, plan, rates.load(), prepared, max_cost, yes, as_json)
     consent = consent_of(yes, as_json)
-    if prepared is not None and not prepared.guarded and not prepared.candidates[0].state.costs:
+    if prepared is None:
+        return Terms(limit, consent=consent)
+    from cudadent42.duration import estimate_s  # PyTorch, for which a run on a machine at hand does not wait
+
+    if not prepared.guarded and not prepared.candidates[0].state.costs:
         agree_to_start(remote, prepared.candidates[0].machine, consent)
     return Terms(limit, estimate_s(plan), consent)
 
