@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,3 +57,24 @@ def test_the_contract_of_implementations_knows_none() -> None:
     known = reached("cudadent42.implementations")
     assert not [name for name in known if name.startswith(("cudadent42.operations", "cudadent42.native"))]
     assert {"cudadent42.native.implementation", "cudadent42.race.version"} <= reached("cudadent42.registry")
+
+
+def test_a_run_on_a_machine_at_hand_does_not_wait_for_pytorch() -> None:
+    """What is checked and agreed on before it, which takes longer than all that is said to the machine otherwise."""
+    program = """
+import sys
+from cudadent42.commands.elsewhere import Asked, check
+from cudadent42.commands.machines import agreed_terms
+from cudadent42.plan import Choices
+from cudadent42.remote.address import parse
+from cudadent42.remote.hosts import Remote
+
+asked = Asked("there", Choices(suite="small"), "cpu", None, None, (), False, None, False)
+check(asked)
+agreed_terms(Remote("there", parse("ssh://there")), asked.choices, "cpu", None, None, False, False)
+print(sorted({"torch", "scipy", "sqlalchemy"} & sys.modules.keys()))
+"""
+    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, cwd=SOURCE.parent, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
