@@ -18,7 +18,6 @@ import itertools
 import json
 import statistics
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -243,7 +242,7 @@ def main() -> None:
         asked = {}
         for shape in race_shapes():
             pair = {"now": select(shape.problem(), H200), "before": before[str(shape)]}
-            if label(pair["now"]) != label(pair["before"]):
+            if pair["now"].configuration != pair["before"].configuration:
                 asked[shape] = pair
     else:
         asked = {shape: choices_of(shape) for shape in sweep_shapes()}

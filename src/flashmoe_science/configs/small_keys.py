@@ -15,18 +15,27 @@ from dataclasses import dataclass
 
 from flashmoe_science.configs.small import (
     CLUSTERED,
+    FEW_ROWS,
     KEY_TILE,
     LARGEST_CLUSTER,
     MOST_ARRIVALS,
     SPLIT_CLUSTERS,
     RowSlices,
     SmallConfiguration,
+    beside,
     stream,
 )
 
 _CLUSTERS_AT_ONCE = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 8: 15, 16: 14}
 """Blocks of a cluster, and how many such clusters run at a time on the 132 multiprocessors of an H200: fewer than by
 number, as a cluster must find room in one GPC. (Of those of 16, with half the warps, two share a multiprocessor.)"""
+_BESIDE_AT_ONCE = {
+    2: {1: 264, 2: 132, 3: 79, 4: 62, 5: 47, 6: 39, 8: 30, 16: 14},
+    3: {1: 396, 2: 198, 4: 92},
+}
+"""The same where two or three blocks share a multiprocessor, as those of 4 warps do by their registers."""
+_ALONE = {**_CLUSTERS_AT_ONCE, 3: 24, 16: 7}
+"""So many have multiprocessors for themselves; of 3 blocks, some share theirs while others are free."""
 _MULTIPROCESSORS = 132
 _HALF_THE_WARPS = 1.7
 """Time of a block of 4 warps against one of 8 for the same keys, measured at head dim 128 in clusters of 16."""
@@ -34,6 +43,8 @@ _HALF_THE_WARPS_ALONE = 1.2
 """Of one that has a multiprocessor for itself."""
 _WORTH = 1.1
 """A larger cluster is taken for more than this, as it costs a merge and leaves multiprocessors out."""
+_WORTH_IN_US = 1.03
+"""The same, of estimated times."""
 _WORTH_A_WORKSPACE = 1.02
 """Splits are taken for more than this."""
 _WARPS_OF_A_MULTIPROCESSOR = 8
@@ -49,6 +60,23 @@ _SPLIT_US = 3.1
 """One whose results meet in device memory."""
 _EACH_SPLIT_US = 0.035
 _CLUSTER_OF_SPLITS_US = {1: 0.0, 2: 0.2, 4: 0.6}
+_STARTED_US = 2.7
+"""A call of more than 8 rows without the reading, and what clusters add."""
+_MERGED_US = 0.3
+_BESIDE_US = 0.5
+"""What blocks that share a multiprocessor take longer to begin and to end."""
+_TURN_US = 2.2
+"""Clusters that follow others start when those have ended."""
+_SLOWER = {
+    (64, 1): 1.6,
+    (64, 2): 2.45,
+    (64, 3): 2.75,
+    (128, 1): 1.12,
+    (128, 2): 1.55,
+    (256, 1): 1.0,
+    (256, 2): 1.4,
+}
+"""Time of a pass of 4 warps over that at a multiprocessor's rate, by head dim and blocks there."""
 _ANOTHER_QUAD_US = 1.1
 """A warp combines its quads of the output (32 lanes x 4) one after another."""
 _ANOTHER_ROW_TILE_US = 0.4
@@ -73,7 +101,7 @@ class _Reading:
     slices: int
     multiprocessors: int
 
-    def us(self, turns: int, parts: int, slower: float) -> float:
+    def us(self, turns: float, parts: int, slower: float) -> float:
         """Time if each set is read by `parts` blocks, of which a multiprocessor does `turns` one after another.
 
         Args:
@@ -88,12 +116,23 @@ class _Reading:
 
 
 def share_keys(
-    architecture: str, head_dim: int, keys: int, row_slices: RowSlices, multiprocessors: int
+    architecture: str,
+    head_dim: int,
+    keys: int,
+    row_slices: RowSlices,
+    multiprocessors: int,
+    seen: float = 1.0,
 ) -> SmallConfiguration:
     """The kernel for any number of keys that should be fastest. `architecture` without suffix."""
-    in_cluster = _in_cluster(architecture, head_dim, keys, row_slices, multiprocessors)
-    sets = row_slices.blocks(in_cluster.rows)
-    reading = _Reading(sets, 4 * head_dim * keys, row_slices.slices, multiprocessors)
+    read = 4 * head_dim * keys * row_slices.slices
+    few = row_slices.rows <= FEW_ROWS or architecture not in CLUSTERED or read > _CACHED_BYTES
+    if few:
+        in_cluster = _in_cluster(architecture, head_dim, keys, row_slices, multiprocessors)
+    else:
+        in_cluster = _in_time(architecture, head_dim, keys, row_slices, multiprocessors, seen)
+    reading = _Reading(
+        row_slices.blocks(in_cluster.rows), 4 * head_dim * keys, row_slices.slices, multiprocessors
+    )
     estimates = [
         (_split_us(one, reading), one)
         for one in _over_the_grid(architecture, head_dim, keys, row_slices, multiprocessors)
@@ -101,7 +140,10 @@ def share_keys(
     if not estimates:
         return in_cluster
     least, over_the_grid = min(estimates, key=lambda estimate: estimate[0])
-    if least * _WORTH_A_WORKSPACE < _cluster_us(in_cluster, reading):
+    within = _cluster_us(in_cluster, reading)
+    if not few:
+        within = min(within, passes_us(in_cluster, keys, row_slices, multiprocessors, seen))
+    if least * _WORTH_A_WORKSPACE < within:
         return over_the_grid
     return in_cluster
 
@@ -124,6 +166,84 @@ def _in_cluster(
             break
     least = min(cost for cost, _ in found)
     return next(configuration for cost, configuration in found if cost <= _WORTH * least)
+
+
+def _in_time(
+    architecture: str,
+    head_dim: int,
+    keys: int,
+    row_slices: RowSlices,
+    multiprocessors: int,
+    seen: float,
+) -> SmallConfiguration:
+    """That of the least estimated time; each warp has a tile, but in the first."""
+    candidates = [stream(architecture, head_dim, row_slices.rows, cluster) for cluster in _CLUSTERS_AT_ONCE]
+    candidates += beside(architecture, head_dim, row_slices.rows)
+    found: list[tuple[float, SmallConfiguration]] = []
+    for one in sorted(candidates, key=lambda one: one.cluster * one.warps):
+        sets = row_slices.blocks(one.rows)
+        if found and one.cluster * one.warps * KEY_TILE >= 2 * keys:
+            break
+        if one.cluster == LARGEST_CLUSTER and sets > _places(one, multiprocessors):
+            continue
+        found.append((passes_us(one, keys, row_slices, multiprocessors, seen), one))
+    least = min(us for us, _ in found)
+    return next(one for us, one in found if us <= _WORTH_IN_US * least)
+
+
+def passes_us(
+    configuration: SmallConfiguration,
+    keys: int,
+    row_slices: RowSlices,
+    multiprocessors: int,
+    seen: float,
+) -> float:
+    """Estimated time of a call of more than 8 rows without splits.
+
+    Its blocks go through the keys in passes, all that find a place at once, then the next.
+    """
+    sets = row_slices.blocks(configuration.rows)
+    fill = sets / _places(configuration, multiprocessors)
+    turns = math.ceil(fill)
+    # Under a causal mask blocks end at different times: the next ones start one by one, and less share to the end.
+    uneven = 2 * (1 - seen)
+    further = (1 - uneven) * (turns - 1) + uneven * max(0.0, fill - 1)
+    alone = sets * _MULTIPROCESSORS <= _ALONE[configuration.cluster] * multiprocessors
+    sharing = (
+        1
+        if alone
+        else min(_blocks_beside(configuration), math.ceil(sets * configuration.cluster / multiprocessors))
+    )
+    if not alone and _blocks_beside(configuration) > 1:
+        sharing = max(2, sharing)
+    slower = 1.0
+    if configuration.warps < _WARPS_OF_A_MULTIPROCESSOR:
+        size = configuration.head_dim
+        slower = (1 - seen) * _SLOWER[size, 1] + seen * _SLOWER[size, sharing]
+    own_tiles = configuration.warps * configuration.key_tiles
+    passes = math.ceil(keys / (KEY_TILE * own_tiles * configuration.cluster))
+    read = passes * KEY_TILE * own_tiles * 4 * configuration.head_dim * configuration.cluster
+    reading = _Reading(sets, read, row_slices.slices, multiprocessors)
+    return (
+        _STARTED_US
+        + (_MERGED_US if configuration.cluster > 1 else 0.0)
+        + (_BESIDE_US if sharing > 1 else 0.0)
+        + _TURN_US * (turns - 1)
+        + reading.us(1 + seen * further, configuration.cluster, slower)
+    )
+
+
+def _blocks_beside(configuration: SmallConfiguration) -> int:
+    """Blocks of one multiprocessor, by registers."""
+    if configuration.warps == _WARPS_OF_A_MULTIPROCESSOR:
+        return 1
+    return 3 if configuration.head_dim == 64 and configuration.cluster < LARGEST_CLUSTER else 2
+
+
+def _places(configuration: SmallConfiguration, multiprocessors: int) -> int:
+    blocks = _blocks_beside(configuration)
+    at_once = (_CLUSTERS_AT_ONCE if blocks == 1 else _BESIDE_AT_ONCE[blocks])[configuration.cluster]
+    return max(1, at_once * multiprocessors // _MULTIPROCESSORS)
 
 
 def _over_the_grid(

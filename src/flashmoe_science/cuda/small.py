@@ -10,7 +10,7 @@ import torch
 
 from flashmoe_science.configs import small as configs
 from flashmoe_science.configs.small import MOST_ARRIVALS, RowSlices, SmallConfiguration
-from flashmoe_science.configs.small_keys import share_keys
+from flashmoe_science.configs.small_keys import passes_us, share_keys
 from flashmoe_science.cuda.driver import ADDRESSES, AddressPlan, Launcher, load
 from flashmoe_science.cuda.problem import Choice, Device, KernelKind, LaunchPlan, Problem
 from flashmoe_science.cuda.repeat import cuda_allocator
@@ -35,6 +35,10 @@ _MOST_GRID_YZ = 65535
 _MOST_ROW_BLOCKS = 2
 _MOST_BYTES = 9 << 20
 _MOST_BYTES_PER_KEY = 40 << 10
+_TALL_US = 4.2
+_MARGIN = 0.95
+_TALL_US_PER_KEY = ((64, 7.7 / 1024), (96, 8.3 / 1024), (128, 9.5 / 1024), (192, 13 / 1024), (256, 18 / 1024))
+"""By the largest head dim: the kernels with tall tiles, as long as these have a multiprocessor each."""
 
 
 def choose(problem: Problem, device: Device) -> Choice | None:
@@ -52,10 +56,11 @@ def choose(problem: Problem, device: Device) -> Choice | None:
     kv_bytes = 2 * problem.seqlen_k * problem.head_dim * problem.dtype.itemsize
     blocks = _row_slices(problem).blocks(configuration.rows)
     per_key = _MOST_BYTES_PER_KEY * max(1, problem.head_dim / 128)
-    if (
-        blocks > _MOST_ROW_BLOCKS * _row_slices(problem).slices
-        and blocks * kv_bytes > _MOST_BYTES + per_key * problem.seqlen_k
-    ):
+    many = blocks > _MOST_ROW_BLOCKS * _row_slices(problem).slices
+    if many and not configuration.single_pass and device.architecture in configs.CLUSTERED:
+        if configuration.splits == 1 and not _sooner(problem, configuration, device):
+            return None
+    elif many and blocks * kv_bytes > _MOST_BYTES + per_key * problem.seqlen_k:
         return None
     if configuration.single_pass:
         return Choice(KernelKind.SMALL, configuration, "few keys: all are held in registers at once")
@@ -77,7 +82,25 @@ def configuration_for(problem: Problem, device: Device) -> SmallConfiguration:
     )
     if held is not None:
         return held
-    return share_keys(architecture, head_dim, problem.seqlen_k, row_slices, device.multiprocessors)
+    return share_keys(
+        architecture, head_dim, problem.seqlen_k, row_slices, device.multiprocessors, _seen(problem)
+    )
+
+
+def _sooner(problem: Problem, configuration: SmallConfiguration, device: Device) -> bool:
+    """Whether this kernel should take less than those with tall tiles do for one tile."""
+    own = passes_us(
+        configuration, problem.seqlen_k, _row_slices(problem), device.multiprocessors, _seen(problem)
+    )
+    per_key = next(us for most, us in _TALL_US_PER_KEY if problem.head_dim <= most)
+    return own < _MARGIN * (_TALL_US + per_key * problem.seqlen_k)
+
+
+def _seen(problem: Problem) -> float:
+    """Share of the keys that a row sees in the mean."""
+    if not problem.causal or problem.seqlen_k == 0:
+        return 1.0
+    return 1 - min(problem.seqlen_q, problem.seqlen_k) / (2 * problem.seqlen_k)
 
 
 def _row_slices(problem: Problem) -> RowSlices:
