@@ -109,6 +109,7 @@ class _Shape:
     most_waves: float = math.inf
     """With more than `FEW_ROWS` rows, only up to so many blocks for each multiprocessor."""
     fewest_keys: int = 0
+    """With more than `FEW_ROWS` rows."""
     full_only: bool = False
     """Not with a causal mask, where the first of many rows wait for the keys of the last."""
 
@@ -126,7 +127,7 @@ _LATENCY_CLUSTERED: dict[int, tuple[_Shape, ...]] = {
         _Shape(1, 2, 1, 4, one_wave=True),
         _Shape(1, 4, 2, most_waves=2.5),
         _Shape(1, 4, 2, 2, one_wave=True),
-        _Shape(2, 4, 1, 4, most_waves=1),
+        _Shape(2, 4, 1, 4, most_waves=1.95),
         _Shape(4, 4, 2, 4, one_wave=True, full_only=True, fewest_keys=257),
         _Shape(2, 4, 2, 4, most_waves=1.85, fewest_keys=257),
     ),
@@ -135,10 +136,10 @@ _LATENCY_CLUSTERED: dict[int, tuple[_Shape, ...]] = {
         _Shape(1, 4, 1),
         _Shape(2, 4, 1, 4, one_wave=True),
         _Shape(1, 8, 1, most_waves=1),
-        _Shape(2, 4, 1, 4, most_waves=1.5, fewest_keys=129),
+        _Shape(2, 4, 1, 4, most_waves=1.7, fewest_keys=129),
         _Shape(1, 8, 1, 4, most_waves=1),
     ),
-    256: (_Shape(1, 2, 1), _Shape(1, 4, 1), _Shape(1, 4, 1, 4, most_waves=1.5)),
+    256: (_Shape(1, 2, 1), _Shape(1, 4, 1), _Shape(1, 4, 1, 4, most_waves=1.7)),
 }
 # For up to 8 rows, and for more. Static shared memory (48 KB) and registers are what limits them.
 _STREAM: dict[int, tuple[_Shape, ...]] = {
@@ -168,8 +169,9 @@ def latency(
         waves = row_slices.blocks(found.rows) * found.cluster / multiprocessors
         most = 1.0 if shape.one_wave else shape.most_waves if row_slices.rows > FEW_ROWS else math.inf
         suits = waves <= most and not (causal and shape.full_only)
-        few_rows_or_enough_keys = row_slices.rows <= FEW_ROWS or keys >= shape.fewest_keys
-        if suits and few_rows_or_enough_keys and found.keys_per_pass >= keys:
+        if row_slices.rows > FEW_ROWS:
+            suits = suits and keys >= shape.fewest_keys
+        if suits and found.keys_per_pass >= keys:
             return found
     return None
 
