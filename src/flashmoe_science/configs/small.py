@@ -10,6 +10,7 @@ rest and other architectures are by analogy.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 KEY_TILE = 16
@@ -22,6 +23,8 @@ CLUSTERS = (1, 2, 3, 4, 5, 6, 8, 16)
 LARGEST_CLUSTER = 16
 SPLIT_CLUSTERS = (1, 2, 4)
 """Blocks of a cluster where there are splits."""
+FEW_ROWS = 8
+"""Decode: one tile of rows."""
 MOST_ARRIVALS = 1 << 10
 """Counters that one launch may have for its splits: one for each warp of a set of query rows."""
 _EXACT = (64, 128)  # head dims with latency kernels of their own, without the padding's index arithmetic
@@ -103,6 +106,10 @@ class _Shape:
     cluster: int = 1
     one_wave: bool = False
     """Only while every multiprocessor gets at most one block."""
+    most_waves: float = math.inf
+    """With more than `FEW_ROWS` rows, only up to so many blocks for each multiprocessor."""
+    fewest_keys: int = 0
+    """With more than `FEW_ROWS` rows."""
     full_only: bool = False
     """Not with a causal mask, where the first of many rows wait for the keys of the last."""
 
@@ -118,21 +125,21 @@ _LATENCY_CLUSTERED: dict[int, tuple[_Shape, ...]] = {
         _Shape(1, 2, 1),
         _Shape(1, 4, 1),
         _Shape(1, 2, 1, 4, one_wave=True),
-        _Shape(1, 4, 2),
+        _Shape(1, 4, 2, most_waves=2.5),
         _Shape(1, 4, 2, 2, one_wave=True),
-        _Shape(2, 4, 1, 4),
-        _Shape(4, 4, 2, 4, one_wave=True, full_only=True),
-        _Shape(2, 4, 2, 4),
+        _Shape(2, 4, 1, 4, most_waves=1.95),
+        _Shape(4, 4, 2, 4, one_wave=True, full_only=True, fewest_keys=257),
+        _Shape(2, 4, 2, 4, most_waves=1.85, fewest_keys=257),
     ),
     128: (
         _Shape(1, 2, 1),
         _Shape(1, 4, 1),
         _Shape(2, 4, 1, 4, one_wave=True),
-        _Shape(1, 8, 1),
-        _Shape(2, 4, 1, 4),
-        _Shape(1, 8, 1, 4),
+        _Shape(1, 8, 1, most_waves=1),
+        _Shape(2, 4, 1, 4, most_waves=1.7, fewest_keys=129),
+        _Shape(1, 8, 1, 4, most_waves=1),
     ),
-    256: (_Shape(1, 2, 1), _Shape(1, 4, 1), _Shape(1, 4, 1, 4)),
+    256: (_Shape(1, 2, 1), _Shape(1, 4, 1), _Shape(1, 4, 1, 4, most_waves=1.7)),
 }
 # For up to 8 rows, and for more. Static shared memory (48 KB) and registers are what limits them.
 _STREAM: dict[int, tuple[_Shape, ...]] = {
@@ -146,6 +153,9 @@ _STREAM_16: dict[int, tuple[_Shape, ...]] = {
     128: (_Shape(1, 4, 2), _Shape(2, 4, 1)),
     256: (_Shape(1, 4, 1),),
 }
+# For more than 8 rows where blocks of 8 warps would wait for each other: three of these share a multiprocessor.
+_STREAM_BESIDE: dict[int, _Shape] = {64: _Shape(2, 4, 1)}
+_BESIDE_CLUSTERS = (1, 2, 4)
 
 
 def latency(
@@ -156,8 +166,11 @@ def latency(
     padded = head_dim not in _EXACT
     for shape in _latency_shapes(architecture)[compiled]:
         found = _configuration(architecture, compiled, shape, padded=padded, single_pass=True)
-        one_wave = row_slices.blocks(found.rows) * found.cluster <= multiprocessors
-        suits = (one_wave or not shape.one_wave) and not (causal and shape.full_only)
+        waves = row_slices.blocks(found.rows) * found.cluster / multiprocessors
+        most = 1.0 if shape.one_wave else shape.most_waves if row_slices.rows > FEW_ROWS else math.inf
+        suits = waves <= most and not (causal and shape.full_only)
+        if row_slices.rows > FEW_ROWS:
+            suits = suits and keys >= shape.fewest_keys
         if suits and found.keys_per_pass >= keys:
             return found
     return None
@@ -170,6 +183,24 @@ def stream(architecture: str, head_dim: int, rows: int, cluster: int) -> SmallCo
     shape = next((shape for shape in shapes if 8 * shape.row_tiles >= rows), shapes[-1])
     whole = dataclasses.replace(shape, cluster=cluster)
     return _configuration(architecture, compiled, whole, padded=True, single_pass=False)
+
+
+def beside(architecture: str, head_dim: int, rows: int) -> list[SmallConfiguration]:
+    """Further kernels for any number of keys, of which several blocks share a multiprocessor."""
+    compiled = _compiled(head_dim)
+    shape = _STREAM_BESIDE.get(compiled)
+    if shape is None or architecture not in CLUSTERED or rows <= FEW_ROWS:
+        return []
+    return [
+        _configuration(
+            architecture,
+            compiled,
+            dataclasses.replace(shape, cluster=cluster),
+            padded=True,
+            single_pass=False,
+        )
+        for cluster in _BESIDE_CLUSTERS
+    ]
 
 
 def all_configurations(architecture: str) -> list[SmallConfiguration]:
@@ -186,6 +217,7 @@ def all_configurations(architecture: str) -> list[SmallConfiguration]:
             for shape in _STREAM[compiled]
             for cluster in (CLUSTERS if architecture in CLUSTERED else (1,))
         ]
+        found += beside(architecture, compiled, 16)
         found += [
             dataclasses.replace(stream(architecture, compiled, 8 * shape.row_tiles, cluster), splits=2)
             for shape in _STREAM[compiled]

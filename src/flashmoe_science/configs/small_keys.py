@@ -19,9 +19,16 @@ from flashmoe_science.configs.small import (
     LARGEST_CLUSTER,
     MOST_ARRIVALS,
     SPLIT_CLUSTERS,
-    RowSlices,
     SmallConfiguration,
     stream,
+)
+from flashmoe_science.configs.small_passes import (
+    CACHED_BYTES,
+    CACHED_RATE,
+    Work,
+    fastest,
+    measured,
+    microseconds,
 )
 
 _CLUSTERS_AT_ONCE = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 8: 15, 16: 14}
@@ -54,9 +61,6 @@ _ANOTHER_QUAD_US = 1.1
 _ANOTHER_ROW_TILE_US = 0.4
 _ANOTHER_TURN_US = 3.0
 """Blocks that follow others start when those have ended."""
-_CACHED_BYTES = 50_000_000
-"""So much is read from L2 when calls follow each other; more from memory."""
-_CACHED_RATE = 48_000
 _MEMORY_RATE = 43_000
 """Of one multiprocessor."""
 _ALL_MEMORY_RATE = 4_430_000
@@ -81,64 +85,59 @@ class _Reading:
         """
         total = self.slices * self.set_bytes
         own = slower * turns * self.set_bytes / parts
-        if total <= _CACHED_BYTES:
-            return own / _CACHED_RATE
+        if total <= CACHED_BYTES:
+            return own / CACHED_RATE
         together = _ALL_MEMORY_RATE * self.multiprocessors / _MULTIPROCESSORS
         return max(own / _MEMORY_RATE, total / together)
 
 
-def share_keys(
-    architecture: str, head_dim: int, keys: int, row_slices: RowSlices, multiprocessors: int
-) -> SmallConfiguration:
+def share_keys(architecture: str, head_dim: int, work: Work) -> SmallConfiguration:
     """The kernel for any number of keys that should be fastest. `architecture` without suffix."""
-    in_cluster = _in_cluster(architecture, head_dim, keys, row_slices, multiprocessors)
-    sets = row_slices.blocks(in_cluster.rows)
-    reading = _Reading(sets, 4 * head_dim * keys, row_slices.slices, multiprocessors)
-    estimates = [
-        (_split_us(one, reading), one)
-        for one in _over_the_grid(architecture, head_dim, keys, row_slices, multiprocessors)
-    ]
+    passes = measured(architecture, head_dim, work)
+    in_cluster = (fastest if passes else _in_cluster)(architecture, head_dim, work)
+    sets = work.row_slices.blocks(in_cluster.rows)
+    reading = _Reading(sets, 4 * head_dim * work.keys, work.row_slices.slices, work.multiprocessors)
+    estimates = [(_split_us(one, reading), one) for one in _over_the_grid(architecture, head_dim, work)]
     if not estimates:
         return in_cluster
     least, over_the_grid = min(estimates, key=lambda estimate: estimate[0])
-    if least * _WORTH_A_WORKSPACE < _cluster_us(in_cluster, reading):
+    within = _cluster_us(in_cluster, reading)
+    if passes:  # Splits were only raced where they save something by both estimates.
+        within = min(within, microseconds(in_cluster, work))
+    if least * _WORTH_A_WORKSPACE < within:
         return over_the_grid
     return in_cluster
 
 
-def _in_cluster(
-    architecture: str, head_dim: int, keys: int, row_slices: RowSlices, multiprocessors: int
-) -> SmallConfiguration:
+def _in_cluster(architecture: str, head_dim: int, work: Work) -> SmallConfiguration:
     """That of the least (times that the GPU must be filled) / (blocks that share the keys); each warp has a tile."""
     if architecture not in CLUSTERED:
-        return stream(architecture, head_dim, row_slices.rows, 1)
+        return stream(architecture, head_dim, work.row_slices.rows, 1)
     found: list[tuple[float, SmallConfiguration]] = []
     for cluster in _CLUSTERS_AT_ONCE:
-        configuration = stream(architecture, head_dim, row_slices.rows, cluster)
-        turns = _turns(row_slices.blocks(configuration.rows), cluster, multiprocessors)
+        configuration = stream(architecture, head_dim, work.row_slices.rows, cluster)
+        turns = _turns(work.row_slices.blocks(configuration.rows), cluster, work.multiprocessors)
         if cluster == LARGEST_CLUSTER and turns > 1:
             continue  # in turns they lose: 24.0 us against 20.5 in threes, 32 heads of 4,096 keys
         slower = _HALF_THE_WARPS if cluster == LARGEST_CLUSTER else 1.0
         found.append((slower * turns / cluster, configuration))
-        if cluster * configuration.warps * KEY_TILE >= keys:
+        if cluster * configuration.warps * KEY_TILE >= work.keys:
             break
     least = min(cost for cost, _ in found)
     return next(configuration for cost, configuration in found if cost <= _WORTH * least)
 
 
-def _over_the_grid(
-    architecture: str, head_dim: int, keys: int, row_slices: RowSlices, multiprocessors: int
-) -> Iterator[SmallConfiguration]:
+def _over_the_grid(architecture: str, head_dim: int, work: Work) -> Iterator[SmallConfiguration]:
     """Those with as many splits as the GPU has room for, once or in a few turns, while each warp has a tile of keys."""
     for cluster in SPLIT_CLUSTERS if architecture in CLUSTERED else (1,):
-        one = stream(architecture, head_dim, row_slices.rows, cluster)
-        sets = row_slices.blocks(one.rows)
+        one = stream(architecture, head_dim, work.row_slices.rows, cluster)
+        sets = work.row_slices.blocks(one.rows)
         if sets * cluster * one.warps > MOST_ARRIVALS:
             continue
         if cluster > _LARGEST_OF_HALF_THE_WARPS and one.warps < _WARPS_OF_A_MULTIPROCESSOR:
             continue
-        at_once = _at_once(cluster, multiprocessors) * _WARPS_OF_A_MULTIPROCESSOR // one.warps
-        most = keys // (cluster * one.warps * KEY_TILE)
+        at_once = _at_once(cluster, work.multiprocessors) * _WARPS_OF_A_MULTIPROCESSOR // one.warps
+        most = work.keys // (cluster * one.warps * KEY_TILE)
         for turns in range(1, _MOST_TURNS + 1):
             splits = min(turns * at_once // sets, most)
             if splits > 1:

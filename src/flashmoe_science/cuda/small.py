@@ -11,6 +11,7 @@ import torch
 from flashmoe_science.configs import small as configs
 from flashmoe_science.configs.small import MOST_ARRIVALS, RowSlices, SmallConfiguration
 from flashmoe_science.configs.small_keys import share_keys
+from flashmoe_science.configs.small_passes import Work, measured, microseconds
 from flashmoe_science.cuda.driver import ADDRESSES, AddressPlan, Launcher, load
 from flashmoe_science.cuda.problem import Choice, Device, KernelKind, LaunchPlan, Problem
 from flashmoe_science.cuda.repeat import cuda_allocator
@@ -35,27 +36,29 @@ _MOST_GRID_YZ = 65535
 _MOST_ROW_BLOCKS = 2
 _MOST_BYTES = 9 << 20
 _MOST_BYTES_PER_KEY = 40 << 10
+_TALL_US = 4.2
+_TALL_US_PER_KEY = {64: 7.7 / 1024, 96: 8.3 / 1024, 128: 9.5 / 1024, 192: 13 / 1024, 256: 18 / 1024}
+"""Time of a tile of the kernels with tall tiles, by the largest head dim; those of 96 and 192 are in between."""
+_TALL_KEYS = 128
+_RAGGED_US = 0.7
+"""What a last tile of fewer keys costs, beyond that it is computed whole."""
+_SOONER = 0.95
+"""Part of that which this kernel may take by estimate: in several turns under a causal mask it takes a little more."""
 
 
 def choose(problem: Problem, device: Device) -> Choice | None:
     """The configuration if the call is all latency, or decode.
 
-    The kernel has few rows per block and many blocks, and each of them reads all keys and values from L2, at about
-    4.5 MB per us. That pays while at most two blocks read the same ones; or while it takes less than the other
-    kernels, which keep fewer multiprocessors busy, need to start (2 us more than this one) and to go through the
-    keys one tile after another (9 us per 1024 keys up to head dim 128, twice that at 256). Measured on an H200:
+    The kernel has few rows per block and many blocks, and each of them reads all keys and values from L2. That pays
+    while at most two blocks read the same ones; or while it takes less than the other kernels, which keep fewer
+    multiprocessors busy, need to start and to go through the keys one tile after another. Measured on an H200:
     docs/kernels/small.md.
     """
     if not _can_take(problem, device):
         return None
     configuration = configuration_for(problem, device)
-    kv_bytes = 2 * problem.seqlen_k * problem.head_dim * problem.dtype.itemsize
-    blocks = _row_slices(problem).blocks(configuration.rows)
-    per_key = _MOST_BYTES_PER_KEY * max(1, problem.head_dim / 128)
-    if (
-        blocks > _MOST_ROW_BLOCKS * _row_slices(problem).slices
-        and blocks * kv_bytes > _MOST_BYTES + per_key * problem.seqlen_k
-    ):
+    blocks, work = _row_slices(problem).blocks(configuration.rows), _work(problem, device)
+    if blocks > _MOST_ROW_BLOCKS * work.row_slices.slices and not _pays(problem, configuration, device, work):
         return None
     if configuration.single_pass:
         return Choice(KernelKind.SMALL, configuration, "few keys: all are held in registers at once")
@@ -71,13 +74,38 @@ def configuration_for(problem: Problem, device: Device) -> SmallConfiguration:
     Beyond what registers hold, keys are shared by a cluster or by the whole grid.
     """
     architecture, head_dim = device.architecture, problem.head_dim
-    row_slices = _row_slices(problem)
+    work = _work(problem, device)
     held = configs.latency(
-        architecture, head_dim, problem.seqlen_k, row_slices, device.multiprocessors, problem.causal
+        architecture, head_dim, work.keys, work.row_slices, work.multiprocessors, problem.causal
     )
-    if held is not None:
-        return held
-    return share_keys(architecture, head_dim, problem.seqlen_k, row_slices, device.multiprocessors)
+    return held if held is not None else share_keys(architecture, head_dim, work)
+
+
+def _pays(problem: Problem, configuration: SmallConfiguration, device: Device, work: Work) -> bool:
+    """Whether this kernel should take less than one with tall tiles takes for one of them.
+
+    By its estimated time where there is one, else by what its blocks read: at about 4.5 MB per us, while the others
+    start 2 us later and take 9 us per 1024 keys up to head dim 128, twice that at 256.
+    """
+    one_of_passes = not configuration.single_pass and configuration.splits == 1
+    if one_of_passes and measured(device.architecture, problem.head_dim, work):
+        per_key = next(us for most, us in _TALL_US_PER_KEY.items() if problem.head_dim <= most)
+        tall = _TALL_US + per_key * work.keys
+        ragged = -work.keys % _TALL_KEYS
+        if ragged and (
+            problem.head_dim > 64 or work.keys > 2 * _TALL_KEYS
+        ):  # else the portable kernel is next
+            tall += per_key * ragged + _RAGGED_US
+        return microseconds(configuration, work) < _SOONER * tall
+    kv_bytes = 2 * problem.seqlen_k * problem.head_dim * problem.dtype.itemsize
+    per_key = _MOST_BYTES_PER_KEY * max(1, problem.head_dim / 128)
+    return work.row_slices.blocks(configuration.rows) * kv_bytes <= _MOST_BYTES + per_key * work.keys
+
+
+def _work(problem: Problem, device: Device) -> Work:
+    unseen = min(problem.seqlen_q, problem.seqlen_k) / (2 * problem.seqlen_k) if problem.seqlen_k else 0.0
+    seen = 1 - unseen if problem.causal else 1.0
+    return Work(problem.seqlen_k, _row_slices(problem), device.multiprocessors, seen)
 
 
 def _row_slices(problem: Problem) -> RowSlices:
