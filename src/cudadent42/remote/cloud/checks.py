@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ class Prepared:
     results: str
     spot: bool
     accelerator: str
-    """Empty for a machine without a GPU."""
+    """Empty for a machine without a GPU, and for a run on the CPU: nobody waits for a driver then."""
     architectures: tuple[str, ...]
     """CUDA architectures of its GPUs; empty where it has none, or they are not known here."""
     guarded: bool
@@ -64,6 +64,11 @@ def prepare(remote: Remote, device: str) -> Prepared:
         )
     if found.results:
         results.check_exists(found.results)
+    if device == "cpu":
+        return replace(found, accelerator="", architectures=())
+    if found.accelerator and not found.architectures:
+        unknown = f"{found.accelerator} is not known here, so kernels are first compiled on the machine, which costs"
+        return replace(found, notes=(*found.notes, unknown))
     return found
 
 

@@ -61,10 +61,12 @@ class Lab:
         hosts.save(made)
         return made
 
-    def run(self, remote: Remote, on_log: Callable[[bytes], None] | None = None) -> Ended:
+    def run(
+        self, remote: Remote, on_log: Callable[[bytes], None] | None = None, device: str = "cpu"
+    ) -> Ended:
         on_log = self.log.extend if on_log is None else on_log
-        prepared = prepare(remote, "cpu")
-        return runs.run(prepared, "cpu", ARGUMENTS, self.output, self.said.append, on_log, AGREED)
+        prepared = prepare(remote, device)
+        return runs.run(prepared, device, ARGUMENTS, self.output, self.said.append, on_log, AGREED)
 
     def attach(self, start: bool = False) -> Ended:
         return runs.attach(record.find(None), start, self.said.append, self.log.extend, AGREED)

@@ -56,6 +56,22 @@ def test_a_machine_type_that_brings_its_gpu(cloud: Cloud) -> None:
     assert prepare(remote("keep"), "cuda").architectures == ("sm_90",)
 
 
+def test_a_run_on_the_cpu_of_a_machine_with_a_gpu(cloud: Cloud) -> None:
+    """It waits for no driver, and no kernel is compiled for it."""
+    cloud.add(guestAccelerators=L4)
+    found = prepare(remote(), "cpu")
+    assert (found.accelerator, found.architectures, found.notes) == ("", (), ())
+
+
+def test_a_gpu_that_is_not_known_here(cloud: Cloud) -> None:
+    cloud.add(
+        guestAccelerators=[{"acceleratorType": "https://compute/v1/zones/z/nvidia-x1", "acceleratorCount": 1}]
+    )
+    found = prepare(remote(), "cuda")
+    assert (found.accelerator, found.architectures) == ("nvidia-x1", ())
+    assert "nvidia-x1 is not known here" in found.notes[0]
+
+
 def test_a_specification(cloud: Cloud, tmp_path: Path) -> None:
     found = prepare(fresh(tmp_path), "cuda")
     assert [item.machine.address.zone for item in found.candidates] == ["us-central1-a", "us-west1-b"]

@@ -273,7 +273,7 @@ def test_a_driver_is_waited_for_and_missed(lab: Lab, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(lease, "DRIVER_S", 0.0)
     monkeypatch.setattr(jobs, "architectures", lambda place: ())
     with pytest.raises(LabError, match="no NVIDIA driver answers"):
-        lab.run(lab.fresh(machine_type="g2-standard-8"))
+        lab.run(lab.fresh(machine_type="g2-standard-8"), device="cuda")
     assert lab.cloud.names() == []
     assert lab.outcomes == [StartOutcome.FAILED]
 
