@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from cudadent42.errors import UsageError
@@ -29,6 +32,20 @@ def make_private(folder: Path) -> Path:
             f"cannot make {folder}: {error.strerror}; set XDG_CONFIG_HOME and XDG_STATE_HOME to writable folders"
         ) from error
     return folder
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time, the others wait; by flock(2), which ends with its process. Raises UsageError."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UsageError(f"cannot write to {path.parent}: {error.strerror}; check its owner") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _base(variable: str, default: str) -> Path:

@@ -6,17 +6,15 @@ the old counts or the new ones. The system lets go of the lock when a process di
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 from cudadent42.errors import NewerVersionError, UsageError
-from cudadent42.folders import make_private, state_folder
+from cudadent42.folders import locked, make_private, state_folder
 from cudadent42.runs import write_json
 from cudadent42.serialise import decode
 
@@ -67,7 +65,7 @@ def record(ids: Iterable[str], folder: Path | None = None) -> None:
     """
     folder = make_private(folder or state_folder())
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    with _locked(folder):
+    with locked(folder / _LOCK):
         try:
             lessons = dict(read(folder).lessons)
         except NewerVersionError:
@@ -79,16 +77,3 @@ def record(ids: Iterable[str], folder: Path | None = None) -> None:
             old = lessons.get(name, Firing(0, now, now))
             lessons[name] = replace(old, count=old.count + 1, last=now)
         write_json(folder / _FILE, Firings(lessons=lessons))
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    try:
-        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise UsageError(f"cannot write to {folder}: {error.strerror}; check its owner") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -5,9 +5,7 @@ It is read, changed and replaced as a whole: under a lock, or of two that change
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cudadent42.errors import UsageError
-from cudadent42.folders import config_folder, make_private
+from cudadent42.folders import config_folder, locked, make_private
 from cudadent42.remote.address import (
     Address,
     GceAddress,
@@ -199,23 +197,10 @@ def changing() -> Iterator[dict[str, Remote]]:
     waits meanwhile. An error leaves it as it was. Raises UsageError."""
     path = config_file()
     make_private(path.parent)
-    with _locked(path.parent / _LOCK):
+    with locked(path.parent / _LOCK):
         known = remotes()
         yield known
         write_text(path, "".join(_section(remote) for remote in known.values()))
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise UsageError(f"cannot write to {path.parent}: {error.strerror}; check its owner") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _section(remote: Remote) -> str:
