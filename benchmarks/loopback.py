@@ -46,7 +46,9 @@ class Loopback:
                 env={
                     **os.environ,
                     "PYTHONPATH": str(self.project / "src"),
-                    "CUDADENT42_LEDGER": str(self.server.folder / "ledger.db"),  # what comes back is entered there
+                    "CUDADENT42_LEDGER": str(
+                        self.server.folder / "ledger.db"
+                    ),  # what comes back is entered there
                 },
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import math
+import os
+import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from cudadent42.bench.conditions import STEAL_LIMIT, WAIT_LIMIT, ConditionWatch, flags
 from cudadent42.bench.gpu_state import throttle_words
@@ -20,31 +21,44 @@ from cudadent42.records import Conditions
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux's /proc")
 
 
+def measured(call: str) -> float:
+    """`memory_mb` of a function ``call`` on the CPU, in a process of its own, as a worker is: what other tests free or
+    keep in this one would be counted with it."""
+    program = f"import gc, torch\nfrom cudadent42.bench.memory import memory_mb\n{call}\nprint(memory_mb(call, 'cpu'))"
+    source = str(Path(__file__).resolve().parents[3] / "src")
+    environment = os.environ | {"PYTHONPATH": source}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert not done.stderr
+    return float(done.stdout)
+
+
 @linux
 def test_memory_counts_scratch_and_output() -> None:
     """30 MB of scratch under a 10 MB output; the scratch is gone when the call returns."""
+    found = measured("""
+def call():
+    scratch = torch.ones(7_500_000)
+    return scratch[:2_500_000] * 2.0
 
-    def call() -> Tensor:
-        scratch = torch.ones(7_500_000)
-        return scratch[:2_500_000] * 2.0
-
-    call()  # the first call also pages in code
-    assert memory_mb(call, "cpu") == pytest.approx(40.0, abs=4.0)  # huge pages round up by up to 2 MB each
+call()  # the first call also pages in code
+""")
+    assert found == pytest.approx(40.0, abs=4.0)  # huge pages round up by up to 2 MB each
 
 
 @linux
 def test_memory_that_a_collection_frees_hides_nothing() -> None:
     """30 MB that only a cycle held, and a call in which the collector looks."""
-    cycle: list[object] = [torch.ones(7_500_000)]
-    cycle.append(cycle)
-    del cycle
+    found = measured("""
+cycle = [torch.ones(7_500_000)]
+cycle.append(cycle)
+del cycle
 
-    def call() -> Tensor:
-        gc.collect()
-        scratch = torch.ones(5_000_000)
-        return scratch[:500_000] * 2.0
-
-    assert memory_mb(call, "cpu") >= 20.0
+def call():
+    gc.collect()
+    scratch = torch.ones(5_000_000)
+    return scratch[:500_000] * 2.0
+""")
+    assert found >= 20.0
 
 
 @linux
