@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from cudadent42.build import build
 from cudadent42.errors import BuildFailedError, MachineNotReadyError, UsageError
@@ -10,6 +10,7 @@ from cudadent42.plan import Choices, make_plan
 from cudadent42.preflight.definitions import parse_device
 from cudadent42.preflight.gpu import MIN_CAPABILITY
 from cudadent42.registry import registry
+from cudadent42.remote.terminal import Say
 
 _GPU = "cuda:0"
 _OLDEST = MIN_CAPABILITY[0] * 10 + MIN_CAPABILITY[1]
@@ -31,7 +32,7 @@ def check_plan(choices: Choices, device: str) -> None:
             raise error from None
 
 
-def check_kernels(choices: Choices, architectures: Sequence[str], say: Callable[[str], None]) -> None:
+def check_kernels(choices: Choices, architectures: Sequence[str], say: Say) -> None:
     """The CUDA kernels that a run needs, the user's own too, compile for the GPUs there and fit them.
 
     Raises:

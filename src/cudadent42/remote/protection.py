@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -18,6 +17,7 @@ from cudadent42.remote.money import seconds_for
 from cudadent42.remote.record import CloudRecord
 from cudadent42.remote.run import persistently
 from cudadent42.remote.ssh import ConnectionLostError
+from cudadent42.remote.terminal import Say
 from cudadent42.remote.watchdog import Action, Keeper, Limits
 
 IDLE_S = 900
@@ -56,7 +56,7 @@ ANY_TERMS = Terms()
 """No sum, and nobody to be asked."""
 
 
-def protect(place: Place, cloud: CloudRecord | None, terms: Terms, say: Callable[[str], None]) -> None:
+def protect(place: Place, cloud: CloudRecord | None, terms: Terms, say: Say) -> None:
     """Arm the watchdog at ``place`` for a run; say what an earlier one did there.
 
     ``cloud`` is None for a machine that was not started from here.
@@ -102,7 +102,7 @@ def _holds(place: Place, limits: Limits) -> str:
     return limits.line()
 
 
-def release(place: Place, cloud: CloudRecord | None, say: Callable[[str], None]) -> None:
+def release(place: Place, cloud: CloudRecord | None, say: Say) -> None:
     """Say what the watchdog did, and take the limits back, now that the run is. One that does not answer keeps them.
 
     ``cloud`` as for ``protect``: that a machine is powered off is only taken back by who started it.
@@ -112,14 +112,14 @@ def release(place: Place, cloud: CloudRecord | None, say: Callable[[str], None])
         watchdog.disarm(place, None if _is_ours(cloud) else Action.END)
 
 
-def release_when_off(place: Place, say: Callable[[str], None]) -> None:
+def release_when_off(place: Place, say: Say) -> None:
     """As ``release``, of a machine that is about to be ended: that can fail, and until it is off its limits hold."""
     tell(place, say)
     with suppress(LabError):
         watchdog.leave(place)
 
 
-def tell(place: Place, say: Callable[[str], None]) -> None:
+def tell(place: Place, say: Say) -> None:
     """Say what the watchdog did there, if it did anything and the machine answers."""
     with suppress(LabError):
         found = watchdog.report(place)

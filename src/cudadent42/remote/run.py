@@ -28,6 +28,7 @@ from cudadent42.remote.record import CloudRecord, JobRecord
 from cudadent42.remote.sky import cluster, keys
 from cudadent42.remote.sky.cluster import Cluster
 from cudadent42.remote.ssh import ConnectionLostError, connect
+from cudadent42.remote.terminal import Say
 from cudadent42.remote.tree import project_root, read_tree
 
 RETRY_S = 600.0
@@ -41,8 +42,6 @@ _PLACED_LOG = "remote.log"
 _RUN = "run"
 
 T = TypeVar("T")
-Say = Callable[[str], None]
-"""Told what happens, a line at a time."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -21,8 +21,7 @@ from cudadent42.remote.run import bring_back, give_up, place_of
 from cudadent42.remote.sky import cluster
 from cudadent42.remote.sky.cluster import Cluster, ClusterLostError
 from cudadent42.remote.ssh import ConnectionLostError
-
-Say = Callable[[str], None]
+from cudadent42.remote.terminal import Say
 
 
 @dataclass(frozen=True)

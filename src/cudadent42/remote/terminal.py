@@ -8,6 +8,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TextIO
 
+Say = Callable[[str], None]
+"""Shows the user here a line."""
+
 _NOT_SHOWN = ("Cc", "Cf")
 """Unicode's control characters (a terminal takes them for orders) and format characters (they turn lines around)."""
 

@@ -32,12 +32,12 @@ from cudadent42.remote.job import JobState, Place
 from cudadent42.remote.protection import release, release_when_off
 from cudadent42.remote.record import CloudRecord
 from cudadent42.remote.ssh import ConnectionLostError, call
+from cudadent42.remote.terminal import Say
 
 DRIVER_S = 300.0
 """How long after its sshd a machine with a GPU may take until the driver answers: some images install it first."""
 _DRIVER_PAUSE_S = 5.0
 
-Say = Callable[[str], None]
 Protect = Callable[["Lease"], None]
 """Gives a machine that answers its limits, before anything else happens on it. What it raises ends the machine."""
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from collections.abc import Callable
 
 from cudadent42.remote.address import SshAddress
 from cudadent42.remote.cloud import fate, gcloud
@@ -19,6 +18,7 @@ from cudadent42.remote.cloud.failures import CloudError, Failure
 from cudadent42.remote.cloud.machine import Machine, MachineState, state
 from cudadent42.remote.cloud.policy import Reach
 from cudadent42.remote.ssh import Connection, connect
+from cudadent42.remote.terminal import Say
 
 ANSWER_S = 420.0
 """How long a machine may take from its start until its sshd answers; large GPU images take three minutes."""
@@ -48,8 +48,6 @@ _OPTIONS = frozenset(
 """What is taken over of the command that gcloud would run."""
 _ALIAS = re.compile(r"compute\.[0-9]{1,20}")
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,255}")
-
-Say = Callable[[str], None]
 
 
 def connection(machine: Machine, reach: Reach) -> Connection:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 from cudadent42.errors import UsageError
 from cudadent42.remote.cloud import gcloud
 from cudadent42.remote.cloud.failures import CloudError, Failure
+from cudadent42.remote.terminal import Say
 
 _BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](?:/[A-Za-z0-9][A-Za-z0-9._=-]{0,200}){0,20}")
 
@@ -30,7 +30,7 @@ def check_exists(bucket: str) -> None:
             raise
 
 
-def copy(folder: Path, bucket: str, job: str, say: Callable[[str], None]) -> None:
+def copy(folder: Path, bucket: str, job: str, say: Say) -> None:
     """Copy a run folder to ``BUCKET/JOB``. The folder is here, so a failure is said and nothing more."""
     target = f"{bucket}/{job}"
     try:

@@ -24,8 +24,9 @@ from cudadent42.remote.cloud.machine import MachineState
 from cudadent42.remote.job import JobState
 from cudadent42.remote.protection import ANY_TERMS, Terms, protect
 from cudadent42.remote.record import JobRecord
-from cudadent42.remote.run import Ended, Returned, RunLostError, Say, bring_back, give_up, run_on
+from cudadent42.remote.run import Ended, Returned, RunLostError, bring_back, give_up, run_on
 from cudadent42.remote.ssh import ConnectionLostError
+from cudadent42.remote.terminal import Say
 
 _STOPPING_S = 120.0
 """How long a machine that is being taken away is watched; 30 s are usual."""

@@ -29,8 +29,8 @@ def known_hosts() -> Path:
     return state_folder() / _FOLDER / _FILE
 
 
-def options(start: str) -> tuple[str, ...]:
-    """Options of ssh for the machine of a start. Raises UsageError where its key could not be kept."""
+def file() -> Path:
+    """`known_hosts`, made if it is missing. Raises UsageError where keys cannot be kept there."""
     path = known_hosts()
     if not str(path).isprintable() or _MEANT_BY_SSH & set(str(path)):
         raise UsageError(
@@ -41,9 +41,14 @@ def options(start: str) -> tuple[str, ...]:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
     except OSError as error:
         raise UsageError(f"cannot keep host keys in {path}: {error.strerror}; mend that first") from error
+    return path
+
+
+def options(start: str) -> tuple[str, ...]:
+    """Options of ssh for the machine of a start. Raises UsageError where its key could not be kept."""
     return (
         "StrictHostKeyChecking=accept-new",
-        f'UserKnownHostsFile="{path}"',
+        f'UserKnownHostsFile="{file()}"',
         "GlobalKnownHostsFile=/dev/null",
         f"HostKeyAlias={_ALIAS}{start}",
         # The alias alone tells: an address is another machine's tomorrow, and that of a tunnel is this one's own.

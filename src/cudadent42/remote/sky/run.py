@@ -28,7 +28,6 @@ from cudadent42.remote.run import (
     Ended,
     Returned,
     RunLostError,
-    Say,
     bring_back,
     give_up,
     persistently,
@@ -41,6 +40,7 @@ from cudadent42.remote.sky.launch import Launched, launch
 from cudadent42.remote.sky.spec import Spec
 from cudadent42.remote.sky.task import Files, script, task
 from cudadent42.remote.ssh import ConnectionLostError
+from cudadent42.remote.terminal import Say
 from cudadent42.remote.tree import Tree, archive, project_root, read_tree
 
 
@@ -116,9 +116,7 @@ def run_on_sky(
         ConnectionLostError: the machine does not answer; it is left to its idle limit.
     """
     cluster.find_sky()
-    keys.options(
-        kept or ""
-    )  # that a key can be kept: after the launch, what was measured could not be had back
+    keys.file()  # else what was measured could not be had back after the launch
     tree = read_tree(project_root())
     identity = _on_record(spec, kept)
     begun = JobRecord(
