@@ -31,6 +31,7 @@ KERNELS = ("attention_forward", "moe_forward", "peaks")
 _ELEMENT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # Plans are small; the bound only keeps a process with ever-changing shapes from growing.
 _MAX_PLANS = 4096
+_CPU = torch.device("cpu")
 _PEAK_SECONDS = 0.08
 _COPY_BYTES = 96 << 20
 
@@ -114,8 +115,12 @@ def forward(
         plan = _make_plan(signature, query, key, value, causal, softmax_scale, instruction_set)
     if query.requires_grad or key.requires_grad or value.requires_grad:
         reject_gradients(query, key, value)
-    out = torch.empty(query.shape, dtype=query.dtype) if plan.contiguous_out else torch.empty_like(query)
-    lse = torch.empty(plan.lse_shape) if return_lse else None
+    out = (
+        torch.empty(query.shape, dtype=query.dtype, device=_CPU)
+        if plan.contiguous_out
+        else torch.empty_like(query)
+    )
+    lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=_CPU) if return_lse else None
     if plan.launch(
         plan.address,
         query.data_ptr(),
@@ -163,8 +168,8 @@ def measure_peaks() -> dict[str, float]:
         rate = function(threads, _PEAK_SECONDS)
         if rate > 0:
             measured[f"{name}_gflops"] = rate * 1e-9
-    source = torch.ones(_COPY_BYTES, dtype=torch.uint8)
-    target = torch.zeros(_COPY_BYTES, dtype=torch.uint8)
+    source = torch.ones(_COPY_BYTES, dtype=torch.uint8, device=_CPU)
+    target = torch.zeros(_COPY_BYTES, dtype=torch.uint8, device=_CPU)
     copy = library.flashmoe_peak_copy
     copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int]
     copy.restype = ctypes.c_double
@@ -208,7 +213,7 @@ def _plan(
     out = torch.empty_like(query)
     contiguous_out = out.stride(3) != 1
     if contiguous_out:
-        out = torch.empty(query.shape, dtype=query.dtype)
+        out = torch.empty(query.shape, dtype=query.dtype, device=_CPU)
     problem = _Problem(
         element_type=_ELEMENT_TYPES[query.dtype],
         batch=batch,
@@ -240,7 +245,11 @@ def without(
     ``Ablation.NONE``. For measuring what the part costs. Compiles it; errors as in `build` and `forward`.
     """
     plan = _plan(query, key, value, causal, None, _load_attention(host.choose_instruction_set(), ablation))
-    out = torch.empty(query.shape, dtype=query.dtype) if plan.contiguous_out else torch.empty_like(query)
+    out = (
+        torch.empty(query.shape, dtype=query.dtype, device=_CPU)
+        if plan.contiguous_out
+        else torch.empty_like(query)
+    )
     addresses = (plan.address, *(tensor.data_ptr() for tensor in (query, key, value, out)))
 
     def call() -> torch.Tensor:

@@ -429,3 +429,29 @@ def test_pytorch_is_the_reference_that_the_bounds_assume() -> None:
         (torch_attention(query, key, value, True) - exact_attention(query, key, value, True)[0]).abs().max()
     )
     assert 0 < error < 1e-5
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float16, torch.float64])
+def test_the_lse_does_not_follow_the_default_dtype(default: torch.dtype) -> None:
+    """A buffer of another type was written past its end, or held other numbers."""
+    query, key, value = (torch.randn(1, 2, 64, 32, dtype=torch.float32) for _ in range(3))
+    expected = cpu.forward(query, key, value, causal=False, softmax_scale=None, return_lse=True)[1]
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        lse = cpu.forward(query, key, value, causal=False, softmax_scale=None, return_lse=True)[1]
+    finally:
+        torch.set_default_dtype(before)
+    assert lse is not None
+    assert expected is not None
+    assert lse.dtype == torch.float32
+    assert torch.equal(lse, expected)
+
+
+def test_results_do_not_follow_the_default_device() -> None:
+    query, key, value = (torch.randn(1, 2, 64, 32) for _ in range(3))
+    with torch.device("meta"):
+        output, lse = cpu.forward(query, key, value, causal=False, softmax_scale=None, return_lse=True)
+    assert lse is not None
+    assert output.is_cpu
+    assert lse.is_cpu
