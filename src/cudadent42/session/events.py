@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import PurePosixPath
 from typing import Any
 
 from cudadent42.serialise import decode, encode
@@ -255,4 +256,13 @@ def from_line(line: str) -> Entry:
     if type(data.get("number")) is not int:
         raise ValueError("the event has no number")
     event: Event = decode(KINDS[data["event"]], data.get("data"))
+    if isinstance(event, (WorkStarted, Profiled, Judged)):
+        _check_run(event.run)
     return Entry(data["number"], at, event)
+
+
+def _check_run(run: str) -> None:
+    """A folder that was brought from elsewhere may say anything; what it names is read and written below it alone."""
+    path = PurePosixPath(run)
+    if path.is_absolute() or ".." in path.parts or "\0" in run:
+        raise ValueError(f"the run folder {run[:80]!r} does not lie in the session's")

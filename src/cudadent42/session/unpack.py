@@ -51,9 +51,23 @@ def unpack(session: Session, target: Path) -> Session:
 
 def _fill(folder: Path, session: Session, bundle: Path) -> None:
     tree = create(folder, bundle)
-    copy = folder / folders.SESSIONS / session.name
-    shutil.copytree(session.path, copy, symlinks=True)
-    folders.hide(copy.parent)
+    sessions = folder / folders.SESSIONS
+    # The source may hold any link. What is written next would follow this one out of the new folder.
+    if sessions.is_symlink() or (sessions.exists() and not sessions.is_dir()):
+        raise UsageError(
+            f"the source in {bundle} has a {folders.SESSIONS} that is no folder, where the session belongs; "
+            "unpack only the folders of sessions that you trust"
+        )
+    shutil.copytree(session.path, sessions / session.name, symlinks=True, ignore=_no_files)
+    folders.hide(sessions)
     state = session.state
     wanted = state.pending.commit if state.pending is not None else state.parent
     tree.show(local(tree, session.path, state, wanted))
+
+
+def _no_files(folder: str, names: list[str]) -> set[str]:
+    """What is neither a file nor a folder: a session has no links, and what is written later would follow them."""
+    paths = {name: Path(folder, name) for name in names}
+    return {
+        name for name, path in paths.items() if path.is_symlink() or not (path.is_file() or path.is_dir())
+    }

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +104,58 @@ def test_a_restart_is_told_and_three_machines_are_a_lesson(project: Path, worksh
     state = load(path).state
     assert "restart" in state.warnings[0]
     assert "keep-the-machine" in dict(state.lessons)
+
+
+@pytest.mark.parametrize("link", ["sessions", "sessions/.gitignore", "sessions/..gitignore.new"])
+def test_links_in_the_source_lead_nowhere(
+    project: Path, workshop: Any, clock: Any, tmp_path: Path, link: str
+) -> None:
+    path = begin(project, workshop, clock)
+    carried = shutil.copytree(path, tmp_path / "carried" / path.name)
+    target = tmp_path / "target"
+    if link == "sessions":
+        target.mkdir()
+    else:
+        target.write_text("kept")
+    planted = tmp_path / "planted"
+    git(tmp_path, "clone", "-q", str(carried / "source.bundle"), str(planted))
+    (planted / link).parent.mkdir(exist_ok=True)
+    (planted / link).symlink_to(target)
+    git(planted, "add", "-A", "--force")
+    git(planted, "-c", "user.name=x", "-c", "user.email=x@localhost", "commit", "-qm", "planted")
+    git(planted, "bundle", "create", "-q", str(carried / "source.bundle"), "HEAD")
+    with suppress(UsageError):
+        unpack(load(carried), tmp_path / "elsewhere")
+    if link == "sessions":
+        assert list(target.iterdir()) == []
+        assert not (tmp_path / "elsewhere").exists()
+    else:
+        assert target.read_text() == "kept"
+
+
+def test_links_in_a_session_are_not_unpacked(
+    project: Path, workshop: Any, clock: Any, tmp_path: Path
+) -> None:
+    path = begin(project, workshop, clock)
+    carried = shutil.copytree(path, tmp_path / "carried" / path.name)
+    shutil.rmtree(carried / "runs", ignore_errors=True)
+    (tmp_path / "target").mkdir()
+    (carried / "runs").symlink_to(tmp_path / "target")
+    os.mkfifo(carried / "pipe")
+    there = unpack(load(carried), tmp_path / "elsewhere").path
+    assert not (there / "runs").is_symlink()
+    assert not (there / "pipe").exists()
+
+
+@pytest.mark.parametrize("run", ["/etc", "../../x", "runs/../../x", "runs/\0"])
+def test_a_run_outside_of_the_session_is_damage(project: Path, workshop: Any, clock: Any, run: str) -> None:
+    path = begin(project, workshop, clock)
+    work(path, workshop, clock)
+    log = path / "events.jsonl"
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    for event in events:
+        if event["event"] == "WorkStarted":
+            event["data"]["run"] = run
+    log.write_text("".join(json.dumps(event) + "\n" for event in events))
+    with pytest.raises(UsageError, match="does not lie in the session's"):
+        load(path)
