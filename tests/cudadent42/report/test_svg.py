@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from cudadent42.report import svg
 from cudadent42.report.figures import marks
+from cudadent42.report.figures.samples import strips
 from cudadent42.report.figures.speedup import speedup
 from cudadent42.report.svg import Role
 from cudadent42.report.view import View
@@ -89,3 +90,16 @@ def test_limits_hold_every_value_and_one(values: list[float], margin: float) -> 
     low, high = marks.ratio_limits(values, margin)
     assert low < 1 < high
     assert all(low < value < high for value in values)
+
+
+@pytest.mark.parametrize("blocks", [5, 25, 63, 64, 108, 400])
+@pytest.mark.parametrize("names", [("tiny",), ("tiny", "small", "large")])
+def test_every_sample_is_a_dot(make, blocks: int, names: tuple[str, ...]) -> None:  # type: ignore[no-untyped-def]
+    """matplotlib simplifies paths of 128 points and more, and lines of no length away with them."""
+    run = make(repeats=blocks, names=names, dtypes=("bf16",))
+    view = View(run)
+    drawn = strips(view)
+    assert drawn.stride == 1
+    for number, row in enumerate(view.rows):
+        picture = drawn.panel(row, number, svg.Sheet())
+        assert picture.count("h0") == blocks * len(drawn.lanes)

@@ -165,6 +165,8 @@ def _stroke(axes: Axes, ends: Sequence[tuple[float, float]], role: Role, **more:
     """Separate lines, from the first end to the second and so on, as one path: far shorter than one each."""
     if ends:
         path = Path(ends, [Path.MOVETO, Path.LINETO] * (len(ends) // 2))
+        # Fixed when a path is made, not when it is drawn: from 128 ends on, lines of no length would go.
+        path.should_simplify = False
         axes.add_patch(PathPatch(path, facecolor="none", edgecolor=role.placeholder, clip_on=False, **more))
 
 
