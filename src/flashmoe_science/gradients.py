@@ -1,0 +1,68 @@
+"""The backward pass of attention, as each backend offers it to autograd."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+
+Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+"""Of query, key and value; None for one that is not needed."""
+
+
+class Needs(NamedTuple):
+    """Which gradients are needed: at least one."""
+
+    query: bool
+    key: bool
+    value: bool
+
+
+class Backward(Protocol):
+    """The gradients of query, key and value: `backward` of a backend's package (``flashmoe_science.cpu``, ``.cuda``),
+    or None there while the backend has no kernel for it. Autograd calls nothing else of a backend's backward pass.
+
+    With S = softmax_scale * query @ key^T, P = exp(S - lse), Δ = rowsum(output * grad_output) - grad_lse and
+    dS = P * (grad_output @ value^T - Δ): the gradients are softmax_scale * dS @ key for query, softmax_scale * dS^T @
+    query for key and P^T @ grad_output for value; the last two are sums over the query heads that share the head.
+
+    What it may rely on: query, key and value passed the forward's checks, and output and lse are the forward's results
+    for them. grad_output may have any strides (0 among them, and a last one that is not 1): a kernel that does not take
+    them copies it once. It is called under no_grad, in autograd's own thread or another, by several threads at a time.
+
+    What it owes: gradients that have the same bits in every call; exact zeros for a row that sees no key (lse is minus
+    infinity, output zero) and for a key that no row sees; nothing of a masked key or row, NaN and infinity included, in
+    any gradient; no memory of seqlen_q * seqlen_k; no wait for the device. Second derivatives are not its business.
+
+    Reference: Dao et al., FlashAttention (2022), arXiv:2205.14135, algorithm 4.
+    """
+
+    def __call__(
+        self,
+        grad_output: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        output: torch.Tensor,
+        lse: torch.Tensor,
+        grad_lse: torch.Tensor | None,
+        *,
+        causal: bool,
+        softmax_scale: float | None,
+        needs: Needs,
+    ) -> Gradients:
+        """One launch, or a few, on the current stream.
+
+        Args:
+            grad_output: like output in shape and dtype.
+            query, key, value, causal, softmax_scale: as the forward took them; causal is a Python bool.
+            output, lse: what the forward returned: output with its strides; lse natural, float32, contiguous
+                (batch, heads, seqlen_q).
+            grad_lse: float32, (batch, heads, seqlen_q), any strides; None if lse is not differentiated.
+            needs: what is not needed is not computed.
+
+        Returns:
+            New tensors, like query, key and value in shape and dtype, with the strides of ``torch.empty_like`` where
+            its rows are contiguous, else contiguous.
+        """
+        ...
