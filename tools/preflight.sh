@@ -613,7 +613,7 @@ case $problem in
     open)
         status=fail
         cause="others can write to the compile cache ${v_directory:-}, so code in it cannot be trusted"
-        fix="chmod 700 ${v_directory:-}"
+        fix="${v_python:-} -m cudadent42 cache clear"
         ;;
     unusable)
         status=fail

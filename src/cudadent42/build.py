@@ -19,7 +19,7 @@ from cudadent42.preflight.definitions import parse_device
 from cudadent42.preflight.runner import chosen_device, gather
 from cudadent42.records import BuildFailure, BuildReport, Plan
 from flashmoe_science.errors import BuildError, DeviceError
-from flashmoe_science.jit.cache import CompileCache, default_cache
+from flashmoe_science.jit.cache import Cleared, CompileCache, default_cache, empty_cache
 from flashmoe_science.jit.limits import device_architecture
 from flashmoe_science.jit.records import KernelBuild
 
@@ -170,5 +170,13 @@ def open_cache() -> CompileCache:
     """The compile cache. Raises MachineNotReadyError where it cannot be used."""
     try:
         return default_cache()
+    except DeviceError as error:
+        raise MachineNotReadyError(str(error)) from error
+
+
+def emptied_cache() -> tuple[Path, Cleared]:
+    """The compile cache's directory and what was removed from it. Raises MachineNotReadyError where it cannot be."""
+    try:
+        return empty_cache()
     except DeviceError as error:
         raise MachineNotReadyError(str(error)) from error

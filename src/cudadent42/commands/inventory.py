@@ -75,12 +75,11 @@ def cache_list(as_json: JsonOption = False) -> None:
 
 @cache_app.command("clear")
 def cache_clear(as_json: JsonOption = False) -> None:
-    """Remove the compiled kernels."""
-    from cudadent42.build import open_cache
+    """Remove the compiled kernels; a cache that others can write to is closed to them first."""
+    from cudadent42.build import emptied_cache
 
-    cache = open_cache()
-    cleared = cache.clear()
+    directory, cleared = emptied_cache()
     if as_json:
-        print_json({"directory": cache.directory, **encoded(cleared)})
+        print_json({"directory": directory, **encoded(cleared)})
     else:
-        print(f"removed {cleared.entries} kernels, {cleared.bytes / 1e6:.1f} MB, from {cache.directory}")
+        print(f"removed {cleared.entries} kernels, {cleared.bytes / 1e6:.1f} MB, from {directory}")

@@ -14,6 +14,8 @@ from cudadent42.preflight.definitions import Context
 from cudadent42.preflight.python import TORCH, installed_version, lacking
 from cudadent42.preflight.toolchain import is_open_to_others, named_cache_directory
 from cudadent42.records import Check, MachineReport, Status
+from flashmoe_science.errors import BuildError, DeviceError
+from flashmoe_science.jit.cache import empty_cache
 
 _PIP_TIMEOUT_S = 1800
 
@@ -66,11 +68,14 @@ def _pip_install(requirements: list[str]) -> str:
 
 
 def _close_cache(check: Check, context: Context) -> str:
-    directory = named_cache_directory()
-    if not is_open_to_others(directory):
+    if not is_open_to_others(named_cache_directory()):
         return ""
-    directory.chmod(0o700)
-    return f"only you can write to {directory} now"
+    # What others put there while they could must go with their permission.
+    try:
+        directory, cleared = empty_cache()
+    except (DeviceError, BuildError) as error:
+        return f"left alone: {error}"
+    return f"only you can write to {directory} now, and its {cleared.entries} kernels were removed"
 
 
 _MENDERS: dict[str, Callable[[Check, Context], str]] = {

@@ -118,7 +118,7 @@ def _first_cuda_header(toolkit: Path) -> Path | None:
 
 
 def _cache(context: Context) -> Finding:
-    values = {"variable": DIRECTORY_VARIABLE}
+    values = {"variable": DIRECTORY_VARIABLE, "python": THIS_PYTHON}
     try:
         directory = cache_directory()
     except DeviceError as error:
@@ -213,7 +213,7 @@ DEFINITIONS = (
                 "open",
                 Status.FAIL,
                 "others can write to the compile cache {directory}, so code in it cannot be trusted",
-                "chmod 700 {directory}",
+                "{python} -m cudadent42 cache clear",
             ),
             Problem(
                 "unusable",

@@ -12,6 +12,7 @@ import struct
 import threading
 
 from flashmoe_science.errors import BuildError, DeviceError, KernelDefectError
+from flashmoe_science.jit.cache import read_artifact
 from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -110,7 +111,7 @@ def _load(kernel: CudaKernel, allow_defects: bool) -> ctypes.c_void_p:
     handle = _libraries.get(build.key)
     if handle is None:
         handle = ctypes.c_void_p()
-        cubin = build.artifact.read_bytes()
+        cubin = read_artifact(build)
         status = cuda.cuLibraryLoadData(ctypes.byref(handle), cubin, None, None, 0, None, None, 0)
         if status != 0:
             try:

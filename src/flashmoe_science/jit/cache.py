@@ -12,8 +12,9 @@ and both arrive by rename, so that a reader sees a whole entry or none. An artif
 from its record counts as absent and is built again. An artifact that a process has already loaded survives:
 replacing it makes a new inode.
 
-Code from this directory is loaded into the process, so the directory belongs to this user and nobody else may
-write to it; otherwise it is refused (see `cache_directory`).
+Code from this directory is loaded into the process, so the directory and its files belong to this user and nobody else
+may write to them or rename them; otherwise they are refused (see `private_directory`). Entries are read through the
+directory's open descriptor.
 
 Use, on either side::
 
@@ -28,10 +29,12 @@ Use, on either side::
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -41,17 +44,44 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from flashmoe_science.errors import BuildError, DeviceError
+from flashmoe_science.jit.notice import notice_of_waiting
+from flashmoe_science.jit.private_directory import (
+    DIRECTORY_VARIABLE,
+    PrivateDirectory,
+    UnsafeParentError,
+    is_own_file,
+    make_private,
+)
 from flashmoe_science.jit.records import KernelBuild, Recipe, Resources
 
-DIRECTORY_VARIABLE = "FLASHMOE_CACHE_DIR"
+__all__ = [
+    "DIRECTORY_VARIABLE",
+    "Cleared",
+    "Compilation",
+    "CompileCache",
+    "cache_directory",
+    "default_cache",
+    "empty_cache",
+    "entry_changed",
+    "read_artifact",
+    "recipe_key",
+]
+
 _FOLDER = "flashmoe_science"
 _FORMAT = 1
 _LOCK_SUFFIX = ".lock"
 _RECORD_SUFFIX = ".json"
 _TOOLS = "flashmoe_science-tools"
 _ENTRY_FILE = re.compile(r"([0-9a-f]{64})\.")
+_SUFFIX = re.compile(r"\.[A-Za-z0-9_]{1,16}")
+# Far above any kernel's, and far below what reading it would cost.
+_MOST_RECORD_BYTES = 16 << 20
+_MOST_ARTIFACT_BYTES = 256 << 20
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN_LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR)
 
 
@@ -83,43 +113,109 @@ def cache_directory() -> Path:
     """The cache's directory: made if it is missing (mode 0700), and checked.
 
     ``$FLASHMOE_CACHE_DIR``, else ``$XDG_CACHE_HOME/flashmoe_science``, else ``~/.cache/flashmoe_science``.
-    Where neither of the last two can be written (a read-only or missing home),
+    Where neither of the last two can be written (a read-only or missing home, or a user without one),
     ``<tmp>/flashmoe_science-<uid>`` under the same rules. A directory that was named explicitly is never
     replaced by another.
 
     Raises:
-        DeviceError: the directory cannot be made, belongs to somebody else, or can be written by others.
+        OpenToOthersError: other users can write to it.
+        DeviceError: the directory cannot be made, or others can change it or what is above it.
     """
-    named = os.environ.get(DIRECTORY_VARIABLE)
-    if named:
-        return _private_directory(Path(named).expanduser().absolute())
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    directory = Path(os.path.expanduser(base)).absolute() / _FOLDER
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        usable = os.access(directory, os.W_OK | os.X_OK)
-    except OSError as error:
-        if error.errno not in _UNWRITABLE:
-            raise DeviceError(_cannot_make(directory, error)) from error
-        usable = False
-    if not usable:
-        directory = Path(tempfile.gettempdir()).absolute() / f"{_FOLDER}-{os.getuid()}"
-        # Others can write where it lies: a link there may be theirs.
-        return _private_directory(directory, follow=False)
-    return _private_directory(directory)
+    return _opened_directory().path
 
 
 def default_cache() -> CompileCache:
-    """The cache that the environment names; see `cache_directory`."""
-    return CompileCache(cache_directory())
+    """The cache that the environment names; errors as `cache_directory`."""
+    return CompileCache(_opened_directory())
+
+
+def empty_cache() -> tuple[Path, Cleared]:
+    """Remove all that the cache that the environment names holds, also where other users can write to it.
+
+    Such a directory is closed to them first: what they put there can then be neither loaded nor added to.
+
+    Returns:
+        The directory, and what was removed.
+
+    Raises:
+        DeviceError: it cannot be used, or others can write to it and it is not the cache's alone.
+        BuildError: something in it cannot be removed.
+    """
+    directory = _opened_directory(accept_open=True)
+    if stat.S_IMODE(os.fstat(directory.descriptor).st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
+        strange = [name for name in directory.names() if not (_ENTRY_FILE.match(name) or name == _TOOLS)]
+        if strange:
+            raise DeviceError(
+                f"{directory.path} can be written by other users and holds what is not the compile cache's "
+                f"({strange[0]!r}), so it is left as it is; set {DIRECTORY_VARIABLE} to a directory of your own"
+            )
+        directory.close_to_others()
+    return directory.path, CompileCache(directory).clear()
+
+
+def _opened_directory(accept_open: bool = False) -> PrivateDirectory:
+    named = os.environ.get(DIRECTORY_VARIABLE)
+    if named:
+        expanded = os.path.expanduser(named)
+        if expanded.startswith("~"):
+            raise DeviceError(
+                f"{DIRECTORY_VARIABLE} is {named}, and that user has no home directory; give a full path"
+            )
+        return PrivateDirectory(Path(expanded), accept_open=accept_open)
+    base = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    # A user without a home (no HOME, no entry in the table of users) leaves the tilde as it is.
+    if not base.startswith("~"):
+        directory = Path(base).absolute() / _FOLDER
+        # A home of somebody else's (that of a container's host) is as good as none.
+        with contextlib.suppress(UnsafeParentError):
+            if _can_use(directory):
+                return PrivateDirectory(directory, accept_open=accept_open)
+    directory = Path(tempfile.gettempdir()).absolute() / f"{_FOLDER}-{os.geteuid()}"
+    # Others can write where it lies: a link there may be theirs.
+    return PrivateDirectory(directory, follow=False, accept_open=accept_open)
+
+
+def _can_use(directory: Path) -> bool:
+    """Whether this user can write to it, after it has been made if it was missing."""
+    try:
+        make_private(directory)
+    except OSError as error:
+        if error.errno in _UNWRITABLE:
+            return False
+        raise DeviceError(
+            f"the compile cache {directory} cannot be made: {error.strerror}; "
+            f"set {DIRECTORY_VARIABLE} to a directory that you can write"
+        ) from error
+    return os.access(directory, os.W_OK | os.X_OK)
+
+
+def read_artifact(build: KernelBuild) -> bytes:
+    """The artifact of an entry, as its record describes it now.
+
+    Raises:
+        BuildError: it has gone or was changed since it was built or found.
+    """
+    content = CompileCache(build.artifact.parent).content(build.key)
+    if content is None:
+        raise entry_changed(build)
+    return content
+
+
+def entry_changed(build: KernelBuild) -> BuildError:
+    """The error of an entry that is no longer what it was."""
+    return BuildError(
+        f"{build.recipe.label} cannot be loaded: {build.artifact} has gone or was changed since it was built; "
+        "try again"
+    )
 
 
 class CompileCache:
     """Compiled kernels in one private directory. Safe with concurrent threads and processes."""
 
-    def __init__(self, directory: Path) -> None:
-        """Use `directory`: made (0700) if missing, refused (DeviceError) if others can write to it."""
-        self.directory = _private_directory(directory)
+    def __init__(self, directory: Path | PrivateDirectory) -> None:
+        """Use `directory`: made (0700) if missing, refused (DeviceError) if others can change it."""
+        self._folder = directory if isinstance(directory, PrivateDirectory) else PrivateDirectory(directory)
+        self.directory = self._folder.path
 
     def get_or_build(
         self, recipe: Recipe, suffix: str, compile_to: Callable[[Path], Compilation]
@@ -142,7 +238,8 @@ class CompileCache:
         found = self._read(key)
         if found is not None:
             return found
-        with self._locked(key):
+        waiting = f"compiling {recipe.label}, once; the next process finds it in {self.directory}"
+        with notice_of_waiting(waiting), self._locked(key):
             found = self._read(key)
             if found is not None:
                 return found
@@ -154,9 +251,19 @@ class CompileCache:
 
     def entries(self) -> list[KernelBuild]:
         """All intact entries, by kernel name and key."""
-        keys = (path.stem for path in self.directory.glob("*" + _RECORD_SUFFIX))
+        keys = (name.removesuffix(_RECORD_SUFFIX) for name in self._folder.names() if _is_record(name))
         builds = [build for build in map(self._read, keys) if build is not None]
         return sorted(builds, key=lambda build: (build.recipe.label, build.key))
+
+    def content(self, key: str) -> bytes | None:
+        """The artifact of an intact entry, else None."""
+        entry = self._verified(key)
+        return None if entry is None else entry[1]
+
+    def path_to_load(self, key: str) -> str | None:
+        """A path of an intact entry's artifact through this object's open directory, good while it lives, else None."""
+        entry = self._verified(key)
+        return None if entry is None else self._folder.by_descriptor(key + entry[0]["suffix"])
 
     def clear(self) -> Cleared:
         """Remove every entry, damaged ones and leftovers too, and the tools' own caches.
@@ -167,7 +274,7 @@ class CompileCache:
             BuildError: something cannot be locked or removed (a read-only cache).
         """
         count = size = 0
-        ours = filter(None, (_ENTRY_FILE.match(path.name) for path in self.directory.iterdir()))
+        ours = filter(None, map(_ENTRY_FILE.match, self._folder.names()))
         for key in sorted({match[1] for match in ours}):
             with self._locked(key):
                 entry = [path for path in self.directory.glob(key + ".*") if path.suffix != _LOCK_SUFFIX]
@@ -182,56 +289,73 @@ class CompileCache:
                         f"cannot clear the compile cache {self.directory}: {error.strerror}; "
                         "remove the directory yourself"
                     ) from error
-        shutil.rmtree(self.directory / _TOOLS, ignore_errors=True)
+        tools = self.directory / _TOOLS
+        if os.path.lexists(tools):
+            try:
+                _remove(tools)
+            except OSError as error:
+                raise BuildError(
+                    f"cannot remove {tools}: {error.strerror}; remove it yourself, or set {DIRECTORY_VARIABLE} to "
+                    "another directory"
+                ) from error
         return Cleared(entries=count, bytes=size)
 
     def tool_directory(self, name: str) -> Path:
         """A private directory for what a compiler itself caches, e.g. Zig's libc++; removed by `clear`."""
-        directory = self.directory / _TOOLS / name
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return directory
+        tools = PrivateDirectory(self._folder.subdirectory(_TOOLS), follow=False)
+        return tools.subdirectory(name)
 
     def _read(self, key: str) -> KernelBuild | None:
         """The entry if it is whole, else None: whatever is wrong with it, the answer is to build it again."""
+        entry = self._verified(key)
+        if entry is None:
+            return None
+        record, content = entry
         try:
-            record = json.loads((self.directory / (key + _RECORD_SUFFIX)).read_bytes())
-            suffix, digest, size = record["suffix"], record["artifact_sha256"], record["artifact_bytes"]
-            artifact = self.directory / (key + suffix)
-            if artifact.parent != self.directory:
-                return None
             recipe = Recipe(**{**record["recipe"], "flags": tuple(record["recipe"]["flags"])})
-            resources = None if record["resources"] is None else Resources(**record["resources"])
-            content = artifact.read_bytes()
-            if recipe_key(recipe) != key or len(content) != size:
-                return None
-            if hashlib.sha256(content).hexdigest() != digest:
+            seconds = float(record["compile_seconds"])
+            resources = None if record["resources"] is None else _resources(record["resources"])
+            if recipe_key(recipe) != key or not (math.isfinite(seconds) and seconds >= 0):
                 return None
             return KernelBuild(
                 recipe=recipe,
                 key=key,
-                artifact=artifact,
-                artifact_bytes=size,
-                compile_seconds=float(record["compile_seconds"]),
+                artifact=self.directory / (key + record["suffix"]),
+                artifact_bytes=len(content),
+                compile_seconds=seconds,
                 cached=True,
                 log=str(record["log"]),
                 resources=resources,
             )
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            return None
+
+    def _verified(self, key: str) -> tuple[dict[str, Any], bytes] | None:
+        """The record and the artifact that it vouches for, if both are this user's and belong together."""
+        try:
+            record = json.loads(self._folder.read(key + _RECORD_SUFFIX, _MOST_RECORD_BYTES))
+            suffix, digest, size = record["suffix"], record["artifact_sha256"], record["artifact_bytes"]
+            if not _SUFFIX.fullmatch(suffix):
+                return None
+            content = self._folder.read(key + suffix, _MOST_ARTIFACT_BYTES)
+            if len(content) != size or hashlib.sha256(content).hexdigest() != digest:
+                return None
+            return record, content
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def _build(
         self, key: str, recipe: Recipe, suffix: str, compile_to: Callable[[Path], Compilation]
     ) -> KernelBuild:
-        # Both names begin with the key, so that clear() also finds what a killed process left behind.
-        temporary = self.directory / f"{key}.{os.getpid()}.new{suffix}"
-        artifact = self.directory / (key + suffix)
+        # Temporary names begin with the key too, so that clear() also finds what a killed process left behind.
+        made = self.directory / f"{key}.{os.getpid()}.new{suffix}"
         try:
-            _remove(temporary)
+            _remove(made)
             start = time.perf_counter()
-            compilation = compile_to(temporary)
+            compilation = compile_to(made)
             seconds = time.perf_counter() - start
             try:
-                content = temporary.read_bytes()
+                content = made.read_bytes()
             except FileNotFoundError as error:
                 raise BuildError(
                     f"{recipe.compiler} reported success for {recipe.label} but wrote no artifact; "
@@ -249,20 +373,17 @@ class CompileCache:
                 "log": compilation.log,
                 "resources": None if compilation.resources is None else asdict(compilation.resources),
             }
-            _flush(temporary)
-            _replace(temporary, artifact)
-            temporary = self.directory / f"{key}.{os.getpid()}.new{_RECORD_SUFFIX}"
-            temporary.write_text(json.dumps(record, indent=1))
-            _flush(temporary)
-            _replace(temporary, self.directory / (key + _RECORD_SUFFIX))
-            _flush(self.directory)
+            self._store(key, suffix, content)
+            self._store(key, _RECORD_SUFFIX, json.dumps(record, indent=1).encode())
+            os.fsync(self._folder.descriptor)
         except OSError as error:
             raise BuildError(
                 f"cannot write {recipe.label} to the compile cache {self.directory}: {error.strerror}; "
                 f"free some space there or set {DIRECTORY_VARIABLE} to another directory"
             ) from error
         finally:
-            _remove(temporary)
+            _remove(made)
+        artifact = self.directory / (key + suffix)
         return KernelBuild(
             recipe=recipe,
             key=key,
@@ -274,22 +395,37 @@ class CompileCache:
             resources=compilation.resources,
         )
 
+    def _store(self, key: str, suffix: str, content: bytes) -> None:
+        """Write a file of an entry, which only this user can read or write whatever the umask, by rename."""
+        # A new file: the compiler's own may have other names or other writers.
+        temporary = f"{key}.{os.getpid()}.stored{suffix}"
+        folder = self._folder.descriptor
+        self._remove_strange(temporary)
+        descriptor = os.open(temporary, _WRITE, 0o600, dir_fd=folder)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(descriptor)
+            self._remove_strange(key + suffix)
+            os.replace(temporary, key + suffix, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            os.unlink(temporary, dir_fd=folder)
+            raise
+
     @contextlib.contextmanager
     def _locked(self, key: str) -> Iterator[None]:
         """Hold the entry's lock. The kernel lets go of it when the process dies, so no lock is ever stale."""
-        path = self.directory / (key + _LOCK_SUFFIX)
+        name = key + _LOCK_SUFFIX
         descriptor = -1
         try:
             while True:
-                try:
-                    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                except IsADirectoryError:
-                    shutil.rmtree(path)
-                    continue
+                self._remove_strange(name)
+                descriptor = os.open(name, _OPEN_LOCK, 0o600, dir_fd=self._folder.descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 # clear() removes lock files: one that went while we waited for it excludes nobody any more.
                 with contextlib.suppress(FileNotFoundError):
-                    if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                    if os.path.samestat(os.fstat(descriptor), os.stat(name, dir_fd=self._folder.descriptor)):
                         break
                 os.close(descriptor)
                 descriptor = -1
@@ -297,7 +433,7 @@ class CompileCache:
             if descriptor >= 0:
                 os.close(descriptor)
             raise BuildError(
-                f"cannot lock {path}: {error.strerror}; "
+                f"cannot lock {self.directory / name}: {error.strerror}; "
                 f"set {DIRECTORY_VARIABLE} to a directory on a local, writable file system"
             ) from error
         try:
@@ -305,36 +441,27 @@ class CompileCache:
         finally:
             os.close(descriptor)
 
-
-def _private_directory(directory: Path, follow: bool = True) -> Path:
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = directory.stat() if follow else directory.lstat()
-    except OSError as error:
-        raise DeviceError(_cannot_make(directory, error)) from error
-    if stat.S_ISLNK(found.st_mode):
-        raise DeviceError(
-            f"the compile cache {directory} is a symbolic link, so code in it cannot be trusted; "
-            f"remove it or set {DIRECTORY_VARIABLE} to a directory of your own"
-        )
-    if found.st_uid != os.getuid():
-        raise DeviceError(
-            f"the compile cache {directory} belongs to user {found.st_uid}, not to this one ({os.getuid()}), "
-            f"so code in it cannot be trusted; set {DIRECTORY_VARIABLE} to a directory of your own"
-        )
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise DeviceError(
-            f"the compile cache {directory} can be written by other users, so code in it cannot be trusted; "
-            f"run: chmod 700 {directory}"
-        )
-    return directory
+    def _remove_strange(self, name: str) -> None:
+        """What is no file of this user's in the place of one: a folder, a link, a FIFO, somebody else's."""
+        try:
+            if not is_own_file(os.stat(name, dir_fd=self._folder.descriptor, follow_symlinks=False)):
+                _remove(self.directory / name)
+        except FileNotFoundError:
+            pass
 
 
-def _cannot_make(directory: Path, error: OSError) -> str:
-    return (
-        f"the compile cache {directory} cannot be made: {error.strerror}; "
-        f"set {DIRECTORY_VARIABLE} to a directory that you can write"
-    )
+def _is_record(name: str) -> bool:
+    return _ENTRY_FILE.match(name) is not None and name.endswith(_RECORD_SUFFIX)
+
+
+def _resources(fields: dict[str, Any]) -> Resources:
+    """Raises TypeError where a field is missing, unknown, or no number."""
+    resources = Resources(**fields)
+    for field in dataclasses.fields(Resources):
+        number = getattr(resources, field.name)
+        if isinstance(number, bool) or not isinstance(number, (int, float) if field.type == "float" else int):
+            raise TypeError(f"{field.name} is {number!r}")
+    return resources
 
 
 def _remove(path: Path) -> None:
@@ -343,20 +470,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _replace(path: Path, target: Path) -> None:
-    """By rename; a folder in the target's place goes."""
-    try:
-        path.replace(target)
-    except IsADirectoryError:
-        shutil.rmtree(target)
-        path.replace(target)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

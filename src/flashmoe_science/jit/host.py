@@ -25,7 +25,13 @@ from enum import Enum
 from pathlib import Path
 
 from flashmoe_science.errors import BuildError, DeviceError
-from flashmoe_science.jit.cache import DIRECTORY_VARIABLE, Compilation, CompileCache, default_cache
+from flashmoe_science.jit.cache import (
+    DIRECTORY_VARIABLE,
+    Compilation,
+    CompileCache,
+    default_cache,
+    entry_changed,
+)
 from flashmoe_science.jit.records import KernelBuild, Recipe
 
 COMPILER_VARIABLE = "CXX"
@@ -222,13 +228,17 @@ def build(
 
 
 def load(build: KernelBuild) -> ctypes.CDLL:
-    """The library of a build in this process.
+    """The library of a build in this process, loaded through the cache's open directory.
 
     Raises:
-        BuildError: the dynamic loader refuses it.
+        BuildError: its entry in the cache has gone or was changed, or the dynamic loader refuses it.
     """
+    cache = CompileCache(build.artifact.parent)
+    path = cache.path_to_load(build.key)
+    if path is None:
+        raise entry_changed(build)
     try:
-        return ctypes.CDLL(str(build.artifact))
+        return ctypes.CDLL(path)
     except OSError as error:
         raise BuildError(
             f"{build.recipe.label} was compiled but cannot be loaded ({error}); "

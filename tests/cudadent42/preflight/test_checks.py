@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cudadent42.errors import UsageError
-from cudadent42.preflight import gpu, gpu_probe, host, python, toolchain
+from cudadent42.preflight import fix, gpu, gpu_probe, host, python, toolchain
 from cudadent42.preflight.definitions import (
     Context,
     Definition,
@@ -27,7 +27,7 @@ from cudadent42.preflight.table import DEFINITIONS
 from cudadent42.preflight.text import lines
 from cudadent42.profile import ncu_install
 from cudadent42.profile.ncu_install import Permission
-from cudadent42.records import Check, Status
+from cudadent42.records import Check, MachineReport, Status
 
 H200 = Gpu("NVIDIA H200", "9.0", 150 << 30, 132)
 QUIET = Monitor("580.95.05", (), 1980, 1980, 35, 700.0, ())
@@ -216,9 +216,29 @@ def test_a_cache_that_others_can_write(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv(toolchain.DIRECTORY_VARIABLE, str(folder))
     found = check("cache", context())
     assert found.status is Status.FAIL
-    assert found.fix == f"chmod 700 {folder}"
-    folder.chmod(0o700)
+    assert found.fix.endswith("-m cudadent42 cache clear")
+    planted = folder / ("ab" * 32 + ".so")
+    planted.write_bytes(b"planted")
+    planted.with_suffix(".json").write_text("{}")
+    (mended,) = fix.apply(MachineReport((found,), "", {}), context())
+    assert "only you can write to" in mended
+    assert list(folder.iterdir()) == []
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert check("cache", context()).status is Status.OK
+
+
+def test_an_open_folder_that_is_not_the_caches_alone_is_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    (folder / "thesis.tex").write_text("")
+    monkeypatch.setenv(toolchain.DIRECTORY_VARIABLE, str(folder))
+    (left,) = fix.apply(MachineReport((check("cache", context()),), "", {}), context())
+    assert "holds what is not the compile cache's ('thesis.tex')" in left
+    assert (folder / "thesis.tex").exists()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
 
 
 def test_a_cache_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

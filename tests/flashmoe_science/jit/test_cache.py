@@ -3,8 +3,10 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import resource
 import stat
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -97,6 +99,22 @@ def test_a_failed_compilation_leaves_nothing(cache: CompileCache) -> None:
         cache.get_or_build(recipe(), ".so", fail)
     assert [path.suffix for path in cache.directory.iterdir()] == [".lock"]
     assert cache.get_or_build(recipe(), ".so", writer()).cached is False
+
+
+def test_a_first_compilation_that_takes_long_is_announced(
+    cache: CompileCache, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def compile_to(path: Path) -> Compilation:
+        time.sleep(2.3)
+        return writer()(path)
+
+    cache.get_or_build(recipe(), ".so", compile_to)
+    assert capfd.readouterr().err == (
+        "flashmoe_science: compiling probe[head_dim=64], once; "
+        f"the next process finds it in {cache.directory}\n"
+    )
+    cache.get_or_build(recipe(), ".so", compile_to)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_compiler_that_writes_nothing_is_an_error(cache: CompileCache) -> None:
@@ -222,11 +240,19 @@ def test_clearing_a_read_only_cache_is_an_error_of_one_line(cache: CompileCache)
 
 
 def test_a_lock_that_cannot_be_opened_is_an_error_of_one_line(cache: CompileCache) -> None:
-    lock = cache.get_or_build(recipe(), ".so", writer()).artifact.with_suffix(".lock")
-    lock.unlink()
-    lock.symlink_to(lock)
-    with pytest.raises(BuildError, match="cannot lock") as raised:
-        cache.clear()
+    cache.get_or_build(recipe(), ".so", writer())
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
+    try:
+        with (
+            pytest.raises(BuildError, match=r"cannot lock .*Too many open files") as raised,
+            cache._locked("ab" * 32),
+        ):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert "\n" not in str(raised.value)
 
 
@@ -339,7 +365,7 @@ def test_directory_is_made_private_whatever_the_umask(
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777, 0o1777])
 def test_directory_that_others_can_write_is_refused(tmp_path: Path, mode: int) -> None:
     tmp_path.chmod(mode)
-    with pytest.raises(DeviceError, match="chmod 700"):
+    with pytest.raises(DeviceError, match="empty it and close it to them with: cudadent42 cache clear"):
         CompileCache(tmp_path)
 
 
