@@ -1,8 +1,8 @@
 """Run as another user by test_cache_attack.py: plants code where a victim's compile cache is, until it is killed.
 
 Arguments: the way of attacking, the folder it may write to, the name of the cache in it, a library whose answer is not
-the victim's, the numbers of the recipes, and this user's number. Uses the standard library alone, as its user may not be
-able to read anything else.
+the victim's, a file of the recipes and their keys, and this user's number. Uses the standard library alone, as its
+user may not be able to read anything else.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -320,11 +320,10 @@ def test_a_resource_that_is_no_number_counts_as_absent(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def _one_user_namespace() -> Iterator[None]:
+def _one_user_namespace() -> None:
     done = subprocess.run(["unshare", "-U", "true"], capture_output=True, check=False)
     if done.returncode:
         pytest.skip("no user namespaces here")
-    yield
 
 
 @pytest.mark.usefixtures("_one_user_namespace")
