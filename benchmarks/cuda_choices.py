@@ -1,4 +1,4 @@
-"""Every kernel and tile that could take a call, raced: what ``cuda/select.py`` and the configurations rest on.
+"""Every kernel and tile that could take a call, raced: what the choice of kernel and the configurations rest on.
 
     PYTHONPATH=src python benchmarks/cuda_choices.py 1,8,1024,64 1,8,2048,64,causal
 
@@ -12,9 +12,9 @@ import sys
 import torch
 from cuda_hopper import race
 
-from flashmoe_science.configs import hopper as hopper_configs
-from flashmoe_science.configs import portable as portable_configs
-from flashmoe_science.cuda import Choice, KernelKind, forward
+from flashmoe_science.configs.attention import hopper as hopper_configs
+from flashmoe_science.configs.attention import portable as portable_configs
+from flashmoe_science.cuda.attention import Choice, KernelKind, forward
 
 
 def choices(seqlen: int, head_dim: int, causal: bool) -> dict[str, Choice]:

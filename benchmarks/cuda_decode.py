@@ -21,14 +21,14 @@ import torch
 from cuda_small import Call, Shape, expected, name, own, race, sdpa, square
 from provenance import provenance
 
-from flashmoe_science.configs.small import (
+from flashmoe_science.configs.attention.small import (
     KEY_TILE,
     MOST_ARRIVALS,
     SPLIT_CLUSTERS,
     SmallConfiguration,
     stream,
 )
-from flashmoe_science.cuda import Choice, KernelKind, explain, small
+from flashmoe_science.cuda.attention import Choice, KernelKind, explain, small
 from flashmoe_science.cuda.driver import make_context_current
 from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.jit.nvrtc import compile_kernel

@@ -23,10 +23,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import flashmoe_science
 from cudadent42.runs import write_json
-from flashmoe_science.cuda import KernelKind, Problem, forward
-from flashmoe_science.cuda.forward import device_of
+from flashmoe_science.cuda.attention import KernelKind, Problem, forward
+from flashmoe_science.cuda.attention.select import module
+from flashmoe_science.cuda.device import device_of
 from flashmoe_science.cuda.repeat import cuda_allocator, matcher
-from flashmoe_science.cuda.select import module
 
 
 def per_call(call: Callable[[], Any]) -> float:

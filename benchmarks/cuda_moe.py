@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from flashmoe_science.configs import moe_hopper
+from flashmoe_science.configs.moe import hopper as moe_hopper
 from flashmoe_science.cuda.moe import MoeChoice, MoeKind, forward, select
 from flashmoe_science.cuda.moe.combine import Combine
 from flashmoe_science.cuda.moe.forward import device_of

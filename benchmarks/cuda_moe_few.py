@@ -23,9 +23,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from flashmoe_science.configs.moe_few import FewConfiguration, FewProduct, FewWay
+from flashmoe_science.configs.moe.few import FewConfiguration, FewProduct, FewWay
+from flashmoe_science.cuda.device import device_of
 from flashmoe_science.cuda.driver import make_context_current
-from flashmoe_science.cuda.forward import device_of
 from flashmoe_science.cuda.moe import few, hopper
 from flashmoe_science.cuda.moe.few import Product
 from flashmoe_science.cuda.moe.problem import MoePlan, MoeProblem

@@ -24,9 +24,10 @@ from typing import Any
 
 import torch
 
-from flashmoe_science.configs.moe_portable import ProductTile
-from flashmoe_science.cuda.driver import Launcher, load, make_context_current
-from flashmoe_science.cuda.forward import device_of
+from flashmoe_science.configs.moe.portable import ProductTile
+from flashmoe_science.cuda.device import device_of
+from flashmoe_science.cuda.driver import load, make_context_current
+from flashmoe_science.cuda.launch import Launcher
 from flashmoe_science.cuda.moe import MoeKind, forward
 from flashmoe_science.cuda.moe.portable import Product, ProductLaunch, kernel
 from flashmoe_science.cuda.moe.problem import MoeProblem

@@ -29,11 +29,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from flashmoe_science.configs.portable import PortableConfiguration
-from flashmoe_science.cuda import OVERRIDE_VARIABLE, Choice, KernelKind, forward
-from flashmoe_science.cuda import portable as portable_kernel
-from flashmoe_science.cuda.driver import Launcher, load
-from flashmoe_science.cuda.forward import device_of
+from flashmoe_science.configs.attention.portable import PortableConfiguration
+from flashmoe_science.cuda.attention import OVERRIDE_VARIABLE, Choice, KernelKind, forward
+from flashmoe_science.cuda.attention import portable as portable_kernel
+from flashmoe_science.cuda.device import device_of
+from flashmoe_science.cuda.driver import load
+from flashmoe_science.cuda.launch import Launcher
 from flashmoe_science.errors import BuildError
 from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY, CudaKernel, compile_kernel
 
@@ -111,7 +112,7 @@ def reference(
 
 def verify(choices: list[Choice]) -> list[dict[str, Any]]:
     """Every raced tile on lengths that leave partial tiles: its error against float64, and that of PyTorch's
-    operators in the same dtype. What calls take by themselves is tested in tests/flashmoe_science/cuda.
+    operators in the same dtype. What calls take by themselves is tested in tests/flashmoe_science/cuda/attention.
     """
     torch.manual_seed(0)
     results = []

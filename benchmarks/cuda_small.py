@@ -2,8 +2,8 @@
 
     python benchmarks/cuda_small.py --output small.json
 
-The first table's calls are `flashmoe_science.flash_attention`, the others' `flashmoe_science.cuda.forward` with the
-configuration given; output allocation included. GPU time is that of one call in a
+The first table's calls are `flashmoe_science.flash_attention`, the others' `flashmoe_science.cuda.attention.forward`
+with the configuration given; output allocation included. GPU time is that of one call in a
 replayed graph of equal calls, so consecutive calls may overlap as far as programmatic dependent launch allows;
 `alone` is the same without it. Implementations are interleaved within every round, figures are medians in
 microseconds. Every configuration's result is checked against float64 before it is timed.
@@ -28,8 +28,8 @@ import torch
 import torch.nn.functional as F
 
 from flashmoe_science import flash_attention
-from flashmoe_science.configs.small import HEAD_DIMS, SmallConfiguration
-from flashmoe_science.cuda import (
+from flashmoe_science.configs.attention.small import HEAD_DIMS, SmallConfiguration
+from flashmoe_science.cuda.attention import (
     Choice,
     KernelKind,
     Problem,
@@ -40,9 +40,10 @@ from flashmoe_science.cuda import (
     select,
     small,
 )
-from flashmoe_science.cuda.driver import AddressPlan, Launcher, load, make_context_current
-from flashmoe_science.cuda.forward import device_of
-from flashmoe_science.cuda.select import module
+from flashmoe_science.cuda.attention.select import module
+from flashmoe_science.cuda.device import device_of
+from flashmoe_science.cuda.driver import load, make_context_current
+from flashmoe_science.cuda.launch import AddressPlan, Launcher
 from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel
 

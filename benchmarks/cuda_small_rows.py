@@ -28,11 +28,12 @@ from cuda_small import BORDER, Call, Shape, compile_all, expected, name, own, sd
 from provenance import provenance
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flashmoe_science.configs import small as configs
-from flashmoe_science.configs.hopper import HopperConfiguration
-from flashmoe_science.configs.portable import PortableConfiguration
-from flashmoe_science.configs.small import CLUSTERS, KEY_TILE, SmallConfiguration, stream
-from flashmoe_science.cuda import Choice, Device, KernelKind, hopper, portable, select, small
+from flashmoe_science.configs.attention import small as configs
+from flashmoe_science.configs.attention.hopper import HopperConfiguration
+from flashmoe_science.configs.attention.portable import PortableConfiguration
+from flashmoe_science.configs.attention.small import CLUSTERS, KEY_TILE, SmallConfiguration, stream
+from flashmoe_science.cuda.attention import Choice, KernelKind, hopper, portable, select, small
+from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.driver import load, make_context_current
 from flashmoe_science.errors import BuildError, DeviceError
 

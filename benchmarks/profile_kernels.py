@@ -26,9 +26,11 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from cudadent42.bench.peaks import measure_cuda_peaks
 from cudadent42.profile import ncu, ncu_install
 from flashmoe_science import flash_attention
-from flashmoe_science.cuda import forward, portable
-from flashmoe_science.cuda.driver import Launcher, load, make_context_current
-from flashmoe_science.cuda.forward import _output_like, _problem, device_of
+from flashmoe_science.cuda.attention import forward, portable
+from flashmoe_science.cuda.attention.forward import _output_like, _problem
+from flashmoe_science.cuda.device import device_of
+from flashmoe_science.cuda.driver import load, make_context_current
+from flashmoe_science.cuda.launch import Launcher
 from flashmoe_science.jit.nvrtc import CudaKernel
 
 FAULTS = Path(__file__).parent / "faults"

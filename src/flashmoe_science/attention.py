@@ -6,9 +6,10 @@ import torch
 from torch._compile import _disable_dynamo
 from torch.compiler import is_dynamo_compiling
 
-from flashmoe_science import cpu, cuda
 from flashmoe_science.arguments import check_arguments, check_causal
-from flashmoe_science.cuda.forward import this_thread
+from flashmoe_science.cpu import attention as cpu
+from flashmoe_science.cuda import attention as cuda
+from flashmoe_science.cuda.attention.forward import this_thread
 from flashmoe_science.errors import DeviceError
 
 
@@ -49,7 +50,7 @@ def flash_attention(
         return _untraced(query, key, value, causal=causal, softmax_scale=softmax_scale, return_lse=return_lse)
     if isinstance(query, torch.Tensor):
         if query.is_cuda:
-            # The steady state of `cuda.forward`, without its frame: a tenth of a microsecond of four.
+            # The steady state of `cuda.attention.forward`, without its frame: a tenth of a microsecond of four.
             recent_causal, recent_scale, recent_lse, matches, call = this_thread.recent
             if (
                 causal is recent_causal

@@ -8,7 +8,7 @@ import torch
 from torch._compile import _disable_dynamo
 from torch.compiler import is_dynamo_compiling
 
-from flashmoe_science import cpu_moe
+from flashmoe_science.cpu import moe as cpu_moe
 from flashmoe_science.cuda import moe as cuda_moe
 from flashmoe_science.cuda.moe import topk as cuda_topk
 from flashmoe_science.errors import DeviceError

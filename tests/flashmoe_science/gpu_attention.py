@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from flashmoe_science.cuda import Choice, KernelKind, Problem
+from flashmoe_science.cuda.attention import Choice, KernelKind, Problem
+from flashmoe_science.cuda.attention.forward import _output_like, _problem
+from flashmoe_science.cuda.attention.select import module
+from flashmoe_science.cuda.device import device_of
 from flashmoe_science.cuda.driver import make_context_current
-from flashmoe_science.cuda.forward import _output_like, _problem, device_of
-from flashmoe_science.cuda.select import module
 
 _PATTERN = 0x7FA5  # a NaN in float16 and in bfloat16
 _LSE_PATTERN = 0x7FC5A5A5  # a NaN in float32

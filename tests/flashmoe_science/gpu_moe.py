@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
+from flashmoe_science.cuda.device import device_of
 from flashmoe_science.cuda.driver import make_context_current
-from flashmoe_science.cuda.forward import device_of
 from flashmoe_science.cuda.moe.problem import MoeChoice, MoeProblem
 from flashmoe_science.cuda.moe.select import module
 from flashmoe_science.moe_arguments import Activation, W13Layout

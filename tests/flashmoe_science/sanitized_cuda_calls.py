@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from gpu_attention import choices, random_qkv, reference, run_guarded
 
-from flashmoe_science.cuda import KernelKind
+from flashmoe_science.cuda.attention import KernelKind
 
 # (seqlen_q, seqlen_k), head_dim: partial tiles, several blocks of keys, rows without keys, padded head dims.
 CALLS = [

@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from gpu_moe import assert_right, layer
 from topk_reference import reference
 
-from flashmoe_science.cuda import driver
-from flashmoe_science.cuda.forward import device_of
+from flashmoe_science.cuda import launch
+from flashmoe_science.cuda.device import device_of
 from flashmoe_science.cuda.moe import MoeKind
 from flashmoe_science.cuda.moe.select import module
 from flashmoe_science.cuda.moe.topk import topk
@@ -35,12 +35,12 @@ ROUTINGS = [(9, 8, 2), (5, 40, 6), (3, 300, 40)]
 
 def launch_one_after_another() -> None:
     """Racecheck cannot follow a kernel that starts before its predecessor has ended. Waiting for it is then no wait."""
-    with_overlap = driver.Launcher.__init__
+    with_overlap = launch.Launcher.__init__
 
-    def without(self: driver.Launcher, *given: Any, dependent: bool = False, **options: Any) -> None:
+    def without(self: launch.Launcher, *given: Any, dependent: bool = False, **options: Any) -> None:
         with_overlap(self, *given, dependent=False, **options)
 
-    driver.Launcher.__init__ = without  # type: ignore[method-assign]
+    launch.Launcher.__init__ = without  # type: ignore[method-assign]
 
 
 def main() -> None:

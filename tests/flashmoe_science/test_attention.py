@@ -14,7 +14,8 @@ from attention_reference import assert_as_exact_as_torch, exact_attention
 from torch._subclasses import FakeTensorMode
 
 import flashmoe_science
-from flashmoe_science import DeviceError, InputError, cuda, flash_attention
+from flashmoe_science import DeviceError, InputError, flash_attention
+from flashmoe_science.cuda import attention as cuda
 
 
 def tensors(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -83,8 +83,9 @@ def _prepare_host(kernel: Specification, case: AttentionCase, inputs: AttentionI
 def _prepare_cuda(kernel: Specification, case: AttentionCase, inputs: AttentionInputs) -> Call:
     import torch
 
-    from flashmoe_science.cuda.driver import Launcher, load, make_context_current
-    from flashmoe_science.cuda.forward import device_of
+    from flashmoe_science.cuda.device import device_of
+    from flashmoe_science.cuda.driver import load, make_context_current
+    from flashmoe_science.cuda.launch import Launcher
 
     device = device_of(inputs.query.get_device())
     _require(kernel, case, inputs, device.architecture)

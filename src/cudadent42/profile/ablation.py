@@ -52,7 +52,7 @@ def ablate(case: Case, inputs: object, timer: Timer, seed: int) -> tuple[tuple[A
 
 
 def _on_cuda(case: AttentionCase, inputs: AttentionInputs) -> tuple[Variants, str]:
-    from flashmoe_science.cuda import Choice, KernelKind, explain, forward
+    from flashmoe_science.cuda.attention import Choice, KernelKind, explain, forward
 
     tensors = inputs.tensors
     choice = explain(*tensors, causal=case.causal, softmax_scale=inputs.softmax_scale)
@@ -73,10 +73,10 @@ def _on_cuda(case: AttentionCase, inputs: AttentionInputs) -> tuple[Variants, st
 
 
 def _on_cpu(case: AttentionCase, inputs: AttentionInputs) -> tuple[Variants, str]:
-    from flashmoe_science import cpu
+    from flashmoe_science.cpu import attention
 
     def variant(part: Part) -> Call:
-        return cpu.without(part, *inputs.tensors, causal=case.causal)
+        return attention.without(part, *inputs.tensors, causal=case.causal)
 
     # One row of a causal mask, aligned bottom-right, sees every key.
     return {part: variant(part) for part in _parts(case.causal and case.seqlen_q > 1)}, ""

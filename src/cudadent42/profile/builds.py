@@ -16,7 +16,7 @@ from flashmoe_science.jit.limits import device_architecture
 from flashmoe_science.jit.records import KernelBuild
 
 if TYPE_CHECKING:
-    from flashmoe_science.cuda import Device
+    from flashmoe_science.cuda.device import Device
     from flashmoe_science.jit.nvrtc import CudaKernel
 
 _VERSION = re.compile(r"(\d+)\.(\d+).*")
@@ -67,7 +67,7 @@ def _is(build: KernelBuild, kernel: CudaKernel) -> bool:
 
 def device_of_run(facts: Mapping[str, object]) -> Device | None:
     """The GPU of ``MachineReport.facts``, as far as choosing a kernel depends on it; None where they do not say."""
-    from flashmoe_science.cuda import Device
+    from flashmoe_science.cuda.device import Device
 
     capability, compiler = str(facts.get("gpu_compute_capability") or ""), str(facts.get("nvrtc") or "")
     multiprocessors = facts.get("gpu_multiprocessors")
@@ -87,7 +87,7 @@ def _chosen(case: Case, device: Device) -> CudaKernel | None:
     import torch
 
     from cudadent42.dtypes import DTYPES
-    from flashmoe_science.cuda import compiled, explain
+    from flashmoe_science.cuda.attention import compiled, explain
 
     if not isinstance(case, AttentionCase):
         return None

@@ -246,7 +246,7 @@ def _with_ablations(profile: Profile, wish: Wish) -> Profile:
 
 def _with_build(profile: Profile, wish: Wish, built: BuildReport | None) -> Profile:
     """The resource table and instructions of the profiled kernel, if this project compiled it."""
-    from flashmoe_science.cuda import Device
+    from flashmoe_science.cuda.device import Device
     from flashmoe_science.errors import DeviceError
     from flashmoe_science.jit.nvrtc import nvrtc_version
 

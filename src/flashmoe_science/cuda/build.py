@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from flashmoe_science.cuda import moe
-from flashmoe_science.cuda.problem import KernelKind
-from flashmoe_science.cuda.select import module
+from flashmoe_science.cuda.attention.problem import KernelKind
+from flashmoe_science.cuda.attention.select import module
 from flashmoe_science.jit.cache import CompileCache, default_cache
 from flashmoe_science.jit.limits import base_architecture
 from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel

@@ -1,14 +1,9 @@
-"""The CUDA driver: loading cubins and launching kernels.
-
-Launches go through ctypes and cuLaunchKernelEx, whose arguments are converted once: cuLaunchKernel with eleven
-Python integers costs more than the launch itself.
-"""
+"""The CUDA driver: contexts, and loading cubins."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import struct
 import threading
 
 from flashmoe_science.errors import BuildError, DeviceError, KernelDefectError
@@ -17,11 +12,8 @@ from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _NON_PORTABLE_CLUSTER = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-_PROGRAMMATIC_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _PORTABLE_CLUSTER = 8
 _SHARED_WITHOUT_OPT_IN = 48 * 1024
-ADDRESSES = struct.Struct("5Q")
-"""Of query, key, value, output and lse, as most kernels take them."""
 _lock = threading.Lock()
 _libraries: dict[str, ctypes.c_void_p] = {}
 _functions: dict[tuple[str, int], ctypes.c_void_p] = {}
@@ -135,102 +127,3 @@ def _load(kernel: CudaKernel, allow_defects: bool) -> ctypes.c_void_p:
         status = cuda.cuFuncSetAttribute(function, _NON_PORTABLE_CLUSTER, 1)
         check(cuda, status, "cuFuncSetAttribute(NON_PORTABLE_CLUSTER_SIZE_ALLOWED)")
     return function
-
-
-class _LaunchAttribute(ctypes.Structure):
-    """CUlaunchAttribute with an integer value."""
-
-    _fields_ = (
-        ("id", ctypes.c_int),
-        ("padding", ctypes.c_char * 4),
-        ("value", ctypes.c_int),
-        ("rest", ctypes.c_char * 60),
-    )
-
-
-class _LaunchConfig(ctypes.Structure):
-    """CUlaunchConfig."""
-
-    _fields_ = (
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("shared_bytes", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(_LaunchAttribute)),
-        ("attribute_count", ctypes.c_uint),
-    )
-
-
-class Launcher:
-    """A kernel with its grid, and the buffer from which its one by-value argument is read.
-
-    The buffer is read during the call, so each thread needs a launcher of its own.
-    """
-
-    __slots__ = ("buffer", "start", "start_at")
-
-    def __init__(
-        self,
-        function: ctypes.c_void_p,
-        grid: tuple[int, int, int],
-        kernel: CudaKernel,
-        argument_bytes: int,
-        *,
-        dependent: bool = False,
-    ) -> None:
-        """`dependent`: the kernel may start while its predecessor in the stream still runs (programmatic stream
-        serialization, sm_90 and later). Only for kernels of which every thread executes griddepcontrol.wait
-        before it touches global memory, and griddepcontrol.launch_dependents, if at all, after that. A kernel that is
-        always launched after one of these may read what was there before that one, and one that is always followed by
-        one of these may let it start before it has waited itself: moe.few and moe.hopper say why they do.
-        """
-        self.buffer = _aligned_buffer(argument_bytes, 64)
-        """Writable; the struct that the kernel gets."""
-        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self.buffer))
-        attribute = _LaunchAttribute(id=_PROGRAMMATIC_SERIALIZATION, value=1)
-        config = _LaunchConfig(
-            grid=grid,
-            block=(kernel.threads_per_block, 1, 1),
-            shared_bytes=kernel.dynamic_shared_bytes,
-            attributes=ctypes.pointer(attribute),
-            attribute_count=int(dependent),
-        )
-        # A closure: its names are looked up faster than attributes, and it is called without a bound method.
-        launch, reference = library().cuLaunchKernelEx, ctypes.byref(config)
-
-        def start(stream: int) -> None:
-            config.stream = stream
-            status = launch(reference, function, arguments, None)
-            if status != 0:
-                check(library(), status, "cuLaunchKernelEx")
-
-        buffer, pack = self.buffer, ADDRESSES.pack_into
-
-        def start_at(query: int, key: int, value: int, output: int, lse: int, stream: int) -> None:
-            pack(buffer, 0, query, key, value, output, lse)
-            config.stream = stream
-            status = launch(reference, function, arguments, None)
-            if status != 0:
-                check(library(), status, "cuLaunchKernelEx")
-
-        self.start = start
-        """Launches on a raw stream handle."""
-        self.start_at = start_at
-        """Writes the addresses of query, key, value, output and lse to the head of the argument, then launches: a
-        `problem.Launch`. For kernels whose argument begins so; in one frame, because every call goes through it.
-        """
-
-
-class AddressPlan:
-    """The launch plan of a kernel whose argument begins with the addresses of query, key, value, output and lse."""
-
-    __slots__ = ("launch",)
-
-    def __init__(self, launcher: Launcher) -> None:
-        self.launch = launcher.start_at
-
-
-def _aligned_buffer(size: int, alignment: int) -> ctypes.Array[ctypes.c_char]:
-    storage = ctypes.create_string_buffer(size + alignment)
-    start = -ctypes.addressof(storage) % alignment
-    return (ctypes.c_char * size).from_buffer(storage, start)

@@ -13,7 +13,7 @@ import threading
 
 import torch
 
-from flashmoe_science.configs.small import MOST_ARRIVALS
+from flashmoe_science.configs.attention.small import MOST_ARRIVALS
 
 _TICKETS = 1 << 16
 _ARRIVALS = 1 << 17

@@ -12,8 +12,9 @@ from cudadent42.cases import AttentionCase, MoeCase
 from cudadent42.operations import numerics
 from cudadent42.profile import ablation
 from cudadent42.profile.records import Ablation
-from flashmoe_science import cpu, flash_attention
+from flashmoe_science import flash_attention
 from flashmoe_science.configs.ablation import Ablation as Part
+from flashmoe_science.cpu import attention
 from flashmoe_science.errors import BuildError
 
 Call = Callable[[], torch.Tensor]
@@ -43,7 +44,7 @@ class Scripted:
 
 def test_the_whole_kernel_gives_the_right_result() -> None:
     query, key, value = tensors(case())
-    whole = cpu.without(Part.NONE, query, key, value, causal=True)()
+    whole = attention.without(Part.NONE, query, key, value, causal=True)()
     assert torch.equal(whole, flash_attention(query, key, value, causal=True))
 
 
@@ -54,7 +55,7 @@ def test_each_part_is_left_out_on_a_cpu() -> None:
     query, key, value = tensors(of)
     whole = flash_attention(query, key, value, causal=True)
     for part in (Part.EXPONENTIALS, Part.MASK, Part.LOADS):
-        output = cpu.without(part, query, key, value, causal=True)()
+        output = attention.without(part, query, key, value, causal=True)()
         assert not torch.allclose(output, whole, atol=1e-2), part
     (inputs,) = numerics(of).input_sets(of, 0, 1, "cpu")
     found, why_not = ablation.ablate(of, inputs, ClockTimer(None), 0)

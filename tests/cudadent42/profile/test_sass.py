@@ -75,8 +75,8 @@ def test_spills_are_seen_in_the_code() -> None:
 def test_the_tensor_path_is_seen_in_the_code() -> None:
     import torch
 
-    from flashmoe_science.configs import hopper as configs
-    from flashmoe_science.cuda import hopper
+    from flashmoe_science.configs.attention import hopper as configs
+    from flashmoe_science.cuda.attention import hopper
 
     tile = next(one for one in configs.all_configurations() if one.head_dim == 128)
     found = counted(hopper.kernel(tile, torch.bfloat16))
@@ -90,9 +90,9 @@ def test_the_tensor_path_is_seen_in_the_code() -> None:
 def test_a_part_that_is_left_out_is_gone_from_the_code() -> None:
     import torch
 
-    from flashmoe_science.configs import hopper as configs
     from flashmoe_science.configs.ablation import Ablation
-    from flashmoe_science.cuda import hopper
+    from flashmoe_science.configs.attention import hopper as configs
+    from flashmoe_science.cuda.attention import hopper
 
     tile = next(one for one in configs.all_configurations() if one.head_dim == 64 and one.causal)
     whole = hopper.kernel(tile, torch.bfloat16)
@@ -107,9 +107,9 @@ def test_a_part_that_is_left_out_is_gone_from_the_code() -> None:
 def test_a_part_that_is_left_out_of_the_portable_kernel_is_gone_from_the_code(overlap: bool) -> None:
     import torch
 
-    from flashmoe_science.configs import portable as configs
     from flashmoe_science.configs.ablation import Ablation
-    from flashmoe_science.cuda import portable
+    from flashmoe_science.configs.attention import portable as configs
+    from flashmoe_science.cuda.attention import portable
 
     tiles = configs.all_configurations("sm_90")
     tile = next(one for one in tiles if one.head_dim == 64 and one.overlap is overlap)

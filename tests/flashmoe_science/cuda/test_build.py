@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from flashmoe_science.cuda import KernelKind, build, kernels
-from flashmoe_science.cuda.select import module
+from flashmoe_science.cuda import build, kernels
+from flashmoe_science.cuda.attention import KernelKind
+from flashmoe_science.cuda.attention.select import module
 from flashmoe_science.errors import DeviceError
 from flashmoe_science.jit.cache import CompileCache
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from gpu_attention import reference
 
-from flashmoe_science.cuda import forward
+from flashmoe_science.cuda.attention import forward
 from flashmoe_science.errors import InputError
 
 pytestmark = [

@@ -6,10 +6,11 @@ import struct
 
 import torch
 
-from flashmoe_science.cuda.driver import Launcher, load
+from flashmoe_science.cuda.device import Device
+from flashmoe_science.cuda.driver import load
+from flashmoe_science.cuda.launch import Launcher
 from flashmoe_science.cuda.moe.problem import MoeProblem
 from flashmoe_science.cuda.moe.routing import overlaps
-from flashmoe_science.cuda.problem import Device
 from flashmoe_science.jit.limits import limits
 from flashmoe_science.jit.nvrtc import CudaKernel
 

@@ -11,14 +11,15 @@ from typing import Any
 
 import torch
 
-from flashmoe_science.configs import moe_few as configs
-from flashmoe_science.configs.moe_few import FewConfiguration, FewProduct, FewWay
-from flashmoe_science.cuda.driver import ADDRESSES, Launcher, load
+from flashmoe_science.configs.moe import few as configs
+from flashmoe_science.configs.moe.few import FewConfiguration, FewProduct, FewWay
+from flashmoe_science.cuda.device import Device
+from flashmoe_science.cuda.driver import load
+from flashmoe_science.cuda.launch import ADDRESSES, Launcher
 from flashmoe_science.cuda.moe import combine
 from flashmoe_science.cuda.moe.combine import Combine
 from flashmoe_science.cuda.moe.problem import MoeChoice, MoeKind, MoeLaunch, MoeProblem
 from flashmoe_science.cuda.moe.routing import overlaps
-from flashmoe_science.cuda.problem import Device
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.moe_arguments import Activation, W13Layout

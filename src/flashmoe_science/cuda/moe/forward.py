@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from flashmoe_science.arguments import reject_without_memory
+from flashmoe_science.cuda.device import device_of
 from flashmoe_science.cuda.driver import make_context_current
-from flashmoe_science.cuda.forward import device_of
 from flashmoe_science.cuda.moe.problem import MoeChoice, MoeProblem
 from flashmoe_science.cuda.moe.select import plan, select
 from flashmoe_science.cuda.repeat import cuda_allocator, current_device, raw_stream

@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 
-from flashmoe_science.configs import moe_hopper as configs
-from flashmoe_science.configs.moe_hopper import MoeHopperConfiguration
-from flashmoe_science.cuda.driver import Launcher, load
+from flashmoe_science.configs.moe import hopper as configs
+from flashmoe_science.configs.moe.hopper import MoeHopperConfiguration
+from flashmoe_science.cuda.device import Device
+from flashmoe_science.cuda.driver import load
+from flashmoe_science.cuda.launch import Launcher
 from flashmoe_science.cuda.moe import combine, routing
 from flashmoe_science.cuda.moe.combine import Combine
 from flashmoe_science.cuda.moe.problem import MoeChoice, MoeKind, MoeProblem
 from flashmoe_science.cuda.moe.routing import TICKETS_BYTES, Routing
-from flashmoe_science.cuda.problem import Device
 from flashmoe_science.cuda.tensor_map import MAP_BYTES, TensorMap
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import base_architecture

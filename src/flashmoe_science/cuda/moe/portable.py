@@ -12,14 +12,15 @@ from typing import Any
 
 import torch
 
-from flashmoe_science.configs import moe_portable as configs
-from flashmoe_science.configs.moe_portable import PortableMoeConfiguration, ProductTile
-from flashmoe_science.cuda.driver import Launcher, load
+from flashmoe_science.configs.moe import portable as configs
+from flashmoe_science.configs.moe.portable import PortableMoeConfiguration, ProductTile
+from flashmoe_science.cuda.device import Device
+from flashmoe_science.cuda.driver import load
+from flashmoe_science.cuda.launch import Launcher
 from flashmoe_science.cuda.moe import combine, routing
 from flashmoe_science.cuda.moe.combine import Combine
 from flashmoe_science.cuda.moe.problem import MoeChoice, MoeKind, MoeLaunch, MoeProblem
 from flashmoe_science.cuda.moe.routing import TICKETS_BYTES, Routing, overlaps
-from flashmoe_science.cuda.problem import Device
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.moe_arguments import Activation, W13Layout

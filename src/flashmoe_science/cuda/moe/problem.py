@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from flashmoe_science.cuda.problem import Device
+from flashmoe_science.cuda.device import Device
 from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.moe_arguments import Activation, W13Layout
 

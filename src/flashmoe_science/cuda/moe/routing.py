@@ -6,9 +6,10 @@ import struct
 
 import torch
 
-from flashmoe_science.cuda.driver import Launcher, load
+from flashmoe_science.cuda.device import Device
+from flashmoe_science.cuda.driver import load
+from flashmoe_science.cuda.launch import Launcher
 from flashmoe_science.cuda.moe.problem import MoeProblem
-from flashmoe_science.cuda.problem import Device
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import base_architecture, limits
 from flashmoe_science.jit.nvrtc import CudaKernel

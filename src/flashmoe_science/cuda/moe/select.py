@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import cast
 
+from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.moe import few, hopper, portable, topk
 from flashmoe_science.cuda.moe.problem import MoeChoice, MoeKind, MoeModule, MoePlan, MoeProblem
-from flashmoe_science.cuda.problem import Device
 from flashmoe_science.errors import InputError, KernelDefectError, NoKernelError
 from flashmoe_science.jit.nvrtc import CudaKernel
 

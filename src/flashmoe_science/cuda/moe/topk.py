@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from flashmoe_science.arguments import reject_without_memory
-from flashmoe_science.configs import topk as configs
-from flashmoe_science.configs.topk import TopkConfiguration
-from flashmoe_science.cuda.driver import Launcher, load, make_context_current
-from flashmoe_science.cuda.forward import device_of
+from flashmoe_science.configs.moe import topk as configs
+from flashmoe_science.configs.moe.topk import TopkConfiguration
+from flashmoe_science.cuda.device import Device, device_of
+from flashmoe_science.cuda.driver import load, make_context_current
+from flashmoe_science.cuda.launch import Launcher
 from flashmoe_science.cuda.moe.routing import overlaps
-from flashmoe_science.cuda.problem import Device
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import limits
 from flashmoe_science.jit.nvrtc import CudaKernel

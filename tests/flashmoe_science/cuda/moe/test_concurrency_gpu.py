@@ -13,7 +13,7 @@ from gpu_concurrency import (
 )
 from gpu_moe import assert_right, layer
 
-from flashmoe_science.cuda.forward import device_of
+from flashmoe_science.cuda.device import device_of
 from flashmoe_science.cuda.moe import MoeChoice, MoeKind, forward
 from flashmoe_science.cuda.moe.problem import MoeProblem
 from flashmoe_science.cuda.moe.select import module

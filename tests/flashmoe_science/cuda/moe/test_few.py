@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from moe_products import random_ids
 from moe_whole import Arguments, arguments, assert_right
 
-from flashmoe_science.configs import moe_few as configs
-from flashmoe_science.configs.moe_few import FewConfiguration, FewProduct, FewWay
-from flashmoe_science.cuda import Device
-from flashmoe_science.cuda.driver import ADDRESSES
+from flashmoe_science.configs.moe import few as configs
+from flashmoe_science.configs.moe.few import FewConfiguration, FewProduct, FewWay
+from flashmoe_science.cuda.device import Device
+from flashmoe_science.cuda.launch import ADDRESSES
 from flashmoe_science.cuda.moe import few
 from flashmoe_science.cuda.moe.few import Product
 from flashmoe_science.cuda.moe.problem import MoeProblem

@@ -9,9 +9,9 @@ import torch
 from moe_products import random_ids
 from moe_whole import Arguments, arguments, assert_right
 
-from flashmoe_science.configs.moe_few import FewConfiguration, FewProduct, FewWay
+from flashmoe_science.configs.moe.few import FewConfiguration, FewProduct, FewWay
+from flashmoe_science.cuda.device import device_of
 from flashmoe_science.cuda.driver import make_context_current
-from flashmoe_science.cuda.forward import device_of
 from flashmoe_science.cuda.moe import few
 from flashmoe_science.cuda.moe.forward import forward
 from flashmoe_science.cuda.moe.problem import MoeKind, MoeProblem

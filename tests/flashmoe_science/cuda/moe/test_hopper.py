@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashmoe_science.configs import moe_hopper as configs
+from flashmoe_science.configs.moe import hopper as configs
+from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.moe import MoeKind, MoeProblem, combine, hopper, routing, select
 from flashmoe_science.cuda.moe.select import OVERRIDE_VARIABLE, kernels
-from flashmoe_science.cuda.problem import Device
 from flashmoe_science.errors import InputError, NoKernelError
 from flashmoe_science.jit.limits import check_block
 from flashmoe_science.jit.nvrtc import compile_kernel

@@ -6,8 +6,8 @@ import pytest
 import torch
 from gpu_moe import Layer, assert_right, layer, random_ids, run_guarded
 
-from flashmoe_science.configs import moe_hopper as configs
-from flashmoe_science.cuda.forward import device_of
+from flashmoe_science.configs.moe import hopper as configs
+from flashmoe_science.cuda.device import device_of
 from flashmoe_science.cuda.moe import MoeChoice, MoeKind, forward
 from flashmoe_science.moe_arguments import Activation, W13Layout
 

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from moe_products import Routing, assert_right, operands, random_ids, routing
 
-from flashmoe_science.configs import moe_portable as configs
-from flashmoe_science.configs.moe_portable import ProductTile
-from flashmoe_science.cuda import Device
+from flashmoe_science.configs.moe import portable as configs
+from flashmoe_science.configs.moe.portable import ProductTile
+from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.moe import portable
 from flashmoe_science.cuda.moe.portable import Product
 from flashmoe_science.cuda.moe.problem import MoeProblem

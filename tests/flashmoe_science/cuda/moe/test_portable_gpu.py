@@ -9,10 +9,10 @@ import pytest
 import torch
 from moe_products import Routing, assert_right, operands, random_ids, routing
 
-from flashmoe_science.configs import moe_portable as configs
-from flashmoe_science.configs.moe_portable import ProductTile
+from flashmoe_science.configs.moe import portable as configs
+from flashmoe_science.configs.moe.portable import ProductTile
+from flashmoe_science.cuda.device import device_of
 from flashmoe_science.cuda.driver import make_context_current
-from flashmoe_science.cuda.forward import device_of
 from flashmoe_science.cuda.moe import MoeChoice, MoeKind
 from flashmoe_science.cuda.moe.portable import Product, ProductLaunch
 from flashmoe_science.cuda.moe.problem import MoeProblem

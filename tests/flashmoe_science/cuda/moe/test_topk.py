@@ -11,7 +11,7 @@ import torch
 from emulated import compile_emulation
 from topk_reference import reference
 
-from flashmoe_science.configs import topk as configs
+from flashmoe_science.configs.moe import topk as configs
 from flashmoe_science.cuda.moe import topk
 from flashmoe_science.jit.limits import LIMITS
 from flashmoe_science.moe_arguments import Scores

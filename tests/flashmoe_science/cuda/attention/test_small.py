@@ -19,15 +19,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashmoe_science.configs import small as configs
-from flashmoe_science.configs.small import SmallConfiguration
-from flashmoe_science.cuda import Device, KernelKind, Problem, select, small
+from flashmoe_science.configs.attention import small as configs
+from flashmoe_science.configs.attention.small import SmallConfiguration
+from flashmoe_science.cuda.attention import KernelKind, Problem, select, small
+from flashmoe_science.cuda.device import Device
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.cache import CompileCache
 from flashmoe_science.jit.limits import LIMITS
 from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY, compile_kernel
 
-EMULATION = Path(__file__).parents[1] / "emulation"
+EMULATION = Path(__file__).parents[2] / "emulation"
 H200 = Device(0, "sm_90", 132, 60 << 20)
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90")
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from flashmoe_science.configs import small as configs
-from flashmoe_science.configs.small import SmallConfiguration
-from flashmoe_science.cuda import Choice, KernelKind, Problem, explain, forward, small
-from flashmoe_science.cuda.forward import device_of
+from flashmoe_science.configs.attention import small as configs
+from flashmoe_science.configs.attention.small import SmallConfiguration
+from flashmoe_science.cuda.attention import Choice, KernelKind, Problem, explain, forward, small
+from flashmoe_science.cuda.device import device_of
 
 pytestmark = [
     pytest.mark.gpu,

@@ -1,4 +1,4 @@
-"""Run by test_cpu.py without torch, so that no OpenMP runtime is there and the kernel's own threads run.
+"""Run by test_library.py without torch, so that no OpenMP runtime is there and the kernel's own threads run.
 
 Argument: the library. Calls it from one thread, several, and a forked child, and compares the bytes.
 """

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from flashmoe_science.configs.small import RowSlices, SmallConfiguration, beside, stream
-from flashmoe_science.configs.small_passes import Work, fastest, measured, microseconds
-from flashmoe_science.cuda import Choice, Device, KernelKind, Problem, select, small
+from flashmoe_science.configs.attention.small import RowSlices, SmallConfiguration, beside, stream
+from flashmoe_science.configs.attention.small_passes import Work, fastest, measured, microseconds
+from flashmoe_science.cuda.attention import Choice, KernelKind, Problem, select, small
+from flashmoe_science.cuda.device import Device
 from flashmoe_science.jit.cache import CompileCache
 from flashmoe_science.jit.nvrtc import compile_kernel
 
-SWEEP = Path(__file__).parents[3] / "benchmarks/results/2026-11-21-h200-small-rows/sweep.json"
+SWEEP = Path(__file__).parents[4] / "benchmarks/results/2026-11-21-h200-small-rows/sweep.json"
 H200 = Device(0, "sm_90", 132, 60 << 20)
 NOISE = 1.012
 

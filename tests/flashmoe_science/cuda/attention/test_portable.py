@@ -10,8 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashmoe_science.configs import portable as configs
-from flashmoe_science.cuda import Device, Problem, portable
+from flashmoe_science.configs.attention import portable as configs
+from flashmoe_science.cuda.attention import Problem, portable
+from flashmoe_science.cuda.device import Device
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import LIMITS, check_block, limits
 from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY

@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
-from flashmoe_science.configs import hopper as configs
-from flashmoe_science.configs.hopper import HopperConfiguration
-from flashmoe_science.cuda.driver import Launcher, load
-from flashmoe_science.cuda.problem import Choice, Device, KernelKind, Problem, Strides
+from flashmoe_science.configs.attention import hopper as configs
+from flashmoe_science.configs.attention.hopper import HopperConfiguration
+from flashmoe_science.cuda.attention.problem import Choice, KernelKind, Problem, Strides
+from flashmoe_science.cuda.device import Device
+from flashmoe_science.cuda.driver import load
+from flashmoe_science.cuda.launch import Launcher
 from flashmoe_science.cuda.tensor_map import MAP_BYTES, TensorMap
 from flashmoe_science.cuda.tickets import TicketPool, ticket_pool
 from flashmoe_science.errors import InputError

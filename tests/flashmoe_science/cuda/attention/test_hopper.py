@@ -12,10 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashmoe_science.configs import hopper as configs
-from flashmoe_science.cuda import hopper, kernels
+from flashmoe_science.configs.attention import hopper as configs
+from flashmoe_science.cuda import kernels
+from flashmoe_science.cuda.attention import hopper
+from flashmoe_science.cuda.attention.problem import KernelKind, Problem
+from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.moe import hopper as moe_hopper
-from flashmoe_science.cuda.problem import Device, KernelKind, Problem
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import check_block
 
@@ -141,7 +143,7 @@ def test_the_header_has_every_width_that_is_configured() -> None:
 
 
 def _generator() -> ModuleType:
-    path = Path(__file__).parents[3] / "tools" / "generate_wgmma.py"
+    path = Path(__file__).parents[4] / "tools" / "generate_wgmma.py"
     spec = importlib.util.spec_from_file_location("generate_wgmma", path)
     assert spec is not None
     assert spec.loader is not None

@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
-from flashmoe_science.configs import small as configs
-from flashmoe_science.configs.small import MOST_ARRIVALS, RowSlices, SmallConfiguration
-from flashmoe_science.configs.small_keys import share_keys
-from flashmoe_science.configs.small_passes import Work, measured, microseconds
-from flashmoe_science.cuda.driver import ADDRESSES, AddressPlan, Launcher, load
-from flashmoe_science.cuda.problem import Choice, Device, KernelKind, LaunchPlan, Problem
+from flashmoe_science.configs.attention import small as configs
+from flashmoe_science.configs.attention.small import MOST_ARRIVALS, RowSlices, SmallConfiguration
+from flashmoe_science.configs.attention.small_keys import share_keys
+from flashmoe_science.configs.attention.small_passes import Work, measured, microseconds
+from flashmoe_science.cuda.attention.problem import Choice, KernelKind, LaunchPlan, Problem
+from flashmoe_science.cuda.device import Device
+from flashmoe_science.cuda.driver import load
+from flashmoe_science.cuda.launch import ADDRESSES, AddressPlan, Launcher
 from flashmoe_science.cuda.repeat import cuda_allocator
 from flashmoe_science.cuda.tickets import TicketPool, arrival_pool
 from flashmoe_science.errors import InputError

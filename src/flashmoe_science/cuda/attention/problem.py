@@ -1,4 +1,4 @@
-"""What a call asks for, the machine it runs on, and what was chosen: the records of the CUDA backend."""
+"""What a call of attention asks for, and what was chosen: the records of its CUDA backend."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from flashmoe_science.cuda.device import Device
 from flashmoe_science.jit.nvrtc import CudaKernel
 
 Strides = tuple[int, int, int]
@@ -21,19 +22,6 @@ class KernelKind(Enum):
     SMALL = "small"
     HOPPER = "hopper"
     PORTABLE = "portable"
-
-
-@dataclass(frozen=True)
-class Device:
-    """A GPU, as far as choosing a kernel depends on it."""
-
-    index: int
-    architecture: str
-    """Without suffix, e.g. ``sm_90``."""
-    multiprocessors: int
-    l2_bytes: int
-    nvrtc: tuple[int, int] = (13, 0)
-    """Version of the compiler that kernels for it are made with."""
 
 
 @dataclass(frozen=True)

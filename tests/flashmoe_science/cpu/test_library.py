@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from flashmoe_science import cpu
+from flashmoe_science.cpu.library import SOURCES
 from flashmoe_science.errors import BuildError
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
@@ -59,7 +60,7 @@ def test_no_undefined_behaviour_under_the_sanitizers(tmp_path: Path) -> None:
     if not Path(runtime).is_absolute():
         pytest.skip("g++ has no AddressSanitizer runtime")
     library = tmp_path / "attention_forward.so"
-    source = Path(cpu.__file__).parent / "kernels" / "cpu" / "attention_forward.cpp"
+    source = SOURCES / "attention_forward.cpp"
     instruction_set = host.choose_instruction_set()
     flags = [flag for flag in host.COMMON_FLAGS if flag != "-O3"]
     sanitizers = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]

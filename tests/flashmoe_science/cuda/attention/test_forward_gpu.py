@@ -13,8 +13,8 @@ import torch
 from gpu_attention import assert_right, choices, random, random_qkv, reference, run_guarded
 
 import flashmoe_science
-from flashmoe_science.configs import portable as configs
-from flashmoe_science.cuda import Choice, KernelKind, explain, forward
+from flashmoe_science.configs.attention import portable as configs
+from flashmoe_science.cuda.attention import Choice, KernelKind, explain, forward
 from flashmoe_science.errors import DeviceError, InputError
 
 pytestmark = [

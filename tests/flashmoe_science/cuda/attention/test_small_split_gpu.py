@@ -10,8 +10,8 @@ import pytest
 import torch
 from gpu_attention import assert_right, random_qkv
 
-from flashmoe_science.configs.small import SmallConfiguration
-from flashmoe_science.cuda import Choice, KernelKind, forward
+from flashmoe_science.configs.attention.small import SmallConfiguration
+from flashmoe_science.cuda.attention import Choice, KernelKind, forward
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
-from flashmoe_science.configs import portable as configs
-from flashmoe_science.configs.portable import PortableConfiguration
-from flashmoe_science.cuda.driver import ADDRESSES, AddressPlan, Launcher, load
-from flashmoe_science.cuda.problem import Choice, Device, KernelKind, Problem
+from flashmoe_science.configs.attention import portable as configs
+from flashmoe_science.configs.attention.portable import PortableConfiguration
+from flashmoe_science.cuda.attention.problem import Choice, KernelKind, Problem
+from flashmoe_science.cuda.device import Device
+from flashmoe_science.cuda.driver import load
+from flashmoe_science.cuda.launch import ADDRESSES, AddressPlan, Launcher
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import limits
 from flashmoe_science.jit.nvrtc import CudaKernel

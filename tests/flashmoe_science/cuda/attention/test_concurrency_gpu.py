@@ -16,7 +16,7 @@ from gpu_concurrency import (
     run_in_threads,
 )
 
-from flashmoe_science.cuda import Choice, KernelKind, forward
+from flashmoe_science.cuda.attention import Choice, KernelKind, forward
 
 pytestmark = [
     pytest.mark.gpu,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
 from typing import Any, NamedTuple
@@ -15,8 +14,10 @@ from flashmoe_science.arguments import (
     reject_gradients,
     reject_without_memory,
 )
+from flashmoe_science.cuda.attention.problem import Choice, Launch, Problem
+from flashmoe_science.cuda.attention.select import plan, select
+from flashmoe_science.cuda.device import Device, device_of
 from flashmoe_science.cuda.driver import make_context_current
-from flashmoe_science.cuda.problem import Choice, Device, Launch, Problem
 from flashmoe_science.cuda.repeat import (
     Call,
     Matches,
@@ -26,10 +27,7 @@ from flashmoe_science.cuda.repeat import (
     never,
     prepare,
 )
-from flashmoe_science.cuda.select import plan, select
 from flashmoe_science.errors import InputError
-from flashmoe_science.jit.limits import device_architecture
-from flashmoe_science.jit.nvrtc import nvrtc_version
 
 _MAX_PLANS = 4096  # per thread; a plan is about a kilobyte
 _DTYPES = (torch.float16, torch.bfloat16)
@@ -164,19 +162,6 @@ def explain(
     causal = check_causal(causal)
     problem = _problem(query, key, value, _output_like(query), causal, softmax_scale, return_lse)
     return select(problem, device_of(query.get_device()) if device is None else device)
-
-
-@functools.cache
-def device_of(index: int) -> Device:
-    """The device's properties; DeviceError if it is too old for every kernel, or there is no NVRTC."""
-    properties = torch.cuda.get_device_properties(index)
-    return Device(
-        index=index,
-        architecture=device_architecture(properties.major, properties.minor),
-        multiprocessors=properties.multi_processor_count,
-        l2_bytes=properties.L2_cache_size,
-        nvrtc=nvrtc_version(),
-    )
 
 
 def _nothing(query: int, key: int, value: int, output: int, lse: int, stream: int) -> None:

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from moe_reference import assert_as_exact_as_torch, exact_moe, interleaved, make_moe
 
-from flashmoe_science import cpu, cpu_moe
+from flashmoe_science.cpu import moe as cpu_moe
+from flashmoe_science.cpu.library import SOURCES
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.moe_arguments import Activation, Scores, W13Layout
@@ -257,7 +258,7 @@ def test_no_undefined_behaviour_under_the_sanitizers(tmp_path: Path) -> None:
     if not Path(runtime).is_absolute():
         pytest.skip("g++ has no AddressSanitizer runtime")
     library = tmp_path / "moe_forward.so"
-    source = Path(cpu.__file__).parent / "kernels" / "cpu" / "moe_forward.cpp"
+    source = SOURCES / "moe_forward.cpp"
     flags = [flag for flag in host.COMMON_FLAGS if flag != "-O3"]
     sanitizers = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
     done = subprocess.run(
@@ -271,7 +272,7 @@ def test_no_undefined_behaviour_under_the_sanitizers(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("sanitized_cpu_moe_calls.py")), str(library)],
+        [sys.executable, str(Path(__file__).with_name("sanitized_moe_calls.py")), str(library)],
         env={**os.environ, "LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0"},
         capture_output=True,
         text=True,
@@ -285,7 +286,7 @@ def test_without_memory_there_is_an_error() -> None:
     """A scratch buffer that cannot be had; nothing is written."""
     library = host.load(
         host.build(
-            Path(cpu.__file__).parent / "kernels" / "cpu" / "moe_forward.cpp",
+            SOURCES / "moe_forward.cpp",
             "moe_forward",
             host.choose_instruction_set(),
         )

@@ -11,13 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashmoe_science.configs.hopper import HopperConfiguration
-from flashmoe_science.configs.portable import PortableConfiguration
-from flashmoe_science.configs.small import SmallConfiguration
-from flashmoe_science.cuda import (
+from flashmoe_science.configs.attention.hopper import HopperConfiguration
+from flashmoe_science.configs.attention.portable import PortableConfiguration
+from flashmoe_science.configs.attention.small import SmallConfiguration
+from flashmoe_science.cuda.attention import (
     OVERRIDE_VARIABLE,
     Choice,
-    Device,
     KernelKind,
     Problem,
     compiled,
@@ -27,7 +26,8 @@ from flashmoe_science.cuda import (
     select,
     small,
 )
-from flashmoe_science.cuda.select import module, plan
+from flashmoe_science.cuda.attention.select import module, plan
+from flashmoe_science.cuda.device import Device
 from flashmoe_science.errors import DeviceError, InputError, KernelDefectError
 from flashmoe_science.jit.limits import LIMITS
 from flashmoe_science.jit.nvrtc import CudaKernel

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from flashmoe_science.configs.small import (
+from flashmoe_science.configs.attention.small import (
     CLUSTERED,
     KEY_TILE,
     LARGEST_CLUSTER,
@@ -22,7 +22,7 @@ from flashmoe_science.configs.small import (
     SmallConfiguration,
     stream,
 )
-from flashmoe_science.configs.small_passes import (
+from flashmoe_science.configs.attention.small_passes import (
     CACHED_BYTES,
     CACHED_RATE,
     Work,

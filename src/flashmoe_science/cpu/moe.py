@@ -1,7 +1,7 @@
 """The mixture of experts on the CPU: the kernel in kernels/cpu, compiled at first use, and routing.
 
 What depends only on shapes and types (checks, the kernel for this dtype) is done once and kept as a plan, as for
-attention (`flashmoe_science.cpu`).
+attention (`flashmoe_science.cpu.attention`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from flashmoe_science import cpu
 from flashmoe_science.arguments import reject_without_memory
+from flashmoe_science.cpu.library import ELEMENT_TYPES, load_function
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.moe_arguments import (
@@ -28,7 +28,6 @@ from flashmoe_science.moe_arguments import (
     reject_overlap,
 )
 
-_ELEMENT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _ACTIVATIONS = {
     Activation.SILU: 0,
     Activation.GELU: 1,
@@ -174,7 +173,7 @@ def _make_plan(
 ) -> _Plan:
     experts, hidden, intermediate = w2.shape
     problem = _Problem(
-        element_type=_ELEMENT_TYPES[hidden_states.dtype],
+        element_type=ELEMENT_TYPES[hidden_states.dtype],
         tokens=hidden_states.shape[0],
         hidden=hidden,
         intermediate=intermediate,
@@ -197,4 +196,4 @@ def _make_plan(
 
 @functools.cache
 def _load(instruction_set: InstructionSet) -> Callable[..., int]:
-    return cpu.load_function("moe_forward", "flashmoe_moe_method", instruction_set)
+    return load_function("moe_forward", "flashmoe_moe_method", instruction_set)

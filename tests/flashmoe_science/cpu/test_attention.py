@@ -12,7 +12,7 @@ from attention_reference import assert_as_exact_as_torch, exact_attention, torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashmoe_science import cpu
+from flashmoe_science.cpu import attention
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
 
@@ -40,7 +40,7 @@ def attend(
     scale: float | None = None,
     instruction_set: InstructionSet | None = None,
 ) -> torch.Tensor:
-    return cpu.forward(
+    return attention.forward(
         query,
         key,
         value,
@@ -102,7 +102,7 @@ def test_shapes_on_every_instruction_set(
     head_dim: int,
 ) -> None:
     query, key, value = inputs(batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, dtype)
-    out, lse = cpu.forward(
+    out, lse = attention.forward(
         query,
         key,
         value,
@@ -338,7 +338,7 @@ def test_empty_sequences(dtype: torch.dtype, causal: bool) -> None:
         (1, 2, 0, 0),
     ]:
         query, key, value = inputs(batch, heads, heads, seqlen_q, seqlen_k, 64, dtype)
-        out, lse = cpu.forward(query, key, value, causal=causal, softmax_scale=None, return_lse=True)
+        out, lse = attention.forward(query, key, value, causal=causal, softmax_scale=None, return_lse=True)
         assert out.shape == query.shape
         assert lse is not None
         assert lse.shape == query.shape[:3]
@@ -349,7 +349,7 @@ def test_empty_sequences(dtype: torch.dtype, causal: bool) -> None:
 def test_rows_without_keys_are_zero_whatever_the_values_hold() -> None:
     query, key, value = inputs(1, 1, 1, 100, 40, 32, torch.float32)
     value[:] = math.nan
-    out, lse = cpu.forward(query, key, value, causal=True, softmax_scale=None, return_lse=True)
+    out, lse = attention.forward(query, key, value, causal=True, softmax_scale=None, return_lse=True)
     assert lse is not None
     without = ~visible_keys(100, 40, True).any(-1)
     assert (out[0, 0, without] == 0).all()
@@ -435,11 +435,11 @@ def test_pytorch_is_the_reference_that_the_bounds_assume() -> None:
 def test_the_lse_does_not_follow_the_default_dtype(default: torch.dtype) -> None:
     """A buffer of another type was written past its end, or held other numbers."""
     query, key, value = (torch.randn(1, 2, 64, 32, dtype=torch.float32) for _ in range(3))
-    expected = cpu.forward(query, key, value, causal=False, softmax_scale=None, return_lse=True)[1]
+    expected = attention.forward(query, key, value, causal=False, softmax_scale=None, return_lse=True)[1]
     before = torch.get_default_dtype()
     torch.set_default_dtype(default)
     try:
-        lse = cpu.forward(query, key, value, causal=False, softmax_scale=None, return_lse=True)[1]
+        lse = attention.forward(query, key, value, causal=False, softmax_scale=None, return_lse=True)[1]
     finally:
         torch.set_default_dtype(before)
     assert lse is not None
@@ -451,7 +451,7 @@ def test_the_lse_does_not_follow_the_default_dtype(default: torch.dtype) -> None
 def test_results_do_not_follow_the_default_device() -> None:
     query, key, value = (torch.randn(1, 2, 64, 32) for _ in range(3))
     with torch.device("meta"):
-        output, lse = cpu.forward(query, key, value, causal=False, softmax_scale=None, return_lse=True)
+        output, lse = attention.forward(query, key, value, causal=False, softmax_scale=None, return_lse=True)
     assert lse is not None
     assert output.is_cpu
     assert lse.is_cpu

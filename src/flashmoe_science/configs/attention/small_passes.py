@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from flashmoe_science.configs.small import (
+from flashmoe_science.configs.attention.small import (
     CLUSTERED,
     CLUSTERS,
     FEW_ROWS,

@@ -10,8 +10,9 @@ from typing import cast
 
 import torch
 
-from flashmoe_science.cuda import hopper, portable, small
-from flashmoe_science.cuda.problem import Choice, Device, KernelKind, KernelModule, LaunchPlan, Problem
+from flashmoe_science.cuda.attention import hopper, portable, small
+from flashmoe_science.cuda.attention.problem import Choice, KernelKind, KernelModule, LaunchPlan, Problem
+from flashmoe_science.cuda.device import Device
 from flashmoe_science.errors import InputError, KernelDefectError, NoKernelError
 from flashmoe_science.jit.nvrtc import CudaKernel
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -21,19 +20,12 @@ from flashmoe_science.arguments import (
     reject_without_memory,
 )
 from flashmoe_science.configs.ablation import Ablation
+from flashmoe_science.cpu.library import CPU, ELEMENT_TYPES, load_function
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
-from flashmoe_science.jit.records import KernelBuild
 
-_KERNELS = Path(__file__).parent / "kernels" / "cpu"
-KERNELS = ("attention_forward", "moe_forward", "peaks")
-"""Source files in kernels/cpu, without their ending."""
-_ELEMENT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # Plans are small; the bound only keeps a process with ever-changing shapes from growing.
 _MAX_PLANS = 4096
-_CPU = torch.device("cpu")
-_PEAK_SECONDS = 0.08
-_COPY_BYTES = 96 << 20
 
 
 class _Problem(ctypes.Structure):
@@ -116,11 +108,11 @@ def forward(
     if query.requires_grad or key.requires_grad or value.requires_grad:
         reject_gradients(query, key, value)
     out = (
-        torch.empty(query.shape, dtype=query.dtype, device=_CPU)
+        torch.empty(query.shape, dtype=query.dtype, device=CPU)
         if plan.contiguous_out
         else torch.empty_like(query)
     )
-    lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=_CPU) if return_lse else None
+    lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=CPU) if return_lse else None
     if plan.launch(
         plan.address,
         query.data_ptr(),
@@ -132,49 +124,6 @@ def forward(
     ):
         reject_without_memory(query=query, key=key, value=value, output=out)
     return out, lse
-
-
-def build(names: Sequence[str] = KERNELS) -> list[KernelBuild]:
-    """Kernels of the CPU for this machine: compiled now, or found in the cache.
-
-    Args:
-        names: some of ``KERNELS``; all unless given.
-
-    Raises:
-        BuildError, DeviceError: see `flashmoe_science.jit.host.build`.
-    """
-    instruction_set = host.choose_instruction_set()
-    return [host.build(_KERNELS / f"{name}.cpp", name, instruction_set) for name in names]
-
-
-def measure_peaks() -> dict[str, float]:
-    """What this machine reaches at most with torch.get_num_threads() threads, measured now (about 0.3 s).
-
-    Returns:
-        ``fp32_gflops``: fused multiply-adds, 2 operations each (a multiply and an add on a CPU without them);
-        ``bf16_gflops``: bf16 dot products with fp32 sums, only where the CPU has them;
-        ``copy_gbps``: GB/s read and written by a copy between buffers larger than most caches.
-
-    Raises:
-        BuildError, DeviceError: as `build`.
-    """
-    library = host.load(host.build(_KERNELS / "peaks.cpp", "peaks", host.choose_instruction_set()))
-    threads = torch.get_num_threads()
-    measured: dict[str, float] = {}
-    for name in ("fp32", "bf16"):
-        function = library[f"flashmoe_peak_{name}"]
-        function.argtypes = [ctypes.c_int, ctypes.c_double]
-        function.restype = ctypes.c_double
-        rate = function(threads, _PEAK_SECONDS)
-        if rate > 0:
-            measured[f"{name}_gflops"] = rate * 1e-9
-    source = torch.ones(_COPY_BYTES, dtype=torch.uint8, device=_CPU)
-    target = torch.zeros(_COPY_BYTES, dtype=torch.uint8, device=_CPU)
-    copy = library.flashmoe_peak_copy
-    copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int]
-    copy.restype = ctypes.c_double
-    measured["copy_gbps"] = copy(source.data_ptr(), target.data_ptr(), _COPY_BYTES, threads, 5) * 1e-9
-    return measured
 
 
 def _make_plan(
@@ -213,9 +162,9 @@ def _plan(
     out = torch.empty_like(query)
     contiguous_out = out.stride(3) != 1
     if contiguous_out:
-        out = torch.empty(query.shape, dtype=query.dtype, device=_CPU)
+        out = torch.empty(query.shape, dtype=query.dtype, device=CPU)
     problem = _Problem(
-        element_type=_ELEMENT_TYPES[query.dtype],
+        element_type=ELEMENT_TYPES[query.dtype],
         batch=batch,
         heads=heads,
         kv_heads=max(1, key.shape[1]),
@@ -246,7 +195,7 @@ def without(
     """
     plan = _plan(query, key, value, causal, None, _load_attention(host.choose_instruction_set(), ablation))
     out = (
-        torch.empty(query.shape, dtype=query.dtype, device=_CPU)
+        torch.empty(query.shape, dtype=query.dtype, device=CPU)
         if plan.contiguous_out
         else torch.empty_like(query)
     )
@@ -262,19 +211,6 @@ def without(
 
 def _byte_strides(tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple(stride * tensor.element_size() for stride in tensor.stride()[:3])
-
-
-def load_function(
-    kernel: str, method: str, instruction_set: InstructionSet, macros: Mapping[str, int] | None = None
-) -> Callable[..., int]:
-    """The PyMethodDef called ``method`` of a source file in kernels/cpu, as a built-in function."""
-    library = host.load(host.build(_KERNELS / f"{kernel}.cpp", kernel, instruction_set, macros=macros))
-    address = ctypes.addressof(ctypes.c_char.in_dll(library, method))
-    new_function = ctypes.pythonapi.PyCFunction_NewEx
-    new_function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-    new_function.restype = ctypes.py_object
-    function: Callable[..., int] = new_function(address, None, None)
-    return function
 
 
 @functools.cache

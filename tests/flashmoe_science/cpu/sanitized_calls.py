@@ -1,4 +1,4 @@
-"""Run by test_cpu.py in a process of its own: calls a kernel built with sanitizers. Argument: the library.
+"""Run by test_library.py in a process of its own: calls a kernel built with sanitizers. Argument: the library.
 
 Without torch, whose libraries do not go with AddressSanitizer; it watches buffers from malloc. Prints
 "passed" when every call returned.

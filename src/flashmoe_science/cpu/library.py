@@ -1,0 +1,78 @@
+"""The kernels in kernels/cpu: compiled at first use and loaded; and what the machine reaches at most."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from flashmoe_science.jit import host
+from flashmoe_science.jit.host import InstructionSet
+from flashmoe_science.jit.records import KernelBuild
+
+SOURCES = Path(__file__).resolve().parents[1] / "kernels" / "cpu"
+KERNELS = ("attention_forward", "moe_forward", "peaks")
+"""Source files in kernels/cpu, without their ending."""
+ELEMENT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""As the kernels number them (numbers.h)."""
+CPU = torch.device("cpu")
+_PEAK_SECONDS = 0.08
+_COPY_BYTES = 96 << 20
+
+
+def build(names: Sequence[str] = KERNELS) -> list[KernelBuild]:
+    """Kernels of the CPU for this machine: compiled now, or found in the cache.
+
+    Args:
+        names: some of ``KERNELS``; all unless given.
+
+    Raises:
+        BuildError, DeviceError: see `flashmoe_science.jit.host.build`.
+    """
+    instruction_set = host.choose_instruction_set()
+    return [host.build(SOURCES / f"{name}.cpp", name, instruction_set) for name in names]
+
+
+def measure_peaks() -> dict[str, float]:
+    """What this machine reaches at most with torch.get_num_threads() threads, measured now (about 0.3 s).
+
+    Returns:
+        ``fp32_gflops``: fused multiply-adds, 2 operations each (a multiply and an add on a CPU without them);
+        ``bf16_gflops``: bf16 dot products with fp32 sums, only where the CPU has them;
+        ``copy_gbps``: GB/s read and written by a copy between buffers larger than most caches.
+
+    Raises:
+        BuildError, DeviceError: as `build`.
+    """
+    library = host.load(host.build(SOURCES / "peaks.cpp", "peaks", host.choose_instruction_set()))
+    threads = torch.get_num_threads()
+    measured: dict[str, float] = {}
+    for name in ("fp32", "bf16"):
+        function = library[f"flashmoe_peak_{name}"]
+        function.argtypes = [ctypes.c_int, ctypes.c_double]
+        function.restype = ctypes.c_double
+        rate = function(threads, _PEAK_SECONDS)
+        if rate > 0:
+            measured[f"{name}_gflops"] = rate * 1e-9
+    source = torch.ones(_COPY_BYTES, dtype=torch.uint8, device=CPU)
+    target = torch.zeros(_COPY_BYTES, dtype=torch.uint8, device=CPU)
+    copy = library.flashmoe_peak_copy
+    copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int]
+    copy.restype = ctypes.c_double
+    measured["copy_gbps"] = copy(source.data_ptr(), target.data_ptr(), _COPY_BYTES, threads, 5) * 1e-9
+    return measured
+
+
+def load_function(
+    kernel: str, method: str, instruction_set: InstructionSet, macros: Mapping[str, int] | None = None
+) -> Callable[..., int]:
+    """The PyMethodDef called ``method`` of a source file in kernels/cpu, as a built-in function."""
+    library = host.load(host.build(SOURCES / f"{kernel}.cpp", kernel, instruction_set, macros=macros))
+    address = ctypes.addressof(ctypes.c_char.in_dll(library, method))
+    new_function = ctypes.pythonapi.PyCFunction_NewEx
+    new_function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    new_function.restype = ctypes.py_object
+    function: Callable[..., int] = new_function(address, None, None)
+    return function
