@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Callable
 
 from flashmoe_science.cuda.driver import check, library
 from flashmoe_science.jit.nvrtc import CudaKernel
@@ -15,6 +16,10 @@ from flashmoe_science.jit.nvrtc import CudaKernel
 _PROGRAMMATIC_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 ADDRESSES = struct.Struct("5Q")
 """Of query, key, value, output and lse, as most kernels take them."""
+Launch = Callable[[int, int, int, int, int, int], None]
+"""Launches on a raw stream: (query, key, value, output, lse, stream), addresses of the tensors' first elements; that of
+`lse` may be 0.
+"""
 
 
 class _LaunchAttribute(ctypes.Structure):
@@ -97,7 +102,7 @@ class Launcher:
         """Launches on a raw stream handle."""
         self.start_at = start_at
         """Writes the addresses of query, key, value, output and lse to the head of the argument, then launches: a
-        `problem.Launch`. For kernels whose argument begins so; in one frame, because every call goes through it.
+        `Launch`. For kernels whose argument begins so; in one frame, because every call goes through it.
         """
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from flashmoe_science.cuda.attention.problem import Launch
+from flashmoe_science.cuda.launch import Launch
 from flashmoe_science.errors import InputError
 
 Matches = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], bool]

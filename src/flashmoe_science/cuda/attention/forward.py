@@ -14,10 +14,11 @@ from flashmoe_science.arguments import (
     reject_gradients,
     reject_without_memory,
 )
-from flashmoe_science.cuda.attention.problem import Choice, Launch, Problem
+from flashmoe_science.cuda.attention.problem import Choice, Problem
 from flashmoe_science.cuda.attention.select import plan, select
 from flashmoe_science.cuda.device import Device, device_of
 from flashmoe_science.cuda.driver import make_context_current
+from flashmoe_science.cuda.launch import Launch
 from flashmoe_science.cuda.repeat import (
     Call,
     Matches,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -10,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from flashmoe_science.cuda.device import Device
+from flashmoe_science.cuda.launch import Launch
 from flashmoe_science.jit.nvrtc import CudaKernel
 
 Strides = tuple[int, int, int]
@@ -52,12 +52,6 @@ class Choice:
     configuration: Any
     """What the kernel's module takes, e.g. `configs.portable.PortableConfiguration`."""
     reason: str = ""
-
-
-Launch = Callable[[int, int, int, int, int, int], None]
-"""Launches on a raw stream: (query, key, value, output, lse, stream), addresses of the tensors' first elements; that of
-`lse` may be 0.
-"""
 
 
 class LaunchPlan(Protocol):
