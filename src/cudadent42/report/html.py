@@ -67,6 +67,7 @@ def render(view: View) -> str:
         tally=[
             {"word": v.value, "count": n} for v, n in sorted(view.verdicts.items(), key=lambda item: -item[1])
         ],
+        case_count=text.plural(len(view.rows), "case"),
         margin=text.percent(plan.margin),
         figure=figures,
         speedup_key=keys.speedup_key(view),
@@ -132,7 +133,7 @@ def _headline(view: View) -> Markup:
 def _tiles(view: View) -> list[Tile]:
     results = view.run.results
     tiles = []
-    if view.extremes:
+    if view.extremes and len(view.timed) > 1:
         low, high = view.extremes
         if low.comparison and high.comparison:
             tiles.append(

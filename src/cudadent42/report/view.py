@@ -304,12 +304,12 @@ class View:
         if results is None or not results.cases:
             return f"{text.plural(len(self.run.plan.cases), 'case')} planned on {self.device}"
         mean = f" {text.ratio(results.speedup_geomean)}" if self.failures else ""
+        interval = text.interval(results.speedup_geomean_ci_low, results.speedup_geomean_ci_high)
+        if len(self.rows) == 1:
+            return f"One case{mean}, 95 % interval {interval}, on {self.device}"
         scope = "all" if len(self.timed) == len(self.rows) else f"{len(self.timed)} of"
-        return (
-            f"Geometric mean{mean} over {scope} {text.plural(len(self.rows), 'case')}, 95 % interval "
-            f"{text.interval(results.speedup_geomean_ci_low, results.speedup_geomean_ci_high)}, "
-            f"on {self.device}"
-        )
+        cases = text.plural(len(self.rows), "case")
+        return f"Geometric mean{mean} over {scope} {cases}, 95 % interval {interval}, on {self.device}"
 
     @property
     def warnings(self) -> tuple[Check, ...]:

@@ -259,6 +259,13 @@ def test_not_a_number_is_shown_as_absent(small: RunFolder) -> None:
     assert "n/a" in page.headings[0][1]
 
 
+def test_one_case_is_spoken_of_as_one(make) -> None:  # type: ignore[no-untyped-def]
+    page = parse(make(names=("tiny",), dtypes=("bf16",)))
+    assert "One case, 95 % interval" in page.words
+    assert "of 1 case " in page.words
+    assert "Slowest case" not in page.words
+
+
 def test_other_implementations_have_their_own_table(make) -> None:  # type: ignore[no-untyped-def]
     page = parse(make(implementations=("pytorch", "cudadent42", "flash_attn", "flashinfer")))
     rows = page.tables["others"][1:]

@@ -103,3 +103,15 @@ def test_every_sample_is_a_dot(make, blocks: int, names: tuple[str, ...]) -> Non
     for number, row in enumerate(view.rows):
         picture = drawn.panel(row, number, svg.Sheet())
         assert picture.count("h0") == blocks * len(drawn.lanes)
+
+
+def test_a_long_headline_stays_inside_its_picture(make) -> None:  # type: ignore[no-untyped-def]
+    """Both sides of a race are called by their versions."""
+    names = ("cudadent42@feature/ping-pong-v2~3-(0123abcd)", "cudadent42@working-tree-with-a-long-name")
+    view = View(make(implementations=names, names=("tiny",), dtypes=("bf16",)))
+    root = ElementTree.fromstring(speedup(view, None, wide=True))
+    lines = [
+        t.text or "" for t in root.iter("{http://www.w3.org/2000/svg}text") if t.get("font-size") == "19px"
+    ]
+    assert " ".join(lines) == view.headline
+    assert max(map(len, lines)) <= 80

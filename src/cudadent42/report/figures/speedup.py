@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
@@ -19,6 +20,12 @@ _GAP = 15.0
 _HEAD = 30.0
 _FOOT = 38.0
 _CHARACTER = 6.4
+_HEADLINE_LETTERS = 80
+"""In a line of the headline; more would leave the picture."""
+_HEADLINE_PITCH = 25.0
+_SUBLINE_LETTERS = 150
+_SUBLINE_PITCH = 17.0
+_LEGEND_PITCH = 20.0
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,8 @@ def speedup(view: View, sheet: svg.Sheet | None, *, wide: bool) -> str:
     layout = _layout(names, len(dtypes), wide)
     lanes = min(1 + len(view.other_names), marks.LANES)
     row_height = _GAP + _LANE * lanes
-    heading = 64.0 if standalone else 0.0
+    titles = _titles(view) if standalone else _Titles((), ())
+    heading = titles.height if standalone else 0.0
     rows_of = {dtype: [row for row in view.rows if row.case.dtype == dtype] for dtype in dtypes}
     columns = len(dtypes) if layout.side_by_side else 1
     height_of = {
@@ -57,13 +65,14 @@ def speedup(view: View, sheet: svg.Sheet | None, *, wide: bool) -> str:
         else sum(block + height for height in height_of.values())
     )
     pad = 20.0 if standalone else 0.0
-    fig = svg.figure(layout.width + 2 * pad, total + 1.5 * pad)
+    legend = 2 * _LEGEND_PITCH if standalone else 0.0
+    fig = svg.figure(layout.width + 2 * pad, total + 0.5 * pad + legend)
     panel_width = (layout.width - layout.label - columns * layout.value) / columns
     limits = _limits(view)
     tips: dict[int, str] = {}
     if standalone:
-        _heading(svg.panel(fig, pad, pad / 2, layout.width, heading), view)
-        _legend(svg.panel(fig, pad, total, layout.width, pad), view, layout.width)
+        _heading(svg.panel(fig, pad, pad / 2, layout.width, heading), titles)
+        _legend(svg.panel(fig, pad, total, layout.width, legend), view, layout.width)
     top = heading
     for number, dtype in enumerate(dtypes):
         column = number if layout.side_by_side else 0
@@ -145,34 +154,58 @@ def _shown(view: View, row: CaseRow) -> list[Comparison]:
     return shown + [row.others[name] for name in view.other_names[: marks.LANES - 1] if name in row.others]
 
 
-def _heading(axes: Axes, view: View) -> None:
+@dataclass(frozen=True)
+class _Titles:
+    """The lines above a picture that stands alone."""
+
+    headline: tuple[str, ...]
+    subline: tuple[str, ...]
+
+    @property
+    def height(self) -> float:
+        """In pixels."""
+        return 20 + _HEADLINE_PITCH * len(self.headline) + _SUBLINE_PITCH * len(self.subline)
+
+
+def _titles(view: View) -> _Titles:
+    subline = f"{view.subline}. {view.date[:10]}."
+    return _Titles(
+        tuple(textwrap.wrap(view.headline, _HEADLINE_LETTERS, break_on_hyphens=False)),
+        tuple(textwrap.wrap(subline, _SUBLINE_LETTERS)),
+    )
+
+
+def _heading(axes: Axes, titles: _Titles) -> None:
     axes.set_axis_off()
     axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1)
-    marks.write(axes, 0, 0.72, view.headline, role=Role.INK, size=19, bold=True)
-    marks.write(axes, 0, 0.28, f"{view.subline}. {view.date[:10]}.", size=12)
+    axes.set_ylim(titles.height, 0)
+    y = _HEADLINE_PITCH / 2 + 2
+    for line in titles.headline:
+        marks.write(axes, 0, y, line, role=Role.INK, size=19, bold=True)
+        y += _HEADLINE_PITCH
+    for line in titles.subline:
+        marks.write(axes, 0, y, line, size=12)
+        y += _SUBLINE_PITCH
 
 
 def _legend(axes: Axes, view: View, width: float) -> None:
-    """What the marks mean, on one line under the panels."""
+    """What the marks mean, on two lines under the panels: the scale, then the marks."""
     axes.set_axis_off()
     axes.set_xlim(0, width)
-    axes.set_ylim(0, 1)
-    words = f"Median latency of {view.baseline} over {view.candidate}'s, log scale; bars are 95 % intervals."
-    marks.write(axes, 2, 0.5, text.shorten(words, 110), size=11.5)
-    x = width - 8.0
-    others = list(zip(view.other_names, marks.OTHER_MARKERS, marks.OTHER_ROLES, strict=False))
-    for name, shape, role in reversed(others):
-        label = text.shorten(text.implementation(name), 24)
-        marks.write(axes, x, 0.5, label, size=11.5, align="right")
-        x -= len(label) * _CHARACTER + 10
-        marks.mark(axes, x, 0.5, shape, 4.6, role)
-        x -= 18
-    for verdict in reversed(view.verdicts):
-        marks.write(axes, x, 0.5, verdict.value, size=11.5, align="right")
-        x -= len(verdict.value) * _CHARACTER + 10
-        marks.point(axes, x, 0.5, verdict)
-        x -= 18
+    axes.set_ylim(2, 0)
+    ends = "Bars are 95 % intervals, on a log scale."
+    both = f"Median latency of {view.baseline} over that of {view.candidate}. {ends}"
+    marks.write(axes, 2, 0.5, both if len(both) <= _SUBLINE_LETTERS else ends, size=11.5)
+    x = 8.0
+    for verdict in view.verdicts:
+        marks.point(axes, x, 1.5, verdict)
+        marks.write(axes, x + 10, 1.5, verdict.value, size=11.5)
+        x += 10 + len(verdict.value) * _CHARACTER + 22
+    for name, shape, role in zip(view.other_names, marks.OTHER_MARKERS, marks.OTHER_ROLES, strict=False):
+        label = text.shorten(text.implementation(name), 40)
+        marks.mark(axes, x, 1.5, shape, 4.6, role)
+        marks.write(axes, x + 10, 1.5, label, size=11.5)
+        x += 10 + len(label) * _CHARACTER + 22
 
 
 def _background(
