@@ -25,20 +25,20 @@ from typing import Any
 
 from provenance import provenance
 
-from cudadent42.bench.compare import compare
-from cudadent42.cases import Case, Operation
-from cudadent42.errors import LabError, UsageError
-from cudadent42.events import Event, Progress
-from cudadent42.norms import error_norms
+from cudadent42.base.errors import LabError, UsageError
+from cudadent42.correctness.norms import error_norms
+from cudadent42.decisions.compare import compare
+from cudadent42.model.cases import Case, Operation
+from cudadent42.model.events import Event, Progress
+from cudadent42.model.records import Verdict, VerifyReport
 from cudadent42.operations import numerics
 from cudadent42.operations.interface import Inputs
 from cudadent42.plan import Choices, make_case, make_plan
-from cudadent42.records import Verdict, VerifyReport
 from cudadent42.registry import get, registry
-from cudadent42.runs import write_json
+from cudadent42.runs.run_folder import write_json
+from cudadent42.stages.verify import find_truth
 from cudadent42.suites.loader import DType, load_suite
-from cudadent42.verify import find_truth
-from cudadent42.worker import Worker, run_stage
+from cudadent42.worker.parent import Worker, run_stage
 from flashmoe_science import cpu
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from provenance import provenance
 
-from cudadent42 import runs
+from cudadent42.runs import run_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 TEMPLATE = ROOT / "benchmarks" / "results" / "2026-11-20-cpu-default"
@@ -77,8 +77,8 @@ def main() -> None:
 
 def _write_runs(root: Path, wanted: int) -> tuple[int, int, int]:
     """Run folders with at least that many samples: their number, the samples, the bytes."""
-    manifest = json.loads((TEMPLATE / runs.MANIFEST).read_text(encoding="utf-8"))
-    each = (TEMPLATE / runs.SAMPLES).read_bytes().count(b"\n") - 1
+    manifest = json.loads((TEMPLATE / run_folder.MANIFEST).read_text(encoding="utf-8"))
+    each = (TEMPLATE / run_folder.SAMPLES).read_bytes().count(b"\n") - 1
     first = datetime.fromisoformat(manifest["started"])
     took = datetime.fromisoformat(manifest["ended"]) - first
     count = -(-wanted // each)
@@ -88,8 +88,8 @@ def _write_runs(root: Path, wanted: int) -> tuple[int, int, int]:
         folder.mkdir(parents=True)
         started = first + timedelta(hours=number)
         times = {"started": _text(started), "ended": _text(started + took)}
-        (folder / runs.MANIFEST).write_text(json.dumps(manifest | times, indent=2), encoding="utf-8")
-        for name in (runs.SAMPLES, runs.VERIFY, runs.RESULTS, runs.LOG):
+        (folder / run_folder.MANIFEST).write_text(json.dumps(manifest | times, indent=2), encoding="utf-8")
+        for name in (run_folder.SAMPLES, run_folder.VERIFY, run_folder.RESULTS, run_folder.LOG):
             shutil.copyfile(TEMPLATE / name, folder / name)
         size += sum(path.stat().st_size for path in folder.iterdir())
     return count, count * each, size

@@ -23,8 +23,9 @@ from provenance import provenance
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from cudadent42.bench.peaks import measure_cuda_peaks
-from cudadent42.profile import ncu, ncu_install
+from cudadent42.preflight import ncu_install
+from cudadent42.stages.profile import ncu
+from cudadent42.timing.peaks import measure_cuda_peaks
 from flashmoe_science import flash_attention
 from flashmoe_science.cuda.attention import forward, portable
 from flashmoe_science.cuda.attention.forward import _output_like, _problem

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cudadent42.preflight.definitions import parse_device
 from cudadent42.preflight.runner import gather, inspect
-from cudadent42.source import revision
+from cudadent42.runs.source import revision
 
 
 def provenance(device: str) -> dict[str, object]:

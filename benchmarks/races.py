@@ -26,11 +26,12 @@ from pathlib import Path
 
 from provenance import provenance
 
-from cudadent42 import gates, pipeline
+from cudadent42.flows import pipeline
+from cudadent42.flows.race import DEFAULT_CHOICES, RaceRequest, ignore_folder, pipeline_request
+from cudadent42.flows.race.bisect import bisect as run_bisect
 from cudadent42.plan import Choices
-from cudadent42.race import DEFAULT_CHOICES, RaceRequest, ignore_folder, pipeline_request
-from cudadent42.race.bisect import bisect as run_bisect
-from cudadent42.race.sources import export
+from cudadent42.stages import gates
+from cudadent42.versions.sources import export
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNEL = Path("src/flashmoe_science/kernels/cpu/attention_forward.cpp")

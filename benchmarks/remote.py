@@ -37,13 +37,13 @@ from pathlib import Path
 from loopback import NAME, ROOT, Loopback, loopback
 from provenance import provenance
 
-from cudadent42.errors import UsageError
-from cudadent42.remote import job as jobs
-from cudadent42.remote.address import parse
-from cudadent42.remote.hosts import Remote
-from cudadent42.remote.job import JobState, Place
-from cudadent42.remote.ssh import Connection, connect
-from cudadent42.remote.tree import read_tree
+from cudadent42.base.errors import UsageError
+from cudadent42.remote.core import job as jobs
+from cudadent42.remote.core.address import parse
+from cudadent42.remote.core.hosts import Remote
+from cudadent42.remote.core.job import JobState, Place
+from cudadent42.remote.core.ssh import Connection, connect
+from cudadent42.remote.core.tree import read_tree
 
 Row = dict[str, object]
 

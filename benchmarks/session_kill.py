@@ -39,11 +39,11 @@ GOOD_CODES = (0, 1, 6)
 
 PRELOADED = (
     "torch",
-    "cudadent42.cli",
-    "cudadent42.pipeline",
-    "cudadent42.race",
-    "cudadent42.report.html",
-    "cudadent42.report.markdown",
+    "cudadent42.commands.cli",
+    "cudadent42.flows.pipeline",
+    "cudadent42.flows.race",
+    "cudadent42.stages.report.html",
+    "cudadent42.stages.report.markdown",
     "cudadent42.session.report.html",
     "matplotlib.backends.backend_svg",
     "scipy.stats",
@@ -158,7 +158,7 @@ def begin(project: Path, *arguments: str) -> Command:
         os.chdir(project)
         os.environ.update(environment(project.parent))
         sys.argv = ["cudadent42", "session", *arguments]
-        from cudadent42 import cli
+        from cudadent42.commands import cli
 
         code = cli.main()
         sys.stdout.flush()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cudadent42.git import REPOSITORY_VARIABLES
+from cudadent42.base.git import REPOSITORY_VARIABLES
 
 
 def pytest_configure(config: pytest.Config) -> None:

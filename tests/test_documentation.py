@@ -12,13 +12,13 @@ from types import ModuleType
 
 import pytest
 
+from cudadent42.base.errors import UsageError
 from cudadent42.cost import advise, rates
-from cudadent42.errors import UsageError
+from cudadent42.model.records import Comparison, Verdict
 from cudadent42.native import specification
 from cudadent42.plan import Choices, make_plan
-from cudadent42.records import Comparison, Verdict
 from cudadent42.registry import registry
-from cudadent42.verify import verify
+from cudadent42.stages.verify import verify
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")})

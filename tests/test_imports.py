@@ -47,16 +47,18 @@ def reached(start: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("module", ["cudadent42.gates.records", "cudadent42.implementations"])
+@pytest.mark.parametrize("module", ["cudadent42.decisions.gates", "cudadent42.model.implementations"])
 def test_what_others_are_built_on_needs_none_of_them(module: str) -> None:
     assert module in FILES
     assert module not in reached(module)
 
 
 def test_the_contract_of_implementations_knows_none() -> None:
-    known = reached("cudadent42.implementations")
+    known = reached("cudadent42.model.implementations")
     assert not [name for name in known if name.startswith(("cudadent42.operations", "cudadent42.native"))]
-    assert {"cudadent42.native.implementation", "cudadent42.race.version"} <= reached("cudadent42.registry")
+    assert {"cudadent42.native.implementation", "cudadent42.versions.version"} <= reached(
+        "cudadent42.registry"
+    )
 
 
 def test_a_run_on_a_machine_at_hand_does_not_wait_for_pytorch() -> None:
@@ -66,8 +68,8 @@ import sys
 from cudadent42.commands.elsewhere import Asked, check
 from cudadent42.commands.machines import agreed_terms
 from cudadent42.plan import Choices
-from cudadent42.remote.address import parse
-from cudadent42.remote.hosts import Remote
+from cudadent42.remote.core.address import parse
+from cudadent42.remote.core.hosts import Remote
 
 asked = Asked("there", Choices(suite="small"), "cpu", None, None, (), False, None, False)
 check(asked)

@@ -15,7 +15,7 @@ import pytest
 import typer
 import yaml
 
-from cudadent42.cli import app
+from cudadent42.commands.cli import app
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))

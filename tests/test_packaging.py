@@ -61,7 +61,7 @@ def test_the_wheel_works_where_it_is_installed(wheel: Path, tmp_path: Path) -> N
         "import cudadent42, sys; from pathlib import Path\n"
         f"assert Path(cudadent42.__file__).is_relative_to({str(site)!r}), cudadent42.__file__\n"
         "from cudadent42.suites.loader import load_suite; assert len(load_suite('default').shapes) == 12\n"
-        "from cudadent42.source import revision; assert revision() is None\n"
+        "from cudadent42.runs.source import revision; assert revision() is None\n"
         "from flashmoe_science import cpu; assert cpu.build()\n"
     )
     environment = os.environ | {"PYTHONPATH": str(site)}

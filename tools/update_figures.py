@@ -37,8 +37,8 @@ from figure_readers import (  # noqa: E402 (this file may be run, or loaded by i
     small_alone,
 )
 
-from cudadent42.errors import LabError, UsageError  # noqa: E402
-from cudadent42.runs import load_run  # noqa: E402
+from cudadent42.base.errors import LabError, UsageError  # noqa: E402
+from cudadent42.runs.run_folder import load_run  # noqa: E402
 
 PAGE = ROOT / "docs" / "figures.md"
 RESULTS = ROOT / "benchmarks" / "results"

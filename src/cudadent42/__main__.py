@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 
-from cudadent42.errors import ExitCode
+from cudadent42.base.errors import ExitCode
 
 
 def main() -> int:
@@ -15,7 +15,7 @@ def main() -> int:
     os.environ.setdefault("FLASHMOE_QUIET", "1")
     missing = next((name for name in ("typer", "rich") if importlib.util.find_spec(name) is None), None)
     if missing is None:
-        from cudadent42 import cli
+        from cudadent42.commands import cli
 
         return cli.main()
     if sys.argv[1:2] == ["preflight"]:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from cudadent42.bench.margin import default_margin
-from cudadent42.cases import Case, Operation
-from cudadent42.errors import UsageError
-from cudadent42.implementations import is_kernel_file, is_plug_in, plug_in_file
+from cudadent42.base.errors import UsageError
+from cudadent42.base.toml import did_you_mean
+from cudadent42.decisions.margin import default_margin
+from cudadent42.model.cases import Case, Operation
+from cudadent42.model.implementations import is_kernel_file, is_plug_in, plug_in_file
+from cudadent42.model.records import CacheState, Plan, TimerKind, Version
 from cudadent42.native import specification
-from cudadent42.records import CacheState, Plan, TimerKind, Version
 from cudadent42.suites.loader import MAX_REPEATS, MAX_WARMUP, Suite, load_suite, parse_dtype
-from cudadent42.suites.table import did_you_mean
 
 T = TypeVar("T")
 

@@ -9,17 +9,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 
-from cudadent42.cases import Operation
-from cudadent42.errors import UsageError
-from cudadent42.implementations import (
+from cudadent42.base.errors import UsageError
+from cudadent42.model.cases import Operation
+from cudadent42.model.implementations import (
     ENTRY_POINT_GROUP,
     Implementation,
     is_kernel_file,
     is_plug_in,
     plug_in_file,
 )
+from cudadent42.model.records import Version
 from cudadent42.operations import definition
-from cudadent42.records import Version
 
 _NO_VERSIONS: Mapping[str, Version] = MappingProxyType({})
 
@@ -32,7 +32,7 @@ def registry(operation: Operation) -> dict[str, Implementation]:
         if not isinstance(published, Implementation):
             raise UsageError(
                 f"entry point {point.name!r} of {ENTRY_POINT_GROUP} is a {type(published).__name__}; "
-                "expected a cudadent42.implementations.Implementation"
+                "expected a cudadent42.model.implementations.Implementation"
             )
         if published.operation is operation:
             known.setdefault(published.name, published)
@@ -45,7 +45,7 @@ def get(name: str, operation: Operation, versions: Mapping[str, Version] = _NO_V
     ``versions`` are those of the plan: names of states of a source tree.
     """
     if name in versions:
-        from cudadent42.race.version import implementation
+        from cudadent42.versions.version import implementation
 
         return implementation(name, operation, versions)
     if is_kernel_file(name):

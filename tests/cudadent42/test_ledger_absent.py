@@ -31,7 +31,9 @@ def test_recording_keeps_only_the_folders_place(tmp_path: Path) -> None:
 
 def test_the_commands_name_the_extra(tmp_path: Path) -> None:
     for command in (["ledger", "list"], ["ledger", "rebuild"], ["cost"], ["history"]):
-        done = python(tmp_path, f"import cudadent42.cli as c\nsys.argv[1:] = {command}\nsys.exit(c.main())")
+        done = python(
+            tmp_path, f"import cudadent42.commands.cli as c\nsys.argv[1:] = {command}\nsys.exit(c.main())"
+        )
         assert done.returncode == 4
         assert "pip install 'cudadent42[ledger]'" in done.stderr
         assert "Traceback" not in done.stderr
@@ -39,6 +41,8 @@ def test_the_commands_name_the_extra(tmp_path: Path) -> None:
 
 def test_advice_and_rates_need_no_database(tmp_path: Path) -> None:
     command = ["cost", "advise", "--machine", "gcp-l4", "--idle", "1h"]
-    done = python(tmp_path, f"import cudadent42.cli as c\nsys.argv[1:] = {command}\nsys.exit(c.main())")
+    done = python(
+        tmp_path, f"import cudadent42.commands.cli as c\nsys.argv[1:] = {command}\nsys.exit(c.main())"
+    )
     assert done.returncode == 0, done.stderr
     assert "keep: saves" in done.stdout

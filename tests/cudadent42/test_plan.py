@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudadent42.errors import UsageError
+from cudadent42.base.errors import UsageError
+from cudadent42.model.records import Plan
 from cudadent42.plan import Choices, make_plan
-from cudadent42.records import Plan
 from cudadent42.suites.loader import builtin_suites, load_suite, parse_suite
 
 KNOWN = {"pytorch", "pytorch-math", "cudadent42"}

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
+from cudadent42.base.errors import ExitCode
 from cudadent42.commands import trace
-from cudadent42.errors import ExitCode
-from cudadent42.records import CacheState, TimerKind
+from cudadent42.model.records import CacheState, TimerKind
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from cudadent42.base.progress import Observer
     from cudadent42.plan import Choices
-    from cudadent42.progress import Observer
 
 JSON_SCHEMA_VERSION = 1
 """Of what ``--json`` prints."""
@@ -57,7 +57,7 @@ def choices_of(
 
 def share(text: str, option: str) -> float:
     """``0.005`` or ``0.5 %`` as a number."""
-    from cudadent42.errors import UsageError
+    from cudadent42.base.errors import UsageError
 
     number, percent, rest = text.partition("%")
     try:
@@ -102,14 +102,14 @@ def print_line(console: Console, text: str) -> None:
 
 
 def encoded(record: object) -> dict[str, Any]:
-    from cudadent42.serialise import encode
+    from cudadent42.base.serialise import encode
 
     encoded: dict[str, Any] = encode(record)
     return encoded
 
 
 def print_json(document: dict[str, Any]) -> None:
-    from cudadent42.serialise import encode
+    from cudadent42.base.serialise import encode
 
     print(json.dumps(encode({"schema_version": JSON_SCHEMA_VERSION, **document}), indent=2, allow_nan=False))
 
@@ -117,7 +117,7 @@ def print_json(document: dict[str, Any]) -> None:
 @contextmanager
 def watching(verbose: bool) -> Iterator[Observer]:
     """Shows on standard error how far the work is, and remembers what it said for the lessons of a failure."""
-    from cudadent42.progress import observer
+    from cudadent42.base.progress import observer
 
     with observer(console_for(stderr=True), verbose) as watcher:
         yield trace.Heard(watcher)

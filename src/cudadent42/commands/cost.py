@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cudadent42.base.errors import LabError, UsageError
 from cudadent42.commands.common import console_for, print_json, print_line
-from cudadent42.errors import LabError, UsageError
-from cudadent42.options import JsonOption, LedgerOption
+from cudadent42.commands.options import JsonOption, LedgerOption
 
 if TYPE_CHECKING:
     from cudadent42.cost.rates import Rates, Restart
@@ -33,9 +33,9 @@ def cost(context: typer.Context, ledger: LedgerOption = None, as_json: JsonOptio
     if context.invoked_subcommand is not None:
         return
     from cudadent42.commands.ledger import open_ledger
+    from cudadent42.commands.tables import plain_table
     from cudadent42.cost import rates
-    from cudadent42.cost.account import Account, bill
-    from cudadent42.tables import plain_table
+    from cudadent42.ledger.account import Account, bill
 
     table = rates.load()
     opened = open_ledger(ledger)
@@ -135,8 +135,8 @@ def advise(
 @cost_app.command("rates")
 def show_rates(as_json: JsonOption = False) -> None:
     """Show what machines and the engineer cost by the hour."""
+    from cudadent42.commands.tables import plain_table
     from cudadent42.cost import rates
-    from cudadent42.tables import plain_table
 
     table = rates.load()
     everything = (*table, table.engineer)
@@ -174,7 +174,7 @@ def minutes_of(text: str, option: str) -> float:
 def _restart_of(rate: str, table: Rates, ledger: str | None) -> Restart:
     """What restarts take by the ledger; by the table where there is no ledger."""
     from cudadent42.commands.ledger import open_ledger
-    from cudadent42.cost.account import restart_on_record
+    from cudadent42.ledger.account import restart_on_record
 
     try:
         opened = open_ledger(ledger)

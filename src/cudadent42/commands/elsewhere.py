@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
+from cudadent42.base.errors import ExitCode
 from cudadent42.commands.common import say
-from cudadent42.errors import ExitCode
 
 if TYPE_CHECKING:
-    from cudadent42.errors import LabError
-    from cudadent42.gates import GateFile
+    from cudadent42.base.errors import LabError
     from cudadent42.plan import Choices
-    from cudadent42.remote.run import Returned
+    from cudadent42.remote.core.run import Returned
+    from cudadent42.stages.gates import GateFile
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class Checked:
 
 def check(asked: Asked) -> Checked:
     """What can be checked of any run without its machine. Raises LabError."""
-    from cudadent42.remote.arguments import forwarded
-    from cudadent42.remote.checks import check_plan
-    from cudadent42.remote.tree import project_root
-    from cudadent42.runs import check_output
+    from cudadent42.remote.core.arguments import forwarded
+    from cudadent42.remote.core.checks import check_plan
+    from cudadent42.remote.core.tree import project_root
+    from cudadent42.runs.run_folder import check_output
 
     gate = _gate(asked.gate) if asked.gate else None
     check_plan(asked.choices, asked.device)
@@ -63,23 +63,25 @@ def check(asked: Asked) -> Checked:
 
 
 def _gate(name: str) -> GateFile:
-    from cudadent42 import gates  # NumPy and statistics, for which a run that is not judged does not wait
+    from cudadent42.stages import (
+        gates,  # NumPy and statistics, for which a run that is not judged does not wait
+    )
 
     return gates.load(name)
 
 
 def folder_of(asked: Asked) -> Path:
     """Where the run goes; made where it was not told where."""
-    from cudadent42.runs import create_default_folder
-    from cudadent42.source import revision
+    from cudadent42.runs.run_folder import create_default_folder
+    from cudadent42.runs.source import revision
 
     return asked.output or create_default_folder(asked.choices.suite, revision())
 
 
 def watched(output: str, action: Callable[[], Returned]) -> Returned:
     """``action``; where it ends early, what to do about the run to the folder ``output``, if it was started."""
-    from cudadent42.remote.record import readable
-    from cudadent42.remote.ssh import ConnectionLostError
+    from cudadent42.remote.core.record import readable
+    from cudadent42.remote.core.ssh import ConnectionLostError
 
     try:
         return action()
@@ -94,7 +96,7 @@ def watched(output: str, action: Callable[[], Returned]) -> Returned:
 def conclude(asked: Asked, checked: Checked, returned: Returned, trouble: LabError | None) -> NoReturn:
     """Hold what came back against the gates, print it, and end with its exit code."""
     if checked.gate is not None and returned.exit_code == ExitCode.PASS:
-        from cudadent42 import gates
+        from cudadent42.stages import gates
 
         judged = gates.judge(checked.gate, returned.folder)
         for line in gates.report_lines(judged):
@@ -108,7 +110,7 @@ def finish(returned: Returned, as_json: bool = False, trouble: LabError | None =
 
     A machine that could not be ended costs money, so ``trouble`` makes a run that passed end as an error too.
     """
-    from cudadent42.remote.terminal import plain
+    from cudadent42.remote.core.terminal import plain
 
     # There it is written relative to the working tree, which is the same in every run.
     print(plain(returned.output).replace(f"../jobs/{returned.record.job}/run", str(returned.folder)), end="")

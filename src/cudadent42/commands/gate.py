@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cudadent42.commands.common import print_json
-from cudadent42.options import JsonOption
+from cudadent42.commands.options import JsonOption
 
 if TYPE_CHECKING:
-    from cudadent42.gates import GateReport
+    from cudadent42.stages.gates import GateReport
 
 
 def gate(
@@ -28,7 +28,7 @@ def gate(
 
     Exit code 1 if one fails, 6 if none fails but the measurement cannot tell of one.
     """
-    from cudadent42 import gates
+    from cudadent42.stages import gates
 
     report = gates.judge(gates.load(file), folder)
     if as_json:
@@ -44,7 +44,7 @@ def gates_document(report: GateReport) -> dict[str, object]:
 
 
 def print_gates(report: GateReport) -> None:
-    from cudadent42.gates import report_lines
+    from cudadent42.stages.gates import report_lines
 
     for line in report_lines(report):
         print(line)

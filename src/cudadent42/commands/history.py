@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cudadent42.commands.common import console_for, print_json, print_line
-from cudadent42.options import JsonOption, LedgerOption
+from cudadent42.commands.options import JsonOption, LedgerOption
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from cudadent42.history import Track
+    from cudadent42.model.history import Track
 
 
 def history(
@@ -35,10 +35,10 @@ def history(
 
     Changes of the machine are marked; what cannot be compared is kept apart.
     """
+    from cudadent42.base.errors import UsageError
+    from cudadent42.base.toml import did_you_mean
     from cudadent42.commands.ledger import open_ledger
-    from cudadent42.errors import UsageError
-    from cudadent42.history import tracks
-    from cudadent42.suites.table import did_you_mean
+    from cudadent42.model.history import tracks
 
     if output is not None and output.suffix not in (".html", ".svg"):
         raise UsageError(f"--output {output}: expected a name that ends in .html or .svg")
@@ -84,7 +84,7 @@ def history(
 
 def _plot(output: Path, found: list[Track], case: str) -> int:
     """Write the picture; how many tracks are in it."""
-    from cudadent42.report.figures.history import MOST_PANELS, history, page
+    from cudadent42.stages.report.figures.history import MOST_PANELS, history, page
 
     drawn = page(found, case) if output.suffix == ".html" else history(found[:MOST_PANELS], case)
     output.write_text(drawn, encoding="utf-8", errors="replace")
@@ -92,7 +92,7 @@ def _plot(output: Path, found: list[Track], case: str) -> int:
 
 
 def _table(track: Track) -> Table:
-    from cudadent42.tables import plain_table
+    from cudadent42.commands.tables import plain_table
 
     rows = [
         (

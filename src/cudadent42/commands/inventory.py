@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cudadent42.commands.common import console_for, encoded, print_json, print_line
-from cudadent42.options import JsonOption
+from cudadent42.commands.options import JsonOption
 
 cache_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="The compiled kernels that are kept."
@@ -32,10 +32,10 @@ def implementations(
     as_json: JsonOption = False,
 ) -> None:
     """List what can be raced here."""
-    from cudadent42.build import choose_device
-    from cudadent42.cases import Operation
-    from cudadent42.implementations import why_not
+    from cudadent42.model.cases import Operation
+    from cudadent42.model.implementations import why_not
     from cudadent42.registry import registry
+    from cudadent42.stages.build import choose_device
 
     device = choose_device(device, offline=False)
     rows = [
@@ -58,8 +58,8 @@ def implementations(
 @cache_app.command("list")
 def cache_list(as_json: JsonOption = False) -> None:
     """Show the compiled kernels."""
-    from cudadent42 import tables
-    from cudadent42.build import open_cache
+    from cudadent42.commands import tables
+    from cudadent42.stages.build import open_cache
 
     cache = open_cache()
     entries = cache.entries()
@@ -76,7 +76,7 @@ def cache_list(as_json: JsonOption = False) -> None:
 @cache_app.command("clear")
 def cache_clear(as_json: JsonOption = False) -> None:
     """Remove the compiled kernels; a cache that others can write to is closed to them first."""
-    from cudadent42.build import emptied_cache
+    from cudadent42.stages.build import emptied_cache
 
     directory, cleared = emptied_cache()
     if as_json:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cudadent42.commands.common import console_for, print_json, print_line
-from cudadent42.options import JsonOption, LedgerOption, VerboseOption
+from cudadent42.commands.options import JsonOption, LedgerOption, VerboseOption
 
 if TYPE_CHECKING:
     from cudadent42.ledger.database import Ledger
@@ -35,7 +35,7 @@ def rebuild(
 ) -> None:
     """Make the ledger again from the folders."""
     from cudadent42 import ledger as ledgers
-    from cudadent42.progress import observer
+    from cudadent42.base.progress import observer
 
     with observer(console_for(stderr=True), verbose) as watcher:
         watcher.stage("rebuild")
@@ -74,8 +74,8 @@ def list_runs(
 ) -> None:
     """Show the latest runs."""
     opened = open_ledger(ledger)
+    from cudadent42.commands.tables import plain_table
     from cudadent42.ledger import queries
-    from cudadent42.tables import plain_table
 
     lines = opened.read(lambda connection: queries.list_runs(connection, limit))
     if as_json:
@@ -132,7 +132,7 @@ def open_ledger(named: str | None) -> Ledger:
 
     What needs SQLAlchemy is imported after this, which says so where it is missing.
     """
-    from cudadent42.errors import UsageError
+    from cudadent42.base.errors import UsageError
     from cudadent42.ledger import require_location
 
     location = require_location(named)

@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
+from cudadent42.base.errors import ExitCode, UsageError
 from cudadent42.commands.common import console_for, print_json, print_line, say
-from cudadent42.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from cudadent42.cost.rates import Rates
+    from cudadent42.model.records import Plan
     from cudadent42.plan import Choices
-    from cudadent42.records import Plan
-    from cudadent42.remote.cloud.checks import Prepared
-    from cudadent42.remote.consent import Consent
-    from cudadent42.remote.hosts import Remote
-    from cudadent42.remote.machines import Started, Survey
-    from cudadent42.remote.money import Estimate
-    from cudadent42.remote.protection import Limit, Terms
+    from cudadent42.remote.core.consent import Consent
+    from cudadent42.remote.core.hosts import Remote
+    from cudadent42.remote.core.machines import Started, Survey
+    from cudadent42.remote.core.money import Estimate
+    from cudadent42.remote.core.protection import Limit, Terms
+    from cudadent42.remote.providers.gce.checks import Prepared
 
 
 def show_machines(as_json: bool) -> None:
     """Every machine that was started from here and may still cost something, and the runs elsewhere that wait."""
-    from cudadent42.remote.record import readable
+    from cudadent42.remote.core.record import readable
 
     found = _survey()
     with_machine = {begun.job for each in found.started for begun in each.jobs}
@@ -62,7 +62,7 @@ def show_machines(as_json: bool) -> None:
 
 def stop_everything(as_json: bool) -> NoReturn:
     """End all that was started from here; exit code 4 where something could not be."""
-    from cudadent42.remote.stopping import stop_all
+    from cudadent42.remote.core.stopping import stop_all
 
     done = stop_all(_survey().started, say)
     left = [each for each in done if not each.ended]
@@ -95,15 +95,17 @@ def agreed_terms(
     from cudadent42.cost import rates
     from cudadent42.plan import make_plan
     from cudadent42.registry import registry
-    from cudadent42.remote.consent import agree_to_start
-    from cudadent42.remote.protection import Terms
+    from cudadent42.remote.core.consent import agree_to_start
+    from cudadent42.remote.core.protection import Terms
 
     plan = make_plan(choices, device, registry)
     limit = _agreed_limit(remote, plan, rates.load(), prepared, max_cost, yes, as_json)
     consent = consent_of(yes, as_json)
     if prepared is None:
         return Terms(limit, consent=consent)
-    from cudadent42.duration import estimate_s  # PyTorch, for which a run on a machine at hand does not wait
+    from cudadent42.flows.duration import (
+        estimate_s,  # PyTorch, for which a run on a machine at hand does not wait
+    )
 
     if not prepared.guarded and not prepared.candidates[0].state.costs:
         agree_to_start(remote, prepared.candidates[0].machine, consent)
@@ -112,7 +114,7 @@ def agreed_terms(
 
 def consent_of(yes: bool, as_json: bool = False) -> Consent:
     """How the user of this command agrees to what costs money."""
-    from cudadent42.remote.consent import Consent
+    from cudadent42.remote.core.consent import Consent
 
     return Consent(yes, _answered if _can_answer(as_json) else None)
 
@@ -127,8 +129,8 @@ def _agreed_limit(
     as_json: bool,
 ) -> Limit | None:
     """What the run may cost; None for no limit. Raises UsageError."""
-    from cudadent42.remote import money
-    from cudadent42.remote.protection import Limit
+    from cudadent42.remote.core import money
+    from cudadent42.remote.core.protection import Limit
 
     name = prepared.candidates[0].machine.rate if prepared else ""
     rate = money.rate_of(name, remote.name, table)
@@ -152,7 +154,7 @@ def _agreed_limit(
 
 def agreed_usd(name: str, found: Estimate, max_cost: float | None, yes: bool, as_json: bool) -> float | None:
     """Say what a run on ``name`` will cost; what it may, None for anything. Raises UsageError where nobody agrees."""
-    from cudadent42.remote import money
+    from cudadent42.remote.core import money
 
     say(f"{name}: {found.line()}")
     if max_cost is None:
@@ -182,7 +184,7 @@ def _answered(question: str, within_s: float | None) -> bool:
 
 def _survey() -> Survey:
     from cudadent42.cost import rates
-    from cudadent42.remote.machines import survey
+    from cudadent42.remote.core.machines import survey
 
     try:
         table = rates.load()
@@ -209,7 +211,7 @@ def _plain(each: Started) -> dict[str, Any]:
 
 def _lines(each: Started) -> list[str]:
     """One machine, for a reader."""
-    from cudadent42.remote.sky.cluster import Cluster
+    from cudadent42.remote.providers.sky.cluster import Cluster
 
     cost = "its rate is not known" if each.usd is None else f"${each.usd:.2f}"
     after = f"; after the run: {each.after}" if each.after else ""

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cudadent42.commands.common import print_json
-from cudadent42.options import JsonOption
+from cudadent42.commands.options import JsonOption
 from cudadent42.scaffold import Kind, create
 
 

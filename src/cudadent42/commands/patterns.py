@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cudadent42.commands.common import encoded, print_json
-from cudadent42.options import JsonOption
+from cudadent42.commands.options import JsonOption
 
 if TYPE_CHECKING:
     from cudadent42.patterns import PatternEvidence
@@ -44,9 +44,9 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show one lesson in full."""
-    from cudadent42.errors import UsageError
+    from cudadent42.base.errors import UsageError
+    from cudadent42.base.toml import did_you_mean
     from cudadent42.patterns import firings, library
-    from cudadent42.suites.table import did_you_mean
 
     lessons = {lesson.id: lesson for lesson in library()}
     if name not in lessons:

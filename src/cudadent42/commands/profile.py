@@ -7,14 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cudadent42.commands.common import (
-    choices_of,
-    command_line,
-    console_for,
-    print_json,
-    print_line,
-)
-from cudadent42.options import (
+from cudadent42.commands.common import choices_of, command_line, console_for, print_json, print_line
+from cudadent42.commands.options import (
     CacheStateOption,
     DeviceOption,
     IgnoreOption,
@@ -26,7 +20,7 @@ from cudadent42.options import (
 )
 
 if TYPE_CHECKING:
-    from cudadent42.profile import Diagnosis
+    from cudadent42.profiles import Diagnosis
 
 FullOption = Annotated[
     bool, typer.Option("--full", help="All of Nsight Compute's sections: slower, for the finalist.")
@@ -66,9 +60,9 @@ def profile(
 
     Writes a run folder with the profile, Nsight Compute's report, the diagnosis and a report.
     """
-    from cudadent42.build import OURS
-    from cudadent42.profile.session import Request, run
-    from cudadent42.progress import observer
+    from cudadent42.base.progress import observer
+    from cudadent42.flows.profile import Request, run
+    from cudadent42.stages.build import OURS
 
     request = Request(
         choices=choices_of(suite, None, [case], [implementation, OURS], None, None, seed, None, l2),
@@ -109,10 +103,10 @@ def doctor(
 
     Profiles it where this is the run's machine; elsewhere it judges by what the folder has, and says so.
     """
-    from cudadent42 import report as reports
-    from cudadent42.profile.compare import changes, load
-    from cudadent42.profile.doctor import examine
-    from cudadent42.progress import observer
+    from cudadent42.base.progress import observer
+    from cudadent42.flows.doctor import examine
+    from cudadent42.profiles.compare import changes, load
+    from cudadent42.stages import report as reports
 
     earlier = (
         load(before) if before is not None else None
@@ -137,7 +131,7 @@ def doctor(
 def _show(
     diagnosis: Diagnosis, folder: Path, verbose: bool, as_json: bool, changes: tuple[str, ...] = ()
 ) -> None:
-    from cudadent42.profile import text
+    from cudadent42.profiles import text
 
     if as_json:
         print_json({"folder": folder, "diagnosis": diagnosis, "changes": changes})

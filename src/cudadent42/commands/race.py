@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cudadent42.commands.common import choices_of, command_line, console_for, encoded, print_json
-from cudadent42.commands.run import carry_out
-from cudadent42.options import (
+from cudadent42.commands.options import (
     BudgetOption,
     CacheStateOption,
     CaseOption,
@@ -28,10 +27,11 @@ from cudadent42.options import (
     VerboseOption,
     WarmupOption,
 )
+from cudadent42.commands.run import carry_out
 
 if TYPE_CHECKING:
+    from cudadent42.flows.race.bisect import BisectResult
     from cudadent42.plan import Choices
-    from cudadent42.race.bisect import BisectResult
 
 RaceSuiteOption = Annotated[
     str,
@@ -85,7 +85,8 @@ def compare(
 
     Both are built and verified, then timed in paired blocks. Above 1×, REV_B is faster.
     """
-    from cudadent42 import gates, race
+    from cudadent42.flows import race
+    from cudadent42.stages import gates
 
     request = race.RaceRequest(
         choices=race_choices(
@@ -111,7 +112,7 @@ def race_choices(choices: Choices) -> Choices:
     """
     from dataclasses import replace
 
-    from cudadent42.race import DEFAULT_CHOICES
+    from cudadent42.flows.race import DEFAULT_CHOICES
 
     if choices.precision is None and choices.repeats is None:
         choices = replace(choices, precision=DEFAULT_CHOICES.precision)
@@ -155,9 +156,10 @@ def bisect(
 
     git chooses the commits; each is raced against the good one. What cannot be built or decided is skipped.
     """
-    from cudadent42 import gates, race
-    from cudadent42.progress import observer
-    from cudadent42.race.bisect import bisect as search
+    from cudadent42.base.progress import observer
+    from cudadent42.flows import race
+    from cudadent42.flows.race.bisect import bisect as search
+    from cudadent42.stages import gates
 
     request = race.RaceRequest(
         choices=race_choices(
@@ -181,8 +183,8 @@ def bisect(
 
 
 def _print_bisection(result: BisectResult) -> None:
-    from cudadent42.race.bisect import Ending, Role
-    from cudadent42.race.history import Mark
+    from cudadent42.flows.race.bisect import Ending, Role
+    from cudadent42.flows.race.history import Mark
 
     for step in result.steps:
         print(f"{step.mark.value:5} {step.commit[:8]} {step.role.value:12} {step.run}  {step.reason}")

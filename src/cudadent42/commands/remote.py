@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from cudadent42.base.errors import ExitCode
 from cudadent42.commands.common import fail, print_json, say
 from cudadent42.commands.elsewhere import Asked, check, conclude, finish, folder_of, watched
-from cudadent42.errors import ExitCode
-from cudadent42.options import JsonOption, YesOption
+from cudadent42.commands.options import JsonOption, YesOption
 
 if TYPE_CHECKING:
-    from cudadent42.errors import LabError
-    from cudadent42.remote.cloud.checks import Prepared
-    from cudadent42.remote.hosts import Remote
-    from cudadent42.remote.job import Place
-    from cudadent42.remote.protection import Terms
-    from cudadent42.remote.record import JobRecord
-    from cudadent42.remote.run import Returned
+    from cudadent42.base.errors import LabError
+    from cudadent42.remote.core.hosts import Remote
+    from cudadent42.remote.core.job import Place
+    from cudadent42.remote.core.protection import Terms
+    from cudadent42.remote.core.record import JobRecord
+    from cudadent42.remote.core.run import Returned
+    from cudadent42.remote.providers.gce.checks import Prepared
 
 Agreed = Callable[["Prepared | None", bool], "Terms"]
 """On what terms a run is on a machine that is checked and not started (None for one at hand), with a GPU or without."""
@@ -86,9 +86,9 @@ def add(
 ) -> None:
     """Name a machine."""
     from cudadent42.cost import rates
-    from cudadent42.remote.address import parse
-    from cudadent42.remote.cloud.specification import of_file
-    from cudadent42.remote.hosts import config_file, make, save
+    from cudadent42.remote.core.address import parse
+    from cudadent42.remote.core.hosts import config_file, make, save
+    from cudadent42.remote.providers.gce.specification import of_file
 
     if (address is None) == (spec is None):
         fail("expected an address, or a specification with --spec FILE", ExitCode.USAGE)
@@ -103,8 +103,8 @@ def add(
 
 def _warn_of_waiting(remote: Remote) -> None:
     """Runs that wait to be brought back are looked for at the machine's present address (``record.remote_of``)."""
-    from cudadent42.remote.hosts import remotes
-    from cudadent42.remote.record import readable
+    from cudadent42.remote.core.hosts import remotes
+    from cudadent42.remote.core.record import readable
 
     before = remotes().get(remote.name)
     if before is None or before.address == remote.address:
@@ -120,7 +120,7 @@ def _warn_of_waiting(remote: Remote) -> None:
 @remote_app.command("list")
 def list_remotes(as_json: JsonOption = False) -> None:
     """Show the machines that have a name."""
-    from cudadent42.remote.hosts import remotes
+    from cudadent42.remote.core.hosts import remotes
 
     known = remotes()
     if as_json:
@@ -149,7 +149,7 @@ def list_remotes(as_json: JsonOption = False) -> None:
 @remote_app.command()
 def remove(name: NameArgument) -> None:
     """Forget a machine. Nothing there is changed."""
-    from cudadent42.remote import hosts
+    from cudadent42.remote.core import hosts
 
     hosts.remove(name)
 
@@ -157,7 +157,7 @@ def remove(name: NameArgument) -> None:
 @remote_app.command()
 def jobs(as_json: JsonOption = False) -> None:
     """Show the runs that were started elsewhere from here."""
-    from cudadent42.remote.record import records
+    from cudadent42.remote.core.record import records
 
     known = records()
     if as_json:
@@ -178,9 +178,9 @@ def status(
 ) -> None:
     """Ask a machine what runs there; without a name, what is on of all that was started, and what it has cost."""
     from cudadent42.commands.machines import show_machines
-    from cudadent42.remote import job as far
-    from cudadent42.remote import watchdog
-    from cudadent42.remote.hosts import get
+    from cudadent42.remote.core import job as far
+    from cudadent42.remote.core import watchdog
+    from cudadent42.remote.core.hosts import get
 
     if name is None:
         show_machines(as_json)
@@ -198,8 +198,8 @@ def status(
 @remote_app.command()
 def unwatch(name: NameArgument) -> None:
     """Remove the watchdog from a machine."""
-    from cudadent42.remote import watchdog
-    from cudadent42.remote.hosts import get
+    from cudadent42.remote.core import watchdog
+    from cudadent42.remote.core.hosts import get
 
     watchdog.remove(_place(get(name)))
     print(f"nothing but you ends the costs of {name} now")
@@ -214,9 +214,9 @@ def attach(
     yes: YesOption = False,
 ) -> None:
     """Go on watching a run elsewhere, and bring it back."""
-    from cudadent42.remote.protection import release
-    from cudadent42.remote.record import find, remote_of
-    from cudadent42.remote.run import bring_back, place_of
+    from cudadent42.remote.core.protection import release
+    from cudadent42.remote.core.record import find, remote_of
+    from cudadent42.remote.core.run import bring_back, place_of
 
     record = find(job)
     if record.fetched:
@@ -226,14 +226,14 @@ def attach(
         fail(f"{record.remote} is no machine that --start could start; leave it out", ExitCode.USAGE)
     if record.cloud is not None:
         from cudadent42.commands.machines import consent_of
-        from cudadent42.remote.cloud import runs
-        from cudadent42.remote.protection import Terms
+        from cudadent42.remote.core.protection import Terms
+        from cudadent42.remote.providers.gce import runs
 
         ended = runs.attach(record, start, say, _log(), Terms(consent=consent_of(yes)))
         finish(ended.returned, trouble=ended.trouble)
     remote = remote_of(record)
     if remote.start:
-        from cudadent42.remote.sky import run as in_sky
+        from cudadent42.remote.providers.sky import run as in_sky
 
         finish(watched(record.output, lambda: in_sky.attach(remote, record, say, _log())))
     place = place_of(remote)
@@ -252,8 +252,8 @@ def stop(
 ) -> None:
     """End a run elsewhere. What it measured can still be brought back with attach."""
     from cudadent42.commands.machines import stop_everything
-    from cudadent42.remote import job as far
-    from cudadent42.remote.record import find, remote_of, save
+    from cudadent42.remote.core import job as far
+    from cudadent42.remote.core.record import find, remote_of, save
 
     if everything:
         if job is not None:
@@ -286,8 +286,8 @@ def run_there(asked: Asked) -> NoReturn:
     """``run --on NAME``. All that can be checked without the machine is checked first: one that is paid for is started
     only after that."""
     from cudadent42.commands.machines import agreed_terms
-    from cudadent42.remote.address import SshAddress
-    from cudadent42.remote.hosts import get
+    from cudadent42.remote.core.address import SshAddress
+    from cudadent42.remote.core.hosts import get
 
     remote = get(asked.on)
     checked = check(asked)
@@ -305,10 +305,10 @@ def run_there(asked: Asked) -> NoReturn:
 def _on_machine_at_hand(
     remote: Remote, asked: Asked, arguments: tuple[str, ...], agreed: Agreed
 ) -> tuple[Returned, None]:
-    from cudadent42.remote import job as far
-    from cudadent42.remote.checks import check_kernels
-    from cudadent42.remote.protection import protect, release
-    from cudadent42.remote.run import persistently, place_of, run_on
+    from cudadent42.remote.core import job as far
+    from cudadent42.remote.core.checks import check_kernels
+    from cudadent42.remote.core.protection import protect, release
+    from cudadent42.remote.core.run import persistently, place_of, run_on
 
     place = place_of(remote)
     found = persistently(lambda: far.architectures(place), say)
@@ -327,10 +327,10 @@ def _on_machine_at_hand(
 def _on_cloud_machine(
     remote: Remote, asked: Asked, arguments: tuple[str, ...], agreed: Agreed
 ) -> tuple[Returned, LabError | None]:
-    from cudadent42.remote.checks import check_kernels
-    from cudadent42.remote.cloud import runs
-    from cudadent42.remote.cloud.checks import prepare
-    from cudadent42.remote.tree import project_root, read_tree
+    from cudadent42.remote.core.checks import check_kernels
+    from cudadent42.remote.core.tree import project_root, read_tree
+    from cudadent42.remote.providers.gce import runs
+    from cudadent42.remote.providers.gce.checks import prepare
 
     read_tree(project_root())  # that it can be sent
     prepared = prepare(remote, asked.device)
@@ -343,10 +343,10 @@ def _on_cloud_machine(
 
 def _place(remote: Remote, record: JobRecord | None = None) -> Place:
     """Where runs happen on a remote; of a cloud machine, the one that ``record``, or the last run there, is on."""
-    from cudadent42.remote.address import GceAddress, SshAddress
-    from cudadent42.remote.cloud.lease import resume
-    from cudadent42.remote.record import records
-    from cudadent42.remote.run import place_of
+    from cudadent42.remote.core.address import GceAddress, SshAddress
+    from cudadent42.remote.core.record import records
+    from cudadent42.remote.core.run import place_of
+    from cudadent42.remote.providers.gce.lease import resume
 
     if isinstance(remote.address, SshAddress) and (record is None or record.cloud is None):
         return place_of(remote)
@@ -367,6 +367,6 @@ def _word(record: JobRecord) -> str:
 
 
 def _log() -> Callable[[bytes], None]:
-    from cudadent42.remote.terminal import showing
+    from cudadent42.remote.core.terminal import showing
 
     return showing(sys.stderr)

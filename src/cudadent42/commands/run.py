@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
+from cudadent42.base.errors import ExitCode
 from cudadent42.commands import trace
 from cudadent42.commands.common import (
     choices_of,
@@ -21,8 +22,7 @@ from cudadent42.commands.common import (
     watching,
 )
 from cudadent42.commands.gate import gates_document, print_gates
-from cudadent42.errors import ExitCode
-from cudadent42.options import (
+from cudadent42.commands.options import (
     BudgetOption,
     CacheStateOption,
     CaseOption,
@@ -47,10 +47,10 @@ from cudadent42.options import (
 )
 
 if TYPE_CHECKING:
-    from cudadent42.pipeline import Outcome
+    from cudadent42.base.progress import Observer
+    from cudadent42.flows.pipeline import Outcome
     from cudadent42.plan import Choices
-    from cudadent42.progress import Observer
-    from cudadent42.runs import RunWriter
+    from cudadent42.runs.run_folder import RunWriter
 
 
 def run(
@@ -157,7 +157,8 @@ def _run(
     as_json: bool,
     with_report: bool,
 ) -> None:
-    from cudadent42 import gates, pipeline
+    from cudadent42.flows import pipeline
+    from cudadent42.stages import gates
 
     request = pipeline.Request(
         choices,
@@ -210,8 +211,8 @@ def carry_out(start: Start, verbose: bool, as_json: bool, with_report: bool) -> 
 
 
 def _print_outcome(outcome: Outcome, verbose: bool, with_report: bool) -> None:
-    from cudadent42 import tables
-    from cudadent42.report.facts import rivals_line
+    from cudadent42.commands import tables
+    from cudadent42.stages.report.facts import rivals_line
 
     console = console_for()
     print_line(console, tables.verify_line(outcome.verify))

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cudadent42.base.errors import ExitCode
 from cudadent42.commands import trace
 from cudadent42.commands.common import command_line, print_json, split, watching
-from cudadent42.errors import ExitCode
-from cudadent42.options import (
+from cudadent42.commands.options import (
     CaseOption,
     DeviceOption,
     DTypeOption,
@@ -27,7 +27,7 @@ from cudadent42.options import (
 )
 
 if TYPE_CHECKING:
-    from cudadent42.runs import RunWriter
+    from cudadent42.runs.run_folder import RunWriter
     from cudadent42.session.desk import Desk
     from cudadent42.session.folder import Session
     from cudadent42.session.steps import Step
@@ -148,7 +148,7 @@ def run(
 
     Measure the suite; look for what limits it; race the source's change against its parent; write the report.
     """
-    from cudadent42.errors import UsageError
+    from cudadent42.base.errors import UsageError
     from cudadent42.session import steps
 
     if revert and keep:

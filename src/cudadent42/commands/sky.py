@@ -11,7 +11,7 @@ from cudadent42.commands.common import say
 from cudadent42.commands.elsewhere import Asked, check, conclude, folder_of
 
 if TYPE_CHECKING:
-    from cudadent42.remote.sky.spec import Spec
+    from cudadent42.remote.providers.sky.spec import Spec
 
 _SCHEME = "sky://"
 
@@ -22,11 +22,11 @@ def is_sky(on: str) -> bool:
 
 def run_in_sky(asked: Asked) -> NoReturn:
     """``run --on sky://FILE``. All that needs no GPU is checked first."""
-    from cudadent42.remote.checks import check_kernels
-    from cudadent42.remote.sky.cluster import find_sky
-    from cudadent42.remote.sky.run import kept_start, run_on_sky
-    from cudadent42.remote.sky.spec import load
-    from cudadent42.remote.terminal import showing
+    from cudadent42.remote.core.checks import check_kernels
+    from cudadent42.remote.core.terminal import showing
+    from cudadent42.remote.providers.sky.cluster import find_sky
+    from cudadent42.remote.providers.sky.run import kept_start, run_on_sky
+    from cudadent42.remote.providers.sky.spec import load
 
     spec = load(Path(asked.on.removeprefix(_SCHEME)))
     checked = check(asked)
@@ -46,7 +46,7 @@ def _within(spec: Spec, asked: Asked, starting: bool) -> Spec:
     from cudadent42.cost import rates
     from cudadent42.plan import make_plan
     from cudadent42.registry import registry
-    from cudadent42.remote import money
+    from cudadent42.remote.core import money
 
     table = rates.load()
     has_gpu = "accelerators" in spec.resources or "instance_type" in spec.resources

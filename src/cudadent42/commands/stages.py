@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cudadent42.base.errors import ExitCode
 from cudadent42.commands import trace
 from cudadent42.commands.common import (
     choices_of,
@@ -18,8 +19,7 @@ from cudadent42.commands.common import (
     split,
     watching,
 )
-from cudadent42.errors import ExitCode
-from cudadent42.options import (
+from cudadent42.commands.options import (
     CaseOption,
     DeviceOption,
     DTypeOption,
@@ -32,7 +32,7 @@ from cudadent42.options import (
 )
 
 if TYPE_CHECKING:
-    from cudadent42.records import MachineReport
+    from cudadent42.model.records import MachineReport
 
 
 def preflight(
@@ -91,9 +91,9 @@ def build(
 
     For this machine, or with --arch for CUDA architectures that are not present.
     """
-    from cudadent42 import tables
-    from cudadent42.build import build as build_kernels
-    from cudadent42.build import buildable, choose_device
+    from cudadent42.commands import tables
+    from cudadent42.stages.build import build as build_kernels
+    from cudadent42.stages.build import buildable, choose_device
 
     target = choose_device(device, offline=bool(arch))
     with watching(verbose) as watcher:
@@ -137,7 +137,8 @@ def verify(
 
     Every case of the suite, and adversarial inputs.
     """
-    from cudadent42 import pipeline, tables
+    from cudadent42.commands import tables
+    from cudadent42.flows import pipeline
 
     choices = choices_of(suite, dtype, case, implementations, None, None, seed, None, None)
     request = pipeline.Request(choices, device, None, command_line(), ignore_preflight=ignore_preflight)
@@ -159,7 +160,7 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """Write the report of a run folder again."""
-    from cudadent42 import report as reports
+    from cudadent42.stages import report as reports
 
     paths = reports.write(folder)
     if as_json:

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cudadent42.errors import LabError
+from cudadent42.base.errors import LabError
 
 if TYPE_CHECKING:
+    from cudadent42.base.progress import Observer
+    from cudadent42.model.records import BuildReport, MachineReport
     from cudadent42.patterns import PatternEvidence
-    from cudadent42.progress import Observer
-    from cudadent42.records import BuildReport, MachineReport
 
 _LINES = 5000
 """Of what was said that are kept: the last ones."""
@@ -37,7 +37,7 @@ class Trace:
     def evidence(self) -> PatternEvidence:
         """All of it, in the form in which lessons are matched."""
         from cudadent42.patterns import evidence
-        from cudadent42.source import revision
+        from cudadent42.runs.source import revision
 
         found = evidence.of_text("\n".join(self.lines), "output")
         if self.machine is not None:

@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
+from cudadent42.base.errors import UsageError
 from cudadent42.cost.rates import Rate, Restart
-from cudadent42.errors import UsageError
 
 _MINUTES = 60.0
 """In an hour, by which rates are."""

@@ -14,9 +14,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from cudadent42.errors import UsageError
-from cudadent42.folders import config_folder
-from cudadent42.suites.table import Table, did_you_mean, parse_toml
+from cudadent42.base.errors import UsageError
+from cudadent42.base.folders import config_folder
+from cudadent42.base.toml import Table, did_you_mean, parse_toml
 
 SCHEMA_VERSION = 1
 

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cudadent42.errors import LabError, MachineNotReadyError, UsageError
+from cudadent42.base.errors import LabError, MachineNotReadyError, UsageError
 from cudadent42.ledger.location import locate
 from cudadent42.ledger.remembered import remember
 

@@ -32,8 +32,8 @@ from sqlalchemy import (
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from cudadent42.errors import UsageError
-from cudadent42.folders import make_private
+from cudadent42.base.errors import UsageError
+from cudadent42.base.folders import make_private
 from cudadent42.ledger.schema import SCHEMA_VERSION, VERSION_KEY, meta, metadata
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from cudadent42.folders import state_folder
+from cudadent42.base.folders import state_folder
 
 VARIABLE = "CUDADENT42_LEDGER"
 """A path or a URL; ``NONE`` keeps no ledger."""

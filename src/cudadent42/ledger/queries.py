@@ -19,7 +19,7 @@ from cudadent42.ledger.schema import (
     runs,
     sessions,
 )
-from cudadent42.records import Verdict
+from cudadent42.model.records import Verdict
 
 _CANDIDATE = "candidate"
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from cudadent42 import runs
+from cudadent42.base.errors import UsageError
+from cudadent42.base.serialise import dumps
 from cudadent42.cost.rates import LOCAL, RATE_VARIABLE
-from cudadent42.errors import UsageError
-from cudadent42.records import Comparison, Results
-from cudadent42.runs import Manifest
-from cudadent42.serialise import dumps
+from cudadent42.model.records import Comparison, Results
+from cudadent42.runs import run_folder
+from cudadent42.runs.run_folder import Manifest
 
 Row = dict[str, Any]
 """Column name to value."""
@@ -41,12 +41,12 @@ class RunRows:
 
 def read_run(folder: Path, session: str | None) -> RunRows:
     """The rows of a run folder, finished or not. Raises UsageError where it cannot be understood."""
-    manifest = runs.load_manifest(folder, with_build=False)
-    results = runs.load_results(folder)
-    timings = _timings(folder / runs.SAMPLES)
+    manifest = run_folder.load_manifest(folder, with_build=False)
+    results = run_folder.load_results(folder)
+    timings = _timings(folder / run_folder.SAMPLES)
     if not is_time(manifest.started):
         raise UsageError(
-            f"{folder / runs.MANIFEST}: started is {manifest.started!r}; expected a time with its zone"
+            f"{folder / run_folder.MANIFEST}: started is {manifest.started!r}; expected a time with its zone"
         )
     plan, machine = manifest.plan, manifest.machine
     processor = machine.facts.get("gpu_name" if plan.device.startswith("cuda") else "cpu_model")
@@ -70,7 +70,7 @@ def read_run(folder: Path, session: str | None) -> RunRows:
         "revision": _revision(manifest),
         "branch": manifest.revision.branch if manifest.revision else "",
         "baseline": plan.baseline,
-        "verified": _verified(folder / runs.VERIFY),
+        "verified": _verified(folder / run_folder.VERIFY),
         "samples": sum(row["samples"] for row in timings),
         **_headline(results),
     }
@@ -215,7 +215,7 @@ def _timing(key: tuple[str, str, str], group: _Group) -> Row:
 def _last_sign_of_life(folder: Path) -> str | None:
     """The time of the last whole line of a killed run's log."""
     try:
-        lines = (folder / runs.LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = (folder / run_folder.LOG).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
     for line in reversed(lines):

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from cudadent42.errors import UsageError
-from cudadent42.folders import make_private, state_folder
+from cudadent42.base.errors import UsageError
+from cudadent42.base.folders import make_private, state_folder
 
 _SUFFIX = ".folders"
 _DIGITS = 16

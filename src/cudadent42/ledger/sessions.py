@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cudadent42.errors import NewerVersionError, UsageError
+from cudadent42.base.errors import NewerVersionError, UsageError
 from cudadent42.ledger.reading import ID_DIGITS, Row, is_time, path_text
 
 EVENTS = "events.jsonl"

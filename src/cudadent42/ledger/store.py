@@ -12,23 +12,16 @@ from pathlib import Path
 
 from sqlalchemy import Connection, Table, delete, insert, select
 
-from cudadent42 import runs
-from cudadent42.errors import UsageError
-from cudadent42.ledger import starts
+from cudadent42.base.errors import UsageError
 from cudadent42.ledger.database import DamagedLedgerError, Ledger, connect
 from cudadent42.ledger.reading import Row, RunRows, read_run
 from cudadent42.ledger.remembered import host, recall, remember
 from cudadent42.ledger.renewal import Renewal, note_rebuilt, renew, set_meta
-from cudadent42.ledger.schema import (
-    REBUILDING_KEY,
-    RUN_PARTS,
-    checkpoints,
-    machine_starts,
-    meta,
-    sessions,
-)
+from cudadent42.ledger.schema import REBUILDING_KEY, RUN_PARTS, checkpoints, machine_starts, meta, sessions
 from cudadent42.ledger.schema import runs as runs_table
 from cudadent42.ledger.sessions import SessionRows, is_session, read_session, session_of
+from cudadent42.runs import run_folder as runs
+from cudadent42.runs import starts
 
 _BATCH = 50
 """Runs in one transaction of a rebuild: other writers come in between."""

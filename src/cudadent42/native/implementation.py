@@ -7,9 +7,9 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cudadent42.cases import AttentionCase, Operation
-from cudadent42.errors import UsageError
-from cudadent42.implementations import Call, Implementation, UnsupportedCaseError
+from cudadent42.base.errors import UsageError
+from cudadent42.model.cases import AttentionCase, Operation
+from cudadent42.model.implementations import Call, Implementation, UnsupportedCaseError
 from cudadent42.native import kernels, specification
 from cudadent42.native.problem import Problem, blocks, fill
 from cudadent42.native.specification import Language, Specification

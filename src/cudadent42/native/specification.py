@@ -9,10 +9,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from cudadent42.cases import AttentionCase, Operation
-from cudadent42.errors import NewerVersionError, UsageError
+from cudadent42.base.errors import NewerVersionError, UsageError
+from cudadent42.base.toml import Table, did_you_mean, parse_toml
+from cudadent42.model.cases import AttentionCase, Operation
 from cudadent42.suites.loader import parse_dtype
-from cudadent42.suites.table import Table, did_you_mean, parse_toml
 from flashmoe_science.jit.limits import LIMITS, MAX_THREADS_PER_BLOCK
 
 SUFFIX = ".toml"

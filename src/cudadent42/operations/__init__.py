@@ -1,13 +1,13 @@
 """The operations that can be raced: everything that depends on which one it is.
 
-To add one: a case in `cudadent42.cases`, and a package here with a `Definition`.
+To add one: a case in `cudadent42.model.cases`, and a package here with a `Definition`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from cudadent42.cases import Case, Operation
+from cudadent42.model.cases import Case, Operation
 from cudadent42.operations.interface import Definition, Numerics
 
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from cudadent42.cases import Case, Operation
+from cudadent42.model.cases import Case, Operation
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from cudadent42.implementations import Implementation, Prepare
-    from cudadent42.suites.table import Table
+    from cudadent42.base.toml import Table
+    from cudadent42.model.implementations import Implementation, Prepare
     from flashmoe_science.jit.nvrtc import CudaKernel
 
 CaseT = TypeVar("CaseT", bound=Case)

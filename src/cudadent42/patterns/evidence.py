@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cudadent42.changes import count
-from cudadent42.errors import UsageError
-from cudadent42.records import BuildReport, MachineReport, Results, Status
-from cudadent42.source import Revision
+from cudadent42.base.errors import UsageError
+from cudadent42.model.records import BuildReport, MachineReport, Results, Status
+from cudadent42.runs.changes import count
+from cudadent42.runs.source import Revision
 
 Fact = str | int | float | bool | None
 
@@ -148,9 +148,9 @@ def of_results(results: Results) -> PatternEvidence:
 
 def of_run(folder: Path) -> PatternEvidence:
     """A run folder, finished or not: notes, what the worker printed, build, machine, results, profile and source."""
-    from cudadent42 import runs
+    from cudadent42.runs import run_folder
 
-    run = runs.load_run(folder)
+    run = run_folder.load_run(folder)
     found = of_machine(run.machine) | of_source(run.manifest.revision)
     if run.build is not None:
         found |= of_build(run.build)
@@ -165,7 +165,7 @@ def of_run(folder: Path) -> PatternEvidence:
     metrics |= _profile_metrics(folder)
     facts: dict[str, Fact] = {"run_status": run.manifest.status.value, "device": run.plan.device}
     words = [f"{case.case}: {case.implementation} is wrong: {case.detail}" for case in failed]
-    entries = _entries(folder / runs.LOG)
+    entries = _entries(folder / run_folder.LOG)
     metrics |= _power(entries)
     found |= PatternEvidence(
         logs=(Log("run", "\n".join([run.manifest.error, *words, *_notes(entries)])),),

@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cudadent42.errors import ExitCode
+from cudadent42.base.errors import ExitCode
+from cudadent42.base.serialise import encode
+from cudadent42.model.records import MachineReport
 from cudadent42.preflight.definitions import parse_device
 from cudadent42.preflight.fix import apply
 from cudadent42.preflight.runner import gather, inspect
 from cudadent42.preflight.text import lines
-from cudadent42.records import MachineReport
-from cudadent42.serialise import encode
 
 _OPTIONS = ("--fix", "--json")
 SCHEMA_VERSION = 1

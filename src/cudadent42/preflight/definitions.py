@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cudadent42.errors import UsageError
+from cudadent42.base.errors import UsageError
+from cudadent42.model.records import Check, Status
 from cudadent42.preflight.gpu_probe import GpuProbe
-from cudadent42.records import Check, Status
 
 Fact = str | int | float | bool | None
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 
+from cudadent42.model.records import Status
 from cudadent42.preflight.definitions import THIS_PYTHON, Context, Definition, Fact, Finding, Problem
 from cudadent42.preflight.gpu_probe import GpuProbe, Monitor
-from cudadent42.records import Status
 
 MIN_DRIVER_CUDA = 12
 MIN_CAPABILITY = (7, 5)

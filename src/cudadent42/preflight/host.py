@@ -7,8 +7,8 @@ import platform
 import shutil
 from pathlib import Path
 
+from cudadent42.model.records import Status
 from cudadent42.preflight.definitions import Context, Definition, Finding, Problem
-from cudadent42.records import Status
 
 GIB = 1 << 30
 MIN_MEMORY = 1 * GIB

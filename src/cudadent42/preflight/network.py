@@ -7,9 +7,9 @@ import os
 import urllib.error
 import urllib.request
 
+from cudadent42.model.records import Status
 from cudadent42.preflight.definitions import Context, Definition, Finding, Problem
 from cudadent42.preflight.python import TORCH, installed_version, lacking
-from cudadent42.records import Status
 
 _INDEX_VARIABLE = "PIP_INDEX_URL"
 _DEFAULT_INDEX = "https://pypi.org/simple/"  # pip's own

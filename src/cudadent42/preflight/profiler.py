@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from cudadent42.model.records import Status
+from cudadent42.preflight import ncu_install
 from cudadent42.preflight.definitions import Context, Definition, Fact, Finding, Problem
-from cudadent42.profile import ncu_install
-from cudadent42.profile.ncu_install import Permission
-from cudadent42.records import Status
+from cudadent42.preflight.ncu_install import Permission
 
 
 def _counters(context: Context) -> Finding:

@@ -11,8 +11,8 @@ import sys
 import types
 from dataclasses import dataclass
 
+from cudadent42.model.records import Status
 from cudadent42.preflight.definitions import THIS_PYTHON, Context, Definition, Fact, Finding, Problem
-from cudadent42.records import Status
 
 MIN_PYTHON = (3, 10)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+from cudadent42.model.records import Check, MachineReport
 from cudadent42.preflight.definitions import Context, Fact
 from cudadent42.preflight.gpu_probe import Pending
 from cudadent42.preflight.host import cpu_model
 from cudadent42.preflight.python import import_torch
 from cudadent42.preflight.table import DEFINITIONS
-from cudadent42.records import Check, MachineReport
 
 
 def gather(device: str, output: Path) -> Context:

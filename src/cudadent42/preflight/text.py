@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cudadent42.records import Check, MachineReport, Status
+from cudadent42.model.records import Check, MachineReport, Status
 
 _COLOURS = {Status.OK: "32", Status.WARN: "33", Status.FAIL: "31", Status.SKIP: "2"}
 

@@ -10,8 +10,8 @@ import stat
 import subprocess
 from pathlib import Path
 
+from cudadent42.model.records import Status
 from cudadent42.preflight.definitions import THIS_PYTHON, Context, Definition, Fact, Finding, Problem
-from cudadent42.records import Status
 from flashmoe_science.errors import DeviceError
 from flashmoe_science.jit.cache import DIRECTORY_VARIABLE, cache_directory
 from flashmoe_science.jit.host import find_compiler

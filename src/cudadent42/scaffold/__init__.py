@@ -7,7 +7,7 @@ from enum import Enum
 from importlib import resources
 from pathlib import Path
 
-from cudadent42.errors import UsageError
+from cudadent42.base.errors import UsageError
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,47}")
 _COMMON = "common"

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cudadent42.errors import ExitCode, LabError, UsageError
-from cudadent42.progress import Observer
+from cudadent42.base.errors import ExitCode, LabError, UsageError
+from cudadent42.base.progress import Observer
 from cudadent42.session import folder as folders
 from cudadent42.session import tree as trees
 from cudadent42.session.clock import Clock
@@ -204,8 +204,8 @@ def take_back(desk: Desk, number: int) -> tuple[str, ...]:
 
 def ended_of(folder: Path | None, error: BaseException | None) -> WorkEnded:
     """How work ended, by its run folder and the error that ended it, if one did."""
-    from cudadent42.gates.evidence import control_excess
-    from cudadent42.runs import MANIFEST, RunStatus, load_run
+    from cudadent42.runs.run_folder import MANIFEST, RunStatus, load_run
+    from cudadent42.stages.gates.evidence import control_excess
 
     interrupted = error is None or isinstance(error, (KeyboardInterrupt, BudgetReachedError))
     outcome = WorkOutcome.INTERRUPTED if interrupted else WorkOutcome.FAILED

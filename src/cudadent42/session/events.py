@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import PurePosixPath
 from typing import Any
 
-from cudadent42.serialise import decode, encode
+from cudadent42.base.serialise import decode, encode
 from cudadent42.session.clock import Instant
 from cudadent42.session.protocol import Protocol
 
@@ -25,7 +25,7 @@ class WorkOutcome(str, Enum):
 
 
 class Decision(str, Enum):
-    """Of gates, as `cudadent42.gates` has it."""
+    """Of gates, as `cudadent42.stages.gates` has it."""
 
     PASSED = "passed"
     FAILED = "failed"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from cudadent42.errors import UsageError
+from cudadent42.base.errors import UsageError
 from cudadent42.patterns.evidence import Log, PatternEvidence, of_run
 from cudadent42.session.state import State
 

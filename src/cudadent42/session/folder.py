@@ -20,8 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from cudadent42 import durable
-from cudadent42.errors import UsageError
+from cudadent42.base import durable
+from cudadent42.base.errors import UsageError
 from cudadent42.session import log, tree
 from cudadent42.session.clock import Clock, Instant
 from cudadent42.session.events import Entry, Started

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from cudadent42.errors import ExitCode
+from cudadent42.base.errors import ExitCode
 from cudadent42.session.desk import Desk
 from cudadent42.session.events import Decision, Judged
 from cudadent42.session.protocol import Work

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from cudadent42.errors import NewerVersionError, UsageError
+from cudadent42.base.errors import NewerVersionError, UsageError
 from cudadent42.session.clock import Clock
 from cudadent42.session.events import SCHEMA_VERSION, Entry, Event, Started, from_line, to_line
 

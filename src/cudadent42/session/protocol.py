@@ -9,8 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from cudadent42.errors import NewerVersionError, UsageError
-from cudadent42.suites.table import Table, did_you_mean, parse_toml
+from cudadent42.base.errors import NewerVersionError, UsageError
+from cudadent42.base.toml import Table, did_you_mean, parse_toml
 
 SCHEMA_VERSION = 1
 DEFAULT = "default"
@@ -78,7 +78,7 @@ def gate_text(name_or_path: str, beside: Path) -> str:
     path is relative to the folder of the protocol."""
     if "/" in name_or_path or name_or_path.endswith(".toml"):
         return read_text(beside / name_or_path, "the gates")
-    from cudadent42.gates import builtin_gates
+    from cudadent42.stages.gates import builtin_gates
 
     known = {**builtin_gates(), **_data("gates")}
     if name_or_path not in known:

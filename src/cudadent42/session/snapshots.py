@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cudadent42.errors import UsageError
+from cudadent42.base.errors import UsageError
 from cudadent42.session import folder as folders
 from cudadent42.session.state import State
 from cudadent42.session.tree import Tree

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cudadent42 import __version__
-from cudadent42.changes import count
-from cudadent42.errors import ExitCode, UsageError
+from cudadent42.base.errors import ExitCode, UsageError
+from cudadent42.runs.changes import count
 from cudadent42.session import folder as folders
 from cudadent42.session import protocol as protocols
 from cudadent42.session import tree as trees

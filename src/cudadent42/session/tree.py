@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cudadent42 import git
-from cudadent42.errors import MachineNotReadyError, UsageError
-from cudadent42.runs import LOG, MANIFEST
+from cudadent42.base import git
+from cudadent42.base.errors import MachineNotReadyError, UsageError
+from cudadent42.runs.run_folder import LOG, MANIFEST
 
 UNTRACKED_LIMIT = 1 << 20
 """Bytes of an untracked file up to which it counts as source."""

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from cudadent42.errors import UsageError
+from cudadent42.base.errors import UsageError
 from cudadent42.session import folder as folders
 from cudadent42.session.folder import Session
 from cudadent42.session.snapshots import local

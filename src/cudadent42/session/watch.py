@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cudadent42.progress import Observer
+from cudadent42.base.progress import Observer
 
 
 def _nothing() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cudadent42.serialise import encode
+from cudadent42.base.serialise import encode
 from cudadent42.session.clock import Instant, now
 from cudadent42.session.folder import Session
 from cudadent42.session.lock import holder_of

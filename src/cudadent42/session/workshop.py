@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from cudadent42.errors import ExitCode
-from cudadent42.progress import Observer
+from cudadent42.base.errors import ExitCode
+from cudadent42.base.progress import Observer
 from cudadent42.session.events import Decision, Settings
 from cudadent42.session.protocol import Work
 
 if TYPE_CHECKING:
     from cudadent42.plan import Choices
-    from cudadent42.profile.records import Diagnosis
-    from cudadent42.runs import RunWriter
+    from cudadent42.profiles.records import Diagnosis
+    from cudadent42.runs.run_folder import RunWriter
 
 
 IMPROVEMENT = "session.improvement"
@@ -89,7 +89,7 @@ class Lab:
         self._opened = opened
 
     def measure(self, settings: Settings, folder: Path, observer: Observer) -> None:
-        from cudadent42 import pipeline
+        from cudadent42.flows import pipeline
 
         request = pipeline.Request(
             self._choices(settings),
@@ -114,7 +114,7 @@ class Lab:
     def race(
         self, settings: Settings, project: Path, parent: str, child: str, folder: Path, observer: Observer
     ) -> None:
-        from cudadent42 import race
+        from cudadent42.flows import race
 
         request = race.RaceRequest(
             choices=self._race_choices(settings),
@@ -128,7 +128,7 @@ class Lab:
         race.race(parent, child, request, observer, self._opened)
 
     def _race_choices(self, settings: Settings) -> Choices:
-        from cudadent42 import race
+        from cudadent42.flows import race
 
         # The suite of the race has cases of its own; only the session's suite again is narrowed as the session is.
         same = settings.race_suite == settings.suite
@@ -145,8 +145,8 @@ class Lab:
         )  # who gives a number wants that number
 
     def diagnose(self, folder: Path, observer: Observer) -> str:
-        from cudadent42 import report
-        from cudadent42.profile import doctor
+        from cudadent42.flows import doctor
+        from cudadent42.stages import report
 
         observer.stage("profile")
         diagnosis = doctor.examine(folder, observer=observer)
@@ -155,13 +155,13 @@ class Lab:
         return _in_words(diagnosis)
 
     def known_diagnosis(self, folder: Path) -> str:
-        from cudadent42.profile import store
+        from cudadent42.profiles import store
 
         diagnosis = store.load_diagnosis(folder)
         return "" if diagnosis is None else _in_words(diagnosis)
 
     def judge(self, gates: Path, folder: Path, extra: Mapping[str, SessionMetric]) -> Judgement:
-        from cudadent42 import gates as lab_gates
+        from cudadent42.stages import gates as lab_gates
 
         evidence = lab_gates.evidence_of(folder)
         blocks = evidence.overall["speedup"].blocks
@@ -181,17 +181,18 @@ class Lab:
         )
 
     def check_entry(self, entry: str, project: Path) -> None:
-        from cudadent42.race.sources import check_entry
+        from cudadent42.versions.sources import check_entry
 
         if entry:
             check_entry(entry, project)
 
     def check_gates(self, text: str, where: str, work: Work, settings: Settings) -> None:
-        from cudadent42 import gates, pipeline
-        from cudadent42.gates import loader
+        from cudadent42.flows import pipeline
         from cudadent42.plan import make_plan
         from cudadent42.preflight.definitions import parse_device
         from cudadent42.registry import registry
+        from cudadent42.stages import gates
+        from cudadent42.stages.gates import loader
 
         file = loader.parse(text, where)
         choices = self._race_choices(settings) if work is Work.CHANGE else self._choices(settings)

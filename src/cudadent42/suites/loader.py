@@ -12,12 +12,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from cudadent42.cases import Case, Operation
-from cudadent42.errors import UsageError
+from cudadent42.base.errors import UsageError
+from cudadent42.base.toml import Table, did_you_mean, parse_toml
+from cudadent42.model.cases import Case, Operation
+from cudadent42.model.records import CacheState, TimerKind
 from cudadent42.operations import definition
 from cudadent42.operations.interface import Definition
-from cudadent42.records import CacheState, TimerKind
-from cudadent42.suites.table import Table, did_you_mean, parse_toml
 
 
 class DType(str, Enum):
@@ -36,7 +36,7 @@ class Suite:
     repeats: int
     warmup: int
     margin: float | None
-    """None: what suits the device (`cudadent42.bench.margin`)."""
+    """None: what suits the device (`cudadent42.decisions.margin`)."""
     timer: TimerKind
     cache: CacheState
     shapes: tuple[Case, ...]

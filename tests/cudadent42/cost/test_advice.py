@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cudadent42.base.errors import UsageError
 from cudadent42.cost import advise
 from cudadent42.cost.advice import Advice, Decision
 from cudadent42.cost.rates import Rate, Restart
-from cudadent42.errors import UsageError
 
 DAY = date(2026, 1, 1)
 

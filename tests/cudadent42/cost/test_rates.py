@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from cudadent42.base.errors import UsageError
 from cudadent42.cost import rates
-from cudadent42.errors import UsageError
 
 ONE = """
 schema_version = 1

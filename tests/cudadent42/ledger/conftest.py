@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cudadent42 import runs
-from cudadent42.cases import AttentionCase
-from cudadent42.records import (
+from cudadent42.model.cases import AttentionCase
+from cudadent42.model.records import (
     Comparison,
     MachineReport,
     Plan,
@@ -20,7 +19,8 @@ from cudadent42.records import (
     VerifiedCase,
     VerifyReport,
 )
-from cudadent42.source import Revision
+from cudadent42.runs import run_folder
+from cudadent42.runs.source import Revision
 
 if find_spec("sqlalchemy") is None:  # tests/cudadent42/test_ledger_absent.py has what must work then
     collect_ignore_glob = ["test_*.py"]
@@ -46,7 +46,7 @@ def _make_run(
     """A finished run of two cases, of which the second stays undecided."""
     plan = Plan("unit", "cpu", CASES, "pytorch", ("pytorch", "cudadent42"), len(latencies), 0, seed)
     report = MachineReport((), f"torch=none dev={machine}", {"cpu_model": machine, "load": 0.5})
-    with runs.RunWriter(
+    with run_folder.RunWriter(
         folder, plan, report, Revision(revision, "main", False, "", ()), ["cudadent42", "run"]
     ) as run:
         for case in CASES:

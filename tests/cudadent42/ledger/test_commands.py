@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cudadent42 import ledger
-from cudadent42.ledger.starts import StartOutcome, mark, request
+from cudadent42.runs.starts import StartOutcome, mark, request
 
 ROOT = Path(__file__).resolve().parents[3]
 MakeRun = Callable[..., Path]

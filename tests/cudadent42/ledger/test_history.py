@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudadent42 import ledger
-from cudadent42.history import tracks
 from cudadent42.ledger import queries
 from cudadent42.ledger.database import connect
 from cudadent42.ledger.queries import Point
-from cudadent42.report.figures.history import MOST_PANELS, history, page
+from cudadent42.model.history import tracks
+from cudadent42.stages.report.figures.history import MOST_PANELS, history, page
 
 MakeRun = Callable[..., Path]
 

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 from cudadent42 import ledger
-from cudadent42.cost.account import MACHINES, OUTSIDE, bill, restart_on_record
+from cudadent42.base.errors import UsageError
 from cudadent42.cost.rates import Rate, Rates, Restart
-from cudadent42.errors import UsageError
-from cudadent42.ledger import queries, starts
+from cudadent42.ledger import queries
+from cudadent42.ledger.account import MACHINES, OUTSIDE, bill, restart_on_record
 from cudadent42.ledger.database import connect
 from cudadent42.ledger.queries import RunCost, SessionLine, StartLine
 from cudadent42.ledger.sessions import read_session
-from cudadent42.ledger.starts import StartOutcome
+from cudadent42.runs import starts
+from cudadent42.runs.starts import StartOutcome
 
 MakeRun = Callable[..., Path]
 DAY = date(2026, 1, 1)

@@ -18,10 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from cudadent42 import ledger, runs
-from cudadent42.errors import UsageError
+from cudadent42 import ledger
+from cudadent42.base.errors import UsageError
 from cudadent42.ledger import queries, remembered, store
 from cudadent42.ledger.database import BUSY_TIMEOUT_S, DamagedLedgerError, LedgerError, connect
+from cudadent42.runs import run_folder
 
 SOURCE = os.pathsep.join(sys.path)
 MakeRun = Callable[..., Path]
@@ -81,12 +82,14 @@ def test_a_run_that_was_killed_is_recorded_as_far_as_it_came(
     make_run: MakeRun, tmp_path: Path, file: Path
 ) -> None:
     folder = make_run(tmp_path / "run")
-    manifest = json.loads((folder / runs.MANIFEST).read_text())
+    manifest = json.loads((folder / run_folder.MANIFEST).read_text())
     manifest |= {"status": "running", "ended": None, "started": "2026-01-01T00:00:00.000+00:00"}
-    (folder / runs.MANIFEST).write_text(json.dumps(manifest))
-    (folder / runs.LOG).write_text('{"time": "2026-01-01T00:01:30.000+00:00", "event": "x"}\n{"time": "2026')
-    (folder / runs.RESULTS).unlink()
-    with (folder / runs.SAMPLES).open("a") as samples:
+    (folder / run_folder.MANIFEST).write_text(json.dumps(manifest))
+    (folder / run_folder.LOG).write_text(
+        '{"time": "2026-01-01T00:01:30.000+00:00", "event": "x"}\n{"time": "2026'
+    )
+    (folder / run_folder.RESULTS).unlink()
+    with (folder / run_folder.SAMPLES).open("a") as samples:
         samples.write("pytorch,fp16,2,32")
     assert ledger.record(folder, str(file)) is None
     (line,) = connect(file).read(lambda connection: queries.list_runs(connection, 10))
@@ -148,10 +151,10 @@ def test_what_cannot_be_read_is_left_out_and_named(make_run: MakeRun, tmp_path: 
     newer, torn, wrong = (
         make_run(root / name, seed=i) for i, name in enumerate(("newer", "torn", "wrong"), 1)
     )
-    manifest = json.loads((newer / runs.MANIFEST).read_text())
-    (newer / runs.MANIFEST).write_text(json.dumps(manifest | {"schema_version": 99}))
-    (torn / runs.MANIFEST).write_text('{"schema_version": 1, ')
-    (wrong / runs.SAMPLES).write_text("a,b\n1,2\n")
+    manifest = json.loads((newer / run_folder.MANIFEST).read_text())
+    (newer / run_folder.MANIFEST).write_text(json.dumps(manifest | {"schema_version": 99}))
+    (torn / run_folder.MANIFEST).write_text('{"schema_version": 1, ')
+    (wrong / run_folder.SAMPLES).write_text("a,b\n1,2\n")
     done = ledger.rebuild(str(file), [root])
     assert done.runs == 1
     assert len(done.problems) == 3

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from cudadent42.cases import AttentionCase
-from cudadent42.records import Plan, VerifiedCase, VerifyReport
+from cudadent42.model.cases import AttentionCase
+from cudadent42.model.records import Plan, VerifiedCase, VerifyReport
 from cudadent42.scaffold import Kind, create
-from cudadent42.verify import verify
-from cudadent42.worker import Worker, run_stage
+from cudadent42.stages.verify import verify
+from cudadent42.worker.parent import Worker, run_stage
 
 ROOT = Path(__file__).resolve().parents[3]
 SUITE = """

@@ -13,16 +13,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudadent42.cases import AttentionCase, Operation
-from cudadent42.errors import UsageError
-from cudadent42.implementations import UnsupportedCaseError, is_plug_in
+from cudadent42.base.errors import UsageError
+from cudadent42.model.cases import AttentionCase, Operation
+from cudadent42.model.implementations import UnsupportedCaseError, is_plug_in
+from cudadent42.model.records import BuildFailure
 from cudadent42.native import build, specification
 from cudadent42.native.build import build_file
 from cudadent42.native.kernels import INCLUDE_DIRECTORY
 from cudadent42.native.problem import Problem
 from cudadent42.operations.attention.inputs import random_inputs
 from cudadent42.operations.attention.reference import attention_float64
-from cudadent42.records import BuildFailure
 from cudadent42.registry import get
 from cudadent42.scaffold import Kind, create
 from flashmoe_science.jit import host

@@ -10,18 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from cudadent42 import report, runs
-from cudadent42.bench.compare import compare
-from cudadent42.cases import AttentionCase, MoeCase, Operation
-from cudadent42.errors import UsageError
+from cudadent42.base.errors import UsageError
+from cudadent42.base.serialise import dumps, loads
+from cudadent42.decisions.compare import compare
+from cudadent42.model.cases import AttentionCase, MoeCase, Operation
+from cudadent42.model.records import MachineReport, Plan, Sample
 from cudadent42.operations import definition
 from cudadent42.plan import Choices, make_plan
-from cudadent42.records import MachineReport, Plan, Sample
 from cudadent42.registry import registry
-from cudadent42.report import markdown
-from cudadent42.report.rivals import rivals
-from cudadent42.report.view import View
-from cudadent42.serialise import dumps, loads
+from cudadent42.runs import run_folder
+from cudadent42.stages import report
+from cudadent42.stages.report import markdown
+from cudadent42.stages.report.rivals import rivals
+from cudadent42.stages.report.view import View
 from cudadent42.suites.loader import load_suite, parse_suite
 from flashmoe_science import cuda
 
@@ -71,7 +72,9 @@ def test_a_race_builds_the_kernels_of_its_cases(case: AttentionCase | MoeCase, o
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     path = tmp_path / "run"
-    with runs.RunWriter(path, PLAN, MachineReport((), "dev=X", {}), None, ["cudadent42", "run"]) as writer:
+    with run_folder.RunWriter(
+        path, PLAN, MachineReport((), "dev=X", {}), None, ["cudadent42", "run"]
+    ) as writer:
         for each in samples():
             writer.append_sample(each)
         writer.write_results(compare(PLAN, samples(), {}, {}))
@@ -83,17 +86,17 @@ def test_columns_begin_with_the_nine_and_hold_the_common(operation: Operation) -
     columns = definition(operation).columns
     assert ",".join(columns[:9]) == NINE
     assert len(set(columns)) == len(columns)
-    assert set(runs.COMMON_COLUMNS) <= set(columns)
+    assert set(run_folder.COMMON_COLUMNS) <= set(columns)
 
 
 @pytest.mark.parametrize("case", [CASE, AttentionCase("a", "fp16", 2, 4, 2, 32, 48, 64)])
 def test_every_column_has_one_source(case: AttentionCase | MoeCase) -> None:
     known = definition(case.operation)
-    assert set(known.cells(case)) == set(known.columns) - set(runs.COMMON_COLUMNS)
+    assert set(known.cells(case)) == set(known.columns) - set(run_folder.COMMON_COLUMNS)
 
 
 def test_samples_of_a_layer_in_the_nine_columns(folder: Path) -> None:
-    with (folder / runs.SAMPLES).open() as file:
+    with (folder / run_folder.SAMPLES).open() as file:
         row = next(csv.DictReader(file))
     assert (row["batch_size"], row["seq_len"], row["hidden_dim"], row["num_heads"]) == (
         "1",
@@ -106,7 +109,7 @@ def test_samples_of_a_layer_in_the_nine_columns(folder: Path) -> None:
 
 
 def test_a_run_of_layers_is_read_back(folder: Path) -> None:
-    read = runs.load_run(folder)
+    read = run_folder.load_run(folder)
     assert read.plan == PLAN
     assert read.plan.operation is Operation.MOE
     assert read.samples == tuple(samples())
@@ -123,7 +126,7 @@ def test_committed_runs_load() -> None:
     folders = [path.parent for path in RESULTS.glob("*/manifest.json")]
     assert folders
     for path in folders:
-        read = runs.load_run(path)
+        read = run_folder.load_run(path)
         assert read.samples
         assert {sample.case for sample in read.samples} <= {case.id for case in read.plan.cases}
 
@@ -133,7 +136,7 @@ def test_report_of_layers(folder: Path) -> None:
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "Shape is tokens × hidden × intermediate, chosen of all experts." in page
     assert "16 × 2048 × 768, 8 of 128" in page
-    text = markdown.render(View(runs.load_run(folder)))
+    text = markdown.render(View(run_folder.load_run(folder)))
     line = "Against the fastest other implementation of each case cudadent42 is at 1.50×"
     assert line in text
     assert line in page
@@ -207,7 +210,7 @@ def test_a_processor_gets_the_suite_of_its_size() -> None:
 
 def test_definitions_import_no_torch() -> None:
     code = (
-        "import sys; from cudadent42.cases import Operation; from cudadent42.operations import definition; "
+        "import sys; from cudadent42.model.cases import Operation; from cudadent42.operations import definition; "
         "[definition(each) for each in Operation]; print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudadent42.errors import NewerVersionError, UsageError
+from cudadent42.base.errors import NewerVersionError, UsageError
 from cudadent42.patterns import PatternEvidence, firings, lessons, match, show
 from cudadent42.patterns.evidence import HEAD_LINES, TAIL_LINES, Log, of_file, of_run, of_text
 from cudadent42.patterns.lessons import Clause, Lesson, Symptom

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cudadent42.errors import UsageError
-from cudadent42.preflight import fix, gpu, gpu_probe, host, python, toolchain
+from cudadent42.base.errors import UsageError
+from cudadent42.model.records import Check, MachineReport, Status
+from cudadent42.preflight import fix, gpu, gpu_probe, host, ncu_install, python, toolchain
 from cudadent42.preflight.definitions import (
     Context,
     Definition,
@@ -22,12 +23,10 @@ from cudadent42.preflight.definitions import (
     template_fields,
 )
 from cudadent42.preflight.gpu_probe import NO_GPU, Gpu, GpuProbe, Monitor
+from cudadent42.preflight.ncu_install import Permission
 from cudadent42.preflight.runner import chosen_device, inspect
 from cudadent42.preflight.table import DEFINITIONS
 from cudadent42.preflight.text import lines
-from cudadent42.profile import ncu_install
-from cudadent42.profile.ncu_install import Permission
-from cudadent42.records import Check, MachineReport, Status
 
 H200 = Gpu("NVIDIA H200", "9.0", 150 << 30, 132)
 QUIET = Monitor("580.95.05", (), 1980, 1980, 35, 700.0, ())

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from cudadent42.model.records import Status
 from cudadent42.preflight.definitions import Definition, Problem, template_fields
 from cudadent42.preflight.shell_form import COMMAND, emit
 from cudadent42.preflight.table import DEFINITIONS
-from cudadent42.records import Status
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "tools" / "preflight.sh"

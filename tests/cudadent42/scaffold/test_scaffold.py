@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cudadent42.errors import UsageError
+from cudadent42.base.errors import UsageError
 from cudadent42.scaffold import Kind, create
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cudadent42 import runs
-from cudadent42.cases import AttentionCase
-from cudadent42.errors import BuildFailedError, UsageError
-from cudadent42.progress import Observer
-from cudadent42.records import (
+from cudadent42.base.errors import BuildFailedError, UsageError
+from cudadent42.base.progress import Observer
+from cudadent42.model.cases import AttentionCase
+from cudadent42.model.records import (
     BuildFailure,
     BuildReport,
     Check,
@@ -25,6 +24,7 @@ from cudadent42.records import (
     Verdict,
     VerifyReport,
 )
+from cudadent42.runs import run_folder
 from cudadent42.session.clock import Instant
 from cudadent42.session.events import Decision, Settings
 from cudadent42.session.protocol import Work
@@ -60,7 +60,7 @@ class QuickWorkshop:
 
     def _run(self, folder: Path, observer: Observer, speedup: float | None = None) -> None:
         factor = self.speedup if speedup is None else speedup
-        with runs.RunWriter(folder, PLAN, MACHINE, None, ["test"]) as run:
+        with run_folder.RunWriter(folder, PLAN, MACHINE, None, ["test"]) as run:
             observer.stage("build")
             failures = (BuildFailure("kernel", "cpu", "no", "error"),) if self.broken else ()
             run.set_build(BuildReport((), failures))
@@ -89,7 +89,7 @@ class QuickWorkshop:
         return "seen by hand" if (folder / "diagnosis.json").exists() else ""
 
     def judge(self, gates: Path, folder: Path, extra: Mapping[str, SessionMetric]) -> Judgement:
-        results = runs.load_run(folder).results
+        results = run_folder.load_run(folder).results
         assert results is not None
         wanted = {"baseline": 0.0, "fix": 1.01, "validate": 0.97}[gates.stem]
         value = extra["session.improvement"].value if gates.stem == "validate" else results.speedup_geomean

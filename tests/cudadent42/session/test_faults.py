@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import quick
 
-from cudadent42 import runs
-from cudadent42.errors import LabError, NewerVersionError, UsageError
+from cudadent42.base.errors import LabError, NewerVersionError, UsageError
+from cudadent42.runs import run_folder
 from cudadent42.session import folder as folders
 from cudadent42.session import log as logs
 from cudadent42.session import steps
@@ -221,8 +221,8 @@ def _nothing_measured_is_missing(project: Path) -> None:
     """The log names the samples of each run as the folder has them."""
     for path in (project / "sessions").glob("2*"):
         for run in load(path).state.runs:
-            if run.run and (path / run.run / runs.MANIFEST).exists():
-                assert run.samples == len(runs.load_run(path / run.run).samples)
+            if run.run and (path / run.run / run_folder.MANIFEST).exists():
+                assert run.samples == len(run_folder.load_run(path / run.run).samples)
 
 
 @pytest.fixture

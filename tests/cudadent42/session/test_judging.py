@@ -15,7 +15,7 @@ import quick
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudadent42.runs import RESULTS
+from cudadent42.runs.run_folder import RESULTS
 from cudadent42.session.desk import ended_of
 from cudadent42.session.events import Decision, WorkOutcome
 from cudadent42.session.judging import improvement
@@ -102,7 +102,7 @@ def test_a_session_that_cannot_tell_says_so(
     tmp_path: Path, value: float, half: float, decision: Decision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evaluating = importlib.import_module(
-        "cudadent42.gates.evaluate"
+        "cudadent42.stages.gates.evaluate"
     )  # a function of its package has its name
     monkeypatch.setattr(evaluating, "MIN_BLOCKS", 3)  # of the quick workshop's runs
     quick.QuickWorkshop()._run(tmp_path / "run", quick.Quiet())

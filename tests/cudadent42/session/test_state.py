@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudadent42.errors import NewerVersionError, UsageError
+from cudadent42.base.errors import NewerVersionError, UsageError
 from cudadent42.session import protocol
 from cudadent42.session.clock import Instant, between, now
 from cudadent42.session.events import (
@@ -279,7 +279,7 @@ def refusal(document: str) -> str:
 
 
 def test_the_gates_of_the_default_protocol_are_gates() -> None:
-    from cudadent42.gates.loader import parse as parse_gates
+    from cudadent42.stages.gates.loader import parse as parse_gates
 
     for checkpoint in PROTOCOL.checkpoints:
         if checkpoint.gates:

@@ -11,7 +11,7 @@ import quick
 from acting import SETTINGS, advance, begin, change, desk, to_fix, work
 from quick import git
 
-from cudadent42.errors import ExitCode, LabError, UsageError
+from cudadent42.base.errors import ExitCode, LabError, UsageError
 from cudadent42.session import folder as folders
 from cudadent42.session import steps
 from cudadent42.session.desk import BudgetReachedError, GateFailedError

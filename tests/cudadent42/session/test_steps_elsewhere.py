@@ -13,7 +13,7 @@ import pytest
 from acting import begin, change, to_fix, work
 from quick import git
 
-from cudadent42.errors import ExitCode, UsageError
+from cudadent42.base.errors import ExitCode, UsageError
 from cudadent42.session import steps
 from cudadent42.session import tree as trees
 from cudadent42.session.folder import load

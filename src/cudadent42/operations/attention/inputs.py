@@ -9,10 +9,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from cudadent42.cases import AttentionCase
-from cudadent42.dtypes import DTYPES
+from cudadent42.base.seeds import derived_seed
+from cudadent42.model.cases import AttentionCase
+from cudadent42.model.dtypes import DTYPES
 from cudadent42.operations.interface import HardInput
-from cudadent42.seeds import derived_seed
 
 MOST_HARD_SCORES = {"cpu": 1 << 20, "cuda": 1 << 31}
 """Largest shape for adversarial values at a timed shape. Its float64 reference takes milliseconds on CPU,

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cudadent42.cases import MoeCase, Operation
-from cudadent42.errors import UsageError
+from cudadent42.base.errors import UsageError
+from cudadent42.base.toml import MAX_SIZE, Table, did_you_mean
+from cudadent42.model.cases import MoeCase, Operation
 from cudadent42.operations.interface import Definition, Numerics
-from cudadent42.suites.table import MAX_SIZE, Table, did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from cudadent42.implementations import Call, Implementation
+    from cudadent42.model.implementations import Call, Implementation
     from cudadent42.operations.moe.inputs import MoeInputs
     from flashmoe_science.jit.nvrtc import CudaKernel
 

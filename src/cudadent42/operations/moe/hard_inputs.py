@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from cudadent42.cases import MoeCase
+from cudadent42.model.cases import MoeCase
 from cudadent42.operations.interface import HardInput
 from cudadent42.operations.moe import ACTIVATIONS
 from cudadent42.operations.moe.inputs import MoeInputs, random_inputs

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from cudadent42.cases import MoeCase, Operation
-from cudadent42.implementations import Call, Implementation, UnsupportedCaseError
-from cudadent42.peers import needs
+from cudadent42.model.cases import MoeCase, Operation
+from cudadent42.model.implementations import Call, Implementation, UnsupportedCaseError
+from cudadent42.operations.peers import needs
 
 if TYPE_CHECKING:
     from torch import Tensor

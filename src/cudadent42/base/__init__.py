@@ -1,0 +1,1 @@
+"""What any program needs: errors, serialisation, TOML tables, atomic writes, folders, git, seeds, progress."""

@@ -1,0 +1,54 @@
+"""Where the lab keeps what belongs to the user and not to a run: settings, and what it has counted."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cudadent42.base.errors import UsageError
+
+_NAME = "cudadent42"
+
+
+def config_folder() -> Path:
+    """``$XDG_CONFIG_HOME/cudadent42``, else ``~/.config/cudadent42``. Not made here: it may well be absent."""
+    return _base("XDG_CONFIG_HOME", ".config") / _NAME
+
+
+def state_folder() -> Path:
+    """``$XDG_STATE_HOME/cudadent42``, else ``~/.local/state/cudadent42``; as ``config_folder``."""
+    return _base("XDG_STATE_HOME", ".local/state") / _NAME
+
+
+def make_private(folder: Path) -> Path:
+    """Make the folder for this user alone, if it is missing. Raises UsageError where that fails."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"cannot make {folder}: {error.strerror}; set XDG_CONFIG_HOME and XDG_STATE_HOME to writable folders"
+        ) from error
+    return folder
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time, the others wait; by flock(2), which ends with its process. Raises UsageError."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UsageError(f"cannot write to {path.parent}: {error.strerror}; check its owner") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _base(variable: str, default: str) -> Path:
+    named = os.environ.get(variable, "")
+    # The XDG specification: a relative path is invalid and to be ignored.
+    return Path(named) if named.startswith("/") else Path(os.path.expanduser("~")) / default

@@ -1,0 +1,116 @@
+"""Typed access to a TOML table, with errors that say where and what."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from collections.abc import Collection, Mapping
+from enum import Enum
+from typing import Any, TypeVar
+
+from cudadent42.base.errors import UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+E = TypeVar("E", bound=Enum)
+
+MAX_SIZE = 1 << 20
+"""Of any number in a case."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def parse_toml(text: str, where: str) -> dict[str, Any]:
+    """A TOML document; ``where`` names it in errors. Raises UsageError where it is none.
+
+    The reader says ValueError of whatever is no TOML or a number of thousands of digits, and runs out of stack on
+    thousands of brackets.
+    """
+    try:
+        document: dict[str, Any] = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where} is not valid TOML: {error}") from error
+    return document
+
+
+class Table:
+    """Typed access to one TOML table, with errors that say where and what."""
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self._values = values
+        self.where = where
+
+    def has(self, key: str) -> bool:
+        return key in self._values
+
+    def check_keys(self, known: Collection[str]) -> None:
+        for key in self._values:
+            if key not in known:
+                near = did_you_mean(key, known)
+                raise UsageError(
+                    f"{self.where}: unknown key {key!r}; known are {', '.join(sorted(known))}{near}"
+                )
+
+    def value(self, key: str, kind: type, expected: str, default: Any = None) -> Any:
+        """The value under ``key``, of type ``kind``; a default of None makes the key required."""
+        found = self._values.get(key, default)
+        if found is None:
+            raise UsageError(f"{self.where}: the key {key!r} is missing; expected {expected}")
+        if type(found) is not kind:
+            raise UsageError(f"{self.where}: {key} = {found!r}; expected {expected}")
+        return found
+
+    def integer(self, key: str, low: int, high: int, default: int | None) -> int:
+        expected = f"a whole number from {low} to {high}"
+        found: int = self.value(key, int, expected, default)
+        if not low <= found <= high:
+            raise UsageError(f"{self.where}: {key} = {found}; expected {expected}")
+        return found
+
+    def fraction(self, key: str) -> float | None:
+        if key not in self._values:
+            return None
+        found = self._values[key]
+        if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 <= found < 1:
+            raise UsageError(f"{self.where}: {key} = {found!r}; expected a number from 0 to below 1")
+        return float(found)
+
+    def number(self, key: str, high: float, expected: str, default: float | None) -> float:
+        """A number from 0 to ``high``; a default of None makes the key required."""
+        found = self._values.get(key, default)
+        if found is None:
+            raise UsageError(f"{self.where}: the key {key!r} is missing; expected {expected}")
+        if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 <= found <= high:
+            raise UsageError(f"{self.where}: {key} = {found!r}; expected {expected}")
+        return float(found)
+
+    def choice(self, key: str, default: E) -> E:
+        """One of the words of the enumeration that ``default`` belongs to."""
+        kind = type(default)
+        found = self._values.get(key, default.value)
+        words = [member.value for member in kind]
+        if found not in words:
+            raise UsageError(f"{self.where}: {key} = {found!r}; expected {' or '.join(words)}")
+        return kind(found)
+
+    def name(self, key: str) -> str:
+        expected = "a name of letters, digits, dots, dashes and underscores, 64 at most"
+        found: str = self.value(key, str, expected)
+        if not _NAME.fullmatch(found):
+            raise UsageError(f"{self.where}: {key} = {found!r}; expected {expected}")
+        return found
+
+    def strings(self, key: str, default: list[str]) -> list[str]:
+        found = self.value(key, list, "a list of names", default)
+        if not all(isinstance(item, str) for item in found):
+            raise UsageError(f"{self.where}: {key} = {found!r}; expected a list of names")
+        return list(found)
+
+
+def did_you_mean(word: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""

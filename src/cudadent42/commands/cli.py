@@ -1,0 +1,187 @@
+"""The command line: its commands, and one place for errors, signals and exit codes."""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import signal
+import sys
+from types import FrameType
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from cudadent42 import __version__
+from cudadent42.base.errors import ExitCode, LabError
+from cudadent42.commands import (
+    cost,
+    gate,
+    history,
+    inventory,
+    ledger,
+    new,
+    patterns,
+    profile,
+    race,
+    remote,
+    run,
+    session,
+    stages,
+    trace,
+)
+from cudadent42.commands.common import fail
+from flashmoe_science.errors import BuildError, DeviceError, InputError
+
+BROKEN_PIPE = 128 + signal.SIGPIPE
+"""Exit code where nobody reads standard output any more (``| head``): the shell's for a program that this ended, since
+the others say something of the work."""
+
+
+class _Group(TyperGroup):
+    """The commands, with one place for errors, and ``--debug`` allowed after the command's name too."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--debug" in args:
+            args = ["--debug", *(argument for argument in args if argument != "--debug")]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """The one place where a failed command ends, so also where its lessons are printed."""
+        with trace.following() as heard:
+            try:
+                return self._invoke(ctx)
+            except typer.Exit as end:
+                if end.exit_code not in (ExitCode.PASS, ExitCode.INTERRUPTED, BROKEN_PIPE):
+                    trace.teach(heard)
+                raise
+
+    def _invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            fail("interrupted", ExitCode.INTERRUPTED)
+        except LabError as error:
+            if ctx.params.get("debug"):
+                raise
+            fail(str(error), error.exit_code)
+        except (InputError, DeviceError, BuildError, OSError) as error:
+            if isinstance(error, BrokenPipeError) and not _is_read():
+                raise typer.Exit(BROKEN_PIPE) from None
+            if ctx.params.get("debug"):
+                raise
+            fail(*_in_words(error))
+
+
+app = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="From an unknown machine to a number that can be defended: "
+    "preflight, build, verify, bench, compare, report.",
+)
+for command in (
+    run.run,
+    run.bench,
+    stages.preflight,
+    stages.build,
+    stages.verify,
+    stages.report,
+    gate.gate,
+    race.compare,
+    race.bisect,
+    profile.profile,
+    profile.doctor,
+    inventory.suites,
+    inventory.implementations,
+    new.new,
+    history.history,
+):
+    app.command()(command)
+app.add_typer(inventory.cache_app, name="cache")
+app.add_typer(ledger.ledger_app, name="ledger")
+app.add_typer(cost.cost_app, name="cost")
+app.add_typer(patterns.patterns_app, name="patterns")
+app.add_typer(session.session_app, name="session")
+app.add_typer(remote.remote_app, name="remote")
+
+
+def _in_words(error: InputError | DeviceError | BuildError | OSError) -> tuple[str, ExitCode]:
+    """An error of the kernels or of the operating system, in one line, and the exit code of its kind."""
+    if isinstance(error, OSError):
+        return (f"{error.filename}: " if error.filename else "") + (
+            error.strerror or str(error)
+        ), ExitCode.USAGE
+    if isinstance(error, DeviceError):
+        return str(error), ExitCode.NOT_READY
+    return str(error), ExitCode.BUILD_FAILED if isinstance(error, BuildError) else ExitCode.USAGE
+
+
+def main() -> int:
+    """Run the command line; the exit code."""
+    code = _main()
+    try:
+        sys.stdout.flush()  # what is left fails here, where it can be told
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes again when it ends
+        if isinstance(error, BrokenPipeError):
+            return code or BROKEN_PIPE
+        print(f"error: cannot write to standard output: {error.strerror}", file=sys.stderr)
+        return code or ExitCode.USAGE
+    return code
+
+
+def _is_read() -> bool:
+    """Whether somebody may read standard output: other pipes than that break too."""
+    watch = select.poll()
+    try:
+        watch.register(sys.stdout.fileno(), 0)
+    except (OSError, ValueError):  # it is no file, or closed
+        return True
+    return not watch.poll(0)
+
+
+def _main() -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without × and – is no reason to fail
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup has it ignored
+            signal.signal(number, _interrupt)
+    try:
+        app(prog_name="cudadent42")
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else ExitCode.PASS
+    return ExitCode.PASS
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """Being told to end (a closed connection, a batch system's limit) is like Ctrl-C: nothing is lost.
+
+    Who closes a terminal sends SIGHUP more than once (the shell, then the kernel). That must not cut off what the first
+    interrupt began, such as the end of a machine; only a second Ctrl-C or SIGTERM does.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"cudadent42 {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    return

@@ -1,0 +1,1 @@
+"""What follows from samples: schedule, statistics, verdicts, and the records of gates."""

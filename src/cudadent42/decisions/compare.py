@@ -1,0 +1,192 @@
+"""From samples to the result: a pure function of the run folder's contents."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cudadent42.base.seeds import derived_seed
+from cudadent42.decisions.schedule import control_name
+from cudadent42.decisions.statistics import (
+    Floats,
+    RatioEstimate,
+    estimate_ratio,
+    geometric_mean,
+    minimum_detectable_effect,
+    noise_floor,
+)
+from cudadent42.decisions.verdicts import MIN_BLOCKS, decide, decide_many
+from cudadent42.model.cases import Case
+from cudadent42.model.records import Comparison, Plan, Results, Sample, Verdict
+
+MOST_LEFT_OUT = 0.2
+"""Of the blocks of a case, that may be left out for their marks."""
+
+
+_UNSTEADY = 5.0
+"""Margins that the interval of a control may reach from 1. A control's usual interval, half a margin to two, says no
+more than the other side's own interval, which has the same noise in it."""
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """One implementation and the baseline on one case, over the blocks that hold both."""
+
+    case: Case
+    estimate: RatioEstimate
+    latency_ms: float
+    baseline_latency_ms: float
+    flagged_blocks: int
+    left_out: int
+    disturbances: tuple[str, ...]
+    detectable_effect: float
+
+
+def compare(
+    plan: Plan, samples: Sequence[Sample], skipped: Mapping[str, str], peaks: Mapping[str, float]
+) -> Results:
+    """Each implementation against the baseline, per case and overall.
+
+    ``skipped`` is ``BenchReport.skipped``; samples of what it names are left out. The candidate, whose
+    result is the headline, is the first implementation of the plan that is not the baseline (the baseline
+    if it is alone).
+    """
+    table = _table(samples, skipped)
+    others = [name for name in plan.implementations if name != plan.baseline]
+    candidate = others[0] if others else plan.baseline
+    control = _pairs(plan, table, control_name(plan.baseline))
+    floor = noise_floor([pair.estimate.ratio for pair in control])
+    offsets = {pair.case.id: control_offset(pair.estimate, plan.margin) for pair in control}
+    headline = _pairs(plan, table, candidate) if others else []
+    effects = [pair.detectable_effect for pair in control or headline]
+    mean = geometric_mean([pair.estimate for pair in headline])
+    offset = (
+        control_offset(geometric_mean([pair.estimate for pair in control]), plan.margin) if control else 0.0
+    )
+    low, high = mean.interval()
+    return Results(
+        baseline=plan.baseline,
+        candidate=candidate,
+        speedup_geomean=mean.ratio,
+        speedup_geomean_ci_low=low,
+        speedup_geomean_ci_high=high,
+        verdict=decide(mean, plan.margin, offset) if headline else Verdict.UNDECIDED,
+        margin=plan.margin,
+        noise_floor=floor,
+        cases=_comparisons(plan, headline, candidate, offsets),
+        others=tuple(
+            comparison
+            for name in others[1:]
+            for comparison in _comparisons(plan, _pairs(plan, table, name), name, offsets)
+        ),
+        control=_comparisons(plan, control, control_name(plan.baseline), {}),
+        skipped=dict(skipped),
+        peaks=dict(peaks),
+        detectable_effect=float(np.median(effects)) if effects else math.nan,
+    )
+
+
+def control_offset(control: RatioEstimate, margin: float) -> float:
+    """How far from 1 a control lies; where it is unsteady, how far its interval reaches.
+
+    Between two runs of the same code an unsteady control has shown anything up to there, by luck near 1 or not.
+    """
+    low, high = control.interval()
+    reach = max(high - 1.0, 1.0 / low - 1.0)
+    return reach if reach > _UNSTEADY * margin else abs(control.ratio - 1.0)
+
+
+Table = dict[str, dict[str, dict[int, Sample]]]
+
+
+def _table(samples: Sequence[Sample], skipped: Mapping[str, str]) -> Table:
+    """case -> implementation -> block -> sample."""
+    table: Table = defaultdict(lambda: defaultdict(dict))
+    for sample in samples:
+        if sample.case not in skipped and f"{sample.case}/{sample.implementation}" not in skipped:
+            table[sample.case][sample.implementation][sample.block] = sample
+    return table
+
+
+def _pairs(plan: Plan, table: Table, implementation: str) -> list[_Pair]:
+    pairs = []
+    for case in plan.cases:
+        rows = table.get(case.id, {})
+        own, base = rows.get(implementation, {}), rows.get(plan.baseline, {})
+        common = sorted(own.keys() & base.keys())
+        if not common:
+            continue
+        disturbed = [block for block in common if own[block].flags]
+        blocks = undisturbed(common, disturbed)
+        latency, baseline_latency = _latencies(own, blocks), _latencies(base, blocks)
+        seed = derived_seed(plan.seed, "bootstrap", case.id, implementation)
+        pairs.append(
+            _Pair(
+                case,
+                estimate_ratio(baseline_latency, latency, seed),
+                float(np.median(latency)),
+                float(np.median(baseline_latency)),
+                len(disturbed),
+                len(common) - len(blocks),
+                _kinds([own[block].flags for block in disturbed]),
+                minimum_detectable_effect(baseline_latency, latency),
+            )
+        )
+    return pairs
+
+
+def undisturbed(blocks: Sequence[int], disturbed: Collection[int]) -> list[int]:
+    """The blocks that count: those without a mark, if at most a fifth has one.
+
+    The mark is the machine's, of the block as a whole, and set before anybody looks at a latency. Where more than a
+    fifth has one, disturbance is the machine's normal state: then all blocks count, and the report says so.
+    """
+    left = [block for block in blocks if block not in disturbed]
+    few = len(blocks) - len(left) <= MOST_LEFT_OUT * len(blocks)
+    return left if few and len(left) >= MIN_BLOCKS else list(blocks)
+
+
+def _kinds(flags: Sequence[str]) -> tuple[str, ...]:
+    """The marks in ``Sample.flags``, the most frequent first."""
+    return tuple(
+        kind for kind, _ in Counter(kind for each in flags for kind in each.split(",")).most_common()
+    )
+
+
+def _latencies(rows: Mapping[int, Sample], blocks: Sequence[int]) -> Floats:
+    return np.array([rows[block].latency_ms for block in blocks])
+
+
+def _comparisons(
+    plan: Plan, pairs: Sequence[_Pair], implementation: str, offsets: Mapping[str, float]
+) -> tuple[Comparison, ...]:
+    """``offsets``: how far from 1 the control of each case lies, by ``Case.id``."""
+    verdicts = decide_many(
+        [pair.estimate for pair in pairs], plan.margin, [offsets.get(pair.case.id, 0.0) for pair in pairs]
+    )
+    found = []
+    for pair, verdict in zip(pairs, verdicts, strict=True):
+        low, high = pair.estimate.interval()
+        found.append(
+            Comparison(
+                name=pair.case.name,
+                dtype=pair.case.dtype,
+                implementation=implementation,
+                baseline=plan.baseline,
+                speedup=pair.estimate.ratio,
+                ci_low=low,
+                ci_high=high,
+                verdict=verdict,
+                latency_ms=pair.latency_ms,
+                baseline_latency_ms=pair.baseline_latency_ms,
+                blocks=pair.estimate.blocks,
+                flagged_blocks=pair.flagged_blocks,
+                left_out=pair.left_out,
+                disturbances=pair.disturbances,
+            )
+        )
+    return tuple(found)

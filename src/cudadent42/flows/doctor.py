@@ -1,0 +1,211 @@
+"""One command from a run to the next experiment: profile what is slowest, or judge by what the folder has."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+from cudadent42 import __version__
+from cudadent42.base.errors import LabError, UsageError
+from cudadent42.base.progress import Observer, Quiet
+from cudadent42.model.cases import Case
+from cudadent42.model.records import Comparison
+from cudadent42.profiles import store
+from cudadent42.profiles.diagnosis import diagnose
+from cudadent42.profiles.quantities import with_quantities
+from cudadent42.profiles.records import PROFILE, SCHEMA_VERSION, Diagnosis, Profile, Source
+from cudadent42.runs.run_folder import RunFolder, load_run
+from cudadent42.runs.source import Revision, revision
+from cudadent42.stages.build import OURS
+from cudadent42.stages.profile.builds import device_of_run, profiled_build, with_build
+from cudadent42.stages.profile.collect import Wish, collect
+
+
+def examine(
+    folder: Path,
+    *,
+    case: str = "",
+    implementation: str = "",
+    measure: bool = True,
+    full: bool = False,
+    counters: bool = True,
+    observer: Observer | None = None,
+) -> Diagnosis:
+    """Diagnose a run, and write ``profile.json`` and ``diagnosis.json`` into its folder.
+
+    The subject is the case and implementation that were asked for, else the run's slowest case and its candidate.
+    Where this is the machine of the run and ``measure`` is set, the subject is measured anew. Elsewhere a profile
+    that the folder keeps is judged again, if it is of the subject or nothing was asked for; without such a profile
+    the verdict rests on the run's other files, and says so.
+
+    A profile with counters is never replaced by one without: for the same subject the kept one is judged, with a
+    note that says so; for another nothing is written and the call is refused.
+
+    Args:
+        case: ``Case.name`` or ``Case.id`` of the plan; the slowest where empty.
+        implementation: one of the plan's; the run's candidate where empty.
+
+    Raises:
+        UsageError: the folder is no run, the case or implementation is none of its plan, or the folder keeps
+            another subject's profile with counters and there are none of this one.
+    """
+    run = load_run(folder)
+    subject, name = _case(run, case), _implementation(run, implementation)
+    kept = store.load_profile(folder)
+    same = kept is not None and (kept.case, kept.implementation) == (subject.id, name)
+    wish = Wish(run.plan, subject, name, full=full, counters=counters)
+    measured, reason = _measured(run, wish, observer or Quiet()) if measure else (None, _NOT_ASKED)
+    if measured is None and kept is not None and (same or not (case or implementation)):
+        profile, note = kept, f"the folder's profile, judged again: {reason}"
+    else:
+        found = measured if measured is not None else from_folder(run, subject, name, reason)
+        profile, note = _beside_the_run(found, run, subject, name) if found is measured else found, ""
+        if kept is not None and kept.source is Source.COUNTERS and found.source is not Source.COUNTERS:
+            if not same:
+                raise UsageError(
+                    f"{folder} keeps a profile of {kept.case}, {kept.implementation} with counters, and there are "
+                    f"none of {subject.id}, {name} ({'; '.join(found.notes)}); profile that in a folder of its "
+                    f"own with `cudadent42 profile`, or move {PROFILE} away"
+                )
+            profile, note = kept, f"the kept profile with counters is judged: {'; '.join(found.notes)}"
+    diagnosis = diagnose(replace(profile, notes=(*profile.notes, note)) if note else profile)
+    store.write(folder, profile, diagnosis)
+    return diagnosis
+
+
+_NOT_ASKED = "measuring was not asked for"
+
+
+def _measured(run: RunFolder, wish: Wish, observer: Observer) -> tuple[Profile | None, str]:
+    """A new profile, or why there is none."""
+    reason = _why_not_here(run)
+    if reason is not None:
+        return None, reason
+    try:
+        return collect(wish, run.path, run.build, observer), ""
+    except LabError as error:
+        return None, str(error)
+
+
+def _beside_the_run(profile: Profile, run: RunFolder, case: Case, implementation: str) -> Profile:
+    """With the run's own time of the case and the source that it was made with, and a word where that is another."""
+    latency_ms = _latency_ms(run, case, implementation)
+    profile = replace(profile, run_latency_ms=latency_ms if math.isfinite(latency_ms) else None)
+    version = run.plan.versions.get(implementation)
+    if version is not None:  # of a race: it was loaded from the very sources that the run raced
+        raced = version.commit[:8] or version.revision
+        return replace(profile, revision=raced, run_revision=raced)
+    made_with = run.manifest.revision
+    note = _other_source(made_with, revision())
+    return replace(
+        profile,
+        run_revision=made_with.short if made_with is not None else "",
+        notes=(note, *profile.notes) if note else profile.notes,
+    )
+
+
+def _other_source(run: Revision | None, here: Revision | None) -> str:
+    """A warning where what was measured now need not be what the run measured; empty where it is."""
+    now = here.short if here is not None else f"version {__version__}, of which the revision is not known"
+    if run is None:
+        return f"careful: the run does not say which source it was made with; measured now was {now}"
+    if here is not None and run.commit == here.commit:
+        if run.diff == here.diff:
+            return ""
+        return f"careful: the run and what was measured now are {run.commit[:8]} with different changes to it"
+    return (
+        f"careful: the run was made with {run.short}, measured now was {now}: this is the profile of another source "
+        "than the run's"
+    )
+
+
+def _why_not_here(run: RunFolder) -> str | None:
+    """Why this process cannot profile what the run measured; None where it can."""
+    from cudadent42.preflight.host import cpu_model
+    from cudadent42.preflight.runner import gather
+
+    if run.plan.device == "cpu":
+        there, here = str(run.machine.facts.get("cpu_model") or ""), cpu_model()
+    else:
+        there = str(run.machine.facts.get("gpu_name") or "")
+        gpus = gather(run.plan.device, run.path).gpu.gpus
+        index = int(run.plan.device.partition(":")[2] or 0)
+        here = gpus[index].name if index < len(gpus) else "no GPU"
+    if there and there != here:
+        return f"the run was made on {there}, this machine has {here}"
+    return None
+
+
+def _case(run: RunFolder, wanted: str) -> Case:
+    """The case that was asked for, else the slowest against the baseline, else the one with most operations."""
+    cases = run.plan.cases
+    if wanted:
+        found = next((case for case in cases if wanted in (case.id, case.name)), None)
+        if found is None:
+            raise UsageError(f"the run has no case {wanted!r}; it has {', '.join(case.id for case in cases)}")
+        return found
+    if not cases:
+        raise UsageError(f"{run.path} is a run without cases; there is nothing to profile")
+    compared = {f"{one.name}/{one.dtype}": one.speedup for one in run.results.cases} if run.results else {}
+    timed = [case for case in cases if case.id in compared]
+    return min(timed, key=lambda one: compared[one.id]) if timed else max(cases, key=lambda one: one.flops)
+
+
+def _implementation(run: RunFolder, wanted: str) -> str:
+    names = run.plan.implementations
+    if wanted:
+        if wanted not in names:
+            raise UsageError(f"the run has no implementation {wanted!r}; it has {', '.join(names)}")
+        return wanted
+    if run.results is not None:
+        return run.results.candidate
+    return next((name for name in names if name != run.plan.baseline), run.plan.baseline)
+
+
+# ---------------------------------------------------------------- from what the folder has
+
+
+def from_folder(run: RunFolder, case: Case, implementation: str, reason: str) -> Profile:
+    """What a run's own files say of one case: its time, the ceilings, the compiled kernels."""
+    results = run.results
+    facts = run.machine.facts
+    capability = str(facts.get("gpu_compute_capability") or "").replace(".", "")
+    profile = Profile(
+        schema_version=SCHEMA_VERSION,
+        case=case.id,
+        implementation=implementation,
+        device=run.plan.device,
+        device_name=str(facts.get("gpu_name") or facts.get("cpu_model") or ""),
+        architecture=f"sm_{capability}" if capability else "",
+        kernel="",
+        source=Source.MODEL,
+        flops=float(case.flops),
+        bytes_min=float(case.bytes_min),
+        dtype=case.dtype,
+        latency_ms=_latency_ms(run, case, implementation),
+        metrics={},
+        peaks=dict(results.peaks) if results is not None else {},
+        notes=(f"judged from the folder alone: {reason}",),
+        revision=run.manifest.revision.short if run.manifest.revision is not None else "",
+    )
+    if run.plan.device == "cpu" or implementation != OURS or run.build is None:
+        return with_quantities(profile)
+    build, why_not = profiled_build(run.build.kernels, profile, case, device_of_run(facts))
+    if build is None:
+        note = f"the compiled kernel is not looked into: {why_not}"
+        return with_quantities(replace(profile, notes=(*profile.notes, note)))
+    return with_quantities(with_build(replace(profile, kernel=build.recipe.kernel), build))
+
+
+def _latency_ms(run: RunFolder, case: Case, implementation: str) -> float:
+    """Median, by the results; NaN where this was not timed."""
+    results = run.results
+    compared: tuple[Comparison, ...] = (*results.cases, *results.others) if results is not None else ()
+    for one in compared:
+        if f"{one.name}/{one.dtype}" == case.id:
+            if one.implementation == implementation:
+                return one.latency_ms
+            if one.baseline == implementation:
+                return one.baseline_latency_ms
+    return math.nan

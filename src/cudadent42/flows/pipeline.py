@@ -1,0 +1,309 @@
+"""The stages in order. The one place that knows the order.
+
+preflight -> build -> verify -> bench -> compare -> ledger -> profile, where a gate asks -> gate -> report
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from cudadent42 import ledger
+from cudadent42.base.errors import BuildFailedError, ExitCode, LabError, MachineNotReadyError, UsageError
+from cudadent42.base.progress import Observer
+from cudadent42.decisions.compare import compare
+from cudadent42.model import implementations
+from cudadent42.model.events import BlockMeasured, CaseVerified, Event, Message, Progress, Skipped, WorkerLost
+from cudadent42.model.records import (
+    BenchReport,
+    BuildReport,
+    MachineReport,
+    Plan,
+    Results,
+    VerifyReport,
+    Version,
+)
+from cudadent42.plan import Choices, for_versions, make_plan
+from cudadent42.preflight.definitions import parse_device
+from cudadent42.preflight.runner import chosen_device, gather, inspect
+from cudadent42.preflight.text import troubles
+from cudadent42.registry import get, registry
+from cudadent42.runs.run_folder import RunWriter, check_output, create_default_folder
+from cudadent42.runs.source import revision
+from cudadent42.stages import gates, report
+from cudadent42.stages.build import build_for
+from cudadent42.stages.gates import GateFile, GateReport
+from cudadent42.worker.parent import LostError, Worker, measure_peaks, run_stage
+from flashmoe_science.errors import BuildError, DeviceError
+
+WORKER_LOG = "worker.log"
+"""What the worker and the candidates print, in the run folder."""
+
+_LOG_LINES = 20
+"""Of a compiler's output that are shown; all of it is in the manifest."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a run."""
+
+    choices: Choices
+    device: str
+    """``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
+    output: Path | None
+    """Folder of the run; None for one under ``runs/``."""
+    command: tuple[str, ...]
+    save_samples: bool = True
+    ignore_preflight: bool = False
+    with_report: bool = True
+    gate: GateFile | None = None
+    """What the run is held against when it is over."""
+    versions: Mapping[str, Version] = field(default_factory=dict)
+    """Raced in the place of the suite's implementations, the first as the baseline."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    folder: Path
+    verify: VerifyReport
+    """With the outputs that were checked again after timing."""
+    results: Results
+    gates: GateReport | None = None
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """A wrong result counts more than any gate."""
+        if not self.verify.passed:
+            return ExitCode.VERIFICATION_FAILED
+        return ExitCode.PASS if self.gates is None else self.gates.exit_code
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A plan for this machine, which is ready for it."""
+
+    plan: Plan
+    machine: MachineReport
+
+
+def prepare(request: Request, observer: Observer) -> Prepared:
+    """The plan, and preflight for it. Bad input is found before the machine is looked at, as it is faster."""
+    device = parse_device(request.device)
+    check_on_devices(device, lambda each: _plan(request, each))
+    if request.output is not None:
+        check_output(request.output)
+    observer.stage("preflight")
+    context = gather(device, request.output or Path("runs"))
+    machine = inspect(context)
+    for line in troubles(machine):
+        observer.note(line)
+    if not machine.ready and not request.ignore_preflight:
+        raise MachineNotReadyError(
+            "this machine is not ready, for the reasons above; `cudadent42 preflight` shows all checks, "
+            "--ignore-preflight goes on regardless"
+        )
+    plan = _plan(request, chosen_device(context))  # the margin is the device's
+    for name in plan.implementations:
+        runs_elsewhere = implementations.is_plug_in(name) and not implementations.is_kernel_file(name)
+        if runs_elsewhere or name in plan.versions:
+            continue  # the worker's business: this process runs no code but its own
+        reason = implementations.why_not(get(name, plan.operation), plan.device)
+        if reason:
+            raise UsageError(f"{name} cannot run on {plan.device}: {reason}")
+    return Prepared(plan, machine)
+
+
+def _plan(request: Request, device: str) -> Plan:
+    """Raises UsageError where the request does not make a plan, or its gates do not fit the plan."""
+    plan = make_plan(request.choices, device, registry)
+    if request.versions:
+        plan = for_versions(plan, request.versions)
+    if request.gate:
+        gates.check(request.gate, plan)
+    return plan
+
+
+def check_on_devices(device: str, check: Callable[[str], object]) -> None:
+    """Raises the UsageError of ``check`` where it has one for every device that may be meant: a suite can have other
+    cases on CPU."""
+    possible = ("cuda:0", "cpu") if device == "auto" else (device,)
+    errors: list[UsageError] = []
+    for each in possible:
+        try:
+            check(each)
+        except UsageError as error:
+            errors.append(error)
+    if len(errors) == len(possible):
+        raise errors[0]
+
+
+def run(request: Request, observer: Observer, opened: Callable[[RunWriter], None]) -> Outcome:
+    """A whole run. ``opened`` is given the folder as soon as there is one.
+
+    Raises LabError where the run cannot go on; what was measured until then is in the folder.
+    """
+    return execute(prepare(request, observer), request, observer, opened)
+
+
+def execute(
+    prepared: Prepared, request: Request, observer: Observer, opened: Callable[[RunWriter], None]
+) -> Outcome:
+    """``run`` from building on."""
+    plan = prepared.plan
+    source = revision()
+    path = request.output or create_default_folder(plan.suite, source)
+    writer = RunWriter(path, plan, prepared.machine, source, request.command, request.save_samples)
+    with _entered_in_ledger(path, observer), writer as folder:
+        opened(folder)
+        recorded = _Recorded(observer, folder)
+        with Worker(path / WORKER_LOG) as worker:
+            built = build(plan, worker, recorded)
+            folder.set_build(built)
+            require(built)
+            verified = verify(plan, worker, recorded)
+            folder.write_verify(verified)
+            benched = _bench(plan, verified, worker, recorded, folder)
+            peaks = _peaks(plan, worker, recorded)
+        verified = replace(verified, cases=(*verified.cases, *benched.rechecked))
+        folder.write_verify(verified)
+        recorded.stage("compare")
+        results = compare(plan, benched.samples, benched.skipped, peaks)
+        folder.write_results(results)
+        if request.with_report:
+            recorded.stage("report")
+    if request.gate and gates.wants_profile(request.gate):
+        _profile(path, observer)
+    judged = gates.judge(request.gate, path) if request.gate else None
+    if request.with_report:
+        report.write(path)  # of the finished run, so once the folder is closed
+    return Outcome(path, verified, results, judged)
+
+
+def _profile(path: Path, observer: Observer) -> None:
+    """Of the finished run's slowest case. A gate says itself what it lacks, should there be none."""
+    from cudadent42.flows import doctor  # which is one more caller of this module
+
+    observer.stage("profile")
+    try:
+        doctor.examine(path, observer=observer)
+    except LabError as error:
+        observer.note(f"the run is not profiled: {error}")
+
+
+@contextmanager
+def _entered_in_ledger(path: Path, observer: Observer) -> Iterator[None]:
+    """Puts the run into the ledger however it ends: what failed cost money too."""
+    try:
+        yield
+    finally:
+        trouble = ledger.record(path)
+        if trouble is not None:
+            observer.note(trouble)
+
+
+def verify_only(request: Request, observer: Observer) -> VerifyReport:
+    """The run up to verification, without a folder."""
+    plan = prepare(request, observer).plan
+    with Worker() as worker:
+        require(build(plan, worker, observer))
+        return verify(plan, worker, observer)
+
+
+def build(plan: Plan, worker: Worker, observer: Observer) -> BuildReport:
+    """Build what the plan needs, and tell what failed. Versions build themselves, in the worker."""
+    observer.stage("build")
+    if plan.versions:
+        built = run_stage("build", plan, on_event=lambda event: _tell(event, observer), worker=worker)
+    else:
+        built = build_for(plan, lambda done, total, what: observer.advance(done / total, what))
+    for failure in built.failures:
+        observer.note(f"{failure.kernel} for {failure.architecture}: {failure.message}")
+        for line in failure.log.splitlines()[-_LOG_LINES:]:
+            observer.note(f"    {line}")
+    return built
+
+
+def require(built: BuildReport) -> None:
+    """Raises BuildFailedError where a kernel failed."""
+    if not built.passed:
+        raise BuildFailedError(
+            f"{len(built.failures)} of the kernels could not be built, see above; nothing was measured"
+        )
+
+
+def verify(plan: Plan, worker: Worker, observer: Observer) -> VerifyReport:
+    """Check every case of the plan, and the adversarial inputs."""
+    observer.stage("verify")
+    return run_stage("verify", plan, on_event=lambda event: _tell(event, observer), worker=worker)
+
+
+def _bench(
+    plan: Plan, verified: VerifyReport, worker: Worker, observer: Observer, folder: RunWriter
+) -> BenchReport:
+    def on_event(event: Event) -> None:
+        if isinstance(event, BlockMeasured):
+            for sample in event.samples:
+                folder.append_sample(sample)
+            folder.log("block", conditions=event.conditions)
+            return
+        if isinstance(event, Skipped):
+            folder.log("skipped", key=event.key, reason=event.reason)
+        _tell(event, observer)
+
+    observer.stage("bench")
+    return run_stage("bench", plan, on_event=on_event, verified=verified, worker=worker)
+
+
+def _tell(event: Event, observer: Observer) -> None:
+    """One event of a worker, in words."""
+    if isinstance(event, Progress):
+        observer.advance(event.fraction, event.what)
+    elif isinstance(event, Skipped) and event.stage == "bench":
+        observer.note(f"{event.key}: not timed: {event.reason}")
+    elif isinstance(event, Skipped):
+        observer.detail(f"{event.key}: not verified: {event.reason}")
+    elif isinstance(event, Message):
+        observer.note(event.text)
+    elif isinstance(event, WorkerLost):
+        observer.note(f"{event.doing}: {event.reason}; going on with the next case")
+    elif isinstance(event, CaseVerified) and not event.result.passed:
+        observer.note(f"{event.result.case}: {event.result.implementation} is wrong: {event.result.detail}")
+
+
+def _peaks(plan: Plan, worker: Worker, observer: Observer) -> dict[str, float]:
+    """The machine's ceilings, measured now; none where they cannot be, and none for a race of versions: it compares
+    them with each other."""
+    if plan.versions:
+        return {}
+    from flashmoe_science import cpu  # imports torch, which takes seconds, and a race does not need here
+
+    try:
+        return cpu.measure_peaks() if plan.device == "cpu" else measure_peaks(plan, worker)
+    except (BuildError, DeviceError, LostError) as error:
+        observer.note(f"the machine's peaks are not measured: {error}")
+        return {}
+
+
+class _Recorded:
+    """An observer whose words also go into the run's log."""
+
+    def __init__(self, observer: Observer, folder: RunWriter) -> None:
+        self._observer = observer
+        self._folder = folder
+
+    def stage(self, name: str) -> None:
+        self._folder.log("stage", name=name)
+        self._observer.stage(name)
+
+    def advance(self, fraction: float, what: str) -> None:
+        self._observer.advance(fraction, what)
+
+    def note(self, text: str) -> None:
+        self._folder.log("note", text=text)
+        self._observer.note(text)
+
+    def detail(self, text: str) -> None:
+        self._folder.log("detail", text=text)
+        self._observer.detail(text)

@@ -1,0 +1,103 @@
+"""A folder that survives its process: what it is about, and an append-only list of entries, each on disk before the
+next step begins."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, TextIO, TypeVar
+
+from cudadent42.base.errors import UsageError
+from cudadent42.base.serialise import dumps, encode, loads
+from cudadent42.runs.run_folder import read_record, write_json
+
+SetupT = TypeVar("SetupT")
+EntryT = TypeVar("EntryT")
+
+SETUP = "bisect.json"
+ENTRIES = "steps.jsonl"
+LOCK = ".lock"
+
+
+class Journal(Generic[SetupT, EntryT]):
+    """A context manager; one process at a time."""
+
+    def __init__(
+        self, folder: Path, setup: SetupT, setup_kind: type[SetupT], entry_kind: type[EntryT]
+    ) -> None:
+        """Opens the folder, or makes it. Raises UsageError where it is about something else than ``setup``, of a newer
+        version, or in use."""
+        self._folder = folder
+        self._entry_kind = entry_kind
+        newest: Any = getattr(setup, "schema_version", 1)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock: TextIO = (folder / LOCK).open("a")
+        except OSError as error:
+            raise UsageError(
+                f"cannot write to {folder}: {error.strerror}; choose another with --output-dir"
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._lock.close()
+            raise UsageError(
+                f"{folder} is in use by another process; wait for it or choose another folder"
+            ) from error
+        known = read_record(setup_kind, folder / SETUP, newest)
+        if known is None:
+            # A process that was killed while it wrote the first file leaves half of that under another name.
+            if any(path.name != LOCK and not path.name.startswith(f".{SETUP}.") for path in folder.iterdir()):
+                raise UsageError(
+                    f"{folder} is not empty and holds something else; choose another with --output-dir"
+                )
+            write_json(folder / SETUP, setup)
+        elif encode(known) != encode(setup):
+            raise UsageError(
+                f"{folder} is about other commits, gates or options; repeat those to go on with it, "
+                "or choose another with --output-dir"
+            )
+        self._entries = self._read()
+        self._file: TextIO = (folder / ENTRIES).open("a", encoding="utf-8")
+
+    def __enter__(self) -> Journal[SetupT, EntryT]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        self._lock.close()
+
+    @property
+    def entries(self) -> tuple[EntryT, ...]:
+        return tuple(self._entries)
+
+    def append(self, entry: EntryT) -> None:
+        """Adds an entry; it is on disk when this returns."""
+        try:
+            self._file.write(dumps(entry, indent=None) + "\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise UsageError(f"cannot write to {self._folder}: {error.strerror}; free some space") from error
+        self._entries.append(entry)
+
+    def _read(self) -> list[EntryT]:
+        """The entries on disk. A last line that was being written when the process was killed is taken away."""
+        path = self._folder / ENTRIES
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return []
+        whole, _, torn = data.rpartition(b"\n")
+        if torn:
+            with path.open("r+b") as file:
+                file.truncate(len(data) - len(torn))
+        try:
+            return [loads(self._entry_kind, line) for line in whole.decode("utf-8").split("\n") if line]
+        except (ValueError, json.JSONDecodeError) as error:
+            raise UsageError(f"{path} cannot be read: {error}") from error

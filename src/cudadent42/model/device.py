@@ -1,0 +1,33 @@
+"""The device that a stage runs on, in this process."""
+
+from __future__ import annotations
+
+import torch
+
+from cudadent42.base.errors import UsageError
+from cudadent42.model.records import TimerKind
+
+
+def use_device(device: str) -> None:
+    """Makes ``cpu`` or ``cuda:N`` the current device. Raises ``UsageError`` where there is none of that
+    name."""
+    if not device.startswith("cuda"):
+        return
+    if not torch.cuda.is_available():
+        raise UsageError(f"no CUDA device for {device}: this torch sees none; use --device cpu")
+    count = torch.cuda.device_count()
+    if (torch.device(device).index or 0) >= count:
+        raise UsageError(f"no {device}: this machine has {count} CUDA device(s), cuda:0 to cuda:{count - 1}")
+    torch.cuda.set_device(device)
+
+
+def use_threads(timer: TimerKind) -> None:
+    """One thread where processor time is measured: the same code is then verified and timed."""
+    if timer is TimerKind.CPU:
+        torch.set_num_threads(1)
+
+
+def synchronize(device: str) -> None:
+    """Waits for the device. Raises RuntimeError for what a kernel did wrong before."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)

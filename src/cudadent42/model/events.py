@@ -1,0 +1,199 @@
+"""What a worker tells its parent while it works, as one JSON line each."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from cudadent42.base.serialise import decode, encode
+from cudadent42.model.records import BenchReport, BuildFailure, BuildReport, Conditions, Sample, VerifiedCase
+from flashmoe_science.jit.records import KernelBuild
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A stage has come this far."""
+
+    stage: str
+    """``verify`` or ``bench``."""
+    done: int
+    """Units finished: inputs x implementations when verifying, visits to a case when measuring."""
+    total: int
+    what: str
+    """What is being worked on now."""
+    fraction: float
+    """Share of the stage's estimated time that is behind us, 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Alive:
+    """Something that takes long goes on, such as the float64 reference of a long sequence."""
+
+
+@dataclass(frozen=True)
+class KernelBuilt:
+    """A kernel of a version that is raced."""
+
+    build: KernelBuild
+
+
+@dataclass(frozen=True)
+class KernelFailed:
+    failure: BuildFailure
+
+
+@dataclass(frozen=True)
+class CaseVerified:
+    result: VerifiedCase
+
+
+@dataclass(frozen=True)
+class BlockMeasured:
+    """One paired block: a sample of every implementation, in the order in which they were taken."""
+
+    samples: tuple[Sample, ...]
+    conditions: Conditions
+
+
+@dataclass(frozen=True)
+class PeaksMeasured:
+    peaks: dict[str, float]
+    """Ceilings of the device, as ``Results.peaks``."""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A case, or one implementation of it, is not verified or not timed."""
+
+    stage: str
+    key: str
+    """``Case.id``, ``Case.id/implementation`` or, when verifying, an implementation's name."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class Message:
+    text: str
+
+
+@dataclass(frozen=True)
+class WorkerLost:
+    """The worker died, was killed because it hung, or left because its GPU context was damaged."""
+
+    doing: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class StageDone:
+    stage: str
+
+
+@dataclass(frozen=True)
+class StageFailed:
+    """The stage cannot be done as asked; ``exit_code`` is that of the error to raise."""
+
+    message: str
+    exit_code: int
+
+
+Event = (
+    Progress
+    | Alive
+    | KernelBuilt
+    | KernelFailed
+    | CaseVerified
+    | BlockMeasured
+    | PeaksMeasured
+    | Skipped
+    | Message
+    | WorkerLost
+    | StageDone
+    | StageFailed
+)
+
+_KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (
+        *(Progress, Alive, KernelBuilt, KernelFailed, CaseVerified, BlockMeasured, PeaksMeasured),
+        *(Skipped, Message, WorkerLost, StageDone, StageFailed),
+    )
+}
+
+
+def to_line(event: Event) -> str:
+    return json.dumps({"event": type(event).__name__, "data": encode(event)}, allow_nan=False)
+
+
+def from_line(line: str) -> Event:
+    """Raises ValueError on a line that is not an event."""
+    data = json.loads(line)
+    if not isinstance(data, dict) or data.get("event") not in _KINDS:
+        raise ValueError(f"not an event: {line[:80]!r}")
+    event: Event = decode(_KINDS[data["event"]], data["data"])
+    return event
+
+
+LOADING = "loading"
+"""``Doing.input`` while an implementation's own files are imported."""
+
+BUILDING = "building"
+"""``Doing.input`` while the kernels of a version are compiled."""
+
+
+@dataclass(frozen=True)
+class Doing:
+    """What a worker is about to run. Not an event: noted in a file, so that a parent can read it after a
+    crash."""
+
+    index: int
+    """Of the unit when verifying, of the visit to a case when measuring."""
+    case: str
+    implementation: str
+    input: str = ""
+
+    @property
+    def key(self) -> str:
+        return f"{self.case}/{self.implementation}"
+
+
+class BenchLog:
+    """Gathers the events of a bench stage; whole at any moment, so an interrupted run keeps what it has."""
+
+    def __init__(self) -> None:
+        self._samples: list[Sample] = []
+        self._skipped: dict[str, str] = {}
+        self._rechecked: list[VerifiedCase] = []
+        self._conditions: list[Conditions] = []
+
+    def add(self, event: Event) -> None:
+        if isinstance(event, BlockMeasured):
+            self._samples.extend(event.samples)
+            self._conditions.append(event.conditions)
+        elif isinstance(event, Skipped) and event.stage == "bench":
+            self._skipped[event.key] = event.reason
+        elif isinstance(event, CaseVerified):
+            self._rechecked.append(event.result)
+
+    def report(self) -> BenchReport:
+        return BenchReport(
+            tuple(self._samples), dict(self._skipped), tuple(self._rechecked), tuple(self._conditions)
+        )
+
+
+class BuildLog:
+    """Gathers the events of a build stage."""
+
+    def __init__(self) -> None:
+        self._kernels: list[KernelBuild] = []
+        self._failures: list[BuildFailure] = []
+
+    def add(self, event: Event) -> None:
+        if isinstance(event, KernelBuilt):
+            self._kernels.append(event.build)
+        elif isinstance(event, KernelFailed):
+            self._failures.append(event.failure)
+
+    def report(self) -> BuildReport:
+        return BuildReport(tuple(self._kernels), tuple(self._failures))

@@ -1,0 +1,90 @@
+"""What an implementation is, and how a plug-in is named. Which ones there are is `cudadent42.registry`'s to know.
+
+A plug-in is ``path/to/file.py:callable``, called as its operation says (docs/your-own-kernel.md), a kernel's
+``path/to/file.toml`` (`cudadent42.native`), or an ``Implementation`` published under the entry-point group
+``cudadent42.implementations``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cudadent42.base.errors import UsageError
+from cudadent42.model.cases import Operation
+from flashmoe_science.errors import InputError, NoKernelError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Call = Callable[[], "Tensor"]
+
+Prepare = Callable[[Any, Any], Call]
+"""From a case and its inputs, of the types of one operation, to a call."""
+
+ENTRY_POINT_GROUP = "cudadent42.implementations"
+
+
+class UnsupportedCaseError(Exception):
+    """An implementation says that it does not do this case; the case is skipped for it, with the reason."""
+
+
+NOT_DONE = (UnsupportedCaseError, NotImplementedError, InputError, NoKernelError)
+"""What says that a case is not done, rather than done wrongly. The last two are those of this project's kernels,
+named here and not translated call by call, because that would be timed with them."""
+
+
+def _available(device: str) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to compute an operation."""
+
+    name: str
+    description: str
+    devices: tuple[str, ...]
+    """Device types: ``cpu``, ``cuda``."""
+    prepare: Prepare
+    """Does what a user does once, outside the timed call (layout views, plans), and returns the call. The
+    call takes nothing and returns a new tensor of the result's shape. Raises ``UnsupportedCaseError``."""
+    unavailable: Callable[[str], str | None] = _available
+    """The reason why it cannot run on a device of this name, or None."""
+    context: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Entered outside the clock, around preparation and calls: global switches such as a backend's choice."""
+    strict: bool = True
+    """Whether adversarial inputs are asked of it too. Not of PyTorch's backends and the peers: they are other
+    people's work with conventions of their own, verified on the cases that are timed."""
+    operation: Operation = Operation.ATTENTION
+    compiling_s: float = 0.0
+    """How long its first call on a case may be silent beyond other calls: it compiles, or tries out configurations."""
+
+
+def why_not(implementation: Implementation, device: str) -> str | None:
+    """The reason why ``implementation`` cannot run on ``device``, or None."""
+    kind = device.partition(":")[0]
+    if kind not in implementation.devices:
+        return f"{implementation.name} runs on {', '.join(implementation.devices)}, not on {kind}"
+    return implementation.unavailable(device)
+
+
+def is_plug_in(name: str) -> bool:
+    return ".py:" in name or is_kernel_file(name)
+
+
+def is_kernel_file(name: str) -> bool:
+    """Whether this is a plug-in whose loading runs nothing of the user's."""
+    return name.endswith(".toml")
+
+
+def plug_in_file(spec: str) -> Path:
+    """The file of a plug-in. Raises UsageError where there is none; does not run it."""
+    path_text = spec if is_kernel_file(spec) else spec.rpartition(":")[0]
+    path = Path(path_text).expanduser()
+    if not path.is_file():
+        raise UsageError(f"no file {path_text!r}; expected path/to/file.py:callable or path/to/kernel.toml")
+    return path

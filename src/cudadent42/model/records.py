@@ -1,0 +1,322 @@
+"""The records that flow between the stages. Plain data: no behaviour beyond derived values.
+
+    Plan -> MachineReport -> BuildReport -> VerifyReport -> Sample... -> Results
+
+Every field's unit is in its name or its docstring. ``serialise`` turns any of them into JSON and back.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+
+from cudadent42.model.cases import Case as Case  # re-exported: a plan's part
+from cudadent42.model.cases import Operation
+from flashmoe_science.jit.records import KernelBuild
+
+
+class Status(str, Enum):
+    """Outcome of one preflight check."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+    SKIP = "skip"
+
+
+class Verdict(str, Enum):
+    """Outcome of one comparison. ``undecided``: the interval straddles the margin."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    EQUAL = "equal"
+    UNDECIDED = "undecided"
+
+
+class TimerKind(str, Enum):
+    """What a latency contains."""
+
+    CALL = "call"
+    """The whole call, launch included: host clock on CPU, events around each call on CUDA."""
+    CPU = "cpu"
+    """Processor time of the process, which runs on one thread: what the code costs, whoever else uses the machine. CPU
+    only."""
+    GRAPH = "graph"
+    """GPU time alone: replay of a CUDA graph that holds many copies of the call. CUDA only."""
+    QUEUE = "queue"
+    """GPU time alone: calls that are all launched before the first begins. CUDA only."""
+
+
+class CacheState(str, Enum):
+    """State of the last-level cache (L2 on a GPU) when a timed window opens."""
+
+    WARM = "warm"
+    COLD = "cold"
+
+
+# ---------------------------------------------------------------- what to run
+
+
+@dataclass(frozen=True)
+class Version:
+    """One state of a source tree, raced under a name of its own (`cudadent42.flows.race`)."""
+
+    revision: str
+    """As it was asked for: a git revision, ``WORKTREE`` or a folder's name."""
+    commit: str
+    """Empty for a working tree and a folder."""
+    digest: str
+    """SHA-256 over the files that were exported: their address in the cache of sources."""
+    entry: str = ""
+    """``path/to/file.py:callable`` or ``path/to/kernel.toml`` in the tree; empty for ``flashmoe_science``."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run before it happens."""
+
+    suite: str
+    device: str
+    """``cpu`` or ``cuda:N``."""
+    cases: tuple[Case, ...]
+    baseline: str
+    """Name of the implementation that every other is compared with."""
+    implementations: tuple[str, ...]
+    """Names, the baseline among them."""
+    repeats: int
+    """Paired blocks per case."""
+    warmup: int
+    """Blocks per case that are run and thrown away."""
+    seed: int
+    margin: float = 0.02
+    """Practical margin: ratios between 1/(1 + margin) and 1 + margin are not a difference."""
+    control: bool = True
+    """Whether the baseline is also measured against itself (A/A)."""
+    timer: TimerKind = TimerKind.CALL
+    cache: CacheState = CacheState.WARM
+    versions: dict[str, Version] = field(default_factory=dict)
+    """The implementations that are states of a source tree, by name."""
+    precision: float | None = None
+    """Half-width of the 95 % interval, as a share, at which a case is measured no longer; then ``repeats`` is the
+    most blocks. None: exactly ``repeats`` blocks."""
+    budget_s: float | None = None
+    """Time after which no further round of blocks begins."""
+
+    @property
+    def operation(self) -> Operation:
+        """Of the cases, which share one."""
+        return self.cases[0].operation
+
+
+# ---------------------------------------------------------------- what was found
+
+
+@dataclass(frozen=True)
+class Check:
+    """One preflight check."""
+
+    name: str
+    status: Status
+    detail: str
+    """What was found."""
+    cause: str = ""
+    """Why it is a warning or a failure."""
+    fix: str = ""
+    """The one command that mends it."""
+
+
+@dataclass(frozen=True)
+class MachineReport:
+    checks: tuple[Check, ...]
+    summary: str
+    """``torch=2.13.0+cpu cuda=none dev=AMD EPYC``."""
+    facts: dict[str, str | int | float | bool | None]
+    """Machine, versions and clocks, flat, for the manifest."""
+
+    @property
+    def ready(self) -> bool:
+        return all(check.status is not Status.FAIL for check in self.checks)
+
+
+@dataclass(frozen=True)
+class BuildFailure:
+    kernel: str
+    architecture: str
+    message: str
+    log: str = ""
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    kernels: tuple[KernelBuild, ...]
+    failures: tuple[BuildFailure, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures
+
+
+@dataclass(frozen=True)
+class ErrorNorms:
+    """Error against the float64 reference, relative to the reference's root mean square."""
+
+    max: float
+    rms: float
+    worst_row: float
+    """Largest over the rows of the row's RMS error, relative to that row's own RMS."""
+
+
+@dataclass(frozen=True)
+class VerifiedCase:
+    """One implementation on one input."""
+
+    case: str
+    """``Case.id``, or the name of an adversarial input."""
+    implementation: str
+    input: str
+    """``random`` or the kind of adversarial input."""
+    error: ErrorNorms | None
+    """None where the result is judged by pattern (NaN, infinity, empty), not by size."""
+    reference_error: ErrorNorms | None
+    """PyTorch's same-dtype error on the same input."""
+    bound: ErrorNorms | None
+    passed: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    cases: tuple[VerifiedCase, ...]
+    skipped: dict[str, str] = field(default_factory=dict)
+    """What was not verified, with the reason: ``Case.id/implementation`` that the implementation does not
+    support, or the name of an implementation that cannot run here."""
+
+    @property
+    def passed(self) -> bool:
+        return all(case.passed for case in self.cases)
+
+
+# ---------------------------------------------------------------- what was measured
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One timed call (or the mean of ``inner`` calls where one is too short for the clock)."""
+
+    case: str
+    """``Case.id``."""
+    implementation: str
+    """The control's rows carry ``<baseline>_control``."""
+    block: int
+    """Pairing: all implementations are measured once in each block."""
+    position: int
+    """Place in the block's random order, from 0."""
+    latency_ms: float
+    """Per call."""
+    inner: int
+    """Calls between the two clock readings."""
+    memory_mb: float
+    """Memory that the call took beyond its inputs, 1e6 bytes; NaN where unknown."""
+    timestamp_s: float
+    """Since the start of the bench stage."""
+    flags: str = ""
+    """Disturbances seen in this block (``throttled``, ``preempted``), comma-separated."""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The machine during one block. NaN where this machine does not tell."""
+
+    case: str
+    block: int
+    duration_s: float
+    involuntary_switches: int
+    """Context switches that the kernel forced on the worker's threads."""
+    wait_fraction: float
+    """Time the worker's threads were ready but not running, per second of the block."""
+    steal_fraction: float
+    """Processor time that the hypervisor gave to others, as a share of the block."""
+    load: float
+    """The system's one-minute load average."""
+    sm_clock_mhz: float = math.nan
+    memory_clock_mhz: float = math.nan
+    power_w: float = math.nan
+    temperature_c: float = math.nan
+    clock_change: float = math.nan
+    """The SM clock after the block over that before it, minus 1."""
+    throttle_reasons: str = ""
+    """The GPU's reasons for not running faster, comma-separated."""
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """What the bench stage hands on."""
+
+    samples: tuple[Sample, ...]
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Reasons, by ``Case.id`` for a case that nobody was timed on, by ``Case.id/implementation`` for one."""
+    rechecked: tuple[VerifiedCase, ...] = ()
+    """Output of each implementation's last timed call, verified after timing."""
+    conditions: tuple[Conditions, ...] = ()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One implementation against the baseline on one case."""
+
+    name: str
+    """``Case.name``."""
+    dtype: str
+    implementation: str
+    baseline: str
+    speedup: float
+    """Baseline's latency over the implementation's: the blocks' ratios' centre (``decisions.statistics.centre``)."""
+    ci_low: float
+    ci_high: float
+    """95 % bootstrap interval of ``speedup``."""
+    verdict: Verdict
+    latency_ms: float
+    baseline_latency_ms: float
+    blocks: int
+    """That count."""
+    flagged_blocks: int = 0
+    """Blocks with a mark of disturbance."""
+    left_out: int = 0
+    """Of these, the blocks that do not count (``decisions.compare.undisturbed``)."""
+    disturbances: tuple[str, ...] = ()
+    """The marks that there were, the most frequent first (``stages.bench.conditions``)."""
+
+    @property
+    def measured_blocks(self) -> int:
+        """Whether they count or not."""
+        return self.blocks + self.left_out
+
+
+@dataclass(frozen=True)
+class Results:
+    """``results.json``."""
+
+    baseline: str
+    candidate: str
+    """The implementation whose speed-up is the headline."""
+    speedup_geomean: float
+    speedup_geomean_ci_low: float
+    speedup_geomean_ci_high: float
+    verdict: Verdict
+    margin: float
+    noise_floor: float
+    """How far from 1 the A/A control's ratios lie (95th percentile of |ratio - 1|); NaN without control."""
+    cases: tuple[Comparison, ...]
+    """Of the candidate."""
+    others: tuple[Comparison, ...] = ()
+    """Of the remaining implementations."""
+    control: tuple[Comparison, ...] = ()
+    """Of the baseline against itself."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """What was not timed, by ``Case.id`` or ``Case.id/implementation``, with the reason."""
+    peaks: dict[str, float] = field(default_factory=dict)
+    """Ceilings measured in this run: ``fp32_gflops``, ``bf16_gflops``, ``copy_gbps``."""
+    detectable_effect: float = math.nan
+    """Smallest relative difference that a typical case of this run would have told from none four times out of five;
+    to be called faster or slower it has to exceed the margin by as much."""

@@ -1,0 +1,1 @@
+"""What every machine elsewhere has in common: connections, jobs, money, protection."""

@@ -1,0 +1,52 @@
+"""The arguments of ``run`` there, from the choices made here. Files of the working tree become paths within it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cudadent42.base.errors import UsageError
+from cudadent42.model.implementations import is_kernel_file, is_plug_in, plug_in_file
+from cudadent42.plan import Choices
+
+
+def forwarded(choices: Choices, root: Path, here: Path) -> tuple[str, ...]:
+    """Options of ``cudadent42 run`` that mean the same in the working tree there, whose root it is run from.
+
+    Raises UsageError where a file is named that is not in the working tree ``root``, so not sent.
+    """
+    suite = _within(choices.suite, root, here) if choices.suite.endswith(".toml") else choices.suite
+    options: dict[str, object] = {
+        "--suite": suite,
+        "--repeats": choices.repeats,
+        "--warmup": choices.warmup,
+        "--precision": choices.precision,
+        "--budget": choices.budget_s,
+        "--seed": choices.seed,
+        "--timer": choices.timer.value if choices.timer else None,
+        "--l2": choices.cache.value if choices.cache else None,
+        "--dtype": ",".join(choices.dtypes) or None,
+        "--case": ",".join(choices.cases) or None,
+        "--implementations": ",".join(_implementation(name, root, here) for name in choices.implementations)
+        or None,
+    }
+    # Joined by "=", so that no value is read as an option of its own.
+    return tuple(f"{name}={value}" for name, value in options.items() if value is not None)
+
+
+def _implementation(name: str, root: Path, here: Path) -> str:
+    if is_kernel_file(name):
+        return _within(str(plug_in_file(name)), root, here)
+    if not is_plug_in(name):
+        return name
+    _, _, attribute = name.rpartition(":")
+    return f"{_within(str(plug_in_file(name)), root, here)}:{attribute}"
+
+
+def _within(path: str, root: Path, here: Path) -> str:
+    absolute = (here / path).resolve()
+    try:
+        return str(absolute.relative_to(root.resolve()))
+    except ValueError as error:
+        raise UsageError(
+            f"{path} is not in {root}, and only the working tree is sent there; copy it into the tree"
+        ) from error

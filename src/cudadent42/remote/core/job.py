@@ -1,0 +1,203 @@
+"""A run on the far side: started once, followed over any number of connections, fetched whole."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import IO
+
+from cudadent42.base.errors import LabError
+from cudadent42.cost.rates import RATE_VARIABLE
+from cudadent42.remote.core import arrival
+from cudadent42.remote.core.hosts import Remote
+from cudadent42.remote.core.scripts import script
+from cudadent42.remote.core.ssh import Connection, Done, call, stream
+from cudadent42.remote.core.tree import Tree, archive
+
+_SCRIPT = "job.sh"
+# Its exit codes.
+BUSY = 75
+_REASONS = {
+    70: "a program that runs need is missing there; install it (setsid and flock are of util-linux)",
+    71: "its folder cannot be made there; name one that you may write to with `remote add … --folder`",
+    72: "there is no such job or tree",
+    73: "its process did not start there",
+    74: "the files did not arrive whole or could not be unpacked there",
+    76: "another call is changing its folder there; try again in a minute",
+    77: "there is no such Python there; name one by its whole path with `remote add … --python`, or none",
+}
+_FULL = ("No space left on device", "Disk quota exceeded")
+_FULL_REASON = (
+    "its disk has no room there; free some, or name a folder on another with `remote add … --folder`"
+)
+_CAPABILITY = re.compile(r"(\d{1,2})\.(\d)")
+_JOB = re.compile(r"[a-z0-9-]{1,80}")
+
+
+class JobState(Enum):
+    NONE = "none"
+    RUNNING = "running"
+    LOST = "lost"
+    """Its process is gone and left no exit code: killed, or the machine was restarted."""
+    DONE = "done"
+
+
+@dataclass(frozen=True)
+class State:
+    state: JobState
+    exit_code: int | None = None
+
+
+class BusyError(LabError):
+    """Another run goes on there."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The project's folder on one machine."""
+
+    connection: Connection
+    remote: Remote
+    on_lost: Callable[[], None] = lambda: None
+    """Asked when the connection is lost; raises LabError where trying again is of no use."""
+
+    def call(self, command: str, *arguments: str, data: IO[bytes] | None = None, rate: str = "") -> Done:
+        text = (f"export {RATE_VARIABLE}={shlex.quote(rate)}\n" if rate else "") + script(_SCRIPT)
+        done = call(self.connection, text, command, self.remote.folder, *arguments, data=data)
+        if done.exit_code == BUSY:
+            raise self.busy(done)
+        return done
+
+    def busy(self, done: Done) -> BusyError:
+        """The error of a script that named the run which goes on there."""
+        other = done.output.decode(errors="replace").strip()
+        return BusyError(
+            f"{self.remote.name} is busy with {other or 'another run'}; wait for it with "
+            f"`cudadent42 remote attach {other}`, or end it with `cudadent42 remote stop {other}`"
+        )
+
+
+def send(place: Place, tree: Tree) -> bool:
+    """Make the working tree there the one here; False where it already was. Raises LabError."""
+    if _require(place, place.call("tree")).output.decode(errors="replace").strip() == tree.digest:
+        return False
+    with archive(tree) as file:
+        _require(place, place.call("receive", tree.digest, data=file))
+    return True
+
+
+def start(place: Place, job: str, device: str, arguments: Sequence[str], rate: str = "") -> None:
+    """Start ``cudadent42 run`` there, once however often it is asked for. ``rate``: the machine's, for the run's
+    manifest. Raises BusyError, LabError."""
+    _require(place, place.call("start", job, place.remote.python, device, *arguments, rate=rate))
+
+
+def state(place: Place, job: str) -> State:
+    return parse_state(_require(place, place.call("state", job)).output.decode(errors="replace"))
+
+
+def parse_state(text: str) -> State:
+    """What the script prints of a job. Raises LabError."""
+    words = text.split()
+    try:
+        return State(JobState(words[0]), int(words[1]) if len(words) > 1 else None)
+    except (IndexError, ValueError) as error:
+        raise LabError(
+            f"the far side says {text[:80]!r} of a job; expected none, running, lost or done"
+        ) from error
+
+
+def jobs(place: Place) -> dict[str, State]:
+    """Every job there."""
+    lines = _require(place, place.call("list")).output.decode(errors="replace").splitlines()
+    found = (line.partition(" ") for line in lines)
+    return {name: parse_state(rest) for name, _, rest in found if _JOB.fullmatch(name)}
+
+
+def follow(place: Place, job: str, seen: int, on_bytes: Callable[[bytes], object]) -> None:
+    """Hand on the job's log from byte ``seen`` on, until the job has ended or the connection has."""
+    stream(place.connection, script(_SCRIPT), ("follow", place.remote.folder, job, str(seen)), on_bytes)
+
+
+def architectures(place: Place) -> tuple[str, ...]:
+    """CUDA architectures of the GPUs there, ``sm_90``; none where there is no driver that answers."""
+    lines = _require(place, place.call("gpus")).output.decode(errors="replace").splitlines()
+    numbers = (_CAPABILITY.fullmatch(line.strip()) for line in lines)
+    return tuple(dict.fromkeys(f"sm_{found[1]}{found[2]}" for found in numbers if found))
+
+
+def stop(place: Place, job: str) -> None:
+    _require(place, place.call("stop", job))
+
+
+def forget(place: Place, job: str) -> None:
+    _require(place, place.call("forget", job))
+
+
+def fetch(place: Place, job: str, target: Path) -> None:
+    """Bring the job's folder (log, out, run) back as ``target``: whole and on the disk, or not. Raises LabError."""
+    _bring("fetch", place, job, target)
+
+
+def copy(place: Place, job: str, target: Path) -> None:
+    """As ``fetch``, of a job that goes on: its files as they are now, which may be in the middle of a line."""
+    _bring("copy", place, job, target)
+
+
+@contextmanager
+def keeping(folder: Path) -> Iterator[None]:
+    """A disk that does not take what came back is no reason to lose it there. Raises LabError for OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise LabError(
+            f"what came back cannot be kept in {folder}: {error.strerror or error}; mend that, then attach again"
+        ) from error
+
+
+def _bring(verb: str, place: Place, job: str, target: Path) -> None:
+    with keeping(target.parent):
+        _unpack(verb, place, job, target)
+
+
+def _unpack(verb: str, place: Place, job: str, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as folder:
+        packed = Path(folder) / "job.tar"
+        try:
+            with packed.open("wb") as file:
+                code = stream(
+                    place.connection,
+                    script(_SCRIPT),
+                    (verb, place.remote.folder, job),
+                    arrival.Limited(file).write,
+                )
+            if code != 0:
+                raise LabError(f"{place.remote.name}: {job} could not be packed there (exit code {code})")
+            found = arrival.unpack(packed, job, Path(folder) / "unpacked")
+        except arrival.DamagedError as error:
+            raise LabError(f"what came back of {job} is damaged: {error}; attach to it again") from error
+        except arrival.TooMuchError as error:
+            raise LabError(
+                f"{job} holds {error} on {place.remote.name}, more than is brought back; all of it is still there: "
+                f"remove from {place.remote.folder}/jobs/{job} there what is not needed, then: "
+                f"cudadent42 remote attach {job}"
+            ) from error
+        arrival.place(found, target)
+
+
+def _require(place: Place, done: Done) -> Done:
+    """``done`` if the script there succeeded. Raises LabError."""
+    if done.exit_code != 0:
+        reason = _FULL_REASON if any(word in done.errors for word in _FULL) else _REASONS.get(done.exit_code)
+        said = " ".join(done.errors.split())[-300:]
+        raise LabError(
+            f"{place.remote.name}: {reason or 'the far side failed'} (exit code {done.exit_code}): {said}"
+        )
+    return done

@@ -1,0 +1,157 @@
+"""What a run elsewhere will cost, whether it may, and how long that lets the machine be on.
+
+Money is US dollars, as in the table of rates: the machine's rate for the minutes that it is on because of the run. They
+are its start, the environment, the run and its end. What its disk costs when it is off is not counted.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cudadent42.base.errors import UsageError
+from cudadent42.cost.rates import Rate, Rates, user_file
+from cudadent42.ledger.account import restart_on_record
+from cudadent42.runs import starts
+
+if TYPE_CHECKING:
+    from cudadent42.model.records import Plan
+
+BOOTSTRAP_MINUTES = 5.0
+"""The figure that a bare machine is held to until it has all that a run needs; one that has it is ready in seconds."""
+
+END_S = 180
+"""What the end of a machine takes, which is paid for too: up to 40 s until the run is ended and fetched, and up to two
+minutes until the provider has stopped it. The watchdog acts by so much earlier."""
+
+LEAST_S = 60
+"""A limit that leaves the machine less time than this, lets no run begin."""
+
+ENVIRONMENT = "environment"
+RUN = "run"
+"""Parts of an estimate; the others are the machine's own, before and after."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Minutes of an estimate."""
+
+    name: str
+    minutes: float
+    basis: str
+    """Where the figure is from."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run will cost, leaning to the dear side."""
+
+    rate: Rate
+    parts: tuple[Part, ...]
+
+    @property
+    def minutes(self) -> float:
+        return math.fsum(part.minutes for part in self.parts)
+
+    @property
+    def usd(self) -> float:
+        return self.minutes / 60 * self.rate.usd_per_hour
+
+    def line(self) -> str:
+        parts = ", ".join(f"{part.name} {part.minutes:.1f}" for part in self.parts)
+        return (
+            f"at most about {self.minutes:.0f} min ({parts}) at ${self.rate.usd_per_hour:.2f}/h "
+            f"of {self.rate.name}: ${self.usd:.2f}"
+        )
+
+
+def rate_of(name: str, remote: str, table: Rates) -> Rate | None:
+    """What an hour of a remote costs; None where nobody said.
+
+    ``name`` is the rate that the remote names. A machine of one's own names none: it has the entry of the table that
+    is called like ``remote``, if there is one.
+    """
+    return table.machines.get(name or remote)
+
+
+def how_to_add(name: str) -> str:
+    """What to do where a rate is missing."""
+    return (
+        f"add it to {shlex.quote(str(user_file()))} as a table [[rate]] with name = {name!r}, usd_per_hour and "
+        "date; `cudadent42 cost rates` shows all"
+    )
+
+
+def estimate(
+    plan: Plan, rate: Rate, table: Rates, *, starting: bool, own_environment: bool, idle_minutes: float = 0.0
+) -> Estimate:
+    """Of a run of ``plan``: with the start of its machine where that does not run yet, with an environment of our own
+    where the remote has not been given a Python, and with what a machine that only its idle limit ends is on after."""
+    from cudadent42.flows.duration import estimate_s  # PyTorch, which nothing else here needs
+
+    parts = []
+    if starting:
+        restart = restart_on_record(starts.load(), rate.name, table.restart)
+        parts.append(Part("start", restart.expected_minutes, restart.basis))
+    if own_environment:
+        parts.append(Part(ENVIRONMENT, BOOTSTRAP_MINUTES, "of a machine that has nothing yet"))
+    parts.append(Part(RUN, estimate_s(plan) / 60, "of the plan, on a slow machine"))
+    if starting or idle_minutes:
+        parts.append(Part("end", END_S / 60, "until the run is ended and the provider has stopped it"))
+    if idle_minutes:
+        parts.append(
+            Part("idle", idle_minutes, "until its idle limit ends it, where nothing here does before")
+        )
+    return Estimate(rate, tuple(parts))
+
+
+def allowed_usd(found: Estimate, max_cost: float, agreed: bool, ask: Callable[[str], bool] | None) -> float:
+    """The sum that the run may cost: ``max_cost``, or the estimate where that is more and the user agrees to it.
+
+    ``agreed`` says so from the start; else ``ask`` puts the question, where there is somebody to answer.
+    Raises UsageError where nobody agrees, or for what is no sum.
+    """
+    if not math.isfinite(max_cost):
+        raise UsageError(f"--max-cost {max_cost}: expected a sum of US dollars; leave it out for no limit")
+    if found.usd <= max_cost:
+        return max_cost
+    above = f"{found.line()}, above --max-cost {max_cost:.2f}"
+    if agreed or (ask is not None and ask(f"{above}; run for up to ${found.usd:.2f}?")):
+        return found.usd
+    raise UsageError(
+        f"{above}; nothing was started. Choose fewer cases or a --budget, raise --max-cost, or agree to it with --yes"
+    )
+
+
+def run_minutes(usd: float, found: Estimate) -> int | None:
+    """How long environment and run may take for ``usd``, on a machine whose start and end take what the estimate says;
+    None for no limit. Raises UsageError where too little is left."""
+    if found.rate.usd_per_hour <= 0:
+        return None
+    around = math.fsum(part.minutes for part in found.parts if part.name not in (ENVIRONMENT, RUN))
+    left = usd / found.rate.usd_per_hour * 60 - around
+    if left * 60 < LEAST_S:
+        raise UsageError(
+            f"${usd:.2f} at ${found.rate.usd_per_hour:.2f}/h leave {max(0.0, left):.1f} min beside "
+            f"{around:.1f} min of the machine's start and end, which is too little for a run; raise --max-cost"
+        )
+    return math.floor(left)
+
+
+def seconds_for(usd: float, rate: Rate, spent_s: float, *, ending: bool) -> int:
+    """How long a machine may still be on for ``usd``, of which ``spent_s`` are over; 0 for no limit (it costs nothing).
+
+    ``ending`` leaves room for its end, for a machine that is powered off. Raises UsageError where too little is left.
+    """
+    if rate.usd_per_hour <= 0:
+        return 0
+    left = usd / rate.usd_per_hour * 3600 - spent_s - (END_S if ending else 0)
+    if left < LEAST_S:
+        raise UsageError(
+            f"${usd:.2f} at ${rate.usd_per_hour:.2f}/h leave {max(0.0, left) / 60:.1f} min after "
+            f"{spent_s / 60:.1f} min that the machine has been on, which is too little for a run; raise --max-cost"
+        )
+    return math.floor(left)

@@ -1,0 +1,1 @@
+"""Where machines elsewhere come from."""

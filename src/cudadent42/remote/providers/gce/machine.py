@@ -1,0 +1,223 @@
+"""One rented machine: what it is called, what an hour of it costs, how it is, and how it is started and ended.
+
+The narrow way to any machine that was started from here: the journal of starts (`cudadent42.runs.starts`) has its
+name, and `of_start` gives it back, so that whoever reads the journal can ask for it and end it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from typing import Any
+
+from cudadent42.base.errors import UsageError
+from cudadent42.remote.core.address import GceAddress, parse
+from cudadent42.remote.providers.gce import gcloud
+from cudadent42.remote.providers.gce.failures import CloudError, Failure
+from cudadent42.runs import starts
+from cudadent42.runs.starts import MachineStart
+
+FRESH_PREFIX = "cudadent42-run-"
+"""Names of instances that were made for one run begin so; no other instance is ever deleted."""
+LABEL = "cudadent42"
+FRESH_LABEL = "fresh"
+"""What they are labelled with besides; `delete` looks at both."""
+
+
+class Provider(str, Enum):
+    GCE = "gce"
+
+
+class MachineState(str, Enum):
+    """How a machine is. All but the last two cost what it costs to run."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    """Its disk still costs something."""
+    GONE = "gone"
+    """Deleted, or never made."""
+
+    @property
+    def costs(self) -> bool:
+        return self not in (MachineState.STOPPED, MachineState.GONE)
+
+
+# https://cloud.google.com/compute/docs/instances/instance-lifecycle
+_STATES = {
+    "PENDING": MachineState.STARTING,
+    "PROVISIONING": MachineState.STARTING,
+    "STAGING": MachineState.STARTING,
+    "REPAIRING": MachineState.STARTING,
+    "RUNNING": MachineState.RUNNING,
+    "PENDING_STOP": MachineState.STOPPING,
+    "STOPPING": MachineState.STOPPING,
+    "SUSPENDING": MachineState.STOPPING,
+    "DEPROVISIONING": MachineState.STOPPING,
+    "SUSPENDED": MachineState.STOPPED,
+    "TERMINATED": MachineState.STOPPED,
+    "STOPPED": MachineState.STOPPED,
+}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine at a provider."""
+
+    provider: Provider
+    name: str
+    """As the journal of starts has it: ``gce://PROJECT/ZONE/INSTANCE``."""
+    rate: str
+    """Its entry in the table of rates."""
+
+    @property
+    def address(self) -> GceAddress:
+        address = parse(self.name)
+        assert isinstance(address, GceAddress)
+        return address
+
+    @property
+    def fresh(self) -> bool:
+        """Made for one run: ended by being deleted. Any other is stopped."""
+        return self.address.instance.startswith(FRESH_PREFIX)
+
+    @property
+    def end_command(self) -> str:
+        """What ends it, for a user to type."""
+        verb = "delete" if self.fresh else "stop"
+        at = self.address
+        return f"gcloud compute instances {verb} {at.instance} --zone={at.zone} --project={at.project}"
+
+
+def of_address(address: GceAddress, rate: str) -> Machine:
+    return Machine(Provider.GCE, str(address), rate)
+
+
+def of_start(start: MachineStart) -> Machine | None:
+    """The machine of a line of the journal; None where it names none of a provider that is known here."""
+    try:
+        address = parse(start.machine)
+    except UsageError:
+        return None
+    return of_address(address, start.rate) if isinstance(address, GceAddress) else None
+
+
+def check_made_here(machine: Machine) -> None:
+    """Raises UsageError for a machine that was made for a run, and not from here: somebody else's run may be on it.
+
+    Which were made here is known from the journal of starts: none is made that is not on record, and none of another's
+    comes onto it.
+    """
+    if machine.fresh and not is_on_record(machine):
+        raise UsageError(
+            f"{machine.name} was made for a run from another place: it is on no record of starts here, so it is "
+            f"neither used nor deleted; if it is certain that nobody needs it, end it with: {machine.end_command}"
+        )
+
+
+def is_on_record(machine: Machine) -> bool:
+    """Whether it was ever asked for from here."""
+    return any(start.machine == machine.name for start in starts.load())
+
+
+def describe(machine: Machine) -> dict[str, Any]:
+    """All that the provider says of it. Raises CloudError; with NO_INSTANCE where there is none."""
+    found = gcloud.ask(f"looking at {machine.name}", *_words("describe", machine))
+    if not isinstance(found, dict):
+        raise CloudError(Failure.UNKNOWN, f"expected an instance, found {found!r:.200}", machine.name)
+    return found
+
+
+def find(machine: Machine) -> dict[str, Any] | None:
+    """As ``describe``; None where there is no such machine."""
+    try:
+        return describe(machine)
+    except CloudError as error:
+        if error.failure is Failure.NO_INSTANCE:
+            return None
+        raise
+
+
+def state(machine: Machine) -> MachineState:
+    """How it is now, asked of the provider. Raises CloudError where that cannot be told."""
+    return state_in(find(machine))
+
+
+def state_in(description: dict[str, Any] | None) -> MachineState:
+    """How a machine is that ``find`` has found. Raises CloudError for a word that is not known: it may cost money."""
+    if description is None:
+        return MachineState.GONE
+    word = description.get("status")
+    if word not in _STATES:
+        raise CloudError(Failure.UNKNOWN, f"an instance with the status {word!r}")
+    return _STATES[word]
+
+
+def has_own_limit(description: dict[str, Any], now: datetime) -> bool:
+    """Whether the provider itself ends a described machine some time after its next start, whatever happens here."""
+    scheduling = description.get("scheduling", {})
+    if scheduling.get("maxRunDuration"):
+        return True
+    ends = moment(scheduling.get("terminationTime"))
+    return ends is not None and ends > now
+
+
+def moment(text: object) -> datetime | None:
+    """A time as the provider writes it, RFC 3339 with an offset; None for anything else."""
+    try:
+        found = datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return found if found.tzinfo else None
+
+
+def start(machine: Machine) -> None:
+    """Start it; nothing happens to one that runs. It must be on record before. Raises CloudError."""
+    gcloud.change(f"starting {machine.name}", *_words("start", machine))
+
+
+def stop(machine: Machine) -> None:
+    """Stop it, and wait until it is; nothing happens to one that is stopped or gone. Raises CloudError."""
+    _unless_gone(f"stopping {machine.name}", *_words("stop", machine))
+
+
+def delete(machine: Machine) -> None:
+    """Delete one that was made for a run, disk and all; nothing happens to one that is gone.
+
+    Raises CloudError; UsageError for a machine that is not labelled as made for a run, or was made elsewhere.
+    """
+    found = find(machine)
+    if found is None:
+        return
+    if not machine.fresh or found.get("labels", {}).get(LABEL) != FRESH_LABEL:
+        raise UsageError(f"{machine.name} was not made for a run here, so it is not deleted; stop it instead")
+    check_made_here(machine)
+    _unless_gone(f"deleting {machine.name}", *_words("delete", machine))
+
+
+def end(machine: Machine) -> None:
+    """What ends its cost: delete one that was made for a run, stop any other. Raises like them."""
+    (delete if machine.fresh else stop)(machine)
+
+
+def _unless_gone(doing: str, *words: str) -> None:
+    try:
+        gcloud.change(doing, *words)
+    except CloudError as error:
+        if error.failure is not Failure.NO_INSTANCE:
+            raise
+
+
+def _words(verb: str, machine: Machine) -> tuple[str, ...]:
+    at = machine.address
+    return (
+        "compute",
+        "instances",
+        verb,
+        f"--project={at.project}",
+        f"--zone={at.zone}",
+        "--quiet",
+        at.instance,
+    )

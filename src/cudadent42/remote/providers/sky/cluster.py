@@ -1,0 +1,217 @@
+"""A machine of SkyPilot's: how it is, and its end. The one place that calls ``sky`` for anything but a run.
+
+What is said here of SkyPilot is from the source of 0.14.1: its command line in ``sky/client/cli/command.py``, its words
+for how a machine is in ``sky/utils/status_lib.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from cudadent42.base.errors import LabError, MachineNotReadyError
+from cudadent42.remote.core.record import JobRecord
+from cudadent42.remote.core.terminal import plain
+from cudadent42.remote.providers.gce.machine import MachineState
+from cudadent42.remote.providers.sky.spec import SCHEME
+from cudadent42.runs.starts import MachineStart
+
+TIMEOUT_S = 300
+"""For an answer of SkyPilot's, which asks the cloud, and may start its own server first."""
+_END_TIMEOUT_S = 900
+"""For an end: SkyPilot waits until the cloud has taken the machine down."""
+START_IDLE_MINUTES = 10
+"""Of a stopped machine that a user starts to bring something back: nothing else would end it."""
+RUNS_AGAIN = "it runs, although it had ended"
+"""Why a start that is over on record is not: somebody started the machine again, by its own disk and key."""
+_LOOK = "look with `sky status --refresh`"
+
+# INIT is also one whose launch failed, and one that does not answer; all but STOPPED may cost what it costs to run.
+_STATES = {
+    "INIT": MachineState.STARTING,
+    "PENDING": MachineState.STARTING,
+    "UP": MachineState.RUNNING,
+    "AUTOSTOPPING": MachineState.STOPPING,
+    "STOPPED": MachineState.STOPPED,
+}
+
+
+class ClusterError(LabError):
+    """SkyPilot did not say, or did not do, what it was asked."""
+
+
+class ClusterLostError(LabError):
+    """It does not run, so trying to reach it is of no use."""
+
+    def __init__(self, message: str, state: MachineState) -> None:
+        super().__init__(message)
+        self.state = state
+
+
+@dataclass(frozen=True)
+class Cluster:
+    name: str
+
+    @property
+    def end_command(self) -> str:
+        """What ends it, for a user to type."""
+        return f"sky down {self.name}"
+
+    @property
+    def start_command(self) -> str:
+        """What starts a stopped one again, with an idle limit that takes it down."""
+        return f"sky start {self.name} --idle-minutes-to-autostop={START_IDLE_MINUTES} --down"
+
+
+@dataclass(frozen=True)
+class Status:
+    """What SkyPilot says of a machine."""
+
+    word: str
+    idle_minutes: int | None
+    """After which it ends the machine by itself; below 0 for never, None where it does not say. It is set once the
+    files are there, directly before the task is given to the machine (``_execute_dag`` in ``sky/execution.py``)."""
+
+
+def of_start(start: MachineStart) -> Cluster | None:
+    """The machine of a line of the journal; None where it is none of SkyPilot's."""
+    return Cluster(start.machine.removeprefix(SCHEME)) if start.machine.startswith(SCHEME) else None
+
+
+def ran_on(begun: JobRecord, start: MachineStart) -> bool:
+    """Whether a run was on the machine of a start. Under that machine's name there may have been another before it."""
+    at = of_start(start)
+    if at is None or begun.cloud is not None or begun.remote != at.name:
+        return False
+    if begun.start == start.id:
+        return True
+    try:
+        return datetime.fromisoformat(begun.started) >= datetime.fromisoformat(start.requested)
+    except (ValueError, TypeError):
+        return True  # a record that was damaged: in doubt it was
+
+
+def find_sky() -> str:
+    """The user's ``sky``. Raises MachineNotReadyError."""
+    found = shutil.which("sky")
+    if found is None:
+        raise MachineNotReadyError(
+            "SkyPilot's command `sky` is not on PATH; install it with: pip install 'cudadent42[skypilot]'"
+        )
+    return found
+
+
+def status(cluster: Cluster, refresh: bool = True) -> Status | None:
+    """What SkyPilot says of it, asked of the cloud unless ``refresh`` is off; None where it has no such machine.
+
+    Raises LabError where that cannot be told: it may cost money.
+    """
+    # All are asked for: of one that it does not know, SkyPilot speaks in another way.
+    done = _sky("status", *(("--refresh",) if refresh else ()), "--output=json")
+    if done.returncode != 0:
+        raise ClusterError(f"SkyPilot does not say how {cluster.name} is ({_last_words(done)}); {_LOOK}")
+    known = clusters_in(done.stdout)
+    if known is None:
+        raise ClusterError(f"what SkyPilot says of its machines cannot be read here; {_LOOK}")
+    return known.get(cluster.name)
+
+
+def state(cluster: Cluster, refresh: bool = True) -> MachineState:
+    """How it is now; as ``status``."""
+    found = status(cluster, refresh)
+    if found is None:
+        return MachineState.GONE
+    if found.word not in _STATES:
+        raise ClusterError(
+            f"SkyPilot says {found.word!r} of {cluster.name}, which is not known here; {_LOOK}"
+        )
+    return _STATES[found.word]
+
+
+def end(cluster: Cluster) -> None:
+    """Take it down, disk and all; nothing happens to one that is gone. Raises LabError."""
+    _change("down", "take it down", cluster, MachineState.GONE)
+
+
+def stop(cluster: Cluster) -> None:
+    """Stop it, and keep its disk; not every cloud can. Raises LabError."""
+    _change("stop", "stop it", cluster, MachineState.STOPPED)
+
+
+def raise_if_lost(cluster: Cluster) -> None:
+    """Raises ClusterLostError where it does not run any more; where SkyPilot does not say, it may."""
+    try:
+        found = state(cluster)
+    except LabError:
+        return
+    if found is MachineState.GONE:
+        raise ClusterLostError(f"SkyPilot has no {cluster.name} any more", found)
+    if found is MachineState.STOPPED:
+        raise ClusterLostError(f"{cluster.name} is stopped; {how_to_start(cluster)}", found)
+
+
+def how_to_start(cluster: Cluster) -> str:
+    """What brings back what is on the disk of a stopped one."""
+    return f"start it with: {cluster.start_command}; then: cudadent42 remote attach"
+
+
+def _change(verb: str, doing: str, cluster: Cluster, wanted: MachineState) -> None:
+    """Have it done, and see that it was: ``sky down`` and ``sky stop`` say on standard output that they failed, and end
+    with exit code 0. SkyPilot's own list is asked then, which a failure leaves as it was."""
+    done = _sky(verb, "--yes", cluster.name, timeout_s=_END_TIMEOUT_S)
+    if done.returncode == 0:
+        found = state(cluster, refresh=False)
+        if found in (wanted, MachineState.GONE):
+            return
+    raise ClusterError(f"SkyPilot could not {doing} ({_last_words(done)})")
+
+
+def clusters_in(text: str) -> dict[str, Status] | None:
+    """Each cluster by its name, in what ``sky status --output=json`` prints; None where there is no such list.
+
+    There may be other lines around the list: of a server that is started, of a version that is old.
+    """
+    decoder = json.JSONDecoder()
+    lines = text.splitlines(keepends=True)
+    for number, line in enumerate(lines):
+        if not line.startswith("["):
+            continue
+        try:
+            found, _ = decoder.raw_decode("".join(lines[number:]))
+        except ValueError:
+            continue
+        if isinstance(found, list) and all(_is_cluster(each) for each in found):
+            return {each["name"]: Status(each["status"], _minutes(each)) for each in found}
+    return None
+
+
+def _is_cluster(entry: Any) -> bool:
+    return isinstance(entry, dict) and all(isinstance(entry.get(key), str) for key in ("name", "status"))
+
+
+def _minutes(entry: dict[str, Any]) -> int | None:
+    found = entry.get("autostop")
+    return found if type(found) is int else None
+
+
+def _last_words(done: subprocess.CompletedProcess[str]) -> str:
+    return " ".join(plain(done.stderr.strip() or done.stdout).split())[-200:]
+
+
+def _sky(*words: str, timeout_s: int = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            [find_sky(), *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ClusterError(f"SkyPilot did not answer within {timeout_s} s: sky {' '.join(words)}") from error

@@ -1,0 +1,91 @@
+"""Where the code of what was raced comes from, where that is not this project's source: files, packages, versions."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cudadent42.base.errors import UsageError
+from cudadent42.model import implementations
+from cudadent42.model.records import Plan
+from cudadent42.native import specification
+from cudadent42.runs.source import ask
+
+_SHORT = 8
+_HEADERS = ("*.h", "*.hpp", "*.cuh")
+"""Beside a kernel's source, these are taken to be included by it."""
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """The state of one implementation's code."""
+
+    commit: str = ""
+    """Of the repository that its files lie in; empty outside of one, and where something tracked there is changed."""
+    digest: str = ""
+    """SHA-256 over its files: a Python file; a kernel's TOML file, source and the headers beside it; a raced version's
+    whole tree. Empty for an installed package."""
+    package: str = ""
+    """Name and version of the package that published it."""
+
+    @property
+    def label(self) -> str:
+        """In a few letters: which state it is."""
+        return self.package or self.commit[:_SHORT] or f"file {self.digest[:_SHORT]}"
+
+
+def of_plan(plan: Plan) -> dict[str, KernelSource]:
+    """By implementation: files and packages of others, and the versions of a race. Files that cannot be read are left
+    out: loading them says why."""
+    found = {}
+    for name in plan.implementations:
+        version = plan.versions.get(name)
+        if version is not None:
+            found[name] = KernelSource(version.commit, version.digest)
+        elif implementations.is_plug_in(name):
+            try:
+                found[name] = _of_files(_files(name))
+            except (OSError, UsageError):
+                continue
+        else:
+            package = _package(name)
+            if package:
+                found[name] = KernelSource(package=package)
+    return found
+
+
+def _files(name: str) -> Sequence[Path]:
+    path = implementations.plug_in_file(name)
+    if not implementations.is_kernel_file(name):
+        return [path]
+    source = specification.load(path).source
+    headers = sorted(header for pattern in _HEADERS for header in source.parent.glob(pattern))
+    return [path, source, *headers]
+
+
+def _of_files(files: Sequence[Path]) -> KernelSource:
+    digest = hashlib.sha256()
+    for path in files:
+        content = path.read_bytes()
+        for part in (path.name.encode("utf-8", "surrogateescape"), content):
+            digest.update(len(part).to_bytes(8, "big") + part)
+    return KernelSource(_commit(files), digest.hexdigest())
+
+
+def _commit(files: Sequence[Path]) -> str:
+    folder = files[0].resolve().parent
+    tracked = ask(folder, "ls-files", "--error-unmatch", paths=[str(path.resolve()) for path in files])
+    changed = ask(folder, "status", "--porcelain", "--untracked-files=no")
+    if tracked is None or changed is None or changed.strip():
+        return ""
+    return (ask(folder, "rev-parse", "--verify", "HEAD") or "").strip()
+
+
+def _package(name: str) -> str:
+    for point in importlib.metadata.entry_points(group=implementations.ENTRY_POINT_GROUP):
+        if point.name == name and point.dist is not None:
+            return f"{point.dist.name} {point.dist.version}"
+    return ""

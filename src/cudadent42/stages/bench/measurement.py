@@ -1,0 +1,430 @@
+"""The bench stage inside one process: per case, paired blocks of every implementation and the control."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from cudadent42.base.errors import UsageError
+from cudadent42.decisions.schedule import alternating, block_orders, control_name, rounds
+from cudadent42.model.cases import Case
+from cudadent42.model.device import synchronize, use_device, use_threads
+from cudadent42.model.events import (
+    BenchLog,
+    BlockMeasured,
+    CaseVerified,
+    Doing,
+    Event,
+    Message,
+    Progress,
+    Skipped,
+)
+from cudadent42.model.implementations import NOT_DONE, Call, Implementation
+from cudadent42.model.records import BenchReport, Plan, Sample, TimerKind, VerifyReport
+from cudadent42.operations import numerics
+from cudadent42.operations.interface import Inputs
+from cudadent42.registry import get
+from cudadent42.stages.bench.conditions import ConditionWatch
+from cudadent42.stages.bench.gpu_state import open_gpu_state
+from cudadent42.stages.bench.stopping import MIN_BUDGET_BLOCKS, Pace, pilot_blocks
+from cudadent42.stages.verify import (
+    Mark,
+    find_truth,
+    heartbeat,
+    judge,
+    load_all,
+    no_mark,
+    not_timed,
+    raise_if_device_lost,
+)
+from cudadent42.timing.cuda_timers import cuda_timer
+from cudadent42.timing.flush import flush_for
+from cudadent42.timing.memory import memory_mb
+from cudadent42.timing.timers import (
+    CPU_WINDOW_S,
+    PASSES,
+    PROCESSOR_WINDOW_S,
+    ClockTimer,
+    Reading,
+    Timer,
+    median_reading,
+)
+
+INPUT_SETS = 3
+"""Input sets that calls rotate over: new pointers at each call, so nothing can be remembered between calls.
+"""
+
+START_WARM_UP_S = 1.0
+"""Of the first case, before its warm-up blocks: clocks rise, threads start, code is paged in."""
+
+RETURN_WARM_UP = 1
+"""Warm-up blocks when a case is visited again: it is calibrated, only caches and threads are cold."""
+
+MEMORY_SHARE = 0.25
+"""Of the machine's memory that inputs and outputs may fill between rounds; beyond that the cases do not take turns."""
+
+AFTER_TIMING = "after timing"
+"""``VerifiedCase.input`` of the outputs that are checked again."""
+
+_CPU_FLOPS_PER_S = 1.5e11
+"""Only for the estimate of progress: how time divides between large cases and fixed costs."""
+
+
+@dataclass(frozen=True)
+class _Entrant:
+    """One row of a block, ready to be timed."""
+
+    name: str
+    implementation: Implementation
+    read: Callable[[], Reading]
+    memory_mb: float
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A case between its visits."""
+
+    inputs: Sequence[Inputs]
+    entrants: Sequence[_Entrant]
+    last: Mapping[str, Reading] = field(default_factory=dict)
+    """Each one's last reading."""
+
+
+def measure(
+    plan: Plan,
+    verified: VerifyReport,
+    *,
+    emit: Callable[[Event], None],
+    start: int = 0,
+    dropped: Collection[str] = (),
+    barred: Mapping[str, str] | None = None,
+    mark: Mark = no_mark,
+    started_s: float | None = None,
+) -> BenchReport:
+    """Times the plan, leaving out what ``verified`` failed or skipped, from visit number ``start`` on.
+
+    The cases are visited in turn, in several rounds (``schedule.rounds``), so a disturbance of some seconds
+    touches a few blocks of many cases, where medians do not mind it, and not all blocks of one. Emits one
+    ``BlockMeasured`` per counted block; warm-up blocks are thrown away. ``dropped`` are cases (``Case.id``)
+    to leave alone; ``barred`` gives reasons to leave out whole implementations; ``mark`` is told of each
+    sample before it is taken; ``started_s`` is when the stage began by ``time.monotonic`` (now, if None),
+    for the samples' timestamps. Raises ``UsageError`` for a plan that this device cannot do.
+    """
+    if plan.timer in (TimerKind.GRAPH, TimerKind.QUEUE) and not plan.device.startswith("cuda"):
+        raise UsageError(
+            f"the {plan.timer.value} timer needs a CUDA device, not {plan.device}; use --timer call"
+        )
+    if plan.timer is TimerKind.CPU and plan.device != "cpu":
+        raise UsageError(f"the cpu timer is for the CPU, not for {plan.device}; use --timer call")
+    use_device(plan.device)
+    use_threads(plan.timer)
+    log = BenchLog()
+
+    def tell(event: Event) -> None:
+        log.add(event)
+        emit(event)
+
+    implementations, unusable = load_all(plan, barred or {}, start, mark)
+    implementations |= _own_control(plan, implementations)
+    unfit = _unfit(plan, verified, unusable)
+    began_s = time.monotonic() if started_s is None else started_s
+    session = _Session(plan, implementations, unfit, tell, mark, began_s)
+    visits = _visits(plan)
+    cost = [(len(visit.blocks) or plan.warmup) * _estimated_cost(plan, visit.case) for visit in visits]
+    for index in range(start, len(visits)):
+        visit = visits[index]
+        if visit.case.id not in dropped:
+            session.visit(index, visit)
+        fraction = max(sum(cost[: index + 1]) / sum(cost), session.spent)
+        tell(Progress("bench", index + 1, len(visits), visit.case.id, fraction))
+    return log.report()
+
+
+@dataclass(frozen=True)
+class _Visit:
+    case: Case
+    blocks: range
+    """Empty: only warming up."""
+    share: float
+    """Of the budget, after which the visit is left out."""
+    forecast: bool = False
+    """The last one that only warms up."""
+
+
+def _visits(plan: Plan) -> list[_Visit]:
+    """All cases are warmed up; then they take turns. Where memory is too small for that, one after the other."""
+    count = len(plan.cases)
+    each = rounds(plan.repeats)
+    if not _fits(plan):
+        return [
+            _Visit(case, blocks, (place + 1) / count)
+            for place, case in enumerate(plan.cases)
+            for blocks in each
+        ]
+    warming = [_Visit(case, range(0), 1.0) for case in plan.cases if plan.warmup]
+    warming[-1:] = [replace(visit, forecast=True) for visit in warming[-1:]]
+    return warming + [_Visit(case, blocks, 1.0) for blocks in each for case in plan.cases]
+
+
+class _Session:
+    """What the cases of one stage share: timer, clock, and the state of the machine."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        implementations: Mapping[str, Implementation],
+        unfit: Mapping[str, str],
+        emit: Callable[[Event], None],
+        mark: Mark,
+        started_s: float,
+    ) -> None:
+        self.plan = plan
+        self.implementations = implementations
+        self.emit = emit
+        self.mark = mark
+        self.unfit = unfit
+        self.timer = _timer(plan)
+        gpu = None
+        if plan.device.startswith("cuda"):
+            gpu, problem = open_gpu_state(plan.device)
+            if problem:
+                emit(Message(problem))
+        self.watch = ConditionWatch(gpu)
+        self.started_s = started_s
+        self.warm = False
+        self.ready: dict[str, _Ready] = {}
+        self.finished: set[str] = set()
+        self.latest = ""
+        self.pace = Pace(plan)
+
+    @property
+    def spent(self) -> float:
+        """Share of the budget; 0 without one."""
+        budget_s = self.plan.budget_s
+        return 0.0 if budget_s is None else min(1.0, (time.monotonic() - self.started_s) / budget_s)
+
+    def visit(self, index: int, visit: _Visit) -> None:
+        """One round of one case: its blocks, and after the last one the check of its outputs."""
+        case, blocks = visit.case, visit.blocks
+        if case.id in self.finished:
+            return
+        if self.spent >= visit.share and blocks.start >= MIN_BUDGET_BLOCKS:
+            self._finish(case)
+            return
+        ready = self.ready.get(case.id)
+        warmup = min(RETURN_WARM_UP, self.plan.warmup)
+        if ready is None:
+            ready = self.ready[case.id] = self._make_ready(index, case)
+            warmup = self.plan.warmup if blocks else pilot_blocks(self.plan)
+        elif self.latest == case.id:
+            warmup = 0
+        if ready.entrants:
+            last = self._run_blocks(index, case, ready.entrants, blocks, warmup)
+            self.ready[case.id] = replace(ready, last=last)
+        self.latest = case.id
+        if visit.forecast and (forecast := self.pace.forecast()):
+            self.emit(Message(forecast))
+        if blocks and (blocks.stop == self.plan.repeats or self.pace.precise(case.id)):
+            self._finish(case)
+
+    def _finish(self, case: Case) -> None:
+        """The check of the last outputs; then the case's memory is free for the cases to come."""
+        ready = self.ready.pop(case.id, None)
+        self.finished.add(case.id)
+        if ready is not None:
+            self._recheck(case, ready.inputs, ready.last)
+
+    def _make_ready(self, index: int, case: Case) -> _Ready:
+        """Inputs and calibrated implementations; no entrants where there is nothing to compare."""
+        plan = self.plan
+        reasons = _reasons(plan, case, self.unfit)
+        for key, reason in reasons.items():
+            self.emit(Skipped("bench", key, reason))
+        if case.id in reasons:
+            return _Ready((), ())
+        names = [name for name in plan.implementations if f"{case.id}/{name}" not in reasons]
+        inputs = numerics(case).input_sets(case, plan.seed, INPUT_SETS, plan.device)
+        entrants = self._prepare(index, case, names, inputs)
+        if not self._worth_timing(entrants):
+            self.emit(Skipped("bench", case.id, "nothing left to compare"))
+            return _Ready((), ())
+        return _Ready(inputs, entrants)
+
+    def _worth_timing(self, entrants: Sequence[_Entrant]) -> bool:
+        """The baseline is there, and a rival where the plan has one (else the control)."""
+        control = control_name(self.plan.baseline)
+        names = {entrant.implementation.name for entrant in entrants} - {control}
+        alone = len(self.plan.implementations) == 1 and self.plan.control
+        return self.plan.baseline in names and (len(names) > 1 or alone)
+
+    def _prepare(
+        self, index: int, case: Case, names: Sequence[str], inputs: Sequence[Inputs]
+    ) -> list[_Entrant]:
+        """Baseline first, its control after it, then the rest."""
+        plan = self.plan
+        entrants: list[_Entrant] = []
+        inner: int | None = None
+        control = control_name(plan.baseline)
+        if control in self.implementations:
+            names = [*names, control]
+        for name in sorted(names, key=lambda name: (name != plan.baseline, name != control)):
+            self.mark(Doing(index, case.id, name))
+            implementation = self.implementations[name]
+            try:
+                with implementation.context():
+                    calls = [implementation.prepare(case, each) for each in inputs]
+                    self._warm_up(calls)
+                    memory = memory_mb(calls[0], plan.device)
+                    read = self.timer.calibrate(calls, inner)
+                    if plan.versions and inner is None:
+                        inner = read().inner
+            except NOT_DONE as error:
+                self.emit(Skipped("bench", f"{case.id}/{name}", str(error)))
+                continue
+            except Exception as error:  # noqa: BLE001 - a candidate may raise anything, and that is a result
+                raise_if_device_lost(plan.device)
+                reason = f"raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                self.emit(Skipped("bench", f"{case.id}/{name}", reason))
+                continue
+            entrants.append(_Entrant(name, implementation, read, memory))
+            if name == plan.baseline and plan.control and control not in self.implementations:
+                entrants.append(_Entrant(control, implementation, read, memory))
+        return entrants
+
+    def _warm_up(self, calls: Sequence[Call]) -> None:
+        """Once per stage, by time; each case adds its warm-up blocks."""
+        stop = time.perf_counter() + (0.0 if self.warm else START_WARM_UP_S)
+        while True:
+            calls[0]()
+            synchronize(self.plan.device)
+            if time.perf_counter() >= stop:
+                break
+        self.warm = True
+
+    def _run_blocks(
+        self, index: int, case: Case, entrants: Sequence[_Entrant], blocks: range, warmup: int
+    ) -> dict[str, Reading]:
+        """Runs warm-up blocks, which do not count, and ``blocks``; returns each one's last reading."""
+        plan = self.plan
+        by_name = {entrant.name: entrant for entrant in entrants}
+        counted = block_orders(list(by_name), plan.repeats, plan.seed, case.id)
+        uncounted = block_orders(list(by_name), warmup, plan.seed, f"{case.id}/warm-up")
+        last: dict[str, Reading] = {}
+        for block, order in [(-1, order) for order in uncounted] + [(b, counted[b]) for b in blocks]:
+            self.watch.start()
+            taken = self._take(index, case, [by_name[name] for name in order])
+            last = {entrant.name: reading for entrant, reading, _ in taken}
+            conditions, flags = self.watch.stop(case.id, block)
+            latencies = {entrant.name: reading.latency_ms for entrant, reading, _ in taken}
+            if block < 0:
+                self.pace.warmed_up(case.id, latencies, conditions.duration_s)
+                continue
+            self.pace.measured(case.id, latencies)
+            samples = tuple(
+                Sample(
+                    case=case.id,
+                    implementation=entrant.name,
+                    block=block,
+                    position=position,
+                    latency_ms=reading.latency_ms,
+                    inner=reading.inner,
+                    memory_mb=entrant.memory_mb,
+                    timestamp_s=moment,
+                    flags=flags,
+                )
+                for position, (entrant, reading, moment) in enumerate(taken)
+            )
+            self.emit(BlockMeasured(samples, conditions))
+        return last
+
+    def _take(
+        self, index: int, case: Case, order: Sequence[_Entrant]
+    ) -> list[tuple[_Entrant, Reading, float]]:
+        """One block: each entrant's reading, and when it was taken (the last time, where there are several passes)."""
+        readings: dict[str, list[Reading]] = {entrant.name: [] for entrant in order}
+        moments: dict[str, float] = {}
+        for turn in alternating(order, PASSES.get(self.plan.timer, 1)):
+            for entrant in turn:
+                self.mark(Doing(index, case.id, entrant.name))
+                with entrant.implementation.context():
+                    readings[entrant.name].append(entrant.read())
+                moments[entrant.name] = time.monotonic() - self.started_s
+        return [(each, median_reading(readings[each.name]), moments[each.name]) for each in order]
+
+    def _recheck(self, case: Case, inputs: Sequence[Inputs], last: Mapping[str, Reading]) -> None:
+        """Verifies the outputs of the last timed calls: a kernel that was right before timing may race
+        after it."""
+        sets = sorted({reading.input_set for reading in last.values()})
+        for number in sets:
+            truth = find_truth(case, inputs[number], heartbeat(self.emit))
+            for name, reading in last.items():
+                if reading.input_set != number or name == control_name(self.plan.baseline):
+                    continue
+                result = judge(truth, name, reading.output, AFTER_TIMING)
+                self.emit(CaseVerified(result))
+                if not result.passed:
+                    reason = f"its output after timing is wrong: {result.detail}"
+                    self.emit(Skipped("bench", f"{case.id}/{name}", reason))
+
+
+def _own_control(plan: Plan, usable: Collection[str]) -> dict[str, Implementation]:
+    """Where versions are raced, the control is one more copy of the baseline, with modules and state of its own.
+
+    The baseline and a control that share them keep each other's code warm, which looks like an advantage over the
+    rival; and what chance of memory layout does to a copy shows in the control too.
+    """
+    if not plan.versions or not plan.control or plan.baseline not in usable:
+        return {}
+    name = control_name(plan.baseline)
+    versions = {**plan.versions, name: plan.versions[plan.baseline]}
+    return {name: get(name, plan.operation, versions)}
+
+
+def _unfit(plan: Plan, verified: VerifyReport, unusable: Mapping[str, str]) -> dict[str, str]:
+    """``case/implementation`` that is not timed, with the reason."""
+    reasons = not_timed(plan, verified)
+    for name, reason in unusable.items():
+        reasons |= {f"{case.id}/{name}": reason for case in plan.cases}
+    return reasons
+
+
+def _reasons(plan: Plan, case: Case, unfit: Mapping[str, str]) -> dict[str, str]:
+    """Why implementations, or the whole case, cannot be timed."""
+    keys = {name: f"{case.id}/{name}" for name in plan.implementations}
+    found = {key: unfit[key] for key in keys.values() if key in unfit}
+    rivals = [key for name, key in keys.items() if name != plan.baseline]
+    if keys[plan.baseline] in found:
+        found[case.id] = f"the baseline {plan.baseline} cannot be timed: {found[keys[plan.baseline]]}"
+    elif rivals and all(key in found for key in rivals):
+        found[case.id] = found[rivals[0]]
+    return found
+
+
+def _timer(plan: Plan) -> Timer:
+    flush = flush_for(plan)
+    if plan.device.startswith("cuda"):
+        return cuda_timer(plan.timer, plan.device, flush)
+    if plan.timer is TimerKind.CPU:
+        return ClockTimer(flush, time.process_time_ns, PROCESSOR_WINDOW_S)
+    return ClockTimer(flush)
+
+
+def _fits(plan: Plan) -> bool:
+    """Whether all cases can stay in memory between their rounds. Of the machine's whole memory, not of what
+    is free now, so that the visits are the same after a worker was lost."""
+    needed = sum(case.memory_bytes(INPUT_SETS) for case in plan.cases)
+    if plan.device.startswith("cuda"):
+        total = int(torch.cuda.get_device_properties(plan.device).total_memory)
+    else:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return needed <= MEMORY_SHARE * total
+
+
+def _estimated_cost(plan: Plan, case: Case) -> float:
+    """Of one block, in seconds of some machine."""
+    per_call = max(case.flops / _CPU_FLOPS_PER_S, CPU_WINDOW_S)
+    return per_call * (len(plan.implementations) + plan.control)

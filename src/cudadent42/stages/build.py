@@ -1,0 +1,182 @@
+"""The build stage: the kernels that a run needs, compiled or cached, and what they use of the device."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cudadent42.base.errors import MachineNotReadyError, UsageError
+from cudadent42.model.cases import Case, Operation
+from cudadent42.model.implementations import is_kernel_file, plug_in_file
+from cudadent42.model.records import BuildFailure, BuildReport, Plan
+from cudadent42.native.build import build_file
+from cudadent42.operations import definition
+from cudadent42.preflight.definitions import parse_device
+from cudadent42.preflight.runner import chosen_device, gather
+from flashmoe_science.errors import BuildError, DeviceError
+from flashmoe_science.jit.cache import Cleared, CompileCache, default_cache, empty_cache
+from flashmoe_science.jit.limits import device_architecture
+from flashmoe_science.jit.records import KernelBuild
+
+if TYPE_CHECKING:
+    from flashmoe_science.jit.nvrtc import CudaKernel
+
+OURS = "cudadent42"
+"""The implementation whose kernels this project compiles."""
+
+OnProgress = Callable[[int, int, str], None]
+"""Told the number of kernels that are done, of all, and the name of one that is being worked on."""
+
+_ARCHITECTURE = re.compile(r"sm_\d{2,3}[af]?")
+
+
+def build_for(plan: Plan, on_progress: OnProgress) -> BuildReport:
+    """The kernels of its implementations that the plan's cases can lead to on its device.
+
+    What adversarial inputs of other shapes need besides is compiled at its first use in verification.
+    """
+    return build(plan.device, (), on_progress, plan.cases, plan.implementations)
+
+
+def build(
+    device: str,
+    architectures: Sequence[str],
+    on_progress: OnProgress,
+    cases: Sequence[Case] = (),
+    implementations: Sequence[str] = (OURS,),
+) -> BuildReport:
+    """Build for ``cpu``, for ``cuda:N``, or for named CUDA architectures, which need not be present.
+
+    Given ``cases``, only what they can lead to. Of the ``implementations`` this project's and kernel files have
+    something to compile.
+
+    A kernel that does not compile is a failure in the report. Raises UsageError for architectures that do not
+    fit, MachineNotReadyError where something that compiling needs is missing.
+    """
+    if device == "cpu" and architectures:
+        raise UsageError("--arch names CUDA architectures; give --device cuda with it")
+    for name in architectures:
+        if not _ARCHITECTURE.fullmatch(name):
+            raise UsageError(f"--arch {name!r}: expected a CUDA architecture such as sm_80 or sm_90a")
+    kernel_files = [name for name in implementations if is_kernel_file(name)]
+    built: list[KernelBuild | BuildFailure] = []
+    try:
+        if device != "cpu" and not architectures and (OURS in implementations or kernel_files):
+            architectures = (_architecture(device),)
+        if OURS in implementations:
+            built += (
+                _build_cpu(on_progress, cases)
+                if device == "cpu"
+                else _build_cuda(architectures, on_progress, cases)
+            )
+        for done, name in enumerate(kernel_files):
+            on_progress(done, len(kernel_files), name)
+            built += build_file(name, device.partition(":")[0], architectures, cases)
+    except DeviceError as error:
+        raise MachineNotReadyError(str(error)) from error
+    return BuildReport(
+        kernels=tuple(item for item in built if isinstance(item, KernelBuild)),
+        failures=tuple(item for item in built if isinstance(item, BuildFailure)),
+    )
+
+
+def buildable(names: Sequence[str]) -> tuple[str, ...]:
+    """Whose kernels the build command compiles; this project's without any names.
+
+    Raises UsageError for a name that has no kernels of its own.
+    """
+    for name in names:
+        if is_kernel_file(name):
+            plug_in_file(name)
+        elif name != OURS:
+            raise UsageError(
+                f"--implementations: {name!r} has nothing to compile; expected {OURS} or a kernel's .toml"
+            )
+    return tuple(names) or (OURS,)
+
+
+def _operations(cases: Sequence[Case]) -> list[Operation]:
+    """Those of the cases; all without any."""
+    return list(dict.fromkeys(case.operation for case in cases)) or list(Operation)
+
+
+def _build_cpu(on_progress: OnProgress, cases: Sequence[Case]) -> list[KernelBuild | BuildFailure]:
+    from flashmoe_science import cpu
+
+    names = list(dict.fromkeys(name for item in _operations(cases) for name in definition(item).cpu_kernels))
+    built: list[KernelBuild | BuildFailure] = []
+    for name in names:
+        on_progress(len(built), len(names), f"the CPU kernel {name}, about 10 s at first use")
+        try:
+            built += cpu.build((name,))
+        except BuildError as error:
+            built.append(BuildFailure(name, platform.machine(), str(error), error.log))
+    return built
+
+
+def _build_cuda(
+    architectures: Sequence[str], on_progress: OnProgress, cases: Sequence[Case]
+) -> list[KernelBuild | BuildFailure]:
+    from flashmoe_science.jit.nvrtc import compile_kernel
+
+    cache = default_cache()
+
+    def attempt(kernel: CudaKernel) -> KernelBuild | BuildFailure:
+        try:
+            return compile_kernel(kernel, cache)
+        except BuildError as error:
+            return BuildFailure(kernel.label, kernel.architecture, str(error), error.log)
+
+    # NVRTC compiles in threads of its caller and without Python's lock.
+    wanted = []
+    for operation in _operations(cases):
+        known = definition(operation)
+        kernels = known.cuda_kernels(architectures)
+        own = [case for case in cases if case.operation is operation]
+        wanted += known.needed(kernels, own) if own else kernels
+    built = []
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        for kernel, result in zip(wanted, pool.map(attempt, wanted), strict=True):
+            built.append(result)
+            on_progress(len(built), len(wanted), f"{kernel.function} for {kernel.architecture}")
+    return built
+
+
+def _architecture(device: str) -> str:
+    """The architecture to compile for on this machine's GPU."""
+    context = gather(device, Path("runs"))
+    if context.gpu_index >= len(context.gpu.gpus):
+        raise MachineNotReadyError(
+            f"there is no GPU for --device {device}; name an architecture with --arch, such as sm_90a"
+        )
+    major, minor = map(int, context.gpu.gpus[context.gpu_index].compute_capability.split("."))
+    return device_architecture(major, minor)
+
+
+def choose_device(text: str, offline: bool) -> str:
+    """``cpu``, ``cuda`` or ``cuda:N`` for what the command line says; ``offline`` where no GPU is needed."""
+    device = parse_device(text)
+    if device == "auto":
+        return "cuda" if offline else chosen_device(gather("auto", Path("runs")))
+    return device
+
+
+def open_cache() -> CompileCache:
+    """The compile cache. Raises MachineNotReadyError where it cannot be used."""
+    try:
+        return default_cache()
+    except DeviceError as error:
+        raise MachineNotReadyError(str(error)) from error
+
+
+def emptied_cache() -> tuple[Path, Cleared]:
+    """The compile cache's directory and what was removed from it. Raises MachineNotReadyError where it cannot be."""
+    try:
+        return empty_cache()
+    except DeviceError as error:
+        raise MachineNotReadyError(str(error)) from error

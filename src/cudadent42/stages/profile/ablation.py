@@ -1,0 +1,113 @@
+"""Timing this project's attention kernels without a part of their work, against the whole, in one process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from torch import Tensor
+
+from cudadent42.decisions.statistics import estimate_ratio
+from cudadent42.model.cases import AttentionCase, Case
+from cudadent42.model.implementations import Call
+from cudadent42.operations.attention.inputs import AttentionInputs
+from cudadent42.profiles.records import Ablation
+from cudadent42.timing.timers import Timer
+from flashmoe_science.configs.ablation import Ablation as Part
+from flashmoe_science.errors import BuildError
+
+BLOCKS = 15
+_FEWEST_BLOCKS = 5
+"""Of which an interval can be had."""
+_MOST_S = 30.0
+"""That the race may take where a call takes long."""
+_WARM_UPS = 3
+
+Variants = Mapping[Part, Call]
+
+
+def ablate(case: Case, inputs: object, timer: Timer, seed: int) -> tuple[tuple[Ablation, ...], str]:
+    """What each part costs that can be left out, and why not where there is none.
+
+    Sound as far as it goes: a part that is hidden behind another costs nothing here, and leaving it out shifts power
+    and clocks; so a saving is what is exposed, at most.
+    """
+    if not (isinstance(case, AttentionCase) and isinstance(inputs, AttentionInputs)):
+        return (), f"parts of the kernel cannot be left out for {case.operation.value}"
+    try:
+        calls, why_not = (_on_cpu if inputs.query.is_cpu else _on_cuda)(case, inputs)
+        for call in calls.values():
+            for _ in range(_WARM_UPS):
+                call()
+    except BuildError as error:
+        return (), f"a kernel with a part left out does not build: {error}"
+    if not calls:
+        return (), why_not
+    times = _times(calls, timer, seed)
+    return tuple(
+        _ablation(part, times[Part.NONE], times[part], seed) for part in calls if part is not Part.NONE
+    ), ""
+
+
+def _on_cuda(case: AttentionCase, inputs: AttentionInputs) -> tuple[Variants, str]:
+    from flashmoe_science.cuda.attention import Choice, KernelKind, explain, forward
+
+    tensors = inputs.tensors
+    choice = explain(*tensors, causal=case.causal, softmax_scale=inputs.softmax_scale)
+    if choice.kernel is KernelKind.SMALL:
+        return {}, "parts of the small kernel cannot be left out, only of the Hopper and the portable kernel"
+
+    def variant(part: Part) -> Call:
+        configured: Choice = replace(choice, configuration=replace(choice.configuration, ablation=part))
+
+        def call() -> Tensor:
+            scale = inputs.softmax_scale
+            return forward(*tensors, causal=case.causal, softmax_scale=scale, choice=configured)[0]
+
+        return call
+
+    masked = case.causal or case.seqlen_k % choice.configuration.block_n != 0
+    return {part: variant(part) for part in _parts(masked)}, ""
+
+
+def _on_cpu(case: AttentionCase, inputs: AttentionInputs) -> tuple[Variants, str]:
+    from flashmoe_science.cpu import attention
+
+    def variant(part: Part) -> Call:
+        return attention.without(part, *inputs.tensors, causal=case.causal)
+
+    # One row of a causal mask, aligned bottom-right, sees every key.
+    return {part: variant(part) for part in _parts(case.causal and case.seqlen_q > 1)}, ""
+
+
+def _parts(masked: bool) -> list[Part]:
+    return [Part.NONE, Part.EXPONENTIALS, *([Part.MASK] if masked else []), Part.LOADS]
+
+
+def _times(calls: Variants, timer: Timer, seed: int) -> dict[Part, list[float]]:
+    """Milliseconds per call, by block; in every block each variant once, in random order, all by as many calls."""
+    generator = random.Random(seed)
+    first = timer.calibrate([calls[Part.NONE]])()
+    read = {part: timer.calibrate([call], first.inner) for part, call in calls.items()}
+    block_s = first.latency_ms * 1e-3 * first.inner * len(calls)
+    blocks = max(_FEWEST_BLOCKS, min(BLOCKS, int(_MOST_S / max(block_s, 1e-9))))
+    times: dict[Part, list[float]] = {part: [] for part in calls}
+    for _ in range(blocks):
+        for part in generator.sample(list(calls), len(calls)):
+            times[part].append(read[part]().latency_ms)
+    return times
+
+
+def _ablation(part: Part, whole: list[float], without: list[float], seed: int) -> Ablation:
+    estimate = estimate_ratio(np.array(whole), np.array(without), seed)
+    low, high = estimate.interval()
+    return Ablation(
+        part=part.name.lower(),
+        latency_ms=float(np.median(without)),
+        baseline_ms=float(np.median(whole)),
+        saved=1 - 1 / estimate.ratio,
+        saved_low=1 - 1 / low,
+        saved_high=1 - 1 / high,
+    )

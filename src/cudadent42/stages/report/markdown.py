@@ -1,0 +1,198 @@
+"""``report.md``: the run as a comment on a pull request."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+
+from cudadent42.profiles.text import ablations, known, times, unasked
+from cudadent42.stages.gates import report_lines
+from cudadent42.stages.report import facts, gates, notices, text
+from cudadent42.stages.report.cases import CaseRow, shares_of_bound
+from cudadent42.stages.report.view import Tone, View
+
+_SPECIAL = re.compile(r"([\\`*_\[\]|~$@])")
+_SIGNS = {Tone.GOOD: "✅", Tone.BAD: "❌", Tone.WARN: "⚠️", Tone.NEUTRAL: "➖"}
+
+
+def render(view: View) -> str:
+    """The report as GitHub-flavoured Markdown."""
+    parts = [
+        f"### {_SIGNS[view.tone]} {escape(view.headline)}",
+        escape(view.subline) + ".",
+        *_notices(view),
+        *_tally(view),
+        "" if view.profile_alone else _table(view),
+        *_gates(view),
+        *_profile(view),
+        escape(facts.rivals_line(view.run.results, view.candidate_name)),
+        escape(view.verification_line),
+        escape(facts.control_line(view)),
+        escape(facts.roofline_line(view)),
+        _fold("Machine and versions", [f"`{_code(view.run.machine.summary)}`", _rows(_all_facts(view))]),
+        _fold("Kernels", _kernels(view)),
+        _fold("Other implementations", _others(view)),
+        _fold("Checks closest to their bound", _checks(view)),
+        _fold("Not measured here", ["\n".join(f"* {escape(line)}" for line in notices.not_measured(view))]),
+        _fold(
+            "Reproduce", [f"```sh\n{_fence(facts.reproduce(view))}\n```", escape(facts.reproduce_note(view))]
+        ),
+        f"<sub>cudadent42 {escape(view.run.manifest.version)}, run {escape(view.name)}</sub>",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _notices(view: View) -> Iterable[str]:
+    for notice in notices.notices(view):
+        lines = [
+            f"> {_SIGNS[notice.tone]} **{escape(notice.title)}**",
+            *(f"> * {escape(x)}" for x in notice.lines),
+        ]
+        yield "\n".join(lines)
+
+
+def _profile(view: View) -> Iterable[str]:
+    """The ranked causes, and what to do next."""
+    if view.profiled is None:
+        return
+    diagnosis = view.profiled.diagnosis
+    subject = f"{text.clean(diagnosis.case)}, {text.implementation(diagnosis.implementation)}"
+    yield f"**Where the time goes: {escape(subject)}.** {escape(diagnosis.summary)}"
+    if diagnosis.not_examined:
+        yield f"{escape(unasked(diagnosis))}."
+    yield from (
+        f"{escape(line[0].upper() + line[1:])}." for line in (*times(diagnosis), *ablations(diagnosis))
+    )
+    if diagnosis.causes:
+        head = "| cause | at most | known | evidence | try first |\n| --- | ---: | --- | --- | --- |"
+        rows = (
+            f"| {escape(one.title)} | {100 * one.gain:.0f} % | {known(one)} "
+            f"| {escape(one.evidence)} | {escape(one.experiment)} |"
+            for one in diagnosis.causes
+        )
+        yield "\n".join([head, *rows])
+    yield f"Next: {escape(diagnosis.next_step)}"
+
+
+def _gates(view: View) -> Iterable[str]:
+    judged = gates.gate_report(view)
+    if judged is not None:
+        lines = [f"* {escape(' '.join(line.split()))}" for line in report_lines(judged)]
+        yield "\n".join([escape(gates.headline(judged)), "", *lines])
+
+
+def _tally(view: View) -> Iterable[str]:
+    if view.verdicts:
+        counts = ", ".join(f"{count} {verdict.value}" for verdict, count in view.verdicts.items())
+        yield f"Cases: {counts}."
+
+
+def _table(view: View) -> str:
+    head = (
+        f"| case | dtype | {escape(view.baseline)} | {escape(view.candidate)} "
+        "| speed-up | 95 % interval | verdict |\n"
+        "| --- | --- | ---: | ---: | ---: | --- | --- |"
+    )
+    return "\n".join([head, *(_line(row) for row in view.rows)])
+
+
+def _line(row: CaseRow) -> str:
+    start = f"| {escape(row.name)} | {escape(row.case.dtype)} |"
+    found = row.comparison
+    if found is None:
+        return f"{start} | | | | not compared: {escape(row.reason)} |"
+    flagged = f" ({found.flagged_blocks} flagged)" if found.flagged_blocks else ""
+    return (
+        f"{start} {text.latency(found.baseline_latency_ms)} | {text.latency(found.latency_ms)} | "
+        f"**{text.ratio(found.speedup)}** | {text.interval(found.ci_low, found.ci_high)} | "
+        f"{found.verdict.value}{flagged} |"
+    )
+
+
+def _all_facts(view: View) -> facts.Rows:
+    return facts.run_facts(view) + facts.machine_facts(view)
+
+
+def _kernels(view: View) -> list[str]:
+    kernels = facts.kernels(view)
+    if not kernels:
+        return []
+    lines = ["| kernel | target | compiler | compile time | size |", "| --- | --- | --- | ---: | ---: |"]
+    lines += [_cells(kernel, "label", "target", "compiler", "time", "size") for kernel in kernels]
+    needing = [kernel for kernel in kernels if kernel["registers"]]
+    if needing:
+        lines += [
+            "",
+            "| kernel | registers | spills | shared memory | threads | blocks/SM | occupancy |",
+            "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        ]
+        columns = ("label", "registers", "spills", "shared", "threads", "blocks", "occupancy")
+        lines += [_cells(kernel, *columns) for kernel in needing]
+    return ["\n".join(lines)]
+
+
+def _cells(row: Mapping[str, object], *columns: str) -> str:
+    return "| " + " | ".join(escape(str(row[column])) for column in columns) + " |"
+
+
+def _others(view: View) -> list[str]:
+    lines = [
+        f"| {escape(row.name)} | {escape(row.case.dtype)} | {escape(text.implementation(name))} "
+        f"| {text.latency(found.latency_ms)} | {text.ratio(found.speedup)} "
+        f"| {text.interval(found.ci_low, found.ci_high)} | {found.verdict.value} |"
+        for row in view.rows
+        for name, found in row.others.items()
+    ]
+    if not lines:
+        return []
+    head = ["| case | dtype | implementation | latency | speed-up | 95 % interval | verdict |"]
+    return ["\n".join([*head, "| --- | --- | --- | ---: | ---: | --- | --- |", *lines])]
+
+
+def _checks(view: View) -> list[str]:
+    shared = []
+    for entry in view.checked:
+        shares = [share for share in shares_of_bound(entry) if not math.isnan(share)]
+        if shares:
+            shared.append((max(shares), entry))
+    if not shared:
+        return []
+    shared.sort(key=lambda pair: -pair[0])
+    lines = ["| case | input | implementation | of the bound |", "| --- | --- | --- | ---: |"]
+    lines += [
+        f"| {escape(e.case)} | {escape(e.input)} | {escape(text.implementation(e.implementation))} "
+        f"| {text.figures(100 * share)} % |"
+        for share, e in shared[:10]
+    ]
+    return ["\n".join(lines)]
+
+
+def _rows(rows: facts.Rows) -> str:
+    return "\n".join(
+        ["| | |", "| --- | --- |", *(f"| {escape(name)} | {escape(value)} |" for name, value in rows)]
+    )
+
+
+def _fold(title: str, parts: list[str]) -> str:
+    body = "\n\n".join(part for part in parts if part)
+    return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>" if body else ""
+
+
+def escape(words: str) -> str:
+    """Text that Markdown shows as it is: no markup, no mention, no table cell."""
+    plain = text.clean(words).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _SPECIAL.sub(_entity, plain)
+
+
+def _entity(match: re.Match[str]) -> str:
+    sign = match.group()
+    return {"|": "&#124;", "@": "&#64;"}.get(sign, f"\\{sign}")
+
+
+def _code(words: str) -> str:
+    return text.clean(words).replace("`", "'").replace("|", "¦")
+
+
+def _fence(words: str) -> str:
+    return words.replace("```", "'''")

@@ -1,0 +1,150 @@
+"""What a latency is: the clock of the device, and what lies between its two readings.
+
+A timer turns one implementation's prepared calls (one per input set) into a ``Measure``. CUDA's timers are in
+``cuda_timers``.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+from typing import Protocol
+
+from torch import Tensor
+
+from cudadent42.model.implementations import Call
+from cudadent42.model.records import TimerKind
+from cudadent42.timing.flush import Flush
+
+CPU_WINDOW_S = 3e-3
+"""Shortest time between two clock readings on CPU. The clock itself resolves 0.1 µs; the window is longer
+because the noise of a shared machine (timer interrupts, other tenants) comes in bursts of up to a
+millisecond, and windows of 0.2 ms showed twice to three times the spread of 3 ms ones."""
+
+PROCESSOR_WINDOW_S = 3e-4
+"""The window where processor time is measured. Others who use the machine do not count in it, only what they do to
+caches and to the core's clock; that lasts for a time slice of some milliseconds, within which the sides should
+alternate often. On a machine with four times more work than cores, windows of 0.3 ms gave a twentieth of the error
+that the same time in windows of 3 ms did."""
+
+PASSES = {TimerKind.CPU: 15}
+"""Windows of each implementation in a block, by turns, of which the median counts; one with the other timers."""
+
+MAX_INNER = 10_000
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One sample."""
+
+    latency_ms: float
+    """Per call."""
+    inner: int
+    """Calls that it averages."""
+    output: Tensor
+    """Of the last call."""
+    input_set: int
+    """Which input set the last call used."""
+
+
+def median_reading(readings: Sequence[Reading]) -> Reading:
+    """The last one, with the median of the latencies."""
+    return replace(readings[-1], latency_ms=statistics.median(each.latency_ms for each in readings))
+
+
+class Timer(Protocol):
+    """Prepares a measurement; called once per implementation and case, after warm-up of the machine."""
+
+    def calibrate(self, calls: Sequence[Call], inner: int | None = None) -> Callable[[], Reading]:
+        """``inner``: ``Reading.inner`` to have, as another implementation has; None: what suits these calls.
+
+        Where versions are raced, all have the same: the first calls of a window cost more than those behind them, so a
+        window of three calls and one of four differ by a percent for the same code.
+        """
+
+
+class ClockTimer:
+    """Host clock around a run of calls over rotating inputs.
+
+    ``clock_ns``: wall time, or ``time.process_time_ns`` for the time that all threads of this process were running.
+    """
+
+    def __init__(
+        self,
+        flush: Flush | None,
+        clock_ns: Callable[[], int] = time.perf_counter_ns,
+        window_s: float = CPU_WINDOW_S,
+    ) -> None:
+        self._flush = flush
+        self._clock_ns = clock_ns
+        self._window_s = window_s
+
+    def calibrate(self, calls: Sequence[Call], inner: int | None = None) -> Callable[[], Reading]:
+        """Unless it is given, chooses how many calls fill the window: one with a cold cache, which only the first call
+        would find."""
+        if inner is None:
+            inner = 1 if self._flush else calls_for_window(calls, self._window_s, self._clock_ns)
+        sequence = list(islice(cycle(calls), inner))
+        last_set = (inner - 1) % len(calls)
+        flush, clock_ns = self._flush, self._clock_ns
+
+        def read() -> Reading:
+            if flush:
+                flush()
+            elif inner > 1:
+                calls[-1]()  # short calls meet their code and threads awake, as in the rest of the window
+            with collector_off():
+                start = clock_ns()
+                for call in sequence:
+                    output = call()
+                stop = clock_ns()
+            return Reading((stop - start) / inner / 1e6, inner, output, last_set)
+
+        return read
+
+
+def calls_for_window(
+    calls: Sequence[Call], window_s: float, clock_ns: Callable[[], int] = time.perf_counter_ns
+) -> int:
+    """How many calls take ``window_s``: from runs of doubling length, each the fastest of a few, since a
+    run that was preempted looks long enough when it is not."""
+    count = 1
+    while True:
+        sequence = list(islice(cycle(calls), count))
+        elapsed = _fastest(sequence, window_s, clock_ns)
+        if elapsed >= window_s / 4 or count >= MAX_INNER:
+            return max(1, min(MAX_INNER, round(window_s / max(elapsed, 1e-9) * count)))
+        count *= 2
+
+
+def _fastest(sequence: Sequence[Call], enough_s: float, clock_ns: Callable[[], int]) -> float:
+    """Seconds of the fastest of three runs; two are enough where they take far longer than a window.
+
+    Never one: a first call that was preempted, or met cold code, would set the window of a whole case.
+    """
+    fastest = float("inf")
+    for attempt in range(3):
+        start = clock_ns()
+        for call in sequence:
+            call()
+        fastest = min(fastest, (clock_ns() - start) / 1e9)
+        if attempt and fastest > 10 * enough_s:
+            break
+    return fastest
+
+
+@contextmanager
+def collector_off() -> Iterator[None]:
+    """No garbage collection inside a timed window."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

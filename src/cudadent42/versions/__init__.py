@@ -1,0 +1,1 @@
+"""States of a source tree, loaded beside each other into one process."""

@@ -1,0 +1,124 @@
+"""The worker's side of the process boundary: ``python -m cudadent42.worker.child EVENT_FD NOTE_FD``.
+
+Requests come as JSON lines on standard input, events go out on a pipe of their own, so that a candidate may
+print what it likes. After each event the worker waits for an acknowledgement: the parent's handling
+(decoding, drawing a progress bar) is then over before the next timed window opens, and takes no processor
+time from it. What runs now is noted in a file that outlives a crash (``Doing``).
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+from dataclasses import dataclass, field
+
+from cudadent42.base.errors import LabError
+from cudadent42.base.serialise import dumps, loads
+from cudadent42.model.events import Event, PeaksMeasured, StageDone, StageFailed, to_line
+from cudadent42.model.records import Plan, VerifyReport
+
+ACKNOWLEDGE = ""
+"""The line that the parent sends for each event."""
+
+NOTE_BYTES = 4096
+
+DEVICE_LOST_EXIT = 75
+"""This process's GPU context is unusable (EX_TEMPFAIL: a new process may succeed)."""
+
+ORPHANED_EXIT = 76
+
+
+@dataclass(frozen=True)
+class Request:
+    stage: str
+    """``build``, ``verify``, ``bench`` or ``peaks``."""
+    plan: Plan
+    start: int = 0
+    """First unit (verify) or visit (bench)."""
+    dropped: tuple[str, ...] = ()
+    """Cases, by ``Case.id``, whose timing cost a worker."""
+    barred: dict[str, str] = field(default_factory=dict)
+    """Implementations that are left out, with the reason."""
+    verified: VerifyReport | None = None
+    """For ``bench``."""
+    started_s: float = 0.0
+    """By ``time.monotonic``, which all processes of a machine share."""
+
+
+class _Channel:
+    def __init__(self, event_fd: int, note_fd: int) -> None:
+        self._event_fd = event_fd
+        self._note_fd = note_fd
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        for line in sys.stdin:
+            self._lines.put(line.rstrip("\n"))
+        os._exit(ORPHANED_EXIT)  # the parent is gone, and the main thread may be deep inside a kernel
+
+    def next_line(self) -> str:
+        return self._lines.get()
+
+    def emit(self, event: Event) -> None:
+        data = (to_line(event) + "\n").encode()
+        while data:
+            data = data[os.write(self._event_fd, data) :]
+        self._lines.get()
+
+    def note(self, doing: object) -> None:
+        os.pwrite(self._note_fd, dumps(doing, indent=None).encode().ljust(NOTE_BYTES), 0)
+
+
+def serve(channel: _Channel) -> None:
+    """Answers requests until the parent closes standard input."""
+    while True:
+        request = loads(Request, channel.next_line())
+        try:
+            _run(request, channel)
+        except LabError as error:
+            channel.emit(StageFailed(str(error), int(error.exit_code)))
+        else:
+            channel.emit(StageDone(request.stage))
+
+
+def _run(request: Request, channel: _Channel) -> None:
+    from cudadent42.stages.bench.measurement import measure
+    from cudadent42.stages.verify import DeviceLostError, verify
+    from cudadent42.timing.peaks import measure_cuda_peaks
+
+    try:
+        if request.stage == "build":
+            from cudadent42.versions.build import build_versions
+
+            build_versions(request.plan, emit=channel.emit, mark=channel.note, barred=request.barred)
+        elif request.stage == "verify":
+            verify(
+                request.plan,
+                emit=channel.emit,
+                start=request.start,
+                barred=request.barred,
+                mark=channel.note,
+            )
+        elif request.stage == "peaks":
+            channel.emit(PeaksMeasured(measure_cuda_peaks(request.plan.device)))
+        else:
+            measure(
+                request.plan,
+                request.verified or VerifyReport(()),
+                emit=channel.emit,
+                start=request.start,
+                dropped=request.dropped,
+                barred=request.barred,
+                mark=channel.note,
+                started_s=request.started_s,
+            )
+    except DeviceLostError as error:
+        print(f"GPU context lost: {error}", file=sys.stderr, flush=True)
+        os._exit(DEVICE_LOST_EXIT)  # an orderly exit would touch the broken context
+
+
+if __name__ == "__main__":
+    serve(_Channel(int(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,441 @@
+"""Verifying and timing in a process of their own, so that a candidate can crash or hang without taking the
+run along.
+
+One worker serves both stages: importing torch costs seconds. When it dies, what it was doing is recorded as
+failed and a new worker goes on behind it.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Literal, overload
+
+from cudadent42.base.errors import ExitCode, LabError, MachineNotReadyError
+from cudadent42.base.serialise import dumps, loads
+from cudadent42.model.events import (
+    BUILDING,
+    LOADING,
+    BenchLog,
+    BuildLog,
+    CaseVerified,
+    Doing,
+    Event,
+    KernelFailed,
+    Message,
+    PeaksMeasured,
+    Skipped,
+    StageDone,
+    StageFailed,
+    WorkerLost,
+    from_line,
+)
+from cudadent42.model.records import BenchReport, BuildFailure, BuildReport, Plan, VerifiedCase, VerifyReport
+from cudadent42.registry import registry
+from cudadent42.worker.child import ACKNOWLEDGE, DEVICE_LOST_EXIT, NOTE_BYTES, Request
+
+START_TIMEOUT_S = 180.0
+"""Longest time until a new worker is at work: importing torch from a cold disk, importing a plug-in."""
+
+TIMEOUT_S = 60.0
+"""Longest silence after that, besides what the case's own calls may take. A worker speaks after each check and
+each block, notes what it turns to, and speaks every second while a reference is computed; compiling a kernel at
+its first call takes up to 30 s."""
+
+BUILD_TIMEOUT_S = 900.0
+"""Longest silence while a version's kernels are compiled: the compiler has a limit of its own for each."""
+
+SILENT_CALLS = 10
+"""Calls of one implementation between two signs of life, at most: warming up, memory, calibration."""
+
+SLOW_FLOPS_PER_S = {"cpu": 1e10, "cuda": 1e12}
+"""What a slow implementation on a slow device reaches; below that it counts as hung."""
+
+MAX_LOSSES = 3
+"""An implementation that cost this many workers is left out of the rest of the stage."""
+
+_KILL_WAIT_S = 10.0
+
+_POLL_S = 0.5
+"""Signals (Ctrl-C) are served at least this often."""
+
+OnEvent = Callable[[Event], None]
+
+Stage = Literal["build", "verify", "bench"]
+
+
+class LostError(Exception):
+    """The worker is gone. The message says how, ``doing`` what it noted last (None if it had not begun)."""
+
+    doing: Doing | None = None
+
+
+class Worker:
+    """A worker process, started when first needed and again after it is lost. A context manager.
+
+    ``log_path`` receives what the worker and the candidates print; None discards it.
+    """
+
+    def __init__(self, log_path: Path | None = None, timeout_s: float = TIMEOUT_S) -> None:
+        self._log_path = log_path
+        self._timeout_s = timeout_s
+        self._at_work = False
+        self._case_limits_s: dict[str, float] = {}
+        self._compiling_s: dict[str, float] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._events = -1
+        self._note: IO[bytes] | None = None
+        self._log: IO[bytes] | None = None
+        self._log_start = 0
+        self._pending = b""
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the process, whatever it is doing."""
+        process, self._process = self._process, None
+        if process is not None:
+            self._kill(process)
+            os.close(self._events)
+            for file in (self._note, self._log):
+                if file is not None:
+                    file.close()
+        self._pending = b""
+        self._at_work = False
+
+    @property
+    def pid(self) -> int | None:
+        """Of the running process, if there is one."""
+        return self._process.pid if self._process else None
+
+    def run(self, request: Request, on_event: OnEvent) -> None:
+        """One request to its end. Raises ``LostError`` when the worker dies or falls silent, and the
+        worker's own ``LabError``. Whatever is raised, Ctrl-C included, the process is ended."""
+        finished = False
+        try:
+            if self._process is None:
+                self._start()
+            if self._note is not None:
+                self._note.truncate(0)
+            self._case_limits_s = case_limits(request.plan)
+            self._compiling_s = {
+                name: item.compiling_s
+                for name, item in registry(request.plan.operation).items()
+                if item.compiling_s
+            }
+            self._send(dumps(request, indent=None))
+            while not finished:
+                event = self._next_event()
+                if isinstance(event, StageFailed):
+                    self._send(ACKNOWLEDGE)
+                    raise _error(event)
+                finished = isinstance(event, StageDone)
+                if not finished:
+                    on_event(event)
+                self._send(ACKNOWLEDGE)
+        except LostError as error:
+            error.doing = self._doing()
+            raise
+        finally:
+            if not finished:
+                self.close()
+
+    def _doing(self) -> Doing | None:
+        if self._note is None:
+            return None
+        text = os.pread(self._note.fileno(), NOTE_BYTES, 0).decode(errors="replace").strip()
+        try:
+            return loads(Doing, text)
+        except ValueError:  # nothing noted yet, or read while it is being written
+            return None
+
+    def _start(self) -> None:
+        read_fd, write_fd = os.pipe()
+        self._note = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        self._log = open(self._log_path, "ab+") if self._log_path else tempfile.TemporaryFile()  # noqa: SIM115
+        self._log.seek(0, os.SEEK_END)
+        self._log_start = self._log.tell()
+        note_fd = self._note.fileno()
+        package_root = str(Path(__file__).resolve().parents[2])
+        environment = dict(os.environ)
+        paths = [package_root, environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        command = [sys.executable, "-X", "faulthandler", "-m", "cudadent42.worker.child"]
+        self._process = subprocess.Popen(
+            [*command, str(write_fd), str(note_fd)],
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=self._log,
+            pass_fds=(write_fd, note_fd),
+            env=environment,
+            start_new_session=True,  # Ctrl-C goes to the parent, which ends the group
+        )
+        os.close(write_fd)
+        os.set_blocking(read_fd, False)
+        self._events = read_fd
+
+    def _send(self, line: str) -> None:
+        process = self._process
+        if process is None or process.stdin is None:
+            raise LostError("the worker is not running")
+        try:
+            process.stdin.write(line.encode() + b"\n")
+            process.stdin.flush()
+        except BrokenPipeError as error:
+            raise LostError(self._cause_of_death()) from error
+
+    def _next_event(self) -> Event:
+        began_s = time.monotonic()
+        doing = self._doing()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._events, selectors.EVENT_READ)
+            while b"\n" not in self._pending:
+                if selector.select(_POLL_S):
+                    data = os.read(self._events, 1 << 16)
+                    if not data:
+                        raise LostError(self._cause_of_death())
+                    self._pending += data
+                elif (now := self._doing()) != doing:
+                    doing = now
+                    self._at_work |= now is not None and now.input != LOADING
+                    began_s = time.monotonic()
+                limit_s = self._limit_s(doing)
+                if time.monotonic() - began_s > limit_s:
+                    raise LostError(f"no sign of life for {limit_s:.0f} s; killed")
+        self._at_work = True
+        line, _, self._pending = self._pending.partition(b"\n")
+        try:
+            return from_line(line.decode(errors="replace"))
+        except ValueError as error:
+            raise LostError(f"its event pipe was written to by others ({error}); killed") from error
+
+    def _limit_s(self, doing: Doing | None) -> float:
+        """The longest silence while this is being done."""
+        if not self._at_work:
+            return max(self._timeout_s, START_TIMEOUT_S)
+        if doing is not None and doing.input == BUILDING:
+            return max(self._timeout_s, BUILD_TIMEOUT_S)
+        if doing is None:
+            return self._timeout_s
+        calls_s = self._case_limits_s.get(doing.case, 0.0)
+        return self._timeout_s + calls_s + self._compiling_s.get(doing.implementation, 0.0)
+
+    def _cause_of_death(self) -> str:
+        if self._process is None:
+            return "the worker is not running"
+        try:
+            code = self._process.wait(_KILL_WAIT_S)
+        except subprocess.TimeoutExpired:
+            return "closed its event pipe; killed"
+        if code == DEVICE_LOST_EXIT:
+            return "GPU context lost" + self._last_line()
+        if code < 0:
+            return f"worker died: signal {-code} ({signal.Signals(-code).name})"
+        return f"worker died: exit code {code}" + self._last_line()
+
+    def _last_line(self) -> str:
+        if self._log is None:
+            return ""
+        self._log.seek(self._log_start)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return f": {lines[-1].strip()[:300]}" if lines else ""
+
+    @staticmethod
+    def _kill(process: subprocess.Popen[bytes]) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        if process.stdin is not None:
+            with suppress(BrokenPipeError):
+                process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):  # stuck inside a driver: nothing more can be done from here
+            process.wait(_KILL_WAIT_S)
+
+
+def case_limits(plan: Plan) -> dict[str, float]:
+    """Seconds that the calls of a case may take on a slow machine, by ``Case.id``."""
+    rate = SLOW_FLOPS_PER_S[plan.device.partition(":")[0]]
+    return {case.id: SILENT_CALLS * case.flops / rate for case in plan.cases}
+
+
+def _error(event: StageFailed) -> LabError:
+    error = LabError(event.message)
+    error.exit_code = ExitCode(event.exit_code)
+    return error
+
+
+# ---------------------------------------------------------------- the stages, over the process boundary
+
+
+@overload
+def run_stage(
+    stage: Literal["build"],
+    plan: Plan,
+    *,
+    on_event: OnEvent,
+    verified: None = None,
+    worker: Worker | None = None,
+) -> BuildReport: ...
+
+
+@overload
+def run_stage(
+    stage: Literal["verify"],
+    plan: Plan,
+    *,
+    on_event: OnEvent,
+    verified: None = None,
+    worker: Worker | None = None,
+) -> VerifyReport: ...
+
+
+@overload
+def run_stage(
+    stage: Literal["bench"],
+    plan: Plan,
+    *,
+    on_event: OnEvent,
+    verified: VerifyReport | None = None,
+    worker: Worker | None = None,
+) -> BenchReport: ...
+
+
+def run_stage(
+    stage: Stage,
+    plan: Plan,
+    *,
+    on_event: OnEvent,
+    verified: VerifyReport | None = None,
+    worker: Worker | None = None,
+) -> BuildReport | VerifyReport | BenchReport:
+    """Builds the versions of a plan, verifies or times it in ``worker`` (one of its own if None), whatever the
+    candidates do.
+
+    Every event goes to ``on_event`` as it happens, in this thread; measuring waits for it to return. On
+    Ctrl-C the worker is ended and KeyboardInterrupt raised; a ``BenchLog`` that was fed from ``on_event``
+    has all blocks so far. Raises ``LabError`` for a plan that cannot be done and ``MachineNotReadyError``
+    if no worker can be started.
+    """
+    if worker is None:
+        with Worker() as own:
+            return _run(stage, plan, verified, own, on_event)
+    return _run(stage, plan, verified, worker, on_event)
+
+
+def _run(
+    stage: Stage,
+    plan: Plan,
+    verified: VerifyReport | None,
+    worker: Worker,
+    on_event: OnEvent,
+) -> BuildReport | VerifyReport | BenchReport:
+    log = _LOGS[stage]()
+
+    def tell(event: Event) -> None:
+        log.add(event)
+        on_event(event)
+
+    request = Request(stage, plan, verified=verified, started_s=time.monotonic())
+    losses: Counter[str] = Counter()
+    while True:
+        try:
+            worker.run(request, tell)
+        except LostError as error:
+            request = _after_loss(request, error, losses, log, tell)
+        else:
+            return log.report()
+
+
+def measure_peaks(plan: Plan, worker: Worker) -> dict[str, float]:
+    """The GPU's ceilings, measured in ``worker``. Raises ``LostError`` where that ends it."""
+    found: dict[str, float] = {}
+
+    def keep(event: Event) -> None:
+        if isinstance(event, PeaksMeasured):
+            found.update(event.peaks)
+
+    worker.run(Request("peaks", plan, started_s=time.monotonic()), keep)
+    return found
+
+
+class _VerifyLog:
+    """Gathers the events of a verify stage."""
+
+    def __init__(self) -> None:
+        self.cases: list[VerifiedCase] = []
+        self._skipped: dict[str, str] = {}
+
+    def add(self, event: Event) -> None:
+        if isinstance(event, CaseVerified):
+            self.cases.append(event.result)
+        elif isinstance(event, Skipped):
+            self._skipped[event.key] = event.reason
+
+    def report(self) -> VerifyReport:
+        return VerifyReport(tuple(self.cases), dict(self._skipped))
+
+
+_LOGS: dict[Stage, type[BuildLog | _VerifyLog | BenchLog]] = {
+    "build": BuildLog,
+    "verify": _VerifyLog,
+    "bench": BenchLog,
+}
+
+
+def _after_loss(
+    request: Request,
+    loss: LostError,
+    losses: Counter[str],
+    log: BuildLog | _VerifyLog | BenchLog,
+    tell: OnEvent,
+) -> Request:
+    """Records what the lost worker was doing as failed; returns the request for the rest of the stage."""
+    doing, reason = loss.doing, str(loss)
+    if doing is None:
+        raise MachineNotReadyError(f"the worker did not start ({reason}); try: python -c 'import torch'")
+    tell(WorkerLost(doing.key, reason))
+    losses[doing.implementation] += 1
+    barred = dict(request.barred)
+    if doing.input == LOADING:
+        barred[doing.implementation] = f"loading it: {reason}"
+        return replace(request, barred=barred)
+    if isinstance(log, BuildLog):
+        tell(KernelFailed(BuildFailure(doing.implementation, request.plan.device, reason)))
+        return replace(request, barred={**barred, doing.implementation: reason})
+    if isinstance(log, BenchLog):
+        request = replace(request, dropped=(*request.dropped, doing.case))
+        tell(Skipped("bench", doing.case, f"{doing.implementation}: {reason}"))
+    elif not _is_recorded(log, doing):
+        failed = VerifiedCase(doing.case, doing.implementation, doing.input, None, None, None, False, reason)
+        tell(CaseVerified(failed))
+    if losses[doing.implementation] >= MAX_LOSSES:
+        barred[doing.implementation] = f"left out after {MAX_LOSSES} lost workers, the last: {reason}"
+        tell(Message(f"{doing.implementation}: {barred[doing.implementation]}"))
+    return replace(request, start=doing.index + 1, barred=barred)
+
+
+def _is_recorded(log: _VerifyLog, doing: Doing) -> bool:
+    """Whether the result came out before the worker was lost (it leaves after a fault on the GPU)."""
+    if not log.cases:
+        return False
+    last = log.cases[-1]
+    return (last.case, last.implementation, last.input) == (doing.case, doing.implementation, doing.input)

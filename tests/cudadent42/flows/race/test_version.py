@@ -1,0 +1,153 @@
+"""Two states of one package in one process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import repositories as r
+import torch
+
+from cudadent42.base.errors import UsageError
+from cudadent42.flows.race import name_versions
+from cudadent42.model.cases import AttentionCase, Operation
+from cudadent42.model.implementations import UnsupportedCaseError
+from cudadent42.model.records import Version
+from cudadent42.operations import numerics
+from cudadent42.versions.sources import export
+from cudadent42.versions.version import implementation, tolerant
+
+CASE = AttentionCase("one", "fp32", 1, 1, 1, 4, 4, 8)
+
+PACKAGE = {
+    "__init__.py": """
+from flashmoe_science.state import calls
+
+def __getattr__(name):
+    if name == "flash_attention":
+        from flashmoe_science.lazy import flash_attention
+        return flash_attention
+    raise AttributeError(name)
+""",
+    "state.py": "calls = []\n",
+    "errors.py": "class InputError(ValueError): ...\n",
+    "lazy.py": """
+import importlib
+import flashmoe_science.state
+from flashmoe_science import calls
+from flashmoe_science.errors import InputError
+
+def flash_attention(query, key, value, *, causal=False, softmax_scale=None):
+    if query.shape[-1] > 64:
+        raise InputError("too wide")
+    calls.append(1)
+    assert importlib.import_module("flashmoe_science.state").calls is flashmoe_science.state.calls
+    return torch.ops.flashmoe.fill(query)
+
+import torch
+@torch.library.custom_op("flashmoe::fill", mutates_args=())
+def fill(query: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(query, {value} + len(calls))
+""",
+}
+
+
+def versions(tmp_path: Path, *values: str) -> dict[str, Version]:
+    exported = []
+    for number, value in enumerate(values):
+        files = {name: text.replace("{value}", value) for name, text in PACKAGE.items()}
+        exported.append(export(str(r.package(tmp_path / f"tree{number}-{value}", files))))
+    return name_versions(*exported)
+
+
+def value_of(name: str, known: dict[str, Version], case: AttentionCase = CASE) -> float:
+    found = implementation(name, Operation.ATTENTION, known)
+    call = found.prepare(case, numerics(case).input_sets(case, 0, 1, "cpu")[0])
+    return float(call().flatten()[0])
+
+
+def test_each_has_its_own_modules_state_and_operators(tmp_path: Path) -> None:
+    known = versions(tmp_path, "10", "20")
+    first, second = known
+    assert [value_of(first, known), value_of(second, known), value_of(first, known)] == [11.0, 21.0, 12.0]
+    assert "flashmoe_science.lazy" not in sys.modules
+
+
+def test_a_tree_against_itself_has_two_copies(tmp_path: Path) -> None:
+    known = versions(tmp_path, "30", "30")
+    first, second = known
+    assert second == first.replace("tree0-30", "tree1-30") or second.endswith("-again")
+    assert [value_of(first, known), value_of(first, known), value_of(second, known)] == [31.0, 32.0, 31.0]
+
+
+def test_a_case_that_a_version_does_not_do_is_not_done(tmp_path: Path) -> None:
+    known = versions(tmp_path, "40", "50")
+    wide = AttentionCase("wide", "fp32", 1, 1, 1, 4, 4, 128)
+    with pytest.raises(UnsupportedCaseError, match="too wide"):
+        value_of(next(iter(known)), known, wide)
+
+
+def test_operators_whose_namespace_is_computed_are_refused_rather_than_mixed_up(tmp_path: Path) -> None:
+    def files(value: int) -> dict[str, str]:
+        return {
+            "errors.py": "",
+            "__init__.py": f"""
+import torch
+NAMESPACE = "computed_" + "name"
+library = torch.library.Library(NAMESPACE, "DEF")
+def flash_attention(query, key, value, *, causal, softmax_scale):
+    return query + {value}
+""",
+        }
+
+    known = name_versions(
+        *(export(str(r.package(tmp_path / f"computed{value}", files(value)))) for value in (1, 2))
+    )
+    first, second = known
+    implementation(first, Operation.ATTENTION, known)
+    with pytest.raises(UsageError, match="register operators of torch in the namespace 'computed_name'"):
+        implementation(second, Operation.ATTENTION, known)
+
+
+def test_a_file_of_somebody_else_s_tree_and_its_neighbours(tmp_path: Path) -> None:
+    root = r.repository(tmp_path / "repo")
+    r.write_kernel(root, offset="7.0")
+    r.commit(root, "Another")
+    known = name_versions(*(export(each, root, r.ENTRY) for each in ("HEAD~1", "HEAD")))
+    case = AttentionCase("one", "fp32", 1, 1, 1, 16, 16, 32)
+    old, new = (value_of(name, known, case) for name in known)
+    assert new == pytest.approx(old + 7.0, abs=1e-4)
+    assert "helper" not in sys.modules
+
+
+def test_a_tree_that_does_not_import_says_so(tmp_path: Path) -> None:
+    root = r.repository(tmp_path / "repo")
+    r.write_kernel(root, extra="import not_there_at_all")
+    known = name_versions(*(export(each, root, r.ENTRY) for each in ("HEAD", "WORKTREE")))
+    with pytest.raises(UsageError, match=r"mine of WORKTREE failed on import: ModuleNotFoundError"):
+        implementation(list(known)[1], Operation.ATTENTION, known)
+
+
+def test_an_argument_that_an_older_version_lacks() -> None:
+    def old(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, causal: bool) -> bool:
+        return causal
+
+    call = tolerant(old, "v1")
+    assert call(1, 2, 3, causal=True, softmax_scale=None)
+    with pytest.raises(UnsupportedCaseError, match="v1 does not know the argument 'softmax_scale'"):
+        call(1, 2, 3, causal=True, softmax_scale=0.5)
+
+    def new(query: object, *, causal: bool, softmax_scale: float | None) -> None: ...
+
+    assert tolerant(new, "v2") is new
+
+
+def test_names_are_readable_and_differ() -> None:
+    commit = "4ea86ede" + 32 * "0"
+    named = name_versions(Version("main", commit, "d1"), Version(commit, commit, "d1"))
+    assert list(named) == ["main@4ea86ede", "4ea86ede"]
+    twice = name_versions(Version("HEAD", commit, "d1"), Version("HEAD", commit, "d1"))
+    assert list(twice) == ["HEAD@4ea86ede", "HEAD@4ea86ede-again"]
+    folder = name_versions(Version("my tree!", "", "abcdef0123"), Version("WORKTREE", "", "abcdef0123"))
+    assert list(folder) == ["my-tree@abcdef01", "WORKTREE@abcdef01"]

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cudadent42.base.errors import ExitCode, UsageError
+from cudadent42.flows import pipeline
+from cudadent42.plan import Choices
+from cudadent42.runs.run_folder import RunStatus, RunWriter, load_run
+from cudadent42.stages import gates
+from cudadent42.stages.gates import loader
+
+SUITE = """
+name = "unit"
+dtypes = ["fp32"]
+repeats = 4
+warmup = 0
+case = [{ name = "one", batch = 1, num_heads = 1, seqlen = 16, head_dim = 32 }]
+"""
+
+PLUG_IN = """
+import os
+from pathlib import Path
+from torch.nn.functional import scaled_dot_product_attention
+
+Path(__file__).with_name("pids").open("a").write(f"{os.getpid()}\\n")
+
+def attention(query, key, value, *, causal, softmax_scale):
+    if query.shape[2] == 16 and query.shape[3] == 32:
+        return scaled_dot_product_attention(query, key, value, is_causal=causal, scale=softmax_scale)
+    raise NotImplementedError("only the case of this test")
+"""
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.stages: list[str] = []
+        self.fractions: list[float] = []
+
+    def stage(self, name: str) -> None:
+        self.stages.append(name)
+        self.fractions.append(0.0)
+
+    def advance(self, fraction: float, what: str) -> None:
+        assert what
+        self.fractions.append(fraction)
+
+    def note(self, text: str) -> None:
+        assert text
+
+    def detail(self, text: str) -> None:
+        assert text
+
+
+def request(tmp_path: Path, **choices: object) -> pipeline.Request:
+    path = tmp_path / "unit.toml"
+    path.write_text(SUITE)
+    wanted = Choices(suite=str(path), **choices)  # type: ignore[arg-type]
+    return pipeline.Request(wanted, "cpu", tmp_path / "run", ("test",), ignore_preflight=True)
+
+
+def test_stages_in_order_and_candidates_in_another_process(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PLUG_IN)
+    listener = Listener()
+    opened: list[RunWriter] = []
+    plug_in = f"{tmp_path}/mine.py:attention"
+    outcome = pipeline.run(request(tmp_path, implementations=(plug_in,)), listener, opened.append)
+
+    assert listener.stages == ["preflight", "build", "verify", "bench", "compare", "report"]
+    assert all(0 <= fraction <= 1.0001 for fraction in listener.fractions)
+    assert opened[0].path == outcome.folder == tmp_path / "run"
+    pids = {int(line) for line in (tmp_path / "pids").read_text().split()}
+    assert pids
+    assert os.getpid() not in pids
+
+    read = load_run(outcome.folder)
+    assert read.manifest.status is RunStatus.FINISHED
+    assert read.results is not None
+    assert read.results.candidate == plug_in
+    assert read.verify == outcome.verify
+    assert any(case.input == "after timing" for case in outcome.verify.cases)
+    assert outcome.exit_code is ExitCode.PASS
+    assert len(read.samples) == opened[0].sample_count == 4 * 3
+
+
+def test_bad_input_is_found_before_the_machine_is_looked_at(tmp_path: Path) -> None:
+    listener = Listener()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine.txt").write_text("")
+    with pytest.raises(UsageError, match="not empty"):
+        pipeline.prepare(request(tmp_path), listener)
+    with pytest.raises(UsageError, match="unknown case"):
+        pipeline.prepare(request(tmp_path, cases=("two",)), listener)
+    assert listener.stages == []
+
+
+def test_an_implementation_that_cannot_run_here(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="flashinfer cannot run on cpu: "):
+        pipeline.prepare(request(tmp_path, implementations=("flashinfer",)), Listener())
+
+
+def profile_gate(metric: str) -> gates.GateFile:
+    return loader.parse(f'[[gate]]\nname = "g"\nmetric = "profile.{metric}"\nabove = 0\n', "gates.toml")
+
+
+def test_a_misspelt_metric_of_a_profile_is_found_before_anything_is_measured(tmp_path: Path) -> None:
+    listener = Listener()
+    wanted = replace(request(tmp_path), gate=profile_gate("bank_conflict"))
+    with pytest.raises(UsageError, match="did you mean 'bank_conflicts'"):
+        pipeline.run(wanted, listener, lambda folder: None)
+    assert listener.stages == []
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_gate_on_a_profile_has_the_run_profiled(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PLUG_IN)
+    listener = Listener()
+    wanted = request(tmp_path, implementations=(f"{tmp_path}/mine.py:attention",))
+    outcome = pipeline.run(replace(wanted, gate=profile_gate("roof_share")), listener, lambda folder: None)
+    assert listener.stages[-1] == "profile"
+    assert outcome.gates is not None
+    assert outcome.gates.passed
+    assert (outcome.folder / "diagnosis.json").exists()
+    again = gates.judge(profile_gate("bank_conflicts"), outcome.folder)
+    assert again.decision is gates.Decision.UNDECIDED

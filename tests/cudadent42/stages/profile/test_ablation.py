@@ -1,0 +1,137 @@
+"""Kernels without a part of their work: on a CPU for real, what cannot be left out, and the race itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from cudadent42.model.cases import AttentionCase, MoeCase
+from cudadent42.operations import numerics
+from cudadent42.profiles.records import Ablation
+from cudadent42.stages.profile import ablation
+from cudadent42.timing.timers import ClockTimer, Reading
+from flashmoe_science import flash_attention
+from flashmoe_science.configs.ablation import Ablation as Part
+from flashmoe_science.cpu import attention
+from flashmoe_science.errors import BuildError
+
+Call = Callable[[], torch.Tensor]
+
+
+def case(seqlen: int = 160, causal: bool = True) -> AttentionCase:
+    return AttentionCase("x", "fp32", 1, 2, 2, seqlen, seqlen, 32, causal)
+
+
+def tensors(of: AttentionCase) -> tuple[torch.Tensor, ...]:
+    (inputs,) = numerics(of).input_sets(of, 0, 1, "cpu")
+    return tuple(inputs.tensors)
+
+
+class Scripted:
+    """A timer that finds what it is told: calls of the same name always take the same time."""
+
+    def __init__(self, times_ms: dict[str, float]) -> None:
+        self.times_ms, self.inner = times_ms, []
+
+    def calibrate(self, calls: Sequence[Call], inner: int | None = None) -> Callable[[], Reading]:
+        (call,) = calls
+        self.inner.append(inner)
+        output = call()
+        return lambda: Reading(self.times_ms[call.__name__], 4, output, 0)
+
+
+def test_the_whole_kernel_gives_the_right_result() -> None:
+    query, key, value = tensors(case())
+    whole = attention.without(Part.NONE, query, key, value, causal=True)()
+    assert torch.equal(whole, flash_attention(query, key, value, causal=True))
+
+
+@pytest.mark.slow
+def test_each_part_is_left_out_on_a_cpu() -> None:
+    """Compiles the kernel three times more."""
+    of = case()
+    query, key, value = tensors(of)
+    whole = flash_attention(query, key, value, causal=True)
+    for part in (Part.EXPONENTIALS, Part.MASK, Part.LOADS):
+        output = attention.without(part, query, key, value, causal=True)()
+        assert not torch.allclose(output, whole, atol=1e-2), part
+    (inputs,) = numerics(of).input_sets(of, 0, 1, "cpu")
+    found, why_not = ablation.ablate(of, inputs, ClockTimer(None), 0)
+    assert [one.part for one in found] == ["exponentials", "mask", "loads"]
+    assert why_not == ""
+    assert all(one.saved_low <= one.saved <= one.saved_high for one in found)
+
+
+def _race(
+    monkeypatch: pytest.MonkeyPatch, times_ms: dict[Part, float]
+) -> tuple[tuple[Ablation, ...], Scripted]:
+    def variant(part: Part) -> Call:
+        def call() -> torch.Tensor:
+            return torch.zeros(1)
+
+        call.__name__ = part.name
+        return call
+
+    calls = {part: variant(part) for part in times_ms}
+    monkeypatch.setattr(ablation, "_on_cpu", lambda case, inputs: (calls, ""))
+    timer = Scripted({part.name: time for part, time in times_ms.items()})
+    (inputs,) = numerics(case()).input_sets(case(), 0, 1, "cpu")
+    return ablation.ablate(case(), inputs, timer, 0)[0], timer
+
+
+def test_what_goes_away_is_the_part_s_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {Part.NONE: 4.0, Part.EXPONENTIALS: 3.0, Part.LOADS: 4.0}
+    (exponentials, loads), timer = _race(monkeypatch, times)
+    assert (exponentials.part, loads.part) == ("exponentials", "loads")
+    assert exponentials.saved == pytest.approx(0.25)
+    assert loads.saved == pytest.approx(0.0)
+    assert (exponentials.baseline_ms, exponentials.latency_ms) == (4.0, 3.0)
+    # All by as many calls as suit the whole kernel.
+    assert timer.inner == [None, 4, 4, 4]
+
+
+def test_slow_calls_are_raced_in_fewer_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[float] = []
+
+    class Counting(Scripted):
+        def calibrate(self, calls: Sequence[Call], inner: int | None = None) -> Callable[[], Reading]:
+            plain = super().calibrate(calls, inner)
+
+            def counted() -> Reading:
+                read.append(0.0)
+                return plain()
+
+            return counted
+
+    calls = {Part.NONE: lambda: torch.zeros(1), Part.LOADS: lambda: torch.zeros(1)}
+    for call, part in zip(calls.values(), calls, strict=True):
+        call.__name__ = part.name
+    times = ablation._times(calls, Counting({"NONE": 60_000.0, "LOADS": 60_000.0}), 0)
+    assert {len(values) for values in times.values()} == {5}
+    assert len(read) == 1 + 2 * 5
+
+
+def test_one_row_has_no_mask_to_leave_out() -> None:
+    of = AttentionCase("x", "fp32", 1, 1, 1, 1, 64, 32, True)
+    assert Part.MASK not in ablation._parts(of.causal and of.seqlen_q > 1)
+
+
+def test_what_has_no_parts_says_so() -> None:
+    of = MoeCase("x", "bf16", 4, 16, 16, 2, 1, "silu")
+    found, why_not = ablation.ablate(of, object(), ClockTimer(None), 0)
+    assert found == ()
+    assert "cannot be left out for" in why_not
+
+
+def test_a_variant_that_does_not_build_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(case: object, inputs: object) -> None:
+        raise BuildError("no compiler", "")
+
+    monkeypatch.setattr(ablation, "_on_cpu", broken)
+    (inputs,) = numerics(case()).input_sets(case(), 0, 1, "cpu")
+    assert ablation.ablate(case(), inputs, ClockTimer(None), 0) == (
+        (),
+        "a kernel with a part left out does not build: no compiler",
+    )

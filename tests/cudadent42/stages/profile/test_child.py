@@ -1,0 +1,47 @@
+"""Programs that start others: ended whole when they take too long."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from cudadent42.stages.profile import child
+
+
+def test_what_is_printed_is_in_the_result() -> None:
+    done = child.run(["sh", "-c", "echo out; echo error >&2; exit 3"], timeout_s=20)
+    assert (done.returncode, done.stdout, done.stderr) == (3, b"out\n", b"error\n")
+
+
+def test_what_is_printed_goes_to_a_file(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as file:
+        child.run(["sh", "-c", "echo out; echo error >&2"], timeout_s=20, output=file)
+    assert (tmp_path / "log").read_text() == "out\nerror\n"
+
+
+def test_the_environment_is_the_one_given() -> None:
+    done = child.run(["sh", "-c", "echo $WORD"], timeout_s=20, environment={**os.environ, "WORD": "here"})
+    assert done.stdout == b"here\n"
+
+
+def test_nothing_is_left_running(tmp_path: Path) -> None:
+    script = f"sleep 60 & echo $! > {tmp_path / 'pid'}; wait"
+    with pytest.raises(subprocess.TimeoutExpired):
+        child.run(["sh", "-c", script], timeout_s=1.0)
+    pid = int((tmp_path / "pid").read_text())
+    deadline = time.monotonic() + 10
+    while _runs(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _runs(pid)
+
+
+def _runs(pid: int) -> bool:
+    """Whether it is there and not merely waiting to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,410 @@
+"""From a run folder to a diagnosis, with and without a profile in it; two profiles side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cudadent42.base.errors import UsageError
+from cudadent42.flows import doctor
+from cudadent42.flows.doctor import examine
+from cudadent42.model.records import Version
+from cudadent42.profiles import Profile, diagnose, store, text
+from cudadent42.profiles.compare import changes, load
+from cudadent42.profiles.records import DIAGNOSIS, PROFILE, Ablation, Clock, Diagnosis, Source
+from cudadent42.profiles.times import apart, times
+from cudadent42.runs.run_folder import load_run
+from cudadent42.runs.source import Revision
+from cudadent42.stages.profile.collect import Wish
+
+RESULTS = Path(__file__).resolve().parents[4] / "benchmarks/results"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run made on an H200."""
+    return shutil.copytree(RESULTS / "2026-11-20-h200-hopper", tmp_path / "run")
+
+
+def test_a_run_is_judged_by_its_folder_where_its_machine_is_not_here(run: Path) -> None:
+    diagnosis = examine(run, measure=False)
+    assert diagnosis.source is Source.MODEL
+    assert diagnosis.implementation == "cudadent42"
+    assert "measuring was not asked for" in diagnosis.notes[0]
+    profile = store.load_profile(run)
+    assert profile is not None
+    assert profile.latency_ms > 0
+    assert profile.architecture == "sm_90"
+
+
+def test_the_slowest_case_is_taken_unless_one_is_named(run: Path) -> None:
+    results = json.loads((run / "results.json").read_text())
+    slowest = min(results["cases"], key=lambda one: one["speedup"])
+    assert examine(run, measure=False).case == f"{slowest['name']}/{slowest['dtype']}"
+    named = examine(run, case="d64-full-4096", measure=False)
+    assert named.case == "d64-full-4096/bf16"
+
+
+def test_a_profile_that_is_there_is_judged_again(run: Path, profile_of: Callable[..., Profile]) -> None:
+    profile = profile_of("unswizzled")
+    store.write(run, profile, diagnose(profile))
+    (run / DIAGNOSIS).unlink()
+    assert examine(run, measure=False).causes[0].rule == "bank-conflicts"
+    assert store.load_diagnosis(run) is not None
+
+
+def _of(profile: Profile, diagnosis: Diagnosis) -> Profile:
+    """The profile as if it were of the diagnosis' subject."""
+    return dataclasses.replace(profile, case=diagnosis.case, implementation=diagnosis.implementation)
+
+
+def _measures(monkeypatch: pytest.MonkeyPatch, recorded: Profile) -> None:
+    """As on the machine of the run: measuring any case gives these numbers."""
+
+    def collect(wish: Wish, *_: object) -> Profile:
+        return dataclasses.replace(recorded, case=wish.case.id, implementation=wish.implementation)
+
+    monkeypatch.setattr(doctor, "_why_not_here", lambda run: None)
+    monkeypatch.setattr(doctor, "collect", collect)
+
+
+def test_on_the_machine_of_the_run_it_measures_anew(
+    run: Path, profile_of: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = examine(run, measure=False)
+    store.write(run, _of(profile_of("unswizzled"), first), first)
+    _measures(monkeypatch, profile_of("spilled"))
+    assert examine(run).causes[0].rule == "spills"
+    other = examine(run, case="d64-full-4096")
+    assert (other.case, other.source) == ("d64-full-4096/bf16", Source.COUNTERS)
+    assert examine(run).case == first.case != other.case
+
+
+def test_counters_of_the_subject_outlive_a_measurement_without(
+    run: Path, profile_of: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = examine(run, measure=False)
+    kept = _of(profile_of("unswizzled"), first)
+    store.write(run, kept, diagnose(kept))
+    without = dataclasses.replace(profile_of("unswizzled", counters=False), notes=("ncu is not installed",))
+    _measures(monkeypatch, without)
+    for _ in range(2):
+        diagnosis = examine(run)
+        assert diagnosis.causes[0].rule == "bank-conflicts"
+        assert diagnosis.notes == ("the kept profile with counters is judged: ncu is not installed",)
+        assert store.load_profile(run) == kept
+
+
+def test_counters_of_another_subject_are_not_overwritten(
+    run: Path, profile_of: Callable[..., Profile]
+) -> None:
+    kept = _of(profile_of("unswizzled"), examine(run, measure=False))
+    store.write(run, kept, diagnose(kept))
+    with pytest.raises(UsageError, match=f"keeps a profile of {kept.case}, cudadent42 with counters.*own"):
+        examine(run, case="d64-full-4096", measure=False)
+    assert store.load_profile(run) == kept
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"case": "nope"}, "no case 'nope'"), ({"implementation": "nope"}, "no implementation 'nope'")],
+)
+def test_what_is_not_in_the_run_is_refused(run: Path, options: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        examine(run, measure=False, **options)  # type: ignore[arg-type]
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="run folder"):
+        examine(tmp_path)
+
+
+def test_a_newer_profile_is_refused(run: Path, profile_of: Callable[..., Profile]) -> None:
+    profile = dataclasses.replace(profile_of("decode"), schema_version=99)
+    store.write(run, profile, diagnose(profile))
+    with pytest.raises(UsageError, match="newer cudadent42"):
+        store.load_profile(run)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"schema_version": 1}', '{"case": "x"}'])
+def test_a_broken_profile_is_refused(run: Path, content: str) -> None:
+    (run / PROFILE).write_text(content)
+    with pytest.raises(UsageError, match=PROFILE):
+        store.load_profile(run)
+
+
+# ---------------------------------------------------------------- words
+
+
+def test_the_lines_name_the_first_experiment(profile_of: Callable[..., Profile]) -> None:
+    diagnosis = diagnose(profile_of("unswizzled"))
+    lines = list(text.lines(diagnosis))
+    assert lines[-1] == f"next: {diagnosis.causes[0].experiment}"
+    assert any(line.startswith("1. Shared-memory bank conflicts (measured): at most 82%") for line in lines)
+    assert any("values outside" in line for line in lines)
+
+
+def test_verbose_lines_show_every_threshold(profile_of: Callable[..., Profile]) -> None:
+    diagnosis = diagnose(profile_of("hopper-full"))
+    lines = "\n".join(text.lines(diagnosis, verbose=True))
+    assert all(threshold.name in lines for threshold in diagnosis.thresholds)
+    assert "specialised warps" in lines
+
+
+def test_gains_in_words(profile_of: Callable[..., Profile]) -> None:
+    finding = diagnose(profile_of("unswizzled")).causes[0]
+    assert text.gain(dataclasses.replace(finding, gain=0.5)) == "at most 50% of the time, 2.00x"
+    assert text.gain(dataclasses.replace(finding, gain=1.0)) == "at most 100% of the time"
+
+
+# ---------------------------------------------------------------- before and after
+
+
+def test_a_mended_fault_shows(profile_of: Callable[..., Profile]) -> None:
+    before = dataclasses.replace(profile_of("unswizzled"), case="x/bf16")
+    after = dataclasses.replace(profile_of("product"), case="x/bf16")
+    lines = "\n".join(changes(before, after))
+    assert "(4.12x as fast)" in lines or "x as fast" in lines
+    assert "shared-memory conflicts: 86% -> " in lines
+    assert "careful" not in lines
+
+
+def test_what_cannot_be_compared_is_said(profile_of: Callable[..., Profile]) -> None:
+    lines = changes(profile_of("unswizzled"), profile_of("product", counters=False))
+    assert lines[0].startswith("careful: unswizzled/bf16 before")
+    assert "counters" in lines[1]
+
+
+def test_equal_profiles_have_no_changes(profile_of: Callable[..., Profile]) -> None:
+    assert changes(profile_of("decode"), profile_of("decode")) == ("no number changed by more than 2 %",)
+
+
+def test_a_change_that_does_not_show_is_none(profile_of: Callable[..., Profile]) -> None:
+    """One conflict more among a million is a change of 100 %, from 0.0 % to 0.0 %."""
+    whole = profile_of("decode")
+    before, after = (
+        dataclasses.replace(
+            whole, metrics={**whole.metrics, "shared_conflicts": conflicts, "shared_wavefronts": 1e6}
+        )
+        for conflicts in (1.0, 2.0)
+    )
+    assert changes(before, after) == ("no number changed by more than 2 %",)
+
+
+def test_a_number_of_one_profile_alone_does_not_read_as_unchanged(profile_of: Callable[..., Profile]) -> None:
+    whole = profile_of("decode")
+    metrics = {name: value for name, value in whole.metrics.items() if name != "shared_conflicts"}
+    partial = dataclasses.replace(whole, metrics=metrics)
+    for pair in ((whole, partial), (partial, whole)):
+        assert changes(*pair) == ("known of one of the two only, so not compared: shared-memory conflicts",)
+
+
+def test_a_folder_without_a_profile_cannot_be_compared(run: Path) -> None:
+    with pytest.raises(UsageError, match="has no profile"):
+        load(run)
+
+
+def test_a_folder_that_is_not_there_cannot_be_compared(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not a folder"):
+        load(tmp_path / "nowhere")
+
+
+def test_profiles_without_counters_show_a_change_of_time(profile_of: Callable[..., Profile]) -> None:
+    before = dataclasses.replace(profile_of("portable", counters=False), case="x/bf16")
+    faster = dataclasses.replace(before.launches[0], duration_s=before.launches[0].duration_s / 2)
+    after = dataclasses.replace(before, latency_ms=before.latency_ms / 2, launches=(faster,))
+    lines = changes(before, after)
+    assert lines[0].startswith("time in the driver's trace: ")
+    assert lines[0].endswith("(2.00x as fast)")
+    assert any(line.startswith("of the roofline: ") for line in lines)
+
+
+def test_times_of_one_clock_only_are_compared(profile_of: Callable[..., Profile]) -> None:
+    counted = dataclasses.replace(profile_of("portable"), latency_ms=9.0, launches=())
+    called = dataclasses.replace(profile_of("portable", counters=False), latency_ms=3.0, launches=())
+    assert "time called: 9 ms -> 3 ms (3.00x as fast)" in changes(counted, called)
+    nothing = dataclasses.replace(called, latency_ms=math.nan)
+    assert "time: not known of both by one clock" in changes(counted, nothing)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"device_name": "NVIDIA L4"}, "careful: measured on NVIDIA H200 before, NVIDIA L4 after"),
+        (
+            {"tool": "Nsight Compute 2024.1"},
+            "careful: read by Nsight Compute 2025.3.1 before, Nsight Compute 2024.1",
+        ),
+        ({"implementation": "pytorch"}, "careful: subject before, pytorch after"),
+    ],
+)
+def test_what_else_may_make_the_difference_is_said(
+    profile_of: Callable[..., Profile], change: dict[str, str], said: str
+) -> None:
+    before = dataclasses.replace(profile_of("decode"), tool="Nsight Compute 2025.3.1")
+    assert not any("careful" in line for line in changes(before, before))
+    assert changes(before, dataclasses.replace(before, **change))[0].startswith(said)  # type: ignore[arg-type]
+
+
+def test_two_cases_have_no_speed_up(profile_of: Callable[..., Profile]) -> None:
+    lines = "\n".join(changes(profile_of("unswizzled"), profile_of("product")))
+    assert "time" in lines
+    assert "as fast" not in lines
+
+
+# ---------------------------------------------------------------- the times of one call
+
+
+def test_every_clock_is_said_and_how_far_they_are_apart(profile_of: Callable[..., Profile]) -> None:
+    whole = profile_of("decode")
+    ablation = Ablation("loads", 0.05, 0.08, 0.1, 0.05, 0.15)
+    profile = dataclasses.replace(whole, latency_ms=0.075, ablations=(ablation,), run_latency_ms=0.07)
+    found = {one.clock: one for one in times(profile)}
+    assert set(found) == set(Clock)
+    assert apart(times(profile)) == pytest.approx(0.08 / found[Clock.COUNTED].latency_ms - 1)
+    assert [clock for clock, one in found.items() if one.judged] == [Clock.COUNTED]
+    lines = list(text.lines(diagnose(profile)))
+    (line,) = (line for line in lines if line.startswith("times of a call: "))
+    for words in (
+        "under Nsight Compute",
+        "driver's trace",
+        "0.075 ms called",
+        "0.08 ms called in the race",
+        "the run",
+    ):
+        assert words in line
+    assert any(
+        line.startswith(f"careful: these differ by {apart(diagnose(profile).times):.0%}") for line in lines
+    )
+    assert any("loads 10.0% (5.0% to 15.0%)" in line for line in lines)
+
+
+def test_times_that_agree_need_no_warning(profile_of: Callable[..., Profile]) -> None:
+    assert not any("differ by" in line for line in text.lines(diagnose(profile_of("decode"))))
+
+
+def test_counters_of_one_of_several_kernels_are_no_time_of_the_call(
+    profile_of: Callable[..., Profile],
+) -> None:
+    one = profile_of("decode")
+    assert Clock.COUNTED not in {t.clock for t in times(dataclasses.replace(one, launches=one.launches * 2))}
+
+
+# ---------------------------------------------------------------- the source of the run, and today's
+
+
+def _revision(commit: str, diff: str = "") -> Revision:
+    return Revision(commit * 40, "main", bool(diff), diff, ())
+
+
+@pytest.mark.parametrize(
+    ("run_made_with", "here", "said"),
+    [
+        (_revision("a"), _revision("a"), ""),
+        (_revision("a", "+x"), _revision("a", "+x"), ""),
+        (_revision("a"), _revision("b"), "made with aaaaaaaa, measured now was bbbbbbbb"),
+        (_revision("a"), _revision("a", "+x"), "aaaaaaaa with different changes"),
+        (None, _revision("b"), "does not say which source"),
+        (_revision("a"), None, "of which the revision is not known"),
+    ],
+)
+def test_another_source_than_the_run_s_is_said_and_both_are_kept(
+    run: Path,
+    profile_of: Callable[..., Profile],
+    monkeypatch: pytest.MonkeyPatch,
+    run_made_with: Revision | None,
+    here: Revision | None,
+    said: str,
+) -> None:
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["revision"] = None if run_made_with is None else dataclasses.asdict(run_made_with)
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    monkeypatch.setattr(doctor, "revision", lambda: here)
+    _measures(monkeypatch, profile_of("decode"))
+    diagnosis = examine(run)
+    assert [note for note in diagnosis.notes if note.startswith("careful")] == (
+        [diagnosis.notes[0]] if said else []
+    )
+    assert said in "".join(diagnosis.notes)
+    kept = store.load_profile(run)
+    assert kept is not None
+    assert kept.run_revision == (run_made_with.short if run_made_with is not None else "")
+    timed = json.loads((run / "results.json").read_text())["cases"]
+    assert kept.run_latency_ms in [
+        one["latency_ms"] for one in timed if f"{one['name']}/{one['dtype']}" == kept.case
+    ]
+
+
+def test_a_raced_version_is_its_own_source(
+    run: Path, profile_of: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["plan"]["versions"] = {"cudadent42": dataclasses.asdict(Version("v1", "c" * 40, "d" * 64))}
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    _measures(monkeypatch, profile_of("decode"))
+    assert not any("careful" in note for note in examine(run).notes)
+    kept = store.load_profile(run)
+    assert kept is not None
+    assert (kept.revision, kept.run_revision) == ("cccccccc", "cccccccc")
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*/*/profile.json")), ids=lambda path: path.parent.name)
+def test_committed_profiles_are_whole_folders(path: Path) -> None:
+    found = store.load_profile(path.parent)
+    diagnosis = store.load_diagnosis(path.parent)
+    assert found is not None
+    assert diagnosis is not None
+    assert load_run(path.parent).manifest.plan.cases[0].id == found.case
+    assert [one.rule for one in diagnose(found).causes] == [one.rule for one in diagnosis.causes]
+
+
+# ---------------------------------------------------------------- which of the compiled kernels
+
+
+def test_the_compiled_kernel_is_found_among_many(run: Path) -> None:
+    """The folder has 168 builds of three kernels."""
+    for case, head_dim, causal in (("d128-causal-4096", 128, 1), ("d64-full-4096", 64, 0)):
+        examine(run, case=case, measure=False)
+        found = store.load_profile(run)
+        assert found is not None
+        assert found.kernel == "attention_hopper"
+        assert found.resources is not None
+        manifest = json.loads((run / "manifest.json").read_text())
+        (build,) = (
+            one
+            for one in manifest["build"]["kernels"]
+            if one["recipe"]["kernel"] == "attention_hopper"
+            and one["resources"] == json.loads(json.dumps(dataclasses.asdict(found.resources)))
+            and one["recipe"]["configuration"]["HEAD_DIM"] == head_dim
+            and one["recipe"]["configuration"]["ELEMENT_BF16"] == 1
+            and one["recipe"]["configuration"]["CAUSAL"] == causal
+        )
+        assert build
+
+
+def test_a_kernel_that_cannot_be_told_is_not_guessed(run: Path) -> None:
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["machine"]["facts"]["gpu_multiprocessors"] = None
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    diagnosis = examine(run, measure=False)
+    found = store.load_profile(run)
+    assert found is not None
+    assert found.resources is None
+    assert any(
+        "the compiled kernel is not looked into: 168 of the compiled kernels fit" in one
+        for one in diagnosis.notes
+    )
+
+
+def test_files_are_strict_json(run: Path, profile_of: Callable[..., Profile]) -> None:
+    profile = dataclasses.replace(profile_of("decode"), latency_ms=math.nan)
+    store.write(run, profile, diagnose(profile))
+    document = json.loads((run / PROFILE).read_text(), parse_constant=lambda word: pytest.fail(word))
+    assert isinstance(document["metrics"], dict)
+    assert all(isinstance(value, (int, float)) for value in document["metrics"].values())

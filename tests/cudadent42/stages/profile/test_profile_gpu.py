@@ -1,0 +1,64 @@
+"""On a GPU: the driver's trace, ceilings, ablations, and counters where they are open."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from cudadent42.base.progress import Quiet
+from cudadent42.plan import Choices, make_plan
+from cudadent42.preflight import ncu_install
+from cudadent42.preflight.ncu_install import Permission
+from cudadent42.profiles import Profile, diagnose
+from cudadent42.profiles.records import Source
+from cudadent42.registry import registry
+from cudadent42.stages.build import build_for
+from cudadent42.stages.profile.collect import Wish, collect
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+
+def profile(folder: Path, case: str, *, counters: bool, ablate: bool | None = None) -> Profile:
+    plan = make_plan(Choices(suite="hopper", cases=(case,)), "cuda:0", registry)
+    built = build_for(plan, lambda done, total, what: None)
+    wish = Wish(plan, plan.cases[0], "cudadent42", counters=counters, ablate=ablate)
+    return collect(wish, folder, built, Quiet())
+
+
+def test_without_counters(tmp_path: Path) -> None:
+    found = profile(tmp_path, "d128-causal-4096", counters=False)
+    assert found.source is Source.MODEL
+    assert found.launches
+    assert found.peaks["bf16_gflops"] > found.peaks["fp32_gflops"]
+    assert 0 < found.metrics["roof_share"] < 1.2
+    assert diagnose(found).bound != "unknown"
+    if torch.cuda.get_device_capability() == (9, 0):
+        assert {one.part for one in found.ablations} == {"exponentials", "mask", "loads"}
+        assert all(one.saved_low <= one.saved <= one.saved_high for one in found.ablations)
+        assert found.resources is not None
+
+
+def test_parts_of_the_portable_kernel_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHMOE_CUDA_KERNEL", "portable")
+    found = profile(tmp_path, "d128-causal-4096", counters=False, ablate=True)
+    assert found.kernel == "attention_portable"
+    assert {one.part for one in found.ablations} == {"exponentials", "mask", "loads"}
+    assert found.resources is not None
+
+
+def test_with_counters(tmp_path: Path) -> None:
+    if ncu_install.find() is None or ncu_install.permission() is Permission.CLOSED:
+        pytest.skip("Nsight Compute is not installed, or the counters are closed")
+    found = profile(tmp_path, "d128-full-1024", counters=True)
+    if found.source is Source.MODEL:
+        pytest.skip(f"no counters: {found.notes}")
+    assert found.metrics["time_s"] > 0
+    assert found.metrics["tensor_share"] > 0.1
+    assert (tmp_path / found.report).is_file()
+    assert not math.isnan(diagnose(found).bound_share)

@@ -1,0 +1,333 @@
+"""The worker loses real processes to real faults, and the run goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from cudadent42.base.errors import ExitCode, LabError
+from cudadent42.model.cases import AttentionCase
+from cudadent42.model.events import BenchLog, BlockMeasured, Event, Progress, Skipped, WorkerLost
+from cudadent42.model.records import BenchReport, Plan, VerifiedCase, VerifyReport
+from cudadent42.worker.parent import MAX_LOSSES, LostError, Worker, case_limits, measure_peaks, run_stage
+
+CANDIDATES = """
+import ctypes, os, time
+import torch
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+def right(q, k, v, *, causal, softmax_scale):
+    if q.shape[1] != k.shape[1] or q.shape[2] != k.shape[2]:
+        raise NotImplementedError("equal shapes only")
+    print("a candidate may print")
+    return sdpa(q, k, v, is_causal=causal, scale=softmax_scale)
+
+def segfault(q, k, v, *, causal, softmax_scale):
+    if q.shape[2] == 64:
+        ctypes.string_at(0)
+    return right(q, k, v, causal=causal, softmax_scale=softmax_scale)
+
+def always_aborts(q, k, v, *, causal, softmax_scale):
+    os.abort()
+
+def hangs(q, k, v, *, causal, softmax_scale):
+    if q.shape[2] == 64:
+        time.sleep(600)
+    return right(q, k, v, causal=causal, softmax_scale=softmax_scale)
+
+def dies_on_a_sign(q, k, v, *, causal, softmax_scale):
+    if q.shape[2] == 64 and os.path.exists(__file__ + ".sign"):
+        os._exit(9)
+    return right(q, k, v, causal=causal, softmax_scale=softmax_scale)
+
+calls = 0
+
+def dies_later(q, k, v, *, causal, softmax_scale):
+    global calls
+    calls += q.shape[2] == 64
+    if calls > 40:
+        os._exit(9)
+    return right(q, k, v, causal=causal, softmax_scale=softmax_scale)
+
+def turns_wrong(q, k, v, *, causal, softmax_scale):
+    global calls
+    calls += q.shape[2] == 64
+    result = right(q, k, v, causal=causal, softmax_scale=softmax_scale)
+    return result * (1.5 if calls > 40 else 1.0)
+"""
+
+GPU_CANDIDATES = (
+    CANDIDATES
+    + """
+def faults(q, k, v, *, causal, softmax_scale):
+    if q.shape[2] == 64:
+        return q.view(-1)[torch.tensor([1 << 40], device=q.device)].expand_as(q)
+    return right(q, k, v, causal=causal, softmax_scale=softmax_scale)
+
+def spins(q, k, v, *, causal, softmax_scale):
+    if q.shape[2] == 64:
+        for _ in range(1000):
+            torch.cuda._sleep(1 << 31)
+    return right(q, k, v, causal=causal, softmax_scale=softmax_scale)
+"""
+)
+
+FIRST = AttentionCase("first", "fp32", 1, 2, 2, 64, 64, 32)
+SECOND = AttentionCase("second", "fp32", 1, 2, 2, 80, 80, 32)
+"""The larger one, so adversarial values are put into it; the candidates above go wrong at length 64."""
+
+
+@pytest.fixture(autouse=True)
+def single_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture
+def candidate(tmp_path: Path) -> Callable[[str], str]:
+    file = tmp_path / "candidates.py"
+    file.write_text(CANDIDATES)
+    return lambda name: f"{file}:{name}"
+
+
+def make_plan(*names: str) -> Plan:
+    return Plan("test", "cpu", (FIRST, SECOND), "pytorch", ("pytorch", *names), 10, 1, seed=2)
+
+
+def verdict(report: VerifyReport, case: AttentionCase, implementation: str) -> VerifiedCase:
+    [found] = [c for c in report.cases if (c.case, c.implementation) == (case.id, implementation)]
+    return found
+
+
+def by_case(report: BenchReport) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for sample in report.samples:
+        found.setdefault(sample.case, set()).add(sample.implementation)
+    return found
+
+
+def test_both_stages_in_one_process(candidate: Callable[[str], str], tmp_path: Path) -> None:
+    name = candidate("right")
+    plan = make_plan(name)
+    events: list[Event] = []
+    pids: set[int | None] = set()
+    with Worker(log_path=tmp_path / "worker.log") as worker:
+
+        def listen(event: Event) -> None:
+            events.append(event)
+            pids.add(worker.pid)
+
+        verified = run_stage("verify", plan, on_event=listen, worker=worker)
+        bench = run_stage("bench", plan, on_event=listen, verified=verified, worker=worker)
+    assert len(pids) == 1
+    assert verdict(verified, FIRST, name).passed
+    assert by_case(bench) == {c.id: {"pytorch", "pytorch_control", name} for c in plan.cases}
+    assert len(bench.samples) == 2 * 10 * 3
+    assert len(bench.conditions) == 2 * 10
+    assert {(c.implementation, c.passed) for c in bench.rechecked} == {("pytorch", True), (name, True)}
+    fractions = [e.fraction for e in events if isinstance(e, Progress) and e.stage == "bench"]
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == pytest.approx(1.0)
+    assert "a candidate may print" in (tmp_path / "worker.log").read_text()
+    for block in (e for e in events if isinstance(e, BlockMeasured)):
+        assert [sample.position for sample in block.samples] == [0, 1, 2]
+
+
+def test_segfault_fails_that_case_only(candidate: Callable[[str], str]) -> None:
+    name = candidate("segfault")
+    plan = make_plan(name)
+    events: list[Event] = []
+    with Worker() as worker:
+        verified = run_stage("verify", plan, on_event=events.append, worker=worker)
+        bench = run_stage("bench", plan, on_event=events.append, verified=verified, worker=worker)
+    assert verdict(verified, FIRST, name).detail == "worker died: signal 11 (SIGSEGV)"
+    assert not verdict(verified, FIRST, name).passed
+    assert verdict(verified, SECOND, name).passed
+    assert verdict(verified, FIRST, "pytorch").passed
+    assert by_case(bench) == {SECOND.id: {"pytorch", "pytorch_control", name}}
+    assert "signal 11" in bench.skipped[f"{FIRST.id}/{name}"]
+    assert sum(isinstance(event, WorkerLost) for event in events) == 1
+
+
+def test_hang_is_killed_and_recorded(candidate: Callable[[str], str]) -> None:
+    name = candidate("hangs")
+    with Worker(timeout_s=6.0) as worker:
+        verified = run_stage("verify", make_plan(name), on_event=lambda event: None, worker=worker)
+    assert verdict(verified, FIRST, name).detail == "no sign of life for 6 s; killed"
+    assert verdict(verified, SECOND, name).passed
+
+
+def test_a_long_case_is_given_its_time() -> None:
+    long = AttentionCase("long", "bf16", 1, 64, 64, 16384, 16384, 64)
+    limits = case_limits(replace(make_plan("cudadent42"), cases=(FIRST, long)))
+    assert limits[FIRST.id] < 1.0
+    assert limits[long.id] > 600.0
+    assert case_limits(replace(make_plan("cudadent42"), cases=(long,), device="cuda:0"))[long.id] < 60.0
+
+
+def test_ceilings_that_cannot_be_measured_cost_a_worker_and_no_run(tmp_path: Path) -> None:
+    """Those of a GPU, asked of a CPU: the worker is lost, the next request gets another."""
+    with Worker(tmp_path / "worker.log") as worker:
+        with pytest.raises(LostError):
+            measure_peaks(make_plan("pytorch"), worker)
+        assert worker.pid is None
+        assert run_stage("verify", make_plan("pytorch"), on_event=lambda event: None, worker=worker).cases
+
+
+def test_hopeless_candidate_is_left_out(candidate: Callable[[str], str]) -> None:
+    name = candidate("always_aborts")
+    events: list[Event] = []
+    verified = run_stage("verify", make_plan(name), on_event=events.append)
+    assert sum(isinstance(event, WorkerLost) for event in events) == MAX_LOSSES
+    failed = [case for case in verified.cases if case.implementation == name]
+    assert [case.detail for case in failed] == ["worker died: signal 6 (SIGABRT)"] * MAX_LOSSES
+    assert any("left out" in reason for reason in verified.skipped.values())
+    assert all(case.passed for case in verified.cases if case.implementation == "pytorch")
+
+
+def test_death_while_timing_keeps_the_rest(candidate: Callable[[str], str]) -> None:
+    name = candidate("dies_later")
+    bench = run_stage("bench", make_plan(name), on_event=lambda event: None, verified=VerifyReport(()))
+    assert bench.skipped == {FIRST.id: f"{name}: worker died: exit code 9: a candidate may print"}
+    assert by_case(bench)[SECOND.id] == {"pytorch", "pytorch_control", name}
+
+
+def test_cases_take_turns_and_a_death_in_a_later_round_costs_one_case(
+    candidate: Callable[[str], str],
+) -> None:
+    name = candidate("dies_on_a_sign")
+    turns: list[tuple[str, int]] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, BlockMeasured):
+            turns.append((event.conditions.case, event.conditions.block))
+            if turns[-1] == (SECOND.id, 5):
+                Path(name.partition(".py:")[0] + ".py.sign").touch()
+
+    bench = run_stage("bench", replace(make_plan(name), repeats=18), on_event=listen)
+    first_round = [(case.id, block) for case in (FIRST, SECOND) for block in range(6)]
+    assert turns == first_round + [(SECOND.id, block) for block in range(6, 18)]
+    assert set(bench.skipped) == {FIRST.id}
+    assert [check.case for check in bench.rechecked] == [SECOND.id, SECOND.id]
+
+
+def test_output_that_turns_wrong_while_timed_is_caught(candidate: Callable[[str], str]) -> None:
+    name = candidate("turns_wrong")
+    bench = run_stage("bench", make_plan(name), on_event=lambda event: None, verified=VerifyReport(()))
+    assert "after timing is wrong" in bench.skipped[f"{FIRST.id}/{name}"]
+    assert [c.implementation for c in bench.rechecked if not c.passed] == [name, name]
+
+
+def test_crash_on_import_is_laid_to_the_plug_in(tmp_path: Path) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text("import os; os.abort()")
+    name = f"{file}:attention"
+    verified = run_stage("verify", make_plan(name), on_event=lambda event: None)
+    assert "loading it: worker died: signal" in verified.skipped[name]
+    assert verdict(verified, FIRST, "pytorch").passed
+
+
+def test_unknown_implementation_is_a_usage_error() -> None:
+    with pytest.raises(LabError, match="unknown implementation 'nobody'") as caught:
+        run_stage("verify", make_plan("nobody"), on_event=lambda event: None)
+    assert caught.value.exit_code is ExitCode.USAGE
+
+
+def test_unavailable_implementation_is_skipped_with_its_reason() -> None:
+    bench = run_stage(
+        "bench", make_plan("pytorch_cudnn"), on_event=lambda event: None, verified=VerifyReport(())
+    )
+    assert bench.samples == ()
+    assert bench.skipped[FIRST.id] == "pytorch_cudnn runs on cuda, not on cpu"
+
+
+def test_interrupt_ends_the_worker_and_keeps_the_blocks(candidate: Callable[[str], str]) -> None:
+    plan = make_plan(candidate("right"))
+    log = BenchLog()
+    pids: list[int] = []
+    with Worker() as worker:
+
+        def listen(event: Event) -> None:
+            log.add(event)
+            if isinstance(event, BlockMeasured) and event.conditions.block == 3:
+                assert worker.pid is not None
+                pids.append(worker.pid)
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            run_stage("bench", plan, on_event=listen, worker=worker)
+        assert len(log.report().samples) == 4 * 3
+        with pytest.raises(ProcessLookupError):
+            os.kill(pids[0], 0)
+        verified = run_stage("verify", make_plan(), on_event=lambda event: None, worker=worker)
+    assert verified.passed  # the same Worker starts a new process
+
+
+def test_worker_ends_when_its_parent_is_killed(candidate: Callable[[str], str], tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            from cudadent42.model.cases import AttentionCase
+            from cudadent42.model.records import Plan
+            from cudadent42.worker.parent import Worker, run_stage
+            plan = Plan("t", "cpu", (AttentionCase("first", "fp32", 1, 2, 2, 64, 64, 32),), "pytorch",
+                        ("pytorch", {candidate("hangs")!r}), 10, 1, seed=2)
+            with Worker() as worker:
+                run_stage("verify", plan, on_event=lambda e: print(worker.pid, flush=True), worker=worker)
+            """
+        )
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, env=environment) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    deadline = time.monotonic() + 20.0
+    while _runs(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _runs(pid)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("name", ["faults", "spins"])
+def test_gpu_fault_and_hang_are_contained(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "gpu_candidates.py"
+    file.write_text(GPU_CANDIDATES)
+    name = f"{file}:{name}"
+    events: list[Event] = []
+    plan = replace(make_plan(name), device="cuda:0")
+    with Worker(timeout_s=15.0) as worker:
+        verified = run_stage("verify", plan, on_event=events.append, worker=worker)
+        bench = run_stage("bench", plan, on_event=events.append, verified=verified, worker=worker)
+    assert not verdict(verified, FIRST, name).passed
+    assert verdict(verified, SECOND, name).passed
+    assert by_case(bench) == {SECOND.id: {"pytorch", "pytorch_control", name}}
+    assert sum(isinstance(event, WorkerLost) for event in events) == 1
+
+
+def _runs(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_messages_name_implementations_that_fail_verification(candidate: Callable[[str], str]) -> None:
+    name = candidate("right")
+    failed = VerifiedCase(FIRST.id, name, "random", None, None, None, False, "max error 3")
+    events: list[Event] = []
+    run_stage("bench", make_plan(name), on_event=events.append, verified=VerifyReport((failed,)))
+    assert Skipped("bench", f"{FIRST.id}/{name}", "failed verification: max error 3") in events
