@@ -12,6 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import IO
 
+from cudadent42.base import archives
 from cudadent42.base.errors import LabError
 from cudadent42.cost.rates import RATE_VARIABLE
 from cudadent42.remote.core import arrival
@@ -181,9 +182,9 @@ def _unpack(verb: str, place: Place, job: str, target: Path) -> None:
             if code != 0:
                 raise LabError(f"{place.remote.name}: {job} could not be packed there (exit code {code})")
             found = arrival.unpack(packed, job, Path(folder) / "unpacked")
-        except arrival.DamagedError as error:
+        except archives.DamagedError as error:
             raise LabError(f"what came back of {job} is damaged: {error}; attach to it again") from error
-        except arrival.TooMuchError as error:
+        except archives.TooMuchError as error:
             raise LabError(
                 f"{job} holds {error} on {place.remote.name}, more than is brought back; all of it is still there: "
                 f"remove from {place.remote.folder}/jobs/{job} there what is not needed, then: "

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sshd import Server
 
+from cudadent42.base import archives
 from cudadent42.base.errors import LabError
 from cudadent42.remote.core import arrival, record
 from cudadent42.remote.core import job as jobs
@@ -171,6 +172,15 @@ def test_more_than_is_taken_is_left_there(
     assert (back(server, started) / "samples.csv").exists()
 
 
+def test_pythons_without_extraction_filters_bring_a_run_back_too(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """3.10.0 to 3.10.11 and 3.11.0 to 3.11.3, Debian 12's among them."""
+    put_there(server)
+    monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    assert (back(server, begun(tmp_path)) / "samples.csv").read_text() == "0\n"
+
+
 def test_a_sparse_file_counts_with_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is small in the archive, and would not be here for a program that copies it."""
     (tmp_path / JOB).mkdir()
@@ -180,7 +190,7 @@ def test_a_sparse_file_counts_with_its_size(tmp_path: Path, monkeypatch: pytest.
     subprocess.run(["tar", "-C", str(tmp_path), "--sparse", "-cf", str(packed), JOB], check=True)
     assert packed.stat().st_size < 1 << 20
     monkeypatch.setattr(arrival, "MOST_BYTES", 1 << 20)
-    with pytest.raises(arrival.TooMuchError):
+    with pytest.raises(archives.TooMuchError):
         arrival.unpack(packed, JOB, tmp_path / "unpacked")
 
 
@@ -191,7 +201,7 @@ def test_a_compressed_archive_is_none(tmp_path: Path) -> None:
         tar.addfile(directory(JOB))
     packed = tmp_path / "packed.tar"
     packed.write_bytes(gzip.compress(plain.getvalue()))
-    with pytest.raises(arrival.DamagedError):
+    with pytest.raises(archives.DamagedError):
         arrival.unpack(packed, JOB, tmp_path / "unpacked")
 
 
