@@ -6,15 +6,19 @@ where they lie.
 
 from __future__ import annotations
 
+import errno
+import functools
 import hashlib
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from cudadent42.base import git
+from cudadent42.base import durable, git
 from cudadent42.base.errors import MachineNotReadyError, UsageError
 from cudadent42.model.implementations import is_kernel_file, is_plug_in
 from cudadent42.model.records import Version
@@ -32,6 +36,7 @@ _ENTRY = "path/to/file.py:callable or path/to/kernel.toml"
 _FOLDER_STARTS = ("/", "./", "../", "~")
 _CACHE_FOLDER = "sources"
 _REGULAR_FILES = (b"100644", b"100755")
+_ATTEMPTS = 3
 _MOST_BYTES = 1 << 30
 """Of one tree. More is data, not source."""
 
@@ -102,6 +107,27 @@ def as_folder(revision: str) -> Path | None:
 def folder_of(version: Version) -> Path:
     """Where the files of an exported version are."""
     return _cache() / version.digest
+
+
+def checked_folder_of(version: Version) -> Path:
+    """``folder_of``, once a process with all its files read: what is raced under a commit's name is that commit.
+
+    Raises UsageError where they are gone, or are not those that were exported.
+    """
+    return check_folder(folder_of(version), version)
+
+
+@functools.cache
+def check_folder(folder: Path, version: Version) -> Path:
+    """``checked_folder_of`` for a folder that is named."""
+    if not folder.is_dir():
+        raise UsageError(f"the files of {version.revision} are no longer in the cache; start the race again")
+    if not _holds(folder, version.digest):
+        raise UsageError(
+            f"the files of {version.revision} in {folder} are not those that were exported: something has changed "
+            "them since; start the race again, which exports them anew"
+        )
+    return folder
 
 
 def repository_root(folder: Path | None) -> Path:
@@ -236,13 +262,9 @@ def _keep(files: Iterator[_File], revision: str, commit: str, entry: str) -> Ver
     cache = _cache()
     temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=cache))
     try:
-        digest = _write(files, temporary)
-        target = cache / digest
-        try:
-            temporary.rename(target)
-        except OSError:
-            if not target.is_dir():
-                raise
+        digest = _write(files, temporary / "tree")
+        _put(temporary, cache / digest, digest)
+        durable.flush(cache)
     except OSError as error:
         raise UsageError(f"cannot export {revision} to {cache}: {error.strerror}; free some space") from error
     finally:
@@ -250,21 +272,71 @@ def _keep(files: Iterator[_File], revision: str, commit: str, entry: str) -> Ver
     return Version(revision, commit, digest, entry)
 
 
+def _put(temporary: Path, target: Path, digest: str) -> None:
+    """Give the new tree its name, unless a whole one has it: one that was edited, or half written, makes way."""
+    if target.is_dir() and _holds(target, digest):
+        return
+    durable.flush_tree(temporary)
+    for _ in range(_ATTEMPTS):
+        with suppress(FileNotFoundError):
+            target.rename(temporary / f"old-{uuid.uuid4().hex}")
+        try:
+            (temporary / "tree").rename(target)
+            return
+        except OSError:  # another process was quicker
+            if _holds(target, digest):
+                return
+    raise OSError(errno.EBUSY, f"others keep changing {target}")
+
+
+def _holds(folder: Path, digest: str) -> bool:
+    """Whether the files of an exported tree are the ones that its name says. Bytecode beside them is never read."""
+    found = _Digest()
+    try:
+        paths = {
+            path.relative_to(folder).as_posix(): path
+            for path in folder.rglob("*")
+            if "__pycache__" not in path.relative_to(folder).parts
+            and not (path.is_dir() and not path.is_symlink())
+        }
+        if not all(_is_file(path) for path in paths.values()):
+            return False
+        for name in sorted(paths):
+            found.add(_File(name, paths[name].read_bytes()))
+    except OSError:
+        return False
+    return found.hexadecimal() == digest
+
+
+class _Digest:
+    """Of the names and contents of files, in the order of their names."""
+
+    def __init__(self) -> None:
+        self._sha256 = hashlib.sha256()
+
+    def add(self, file: _File) -> None:
+        for part in (os.fsencode(file.path), file.content):
+            self._sha256.update(len(part).to_bytes(8, "big") + part)
+
+    def hexadecimal(self) -> str:
+        return self._sha256.hexdigest()
+
+
 def _write(files: Iterator[_File], folder: Path) -> str:
-    found = hashlib.sha256()
+    folder.mkdir()
+    digest = _Digest()
     total = 0
     for file in files:
         total += len(file.content)
         if total > _MOST_BYTES:
             raise UsageError(f"the tree has more than {_MOST_BYTES >> 30} GiB; a source tree is expected")
-        for part in (os.fsencode(file.path), file.content):
-            found.update(len(part).to_bytes(8, "big") + part)
+        digest.add(file)
         if ".." in PurePosixPath(file.path).parts or file.path.startswith("/"):
             raise UsageError(f"the tree has a file named {file.path!r}, which would lie outside of it")
         path = folder / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(file.content)
-    return found.hexdigest()
+    return digest.hexadecimal()
 
 
 def _cache() -> Path:

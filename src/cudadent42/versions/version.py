@@ -22,7 +22,7 @@ from cudadent42.model.records import Version
 from cudadent42.native.implementation import load as load_kernel
 from cudadent42.operations import definition
 from cudadent42.versions.loading import import_module, import_tree
-from cudadent42.versions.sources import PACKAGE, folder_of
+from cudadent42.versions.sources import PACKAGE, checked_folder_of
 
 FUNCTIONS = {Operation.ATTENTION: "flash_attention", Operation.MOE: "fused_moe"}
 """Of the package, that is raced."""
@@ -68,7 +68,7 @@ def _translated(prepare: Prepare, errors: ModuleType) -> Prepare:
 
 def kernel_file(version: Version) -> Path:
     """The TOML file of a version whose entry is one."""
-    return _tree(version) / version.entry
+    return checked_folder_of(version) / version.entry
 
 
 def package(name: str, versions: Mapping[str, Version]) -> ModuleType | None:
@@ -76,7 +76,9 @@ def package(name: str, versions: Mapping[str, Version]) -> ModuleType | None:
     version = versions[name]
     if version.entry:
         return None
-    return import_module(f"{_private(name, versions, [_tree(version)])}.{PACKAGE}", version.revision)
+    return import_module(
+        f"{_private(name, versions, [checked_folder_of(version)])}.{PACKAGE}", version.revision
+    )
 
 
 def _function(name: str, operation: Operation, versions: Mapping[str, Version]) -> Callable[..., Any]:
@@ -85,7 +87,7 @@ def _function(name: str, operation: Operation, versions: Mapping[str, Version]) 
     if own is not None:
         module, attribute = own, FUNCTIONS[operation]
     else:
-        tree = _tree(version)
+        tree = checked_folder_of(version)
         path, _, attribute = version.entry.rpartition(":")
         file = tree / path
         folders = list(dict.fromkeys((file.parent, tree, tree / "src")))
@@ -100,18 +102,11 @@ def _function(name: str, operation: Operation, versions: Mapping[str, Version]) 
     return found
 
 
-def _tree(version: Version) -> Path:
-    folder = folder_of(version)
-    if not folder.is_dir():
-        raise UsageError(f"the files of {version.revision} are no longer in the cache; start the race again")
-    return folder
-
-
 def _private(name: str, versions: Mapping[str, Version], folders: Sequence[Path]) -> str:
     """Names differ also where two versions are equal: a race of a tree against itself has two copies of all state."""
     version = versions[name]
     place = list(versions).index(name)
-    return import_tree(_tree(version), f"{place}_{version.digest[:12]}", folders)
+    return import_tree(checked_folder_of(version), f"{place}_{version.digest[:12]}", folders)
 
 
 def tolerant(function: Callable[..., Any], name: str) -> Callable[..., Any]:

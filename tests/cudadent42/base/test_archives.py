@@ -103,7 +103,7 @@ def test_a_header_takes_no_memory_to_speak_of(tmp_path: Path, kind: bytes) -> No
         file.write(header(kind, 4 << 30))
         file.truncate((4 << 30) + 2048)
     script = (
-        "import resource, sys; from pathlib import Path; from cudadent42 import archives\n"
+        "import resource, sys; from pathlib import Path; from cudadent42.base import archives\n"
         "used = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + 300_000_000,) * 2)\n"
         "try: archives.unpack(Path(sys.argv[1]), Path(sys.argv[2]), archives.Limits(8 << 30, 100))\n"

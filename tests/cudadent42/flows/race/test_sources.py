@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import repositories as r
 
 from cudadent42.base.errors import UsageError
-from cudadent42.versions.sources import WORKING_TREE, export, folder_of
+from cudadent42.versions.sources import WORKING_TREE, check_folder, checked_folder_of, export, folder_of
 
 
 def tree(path: Path) -> dict[str, str]:
@@ -115,3 +117,63 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     r.commit(root, "A link")
     for revision in ("HEAD", WORKING_TREE, str(root)):
         assert "link.py" not in tree(folder_of(export(revision, root, r.ENTRY)))
+
+
+def edit(folder: Path) -> None:
+    (folder / "kernels/mine.py").write_text("edited")
+
+
+def add(folder: Path) -> None:
+    (folder / "numpy.py").write_text("")
+
+
+def link(folder: Path) -> None:
+    (folder / "linked").symlink_to("/etc")
+
+
+def remove(folder: Path) -> None:
+    (folder / "kernels/mine.py").unlink()
+
+
+@pytest.mark.parametrize("change", [edit, add, link, remove])
+def test_a_tree_that_was_changed_in_the_cache_is_refused_and_exported_anew(
+    tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    root = r.repository(tmp_path / "repo")
+    version = export("HEAD", root, r.ENTRY)
+    before = tree(folder_of(version))
+    change(folder_of(version))
+    check_folder.cache_clear()
+    with pytest.raises(UsageError, match=r"not those that were exported.*start the race again"):
+        checked_folder_of(version)
+    assert export("HEAD", root, r.ENTRY) == version
+    assert tree(checked_folder_of(version)) == before
+    assert not list(folder_of(version).parent.glob(".new-*"))
+
+
+def test_bytecode_beside_the_files_is_no_change(tmp_path: Path) -> None:
+    version = export("HEAD", r.repository(tmp_path / "repo"), r.ENTRY)
+    cached = folder_of(version) / "kernels/__pycache__"
+    cached.mkdir()
+    (cached / "mine.pyc").write_bytes(b"")
+    assert checked_folder_of(version) == folder_of(version)
+
+
+def test_a_tree_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[str] = []
+    rename = Path.rename
+
+    def noted(descriptor: int) -> None:
+        flushed.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    def renamed(path: Path, target: Path) -> Path:
+        if path.name == "tree":
+            assert any(name.endswith("kernels/mine.py") for name in flushed)
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(Path, "rename", renamed)
+    folder = folder_of(export("HEAD", r.repository(tmp_path / "repo"), r.ENTRY))
+    assert str(folder.parent) in flushed
