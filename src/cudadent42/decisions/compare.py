@@ -21,10 +21,23 @@ from cudadent42.decisions.statistics import (
 )
 from cudadent42.decisions.verdicts import MIN_BLOCKS, decide, decide_many
 from cudadent42.model.cases import Case
-from cudadent42.model.records import Comparison, Plan, Results, Sample, Verdict
+from cudadent42.model.records import Comparison, Plan, Refusal, Results, Sample, TimerKind, Verdict
+
+RULES = 2
+"""Of deciding, counted up when the same samples may get another word or number. 1: blocks in which the processors were
+taken away count like all others where more than a fifth of a case's carry a mark. 2: they never do where the clock on
+the wall is read, and a case with too few others is refused."""
 
 MOST_LEFT_OUT = 0.2
 """Of the blocks of a case, that may be left out for their marks."""
+
+TAKEN_AWAY = frozenset({"preempted", "steal"})
+"""Marks of blocks in which the work was ready and did not run. The clock on the wall went on; processor time and the
+GPU's own time did not."""
+
+LEAST_QUIET = 0.5
+"""Of the blocks of a case that is timed by the clock on the wall: as many must have had the processors. Fewer, and what
+is common to them may be luck, so the case is refused."""
 
 
 _UNSTEADY = 5.0
@@ -44,49 +57,59 @@ class _Pair:
     left_out: int
     disturbances: tuple[str, ...]
     detectable_effect: float
+    refused: Refusal | None
 
 
 def compare(
-    plan: Plan, samples: Sequence[Sample], skipped: Mapping[str, str], peaks: Mapping[str, float]
+    plan: Plan,
+    samples: Sequence[Sample],
+    skipped: Mapping[str, str],
+    peaks: Mapping[str, float],
+    *,
+    rules: int = RULES,
 ) -> Results:
     """Each implementation against the baseline, per case and overall.
 
     ``skipped`` is ``BenchReport.skipped``; samples of what it names are left out. The candidate, whose
     result is the headline, is the first implementation of the plan that is not the baseline (the baseline
-    if it is alone).
+    if it is alone). ``rules``: those of an older run, to compute its results again.
     """
     table = _table(samples, skipped)
     others = [name for name in plan.implementations if name != plan.baseline]
     candidate = others[0] if others else plan.baseline
-    control = _pairs(plan, table, control_name(plan.baseline))
+    control = _pairs(plan, table, control_name(plan.baseline), rules)
     floor = noise_floor([pair.estimate.ratio for pair in control])
     offsets = {pair.case.id: control_offset(pair.estimate, plan.margin) for pair in control}
-    headline = _pairs(plan, table, candidate) if others else []
+    headline = _pairs(plan, table, candidate, rules) if others else []
     effects = [pair.detectable_effect for pair in control or headline]
     mean = geometric_mean([pair.estimate for pair in headline])
     offset = (
         control_offset(geometric_mean([pair.estimate for pair in control]), plan.margin) if control else 0.0
     )
     low, high = mean.interval()
+    refused = next((pair.refused for pair in headline if pair.refused), None)
+    decided = headline and refused is None
     return Results(
         baseline=plan.baseline,
         candidate=candidate,
         speedup_geomean=mean.ratio,
         speedup_geomean_ci_low=low,
         speedup_geomean_ci_high=high,
-        verdict=decide(mean, plan.margin, offset) if headline else Verdict.UNDECIDED,
+        verdict=decide(mean, plan.margin, offset) if decided else Verdict.UNDECIDED,
         margin=plan.margin,
         noise_floor=floor,
         cases=_comparisons(plan, headline, candidate, offsets),
         others=tuple(
             comparison
             for name in others[1:]
-            for comparison in _comparisons(plan, _pairs(plan, table, name), name, offsets)
+            for comparison in _comparisons(plan, _pairs(plan, table, name, rules), name, offsets)
         ),
         control=_comparisons(plan, control, control_name(plan.baseline), {}),
         skipped=dict(skipped),
         peaks=dict(peaks),
         detectable_effect=float(np.median(effects)) if effects else math.nan,
+        refused=refused,
+        rules=rules,
     )
 
 
@@ -112,7 +135,7 @@ def _table(samples: Sequence[Sample], skipped: Mapping[str, str]) -> Table:
     return table
 
 
-def _pairs(plan: Plan, table: Table, implementation: str) -> list[_Pair]:
+def _pairs(plan: Plan, table: Table, implementation: str, rules: int) -> list[_Pair]:
     pairs = []
     for case in plan.cases:
         rows = table.get(case.id, {})
@@ -121,7 +144,10 @@ def _pairs(plan: Plan, table: Table, implementation: str) -> list[_Pair]:
         if not common:
             continue
         disturbed = [block for block in common if own[block].flags]
-        blocks = undisturbed(common, disturbed)
+        taken_away = [block for block in disturbed if TAKEN_AWAY & set(own[block].flags.split(","))]
+        if rules == 1 or plan.timer is not TimerKind.CALL:
+            taken_away = []
+        blocks, refused = counted(common, disturbed, taken_away)
         latency, baseline_latency = _latencies(own, blocks), _latencies(base, blocks)
         seed = derived_seed(plan.seed, "bootstrap", case.id, implementation)
         pairs.append(
@@ -134,9 +160,27 @@ def _pairs(plan: Plan, table: Table, implementation: str) -> list[_Pair]:
                 len(common) - len(blocks),
                 _kinds([own[block].flags for block in disturbed]),
                 minimum_detectable_effect(baseline_latency, latency),
+                refused,
             )
         )
     return pairs
+
+
+def counted(
+    blocks: Sequence[int], disturbed: Collection[int], taken_away: Collection[int]
+) -> tuple[list[int], Refusal | None]:
+    """The blocks that count, and why they allow no verdict.
+
+    ``taken_away``: those of the disturbed in which the clock went on while the work waited for a processor. Threads
+    that spin at a barrier while their partner waits lose a whole time slice in every such block, in all of them alike:
+    their latencies agree with each other, and say nothing of the code. So they never count; where more than half of
+    the blocks are such, all are shown and none decides.
+    """
+    quiet = [block for block in blocks if block not in taken_away]
+    if len(quiet) < LEAST_QUIET * len(blocks):
+        return list(blocks), Refusal.DISTURBED
+    chosen = undisturbed(quiet, [block for block in disturbed if block not in taken_away])
+    return chosen, Refusal.TOO_FEW_BLOCKS if len(chosen) < MIN_BLOCKS else None
 
 
 def undisturbed(blocks: Sequence[int], disturbed: Collection[int]) -> list[int]:
@@ -165,11 +209,20 @@ def _comparisons(
     plan: Plan, pairs: Sequence[_Pair], implementation: str, offsets: Mapping[str, float]
 ) -> tuple[Comparison, ...]:
     """``offsets``: how far from 1 the control of each case lies, by ``Case.id``."""
-    verdicts = decide_many(
-        [pair.estimate for pair in pairs], plan.margin, [offsets.get(pair.case.id, 0.0) for pair in pairs]
+    sound = [pair for pair in pairs if pair.refused is None]
+    verdicts = dict(
+        zip(
+            [pair.case.id for pair in sound],
+            decide_many(
+                [pair.estimate for pair in sound],
+                plan.margin,
+                [offsets.get(pair.case.id, 0.0) for pair in sound],
+            ),
+            strict=True,
+        )
     )
     found = []
-    for pair, verdict in zip(pairs, verdicts, strict=True):
+    for pair in pairs:
         low, high = pair.estimate.interval()
         found.append(
             Comparison(
@@ -180,13 +233,14 @@ def _comparisons(
                 speedup=pair.estimate.ratio,
                 ci_low=low,
                 ci_high=high,
-                verdict=verdict,
+                verdict=verdicts.get(pair.case.id, Verdict.UNDECIDED),
                 latency_ms=pair.latency_ms,
                 baseline_latency_ms=pair.baseline_latency_ms,
                 blocks=pair.estimate.blocks,
                 flagged_blocks=pair.flagged_blocks,
                 left_out=pair.left_out,
                 disturbances=pair.disturbances,
+                refused=pair.refused,
             )
         )
     return tuple(found)

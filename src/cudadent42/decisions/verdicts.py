@@ -6,10 +6,17 @@ from collections.abc import Sequence
 
 from cudadent42.decisions.margin import lower, upper
 from cudadent42.decisions.statistics import RatioEstimate
-from cudadent42.model.records import Verdict
+from cudadent42.model.records import Refusal, Verdict
 
 MIN_BLOCKS = 8
 """With fewer, the bootstrap covers less than 93 % of the time, so no verdict is given."""
+
+REFUSALS = {
+    Refusal.TOO_FEW_BLOCKS: f"fewer than {MIN_BLOCKS} blocks that count allow no verdict; measure more with --repeats",
+    Refusal.DISTURBED: "other work took the processors away in more than half of the blocks; repeat on a quiet "
+    "machine, or measure processor time with --timer cpu",
+}
+"""Why there is no verdict, and what to do."""
 
 FALSE_DISCOVERY_RATE = 0.05
 """Expected share of wrong words among those that are given, over the cases of a run."""

@@ -22,6 +22,7 @@ from cudadent42.model.records import (
     MachineReport,
     Plan,
     Results,
+    TimerKind,
     VerifyReport,
     Version,
 )
@@ -35,6 +36,7 @@ from cudadent42.runs.source import revision
 from cudadent42.stages import gates, report
 from cudadent42.stages.build import build_for
 from cudadent42.stages.gates import GateFile, GateReport
+from cudadent42.timing.contention import probe
 from cudadent42.worker.parent import LostError, Worker, measure_peaks, run_stage
 from flashmoe_science.errors import BuildError, DeviceError
 
@@ -144,7 +146,30 @@ def run(request: Request, observer: Observer, opened: Callable[[RunWriter], None
 
     Raises LabError where the run cannot go on; what was measured until then is in the folder.
     """
-    return execute(prepare(request, observer), request, observer, opened)
+    return execute(with_timer(prepare(request, observer), request, observer), request, observer, opened)
+
+
+def with_timer(prepared: Prepared, request: Request, observer: Observer) -> Prepared:
+    """The plan with the timer that suits the machine as it is now, unless one was asked for.
+
+    On a CPU whose processors are not to be had, the clock on the wall measures the scheduler. Processor time on one
+    thread does not, and is what is measured there; the run says so.
+    """
+    plan = prepared.plan
+    if plan.device != "cpu" or plan.timer is not TimerKind.CALL:
+        return prepared
+    contention = probe()
+    if not contention.busy:
+        return prepared
+    what = f"the processors are busy (threads waited for one for {contention.waited_share:.0%} of their time)"
+    if request.choices.timer is not None:
+        observer.note(f"{what}: whole calls may not be measurable now; --timer cpu measures processor time")
+        return prepared
+    observer.note(
+        f"{what}: processor time on one thread is measured in place of whole calls, which need a quiet machine; "
+        "--timer call measures those regardless"
+    )
+    return replace(prepared, plan=replace(plan, timer=TimerKind.CPU))
 
 
 def execute(

@@ -34,6 +34,15 @@ class Verdict(str, Enum):
     UNDECIDED = "undecided"
 
 
+class Refusal(str, Enum):
+    """Why samples allow no verdict, whatever they show. The verdict is then ``undecided``."""
+
+    TOO_FEW_BLOCKS = "too few blocks"
+    """Fewer than ``bench.verdicts.MIN_BLOCKS``."""
+    DISTURBED = "disturbed"
+    """The processors were taken away in too many blocks for the clock on the wall to say what a call takes."""
+
+
 class TimerKind(str, Enum):
     """What a latency contains."""
 
@@ -286,6 +295,8 @@ class Comparison:
     """Of these, the blocks that do not count (``decisions.compare.undisturbed``)."""
     disturbances: tuple[str, ...] = ()
     """The marks that there were, the most frequent first (``stages.bench.conditions``)."""
+    refused: Refusal | None = None
+    """Why there is no verdict whatever the interval; None where the interval decided."""
 
     @property
     def measured_blocks(self) -> int:
@@ -320,3 +331,7 @@ class Results:
     detectable_effect: float = math.nan
     """Smallest relative difference that a typical case of this run would have told from none four times out of five;
     to be called faster or slower it has to exceed the margin by as much."""
+    refused: Refusal | None = None
+    """Why there is no overall verdict whatever the interval: that of a case which the mean contains."""
+    rules: int = 1
+    """Of deciding, by which these results follow from their samples (``bench.compare.RULES``)."""

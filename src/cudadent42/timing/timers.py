@@ -32,8 +32,12 @@ caches and to the core's clock; that lasts for a time slice of some milliseconds
 alternate often. On a machine with four times more work than cores, windows of 0.3 ms gave a twentieth of the error
 that the same time in windows of 3 ms did."""
 
-PASSES = {TimerKind.CPU: 15}
-"""Windows of each implementation in a block, by turns, of which the median counts; one with the other timers."""
+MOST_PASSES = 15
+"""Windows of processor time of each implementation in a block, by turns, of which the median counts."""
+
+PASSES_S = 15e-3
+"""What the windows of one implementation may take in a block: fewer than ``MOST_PASSES`` where its calls are long. A
+call that lasts several time slices averages over what happens in them by itself."""
 
 MAX_INNER = 10_000
 
@@ -52,6 +56,14 @@ class Reading:
     """Which input set the last call used."""
 
 
+def passes_for(timer: TimerKind, slowest_window_s: float) -> int:
+    """How many windows each implementation has in a block; one with the timers that read the clock on the wall or the
+    GPU's."""
+    if timer is not TimerKind.CPU:
+        return 1
+    return max(1, min(MOST_PASSES, int(PASSES_S / max(slowest_window_s, 1e-9))))
+
+
 def median_reading(readings: Sequence[Reading]) -> Reading:
     """The last one, with the median of the latencies."""
     return replace(readings[-1], latency_ms=statistics.median(each.latency_ms for each in readings))
@@ -68,10 +80,15 @@ class Timer(Protocol):
         """
 
 
+def _nothing() -> None:
+    return
+
+
 class ClockTimer:
     """Host clock around a run of calls over rotating inputs.
 
-    ``clock_ns``: wall time, or ``time.process_time_ns`` for the time that all threads of this process were running.
+    ``clock_ns``: wall time, or the time that this process's threads and children were running, which is told of
+    children by ``look_around``, ahead of each window.
     """
 
     def __init__(
@@ -79,8 +96,10 @@ class ClockTimer:
         flush: Flush | None,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
         window_s: float = CPU_WINDOW_S,
+        look_around: Callable[[], None] = _nothing,
     ) -> None:
         self._flush = flush
+        self._look_around = look_around
         self._clock_ns = clock_ns
         self._window_s = window_s
 
@@ -91,9 +110,10 @@ class ClockTimer:
             inner = 1 if self._flush else calls_for_window(calls, self._window_s, self._clock_ns)
         sequence = list(islice(cycle(calls), inner))
         last_set = (inner - 1) % len(calls)
-        flush, clock_ns = self._flush, self._clock_ns
+        flush, clock_ns, look_around = self._flush, self._clock_ns, self._look_around
 
         def read() -> Reading:
+            look_around()
             if flush:
                 flush()
             elif inner > 1:

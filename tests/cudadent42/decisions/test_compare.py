@@ -9,7 +9,7 @@ import pytest
 from cudadent42.decisions.compare import compare, control_offset
 from cudadent42.decisions.statistics import estimate_ratio
 from cudadent42.model.cases import AttentionCase
-from cudadent42.model.records import Plan, Sample, Verdict
+from cudadent42.model.records import Plan, Refusal, Sample, TimerKind, Verdict
 
 CASES = tuple(AttentionCase(name, "bf16", 1, 1, 1, 64, 64, 64) for name in ("a", "b"))
 BLOCKS = 25
@@ -83,9 +83,56 @@ def test_blocks_without_a_partner_do_not_count() -> None:
 
 
 def test_disturbed_blocks_are_counted_and_kept() -> None:
-    comparison = compare(make_plan("ours"), make_samples(TWICE, flagged=6), {}, {}).cases[0]
+    samples = [
+        replace(sample, flags=sample.flags.replace("preempted", "clock"))
+        for sample in make_samples(TWICE, flagged=6)
+    ]
+    comparison = compare(make_plan("ours"), samples, {}, {}).cases[0]
     assert (comparison.blocks, comparison.flagged_blocks) == (BLOCKS, 6)
-    assert comparison.disturbances == ("preempted",)
+    assert comparison.disturbances == ("clock",)
+
+
+@pytest.mark.parametrize("mark", ["preempted", "steal", "clock,preempted"])
+def test_blocks_without_processors_never_count_in_wall_time(mark: str) -> None:
+    """Two threads that spin at a barrier while one of them waits: 8 ms each time, whatever the code takes."""
+    slices = [
+        replace(sample, latency_ms=8.0, flags=mark)
+        if sample.flags and sample.implementation.startswith("pytorch")
+        else replace(sample, flags=mark if sample.flags else "")
+        for sample in make_samples(TWICE, flagged=12)
+    ]
+    found = compare(make_plan("ours"), slices, {}, {}).cases[0]
+    assert (found.blocks, found.flagged_blocks, found.left_out) == (13, 12, 12)
+    assert found.speedup == pytest.approx(2.0, rel=0.01)
+    assert (found.verdict, found.refused) == (Verdict.FASTER, None)
+
+
+def test_mostly_without_processors_is_no_result() -> None:
+    """As on a machine with other work on both cores: a tight interval around a time slice over a short call."""
+    samples = make_samples({"pytorch": 8.0, "pytorch_control": 8.0, "ours": 0.01}, flagged=13)
+    results = compare(make_plan("ours"), samples + make_samples(TWICE, "b/bf16"), {}, {})
+    first, second = results.cases
+    assert (first.verdict, first.refused, first.blocks) == (Verdict.UNDECIDED, Refusal.DISTURBED, BLOCKS)
+    assert (second.verdict, second.refused) == (Verdict.FASTER, None)
+    assert (results.verdict, results.refused) == (Verdict.UNDECIDED, Refusal.DISTURBED)
+
+
+@pytest.mark.parametrize("timer", [TimerKind.CPU, TimerKind.GRAPH, TimerKind.QUEUE])
+def test_time_that_stands_still_without_a_processor_is_not_refused_for_it(timer: TimerKind) -> None:
+    plan = replace(make_plan("ours"), timer=timer)
+    found = compare(plan, make_samples(TWICE, flagged=BLOCKS), {}, {}).cases[0]
+    assert (found.verdict, found.refused, found.blocks) == (Verdict.FASTER, None, BLOCKS)
+
+
+def test_older_rules_give_older_results() -> None:
+    results = compare(make_plan("ours"), make_samples(TWICE, flagged=13), {}, {}, rules=1)
+    assert (results.cases[0].verdict, results.rules) == (Verdict.FASTER, 1)
+
+
+def test_too_few_blocks_is_said() -> None:
+    few = [sample for sample in make_samples(TWICE) if sample.block < 5]
+    results = compare(make_plan("ours"), few, {}, {})
+    assert results.cases[0].refused is results.refused is Refusal.TOO_FEW_BLOCKS
 
 
 def test_the_most_frequent_disturbance_is_named_first() -> None:

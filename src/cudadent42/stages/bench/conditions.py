@@ -12,9 +12,7 @@ from pathlib import Path
 
 from cudadent42.model.records import Conditions
 from cudadent42.stages.bench.gpu_state import GpuState
-
-WAIT_LIMIT = 0.02
-"""``preempted``: the worker's threads were kept from running for more than this share of the block."""
+from cudadent42.timing.contention import WAIT_LIMIT
 
 STEAL_LIMIT = 0.01
 """``steal``: the hypervisor gave more than this share of the block's processor time to others."""
@@ -84,10 +82,10 @@ def flags(conditions: Conditions) -> list[str]:
 
 def _snapshot() -> _Snapshot:
     switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-    return _Snapshot(time.perf_counter(), switches, _wait_s(), _steal_s())
+    return _Snapshot(time.perf_counter(), switches, waited_s(), _steal_s())
 
 
-def _wait_s() -> float:
+def waited_s() -> float:
     """Seconds that this process's threads have spent ready but not running; NaN where Linux does not say."""
     try:
         statistics = [task.joinpath("schedstat").read_text() for task in Path("/proc/self/task").iterdir()]

@@ -23,12 +23,12 @@ from cudadent42.model.events import (
     Progress,
     Skipped,
 )
-from cudadent42.model.implementations import NOT_DONE, Call, Implementation
+from cudadent42.model.implementations import NOT_DONE, Call, Implementation, UnsupportedCaseError
 from cudadent42.model.records import BenchReport, Plan, Sample, TimerKind, VerifyReport
 from cudadent42.operations import numerics
 from cudadent42.operations.interface import Inputs
 from cudadent42.registry import get
-from cudadent42.stages.bench.conditions import ConditionWatch
+from cudadent42.stages.bench.conditions import ConditionWatch, waited_s
 from cudadent42.stages.bench.gpu_state import open_gpu_state
 from cudadent42.stages.bench.stopping import MIN_BUDGET_BLOCKS, Pace, pilot_blocks
 from cudadent42.stages.verify import (
@@ -44,14 +44,15 @@ from cudadent42.stages.verify import (
 from cudadent42.timing.cuda_timers import cuda_timer
 from cudadent42.timing.flush import flush_for
 from cudadent42.timing.memory import memory_mb
+from cudadent42.timing.processor_time import MOST_IDLE, ProcessorClock, idle_share
 from cudadent42.timing.timers import (
     CPU_WINDOW_S,
-    PASSES,
     PROCESSOR_WINDOW_S,
     ClockTimer,
     Reading,
     Timer,
     median_reading,
+    passes_for,
 )
 
 INPUT_SETS = 3
@@ -66,6 +67,12 @@ RETURN_WARM_UP = 1
 
 MEMORY_SHARE = 0.25
 """Of the machine's memory that inputs and outputs may fill between rounds; beyond that the cases do not take turns."""
+
+IDLE_WINDOW_S = 3e-3
+"""Of calls that are looked at for idle time, so that what surrounds them does not matter."""
+
+_MOST_IDLE_READINGS = 30
+"""However little processor time a reading takes: it may be waiting."""
 
 AFTER_TIMING = "after timing"
 """``VerifiedCase.input`` of the outputs that are checked again."""
@@ -82,6 +89,8 @@ class _Entrant:
     implementation: Implementation
     read: Callable[[], Reading]
     memory_mb: float
+    window_s: float = 0.0
+    """What a reading takes; known where a block has several."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,8 @@ class _Ready:
 
     inputs: Sequence[Inputs]
     entrants: Sequence[_Entrant]
+    passes: int = 1
+    """Windows of each in a block."""
     last: Mapping[str, Reading] = field(default_factory=dict)
     """Each one's last reading."""
 
@@ -223,7 +234,7 @@ class _Session:
         elif self.latest == case.id:
             warmup = 0
         if ready.entrants:
-            last = self._run_blocks(index, case, ready.entrants, blocks, warmup)
+            last = self._run_blocks(index, case, ready, blocks, warmup)
             self.ready[case.id] = replace(ready, last=last)
         self.latest = case.id
         if visit.forecast and (forecast := self.pace.forecast()):
@@ -252,7 +263,8 @@ class _Session:
         if not self._worth_timing(entrants):
             self.emit(Skipped("bench", case.id, "nothing left to compare"))
             return _Ready((), ())
-        return _Ready(inputs, entrants)
+        slowest_s = max(entrant.window_s for entrant in entrants)
+        return _Ready(inputs, entrants, passes_for(self.plan.timer, slowest_s))
 
     def _worth_timing(self, entrants: Sequence[_Entrant]) -> bool:
         """The baseline is there, and a rival where the plan has one (else the control)."""
@@ -280,6 +292,7 @@ class _Session:
                     self._warm_up(calls)
                     memory = memory_mb(calls[0], plan.device)
                     read = self.timer.calibrate(calls, inner)
+                    window_s = _processor_window_s(read) if plan.timer is TimerKind.CPU else 0.0
                     if plan.versions and inner is None:
                         inner = read().inner
             except NOT_DONE as error:
@@ -290,9 +303,9 @@ class _Session:
                 reason = f"raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"
                 self.emit(Skipped("bench", f"{case.id}/{name}", reason))
                 continue
-            entrants.append(_Entrant(name, implementation, read, memory))
+            entrants.append(_Entrant(name, implementation, read, memory, window_s))
             if name == plan.baseline and plan.control and control not in self.implementations:
-                entrants.append(_Entrant(control, implementation, read, memory))
+                entrants.append(_Entrant(control, implementation, read, memory, window_s))
         return entrants
 
     def _warm_up(self, calls: Sequence[Call]) -> None:
@@ -306,17 +319,17 @@ class _Session:
         self.warm = True
 
     def _run_blocks(
-        self, index: int, case: Case, entrants: Sequence[_Entrant], blocks: range, warmup: int
+        self, index: int, case: Case, ready: _Ready, blocks: range, warmup: int
     ) -> dict[str, Reading]:
         """Runs warm-up blocks, which do not count, and ``blocks``; returns each one's last reading."""
         plan = self.plan
-        by_name = {entrant.name: entrant for entrant in entrants}
+        by_name = {entrant.name: entrant for entrant in ready.entrants}
         counted = block_orders(list(by_name), plan.repeats, plan.seed, case.id)
         uncounted = block_orders(list(by_name), warmup, plan.seed, f"{case.id}/warm-up")
         last: dict[str, Reading] = {}
         for block, order in [(-1, order) for order in uncounted] + [(b, counted[b]) for b in blocks]:
             self.watch.start()
-            taken = self._take(index, case, [by_name[name] for name in order])
+            taken = self._take(index, case, [by_name[name] for name in order], ready.passes)
             last = {entrant.name: reading for entrant, reading, _ in taken}
             conditions, flags = self.watch.stop(case.id, block)
             latencies = {entrant.name: reading.latency_ms for entrant, reading, _ in taken}
@@ -342,12 +355,12 @@ class _Session:
         return last
 
     def _take(
-        self, index: int, case: Case, order: Sequence[_Entrant]
+        self, index: int, case: Case, order: Sequence[_Entrant], passes: int
     ) -> list[tuple[_Entrant, Reading, float]]:
         """One block: each entrant's reading, and when it was taken (the last time, where there are several passes)."""
         readings: dict[str, list[Reading]] = {entrant.name: [] for entrant in order}
         moments: dict[str, float] = {}
-        for turn in alternating(order, PASSES.get(self.plan.timer, 1)):
+        for turn in alternating(order, passes):
             for entrant in turn:
                 self.mark(Doing(index, case.id, entrant.name))
                 with entrant.implementation.context():
@@ -369,6 +382,21 @@ class _Session:
                 if not result.passed:
                     reason = f"its output after timing is wrong: {result.detail}"
                     self.emit(Skipped("bench", f"{case.id}/{name}", reason))
+
+
+def _processor_window_s(read: Callable[[], Reading]) -> float:
+    """Processor time of one reading. Raises UnsupportedCaseError for code that waits for what others do: processor time
+    is no measure of it."""
+    reading = read()
+    window_s = reading.latency_ms * reading.inner / 1e3
+    readings = max(1, min(_MOST_IDLE_READINGS, round(IDLE_WINDOW_S / max(window_s, 1e-9))))
+    idle = idle_share(lambda: [read() for _ in range(readings)], waited_s)
+    if idle > MOST_IDLE:
+        raise UnsupportedCaseError(
+            f"for {idle:.0%} of its calls' time neither it nor its child processes run: it waits for others' work, "
+            "which processor time does not count; use --timer call"
+        )
+    return window_s
 
 
 def _own_control(plan: Plan, usable: Collection[str]) -> dict[str, Implementation]:
@@ -409,7 +437,8 @@ def _timer(plan: Plan) -> Timer:
     if plan.device.startswith("cuda"):
         return cuda_timer(plan.timer, plan.device, flush)
     if plan.timer is TimerKind.CPU:
-        return ClockTimer(flush, time.process_time_ns, PROCESSOR_WINDOW_S)
+        clock = ProcessorClock()
+        return ClockTimer(flush, clock, PROCESSOR_WINDOW_S, clock.look_around)
     return ClockTimer(flush)
 
 

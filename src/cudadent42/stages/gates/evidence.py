@@ -9,7 +9,8 @@ from pathlib import Path
 
 from cudadent42.base.errors import UsageError
 from cudadent42.decisions.gates import PROFILE_PREFIX, Evidence, Measured
-from cudadent42.model.records import Comparison, Plan, Results, Verdict, VerifyReport
+from cudadent42.decisions.verdicts import REFUSALS
+from cudadent42.model.records import Comparison, Plan, Refusal, Results, Verdict, VerifyReport
 from cudadent42.runs.run_folder import RunFolder, load_run
 
 PROFILE = "profile.json"
@@ -101,6 +102,9 @@ def _overall(plan: Plan, results: Results | None) -> dict[str, Measured]:
     blocks = sum(row.measured_blocks for row in results.cases)
     found["flagged_share"] = Measured(sum(row.flagged_blocks for row in results.cases) / max(1, blocks))
     found["verdict"] = Measured(results.verdict.value)
+    if results.refused is Refusal.DISTURBED:
+        nothing = Measured(math.nan, reason=REFUSALS[results.refused])
+        return found | dict.fromkeys(("speedup", "slowdown"), nothing)
     return found | _ratios(
         results.speedup_geomean,
         results.speedup_geomean_ci_low,
@@ -129,11 +133,17 @@ def _by_case(plan: Plan, results: Results | None) -> dict[str, dict[str, Measure
             row.blocks,
             _excess(control.get(case.id, 1.0), results.margin),
         )
-        plain = {
-            "verdict": Measured(row.verdict.value),
+        times = {
             "latency_ms": Measured(row.latency_ms),
             "baseline_latency_ms": Measured(row.baseline_latency_ms),
+        }
+        if row.refused is Refusal.DISTURBED:
+            nothing = Measured(math.nan, reason=REFUSALS[row.refused])
+            ratios, times = dict.fromkeys(ratios, nothing), dict.fromkeys(times, nothing)
+        plain = {
+            "verdict": Measured(row.verdict.value),
             "flagged_share": Measured(row.flagged_blocks / max(1, row.measured_blocks)),
+            **times,
         }
         for name, measured in (ratios | plain).items():
             found[name][case.id] = measured
