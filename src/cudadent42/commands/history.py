@@ -84,7 +84,8 @@ def history(
 
 def _plot(output: Path, found: list[Track], case: str) -> int:
     """Write the picture; how many tracks are in it."""
-    from cudadent42.stages.report.figures.history import MOST_PANELS, history, page
+    from cudadent42.stages.report.figures.history import MOST_PANELS, history
+    from cudadent42.stages.report.history import page
 
     drawn = page(found, case) if output.suffix == ".html" else history(found[:MOST_PANELS], case)
     output.write_text(drawn, encoding="utf-8", errors="replace")

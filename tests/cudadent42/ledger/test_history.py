@@ -17,7 +17,8 @@ from cudadent42.ledger import queries
 from cudadent42.ledger.database import connect
 from cudadent42.ledger.queries import Point
 from cudadent42.model.history import tracks
-from cudadent42.stages.report.figures.history import MOST_PANELS, history, page
+from cudadent42.stages.report.figures.history import MOST_PANELS, history
+from cudadent42.stages.report.history import page
 
 MakeRun = Callable[..., Path]
 
@@ -114,8 +115,9 @@ def test_a_page_draws_the_longest_tracks_and_lists_all() -> None:
     points = [at(i % 28, implementation=f"race-{i}") for i in range(40)]
     drawn = page(tracks([at(0), at(1), *points]), "one")
     assert drawn.count("<table") == 41
-    assert drawn.count("<caption>") == 41
-    assert drawn.count("against pytorch") == 41 + MOST_PANELS
+    assert drawn.count('<h2 id="h-track-') == 41
+    assert drawn.count("against pytorch") == 2 * 41 + MOST_PANELS  # heading, contents; picture
+    assert "The 12 longest of 41 tracks are drawn." in drawn
 
 
 def test_names_are_text_and_not_markup() -> None:

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from cudadent42.session.report.view import View
+from cudadent42.stages.report import pages, svg
 
 
 def render(view: View) -> str:
     """The page."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+    template = pages.environment(Path(__file__).parent).get_template("session.html.j2")
+    return template.render(
+        view=view, css=pages.style(svg.Sheet()), contents=[], version=view.state.started.version
     )
-    return environment.get_template("session.html.j2").render(view=view)

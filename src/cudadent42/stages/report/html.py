@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from cudadent42.model.records import VerifiedCase
-from cudadent42.stages.report import facts, gates, keys, notices, profile, svg, text
+from cudadent42.stages.report import facts, gates, keys, notices, pages, profile, svg, text
 from cudadent42.stages.report.cases import CaseRow, shares_of_bound
 from cudadent42.stages.report.figures.control import control
 from cudadent42.stages.report.figures.errors import errors
 from cudadent42.stages.report.figures.roofline import roofline
 from cudadent42.stages.report.figures.samples import Strips, strips
 from cudadent42.stages.report.figures.speedup import speedup
+from cudadent42.stages.report.rivals import standings
 from cudadent42.stages.report.view import View
-
-_TEMPLATES = Path(__file__).parent / "templates"
-_MARKS = {"faster": "●", "slower": "▼", "equal": "■", "undecided": "○"}
 
 
 @dataclass(frozen=True)
@@ -41,13 +38,6 @@ class _Group:
 
 def render(view: View) -> str:
     """The page."""
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     manifest, plan = view.run.manifest, view.run.plan
     samples = strips(view)
     sheet = svg.Sheet()
@@ -55,56 +45,53 @@ def render(view: View) -> str:
     cards = _cards(view, samples, sheet)
     profiled = profile.section(view.profiled, sheet) if view.profiled else None
     judged = gates.gate_report(view)
-    return environment.get_template("report.html.j2").render(
-        view=view,
-        version=manifest.version,
-        suite=text.clean(plan.suite),
-        css=Markup(_css(sheet)),
-        marks=_MARKS,
-        headline=_headline(view),
-        notices=notices.notices(view),
-        tiles=_tiles(view),
-        tally=[
-            {"word": v.value, "count": n} for v, n in sorted(view.verdicts.items(), key=lambda item: -item[1])
-        ],
-        case_count=text.plural(len(view.rows), "case"),
-        margin=text.percent(plan.margin),
-        figure=figures,
-        speedup_key=keys.speedup_key(view),
-        blocks=_blocks(view),
-        flagged=any(row.comparison and row.comparison.flagged_blocks for row in view.rows),
-        groups=[(text.clean(dtype), _group(view, dtype)) for dtype in view.dtypes],
-        others=_others(view),
-        rivals_line=facts.rivals_line(view.run.results, view.candidate_name),
-        gate_line=gates.headline(judged) if judged else "",
-        gate_rows=gates.rows(judged) if judged else [],
-        cards=cards,
-        sample_line=_sample_line(view, samples),
-        lane_key=keys.lane_key(view, samples),
-        control_line=facts.control_line(view),
-        profile=profiled,
-        roofline_line=facts.roofline_line(view),
-        roofline_key=keys.roofline_key(view),
-        error_key=keys.error_key(view),
-        checks=[_check(c) for c in sorted(view.checked, key=lambda check: check.passed)],
-        kernels=facts.kernels(view),
-        resources=any(k.resources for k in view.run.build.kernels) if view.run.build else False,
-        summary=text.clean(view.run.machine.summary),
-        run_facts=facts.run_facts(view),
-        machine_facts=facts.machine_facts(view),
-        preflight=view.run.machine.checks,
-        not_measured=notices.not_measured(view),
-        reproduce=facts.reproduce(view),
-        reproduce_note=facts.reproduce_note(view),
+    return (
+        pages.environment()
+        .get_template("report.html.j2")
+        .render(
+            view=view,
+            version=manifest.version,
+            suite=text.clean(plan.suite),
+            css=pages.style(sheet),
+            contents=[],
+            headline=_headline(view),
+            notices=notices.notices(view),
+            tiles=_tiles(view),
+            tally=[
+                {"word": v.value, "count": n}
+                for v, n in sorted(view.verdicts.items(), key=lambda item: -item[1])
+            ],
+            case_count=text.plural(len(view.rows), "case"),
+            margin=text.percent(plan.margin),
+            figure=figures,
+            speedup_key=keys.speedup_key(view),
+            blocks=_blocks(view),
+            flagged=any(row.comparison and row.comparison.flagged_blocks for row in view.rows),
+            groups=[(text.clean(dtype), _group(view, dtype)) for dtype in view.dtypes],
+            rivals=_rivals(view),
+            rivals_line=facts.rivals_line(view.run.results, view.candidate_name),
+            gate_line=gates.headline(judged) if judged else "",
+            gate_rows=gates.rows(judged) if judged else [],
+            cards=cards,
+            sample_line=_sample_line(view, samples),
+            lane_key=keys.lane_key(view, samples),
+            control_line=facts.control_line(view),
+            profile=profiled,
+            roofline_line=facts.roofline_line(view),
+            roofline_key=keys.roofline_key(view),
+            error_key=keys.error_key(view),
+            checks=[_check(c) for c in sorted(view.checked, key=lambda check: check.passed)],
+            kernels=facts.kernels(view),
+            resources=any(k.resources for k in view.run.build.kernels) if view.run.build else False,
+            summary=text.clean(view.run.machine.summary),
+            run_facts=facts.run_facts(view),
+            machine_facts=facts.machine_facts(view),
+            preflight=view.run.machine.checks,
+            not_measured=notices.not_measured(view),
+            reproduce=facts.reproduce(view),
+            reproduce_note=facts.reproduce_note(view),
+        )
     )
-
-
-def _css(sheet: svg.Sheet) -> str:
-    palette = f":root{{{svg.variables(dark=False)}}}"
-    palette += f"@media (prefers-color-scheme:dark){{:root{{{svg.variables(dark=True)}}}}}"
-    # Paper is white whatever the screen is.
-    palette += f"@media print{{:root{{{svg.variables(dark=False)}}}}}"
-    return palette + svg.classes() + sheet.css() + (_TEMPLATES / "report.css").read_text(encoding="utf-8")
 
 
 def _figures(view: View, sheet: svg.Sheet) -> dict[str, Markup]:
@@ -199,19 +186,50 @@ def _case(row: CaseRow) -> dict[str, Any]:
     }
 
 
-def _others(view: View) -> list[dict[str, str]]:
+def _rivals(view: View) -> dict[str, Any] | None:
+    """Cases by implementations; None where there is only the candidate."""
+    results = view.run.results
+    if results is None or not view.other_names:
+        return None
+    columns = standings(results)
+    return {
+        "names": [text.implementation(column.implementation) for column in columns],
+        "rows": [
+            {
+                "case": f"{row.name}/{row.case.dtype}",
+                "cells": _cells(row, [column.implementation for column in columns], view.candidate_name),
+            }
+            for row in view.rows
+            if row.comparison or row.others
+        ],
+        "means": [
+            {"speedup": text.ratio(column.speedup), "cells": _of_all(column.cells, len(view.rows))}
+            for column in columns
+        ],
+        "ratios": [text.ratio(column.ratio) for column in columns[1:]],
+    }
+
+
+def _cells(row: CaseRow, names: Sequence[str], candidate: str) -> list[dict[str, str] | None]:
+    """What each implementation reached on a case; None where it was not timed."""
+    timed = [row.comparison if name == candidate else row.others.get(name) for name in names]
+    fastest = min((each.latency_ms for each in timed if each is not None), default=math.nan)
     return [
         {
-            "case": f"{row.name}/{row.case.dtype}",
-            "implementation": text.implementation(name),
-            "latency": text.latency(found.latency_ms),
-            "speedup": text.ratio(found.speedup),
-            "interval": text.interval(found.ci_low, found.ci_high),
-            "verdict": found.verdict.value,
+            "speedup": text.ratio(each.speedup),
+            "interval": text.interval(each.ci_low, each.ci_high),
+            "latency": text.latency(each.latency_ms),
+            "verdict": each.verdict.value,
+            "fastest": "lead" if each.latency_ms == fastest else "",
         }
-        for row in view.rows
-        for name, found in row.others.items()
+        if each is not None
+        else None
+        for each in timed
     ]
+
+
+def _of_all(count: int, all_: int) -> str:
+    return "" if count == all_ else f"{count} of {all_}"
 
 
 def _cards(view: View, samples: Strips, sheet: svg.Sheet) -> list[dict[str, Any]]:

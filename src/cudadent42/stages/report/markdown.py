@@ -6,10 +6,12 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
+from cudadent42.model.records import Comparison
 from cudadent42.profiles.text import ablations, known, times, unasked
 from cudadent42.stages.gates import report_lines
 from cudadent42.stages.report import facts, gates, notices, text
 from cudadent42.stages.report.cases import CaseRow, shares_of_bound
+from cudadent42.stages.report.rivals import Standing, standings
 from cudadent42.stages.report.view import Tone, View
 
 _SPECIAL = re.compile(r"([\\`*_\[\]|~$@])")
@@ -32,7 +34,7 @@ def render(view: View) -> str:
         escape(facts.roofline_line(view)),
         _fold("Machine and versions", [f"`{_code(view.run.machine.summary)}`", _rows(_all_facts(view))]),
         _fold("Kernels", _kernels(view)),
-        _fold("Other implementations", _others(view)),
+        _fold("All implementations", _others(view)),
         _fold("Checks closest to their bound", _checks(view)),
         _fold("Not measured here", ["\n".join(f"* {escape(line)}" for line in notices.not_measured(view))]),
         _fold(
@@ -137,17 +139,41 @@ def _cells(row: Mapping[str, object], *columns: str) -> str:
 
 
 def _others(view: View) -> list[str]:
-    lines = [
-        f"| {escape(row.name)} | {escape(row.case.dtype)} | {escape(text.implementation(name))} "
-        f"| {text.latency(found.latency_ms)} | {text.ratio(found.speedup)} "
-        f"| {text.interval(found.ci_low, found.ci_high)} | {found.verdict.value} |"
-        for row in view.rows
-        for name, found in row.others.items()
-    ]
-    if not lines:
+    """Speed-ups over the baseline, a row a case and a column an implementation, with their means."""
+    results = view.run.results
+    if results is None or not view.other_names:
         return []
-    head = ["| case | dtype | implementation | latency | speed-up | 95 % interval | verdict |"]
-    return ["\n".join([*head, "| --- | --- | --- | ---: | ---: | --- | --- |", *lines])]
+    columns = standings(results)
+    names = [column.implementation for column in columns]
+    head = [
+        f"| speed-up over {escape(view.baseline)} | "
+        + " | ".join(escape(text.implementation(name)) for name in names)
+        + " |",
+        "| --- |" + " ---: |" * len(names),
+    ]
+    lines = []
+    for row in view.rows:
+        timed = [row.comparison if name == view.candidate_name else row.others.get(name) for name in names]
+        if any(timed):
+            cells = " | ".join(_reached(each) for each in timed)
+            lines.append(f"| {escape(row.name)}/{escape(row.case.dtype)} | {cells} |")
+    means = " | ".join(_mean(column, len(view.rows)) for column in columns)
+    ratios = " | ".join(text.ratio(column.ratio) for column in columns[1:])
+    lines.append(f"| **geometric mean** | {means} |")
+    lines.append(f"| **{escape(view.candidate)} over it** | | {ratios} |")
+    return ["\n".join([*head, *lines])]
+
+
+def _reached(found: Comparison | None) -> str:
+    if found is None:
+        return "not timed"
+    interval = text.interval(found.ci_low, found.ci_high)
+    return f"**{text.ratio(found.speedup)}** {found.verdict.value} ({interval})"
+
+
+def _mean(standing: Standing, cases: int) -> str:
+    mean = f"**{text.ratio(standing.speedup)}**"
+    return mean if standing.cells == cases else f"{mean} ({standing.cells} of {cases})"
 
 
 def _checks(view: View) -> list[str]:

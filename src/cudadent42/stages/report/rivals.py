@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
 
@@ -25,6 +26,48 @@ class Rivals:
     closest: Rival
     """Where the ratio is smallest."""
     cells: tuple[Rival, ...]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One implementation over all cells that it was timed on."""
+
+    implementation: str
+    cells: int
+    speedup: float
+    """Geometric mean over the baseline; NaN where a cell has none."""
+    ratio: float
+    """Geometric mean of its median latency over the candidate's; NaN where they share no cell."""
+
+
+def standings(results: Results) -> tuple[Standing, ...]:
+    """The candidate first, then the others in the order in which they were timed."""
+    own = {(c.name, c.dtype): c.latency_ms for c in results.cases}
+    timed: dict[str, list[Comparison]] = {results.candidate: list(results.cases)}
+    for other in results.others:
+        timed.setdefault(other.implementation, []).append(other)
+    return tuple(
+        Standing(
+            implementation=name,
+            cells=len(comparisons),
+            speedup=_mean([c.speedup for c in comparisons]),
+            ratio=_mean(
+                [
+                    c.latency_ms / own[c.name, c.dtype]
+                    for c in comparisons
+                    if own.get((c.name, c.dtype), 0) > 0
+                ]
+            ),
+        )
+        for name, comparisons in timed.items()
+    )
+
+
+def _mean(values: list[float]) -> float:
+    """Geometric; NaN of none and of what has none."""
+    if not values or not all(math.isfinite(value) and value > 0 for value in values):
+        return math.nan
+    return statistics.geometric_mean(values)
 
 
 def rivals(results: Results) -> Rivals | None:

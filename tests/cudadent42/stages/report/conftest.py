@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,6 +30,8 @@ from cudadent42.runs import run_folder
 from cudadent42.runs.run_folder import Manifest, RunFolder, RunStatus
 from cudadent42.runs.source import Revision
 from flashmoe_science.jit.records import KernelBuild, Recipe, Resources
+
+sys.path.insert(0, str(Path(__file__).parent))  # for the modules that tests here share
 
 SHAPES = (
     ("tiny", 1, 1, 32, 64, False),

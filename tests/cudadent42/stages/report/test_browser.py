@@ -2,100 +2,22 @@
 
 from __future__ import annotations
 
-import html
-import json
-import os
-import re
-import shutil
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
+from browser import look
 
+from cudadent42.ledger.queries import Point
+from cudadent42.model.history import tracks
 from cudadent42.runs.run_folder import RunFolder
+from cudadent42.session import protocol
+from cudadent42.session.clock import Instant
+from cudadent42.session.events import Entry, Noted, Settings, Started, WorkEnded, WorkOutcome, WorkStarted
+from cudadent42.session.report import html as session_html
+from cudadent42.session.report.view import View as SessionView
+from cudadent42.session.state import replay
 from cudadent42.stages import report
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-FLAGS = (
-    "--headless",
-    "--hide-scrollbars",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--enable-logging=stderr",
-    # The probe reads the page in its frame; to the browser every file is an origin of its own.
-    "--allow-file-access-from-files",
-    "--virtual-time-budget=5000",
-    "--dump-dom",
-)
-
-PROBE = """<!doctype html><title>probe</title><body style="margin:0">
-<iframe id="page" src="report.html" style="width:{width}px;height:900px;border:0"></iframe>
-<pre id="found"></pre>
-<script>
-document.getElementById("page").onload = event => {{
-  const page = event.target.contentDocument, root = page.documentElement;
-  const visible = element => {{
-    const box = element.getBoundingClientRect();
-    return box.width > 0 && box.height > 0;
-  }};
-  const verdict = page.getElementById("verdict"), box = verdict.getBoundingClientRect();
-  const texts = [...page.querySelectorAll("svg[role=img] text")].filter(visible);
-  const pictures = [...page.querySelectorAll("svg[role=img]")].filter(visible);
-  document.getElementById("found").textContent = JSON.stringify({{
-    width: root.clientWidth,
-    content: root.scrollWidth,
-    verdict: verdict.innerText,
-    inside: box.left >= 0 && box.right <= root.clientWidth && box.top < 400,
-    background: page.defaultView.getComputedStyle(page.body).backgroundColor,
-    ink: page.defaultView.getComputedStyle(verdict).color,
-    pictures: pictures.map(picture => picture.getAttribute("aria-labelledby")),
-    outside: pictures.filter(p => p.getBoundingClientRect().right > root.clientWidth + 1).length,
-    smallest: Math.min(...texts.map(text => text.getBoundingClientRect().height)),
-    requests: page.defaultView.performance.getEntriesByType("resource").map(entry => entry.name),
-  }});
-}};
-</script>
-"""
-
-
-def browser() -> str:
-    found = next((path for path in map(shutil.which, BROWSERS) if path), None)
-    if found is None:
-        pytest.skip(f"no browser found; looked for {', '.join(BROWSERS)}")
-    return found
-
-
-def look(folder: Path, width: int, profile: Path, *extra: str) -> dict[str, Any]:
-    """What the browser makes of ``report.html`` in a frame that wide."""
-    probe = folder / f"probe-{width}.html"
-    probe.write_text(PROBE.format(width=width), encoding="utf-8")
-    sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
-    done = subprocess.run(
-        [
-            browser(),
-            *FLAGS,
-            *sandbox,
-            *extra,
-            f"--user-data-dir={profile}",
-            "--window-size=1600,1000",
-            probe.as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    assert said == []
-    match = re.search(r'<pre id="found">(.+?)</pre>', done.stdout, re.DOTALL)
-    assert match, done.stderr[-2000:]
-    found: dict[str, Any] = json.loads(html.unescape(match.group(1)))
-    return found
+from cudadent42.stages.report import history
 
 
 @pytest.mark.parametrize(("width", "shown", "hidden"), [(1280, "wide", "narrow"), (390, "narrow", "wide")])
@@ -120,6 +42,67 @@ def test_long_names_do_not_widen_a_phone(make, tmp_path_factory: pytest.TempPath
     report.write_run(run)
     found = look(run.path, 360, tmp_path_factory.mktemp("profile"))
     assert found["content"] <= 360
+
+
+LONG = "cudadent42@" + "feature/ping-pong-with-a-long-name-" * 6
+
+
+@pytest.mark.parametrize("width", [320, 390])
+def test_no_page_of_a_run_cuts_its_headline_on_a_phone(
+    make,  # type: ignore[no-untyped-def]
+    tmp_path_factory: pytest.TempPathFactory,
+    width: int,
+) -> None:
+    rivals = ("flash_attn", "flashinfer", "xformers", LONG + "-and-back")
+    run = make(
+        implementations=("pytorch@0123abcd", LONG, *rivals), names=("tiny", "x" * 90), dtypes=("bf16",)
+    )
+    report.write_run(run)
+    found = look(run.path, width, tmp_path_factory.mktemp("profile"))
+    assert found["content"] <= width
+    assert found["cut"] == found["outside"] == 0
+    assert found["inside"]
+
+
+def test_a_history_fits_a_phone(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    numbers = (1.5, 1.4, 1.6, "faster", 1.0)
+    points = [
+        Point(
+            *(f"r{day}", f"2026-01-{day:02d}T00:00:00.000+00:00", "runs/" + "a" * 120, "abc", "GPU " * 20),
+            *("dev=GPU A", "call", "warm", "{}", "x" * 80, "bf16", LONG, "pytorch", *numbers),
+        )
+        for day in range(1, 9)
+    ]
+    (tmp_path / "history.html").write_text(history.page(tracks(points), "x" * 80), encoding="utf-8")
+    found = look(tmp_path, 320, tmp_path_factory.mktemp("profile"), page="history.html")
+    assert found["content"] <= 320
+    assert found["cut"] == found["outside"] == 0
+
+
+def test_a_session_fits_a_phone_and_looks_like_a_run(
+    small: RunFolder, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    chosen = protocol.load("default")[0]
+    name = chosen.checkpoints[0].name
+    begin = Started(1, "0", "x" * 90, chosen, Settings("default", "race", budget_minutes=80.0), "c0", "b0")
+    events = (
+        begin,
+        WorkStarted(name, "runs/" + "y" * 90, None),
+        WorkEnded(WorkOutcome.FINISHED, "", 9, True, 1.5, 1.4, 1.6, "faster"),
+        Noted("z" * 300),
+    )
+    entries = [
+        Entry(number, Instant(f"2026-01-01T00:0{number}:00+00:00", 60.0 * number, "0", "host"), event)
+        for number, event in enumerate(events)
+    ]
+    (small.path / "session.html").write_text(session_html.render(SessionView("x" * 90, replay(entries))))
+    report.write_run(small)
+    profile = tmp_path_factory.mktemp("profile")
+    found = look(small.path, 320, profile, page="session.html")
+    assert found["content"] <= 320
+    assert found["cut"] == 0
+    run = look(small.path, 320, profile)
+    assert (found["background"], found["font"]) == (run["background"], run["font"])
 
 
 def test_dark_and_light_differ(small: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> None:

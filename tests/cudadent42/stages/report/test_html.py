@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
@@ -266,11 +267,36 @@ def test_one_case_is_spoken_of_as_one(make) -> None:  # type: ignore[no-untyped-
     assert "Slowest case" not in page.words
 
 
-def test_other_implementations_have_their_own_table(make) -> None:  # type: ignore[no-untyped-def]
-    page = parse(make(implementations=("pytorch", "cudadent42", "flash_attn", "flashinfer")))
-    rows = page.tables["others"][1:]
-    assert len(rows) == 48
-    assert {row[1] for row in rows} == {"flash_attn", "flashinfer"}
+def test_all_implementations_stand_in_one_matrix(make) -> None:  # type: ignore[no-untyped-def]
+    run = make(implementations=("pytorch", "cudadent42", "flash_attn", "flashinfer"))
+    page = parse(run)
+    head, *rows, means, ratios = page.tables["others"]
+    assert head == ["Case", "cudadent42", "flash_attn", "flashinfer"]
+    assert [row[0] for row in rows] == [case.id for case in run.plan.cases]
+    other = next(c for c in run.results.others if c.implementation == "flashinfer")
+    assert page.row("others", f"{other.name}/{other.dtype}")[3].startswith(f"{other.speedup:.2f}×")
+    of_it = [c.speedup for c in run.results.others if c.implementation == "flashinfer"]
+    assert means[0] == "Geometric mean"
+    assert means[3] == f"{statistics.geometric_mean(of_it):.2f}×"
+    assert ratios[0] == "cudadent42 over it"
+    assert page.row("latencies", run.plan.cases[0].id)[1].endswith("s")
+
+
+def test_a_rival_that_was_not_timed_everywhere_says_so(make) -> None:  # type: ignore[no-untyped-def]
+    run = make(implementations=("pytorch", "cudadent42", "flash_attn"), dtypes=("bf16",))
+    page = parse(replace(run, results=replace(run.results, others=run.results.others[:5])))
+    *_, last, means, _ = page.tables["others"]
+    assert last[2] == "not timed"
+    assert means[2].endswith("5 of 12 cases")
+
+
+def test_the_list_of_contents_leads_to_every_section(run: RunFolder) -> None:
+    page = parse(run)
+    sections = [value for tag, name, value in page.attributes if (tag, name) == ("h2", "id")]
+    assert [value for tag, name, value in page.attributes if (tag, name) == ("a", "href")] == [
+        f"#{name}" for name in sections
+    ]
+    assert len(sections) > 8
 
 
 def test_gpu_run_shows_resources(make) -> None:  # type: ignore[no-untyped-def]

@@ -68,9 +68,13 @@ def test_unfinished_run(run: RunFolder) -> None:
     assert "not compared: the run ended before it was compared; 75 samples kept" in text
 
 
-def test_other_implementations_are_listed(make) -> None:  # type: ignore[no-untyped-def]
+def test_all_implementations_stand_in_one_matrix(make) -> None:  # type: ignore[no-untyped-def]
     text = render(make(implementations=("pytorch", "cudadent42", "flash_attn")))
-    assert sum(len(row) == 7 and row[2] == "flash\\_attn" for row in table_rows(text)) == 24
+    rows = [row for row in table_rows(text) if len(row) == 3]
+    assert rows[0] == ["speed-up over pytorch", "cudadent42", "flash\\_attn"]
+    assert len(rows) == 1 + 24 + 2
+    assert rows[-2][0] == "**geometric mean**"
+    assert rows[-1][0] == "**cudadent42 over it**"
 
 
 def test_resources_of_gpu_kernels(make) -> None:  # type: ignore[no-untyped-def]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -31,8 +30,8 @@ _FEWEST_LETTERS = 8
 """Of a machine's name, however little room there is."""
 
 
-def history(tracks: Sequence[Track], name: str) -> str:
-    """The picture, on its own. ``tracks`` is not empty; the numbers are in `page`'s tables too."""
+def history(tracks: Sequence[Track], name: str, sheet: svg.Sheet | None = None) -> str:
+    """The picture, for a page with that sheet or on its own. ``tracks`` is not empty."""
     block = _HEAD + _HEIGHT + _FOOT
     fig = svg.figure(_WIDTH, block * len(tracks))
     tips: dict[int, str] = {}
@@ -43,27 +42,8 @@ def history(tracks: Sequence[Track], name: str) -> str:
         prefix="history",
         title=f"Speed-up of {name} over its runs",
         description="A mark for each run, with its 95 % interval; dashed lines where the machine changed.",
-        sheet=None,
+        sheet=sheet,
         tips=tips,
-    )
-
-
-def page(tracks: Sequence[Track], name: str) -> str:
-    """The picture of the first tracks, and tables of all, as one HTML file that needs nothing else."""
-    tables = "".join(_table(track) for track in tracks)
-    picture = history(tracks[:MOST_PANELS], name)
-    heading = escape(text.clean(name))
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none';style-src 'unsafe-inline'\">"
-        f'<meta name="color-scheme" content="light dark"><title>History of {heading}</title>'
-        "<style>body{font:16px/1.5 system-ui,sans-serif;max-width:1104px;margin:2em auto;padding:0 1em}"
-        "svg{width:100%;height:auto}table{border-collapse:collapse;margin:1em 0 2em}"
-        "th,td{text-align:left;padding:.2em .8em .2em 0;border-bottom:1px solid #8884}"
-        "caption{text-align:left;font-weight:600;padding:.3em 0}"
-        "td.n{text-align:right;font-variant-numeric:tabular-nums}"
-        f"</style></head><body><h1>History of {heading}</h1>\n{picture}\n{tables}</body></html>\n"
     )
 
 
@@ -119,29 +99,3 @@ def _machines(axes: Axes, track: Track) -> None:
         marks.write(axes, begin - 0.45, 1 + 14 / _HEIGHT, name, size=11, place="column")
     for change in track.changes:
         axes.axvline(change - 0.5, color=Role.MUTED.placeholder, linewidth=1, linestyle=(0, (4, 3)), zorder=2)
-
-
-def _table(track: Track) -> str:
-    head = "".join(
-        f"<th>{name}</th>"
-        for name in (
-            "started (UTC)",
-            "revision",
-            "machine",
-            "speed-up",
-            "95 % interval",
-            "verdict",
-            "run folder",
-        )
-    )
-    rows = []
-    for number, point in enumerate(track.points):
-        machine = f"now {point.machine}" if number in track.changes else point.machine
-        cells = (point.started[:19].replace("T", " "), point.revision, machine)
-        words = "".join(f"<td>{escape(text.clean(cell))}</td>" for cell in cells)
-        numbers = (text.ratio(point.speedup), text.interval(point.ci_low, point.ci_high))
-        words += "".join(f'<td class="n">{escape(cell)}</td>' for cell in numbers)
-        words += f"<td>{escape(point.verdict)}</td><td>{escape(text.clean(point.path))}</td>"
-        rows.append(f"<tr>{words}</tr>")
-    caption = escape(text.clean(track.title))
-    return f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from cudadent42.stages.report import svg, text
 from cudadent42.stages.report.cases import CaseRow
-from cudadent42.stages.report.figures import marks
+from cudadent42.stages.report.figures import labels, marks
 from cudadent42.stages.report.svg import Role
 from cudadent42.stages.report.view import View
 
@@ -19,6 +19,8 @@ _LEFT = 50.0
 _GAP = 28.0
 _FOOT = 46.0
 _THOUSANDS_FROM = 1e5
+_MARK = 7.0
+_NAME_LETTERS = 20
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,23 @@ class Frame:
     ticks: int
 
 
+@dataclass(frozen=True)
+class Beside:
+    """Words at an offset in pixels from a place in data coordinates."""
+
+    x: float
+    y: float
+    words: str
+    align: str
+    dx: float
+    dy: float
+
+
 def roofline(view: View, sheet: svg.Sheet, *, wide: bool) -> str:
-    """A panel per dtype with its cases, baseline and candidate joined; empty where nothing was timed."""
+    """A panel per dtype with its cases, baseline and candidate joined; empty where nothing was timed.
+
+    Names stand beside the candidate's marks where they overlap nothing.
+    """
     rows = [row for row in view.timed if _drawable(row)]
     if not rows:
         return ""
@@ -57,15 +74,19 @@ def roofline(view: View, sheet: svg.Sheet, *, wide: bool) -> str:
             axes, 0, 1 + 14 / height, text.clean(dtype), role=Role.INK, size=13, bold=True, place="axes"
         )
         draw_grid(axes, frame, height)
-        draw_ceilings(axes, frame, view.peak(dtype), view.bandwidth)
-        for row in rows:
-            if row.case.dtype == dtype:
-                _case(axes, view, row, tips)
+        roofs = draw_ceilings(axes, frame, view.peak(dtype), view.bandwidth)
+        here = [row for row in rows if row.case.dtype == dtype]
+        for row in here:
+            _case(axes, view, row, tips)
+        _names(axes, here, roofs, view.peak(dtype))
     return svg.render(
         fig,
         prefix=f"roofline-{'wide' if wide else 'narrow'}",
         title="Roofline: achieved GFLOP/s against floating-point operations per byte",
-        description="Every timed case, the baseline's rate joined to the candidate's.",
+        description="; ".join(
+            f"{row.name} {row.case.dtype}: {text.figures(row.baseline_gflops)} to {text.figures(row.gflops)}"
+            for row in rows
+        ),
         sheet=sheet,
         tips=tips if wide else None,
         css_class="wide" if wide else "narrow",
@@ -127,34 +148,69 @@ def _rate_label(rate: float) -> str:
     return f"{rate:,.5g}" if rate < _THOUSANDS_FROM else f"{rate / 1e3:,.5g}k"
 
 
-def draw_ceilings(axes: Axes, frame: Frame, peak: tuple[str, float] | None, bandwidth: float) -> None:
-    """The compute roof, and the memory slope up to where they meet."""
+def draw_ceilings(axes: Axes, frame: Frame, peak: tuple[str, float] | None, bandwidth: float) -> list[Beside]:
+    """The compute roof, and the memory slope up to where they meet; what is written at them."""
     (left, right), (low, high) = frame.intensity, frame.rate
+    written = []
     if peak is not None:
         name, rate = peak
         knee = min(max(left, rate / bandwidth), right) if bandwidth > 0 else left
         marks.rule(axes, (knee, right), (rate, rate), Role.INK, 1.4, zorder=2)
-        _roof_label(axes, right, rate, f"{text.clean(name)} peak {text.figures(rate)}", "right")
+        written.append(
+            Beside(right, rate, f"{text.clean(name)} peak {text.figures(rate)}", "right", 0.0, 9.0)
+        )
         high = rate
     if bandwidth > 0:
         start, end = max(left, low / bandwidth), min(right, high / bandwidth)
         if end > start:
             marks.rule(axes, (start, end), (start * bandwidth, end * bandwidth), Role.INK, 1.4, zorder=2)
-            _roof_label(axes, start, start * bandwidth, f"copy {text.figures(bandwidth)} GB/s", "left")
+            words = f"copy {text.figures(bandwidth)} GB/s"
+            written.append(Beside(start, start * bandwidth, words, "left", 8.0, -6.0))
+    for label in written:
+        _write_beside(axes, label, Role.INK, 11)
+    return written
 
 
-def _roof_label(axes: Axes, x: float, y: float, words: str, align: str) -> None:
+def _write_beside(axes: Axes, label: Beside, role: Role, size: float) -> None:
     axes.annotate(
-        words,
-        (x, y),
-        (0, 9) if align == "right" else (8, -6),
+        label.words,
+        (label.x, label.y),
+        (label.dx, label.dy),
         textcoords="offset points",
-        color=Role.INK.placeholder,
-        fontsize=11,
-        ha=align,
+        color=role.placeholder,
+        fontsize=size,
+        ha=label.align,
         va="center_baseline",
         annotation_clip=False,
+        parse_math=False,
     )
+
+
+def _names(
+    axes: Axes, rows: Sequence[CaseRow], roofs: Sequence[Beside], peak: tuple[str, float] | None
+) -> None:
+    """The cases' names, those at the highest rates first; one that would overlap something is left out."""
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        across, up = axes.transData.transform((x, y))
+        return float(across), float(up)
+
+    ordered = sorted(rows, key=lambda row: -row.gflops)
+    points = [(*at(row.intensity, row.gflops), text.shorten(row.name, _NAME_LETTERS)) for row in ordered]
+    taken = [labels.around(x, y, _MARK / 2) for x, y, _ in points]
+    taken += [labels.around(*at(row.intensity, row.baseline_gflops), _MARK / 2) for row in rows]
+    for roof in roofs:
+        x, y = at(roof.x, roof.y)
+        taken.append(labels.text_box(x + roof.dx, y + roof.dy, roof.words + "  ", roof.align))
+    area = axes.get_window_extent()
+    if peak is not None:
+        _, y = at(rows[0].intensity, peak[1])
+        taken.append(labels.Box(area.x0, y - 1, area.x1, y + 1))
+    bounds = labels.Box(area.x0, area.y0, area.x1, area.y1)
+    for row, (_, _, name), label in zip(ordered, points, labels.place(points, taken, bounds), strict=True):
+        if label is not None:
+            there = Beside(row.intensity, row.gflops, name, label.align, label.dx, label.dy)
+            _write_beside(axes, there, Role.MUTED, 10)
 
 
 def _case(axes: Axes, view: View, row: CaseRow, tips: dict[int, str]) -> None:
@@ -166,4 +222,4 @@ def _case(axes: Axes, view: View, row: CaseRow, tips: dict[int, str]) -> None:
     ):
         number = len(tips)
         tips[number] = f"{row.name} {row.case.dtype}, {name}: {text.figures(rate)} GFLOP/s"
-        marks.mark(axes, row.intensity, rate, "o", 7, role, face=face, gid=svg.tip(number))
+        marks.mark(axes, row.intensity, rate, "o", _MARK, role, face=face, gid=svg.tip(number))
