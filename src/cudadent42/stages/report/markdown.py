@@ -32,14 +32,15 @@ def render(view: View) -> str:
         escape(view.verification_line),
         escape(facts.control_line(view)),
         escape(facts.roofline_line(view)),
-        _fold("Machine and versions", [f"`{_code(view.run.machine.summary)}`", _rows(_all_facts(view))]),
+        _fold(
+            "Machine and versions",
+            [f"<code>{escape(view.run.machine.summary)}</code>", _rows(_all_facts(view))],
+        ),
         _fold("Kernels", _kernels(view)),
         _fold("All implementations", _others(view)),
         _fold("Checks closest to their bound", _checks(view)),
         _fold("Not measured here", ["\n".join(f"* {escape(line)}" for line in notices.not_measured(view))]),
-        _fold(
-            "Reproduce", [f"```sh\n{_fence(facts.reproduce(view))}\n```", escape(facts.reproduce_note(view))]
-        ),
+        _fold("Reproduce", [_commands(facts.reproduce(view)), escape(facts.reproduce_note(view))]),
         f"<sub>cudadent42 {escape(view.run.manifest.version)}, run {escape(view.name)}</sub>",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -207,8 +208,11 @@ def _fold(title: str, parts: list[str]) -> str:
 
 def escape(words: str) -> str:
     """Text that Markdown shows as it is: no markup, no mention, no table cell."""
-    plain = text.clean(words).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return _SPECIAL.sub(_entity, plain)
+    return _SPECIAL.sub(_entity, _entities(text.clean(words)))
+
+
+def _entities(words: str) -> str:
+    return words.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _entity(match: re.Match[str]) -> str:
@@ -216,9 +220,6 @@ def _entity(match: re.Match[str]) -> str:
     return {"|": "&#124;", "@": "&#64;"}.get(sign, f"\\{sign}")
 
 
-def _code(words: str) -> str:
-    return text.clean(words).replace("`", "'").replace("|", "¦")
-
-
-def _fence(words: str) -> str:
-    return words.replace("```", "'''")
+def _commands(lines: str) -> str:
+    """Lines for a shell as they are typed. In a fence of backticks neither ``<`` nor backticks could be escaped."""
+    return f"<pre><code>{_entities(lines)}</code></pre>"
