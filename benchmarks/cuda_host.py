@@ -22,7 +22,7 @@ from provenance import provenance
 from torch.nn.functional import scaled_dot_product_attention
 
 import flashmoe_science
-from cudadent42.runs.run_folder import write_json
+from cudadent42.base.files import write_json
 from flashmoe_science.cuda.attention import KernelKind, Problem, forward
 from flashmoe_science.cuda.attention.select import module
 from flashmoe_science.cuda.device import device_of

@@ -26,7 +26,9 @@ from typing import Any
 from provenance import provenance
 
 from cudadent42.base.errors import LabError, UsageError
+from cudadent42.base.files import write_json
 from cudadent42.correctness.norms import error_norms
+from cudadent42.correctness.truth import find_truth
 from cudadent42.decisions.compare import compare
 from cudadent42.model.cases import Case, Operation
 from cudadent42.model.events import Event, Progress
@@ -35,8 +37,6 @@ from cudadent42.operations import numerics
 from cudadent42.operations.interface import Inputs
 from cudadent42.plan import Choices, make_case, make_plan
 from cudadent42.registry import get, registry
-from cudadent42.runs.run_folder import write_json
-from cudadent42.stages.verify import find_truth
 from cudadent42.suites.loader import DType, load_suite
 from cudadent42.worker.parent import Worker, run_stage
 from flashmoe_science import cpu

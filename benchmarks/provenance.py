@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from pathlib import Path
 
-from cudadent42.preflight.definitions import parse_device
+from cudadent42.model.device_names import parse_device
 from cudadent42.preflight.runner import gather, inspect
 from cudadent42.runs.source import revision
 

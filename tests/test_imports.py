@@ -1,8 +1,12 @@
-"""What the modules of `cudadent42` import, lazily or not: parts that can be understood one after the other."""
+"""What the modules of `cudadent42` import, lazily or not: parts that can be understood one after the other.
+
+``LAYERS`` is the layout of the lab. CONTRIBUTING.md says what it is for.
+"""
 
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import subprocess
 import sys
@@ -15,7 +19,158 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 FILES = {
     ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): path
     for path in (SOURCE / "cudadent42").rglob("*.py")
+    if "@" not in path.name  # a template
 }
+
+_BELOW_STAGES = (
+    "cudadent42 base model decisions preflight operations suites timing native runs versions registry plan correctness "
+    "profiles"
+)
+"""A stage may use all of these, and no stage."""
+
+LAYERS = {
+    "cudadent42": "",
+    "base": "cudadent42",
+    "model": "base",
+    "cost": "base model",
+    "decisions": "base model",
+    "preflight": "base model",
+    "timing": "base model",
+    "operations": "base model timing",
+    "suites": "base model operations",
+    "native": "base model operations suites",
+    "runs": "cudadent42 base model decisions operations suites native",
+    "versions": "base model operations native",
+    "registry": "base model operations native versions",
+    "plan": "base model decisions operations suites native",
+    "correctness": "base model operations",
+    "profiles": "base model",
+    "patterns": "base model runs profiles",
+    "ledger": "base model cost runs",
+    "stages.build": _BELOW_STAGES,
+    "stages.verify": _BELOW_STAGES,
+    "stages.bench": _BELOW_STAGES,
+    "stages.profile": _BELOW_STAGES,
+    "stages.gates": _BELOW_STAGES,
+    "stages.report": _BELOW_STAGES,
+    "worker": "base model timing versions registry stages.verify stages.bench",
+    "flows": f"{_BELOW_STAGES} cost patterns ledger stages.build stages.verify stages.bench stages.profile "
+    "stages.gates stages.report worker",
+    "scaffold": "base",
+    "session": f"{_BELOW_STAGES} cost patterns stages.gates stages.report flows",
+    "remote.core": "cudadent42 base model cost preflight operations suites runs registry plan ledger stages.build "
+    "flows",
+    "remote.providers": "base model cost runs remote.core",
+    "remote": "",
+    "stages": "",
+    "commands": f"{_BELOW_STAGES} cost patterns ledger stages.build stages.gates stages.report worker flows scaffold "
+    "session remote.core remote.providers",
+    "__main__": "base preflight commands",
+}
+"""Which part of `cudadent42` may import which, from the bottom up: a row names earlier rows only.
+
+``cudadent42`` is the package's version. ``stages`` and ``remote`` are folders of parts, and import nothing themselves.
+"""
+
+UPWARD = {
+    (
+        "remote.core",
+        "remote.providers",
+    ): "who runs elsewhere asks the kind of a machine, and calls its provider's module",
+}
+"""Arrows against the order that stay for now, each with its reason."""
+
+SPLIT = ("stages", "remote")
+"""Their folders are parts of their own."""
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def part(module: str) -> str:
+    """The row of ``LAYERS`` that a module belongs to."""
+    _, *names = module.split(".")
+    if not names:
+        return "cudadent42"
+    return ".".join(names[:2]) if names[0] in SPLIT else names[0]
+
+
+def mentioned(node: ast.AST) -> Iterator[str]:
+    """Modules of the package that are named in imports, those for type checking too."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Import):
+            yield from (alias.name for alias in each.names if alias.name in FILES)
+        elif isinstance(each, ast.ImportFrom) and each.module in FILES:
+            inner = [f"{each.module}.{alias.name}" for alias in each.names]
+            yield from (name if name in FILES else each.module for name in inner)
+
+
+def arrows() -> dict[str, set[str]]:
+    """By module, the modules that it imports."""
+    return {name: set(mentioned(parsed(path))) for name, path in FILES.items()}
+
+
+def test_rows_name_earlier_rows_only() -> None:
+    """So there is no circle of parts."""
+    order = list(LAYERS)
+    upward = [
+        (name, other)
+        for name, row in LAYERS.items()
+        for other in row.split()
+        if order.index(other) >= order.index(name)
+    ]
+    assert upward == []
+    stages = [name for name in LAYERS if name.startswith("stages.")]
+    assert len(stages) > 1
+    assert not [name for name in stages if set(stages) & set(LAYERS[name].split())]
+
+
+def test_nothing_is_imported_but_what_its_row_allows() -> None:
+    wrong = []
+    used = set()
+    for module, others in arrows().items():
+        for other in others:
+            arrow = part(module), part(other)
+            if arrow[0] == arrow[1] or arrow[1] in LAYERS[arrow[0]].split():
+                continue
+            used.add(arrow)
+            if arrow not in UPWARD:
+                wrong.append(
+                    f"{module} imports {other}, but {arrow[0]} may import {LAYERS[arrow[0]] or 'nothing'}"
+                )
+    assert wrong == []
+    assert used == set(UPWARD), "an arrow that is gone leaves the table"
+
+
+def test_every_part_has_a_row() -> None:
+    assert {part(module) for module in FILES} == set(LAYERS)
+
+
+def test_no_module_needs_itself() -> None:
+    """Lazily or not: a circle of modules can only be understood as a whole."""
+    graph = arrows()
+    circular = []
+    for start in graph:
+        seen: set[str] = set()
+        waiting = list(graph[start])
+        while waiting:
+            name = waiting.pop()
+            if name not in seen:
+                seen.add(name)
+                waiting += graph[name]
+        if start in seen:
+            circular.append(start)
+    assert circular == []
+
+
+def test_the_kernels_know_nothing_of_the_lab() -> None:
+    for path in (SOURCE / "flashmoe_science").rglob("*.py"):
+        for node in ast.walk(parsed(path)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not [name for name in names if name.split(".")[0] == "cudadent42"], path
 
 
 def is_for_types(node: ast.AST) -> bool:
@@ -40,7 +195,7 @@ def reached(start: str) -> set[str]:
     found: set[str] = set()
     waiting = [start]
     while waiting:
-        for name in imports(ast.parse(FILES[waiting.pop()].read_text(encoding="utf-8"))):
+        for name in imports(parsed(FILES[waiting.pop()])):
             if name not in found:
                 found.add(name)
                 waiting.append(name)

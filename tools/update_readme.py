@@ -15,9 +15,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 from cudadent42.base.errors import LabError, UsageError  # noqa: E402
+from cudadent42.model import text  # noqa: E402
 from cudadent42.runs.run_folder import load_run  # noqa: E402
 from cudadent42.stages import report  # noqa: E402 (the tree's own package, installed or not)
-from cudadent42.stages.report import text  # noqa: E402
 from cudadent42.stages.report.view import View  # noqa: E402
 
 BEGIN, END = "<!-- result:begin -->", "<!-- result:end -->"

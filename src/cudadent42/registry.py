@@ -11,14 +11,16 @@ from types import MappingProxyType, ModuleType
 
 from cudadent42.base.errors import UsageError
 from cudadent42.model.cases import Operation
+from cudadent42.model.events import LOADING, Doing, Mark
 from cudadent42.model.implementations import (
     ENTRY_POINT_GROUP,
     Implementation,
     is_kernel_file,
     is_plug_in,
     plug_in_file,
+    why_not,
 )
-from cudadent42.model.records import Version
+from cudadent42.model.records import Plan, Version
 from cudadent42.operations import definition
 
 _NO_VERSIONS: Mapping[str, Version] = MappingProxyType({})
@@ -83,6 +85,25 @@ def load(spec: str, operation: Operation) -> Implementation:
         definition(operation).plug_in(function),
         operation=operation,
     )
+
+
+def load_all(
+    plan: Plan, barred: Mapping[str, str], index: int, mark: Mark
+) -> tuple[dict[str, Implementation], dict[str, str]]:
+    """The plan's implementations that can run on its device, and the reasons why the others cannot."""
+    usable: dict[str, Implementation] = {}
+    reasons = {name: barred[name] for name in plan.implementations if name in barred}
+    for name in plan.implementations:
+        if name in reasons:
+            continue
+        mark(Doing(index, "", name, LOADING))
+        implementation = get(name, plan.operation, plan.versions)
+        reason = why_not(implementation, plan.device)
+        if reason is None:
+            usable[name] = implementation
+        else:
+            reasons[name] = reason
+    return usable, reasons
 
 
 def _module(path: Path) -> ModuleType:

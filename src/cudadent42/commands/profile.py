@@ -62,7 +62,7 @@ def profile(
     """
     from cudadent42.base.progress import observer
     from cudadent42.flows.profile import Request, run
-    from cudadent42.stages.build import OURS
+    from cudadent42.model.implementations import OURS
 
     request = Request(
         choices=choices_of(suite, None, [case], [implementation, OURS], None, None, seed, None, l2),

@@ -9,6 +9,9 @@ from enum import Enum
 
 from cudadent42.base.errors import ExitCode
 
+SCHEMA_VERSION = 1
+"""Of gate files and of ``gates.json``."""
+
 PROFILE_PREFIX = "profile."
 """Of the names under which a profile's metrics are found."""
 

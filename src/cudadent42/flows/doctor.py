@@ -10,6 +10,7 @@ from cudadent42 import __version__
 from cudadent42.base.errors import LabError, UsageError
 from cudadent42.base.progress import Observer, Quiet
 from cudadent42.model.cases import Case
+from cudadent42.model.implementations import OURS
 from cudadent42.model.records import Comparison
 from cudadent42.profiles import store
 from cudadent42.profiles.diagnosis import diagnose
@@ -17,7 +18,6 @@ from cudadent42.profiles.quantities import with_quantities
 from cudadent42.profiles.records import PROFILE, SCHEMA_VERSION, Diagnosis, Profile, Source
 from cudadent42.runs.run_folder import RunFolder, load_run
 from cudadent42.runs.source import Revision, revision
-from cudadent42.stages.build import OURS
 from cudadent42.stages.profile.builds import device_of_run, profiled_build, with_build
 from cudadent42.stages.profile.collect import Wish, collect
 

@@ -15,6 +15,7 @@ from cudadent42.base.errors import BuildFailedError, ExitCode, LabError, Machine
 from cudadent42.base.progress import Observer
 from cudadent42.decisions.compare import compare
 from cudadent42.model import implementations
+from cudadent42.model.device_names import parse_device
 from cudadent42.model.events import BlockMeasured, CaseVerified, Event, Message, Progress, Skipped, WorkerLost
 from cudadent42.model.records import (
     BenchReport,
@@ -27,7 +28,6 @@ from cudadent42.model.records import (
     Version,
 )
 from cudadent42.plan import Choices, for_versions, make_plan
-from cudadent42.preflight.definitions import parse_device
 from cudadent42.preflight.runner import chosen_device, gather, inspect
 from cudadent42.preflight.text import troubles
 from cudadent42.registry import get, registry

@@ -19,6 +19,7 @@ from cudadent42.ledger.schema import (
     runs,
     sessions,
 )
+from cudadent42.model.history import Point
 from cudadent42.model.records import Verdict
 
 _CANDIDATE = "candidate"
@@ -106,34 +107,6 @@ class StartLine:
     ready: str | None
     ended: str | None
     outcome: str
-
-
-@dataclass(frozen=True)
-class Point:
-    """A case in one run.
-
-    ``revision`` is that of the implementation's code; ``shape`` (the case as JSON), ``timer`` and ``cache`` say what
-    the point may be compared with.
-    """
-
-    run: str
-    started: str
-    path: str
-    revision: str
-    machine: str
-    summary: str
-    timer: str
-    cache: str
-    shape: str
-    name: str
-    dtype: str
-    implementation: str
-    baseline: str
-    speedup: float
-    ci_low: float
-    ci_high: float
-    verdict: str
-    latency_ms: float | None
 
 
 def list_runs(connection: Connection, limit: int) -> list[RunLine]:

@@ -31,3 +31,15 @@ def synchronize(device: str) -> None:
     """Waits for the device. Raises RuntimeError for what a kernel did wrong before."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
+
+
+class DeviceLostError(Exception):
+    """A kernel fault left this process's GPU context unusable; only a new process can go on."""
+
+
+def raise_if_device_lost(device: str) -> None:
+    """After a failure on CUDA: whether the context still works. Raises ``DeviceLostError`` if not."""
+    try:
+        synchronize(device)
+    except RuntimeError as error:
+        raise DeviceLostError(str(error)) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,6 +114,9 @@ Event = (
     | StageFailed
 )
 
+Emit = Callable[[Event], None]
+"""Told of every event as it happens."""
+
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
@@ -156,6 +160,14 @@ class Doing:
     @property
     def key(self) -> str:
         return f"{self.case}/{self.implementation}"
+
+
+Mark = Callable[[Doing], None]
+"""Told of what is about to run."""
+
+
+def no_mark(doing: Doing) -> None:
+    """For callers in the same process: nobody to tell."""
 
 
 class BenchLog:

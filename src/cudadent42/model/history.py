@@ -1,4 +1,4 @@
-"""A case's speed-up over time and revisions, from the ledger.
+"""A case's speed-up over time and revisions, as the ledger tells it.
 
 Only what can be compared is put into one track: the same shape, dtype, implementation, baseline, timer and cache state.
 A ratio still belongs to its machine, so a change of machine is marked.
@@ -8,10 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from cudadent42.ledger.queries import Point
+
+@dataclass(frozen=True)
+class Point:
+    """A case in one run.
+
+    ``revision`` is that of the implementation's code; ``shape`` (the case as JSON), ``timer`` and ``cache`` say what
+    the point may be compared with.
+    """
+
+    run: str
+    started: str
+    path: str
+    revision: str
+    machine: str
+    summary: str
+    timer: str
+    cache: str
+    shape: str
+    name: str
+    dtype: str
+    implementation: str
+    baseline: str
+    speedup: float
+    ci_low: float
+    ci_high: float
+    verdict: str
+    latency_ms: float | None
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,9 @@ Call = Callable[[], "Tensor"]
 Prepare = Callable[[Any, Any], Call]
 """From a case and its inputs, of the types of one operation, to a call."""
 
+OURS = "cudadent42"
+"""The implementation whose kernels this project compiles."""
+
 ENTRY_POINT_GROUP = "cudadent42.implementations"
 
 

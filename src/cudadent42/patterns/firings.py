@@ -14,9 +14,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from cudadent42.base.errors import NewerVersionError, UsageError
+from cudadent42.base.files import write_json
 from cudadent42.base.folders import locked, make_private, state_folder
 from cudadent42.base.serialise import decode
-from cudadent42.runs.run_folder import write_json
 
 SCHEMA_VERSION = 1
 _FILE = "firings.json"

@@ -15,11 +15,11 @@ from importlib import resources
 from pathlib import Path
 
 from cudadent42.base.errors import NewerVersionError, UsageError
+from cudadent42.base.files import write_text
 from cudadent42.base.folders import config_folder, make_private
 from cudadent42.base.serialise import decode
 from cudadent42.base.toml import parse_toml
 from cudadent42.patterns.expression import ExpressionError, compile_bounded
-from cudadent42.runs.run_folder import write_text
 
 SCHEMA_VERSION = 1
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{2,63}")

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from cudadent42.base.errors import UsageError
+from cudadent42.model.text import clean
 from cudadent42.patterns import firings
 from cudadent42.patterns.evidence import PatternEvidence
 from cudadent42.patterns.lessons import usable
 from cudadent42.patterns.matching import Match, match
-from cudadent42.stages.report.text import clean
 
 _MOST = 3
 """Lessons that are printed after an error, so that they do not bury it."""

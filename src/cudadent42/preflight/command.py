@@ -10,8 +10,8 @@ from pathlib import Path
 
 from cudadent42.base.errors import ExitCode
 from cudadent42.base.serialise import encode
+from cudadent42.model.device_names import parse_device
 from cudadent42.model.records import MachineReport
-from cudadent42.preflight.definitions import parse_device
 from cudadent42.preflight.fix import apply
 from cudadent42.preflight.runner import gather, inspect
 from cudadent42.preflight.text import lines

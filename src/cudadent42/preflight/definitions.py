@@ -6,7 +6,6 @@ Causes and fixes are text templates, kept apart from the probes, so that other f
 
 from __future__ import annotations
 
-import re
 import shlex
 import string
 import sys
@@ -14,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cudadent42.base.errors import UsageError
 from cudadent42.model.records import Check, Status
 from cudadent42.preflight.gpu_probe import GpuProbe
 
@@ -22,15 +20,6 @@ Fact = str | int | float | bool | None
 
 THIS_PYTHON = shlex.quote(sys.executable)
 """As it stands in a fix, which is copied into a shell."""
-
-_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
-
-
-def parse_device(text: str) -> str:
-    """``text`` if it names a device; raises UsageError otherwise."""
-    if not _DEVICE.fullmatch(text):
-        raise UsageError(f"--device {text!r}: expected auto, cpu, cuda or cuda:N")
-    return text
 
 
 @dataclass(frozen=True)

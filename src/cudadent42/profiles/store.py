@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from cudadent42.base.errors import UsageError
+from cudadent42.base.files import write_json
 from cudadent42.base.serialise import decode
 from cudadent42.profiles.records import DIAGNOSIS, PROFILE, SCHEMA_VERSION, Diagnosis, Profile
-from cudadent42.runs.run_folder import write_json
 
 T = TypeVar("T")
 

@@ -13,18 +13,19 @@ import itertools
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO, TypeVar
+from typing import TextIO, TypeVar
 
 from cudadent42 import __version__
 from cudadent42.base.errors import UsageError
-from cudadent42.base.serialise import decode, dumps, encode
+from cudadent42.base.files import decode_file, disk_errors, read_json, write_json
+from cudadent42.base.serialise import encode
 from cudadent42.model.cases import Case
 from cudadent42.model.records import BuildReport, MachineReport, Plan, Results, Sample, VerifyReport
 from cudadent42.operations import definition
@@ -167,10 +168,10 @@ class RunWriter:
             sources=kernel_sources.of_plan(plan),
         )
         create_folder(path)
-        with _disk_errors(path):
+        with disk_errors(path):
             (path / RESERVE).write_bytes(bytes(_RESERVE_BYTES))
         self._write_manifest()
-        with _disk_errors(path):
+        with disk_errors(path):
             self._log: TextIO = (path / LOG).open("a", encoding="utf-8")
             self._samples: TextIO | None = None
             if save_samples:
@@ -220,14 +221,14 @@ class RunWriter:
     def log(self, event: str, **fields: object) -> None:
         """One line of ``log.jsonl``."""
         line = json.dumps({"time": _now(), "event": event, **{k: encode(v) for k, v in fields.items()}})
-        with _disk_errors(self.path):
+        with disk_errors(self.path):
             self._log.write(line + "\n")
             self._log.flush()
 
     def _write_row(self, row: Iterable[object]) -> None:
         if self._samples is None:
             return
-        with _disk_errors(self.path):
+        with disk_errors(self.path):
             csv.writer(self._samples, lineterminator="\n").writerow(row)
             self._samples.flush()
 
@@ -295,45 +296,6 @@ def create_folder(path: Path) -> None:
         ) from error
 
 
-def write_json(path: Path, record: object) -> None:
-    """Replace ``path`` atomically by a record: a reader sees the old file or the new one, never half of one."""
-    write_text(path, dumps(record) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace ``path`` atomically."""
-    with _disk_errors(path.parent):
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o666 & ~_umask())
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-
-
-@contextmanager
-def _disk_errors(folder: Path) -> Iterator[None]:
-    """Turn a failed write into a message that names the folder."""
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(
-            f"cannot write to {folder}: {error.strerror or error}; what was measured so far is kept there. "
-            "Free some space or choose another folder with --output-dir"
-        ) from error
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
 def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
@@ -380,7 +342,7 @@ def load_manifest(path: Path, *, with_build: bool = True) -> Manifest:
     """
     if not path.is_dir():
         raise UsageError(f"{path} is not a folder; expected a run folder, as `cudadent42 run` writes")
-    manifest_json = _read_json(path / MANIFEST)
+    manifest_json = read_json(path / MANIFEST)
     if manifest_json is None:
         raise UsageError(f"{path} has no {MANIFEST}; expected a run folder, as `cudadent42 run` writes")
     schema = manifest_json.get("schema_version") if isinstance(manifest_json, dict) else None
@@ -393,7 +355,7 @@ def load_manifest(path: Path, *, with_build: bool = True) -> Manifest:
         )
     if not with_build:
         manifest_json["build"] = None
-    return _decode_file(Manifest, manifest_json, path / MANIFEST)
+    return decode_file(Manifest, manifest_json, path / MANIFEST)
 
 
 def load_results(path: Path) -> Results | None:
@@ -421,41 +383,9 @@ def load_skipped(path: Path) -> dict[str, str]:
     return skipped
 
 
-def read_record(kind: type[T], path: Path, newest: int) -> T | None:
-    """A record of the run folder that states its schema_version, up to ``newest``; None where there is no file.
-
-    Raises UsageError where it is of a newer version or cannot be understood.
-    """
-    data = _read_json(path)
-    if data is None:
-        return None
-    schema = data.get("schema_version") if isinstance(data, dict) else None
-    if isinstance(schema, int) and schema > newest:
-        raise UsageError(
-            f"{path} was written by a newer cudadent42 (schema {schema}); this one reads up to {newest}: upgrade it"
-        )
-    return _decode_file(kind, data, path)
-
-
 def _load_optional(kind: type[T], path: Path) -> T | None:
-    data = _read_json(path)
-    return None if data is None else _decode_file(kind, data, path)
-
-
-def _decode_file(kind: type[T], data: Any, path: Path) -> T:
-    try:
-        return decode(kind, data)
-    except ValueError as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
+    data = read_json(path)
+    return None if data is None else decode_file(kind, data, path)
 
 
 def _read_samples(path: Path) -> list[Sample]:

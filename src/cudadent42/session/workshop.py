@@ -188,8 +188,8 @@ class Lab:
 
     def check_gates(self, text: str, where: str, work: Work, settings: Settings) -> None:
         from cudadent42.flows import pipeline
+        from cudadent42.model.device_names import parse_device
         from cudadent42.plan import make_plan
-        from cudadent42.preflight.definitions import parse_device
         from cudadent42.registry import registry
         from cudadent42.stages import gates
         from cudadent42.stages.gates import loader

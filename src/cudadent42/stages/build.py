@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from cudadent42.base.errors import MachineNotReadyError, UsageError
 from cudadent42.model.cases import Case, Operation
-from cudadent42.model.implementations import is_kernel_file, plug_in_file
+from cudadent42.model.device_names import parse_device
+from cudadent42.model.implementations import OURS, is_kernel_file, plug_in_file
 from cudadent42.model.records import BuildFailure, BuildReport, Plan
 from cudadent42.native.build import build_file
 from cudadent42.operations import definition
-from cudadent42.preflight.definitions import parse_device
 from cudadent42.preflight.runner import chosen_device, gather
 from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.jit.cache import Cleared, CompileCache, default_cache, empty_cache
@@ -25,9 +25,6 @@ from flashmoe_science.jit.records import KernelBuild
 
 if TYPE_CHECKING:
     from flashmoe_science.jit.nvrtc import CudaKernel
-
-OURS = "cudadent42"
-"""The implementation whose kernels this project compiles."""
 
 OnProgress = Callable[[int, int, str], None]
 """Told the number of kernels that are done, of all, and the name of one that is being worked on."""

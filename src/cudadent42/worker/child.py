@@ -85,8 +85,9 @@ def serve(channel: _Channel) -> None:
 
 
 def _run(request: Request, channel: _Channel) -> None:
+    from cudadent42.model.device import DeviceLostError
     from cudadent42.stages.bench.measurement import measure
-    from cudadent42.stages.verify import DeviceLostError, verify
+    from cudadent42.stages.verify import verify
     from cudadent42.timing.peaks import measure_cuda_peaks
 
     try:

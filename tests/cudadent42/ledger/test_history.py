@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from cudadent42 import ledger
 from cudadent42.ledger import queries
 from cudadent42.ledger.database import connect
-from cudadent42.ledger.queries import Point
-from cudadent42.model.history import tracks
+from cudadent42.model.history import Point, tracks
 from cudadent42.stages.report.figures.history import MOST_PANELS, history
 from cudadent42.stages.report.history import page
 

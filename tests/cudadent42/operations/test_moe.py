@@ -11,16 +11,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from cudadent42.correctness.truth import find_truth, judge
 from cudadent42.model.cases import MoeCase, Operation
 from cudadent42.model.implementations import why_not
 from cudadent42.model.records import Plan
 from cudadent42.operations import numerics
-from cudadent42.operations.moe import ACTIVATIONS, MOE
+from cudadent42.operations.moe import MOE
+from cudadent42.operations.moe.activations import ACTIVATIONS
 from cudadent42.operations.moe.hard_inputs import hard_cases, hard_inputs
 from cudadent42.operations.moe.inputs import MoeInputs, input_sets, random_inputs
 from cudadent42.operations.moe.reference import activate, expert_loop, moe_float64, yardstick
 from cudadent42.registry import get, load, registry
-from cudadent42.stages.verify import find_truth, judge, units, verify
+from cudadent42.stages.verify import units, verify
 
 DTYPES = ["fp16", "bf16", "fp32"]
 CASE = MoeCase("c", "bf16", 24, hidden=64, intermediate=48, experts=8, top_k=2)

@@ -12,16 +12,10 @@ from pathlib import Path
 import pytest
 
 from cudadent42.base.errors import UsageError
+from cudadent42.model.device_names import parse_device
 from cudadent42.model.records import Check, MachineReport, Status
 from cudadent42.preflight import fix, gpu, gpu_probe, host, ncu_install, python, toolchain
-from cudadent42.preflight.definitions import (
-    Context,
-    Definition,
-    Finding,
-    Problem,
-    parse_device,
-    template_fields,
-)
+from cudadent42.preflight.definitions import Context, Definition, Finding, Problem, template_fields
 from cudadent42.preflight.gpu_probe import NO_GPU, Gpu, GpuProbe, Monitor
 from cudadent42.preflight.ncu_install import Permission
 from cudadent42.preflight.runner import chosen_device, inspect

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cudadent42.base.errors import UsageError
+from cudadent42.base.files import write_json
 from cudadent42.model.cases import AttentionCase
 from cudadent42.model.records import (
     BuildReport,
@@ -197,10 +198,10 @@ def test_what_was_left_out_is_read_from_the_log(tmp_path: Path) -> None:
 
 def test_json_is_replaced_whole(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
-    run_folder.write_json(path, PLAN)
+    write_json(path, PLAN)
     before = path.read_text()
     with pytest.raises(TypeError):
-        run_folder.write_json(path, object())
+        write_json(path, object())
     assert path.read_text() == before
     assert os.listdir(tmp_path) == ["x.json"]
 

@@ -10,22 +10,15 @@ import torch
 from torch import Tensor
 
 from cudadent42.correctness.norms import error_norms
+from cudadent42.correctness.truth import failure, find_truth, heartbeat, judge
 from cudadent42.model.cases import AttentionCase, Operation
 from cudadent42.model.events import Alive, CaseVerified, Event
 from cudadent42.model.records import Plan, VerifiedCase, VerifyReport
 from cudadent42.operations.attention.inputs import AttentionInputs, hard_cases, hard_inputs, random_inputs
 from cudadent42.operations.attention.reference import attention_float64
 from cudadent42.registry import get, load
-from cudadent42.stages.verify import (
-    failure,
-    find_truth,
-    heartbeat,
-    judge,
-    not_timed,
-    poisoned_call,
-    units,
-    verify,
-)
+from cudadent42.stages.bench.excluded import not_timed
+from cudadent42.stages.verify import poisoned_call, units, verify
 
 DTYPES = ["fp16", "bf16", "fp32"]
 
@@ -342,7 +335,7 @@ def test_loaded_plug_in_is_called_with_the_scale(plug_ins: Callable[[str], str])
 
 
 def test_a_long_reference_shows_that_it_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cudadent42.stages.verify.ALIVE_INTERVAL_S", 0.0)
+    monkeypatch.setattr("cudadent42.correctness.truth.ALIVE_INTERVAL_S", 0.0)
     case = AttentionCase("c", "fp32", 2, 3, 3, 4, 4, 8)
     inputs = random_inputs(case, 1, 0, "cpu")
     events: list[Event] = []

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any, Generic, TextIO, TypeVar
 
 from cudadent42.base.errors import UsageError
+from cudadent42.base.files import read_record, write_json
 from cudadent42.base.serialise import dumps, encode, loads
-from cudadent42.runs.run_folder import read_record, write_json
 
 SetupT = TypeVar("SetupT")
 EntryT = TypeVar("EntryT")

@@ -9,6 +9,7 @@ from cudadent42.base.errors import UsageError
 from cudadent42.base.toml import MAX_SIZE, Table, did_you_mean
 from cudadent42.model.cases import MoeCase, Operation
 from cudadent42.operations.interface import Definition, Numerics
+from cudadent42.operations.moe.activations import ACTIVATIONS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
     from cudadent42.model.implementations import Call, Implementation
     from cudadent42.operations.moe.inputs import MoeInputs
     from flashmoe_science.jit.nvrtc import CudaKernel
-
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "silu_no_mul", "gelu_no_mul", "relu2_no_mul")
-"""The values of ``flashmoe_science.moe_arguments.Activation``, whose module imports torch."""
 
 _SIZE_STEP = 16
 _ELEMENT_BF16 = {"bf16": 1, "fp16": 0}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cudadent42.model.cases import MoeCase
 from cudadent42.operations.interface import HardInput
-from cudadent42.operations.moe import ACTIVATIONS
+from cudadent42.operations.moe.activations import ACTIVATIONS
 from cudadent42.operations.moe.inputs import MoeInputs, random_inputs
 
 MOST_HARD_FLOPS = {"cpu": 2e8, "cuda": 1e12}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cudadent42.base.errors import BuildFailedError, MachineNotReadyError, UsageError
+from cudadent42.model.device_names import parse_device
 from cudadent42.plan import Choices, make_plan
-from cudadent42.preflight.definitions import parse_device
 from cudadent42.preflight.gpu import MIN_CAPABILITY
 from cudadent42.registry import registry
 from cudadent42.remote.core.terminal import Say

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cudadent42.base.errors import UsageError
+from cudadent42.base.files import write_text
 from cudadent42.base.folders import config_folder, locked, make_private
 from cudadent42.base.toml import parse_toml
 from cudadent42.remote.core.address import (
@@ -26,7 +27,6 @@ from cudadent42.remote.core.address import (
 )
 from cudadent42.remote.providers.gce.policy import STOP, After, Reach, parse_after, parse_reach
 from cudadent42.remote.providers.gce.results import check_bucket
-from cudadent42.runs.run_folder import write_text
 
 _KEYS = (
     "address",

@@ -9,12 +9,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from cudadent42.base.errors import LabError, NewerVersionError, UsageError
+from cudadent42.base.files import write_text
 from cudadent42.base.folders import make_private, state_folder
 from cudadent42.base.serialise import decode, dumps
 from cudadent42.remote.core import hosts
 from cudadent42.remote.core.address import SshAddress, parse
 from cudadent42.remote.core.hosts import Remote
-from cudadent42.runs.run_folder import write_text
 
 SCHEMA_VERSION = 2
 """2: `folder`, `address` and `start`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from cudadent42.runs.run_folder import write_text
+from cudadent42.base.files import write_text
 from cudadent42.session.clock import now
 from cudadent42.session.folder import load
 from cudadent42.session.report.view import View

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cudadent42.model import text
 from cudadent42.session.events import End
 from cudadent42.session.protocol import Work
 from cudadent42.session.state import Attempt, AttemptOutcome, RunRecord, State
 from cudadent42.session.words import outcome_word
-from cudadent42.stages.report import text
 
 Row = tuple[str, ...]
 

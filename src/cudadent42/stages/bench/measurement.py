@@ -10,37 +10,31 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from cudadent42.base.errors import UsageError
+from cudadent42.correctness.truth import find_truth, heartbeat, judge
 from cudadent42.decisions.schedule import alternating, block_orders, control_name, rounds
 from cudadent42.model.cases import Case
-from cudadent42.model.device import synchronize, use_device, use_threads
+from cudadent42.model.device import raise_if_device_lost, synchronize, use_device, use_threads
 from cudadent42.model.events import (
     BenchLog,
     BlockMeasured,
     CaseVerified,
     Doing,
     Event,
+    Mark,
     Message,
     Progress,
     Skipped,
+    no_mark,
 )
 from cudadent42.model.implementations import NOT_DONE, Call, Implementation, UnsupportedCaseError
 from cudadent42.model.records import BenchReport, Plan, Sample, TimerKind, VerifyReport
 from cudadent42.operations import numerics
 from cudadent42.operations.interface import Inputs
-from cudadent42.registry import get
+from cudadent42.registry import get, load_all
 from cudadent42.stages.bench.conditions import ConditionWatch, waited_s
+from cudadent42.stages.bench.excluded import not_timed
 from cudadent42.stages.bench.gpu_state import open_gpu_state
 from cudadent42.stages.bench.stopping import MIN_BUDGET_BLOCKS, Pace, pilot_blocks
-from cudadent42.stages.verify import (
-    Mark,
-    find_truth,
-    heartbeat,
-    judge,
-    load_all,
-    no_mark,
-    not_timed,
-    raise_if_device_lost,
-)
 from cudadent42.timing.cuda_timers import cuda_timer
 from cudadent42.timing.flush import flush_for
 from cudadent42.timing.memory import memory_mb

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
 from cudadent42.decisions.gates import (
@@ -22,10 +21,10 @@ from cudadent42.decisions.gates import (
 )
 from cudadent42.decisions.words import outcome_lines, report_lines
 from cudadent42.model.records import Plan
-from cudadent42.runs.run_folder import read_record, write_json
+from cudadent42.runs.gate_report import read_report, write_report
 from cudadent42.stages.gates.evaluate import evaluate
 from cudadent42.stages.gates.evidence import evidence_before, evidence_of
-from cudadent42.stages.gates.loader import SCHEMA_VERSION, builtin_gates, load
+from cudadent42.stages.gates.loader import builtin_gates, load
 
 __all__ = [
     "Decision",
@@ -51,16 +50,6 @@ __all__ = [
     "write_report",
 ]
 
-GATES = "gates.json"
-
-
-@dataclass(frozen=True)
-class _Document:
-    schema_version: int
-    decision: Decision
-    exit_code: int
-    report: GateReport
-
 
 def check(file: GateFile, plan: Plan, extra: Collection[str] = ()) -> None:
     """Raises UsageError for a gate on a metric or a case that a run of this plan cannot have.
@@ -75,16 +64,3 @@ def judge(file: GateFile, folder: Path) -> GateReport:
     report = evaluate(file, evidence_of(folder))
     write_report(folder, report)
     return report
-
-
-def write_report(folder: Path, report: GateReport) -> Path:
-    """``gates.json`` in a run folder, replaced atomically."""
-    path = folder / GATES
-    write_json(path, _Document(SCHEMA_VERSION, report.decision, int(report.exit_code), report))
-    return path
-
-
-def read_report(folder: Path) -> GateReport | None:
-    """What ``write_report`` wrote; None where there is none. Raises UsageError where it cannot be read."""
-    document = read_record(_Document, folder / GATES, SCHEMA_VERSION)
-    return None if document is None else document.report

@@ -14,10 +14,7 @@ from typing import Any
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.toml import Table, did_you_mean, parse_toml
-from cudadent42.decisions.gates import Gate, GateFile, OnFailure, Relation, Scope
-
-SCHEMA_VERSION = 1
-"""Of gate files."""
+from cudadent42.decisions.gates import SCHEMA_VERSION, Gate, GateFile, OnFailure, Relation, Scope
 
 _FILE_KEYS = frozenset(("schema_version", "description", "gate"))
 _RELATION_KEYS = tuple(relation.value for relation in Relation)

@@ -15,14 +15,13 @@ from cudadent42.base.errors import LabError, MachineNotReadyError
 from cudadent42.base.progress import Observer
 from cudadent42.base.serialise import dumps, loads
 from cudadent42.model.cases import Case
-from cudadent42.model.implementations import is_kernel_file
+from cudadent42.model.implementations import OURS, is_kernel_file
 from cudadent42.model.records import BuildReport, CacheState, Plan
 from cudadent42.preflight import ncu_install
 from cudadent42.profiles.metrics import Counters, read_counters
 from cudadent42.profiles.quantities import with_quantities
 from cudadent42.profiles.records import SCHEMA_VERSION, Profile, Source
 from cudadent42.runs.source import revision
-from cudadent42.stages.build import OURS
 from cudadent42.stages.profile import child, ncu, perf
 from cudadent42.stages.profile.builds import profiled_build, with_build
 from cudadent42.stages.profile.target import Answer, Request, Task

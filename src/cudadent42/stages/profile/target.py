@@ -77,8 +77,9 @@ class Answer:
 def serve(request: Request) -> Answer:
     """Do what is asked, in this process."""
     from cudadent42.model.device import synchronize, use_device
+    from cudadent42.model.events import no_mark
     from cudadent42.operations import numerics
-    from cudadent42.stages.verify import load_all, no_mark
+    from cudadent42.registry import load_all
 
     plan = request.plan
     use_device(plan.device)

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cudadent42.model import text
 from cudadent42.model.cases import Case
 from cudadent42.model.records import Comparison, ErrorNorms, VerifiedCase
 from cudadent42.operations import definition
-from cudadent42.stages.report import text
 
 RANDOM = "random"
 AFTER_TIMING = "after timing"

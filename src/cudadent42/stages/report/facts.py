@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from cudadent42.model import text
 from cudadent42.model.records import Plan, Results, TimerKind, Verdict
-from cudadent42.stages.report import text
 from cudadent42.stages.report.rivals import rivals
 from cudadent42.stages.report.view import View
 from flashmoe_science.jit.records import KernelBuild

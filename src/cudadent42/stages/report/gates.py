@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cudadent42.decisions.gates import Decision, GateReport
 from cudadent42.decisions.words import number, wanted
-from cudadent42.stages.gates import Decision, GateReport, read_report
-from cudadent42.stages.report import text
+from cudadent42.model import text
+from cudadent42.runs.gate_report import read_report
 from cudadent42.stages.report.view import View
 
 

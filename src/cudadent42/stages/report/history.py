@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 import cudadent42
+from cudadent42.model import text
 from cudadent42.model.history import Track
-from cudadent42.stages.report import pages, svg, text
+from cudadent42.stages.report import pages, svg
 from cudadent42.stages.report.figures.history import MOST_PANELS, history
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from cudadent42.model import text
 from cudadent42.model.records import VerifiedCase
-from cudadent42.stages.report import facts, gates, keys, notices, pages, profile, svg, text
+from cudadent42.stages.report import facts, gates, keys, notices, pages, profile, svg
 from cudadent42.stages.report.cases import CaseRow, shares_of_bound
 from cudadent42.stages.report.figures.control import control
 from cudadent42.stages.report.figures.errors import errors

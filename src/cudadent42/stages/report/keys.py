@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from cudadent42.model import text
 from cudadent42.model.records import Verdict
 from cudadent42.profiles.quantities import quantities
-from cudadent42.stages.report import text
 from cudadent42.stages.report.figures import marks
 from cudadent42.stages.report.figures.samples import Strips
 from cudadent42.stages.report.figures.speedup import control_shown

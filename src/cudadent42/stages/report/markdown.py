@@ -6,10 +6,11 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
+from cudadent42.decisions.words import report_lines
+from cudadent42.model import text
 from cudadent42.model.records import Comparison
 from cudadent42.profiles.text import ablations, known, times, unasked
-from cudadent42.stages.gates import report_lines
-from cudadent42.stages.report import facts, gates, notices, text
+from cudadent42.stages.report import facts, gates, notices
 from cudadent42.stages.report.cases import CaseRow, shares_of_bound
 from cudadent42.stages.report.rivals import Standing, standings
 from cudadent42.stages.report.view import Tone, View

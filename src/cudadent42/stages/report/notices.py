@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
+from cudadent42.model import text
 from cudadent42.model.records import Results, Status, Verdict, VerifiedCase
 from cudadent42.runs.run_folder import RunStatus
-from cudadent42.stages.report import text
 from cudadent42.stages.report.cases import shares_of_bound
 from cudadent42.stages.report.view import Notice, Tone, View
 

@@ -8,11 +8,12 @@ from typing import Any
 
 from markupsafe import Markup
 
+from cudadent42.model import text
 from cudadent42.profiles import compare, store
 from cudadent42.profiles.diagnosis import shown
 from cudadent42.profiles.records import Finding, Profile, Threshold
 from cudadent42.profiles.text import ablations, basis, known, times, unasked
-from cudadent42.stages.report import keys, svg, text
+from cudadent42.stages.report import keys, svg
 from cudadent42.stages.report.figures.profile import roofline, stalls
 from cudadent42.stages.report.view import Profiled
 

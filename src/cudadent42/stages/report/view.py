@@ -11,12 +11,12 @@ from datetime import datetime
 from enum import Enum
 from functools import cached_property
 
+from cudadent42.model import text
 from cudadent42.model.cases import Case
 from cudadent42.model.records import Check, Comparison, Status, Verdict, VerifiedCase
 from cudadent42.operations import definition
 from cudadent42.profiles.records import Diagnosis, Profile
 from cudadent42.runs.run_folder import RunFolder, RunStatus
-from cudadent42.stages.report import text
 from cudadent42.stages.report.cases import AFTER_TIMING, RANDOM, CaseRow, shares_of_bound
 
 

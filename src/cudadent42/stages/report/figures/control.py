@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cudadent42.stages.report import svg, text
+from cudadent42.model import text
+from cudadent42.stages.report import svg
 from cudadent42.stages.report.figures import marks
 from cudadent42.stages.report.svg import Role
 from cudadent42.stages.report.view import View

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from cudadent42.stages.report import svg, text
+from cudadent42.model import text
+from cudadent42.stages.report import svg
 from cudadent42.stages.report.cases import AFTER_TIMING, RANDOM, shares_of_bound
 from cudadent42.stages.report.figures import marks
 from cudadent42.stages.report.svg import Role

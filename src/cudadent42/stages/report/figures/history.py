@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from cudadent42.model import text
 from cudadent42.model.history import Track
 from cudadent42.model.records import Verdict
-from cudadent42.stages.report import svg, text
+from cudadent42.stages.report import svg
 from cudadent42.stages.report.figures import marks
 from cudadent42.stages.report.svg import Role
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+from cudadent42.model import text
 from cudadent42.profiles.metrics import STALLS
 from cudadent42.profiles.quantities import call_seconds, peak_copy_gbps, peak_gflops, quantities
 from cudadent42.profiles.records import Profile
-from cudadent42.stages.report import svg, text
+from cudadent42.stages.report import svg
 from cudadent42.stages.report.figures import marks
 from cudadent42.stages.report.figures.roofline import Frame, draw_ceilings, draw_grid
 from cudadent42.stages.report.svg import Role

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
-from cudadent42.stages.report import svg, text
+from cudadent42.model import text
+from cudadent42.stages.report import svg
 from cudadent42.stages.report.cases import CaseRow
 from cudadent42.stages.report.figures import labels, marks
 from cudadent42.stages.report.svg import Role

@@ -17,8 +17,9 @@ from matplotlib.axes import Axes
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
+from cudadent42.model import text
 from cudadent42.model.records import Sample
-from cudadent42.stages.report import svg, text
+from cudadent42.stages.report import svg
 from cudadent42.stages.report.cases import CaseRow
 from cudadent42.stages.report.figures import marks
 from cudadent42.stages.report.svg import Role

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
+from cudadent42.model import text
 from cudadent42.model.records import Comparison
-from cudadent42.stages.report import svg, text
+from cudadent42.stages.report import svg
 from cudadent42.stages.report.cases import CaseRow
 from cudadent42.stages.report.figures import marks
 from cudadent42.stages.report.svg import Role

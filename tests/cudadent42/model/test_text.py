@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudadent42.stages.report import text
+from cudadent42.model import text
 
 
 @pytest.mark.parametrize(

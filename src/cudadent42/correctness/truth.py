@@ -1,0 +1,136 @@
+"""What a result ought to be, how far off it may be, and the judgement on one.
+
+The bound follows PyTorch's own error on the same input: docs/verifying.md says why.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cudadent42.correctness.norms import error_norms
+from cudadent42.model.cases import Case
+from cudadent42.model.dtypes import DTYPES
+from cudadent42.model.events import Alive, Emit
+from cudadent42.model.records import ErrorNorms, VerifiedCase
+from cudadent42.operations import numerics
+from cudadent42.operations.interface import Inputs, OnChunk
+
+ERROR_FACTOR = 2.0
+"""How many times PyTorch's error is allowed."""
+
+FLOOR_ULPS = ErrorNorms(max=2.0, rms=0.25, worst_row=0.5)
+"""Allowed on top, in ulps of the dtype at the output's RMS: PyTorch's error can be zero by luck. Rounding a
+right result to the dtype costs at most about 2 ulp for the largest entries and 0.2 to 0.3 ulp RMS. More
+would hide a scale that is 1 % off in bf16."""
+
+ALIVE_INTERVAL_S = 1.0
+"""Between two signs of life while a reference is computed."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """One input with its float64 result and what PyTorch makes of it in the same dtype."""
+
+    case: Case
+    inputs: Inputs
+    reference: Tensor
+    pytorch: Tensor
+    pytorch_error: ErrorNorms
+
+    @property
+    def bound(self) -> ErrorNorms:
+        ulp = torch.finfo(DTYPES[self.case.dtype]).eps
+        return ErrorNorms(
+            max=ERROR_FACTOR * self.pytorch_error.max + FLOOR_ULPS.max * ulp,
+            rms=ERROR_FACTOR * self.pytorch_error.rms + FLOOR_ULPS.rms * ulp,
+            worst_row=ERROR_FACTOR * self.pytorch_error.worst_row + FLOOR_ULPS.worst_row * ulp,
+        )
+
+
+def heartbeat(emit: Emit) -> Callable[[], None]:
+    """Emits ``Alive`` when called, at most once in ``ALIVE_INTERVAL_S``."""
+    last_s = time.monotonic()
+
+    def beat() -> None:
+        nonlocal last_s
+        if time.monotonic() - last_s >= ALIVE_INTERVAL_S:
+            emit(Alive())
+            last_s = time.monotonic()
+
+    return beat
+
+
+def _unheard() -> None:
+    return
+
+
+def find_truth(case: Case, inputs: Inputs, on_chunk: OnChunk = _unheard) -> Truth:
+    """The float64 result and PyTorch's error; ``on_chunk`` is called while it is computed."""
+    known = numerics(case)
+    reference = known.float64(case, inputs, on_chunk)
+    pytorch = known.pytorch(case, inputs)
+    yardstick = pytorch
+    if (_kind_of_number(pytorch) != _kind_of_number(reference)).any():
+        # A NaN of PyTorch's own would leave no error to measure against.
+        yardstick = known.pytorch_plain(case, inputs)
+    return Truth(case, inputs, reference, pytorch, error_norms(yardstick, reference))
+
+
+def judge(truth: Truth, implementation: str, result: Tensor, kind: str) -> VerifiedCase:
+    """Compares one result with the truth."""
+    wrong = _wrong_form(truth, result) or _wrong_pattern(truth, result)
+    if wrong:
+        return failure(truth.case.id, implementation, kind, wrong)
+    error, bound = error_norms(result, truth.reference), truth.bound
+    over = [
+        f"{name} error {found:.3g} over the bound {allowed:.3g} (PyTorch {own:.3g})"
+        for name, found, allowed, own in _norms(error, bound, truth.pytorch_error)
+        if not found <= allowed
+    ]
+    return VerifiedCase(
+        truth.case.id, implementation, kind, error, truth.pytorch_error, bound, not over, "; ".join(over)
+    )
+
+
+def failure(case: str, implementation: str, kind: str, detail: str) -> VerifiedCase:
+    """A result that cannot be judged by size: none, of the wrong form, or NaN where it must not be."""
+    return VerifiedCase(case, implementation, kind, None, None, None, False, detail)
+
+
+def _norms(*norms: ErrorNorms) -> Iterator[tuple[str, float, float, float]]:
+    for name in ("max", "rms", "worst_row"):
+        found, allowed, own = (getattr(item, name) for item in norms)
+        yield name.replace("_", " "), found, allowed, own
+
+
+def _wrong_form(truth: Truth, result: object) -> str:
+    like = truth.inputs.result_like
+    if not isinstance(result, Tensor):
+        return f"returned a {type(result).__name__}; expected a tensor"
+    if result.shape != like.shape:
+        return f"returned shape {tuple(result.shape)}; expected {tuple(like.shape)}"
+    if result.dtype != like.dtype or result.device != like.device:
+        return f"returned {result.dtype} on {result.device}; expected {like.dtype} on {like.device}"
+    return ""
+
+
+def _wrong_pattern(truth: Truth, result: Tensor) -> str:
+    """Each entry must be finite, NaN or infinite as in the float64 result, or as in PyTorch's."""
+    wrong = _kind_of_number(result) != _kind_of_number(truth.reference)
+    wrong &= _kind_of_number(result) != _kind_of_number(truth.pytorch)
+    count = int(wrong.sum())
+    if count == 0:
+        return ""
+    where = tuple(wrong.nonzero()[0].tolist())
+    found, expected = float(result[where]), float(truth.reference[where])
+    return f"{count} of {wrong.numel()} entries wrong: at {where} found {found:.3g}, expected {expected:.3g}"
+
+
+def _kind_of_number(tensor: Tensor) -> Tensor:
+    kind = torch.isnan(tensor).to(torch.int8)
+    return kind + 2 * torch.isposinf(tensor) + 3 * torch.isneginf(tensor)
