@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from flashmoe_science.jit.requirements import install_command
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -22,7 +24,7 @@ def python(tmp_path: Path, code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_recording_keeps_only_the_folders_place(tmp_path: Path) -> None:
-    code = "from pathlib import Path\nfrom cudadent42 import ledger, pipeline\nprint(ledger.record(Path('nowhere')))"
+    code = "from pathlib import Path\nfrom cudadent42 import ledger\nfrom cudadent42.flows import pipeline\nprint(ledger.record(Path('nowhere')))"
     done = python(tmp_path, code)
     assert done.stdout == "None\n", done.stderr
     (listed,) = (tmp_path / "cudadent42").iterdir()
@@ -35,7 +37,7 @@ def test_the_commands_name_the_extra(tmp_path: Path) -> None:
             tmp_path, f"import cudadent42.commands.cli as c\nsys.argv[1:] = {command}\nsys.exit(c.main())"
         )
         assert done.returncode == 4
-        assert "pip install 'cudadent42[ledger]'" in done.stderr
+        assert install_command("ledger") in done.stderr
         assert "Traceback" not in done.stderr
 
 

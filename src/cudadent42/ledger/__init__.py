@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from cudadent42.base.errors import LabError, MachineNotReadyError, UsageError
 from cudadent42.ledger.location import locate
 from cudadent42.ledger.remembered import remember
+from flashmoe_science.jit.requirements import install_command
 
 if TYPE_CHECKING:
     from cudadent42.ledger.store import Rebuilt
@@ -83,7 +84,7 @@ def require_location(named: str | None = None) -> Path | str:
             "no ledger is kept (CUDADENT42_LEDGER=none); unset that, or name one with --ledger"
         )
     if not is_installed():
-        raise MachineNotReadyError("the ledger needs SQLAlchemy: pip install 'cudadent42[ledger]'")
+        raise MachineNotReadyError(f"the ledger needs SQLAlchemy: {install_command('ledger')}")
     return location
 
 

@@ -35,6 +35,7 @@ from sqlalchemy.pool import NullPool
 from cudadent42.base.errors import UsageError
 from cudadent42.base.folders import make_private
 from cudadent42.ledger.schema import SCHEMA_VERSION, VERSION_KEY, meta, metadata
+from flashmoe_science.jit.requirements import install_command
 
 T = TypeVar("T")
 
@@ -235,7 +236,7 @@ def connect(location: Path | str) -> Ledger:
             f"no database is called {url.drivername!r}; expected a path or a URL such as postgresql://user@host/name"
         ) from error
     except ModuleNotFoundError as error:
-        extra = "pip install 'cudadent42[postgres]'" if "psycopg" in str(error) else f"install {error.name}"
+        extra = install_command("postgres") if "psycopg" in str(error) else f"install {error.name}"
         raise LedgerError(f"the ledger {name} needs the Python package {error.name}: {extra}") from error
     if file is not None:
         event.listen(engine, "connect", _set_up)

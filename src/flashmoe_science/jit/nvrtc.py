@@ -15,6 +15,7 @@ from flashmoe_science.errors import BuildError, DeviceError, KernelDefectError
 from flashmoe_science.jit.cache import Compilation, CompileCache, default_cache
 from flashmoe_science.jit.limits import check_block, occupancy
 from flashmoe_science.jit.records import KernelBuild, Recipe, Resources
+from flashmoe_science.jit.requirements import install_command
 
 KERNEL_DIRECTORY = Path(__file__).resolve().parent.parent / "kernels" / "cuda"
 
@@ -108,7 +109,7 @@ def nvrtc_version() -> tuple[int, int]:
     except (RuntimeError, OSError) as error:
         raise DeviceError(
             "NVRTC, the CUDA run-time compiler, was not found; install it with: "
-            "pip install 'cudadent42[cu13]' (or cu12, to match torch.version.cuda)"
+            f"{install_command('cu13')} (or cu12, to match torch.version.cuda)"
         ) from error
     _check(status, "nvrtcVersion")
     return int(major), int(minor)
@@ -136,8 +137,7 @@ def _nvrtc() -> Any:
         from cuda.bindings import nvrtc
     except ImportError as error:
         raise DeviceError(
-            "the Python package cuda-bindings is not installed; "
-            "install it with: pip install 'cudadent42[cu13]'"
+            f"the Python package cuda-bindings is not installed; install it with: {install_command('cu13')}"
         ) from error
     return nvrtc
 

@@ -13,6 +13,7 @@ from cudadent42.plan import Choices, make_plan
 from cudadent42.preflight.toolchain import nvrtc_version
 from cudadent42.registry import registry
 from cudadent42.stages.build import build, build_for, choose_device
+from flashmoe_science.jit.requirements import install_command
 
 
 class Progress:
@@ -102,7 +103,7 @@ def test_device_of_the_command_line() -> None:
 @pytest.mark.slow
 def test_cuda_kernels_compile_for_a_gpu_that_is_not_here() -> None:
     if nvrtc_version() is None:
-        pytest.skip("compiling CUDA needs cuda-bindings and NVRTC: pip install 'cudadent42[cu13]'")
+        pytest.skip(f"compiling CUDA needs cuda-bindings and NVRTC: {install_command('cu13')}")
     progress = Progress()
     report = build("cuda", ("sm_80",), progress)
     assert report.passed, report.failures

@@ -11,13 +11,15 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
+from flashmoe_science.jit.requirements import install_command
+
 _PACKAGES = ("nvidia-cuda-nvdisasm", "nvidia-cuda-nvcc")
 _TIMEOUT_S = 60
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)")
 _WIDTHS = {"128": 128, "64": 64, "16": 16, "U16": 16, "S16": 16, "8": 8, "U8": 8, "S8": 8}
 _DEFAULT_WIDTH = 32
 
-MISSING = "no nvdisasm, so the compiled kernel is not looked into; pip install 'cudadent42[profile]'"
+MISSING = f"no nvdisasm, so the compiled kernel is not looked into; {install_command('profile')}"
 
 _KINDS = {
     "wgmma": ("HGMMA", "QGMMA", "IGMMA", "BGMMA"),

@@ -19,6 +19,7 @@ from cudadent42.remote.core.terminal import plain
 from cudadent42.remote.providers.gce.machine import MachineState
 from cudadent42.remote.providers.sky.spec import SCHEME
 from cudadent42.runs.starts import MachineStart
+from flashmoe_science.jit.requirements import install_command
 
 TIMEOUT_S = 300
 """For an answer of SkyPilot's, which asks the cloud, and may start its own server first."""
@@ -100,7 +101,7 @@ def find_sky() -> str:
     found = shutil.which("sky")
     if found is None:
         raise MachineNotReadyError(
-            "SkyPilot's command `sky` is not on PATH; install it with: pip install 'cudadent42[skypilot]'"
+            f"SkyPilot's command `sky` is not on PATH; install it with: {install_command('skypilot')}"
         )
     return found
 

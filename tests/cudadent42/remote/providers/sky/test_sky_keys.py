@@ -171,6 +171,7 @@ def test_the_alias_holds_otherwise_and_no_configuration_switches_the_check_off(
 
 ALIAS = """
 from sky.utils.cluster_utils import SSHConfigHelper
+from flashmoe_science.jit.requirements import install_command
 auth = {"ssh_user": "me", "ssh_private_key": "~/.ssh/sky-key", "ssh_proxy_command": "through %h %p"}
 SSHConfigHelper.add_cluster("c42-l4", "c42-l4-on-cloud", ["203.0.113.7"], auth, [2222])
 """
@@ -181,7 +182,7 @@ def test_skypilots_own_alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     try:
         importlib.metadata.distribution("skypilot")
     except importlib.metadata.PackageNotFoundError:
-        pytest.skip("SkyPilot is not installed: pip install 'cudadent42[skypilot]'")
+        pytest.skip(f"SkyPilot is not installed: {install_command('skypilot')}")
     home = tmp_path / "home"
     home.mkdir()
     environment = os.environ | {"HOME": str(home), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}

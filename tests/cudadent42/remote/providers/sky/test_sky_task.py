@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from cudadent42.base.errors import UsageError
 from cudadent42.remote.providers.sky.spec import Spec, load
 from cudadent42.remote.providers.sky.task import Files, arrival, task
+from flashmoe_science.jit.requirements import install_command
 
 FULL = """
 cluster = "c42-h100"
@@ -135,7 +136,7 @@ def test_skypilot_itself_takes_the_task(tmp_path: Path) -> None:
     try:
         importlib.metadata.distribution("skypilot")
     except importlib.metadata.PackageNotFoundError:
-        pytest.skip("SkyPilot is not installed: pip install 'cudadent42[skypilot]'")
+        pytest.skip(f"SkyPilot is not installed: {install_command('skypilot')}")
     path = tmp_path / "task.yaml"
     path.write_text(task(load(spec_file(tmp_path, FULL)), files(tmp_path), "job-1", "cuda", ("--case=a: b",)))
     script = (
