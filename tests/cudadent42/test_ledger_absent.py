@@ -24,7 +24,10 @@ def python(tmp_path: Path, code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_recording_keeps_only_the_folders_place(tmp_path: Path) -> None:
-    code = "from pathlib import Path\nfrom cudadent42 import ledger\nfrom cudadent42.flows import pipeline\nprint(ledger.record(Path('nowhere')))"
+    code = (
+        "from pathlib import Path\nfrom cudadent42 import ledger\nfrom cudadent42.flows import pipeline\n"
+        "print(ledger.record(Path('nowhere')))"
+    )
     done = python(tmp_path, code)
     assert done.stdout == "None\n", done.stderr
     (listed,) = (tmp_path / "cudadent42").iterdir()

@@ -31,6 +31,7 @@ from cudadent42.remote.providers.sky import keys
 from cudadent42.remote.providers.sky import run as sky
 from cudadent42.runs import starts
 from cudadent42.runs.starts import StartOutcome
+from flashmoe_science.jit.requirements import install_command
 
 KEPT = replace(SPEC, keep=True)
 
@@ -171,7 +172,6 @@ def test_the_alias_holds_otherwise_and_no_configuration_switches_the_check_off(
 
 ALIAS = """
 from sky.utils.cluster_utils import SSHConfigHelper
-from flashmoe_science.jit.requirements import install_command
 auth = {"ssh_user": "me", "ssh_private_key": "~/.ssh/sky-key", "ssh_proxy_command": "through %h %p"}
 SSHConfigHelper.add_cluster("c42-l4", "c42-l4-on-cloud", ["203.0.113.7"], auth, [2222])
 """
