@@ -83,7 +83,12 @@ def verdict_line(results: Results) -> str:
 
 def caution_lines(results: Results) -> list[str]:
     """What a reader of the verdict must know of the machine: noise and disturbances, where there were many."""
-    return [notice.title for notice in cautions(results) if notice.tone is Tone.WARN]
+    return [
+        line
+        for notice in cautions(results)
+        if notice.tone in (Tone.WARN, Tone.BAD)
+        for line in (notice.title, *(notice.lines if notice.tone is Tone.BAD else ()))
+    ]
 
 
 _RESOURCES = ("regs", "spill", "static", "dynamic", "threads", "blocks", "occ.")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cudadent42.base.seeds import derived_seed
+from cudadent42.decisions.floor import floor_ms
 from cudadent42.decisions.schedule import control_name
 from cudadent42.decisions.statistics import (
     Floats,
@@ -58,6 +59,7 @@ class _Pair:
     disturbances: tuple[str, ...]
     detectable_effect: float
     refused: Refusal | None
+    floor_ms: float
 
 
 def compare(
@@ -77,11 +79,13 @@ def compare(
     table = _table(samples, skipped)
     others = [name for name in plan.implementations if name != plan.baseline]
     candidate = others[0] if others else plan.baseline
-    control = _pairs(plan, table, control_name(plan.baseline), rules)
+    control = _pairs(plan, table, control_name(plan.baseline), peaks, rules)
     floor = noise_floor([pair.estimate.ratio for pair in control])
     offsets = {pair.case.id: control_offset(pair.estimate, plan.margin) for pair in control}
-    headline = _pairs(plan, table, candidate, rules) if others else []
-    effects = [pair.detectable_effect for pair in control or headline]
+    headline = _pairs(plan, table, candidate, peaks, rules) if others else []
+    effects = [
+        pair.detectable_effect for pair in control or headline if math.isfinite(pair.detectable_effect)
+    ]
     mean = geometric_mean([pair.estimate for pair in headline])
     offset = (
         control_offset(geometric_mean([pair.estimate for pair in control]), plan.margin) if control else 0.0
@@ -102,7 +106,7 @@ def compare(
         others=tuple(
             comparison
             for name in others[1:]
-            for comparison in _comparisons(plan, _pairs(plan, table, name, rules), name, offsets)
+            for comparison in _comparisons(plan, _pairs(plan, table, name, peaks, rules), name, offsets)
         ),
         control=_comparisons(plan, control, control_name(plan.baseline), {}),
         skipped=dict(skipped),
@@ -135,7 +139,9 @@ def _table(samples: Sequence[Sample], skipped: Mapping[str, str]) -> Table:
     return table
 
 
-def _pairs(plan: Plan, table: Table, implementation: str, rules: int) -> list[_Pair]:
+def _pairs(
+    plan: Plan, table: Table, implementation: str, peaks: Mapping[str, float], rules: int
+) -> list[_Pair]:
     pairs = []
     for case in plan.cases:
         rows = table.get(case.id, {})
@@ -150,20 +156,33 @@ def _pairs(plan: Plan, table: Table, implementation: str, rules: int) -> list[_P
         blocks, refused = counted(common, disturbed, taken_away)
         latency, baseline_latency = _latencies(own, blocks), _latencies(base, blocks)
         seed = derived_seed(plan.seed, "bootstrap", case.id, implementation)
+        floor = floor_ms(case, peaks)
+        medians = float(np.median(latency)), float(np.median(baseline_latency))
+        if min(medians) < floor or min(*latency, *baseline_latency) <= 0:
+            refused = Refusal.IMPOSSIBLE
         pairs.append(
             _Pair(
                 case,
-                estimate_ratio(baseline_latency, latency, seed),
-                float(np.median(latency)),
-                float(np.median(baseline_latency)),
+                _estimate(baseline_latency, latency, seed),
+                *medians,
                 len(disturbed),
                 len(common) - len(blocks),
                 _kinds([own[block].flags for block in disturbed]),
-                minimum_detectable_effect(baseline_latency, latency),
+                math.nan
+                if refused is Refusal.IMPOSSIBLE
+                else minimum_detectable_effect(baseline_latency, latency),
                 refused,
+                floor,
             )
         )
     return pairs
+
+
+def _estimate(baseline: Floats, latency: Floats, seed: int) -> RatioEstimate:
+    """No ratio where a latency is not even positive."""
+    if min(*baseline, *latency) <= 0:
+        return RatioEstimate(math.nan, np.full(1, math.nan), len(latency))
+    return estimate_ratio(baseline, latency, seed)
 
 
 def counted(
@@ -241,6 +260,7 @@ def _comparisons(
                 left_out=pair.left_out,
                 disturbances=pair.disturbances,
                 refused=pair.refused,
+                floor_ms=pair.floor_ms,
             )
         )
     return tuple(found)

@@ -22,6 +22,7 @@ from cudadent42.model.records import (
     BuildReport,
     MachineReport,
     Plan,
+    Refusal,
     Results,
     TimerKind,
     VerifyReport,
@@ -37,6 +38,7 @@ from cudadent42.stages import gates, report
 from cudadent42.stages.build import build_for
 from cudadent42.stages.gates import GateFile, GateReport
 from cudadent42.timing.contention import probe
+from cudadent42.timing.limits import cpu_limits
 from cudadent42.worker.parent import LostError, Worker, measure_peaks, run_stage
 from flashmoe_science.errors import BuildError, DeviceError
 
@@ -75,9 +77,15 @@ class Outcome:
     gates: GateReport | None = None
 
     @property
+    def impossible(self) -> bool:
+        """Whether a latency is below what the machine can do."""
+        rows = (*self.results.cases, *self.results.others, *self.results.control)
+        return any(row.refused is Refusal.IMPOSSIBLE for row in rows)
+
+    @property
     def exit_code(self) -> ExitCode:
-        """A wrong result counts more than any gate."""
-        if not self.verify.passed:
+        """A wrong result counts more than any gate, and so does one that was not computed while it was timed."""
+        if not self.verify.passed or self.impossible:
             return ExitCode.VERIFICATION_FAILED
         return ExitCode.PASS if self.gates is None else self.gates.exit_code
 
@@ -302,10 +310,15 @@ def _peaks(plan: Plan, worker: Worker, observer: Observer) -> dict[str, float]:
     them with each other."""
     if plan.versions:
         return {}
+    import torch
+
     from flashmoe_science import cpu  # imports torch, which takes seconds, and a race does not need here
 
     try:
-        return cpu.measure_peaks() if plan.device == "cpu" else measure_peaks(plan, worker)
+        if plan.device != "cpu":
+            return measure_peaks(plan, worker)
+        peaks = cpu.measure_peaks()
+        return peaks | cpu_limits(plan, peaks, torch.get_num_threads())
     except (BuildError, DeviceError, LostError) as error:
         observer.note(f"the machine's peaks are not measured: {error}")
         return {}

@@ -41,6 +41,8 @@ class Refusal(str, Enum):
     """Fewer than ``bench.verdicts.MIN_BLOCKS``."""
     DISTURBED = "disturbed"
     """The processors were taken away in too many blocks for the clock on the wall to say what a call takes."""
+    IMPOSSIBLE = "impossible"
+    """A latency is below what this machine can do (``decisions.floor``)."""
 
 
 class TimerKind(str, Enum):
@@ -297,6 +299,8 @@ class Comparison:
     """The marks that there were, the most frequent first (``stages.bench.conditions``)."""
     refused: Refusal | None = None
     """Why there is no verdict whatever the interval; None where the interval decided."""
+    floor_ms: float = 0.0
+    """The least latency that this machine allows (``decisions.floor``); 0 where that was not measured."""
 
     @property
     def measured_blocks(self) -> int:

@@ -88,6 +88,8 @@ def _run(request: Request, channel: _Channel) -> None:
     from cudadent42.model.device import DeviceLostError
     from cudadent42.stages.bench.measurement import measure
     from cudadent42.stages.verify import verify
+    from cudadent42.timing.flush import cache_bytes
+    from cudadent42.timing.limits import cuda_limits
     from cudadent42.timing.peaks import measure_cuda_peaks
 
     try:
@@ -104,7 +106,8 @@ def _run(request: Request, channel: _Channel) -> None:
                 mark=channel.note,
             )
         elif request.stage == "peaks":
-            channel.emit(PeaksMeasured(measure_cuda_peaks(request.plan.device)))
+            peaks = measure_cuda_peaks(request.plan.device)
+            channel.emit(PeaksMeasured(peaks | cuda_limits(peaks, cache_bytes(request.plan.device))))
         else:
             measure(
                 request.plan,

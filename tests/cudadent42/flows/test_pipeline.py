@@ -8,6 +8,7 @@ import pytest
 
 from cudadent42.base.errors import ExitCode, UsageError
 from cudadent42.flows import pipeline
+from cudadent42.model.records import Refusal, TimerKind, Verdict
 from cudadent42.plan import Choices
 from cudadent42.runs.run_folder import RunStatus, RunWriter, load_run
 from cudadent42.stages import gates
@@ -84,6 +85,42 @@ def test_stages_in_order_and_candidates_in_another_process(tmp_path: Path) -> No
     assert any(case.input == "after timing" for case in outcome.verify.cases)
     assert outcome.exit_code is ExitCode.PASS
     assert len(read.samples) == opened[0].sample_count == 4 * 3
+
+
+REMEMBERS = """
+from flashmoe_science import flash_attention
+
+kept = []
+
+def attention(query, key, value, *, causal, softmax_scale):
+    call = (query, key, value)
+    for known, output in kept:
+        if all(a is b for a, b in zip(known, call)):
+            return output
+    kept[:-2] = []
+    kept.append((call, flash_attention(query, key, value, causal=causal, softmax_scale=softmax_scale)))
+    return kept[-1][1]
+"""
+
+
+def test_what_the_machine_cannot_do_is_no_measurement(tmp_path: Path) -> None:
+    """A candidate that keeps its results: right after timing as before, and faster than any processor."""
+    (tmp_path / "mine.py").write_text(REMEMBERS)
+    asked = request(
+        tmp_path, implementations=(f"{tmp_path}/mine.py:attention",), repeats=8, timer=TimerKind.CPU
+    )
+    suite = Path(asked.choices.suite)
+    suite.write_text(SUITE.replace("num_heads = 1, seqlen = 16", "num_heads = 8, seqlen = 256"))
+    outcome = pipeline.run(asked, Listener(), lambda folder: None)
+    assert outcome.verify.passed
+    found = outcome.results.cases[0]
+    assert 0 < found.latency_ms < found.floor_ms < found.baseline_latency_ms
+    assert (found.verdict, found.refused) == (Verdict.UNDECIDED, Refusal.IMPOSSIBLE)
+    assert outcome.results.verdict is Verdict.UNDECIDED
+    assert outcome.exit_code is ExitCode.VERIFICATION_FAILED
+    page = (outcome.folder / "report.md").read_text()
+    assert "below what this machine can do" in page
+    assert "at least" in page
 
 
 def test_bad_input_is_found_before_the_machine_is_looked_at(tmp_path: Path) -> None:

@@ -30,6 +30,9 @@ RUN_METRICS = (
 )
 """Metrics of a run as a whole."""
 
+_NO_MEASUREMENT = {refusal: REFUSALS[refusal] for refusal in (Refusal.DISTURBED, Refusal.IMPOSSIBLE)}
+"""Refusals that leave no value to hold a gate against, in words; of too few blocks the interval says enough."""
+
 WORDS = {
     "verification": ("passed", "failed"),
     "verdict": tuple(verdict.value for verdict in Verdict),
@@ -102,8 +105,8 @@ def _overall(plan: Plan, results: Results | None) -> dict[str, Measured]:
     blocks = sum(row.measured_blocks for row in results.cases)
     found["flagged_share"] = Measured(sum(row.flagged_blocks for row in results.cases) / max(1, blocks))
     found["verdict"] = Measured(results.verdict.value)
-    if results.refused is Refusal.DISTURBED:
-        nothing = Measured(math.nan, reason=REFUSALS[results.refused])
+    if results.refused in _NO_MEASUREMENT:
+        nothing = Measured(math.nan, reason=_NO_MEASUREMENT[results.refused])
         return found | dict.fromkeys(("speedup", "slowdown"), nothing)
     return found | _ratios(
         results.speedup_geomean,
@@ -137,8 +140,8 @@ def _by_case(plan: Plan, results: Results | None) -> dict[str, dict[str, Measure
             "latency_ms": Measured(row.latency_ms),
             "baseline_latency_ms": Measured(row.baseline_latency_ms),
         }
-        if row.refused is Refusal.DISTURBED:
-            nothing = Measured(math.nan, reason=REFUSALS[row.refused])
+        if row.refused in _NO_MEASUREMENT:
+            nothing = Measured(math.nan, reason=_NO_MEASUREMENT[row.refused])
             ratios, times = dict.fromkeys(ratios, nothing), dict.fromkeys(times, nothing)
         plain = {
             "verdict": Measured(row.verdict.value),

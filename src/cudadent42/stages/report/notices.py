@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
+from cudadent42.decisions.verdicts import REFUSALS
 from cudadent42.model import text
-from cudadent42.model.records import Results, Status, Verdict, VerifiedCase
+from cudadent42.model.records import Comparison, Refusal, Results, Status, Verdict, VerifiedCase
 from cudadent42.runs.run_folder import RunStatus
 from cudadent42.stages.report.cases import shares_of_bound
 from cudadent42.stages.report.view import Notice, Tone, View
@@ -32,7 +33,10 @@ def notices(view: View) -> tuple[Notice, ...]:
 
 def cautions(results: Results) -> tuple[Notice, ...]:
     """How the machine behaved while it was measured; for the terminal too."""
-    return tuple(notice for notice in (_control(results), _flagged(results)) if notice is not None)
+    return (
+        *_refused(results),
+        *(notice for notice in (_control(results), _flagged(results)) if notice is not None),
+    )
 
 
 def describe_failure(entry: VerifiedCase) -> str:
@@ -132,6 +136,33 @@ def _preflight(view: View) -> Notice | None:
     )
     lines = [text.clean(f"{c.name}: {c.detail}" + (f"; {c.cause}" if c.cause else "")) for c in view.warnings]
     return Notice(Tone.BAD if failed else Tone.WARN, title, _limited(lines))
+
+
+def _refused(results: Results) -> list[Notice]:
+    """Measurements that are none, with what to do."""
+    rows = (*results.cases, *results.others, *results.control)
+    found = []
+    for refusal in Refusal:
+        refused = [row for row in rows if row.refused is refusal]
+        if refused:
+            names = dict.fromkeys(f"{row.name}/{row.dtype}" for row in refused)
+            title = (
+                f"{text.plural(len(names), 'case')} without a verdict ({refusal.value}): {REFUSALS[refusal]}"
+            )
+            lines = [_impossible(row) for row in refused] if refusal is Refusal.IMPOSSIBLE else list(names)
+            tone = Tone.BAD if refusal is Refusal.IMPOSSIBLE else Tone.WARN
+            found.append(Notice(tone, title, _limited(list(map(text.clean, dict.fromkeys(lines))))))
+    return found
+
+
+def _impossible(row: Comparison) -> str:
+    """The side that is too fast, with both figures."""
+    own = row.latency_ms <= 0 or row.latency_ms < row.floor_ms
+    name, latency = (row.implementation, row.latency_ms) if own else (row.baseline, row.baseline_latency_ms)
+    return (
+        f"{row.name}/{row.dtype}, {name}: {text.figures(latency)} ms, where this machine needs at least "
+        f"{text.figures(row.floor_ms)} ms at twice its measured peaks"
+    )
 
 
 def _control(results: Results) -> Notice | None:
