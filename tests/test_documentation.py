@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -120,6 +122,34 @@ def test_readme_quotes_its_run_folder() -> None:
     if not folders:
         pytest.skip("the README shows no run yet; tools/update_readme.py puts one there")
     assert tool.replace_section(readme, tool.section(folders)) == readme
+
+
+def test_a_run_that_held_only_our_kernel_to_avx2_is_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = load(ROOT / "tools" / "update_readme.py")
+    monkeypatch.setattr(tool, "ROOT", tmp_path)
+    shutil.copytree(ROOT / "benchmarks/results/2026-11-20-cpu-fp32", tmp_path / "run")
+    assert "| AMD EPYC | AVX-512 |" in tool.section(["run"])
+    manifest = json.loads((tmp_path / "run/manifest.json").read_text())
+    manifest["environment"] = {"FLASHMOE_CPU_ISA": "avx2"}
+    (tmp_path / "run/manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(
+        UsageError, match="held our kernel to avx2 and PyTorch to nothing; set ATEN_CPU_CAPABILITY"
+    ):
+        tool.section(["run"])
+    manifest["environment"] |= {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    (tmp_path / "run/manifest.json").write_text(json.dumps(manifest))
+    assert "| AMD EPYC | avx2, held to it on AVX-512 |" in tool.section(["run"])
+
+
+def test_the_result_says_how_it_was_timed_and_what_disturbed_it() -> None:
+    tool = load(ROOT / "tools" / "update_readme.py")
+    shown = tool.section(["benchmarks/results/2026-11-20-h200-hopper"])
+    assert (
+        "Timed: GPU time alone, by graph replay. 678 of 720 paired blocks were flagged as disturbed (power cap)."
+        in shown
+    )
 
 
 def test_figures_are_those_of_the_run_folders() -> None:

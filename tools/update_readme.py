@@ -8,7 +8,9 @@ Also writes each run's report and picture. Every figure in the section is read f
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -18,14 +20,19 @@ from cudadent42.base.errors import LabError, UsageError  # noqa: E402
 from cudadent42.model import text  # noqa: E402
 from cudadent42.runs.run_folder import load_run  # noqa: E402
 from cudadent42.stages import report  # noqa: E402 (the tree's own package, installed or not)
+from cudadent42.stages.report.facts import TIMED  # noqa: E402
 from cudadent42.stages.report.view import View  # noqa: E402
+
+HOLDING = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
+"""Variables without which PyTorch takes the widest instructions that the processor has, whatever ours are held to."""
 
 BEGIN, END = "<!-- result:begin -->", "<!-- result:end -->"
 
 
 def section(folders: list[str]) -> str:
     """The Markdown between the markers, for folders given relative to the repository."""
-    return "\n".join([BEGIN, *(line for folder in folders for line in _result(folder)), END])
+    views = [(folder, _shown(folder)) for folder in folders]
+    return "\n".join([BEGIN, *_overview(views), *(line for each in views for line in _result(*each)), END])
 
 
 def replace_section(readme: str, new: str) -> str:
@@ -37,11 +44,69 @@ def replace_section(readme: str, new: str) -> str:
     return before + new + after
 
 
-def _result(folder: str) -> list[str]:
+def _shown(folder: str) -> View:
+    """The run, if it may be shown."""
     view = View(load_run(ROOT / folder))
-    results = view.run.results
-    if results is None or not view.complete or not view.checked or view.failures:
+    if view.run.results is None or not view.complete or not view.checked or view.failures:
         raise UsageError(f"{folder} is not a finished, verified run; only such a run may be shown")
+    environment = view.run.manifest.environment
+    if "FLASHMOE_CPU_ISA" in environment and not all(name in environment for name in HOLDING):
+        raise UsageError(
+            f"{folder} held our kernel to {environment['FLASHMOE_CPU_ISA']} and PyTorch to nothing; "
+            f"set {' and '.join(HOLDING)} too, or measure on a machine that has no more"
+        )
+    return view
+
+
+def _overview(views: list[tuple[str, View]]) -> list[str]:
+    """One line a run: ratios of different machines and of different instruction sets side by side."""
+    head = "| machine | instructions | what is timed | over PyTorch | 95 % interval | cases |"
+    lines = ["", head, "| --- | --- | --- | ---: | --- | ---: |"]
+    for folder, view in views:
+        results = view.run.results
+        assert results is not None
+        interval = text.interval(results.speedup_geomean_ci_low, results.speedup_geomean_ci_high)
+        lines.append(
+            f"| {view.device} | {_instructions(view)} | {TIMED[view.run.plan.timer]} "
+            f"| [{text.ratio(results.speedup_geomean)}]({folder}) | {interval} | {len(view.timed)} |"
+        )
+    return lines
+
+
+def _instructions(view: View) -> str:
+    if not view.instruction_set:
+        build = view.run.build
+        targets = dict.fromkeys(kernel.recipe.architecture for kernel in build.kernels) if build else ()
+        return ", ".join(targets)
+    held = view.run.manifest.environment.get("FLASHMOE_CPU_ISA")
+    return f"{held}, held to it on {view.instruction_set}" if held else view.instruction_set
+
+
+def _flagged(view: View) -> str:
+    """How many of the candidate's blocks were disturbed and by what, as the samples and the log have it."""
+    assert view.run.results is not None
+    flagged = sum(comparison.flagged_blocks for comparison in view.run.results.cases)
+    blocks = sum(comparison.measured_blocks for comparison in view.run.results.cases)
+    if not flagged:
+        return f"None of {blocks} paired blocks was flagged as disturbed."
+    reasons = dict.fromkeys(_disturbances(view.run.path))
+    return f"{flagged} of {blocks} paired blocks were flagged as disturbed ({', '.join(reasons)})."
+
+
+def _disturbances(folder: Path) -> Iterator[str]:
+    """Why the driver slowed the GPU down, else the words that the samples were flagged with."""
+    reasons = []
+    with open(folder / "log.jsonl", encoding="utf-8") as log:
+        for line in log:
+            reasons.append(json.loads(line).get("conditions", {}).get("throttle_reasons"))
+    told = [reason for reason in reasons if reason]
+    flags = (flag for sample in load_run(folder).samples for flag in sample.flags.split(",") if flag)
+    yield from told or flags
+
+
+def _result(folder: str, view: View) -> list[str]:
+    results = view.run.results
+    assert results is not None
     words = ", ".join(f"{count} {verdict.value}" for verdict, count in view.verdicts.items())
     parts = [f"**{view.headline}.** {view.subline}: {words}."]
     if view.extremes:
@@ -53,7 +118,7 @@ def _result(folder: str) -> list[str]:
             )
     if results.noise_floor == results.noise_floor:
         parts.append(f"Noise floor ±{text.percent(results.noise_floor)}.")
-    parts.append(view.verification_line)
+    parts += [f"Timed: {TIMED[view.run.plan.timer]}.", _flagged(view), view.verification_line]
     versions = f"`{text.clean(view.run.machine.summary)}`"
     return [
         "",

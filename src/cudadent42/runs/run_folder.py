@@ -114,6 +114,7 @@ class RunFolder:
 # ---------------------------------------------------------------- writing
 
 _RECORDED_VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
     "CUDADENT42_RATE",
     "CUDA_VISIBLE_DEVICES",
     "CUDA_LAUNCH_BLOCKING",
@@ -124,6 +125,7 @@ _RECORDED_VARIABLES = (
     "KMP_BLOCKTIME",
     "LD_PRELOAD",
     "MALLOC_CONF",
+    "MKL_ENABLE_INSTRUCTIONS",
     "MKL_NUM_THREADS",
     "OMP_NUM_THREADS",
     "OMP_PROC_BIND",

@@ -10,7 +10,7 @@ from cudadent42.stages.report.rivals import rivals
 from cudadent42.stages.report.view import View
 from flashmoe_science.jit.records import KernelBuild
 
-_TIMED = {
+TIMED = {
     TimerKind.CALL: "the whole call, launch included",
     TimerKind.CPU: "processor time on one thread",
     TimerKind.GRAPH: "GPU time alone, by graph replay",
@@ -30,7 +30,7 @@ def run_facts(view: View) -> Rows:
         ("suite", f"{text.clean(plan.suite)}, {text.plural(len(plan.cases), 'case')}"),
         ("implementations", ", ".join(map(text.implementation, plan.implementations))),
         ("blocks per case", _blocks(plan)),
-        ("timed", _TIMED[plan.timer] + f", {plan.cache.value} cache"),
+        ("timed", TIMED[plan.timer] + f", {plan.cache.value} cache"),
         ("seed", str(plan.seed)),
         ("margin", f"±{text.percent(plan.margin)}"),
         ("cudadent42", text.clean(manifest.version)),

@@ -65,6 +65,19 @@ class View:
         return text.clean(name) if found and name else self.run.plan.device
 
     @property
+    def instruction_set(self) -> str:
+        """``AVX-512`` or ``AVX2``, what the processor has of them, of a run on CPU; empty where it is not known."""
+        features = str(self.run.machine.facts.get("cpu_features") or "").split()
+        if self.run.plan.device != "cpu":
+            return ""
+        return "AVX-512" if "avx512f" in features else "AVX2" if "avx2" in features else ""
+
+    @property
+    def place(self) -> str:
+        """The device, with the instruction set where ratios depend on it."""
+        return f"{self.device} with {self.instruction_set}" if self.instruction_set else self.device
+
+    @property
     def baseline(self) -> str:
         return text.implementation(self.run.plan.baseline)
 
@@ -300,16 +313,16 @@ class View:
         """What the headline's number rests on."""
         results = self.run.results
         if self.profiled is not None and self.profile_alone:
-            return f"{text.implementation(self.profiled.profile.implementation)} on {self.device}"
+            return f"{text.implementation(self.profiled.profile.implementation)} on {self.place}"
         if results is None or not results.cases:
-            return f"{text.plural(len(self.run.plan.cases), 'case')} planned on {self.device}"
+            return f"{text.plural(len(self.run.plan.cases), 'case')} planned on {self.place}"
         mean = f" {text.ratio(results.speedup_geomean)}" if self.failures else ""
         interval = text.interval(results.speedup_geomean_ci_low, results.speedup_geomean_ci_high)
         if len(self.rows) == 1:
-            return f"One case{mean}, 95 % interval {interval}, on {self.device}"
+            return f"One case{mean}, 95 % interval {interval}, on {self.place}"
         scope = "all" if len(self.timed) == len(self.rows) else f"{len(self.timed)} of"
         cases = text.plural(len(self.rows), "case")
-        return f"Geometric mean{mean} over {scope} {cases}, 95 % interval {interval}, on {self.device}"
+        return f"Geometric mean{mean} over {scope} {cases}, 95 % interval {interval}, on {self.place}"
 
     @property
     def warnings(self) -> tuple[Check, ...]:
