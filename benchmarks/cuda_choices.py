@@ -14,7 +14,8 @@ from cuda_hopper import race
 
 from flashmoe_science.configs.attention import hopper as hopper_configs
 from flashmoe_science.configs.attention import portable as portable_configs
-from flashmoe_science.cuda.attention import Choice, KernelKind, forward
+from flashmoe_science.cuda.attention import KernelKind, forward
+from flashmoe_science.cuda.choice import Choice
 
 
 def choices(seqlen: int, head_dim: int, causal: bool) -> dict[str, Choice]:

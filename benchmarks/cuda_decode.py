@@ -28,7 +28,8 @@ from flashmoe_science.configs.attention.small import (
     SmallConfiguration,
     stream,
 )
-from flashmoe_science.cuda.attention import Choice, KernelKind, explain, small
+from flashmoe_science.cuda.attention import KernelKind, explain, small
+from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.driver import make_context_current
 from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.jit.nvrtc import compile_kernel

@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 
 from flashmoe_science.configs.moe import hopper as moe_hopper
-from flashmoe_science.cuda.moe import MoeChoice, MoeKind, forward, select
+from flashmoe_science.cuda.choice import Choice
+from flashmoe_science.cuda.moe import MoeKind, forward, select
 from flashmoe_science.cuda.moe.combine import Combine
 from flashmoe_science.cuda.moe.forward import device_of
 from flashmoe_science.cuda.moe.problem import MoeProblem
@@ -144,12 +145,12 @@ def shared_steps(problem: MoeProblem, tensors: tuple[torch.Tensor, ...]) -> dict
     return {"routing": route, "combination": combine}
 
 
-def variants(problem: MoeProblem, names: list[str]) -> dict[str, MoeChoice]:
+def variants(problem: MoeProblem, names: list[str]) -> dict[str, Choice]:
     chosen = select(problem, device_of(0))
-    found = {f"ours {chosen.kind.value}": chosen}
+    found = {f"ours {chosen.kernel.value}": chosen}
     for name in names:
         tile = moe_hopper.MoeHopperConfiguration(*map(int, name.split(",")))
-        found[f"hopper {name}"] = MoeChoice(MoeKind.HOPPER, tile)
+        found[f"hopper {name}"] = Choice(MoeKind.HOPPER, tile)
     return found
 
 

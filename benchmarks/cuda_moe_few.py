@@ -26,9 +26,10 @@ import torch.nn.functional as F
 from flashmoe_science.configs.moe.few import FewConfiguration, FewProduct, FewWay
 from flashmoe_science.cuda.device import device_of
 from flashmoe_science.cuda.driver import make_context_current
+from flashmoe_science.cuda.launch import LaunchPlan
 from flashmoe_science.cuda.moe import few, hopper
 from flashmoe_science.cuda.moe.few import Product
-from flashmoe_science.cuda.moe.problem import MoePlan, MoeProblem
+from flashmoe_science.cuda.moe.problem import MoeProblem
 from flashmoe_science.errors import BuildError
 from flashmoe_science.jit.nvrtc import compile_kernel
 from flashmoe_science.moe_arguments import Activation, W13Layout
@@ -183,7 +184,7 @@ def stream() -> int:
 
 def whole(given: Operands, configuration: FewConfiguration | None) -> Callable[[torch.Tensor], None]:
     """A call; None: in the way for many tokens."""
-    plan: MoePlan
+    plan: LaunchPlan
     if configuration is None:
         choice = hopper.choose(given.problem, device_of(0))
         assert choice is not None

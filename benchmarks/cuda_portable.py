@@ -30,8 +30,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from flashmoe_science.configs.attention.portable import PortableConfiguration
-from flashmoe_science.cuda.attention import OVERRIDE_VARIABLE, Choice, KernelKind, forward
+from flashmoe_science.cuda.attention import OVERRIDE_VARIABLE, KernelKind, forward
 from flashmoe_science.cuda.attention import portable as portable_kernel
+from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import device_of
 from flashmoe_science.cuda.driver import load
 from flashmoe_science.cuda.launch import Launcher

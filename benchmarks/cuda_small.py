@@ -30,7 +30,6 @@ import torch.nn.functional as F
 from flashmoe_science import flash_attention
 from flashmoe_science.configs.attention.small import HEAD_DIMS, SmallConfiguration
 from flashmoe_science.cuda.attention import (
-    Choice,
     KernelKind,
     Problem,
     explain,
@@ -41,9 +40,10 @@ from flashmoe_science.cuda.attention import (
     small,
 )
 from flashmoe_science.cuda.attention.select import module
+from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import device_of
 from flashmoe_science.cuda.driver import load, make_context_current
-from flashmoe_science.cuda.launch import AddressPlan, Launcher
+from flashmoe_science.cuda.launch import Launcher
 from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel
 
@@ -263,12 +263,12 @@ class Ablation:
         )
         launcher = Launcher(load(kernel, 0, False), grid, kernel, 256, dependent=configuration.dependent)
         small.write_arguments(launcher.buffer, shape.problem())
-        self.plan = AddressPlan(launcher)
+        self.launch = launcher.start_at
         self.tensors = (*tensors, torch.empty_like(tensors[0]))
 
     def __call__(self) -> None:
         addresses = (tensor.data_ptr() for tensor in self.tensors)
-        self.plan.launch(*addresses, 0, torch._C._cuda_getCurrentRawStream(0))  # type: ignore[call-arg]
+        self.launch(*addresses, 0, torch._C._cuda_getCurrentRawStream(0))
 
 
 def ablated(configuration: SmallConfiguration, architecture: str, **macros: int) -> CudaKernel:

@@ -32,7 +32,8 @@ from flashmoe_science.configs.attention import small as configs
 from flashmoe_science.configs.attention.hopper import HopperConfiguration
 from flashmoe_science.configs.attention.portable import PortableConfiguration
 from flashmoe_science.configs.attention.small import CLUSTERS, KEY_TILE, SmallConfiguration, stream
-from flashmoe_science.cuda.attention import Choice, KernelKind, hopper, portable, select, small
+from flashmoe_science.cuda.attention import KernelKind, hopper, portable, select, small
+from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.driver import load, make_context_current
 from flashmoe_science.errors import BuildError, DeviceError

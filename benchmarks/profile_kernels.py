@@ -28,7 +28,8 @@ from cudadent42.stages.profile import ncu
 from cudadent42.timing.peaks import measure_cuda_peaks
 from flashmoe_science import flash_attention
 from flashmoe_science.cuda.attention import forward, portable
-from flashmoe_science.cuda.attention.forward import _output_like, _problem
+from flashmoe_science.cuda.attention.forward import _problem
+from flashmoe_science.cuda.attention.problem import result_like
 from flashmoe_science.cuda.device import device_of
 from flashmoe_science.cuda.driver import load, make_context_current
 from flashmoe_science.cuda.launch import Launcher
@@ -171,7 +172,7 @@ def _ours(*shape: int, causal: bool = False) -> Call:
 
 def _portable(*shape: int) -> Call:
     query, key, value = _qkv(*shape)
-    problem = _problem(query, key, value, _output_like(query), False, None, False)
+    problem = _problem(query, key, value, result_like(query), False, None, False)
     choice = portable.choose(problem, device_of(0))
     return lambda: forward(query, key, value, choice=choice)
 

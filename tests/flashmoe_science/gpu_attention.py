@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from flashmoe_science.cuda.attention import Choice, KernelKind, Problem
-from flashmoe_science.cuda.attention.forward import _output_like, _problem
+from flashmoe_science.cuda.attention import KernelKind, Problem
+from flashmoe_science.cuda.attention.forward import _problem
+from flashmoe_science.cuda.attention.problem import result_like
 from flashmoe_science.cuda.attention.select import module
+from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import device_of
 from flashmoe_science.cuda.driver import make_context_current
 
@@ -83,7 +85,7 @@ def choices(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, scale: float | None = None
 ) -> list[Choice]:
     """What each kernel that takes this call would use."""
-    asked = problem(q, k, v, _output_like(q), causal=causal, scale=scale)
+    asked = problem(q, k, v, result_like(q), causal=causal, scale=scale)
     found = (module(kind).choose(asked, device_of(q.get_device())) for kind in KernelKind)
     return [choice for choice in found if choice is not None]
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
+from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import device_of
 from flashmoe_science.cuda.driver import make_context_current
-from flashmoe_science.cuda.moe.problem import MoeChoice, MoeProblem
+from flashmoe_science.cuda.moe.problem import MoeProblem
 from flashmoe_science.cuda.moe.select import module
 from flashmoe_science.moe_arguments import Activation, W13Layout
 
@@ -113,11 +114,11 @@ def activated(sums: torch.Tensor, problem: MoeProblem) -> torch.Tensor:
     return function(gate) * up
 
 
-def run_guarded(choice: MoeChoice, given: Layer) -> torch.Tensor:
+def run_guarded(choice: Choice, given: Layer) -> torch.Tensor:
     """One call in the way of `choice`, with a workspace full of NaN; fails if it writes around its tensors."""
     problem, where = given.problem, device_of(torch.cuda.current_device())
     make_context_current(where.index)
-    plan = module(choice.kind).plan(problem, choice.configuration, where)
+    plan = module(choice.kernel).plan(problem, choice.configuration, where)
     whole = torch.full(
         (problem.tokens + 2 * _GUARD_ROWS, problem.hidden // 2), _NAN, dtype=torch.int32, device="cuda"
     )
@@ -135,7 +136,7 @@ def run_guarded(choice: MoeChoice, given: Layer) -> torch.Tensor:
     return result
 
 
-def assert_right(given: Layer, choices: list[MoeChoice], *, against: str = "cuda") -> None:
+def assert_right(given: Layer, choices: list[Choice], *, against: str = "cuda") -> None:
     """Every choice is right: its error against float64 is within twice that of PyTorch's products in the same dtype,
     and a rounding. Both are computed on the device `against`.
     """

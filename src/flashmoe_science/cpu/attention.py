@@ -23,8 +23,8 @@ from flashmoe_science.configs.ablation import Ablation
 from flashmoe_science.cpu.library import CPU, ELEMENT_TYPES, load_function
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
+from flashmoe_science.plans import keep
 
-# Plans are small; the bound only keeps a process with ever-changing shapes from growing.
 _MAX_PLANS = 4096
 
 
@@ -143,9 +143,7 @@ def _make_plan(
         softmax_scale,
         _load_attention(instruction_set or host.choose_instruction_set(), Ablation.NONE),
     )
-    if len(_plans) >= _MAX_PLANS:
-        _plans.clear()
-    _plans[signature] = plan
+    keep(_plans, signature, plan, _MAX_PLANS)
     return plan
 
 

@@ -27,6 +27,7 @@ from flashmoe_science.moe_arguments import (
     reject_moe_gradients,
     reject_overlap,
 )
+from flashmoe_science.plans import keep
 
 _ACTIVATIONS = {
     Activation.SILU: 0,
@@ -36,7 +37,6 @@ _ACTIVATIONS = {
     Activation.GELU_NO_MUL: 4,
     Activation.RELU2_NO_MUL: 5,
 }
-# Plans are small; the bound only keeps a process with ever-changing shapes from growing.
 _MAX_PLANS = 4096
 
 
@@ -188,9 +188,7 @@ def _make_plan(
         address=ctypes.addressof(problem),
         problem=problem,
     )
-    if len(_plans) >= _MAX_PLANS:
-        _plans.clear()
-    _plans[signature] = plan
+    keep(_plans, signature, plan, _MAX_PLANS)
     return plan
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from flashmoe_science.cuda import moe
-from flashmoe_science.cuda.attention.problem import KernelKind
-from flashmoe_science.cuda.attention.select import module
+from flashmoe_science.cuda import attention, moe
 from flashmoe_science.jit.cache import CompileCache, default_cache
 from flashmoe_science.jit.limits import base_architecture
 from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel
@@ -23,14 +21,19 @@ def kernels(architectures: Iterable[str]) -> list[CudaKernel]:
 
 def attention_kernels(architectures: Iterable[str]) -> list[CudaKernel]:
     """Those of attention."""
-    names = dict.fromkeys(base_architecture(name) for name in architectures)
-    return [kernel for name in names for kind in KernelKind for kernel in module(kind).kernels(name)]
+    return _kernels(attention.kernels, architectures)
 
 
 def moe_kernels(architectures: Iterable[str]) -> list[CudaKernel]:
     """Those of the mixture of experts and its routing."""
+    return _kernels(moe.kernels, architectures)
+
+
+def _kernels(
+    of_operation: Callable[[str], list[CudaKernel]], architectures: Iterable[str]
+) -> list[CudaKernel]:
     names = dict.fromkeys(base_architecture(name) for name in architectures)
-    return [kernel for name in names for kernel in moe.kernels(name)]
+    return [kernel for name in names for kernel in of_operation(name)]
 
 
 def build(architectures: Iterable[str], cache: CompileCache | None = None) -> list[KernelBuild]:

@@ -9,16 +9,18 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from flashmoe_science.cuda.driver import check, library
 from flashmoe_science.jit.nvrtc import CudaKernel
 
 _PROGRAMMATIC_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-ADDRESSES = struct.Struct("5Q")
-"""Of query, key, value, output and lse, as most kernels take them."""
-Launch = Callable[[int, int, int, int, int, int], None]
-"""Launches on a raw stream: (query, key, value, output, lse, stream), addresses of the tensors' first elements; that of
-`lse` may be 0.
+_COUNT = 5
+ADDRESSES = struct.Struct(f"{_COUNT}Q")
+"""Of query, key, value, output and lse; as many as the most called kernels take."""
+Launch = Callable[..., None]
+"""Launches on a raw stream: (*addresses, stream), in the operation's order: of the first elements of its inputs, of its
+results (0 for one that is not asked for), and of the workspace if the plan has one.
 """
 
 
@@ -101,18 +103,31 @@ class Launcher:
         self.start = start
         """Launches on a raw stream handle."""
         self.start_at = start_at
-        """Writes the addresses of query, key, value, output and lse to the head of the argument, then launches: a
-        `Launch`. For kernels whose argument begins so; in one frame, because every call goes through it.
+        """Writes five addresses to the head of the argument, then launches: a `Launch`. For kernels whose argument
+        begins so; in one frame, because every call of attention goes through it. See `addressed` for other numbers.
         """
 
 
-class AddressPlan:
-    """The launch plan of a kernel whose argument begins with the addresses of query, key, value, output and lse."""
+@dataclass(frozen=True)
+class LaunchPlan:
+    """A prepared launch: everything but the addresses. Belongs to one thread and one device."""
 
-    __slots__ = ("launch",)
+    launch: Launch
+    workspace_bytes: int = 0
+    """Of device memory with any content, starting at a multiple of 256 bytes, that a launch takes for itself."""
 
-    def __init__(self, launcher: Launcher) -> None:
-        self.launch = launcher.start_at
+
+def addressed(launcher: Launcher, count: int) -> Launch:
+    """The launch of a kernel whose argument begins with `count` addresses."""
+    if count == _COUNT:
+        return launcher.start_at
+    buffer, start, pack = launcher.buffer, launcher.start, struct.Struct(f"{count}Q").pack_into
+
+    def launch(*given: int) -> None:
+        pack(buffer, 0, *given[:-1])
+        start(given[-1])
+
+    return launch
 
 
 def _aligned_buffer(size: int, alignment: int) -> ctypes.Array[ctypes.c_char]:

@@ -10,16 +10,19 @@ calls are right and slower. docs/kernels/launching.md has the times.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
-from flashmoe_science.cuda.launch import Launch
+from flashmoe_science.arguments import reject_without_memory
+from flashmoe_science.cuda.launch import LaunchPlan
 from flashmoe_science.errors import InputError
 
-Matches = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], bool]
-Call = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
+Matches = Callable[..., bool]
+"""Of an operation's tensors, in its order."""
+Call = Callable[..., tuple[Any, ...]]
+"""An operation's results from its tensors: tensors, or None for one that is not asked for."""
 Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
 
 # Missing from CPU builds of torch, where nothing gets as far as calling them.
@@ -27,22 +30,25 @@ current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.c
 raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
 
 
-def never(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+def never(*tensors: torch.Tensor) -> bool:
     """Matches nothing."""
     return False
 
 
-def matcher(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Matches:
-    """Whether three tensors are three like these, and not one tensor given twice.
+def matcher(*tensors: torch.Tensor, under_no_grad: bool = False) -> Matches:
+    """Whether tensors are like these, and not one tensor given twice.
 
     Like: same Python type, dtype, device, sizes and strides, in the same inference and autocast mode, none
     requiring a gradient. Holds no reference to the tensors. `never` where this torch has no such check, or another one.
+
+    Args:
+        under_no_grad: it is only asked where nothing is recorded, so those may require a gradient that did.
     """
     guards = _tensor_guards()
     # Tensors that require a gradient may only be used under no_grad(), which the check does not look at.
-    if guards is None or query.requires_grad or key.requires_grad or value.requires_grad:
+    if guards is None or (not under_no_grad and any(tensor.requires_grad for tensor in tensors)):
         return never
-    check: Matches = guards(query, key, value, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    check: Matches = guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
     return check
 
 
@@ -88,37 +94,60 @@ def _allocate(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dty
     return torch.empty_strided(sizes, strides, dtype=dtype, device="cuda")
 
 
-def prepare(output: torch.Tensor, return_lse: bool, launch: Launch, device: int, allocate: Allocate) -> Call:
-    """The call itself, for tensors that match those that `launch` was planned for.
+class Layout(NamedTuple):
+    """Of a result."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def layout_of(tensor: torch.Tensor) -> Layout:
+    return Layout(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+
+
+def prepare(
+    inputs: Mapping[str, int],
+    results: Sequence[Layout | None],
+    plan: LaunchPlan,
+    device: int,
+    allocate: Allocate,
+) -> Call:
+    """The call itself, for tensors that match those that ``plan`` was made for.
 
     Args:
-        output: sizes, strides and dtype of the result (batch, heads, seqlen_q, head_dim).
+        inputs: name of each tensor, and the bytes at a multiple of which it has to start.
+        results: what is allocated; None for one that is not asked for, of which the launch gets address 0.
         device: current when the call is made.
     """
-    sizes, strides, dtype = tuple(output.shape), tuple(output.stride()), output.dtype
-    batch, heads, seqlen_q, _ = sizes
-    lse_sizes, lse_strides = (batch, heads, seqlen_q), (heads * seqlen_q, seqlen_q, 1)
-    stream_of, float32 = raw_stream, torch.float32
+    launch, stream_of, alignments = plan.launch, raw_stream, tuple(inputs.values())
+    workspace_sizes = (plan.workspace_bytes,) if plan.workspace_bytes else None
 
-    def call(
-        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        query_address, key_address, value_address = query.data_ptr(), key.data_ptr(), value.data_ptr()
-        if (query_address | key_address | value_address) & 15:
-            raise InputError(_misaligned(query, key, value))
-        output = allocate(sizes, strides, dtype)
-        if return_lse:
-            lse = allocate(lse_sizes, lse_strides, float32)
-            stream = stream_of(device)
-            launch(query_address, key_address, value_address, output.data_ptr(), lse.data_ptr(), stream)
-            return output, lse
-        launch(query_address, key_address, value_address, output.data_ptr(), 0, stream_of(device))
-        return output, None
+    def call(*tensors: torch.Tensor) -> tuple[Any, ...]:
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        if 0 in addresses:
+            # A fake tensor looks like the real one that this was planned for.
+            reject_without_memory(**dict(zip(inputs, tensors, strict=True)))
+        for address, alignment in zip(addresses, alignments, strict=True):
+            if address % alignment:
+                raise InputError(misaligned(inputs, tensors))
+        outputs = tuple(None if result is None else allocate(*result) for result in results)
+        addresses += [0 if output is None else output.data_ptr() for output in outputs]
+        if workspace_sizes is not None:
+            # Freed when this returns: what the allocator puts there next on this stream comes after the launches.
+            workspace = allocate(workspace_sizes, (1,), torch.uint8)
+            addresses.append(workspace.data_ptr())
+        launch(*addresses, stream_of(device))
+        return outputs
 
     return call
 
 
-def _misaligned(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str:
-    tensors = {"query": query, "key": key, "value": value}
-    name = next(name for name, tensor in tensors.items() if tensor.data_ptr() % 16)
-    return f"{name} does not start at a multiple of 16 bytes (a view at an odd offset); pass {name}.clone()"
+def misaligned(inputs: Mapping[str, int], tensors: Sequence[torch.Tensor]) -> str:
+    """What to do about the first tensor that does not start where it has to."""
+    name, alignment = next(
+        (name, alignment)
+        for (name, alignment), tensor in zip(inputs.items(), tensors, strict=True)
+        if tensor.data_ptr() % alignment
+    )
+    return f"{name} does not start at a multiple of {alignment} bytes (a view at an odd offset); pass {name}.clone()"

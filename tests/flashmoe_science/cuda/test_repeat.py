@@ -8,8 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flashmoe_science.cuda import repeat
+from flashmoe_science.cuda.launch import Launch, LaunchPlan
 from flashmoe_science.errors import InputError
 
 
@@ -105,25 +107,63 @@ def allocate(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtyp
     return torch.empty_strided(sizes, strides, dtype=dtype)
 
 
-@pytest.mark.parametrize("return_lse", [False, True])
-def test_a_call_allocates_its_results_and_launches_on_them(return_lse: bool) -> None:
+@pytest.mark.usefixtures("private_check")
+def test_what_is_never_recorded_may_require_a_gradient() -> None:
+    given = tensors()
+    given[0].requires_grad_()
+    with torch.no_grad():
+        matches = repeat.matcher(*given, under_no_grad=True)
+        assert matches(*given)
+        assert not matches(*tensors())
+
+
+INPUTS = {"left": 16, "right": 4}
+
+
+def layout(*sizes: int, dtype: torch.dtype = torch.float32) -> repeat.Layout:
+    return repeat.layout_of(torch.empty(sizes, dtype=dtype, device="meta"))
+
+
+def ready(launch: Launch, *results: repeat.Layout | None, workspace_bytes: int = 0) -> repeat.Call:
+    return repeat.prepare(INPUTS, results, LaunchPlan(launch, workspace_bytes), 0, allocate)
+
+
+def test_a_call_allocates_its_results_and_launches_on_them() -> None:
     launched: list[tuple[int, ...]] = []
-    output = torch.empty(2, 8, 4, 64, dtype=torch.bfloat16, device="meta").transpose(1, 2)
-    call = repeat.prepare(output, return_lse, lambda *addresses: launched.append(addresses), 0, allocate)
-    q, k, v = tensors()
-    out, lse = call(q, k, v)
-    assert (out.shape, out.stride(), out.dtype) == (output.shape, output.stride(), torch.bfloat16)
-    assert (lse is not None) == return_lse
-    lse_address = 0
-    if lse is not None:
-        assert (lse.shape, lse.dtype, lse.is_contiguous()) == ((2, 4, 8), torch.float32, True)
-        lse_address = lse.data_ptr()
-    assert launched == [(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse_address, 0)]
+    call = ready(
+        lambda *addresses: launched.append(addresses),
+        layout(2, 3),
+        None,
+        layout(5, dtype=torch.float16),
+        workspace_bytes=256,
+    )
+    left, right = torch.zeros(4), torch.zeros(6)
+    first, absent, last = call(left, right)
+    assert absent is None
+    assert (first.shape, first.dtype, last.shape, last.dtype) == ((2, 3), torch.float32, (5,), torch.float16)
+    (*given, workspace, stream) = launched[0]
+    assert given == [left.data_ptr(), right.data_ptr(), first.data_ptr(), 0, last.data_ptr()]
+    assert workspace not in (0, *given)
+    assert stream == 0
 
 
 def test_misaligned_tensors_are_named() -> None:
-    q, k, v = tensors()
-    call = repeat.prepare(q, False, lambda *addresses: None, 0, allocate)
-    shifted = torch.zeros(k.numel() + 1, dtype=k.dtype)[1:].view(k.shape)
-    with pytest.raises(InputError, match="key does not start at a multiple of 16"):
-        call(q, shifted, v)
+    call = ready(lambda *addresses: None)
+    left, right = torch.zeros(8), torch.zeros(8)
+    assert call(left, right[1:]) == ()
+    with pytest.raises(InputError, match="left does not start at a multiple of 16"):
+        call(left[1:], right)
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer")
+def test_what_has_no_memory_is_named_and_not_launched() -> None:
+    """A kernel that reads address 0 takes the process's use of the GPU with it."""
+    launched: list[tuple[int, ...]] = []
+    call = ready(lambda *addresses: launched.append(addresses))
+    with FakeTensorMode():
+        fake = torch.zeros(8)
+    with pytest.raises(InputError, match="right has no memory"):
+        call(torch.zeros(8), fake)
+    assert launched == []
+    call(torch.zeros(8), torch.zeros(0))
+    assert len(launched) == 1

@@ -52,7 +52,8 @@ def ablate(case: Case, inputs: object, timer: Timer, seed: int) -> tuple[tuple[A
 
 
 def _on_cuda(case: AttentionCase, inputs: AttentionInputs) -> tuple[Variants, str]:
-    from flashmoe_science.cuda.attention import Choice, KernelKind, explain, forward
+    from flashmoe_science.cuda.attention import KernelKind, explain, forward
+    from flashmoe_science.cuda.choice import Choice
 
     tensors = inputs.tensors
     choice = explain(*tensors, causal=case.causal, softmax_scale=inputs.softmax_scale)

@@ -10,10 +10,11 @@ import torch
 
 from flashmoe_science.configs.attention import hopper as configs
 from flashmoe_science.configs.attention.hopper import HopperConfiguration
-from flashmoe_science.cuda.attention.problem import Choice, KernelKind, Problem, Strides
+from flashmoe_science.cuda.attention.problem import KernelKind, Problem, Strides
+from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.driver import load
-from flashmoe_science.cuda.launch import Launcher
+from flashmoe_science.cuda.launch import Launch, Launcher, LaunchPlan
 from flashmoe_science.cuda.tensor_map import MAP_BYTES, TensorMap
 from flashmoe_science.cuda.tickets import TicketPool, ticket_pool
 from flashmoe_science.errors import InputError
@@ -117,39 +118,26 @@ def check(problem: Problem, configuration: Any) -> None:
         raise InputError("the Hopper kernel cannot read an expanded dimension; pass .contiguous() tensors")
 
 
-class HopperPlan:
-    """A launch of which only the addresses are missing; a tensor map is re-addressed when its tensor moved."""
+def _launch(
+    launcher: Launcher, query_map: TensorMap, key_map: TensorMap, value_map: TensorMap, tickets: TicketPool
+) -> Launch:
+    """A tensor map is re-addressed when its tensor moved."""
+    start, buffer, pack, take = launcher.start, launcher.buffer, _POINTERS.pack_into, tickets.take
 
-    __slots__ = ("_buffer", "_key", "_pack", "_query", "_start", "_tickets", "_value")
+    def launch(query: int, key: int, value: int, output: int, lse: int, stream: int) -> None:
+        if query_map.address != query:
+            query_map.move(query)
+        if key_map.address != key:
+            key_map.move(key)
+        if value_map.address != value:
+            value_map.move(value)
+        pack(buffer, _POINTERS_AT, output, lse, take(stream))
+        start(stream)
 
-    def __init__(
-        self,
-        launcher: Launcher,
-        query: TensorMap,
-        key: TensorMap,
-        value: TensorMap,
-        tickets: TicketPool,
-    ) -> None:
-        self._start = launcher.start
-        self._buffer = launcher.buffer
-        self._pack = _POINTERS.pack_into
-        self._query = query
-        self._key = key
-        self._value = value
-        self._tickets = tickets
-
-    def launch(self, query: int, key: int, value: int, output: int, lse: int, stream: int) -> None:
-        if self._query.address != query:
-            self._query.move(query)
-        if self._key.address != key:
-            self._key.move(key)
-        if self._value.address != value:
-            self._value.move(value)
-        self._pack(self._buffer, _POINTERS_AT, output, lse, self._tickets.take(stream))
-        self._start(stream)
+    return launch
 
 
-def plan(problem: Problem, configuration: Any, device: Device, *, allow_defects: bool = False) -> HopperPlan:
+def plan(problem: Problem, configuration: Any, device: Device, *, allow_defects: bool = False) -> LaunchPlan:
     check(problem, configuration)
     tile: HopperConfiguration = configuration
     compiled = kernel(tile, problem.dtype)
@@ -188,13 +176,14 @@ def plan(problem: Problem, configuration: Any, device: Device, *, allow_defects:
         )
 
     keys = problem.num_kv_heads, problem.seqlen_k
-    return HopperPlan(
+    launch = _launch(
         launcher,
         tensor_map(0, problem.num_heads, problem.seqlen_q, problem.query_strides, 64),
         tensor_map(1, *keys, problem.key_strides, tile.block_n),
         tensor_map(2, *keys, problem.value_strides, tile.block_n),
         ticket_pool(device.index),
     )
+    return LaunchPlan(launch)
 
 
 def _heads_per_section(problem: Problem) -> int:

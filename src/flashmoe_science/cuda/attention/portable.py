@@ -10,10 +10,11 @@ import torch
 
 from flashmoe_science.configs.attention import portable as configs
 from flashmoe_science.configs.attention.portable import PortableConfiguration
-from flashmoe_science.cuda.attention.problem import Choice, KernelKind, Problem
+from flashmoe_science.cuda.attention.problem import KernelKind, Problem
+from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.driver import load
-from flashmoe_science.cuda.launch import ADDRESSES, AddressPlan, Launcher
+from flashmoe_science.cuda.launch import ADDRESSES, Launcher, LaunchPlan
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import limits
 from flashmoe_science.jit.nvrtc import CudaKernel
@@ -86,7 +87,7 @@ def check(problem: Problem, configuration: Any) -> None:
         )
 
 
-def plan(problem: Problem, configuration: Any, device: Device, *, allow_defects: bool = False) -> AddressPlan:
+def plan(problem: Problem, configuration: Any, device: Device, *, allow_defects: bool = False) -> LaunchPlan:
     check(problem, configuration)
     compiled = kernel(configuration, problem.dtype, device.architecture)
     capturing = torch.cuda.is_current_stream_capturing()
@@ -99,7 +100,7 @@ def plan(problem: Problem, configuration: Any, device: Device, *, allow_defects:
         )
     launcher = Launcher(function, (row_blocks * slices, 1, 1), compiled, _ARGUMENT_BYTES)
     _REST.pack_into(launcher.buffer, ADDRESSES.size, *_fields(problem, configuration, device))
-    return AddressPlan(launcher)
+    return LaunchPlan(launcher.start_at)
 
 
 def _fields(problem: Problem, configuration: PortableConfiguration, device: Device) -> tuple[float, ...]:

@@ -1,16 +1,13 @@
-"""What a call of attention asks for, and what was chosen: the records of its CUDA backend."""
+"""What a call of attention asks for, and how its tensors lie."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
 
 import torch
 
-from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.launch import Launch
-from flashmoe_science.jit.nvrtc import CudaKernel
+from flashmoe_science.errors import InputError
 
 Strides = tuple[int, int, int]
 """Of (batch, head, row), in elements; the head dimension is contiguous."""
@@ -44,43 +41,25 @@ class Problem:
     output_strides: Strides
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Which kernel a problem takes, and how it is configured."""
+def strides_of(name: str, tensor: torch.Tensor) -> Strides:
+    """Those of dimensions of size 1 are never used: 0. Raises InputError for rows that the kernels cannot read."""
+    shape, strides = tensor.shape, tensor.stride()
+    if strides[3] != 1:
+        raise InputError(
+            f"{name} has stride {strides[3]} in its last dimension, expected 1; pass {name}.contiguous()"
+        )
+    used = tuple(0 if size <= 1 else stride for size, stride in zip(shape[:3], strides[:3], strict=True))
+    if any(stride * tensor.element_size() % 16 for stride in used):
+        raise InputError(
+            f"{name} has strides {strides}, and rows must start at multiples of 16 bytes; "
+            f"pass {name}.contiguous()"
+        )
+    return used[0], used[1], used[2]
 
-    kernel: KernelKind
-    configuration: Any
-    """What the kernel's module takes, e.g. `configs.portable.PortableConfiguration`."""
-    reason: str = ""
 
-
-class LaunchPlan(Protocol):
-    """A prepared launch: everything but the addresses. Belongs to one thread and one device."""
-
-    @property
-    def launch(self) -> Launch: ...
-
-
-class KernelModule(Protocol):
-    """What the module of one kernel kind provides."""
-
-    def choose(self, problem: Problem, device: Device) -> Choice | None:
-        """The configuration for a problem; None if this kernel cannot or should not take it."""
-        ...
-
-    def kernels(self, architecture: str) -> list[CudaKernel]:
-        """Everything that `choose` can lead to on an architecture, for building ahead of time."""
-        ...
-
-    def check(self, problem: Problem, configuration: Any) -> None:
-        """InputError unless the kernel can do the problem in this configuration, whether or not `choose` would."""
-        ...
-
-    def plan(
-        self, problem: Problem, configuration: Any, device: Device, *, allow_defects: bool = False
-    ) -> LaunchPlan:
-        """Check, compile (or find) the kernel, load it, and prepare the launch. The device is current.
-
-        KernelDefectError, unless they are allowed, if it spills and the like: see `jit.nvrtc.compile_kernel`.
-        """
-        ...
+def result_like(tensor: torch.Tensor) -> torch.Tensor:
+    """A meta tensor with the strides of a result like `tensor`: its order, unless that would split rows."""
+    like = torch.empty_like(tensor, device="meta")
+    if like.stride(3) == 1 and all(stride % 8 == 0 for stride in like.stride()[:3]):
+        return like
+    return torch.empty_like(tensor, device="meta", memory_format=torch.contiguous_format)

@@ -1,102 +1,21 @@
-"""Which kernel a call takes: the one place where that is decided."""
+"""Which kernel a call of attention takes: the one place where that is decided."""
 
 from __future__ import annotations
-
-import os
-import warnings
-from collections.abc import Iterator
-from types import ModuleType
-from typing import cast
 
 import torch
 
 from flashmoe_science.cuda.attention import hopper, portable, small
-from flashmoe_science.cuda.attention.problem import Choice, KernelKind, KernelModule, LaunchPlan, Problem
+from flashmoe_science.cuda.attention.problem import KernelKind, Problem
+from flashmoe_science.cuda.choice import Choice, KernelModule, Selection
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.errors import InputError, KernelDefectError, NoKernelError
 from flashmoe_science.jit.nvrtc import CudaKernel
 
 OVERRIDE_VARIABLE = "FLASHMOE_CUDA_KERNEL"
-"""Environment variable that names the kernel (see `KernelKind`) that every call must take; read at a shape's
-first call.
-"""
-
-_MODULES: dict[KernelKind, ModuleType] = {
-    KernelKind.SMALL: small,
-    KernelKind.HOPPER: hopper,
-    KernelKind.PORTABLE: portable,
-}
 _PREFERENCE = (KernelKind.SMALL, KernelKind.HOPPER, KernelKind.PORTABLE)
-"""The first kernel that takes a problem gets it."""
 _PREFERENCE_FOR_FEW_TILES = (KernelKind.SMALL, KernelKind.PORTABLE, KernelKind.HOPPER)
 _FEW_TILES_ROWS = 64
 _FEW_TILES_KEYS = 256
 _FEW_TILES_HEAD_DIM = 64
-
-
-def module(kind: KernelKind) -> KernelModule:
-    return cast("KernelModule", _MODULES[kind])
-
-
-def select(problem: Problem, device: Device) -> Choice:
-    """The kernel and configuration for a problem.
-
-    Raises:
-        InputError: $FLASHMOE_CUDA_KERNEL names no kernel, or one that cannot take this problem.
-        NoKernelError: no kernel can.
-    """
-    named = os.environ.get(OVERRIDE_VARIABLE)
-    found = next(_choices(problem, device, named), None)
-    if found is not None:
-        return found
-    what = f"{problem.dtype} with head_dim {problem.head_dim} on {device.architecture}"
-    if named:
-        raise InputError(
-            f"the kernel {named!r} that {OVERRIDE_VARIABLE} asks for cannot take {what}; unset it"
-        )
-    raise NoKernelError(f"no CUDA kernel takes {what}; use float16, or torch's scaled_dot_product_attention")
-
-
-def compiled(choice: Choice, dtype: torch.dtype, architecture: str) -> CudaKernel:
-    """What is compiled for a choice on an architecture."""
-    if choice.kernel is KernelKind.HOPPER:
-        return hopper.kernel(choice.configuration, dtype)
-    if choice.kernel is KernelKind.PORTABLE:
-        return portable.kernel(choice.configuration, dtype, architecture)
-    return small.kernel(choice.configuration, dtype, architecture)
-
-
-def plan(problem: Problem, device: Device, choice: Choice | None = None) -> LaunchPlan:
-    """The launch plan of `select`'s kernel, or of `choice`. The device is current.
-
-    A kernel that this compiler spills registers of and the like is passed over, with a warning, for the next one
-    that it does not; if there is none, the portable kernel is taken as it is. Not if `choice` or
-    $FLASHMOE_CUDA_KERNEL asks for that kernel.
-
-    Raises:
-        KernelDefectError: the kernel that was asked for has such a defect.
-        InputError, NoKernelError: see `select`.
-        BuildError, DeviceError: see `driver.load`.
-    """
-    if choice is None and not os.environ.get(OVERRIDE_VARIABLE):
-        for candidate in _choices(problem, device, None):
-            try:
-                return module(candidate.kernel).plan(problem, candidate.configuration, device)
-            except KernelDefectError as defect:
-                warnings.warn(f"{defect}; taking another kernel", RuntimeWarning, stacklevel=2)
-        last = portable.choose(problem, device)
-        if last is not None:
-            return portable.plan(problem, last.configuration, device, allow_defects=True)
-    chosen = select(problem, device) if choice is None else choice
-    return module(chosen.kernel).plan(problem, chosen.configuration, device)
-
-
-def _choices(problem: Problem, device: Device, named: str | None) -> Iterator[Choice]:
-    """What the kernels that take the problem would use, the preferred one first."""
-    for kind in _preference(problem, device) if not named else (_named(named),):
-        choice = module(kind).choose(problem, device)
-        if choice is not None:
-            yield choice
 
 
 def _preference(problem: Problem, device: Device) -> tuple[KernelKind, ...]:
@@ -113,9 +32,30 @@ def _preference(problem: Problem, device: Device) -> tuple[KernelKind, ...]:
     return _PREFERENCE_FOR_FEW_TILES if few else _PREFERENCE
 
 
-def _named(name: str) -> KernelKind:
-    try:
-        return KernelKind(name)
-    except ValueError:
-        known = ", ".join(kind.value for kind in KernelKind)
-        raise InputError(f"{OVERRIDE_VARIABLE}={name!r} names no kernel; known are {known}") from None
+FORWARD = Selection[Problem](
+    modules={KernelKind.SMALL: small, KernelKind.HOPPER: hopper, KernelKind.PORTABLE: portable},
+    override_variable=OVERRIDE_VARIABLE,
+    noun="CUDA kernel",
+    describe=lambda problem: f"{problem.dtype} with head_dim {problem.head_dim}",
+    instead="float16, or torch's scaled_dot_product_attention",
+    preference=_preference,
+)
+select, plan = FORWARD.select, FORWARD.plan
+
+
+def module(kind: KernelKind) -> KernelModule[Problem]:
+    return FORWARD.modules[kind]
+
+
+def kernels(architecture: str) -> list[CudaKernel]:
+    """Everything that a call of attention could take on an architecture."""
+    return FORWARD.kernels(architecture)
+
+
+def compiled(choice: Choice, dtype: torch.dtype, architecture: str) -> CudaKernel:
+    """What is compiled for a choice on an architecture."""
+    if choice.kernel is KernelKind.HOPPER:
+        return hopper.kernel(choice.configuration, dtype)
+    if choice.kernel is KernelKind.PORTABLE:
+        return portable.kernel(choice.configuration, dtype, architecture)
+    return small.kernel(choice.configuration, dtype, architecture)

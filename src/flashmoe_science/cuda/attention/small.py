@@ -12,10 +12,11 @@ from flashmoe_science.configs.attention import small as configs
 from flashmoe_science.configs.attention.small import MOST_ARRIVALS, RowSlices, SmallConfiguration
 from flashmoe_science.configs.attention.small_keys import share_keys
 from flashmoe_science.configs.attention.small_passes import Work, measured, microseconds
-from flashmoe_science.cuda.attention.problem import Choice, KernelKind, LaunchPlan, Problem
+from flashmoe_science.cuda.attention.problem import KernelKind, Problem
+from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.driver import load
-from flashmoe_science.cuda.launch import ADDRESSES, AddressPlan, Launcher
+from flashmoe_science.cuda.launch import ADDRESSES, Launch, Launcher, LaunchPlan
 from flashmoe_science.cuda.repeat import cuda_allocator
 from flashmoe_science.cuda.tickets import TicketPool, arrival_pool
 from flashmoe_science.errors import InputError
@@ -195,27 +196,23 @@ def check(problem: Problem, configuration: Any) -> None:
         )
 
 
-class SplitPlan:
-    """A launch whose blocks meet in device memory: a workspace of its own for each call, and the stream's counters."""
+def _split_launch(launcher: Launcher, floats: int, arrivals: int, pool: TicketPool) -> Launch:
+    """Of blocks that meet in device memory: a workspace of its own for each call, and the stream's counters.
 
-    __slots__ = ("launch",)
+    Args:
+        floats: of the partial results.
+        arrivals: counters.
+    """
+    allocate, take, start, buffer = cuda_allocator(), pool.take, launcher.start_at, launcher.buffer
+    sizes, strides = (floats,), (1,)
 
-    def __init__(self, launcher: Launcher, floats: int, arrivals: int, pool: TicketPool) -> None:
-        """
-        Args:
-            floats: of the partial results.
-            arrivals: counters.
-        """
-        allocate, take, start, buffer = cuda_allocator(), pool.take, launcher.start_at, launcher.buffer
-        sizes, strides = (floats,), (1,)
+    def launch(query: int, key: int, value: int, output: int, lse: int, stream: int) -> None:
+        # Given back to the allocator when this returns, and by it only to what comes later on the stream.
+        workspace = allocate(sizes, strides, torch.float32)
+        write_split_addresses(buffer, workspace.data_ptr(), take(stream, arrivals))
+        start(query, key, value, output, lse, stream)
 
-        def launch(query: int, key: int, value: int, output: int, lse: int, stream: int) -> None:
-            # Given back to the allocator when this returns, and by it only to what comes later on the stream.
-            workspace = allocate(sizes, strides, torch.float32)
-            write_split_addresses(buffer, workspace.data_ptr(), take(stream, arrivals))
-            start(query, key, value, output, lse, stream)
-
-        self.launch = launch
+    return launch
 
 
 def plan(problem: Problem, configuration: Any, device: Device, *, allow_defects: bool = False) -> LaunchPlan:
@@ -234,13 +231,13 @@ def plan(problem: Problem, configuration: Any, device: Device, *, allow_defects:
     launcher = Launcher(function, grid, compiled, size, dependent=configuration.dependent)
     write_arguments(launcher.buffer, problem)
     if not split:
-        return AddressPlan(launcher)
+        return LaunchPlan(launcher.start_at)
     write_split_arguments(launcher.buffer, problem, configuration)
     pool = arrival_pool(device.index)
     if not capturing:
         pool.reserve()
     floats, arrivals = workspace_floats(problem, configuration), arrival_counters(problem, configuration)
-    return SplitPlan(launcher, floats, arrivals, pool)
+    return LaunchPlan(_split_launch(launcher, floats, arrivals, pool))
 
 
 def workspace_floats(problem: Problem, configuration: SmallConfiguration) -> int:

@@ -2,18 +2,16 @@
 
 A call goes `forward` -> a plan, cached per shape -> the driver. Plans are made by `select` and by the module of each
 kind; `routing` and `combine` are the steps that kinds share. To add a kind: a module with the functions of
-`problem.MoeModule`, a member of `MoeKind`, and a line in `select`.
+`cuda.choice.KernelModule`, a member of `MoeKind`, and a line in `select`.
 """
 
 from flashmoe_science.cuda.moe.forward import explain, forward
-from flashmoe_science.cuda.moe.problem import MoeChoice, MoeKind, MoePlan, MoeProblem
+from flashmoe_science.cuda.moe.problem import MoeKind, MoeProblem
 from flashmoe_science.cuda.moe.select import OVERRIDE_VARIABLE, kernels, select
 
 __all__ = [
     "OVERRIDE_VARIABLE",
-    "MoeChoice",
     "MoeKind",
-    "MoePlan",
     "MoeProblem",
     "explain",
     "forward",

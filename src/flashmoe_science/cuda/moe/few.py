@@ -5,7 +5,6 @@ and launches.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -13,13 +12,15 @@ import torch
 
 from flashmoe_science.configs.moe import few as configs
 from flashmoe_science.configs.moe.few import FewConfiguration, FewProduct, FewWay
+from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.driver import load
-from flashmoe_science.cuda.launch import ADDRESSES, Launcher
+from flashmoe_science.cuda.launch import ADDRESSES, Launcher, LaunchPlan
 from flashmoe_science.cuda.moe import combine
 from flashmoe_science.cuda.moe.combine import Combine
-from flashmoe_science.cuda.moe.problem import MoeChoice, MoeKind, MoeLaunch, MoeProblem
+from flashmoe_science.cuda.moe.problem import MoeKind, MoeProblem
 from flashmoe_science.cuda.moe.routing import overlaps
+from flashmoe_science.cuda.workspace import aligned
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.moe_arguments import Activation, W13Layout
@@ -27,7 +28,6 @@ from flashmoe_science.moe_arguments import Activation, W13Layout
 _REST = struct.Struct("=Q4I10i")  # the fields of the kernels' `Parameters` after the addresses
 ARGUMENT_BYTES = ADDRESSES.size + _REST.size
 _DTYPES = (torch.bfloat16, torch.float16)
-_ALIGNMENT = 256
 _ACTIVATIONS = {
     Activation.SILU: 1,
     Activation.GELU: 2,
@@ -48,13 +48,7 @@ class Product(Enum):
     """Intermediate values times w2."""
 
 
-@dataclass(frozen=True)
-class FewPlan:
-    workspace_bytes: int
-    launch: MoeLaunch
-
-
-def choose(problem: MoeProblem, device: Device) -> MoeChoice | None:
+def choose(problem: MoeProblem, device: Device) -> Choice | None:
     """The configuration, while so few tokens meet an expert that its weights' way from memory is what takes time."""
     if device.architecture not in configs.tuned_architectures():
         return None
@@ -62,7 +56,7 @@ def choose(problem: MoeProblem, device: Device) -> MoeChoice | None:
     if configuration is None or not _countable(problem, configuration):
         return None
     rows = f"{problem.rows_per_expert:.2g} rows per expert"
-    return MoeChoice(MoeKind.FEW, configuration, f"each weight is read once, at memory's rate: {rows}")
+    return Choice(MoeKind.FEW, configuration, f"each weight is read once, at memory's rate: {rows}")
 
 
 def kernels(architecture: str) -> list[CudaKernel]:
@@ -98,13 +92,15 @@ def check(problem: MoeProblem, configuration: Any) -> None:
         )
 
 
-def plan(problem: MoeProblem, configuration: Any, device: Device, *, allow_defects: bool = False) -> FewPlan:
+def plan(
+    problem: MoeProblem, configuration: Any, device: Device, *, allow_defects: bool = False
+) -> LaunchPlan:
     check(problem, configuration)
     up = product_launcher(problem, configuration, Product.UP, device, allow_defects=allow_defects).start_at
     down = product_launcher(
         problem, configuration, Product.DOWN, device, allow_defects=allow_defects
     ).start_at
-    intermediate_bytes = _aligned(problem.slots * problem.intermediate * problem.dtype.itemsize)
+    intermediate_bytes = aligned(problem.slots * problem.intermediate * problem.dtype.itemsize)
     if configuration.combined:
 
         def launch_combined(
@@ -113,7 +109,7 @@ def plan(problem: MoeProblem, configuration: Any, device: Device, *, allow_defec
             up(x, w13, weights, ids, workspace, stream)
             down(workspace, w2, weights, ids, output, stream)
 
-        return FewPlan(intermediate_bytes, launch_combined)
+        return LaunchPlan(launch_combined, intermediate_bytes)
 
     add = Combine(problem, device, device.architecture).launch
 
@@ -126,7 +122,7 @@ def plan(problem: MoeProblem, configuration: Any, device: Device, *, allow_defec
         add(rows, weights, ids, output, stream)
 
     rows_bytes = problem.slots * problem.hidden * problem.dtype.itemsize
-    return FewPlan(intermediate_bytes + rows_bytes, launch_by_slots)
+    return LaunchPlan(launch_by_slots, intermediate_bytes + rows_bytes)
 
 
 def kernel(
@@ -256,7 +252,3 @@ def _slabs(problem: MoeProblem, configuration: FewConfiguration, product: Produc
 
 def _tile(configuration: FewConfiguration, product: Product) -> FewProduct:
     return configuration.up if product is Product.UP else configuration.down
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from flashmoe_science.arguments import reject_without_memory
+from flashmoe_science.cuda.calls import Calls, Options, Tensors
+from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import device_of
 from flashmoe_science.cuda.driver import make_context_current
-from flashmoe_science.cuda.moe.problem import MoeChoice, MoeProblem
+from flashmoe_science.cuda.moe.problem import MoeProblem
 from flashmoe_science.cuda.moe.select import plan, select
-from flashmoe_science.cuda.repeat import cuda_allocator, current_device, raw_stream
+from flashmoe_science.cuda.repeat import Call, Layout, cuda_allocator, prepare
 from flashmoe_science.errors import InputError
 from flashmoe_science.moe_arguments import (
     Activation,
@@ -23,22 +22,40 @@ from flashmoe_science.moe_arguments import (
     reject_overlap,
 )
 
-_MAX_PLANS = 1024  # per thread; a plan is a few kilobytes
 _DTYPES = (torch.float16, torch.bfloat16)
-_Call = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None"],
-    torch.Tensor,
-]
+_INPUTS = {"hidden_states": 16, "w13": 16, "w2": 16, "topk_weights": 4, "topk_ids": 4}
+"""And the bytes at a multiple of which each has to start."""
 
 
-class _ThreadPlans(threading.local):
-    """A plan owns the buffers that its launches read, so every thread has its own; no lock is needed."""
-
-    def __init__(self) -> None:
-        self.ready: dict[tuple[Any, ...], _Call] = {}
+def _check(tensors: Tensors, options: Options) -> None:
+    hidden_states, w13, w2, topk_weights, topk_ids, *out = tensors
+    check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, options[0], *out)
 
 
-_this_thread = _ThreadPlans()
+def _make_call(tensors: Tensors, options: Options, index: int) -> Call:
+    """Choose, compile, load and prepare: for five tensors, which give a new one, or six, of which the last is `out`."""
+    hidden_states, w13, w2, _, topk_ids = tensors[:5]
+    activation, w13_layout, choice = options
+    make_context_current(index)
+    result = Layout(tuple(hidden_states.shape), tuple(hidden_states.stride()), hidden_states.dtype)
+    given = len(tensors) > len(_INPUTS)
+    if hidden_states.numel() == 0:
+        allocate = cuda_allocator()
+        return (lambda *tensors: ()) if given else (lambda *tensors: (allocate(*result),))
+    problem = _problem(hidden_states, w13, w2, topk_ids, activation, w13_layout)
+    planned = plan(problem, device_of(index), choice)
+    if not given:
+        return prepare(_INPUTS, (result,), planned, index, cuda_allocator())
+    call = prepare({**_INPUTS, "out": 16}, (), planned, index, cuda_allocator())
+
+    def call_into(*tensors: torch.Tensor) -> tuple[Any, ...]:
+        reject_overlap(tensors[-1], **dict(zip(_INPUTS, tensors[:-1], strict=True)))
+        return call(*tensors)
+
+    return call_into
+
+
+_calls = Calls(_check, _make_call, options=3, most=1024)  # a plan is a few kilobytes
 
 
 def forward(
@@ -51,7 +68,7 @@ def forward(
     activation: Activation = Activation.SILU,
     w13_layout: W13Layout = W13Layout.CONCAT,
     out: torch.Tensor | None = None,
-    choice: MoeChoice | None = None,
+    choice: Choice | None = None,
 ) -> torch.Tensor:
     """The mixture of experts of `flashmoe_science.fused_moe`, for CUDA tensors, on PyTorch's current stream.
 
@@ -75,54 +92,20 @@ def forward(
         InputError: arguments that do not fit together, require a gradient, or are not aligned to 16 bytes.
         DeviceError, BuildError: see `flashmoe_science.cuda.driver.load`.
     """
+    given = () if out is None else (out,)
+    tensors = (hidden_states, w13, w2, topk_weights, topk_ids, *given)
+    options = activation, w13_layout, choice
     try:
-        device = hidden_states.get_device()
-        signature = (
-            hidden_states.shape,
-            w13.shape,
-            w2.shape,
-            topk_weights.shape,
-            topk_ids.shape,
-            hidden_states.stride(),
-            w13.stride(),
-            w2.stride(),
-            topk_weights.stride(),
-            topk_ids.stride(),
-            hidden_states.dtype,
-            w13.dtype,
-            w2.dtype,
-            topk_weights.dtype,
-            topk_ids.dtype,
-            device,
-            w13.get_device(),
-            w2.get_device(),
-            topk_weights.get_device(),
-            topk_ids.get_device(),
-            None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
-            activation,
-            w13_layout,
-            choice,
-        )
-        call = _this_thread.ready.get(signature)
-    except (AttributeError, TypeError, RuntimeError):
-        # Not tensors, or not dense ones: the checks say which.
+        if any(tensor.requires_grad for tensor in tensors):
+            reject_moe_gradients(**dict(zip((*_INPUTS, "out"), tensors, strict=False)))
+    except AttributeError:  # no tensors
         check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, activation, out)
         raise
-    if hidden_states.requires_grad or w13.requires_grad or w2.requires_grad or topk_weights.requires_grad:
-        reject_moe_gradients(hidden_states=hidden_states, w13=w13, w2=w2, topk_weights=topk_weights)
-    if out is not None and out.requires_grad:
-        reject_moe_gradients(out=out)
-    if call is None or device != current_device():
-        check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, activation, out)
-        with torch.cuda.device(device):
-            if call is None:
-                asked = _problem(hidden_states, w13, w2, topk_ids, activation, w13_layout)
-                call = _prepare(asked, device, choice)
-                if len(_this_thread.ready) >= _MAX_PLANS:
-                    _this_thread.ready.clear()
-                _this_thread.ready[signature] = call
-            return call(hidden_states, w13, w2, topk_weights, topk_ids, out)
-    return call(hidden_states, w13, w2, topk_weights, topk_ids, out)
+    results = _calls(tensors, options)
+    if out is not None:
+        return out
+    result: torch.Tensor = results[0]
+    return result
 
 
 def explain(
@@ -134,7 +117,7 @@ def explain(
     *,
     activation: Activation = Activation.SILU,
     w13_layout: W13Layout = W13Layout.CONCAT,
-) -> MoeChoice:
+) -> Choice:
     """Which kernels and configuration `forward` takes for these tensors, and why. Launches nothing."""
     check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, activation)
     problem = _problem(hidden_states, w13, w2, topk_ids, activation, w13_layout)
@@ -164,71 +147,3 @@ def _problem(
         w13_layout=w13_layout,
         ids64=topk_ids.dtype == torch.int64,
     )
-
-
-def _prepare(problem: MoeProblem, device: int, choice: MoeChoice | None) -> _Call:
-    """The call itself, for tensors of the problem's shapes; the device is current, now and when it is called."""
-    make_context_current(device)
-    allocate = cuda_allocator()
-    sizes, strides = (problem.tokens, problem.hidden), (problem.hidden, 1)
-    dtype, bytes_ = problem.dtype, torch.uint8
-    if problem.tokens == 0:
-        return lambda x, w13, w2, weights, ids, out: allocate(sizes, strides, dtype) if out is None else out
-    planned = plan(problem, device_of(device), choice)
-    launch, workspace_sizes = planned.launch, (planned.workspace_bytes,)
-
-    def call(
-        hidden_states: torch.Tensor,
-        w13: torch.Tensor,
-        w2: torch.Tensor,
-        topk_weights: torch.Tensor,
-        topk_ids: torch.Tensor,
-        out: torch.Tensor | None,
-    ) -> torch.Tensor:
-        x, w13_address, w2_address = hidden_states.data_ptr(), w13.data_ptr(), w2.data_ptr()
-        weights, ids = topk_weights.data_ptr(), topk_ids.data_ptr()
-        if out is None:
-            out = allocate(sizes, strides, dtype)
-            output = out.data_ptr()
-        else:
-            output = out.data_ptr()
-            reject_overlap(
-                out,
-                hidden_states=hidden_states,
-                w13=w13,
-                w2=w2,
-                topk_weights=topk_weights,
-                topk_ids=topk_ids,
-            )
-        if not (x and w13_address and w2_address and weights and ids and output):
-            # A fake tensor looks like the real one that this was planned for.
-            reject_without_memory(
-                hidden_states=hidden_states,
-                w13=w13,
-                w2=w2,
-                topk_weights=topk_weights,
-                topk_ids=topk_ids,
-                out=out,
-            )
-        if (x | w13_address | w2_address | output) & 15:
-            raise InputError(_misaligned(hidden_states=hidden_states, w13=w13, w2=w2, out=out))
-        # Freed when this returns: what the allocator puts there next on this stream comes after the launches.
-        workspace = allocate(workspace_sizes, (1,), bytes_)
-        launch(
-            x,
-            w13_address,
-            w2_address,
-            weights,
-            ids,
-            output,
-            workspace.data_ptr(),
-            raw_stream(device),
-        )
-        return out
-
-    return call
-
-
-def _misaligned(**tensors: torch.Tensor) -> str:
-    name = next(name for name, tensor in tensors.items() if tensor.data_ptr() % 16)
-    return f"{name} does not start at a multiple of 16 bytes (a view at an odd offset); pass {name}.clone()"

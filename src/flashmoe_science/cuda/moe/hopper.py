@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import struct
-from itertools import accumulate
 from typing import Any
 
 import torch
 
 from flashmoe_science.configs.moe import hopper as configs
 from flashmoe_science.configs.moe.hopper import MoeHopperConfiguration
+from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.driver import load
-from flashmoe_science.cuda.launch import Launcher
+from flashmoe_science.cuda.launch import Launcher, LaunchPlan
 from flashmoe_science.cuda.moe import combine, routing
 from flashmoe_science.cuda.moe.combine import Combine
-from flashmoe_science.cuda.moe.problem import MoeChoice, MoeKind, MoeProblem
-from flashmoe_science.cuda.moe.routing import TICKETS_BYTES, Routing
+from flashmoe_science.cuda.moe.problem import MoeKind, MoeProblem
+from flashmoe_science.cuda.moe.routing import Routing
+from flashmoe_science.cuda.moe.workspace import sorted_workspace
 from flashmoe_science.cuda.tensor_map import MAP_BYTES, TensorMap
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import base_architecture
@@ -29,7 +30,6 @@ _POINTERS = struct.Struct("5Q")  # tokens, output, expert_offsets, sorted_slots,
 _REST = struct.Struct("5i")
 _POINTERS_AT = 2 * MAP_BYTES
 _ARGUMENT_BYTES = -(-(_POINTERS_AT + _POINTERS.size + _REST.size) // 64) * 64
-_ALIGNMENT = 256
 _MOST_TILES = 1 << 30
 _MACRO = {
     Activation.SILU: 1,
@@ -42,14 +42,14 @@ _MACRO = {
 """As in `kernels/cuda/moe/activation.cuh`; 0 is none."""
 
 
-def choose(problem: MoeProblem, device: Device) -> MoeChoice | None:
+def choose(problem: MoeProblem, device: Device) -> Choice | None:
     """The tile for the mean number of rows of an expert, where the compiler is up to it."""
     if base_architecture(device.architecture) != "sm_90" or device.nvrtc < _FIRST_NVRTC:
         return None
     if _what_is_too_big(problem) is not None:
         return None
     tile = configs.configuration(problem.rows_per_expert)
-    return MoeChoice(MoeKind.HOPPER, tile, "TMA and wgmma products of rows sorted by expert")
+    return Choice(MoeKind.HOPPER, tile, "TMA and wgmma products of rows sorted by expert")
 
 
 def _what_is_too_big(problem: MoeProblem) -> str | None:
@@ -109,70 +109,9 @@ def check(problem: MoeProblem, configuration: Any) -> None:
         raise InputError(f"the Hopper kernels cannot count {reason}")
 
 
-class HopperPlan:
-    """Routing, both products and the combination; maps are re-addressed when their tensors moved.
-
-    The workspace holds, in this order: tickets, expert_offsets, sorted_slots, the counts of routing, the activated rows
-    (slots, intermediate) in sorted order, and the second product's rows (slots, hidden) by slot.
-    """
-
-    __slots__ = ("launch", "workspace_bytes")
-
-    def __init__(
-        self,
-        problem: MoeProblem,
-        steps: tuple[Routing, Combine],
-        products: tuple[Launcher, Launcher],
-        maps: tuple[TensorMap, TensorMap, TensorMap],
-    ) -> None:
-        """`maps`: of w13, w2, and the activated rows."""
-        sort, join = steps
-        up, down = products
-        w13_map, w2_map, rows_map = maps
-        sizes = (
-            TICKETS_BYTES,
-            sort.offsets_bytes,
-            sort.slots_bytes,
-            sort.counts_bytes,
-            problem.slots * problem.intermediate * problem.dtype.itemsize,
-            problem.slots * problem.hidden * problem.dtype.itemsize,
-        )
-        starts = [0, *accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
-        self.workspace_bytes = starts[-1]
-        _, offsets_at, slots_at, counts_at, inner_at, rows_at, _ = starts
-        pack = _POINTERS.pack_into
-
-        def launch(
-            hidden: int,
-            w13: int,
-            w2: int,
-            topk_weights: int,
-            topk_ids: int,
-            output: int,
-            workspace: int,
-            stream: int,
-        ) -> None:
-            offsets, slots = workspace + offsets_at, workspace + slots_at
-            inner, rows = workspace + inner_at, workspace + rows_at
-            if w13_map.address != w13:
-                w13_map.move(w13)
-            if w2_map.address != w2:
-                w2_map.move(w2)
-            if rows_map.address != inner:
-                rows_map.move(inner)
-            sort.launch(topk_ids, offsets, slots, workspace + counts_at, workspace, stream)
-            pack(up.buffer, _POINTERS_AT, hidden, inner, offsets, slots, workspace)
-            up.start(stream)
-            pack(down.buffer, _POINTERS_AT, 0, rows, offsets, slots, workspace + 4)
-            down.start(stream)
-            join.launch(rows, topk_weights, topk_ids, output, stream)
-
-        self.launch = launch
-
-
 def plan(
     problem: MoeProblem, configuration: Any, device: Device, *, allow_defects: bool = False
-) -> HopperPlan:
+) -> LaunchPlan:
     check(problem, configuration)
     tile: MoeHopperConfiguration = configuration
     capturing = torch.cuda.is_current_stream_capturing()
@@ -199,20 +138,47 @@ def plan(
 
     up = product(problem.activation, problem.hidden, problem.intermediate, problem.w13_rows)
     down = product(None, problem.intermediate, problem.hidden, problem.hidden)
-    maps = (
-        _first_weight_map(up, problem),
-        _plain_weight_map(down, problem, problem.intermediate, problem.hidden),
-        TensorMap(
-            down.buffer,
-            MAP_BYTES,
-            problem.dtype,
-            (problem.intermediate, problem.slots),
-            (problem.intermediate,),
-            (configs.INNER, tile.step),
-        ),
+    w13_map = _first_weight_map(up, problem)
+    w2_map = _plain_weight_map(down, problem, problem.intermediate, problem.hidden)
+    rows_map = TensorMap(
+        down.buffer,
+        MAP_BYTES,
+        problem.dtype,
+        (problem.intermediate, problem.slots),
+        (problem.intermediate,),
+        (configs.INNER, tile.step),
     )
-    steps = Routing(problem, device, _ARCHITECTURE), Combine(problem, device, _ARCHITECTURE)
-    return HopperPlan(problem, steps, (up, down), maps)
+    sort, join = Routing(problem, device, _ARCHITECTURE), Combine(problem, device, _ARCHITECTURE)
+    _, offsets_at, slots_at, counts_at, inner_at, rows_at, total = sorted_workspace(problem, sort)
+    pack = _POINTERS.pack_into
+
+    def launch(
+        hidden: int,
+        w13: int,
+        w2: int,
+        topk_weights: int,
+        topk_ids: int,
+        output: int,
+        workspace: int,
+        stream: int,
+    ) -> None:
+        offsets, slots = workspace + offsets_at, workspace + slots_at
+        inner, rows = workspace + inner_at, workspace + rows_at
+        # Maps are re-addressed when their tensors moved.
+        if w13_map.address != w13:
+            w13_map.move(w13)
+        if w2_map.address != w2:
+            w2_map.move(w2)
+        if rows_map.address != inner:
+            rows_map.move(inner)
+        sort.launch(topk_ids, offsets, slots, workspace + counts_at, workspace, stream)
+        pack(up.buffer, _POINTERS_AT, hidden, inner, offsets, slots, workspace)
+        up.start(stream)
+        pack(down.buffer, _POINTERS_AT, 0, rows, offsets, slots, workspace + 4)
+        down.start(stream)
+        join.launch(rows, topk_weights, topk_ids, output, stream)
+
+    return LaunchPlan(launch, total)
 
 
 def _plain_weight_map(launcher: Launcher, problem: MoeProblem, inner: int, rows: int) -> TensorMap:

@@ -7,20 +7,21 @@ from __future__ import annotations
 import math
 import struct
 from enum import Enum
-from itertools import accumulate
 from typing import Any
 
 import torch
 
 from flashmoe_science.configs.moe import portable as configs
 from flashmoe_science.configs.moe.portable import PortableMoeConfiguration, ProductTile
+from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.driver import load
-from flashmoe_science.cuda.launch import Launcher
+from flashmoe_science.cuda.launch import Launcher, LaunchPlan
 from flashmoe_science.cuda.moe import combine, routing
 from flashmoe_science.cuda.moe.combine import Combine
-from flashmoe_science.cuda.moe.problem import MoeChoice, MoeKind, MoeLaunch, MoeProblem
-from flashmoe_science.cuda.moe.routing import TICKETS_BYTES, Routing, overlaps
+from flashmoe_science.cuda.moe.problem import MoeKind, MoeProblem
+from flashmoe_science.cuda.moe.routing import Routing, overlaps
+from flashmoe_science.cuda.moe.workspace import sorted_workspace
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.moe_arguments import Activation, W13Layout
@@ -30,7 +31,6 @@ _REST = struct.Struct("3q6i")
 _ARGUMENT_BYTES = _POINTERS.size + _REST.size
 _MOST_TILES = 1 << 31
 _TICKET_BYTES = 4
-_ALIGNMENT = 256  # of the parts of the workspace
 _ACTIVATIONS = {
     Activation.SILU: 1,
     Activation.GELU: 2,
@@ -51,14 +51,14 @@ class Product(Enum):
     """Rows in sorted order, times w2; output by slot."""
 
 
-def choose(problem: MoeProblem, device: Device) -> MoeChoice | None:
+def choose(problem: MoeProblem, device: Device) -> Choice | None:
     """The tiles for the mean number of rows per expert."""
     if device.architecture not in configs.tuned_architectures():
         return None
     configuration = configs.configuration(device.architecture, problem.rows_per_expert)
     if not _countable(problem, configuration) or problem.experts > routing.most_experts(device.architecture):
         return None
-    return MoeChoice(
+    return Choice(
         MoeKind.PORTABLE,
         configuration,
         f"mma.sync products with the tiles for {problem.rows_per_expert:.0f} rows per expert",
@@ -165,63 +165,35 @@ class ProductLaunch:
         self._launcher.start(stream)
 
 
-class PortablePlan:
-    """Routing, both products and the combination.
-
-    The workspace holds, in this order: tickets, expert_offsets, sorted_slots, the counts of routing, the activated rows
-    (slots, intermediate) in sorted order, and the second product's rows (slots, hidden) by slot.
-    """
-
-    __slots__ = ("launch", "workspace_bytes")
-    launch: MoeLaunch
-
-    def __init__(
-        self, problem: MoeProblem, sort: Routing, up: ProductLaunch, down: ProductLaunch, join: Combine
-    ) -> None:
-        sizes = (
-            TICKETS_BYTES,
-            sort.offsets_bytes,
-            sort.slots_bytes,
-            sort.counts_bytes,
-            problem.slots * problem.intermediate * problem.dtype.itemsize,
-            problem.slots * problem.hidden * problem.dtype.itemsize,
-        )
-        starts = [0, *accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
-        self.workspace_bytes = starts[-1]
-        _, offsets_at, slots_at, counts_at, inner_at, rows_at, _ = starts
-
-        def launch(
-            hidden: int,
-            w13: int,
-            w2: int,
-            topk_weights: int,
-            topk_ids: int,
-            output: int,
-            workspace: int,
-            stream: int,
-        ) -> None:
-            offsets, slots = workspace + offsets_at, workspace + slots_at
-            inner, rows = workspace + inner_at, workspace + rows_at
-            sort.launch(topk_ids, offsets, slots, workspace + counts_at, workspace, stream)
-            up.launch(hidden, w13, inner, offsets, slots, workspace, stream)
-            down.launch(inner, w2, rows, offsets, slots, workspace + _TICKET_BYTES, stream)
-            join.launch(rows, topk_weights, topk_ids, output, stream)
-
-        self.launch = launch
-
-
 def plan(
     problem: MoeProblem, configuration: Any, device: Device, *, allow_defects: bool = False
-) -> PortablePlan:
+) -> LaunchPlan:
     check(problem, configuration)
     tiles: PortableMoeConfiguration = configuration
-    return PortablePlan(
-        problem,
-        Routing(problem, device, device.architecture),
-        ProductLaunch(problem, Product.UP, tiles.up, device, allow_defects=allow_defects),
-        ProductLaunch(problem, Product.DOWN, tiles.down, device, allow_defects=allow_defects),
-        Combine(problem, device, device.architecture),
-    )
+    sort = Routing(problem, device, device.architecture)
+    up = ProductLaunch(problem, Product.UP, tiles.up, device, allow_defects=allow_defects)
+    down = ProductLaunch(problem, Product.DOWN, tiles.down, device, allow_defects=allow_defects)
+    join = Combine(problem, device, device.architecture)
+    _, offsets_at, slots_at, counts_at, inner_at, rows_at, total = sorted_workspace(problem, sort)
+
+    def launch(
+        hidden: int,
+        w13: int,
+        w2: int,
+        topk_weights: int,
+        topk_ids: int,
+        output: int,
+        workspace: int,
+        stream: int,
+    ) -> None:
+        offsets, slots = workspace + offsets_at, workspace + slots_at
+        inner, rows = workspace + inner_at, workspace + rows_at
+        sort.launch(topk_ids, offsets, slots, workspace + counts_at, workspace, stream)
+        up.launch(hidden, w13, inner, offsets, slots, workspace, stream)
+        down.launch(inner, w2, rows, offsets, slots, workspace + _TICKET_BYTES, stream)
+        join.launch(rows, topk_weights, topk_ids, output, stream)
+
+    return LaunchPlan(launch, total)
 
 
 def grid(problem: MoeProblem, product: Product, tile: ProductTile, device: Device) -> int:

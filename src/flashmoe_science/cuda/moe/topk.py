@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import threading
 from typing import Any
 
 import torch
@@ -11,10 +10,12 @@ import torch
 from flashmoe_science.arguments import reject_without_memory
 from flashmoe_science.configs.moe import topk as configs
 from flashmoe_science.configs.moe.topk import TopkConfiguration
-from flashmoe_science.cuda.device import Device, device_of
+from flashmoe_science.cuda.calls import Calls, Options, Tensors
+from flashmoe_science.cuda.device import device_of
 from flashmoe_science.cuda.driver import load, make_context_current
-from flashmoe_science.cuda.launch import Launcher
+from flashmoe_science.cuda.launch import Launcher, LaunchPlan, addressed
 from flashmoe_science.cuda.moe.routing import overlaps
+from flashmoe_science.cuda.repeat import Call, Layout, cuda_allocator, prepare
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import limits
 from flashmoe_science.jit.nvrtc import CudaKernel
@@ -24,17 +25,6 @@ _ADDRESSES = struct.Struct("4Q")  # logits, bias, weights, ids
 _REST = struct.Struct("5i f")
 _ARGUMENT_BYTES = _ADDRESSES.size + _REST.size
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_MAX_LAUNCHERS = 1024  # per thread
-
-
-class _ThreadLaunchers(threading.local):
-    """A launcher owns the buffer that its launch reads, so every thread has its own; no lock is needed."""
-
-    def __init__(self) -> None:
-        self.ready: dict[tuple[Any, ...], Launcher] = {}
-
-
-_this_thread = _ThreadLaunchers()
 
 
 def topk(
@@ -70,32 +60,11 @@ def topk(
         InputError: more than 1,024 experts, or bfloat16 on a GPU before sm_80.
         DeviceError, BuildError: see `flashmoe_science.cuda.driver.load`.
     """
-    tokens, experts = logits.shape
-    index = logits.get_device()
-    with torch.cuda.device(index):
-        weights = torch.empty((tokens, k), dtype=torch.float32, device=logits.device)
-        ids = torch.empty((tokens, k), dtype=torch.int32, device=logits.device)
-        if tokens == 0:
-            return weights, ids
-        reject_without_memory(logits=logits)
-        if bias is not None:
-            reject_without_memory(correction_bias=bias)  # address 0 would mean that there is none
-        signature = (tokens, experts, k, logits.dtype, index, scores, renormalize, scale)
-        launcher = _this_thread.ready.get(signature)
-        if launcher is None:
-            launcher = _prepare(logits, k, scores, renormalize, scale)
-            if len(_this_thread.ready) >= _MAX_LAUNCHERS:
-                _this_thread.ready.clear()
-            _this_thread.ready[signature] = launcher
-        _ADDRESSES.pack_into(
-            launcher.buffer,
-            0,
-            logits.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            weights.data_ptr(),
-            ids.data_ptr(),
-        )
-        launcher.start(torch.cuda.current_stream(index).cuda_stream)
+    reject_without_memory(logits=logits)
+    if bias is not None:
+        reject_without_memory(correction_bias=bias)  # address 0 would mean that there is none
+    tensors = (logits,) if bias is None else (logits, bias)
+    weights, ids = _calls(tensors, (k, scores, renormalize, scale))
     return weights, ids
 
 
@@ -130,9 +99,14 @@ def kernel(configuration: TopkConfiguration, dtype: torch.dtype, architecture: s
     )
 
 
-def _prepare(logits: torch.Tensor, k: int, scores: Scores, renormalize: bool, scale: float) -> Launcher:
+def _make_call(tensors: Tensors, options: Options, index: int) -> Call:
+    logits, k, scores, renormalize, scale = tensors[0], *options
     tokens, experts = logits.shape
-    device: Device = device_of(logits.get_device())
+    results = [Layout((tokens, k), (k, 1), dtype) for dtype in (torch.float32, torch.int32)]
+    allocate = cuda_allocator()
+    if tokens == 0:
+        return lambda *tensors: tuple(allocate(*result) for result in results)
+    device = device_of(index)
     if experts > configs.MAX_EXPERTS:
         raise InputError(
             f"logits has {experts} experts; the CUDA kernel takes at most {configs.MAX_EXPERTS}: use torch.topk"
@@ -147,7 +121,22 @@ def _prepare(logits: torch.Tensor, k: int, scores: Scores, renormalize: bool, sc
     dependent = bool(compiled.macros["DEPENDENT"])
     launcher = Launcher(function, (blocks, 1, 1), compiled, _ARGUMENT_BYTES, dependent=dependent)
     write_arguments(launcher.buffer, tokens, experts, k, scores, renormalize, scale)
-    return launcher
+    start = addressed(launcher, 4)
+    inputs = {"logits": logits.element_size()}
+    if len(tensors) > 1:
+        return prepare({**inputs, "correction_bias": 4}, results, LaunchPlan(start), index, allocate)
+
+    def without_bias(logits: int, weights: int, ids: int, stream: int) -> None:
+        start(logits, 0, weights, ids, stream)
+
+    return prepare(inputs, results, LaunchPlan(without_bias), index, allocate)
+
+
+def _check(tensors: Tensors, options: Options) -> None:
+    """The public function has checked them, for every device."""
+
+
+_calls = Calls(_check, _make_call, options=4, most=1024)
 
 
 def write_arguments(

@@ -12,7 +12,8 @@ import torch
 
 from flashmoe_science.configs.attention.small import RowSlices, SmallConfiguration, beside, stream
 from flashmoe_science.configs.attention.small_passes import Work, fastest, measured, microseconds
-from flashmoe_science.cuda.attention import Choice, KernelKind, Problem, select, small
+from flashmoe_science.cuda.attention import KernelKind, Problem, select, small
+from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.jit.cache import CompileCache
 from flashmoe_science.jit.nvrtc import compile_kernel

@@ -16,7 +16,8 @@ from gpu_concurrency import (
     run_in_threads,
 )
 
-from flashmoe_science.cuda.attention import Choice, KernelKind, forward
+from flashmoe_science.cuda.attention import KernelKind, forward
+from flashmoe_science.cuda.choice import Choice
 
 pytestmark = [
     pytest.mark.gpu,

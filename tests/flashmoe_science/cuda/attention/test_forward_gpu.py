@@ -14,7 +14,8 @@ from gpu_attention import assert_right, choices, random, random_qkv, reference, 
 
 import flashmoe_science
 from flashmoe_science.configs.attention import portable as configs
-from flashmoe_science.cuda.attention import Choice, KernelKind, explain, forward
+from flashmoe_science.cuda.attention import KernelKind, explain, forward
+from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.errors import DeviceError, InputError
 
 pytestmark = [

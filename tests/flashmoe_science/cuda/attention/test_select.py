@@ -16,7 +16,6 @@ from flashmoe_science.configs.attention.portable import PortableConfiguration
 from flashmoe_science.configs.attention.small import SmallConfiguration
 from flashmoe_science.cuda.attention import (
     OVERRIDE_VARIABLE,
-    Choice,
     KernelKind,
     Problem,
     compiled,
@@ -27,6 +26,7 @@ from flashmoe_science.cuda.attention import (
     small,
 )
 from flashmoe_science.cuda.attention.select import module, plan
+from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.errors import DeviceError, InputError, KernelDefectError
 from flashmoe_science.jit.limits import LIMITS

@@ -11,7 +11,8 @@ import torch
 
 from flashmoe_science.configs.attention import small as configs
 from flashmoe_science.configs.attention.small import SmallConfiguration
-from flashmoe_science.cuda.attention import Choice, KernelKind, Problem, explain, forward, small
+from flashmoe_science.cuda.attention import KernelKind, Problem, explain, forward, small
+from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import device_of
 
 pytestmark = [

@@ -11,7 +11,8 @@ import torch
 from gpu_attention import assert_right, random_qkv
 
 from flashmoe_science.configs.attention.small import SmallConfiguration
-from flashmoe_science.cuda.attention import Choice, KernelKind, forward
+from flashmoe_science.cuda.attention import KernelKind, forward
+from flashmoe_science.cuda.choice import Choice
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,8 +13,9 @@ from gpu_concurrency import (
 )
 from gpu_moe import assert_right, layer
 
+from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import device_of
-from flashmoe_science.cuda.moe import MoeChoice, MoeKind, forward
+from flashmoe_science.cuda.moe import MoeKind, forward
 from flashmoe_science.cuda.moe.problem import MoeProblem
 from flashmoe_science.cuda.moe.select import module
 
@@ -28,7 +29,7 @@ LAYERS = [(1, 256, 144, 16, 2), (9, 512, 256, 60, 4), (40, 256, 272, 8, 2), (300
 
 
 class Call(CheckedCall):
-    def __init__(self, choice: MoeChoice, sizes: tuple[int, int, int, int, int]) -> None:
+    def __init__(self, choice: Choice, sizes: tuple[int, int, int, int, int]) -> None:
         given = layer(*sizes)
         self.tensors = (
             *(given.hidden_states, given.w13, given.w2),
@@ -38,7 +39,7 @@ class Call(CheckedCall):
         super().__init__(lambda: forward(*self.tensors, choice=choice))
 
 
-def chosen(kind: MoeKind, problem: MoeProblem) -> MoeChoice | None:
+def chosen(kind: MoeKind, problem: MoeProblem) -> Choice | None:
     return module(kind).choose(problem, device_of(0))
 
 

@@ -168,7 +168,7 @@ def test_what_is_chosen_for_a_shape(tokens: int, experts: int, top_k: int) -> No
     problem = dataclasses.replace(
         PROBLEM, tokens=tokens, experts=experts, top_k=top_k, hidden=256, intermediate=144
     )
-    assert select(problem, device_of(0)).kind is MoeKind.FEW
+    assert select(problem, device_of(0)).kernel is MoeKind.FEW
     given = arguments(problem, random_ids(tokens, top_k, experts, invalid=0.1).cuda())
     out = given.output[:tokens]
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from types import SimpleNamespace
 
 import pytest
 import torch
 from moe_reference import make_moe
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from flashmoe_science.cuda.moe.problem import MoeProblem
+from flashmoe_science.cuda import repeat
+from flashmoe_science.cuda.launch import LaunchPlan
 from flashmoe_science.errors import InputError
 from flashmoe_science.moe_arguments import Activation, W13Layout
 
@@ -18,18 +18,18 @@ forward = importlib.import_module(
     "flashmoe_science.cuda.moe.forward"
 )  # the package has a function of this name
 
-PROBLEM = MoeProblem(6, 32, 48, 4, 2, torch.bfloat16, Activation.SILU, W13Layout.CONCAT, ids64=False)
+OPTIONS = (Activation.SILU, W13Layout.CONCAT, None)
 
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """What would have been launched, with the GPU's own parts taken out."""
     made: list[tuple[int, ...]] = []
-    planned = SimpleNamespace(workspace_bytes=1024, launch=lambda *addresses: made.append(addresses))
+    planned = LaunchPlan(lambda *addresses: made.append(addresses), workspace_bytes=1024)
     monkeypatch.setattr(forward, "make_context_current", lambda device: None)
     monkeypatch.setattr(forward, "device_of", lambda device: None)
     monkeypatch.setattr(forward, "plan", lambda problem, device, choice: planned)
-    monkeypatch.setattr(forward, "raw_stream", lambda device: 7)
+    monkeypatch.setattr(repeat, "raw_stream", lambda device: 7)
     monkeypatch.setattr(
         forward,
         "cuda_allocator",
@@ -44,10 +44,15 @@ def given() -> list[torch.Tensor]:
     return tensors
 
 
+def ready(tensors: list[torch.Tensor]) -> repeat.Call:
+    """As for tensors like these, before they are changed."""
+    return forward._make_call(tuple(tensors), OPTIONS, 0)
+
+
 def test_the_addresses_of_a_launch(launches: list[tuple[int, ...]]) -> None:
     tensors = given()
     out = torch.empty_like(tensors[0])
-    assert forward._prepare(PROBLEM, 0, None)(*tensors, out) is out
+    assert forward._make_call((*tensors, out), OPTIONS, 0)(*tensors, out) == ()
     addresses = [tensor.data_ptr() for tensor in (*tensors, out)]
     assert [(*launch[:6], launch[7]) for launch in launches] == [(*addresses, 7)]
 
@@ -61,7 +66,7 @@ def test_what_has_no_memory_is_not_launched(index: int, launches: list[tuple[int
     """Also where a call of these shapes was made before: kernels that read address 0 take the context with them."""
     tensors = given()
     tensors.append(torch.empty_like(tensors[0]))
-    call = forward._prepare(PROBLEM, 0, None)
+    call = ready(tensors)
     call(*tensors)
     launches.clear()
     with FakeTensorMode():
@@ -78,12 +83,12 @@ def test_what_is_not_aligned_is_not_launched(index: int, launches: list[tuple[in
     moved = torch.empty(tensors[index].numel() + 1, dtype=torch.bfloat16)[1:]
     tensors[index] = moved.view(tensors[index].shape)
     with pytest.raises(InputError, match=f"{NAMES[index]} does not start at a multiple of 16 bytes"):
-        forward._prepare(PROBLEM, 0, None)(*tensors)
+        ready(tensors)(*tensors)
     assert launches == []
 
 
 def test_overlapping_outputs_are_not_launched(launches: list[tuple[int, ...]]) -> None:
     tensors = given()
     with pytest.raises(InputError, match="out shares memory with hidden_states"):
-        forward._prepare(PROBLEM, 0, None)(*tensors, tensors[0])
+        ready([*tensors, tensors[0]])(*tensors, tensors[0])
     assert launches == []

@@ -36,7 +36,7 @@ PROBLEM = MoeProblem(
 def test_takes_many_tokens() -> None:
     choice = hopper.choose(PROBLEM, H200)
     assert choice is not None
-    assert choice.kind is MoeKind.HOPPER
+    assert choice.kernel is MoeKind.HOPPER
     assert choice.configuration == configs.WIDE
     assert hopper.choose(replace(PROBLEM, tokens=64), H200).configuration == configs.NARROW
 
@@ -70,8 +70,8 @@ def test_other_configurations_are_refused() -> None:
 
 def test_the_variable_names_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(OVERRIDE_VARIABLE, "hopper")
-    assert select(PROBLEM, H200).kind is MoeKind.HOPPER
-    with pytest.raises(InputError, match="'hopper', which FLASHMOE_MOE_KERNEL asks for, cannot take"):
+    assert select(PROBLEM, H200).kernel is MoeKind.HOPPER
+    with pytest.raises(InputError, match="the kernel 'hopper' that FLASHMOE_MOE_KERNEL asks for cannot take"):
         select(PROBLEM, replace(H200, architecture="sm_80"))
     monkeypatch.setenv(OVERRIDE_VARIABLE, "nothing")
     with pytest.raises(InputError, match=r"'nothing' names no kernel; known are .*hopper"):

@@ -7,8 +7,9 @@ import torch
 from gpu_moe import Layer, assert_right, layer, random_ids, run_guarded
 
 from flashmoe_science.configs.moe import hopper as configs
+from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import device_of
-from flashmoe_science.cuda.moe import MoeChoice, MoeKind, forward
+from flashmoe_science.cuda.moe import MoeKind, forward
 from flashmoe_science.moe_arguments import Activation, W13Layout
 
 pytestmark = [
@@ -18,8 +19,8 @@ pytestmark = [
     ),
 ]
 
-CHOICES = [MoeChoice(MoeKind.HOPPER, tile) for tile in configs.all_configurations()]
-NARROW = MoeChoice(MoeKind.HOPPER, configs.NARROW)
+CHOICES = [Choice(MoeKind.HOPPER, tile) for tile in configs.all_configurations()]
+NARROW = Choice(MoeKind.HOPPER, configs.NARROW)
 
 
 @pytest.fixture(autouse=True)

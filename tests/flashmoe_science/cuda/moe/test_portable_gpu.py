@@ -11,9 +11,10 @@ from moe_products import Routing, assert_right, operands, random_ids, routing
 
 from flashmoe_science.configs.moe import portable as configs
 from flashmoe_science.configs.moe.portable import ProductTile
+from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import device_of
 from flashmoe_science.cuda.driver import make_context_current
-from flashmoe_science.cuda.moe import MoeChoice, MoeKind
+from flashmoe_science.cuda.moe import MoeKind
 from flashmoe_science.cuda.moe.portable import Product, ProductLaunch
 from flashmoe_science.cuda.moe.problem import MoeProblem
 from flashmoe_science.jit.limits import limits
@@ -139,9 +140,9 @@ def test_the_same_bits_every_time() -> None:
         assert torch.equal(result.view(torch.int16), results[0].view(torch.int16))
 
 
-def choices() -> list[MoeChoice]:
+def choices() -> list[Choice]:
     found = configs.all_configurations(device_of(0).architecture)
-    return [MoeChoice(MoeKind.PORTABLE, configuration) for configuration in found]
+    return [Choice(MoeKind.PORTABLE, configuration) for configuration in found]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

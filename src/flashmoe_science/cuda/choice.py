@@ -1,0 +1,142 @@
+"""Which kernel of an operation takes a call: what the choice has in common for all operations."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Generic, Protocol, TypeVar
+
+from flashmoe_science.cuda.device import Device
+from flashmoe_science.cuda.launch import LaunchPlan
+from flashmoe_science.errors import InputError, KernelDefectError, NoKernelError
+from flashmoe_science.jit.nvrtc import CudaKernel
+
+P = TypeVar("P")
+P_contra = TypeVar("P_contra", contravariant=True)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which kernel a problem takes, and how it is configured."""
+
+    kernel: Enum
+    """A member of the operation's own enumeration of its kernels."""
+    configuration: Any
+    """What the kernel's module takes, e.g. `configs.attention.portable.PortableConfiguration`."""
+    reason: str = ""
+
+
+class KernelModule(Protocol[P_contra]):
+    """What the module of one kernel provides."""
+
+    def choose(self, problem: P_contra, device: Device) -> Choice | None:
+        """The configuration for a problem; None if this kernel cannot or should not take it."""
+        ...
+
+    def kernels(self, architecture: str) -> list[CudaKernel]:
+        """Everything that `choose` can lead to on an architecture, for building ahead of time."""
+        ...
+
+    def check(self, problem: P_contra, configuration: Any) -> None:
+        """InputError unless the kernel can do the problem in this configuration, whether or not `choose` would."""
+        ...
+
+    def plan(
+        self, problem: P_contra, configuration: Any, device: Device, *, allow_defects: bool = False
+    ) -> LaunchPlan:
+        """Check, compile (or find) what it needs, load it, and prepare the launch. The device is current.
+
+        KernelDefectError, unless they are allowed, if a kernel spills and the like: see `jit.nvrtc.compile_kernel`.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Selection(Generic[P]):
+    """The kernels of one operation, and the choice among them."""
+
+    modules: Mapping[Enum, KernelModule[P]]
+    """In order of preference: the first that takes a problem gets it. The last that does is taken even if this compiler
+    makes all of them with defects.
+    """
+    override_variable: str
+    """Environment variable that names the kernel that every call must take; read at a shape's first call."""
+    noun: str
+    """E.g. ``CUDA kernel``."""
+    describe: Callable[[P], str]
+    """A problem, in an error message."""
+    instead: str
+    """What to use where there is no kernel."""
+    preference: Callable[[P, Device], Sequence[Enum]] | None = None
+    """Another order for some problems."""
+
+    def kernels(self, architecture: str) -> list[CudaKernel]:
+        """Everything that a call could take on an architecture, each kernel once."""
+        built = [kernel for module in self.modules.values() for kernel in module.kernels(architecture)]
+        return list({kernel.label + kernel.architecture: kernel for kernel in built}.values())
+
+    def select(self, problem: P, device: Device) -> Choice:
+        """The kernel and configuration for a problem.
+
+        Raises:
+            InputError: the override variable names no kernel, or one that cannot take this problem.
+            NoKernelError: no kernel can.
+        """
+        named = os.environ.get(self.override_variable)
+        first = next(self._choices(problem, device, named), None)
+        if first is not None:
+            return first
+        what = f"{self.describe(problem)} on {device.architecture}"
+        if named:
+            raise InputError(
+                f"the kernel {named!r} that {self.override_variable} asks for cannot take {what}; unset it"
+            )
+        raise NoKernelError(f"no {self.noun} takes {what}; use {self.instead}")
+
+    def plan(self, problem: P, device: Device, choice: Choice | None = None) -> LaunchPlan:
+        """The launch plan of `select`'s kernel, or of `choice`. The device is current.
+
+        A kernel that this compiler spills registers of and the like is passed over, with a warning, for the next one
+        that it does not; if there is none, the last is taken as it is. Not if `choice` or the override variable asks
+        for that kernel.
+
+        Raises:
+            KernelDefectError: the kernel that was asked for has such a defect.
+            InputError, NoKernelError: see `select`.
+            BuildError, DeviceError: see `driver.load`.
+        """
+        if choice is None and not os.environ.get(self.override_variable):
+            candidates = list(self._choices(problem, device, None))
+            for candidate in candidates:
+                try:
+                    return self.modules[candidate.kernel].plan(problem, candidate.configuration, device)
+                except KernelDefectError as defect:
+                    warnings.warn(f"{defect}; taking another kernel", RuntimeWarning, stacklevel=2)
+            if candidates:
+                order = list(self.modules)
+                last = max(candidates, key=lambda candidate: order.index(candidate.kernel))
+                module = self.modules[last.kernel]
+                return module.plan(problem, last.configuration, device, allow_defects=True)
+        chosen = self.select(problem, device) if choice is None else choice
+        return self.modules[chosen.kernel].plan(problem, chosen.configuration, device)
+
+    def _choices(self, problem: P, device: Device, named: str | None) -> Iterator[Choice]:
+        """What the kernels that take the problem would use, the preferred one first."""
+        for kind in self._order(problem, device) if not named else (self._named(named),):
+            choice = self.modules[kind].choose(problem, device)
+            if choice is not None:
+                yield choice
+
+    def _order(self, problem: P, device: Device) -> Sequence[Enum]:
+        return tuple(self.modules) if self.preference is None else self.preference(problem, device)
+
+    def _named(self, name: str) -> Enum:
+        kinds = {kind.value: kind for kind in self.modules}
+        if name not in kinds:
+            raise InputError(
+                f"{self.override_variable}={name!r} names no kernel; known are {', '.join(kinds)}"
+            )
+        return kinds[name]

@@ -1,0 +1,49 @@
+"""A call of attention on CUDA, as far as it can be had on CPU tensors."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+
+from flashmoe_science.cuda.repeat import layout_of
+from flashmoe_science.errors import InputError
+
+forward = importlib.import_module(
+    "flashmoe_science.cuda.attention.forward"
+)  # the package has a function of this name
+
+
+def tensors() -> list[torch.Tensor]:
+    return [torch.zeros(2, 4, 8, 64, dtype=torch.bfloat16) for _ in range(3)]
+
+
+def allocate(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(sizes, strides, dtype=dtype)
+
+
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_a_call_allocates_its_results_and_launches_on_them(return_lse: bool) -> None:
+    launched: list[tuple[int, ...]] = []
+    output = torch.empty(2, 8, 4, 64, dtype=torch.bfloat16, device="meta").transpose(1, 2)
+    call = forward.prepare(
+        layout_of(output), return_lse, lambda *addresses: launched.append(addresses), 0, allocate
+    )
+    q, k, v = tensors()
+    out, lse = call(q, k, v)
+    assert (out.shape, out.stride(), out.dtype) == (output.shape, output.stride(), torch.bfloat16)
+    assert (lse is not None) == return_lse
+    lse_address = 0
+    if lse is not None:
+        assert (lse.shape, lse.dtype, lse.is_contiguous()) == ((2, 4, 8), torch.float32, True)
+        lse_address = lse.data_ptr()
+    assert launched == [(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse_address, 0)]
+
+
+def test_misaligned_tensors_are_named() -> None:
+    q, k, v = tensors()
+    call = forward.prepare(layout_of(q), False, lambda *addresses: None, 0, allocate)
+    shifted = torch.zeros(k.numel() + 1, dtype=k.dtype)[1:].view(k.shape)
+    with pytest.raises(InputError, match="key does not start at a multiple of 16"):
+        call(q, shifted, v)
