@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional
 
 from flashmoe_science.moe_arguments import Activation, W13Layout
+
+FEW_NUMBERS = 1024
 
 ACTIVATIONS = {
     Activation.SILU: functional.silu,
@@ -106,14 +108,35 @@ def _composed(moe: Moe, activation: Activation, layout: W13Layout, dtype: torch.
 def assert_as_exact_as_torch(
     out: torch.Tensor, moe: Moe, activation: Activation = Activation.SILU, exact: torch.Tensor | None = None
 ) -> None:
-    """Error against float64 at most twice PyTorch's, in the worst element and in the RMS, and a rounding more."""
+    """Error against float64 at most twice PyTorch's, in the worst element and in the RMS, and a rounding more.
+
+    PyTorch's error of one draw of a few numbers is chance: over 200 draws of one token of 16 numbers in float32 its RMS
+    is 1.2 roundings and its least 0.44. There the worst of several draws stands for it.
+    """
     assert out.shape == moe.hidden_states.shape
     assert out.dtype == moe.hidden_states.dtype
     if exact is None:
         exact = exact_moe(moe, activation)
     if exact.numel() == 0:
         return
-    ours, theirs = out.double() - exact, torch_moe(moe, activation).double() - exact
-    rounding = torch.finfo(out.dtype).eps * exact.square().mean().sqrt()
-    assert ours.abs().max() <= 2 * theirs.abs().max() + 2 * rounding
-    assert ours.square().mean().sqrt() <= 2 * theirs.square().mean().sqrt() + 0.25 * rounding
+    size = exact.square().mean().sqrt()
+    ours, theirs = out.double() - exact, [torch_moe(moe, activation).double() - exact]
+    if exact.numel() < FEW_NUMBERS:
+        theirs += [size * error for error in _relative_errors_of_other_draws(moe, activation)]
+    rounding = torch.finfo(out.dtype).eps * size
+    assert ours.abs().max() <= 2 * max(error.abs().max() for error in theirs) + 2 * rounding
+    their_rms = max(error.square().mean().sqrt() for error in theirs)
+    assert ours.square().mean().sqrt() <= 2 * their_rms + 0.25 * rounding
+
+
+def _relative_errors_of_other_draws(moe: Moe, activation: Activation) -> list[torch.Tensor]:
+    """PyTorch's errors, over the result's RMS, for the same tokens with their numbers in another order."""
+    generator = torch.Generator().manual_seed(0)
+    errors = []
+    for _ in range(15):
+        order = torch.randperm(moe.hidden_states.shape[1], generator=generator)
+        other = replace(moe, hidden_states=moe.hidden_states[:, order])
+        exact = exact_moe(other, activation)
+        size = exact.square().mean().sqrt().clamp_min(torch.finfo(torch.float64).tiny)
+        errors.append((torch_moe(other, activation).double() - exact) / size)
+    return errors

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from moe_reference import assert_as_exact_as_torch, exact_moe, interleaved, make_moe
+from moe_reference import assert_as_exact_as_torch, exact_moe, interleaved, make_moe, torch_moe
 
 from flashmoe_science.cpu import moe as cpu_moe
 from flashmoe_science.cpu.library import SOURCES
@@ -114,6 +114,7 @@ def test_any_shape_and_any_routing(
     dtype = data.draw(st.sampled_from(DTYPES))
     top_k = data.draw(st.integers(1, experts))
     wide = data.draw(st.booleans())
+    instruction_set = data.draw(st.sampled_from(AVAILABLE))
     moe = make_moe(tokens, 16 * hidden, 16 * intermediate, experts, top_k, dtype=dtype)
     limit = 2**40 if wide else 2**31 - 1
     strange = data.draw(st.lists(st.integers(-limit, limit), max_size=8))
@@ -122,7 +123,36 @@ def test_any_shape_and_any_routing(
         if ids.numel():
             ids.view(-1)[place * 7 % ids.numel()] = value
     moe = type(moe)(*moe.tensors[:4], ids)
-    assert_as_exact_as_torch(cpu_moe.forward(*moe.tensors), moe)
+    assert_as_exact_as_torch(cpu_moe.forward(*moe.tensors, instruction_set=instruction_set), moe)
+
+
+@each_instruction_set
+def test_rounding_of_one_token_is_pytorchs_over_many_draws(instruction_set: InstructionSet) -> None:
+    """What one draw of 16 numbers says is chance, on either side."""
+    ours, theirs = [], []
+    for seed in range(100):
+        moe = make_moe(1, 16, 16, 4, 3, seed=seed)
+        exact = exact_moe(moe)
+        out = cpu_moe.forward(*moe.tensors, instruction_set=instruction_set)
+        assert_as_exact_as_torch(out, moe, exact=exact)
+        ours.append((out.double() - exact) / exact.square().mean().sqrt())
+        theirs.append((torch_moe(moe).double() - exact) / exact.square().mean().sqrt())
+    error, their_error = (torch.stack(each).square().mean().sqrt() for each in (ours, theirs))
+    assert error <= 1.15 * their_error
+
+
+@each_instruction_set
+def test_an_activation_is_as_exact_as_pytorchs(instruction_set: InstructionSet) -> None:
+    """With weights of the identity: what is left is silu, from its tail to its straight part."""
+    x = torch.linspace(-80, 20, 4096).view(256, 16)
+    eye = torch.eye(16).unsqueeze(0)
+    arguments = x, eye, eye, torch.ones(256, 1), torch.zeros(256, 1, dtype=torch.int32)
+    out = cpu_moe.forward(*arguments, activation=Activation.SILU_NO_MUL, instruction_set=instruction_set)
+    exact = torch.nn.functional.silu(x.double())
+    error = ((out.double() - exact) / exact).abs()
+    theirs = ((torch.nn.functional.silu(x).double() - exact) / exact).abs()
+    assert error.max() <= 2 * theirs.max()
+    assert error.square().mean() <= 2 * theirs.square().mean()
 
 
 @pytest.mark.parametrize("ids", [torch.int32, torch.int64])

@@ -18,10 +18,16 @@ INLINE F magnitude(F x) { return max(x, negative(x)); }
 
 // e^x for x at most zero.
 INLINE F exp_to_zero(F x) {
+    // Split as x = n ln 2 + r before the product, whose rounding would count n times: n * LN2_HIGH is exact.
+    constexpr float LN2_HIGH = 0x1.62e4p-1f, LN2_LOW = 0x1.7f7d1cp-20f;
     const F t = mul(x, set1(ACTIVATION_LOG2_E));
-    F result;
-    exp2_to_zero<5, 1>(&t, &t, &result);
-    return result;
+    const F rounded = add(t, set1(ROUND_MAGIC));
+    const F n = sub(rounded, set1(ROUND_MAGIC));
+    const F r = sub(sub(x, mul(n, set1(LN2_HIGH))), mul(n, set1(LN2_LOW)));
+    const F f = mul(r, set1(ACTIVATION_LOG2_E));
+    F power;
+    power_of_fraction<6, 1>(&f, &power);
+    return times_power(power, rounded, t);
 }
 
 // Per lane: x above zero (or NaN) ? a : b.

@@ -184,8 +184,10 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_attention_forward
     job.value = (const char*)value;
     job.out = (char*)out;
     job.lse = lse;
-    job.scale = (float)(fabs(p.softmax_scale) * LOG2_E);
-    job.negate = p.softmax_scale < 0;
+    // A scale of 0 makes the scores 0 (NaN where they are not finite), but masked ones stay minus infinity: it goes into
+    // the queries.
+    job.scale = p.softmax_scale == 0 ? 1.0f : (float)(fabs(p.softmax_scale) * LOG2_E);
+    job.query_factor = p.softmax_scale < 0 ? -1.0f : p.softmax_scale == 0 ? 0.0f : 1.0f;
     // One query, aligned bottom-right, sees every key.
     job.causal = p.causal && p.seqlen_q > 1;
     const int64_t group = p.heads / p.kv_heads;

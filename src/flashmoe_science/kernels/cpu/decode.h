@@ -79,7 +79,7 @@ void decode(const Job& job, const Workspace& w, int64_t task) {
     const char* value = job.value + batch * p.value_stride[0] + kv_head * p.value_stride[1];
     T* out = (T*)(job.out + batch * p.out_stride[0] + head * p.out_stride[1]);
 
-    const F sign = set1(job.negate ? -1.0f : 1.0f);
+    const F sign = set1(job.query_factor);
     for (int d = 0; d < head_dim; d += W) {
         store(tile.query + d, mul(load_first(query + d, head_dim - d), sign));
         store(tile.out + d, set1(0.0f));
@@ -117,8 +117,9 @@ void decode(const Job& job, const Workspace& w, int64_t task) {
     }
     float sum = 0.0f;
     for (int i = 0; i < W; ++i) sum += tile.sum[i];
-    const F factor = set1(p.seqlen_k == 0 ? 0.0f : 1.0f / sum);
-    for (int d = 0; d < head_dim; d += W) store_first(out + d, mul(load(tile.out + d), factor), head_dim - d);
+    // Without keys zero, by zero over one.
+    const F divisor = set1(p.seqlen_k == 0 ? 1.0f : sum);
+    for (int d = 0; d < head_dim; d += W) store_first(out + d, div(load(tile.out + d), divisor), head_dim - d);
     if (job.lse != nullptr)
         job.lse[task] = p.seqlen_k == 0 ? -__builtin_inff()
                                         : (float)(tile.maximum[0] * ((double)job.scale / LOG2_E) + log((double)sum));

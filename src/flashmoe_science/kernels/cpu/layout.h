@@ -24,18 +24,20 @@ static void load_queries(
         }
 }
 
-// Rows of the result from its transpose from[d][query], each query's column times its `factor`.
-template <class T>
+// Rows of the result from its transpose from[d][query], each query's column divided by its `by`, or times it.
+template <class T, bool DIVIDE>
 static void store_outputs(
-    const float* from, ptrdiff_t ld, const float* factor, char* const* row, int rows, int head_dim, int columns) {
+    const float* from, ptrdiff_t ld, const float* by, char* const* row, int rows, int head_dim, int columns) {
     for (int c = 0; c < columns; ++c) {
-        const F scale = load(factor + c * W);
+        const F scale = load(by + c * W);
         for (int d = 0; d < head_dim; d += W) {
             const int count = head_dim - d < W ? head_dim - d : W;
             F x[W];
 #pragma GCC unroll 16
-            for (int i = 0; i < W; ++i)
-                x[i] = i < count ? mul(load(from + (d + i) * ld + c * W), scale) : set1(0.0f);
+            for (int i = 0; i < W; ++i) {
+                const F sum = i < count ? load(from + (d + i) * ld + c * W) : set1(0.0f);
+                x[i] = DIVIDE ? div(sum, scale) : mul(sum, scale);
+            }
             transpose(x);
 #pragma GCC unroll 16
             for (int i = 0; i < W; ++i)
@@ -59,10 +61,10 @@ static void widen_rows(const char* from, ptrdiff_t stride, int rows, int head_di
 }
 
 #ifdef __AVX512BF16__
-// load_queries for bf16 pairs: to[d / 2][query] holds elements d and d + 1.
+// load_queries for bf16 pairs, factor 1, -1 or 0: to[d / 2][query] holds elements d and d + 1.
 static void load_query_pairs(
-    const char* const* row, int rows, int head_dim, bool negate, float* to, ptrdiff_t ld, int columns) {
-    const __m512i flip = _mm512_set1_epi32(negate ? (int)0x80008000u : 0);
+    const char* const* row, int rows, int head_dim, float factor, float* to, ptrdiff_t ld, int columns) {
+    const __m512i flip = _mm512_set1_epi32(factor < 0 ? (int)0x80008000u : 0);
     const int pairs = head_dim / 2;
     for (int c = 0; c < columns; ++c)
         for (int d = 0; d < pairs; d += W) {
@@ -72,7 +74,8 @@ static void load_query_pairs(
             for (int i = 0; i < W; ++i) {
                 const int r = c * W + i;
                 x[i] = r < rows ? load_first((const float*)row[r] + d, count) : set1(0.0f);
-                x[i] = _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(x[i]), flip));
+                x[i] = factor == 0 ? times_zero_pairs(x[i])
+                                   : _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(x[i]), flip));
             }
             transpose(x);
 #pragma GCC unroll 16

@@ -24,6 +24,9 @@ constexpr int BLOCK_KEYS = 64;
 constexpr int MAX_TASK_TILES = 4;
 // Longest run of products summed in one register: a longer head dimension is summed in parts, for accuracy.
 constexpr int MAX_DEPTH = 128;
+// Where there are so few keys that each one's rounding shows, and time goes elsewhere.
+constexpr int FEW_KEYS = 16;
+constexpr int MAX_DEPTH_FEW_KEYS = 16;
 constexpr double LOG2_E = 1.4426950408889634;
 constexpr int64_t NO_DIAGONAL = INT64_MAX / 4;
 
@@ -38,8 +41,8 @@ struct Job {
     const char *query, *key, *value;
     char* out;
     float* lse;
-    float scale;          // |softmax_scale| * log2(e)
-    bool negate;          // softmax_scale < 0: the sign goes into the queries
+    float scale;          // |softmax_scale| * log2(e); 1 for a softmax_scale of 0
+    float query_factor;   // softmax_scale's sign, 1, -1 or 0: it goes into the queries
     bool causal;
     int64_t fold;         // query heads whose rows share one row space: 1, or the group size
     int64_t rows;         // rows in one row space: fold * seqlen_q

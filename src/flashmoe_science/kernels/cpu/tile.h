@@ -140,8 +140,9 @@ void score(
     int last, int ld, float* block_max) {
     typedef typename Path::Product Product;
     float* const s = w.scores + first_key * ld;
-    for (int at = 0; at < depth; at += MAX_DEPTH) {
-        const int part = smaller(depth - at, MAX_DEPTH);
+    const int longest = block.count < FEW_KEYS ? MAX_DEPTH_FEW_KEYS : MAX_DEPTH;
+    for (int at = 0; at < depth; at += longest) {
+        const int part = smaller(depth - at, longest);
         const char* key = block.key + first_key * block.key_row + at * 4;
         const float* query = tile.query + at * ld;
         const ScoreEpilogue scores = {s, ld, at == 0};
@@ -220,23 +221,27 @@ void start_tile(const Job& job, Tile& tile, const char* query, char* out, int co
     }
     if constexpr (Path::PAIRS) {
 #ifdef __AVX512BF16__
-        load_query_pairs(tile.query_row, tile.rows, head_dim, job.negate, tile.query, ld, columns);
+        load_query_pairs(tile.query_row, tile.rows, head_dim, job.query_factor, tile.query, ld, columns);
 #endif
     } else {
         load_queries<typename Path::Element>(
-            tile.query_row, tile.rows, head_dim, job.negate ? -1.0f : 1.0f, tile.query, ld, columns);
+            tile.query_row, tile.rows, head_dim, job.query_factor, tile.query, ld, columns);
     }
 }
 
 template <class Path>
 void finish_tile(const Job& job, const Workspace& w, const Tile& tile, float* lse, int columns, int ld) {
-    float* factor = w.rescale;
-    for (int c = 0; c < columns; ++c) store(factor + c * W, div(set1(1.0f), load(tile.sum + c * W)));
+    typedef typename Path::Element Element;
+    float* const divisor = w.rescale;
+    // The division's rounding is below that of a 16-bit result by a product too.
+    constexpr bool DIVIDE = sizeof(Element) == sizeof(float);
+    for (int c = 0; c < columns; ++c)
+        store(divisor + c * W, DIVIDE ? load(tile.sum + c * W) : div(set1(1.0f), load(tile.sum + c * W)));
     // Rows before the diagonal reaches the first key see none.
     const int64_t empty = job.problem->seqlen_k == 0 ? tile.rows : -tile.diagonal;
-    for (int i = 0; i < tile.rows && i < empty; ++i) factor[i] = 0.0f;
-    store_outputs<typename Path::Element>(
-        tile.out, ld, factor, tile.out_row, tile.rows, (int)job.problem->head_dim, columns);
+    for (int i = 0; i < tile.rows && i < empty; ++i) divisor[i] = DIVIDE ? 1.0f : 0.0f;
+    store_outputs<Element, DIVIDE>(
+        tile.out, ld, divisor, tile.out_row, tile.rows, (int)job.problem->head_dim, columns);
     if (lse == nullptr) return;
     const double to_natural = (double)job.scale / LOG2_E;
     for (int i = 0; i < tile.rows; ++i) {

@@ -7,7 +7,8 @@
 //   max(a, b)          the larger; b where either is NaN
 //   select_equal       per lane: a == b ? x : y
 //   keep_from(x, j)    x in lanes j and up, minus infinity below
-//   join_exponent      the last step of exp2, see exp2.h
+//   times_power        the last step of exp2, see exp2.h: x * 2^n, n as it is in rounded = n + ROUND_MAGIC; 0 where t is
+//                      below LOWEST, x where x is NaN
 //   sum_lanes(x)       lane i: the sum over the lanes of x[i], of W vectors
 //
 // MAX_COLUMNS and rows_for() give the register blocking of gemm.h: as many accumulators as the register file
@@ -21,6 +22,12 @@
 #include "numbers.h"
 
 #define INLINE static inline __attribute__((always_inline))
+
+// What is added to a number to round it; the sum's low bits are the number and, where an implementation of times_power
+// wants it, the exponent's bias.
+#define ROUND_BASE 12582912.0f
+// 2 to the power of this is zero in fp32, to the nearest.
+constexpr float LOWEST = -150.0f;
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 #include "vector_avx512.h"

@@ -26,12 +26,16 @@ INLINE F keep_from(F x, int lane) {
     return _mm256_blendv_ps(x, set1(-__builtin_inff()), _mm256_castsi256_ps(drop));
 }
 
-INLINE F join_exponent(F mantissa, F biased, F score) {
-    const F finite = _mm256_cmp_ps(score, set1(-__builtin_inff()), _CMP_GT_OQ);
-    const F otherwise = max(set1(0.0f), score);
-    const __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(biased), 23);
-    const __m256i joined = _mm256_add_epi32(_mm256_castps_si256(mantissa), exponent);
-    return _mm256_blendv_ps(otherwise, _mm256_castsi256_ps(joined), finite);
+// The low bits are then n + SPARE with the exponent's bias: SPARE keeps the power a normal number, and the product with
+// 2^-SPARE rounds one that is not.
+constexpr int SPARE = 32;
+constexpr float ROUND_MAGIC = ROUND_BASE + 127 + SPARE;
+
+INLINE F times_power(F x, F rounded, F t) {
+    const F power = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(rounded), 23));
+    const F counts = _mm256_cmp_ps(t, set1(LOWEST), _CMP_NLT_UQ);
+    // Zeros before the last product: one that underflows is slow on some processors.
+    return mul(_mm256_and_ps(counts, mul(x, power)), set1(0x1p-32f));
 }
 
 // Rows become columns: x[i] lane j <-> x[j] lane i.

@@ -29,12 +29,11 @@ INLINE F keep_from(F x, int lane) {
     return _mm512_mask_blend_ps((__mmask16)keep, set1(-__builtin_inff()), x);
 }
 
-INLINE F join_exponent(F mantissa, F biased, F score) {
-    const __mmask16 finite = _mm512_cmp_ps_mask(score, set1(-__builtin_inff()), _CMP_GT_OQ);
-    const __m512i otherwise = _mm512_castps_si512(max(set1(0.0f), score));
-    const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(biased), 23);
-    return _mm512_castsi512_ps(
-        _mm512_mask_add_epi32(otherwise, finite, _mm512_castps_si512(mantissa), exponent));
+constexpr float ROUND_MAGIC = ROUND_BASE;
+
+INLINE F times_power(F x, F rounded, F t) {
+    const __mmask16 counts = _mm512_cmp_ps_mask(t, set1(LOWEST), _CMP_NLT_UQ);
+    return _mm512_maskz_scalef_ps(counts, x, sub(rounded, set1(ROUND_MAGIC)));
 }
 
 // Rows become columns: x[i] lane j <-> x[j] lane i.
@@ -114,6 +113,13 @@ INLINE void store_first(BFloat16* p, F x, int count) {
 #ifdef __AVX512BF16__
 // Each 32-bit lane holds two bf16 numbers; acc += a.low * b.low + a.high * b.high.
 INLINE F dot_pairs(F acc, F a, F b) { return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b); }
+
+// Zero for each of the bf16 numbers that is finite, else NaN.
+INLINE F times_zero_pairs(F x) {
+    const __m512i exponent = _mm512_set1_epi16(0x7f80);
+    const __mmask32 infinite = _mm512_cmpeq_epi16_mask(_mm512_and_si512(_mm512_castps_si512(x), exponent), exponent);
+    return _mm512_castsi512_ps(_mm512_maskz_mov_epi16(infinite, _mm512_set1_epi16(0x7fc0)));
+}
 
 // Lane i: (low[i], high[i]) rounded to bf16.
 INLINE F pack_pairs(F low, F high) {

@@ -46,9 +46,15 @@ INLINE F keep_from(F x, int lane) {
     return select(index >= lane, x, set1(-__builtin_inff()));
 }
 
-INLINE F join_exponent(F mantissa, F biased, F score) {
-    const F joined = (F)((U)mantissa + ((U)biased << 23));
-    return select(score > set1(-__builtin_inff()), joined, max(set1(0.0f), score));
+// The low bits are then n + SPARE with the exponent's bias: SPARE keeps the power a normal number, and the product with
+// 2^-SPARE rounds one that is not.
+constexpr int SPARE = 32;
+constexpr float ROUND_MAGIC = ROUND_BASE + 127 + SPARE;
+
+INLINE F times_power(F x, F rounded, F t) {
+    const F power = (F)((U)rounded << 23);
+    // Zeros before the last product: one that underflows is slow on some processors.
+    return mul(select(t < set1(LOWEST), set1(0.0f), mul(x, power)), set1(0x1p-32f));
 }
 
 // Rows become columns: x[i] lane j <-> x[j] lane i.
