@@ -6,17 +6,12 @@ import math
 from collections.abc import Mapping
 
 from cudadent42.model.cases import Case
+from cudadent42.model.limits import BANDWIDTH_LIMIT, CACHE, RATE_LIMIT
 
 TOLERANCE = 2.0
 """How far the limits may be exceeded. They are measured, with products and copies that are good and not perfect:
 reading alone can be nearly twice as fast as a copy, which on a CPU also reads what it writes over. What passes unseen
 by them, such as a call that hands back an earlier result, exceeds them by far more."""
-
-RATE_LIMIT = "limit_gflops"
-BANDWIDTH_LIMIT = "limit_gbps"
-CACHE = "cache_bytes"
-"""Keys of ``Results.peaks``: operations and bytes from memory that the machine does at most, in 1e9 per second of what
-the run's timer counts, and what the last-level cache holds."""
 
 
 def floor_ms(case: Case, peaks: Mapping[str, float]) -> float:

@@ -47,6 +47,7 @@ def load(name: str, operation: Operation) -> Implementation:
 def _prepare_host(kernel: Specification, case: AttentionCase, inputs: AttentionInputs) -> Call:
     import torch
 
+    from cudadent42.correctness.guards import empty_like
     from flashmoe_science.jit import host
 
     _require(kernel, case, inputs, None)
@@ -62,11 +63,11 @@ def _prepare_host(kernel: Specification, case: AttentionCase, inputs: AttentionI
     function.argtypes = [ctypes.c_void_p]
     function.restype = ctypes.c_int
     problem = Problem()
-    fill(problem, case, inputs, _output(inputs.query), torch.get_num_threads())
+    fill(problem, case, inputs, empty_like(inputs.query), torch.get_num_threads())
     address = ctypes.addressof(problem)
 
     def call() -> Tensor:
-        output = _output(inputs.query)  # and keeps the inputs, of which the problem has addresses only
+        output = empty_like(inputs.query)  # and keeps the inputs, of which the problem has addresses only
         problem.output = output.data_ptr()
         status = function(address)
         if status == _UNSUPPORTED:
@@ -83,6 +84,7 @@ def _prepare_host(kernel: Specification, case: AttentionCase, inputs: AttentionI
 def _prepare_cuda(kernel: Specification, case: AttentionCase, inputs: AttentionInputs) -> Call:
     import torch
 
+    from cudadent42.correctness.guards import empty_like
     from flashmoe_science.cuda.device import device_of
     from flashmoe_science.cuda.driver import load, make_context_current
     from flashmoe_science.cuda.launch import Launcher
@@ -102,12 +104,12 @@ def _prepare_cuda(kernel: Specification, case: AttentionCase, inputs: AttentionI
     function = load(compiled, device.index, torch.cuda.is_current_stream_capturing(), allow_defects=True)
     launcher = Launcher(function, grid, compiled, ctypes.sizeof(Problem))
     problem = Problem.from_buffer(launcher.buffer)
-    fill(problem, case, inputs, _output(inputs.query), threads=0)
+    fill(problem, case, inputs, empty_like(inputs.query), threads=0)
     nothing_to_do = 0 in grid
     start, current_stream = launcher.start, torch.cuda.current_stream
 
     def call() -> Tensor:
-        output = _output(inputs.query)
+        output = empty_like(inputs.query)
         if not nothing_to_do:
             problem.output = output.data_ptr()
             start(current_stream().cuda_stream)
@@ -123,11 +125,7 @@ def _require(
     reason = kernel.why_not(case, architecture)
     if reason is not None:
         raise UnsupportedCaseError(reason)
-    if any(tensor.stride(3) != 1 for tensor in (*inputs.tensors, _output(inputs.query))):
+    from cudadent42.correctness.guards import empty_like
+
+    if any(tensor.stride(3) != 1 for tensor in (*inputs.tensors, empty_like(inputs.query))):
         raise UnsupportedCaseError("the head dim is not contiguous")
-
-
-def _output(query: Tensor) -> Tensor:
-    import torch
-
-    return torch.empty_like(query)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from cudadent42.correctness.guards import damage, guarded, guarding_outputs
 from cudadent42.correctness.truth import Truth, failure, find_truth, heartbeat, judge
 from cudadent42.model.cases import Case
 from cudadent42.model.device import raise_if_device_lost, synchronize, use_device, use_threads
@@ -116,10 +117,10 @@ def verify(
 
 def _check(implementation: Implementation, truth: Truth, kind: str) -> VerifiedCase | str:
     """The verdict on one call, or the reason why the implementation does not do this case."""
-    inputs = truth.inputs
-    before = [tensor.clone() for tensor in inputs.tensors]
+    before = truth.inputs.tensors
+    (inputs,), guards = guarded([truth.inputs])
     try:
-        with implementation.context():
+        with implementation.context(), guarding_outputs() as output_guards:
             call = implementation.prepare(truth.case, inputs)
             result = poisoned_call(call, inputs)
         synchronize(str(inputs.result_like.device))
@@ -131,6 +132,8 @@ def _check(implementation: Implementation, truth: Truth, kind: str) -> VerifiedC
     verdict = judge(truth, implementation.name, result, kind)
     if verdict.passed and not all(_same_bits(a, b) for a, b in zip(before, inputs.tensors, strict=True)):
         return replace(verdict, passed=False, detail="changed its inputs")
+    if verdict.passed and (written := damage((*guards, *output_guards))):
+        return replace(verdict, passed=False, detail=written)
     return verdict
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from cudadent42.decisions.floor import BANDWIDTH_LIMIT, CACHE, RATE_LIMIT
+from cudadent42.model.limits import BANDWIDTH_LIMIT, CACHE, RATE_LIMIT
 from cudadent42.model.records import Plan, TimerKind
 
 MATRIX_UNIT_FACTOR = 32.0

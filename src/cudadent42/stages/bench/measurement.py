@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from cudadent42.base.errors import UsageError
+from cudadent42.correctness.guards import Guard, damage, guarded, repair
 from cudadent42.correctness.truth import find_truth, heartbeat, judge
 from cudadent42.decisions.schedule import alternating, block_orders, control_name, rounds
 from cudadent42.model.cases import Case
@@ -93,6 +94,8 @@ class _Ready:
 
     inputs: Sequence[Inputs]
     entrants: Sequence[_Entrant]
+    guards: Sequence[Guard] = ()
+    """Of the inputs."""
     passes: int = 1
     """Windows of each in a block."""
     last: Mapping[str, Reading] = field(default_factory=dict)
@@ -242,6 +245,8 @@ class _Session:
         self.finished.add(case.id)
         if ready is not None:
             self._recheck(case, ready.inputs, ready.last)
+            if written := damage(ready.guards):
+                self.emit(Skipped("bench", case.id, f"while it was timed, one of them {written}"))
 
     def _make_ready(self, index: int, case: Case) -> _Ready:
         """Inputs and calibrated implementations; no entrants where there is nothing to compare."""
@@ -252,13 +257,13 @@ class _Session:
         if case.id in reasons:
             return _Ready((), ())
         names = [name for name in plan.implementations if f"{case.id}/{name}" not in reasons]
-        inputs = numerics(case).input_sets(case, plan.seed, INPUT_SETS, plan.device)
-        entrants = self._prepare(index, case, names, inputs)
+        inputs, guards = guarded(numerics(case).input_sets(case, plan.seed, INPUT_SETS, plan.device))
+        entrants = self._prepare(index, case, names, inputs, guards)
         if not self._worth_timing(entrants):
             self.emit(Skipped("bench", case.id, "nothing left to compare"))
             return _Ready((), ())
         slowest_s = max(entrant.window_s for entrant in entrants)
-        return _Ready(inputs, entrants, passes_for(self.plan.timer, slowest_s))
+        return _Ready(inputs, entrants, guards, passes_for(self.plan.timer, slowest_s))
 
     def _worth_timing(self, entrants: Sequence[_Entrant]) -> bool:
         """The baseline is there, and a rival where the plan has one (else the control)."""
@@ -268,7 +273,12 @@ class _Session:
         return self.plan.baseline in names and (len(names) > 1 or alone)
 
     def _prepare(
-        self, index: int, case: Case, names: Sequence[str], inputs: Sequence[Inputs]
+        self,
+        index: int,
+        case: Case,
+        names: Sequence[str],
+        inputs: Sequence[Inputs],
+        guards: Sequence[Guard],
     ) -> list[_Entrant]:
         """Baseline first, its control after it, then the rest."""
         plan = self.plan
@@ -296,6 +306,10 @@ class _Session:
                 raise_if_device_lost(plan.device)
                 reason = f"raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"
                 self.emit(Skipped("bench", f"{case.id}/{name}", reason))
+                continue
+            if written := damage(guards):
+                self.emit(Skipped("bench", f"{case.id}/{name}", written))
+                repair(guards)
                 continue
             entrants.append(_Entrant(name, implementation, read, memory, window_s))
             if name == plan.baseline and plan.control and control not in self.implementations:
