@@ -48,6 +48,10 @@ class Activation(Enum):
         return self in (Activation.SILU, Activation.GELU, Activation.GELU_TANH)
 
 
+ACTIVATION_CODES = {activation: code for code, activation in enumerate(Activation, 1)}
+"""As the kernels number them (`kernels/cuda/moe/activation.cuh`, `kernels/cpu/activation.h`); 0 is none."""
+
+
 class W13Layout(Enum):
     """Order of w13's rows where the activation is gated."""
 

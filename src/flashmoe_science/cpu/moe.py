@@ -18,6 +18,7 @@ from flashmoe_science.cpu.library import ELEMENT_TYPES, load_function
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.moe_arguments import (
+    ACTIVATION_CODES,
     RENORMALIZE_FLOOR,
     Activation,
     Scores,
@@ -29,14 +30,6 @@ from flashmoe_science.moe_arguments import (
 )
 from flashmoe_science.plans import keep
 
-_ACTIVATIONS = {
-    Activation.SILU: 0,
-    Activation.GELU: 1,
-    Activation.GELU_TANH: 2,
-    Activation.SILU_NO_MUL: 3,
-    Activation.GELU_NO_MUL: 4,
-    Activation.RELU2_NO_MUL: 5,
-}
 _MAX_PLANS = 4096
 
 
@@ -179,7 +172,7 @@ def _make_plan(
         intermediate=intermediate,
         experts=experts,
         top_k=topk_ids.shape[1],
-        activation=_ACTIVATIONS[activation],
+        activation=ACTIVATION_CODES[activation],
         interleaved=w13_layout is W13Layout.INTERLEAVED,
         ids64=topk_ids.dtype == torch.int64,
     )

@@ -10,8 +10,8 @@ import ctypes
 import itertools
 import sys
 
-ACTIVATIONS = range(6)
-GATED = (0, 1, 2)
+ACTIVATIONS = range(1, 7)
+GATED = (1, 2, 3)
 IDS = (-1, 0, 2, 1, 3, 2**31 - 1, -(2**31), 0)
 
 

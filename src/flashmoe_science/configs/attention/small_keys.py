@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from flashmoe_science.configs.attention.h200 import CLUSTERS_AT_ONCE, MULTIPROCESSORS
 from flashmoe_science.configs.attention.small import (
     CLUSTERED,
     KEY_TILE,
@@ -31,10 +32,8 @@ from flashmoe_science.configs.attention.small_passes import (
     microseconds,
 )
 
-_CLUSTERS_AT_ONCE = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 8: 15, 16: 14}
-"""Blocks of a cluster, and how many such clusters run at a time on the 132 multiprocessors of an H200: fewer than by
-number, as a cluster must find room in one GPC. (Of those of 16, with half the warps, two share a multiprocessor.)"""
-_MULTIPROCESSORS = 132
+_CLUSTERS_AT_ONCE = {**CLUSTERS_AT_ONCE[1], 16: CLUSTERS_AT_ONCE[2][16]}
+"""Of those of 16, with half the warps, two share a multiprocessor."""
 _HALF_THE_WARPS = 1.7
 """Time of a block of 4 warps against one of 8 for the same keys, measured at head dim 128 in clusters of 16."""
 _HALF_THE_WARPS_ALONE = 1.2
@@ -87,7 +86,7 @@ class _Reading:
         own = slower * turns * self.set_bytes / parts
         if total <= CACHED_BYTES:
             return own / CACHED_RATE
-        together = _ALL_MEMORY_RATE * self.multiprocessors / _MULTIPROCESSORS
+        together = _ALL_MEMORY_RATE * self.multiprocessors / MULTIPROCESSORS
         return max(own / _MEMORY_RATE, total / together)
 
 
@@ -176,4 +175,4 @@ def _turns(sets: int, cluster: int, multiprocessors: int) -> int:
 
 
 def _at_once(cluster: int, multiprocessors: int) -> int:
-    return max(1, _CLUSTERS_AT_ONCE[cluster] * multiprocessors // _MULTIPROCESSORS)
+    return max(1, _CLUSTERS_AT_ONCE[cluster] * multiprocessors // MULTIPROCESSORS)

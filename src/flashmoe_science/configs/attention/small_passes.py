@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from flashmoe_science.configs.attention.h200 import CLUSTERS_AT_ONCE, MULTIPROCESSORS
 from flashmoe_science.configs.attention.small import (
     CLUSTERED,
     CLUSTERS,
@@ -27,16 +28,8 @@ CACHED_BYTES = 50_000_000
 """So much is read from L2 when calls follow each other; more from memory."""
 CACHED_RATE = 48_000
 """Bytes per microsecond of one multiprocessor, from L2."""
-_AT_ONCE = {
-    1: {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 8: 15},
-    2: {1: 264, 2: 132, 3: 79, 4: 62, 5: 47, 6: 39, 8: 30, 16: 14},
-    3: {1: 396, 2: 198, 4: 92},
-}
-"""By the blocks that a multiprocessor holds and the blocks of a cluster: clusters that an H200 runs at a time, as its
-driver says (cuOccupancyMaxActiveClusters). A cluster must find room in one GPC."""
-_ALONE = {**_AT_ONCE[1], 3: 24, 16: 7}
+_ALONE = {**CLUSTERS_AT_ONCE[1], 3: 24, 16: 7}
 """So many clusters have multiprocessors for themselves. Of 3 blocks, some share theirs while others are free."""
-_MULTIPROCESSORS = 132
 _WHOLE_WARPS = 8
 """Of a block that has the registers of a multiprocessor for itself."""
 _SLOWER = {
@@ -135,14 +128,14 @@ def _blocks_of_a_multiprocessor(configuration: SmallConfiguration) -> int:
 
 
 def _places(configuration: SmallConfiguration, work: Work) -> int:
-    at_once = _AT_ONCE[_blocks_of_a_multiprocessor(configuration)][configuration.cluster]
-    return max(1, at_once * work.multiprocessors // _MULTIPROCESSORS)
+    at_once = CLUSTERS_AT_ONCE[_blocks_of_a_multiprocessor(configuration)][configuration.cluster]
+    return max(1, at_once * work.multiprocessors // MULTIPROCESSORS)
 
 
 def _sharing(configuration: SmallConfiguration, work: Work) -> int:
     """Blocks that most multiprocessors have at a time."""
     most = _blocks_of_a_multiprocessor(configuration)
     sets = work.row_slices.blocks(configuration.rows)
-    if most == 1 or sets * _MULTIPROCESSORS <= _ALONE[configuration.cluster] * work.multiprocessors:
+    if most == 1 or sets * MULTIPROCESSORS <= _ALONE[configuration.cluster] * work.multiprocessors:
         return 1
     return min(most, max(2, math.ceil(sets * configuration.cluster / work.multiprocessors)))

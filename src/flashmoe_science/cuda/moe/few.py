@@ -23,20 +23,11 @@ from flashmoe_science.cuda.moe.routing import overlaps
 from flashmoe_science.cuda.workspace import aligned
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.nvrtc import CudaKernel
-from flashmoe_science.moe_arguments import Activation, W13Layout
+from flashmoe_science.moe_arguments import ACTIVATION_CODES, Activation, W13Layout
 
 _REST = struct.Struct("=Q4I10i")  # the fields of the kernels' `Parameters` after the addresses
 ARGUMENT_BYTES = ADDRESSES.size + _REST.size
 _DTYPES = (torch.bfloat16, torch.float16)
-_ACTIVATIONS = {
-    Activation.SILU: 1,
-    Activation.GELU: 2,
-    Activation.GELU_TANH: 3,
-    Activation.SILU_NO_MUL: 4,
-    Activation.GELU_NO_MUL: 5,
-    Activation.RELU2_NO_MUL: 6,
-}
-"""As in `kernels/cuda/moe/activation.cuh`; 0 is none."""
 
 
 class Product(Enum):
@@ -150,7 +141,7 @@ def kernel(
             "MAX_SLOTS": configuration.max_slots,
             "DIRECT": int(configuration.direct),
             **own,
-            "ACTIVATION": _ACTIVATIONS[activation] if up else 0,
+            "ACTIVATION": ACTIVATION_CODES[activation] if up else 0,
             "DEPENDENT": int(overlaps(architecture)),
             "ELEMENT_BF16": int(dtype == torch.bfloat16),
             "NATIVE_CP_ASYNC": 1,

@@ -22,7 +22,7 @@ from flashmoe_science.cuda.tensor_map import MAP_BYTES, TensorMap
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import base_architecture
 from flashmoe_science.jit.nvrtc import CudaKernel, nvrtc_version
-from flashmoe_science.moe_arguments import Activation, W13Layout
+from flashmoe_science.moe_arguments import ACTIVATION_CODES, Activation, W13Layout
 
 _ARCHITECTURE = "sm_90a"
 _FIRST_NVRTC = (12, 9)  # 12.6 and 12.8 serialise wgmma (C7515)
@@ -31,15 +31,6 @@ _REST = struct.Struct("5i")
 _POINTERS_AT = 2 * MAP_BYTES
 _ARGUMENT_BYTES = -(-(_POINTERS_AT + _POINTERS.size + _REST.size) // 64) * 64
 _MOST_TILES = 1 << 30
-_MACRO = {
-    Activation.SILU: 1,
-    Activation.GELU: 2,
-    Activation.GELU_TANH: 3,
-    Activation.SILU_NO_MUL: 4,
-    Activation.GELU_NO_MUL: 5,
-    Activation.RELU2_NO_MUL: 6,
-}
-"""As in `kernels/cuda/moe/activation.cuh`; 0 is none."""
 
 
 def choose(problem: MoeProblem, device: Device) -> Choice | None:
@@ -92,7 +83,7 @@ def kernel(tile: MoeHopperConfiguration, activation: Activation | None, dtype: t
             "STEP": tile.step,
             "STAGES": tile.stages,
             "GATHER": int(activation is not None),
-            "ACTIVATION": 0 if activation is None else _MACRO[activation],
+            "ACTIVATION": 0 if activation is None else ACTIVATION_CODES[activation],
             "ELEMENT_BF16": int(dtype == torch.bfloat16),
             "MMA_K": 16,
         },

@@ -24,21 +24,13 @@ from flashmoe_science.cuda.moe.routing import Routing, overlaps
 from flashmoe_science.cuda.moe.workspace import sorted_workspace
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.nvrtc import CudaKernel
-from flashmoe_science.moe_arguments import Activation, W13Layout
+from flashmoe_science.moe_arguments import ACTIVATION_CODES, Activation, W13Layout
 
 _POINTERS = struct.Struct("6Q")  # input, weights, output, expert_offsets, sorted_slots, ticket
 _REST = struct.Struct("3q6i")
 _ARGUMENT_BYTES = _POINTERS.size + _REST.size
 _MOST_TILES = 1 << 31
 _TICKET_BYTES = 4
-_ACTIVATIONS = {
-    Activation.SILU: 1,
-    Activation.GELU: 2,
-    Activation.GELU_TANH: 3,
-    Activation.SILU_NO_MUL: 4,
-    Activation.GELU_NO_MUL: 5,
-    Activation.RELU2_NO_MUL: 6,
-}
 _DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -111,7 +103,7 @@ def kernel(
             "WARPS_N": tile.warps_n,
             "MIN_BLOCKS": tile.blocks,
             "UP": int(up),
-            "ACTIVATION": _ACTIVATIONS[activation] if up else 0,
+            "ACTIVATION": ACTIVATION_CODES[activation] if up else 0,
             "DEPENDENT": int(overlaps(architecture)),
             "ELEMENT_BF16": int(dtype == torch.bfloat16),
             "NATIVE_CP_ASYNC": 1,

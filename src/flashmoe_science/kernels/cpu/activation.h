@@ -6,8 +6,8 @@
 
 #include "exp2.h"
 
-// Mirrored by flashmoe_science.cpu_moe.
-enum Activation : int64_t { SILU = 0, GELU = 1, GELU_TANH = 2, SILU_NO_MUL = 3, GELU_NO_MUL = 4, RELU2_NO_MUL = 5 };
+// flashmoe_science.moe_arguments.ACTIVATION_CODES.
+enum Activation : int64_t { SILU = 1, GELU = 2, GELU_TANH = 3, SILU_NO_MUL = 4, GELU_NO_MUL = 5, RELU2_NO_MUL = 6 };
 
 constexpr bool is_gated(int64_t activation) { return activation <= GELU_TANH; }
 

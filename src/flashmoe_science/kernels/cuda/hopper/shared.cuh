@@ -3,9 +3,9 @@
 #pragma once
 
 #include "hopper/parameters.cuh"
+#include "hopper/ring.cuh"
 #include "hopper/scheduler.cuh"
 #include "mma/descriptor.cuh"
-#include "ptx/mbarrier.cuh"
 
 namespace hopper {
 
@@ -50,20 +50,6 @@ struct Shared {
 };
 static_assert(Shared::BYTES + 1024 <= 232448, "more shared memory than a block may have");
 
-// A place in a ring of STAGES buffers, and the parity of its current round.
-template <int STAGES>
-struct Ring {
-    int stage = 0;
-    uint32 parity = 0;
-
-    __device__ __forceinline__ void advance() {
-        if (++stage == STAGES) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-};
-
 __device__ __forceinline__ void initialise(const Shared& shared) {
     for (int stage = 0; stage < Q_STAGES; ++stage) {
         for (int consumer = 0; consumer < CONSUMERS; ++consumer) {
@@ -89,24 +75,13 @@ __device__ __forceinline__ void initialise(const Shared& shared) {
 // The tile that the key producer published in a slot.
 __device__ __forceinline__ Tile read_tile(const Shared& shared, int slot) {
     Tile tile;
-    asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(tile.m_block), "=r"(tile.head), "=r"(tile.batch), "=r"(tile.n_blocks)
-                 : "r"(shared.tile(slot))
-                 : "memory");
+    load_tile(shared.tile(slot), tile.m_block, tile.head, tile.batch, tile.n_blocks);
     return tile;
-}
-
-// Marks something that the whole warp has read as free.
-__device__ __forceinline__ void release(uint32 barrier) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
 }
 
 __device__ __forceinline__ void publish_tile(const Shared& shared, Ring<TILE_SLOTS>& ring, const Tile& tile) {
     ptx::mbarrier_wait(shared.tile_empty(ring.stage), ring.parity ^ 1);
-    asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(shared.tile(ring.stage)), "r"(tile.m_block),
-                 "r"(tile.head), "r"(tile.batch), "r"(tile.n_blocks)
-                 : "memory");
+    store_tile(shared.tile(ring.stage), tile.m_block, tile.head, tile.batch, tile.n_blocks);
     ptx::mbarrier_arrive(shared.tile_full(ring.stage));
     ring.advance();
 }

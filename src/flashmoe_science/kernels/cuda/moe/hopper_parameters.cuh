@@ -7,7 +7,7 @@
 
 namespace moe {
 
-// Macros from the configuration (configs/moe_hopper.py): TOKENS, STEP, STAGES, GATHER, ACTIVATION.
+// Macros from the configuration (configs/moe/hopper.py): TOKENS, STEP, STAGES, GATHER, ACTIVATION.
 constexpr int WARPGROUP = 128;
 constexpr int CONSUMERS = 2;
 constexpr int THREADS = WARPGROUP * (CONSUMERS + 1);

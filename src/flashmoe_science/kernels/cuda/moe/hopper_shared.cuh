@@ -1,10 +1,13 @@
 // Shared memory of the Hopper kernel of grouped products: a ring of operand tiles, their barriers, a ring of tiles to do.
 #pragma once
 
+#include "hopper/ring.cuh"
 #include "moe/hopper_parameters.cuh"
-#include "ptx/mbarrier.cuh"
 
 namespace moe {
+
+using hopper::release;
+using hopper::Ring;
 
 // A product to do: 256 rows of an expert's weight with up to TOKENS of the rows sorted to it.
 struct Tile {
@@ -38,20 +41,6 @@ struct Shared {
 };
 static_assert(Shared::BYTES + 1024 <= 232448, "more shared memory than a block may have");
 
-// A place in a ring of COUNT buffers, and the parity of its current round.
-template <int COUNT>
-struct Ring {
-    int stage = 0;
-    uint32 parity = 0;
-
-    __device__ __forceinline__ void advance() {
-        if (++stage == COUNT) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-};
-
 __device__ __forceinline__ void initialise(const Shared& shared) {
     for (int stage = 0; stage < STAGES; ++stage) {
         ptx::mbarrier_init(shared.full(stage), GATHER ? 1 + WARPGROUP : 1);
@@ -64,17 +53,9 @@ __device__ __forceinline__ void initialise(const Shared& shared) {
     ptx::mbarrier_init_fence();
 }
 
-// Marks something that the whole warp has read as free.
-__device__ __forceinline__ void release(uint32 barrier) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
-}
-
 // One thread, of the only warp that publishes.
 __device__ __forceinline__ void publish(const Shared& shared, const Ring<TILE_SLOTS>& ring, const Tile& tile) {
-    asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(shared.tile(ring.stage)), "r"(tile.expert),
-                 "r"(tile.weight_tile), "r"(tile.first), "r"(tile.count)
-                 : "memory");
+    hopper::store_tile(shared.tile(ring.stage), tile.expert, tile.weight_tile, tile.first, tile.count);
     ptx::mbarrier_arrive(shared.tile_full(ring.stage));
 }
 
@@ -82,10 +63,7 @@ __device__ __forceinline__ void publish(const Shared& shared, const Ring<TILE_SL
 __device__ __forceinline__ Tile next_tile(const Shared& shared, Ring<TILE_SLOTS>& ring) {
     ptx::mbarrier_wait(shared.tile_full(ring.stage), ring.parity);
     Tile tile;
-    asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(tile.expert), "=r"(tile.weight_tile), "=r"(tile.first), "=r"(tile.count)
-                 : "r"(shared.tile(ring.stage))
-                 : "memory");
+    hopper::load_tile(shared.tile(ring.stage), tile.expert, tile.weight_tile, tile.first, tile.count);
     release(shared.tile_empty(ring.stage));
     ring.advance();
     return tile;

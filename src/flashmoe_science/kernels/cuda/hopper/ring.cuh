@@ -1,0 +1,43 @@
+// Rings of buffers with a pair of mbarriers each, between the producers and the consumers of a persistent Hopper kernel:
+// `full` once the data is there, `empty` once it has been used.
+#pragma once
+
+#include "ptx/mbarrier.cuh"
+
+namespace hopper {
+
+// A place in a ring of COUNT buffers, and the parity of its current round.
+template <int COUNT>
+struct Ring {
+    int stage = 0;
+    uint32 parity = 0;
+
+    __device__ __forceinline__ void advance() {
+        if (++stage == COUNT) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+// Marks something that the whole warp has read as free.
+__device__ __forceinline__ void release(uint32 barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
+}
+
+// Four integers in shared memory, on 16 bytes: a tile of work, as it is published.
+__device__ __forceinline__ void store_tile(uint32 address, int first, int second, int third, int fourth) {
+    asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(first), "r"(second), "r"(third),
+                 "r"(fourth)
+                 : "memory");
+}
+
+__device__ __forceinline__ void load_tile(uint32 address, int& first, int& second, int& third, int& fourth) {
+    asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(first), "=r"(second), "=r"(third), "=r"(fourth)
+                 : "r"(address)
+                 : "memory");
+}
+
+}  // namespace hopper
