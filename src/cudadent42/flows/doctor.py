@@ -16,7 +16,8 @@ from cudadent42.profiles import store
 from cudadent42.profiles.diagnosis import diagnose
 from cudadent42.profiles.quantities import with_quantities
 from cudadent42.profiles.records import PROFILE, SCHEMA_VERSION, Diagnosis, Profile, Source
-from cudadent42.runs.run_folder import RunFolder, load_run
+from cudadent42.runs.checking import load_checked
+from cudadent42.runs.run_folder import RunFolder
 from cudadent42.runs.source import Revision, revision
 from cudadent42.stages.profile.builds import device_of_run, profiled_build, with_build
 from cudadent42.stages.profile.collect import Wish, collect
@@ -50,7 +51,7 @@ def examine(
         UsageError: the folder is no run, the case or implementation is none of its plan, or the folder keeps
             another subject's profile with counters and there are none of this one.
     """
-    run = load_run(folder)
+    run = load_checked(folder)
     subject, name = _case(run, case), _implementation(run, implementation)
     kept = store.load_profile(folder)
     same = kept is not None and (kept.case, kept.implementation) == (subject.id, name)

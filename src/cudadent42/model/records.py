@@ -337,5 +337,6 @@ class Results:
     to be called faster or slower it has to exceed the margin by as much."""
     refused: Refusal | None = None
     """Why there is no overall verdict whatever the interval: that of a case which the mean contains."""
-    rules: int = 1
-    """Of deciding, by which these results follow from their samples (``bench.compare.RULES``)."""
+    rules: int = 0
+    """Of deciding, by which these results follow from their samples (``decisions.compare.RULES``); 0 where that was not
+    written yet."""

@@ -47,7 +47,7 @@ _KIND_WEIGHT = {Kind.CAUSE: 1.0, Kind.SYMPTOM: 0.5, Kind.UNEXPLAINED: 0.1, Kind.
 """A symptom says where the time goes; a cause that gives as much says what to do about it."""
 
 _CEILINGS = ("roof_share", "compute_share", "traffic_share", "memory_leads")
-_OF_CPU = ("roof_share",)
+_OF_CPU = ("roof_share", "can_leave_parts_out", "on_cpu")
 _WITHOUT_COUNTERS = (
     *_CEILINGS,
     *("launch_count", "gap_share", "grid_blocks", "grid_fill", "waves", "tail_share", "sm_idle_share"),
@@ -219,6 +219,8 @@ def _summary(profile: Profile, known: Quantities, causes: Sequence[Finding], una
             f"What it runs against is not known: the busiest unit that was counted works {share:.0%} of the time, "
             f"and not counted were {', '.join(_uncounted(known, profile))}"
         )
+    elif bound == UNKNOWN and "roof_share" in profile.missing:
+        what = f"What it runs against is not known: {profile.missing['roof_share']}"
     elif bound == UNKNOWN:
         what = "What it runs against is not known: there are neither counters nor measured ceilings"
     elif bound == UNFILLED:

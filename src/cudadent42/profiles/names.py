@@ -15,7 +15,16 @@ _DERIVED = (
 _MODELLED = (
     *("achieved_gflops", "achieved_gbps", "peak_gflops", "copy_gbps", "bytes_min", "compute_share"),
     *("traffic_share", "roof_share", "memory_leads", "dram_gbps", "dram_gbps_share", "dram_excess"),
-    *("launch_count", "gap_share", "asynchronous", "capability", "on_cpu", "busiest_share", "headroom"),
+    *(
+        "launch_count",
+        "gap_share",
+        "asynchronous",
+        "capability",
+        "on_cpu",
+        "can_leave_parts_out",
+        "busiest_share",
+        "headroom",
+    ),
     *("tensor_leads", "alu_leads", "l2_leads", "l2_next_share", "second_pipe_share", "xu_leads"),
     *("leading_pipe_share", "units_take_turns", "turns_share"),
     *("working_share", "latency_share", "shared_stall_share", "spill_bytes", "shared_share_active"),

@@ -31,6 +31,9 @@ class Quantity:
 
 Quantities = dict[str, Quantity]
 
+OURS = "cudadent42"
+"""The implementation whose kernels can be built without parts of their work."""
+
 _NONE = Quantity(0.0, Origin.STATIC)
 
 
@@ -49,6 +52,7 @@ def quantities(profile: Profile) -> Quantities:
     _add_gaps(profile, add_to=found)
     _add_static(profile, add_to=found)
     add("on_cpu", float(profile.device == "cpu"), Origin.MEASURED)
+    add("can_leave_parts_out", float(profile.implementation == OURS), Origin.MEASURED)
     main = main_launch(profile)
     if main is not None and not {"waves", "grid_blocks"} <= found.keys():
         _add_launch(profile, main, add_to=found)

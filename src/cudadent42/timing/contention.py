@@ -7,6 +7,7 @@ not running. No torch: a plan is made before it is imported.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import threading
 import time
@@ -98,3 +99,12 @@ def _work(stop: float, seen: list[Window]) -> None:
 def _waited_s() -> float:
     """Of this thread."""
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+
+
+def waited_s() -> float:
+    """Seconds that this process's threads have spent ready but not running; NaN where Linux does not say."""
+    try:
+        statistics = [task.joinpath("schedstat").read_text() for task in Path("/proc/self/task").iterdir()]
+        return sum(int(line.split()[1]) for line in statistics) / 1e9
+    except (OSError, IndexError):
+        return math.nan

@@ -17,9 +17,8 @@ from cudadent42.flows.pipeline import Prepared, Request
 from cudadent42.model.cases import AttentionCase
 from cudadent42.model.records import MachineReport, Plan, TimerKind
 from cudadent42.plan import Choices
-from cudadent42.stages.bench.conditions import waited_s
 from cudadent42.timing import contention
-from cudadent42.timing.contention import Contention, judge, probe
+from cudadent42.timing.contention import Contention, judge, probe, waited_s
 from cudadent42.timing.processor_time import MOST_IDLE, ProcessorClock, descendants, idle_share
 from cudadent42.timing.timers import MOST_PASSES, PASSES_S, passes_for
 

@@ -8,11 +8,10 @@ import os
 import resource
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from cudadent42.model.records import Conditions
 from cudadent42.stages.bench.gpu_state import GpuState
-from cudadent42.timing.contention import WAIT_LIMIT
+from cudadent42.timing.contention import WAIT_LIMIT, waited_s
 
 STEAL_LIMIT = 0.01
 """``steal``: the hypervisor gave more than this share of the block's processor time to others."""
@@ -83,15 +82,6 @@ def flags(conditions: Conditions) -> list[str]:
 def _snapshot() -> _Snapshot:
     switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
     return _Snapshot(time.perf_counter(), switches, waited_s(), _steal_s())
-
-
-def waited_s() -> float:
-    """Seconds that this process's threads have spent ready but not running; NaN where Linux does not say."""
-    try:
-        statistics = [task.joinpath("schedstat").read_text() for task in Path("/proc/self/task").iterdir()]
-        return sum(int(line.split()[1]) for line in statistics) / 1e9
-    except (OSError, IndexError):
-        return math.nan
 
 
 def _steal_s() -> float:

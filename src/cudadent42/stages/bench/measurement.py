@@ -32,10 +32,11 @@ from cudadent42.model.records import BenchReport, Plan, Sample, TimerKind, Verif
 from cudadent42.operations import numerics
 from cudadent42.operations.interface import Inputs
 from cudadent42.registry import get, load_all
-from cudadent42.stages.bench.conditions import ConditionWatch, waited_s
+from cudadent42.stages.bench.conditions import ConditionWatch
 from cudadent42.stages.bench.excluded import not_timed
 from cudadent42.stages.bench.gpu_state import open_gpu_state
 from cudadent42.stages.bench.stopping import MIN_BUDGET_BLOCKS, Pace, pilot_blocks
+from cudadent42.timing.contention import waited_s
 from cudadent42.timing.cuda_timers import cuda_timer
 from cudadent42.timing.flush import flush_for
 from cudadent42.timing.memory import memory_mb

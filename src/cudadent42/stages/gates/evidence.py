@@ -11,7 +11,8 @@ from cudadent42.base.errors import UsageError
 from cudadent42.decisions.gates import PROFILE_PREFIX, Evidence, Measured
 from cudadent42.decisions.verdicts import REFUSALS
 from cudadent42.model.records import Comparison, Plan, Refusal, Results, Verdict, VerifyReport
-from cudadent42.runs.run_folder import RunFolder, load_run
+from cudadent42.runs.checking import load_checked
+from cudadent42.runs.run_folder import RunFolder
 
 PROFILE = "profile.json"
 CASE_METRICS = ("speedup", "slowdown", "verdict", "latency_ms", "baseline_latency_ms", "flagged_share")
@@ -42,7 +43,7 @@ WORDS = {
 
 def evidence_of(folder: Path) -> Evidence:
     """The metrics of a run folder. Raises UsageError where it cannot be read."""
-    return evidence_from(load_run(folder), read_profile(folder))
+    return evidence_from(load_checked(folder), read_profile(folder))
 
 
 def evidence_from(run: RunFolder, profile: Mapping[str, Measured]) -> Evidence:

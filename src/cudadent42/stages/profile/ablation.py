@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from cudadent42.model.cases import AttentionCase, Case
 from cudadent42.model.implementations import Call
 from cudadent42.operations.attention.inputs import AttentionInputs
 from cudadent42.profiles.records import Ablation
+from cudadent42.timing.contention import WAIT_LIMIT, waited_s
 from cudadent42.timing.timers import Timer
 from flashmoe_science.configs.ablation import Ablation as Part
 from flashmoe_science.errors import BuildError
@@ -23,6 +25,8 @@ _FEWEST_BLOCKS = 5
 """Of which an interval can be had."""
 _MOST_S = 30.0
 """That the race may take where a call takes long."""
+_MOST_FOR_ONE = 6
+"""Blocks that are taken for each that is wanted, where others use the processors."""
 _WARM_UPS = 3
 
 Variants = Mapping[Part, Call]
@@ -45,7 +49,14 @@ def ablate(case: Case, inputs: object, timer: Timer, seed: int) -> tuple[tuple[A
         return (), f"a kernel with a part left out does not build: {error}"
     if not calls:
         return (), why_not
-    times = _times(calls, timer, seed)
+    on_cpu = isinstance(inputs, AttentionInputs) and inputs.query.is_cpu
+    times, taken = _times(calls, timer, seed, quiet=on_cpu)
+    counted = len(times[Part.NONE])
+    if counted < _FEWEST_BLOCKS:
+        return (), (
+            f"the kernel without parts of its work is not timed: other work took the processors away in "
+            f"{taken - counted} of {taken} blocks; repeat on a quiet machine"
+        )
     return tuple(
         _ablation(part, times[Part.NONE], times[part], seed) for part in calls if part is not Part.NONE
     ), ""
@@ -87,18 +98,28 @@ def _parts(masked: bool) -> list[Part]:
     return [Part.NONE, Part.EXPONENTIALS, *([Part.MASK] if masked else []), Part.LOADS]
 
 
-def _times(calls: Variants, timer: Timer, seed: int) -> dict[Part, list[float]]:
-    """Milliseconds per call, by block; in every block each variant once, in random order, all by as many calls."""
+def _times(calls: Variants, timer: Timer, seed: int, *, quiet: bool) -> tuple[dict[Part, list[float]], int]:
+    """Milliseconds per call, by block; in every block each variant once, in random order, all by as many calls. And how
+    many blocks were taken: with ``quiet``, those in which a thread waited for a processor do not count."""
     generator = random.Random(seed)
     first = timer.calibrate([calls[Part.NONE]])()
     read = {part: timer.calibrate([call], first.inner) for part, call in calls.items()}
     block_s = first.latency_ms * 1e-3 * first.inner * len(calls)
     blocks = max(_FEWEST_BLOCKS, min(BLOCKS, int(_MOST_S / max(block_s, 1e-9))))
     times: dict[Part, list[float]] = {part: [] for part in calls}
-    for _ in range(blocks):
-        for part in generator.sample(list(calls), len(calls)):
-            times[part].append(read[part]().latency_ms)
-    return times
+    stop = time.perf_counter() + _MOST_S
+    taken = 0
+    while len(times[Part.NONE]) < blocks and taken < _MOST_FOR_ONE * blocks:
+        if taken >= blocks and time.perf_counter() > stop:
+            break
+        taken += 1
+        began, waited = time.perf_counter(), waited_s()
+        block = {part: read[part]().latency_ms for part in generator.sample(list(calls), len(calls))}
+        if quiet and waited_s() - waited > WAIT_LIMIT * (time.perf_counter() - began):
+            continue
+        for part, latency_ms in block.items():
+            times[part].append(latency_ms)
+    return times, taken
 
 
 def _ablation(part: Part, whole: list[float], without: list[float], seed: int) -> Ablation:

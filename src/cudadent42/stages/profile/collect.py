@@ -100,6 +100,7 @@ def _base(wish: Wish, answer: Answer) -> Profile:
         peaks=answer.peaks or {},
         launches=answer.launches,
         notes=answer.notes,
+        missing={"roof_share": answer.disturbed} if answer.disturbed else {},
         revision=source.short if source is not None else "",
     )
 

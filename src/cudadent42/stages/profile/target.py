@@ -24,13 +24,17 @@ from cudadent42.model.records import Plan
 from cudadent42.profiles.records import Ablation, Launch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cudadent42.model.cases import Case
     from cudadent42.model.implementations import Call
-    from cudadent42.timing.timers import Timer
+    from cudadent42.timing.timers import Reading, Timer
 
 WARM_UPS = 3
 READINGS = 11
 """Of the latency, of which the median counts."""
+FEWEST_READINGS = 5
+"""Of which it may be the median, where others use the processors of a CPU."""
 _TRACED_CALLS = 11
 """Of which the median of each kernel's time counts."""
 _REPEAT_S = 1.0
@@ -72,6 +76,8 @@ class Answer:
     launches: tuple[Launch, ...] = ()
     ablations: tuple[Ablation, ...] = ()
     notes: tuple[str, ...] = ()
+    disturbed: str = ""
+    """Why the latency is not known although the call runs."""
 
 
 def serve(request: Request) -> Answer:
@@ -160,9 +166,9 @@ def _measure(call: Call, request: Request) -> Answer:
 
     device = request.plan.device
     read = _timer(request.plan).calibrate([call])
-    latency = statistics.median(read().latency_ms for _ in range(READINGS))
     if not device.startswith("cuda"):
-        return Answer(latency_ms=latency, peaks=_cpu_peaks())
+        return _measured_on_cpu(read)
+    latency = statistics.median(read().latency_ms for _ in range(READINGS))
     from cudadent42.timing.peaks import measure_cuda_peaks
     from flashmoe_science.errors import DeviceError
     from flashmoe_science.jit.limits import device_architecture
@@ -185,6 +191,17 @@ def _measure(call: Call, request: Request) -> Answer:
         launches=launches,
         notes=tuple(notes),
     )
+
+
+def _measured_on_cpu(read: Callable[[], Reading]) -> Answer:
+    """Of readings that had the processors; what they do not show is no property of the kernel."""
+    from cudadent42.timing.quiet import quiet_readings
+
+    quiet = quiet_readings(read, READINGS)
+    if len(quiet.readings) < FEWEST_READINGS:
+        return Answer(latency_ms=math.nan, peaks=_cpu_peaks(), disturbed=quiet.reason)
+    latency = statistics.median(reading.latency_ms for reading in quiet.readings)
+    return Answer(latency_ms=latency, peaks=_cpu_peaks())
 
 
 def _cpu_peaks() -> dict[str, float]:

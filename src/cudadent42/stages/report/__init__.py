@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cudadent42.base.errors import UsageError
-from cudadent42.runs.run_folder import RunFolder, load_run, load_skipped
+from cudadent42.runs.checking import load_checked
+from cudadent42.runs.run_folder import RunFolder, load_skipped
 
 __all__ = ["ReportPaths", "write", "write_run"]
 
@@ -32,7 +33,7 @@ def write(folder: Path, before: Path | None = None) -> ReportPaths:
 
     Raises UsageError where the folder cannot be read as a run or cannot be written to.
     """
-    return write_run(_compared(load_run(folder)), before)
+    return write_run(_compared(load_checked(folder)), before)
 
 
 def _compared(run: RunFolder) -> RunFolder:

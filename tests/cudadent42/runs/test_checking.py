@@ -1,0 +1,122 @@
+"""Results that were changed by hand are found by everything that decides or reports by them."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudadent42.base.errors import UsageError
+from cudadent42.decisions.compare import compare
+from cudadent42.model.cases import AttentionCase
+from cudadent42.model.records import MachineReport, Plan, Sample
+from cudadent42.runs.checking import load_checked
+from cudadent42.runs.run_folder import RESULTS, SAMPLES, RunWriter
+from cudadent42.stages import gates, report
+from cudadent42.stages.gates import loader
+
+COMMITTED = sorted((Path(__file__).parents[3] / "benchmarks" / "results").rglob(SAMPLES))
+CASES = tuple(AttentionCase(name, "bf16", 1, 1, 1, 64, 64, 64) for name in ("a", "b"))
+PLAN = Plan("test", "cpu", CASES, "pytorch", ("pytorch", "ours"), 25, 1, seed=3)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    random = np.random.default_rng(0)
+    folder = tmp_path / "run"
+    samples = [
+        Sample(case.id, name, block, place, float(random.normal(2.0, 0.01)), 1, math.nan, 0.5)
+        for case in CASES
+        for block in range(25)
+        for place, name in enumerate(("pytorch", "pytorch_control", "ours"))
+    ]
+    with RunWriter(folder, PLAN, MachineReport((), "", {}), None, ("test",)) as writer:
+        for sample in samples:
+            writer.append_sample(sample)
+        writer.log("skipped", key="nothing", reason="")
+        writer.write_results(compare(PLAN, samples, {}, {"fp32_gflops": 500.0}))
+    return folder
+
+
+def edit(folder: Path, change: Callable[[Any], object]) -> None:
+    path = folder / RESULTS
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+
+
+def faster(document: Any) -> None:
+    document["cases"][0] |= {"speedup": 2.0, "ci_low": 1.9, "ci_high": 2.1, "verdict": "faster"}
+
+
+EDITS: dict[str, Callable[[Any], object]] = {
+    "a case": faster,
+    "the headline": lambda document: document.update(speedup_geomean=1.5),
+    "a word": lambda document: document.update(verdict="faster"),
+    "a latency": lambda document: document["cases"][1].update(latency_ms=1.0),
+    "a case that is gone": lambda document: document["cases"].pop(),
+    "the floor": lambda document: document.update(noise_floor=0.0),
+}
+
+
+OLD_EDITS: dict[str, Callable[[Any], object]] = {
+    "a case": lambda document: document["cases"][0].update(speedup=9.0, ci_low=8.9, ci_high=9.1),
+    "the headline": lambda document: document.update(speedup_geomean=9.0),
+    "a word": lambda document: document.update(verdict="slower"),
+}
+
+
+def test_a_run_as_it_was_written_is_believed(run: Path) -> None:
+    assert load_checked(run).results is not None
+    assert gates.judge(loader.load("default"), run).outcomes
+    assert report.write(run).html.is_file()
+
+
+@pytest.mark.parametrize("what", EDITS)
+def test_an_edit_is_found(run: Path, what: str) -> None:
+    edit(run, EDITS[what])
+    with pytest.raises(UsageError, match=r"results.json does not follow from samples.csv: .*and the samples"):
+        gates.judge(loader.load("default"), run)
+    with pytest.raises(UsageError, match="does not follow"):
+        report.write(run)
+
+
+def test_samples_that_were_edited_are_found(run: Path) -> None:
+    lines = (run / SAMPLES).read_text().splitlines()
+    lines[5] = lines[5].replace("1.9", "1.1").replace("2.0", "1.2")
+    (run / SAMPLES).write_text("\n".join(lines) + "\n")
+    with pytest.raises(UsageError, match="does not follow"):
+        load_checked(run)
+
+
+def test_rules_of_a_newer_version_are_not_guessed(run: Path) -> None:
+    edit(run, lambda document: document.update(rules=99))
+    with pytest.raises(UsageError, match="upgrade"):
+        load_checked(run)
+
+
+def test_without_samples_there_is_nothing_to_check(run: Path) -> None:
+    (run / SAMPLES).unlink()
+    edit(run, faster)
+    assert load_checked(run).results is not None
+
+
+@pytest.mark.parametrize("samples", COMMITTED, ids=[path.parent.name for path in COMMITTED])
+def test_committed_runs_follow_from_their_samples(samples: Path) -> None:
+    assert load_checked(samples.parent).results is not None
+
+
+@pytest.mark.parametrize("what", OLD_EDITS)
+def test_an_edit_of_an_old_run_is_found(tmp_path: Path, what: str) -> None:
+    """Of one whose rules were not written down."""
+    folder = tmp_path / "old"
+    shutil.copytree(next(path.parent for path in COMMITTED if path.parent.name.endswith("cpu-moe")), folder)
+    edit(folder, OLD_EDITS[what])
+    with pytest.raises(UsageError, match="does not follow"):
+        load_checked(folder)

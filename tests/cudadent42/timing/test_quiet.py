@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from cudadent42.timing import quiet
+from cudadent42.timing.quiet import MOST_FOR_ONE, quiet_readings
+from cudadent42.timing.timers import Reading
+
+RESULT = torch.zeros(1)
+
+
+def reader(latencies: Iterator[float]) -> Reading:
+    return Reading(next(latencies), 1, RESULT, 0)
+
+
+def test_disturbed_readings_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of 0.59 ms that takes 7.9 ms in two of three readings, as its threads wait for their partner."""
+    waited = iter(
+        seconds for reading in range(100) for seconds in (float(reading), reading + (reading % 3 > 0))
+    )
+    monkeypatch.setattr(quiet, "waited_s", lambda: next(waited))
+    latencies = iter([0.59, 7.9, 7.9] * 20)
+    found = quiet_readings(lambda: reader(latencies), 5)
+    assert [each.latency_ms for each in found.readings] == [0.59] * 5
+    assert found.taken == 13
+
+
+def test_a_machine_without_a_quiet_moment_gives_none_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = iter(float(number) for number in range(1000))
+    monkeypatch.setattr(quiet, "waited_s", lambda: next(waited))
+    found = quiet_readings(lambda: reader(iter([7.9])), 5)
+    assert found.readings == ()
+    assert found.taken == 5 * MOST_FOR_ONE
+    assert found.reason.startswith("other work took the processors away in 50 of 50 readings; repeat")
+
+
+def test_where_nothing_is_told_every_reading_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quiet, "waited_s", lambda: math.nan)
+    assert len(quiet_readings(lambda: reader(iter([1.0])), 5).readings) == 5
