@@ -18,7 +18,7 @@ PREAMBLE = """\
 // multiply-accumulate"). A warpgroup holds 64 x N accumulators: thread t of warp w holds, in d[4i .. 4i+3], row
 // 16w + t/4 at columns 8i + 2(t%4) + {0, 1}, then row + 8 at the same columns.
 //
-//   ss: A and B from shared memory (descriptors), both K-major.
+//   ss: A and B from shared memory (descriptors), both K-major; MN_MAJOR: both MN-major (transposed).
 //   rs: A from registers, B from shared memory, MN-major (transposed).
 #pragma once
 
@@ -40,6 +40,14 @@ template <int COUNT>
 __device__ __forceinline__ void pin(float (&registers)[COUNT]) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+
+// The same before a product that does not add to what the registers hold. Tells the compiler that it is not needed: an
+// accumulator is an operand that is read, as far as it can see, and would occupy its registers until then.
+template <int COUNT>
+__device__ __forceinline__ void forget(float (&registers)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) asm volatile("" : "=f"(registers[i])::"memory");
 }
 
 template <int N>
@@ -72,14 +80,15 @@ def specialisation(width: int) -> str:
     return f"""
 template <>
 struct Wgmma<{width}> {{
+    template <int MN_MAJOR = 0>
     static __device__ __forceinline__ void ss(float (&d)[{n}], uint64 a, uint64 b, int accumulate) {{
         asm volatile(
             "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{n + 2}, 0;\\n"
             {instruction}
 {operands(width)}
-            "%{n}, %{n + 1}, p, 1, 1, 0, 0;\\n}}"
+            "%{n}, %{n + 1}, p, 1, 1, %{n + 3}, %{n + 3};\\n}}"
             : {constraints(width)}
-            : "l"(a), "l"(b), "r"(accumulate));
+            : "l"(a), "l"(b), "r"(accumulate), "n"(MN_MAJOR));
     }}
 
     static __device__ __forceinline__ void rs(float (&d)[{n}], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b,

@@ -1,0 +1,337 @@
+// Attention backward for Hopper (sm_90a): TMA, wgmma and specialised warpgroups; deterministic.
+//
+// A block owns 128 keys and walks over the query rows that see them, of every head that shares the keys, so that dK and dV
+// never leave its registers. Two warpgroups consume, 64 keys each. With P = exp2(scale K Q^T - LSE), transposed as all
+// here:
+//   dV += P dO;  dP = V dO^T;  dS = P (dP - delta);  dK += dS Q;  dQ = dS^T K
+// P and dS are operands straight from registers; dS also goes through shared memory, where both warpgroups' keys are
+// summed by the product for dQ. Pieces of dQ are added to float32 sums in global memory by bulk copies, in the order of key blocks
+// (producer.cuh), and converted by a kernel of their own. The next block's scores are computed while dQ is stored.
+//
+// Sources: Dao et al., FlashAttention-2 (2023), the recomputation; Shah et al., FlashAttention-3 (2024), keys on
+// wgmma's rows.
+//
+// Compile-time configuration: HEAD_DIM (64 or 128), BLOCK_M, STAGES, CAUSAL, ELEMENT_BF16.
+#if ELEMENT_BF16
+#define WGMMA_TYPES "bf16.bf16"
+#else
+#define WGMMA_TYPES "f16.f16"
+#endif
+
+#include "backward/parameters.cuh"
+#include "backward/producer.cuh"
+#include "backward/scheduler.cuh"
+#include "backward/shared.cuh"
+#include "mma/descriptor.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/stmatrix.cuh"
+#include "ptx/warpgroup.cuh"
+#include "ptx/wgmma.cuh"
+
+namespace backward {
+
+using Scores = ptx::Wgmma<BLOCK_M>;
+using Gradient = ptx::Wgmma<HEAD_DIM>;
+using Piece = ptx::Wgmma<PIECE>;
+
+#ifndef EARLY_VALUES
+#define EARLY_VALUES 0
+#endif
+constexpr bool EARLY = EARLY_VALUES;
+
+// The same number, of which the compiler knows nothing: what is computed from it is computed again at each step, instead
+// of taking up registers throughout.
+__device__ __forceinline__ uint32 opaque(uint32 x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+// 64 keys (or values) times BLOCK_M query rows (or output gradients), both along the head dimension; issued, not awaited.
+__device__ __forceinline__ void multiply_rows(float (&s)[BLOCK_M / 2], uint64 keys, uint64 rows) {
+    ptx::forget(s);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < HEAD_DIM / 16; ++k) {
+        Scores::ss(s, keys + panel::k_major_offset<BLOCK_N>(k), rows + panel::k_major_offset<BLOCK_M>(k), k != 0);
+    }
+    ptx::wgmma_commit();
+}
+
+// sum += weights rows, along the query rows; issued, not awaited.
+__device__ __forceinline__ void accumulate(float (&sum)[HEAD_DIM / 2], const uint32 (&weights)[BLOCK_M / 4],
+                                           uint64 rows) {
+    ptx::pin(sum);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < BLOCK_M / 16; ++k) {
+        Gradient::rs(sum, weights[4 * k], weights[4 * k + 1], weights[4 * k + 2], weights[4 * k + 3],
+                     rows + panel::mn_major_offset(k), 1);
+    }
+    ptx::wgmma_commit();
+}
+
+// A piece of dQ: 64 query rows by 64 columns, along all keys of the block; issued, not awaited.
+__device__ __forceinline__ void multiply_scores(float (&piece)[PIECE / 2], uint64 scores, uint64 keys) {
+    ptx::forget(piece);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < BLOCK_N / 16; ++k) {
+        Piece::ss<1>(piece, scores + panel::mn_major_offset(k), keys + panel::mn_major_offset(k), k != 0);
+    }
+    ptx::wgmma_commit();
+}
+
+__device__ __forceinline__ float2 load_pair(uint32 address) {
+    float2 pair;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(address) : "memory");
+    return pair;
+}
+
+// An accumulator fragment, pairwise packed, is the operand fragment of a product along its columns.
+__device__ __forceinline__ void pack_fragment(const float (&s)[BLOCK_M / 2], uint32 (&packed)[BLOCK_M / 4]) {
+#pragma unroll
+    for (int i = 0; i < BLOCK_M / 4; ++i) packed[i] = pack(s[2 * i], s[2 * i + 1]);
+}
+
+// The scores become probabilities. `lse`: of this lane's first column.
+__device__ __forceinline__ void exponentiate(float (&s)[BLOCK_M / 2], float scale_log2, uint32 lse) {
+#pragma unroll
+    for (int i = 0; i < BLOCK_M / 2; i += 4) {
+        const float2 reference = load_pair(lse + 8 * i);
+        s[i] = exp2_approx(fmaf(s[i], scale_log2, -reference.x));
+        s[i + 1] = exp2_approx(fmaf(s[i + 1], scale_log2, -reference.y));
+        s[i + 2] = exp2_approx(fmaf(s[i + 2], scale_log2, -reference.x));
+        s[i + 3] = exp2_approx(fmaf(s[i + 3], scale_log2, -reference.y));
+    }
+}
+
+// The gradients of probabilities become those of scores.
+__device__ __forceinline__ void differentiate(float (&dp)[BLOCK_M / 2], const float (&p)[BLOCK_M / 2], uint32 delta) {
+#pragma unroll
+    for (int i = 0; i < BLOCK_M / 2; i += 4) {
+        const float2 mean = load_pair(delta + 8 * i);
+        dp[i] = p[i] * (dp[i] - mean.x);
+        dp[i + 1] = p[i + 1] * (dp[i + 1] - mean.y);
+        dp[i + 2] = p[i + 2] * (dp[i + 2] - mean.x);
+        dp[i + 3] = p[i + 3] * (dp[i + 3] - mean.y);
+    }
+}
+
+// Sets scores to -inf whose query row lies before the first that sees the key. `low`, `high`: how many rows, from this
+// lane's first column on, do not see its two keys.
+__device__ __forceinline__ void mask(float (&s)[BLOCK_M / 2], int low, int high) {
+#pragma unroll
+    for (int i = 0; i < BLOCK_M / 2; i += 4) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            if (2 * i + j < low) s[i + j] = NEGATIVE_INFINITY;
+            if (2 * i + j < high) s[i + 2 + j] = NEGATIVE_INFINITY;
+        }
+    }
+}
+
+// Score gradients to shared memory, [key][query row], in panels of 64 query rows.
+__device__ __forceinline__ void store_scores(const uint32 (&packed)[BLOCK_M / 4], uint32 scores, int row) {
+    const int half = threadIdx.x % 32 / 16;
+#pragma unroll
+    for (int k = 0; k < BLOCK_M / 16; ++k) {
+        store_matrices(panel::chunk_address<BLOCK_N>(scores, row, 2 * k + half), packed[4 * k], packed[4 * k + 1],
+                       packed[4 * k + 2], packed[4 * k + 3]);
+    }
+}
+
+// This lane's two rows of dK or dV. Neighbouring lanes exchange halves, so that each writes four columns.
+__device__ __forceinline__ void store_rows(const Parameters& p, float (&sum)[HEAD_DIM / 2], float factor, uint16* destination,
+                                           const int64 (&stride)[3], const Tile& tile, int consumer) {
+    const int lane = threadIdx.x % 32;
+    const bool odd = lane & 1;
+    const int first_row = tile.n_block * BLOCK_N + consumer * ROWS + threadIdx.x / 32 % 4 * 16 + lane / 4;
+    const int first_column = (odd ? 8 : 0) + (lane & 2) * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int row = first_row + 8 * half;
+        const bool inside = row < p.seqlen_k;
+        uint16* start = destination + tile.batch * stride[0] + tile.head * stride[1] + row * stride[2] + first_column;
+#pragma unroll
+        for (int group = 0; group < HEAD_DIM / 8; group += 2) {
+            const float* pair = sum + 4 * group + 2 * half;
+            const uint32 left = pack(pair[0] * factor, pair[1] * factor);
+            const uint32 right = pack(pair[4] * factor, pair[5] * factor);
+            const uint32 received = __shfl_xor_sync(0xffffffff, odd ? left : right, 1);
+            if (inside && group * 8 + first_column < p.head_dim) {
+                asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(start + group * 8), "r"(odd ? received : left),
+                             "r"(odd ? right : received)
+                             : "memory");
+            }
+        }
+    }
+}
+
+__device__ __forceinline__ void consume(const Parameters& p, const Shared& shared, const Tile& tile, int consumer) {
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32 % 4;
+    const int own_row = consumer * ROWS + warp * 16;  // of the block's keys
+    const int shift = p.seqlen_k - p.seqlen_q;
+
+    // Keys that this lane sees in its accumulators, and from which query row on they are seen.
+    const int key_row = tile.n_block * BLOCK_N + own_row + lane / 4;
+    constexpr int NEVER = 1 << 30;
+    const int column = 2 * (lane % 4);
+    const int seen_low = key_row < p.seqlen_k ? (CAUSAL ? key_row - shift : -NEVER) - column : NEVER;
+    const int seen_high = key_row + 8 < p.seqlen_k ? (CAUSAL ? key_row + 8 - shift : -NEVER) - column : NEVER;
+    // The first query row from which on no key of the block needs a mask.
+    const int clear_from = (tile.n_block + 1) * BLOCK_N > p.seqlen_k ? NEVER
+                           : CAUSAL                                  ? (tile.n_block + 1) * BLOCK_N - 1 - shift
+                                                                     : -NEVER;
+
+    const auto key_rows = [&] { return panel::k_major(opaque(shared.key() + consumer * ROWS * panel::ROW_BYTES)); };
+    const auto value_rows = [&] { return panel::k_major(opaque(shared.value() + consumer * ROWS * panel::ROW_BYTES)); };
+    // Where there are two panels of head dims, a consumer's piece of dQ is one; else, half of the query rows.
+    const auto piece_keys = [&] {
+        return panel::mn_major<BLOCK_N>(opaque(shared.key() + (PANELS == 2 ? consumer * KEY_PANEL_BYTES : 0)));
+    };
+    const auto piece_scores = [&](int buffer) {
+        return panel::mn_major<BLOCK_N>(opaque(shared.scores(buffer) + (PANELS == 2 ? 0 : consumer * SCORE_PANEL_BYTES)));
+    };
+
+    float s[BLOCK_M / 2];
+    float dp[BLOCK_M / 2];
+    float dk[HEAD_DIM / 2] = {};
+    float dv[HEAD_DIM / 2] = {};
+    float piece[PIECE / 2] = {};
+    uint32 probabilities[BLOCK_M / 4];
+    uint32 gradients[BLOCK_M / 4];
+
+    Walk walk(p, tile);
+    Ring ring;
+    uint32 piece_parity = 1;
+    int buffer = 0;
+    uint32 score_parity = 0;
+    bool started = false;
+
+    const auto probe = [&] {
+        const int row = walk.m_block * BLOCK_M;
+        if (row < clear_from) mask(s, seen_low - row, seen_high - row);
+        exponentiate(s, p.scale_log2, shared.lse(ring.stage) + column * 4);
+    };
+    const auto store_piece = [&] {
+        ptx::mbarrier_wait(shared.piece_empty(consumer), piece_parity);
+        piece_parity ^= 1;
+        const uint32 address = opaque(shared.piece(consumer)) + threadIdx.x % WARPGROUP * 16;
+#pragma unroll
+        for (int i = 0; i < PIECE / 8; ++i) {
+            asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address + i * WARPGROUP * 16),
+                         "f"(piece[4 * i]), "f"(piece[4 * i + 1]), "f"(piece[4 * i + 2]), "f"(piece[4 * i + 3])
+                         : "memory");
+        }
+    };
+
+    ptx::mbarrier_wait(shared.key_full(), 0);
+    ptx::mbarrier_wait(shared.query_full(0), 0);
+    multiply_rows(s, key_rows(), panel::k_major(opaque(shared.query(0))));
+    ptx::mbarrier_wait(shared.value_full(), 0);
+    ptx::wgmma_wait<0>();
+    ptx::pin(s);
+    probe();
+
+    // A step begins with its probabilities, and ends with those of the next.
+    const auto step = [&](auto last) {
+        constexpr bool LAST = decltype(last)::value;
+        const uint32 query = shared.query(ring.stage);
+        const uint32 gradient = shared.gradient(ring.stage);
+        if (started) store_piece();
+        ptx::mbarrier_wait(shared.gradient_full(ring.stage), ring.parity);
+        multiply_rows(dp, value_rows(), panel::k_major(opaque(gradient)));
+        if (EARLY) {
+            pack_fragment(s, probabilities);
+            accumulate(dv, probabilities, panel::mn_major<BLOCK_M>(opaque(gradient)));
+            ptx::wgmma_wait<1>();
+        } else {
+            ptx::wgmma_wait<0>();
+        }
+        ptx::pin(dp);
+        differentiate(dp, s, shared.delta(ring.stage) + column * 4);
+        pack_fragment(dp, gradients);
+        store_scores(gradients, opaque(shared.scores(buffer)), own_row + lane % 16);
+        if (!EARLY) {
+            pack_fragment(s, probabilities);
+            accumulate(dv, probabilities, panel::mn_major<BLOCK_M>(opaque(gradient)));
+        }
+        accumulate(dk, gradients, panel::mn_major<BLOCK_M>(opaque(query)));
+        ptx::fence_async_shared();
+        release(shared.scores_full(buffer));
+        if (started) release(shared.piece_full(consumer));
+        started = true;
+
+        const int done = ring.stage;
+        ring.advance();
+        walk.advance(p, tile);
+        if constexpr (!LAST) {
+            // The score registers are free once packed, dV's operands once it is complete.
+            ptx::wgmma_wait<1>();
+            ptx::pin(dv);
+            release(shared.gradient_empty(done));
+            ptx::mbarrier_wait(shared.query_full(ring.stage), ring.parity);
+            multiply_rows(s, key_rows(), panel::k_major(opaque(shared.query(ring.stage))));
+            ptx::wgmma_wait<1>();
+        } else {
+            ptx::wgmma_wait<0>();
+            ptx::pin(dv);
+        }
+        ptx::pin(dk);
+        if constexpr (!LAST) release(shared.query_empty(done));
+        ptx::mbarrier_wait(shared.scores_full(buffer), score_parity);
+        multiply_scores(piece, piece_scores(buffer), piece_keys());
+        buffer ^= 1;
+        score_parity ^= buffer == 0;
+        if constexpr (!LAST) {
+            ptx::wgmma_wait<1>();
+            ptx::pin(s);
+            probe();
+        }
+        ptx::wgmma_wait<0>();
+        ptx::pin(piece);
+    };
+    while (walk.left > 1) step(Flag<false>());
+    step(Flag<true>());
+    store_piece();
+    ptx::fence_async_shared();
+    release(shared.piece_full(consumer));
+
+    store_rows(p, dv, 1.f, p.grad_value, p.grad_value_stride, tile, consumer);
+    store_rows(p, dk, p.scale, p.grad_key, p.grad_key_stride, tile, consumer);
+}
+
+}  // namespace backward
+
+extern "C" __global__ void __launch_bounds__(backward::THREADS, 1)
+    attention_backward_hopper(const __grid_constant__ backward::Parameters parameters) {
+    using namespace backward;
+    extern __shared__ unsigned char raw[];
+    // Dynamic shared memory is only guaranteed to start on 16 bytes; the launch asks for 1024 more.
+    const Shared shared{(shared_address(raw) + 1023) & ~1023u};
+    const Tile tile = tile_of(parameters);
+
+    const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x / 32), 0);
+    const int warpgroup = warp / 4;
+    if (warp == 0 && ptx::elect_lane()) {
+        ptx::prefetch_map(parameters.query);
+        ptx::prefetch_map(parameters.key);
+        ptx::prefetch_map(parameters.value);
+        ptx::prefetch_map(parameters.grad_output);
+        initialise(shared);
+    }
+    __syncthreads();
+
+    if (warpgroup == 0) {
+        ptx::give_up_registers<PRODUCER_REGISTERS>();
+        if (warp == 0) {
+            if (ptx::elect_lane()) produce(parameters, shared, tile);
+        } else if (warp <= CONSUMERS) {
+            if (ptx::elect_lane()) write_pieces(parameters, shared, tile, warp - 1);
+        }
+    } else {
+        ptx::claim_registers<CONSUMER_REGISTERS>();
+        consume(parameters, shared, tile, warpgroup - 1);
+    }
+}

@@ -1,0 +1,82 @@
+// What the backward pass needs of each query row beforehand: its log-sum-exp in log2, and delta, the sum over the head
+// dimension of output times output gradient, less the log-sum-exp's own gradient (Dao et al., FlashAttention-2, 2023; the
+// latter from d lse / d scores = probabilities). Also sets the turns of the query blocks to zero.
+//
+// A row without a key, and a row past the end, gets +inf and 0, so that its probabilities are zero.
+//
+// LANES lanes share a row, a chunk of 8 elements each. Compile-time configuration: LANES, BLOCK_M, PIECES, ELEMENT_BF16.
+#include "ptx/global.cuh"
+#include "types.cuh"
+
+struct Parameters {
+    const char* output;
+    const char* grad_output;
+    const float* lse;       // (batch, heads, seqlen_q), natural
+    const float* grad_lse;  // the same, with strides of its own; or null
+    float* lse_log2;        // (batch * heads, m_blocks * BLOCK_M)
+    float* delta;
+    uint32* turns;  // (batch * heads, m_blocks, PIECES)
+    int64 output_stride[3];  // of batch, head and row, in bytes
+    int64 grad_output_stride[3];
+    int64 grad_lse_stride[3];  // in elements
+    int num_heads;
+    int seqlen_q;
+    int m_blocks;
+    int head_dim;
+};
+
+constexpr int THREADS = 256;
+constexpr int ROWS = THREADS / LANES;
+static_assert(BLOCK_M % ROWS == 0, "a block's rows belong to one query block");
+
+__device__ __forceinline__ float element(uint32 pair, bool high) {
+    float x;
+#if ELEMENT_BF16
+    x = __int_as_float(high ? pair & 0xffff0000u : pair << 16);
+#else
+    const uint16 bits = static_cast<uint16>(high ? pair >> 16 : pair);
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+#endif
+    return x;
+}
+
+__device__ __forceinline__ float dot(uint32 a, uint32 b, float sum) {
+    sum = fmaf(element(a, false), element(b, false), sum);
+    return fmaf(element(a, true), element(b, true), sum);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_prepare(const __grid_constant__ Parameters p) {
+    const int row_head = blockIdx.y;
+    const int row = blockIdx.x * ROWS + threadIdx.x / LANES;
+    const int chunk = threadIdx.x % LANES;
+    const int batch = row_head / p.num_heads;
+    const int head = row_head - batch * p.num_heads;
+    const bool inside = row < p.seqlen_q;
+
+    float sum = 0.f;
+    if (inside && chunk * 8 < p.head_dim) {
+        const Chunk a = load_global(p.output + batch * p.output_stride[0] + head * p.output_stride[1] +
+                                    row * p.output_stride[2] + chunk * 16);
+        const Chunk b = load_global(p.grad_output + batch * p.grad_output_stride[0] + head * p.grad_output_stride[1] +
+                                    row * p.grad_output_stride[2] + chunk * 16);
+        sum = dot(a.x, b.x, dot(a.y, b.y, dot(a.z, b.z, dot(a.w, b.w, 0.f))));
+    }
+#pragma unroll
+    for (int distance = LANES / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffff, sum, distance);
+
+    if (chunk == 0) {
+        float reference = NEGATIVE_INFINITY;
+        if (inside) reference = p.lse[static_cast<int64>(row_head) * p.seqlen_q + row];
+        const bool empty = reference == NEGATIVE_INFINITY;
+        if (inside && p.grad_lse != nullptr) {
+            sum -= p.grad_lse[batch * p.grad_lse_stride[0] + head * p.grad_lse_stride[1] + row * p.grad_lse_stride[2]];
+        }
+        const int64 index = static_cast<int64>(row_head) * p.m_blocks * BLOCK_M + row;
+        constexpr float LOG2_E = 1.44269504088896f;
+        p.lse_log2[index] = empty ? -NEGATIVE_INFINITY : reference * LOG2_E;
+        p.delta[index] = empty ? 0.f : sum;
+    }
+    if (row % BLOCK_M == 0 && chunk < PIECES) {
+        p.turns[(static_cast<int64>(row_head) * p.m_blocks + row / BLOCK_M) * PIECES + chunk] = 0;
+    }
+}

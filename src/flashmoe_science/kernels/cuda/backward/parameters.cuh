@@ -1,0 +1,54 @@
+// What the host passes to the Hopper kernel of attention's backward pass, and the compile-time shape of it.
+#pragma once
+
+#include "types.cuh"
+#include "ptx/tma.cuh"
+
+namespace backward {
+
+// Macros from the configuration (configs/): HEAD_DIM, BLOCK_M, STAGES, CAUSAL.
+constexpr int WARPGROUP = 128;
+constexpr int ROWS = 64;       // of the keys, per consumer warpgroup: wgmma's M
+constexpr int CONSUMERS = 2;
+constexpr int BLOCK_N = ROWS * CONSUMERS;
+constexpr int THREADS = WARPGROUP * (CONSUMERS + 1);
+constexpr int PANELS = HEAD_DIM / 64;
+
+// Of the 64 x 64 piece of dQ that each consumer computes: a piece is a panel of head dims or half of the query rows.
+constexpr int PIECE = 64;
+constexpr int PIECE_FLOATS = PIECE * PIECE;
+constexpr uint32 PIECE_BYTES = PIECE_FLOATS * 4;
+static_assert(BLOCK_M * HEAD_DIM == CONSUMERS * PIECE_FLOATS, "each consumer computes one piece of dQ");
+
+constexpr int PRODUCER_REGISTERS = 24;
+constexpr int CONSUMER_REGISTERS = 240;
+static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 3 * 168,
+              "register pool exceeded: setmaxnreg.inc would wait for ever");
+
+struct Parameters {
+    ptx::TensorMap query;
+    ptx::TensorMap key;
+    ptx::TensorMap value;
+    ptx::TensorMap grad_output;
+    uint16* grad_key;
+    uint16* grad_value;
+    const float* lse;     // (batch * num_heads, m_blocks * BLOCK_M), in log2; +inf where a row takes no part
+    const float* delta;   // the same shape
+    float* grad_query;    // sums: (batch * num_heads, m_blocks, CONSUMERS, PIECE_FLOATS), each piece in fragment order
+    uint32* turns;        // (batch * num_heads, m_blocks, CONSUMERS): how many key blocks have been added
+    float scale;          // softmax scale
+    float scale_log2;     // times log2(e)
+    int seqlen_q;
+    int seqlen_k;
+    int num_heads;
+    int num_kv_heads;
+    int m_blocks;
+    int n_blocks;
+    int head_count;       // batch * num_kv_heads
+    int section;          // key heads that are worked on together
+    int head_dim;
+    int64 grad_key_stride[3];    // of batch, head and row, in elements
+    int64 grad_value_stride[3];
+};
+
+}  // namespace backward

@@ -1,0 +1,92 @@
+// The producer warpgroup: one warp loads, one for each consumer writes its pieces of dQ.
+#pragma once
+
+#include "backward/scheduler.cuh"
+#include "backward/shared.cuh"
+#include "ptx/bulk.cuh"
+
+namespace backward {
+
+template <int PANEL_BYTES>
+__device__ __forceinline__ void load_rows(const ptx::TensorMap& map, uint32 destination, uint32 full, uint64 policy, int row,
+                                          int head, int batch) {
+#pragma unroll
+    for (int panel = 0; panel < PANELS; ++panel) {
+        ptx::tma_load(map, destination + panel * PANEL_BYTES, full, policy, panel * panel::PANEL_COLUMNS, row, head, batch);
+    }
+}
+
+// One lane: keys and values once, then queries, output gradients and their rows' statistics.
+__device__ __forceinline__ void produce(const Parameters& p, const Shared& shared, const Tile& tile) {
+    Walk walk(p, tile);
+    Ring ring;
+    const int first_head = tile.batch * p.num_heads;
+    bool first = true;
+    while (walk.left > 0) {
+        const int head = walk.row_head - first_head;
+        const int row = walk.m_block * BLOCK_M;
+        const int64 statistic = (static_cast<int64>(walk.row_head) * p.m_blocks + walk.m_block) * BLOCK_M;
+        if (first) {
+            ptx::mbarrier_expect_bytes(shared.key_full(), KEY_BYTES);
+            load_rows<KEY_PANEL_BYTES>(p.key, shared.key(), shared.key_full(), ptx::EVICT_FIRST, tile.n_block * BLOCK_N,
+                                       tile.head, tile.batch);
+        }
+        ptx::mbarrier_wait(shared.query_empty(ring.stage), ring.parity ^ 1);
+        ptx::mbarrier_expect_bytes(shared.query_full(ring.stage), QUERY_BYTES + STATISTIC_BYTES);
+        load_rows<QUERY_PANEL_BYTES>(p.query, shared.query(ring.stage), shared.query_full(ring.stage), ptx::EVICT_LAST, row,
+                                     head, tile.batch);
+        ptx::bulk_load(shared.lse(ring.stage), p.lse + statistic, STATISTIC_BYTES, shared.query_full(ring.stage));
+        if (first) {
+            ptx::mbarrier_expect_bytes(shared.value_full(), KEY_BYTES);
+            load_rows<KEY_PANEL_BYTES>(p.value, shared.value(), shared.value_full(), ptx::EVICT_FIRST,
+                                       tile.n_block * BLOCK_N, tile.head, tile.batch);
+            first = false;
+        }
+        ptx::mbarrier_wait(shared.gradient_empty(ring.stage), ring.parity ^ 1);
+        ptx::mbarrier_expect_bytes(shared.gradient_full(ring.stage), QUERY_BYTES + STATISTIC_BYTES);
+        load_rows<QUERY_PANEL_BYTES>(p.grad_output, shared.gradient(ring.stage), shared.gradient_full(ring.stage),
+                                     ptx::EVICT_LAST, row, head, tile.batch);
+        ptx::bulk_load(shared.delta(ring.stage), p.delta + statistic, STATISTIC_BYTES, shared.gradient_full(ring.stage));
+        ring.advance();
+        walk.advance(p, tile);
+    }
+}
+
+// Waits until `value` blocks have added to what `turn` guards.
+__device__ __forceinline__ void await_turn(const uint32* turn, uint32 value) {
+    uint32 now;
+    do {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
+    } while (now != value);
+}
+
+__device__ __forceinline__ void pass_turn(uint32* turn, uint32 value) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(turn), "r"(value) : "memory");
+}
+
+// One lane: adds a consumer's pieces of dQ to the sums, key blocks in ascending order, so that the same call gives the
+// same bits. The first stores, so that nothing needs to be zeroed.
+__device__ __forceinline__ void write_pieces(const Parameters& p, const Shared& shared, const Tile& tile, int consumer) {
+    uint32 parity = 0;
+    for (Walk walk(p, tile); walk.left > 0; walk.advance(p, tile)) {
+        const int64 index = (static_cast<int64>(walk.row_head) * p.m_blocks + walk.m_block) * CONSUMERS + consumer;
+        float* sums = p.grad_query + index * PIECE_FLOATS;
+        ptx::mbarrier_wait(shared.piece_full(consumer), parity);
+        if (tile.n_block == 0) {
+            ptx::bulk_store(sums, shared.piece(consumer), PIECE_BYTES);
+        } else {
+            await_turn(p.turns + index, tile.n_block);
+            ptx::fence_async_global();
+            ptx::bulk_add(sums, shared.piece(consumer), PIECE_BYTES);
+        }
+        ptx::bulk_commit();
+        ptx::bulk_wait_read();
+        ptx::mbarrier_arrive(shared.piece_empty(consumer));
+        ptx::bulk_wait();
+        ptx::fence_async_global();
+        pass_turn(p.turns + index, tile.n_block + 1);
+        parity ^= 1;
+    }
+}
+
+}  // namespace backward

@@ -1,0 +1,95 @@
+// Shared memory of the backward kernel: a block's keys and values, rings of queries and output gradients with their
+// rows' statistics, score gradients on their way between the consumers, and pieces of dQ on their way out.
+#pragma once
+
+#include "backward/parameters.cuh"
+#include "mma/descriptor.cuh"
+#include "ptx/mbarrier.cuh"
+
+namespace backward {
+
+constexpr uint32 KEY_BYTES = BLOCK_N * HEAD_DIM * 2;
+constexpr uint32 KEY_PANEL_BYTES = BLOCK_N * panel::ROW_BYTES;
+constexpr uint32 QUERY_BYTES = BLOCK_M * HEAD_DIM * 2;
+constexpr uint32 QUERY_PANEL_BYTES = BLOCK_M * panel::ROW_BYTES;
+constexpr uint32 STATISTIC_BYTES = BLOCK_M * 4;
+constexpr int SCORE_BUFFERS = 2;
+constexpr uint32 SCORE_PANEL_BYTES = BLOCK_N * panel::ROW_BYTES;  // 64 query rows, for all keys
+constexpr uint32 SCORE_BYTES = BLOCK_M / 64 * SCORE_PANEL_BYTES;
+
+struct Shared {
+    uint32 base;  // a multiple of 1024, so that the swizzle depends on the row alone
+
+    static constexpr uint32 VALUE = KEY_BYTES;
+    static constexpr uint32 QUERIES = VALUE + KEY_BYTES;
+    static constexpr uint32 GRADIENTS = QUERIES + STAGES * QUERY_BYTES;
+    static constexpr uint32 SCORES = GRADIENTS + STAGES * QUERY_BYTES;
+    static constexpr uint32 PIECES = SCORES + SCORE_BUFFERS * SCORE_BYTES;
+    static constexpr uint32 LSE = PIECES + CONSUMERS * PIECE_BYTES;
+    static constexpr uint32 DELTA = LSE + STAGES * STATISTIC_BYTES;
+    static constexpr uint32 BARRIERS = DELTA + STAGES * STATISTIC_BYTES;
+    static constexpr uint32 QUERY_BARRIERS = BARRIERS + 16;
+    static constexpr uint32 GRADIENT_BARRIERS = QUERY_BARRIERS + STAGES * 16;
+    static constexpr uint32 PIECE_BARRIERS = GRADIENT_BARRIERS + STAGES * 16;
+    static constexpr uint32 SCORE_BARRIERS = PIECE_BARRIERS + CONSUMERS * 16;
+    static constexpr uint32 BYTES = SCORE_BARRIERS + SCORE_BUFFERS * 8;
+
+    __device__ uint32 key() const { return base; }
+    __device__ uint32 value() const { return base + VALUE; }
+    __device__ uint32 query(int stage) const { return base + QUERIES + stage * QUERY_BYTES; }
+    __device__ uint32 gradient(int stage) const { return base + GRADIENTS + stage * QUERY_BYTES; }
+    __device__ uint32 scores(int buffer) const { return base + SCORES + buffer * SCORE_BYTES; }
+    __device__ uint32 piece(int consumer) const { return base + PIECES + consumer * PIECE_BYTES; }
+    __device__ uint32 lse(int stage) const { return base + LSE + stage * STATISTIC_BYTES; }
+    __device__ uint32 delta(int stage) const { return base + DELTA + stage * STATISTIC_BYTES; }
+
+    // Barriers: `full` once the data is there, `empty` once it has been used.
+    __device__ uint32 key_full() const { return base + BARRIERS; }
+    __device__ uint32 value_full() const { return base + BARRIERS + 8; }
+    __device__ uint32 query_full(int stage) const { return base + QUERY_BARRIERS + stage * 16; }
+    __device__ uint32 query_empty(int stage) const { return query_full(stage) + 8; }
+    __device__ uint32 gradient_full(int stage) const { return base + GRADIENT_BARRIERS + stage * 16; }
+    __device__ uint32 gradient_empty(int stage) const { return gradient_full(stage) + 8; }
+    __device__ uint32 piece_full(int consumer) const { return base + PIECE_BARRIERS + consumer * 16; }
+    __device__ uint32 scores_full(int buffer) const { return base + SCORE_BARRIERS + buffer * 8; }
+    __device__ uint32 piece_empty(int consumer) const { return piece_full(consumer) + 8; }
+};
+static_assert(Shared::BYTES + 1024 <= 232448, "more shared memory than a block may have");
+
+// A place in a ring of buffers, and the parity of its current round.
+struct Ring {
+    int stage = 0;
+    uint32 parity = 0;
+
+    __device__ __forceinline__ void advance() {
+        if (++stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+__device__ __forceinline__ void initialise(const Shared& shared) {
+    ptx::mbarrier_init(shared.key_full(), 1);
+    ptx::mbarrier_init(shared.value_full(), 1);
+    for (int stage = 0; stage < STAGES; ++stage) {
+        ptx::mbarrier_init(shared.query_full(stage), 1);
+        ptx::mbarrier_init(shared.query_empty(stage), 4 * CONSUMERS);
+        ptx::mbarrier_init(shared.gradient_full(stage), 1);
+        ptx::mbarrier_init(shared.gradient_empty(stage), 4 * CONSUMERS);
+    }
+    for (int consumer = 0; consumer < CONSUMERS; ++consumer) {
+        ptx::mbarrier_init(shared.piece_full(consumer), 4);
+        ptx::mbarrier_init(shared.piece_empty(consumer), 1);
+    }
+    for (int buffer = 0; buffer < SCORE_BUFFERS; ++buffer) ptx::mbarrier_init(shared.scores_full(buffer), 4 * CONSUMERS);
+    ptx::mbarrier_init_fence();
+}
+
+// Marks something that the whole warp is done with.
+__device__ __forceinline__ void release(uint32 barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
+}
+
+}  // namespace backward
