@@ -11,17 +11,17 @@
 // Sources: Dao et al., FlashAttention-2 (2023), the recomputation; Shah et al., FlashAttention-3 (2024), keys on
 // wgmma's rows.
 //
-// Compile-time configuration: HEAD_DIM (64 or 128), BLOCK_M, STAGES, CAUSAL, ELEMENT_BF16.
+// Compile-time configuration: HEAD_DIM (64 or 128), BLOCK_M, CAUSAL, ELEMENT_BF16.
 #if ELEMENT_BF16
 #define WGMMA_TYPES "bf16.bf16"
 #else
 #define WGMMA_TYPES "f16.f16"
 #endif
 
-#include "backward/parameters.cuh"
-#include "backward/producer.cuh"
-#include "backward/scheduler.cuh"
-#include "backward/shared.cuh"
+#include "hopper_backward/parameters.cuh"
+#include "hopper_backward/producer.cuh"
+#include "hopper_backward/scheduler.cuh"
+#include "hopper_backward/shared.cuh"
 #include "mma/descriptor.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/stmatrix.cuh"
@@ -34,10 +34,7 @@ using Scores = ptx::Wgmma<BLOCK_M>;
 using Gradient = ptx::Wgmma<HEAD_DIM>;
 using Piece = ptx::Wgmma<PIECE>;
 
-#ifndef EARLY_VALUES
-#define EARLY_VALUES 0
-#endif
-constexpr bool EARLY = EARLY_VALUES;
+constexpr int NEVER = 1 << 30;
 
 // The same number, of which the compiler knows nothing: what is computed from it is computed again at each step, instead
 // of taking up registers throughout.
@@ -171,18 +168,11 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32 % 4;
     const int own_row = consumer * ROWS + warp * 16;  // of the block's keys
-    const int shift = p.seqlen_k - p.seqlen_q;
-
-    // Keys that this lane sees in its accumulators, and from which query row on they are seen.
-    const int key_row = tile.n_block * BLOCK_N + own_row + lane / 4;
-    constexpr int NEVER = 1 << 30;
     const int column = 2 * (lane % 4);
-    const int seen_low = key_row < p.seqlen_k ? (CAUSAL ? key_row - shift : -NEVER) - column : NEVER;
-    const int seen_high = key_row + 8 < p.seqlen_k ? (CAUSAL ? key_row + 8 - shift : -NEVER) - column : NEVER;
-    // The first query row from which on no key of the block needs a mask.
+    // The query row from which on no key of the block needs a mask.
     const int clear_from = (tile.n_block + 1) * BLOCK_N > p.seqlen_k ? NEVER
-                           : CAUSAL                                  ? (tile.n_block + 1) * BLOCK_N - 1 - shift
-                                                                     : -NEVER;
+                           : CAUSAL ? (tile.n_block + 1) * BLOCK_N - 1 - (p.seqlen_k - p.seqlen_q)
+                                    : -NEVER;
 
     const auto key_rows = [&] { return panel::k_major(opaque(shared.key() + consumer * ROWS * panel::ROW_BYTES)); };
     const auto value_rows = [&] { return panel::k_major(opaque(shared.value() + consumer * ROWS * panel::ROW_BYTES)); };
@@ -202,21 +192,25 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
     uint32 probabilities[BLOCK_M / 4];
     uint32 gradients[BLOCK_M / 4];
 
-    Walk walk(p, tile);
+    // The steps of `Walk`, without the heads: the first query row, and how many are left.
+    const int last_row = (p.m_blocks - 1) * BLOCK_M;
+    const int first_row = tile.first * BLOCK_M;
+    int row = last_row;
+    int left = Walk(p, tile).left;
     Ring ring;
-    uint32 piece_parity = 1;
-    int buffer = 0;
-    uint32 score_parity = 0;
     bool started = false;
 
     const auto probe = [&] {
-        const int row = walk.m_block * BLOCK_M;
-        if (row < clear_from) mask(s, seen_low - row, seen_high - row);
+        if (row < clear_from) {
+            const int key = static_cast<int>(opaque(tile.n_block)) * BLOCK_N + own_row + lane / 4;
+            const int first = (CAUSAL ? key - (p.seqlen_k - p.seqlen_q) - row : -NEVER) - column;
+            mask(s, key < p.seqlen_k ? first : NEVER, key + 8 < p.seqlen_k ? first + 8 : NEVER);
+        }
         exponentiate(s, p.scale_log2, shared.lse(ring.stage) + column * 4);
     };
     const auto store_piece = [&] {
-        ptx::mbarrier_wait(shared.piece_empty(consumer), piece_parity);
-        piece_parity ^= 1;
+        // Step i stores the piece of step i - 1, into the one buffer there is: its round has the parity of i.
+        ptx::mbarrier_wait(shared.piece_empty(consumer), ring.stage);
         const uint32 address = opaque(shared.piece(consumer)) + threadIdx.x % WARPGROUP * 16;
 #pragma unroll
         for (int i = 0; i < PIECE / 8; ++i) {
@@ -242,35 +236,28 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
         if (started) store_piece();
         ptx::mbarrier_wait(shared.gradient_full(ring.stage), ring.parity);
         multiply_rows(dp, value_rows(), panel::k_major(opaque(gradient)));
-        if (EARLY) {
-            pack_fragment(s, probabilities);
-            accumulate(dv, probabilities, panel::mn_major<BLOCK_M>(opaque(gradient)));
-            ptx::wgmma_wait<1>();
-        } else {
-            ptx::wgmma_wait<0>();
-        }
+        pack_fragment(s, probabilities);
+        accumulate(dv, probabilities, panel::mn_major<BLOCK_M>(opaque(gradient)));
+        ptx::wgmma_wait<1>();
         ptx::pin(dp);
         differentiate(dp, s, shared.delta(ring.stage) + column * 4);
         pack_fragment(dp, gradients);
-        store_scores(gradients, opaque(shared.scores(buffer)), own_row + lane % 16);
-        if (!EARLY) {
-            pack_fragment(s, probabilities);
-            accumulate(dv, probabilities, panel::mn_major<BLOCK_M>(opaque(gradient)));
-        }
+        store_scores(gradients, opaque(shared.scores(ring.stage)), own_row + lane % 16);
         accumulate(dk, gradients, panel::mn_major<BLOCK_M>(opaque(query)));
         ptx::fence_async_shared();
-        release(shared.scores_full(buffer));
+        release(shared.scores_full(ring.stage));
         if (started) release(shared.piece_full(consumer));
         started = true;
 
-        const int done = ring.stage;
+        const Ring done = ring;
         ring.advance();
-        walk.advance(p, tile);
+        row = row > first_row ? row - BLOCK_M : last_row;
+        --left;
         if constexpr (!LAST) {
             // The score registers are free once packed, dV's operands once it is complete.
             ptx::wgmma_wait<1>();
             ptx::pin(dv);
-            release(shared.gradient_empty(done));
+            release(shared.gradient_empty(done.stage));
             ptx::mbarrier_wait(shared.query_full(ring.stage), ring.parity);
             multiply_rows(s, key_rows(), panel::k_major(opaque(shared.query(ring.stage))));
             ptx::wgmma_wait<1>();
@@ -279,11 +266,9 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
             ptx::pin(dv);
         }
         ptx::pin(dk);
-        if constexpr (!LAST) release(shared.query_empty(done));
-        ptx::mbarrier_wait(shared.scores_full(buffer), score_parity);
-        multiply_scores(piece, piece_scores(buffer), piece_keys());
-        buffer ^= 1;
-        score_parity ^= buffer == 0;
+        if constexpr (!LAST) release(shared.query_empty(done.stage));
+        ptx::mbarrier_wait(shared.scores_full(done.stage), done.parity);
+        multiply_scores(piece, piece_scores(done.stage), piece_keys());
         if constexpr (!LAST) {
             ptx::wgmma_wait<1>();
             ptx::pin(s);
@@ -292,14 +277,15 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
         ptx::wgmma_wait<0>();
         ptx::pin(piece);
     };
-    while (walk.left > 1) step(Flag<false>());
+    while (left > 1) step(Flag<false>());
     step(Flag<true>());
     store_piece();
     ptx::fence_async_shared();
     release(shared.piece_full(consumer));
 
-    store_rows(p, dv, 1.f, p.grad_value, p.grad_value_stride, tile, consumer);
-    store_rows(p, dk, p.scale, p.grad_key, p.grad_key_stride, tile, consumer);
+    const Tile again = tile_of(p, opaque(blockIdx.x));
+    store_rows(p, dv, 1.f, p.grad_value, p.grad_value_stride, again, consumer);
+    store_rows(p, dk, p.scale, p.grad_key, p.grad_key_stride, again, consumer);
 }
 
 }  // namespace backward
@@ -310,7 +296,6 @@ extern "C" __global__ void __launch_bounds__(backward::THREADS, 1)
     extern __shared__ unsigned char raw[];
     // Dynamic shared memory is only guaranteed to start on 16 bytes; the launch asks for 1024 more.
     const Shared shared{(shared_address(raw) + 1023) & ~1023u};
-    const Tile tile = tile_of(parameters);
 
     const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x / 32), 0);
     const int warpgroup = warp / 4;
@@ -326,12 +311,12 @@ extern "C" __global__ void __launch_bounds__(backward::THREADS, 1)
     if (warpgroup == 0) {
         ptx::give_up_registers<PRODUCER_REGISTERS>();
         if (warp == 0) {
-            if (ptx::elect_lane()) produce(parameters, shared, tile);
+            if (ptx::elect_lane()) produce(parameters, shared, tile_of(parameters, blockIdx.x));
         } else if (warp <= CONSUMERS) {
-            if (ptx::elect_lane()) write_pieces(parameters, shared, tile, warp - 1);
+            if (ptx::elect_lane()) write_pieces(parameters, shared, tile_of(parameters, blockIdx.x), warp - 1);
         }
     } else {
         ptx::claim_registers<CONSUMER_REGISTERS>();
-        consume(parameters, shared, tile, warpgroup - 1);
+        consume(parameters, shared, tile_of(parameters, blockIdx.x), warpgroup - 1);
     }
 }

@@ -6,7 +6,7 @@
 
 namespace backward {
 
-// Macros from the configuration (configs/): HEAD_DIM, BLOCK_M, STAGES, CAUSAL.
+// Macros from the configuration (configs/): HEAD_DIM, BLOCK_M, CAUSAL.
 constexpr int WARPGROUP = 128;
 constexpr int ROWS = 64;       // of the keys, per consumer warpgroup: wgmma's M
 constexpr int CONSUMERS = 2;

@@ -2,7 +2,7 @@
 // rows' statistics, score gradients on their way between the consumers, and pieces of dQ on their way out.
 #pragma once
 
-#include "backward/parameters.cuh"
+#include "hopper_backward/parameters.cuh"
 #include "mma/descriptor.cuh"
 #include "ptx/mbarrier.cuh"
 
@@ -13,7 +13,7 @@ constexpr uint32 KEY_PANEL_BYTES = BLOCK_N * panel::ROW_BYTES;
 constexpr uint32 QUERY_BYTES = BLOCK_M * HEAD_DIM * 2;
 constexpr uint32 QUERY_PANEL_BYTES = BLOCK_M * panel::ROW_BYTES;
 constexpr uint32 STATISTIC_BYTES = BLOCK_M * 4;
-constexpr int SCORE_BUFFERS = 2;
+constexpr int STAGES = 2;  // of queries, output gradients and score gradients: one ring, whose stage is also the step's parity
 constexpr uint32 SCORE_PANEL_BYTES = BLOCK_N * panel::ROW_BYTES;  // 64 query rows, for all keys
 constexpr uint32 SCORE_BYTES = BLOCK_M / 64 * SCORE_PANEL_BYTES;
 
@@ -24,7 +24,7 @@ struct Shared {
     static constexpr uint32 QUERIES = VALUE + KEY_BYTES;
     static constexpr uint32 GRADIENTS = QUERIES + STAGES * QUERY_BYTES;
     static constexpr uint32 SCORES = GRADIENTS + STAGES * QUERY_BYTES;
-    static constexpr uint32 PIECES = SCORES + SCORE_BUFFERS * SCORE_BYTES;
+    static constexpr uint32 PIECES = SCORES + STAGES * SCORE_BYTES;
     static constexpr uint32 LSE = PIECES + CONSUMERS * PIECE_BYTES;
     static constexpr uint32 DELTA = LSE + STAGES * STATISTIC_BYTES;
     static constexpr uint32 BARRIERS = DELTA + STAGES * STATISTIC_BYTES;
@@ -32,13 +32,13 @@ struct Shared {
     static constexpr uint32 GRADIENT_BARRIERS = QUERY_BARRIERS + STAGES * 16;
     static constexpr uint32 PIECE_BARRIERS = GRADIENT_BARRIERS + STAGES * 16;
     static constexpr uint32 SCORE_BARRIERS = PIECE_BARRIERS + CONSUMERS * 16;
-    static constexpr uint32 BYTES = SCORE_BARRIERS + SCORE_BUFFERS * 8;
+    static constexpr uint32 BYTES = SCORE_BARRIERS + STAGES * 8;
 
     __device__ uint32 key() const { return base; }
     __device__ uint32 value() const { return base + VALUE; }
     __device__ uint32 query(int stage) const { return base + QUERIES + stage * QUERY_BYTES; }
     __device__ uint32 gradient(int stage) const { return base + GRADIENTS + stage * QUERY_BYTES; }
-    __device__ uint32 scores(int buffer) const { return base + SCORES + buffer * SCORE_BYTES; }
+    __device__ uint32 scores(int stage) const { return base + SCORES + stage * SCORE_BYTES; }
     __device__ uint32 piece(int consumer) const { return base + PIECES + consumer * PIECE_BYTES; }
     __device__ uint32 lse(int stage) const { return base + LSE + stage * STATISTIC_BYTES; }
     __device__ uint32 delta(int stage) const { return base + DELTA + stage * STATISTIC_BYTES; }
@@ -51,21 +51,19 @@ struct Shared {
     __device__ uint32 gradient_full(int stage) const { return base + GRADIENT_BARRIERS + stage * 16; }
     __device__ uint32 gradient_empty(int stage) const { return gradient_full(stage) + 8; }
     __device__ uint32 piece_full(int consumer) const { return base + PIECE_BARRIERS + consumer * 16; }
-    __device__ uint32 scores_full(int buffer) const { return base + SCORE_BARRIERS + buffer * 8; }
+    __device__ uint32 scores_full(int stage) const { return base + SCORE_BARRIERS + stage * 8; }
     __device__ uint32 piece_empty(int consumer) const { return piece_full(consumer) + 8; }
 };
 static_assert(Shared::BYTES + 1024 <= 232448, "more shared memory than a block may have");
 
-// A place in a ring of buffers, and the parity of its current round.
+// A place in a ring of two buffers, and the parity of its current round.
 struct Ring {
     int stage = 0;
     uint32 parity = 0;
 
     __device__ __forceinline__ void advance() {
-        if (++stage == STAGES) {
-            stage = 0;
-            parity ^= 1;
-        }
+        parity ^= stage;
+        stage ^= 1;
     }
 };
 
@@ -82,7 +80,7 @@ __device__ __forceinline__ void initialise(const Shared& shared) {
         ptx::mbarrier_init(shared.piece_full(consumer), 4);
         ptx::mbarrier_init(shared.piece_empty(consumer), 1);
     }
-    for (int buffer = 0; buffer < SCORE_BUFFERS; ++buffer) ptx::mbarrier_init(shared.scores_full(buffer), 4 * CONSUMERS);
+    for (int stage = 0; stage < STAGES; ++stage) ptx::mbarrier_init(shared.scores_full(stage), 4 * CONSUMERS);
     ptx::mbarrier_init_fence();
 }
 

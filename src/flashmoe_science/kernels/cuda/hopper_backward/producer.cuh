@@ -1,8 +1,8 @@
 // The producer warpgroup: one warp loads, one for each consumer writes its pieces of dQ.
 #pragma once
 
-#include "backward/scheduler.cuh"
-#include "backward/shared.cuh"
+#include "hopper_backward/scheduler.cuh"
+#include "hopper_backward/shared.cuh"
 #include "ptx/bulk.cuh"
 
 namespace backward {

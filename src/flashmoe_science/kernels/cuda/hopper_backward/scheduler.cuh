@@ -5,7 +5,7 @@
 // are walked from the last to the first, so that blocks that start together meet at the same rows.
 #pragma once
 
-#include "backward/parameters.cuh"
+#include "hopper_backward/parameters.cuh"
 
 namespace backward {
 
@@ -16,8 +16,7 @@ struct Tile {
     int first;  // query block: the last that is walked
 };
 
-__device__ __forceinline__ Tile tile_of(const Parameters& p) {
-    const int index = blockIdx.x;
+__device__ __forceinline__ Tile tile_of(const Parameters& p, int index) {
     const int per_section = p.section * p.n_blocks;
     const int section = index / per_section;
     const int rest = index - section * per_section;
