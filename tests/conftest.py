@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--net", action="store_true", help="also run the tests that need the network")
+    parser.addoption(
+        "--update-snapshots", action="store_true", help="write the texts under tests/snapshots again"
+    )
     parser.addoption("--slow", action="store_true", help="also run the tests that take more than ten seconds")
 
 
@@ -40,6 +44,24 @@ def _homes_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         for variable in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
             patch.setenv(variable, str(tmp_path_factory.mktemp(variable.lower())))
         yield
+
+
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+
+
+@pytest.fixture
+def snapshot(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """``snapshot(name, text)``: the text is that of ``tests/snapshots/<name>.txt``; a change of words is seen."""
+
+    def check(name: str, text: str) -> None:
+        path = SNAPSHOTS / f"{name}.txt"
+        if request.config.getoption("--update-snapshots"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        kept = path.read_text(encoding="utf-8") if path.exists() else ""
+        assert text == kept, f"the words of {name} changed; ./test.sh --update-snapshots writes them again"
+
+    return check
 
 
 @functools.cache

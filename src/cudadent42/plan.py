@@ -105,11 +105,11 @@ def _implementations(suite: Suite, wanted: Sequence[str], known: Collection[str]
             plug_in_file(name)
         elif name not in known:
             raise UsageError(
-                f"--implementations: unknown implementation {name!r}; "
+                f"--implementation: unknown implementation {name!r}; "
                 f"known are {', '.join(sorted(known))}{did_you_mean(name, known)}"
             )
     if len(names) < 2:
-        raise UsageError(f"--implementations: nothing to compare with {suite.baseline!r}; name one more")
+        raise UsageError(f"--implementation: nothing to compare with {suite.baseline!r}; name one more")
     return names
 
 

@@ -11,7 +11,6 @@ from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
 
 from cudadent42 import __version__
 from cudadent42.base.errors import ExitCode, LabError
@@ -32,6 +31,7 @@ from cudadent42.commands import (
     trace,
 )
 from cudadent42.commands.common import fail
+from cudadent42.commands.help import App, Group
 from flashmoe_science.errors import BuildError, DeviceError, InputError
 
 BROKEN_PIPE = 128 + signal.SIGPIPE
@@ -39,7 +39,7 @@ BROKEN_PIPE = 128 + signal.SIGPIPE
 the others say something of the work."""
 
 
-class _Group(TyperGroup):
+class _Group(Group):
     """The commands, with one place for errors, and ``--debug`` allowed after the command's name too."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -74,40 +74,28 @@ class _Group(TyperGroup):
             fail(*_in_words(error))
 
 
-app = typer.Typer(
+app = App(
     cls=_Group,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
     help="From an unknown machine to a number that can be defended: "
     "preflight, build, verify, bench, compare, report.",
 )
-for command in (
-    run.run,
-    run.bench,
-    stages.preflight,
-    stages.build,
-    stages.verify,
-    stages.report,
-    gate.gate,
-    race.compare,
-    race.bisect,
-    profile.profile,
-    profile.doctor,
-    inventory.suites,
-    inventory.implementations,
-    new.new,
-    history.history,
-):
-    app.command()(command)
-app.add_typer(inventory.cache_app, name="cache")
-app.add_typer(ledger.ledger_app, name="ledger")
-app.add_typer(cost.cost_app, name="cost")
-app.add_typer(patterns.patterns_app, name="patterns")
-app.add_typer(session.session_app, name="session")
-app.add_typer(remote.remote_app, name="remote")
+MEASURE, DECIDE, LOOK, KEEP = "Measure", "Decide", "Look up", "Sessions, machines and records"
+for heading, commands in {
+    MEASURE: (run.run, run.bench, stages.preflight, stages.build, stages.verify, stages.report),
+    DECIDE: (gate.gate, race.compare, race.bisect, profile.profile, profile.doctor),
+    LOOK: (inventory.suites, inventory.implementations, history.history, new.new),
+}.items():
+    for command in commands:
+        app.command(rich_help_panel=heading)(command)
+for name, group in {
+    "session": session.session_app,
+    "remote": remote.remote_app,
+    "cost": cost.cost_app,
+    "ledger": ledger.ledger_app,
+    "patterns": patterns.patterns_app,
+    "cache": inventory.cache_app,
+}.items():
+    app.add_typer(group, name=name, rich_help_panel=KEEP)
 
 
 def _in_words(error: InputError | DeviceError | BuildError | OSError) -> tuple[str, ExitCode]:
@@ -180,7 +168,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _top(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:

@@ -11,14 +11,13 @@ import typer
 
 from cudadent42.base.errors import LabError, UsageError
 from cudadent42.commands.common import console_for, print_json, print_line
+from cudadent42.commands.help import App
 from cudadent42.commands.options import JsonOption, LedgerOption
 
 if TYPE_CHECKING:
     from cudadent42.cost.rates import Rates, Restart
 
-cost_app = typer.Typer(
-    invoke_without_command=True, rich_markup_mode=None, help="What runs, sessions and machines cost."
-)
+cost_app = App(invoke_without_command=True, help="Show what runs, sessions and machines cost.")
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|)")
 _MINUTES = {"s": 1 / 60, "m": 1.0, "min": 1.0, "": 1.0, "h": 60.0, "d": 1440.0}
@@ -83,22 +82,49 @@ def cost(context: typer.Context, ledger: LedgerOption = None, as_json: JsonOptio
 
 @cost_app.command()
 def advise(
-    idle: Annotated[str, typer.Option("--idle", metavar="TIME", help="Expected idle time: 45m, 1.5h.")],
+    idle: Annotated[
+        str,
+        typer.Option(
+            "--idle", metavar="TIME", help="How long the machine will be idle, such as 45m or 1.5h."
+        ),
+    ],
     machine: Annotated[
-        str | None, typer.Option("--machine", metavar="RATE", help="Its rate. Default: $CUDADENT42_RATE.")
+        str | None,
+        typer.Option(
+            "--machine",
+            metavar="RATE",
+            help="The machine's rate; `cost rates` lists them. Default: $CUDADENT42_RATE.",
+        ),
     ] = None,
     restart: Annotated[
-        str | None, typer.Option("--restart", metavar="TIME", help="Until it is back. Default: as on record.")
+        str | None,
+        typer.Option(
+            "--restart", metavar="TIME", help="The time that a restart takes. Default: the mean on record."
+        ),
     ] = None,
     failure_rate: Annotated[
         float | None,
-        typer.Option("--failure-rate", help="Share of the starts that fail. Default: as on record."),
+        typer.Option(
+            "--failure-rate",
+            metavar="SHARE",
+            help="The share of starts that fail. Default: the share on record.",
+        ),
     ] = None,
     failure_time: Annotated[
-        str | None, typer.Option("--failure-time", metavar="TIME", help="Lost by a start that fails.")
+        str | None,
+        typer.Option(
+            "--failure-time",
+            metavar="TIME",
+            help="The time that a failed start costs. Default: the mean on record.",
+        ),
     ] = None,
     engineer: Annotated[
-        float | None, typer.Option("--engineer", metavar="USD", help="Of an hour. Default: of the rates.")
+        float | None,
+        typer.Option(
+            "--engineer",
+            metavar="USD",
+            help="What an hour of an engineer costs. Default: the table of rates.",
+        ),
     ] = None,
     ledger: LedgerOption = None,
     as_json: JsonOption = False,

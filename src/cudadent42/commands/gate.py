@@ -19,7 +19,9 @@ def gate(
     file: Annotated[
         str,
         typer.Option(
-            "--gate", metavar="NAME|FILE", help="default, improvement, profile, or the path of a TOML file."
+            "--gate",
+            metavar="NAME|FILE",
+            help="The gates: default, improvement, profile, or the path of a TOML file.",
         ),
     ] = "default",
     as_json: JsonOption = False,

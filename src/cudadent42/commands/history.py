@@ -18,15 +18,22 @@ if TYPE_CHECKING:
 
 def history(
     case: Annotated[
-        str | None, typer.Argument(help="A case's name, or name/dtype. Without: which cases there are.")
+        str | None,
+        typer.Argument(
+            metavar="CASE", help="A case, as name or name/dtype. Without it, the cases on record are listed."
+        ),
     ] = None,
     implementation: Annotated[
         str | None,
-        typer.Option("--implementation", metavar="NAME", help="Default: the one that each run was about."),
+        typer.Option(
+            "--implementation",
+            metavar="NAME",
+            help="The implementation whose speed-up is shown. Default: the candidate of each run.",
+        ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", metavar="FILE", help="Plot into this .html or .svg file."),
+        typer.Option("--output", metavar="FILE", help="Write a picture into this .html or .svg file."),
     ] = None,
     ledger: LedgerOption = None,
     as_json: JsonOption = False,

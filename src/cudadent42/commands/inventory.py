@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from cudadent42.commands.common import console_for, encoded, print_json, print_line
-from cudadent42.commands.options import JsonOption
+from cudadent42.commands.help import App
+from cudadent42.commands.options import DeviceOption, JsonOption
 
-cache_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="The compiled kernels that are kept."
-)
+cache_app = App(help="Show or remove the compiled kernels.")
 
 
 def suites(as_json: JsonOption = False) -> None:
@@ -28,7 +23,7 @@ def suites(as_json: JsonOption = False) -> None:
 
 
 def implementations(
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "cpu",
+    device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """List what can be raced here."""
@@ -75,7 +70,10 @@ def cache_list(as_json: JsonOption = False) -> None:
 
 @cache_app.command("clear")
 def cache_clear(as_json: JsonOption = False) -> None:
-    """Remove the compiled kernels; a cache that others can write to is closed to them first."""
+    """Remove the compiled kernels.
+
+    A cache that others can write to is closed to them first.
+    """
     from cudadent42.stages.build import emptied_cache
 
     directory, cleared = emptied_cache()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cudadent42.commands.common import console_for, print_json, print_line
+from cudadent42.commands.help import App
 from cudadent42.commands.options import JsonOption, LedgerOption, VerboseOption
 
 if TYPE_CHECKING:
@@ -16,10 +17,8 @@ if TYPE_CHECKING:
 
 _REBUILD_THERE = "run `cudadent42 ledger rebuild` on"
 
-ledger_app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="The database of all runs and sessions, made from their folders.",
+ledger_app = App(
+    help="Look into the database of all runs and sessions.",
 )
 
 
@@ -27,7 +26,9 @@ ledger_app = typer.Typer(
 def rebuild(
     roots: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="ROOT", help="Folders that hold runs. Default: runs and sessions."),
+        typer.Argument(
+            metavar="ROOT", help="Folders that hold runs. Default: runs and sessions in the current folder."
+        ),
     ] = None,
     ledger: LedgerOption = None,
     verbose: VerboseOption = False,
@@ -68,7 +69,9 @@ def rebuild(
 
 @ledger_app.command("list")
 def list_runs(
-    limit: Annotated[int, typer.Option("--limit", min=1, help="How many runs, the latest first.")] = 20,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=1, help="How many runs are shown, the latest first.")
+    ] = 20,
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -104,7 +107,7 @@ def list_runs(
 
 @ledger_app.command()
 def status(ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
-    """Show where the ledger is, how much it holds and whether it is whole."""
+    """Show where the ledger is, how much it holds and whether it is undamaged."""
     opened = open_ledger(ledger)
     from cudadent42.ledger import queries
 

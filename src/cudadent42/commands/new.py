@@ -13,12 +13,20 @@ from cudadent42.scaffold import Kind, create
 
 
 def new(
-    name: Annotated[str, typer.Argument(help="Of the kernel and of its folder.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the kernel and of its folder.")],
     kind: Annotated[
-        Kind, typer.Option("--kind", help="python: a function. cpu: a .cpp file. cuda: a .cu file.")
+        Kind,
+        typer.Option(
+            "--kind",
+            metavar="|".join(Kind),
+            help="python writes a function, cpu a .cpp file, cuda a .cu file.",
+        ),
     ] = Kind.PYTHON,
     output_dir: Annotated[
-        Path, typer.Option("--output-dir", help="Where the folder is made. Default: here.")
+        Path,
+        typer.Option(
+            "--output-dir", metavar="FOLDER", help="The folder in which it is made. Default: the current one."
+        ),
     ] = Path(),
     as_json: JsonOption = False,
 ) -> None:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from cudadent42.commands import completion
+from cudadent42.commands.help import HOW, KEPT, OUTPUT, WHAT, WHERE
 from cudadent42.model.records import CacheState, TimerKind
 
 SuiteOption = Annotated[
@@ -14,70 +16,125 @@ SuiteOption = Annotated[
     typer.Option(
         "--suite",
         metavar="NAME|FILE",
-        help="What to measure: a name that `cudadent42 suites` lists, or the path of a TOML file.",
+        rich_help_panel=WHAT,
+        autocompletion=completion.suites,
+        help="The suite: a name that `cudadent42 suites` lists, or the path of a TOML file.",
     ),
 ]
 DTypeOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--dtype", metavar="NAME", help="fp16, bf16 or fp32; by commas or repeated. Default: the suite's."
+        "--dtype",
+        metavar="NAME",
+        rich_help_panel=WHAT,
+        autocompletion=completion.dtypes,
+        help="fp16, bf16 or fp32. Repeat the option or separate by commas. Default: the suite's.",
     ),
 ]
 CaseOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--case", metavar="NAME", help="Only this case of the suite, or name/dtype; by commas or repeated."
+        "--case",
+        metavar="NAME",
+        rich_help_panel=WHAT,
+        help="Only this case of the suite, as name or name/dtype. Repeat the option or separate by commas.",
     ),
 ]
 ImplementationsOption = Annotated[
     list[str] | None,
     typer.Option(
+        "--implementation",
         "--implementations",
-        metavar="NAMES",
-        help="Names, path/to/file.py:callable or path/to/kernel.toml, by commas. The baseline is always measured.",
+        metavar="NAME|FILE",
+        rich_help_panel=WHAT,
+        help="What is raced: a name that `cudadent42 implementations` lists, path/to/file.py:callable or "
+        "path/to/kernel.toml. Repeat the option or separate by commas. The baseline is always measured.",
     ),
 ]
 RepeatsOption = Annotated[
-    int | None, typer.Option("--repeats", help="Paired blocks per case. Default: the suite's.")
+    int | None,
+    typer.Option(
+        "--repeats", metavar="N", rich_help_panel=HOW, help="Paired blocks per case. Default: the suite's."
+    ),
 ]
 WarmupOption = Annotated[
     int | None,
-    typer.Option("--warmup", help="Blocks per case that are thrown away first. Default: the suite's."),
+    typer.Option(
+        "--warmup",
+        metavar="N",
+        rich_help_panel=HOW,
+        help="Blocks per case that run first and do not count. Default: the suite's.",
+    ),
 ]
-SeedOption = Annotated[int, typer.Option("--seed", help="Of the inputs and of the order within blocks.")]
+SeedOption = Annotated[
+    int,
+    typer.Option(
+        "--seed",
+        metavar="N",
+        rich_help_panel=HOW,
+        help="The seed of the inputs and of the order within blocks.",
+    ),
+]
 DeviceOption = Annotated[
     str,
     typer.Option(
-        "--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N. auto takes the GPU where there is one."
+        "--device",
+        metavar="DEVICE",
+        rich_help_panel=WHERE,
+        autocompletion=completion.devices,
+        help="auto, cpu, cuda or cuda:N. auto takes the GPU where there is one.",
     ),
 ]
 TimerOption = Annotated[
     TimerKind | None,
     typer.Option(
         "--timer",
-        help="call: the whole call. cpu: processor time on one thread. graph: GPU time alone, by a CUDA graph. "
-        "queue: GPU time alone, of calls launched ahead.",
+        metavar="|".join(TimerKind),
+        rich_help_panel=HOW,
+        help="call times the whole call, cpu the processor time on one thread, graph the GPU alone by a CUDA "
+        "graph, queue the GPU alone over calls launched ahead. Default: the suite's.",
     ),
 ]
 CacheStateOption = Annotated[
-    CacheState | None, typer.Option("--l2", help="State of the last-level cache before each timed call.")
+    CacheState | None,
+    typer.Option(
+        "--l2",
+        metavar="|".join(CacheState),
+        rich_help_panel=HOW,
+        help="The state of the last-level cache before each timed call. Default: the suite's.",
+    ),
 ]
 OutputOption = Annotated[
     Path | None,
-    typer.Option("--output-dir", help="New folder for the run. Default: runs/<UTC time>-<suite>-<revision>."),
+    typer.Option(
+        "--output-dir",
+        metavar="FOLDER",
+        rich_help_panel=KEPT,
+        help="The run folder, new or empty. Default: runs/<UTC time>-<suite>-<revision>.",
+    ),
 ]
 SaveOption = Annotated[
-    bool, typer.Option("--save-csv/--no-save-csv", help="Keep every sample in samples.csv.")
+    bool,
+    typer.Option(
+        "--save-csv/--no-save-csv",
+        rich_help_panel=KEPT,
+        help="Keep every sample in samples.csv. This is the default.",
+    ),
 ]
 IgnoreOption = Annotated[
-    bool, typer.Option("--ignore-preflight", help="Go on where preflight fails; the manifest says so.")
+    bool,
+    typer.Option(
+        "--ignore-preflight",
+        rich_help_panel=WHERE,
+        help="Go on where preflight fails. The manifest keeps the failed checks.",
+    ),
 ]
 LedgerOption = Annotated[
     str | None,
     typer.Option(
         "--ledger",
-        metavar="PATH|URL",
-        help="The ledger. Default: $CUDADENT42_LEDGER, else a file of this user.",
+        metavar="FILE|URL",
+        help="The ledger's database. Default: $CUDADENT42_LEDGER, else a file of this user.",
     ),
 ]
 OnOption = Annotated[
@@ -85,7 +142,9 @@ OnOption = Annotated[
     typer.Option(
         "--on",
         metavar="NAME|sky://FILE",
-        help="Run on this remote machine (see `remote add`), or on a fresh one that SkyPilot finds.",
+        rich_help_panel=WHERE,
+        autocompletion=completion.remotes,
+        help="Run on this machine, named by `remote add`, or on a fresh one that SkyPilot finds.",
     ),
 ]
 MaxCostOption = Annotated[
@@ -94,19 +153,33 @@ MaxCostOption = Annotated[
         "--max-cost",
         metavar="USD",
         min=0.01,
-        help="With --on: what the run may cost. Above, you are asked first; at this, it is ended.",
+        rich_help_panel=WHERE,
+        help="With --on: the most that the run may cost. A dearer estimate is asked about first; a run that "
+        "reaches it is ended.",
     ),
 ]
 YesOption = Annotated[
-    bool, typer.Option("--yes", help="Agree beforehand to costs that are asked about or refused otherwise.")
+    bool,
+    typer.Option(
+        "--yes",
+        rich_help_panel=WHERE,
+        help="With --on: agree beforehand to costs that are asked about, or refused without it.",
+    ),
 ]
-VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", rich_help_panel=OUTPUT, help="Show more detail.")
+]
+JsonOption = Annotated[
+    bool,
+    typer.Option("--json", rich_help_panel=OUTPUT, help="Print one JSON document on standard output."),
+]
 GateOption = Annotated[
     str | None,
     typer.Option(
         "--gate",
         metavar="NAME|FILE",
+        rich_help_panel=KEPT,
+        autocompletion=completion.gates,
         help="Hold the result against gates: default, improvement, profile, or the path of a TOML file.",
     ),
 ]
@@ -115,10 +188,16 @@ PrecisionOption = Annotated[
     typer.Option(
         "--precision",
         metavar="SHARE",
-        help='Measure a case until its interval is ± this, such as "0.5 %"; --repeats is then the most blocks.',
+        rich_help_panel=HOW,
+        help='Measure a case until its interval is ± this, such as "0.5 %". --repeats is then the most blocks.',
     ),
 ]
 BudgetOption = Annotated[
     float | None,
-    typer.Option("--budget", metavar="SECONDS", help="Time for measuring, after which no block begins."),
+    typer.Option(
+        "--budget",
+        metavar="SECONDS",
+        rich_help_panel=HOW,
+        help="The time for measuring. No block begins after it.",
+    ),
 ]

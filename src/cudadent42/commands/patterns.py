@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cudadent42.commands.common import encoded, print_json
+from cudadent42.commands.help import App
 from cudadent42.commands.options import JsonOption
 
 if TYPE_CHECKING:
     from cudadent42.patterns import PatternEvidence
     from cudadent42.patterns.firings import Firings
 
-patterns_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Lessons, and the symptoms by which they are found."
-)
+patterns_app = App(help="Show the lessons that match a log or a run.")
 
 
 @patterns_app.command("list")
@@ -40,7 +39,9 @@ def list_(as_json: JsonOption = False) -> None:
 
 @patterns_app.command()
 def show(
-    name: Annotated[str, typer.Argument(metavar="ID", help="Of the lesson; `patterns list` shows them.")],
+    name: Annotated[
+        str, typer.Argument(metavar="ID", help="The name of a lesson; `patterns list` shows them.")
+    ],
     as_json: JsonOption = False,
 ) -> None:
     """Show one lesson in full."""
@@ -93,9 +94,12 @@ def match(
 @patterns_app.command()
 def add(
     file: Annotated[
-        Path, typer.Argument(help="TOML of one lesson; `patterns show --json` shows the fields.")
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A TOML file with one lesson; `patterns show --json` shows the fields."
+        ),
     ],
-    replace: Annotated[bool, typer.Option("--replace", help="Replace a lesson of the same id.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace a lesson of the same name.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check a lesson of your own and keep it in your configuration folder."""

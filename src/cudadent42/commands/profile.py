@@ -23,18 +23,23 @@ if TYPE_CHECKING:
     from cudadent42.profiles import Diagnosis
 
 FullOption = Annotated[
-    bool, typer.Option("--full", help="All of Nsight Compute's sections: slower, for the finalist.")
+    bool, typer.Option("--full", help="Read all of Nsight Compute's sections. This takes longer.")
 ]
 CountersOption = Annotated[
-    bool, typer.Option("--counters/--no-counters", help="Read performance counters where that is allowed.")
+    bool,
+    typer.Option(
+        "--counters/--no-counters",
+        help="Read performance counters where that is allowed. This is the default.",
+    ),
 ]
 
 
 def profile(
-    case: Annotated[str, typer.Argument(help="A case of the suite, NAME or NAME/DTYPE.")],
+    case: Annotated[str, typer.Argument(metavar="CASE", help="A case of the suite, as name or name/dtype.")],
     suite: SuiteOption = "default",
     implementation: Annotated[
-        str, typer.Option("--implementation", "-i", metavar="NAME", help="Whose kernel to profile.")
+        str,
+        typer.Option("--implementation", "-i", metavar="NAME", help="The implementation that is profiled."),
     ] = "cudadent42",
     full: FullOption = False,
     counters: CountersOption = True,
@@ -46,7 +51,12 @@ def profile(
         ),
     ] = None,
     kernel: Annotated[
-        str, typer.Option("--kernel", metavar="REGEX", help="Only kernels of such a name, of a call of many.")
+        str,
+        typer.Option(
+            "--kernel",
+            metavar="REGEX",
+            help="Of a call with several kernels, profile those with such a name.",
+        ),
     ] = "",
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
@@ -82,24 +92,40 @@ def profile(
 
 
 def doctor(
-    folder: Annotated[Path, typer.Argument(help="A run folder.")],
-    case: Annotated[str, typer.Option("--case", metavar="NAME", help="Not the slowest case but this.")] = "",
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    case: Annotated[
+        str, typer.Option("--case", metavar="NAME", help="The case that is looked at. Default: the slowest.")
+    ] = "",
     implementation: Annotated[
-        str, typer.Option("--implementation", "-i", metavar="NAME", help="Not the candidate but this.")
+        str,
+        typer.Option(
+            "--implementation",
+            "-i",
+            metavar="NAME",
+            help="The implementation that is looked at. Default: the candidate.",
+        ),
     ] = "",
     before: Annotated[
         Path | None,
-        typer.Option("--before", metavar="FOLDER", help="A folder with an earlier profile to compare with."),
+        typer.Option(
+            "--before",
+            metavar="FOLDER",
+            help="A run folder with an earlier profile, which is shown beside this one.",
+        ),
     ] = None,
     full: FullOption = False,
     counters: CountersOption = True,
     measure: Annotated[
-        bool, typer.Option("--measure/--no-measure", help="Profile, where this is the machine of the run.")
+        bool,
+        typer.Option(
+            "--measure/--no-measure",
+            help="Profile where this is the machine of the run. This is the default.",
+        ),
     ] = True,
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Find what holds a run's slowest case back, and say what to do next.
+    """Find what holds a run's slowest case back and what to try next.
 
     Profiles it where this is the run's machine; elsewhere it judges by what the folder has, and says so.
     """

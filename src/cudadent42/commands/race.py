@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cudadent42.commands.common import choices_of, command_line, console_for, encoded, print_json
+from cudadent42.commands.help import KEPT, WHAT
 from cudadent42.commands.options import (
     BudgetOption,
     CacheStateOption,
@@ -38,19 +39,26 @@ RaceSuiteOption = Annotated[
     typer.Option(
         "--suite",
         metavar="NAME|FILE",
-        help="What to measure: race (a few cases that suit the device), or any other suite.",
+        rich_help_panel=WHAT,
+        help="The suite: race (a few cases that suit the device), or any other suite.",
     ),
 ]
 RepositoryOption = Annotated[
     Path | None,
-    typer.Option("--repo", help="A folder in the git repository. Default: the current folder."),
+    typer.Option(
+        "--repo",
+        metavar="FOLDER",
+        rich_help_panel=WHAT,
+        help="A folder in the git repository. Default: the current folder.",
+    ),
 ]
 EntryOption = Annotated[
     str,
     typer.Option(
         "--implementation",
         metavar="FILE",
-        help="What to take from each version: path/to/file.py:callable or kernel.toml. Default: flashmoe_science.",
+        rich_help_panel=WHAT,
+        help="What is taken from each version: path/to/file.py:callable or kernel.toml. Default: flashmoe_science.",
     ),
 ]
 
@@ -59,7 +67,9 @@ def compare(
     rev_a: Annotated[
         str, typer.Argument(metavar="REV_A", help="The parent: a git revision, WORKTREE, or ./folder.")
     ],
-    rev_b: Annotated[str, typer.Argument(metavar="REV_B", help="The child, likewise.")],
+    rev_b: Annotated[
+        str, typer.Argument(metavar="REV_B", help="The child: a git revision, WORKTREE, or ./folder.")
+    ],
     suite: RaceSuiteOption = "race",
     dtype: DTypeOption = None,
     case: CaseOption = None,
@@ -76,7 +86,12 @@ def compare(
     l2: CacheStateOption = None,
     output_dir: OutputOption = None,
     save_csv: SaveOption = True,
-    with_report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html.")] = True,
+    with_report: Annotated[
+        bool,
+        typer.Option(
+            "--report/--no-report", rich_help_panel=KEPT, help="Write report.html. This is the default."
+        ),
+    ] = True,
     ignore_preflight: IgnoreOption = False,
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
@@ -122,11 +137,16 @@ def race_choices(choices: Choices) -> Choices:
 
 
 def bisect(
-    good: Annotated[str, typer.Option("--good", metavar="REV", help="A commit that is fast.")],
-    bad: Annotated[str, typer.Option("--bad", metavar="REV", help="A later commit that is slow.")],
+    good: Annotated[str, typer.Option("--good", metavar="REV", help="A commit at which it was fast.")],
+    bad: Annotated[str, typer.Option("--bad", metavar="REV", help="A later commit at which it was slow.")],
     gate: Annotated[
         str,
-        typer.Option("--gate", metavar="NAME|FILE", help="What a commit must pass, raced against --good."),
+        typer.Option(
+            "--gate",
+            metavar="NAME|FILE",
+            rich_help_panel=KEPT,
+            help="The gates that a commit must pass in a race against --good.",
+        ),
     ] = "default",
     suite: RaceSuiteOption = "race",
     dtype: DTypeOption = None,
@@ -145,7 +165,9 @@ def bisect(
         Path | None,
         typer.Option(
             "--output-dir",
-            help="Folder of the bisection. Default: bisects/<good>-<bad>. One that exists is gone on with.",
+            metavar="FOLDER",
+            rich_help_panel=KEPT,
+            help="The folder of the bisection. Where it exists, that bisection goes on. Default: bisects/<good>-<bad>.",
         ),
     ] = None,
     ignore_preflight: IgnoreOption = False,

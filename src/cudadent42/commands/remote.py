@@ -13,6 +13,7 @@ import typer
 from cudadent42.base.errors import ExitCode
 from cudadent42.commands.common import fail, print_json, say
 from cudadent42.commands.elsewhere import Asked, check, conclude, finish, folder_of, watched
+from cudadent42.commands.help import App
 from cudadent42.commands.options import JsonOption, YesOption
 
 if TYPE_CHECKING:
@@ -27,11 +28,11 @@ if TYPE_CHECKING:
 Agreed = Callable[["Prepared | None", bool], "Terms"]
 """On what terms a run is on a machine that is checked and not started (None for one at hand), with a GPU or without."""
 
-remote_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Runs on other machines.")
+remote_app = App(help="Run on other machines, and end what was started there.")
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Of the remote.")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The name of the machine.")]
 JobArgument = Annotated[
-    str | None, typer.Argument(metavar="JOB", help="Default: the last that was not brought back.")
+    str | None, typer.Argument(metavar="JOB", help="The run's name. Default: the last run that is not back.")
 ]
 
 
@@ -40,12 +41,17 @@ def add(
     name: NameArgument,
     address: Annotated[
         str | None,
-        typer.Argument(metavar="ADDRESS", help="ssh://[user@]host[:port] or gce://PROJECT/ZONE/INSTANCE."),
+        typer.Argument(
+            metavar="ADDRESS",
+            help="ssh://[user@]host[:port], or gce://PROJECT/ZONE/INSTANCE of Google Cloud.",
+        ),
     ] = None,
     spec: Annotated[
         Path | None,
         typer.Option(
-            "--spec", metavar="FILE", help="In place of an address: what machine to make for each run."
+            "--spec",
+            metavar="FILE",
+            help="In place of an address: a TOML file of the machine that is made for each run.",
         ),
     ] = None,
     after: Annotated[
@@ -53,34 +59,49 @@ def add(
         typer.Option(
             "--after",
             metavar="POLICY",
-            help="Of a cloud machine after a run: stop (a fresh one: delete), keep or keep:MINUTES. Default: stop.",
+            help="What becomes of a cloud machine after a run: stop, keep or keep:MINUTES. One made for the "
+            "run is deleted in place of stopped. Default: stop.",
         ),
     ] = None,
     rate: Annotated[
-        str | None, typer.Option("--rate", help="Of a gce:// machine: its price, by name; see `cost rates`.")
+        str | None,
+        typer.Option(
+            "--rate", metavar="NAME", help="The price of a gce:// machine, by name; `cost rates` lists them."
+        ),
     ] = None,
     reach: Annotated[
-        str | None, typer.Option("--reach", help="Of a gce:// machine: auto, iap or internal.")
+        str | None,
+        typer.Option(
+            "--reach", metavar="WAY", help="How a gce:// machine is reached: auto, iap or internal."
+        ),
     ] = None,
     results: Annotated[
         str | None,
-        typer.Option("--results", metavar="gs://BUCKET", help="Of a gce:// machine: copy run folders there."),
+        typer.Option(
+            "--results", metavar="gs://BUCKET", help="Where a gce:// machine copies its run folders."
+        ),
     ] = None,
     unguarded_start: Annotated[
         bool,
         typer.Option(
             "--unguarded-start",
-            help="Of a gce:// machine: agree to starts that nothing but this machine ends until it answers.",
+            help="Agree that until a gce:// machine answers, nothing but this computer would end it.",
         ),
     ] = False,
     folder: Annotated[
         str | None,
-        typer.Option("--folder", help="Where runs happen there. Default: cudadent42-remote in the home."),
+        typer.Option(
+            "--folder",
+            metavar="FOLDER",
+            help="The folder there that runs happen in. Default: cudadent42-remote in the home folder.",
+        ),
     ] = None,
     python: Annotated[
         str,
         typer.Option(
-            "--python", help="A Python there that has torch, to use as it is. Default: our own .venv."
+            "--python",
+            metavar="FILE",
+            help="A Python there that has torch, which is used as it is. Default: a .venv of our own.",
         ),
     ] = "",
 ) -> None:
@@ -172,11 +193,15 @@ def jobs(as_json: JsonOption = False) -> None:
 @remote_app.command()
 def status(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Of a remote. Default: all that was started.")
+        str | None,
+        typer.Argument(metavar="NAME", help="The name of a machine. Default: all that were started."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask a machine what runs there; without a name, what is on of all that was started, and what it has cost."""
+    """Show what runs on a machine.
+
+    Without a name, show every machine that was started from here, whether it is on, and what it has cost.
+    """
     from cudadent42.commands.machines import show_machines
     from cudadent42.remote.core import job as far
     from cudadent42.remote.core import watchdog
@@ -209,11 +234,11 @@ def unwatch(name: NameArgument) -> None:
 def attach(
     job: JobArgument = None,
     start: Annotated[
-        bool, typer.Option("--start", help="Start its cloud machine again if that was stopped meanwhile.")
+        bool, typer.Option("--start", help="Start its cloud machine again where that was stopped meanwhile.")
     ] = False,
     yes: YesOption = False,
 ) -> None:
-    """Go on watching a run elsewhere, and bring it back."""
+    """Watch a run elsewhere again, and bring it back."""
     from cudadent42.remote.core.protection import release
     from cudadent42.remote.core.record import find, remote_of
     from cudadent42.remote.core.run import bring_back, place_of
@@ -246,7 +271,7 @@ def attach(
 def stop(
     job: JobArgument = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="End all that was started from here: runs, and cloud machines.")
+        bool, typer.Option("--all", help="End every run and every cloud machine that was started from here.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

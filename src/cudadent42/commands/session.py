@@ -14,12 +14,12 @@ import typer
 from cudadent42.base.errors import ExitCode
 from cudadent42.commands import trace
 from cudadent42.commands.common import command_line, print_json, split, watching
+from cudadent42.commands.help import WHAT, App
 from cudadent42.commands.options import (
     CaseOption,
     DeviceOption,
     DTypeOption,
     IgnoreOption,
-    ImplementationsOption,
     JsonOption,
     RepeatsOption,
     SuiteOption,
@@ -32,38 +32,52 @@ if TYPE_CHECKING:
     from cudadent42.session.folder import Session
     from cudadent42.session.steps import Step
 
-session_app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="A protocol: baseline, profile, fix one thing at a time, validate, document.",
+session_app = App(
+    help="Follow a protocol: baseline, profile, fix one thing at a time, validate, document.",
 )
 
 SessionOption = Annotated[
     str | None,
     typer.Option(
-        "--session", metavar="NAME|FOLDER", help="Which session. Default: the open one, else the last."
+        "--session", metavar="NAME|FOLDER", help="The session. Default: the open one, else the last."
+    ),
+]
+BesideOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--beside",
+        "--implementations",
+        metavar="NAME|FILE",
+        rich_help_panel=WHAT,
+        help="What the suite also races, beside the baseline. Repeat the option or separate by commas. "
+        "Default: the suite's.",
     ),
 ]
 OverrideOption = Annotated[
     str,
-    typer.Option("--override", metavar="REASON", help="Go on against a rule; the reason is put on record."),
+    typer.Option("--override", metavar="REASON", help="Go on against a rule. The reason is put on record."),
 ]
 
 
 @session_app.command()
 def start(
-    name: Annotated[str, typer.Argument(help="Of the session, for its folder.")] = "session",
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The name of the session and of its folder.")
+    ] = "session",
     protocol: Annotated[
-        str, typer.Option("--protocol", metavar="NAME|FILE", help="default, or the path of a TOML file.")
+        str,
+        typer.Option(
+            "--protocol", metavar="NAME|FILE", help="The protocol: default, or the path of a TOML file."
+        ),
     ] = "default",
     suite: SuiteOption = "default",
     dtype: DTypeOption = None,
     case: CaseOption = None,
-    implementations: ImplementationsOption = None,
+    beside: BesideOption = None,
     repeats: RepeatsOption = None,
     device: DeviceOption = "auto",
     race_suite: Annotated[
-        str, typer.Option("--race-suite", metavar="NAME|FILE", help="What changes are raced on.")
+        str, typer.Option("--race-suite", metavar="NAME|FILE", help="The suite on which changes are raced.")
     ] = "race",
     implementation: Annotated[
         str,
@@ -76,14 +90,23 @@ def start(
     rate: Annotated[
         str | None,
         typer.Option(
-            "--rate", metavar="NAME", help="What an hour costs; `cudadent42 cost rates` lists them."
+            "--rate",
+            metavar="NAME",
+            help="What an hour of the machine costs, by name; `cudadent42 cost rates` lists them.",
         ),
     ] = None,
     budget_minutes: Annotated[
-        float | None, typer.Option("--budget-minutes", help="Stop here. Default: the protocol's.", min=0.01)
+        float | None,
+        typer.Option(
+            "--budget-minutes",
+            metavar="MINUTES",
+            help="The time after which the session ends. Default: the protocol's.",
+            min=0.01,
+        ),
     ] = None,
     budget_money: Annotated[
-        float | None, typer.Option("--budget-money", metavar="USD", help="Stop here.", min=0.01)
+        float | None,
+        typer.Option("--budget-money", metavar="USD", help="The cost at which the session ends.", min=0.01),
     ] = None,
     ignore_preflight: IgnoreOption = False,
     as_json: JsonOption = False,
@@ -97,7 +120,7 @@ def start(
         race_suite=_from_project(race_suite),
         dtypes=split(dtype),
         cases=split(case),
-        implementations=tuple(_from_project(name) for name in split(implementations)),
+        implementations=tuple(_from_project(name) for name in split(beside)),
         repeats=repeats,
         device=device,
         entry=_from_project(implementation),
@@ -138,9 +161,11 @@ def run(
     session: SessionOption = None,
     override: OverrideOption = "",
     revert: Annotated[
-        bool, typer.Option("--revert", help="Take a change back that does not pass, without asking.")
+        bool, typer.Option("--revert", help="Take back a change that does not pass, without asking.")
     ] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep it, without asking.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep a change that does not pass, without asking.")
+    ] = False,
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -175,7 +200,7 @@ def next_(
 
 @session_app.command()
 def note(
-    text: Annotated[str, typer.Argument(help="What was seen or learnt.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="What was seen or learnt.")],
     session: SessionOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -188,7 +213,9 @@ def note(
 @session_app.command()
 def abort(
     session: SessionOption = None,
-    reason: Annotated[str, typer.Option("--reason", help="For the report.")] = "",
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="REASON", help="Why it ends, for the report.")
+    ] = "",
     as_json: JsonOption = False,
 ) -> None:
     """End the session here. What was measured stays, and so does the source."""
@@ -203,7 +230,7 @@ def unpack(
     into: Annotated[Path, typer.Argument(metavar="NEW", help="The folder to make.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Go on elsewhere: make a repository from a session's folder.
+    """Make a repository from a session's folder, to go on elsewhere.
 
     It has the source as the session last recorded it, and the session.
     """
@@ -218,7 +245,7 @@ def unpack(
 
 @session_app.command()
 def report(session: SessionOption = None, as_json: JsonOption = False) -> None:
-    """Write the session's report, at any time."""
+    """Write the session's report. The session need not have ended."""
     from cudadent42.session import report as reports
 
     paths = reports.write(_find(session).path)

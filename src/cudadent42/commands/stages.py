@@ -39,7 +39,9 @@ def preflight(
     device: DeviceOption = "auto",
     fix: Annotated[
         bool,
-        typer.Option("--fix", help="Mend what safely can be: the cache, packages in the project's .venv."),
+        typer.Option(
+            "--fix", help="Mend what can be mended safely: the cache, and packages in the project's .venv."
+        ),
     ] = False,
     emit_shell: Annotated[
         bool,
@@ -72,22 +74,26 @@ def build(
         list[str] | None,
         typer.Option(
             "--arch",
-            metavar="NAMES",
-            help="CUDA architectures, such as sm_90a, by commas; none need be present.",
+            metavar="NAME",
+            help="A CUDA architecture such as sm_90a, which need not be present. Repeat the option or separate by "
+            "commas.",
         ),
     ] = None,
     implementations: Annotated[
         list[str] | None,
         typer.Option(
+            "--implementation",
             "--implementations",
-            metavar="NAMES",
-            help="Whose kernels: cudadent42, or path/to/kernel.toml, by commas. Default: cudadent42.",
+            metavar="NAME|FILE",
+            help="Whose kernels are compiled: cudadent42, or path/to/kernel.toml. Repeat the option or "
+            "separate by commas. "
+            "Default: cudadent42.",
         ),
     ] = None,
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compile the kernels, show what they need.
+    """Compile the kernels and show what they need.
 
     For this machine, or with --arch for CUDA architectures that are not present.
     """
@@ -156,7 +162,7 @@ def verify(
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="A run folder.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     as_json: JsonOption = False,
 ) -> None:
     """Write the report of a run folder again."""

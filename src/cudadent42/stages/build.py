@@ -92,7 +92,7 @@ def buildable(names: Sequence[str]) -> tuple[str, ...]:
             plug_in_file(name)
         elif name != OURS:
             raise UsageError(
-                f"--implementations: {name!r} has nothing to compile; expected {OURS} or a kernel's .toml"
+                f"--implementation: {name!r} has nothing to compile; expected {OURS} or a kernel's .toml"
             )
     return tuple(names) or (OURS,)
 
