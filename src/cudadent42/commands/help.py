@@ -102,6 +102,6 @@ class App(typer.Typer):
             **settings,
         )
 
-    def command(self, name: str | None = None, **settings: Any) -> Callable[[_Callback], _Callback]:  # type: ignore[override]
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[_Callback], _Callback]:
         """As Typer's; ``rich_help_panel`` is the heading that the command stands under."""
         return super().command(name, cls=Command, **settings)
