@@ -18,6 +18,8 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from cudadent42.base.errors import LabError, UsageError  # noqa: E402
 from cudadent42.model import text  # noqa: E402
+from cudadent42.model.records import Verdict  # noqa: E402
+from cudadent42.runs.checking import load_checked  # noqa: E402
 from cudadent42.runs.run_folder import load_run  # noqa: E402
 from cudadent42.stages import report  # noqa: E402 (the tree's own package, installed or not)
 from cudadent42.stages.report.facts import TIMED  # noqa: E402
@@ -46,8 +48,9 @@ def replace_section(readme: str, new: str) -> str:
 
 def _shown(folder: str) -> View:
     """The run, if it may be shown."""
-    view = View(load_run(ROOT / folder))
-    if view.run.results is None or not view.complete or not view.checked or view.failures:
+    view = View(load_checked(ROOT / folder))
+    refused = view.run.results is None or view.run.results.refused is not None
+    if refused or not view.complete or not view.checked or view.failures:
         raise UsageError(f"{folder} is not a finished, verified run; only such a run may be shown")
     environment = view.run.manifest.environment
     if "FLASHMOE_CPU_ISA" in environment and not all(name in environment for name in HOLDING):
@@ -66,9 +69,11 @@ def _overview(views: list[tuple[str, View]]) -> list[str]:
         results = view.run.results
         assert results is not None
         interval = text.interval(results.speedup_geomean_ci_low, results.speedup_geomean_ci_high)
+        undecided = results.verdict is Verdict.UNDECIDED
+        number = "undecided" if undecided else text.ratio(results.speedup_geomean)
         lines.append(
             f"| {view.device} | {_instructions(view)} | {TIMED[view.run.plan.timer]} "
-            f"| [{text.ratio(results.speedup_geomean)}]({folder}) | {interval} | {len(view.timed)} |"
+            f"| [{number}]({folder}) | {interval} | {len(view.timed)} |"
         )
     return lines
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cudadent42.decisions.margin import smallest_called
+from cudadent42.decisions.verdicts import REFUSALS
 from cudadent42.model.records import BuildReport, Comparison, Results, Verdict, VerifiedCase, VerifyReport
 from cudadent42.stages.report.notices import cautions
 from cudadent42.stages.report.view import Tone
@@ -26,9 +27,12 @@ _STYLES = {
 
 
 def results_table(results: Results, with_control: bool) -> Table:
-    """One row per case and dtype, the dtypes apart; below, the other implementations and the control."""
-    table = _table("case", "dtype")
-    for name in (f"{results.baseline} ms", f"{results.candidate} ms", "speed-up", "95 % interval"):
+    """One row per case and dtype, the dtypes apart; below, the other implementations and the control, whose rows are
+    named."""
+    below = (*results.others, *(results.control if with_control else ()))
+    table = _table("case", "dtype", *(["implementation"] if below else []))
+    own = "its ms" if below else f"{results.candidate} ms"
+    for name in (f"{results.baseline} ms", own, "speed-up", "95 % interval"):
         table.add_column(Text(name), justify="right")
     table.add_column("verdict")
     previous = ""
@@ -36,26 +40,30 @@ def results_table(results: Results, with_control: bool) -> Table:
         if previous and row.dtype != previous:
             table.add_section()
         previous = row.dtype
-        _add_comparison(table, row, row.name)
+        _add_comparison(table, row, named=bool(below))
     group = ""
-    for row in (*results.others, *(results.control if with_control else ())):
+    for row in below:
         if row.implementation != group:
             table.add_section()
         group = row.implementation
-        _add_comparison(table, row, f"{row.name} ({row.implementation})")
+        _add_comparison(table, row, named=True)
     return table
 
 
-def _add_comparison(table: Table, row: Comparison, name: str) -> None:
+def _add_comparison(table: Table, row: Comparison, *, named: bool) -> None:
+    """``named``: the table has a column for the implementation."""
+    ratios = (
+        ("–", "–") if row.refused else (f"{ratio(row.speedup)}×", f"{ratio(row.ci_low)}–{ratio(row.ci_high)}")
+    )
     _add_row(
         table,
-        name,
+        row.name,
         row.dtype,
+        *([row.implementation] if named else []),
         latency(row.baseline_latency_ms),
         latency(row.latency_ms),
-        f"{ratio(row.speedup)}×",
-        f"{ratio(row.ci_low)}–{ratio(row.ci_high)}",
-        row.verdict.value,
+        *ratios,
+        f"no verdict: {row.refused.value}" if row.refused else row.verdict.value,
         style=_STYLES[row.verdict],
     )
 
@@ -64,12 +72,15 @@ def verdict_line(results: Results) -> str:
     """The run in one sentence."""
     if not results.cases:
         return "no verdict: no case was timed"
-    line = (
-        f"{results.verdict.value}: {results.candidate} against {results.baseline}, "
-        f"{ratio(results.speedup_geomean)}× (95 % interval "
-        f"{ratio(results.speedup_geomean_ci_low)}–{ratio(results.speedup_geomean_ci_high)}) "
-        f"in the geometric mean of {_plural(len(results.cases), 'cell')}"
-    )
+    sides = f"{results.verdict.value}: {results.candidate} against {results.baseline}"
+    if results.refused is not None:
+        return f"{sides}; {REFUSALS[results.refused]}"
+    interval = f"{ratio(results.speedup_geomean_ci_low)}–{ratio(results.speedup_geomean_ci_high)}"
+    mean = f"in the geometric mean of {_plural(len(results.cases), 'cell')}"
+    if results.verdict is Verdict.UNDECIDED:
+        line = f"{sides}, 95 % interval {interval} {mean}"
+    else:
+        line = f"{sides}, {ratio(results.speedup_geomean)}× (95 % interval {interval}) {mean}"
     if math.isfinite(results.noise_floor):
         line += f", noise floor {results.noise_floor:.1%}"
     if results.verdict in (Verdict.EQUAL, Verdict.UNDECIDED) and math.isfinite(results.detectable_effect):
@@ -200,7 +211,7 @@ def verify_table(report: VerifyReport, everything: bool) -> Table:
 
 def verify_line(report: VerifyReport) -> str:
     failed = sum(not case.passed for case in report.cases)
-    checked = _plural(len(report.cases), "check")
+    checked = _plural(len(report.counted), "check")
     return f"verification passed: {checked}" if not failed else f"verification failed: {failed} of {checked}"
 
 

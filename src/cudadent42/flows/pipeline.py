@@ -14,6 +14,7 @@ from cudadent42 import ledger
 from cudadent42.base.errors import BuildFailedError, ExitCode, LabError, MachineNotReadyError, UsageError
 from cudadent42.base.progress import Observer
 from cudadent42.decisions.compare import compare
+from cudadent42.decisions.verdicts import MIN_BLOCKS
 from cudadent42.model import implementations
 from cudadent42.model.device_names import parse_device
 from cudadent42.model.events import BlockMeasured, CaseVerified, Event, Message, Progress, Skipped, WorkerLost
@@ -154,7 +155,12 @@ def run(request: Request, observer: Observer, opened: Callable[[RunWriter], None
 
     Raises LabError where the run cannot go on; what was measured until then is in the folder.
     """
-    return execute(with_timer(prepare(request, observer), request, observer), request, observer, opened)
+    prepared = with_timer(prepare(request, observer), request, observer)
+    if prepared.plan.repeats < MIN_BLOCKS:
+        observer.note(
+            f"--repeats {prepared.plan.repeats} allows no verdict, whatever it shows: {MIN_BLOCKS} blocks are the least"
+        )
+    return execute(prepared, request, observer, opened)
 
 
 def with_timer(prepared: Prepared, request: Request, observer: Observer) -> Prepared:
@@ -269,7 +275,8 @@ def require(built: BuildReport) -> None:
 def verify(plan: Plan, worker: Worker, observer: Observer) -> VerifyReport:
     """Check every case of the plan, and the adversarial inputs."""
     observer.stage("verify")
-    return run_stage("verify", plan, on_event=lambda event: _tell(event, observer), worker=worker)
+    report = run_stage("verify", plan, on_event=lambda event: _tell(event, observer), worker=worker)
+    return replace(report, baseline=plan.baseline)
 
 
 def _bench(

@@ -202,6 +202,13 @@ class VerifyReport:
     skipped: dict[str, str] = field(default_factory=dict)
     """What was not verified, with the reason: ``Case.id/implementation`` that the implementation does not
     support, or the name of an implementation that cannot run here."""
+    baseline: str = ""
+    """Of the plan."""
+
+    @property
+    def counted(self) -> tuple[VerifiedCase, ...]:
+        """Every check but the baseline's passed ones: its bound is twice its own error."""
+        return tuple(case for case in self.cases if case.implementation != self.baseline or not case.passed)
 
     @property
     def passed(self) -> bool:

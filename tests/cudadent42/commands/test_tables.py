@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -55,8 +56,16 @@ def test_what_looks_like_markup_is_shown_as_it_is(text: str) -> None:
     assert f"case{text}/fp32" in page
     assert f"FAILED: raised {text}" in page
     page = shown(tables.results_table(results(text), with_control=True))
-    assert f"{text} ms" in page
-    assert f"one (other{text})" in page
+    assert f"other{text}" in page
+    assert f"{text} ms" in shown(tables.results_table(replace(results(text), others=()), with_control=True))
+
+
+def test_rivals_times_do_not_stand_in_the_candidates_column() -> None:
+    page = shown(tables.results_table(results("ours"), with_control=False)).splitlines()
+    assert "ours ms" not in page[0] + page[1]
+    assert "its ms" in page[0] + page[1]
+    rows = [line.split() for line in page if line.strip().startswith("one")]
+    assert [row[2] for row in rows] == ["ours", "otherours"]
 
 
 def test_cautions_name_noise_and_disturbances() -> None:

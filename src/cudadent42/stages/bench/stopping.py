@@ -15,6 +15,7 @@ import numpy as np
 from cudadent42.decisions.margin import smallest_called, upper
 from cudadent42.decisions.schedule import control_name
 from cudadent42.decisions.statistics import blocks_for, detectable_effect, half_width, spread_of
+from cudadent42.decisions.verdicts import MIN_BLOCKS
 from cudadent42.model.records import Plan
 
 MIN_PRECISION_BLOCKS = 24
@@ -95,6 +96,8 @@ class Pace:
         if self._plan.precision is not None:
             return line + self._until(block_s)
         blocks = self._plan.repeats
+        if blocks < MIN_BLOCKS:
+            return f"{line}the {blocks} planned take {_time(blocks * block_s)} and allow no verdict"
         called = smallest_called(detectable_effect(spread, blocks), margin)
         line += f"the {blocks} planned take {_time(blocks * block_s)} and call one of {called:.1%}"
         return line if self._plan.budget_s is None else f"{line}, within {_time(self._plan.budget_s)}"

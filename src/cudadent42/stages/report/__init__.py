@@ -21,7 +21,7 @@ class ReportPaths:
     html: Path
     markdown: Path
     speedup_svg: Path | None
-    """None where nothing was timed."""
+    """None where nothing has a ratio."""
 
 
 def write(folder: Path, before: Path | None = None) -> ReportPaths:
@@ -57,7 +57,7 @@ def write_run(run: RunFolder, before: Path | None = None) -> ReportPaths:
     paths = ReportPaths(
         html=run.path / "report.html",
         markdown=run.path / "report.md",
-        speedup_svg=run.path / "speedup.svg" if view.timed else None,
+        speedup_svg=run.path / "speedup.svg" if view.measured else None,
     )
     _replace(paths.html, html.render(view))
     _replace(paths.markdown, markdown.render(view))

@@ -48,6 +48,11 @@ class CaseRow:
         return self.comparison.speedup if self.comparison else math.nan
 
     @property
+    def measured(self) -> bool:
+        """Whether the candidate's ratio is one: it was timed, and nothing forbids a verdict."""
+        return self.comparison is not None and self.comparison.refused is None
+
+    @property
     def gflops(self) -> float:
         """Achieved by the candidate, 1e9 floating-point operations per second."""
         return _rate(self.case, self.comparison.latency_ms) if self.comparison else math.nan

@@ -146,7 +146,7 @@ def roofline_line(view: View) -> str:
     """The highest rate of each dtype, and its share of the ceiling that was measured."""
     found = []
     for dtype in view.dtypes:
-        rated = [row for row in view.timed if row.case.dtype == dtype and math.isfinite(row.gflops)]
+        rated = [row for row in view.measured if row.case.dtype == dtype and math.isfinite(row.gflops)]
         if not rated:
             continue
         best = max(rated, key=lambda row: row.gflops)

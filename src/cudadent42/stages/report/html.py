@@ -104,7 +104,7 @@ def _figures(view: View, sheet: svg.Sheet) -> dict[str, Markup]:
         ("roofline", roofline),
         ("errors", errors),
     ):
-        wanted = name != "speedup" or bool(view.timed)
+        wanted = name != "speedup" or bool(view.measured)
         drawn[f"{name}_wide"] = Markup(draw(view, sheet, wide=True) if wanted else "")
         drawn[f"{name}_narrow"] = Markup(draw(view, sheet, wide=False) if wanted else "")
     return drawn
@@ -178,10 +178,12 @@ def _case(row: CaseRow) -> dict[str, Any]:
         "timed": True,
         "baseline_latency": text.latency(found.baseline_latency_ms),
         "latency": text.latency(found.latency_ms),
-        "speedup": text.ratio(found.speedup),
-        "interval": text.interval(found.ci_low, found.ci_high),
+        "speedup": text.ratio(found.speedup) if row.measured else text.NOT_AVAILABLE,
+        "interval": f"no ratio: {found.refused.value}"
+        if found.refused
+        else text.interval(found.ci_low, found.ci_high),
         "verdict": found.verdict.value,
-        "gflops": text.figures(row.gflops),
+        "gflops": text.figures(row.gflops) if row.measured else text.NOT_AVAILABLE,
         "error": f"{error:.2f}×" if math.isfinite(error) else text.NOT_AVAILABLE,
         "flagged": f"{found.flagged_blocks} of {found.measured_blocks}",
     }

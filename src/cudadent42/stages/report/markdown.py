@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from cudadent42.decisions.words import report_lines
 from cudadent42.model import text
-from cudadent42.model.records import Comparison
+from cudadent42.model.records import Comparison, Verdict
 from cudadent42.profiles.text import ablations, known, times, unasked
 from cudadent42.stages.report import facts, gates, notices
 from cudadent42.stages.report.cases import CaseRow, shares_of_bound
@@ -107,9 +107,13 @@ def _line(row: CaseRow) -> str:
     if found is None:
         return f"{start} | | | | not compared: {escape(row.reason)} |"
     flagged = f" ({found.flagged_blocks} flagged)" if found.flagged_blocks else ""
+    latencies = f"{text.latency(found.baseline_latency_ms)} | {text.latency(found.latency_ms)}"
+    if found.refused is not None:
+        return f"{start} {latencies} | | | no verdict: {found.refused.value}{flagged} |"
+    ratio = text.ratio(found.speedup)
+    ratio = ratio if found.verdict is Verdict.UNDECIDED else f"**{ratio}**"
     return (
-        f"{start} {text.latency(found.baseline_latency_ms)} | {text.latency(found.latency_ms)} | "
-        f"**{text.ratio(found.speedup)}** | {text.interval(found.ci_low, found.ci_high)} | "
+        f"{start} {latencies} | {ratio} | {text.interval(found.ci_low, found.ci_high)} | "
         f"{found.verdict.value}{flagged} |"
     )
 

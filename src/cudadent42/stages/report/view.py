@@ -6,14 +6,15 @@ import math
 import shlex
 import statistics
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
 from functools import cached_property
 
+from cudadent42.decisions.verdicts import REFUSALS
 from cudadent42.model import text
 from cudadent42.model.cases import Case
-from cudadent42.model.records import Check, Comparison, Status, Verdict, VerifiedCase
+from cudadent42.model.records import Check, Comparison, Refusal, Status, Verdict, VerifiedCase
 from cudadent42.operations import definition
 from cudadent42.profiles.records import Diagnosis, Profile
 from cudadent42.runs.run_folder import RunFolder, RunStatus
@@ -151,6 +152,11 @@ class View:
     def timed(self) -> tuple[CaseRow, ...]:
         return tuple(row for row in self.rows if row.comparison)
 
+    @cached_property
+    def measured(self) -> tuple[CaseRow, ...]:
+        """The timed cases whose ratios are such: nothing forbids a verdict."""
+        return tuple(row for row in self.timed if row.measured)
+
     @property
     def shape_legend(self) -> str:
         """What the numbers of ``CaseRow.shape`` are."""
@@ -178,7 +184,7 @@ class View:
     @property
     def extremes(self) -> tuple[CaseRow, CaseRow] | None:
         """The cases with the smallest and the largest speed-up."""
-        finite = [row for row in self.timed if row.comparison and math.isfinite(row.comparison.speedup)]
+        finite = [row for row in self.timed if row.measured and math.isfinite(row.speedup)]
         if not finite:
             return None
         return min(finite, key=lambda row: row.speedup), max(finite, key=lambda row: row.speedup)
@@ -186,6 +192,8 @@ class View:
     def dtype_geomean(self, dtype: str) -> float:
         """Geometric mean speed-up of one dtype's cases; NaN without any."""
         found = [row.speedup for row in self.timed if row.case.dtype == dtype]
+        if not all(row.measured for row in self.timed if row.case.dtype == dtype):
+            return math.nan
         if not found or not all(math.isfinite(value) and value > 0 for value in found):
             return math.nan
         return statistics.geometric_mean(found)
@@ -216,9 +224,8 @@ class View:
 
     @cached_property
     def checked(self) -> tuple[VerifiedCase, ...]:
-        """Every check but the baseline's passed ones: its bound is twice its own error."""
-        cases = self.run.verify.cases if self.run.verify else ()
-        return tuple(c for c in cases if c.implementation != self.run.plan.baseline or not c.passed)
+        """The checks that count, as the terminal counts them."""
+        return replace(self.run.verify, baseline=self.run.plan.baseline).counted if self.run.verify else ()
 
     @property
     def worst_of_bound(self) -> float:
@@ -294,7 +301,7 @@ class View:
             Verdict.FASTER: f"{self.candidate} is faster than {self.baseline}: {speed}",
             Verdict.SLOWER: f"{self.candidate} is slower than {self.baseline}: {speed}",
             Verdict.EQUAL: f"{self.candidate} is as fast as {self.baseline}: {speed}",
-            Verdict.UNDECIDED: f"Undecided: {self.candidate} over {self.baseline} is {speed}",
+            Verdict.UNDECIDED: f"Undecided whether {self.candidate} is faster or slower than {self.baseline}",
         }[results.verdict]
 
     @property
@@ -306,6 +313,8 @@ class View:
             return Tone.NEUTRAL
         if results is None or not results.cases:
             return Tone.WARN
+        if results.refused is Refusal.IMPOSSIBLE:
+            return Tone.BAD
         return {Verdict.FASTER: Tone.GOOD, Verdict.SLOWER: Tone.BAD}.get(results.verdict, Tone.NEUTRAL)
 
     @property
@@ -316,6 +325,8 @@ class View:
             return f"{text.implementation(self.profiled.profile.implementation)} on {self.place}"
         if results is None or not results.cases:
             return f"{text.plural(len(self.run.plan.cases), 'case')} planned on {self.place}"
+        if results.refused is not None:
+            return f"No ratio ({results.refused.value}): {REFUSALS[results.refused]}. On {self.place}"
         mean = f" {text.ratio(results.speedup_geomean)}" if self.failures else ""
         interval = text.interval(results.speedup_geomean_ci_low, results.speedup_geomean_ci_high)
         if len(self.rows) == 1:

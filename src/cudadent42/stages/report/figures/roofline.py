@@ -50,7 +50,7 @@ def roofline(view: View, sheet: svg.Sheet, *, wide: bool) -> str:
 
     Names stand beside the candidate's marks where they overlap nothing.
     """
-    rows = [row for row in view.timed if _drawable(row)]
+    rows = [row for row in view.measured if _drawable(row)]
     if not rows:
         return ""
     dtypes = list(dict.fromkeys(row.case.dtype for row in rows))

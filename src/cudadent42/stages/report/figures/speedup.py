@@ -137,7 +137,7 @@ def _layout(names: list[str], dtypes: int, wide: bool) -> _Layout:
 def _limits(view: View) -> tuple[float, float]:
     values = [
         end
-        for row in view.timed
+        for row in view.measured
         for comparison in _shown(view, row)
         for end in (comparison.ci_low, comparison.ci_high, comparison.speedup)
     ]
@@ -254,6 +254,9 @@ def _row(
             _value(axes, beside, y, "failed", Role.SLOWER, bold=True)
         else:
             _value(axes, beside, y, "not timed", Role.MUTED)
+        return
+    if not row.measured:
+        _value(axes, beside, y, "no ratio", Role.MUTED)
         return
     pitch = _LANE / (_GAP + _LANE * lanes)
     first = y - pitch * (lanes - 1) / 2
