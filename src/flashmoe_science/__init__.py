@@ -7,11 +7,25 @@ from flashmoe_science.errors import BuildError, DeviceError, InputError
 
 if TYPE_CHECKING:
     from flashmoe_science.attention import flash_attention
+    from flashmoe_science.explanation import explain
     from flashmoe_science.moe import fused_moe, topk_routing
 
-__all__ = ["BuildError", "DeviceError", "InputError", "flash_attention", "fused_moe", "topk_routing"]
+__all__ = [
+    "BuildError",
+    "DeviceError",
+    "InputError",
+    "explain",
+    "flash_attention",
+    "fused_moe",
+    "topk_routing",
+]
 
-_MODULES = {"flash_attention": "attention", "fused_moe": "moe", "topk_routing": "moe"}
+_MODULES = {
+    "explain": "explanation",
+    "flash_attention": "attention",
+    "fused_moe": "moe",
+    "topk_routing": "moe",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -22,3 +36,7 @@ def __getattr__(name: str) -> Any:
         globals()[name] = found
         return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch._compile import _disable_dynamo
 from torch.compiler import is_dynamo_compiling
 
 from flashmoe_science.arguments import check_arguments, check_causal
@@ -11,6 +10,7 @@ from flashmoe_science.cpu import attention as cpu
 from flashmoe_science.cuda import attention as cuda
 from flashmoe_science.cuda.attention.forward import calls
 from flashmoe_science.errors import DeviceError
+from flashmoe_science.untraced import untraced
 
 
 def flash_attention(
@@ -74,6 +74,5 @@ def flash_attention(
     )
 
 
-# Not torch.compiler.disable on the function: that imports all of Dynamo with this package, and costs every call
-# half a microsecond. This one imports at its first call, which only compiled code makes.
-_untraced = _disable_dynamo(flash_attention)
+# Not around the function itself: that would cost every call half a microsecond.
+_untraced = untraced(flash_attention)

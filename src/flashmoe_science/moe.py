@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal, TypeVar
 
 import torch
-from torch._compile import _disable_dynamo
 from torch.compiler import is_dynamo_compiling
 
 from flashmoe_science.cpu import moe as cpu_moe
@@ -21,6 +20,7 @@ from flashmoe_science.moe_arguments import (
     parse_choice,
     reject_moe_gradients,
 )
+from flashmoe_science.untraced import untraced
 
 _ACTIVATIONS = {member.value: member for member in Activation}
 _LAYOUTS = {member.value: member for member in W13Layout}
@@ -168,6 +168,6 @@ def _by_name(members: dict[str, E], name: object) -> E | None:
     return members.get(name) if isinstance(name, str) else None
 
 
-# See `flashmoe_science.attention`: this imports Dynamo at its first call, which only compiled code makes.
-_fused_moe_untraced = _disable_dynamo(fused_moe)
-_topk_routing_untraced = _disable_dynamo(topk_routing)
+# See `flashmoe_science.attention`.
+_fused_moe_untraced = untraced(fused_moe)
+_topk_routing_untraced = untraced(topk_routing)

@@ -36,6 +36,10 @@ class KernelModule(Protocol[P_contra]):
         """The configuration for a problem; None if this kernel cannot or should not take it."""
         ...
 
+    def why_not(self, problem: P_contra, device: Device) -> str | None:
+        """Why `choose` gives nothing for a problem, as the end of a sentence about the kernel; None if it does."""
+        ...
+
     def kernels(self, architecture: str) -> list[CudaKernel]:
         """Everything that `choose` can lead to on an architecture, for building ahead of time."""
         ...
@@ -52,6 +56,14 @@ class KernelModule(Protocol[P_contra]):
         KernelDefectError, unless they are allowed, if a kernel spills and the like: see `jit.nvrtc.compile_kernel`.
         """
         ...
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a kernel does not take a problem."""
+
+    kernel: Enum
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -95,6 +107,23 @@ class Selection(Generic[P]):
                 f"the kernel {named!r} that {self.override_variable} asks for cannot take {what}; unset it"
             )
         raise NoKernelError(f"no {self.noun} takes {what}; use {self.instead}")
+
+    def others(self, problem: P, device: Device, choice: Choice) -> list[Refusal]:
+        """Why every kernel but that of `choice`, which is `select`'s, does not take a problem."""
+        named = os.environ.get(self.override_variable)
+        order = list(self._order(problem, device))
+        refusals = []
+        for place, kind in enumerate(order):
+            if kind is choice.kernel:
+                continue
+            reason = f"{self.override_variable} asks for another" if named else None
+            if reason is None:
+                reason = self.modules[kind].why_not(problem, device)
+            if reason is None:
+                assert place > order.index(choice.kernel)
+                reason = f"it could, but {choice.kernel.value} is preferred for this problem"
+            refusals.append(Refusal(kind, reason))
+        return refusals
 
     def plan(self, problem: P, device: Device, choice: Choice | None = None) -> LaunchPlan:
         """The launch plan of `select`'s kernel, or of `choice`. The device is current.

@@ -35,3 +35,18 @@ def device_of(index: int) -> Device:
         l2_bytes=properties.L2_cache_size,
         nvrtc=nvrtc_version(),
     )
+
+
+_MIB = 1 << 20
+GPUS = {
+    "T4": Device(0, "sm_75", 40, 4 * _MIB),
+    "A100": Device(0, "sm_80", 108, 40 * _MIB),
+    "A10": Device(0, "sm_86", 72, 6 * _MIB),
+    "L4": Device(0, "sm_89", 58, 48 * _MIB),
+    "L40S": Device(0, "sm_89", 142, 96 * _MIB),
+    "RTX 4090": Device(0, "sm_89", 128, 72 * _MIB),
+    "H100": Device(0, "sm_90", 132, 50 * _MIB),
+    "H200": Device(0, "sm_90", 132, 50 * _MIB),
+    "B200": Device(0, "sm_100", 148, 126 * _MIB),
+}
+"""GPUs by name, with NVIDIA's published figures of their largest form: to ask about one that is not there."""

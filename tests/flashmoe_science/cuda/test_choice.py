@@ -40,6 +40,9 @@ class Kernel:
         shared = CudaKernel("both.cu", "both", architecture, {}, 32, 0)
         return [shared, CudaKernel(f"{self.kind.value}.cu", self.kind.value, architecture, {}, 32, 0)]
 
+    def why_not(self, problem: int, device: Device) -> str | None:
+        return None if problem <= self.most else f"{problem} is more than {self.most}"
+
     def check(self, problem: int, configuration: Any) -> None:
         pass
 
@@ -115,3 +118,16 @@ def test_if_all_have_defects_the_last_of_the_table_is_taken_as_it_is(order: tupl
 
 def test_each_kernel_is_built_once(kernels: tuple[Kernel, Kernel]) -> None:
     assert [kernel.function for kernel in selection(*kernels).kernels("sm_90")] == ["both", "fast", "any"]
+
+
+def test_what_is_not_taken_has_its_reason(
+    kernels: tuple[Kernel, Kernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = selection(*kernels)
+    ((kind, reason),) = [(one.kernel, one.reason) for one in chosen.others(11, GPU, chosen.select(11, GPU))]
+    assert (kind, reason) == (Kind.FAST, "11 is more than 10")
+    ((kind, reason),) = [(one.kernel, one.reason) for one in chosen.others(1, GPU, chosen.select(1, GPU))]
+    assert (kind, reason) == (Kind.ANY, "it could, but fast is preferred for this problem")
+    monkeypatch.setenv(VARIABLE, "any")
+    ((kind, reason),) = [(one.kernel, one.reason) for one in chosen.others(1, GPU, chosen.select(1, GPU))]
+    assert (kind, reason) == (Kind.FAST, f"{VARIABLE} asks for another")

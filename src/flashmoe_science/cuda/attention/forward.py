@@ -46,10 +46,7 @@ def _make_call(tensors: Tensors, options: Options, index: int) -> Call:
     """Choose, compile, load and prepare."""
     query, key, value = tensors
     causal, softmax_scale, return_lse, choice = options
-    if query.dtype not in _DTYPES:
-        raise InputError(
-            f"query has dtype {query.dtype}; the CUDA kernels take float16 and bfloat16: use .to()"
-        )
+    _check_dtype(query)
     device = device_of(index)
     make_context_current(index)
     output = result_like(query)
@@ -164,10 +161,32 @@ def explain(
 
     ``device``: a GPU that need not be there, for tensors of any device, ``meta`` among them; theirs unless given.
     """
+    problem, gpu = asked(query, key, value, causal, softmax_scale, return_lse, device)
+    return select(problem, gpu)
+
+
+def asked(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    causal: bool,
+    softmax_scale: float | None,
+    return_lse: bool,
+    device: Device | None,
+) -> tuple[Problem, Device]:
+    """What `explain` chooses for, and on which GPU; arguments as there, which are checked."""
     check_arguments(query, key, value, softmax_scale)
     causal = check_causal(causal)
+    _check_dtype(query)
     problem = _problem(query, key, value, result_like(query), causal, softmax_scale, return_lse)
-    return select(problem, device_of(query.get_device()) if device is None else device)
+    return problem, device_of(query.get_device()) if device is None else device
+
+
+def _check_dtype(query: torch.Tensor) -> None:
+    if query.dtype not in _DTYPES:
+        raise InputError(
+            f"query has dtype {query.dtype}; the CUDA kernels take float16 and bfloat16: use .to()"
+        )
 
 
 def _nothing(query: int, key: int, value: int, output: int, lse: int, stream: int) -> None:

@@ -32,13 +32,7 @@ _MOST_TILES = 1 << 30
 
 def choose(problem: Problem, device: Device) -> Choice | None:
     """The tile for the head dim, mask and length, where TMA can read the tensors and the compiler is up to it."""
-    if base_architecture(device.architecture) != "sm_90" or problem.softmax_scale <= 0:
-        return None
-    if device.nvrtc < _FIRST_NVRTC:
-        return None
-    if problem.seqlen_q < _FEWEST_ROWS or problem.seqlen_k == 0:
-        return None
-    if not _all_mappable(problem):
+    if why_not(problem, device) is not None:
         return None
     tile = configs.configuration(
         problem.head_dim,
@@ -49,6 +43,25 @@ def choose(problem: Problem, device: Device) -> Choice | None:
         device.multiprocessors,
     )
     return Choice(KernelKind.HOPPER, tile, "TMA and wgmma kernel with the tile for this head dim and mask")
+
+
+def why_not(problem: Problem, device: Device) -> str | None:
+    if base_architecture(device.architecture) != "sm_90":
+        return f"it needs sm_90, and the GPU is {device.architecture}"
+    if device.nvrtc < _FIRST_NVRTC:
+        return (
+            f"it needs NVRTC {'.'.join(map(str, _FIRST_NVRTC))} or later, and this is "
+            f"{'.'.join(map(str, device.nvrtc))}"
+        )
+    if problem.softmax_scale <= 0:
+        return f"softmax_scale is {problem.softmax_scale:g}, and it needs a positive one"
+    if problem.seqlen_q < _FEWEST_ROWS:
+        return f"{problem.seqlen_q} query rows do not fill a tile of {_FEWEST_ROWS}"
+    if problem.seqlen_k == 0:
+        return "there are no keys"
+    if not _all_mappable(problem):
+        return "its tensor maps cannot describe an expanded dimension"
+    return None
 
 
 def _all_mappable(problem: Problem) -> bool:

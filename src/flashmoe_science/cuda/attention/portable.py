@@ -29,7 +29,7 @@ _L2_SHARE = 0.5  # part of the L2 cache that the keys and values of one section 
 
 def choose(problem: Problem, device: Device) -> Choice | None:
     """The tall tile where it gives every scheduler of every multiprocessor a warp, else the short one."""
-    if problem.dtype == torch.bfloat16 and not limits(device.architecture).bfloat16:
+    if why_not(problem, device) is not None:
         return None
     tall = configs.tall(device.architecture, problem.head_dim, problem.causal, problem.seqlen_k)
     short = configs.short(device.architecture, problem.head_dim)
@@ -42,6 +42,12 @@ def choose(problem: Problem, device: Device) -> Choice | None:
             f"{blocks} blocks of {tall.block_m} rows would not fill {device.multiprocessors} multiprocessors",
         )
     return Choice(KernelKind.PORTABLE, tall, "mma.sync kernel with the tile for many rows")
+
+
+def why_not(problem: Problem, device: Device) -> str | None:
+    if problem.dtype == torch.bfloat16 and not limits(device.architecture).bfloat16:
+        return f"{device.architecture} has no bfloat16"
+    return None
 
 
 def kernels(architecture: str) -> list[CudaKernel]:

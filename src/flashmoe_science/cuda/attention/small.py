@@ -57,18 +57,30 @@ def choose(problem: Problem, device: Device) -> Choice | None:
     multiprocessors busy, need to start and to go through the keys one tile after another. Measured on an H200:
     docs/kernels/small.md.
     """
-    if not _can_take(problem, device):
+    if why_not(problem, device) is not None:
         return None
     configuration = configuration_for(problem, device)
-    blocks, work = _row_slices(problem).blocks(configuration.rows), _work(problem, device)
-    if blocks > _MOST_ROW_BLOCKS * work.row_slices.slices and not _pays(problem, configuration, device, work):
-        return None
     if configuration.single_pass:
         return Choice(KernelKind.SMALL, configuration, "few keys: all are held in registers at once")
     shared = f"{configuration.warps} warps x {configuration.cluster} blocks"
     if configuration.splits > 1:
         shared += f" x {configuration.splits} splits of the grid"
     return Choice(KernelKind.SMALL, configuration, f"few rows: the keys are split over {shared}")
+
+
+def why_not(problem: Problem, device: Device) -> str | None:
+    if problem.dtype == torch.bfloat16 and not limits(device.architecture).bfloat16:
+        return f"{device.architecture} has no bfloat16"
+    if not _countable(problem):
+        return "it cannot count so many heads, rows or keys"
+    configuration = configuration_for(problem, device)
+    blocks, work = _row_slices(problem).blocks(configuration.rows), _work(problem, device)
+    if blocks > _MOST_ROW_BLOCKS * work.row_slices.slices and not _pays(problem, configuration, device, work):
+        return (
+            f"its {blocks} blocks of {configuration.rows} rows would each read all keys; kernels with taller tiles "
+            "should take less time"
+        )
+    return None
 
 
 def configuration_for(problem: Problem, device: Device) -> SmallConfiguration:
@@ -116,12 +128,6 @@ def _row_slices(problem: Problem) -> RowSlices:
         slices=problem.batch * problem.num_kv_heads,
         rows=problem.seqlen_q * (problem.num_heads // problem.num_kv_heads),
     )
-
-
-def _can_take(problem: Problem, device: Device) -> bool:
-    if problem.dtype == torch.bfloat16 and not limits(device.architecture).bfloat16:
-        return False
-    return _countable(problem)
 
 
 def _countable(problem: Problem) -> bool:

@@ -41,13 +41,22 @@ class Product(Enum):
 
 def choose(problem: MoeProblem, device: Device) -> Choice | None:
     """The configuration, while so few tokens meet an expert that its weights' way from memory is what takes time."""
-    if device.architecture not in configs.tuned_architectures():
+    if why_not(problem, device) is not None:
         return None
     configuration = configs.configuration(device.architecture, problem.tokens, problem.top_k, problem.experts)
-    if configuration is None or not _countable(problem, configuration):
-        return None
     rows = f"{problem.rows_per_expert:.2g} rows per expert"
     return Choice(MoeKind.FEW, configuration, f"each weight is read once, at memory's rate: {rows}")
+
+
+def why_not(problem: MoeProblem, device: Device) -> str | None:
+    if device.architecture not in configs.tuned_architectures():
+        return f"there are no tiles for {device.architecture}"
+    configuration = configs.configuration(device.architecture, problem.tokens, problem.top_k, problem.experts)
+    if configuration is None:
+        return f"{problem.rows_per_expert:.2g} rows per expert are not few"
+    if not _countable(problem, configuration):
+        return "its counters cannot hold so many rows, experts or bytes of an expert"
+    return None
 
 
 def kernels(architecture: str) -> list[CudaKernel]:

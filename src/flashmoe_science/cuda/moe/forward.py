@@ -8,7 +8,7 @@ import torch
 
 from flashmoe_science.cuda.calls import Calls, Options, Tensors
 from flashmoe_science.cuda.choice import Choice
-from flashmoe_science.cuda.device import device_of
+from flashmoe_science.cuda.device import Device, device_of
 from flashmoe_science.cuda.driver import make_context_current
 from flashmoe_science.cuda.moe.problem import MoeProblem
 from flashmoe_science.cuda.moe.select import plan, select
@@ -117,11 +117,24 @@ def explain(
     *,
     activation: Activation = Activation.SILU,
     w13_layout: W13Layout = W13Layout.CONCAT,
+    device: Device | None = None,
 ) -> Choice:
-    """Which kernels and configuration `forward` takes for these tensors, and why. Launches nothing."""
+    """Which kernels and configuration `forward` takes for these tensors, and why. Launches nothing.
+
+    ``device``: a GPU that need not be there, for tensors of any device, ``meta`` among them; theirs unless given.
+    """
+    tensors = hidden_states, w13, w2, topk_weights, topk_ids
+    return select(*asked(tensors, activation, w13_layout, device))
+
+
+def asked(
+    tensors: Tensors, activation: Activation, w13_layout: W13Layout, device: Device | None
+) -> tuple[MoeProblem, Device]:
+    """What `explain` chooses for, and on which GPU; arguments as there, which are checked."""
+    hidden_states, w13, w2, topk_weights, topk_ids = tensors
     check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, activation)
     problem = _problem(hidden_states, w13, w2, topk_ids, activation, w13_layout)
-    return select(problem, device_of(hidden_states.get_device()))
+    return problem, device_of(hidden_states.get_device()) if device is None else device
 
 
 def _problem(

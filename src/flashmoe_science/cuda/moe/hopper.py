@@ -35,12 +35,22 @@ _MOST_TILES = 1 << 30
 
 def choose(problem: MoeProblem, device: Device) -> Choice | None:
     """The tile for the mean number of rows of an expert, where the compiler is up to it."""
-    if base_architecture(device.architecture) != "sm_90" or device.nvrtc < _FIRST_NVRTC:
-        return None
-    if _what_is_too_big(problem) is not None:
+    if why_not(problem, device) is not None:
         return None
     tile = configs.configuration(problem.rows_per_expert)
     return Choice(MoeKind.HOPPER, tile, "TMA and wgmma products of rows sorted by expert")
+
+
+def why_not(problem: MoeProblem, device: Device) -> str | None:
+    if base_architecture(device.architecture) != "sm_90":
+        return f"it needs sm_90, and the GPU is {device.architecture}"
+    if device.nvrtc < _FIRST_NVRTC:
+        return (
+            f"it needs NVRTC {'.'.join(map(str, _FIRST_NVRTC))} or later, and this is "
+            f"{'.'.join(map(str, device.nvrtc))}"
+        )
+    reason = _what_is_too_big(problem)
+    return None if reason is None else f"it cannot count {reason}"
 
 
 def _what_is_too_big(problem: MoeProblem) -> str | None:

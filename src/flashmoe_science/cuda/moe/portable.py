@@ -45,16 +45,25 @@ class Product(Enum):
 
 def choose(problem: MoeProblem, device: Device) -> Choice | None:
     """The tiles for the mean number of rows per expert."""
-    if device.architecture not in configs.tuned_architectures():
+    if why_not(problem, device) is not None:
         return None
     configuration = configs.configuration(device.architecture, problem.rows_per_expert)
-    if not _countable(problem, configuration) or problem.experts > routing.most_experts(device.architecture):
-        return None
     return Choice(
         MoeKind.PORTABLE,
         configuration,
         f"mma.sync products with the tiles for {problem.rows_per_expert:.0f} rows per expert",
     )
+
+
+def why_not(problem: MoeProblem, device: Device) -> str | None:
+    if device.architecture not in configs.tuned_architectures():
+        return f"there are no tiles for {device.architecture}"
+    if not _countable(problem, configs.configuration(device.architecture, problem.rows_per_expert)):
+        return "it cannot count so many tiles, or rows so long"
+    most = routing.most_experts(device.architecture)
+    if problem.experts > most:
+        return f"routing counts at most {most} experts"
+    return None
 
 
 def kernels(architecture: str) -> list[CudaKernel]:
