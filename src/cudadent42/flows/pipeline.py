@@ -5,7 +5,7 @@ preflight -> build -> verify -> bench -> compare -> ledger -> profile, where a g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -116,14 +116,31 @@ def prepare(request: Request, observer: Observer) -> Prepared:
             "--ignore-preflight goes on regardless"
         )
     plan = _plan(request, chosen_device(context))  # the margin is the device's
+    return Prepared(_that_can_run(plan, request.choices.implementations, observer), machine)
+
+
+def _that_can_run(plan: Plan, asked_for: Collection[str], observer: Observer) -> Plan:
+    """The plan without implementations that the suite names and this machine lacks, each with a line. Raises UsageError
+    for one that was asked for by name, for the baseline, and where nothing is left to compare."""
+    left_out: dict[str, str] = {}
     for name in plan.implementations:
         runs_elsewhere = implementations.is_plug_in(name) and not implementations.is_kernel_file(name)
         if runs_elsewhere or name in plan.versions:
             continue  # the worker's business: this process runs no code but its own
         reason = implementations.why_not(get(name, plan.operation), plan.device)
-        if reason:
+        if reason and (name in asked_for or name == plan.baseline):
             raise UsageError(f"{name} cannot run on {plan.device}: {reason}")
-    return Prepared(plan, machine)
+        if reason:
+            left_out[name] = reason
+    names = tuple(name for name in plan.implementations if name not in left_out)
+    if left_out and len(names) < 2:
+        name, reason = next(iter(left_out.items()))
+        raise UsageError(
+            f"nothing to compare with {plan.baseline}: {name} cannot run on {plan.device}: {reason}"
+        )
+    for name, reason in left_out.items():
+        observer.note(f"{name} is left out: {reason}")
+    return replace(plan, implementations=names)
 
 
 def _plan(request: Request, device: str) -> Plan:

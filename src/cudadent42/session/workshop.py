@@ -101,13 +101,15 @@ class Lab:
         pipeline.run(request, observer, self._opened)
 
     def _choices(self, settings: Settings) -> Choices:
+        """What is changed is what is measured: the first beside the baseline, whose ratio is the run's."""
         from cudadent42.plan import Choices
 
+        own = (settings.entry,) if settings.entry else ()
         return Choices(
             suite=settings.suite,
             dtypes=settings.dtypes,
             cases=settings.cases,
-            implementations=settings.implementations,
+            implementations=(*own, *settings.implementations),
             repeats=settings.repeats,
         )
 

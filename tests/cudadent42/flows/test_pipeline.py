@@ -56,6 +56,17 @@ class Listener:
         assert text
 
 
+class Notes(Listener):
+    """Keeps what was noted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
 def request(tmp_path: Path, **choices: object) -> pipeline.Request:
     path = tmp_path / "unit.toml"
     path.write_text(SUITE)
@@ -132,6 +143,20 @@ def test_bad_input_is_found_before_the_machine_is_looked_at(tmp_path: Path) -> N
     with pytest.raises(UsageError, match="unknown case"):
         pipeline.prepare(request(tmp_path, cases=("two",)), listener)
     assert listener.stages == []
+
+
+def test_a_peer_of_the_suite_that_is_not_installed_is_left_out(tmp_path: Path) -> None:
+    asked = request(tmp_path)
+    suite = Path(asked.choices.suite)
+    suite.write_text(SUITE + 'implementations = ["cudadent42", "flashinfer", "flash_attn_cute"]\n')
+    listener = Notes()
+    plan = pipeline.prepare(asked, listener).plan
+    assert plan.implementations == ("pytorch", "cudadent42")
+    left_out = [line for line in listener.notes if "is left out" in line]
+    assert [line.partition(" ")[0] for line in left_out] == ["flashinfer", "flash_attn_cute"]
+    suite.write_text(SUITE + 'implementations = ["flashinfer"]\n')
+    with pytest.raises(UsageError, match="nothing to compare with pytorch: flashinfer cannot run on cpu"):
+        pipeline.prepare(asked, listener)
 
 
 def test_an_implementation_that_cannot_run_here(tmp_path: Path) -> None:
