@@ -21,17 +21,14 @@
 // block on the diagonal holds a value that is not finite (0 * NaN), only visible products are summed.
 
 #include <math.h>
-#include <stdlib.h>
 
 #include "decode.h"
 #include "parallel.h"
 #include "python_call.h"
+#include "scratch.h"
 #include "tile.h"
 
 namespace {
-
-// Below this many multiply-adds waking another thread costs more than it saves.
-constexpr double MIN_PARALLEL_WORK = 2e5;
 
 template <class Path>
 void run_task(const Job& job, Workspace& w, int64_t task) {
@@ -78,31 +75,6 @@ void run_task(const Job& job, Workspace& w, int64_t task) {
     float* lse = job.lse ? job.lse + (batch * p.heads + head) * p.seqlen_q : nullptr;
     for (int t = 0; t < tiles; ++t)
         finish_tile<Path>(job, w, w.tile[t], lse, up_to_multiple(w.tile[t].rows, W) / W, ld);
-}
-
-// One buffer a thread, kept between calls and freed when the thread ends.
-struct Scratch {
-    void* memory;
-    size_t bytes;
-};
-thread_local Scratch scratch;
-pthread_key_t scratch_key;
-pthread_once_t scratch_once = PTHREAD_ONCE_INIT;
-
-void make_scratch_key() { pthread_key_create(&scratch_key, free); }
-
-float* reserve_scratch(size_t floats) {
-    const size_t bytes = floats * sizeof(float);
-    if (bytes > scratch.bytes) {
-        pthread_once(&scratch_once, make_scratch_key);
-        void* memory = nullptr;
-        if (posix_memalign(&memory, 64, bytes) != 0) return nullptr;
-        free(scratch.memory);
-        scratch.memory = memory;
-        scratch.bytes = bytes;
-        pthread_setspecific(scratch_key, memory);
-    }
-    return (float*)scratch.memory;
 }
 
 bool arrange(const Job& job, Workspace& w) {

@@ -29,6 +29,24 @@ struct PairProduct {
 };
 #endif
 
+// To memory; added to what is there, unless it is the first of several parts of a sum.
+struct SumEpilogue {
+    float* to;
+    ptrdiff_t ld;
+    bool first;
+    template <int R, int C>
+    __attribute__((always_inline)) void store(int row, int column, F acc[R][C]) const {
+        float* const at = to + row * ld + column * W;
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+            for (int c = 0; c < C; ++c) {
+                if (!first) acc[r][c] = add(load(at + r * ld + c * W), acc[r][c]);
+                ::store(at + r * ld + c * W, acc[r][c]);
+            }
+    }
+};
+
 template <class Product, int R, int C, class Epilogue>
 INLINE void register_block(
     const char* a, ptrdiff_t a_row, ptrdiff_t a_step, const float* b, ptrdiff_t b_step, int depth, int row,

@@ -27,6 +27,8 @@ constexpr int MAX_DEPTH = 128;
 // Where there are so few keys that each one's rounding shows, and time goes elsewhere.
 constexpr int FEW_KEYS = 16;
 constexpr int MAX_DEPTH_FEW_KEYS = 16;
+// Below this many multiply-adds waking another thread costs more than it saves.
+constexpr double MIN_PARALLEL_WORK = 2e5;
 constexpr double LOG2_E = 1.4426950408889634;
 constexpr int64_t NO_DIAGONAL = INT64_MAX / 4;
 

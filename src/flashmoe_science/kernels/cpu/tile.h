@@ -8,26 +8,8 @@
 
 namespace {
 
-// Scores of one part of the head dimension: added to those of the parts before it.
-struct ScoreEpilogue {
-    float* s;
-    ptrdiff_t ld;
-    bool first;
-    template <int R, int C>
-    __attribute__((always_inline)) void store(int row, int column, F acc[R][C]) const {
-        float* to = s + row * ld + column * W;
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-            for (int c = 0; c < C; ++c) {
-                if (!first) acc[r][c] = add(load(to + r * ld + c * W), acc[r][c]);
-                ::store(to + r * ld + c * W, acc[r][c]);
-            }
-    }
-};
-
 struct ScoreAndMaximumEpilogue {
-    ScoreEpilogue scores;
+    SumEpilogue scores;
     float* block_max;
     template <int R, int C>
     __attribute__((always_inline)) void store(int row, int column, F acc[R][C]) const {
@@ -145,7 +127,7 @@ void score(
         const int part = smaller(depth - at, longest);
         const char* key = block.key + first_key * block.key_row + at * 4;
         const float* query = tile.query + at * ld;
-        const ScoreEpilogue scores = {s, ld, at == 0};
+        const SumEpilogue scores = {s, ld, at == 0};
         if (block_max != nullptr && at + part == depth)
             multiply<Product>(
                 key, block.key_row, 4, keys, query, ld, part, first, last, ScoreAndMaximumEpilogue{scores, block_max});

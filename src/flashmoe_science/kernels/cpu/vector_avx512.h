@@ -130,6 +130,9 @@ INLINE F pack_pairs(F low, F high) {
         _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(high, low)));
 }
 
+// W neighbouring bf16 numbers.
+INLINE void store_rounded(BFloat16* p, F x) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x)); }
+
 // Lane i: (low[i], high[i]), the first `count` lanes.
 INLINE F interleave_first(const BFloat16* low, const BFloat16* high, int count) {
     const __mmask16 lanes = first_lanes(count);

@@ -1,0 +1,81 @@
+// What one call of the backward pass asks for, how it is divided, and what a thread works with.
+#pragma once
+
+#include "problem.h"
+
+// Mirrored by flashmoe_science.cpu. Strides are in bytes, for (batch, head, row). lse is contiguous.
+struct AttentionBackwardProblem {
+    int64_t element_type;
+    int64_t batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim;
+    int64_t query_stride[3], key_stride[3], value_stride[3], out_stride[3], grad_out_stride[3], grad_lse_stride[3];
+    int64_t grad_query_stride[3], grad_key_stride[3], grad_value_stride[3];
+    int64_t causal;
+    double softmax_scale;
+};
+
+namespace {
+
+struct BackwardJob {
+    const AttentionBackwardProblem* problem;
+    const char *query, *key, *value, *out, *grad_out, *grad_lse;  // grad_lse may be null
+    const float* lse;
+    char *grad_query, *grad_key, *grad_value;  // null: not needed
+    float scale;               // softmax_scale
+    float exponent_scale;      // softmax_scale * log2(e)
+    bool causal;
+    bool needs_score_gradients;  // for grad_query and grad_key
+    int row;                   // floats in a row of sums along the head dimension: a multiple of W
+    int64_t group;             // query heads that share a key/value head
+    int64_t spaces;            // key/value heads of the batch
+    int64_t blocks;            // of keys, in a space
+    int tile_queries;          // a multiple of W
+    int64_t strip_rows;        // queries that meet a prepared block of keys one after the other
+    int64_t strips;            // of one query head
+    bool whole_spaces;         // a ticket is a space, else a strip of one
+    int64_t tickets;
+    int64_t next_ticket;
+    float* sums;               // of keys and values, `space_sums` floats for each space at work
+    int64_t space_sums;
+    int64_t next_sums;
+    int* strips_done;          // [space][block], where a ticket is a strip
+    int out_of_memory;
+};
+
+// Queries of one head. "Columns" are transposed: [d][query], for products over d; "rows" are [query][d], for products over
+// queries. As pairs, one row or column holds two.
+struct QueryTile {
+    int64_t first_row;
+    int rows;
+    int64_t keys;      // keys that its last row sees
+    int64_t diagonal;  // the last key that row 0 sees, and row i sees i more; NO_DIAGONAL without a mask
+    bool nonfinite;    // some query or gradient of an output is NaN or infinite; looked for under a mask only
+    const char *query, *grad_out;
+    const float *query_rows, *grad_rows;
+    ptrdiff_t query_step, grad_step;  // floats from row to row of these
+    float *query_columns, *grad_columns;
+    float *query_copy, *grad_copy;    // where rows go that cannot be read in place
+    float* grad_query;                // [query][row]: sums, not yet scaled
+    float *lse, *delta;               // [ld]: lse * log2(e); rowsum(out * grad_out) - grad_lse
+};
+
+struct BackwardWorkspace {
+    QueryTile tile[MAX_TASK_TILES];
+    float *scores, *gradients;  // [key][ld]: scores, then weights; gradients of the weights, then of the scores
+    float *weight_pairs, *gradient_pairs, *gradient_key_pairs;  // bf16: pairs along queries, and along keys
+    float *key, *value;         // copies of a block
+};
+
+// Keys [first, first + count) as the products read them.
+struct BackwardBlock {
+    int64_t first;
+    int count;
+    const char *key, *value;          // as multiplied by columns of queries
+    ptrdiff_t key_row, value_row;
+    const float* key_rows;            // as summed over keys
+    ptrdiff_t key_step;
+    const char* raw_key;
+    ptrdiff_t raw_key_row;
+    float *grad_key, *grad_value;     // [key][row]: sums of the space; null: not needed
+};
+
+}  // namespace
