@@ -6,10 +6,12 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from flashmoe_science.arguments import check_arguments, check_causal
+from flashmoe_science.autograd import differentiable_attention
 from flashmoe_science.cpu import attention as cpu
 from flashmoe_science.cuda import attention as cuda
 from flashmoe_science.cuda.attention.forward import calls
 from flashmoe_science.errors import DeviceError
+from flashmoe_science.gradients import Backend
 from flashmoe_science.untraced import untraced
 
 
@@ -22,7 +24,10 @@ def flash_attention(
     softmax_scale: float | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """softmax(softmax_scale * query @ key^T) @ value, by tiles with an online softmax (forward only).
+    """softmax(softmax_scale * query @ key^T) @ value, by tiles with an online softmax.
+
+    Differentiable once by query, key and value, the log-sum-exp as well, on devices with a backward pass (the CPU); it
+    keeps query, key, value, output and log-sum-exp for that. Gradients have the same bits in every call.
 
     Args:
         query: (batch, heads, seqlen_q, head_dim); float32, bfloat16 or float16; any strides whose last is 1.
@@ -37,7 +42,8 @@ def flash_attention(
         log-sum-exp, float32, (batch, heads, seqlen_q). A row that sees no key gives zeros and minus infinity.
 
     Raises:
-        InputError: arguments that do not fit together, that require a gradient, or that have no memory.
+        InputError: arguments that do not fit together, that have no memory, or that require a gradient on a device
+            without a backward pass; a second derivative.
         DeviceError: no kernel for this device, or nothing on the machine to compile one with.
         BuildError: the kernel did not compile.
 
@@ -61,12 +67,26 @@ def flash_attention(
                 output, lse = call(query, key, value)
                 return output if lse is None else (output, lse)
         # The backends check shapes and types once for each combination.
-        backend = cuda if query.is_cuda else cpu if query.is_cpu else None
+        backend: Backend | None = cuda if query.is_cuda else cpu if query.is_cpu else None
         if backend is not None:
-            out, lse = backend.forward(
+            # What is no tensor is for the backend's checks.
+            if (
+                (
+                    query.requires_grad
+                    or getattr(key, "requires_grad", False)
+                    or getattr(value, "requires_grad", False)
+                )
+                and torch.is_grad_enabled()
+                and backend.backward is not None
+            ):
+                output, lse = differentiable_attention(
+                    backend, query, key, value, causal=check_causal(causal), softmax_scale=softmax_scale
+                )
+                return (output, lse) if return_lse else output
+            output, lse = backend.forward(
                 query, key, value, causal=causal, softmax_scale=softmax_scale, return_lse=return_lse
             )
-            return out if lse is None else (out, lse)
+            return output if lse is None else (output, lse)
     check_arguments(query, key, value, softmax_scale)
     check_causal(causal)
     raise DeviceError(

@@ -19,8 +19,7 @@ class Needs(NamedTuple):
 
 
 class Backward(Protocol):
-    """The gradients of query, key and value: `backward` of a backend's package (``flashmoe_science.cpu``, ``.cuda``),
-    or None there while the backend has no kernel for it. Autograd calls nothing else of a backend's backward pass.
+    """The gradients of query, key and value: `Backend.backward`. Autograd calls nothing else of the backward pass.
 
     With S = softmax_scale * query @ key^T, P = exp(S - lse), Δ = rowsum(output * grad_output) - grad_lse and
     dS = P * (grad_output @ value^T - Δ): the gradients are softmax_scale * dS @ key for query, softmax_scale * dS^T @
@@ -65,4 +64,33 @@ class Backward(Protocol):
             New tensors, like query, key and value in shape and dtype, with the strides of ``torch.empty_like`` where
             its rows are contiguous, else contiguous.
         """
+        ...
+
+
+class Forward(Protocol):
+    """Attention itself, as `flashmoe_science.flash_attention` says."""
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        causal: bool,
+        softmax_scale: float | None,
+        return_lse: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output and, with ``return_lse``, the log-sum-exp, else None."""
+        ...
+
+
+class Backend(Protocol):
+    """The attention of a device: the modules ``cpu.attention`` and ``cuda.attention`` of this package."""
+
+    @property
+    def forward(self) -> Forward: ...
+
+    @property
+    def backward(self) -> Backward | None:
+        """None while the device has no kernel for it: calls that require a gradient are then refused."""
         ...

@@ -13,17 +13,15 @@ from dataclasses import dataclass
 
 import torch
 
-from flashmoe_science.arguments import (
-    check_arguments,
-    check_causal,
-    reject_gradients,
-    reject_without_memory,
-)
+from flashmoe_science.arguments import check_arguments, check_causal, reject_without_memory
 from flashmoe_science.configs.ablation import Ablation
-from flashmoe_science.cpu.library import CPU, ELEMENT_TYPES, load_function
+from flashmoe_science.cpu.attention_backward import backward
+from flashmoe_science.cpu.library import CPU, ELEMENT_TYPES, byte_strides, load_function
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.plans import keep
+
+__all__ = ["backward", "forward", "without"]
 
 _MAX_PLANS = 4096
 
@@ -73,7 +71,8 @@ def forward(
     return_lse: bool,
     instruction_set: InstructionSet | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """`flashmoe_science.flash_attention` for CPU tensors; arguments, results and errors as there.
+    """`flashmoe_science.flash_attention` for CPU tensors; arguments, results and errors as there. Autograd does not see
+    it.
 
     Args:
         softmax_scale: 1 / sqrt(head_dim) if None.
@@ -105,8 +104,6 @@ def forward(
         raise
     if plan is None:
         plan = _make_plan(signature, query, key, value, causal, softmax_scale, instruction_set)
-    if query.requires_grad or key.requires_grad or value.requires_grad:
-        reject_gradients(query, key, value)
     out = (
         torch.empty(query.shape, dtype=query.dtype, device=CPU)
         if plan.contiguous_out
@@ -169,10 +166,10 @@ def _plan(
         seqlen_q=seqlen_q,
         seqlen_k=key.shape[2],
         head_dim=head_dim,
-        query_stride=_byte_strides(query),
-        key_stride=_byte_strides(key),
-        value_stride=_byte_strides(value),
-        out_stride=_byte_strides(out),
+        query_stride=byte_strides(query),
+        key_stride=byte_strides(key),
+        value_stride=byte_strides(value),
+        out_stride=byte_strides(out),
         causal=causal,
         softmax_scale=head_dim**-0.5 if softmax_scale is None else float(softmax_scale),
     )
@@ -205,10 +202,6 @@ def without(
         return out
 
     return call
-
-
-def _byte_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    return tuple(stride * tensor.element_size() for stride in tensor.stride()[:3])
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.jit.records import KernelBuild
 
 SOURCES = Path(__file__).resolve().parents[1] / "kernels" / "cpu"
-KERNELS = ("attention_forward", "moe_forward", "peaks")
+KERNELS = ("attention_forward", "attention_backward", "moe_forward", "peaks")
 """Source files in kernels/cpu, without their ending."""
 ELEMENT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """As the kernels number them (numbers.h)."""
@@ -76,3 +76,8 @@ def load_function(
     new_function.restype = ctypes.py_object
     function: Callable[..., int] = new_function(address, None, None)
     return function
+
+
+def byte_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Of the first three dimensions, as the kernels take them."""
+    return tuple(stride * tensor.element_size() for stride in tensor.stride()[:3])

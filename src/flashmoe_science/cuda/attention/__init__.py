@@ -9,12 +9,17 @@ from flashmoe_science.cuda.attention.forward import explain, forward
 from flashmoe_science.cuda.attention.problem import KernelKind, Problem
 from flashmoe_science.cuda.attention.select import OVERRIDE_VARIABLE, compiled, kernels, select
 from flashmoe_science.cuda.choice import Choice
+from flashmoe_science.gradients import Backward
+
+backward: Backward | None = None
+"""None: there is no kernel for it yet, and `forward` refuses what requires a gradient."""
 
 __all__ = [
     "OVERRIDE_VARIABLE",
     "Choice",
     "KernelKind",
     "Problem",
+    "backward",
     "compiled",
     "explain",
     "forward",

@@ -1,0 +1,186 @@
+"""The gradients of attention on the CPU: the launch of kernels/cpu/attention_backward.cpp, planned once for each
+combination of shapes, strides and types.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from flashmoe_science.arguments import reject_without_memory
+from flashmoe_science.configs.ablation import Ablation
+from flashmoe_science.cpu.library import CPU, ELEMENT_TYPES, byte_strides, load_function
+from flashmoe_science.gradients import Gradients, Needs
+from flashmoe_science.jit import host
+from flashmoe_science.jit.host import InstructionSet
+from flashmoe_science.plans import keep
+
+_MAX_PLANS = 4096
+_NO_STRIDES = (0, 0, 0)
+
+
+class _Problem(ctypes.Structure):
+    """AttentionBackwardProblem of backward_problem.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("element_type", "batch", "heads", "kv_heads")),
+        *((name, ctypes.c_int64) for name in ("seqlen_q", "seqlen_k", "head_dim")),
+        *((name, ctypes.c_int64 * 3) for name in ("query_stride", "key_stride", "value_stride")),
+        *((name, ctypes.c_int64 * 3) for name in ("out_stride", "grad_out_stride", "grad_lse_stride")),
+        *(
+            (name, ctypes.c_int64 * 3)
+            for name in ("grad_query_stride", "grad_key_stride", "grad_value_stride")
+        ),
+        ("causal", ctypes.c_int64),
+        ("softmax_scale", ctypes.c_double),
+    )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    launch: Callable[..., int]
+    """flashmoe_attention_backward, as a built-in function, for the chosen instruction set."""
+    address: int
+    """Of `problem`."""
+    problem: _Problem
+    contiguous: tuple[bool, bool, bool]
+    """Which gradients must be contiguous because ones with the strides of their tensors cannot be had."""
+
+
+_plans: dict[tuple[object, ...], _Plan] = {}
+
+
+def backward(
+    grad_output: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    output: torch.Tensor,
+    lse: torch.Tensor,
+    grad_lse: torch.Tensor | None,
+    *,
+    causal: bool,
+    softmax_scale: float | None,
+    needs: Needs,
+    instruction_set: InstructionSet | None = None,
+) -> Gradients:
+    """See `flashmoe_science.gradients.Backward`. A gradient of the output whose last stride is not 1 is copied.
+
+    Args:
+        instruction_set: run the code for this one; the CPU's best unless given.
+
+    Raises:
+        InputError: a tensor has no memory.
+        DeviceError, BuildError: see `flashmoe_science.jit.host.build`.
+    """
+    if query.numel() == 0 or key.numel() == 0:
+        zero_query, zero_key, zero_value = (
+            torch.zeros_like(tensor) if needed else None
+            for tensor, needed in zip((query, key, value), needs, strict=True)
+        )
+        return zero_query, zero_key, zero_value
+    if grad_output.stride(3) != 1:
+        grad_output = grad_output.contiguous()
+    signature = (
+        query.shape,
+        key.shape,
+        query.stride(),
+        key.stride(),
+        value.stride(),
+        output.stride(),
+        grad_output.stride(),
+        None if grad_lse is None else grad_lse.stride(),
+        query.dtype,
+        causal,
+        softmax_scale,
+        instruction_set,
+    )
+    plan = _plans.get(signature)
+    if plan is None:
+        load = _load(instruction_set or host.choose_instruction_set(), Ablation.NONE)
+        plan = _plan(query, key, value, output, grad_output, grad_lse, causal, softmax_scale, load)
+        keep(_plans, signature, plan, _MAX_PLANS)
+    grad_query = _gradient(query, plan.contiguous[0]) if needs.query else None
+    grad_key = _gradient(key, plan.contiguous[1]) if needs.key else None
+    grad_value = _gradient(value, plan.contiguous[2]) if needs.value else None
+    # Tensors that hooks saved and restored need not have the forward's strides.
+    lse = lse.contiguous()
+    if plan.launch(
+        plan.address,
+        query.data_ptr(),
+        key.data_ptr(),
+        value.data_ptr(),
+        output.data_ptr(),
+        lse.data_ptr(),
+        grad_output.data_ptr(),
+        0 if grad_lse is None else grad_lse.data_ptr(),
+        0 if grad_query is None else grad_query.data_ptr(),
+        0 if grad_key is None else grad_key.data_ptr(),
+        0 if grad_value is None else grad_value.data_ptr(),
+        torch.get_num_threads(),
+    ):
+        reject_without_memory(
+            query=query, key=key, value=value, output=output, lse=lse, grad_output=grad_output
+        )
+    return grad_query, grad_key, grad_value
+
+
+def _gradient(tensor: torch.Tensor, contiguous: bool) -> torch.Tensor:
+    return (
+        torch.empty(tensor.shape, dtype=tensor.dtype, device=CPU) if contiguous else torch.empty_like(tensor)
+    )
+
+
+def _plan(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    output: torch.Tensor,
+    grad_output: torch.Tensor,
+    grad_lse: torch.Tensor | None,
+    causal: bool,
+    softmax_scale: float | None,
+    launch: Callable[..., int],
+) -> _Plan:
+    batch, heads, seqlen_q, head_dim = query.shape
+    contiguous = tuple(torch.empty_like(tensor).stride(3) != 1 for tensor in (query, key, value))
+    gradients = [
+        _gradient(tensor, split) for tensor, split in zip((query, key, value), contiguous, strict=True)
+    ]
+    problem = _Problem(
+        element_type=ELEMENT_TYPES[query.dtype],
+        batch=batch,
+        heads=heads,
+        kv_heads=key.shape[1],
+        seqlen_q=seqlen_q,
+        seqlen_k=key.shape[2],
+        head_dim=head_dim,
+        query_stride=byte_strides(query),
+        key_stride=byte_strides(key),
+        value_stride=byte_strides(value),
+        out_stride=byte_strides(output),
+        grad_out_stride=byte_strides(grad_output),
+        grad_lse_stride=_NO_STRIDES if grad_lse is None else byte_strides(grad_lse),
+        grad_query_stride=byte_strides(gradients[0]),
+        grad_key_stride=byte_strides(gradients[1]),
+        grad_value_stride=byte_strides(gradients[2]),
+        causal=causal,
+        softmax_scale=head_dim**-0.5 if softmax_scale is None else float(softmax_scale),
+    )
+    return _Plan(
+        launch=launch,
+        address=ctypes.addressof(problem),
+        problem=problem,
+        contiguous=(contiguous[0], contiguous[1], contiguous[2]),
+    )
+
+
+@functools.cache
+def _load(instruction_set: InstructionSet, ablation: Ablation) -> Callable[..., int]:
+    return load_function(
+        "attention_backward", "flashmoe_attention_backward_method", instruction_set, ablation.macros
+    )
