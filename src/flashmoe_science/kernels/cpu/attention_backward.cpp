@@ -295,7 +295,6 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_attention_backwar
     job.grad_key = (char*)grad_key;
     job.grad_value = (char*)grad_value;
     job.scale = (float)p.softmax_scale;
-    job.exponent_scale = (float)(p.softmax_scale * LOG2_E);
     // One query, aligned bottom-right, sees every key.
     job.causal = p.causal && p.seqlen_q > 1;
     job.needs_score_gradients = grad_query || grad_key;

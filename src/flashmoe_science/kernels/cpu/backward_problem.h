@@ -21,7 +21,6 @@ struct BackwardJob {
     const float* lse;
     char *grad_query, *grad_key, *grad_value;  // null: not needed
     float scale;               // softmax_scale
-    float exponent_scale;      // softmax_scale * log2(e)
     bool causal;
     bool needs_score_gradients;  // for grad_query and grad_key
     int row;                   // floats in a row of sums along the head dimension: a multiple of W
@@ -55,7 +54,7 @@ struct QueryTile {
     float *query_columns, *grad_columns;
     float *query_copy, *grad_copy;    // where rows go that cannot be read in place
     float* grad_query;                // [query][row]: sums, not yet scaled
-    float *lse, *delta;               // [ld]: lse * log2(e); rowsum(out * grad_out) - grad_lse
+    float *lse, *delta;               // [ld]; delta: rowsum(out * grad_out) - grad_lse
 };
 
 struct BackwardWorkspace {

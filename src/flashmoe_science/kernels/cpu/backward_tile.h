@@ -105,7 +105,7 @@ void weigh_tile(
                 w.gradients + from * ld, ld, c, columns);
         from = to;
     }
-    const WeightInputs inputs = {tile.lse, tile.delta, job.exponent_scale, job.needs_score_gradients};
+    const WeightInputs inputs = {tile.lse, tile.delta, job.scale, job.needs_score_gradients};
     int c = 0;
     if (diagonal) {
         for (; c < columns; ++c) {
@@ -169,12 +169,12 @@ void add_products(
     }
 }
 
-// lse * log2(e), and delta = rowsum(out * grad_out) - grad_lse, of rows from first_row on; zeros past the last.
+// lse, and delta = rowsum(out * grad_out) - grad_lse, of rows from first_row on; zeros past the last.
 template <class T>
 void prepare_rows(const BackwardJob& job, QueryTile& tile, const char* out, const float* lse, const char* grad_lse, int ld) {
     const AttentionBackwardProblem& p = *job.problem;
     for (int i = 0; i < ld; ++i)
-        tile.lse[i] = i < tile.rows ? (float)(lse[tile.first_row + i] * LOG2_E) : 0.0f;
+        tile.lse[i] = i < tile.rows ? lse[tile.first_row + i] : 0.0f;
     if (!job.needs_score_gradients) return;
     for (int i = 0; i < ld; i += W) {
         F total[W];

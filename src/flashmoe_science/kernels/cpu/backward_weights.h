@@ -1,4 +1,7 @@
-// Weights P = 2^(scale * S - lse) and gradients of the scores dS = P * (dP - delta) of one tile and block, queries in lanes.
+// Weights P = exp(scale * S - lse) and gradients of the scores dS = P * (dP - delta) of one tile and block, queries in lanes.
+//
+// The difference is taken first, in one rounding, and then brought to powers of two: scores and lse may be large, the
+// difference is small wherever the weight is not.
 #pragma once
 
 #include "backward_problem.h"
@@ -9,7 +12,7 @@ namespace {
 // What turns the scores of a tile into weights and gradients; columns of W queries.
 struct WeightInputs {
     const float *lse, *delta;
-    float exponent_scale;
+    float scale;
     bool gradients;  // else weights only
 };
 
@@ -23,7 +26,7 @@ INLINE void weigh_vectors(
 #pragma GCC unroll 16
     for (int i = 0; i < N; ++i) {
         const F minus_lse = sub(set1(0.0f), load(inputs.lse + (column + i % G) * W));
-        t[i] = madd(load(s + (i / G) * ld + (i % G) * W), set1(inputs.exponent_scale), minus_lse);
+        t[i] = mul(madd(load(s + (i / G) * ld + (i % G) * W), set1(inputs.scale), minus_lse), set1((float)LOG2_E));
         if constexpr (MASKED && !NO_MASK) t[i] = keep_from(t[i], lane[i]);
     }
     weights_of<DEGREE, N>(t, t, weight);
