@@ -51,15 +51,16 @@ class _Attention(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, ...]:
         if grad_output is None and grad_lse is None:
             return None, None, None, None, None, None
-        if not torch.is_grad_enabled():
-            return *_gradients(ctx, grad_output, grad_lse), None, None, None
-        # create_graph=True
-        with torch.no_grad():
-            gradients = _gradients(ctx, grad_output, grad_lse)
-        refusing = _NoSecondDerivative.apply(  # type: ignore[no-untyped-call]
-            *(None if each is None else each.detach().requires_grad_() for each in gradients)
-        )
-        return *refusing, None, None, None
+        query, key, value, output, lse = ctx.saved_tensors
+        if grad_output is None:
+            grad_output = output.new_zeros(()).expand(output.shape)
+        arguments = (grad_output, query, key, value, output, lse, grad_lse)
+        options = (ctx.backend, ctx.causal, ctx.softmax_scale, Needs(*ctx.needs_input_grad[:3]))
+        if torch.is_grad_enabled():  # create_graph=True, or one of torch.func's transforms
+            gradients = _Gradients.apply(*arguments, *options)  # type: ignore[no-untyped-call]
+        else:
+            gradients = _Gradients.forward(*arguments, *options)
+        return *gradients, None, None, None
 
 
 class _TransformedAttention(_Attention):
@@ -89,31 +90,41 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, grad_output: torch.Tensor | None, grad_lse: torch.Tensor | None) -> Gradients:
-    query, key, value, output, lse = ctx.saved_tensors
-    if grad_output is None:
-        grad_output = output.new_zeros(()).expand(output.shape)
-    gradients: Gradients = ctx.backend.backward(
-        grad_output,
-        query,
-        key,
-        value,
-        output,
-        lse,
-        grad_lse,
-        causal=ctx.causal,
-        softmax_scale=ctx.softmax_scale,
-        needs=Needs(*ctx.needs_input_grad[:3]),
-    )
-    return gradients
-
-
-class _NoSecondDerivative(torch.autograd.Function):
-    """Gradients as they are; whoever differentiates them is told that this cannot be had."""
+class _Gradients(torch.autograd.Function):
+    """The backward pass. Who differentiates it is told that this cannot be had."""
 
     @staticmethod
-    def forward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        return gradients
+    def forward(
+        grad_output: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        output: torch.Tensor,
+        lse: torch.Tensor,
+        grad_lse: torch.Tensor | None,
+        backend: Backend,
+        causal: bool,
+        softmax_scale: float | None,
+        needs: Needs,
+    ) -> Gradients:
+        backward = backend.backward
+        assert backward is not None
+        return backward(
+            grad_output,
+            query,
+            key,
+            value,
+            output,
+            lse,
+            grad_lse,
+            causal=causal,
+            softmax_scale=softmax_scale,
+            needs=needs,
+        )
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Gradients) -> None:
+        pass
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:

@@ -88,8 +88,8 @@ def random_case(
 def exact_gradients(case: Case, output: torch.Tensor, lse: torch.Tensor) -> Exact:
     """The gradients, and the bound that a backward pass keeps which is given this output and log-sum-exp.
 
-    With u the unit roundoff of the tensors' type, P and dS the weights and the gradients of the scores, and errors of fp32
-    arithmetic as they are typical of blocked sums:
+    With u the unit roundoff of the tensors' type, P and dS the weights and the gradients of the scores, and errors of
+    fp32 arithmetic as they are typical of blocked sums:
 
     * P is off by the exponential's error and those of the score and of the log-sum-exp it is given;
     * dV: P is rounded once, summed in fp32, and the result rounded once;

@@ -183,7 +183,7 @@ def with_strides(tensor: torch.Tensor, order: list[int], padding: int) -> torch.
     return wide[..., : tensor.shape[3]].permute(*back, 3)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(strided_cases())
 def test_any_shape_stride_mask_scale_and_need(drawn: tuple[Case, InstructionSet, int, Needs]) -> None:
     case, instruction_set, threads, needs = drawn
@@ -230,7 +230,7 @@ def test_error_over_many_draws_against_pytorchs(
     """RMS at most 1.15 times, worst element and worst row at most twice. Pooled over a batch: of one draw of few rows
     either side's RMS varies by tens of per cent.
     """
-    case = random_case(16, heads, heads, seqlen_q, seqlen_k, head_dim, dtype, causal=causal)
+    case = random_case(12, heads, heads, seqlen_q, seqlen_k, head_dim, dtype, causal=causal)
     output, lse = forward(case)
     gradients = backward(case, output, lse)
     exact = exact_gradients(case, output, lse)
@@ -339,7 +339,7 @@ def test_empty_sequences_give_zeros(dtype: torch.dtype, causal: bool) -> None:
 
 
 def by_definition(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """In float64, without multiplying by what is masked: NaN and infinities get where the definition says, no further."""
+    """In float64, never multiplying by what is masked: NaN and infinities get where the definition says, no further."""
     query, key, value, grad_output = (
         each.double() for each in (case.query, case.key, case.value, case.grad_output)
     )
@@ -398,7 +398,7 @@ def test_a_key_of_weight_zero_takes_no_gradient(dtype: torch.dtype, instruction_
 
 @each_dtype
 def test_invariants(dtype: torch.dtype) -> None:
-    """Gradients of values sum to those of the outputs; adding a vector to every key changes no gradient of the queries."""
+    """Values' gradients sum to those of the outputs; a vector added to every key changes no gradient of the queries."""
     case = random_case(2, 2, 2, 100, 130, 64, dtype)
     roundoff = torch.finfo(dtype).eps
     grad_query, _, grad_value = (each.double() for each in gradients_of(case))
@@ -448,7 +448,7 @@ def test_gradients_of_the_log_sum_exp_of_any_layout(dtype: torch.dtype) -> None:
 
 @each_instruction_set
 @each_dtype
-@pytest.mark.parametrize("shape", [(1, 1, 1, 600, 600, 64), (1, 6, 3, 300, 200, 32), (5, 2, 1, 90, 300, 64)])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 400, 400, 64), (1, 6, 3, 150, 200, 32), (5, 2, 1, 70, 150, 64)])
 def test_the_same_bits_on_any_number_of_threads(
     instruction_set: InstructionSet, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> None:
@@ -457,9 +457,9 @@ def test_the_same_bits_on_any_number_of_threads(
     output, lse = forward(case, instruction_set)
     with Threads(1):
         expected = backward(case, output, lse, ALL, instruction_set)
-    for threads in (2, 3, 5, 8):
+    for threads in (2, 3, 8):
         with Threads(threads):
-            for _ in range(3):
+            for _ in range(2):
                 gradients = backward(case, output, lse, ALL, instruction_set)
                 for gradient, alone in zip(gradients, expected, strict=True):
                     assert gradient is not None
@@ -506,7 +506,7 @@ def test_sums_are_not_read_before_they_are_written() -> None:
 
 
 def test_the_bound_finds_a_wrong_row() -> None:
-    """One small row of a gradient that is off by a tenth, where the largest row's rounding error is larger than that."""
+    """A small row that is off by a tenth, where the largest row's rounding error is larger than that."""
     case = random_case(1, 1, 1, 40, 40, 32, torch.bfloat16, causal=True)
     grad_output = case.grad_output.clone()
     grad_output[:, :, 7] *= 2.0**-12

@@ -60,7 +60,7 @@ struct PairBackwardPath {
     }
 
     static void load_columns(const char* const* row, int rows, int head_dim, float* to, ptrdiff_t ld, int columns) {
-        load_query_pairs(row, rows, head_dim, false, to, ld, columns);
+        load_query_pairs(row, rows, head_dim, 1.0f, to, ld, columns);
     }
 
     static const float* load_rows(const char* from, ptrdiff_t stride, int rows, int head_dim, float* copy) {

@@ -12,14 +12,14 @@ int visible_keys(const QueryTile& tile, const BackwardBlock& block, int rows) {
     return (int)larger<int64_t>(0, smaller<int64_t>(tile.diagonal + rows - block.first, count));
 }
 
-// to[key][query] = rows of the block's keys (or values) times columns of the tile.
+// to[key][query] = rows of the block's keys (or values) times columns of the tile, `longest` steps of the depth at a time.
 template <class Path>
 void multiply_columns(
-    const char* rows, ptrdiff_t row, int count, const float* columns, int head_dim, float* to, ptrdiff_t ld, int first,
-    int last) {
+    const char* rows, ptrdiff_t row, int count, const float* columns, int head_dim, int longest, float* to, ptrdiff_t ld,
+    int first, int last) {
     const int depth = head_dim / Path::STEP;
-    for (int at = 0; at < depth; at += MAX_DEPTH) {
-        const int part = smaller(depth - at, MAX_DEPTH);
+    for (int at = 0; at < depth; at += longest) {
+        const int part = smaller(depth - at, longest);
         multiply<typename Path::Product>(
             rows + at * 4, row, 4, count, columns + at * ld, ld, part, first, last, SumEpilogue{to, ld, at == 0});
     }
@@ -93,16 +93,17 @@ void weigh_tile(
     const BackwardJob& job, const BackwardWorkspace& w, const QueryTile& tile, const BackwardBlock& block, bool diagonal,
     int columns, ptrdiff_t ld) {
     const int head_dim = (int)job.problem->head_dim;
+    const int longest = block.count < FEW_KEYS ? MAX_DEPTH_FEW_KEYS : MAX_DEPTH;
     for (int c = 0, from = 0; c < columns; ++c) {
         const int to = visible_keys(tile, block, smaller((c + 1) * W, tile.rows));
         if (to == from) continue;
         multiply_columns<Path>(
-            block.key + from * block.key_row, block.key_row, to - from, tile.query_columns, head_dim, w.scores + from * ld,
-            ld, c, columns);
+            block.key + from * block.key_row, block.key_row, to - from, tile.query_columns, head_dim, longest,
+            w.scores + from * ld, ld, c, columns);
         if (job.needs_score_gradients)
             multiply_columns<Path>(
                 block.value + from * block.value_row, block.value_row, to - from, tile.grad_columns, head_dim,
-                w.gradients + from * ld, ld, c, columns);
+                longest, w.gradients + from * ld, ld, c, columns);
         from = to;
     }
     const WeightInputs inputs = {tile.lse, tile.delta, job.scale, job.needs_score_gradients};

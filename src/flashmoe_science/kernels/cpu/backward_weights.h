@@ -29,7 +29,7 @@ INLINE void weigh_vectors(
         t[i] = mul(madd(load(s + (i / G) * ld + (i % G) * W), set1(inputs.scale), minus_lse), set1((float)LOG2_E));
         if constexpr (MASKED && !NO_MASK) t[i] = keep_from(t[i], lane[i]);
     }
-    weights_of<DEGREE, N>(t, t, weight);
+    weights_of<DEGREE, N>(t, weight);
     if (!inputs.gradients) return;
 #pragma GCC unroll 16
     for (int i = 0; i < N; ++i) {
@@ -55,7 +55,7 @@ void weigh_floats(const WeightInputs& inputs, float* s, float* g, ptrdiff_t ld, 
     for (; k + ROWS <= keys; k += ROWS, s += ROWS * ld, g += ROWS * ld) {
         int lanes[N];
         for (int i = 0; i < N; ++i) lanes[i] = lane + k + i / G;
-        weigh_vectors<5, N, G, MASKED>(inputs, s, g, ld, column, lanes, weight, gradient);
+        weigh_vectors<6, N, G, MASKED>(inputs, s, g, ld, column, lanes, weight, gradient);
 #pragma GCC unroll 16
         for (int i = 0; i < N; ++i) {
             store(s + (i / G) * ld + (i % G) * W, weight[i]);
@@ -65,7 +65,7 @@ void weigh_floats(const WeightInputs& inputs, float* s, float* g, ptrdiff_t ld, 
     for (; k < keys; ++k, s += ld, g += ld) {
         int lanes[G];
         for (int i = 0; i < G; ++i) lanes[i] = lane + k;
-        weigh_vectors<5, G, G, MASKED>(inputs, s, g, ld, column, lanes, weight, gradient);
+        weigh_vectors<6, G, G, MASKED>(inputs, s, g, ld, column, lanes, weight, gradient);
         for (int i = 0; i < G; ++i) {
             store(s + i * W, weight[i]);
             if (inputs.gradients) store(g + i * W, gradient[i]);
