@@ -69,16 +69,11 @@ def flash_attention(
         # The backends check shapes and types once for each combination.
         backend: Backend | None = cuda if query.is_cuda else cpu if query.is_cpu else None
         if backend is not None:
-            # What is no tensor is for the backend's checks.
-            if (
-                (
-                    query.requires_grad
-                    or getattr(key, "requires_grad", False)
-                    or getattr(value, "requires_grad", False)
-                )
-                and torch.is_grad_enabled()
-                and backend.backward is not None
-            ):
+            try:
+                requires_grad = query.requires_grad or key.requires_grad or value.requires_grad
+            except AttributeError:  # what is no tensor is for the backend's checks
+                requires_grad = False
+            if requires_grad and torch.is_grad_enabled() and backend.backward is not None:
                 output, lse = differentiable_attention(
                     backend, query, key, value, causal=check_causal(causal), softmax_scale=softmax_scale
                 )
