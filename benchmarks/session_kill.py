@@ -46,7 +46,6 @@ PRELOADED = (
     "cudadent42.stages.report.markdown",
     "cudadent42.session.report.html",
     "matplotlib.backends.backend_svg",
-    "scipy.stats",
 )
 """Imported once, before the processes that are killed are forked."""
 

@@ -107,7 +107,7 @@ install_group() {
     fi
     echo "Installing the packages to $1 into .venv (once)" >&2
     if [ "$1" = run ]; then
-        set -- --editable "${root}[ledger]"
+        set -- --editable "${root}[lab,ledger]"
     else
         # Dependency groups need a recent pip.
         "$python" -m pip install $quiet 'pip>=25.1' >&2 || fail "pip could not be brought up to date; see above"

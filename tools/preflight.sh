@@ -139,7 +139,6 @@ GOOD_DISK=1073741824
 MIN_DRIVER_CUDA=12
 LIBCUDA_PLACES='/usr/lib/wsl/lib /usr/local/nvidia/lib64 /usr/lib/x86_64-linux-gnu /usr/lib/aarch64-linux-gnu /usr/lib64 /usr/lib64/nvidia /usr/lib/nvidia /run/opengl-driver/lib /home/kubernetes/bin/nvidia/lib64 /usr/local/cuda/compat'
 PACKAGES='numpy numpy>=1.26
-scipy scipy>=1.11
 typer typer>=0.16
 rich rich>=13.8
 matplotlib matplotlib>=3.8

@@ -33,9 +33,8 @@ class Package:
 TORCH = Package("torch", (2, 10))
 # The floors of pyproject.toml, which has no reader on a bare Python; a test keeps the two alike.
 PACKAGES = (
-    Package("cuda-core", (1, 2), gpu_only=True),
+    Package("cuda-pathfinder", (1, 2, 3), gpu_only=True),
     Package("numpy", (1, 26)),
-    Package("scipy", (1, 11)),
     Package("typer", (0, 16)),
     Package("rich", (13, 8)),
     Package("matplotlib", (3, 8)),

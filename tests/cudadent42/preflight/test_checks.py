@@ -99,7 +99,7 @@ def test_device_chosen(device: str, probe: GpuProbe, chosen: str) -> None:
 
 def test_floors_are_those_of_pyproject() -> None:
     text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
-    declared = text.split("dependencies = [")[1].split("]")[0]
+    declared = text.split("\ndependencies = [")[1].split("]")[0] + text.split("\nlab = [")[1].split("]")[0]
     for package in (python.TORCH, *python.PACKAGES):
         floor = re.search(rf'"{package.name}>=([\d.]+)', declared)
         assert floor is not None, package.name
