@@ -50,6 +50,9 @@ _ALWAYS = {
     # Looking at a repository takes no lock of it, so that nobody at work in it is told to wait.
     "GIT_OPTIONAL_LOCKS": "0",
 }
+_NO_PROGRAMS = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
+"""A repository from elsewhere may name programs in its settings, which git starts when somebody only looks at it."""
+
 _REASON_LENGTH = 300
 
 
@@ -91,7 +94,7 @@ def run(
     behind = () if paths is None else ("--", *paths)
     try:
         done = subprocess.run(
-            ["git", "--no-pager", "-C", str(folder), *words, *names, *behind],
+            ["git", "--no-pager", *_NO_PROGRAMS, "-C", str(folder), *words, *names, *behind],
             input=given,
             capture_output=True,
             timeout=timeout_s,

@@ -210,3 +210,24 @@ def test_why_git_failed(tmp_path: Path, meant: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(git.GitMissingError):
         git.run(meant, "status")
+
+
+@pytest.mark.parametrize("setting", ["core.fsmonitor", "core.hooksPath", "hook"])
+def test_programs_of_a_repository_are_not_started(tmp_path: Path, setting: str) -> None:
+    """The repository came with its settings, as in an archive from somebody."""
+    folder = repository(tmp_path / "theirs", "one")
+    started = tmp_path / "started"
+    hooks = tmp_path / "hooks" if setting == "core.hooksPath" else folder / ".git/hooks"
+    program = (tmp_path / "program") if setting == "core.fsmonitor" else hooks / "reference-transaction"
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(f"#!/bin/sh\ntouch {started}\nexit 0\n")
+    program.chmod(0o755)
+    if setting != "hook":
+        told(folder, "config", setting, str(program if setting == "core.fsmonitor" else hooks))
+    (folder / "kernel.py").write_text("changed")
+    tree = find(folder)
+    assert tree is not None
+    started.unlink(missing_ok=True)
+    tree.keep("session/1", tree.snapshot())
+    revision_of(folder)
+    assert not started.exists()
