@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cudadent42.patterns import PatternEvidence, match
-from cudadent42.patterns.evidence import of_file, of_run
+from cudadent42.patterns.evidence import of_file, of_run, of_text
 from cudadent42.patterns.lessons import shipped
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -27,13 +27,14 @@ FIRES = [
     ("logs/another-machine.txt", "keep-the-machine"),
     ("logs/build-broken.txt", "last-working-revision"),
     ("logs/build-own-broken.txt", "last-working-revision"),
-    ("logs/crash.txt", "small-shapes-first"),
+    ("logs/crash.txt", "crash-under-a-sanitizer"),
+    ("logs/endless-loop.txt", "endless-loop"),
     ("logs/out-of-memory.txt", "small-shapes-first"),
     ("runs/slow", "profile-before-optimising"),
     ("runs/slow", "idle-machine-first"),
     ("runs/changed", "one-variable-at-a-time"),
     ("runs/broken", "last-working-revision"),
-    ("runs/crash", "small-shapes-first"),
+    ("runs/crash", "crash-under-a-sanitizer"),
 ]
 
 
@@ -77,3 +78,17 @@ def test_each_log_fires_one_lesson_only() -> None:
     """A user who is shown everything reads nothing."""
     logs = [path for path in (RECORDED / "logs").glob("*.txt") if not path.name.endswith("-healthy.txt")]
     assert {path.name: len(fired(path)) for path in logs} == {path.name: 1 for path in logs}
+
+
+@pytest.mark.parametrize(
+    ("line", "lessons"),
+    [
+        ("RuntimeError: CUDA error: out of memory", {"small-shapes-first"}),
+        ("one/fp32: mine.py:f is wrong: no sign of life for 60 s; killed", {"endless-loop"}),
+        ("one/fp32: mine.py:f is wrong: worker died: exit code 3", set()),
+        ("empty: mine.py:f is wrong: worker died: signal 11 (SIGSEGV)", {"crash-under-a-sanitizer"}),
+        ("worker died: signal 9 (SIGKILL)", set()),
+    ],
+)
+def test_an_end_is_taken_for_what_it_is(line: str, lessons: set[str]) -> None:
+    assert {found.lesson.id for found in match(of_text(line, "output"), shipped())} == lessons
