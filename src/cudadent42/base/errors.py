@@ -16,6 +16,10 @@ class ExitCode(IntEnum):
     BUILD_FAILED = 5
     GATE_UNDECIDED = 6
     """No gate failed, but of one the measurement could not tell: it is not passed."""
+    NOTHING_MEASURED = 7
+    """Nothing was wrong with what was asked for, and not one case could be timed."""
+    INTERNAL_ERROR = 70
+    """An error in this program that it has no words for (EX_SOFTWARE of sysexits.h)."""
     INTERRUPTED = 130
 
 

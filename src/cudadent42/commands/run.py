@@ -207,6 +207,8 @@ def carry_out(start: Start, verbose: bool, as_json: bool, with_report: bool) -> 
         _print_outcome(outcome, verbose, with_report)
     if not outcome.verify.passed:
         fail("verification failed, so not all was timed; see verify.json", outcome.exit_code)
+    if outcome.exit_code is ExitCode.NOTHING_MEASURED:
+        fail("nothing was timed; the lines 'not timed' above, and in log.jsonl, say why", outcome.exit_code)
     raise typer.Exit(outcome.exit_code)
 
 

@@ -217,7 +217,7 @@ def verify_line(report: VerifyReport) -> str:
 
 def _errors(case: VerifiedCase) -> Sequence[str]:
     if case.error is None:
-        return ("by pattern", "", "")
+        return ("–", "", "")  # it died, or is wrong in kind: there is no size of an error
     norms = ((case.error.max, "max"), (case.error.rms, "rms"), (case.error.worst_row, "worst_row"))
     return [
         f"{error:.1e}" + (f" of {getattr(case.bound, name):.1e}" if case.bound else "")

@@ -17,7 +17,16 @@ from cudadent42.decisions.compare import compare
 from cudadent42.decisions.verdicts import MIN_BLOCKS
 from cudadent42.model import implementations
 from cudadent42.model.device_names import parse_device
-from cudadent42.model.events import BlockMeasured, CaseVerified, Event, Message, Progress, Skipped, WorkerLost
+from cudadent42.model.events import (
+    WHILE_TIMING,
+    BlockMeasured,
+    CaseVerified,
+    Event,
+    Message,
+    Progress,
+    Skipped,
+    WorkerLost,
+)
 from cudadent42.model.records import (
     BenchReport,
     BuildReport,
@@ -88,6 +97,8 @@ class Outcome:
         """A wrong result counts more than any gate, and so does one that was not computed while it was timed."""
         if not self.verify.passed or self.impossible:
             return ExitCode.VERIFICATION_FAILED
+        if not (self.results.cases or self.results.others or self.results.control):
+            return ExitCode.NOTHING_MEASURED
         return ExitCode.PASS if self.gates is None else self.gates.exit_code
 
 
@@ -128,6 +139,8 @@ def _that_can_run(plan: Plan, asked_for: Collection[str], observer: Observer) ->
         if runs_elsewhere or name in plan.versions:
             continue  # the worker's business: this process runs no code but its own
         reason = implementations.why_not(get(name, plan.operation), plan.device)
+        if reason and reason.startswith(f"{name} "):
+            reason = f"it {reason.removeprefix(name).strip()}"
         if reason and (name in asked_for or name == plan.baseline):
             raise UsageError(f"{name} cannot run on {plan.device}: {reason}")
         if reason:
@@ -325,7 +338,7 @@ def _tell(event: Event, observer: Observer) -> None:
         observer.note(event.text)
     elif isinstance(event, WorkerLost):
         observer.note(f"{event.doing}: {event.reason}; going on with the next case")
-    elif isinstance(event, CaseVerified) and not event.result.passed:
+    elif isinstance(event, CaseVerified) and not event.result.passed and event.result.input != WHILE_TIMING:
         observer.note(f"{event.result.case}: {event.result.implementation} is wrong: {event.result.detail}")
 
 

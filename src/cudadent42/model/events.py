@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from cudadent42.base.reading import parse_json
 from cudadent42.base.serialise import decode, encode
 from cudadent42.model.records import BenchReport, BuildFailure, BuildReport, Conditions, Sample, VerifiedCase
 from flashmoe_science.jit.records import KernelBuild
@@ -132,7 +133,7 @@ def to_line(event: Event) -> str:
 
 def from_line(line: str) -> Event:
     """Raises ValueError on a line that is not an event."""
-    data = json.loads(line)
+    data = parse_json(line)
     if not isinstance(data, dict) or data.get("event") not in _KINDS:
         raise ValueError(f"not an event: {line[:80]!r}")
     event: Event = decode(_KINDS[data["event"]], data["data"])
@@ -141,6 +142,9 @@ def from_line(line: str) -> Event:
 
 LOADING = "loading"
 """``Doing.input`` while an implementation's own files are imported."""
+
+WHILE_TIMING = "while timing"
+"""``VerifiedCase.input`` of an implementation that took its worker along when it was timed."""
 
 BUILDING = "building"
 """``Doing.input`` while the kernels of a version are compiled."""
@@ -187,6 +191,10 @@ class BenchLog:
             self._skipped[event.key] = event.reason
         elif isinstance(event, CaseVerified):
             self._rechecked.append(event.result)
+
+    def blocks(self) -> dict[str, int]:
+        """How many blocks of each case there are."""
+        return {sample.case: sample.block + 1 for sample in self._samples}
 
     def report(self) -> BenchReport:
         return BenchReport(

@@ -1,4 +1,4 @@
-"""The worker's side of the process boundary: ``python -m cudadent42.worker.child EVENT_FD NOTE_FD``.
+"""The worker's side of the process boundary: ``python -m cudadent42.worker.child EVENT_FD NOTE_FD PARENT``.
 
 Requests come as JSON lines on standard input, events go out on a pipe of their own, so that a candidate may
 print what it likes. After each event the worker waits for an acknowledgement: the parent's handling
@@ -18,6 +18,7 @@ from cudadent42.base.errors import LabError
 from cudadent42.base.serialise import dumps, loads
 from cudadent42.model.events import Event, PeaksMeasured, StageDone, StageFailed, to_line
 from cudadent42.model.records import Plan, VerifyReport
+from cudadent42.worker.processes import tie_to_parent
 
 ACKNOWLEDGE = ""
 """The line that the parent sends for each event."""
@@ -37,8 +38,10 @@ class Request:
     plan: Plan
     start: int = 0
     """First unit (verify) or visit (bench)."""
-    dropped: tuple[str, ...] = ()
-    """Cases, by ``Case.id``, whose timing cost a worker."""
+    dropped: dict[str, str] = field(default_factory=dict)
+    """What cost a worker when it was timed, ``Case.id/implementation``, or the whole case, with the reason."""
+    measured: dict[str, int] = field(default_factory=dict)
+    """Blocks of a case that are measured already, by ``Case.id``."""
     barred: dict[str, str] = field(default_factory=dict)
     """Implementations that are left out, with the reason."""
     verified: VerifyReport | None = None
@@ -115,6 +118,7 @@ def _run(request: Request, channel: _Channel) -> None:
                 emit=channel.emit,
                 start=request.start,
                 dropped=request.dropped,
+                measured=request.measured,
                 barred=request.barred,
                 mark=channel.note,
                 started_s=request.started_s,
@@ -125,4 +129,5 @@ def _run(request: Request, channel: _Channel) -> None:
 
 
 if __name__ == "__main__":
+    tie_to_parent(int(sys.argv[3]))
     serve(_Channel(int(sys.argv[1]), int(sys.argv[2])))

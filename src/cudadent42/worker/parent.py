@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,6 +28,7 @@ from cudadent42.base.serialise import dumps, loads
 from cudadent42.model.events import (
     BUILDING,
     LOADING,
+    WHILE_TIMING,
     BenchLog,
     BuildLog,
     CaseVerified,
@@ -44,6 +46,8 @@ from cudadent42.model.events import (
 from cudadent42.model.records import BenchReport, BuildFailure, BuildReport, Plan, VerifiedCase, VerifyReport
 from cudadent42.registry import registry
 from cudadent42.worker.child import ACKNOWLEDGE, DEVICE_LOST_EXIT, NOTE_BYTES, Request
+from cudadent42.worker.output import OutputLog
+from cudadent42.worker.processes import MARK, end_all
 
 START_TIMEOUT_S = 180.0
 """Longest time until a new worker is at work: importing torch from a cold disk, importing a plug-in."""
@@ -65,6 +69,15 @@ SLOW_FLOPS_PER_S = {"cpu": 1e10, "cuda": 1e12}
 MAX_LOSSES = 3
 """An implementation that cost this many workers is left out of the rest of the stage."""
 
+MAX_HANGS = 2
+"""The same, where it hung: each costs ``TIMEOUT_S``."""
+
+_HUNG_BEFORE = 0.5
+"""Share of the usual silence that is left to an implementation that has hung once."""
+
+_MOST_EVENT_BYTES = 64 << 20
+"""Of one event. The longest has some kilobytes for each implementation."""
+
 _KILL_WAIT_S = 10.0
 
 _POLL_S = 0.5
@@ -79,6 +92,10 @@ class LostError(Exception):
     """The worker is gone. The message says how, ``doing`` what it noted last (None if it had not begun)."""
 
     doing: Doing | None = None
+
+
+class HungError(LostError):
+    """It said nothing for too long, and was killed."""
 
 
 class Worker:
@@ -96,8 +113,9 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._events = -1
         self._note: IO[bytes] | None = None
-        self._log: IO[bytes] | None = None
-        self._log_start = 0
+        self._log: OutputLog | None = None
+        self._mark = ""
+        self._hung: set[str] = set()
         self._pending = b""
 
     def __enter__(self) -> Worker:
@@ -115,7 +133,7 @@ class Worker:
         """Ends the process, whatever it is doing."""
         process, self._process = self._process, None
         if process is not None:
-            self._kill(process)
+            self._kill(process, self._mark)
             os.close(self._events)
             for file in (self._note, self._log):
                 if file is not None:
@@ -155,6 +173,8 @@ class Worker:
                 self._send(ACKNOWLEDGE)
         except LostError as error:
             error.doing = self._doing()
+            if isinstance(error, HungError) and error.doing is not None:
+                self._hung.add(error.doing.implementation)
             raise
         finally:
             if not finished:
@@ -172,20 +192,19 @@ class Worker:
     def _start(self) -> None:
         read_fd, write_fd = os.pipe()
         self._note = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
-        self._log = open(self._log_path, "ab+") if self._log_path else tempfile.TemporaryFile()  # noqa: SIM115
-        self._log.seek(0, os.SEEK_END)
-        self._log_start = self._log.tell()
+        self._log = OutputLog(self._log_path)
+        self._mark = uuid.uuid4().hex
         note_fd = self._note.fileno()
         package_root = str(Path(__file__).resolve().parents[2])
-        environment = dict(os.environ)
+        environment = {**os.environ, MARK: self._mark}
         paths = [package_root, environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         command = [sys.executable, "-X", "faulthandler", "-m", "cudadent42.worker.child"]
         self._process = subprocess.Popen(
-            [*command, str(write_fd), str(note_fd)],
+            [*command, str(write_fd), str(note_fd), str(os.getpid())],
             stdin=subprocess.PIPE,
-            stdout=self._log,
-            stderr=self._log,
+            stdout=self._log.file,
+            stderr=self._log.file,
             pass_fds=(write_fd, note_fd),
             env=environment,
             start_new_session=True,  # Ctrl-C goes to the parent, which ends the group
@@ -215,13 +234,19 @@ class Worker:
                     if not data:
                         raise LostError(self._cause_of_death())
                     self._pending += data
+                    if len(self._pending) > _MOST_EVENT_BYTES:
+                        raise LostError("its event pipe was written to by others; killed")
                 elif (now := self._doing()) != doing:
                     doing = now
                     self._at_work |= now is not None and now.input != LOADING
                     began_s = time.monotonic()
+                if self._log is not None:
+                    self._log.limit()
                 limit_s = self._limit_s(doing)
                 if time.monotonic() - began_s > limit_s:
-                    raise LostError(f"no sign of life for {limit_s:.0f} s; killed")
+                    raise HungError(f"no sign of life for {limit_s:.0f} s; killed")
+        if self._log is not None:
+            self._log.limit()
         self._at_work = True
         line, _, self._pending = self._pending.partition(b"\n")
         try:
@@ -238,7 +263,8 @@ class Worker:
         if doing is None:
             return self._timeout_s
         calls_s = self._case_limits_s.get(doing.case, 0.0)
-        return self._timeout_s + calls_s + self._compiling_s.get(doing.implementation, 0.0)
+        silence_s = self._timeout_s * (_HUNG_BEFORE if doing.implementation in self._hung else 1.0)
+        return silence_s + calls_s + self._compiling_s.get(doing.implementation, 0.0)
 
     def _cause_of_death(self) -> str:
         if self._process is None:
@@ -250,25 +276,30 @@ class Worker:
         if code == DEVICE_LOST_EXIT:
             return "GPU context lost" + self._last_line()
         if code < 0:
-            return f"worker died: signal {-code} ({signal.Signals(-code).name})"
+            # Who aborts has mostly said why. A fault has no words, and what was printed before is about other things.
+            said = self._last_line() if -code == signal.SIGABRT else ""
+            return f"worker died: signal {-code} ({_signal_name(-code)}){said}"
         return f"worker died: exit code {code}" + self._last_line()
 
     def _last_line(self) -> str:
-        if self._log is None:
-            return ""
-        self._log.seek(self._log_start)
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return f": {lines[-1].strip()[:300]}" if lines else ""
+        line = self._log.last_line() if self._log is not None else ""
+        return f": {line}" if line else ""
 
     @staticmethod
-    def _kill(process: subprocess.Popen[bytes]) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    def _kill(process: subprocess.Popen[bytes], mark: str) -> None:
+        end_all(process.pid, mark, runs=process.poll() is None)
         if process.stdin is not None:
             with suppress(BrokenPipeError):
                 process.stdin.close()
         with suppress(subprocess.TimeoutExpired):  # stuck inside a driver: nothing more can be done from here
             process.wait(_KILL_WAIT_S)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time one
+        return "real-time"
 
 
 def case_limits(plan: Plan) -> dict[str, float]:
@@ -421,16 +452,37 @@ def _after_loss(
     if isinstance(log, BuildLog):
         tell(KernelFailed(BuildFailure(doing.implementation, request.plan.device, reason)))
         return replace(request, barred={**barred, doing.implementation: reason})
-    if isinstance(log, BenchLog):
-        request = replace(request, dropped=(*request.dropped, doing.case))
-        tell(Skipped("bench", doing.case, f"{doing.implementation}: {reason}"))
-    elif not _is_recorded(log, doing):
-        failed = VerifiedCase(doing.case, doing.implementation, doing.input, None, None, None, False, reason)
-        tell(CaseVerified(failed))
-    if losses[doing.implementation] >= MAX_LOSSES:
-        barred[doing.implementation] = f"left out after {MAX_LOSSES} lost workers, the last: {reason}"
+    if losses[doing.implementation] >= (MAX_HANGS if isinstance(loss, HungError) else MAX_LOSSES):
+        barred[doing.implementation] = (
+            f"left out after {losses[doing.implementation]} lost workers, the last: {reason}"
+        )
         tell(Message(f"{doing.implementation}: {barred[doing.implementation]}"))
-    return replace(request, start=doing.index + 1, barred=barred)
+    request = replace(request, barred=barred)
+    if isinstance(log, BenchLog):
+        return _without(request, doing, reason, log, tell)
+    if not _is_recorded(log, doing):
+        tell(CaseVerified(_failed(doing, doing.input, reason)))
+    return replace(request, start=doing.index + 1)
+
+
+def _without(request: Request, doing: Doing, reason: str, log: BenchLog, tell: OnEvent) -> Request:
+    """The rest of the timing, without the one that cost a worker: it has failed, the others go on with the block after
+    their last. Without the baseline there is nothing to compare with, so the case goes."""
+    plan = request.plan
+    tell(CaseVerified(_failed(doing, WHILE_TIMING, reason)))
+    measured = log.blocks()
+    if doing.implementation != plan.baseline and doing.implementation in plan.implementations:
+        tell(Skipped("bench", doing.key, reason))
+        dropped = {**request.dropped, doing.key: reason}
+        return replace(request, start=doing.index, dropped=dropped, measured=measured)
+    reason = f"{doing.implementation}: {reason}"
+    tell(Skipped("bench", doing.case, reason))
+    dropped = {**request.dropped, doing.case: reason}
+    return replace(request, start=doing.index + 1, dropped=dropped, measured=measured)
+
+
+def _failed(doing: Doing, input: str, reason: str) -> VerifiedCase:
+    return VerifiedCase(doing.case, doing.implementation, input, None, None, None, False, reason)
 
 
 def _is_recorded(log: _VerifyLog, doing: Doing) -> bool:

@@ -160,7 +160,7 @@ def test_a_peer_of_the_suite_that_is_not_installed_is_left_out(tmp_path: Path) -
 
 
 def test_an_implementation_that_cannot_run_here(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="flashinfer cannot run on cpu: "):
+    with pytest.raises(UsageError, match=r"flashinfer cannot run on cpu: it runs on cuda, not on cpu$"):
         pipeline.prepare(request(tmp_path, implementations=("flashinfer",)), Listener())
 
 
@@ -188,3 +188,36 @@ def test_a_gate_on_a_profile_has_the_run_profiled(tmp_path: Path) -> None:
     assert (outcome.folder / "diagnosis.json").exists()
     again = gates.judge(profile_gate("bank_conflicts"), outcome.folder)
     assert again.decision is gates.Decision.UNDECIDED
+
+
+DIES_WHILE_TIMED = """
+import os
+import traceback
+from torch.nn.functional import scaled_dot_product_attention
+
+def attention(query, key, value, *, causal, softmax_scale):
+    if any(frame.filename.endswith("measurement.py") for frame in traceback.extract_stack()):
+        os._exit(9)
+    if query.shape[2] == 16 and query.shape[3] == 32:
+        return scaled_dot_product_attention(query, key, value, is_causal=causal, scale=softmax_scale)
+    raise NotImplementedError("only the case of this test")
+"""
+
+
+def test_a_run_whose_only_rival_dies_while_it_is_timed_has_failed(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(DIES_WHILE_TIMED)
+    name = f"{tmp_path}/mine.py:attention"
+    outcome = pipeline.run(request(tmp_path, implementations=(name,)), Listener(), lambda folder: None)
+    assert outcome.results.cases == ()
+    assert outcome.exit_code is ExitCode.VERIFICATION_FAILED
+    died = [case for case in outcome.verify.cases if not case.passed]
+    assert [(case.implementation, case.input) for case in died] == [(name, "while timing")]
+
+
+def test_a_run_that_timed_nothing_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def attention(query, key, value, *, causal, softmax_scale):\n    raise NotImplementedError('never')\n"
+    )
+    name = f"{tmp_path}/mine.py:attention"
+    outcome = pipeline.run(request(tmp_path, implementations=(name,)), Listener(), lambda folder: None)
+    assert outcome.exit_code is ExitCode.NOTHING_MEASURED

@@ -38,7 +38,39 @@ def segfault(q, k, v, *, causal, softmax_scale):
     return right(q, k, v, causal=causal, softmax_scale=softmax_scale)
 
 def always_aborts(q, k, v, *, causal, softmax_scale):
+    os.write(2, b"double free or corruption\\n")
     os.abort()
+
+def hangs_always(q, k, v, *, causal, softmax_scale):
+    time.sleep(600)
+
+def prints(q, k, v, *, causal, softmax_scale):
+    for _ in range(200):
+        os.write(1, b"x" * 999_999 + b"\\n")
+    if q.shape[2] == 64:
+        os._exit(9)
+    return right(q, k, v, causal=causal, softmax_scale=softmax_scale)
+
+def leaves_a_daemon(q, k, v, *, causal, softmax_scale):
+    pids = __file__ + ".daemon"
+    if not os.path.exists(pids):
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                with open(pids, "a") as file:
+                    file.write(f"{os.getpid()}\\n")
+                time.sleep(600)
+            os._exit(0)
+        time.sleep(0.5)
+    if q.shape[2] == 80 and os.path.exists(__file__ + ".die"):
+        os._exit(9)
+    return right(q, k, v, causal=causal, softmax_scale=softmax_scale)
+
+def holds_the_lock(q, k, v, *, causal, softmax_scale):
+    ctypes.PyDLL(None).sleep(600)
+
+def stops_itself(q, k, v, *, causal, softmax_scale):
+    os.kill(os.getpid(), 19)
 
 def hangs(q, k, v, *, causal, softmax_scale):
     if q.shape[2] == 64:
@@ -189,7 +221,8 @@ def test_hopeless_candidate_is_left_out(candidate: Callable[[str], str]) -> None
     verified = run_stage("verify", make_plan(name), on_event=events.append)
     assert sum(isinstance(event, WorkerLost) for event in events) == MAX_LOSSES
     failed = [case for case in verified.cases if case.implementation == name]
-    assert [case.detail for case in failed] == ["worker died: signal 6 (SIGABRT)"] * MAX_LOSSES
+    said = "worker died: signal 6 (SIGABRT): double free or corruption"  # not only in the worker's log
+    assert [case.detail for case in failed] == [said] * MAX_LOSSES
     assert any("left out" in reason for reason in verified.skipped.values())
     assert all(case.passed for case in verified.cases if case.implementation == "pytorch")
 
@@ -197,8 +230,55 @@ def test_hopeless_candidate_is_left_out(candidate: Callable[[str], str]) -> None
 def test_death_while_timing_keeps_the_rest(candidate: Callable[[str], str]) -> None:
     name = candidate("dies_later")
     bench = run_stage("bench", make_plan(name), on_event=lambda event: None, verified=VerifyReport(()))
-    assert bench.skipped == {FIRST.id: f"{name}: worker died: exit code 9: a candidate may print"}
+    said = "worker died: exit code 9: a candidate may print"
+    assert bench.skipped == {FIRST.id: said, f"{FIRST.id}/{name}": said}
+    assert [(c.case, c.implementation, c.detail) for c in bench.rechecked if not c.passed] == [
+        (FIRST.id, name, said)
+    ]
     assert by_case(bench)[SECOND.id] == {"pytorch", "pytorch_control", name}
+
+
+def test_only_the_one_that_died_goes(candidate: Callable[[str], str]) -> None:
+    """The third goes on with the block after its last: none is missing, none is there twice."""
+    dead, third = candidate("dies_later"), candidate("right")
+    plan = replace(make_plan(dead, third), repeats=18)
+    bench = run_stage("bench", plan, on_event=lambda event: None, verified=VerifyReport(()))
+    assert set(bench.skipped) == {f"{FIRST.id}/{dead}"}
+    for case in plan.cases:
+        blocks = [s.block for s in bench.samples if (s.case, s.implementation) == (case.id, third)]
+        assert blocks == list(range(18))
+    assert {
+        (c.case, c.implementation) for c in bench.rechecked if c.passed and c.implementation == third
+    } == {(case.id, third) for case in plan.cases}
+
+
+def test_an_endless_loop_costs_little_more_than_one_silence(candidate: Callable[[str], str]) -> None:
+    name = candidate("hangs_always")
+    with Worker(timeout_s=6.0) as worker:
+        verified = run_stage("verify", make_plan(name), on_event=lambda event: None, worker=worker)
+    failed = [case.detail for case in verified.cases if case.implementation == name]
+    assert failed == ["no sign of life for 6 s; killed", "no sign of life for 3 s; killed"]
+
+
+def test_what_a_candidate_prints_has_an_end(candidate: Callable[[str], str], tmp_path: Path) -> None:
+    path = tmp_path / "worker.log"
+    with Worker(path) as worker:
+        verified = run_stage("verify", make_plan(candidate("prints")), on_event=lambda e: None, worker=worker)
+    assert path.stat().st_size < 80 << 20
+    assert b"bytes left out" in path.read_bytes()
+    assert "exit code 9: xxx" in verdict(verified, FIRST, candidate("prints")).detail
+
+
+@pytest.mark.parametrize("worker_dies", [False, True])
+def test_a_daemon_of_a_candidate_ends_with_the_worker(
+    candidate: Callable[[str], str], tmp_path: Path, worker_dies: bool
+) -> None:
+    if worker_dies:
+        (tmp_path / "candidates.py.die").touch()
+    run_stage("verify", make_plan(candidate("leaves_a_daemon")), on_event=lambda event: None)
+    pids = [int(line) for line in (tmp_path / "candidates.py.daemon").read_text().split()]
+    assert pids
+    assert not any(_runs(pid) for pid in pids)
 
 
 def test_cases_take_turns_and_a_death_in_a_later_round_costs_one_case(
@@ -216,8 +296,9 @@ def test_cases_take_turns_and_a_death_in_a_later_round_costs_one_case(
     bench = run_stage("bench", replace(make_plan(name), repeats=18), on_event=listen)
     first_round = [(case.id, block) for case in (FIRST, SECOND) for block in range(6)]
     assert turns == first_round + [(SECOND.id, block) for block in range(6, 18)]
-    assert set(bench.skipped) == {FIRST.id}
-    assert [check.case for check in bench.rechecked] == [SECOND.id, SECOND.id]
+    assert set(bench.skipped) == {FIRST.id, f"{FIRST.id}/{name}"}
+    assert [check.case for check in bench.rechecked if check.passed] == [SECOND.id, SECOND.id]
+    assert [check.case for check in bench.rechecked if not check.passed] == [FIRST.id]
 
 
 def test_output_that_turns_wrong_while_timed_is_caught(candidate: Callable[[str], str]) -> None:
@@ -272,7 +353,10 @@ def test_interrupt_ends_the_worker_and_keeps_the_blocks(candidate: Callable[[str
     assert verified.passed  # the same Worker starts a new process
 
 
-def test_worker_ends_when_its_parent_is_killed(candidate: Callable[[str], str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["hangs", "holds_the_lock", "stops_itself"])
+def test_worker_ends_when_its_parent_is_killed(
+    candidate: Callable[[str], str], tmp_path: Path, how: str
+) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
         textwrap.dedent(
@@ -281,7 +365,7 @@ def test_worker_ends_when_its_parent_is_killed(candidate: Callable[[str], str], 
             from cudadent42.model.records import Plan
             from cudadent42.worker.parent import Worker, run_stage
             plan = Plan("t", "cpu", (AttentionCase("first", "fp32", 1, 2, 2, 64, 64, 32),), "pytorch",
-                        ("pytorch", {candidate("hangs")!r}), 10, 1, seed=2)
+                        ("pytorch", {candidate(how)!r}), 10, 1, seed=2)
             with Worker() as worker:
                 run_stage("verify", plan, on_event=lambda e: print(worker.pid, flush=True), worker=worker)
             """

@@ -109,7 +109,8 @@ def measure(
     *,
     emit: Callable[[Event], None],
     start: int = 0,
-    dropped: Collection[str] = (),
+    dropped: Mapping[str, str] | None = None,
+    measured: Mapping[str, int] | None = None,
     barred: Mapping[str, str] | None = None,
     mark: Mark = no_mark,
     started_s: float | None = None,
@@ -118,8 +119,9 @@ def measure(
 
     The cases are visited in turn, in several rounds (``schedule.rounds``), so a disturbance of some seconds
     touches a few blocks of many cases, where medians do not mind it, and not all blocks of one. Emits one
-    ``BlockMeasured`` per counted block; warm-up blocks are thrown away. ``dropped`` are cases (``Case.id``)
-    to leave alone; ``barred`` gives reasons to leave out whole implementations; ``mark`` is told of each
+    ``BlockMeasured`` per counted block; warm-up blocks are thrown away. ``dropped`` are reasons to leave out
+    a case (``Case.id``) or one implementation of it (``Case.id/implementation``); ``measured`` are blocks of a case
+    that there are already; ``barred`` gives reasons to leave out whole implementations; ``mark`` is told of each
     sample before it is taken; ``started_s`` is when the stage began by ``time.monotonic`` (now, if None),
     for the samples' timestamps. Raises ``UsageError`` for a plan that this device cannot do.
     """
@@ -139,7 +141,8 @@ def measure(
 
     implementations, unusable = load_all(plan, barred or {}, start, mark)
     implementations |= _own_control(plan, implementations)
-    unfit = _unfit(plan, verified, unusable)
+    dropped = dropped or {}
+    unfit = {**dropped, **_unfit(plan, verified, unusable)}
     began_s = time.monotonic() if started_s is None else started_s
     session = _Session(plan, implementations, unfit, tell, mark, began_s)
     visits = _visits(plan)
@@ -147,7 +150,7 @@ def measure(
     for index in range(start, len(visits)):
         visit = visits[index]
         if visit.case.id not in dropped:
-            session.visit(index, visit)
+            session.visit(index, visit.after((measured or {}).get(visit.case.id, 0)))
         fraction = max(sum(cost[: index + 1]) / sum(cost), session.spent)
         tell(Progress("bench", index + 1, len(visits), visit.case.id, fraction))
     return log.report()
@@ -162,6 +165,11 @@ class _Visit:
     """Of the budget, after which the visit is left out."""
     forecast: bool = False
     """The last one that only warms up."""
+
+    def after(self, measured: int) -> _Visit:
+        """Without the blocks that there are already."""
+        start = min(max(self.blocks.start, measured), self.blocks.stop)
+        return replace(self, blocks=range(start, self.blocks.stop))
 
 
 def _visits(plan: Plan) -> list[_Visit]:
