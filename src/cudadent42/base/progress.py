@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
+from cudadent42.base.shown import message
+
 _LINE_INTERVAL_S = 10.0
 _TERMINAL_INTERVAL_S = 0.5
 
@@ -79,11 +81,11 @@ class Lines:
             self._print(f"{self._stage}: {fraction:.0%}, {what}{self._clock.left(fraction)}")
 
     def note(self, text: str) -> None:
-        self._print(text)
+        self._print(message(text))
 
     def detail(self, text: str) -> None:
         if self._verbose:
-            self._print(text)
+            self._print(message(text))
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -143,7 +145,7 @@ class Bar:
         return
 
     def note(self, text: str) -> None:
-        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._progress.console.print(message(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def observer(console: Console, verbose: bool) -> Bar | Lines:

@@ -7,13 +7,15 @@ import os
 import select
 import signal
 import sys
+import traceback
 from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TextIO, cast
 
 import typer
 
 from cudadent42 import __version__
 from cudadent42.base.errors import ExitCode, LabError
+from cudadent42.base.shown import PlainStream, message
 from cudadent42.commands import (
     cost,
     gate,
@@ -30,9 +32,16 @@ from cudadent42.commands import (
     stages,
     trace,
 )
-from cudadent42.commands.common import fail
+from cudadent42.commands.common import answer_error, fail
 from cudadent42.commands.help import App, Group
 from flashmoe_science.errors import BuildError, DeviceError, InputError
+
+# Typer has exceptions of its own, or Click's, by its version: these are the bases of what it makes public.
+_UsageError: Any = typer.BadParameter.__mro__[1]
+_ClickException: Any = typer.BadParameter.__mro__[2]
+
+_USAGE_LETTERS = 1500
+"""Of what is wrong with the command line; the usage stands above it."""
 
 BROKEN_PIPE = 128 + signal.SIGPIPE
 """Exit code where nobody reads standard output any more (``| head``): the shell's for a program that this ended, since
@@ -45,7 +54,10 @@ class _Group(Group):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--debug" in args:
             args = ["--debug", *(argument for argument in args if argument != "--debug")]
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except _UsageError as error:
+            _wrong_usage(error)
 
     def invoke(self, ctx: Any) -> Any:
         """The one place where a failed command ends, so also where its lessons are printed."""
@@ -60,8 +72,12 @@ class _Group(Group):
     def _invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, typer.Abort):
             fail("interrupted", ExitCode.INTERRUPTED)
+        except _UsageError as error:
+            _wrong_usage(error)
+        except (typer.Exit, _ClickException):
+            raise
         except LabError as error:
             if ctx.params.get("debug"):
                 raise
@@ -72,6 +88,10 @@ class _Group(Group):
             if ctx.params.get("debug"):
                 raise
             fail(*_in_words(error))
+        except Exception as error:
+            if ctx.params.get("debug"):
+                raise
+            fail(_as_defect(error), ExitCode.INTERNAL_ERROR)
 
 
 app = App(
@@ -109,6 +129,22 @@ def _in_words(error: InputError | DeviceError | BuildError | OSError) -> tuple[s
     return str(error), ExitCode.BUILD_FAILED if isinstance(error, BuildError) else ExitCode.USAGE
 
 
+def _wrong_usage(error: Any) -> NoReturn:
+    """As Click shows it, and as a document where one was asked for."""
+    text = message(error.format_message(), _USAGE_LETTERS)
+    shows_help = type(error).show is not _UsageError.show
+    (error if shows_help else _UsageError(text, error.ctx)).show()
+    answer_error(text, ExitCode.USAGE)
+    raise typer.Exit(ExitCode.USAGE)
+
+
+def _as_defect(error: BaseException) -> str:
+    return (
+        f"this program has a defect: {type(error).__name__}: {' '.join(str(error).split()) or 'no more is said'}; "
+        "--debug shows where. Please report it with the command and what it was given"
+    )
+
+
 def main() -> int:
     """Run the command line; the exit code."""
     code = _main()
@@ -134,9 +170,11 @@ def _is_read() -> bool:
 
 
 def _main() -> int:
-    for stream in (sys.stdout, sys.stderr):
+    streams = sys.stdout, sys.stderr
+    for stream in streams:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without × and – is no reason to fail
+    sys.stdout, sys.stderr = (cast("TextIO", PlainStream(stream)) for stream in streams)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup has it ignored
             signal.signal(number, _interrupt)
@@ -146,7 +184,23 @@ def _main() -> int:
         return ExitCode.INTERRUPTED
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else ExitCode.PASS
+    except Exception as error:  # noqa: BLE001 - Python's own exit code for these is a failed gate's
+        return _with_traceback(error)
+    finally:
+        sys.stdout, sys.stderr = streams
     return ExitCode.PASS
+
+
+def _with_traceback(error: Exception) -> ExitCode:
+    """What ``--debug`` lets through, and what even the command line's own parts did not expect."""
+    if "--debug" not in sys.argv:
+        print(f"error: {message(_as_defect(error))}", file=sys.stderr)
+        return ExitCode.INTERNAL_ERROR
+    traceback.print_exception(error)
+    if isinstance(error, LabError):
+        return error.exit_code
+    known = (InputError, DeviceError, BuildError, OSError)
+    return _in_words(error)[1] if isinstance(error, known) else ExitCode.INTERNAL_ERROR
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

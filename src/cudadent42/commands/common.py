@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from cudadent42.base.errors import ExitCode
+from cudadent42.base.shown import message, plain, unfiltered
 from cudadent42.commands import trace
 from cudadent42.model.records import CacheState, TimerKind
 
@@ -85,15 +86,22 @@ def console_for(stderr: bool = False) -> Console:
             """Rich would end the program with exit code 1, which is a failed gate's."""
             raise BrokenPipeError
 
-    console = Piped(stderr=stderr)
+        def render(self, renderable: Any, options: Any = None) -> Any:
+            """Rich's own control codes stay; what it shows has none."""
+            for segment in super().render(renderable, options):
+                text = segment.text if segment.control else plain(segment.text)
+                yield segment if text == segment.text else segment._replace(text=text)
+
+    file = unfiltered(sys.stderr if stderr else sys.stdout)
+    console = Piped(file=file)
     # A log has no width of its own; the default of 80 would fold the tables.
-    return console if console.is_terminal or "COLUMNS" in os.environ else Piped(stderr=stderr, width=140)
+    return console if console.is_terminal or "COLUMNS" in os.environ else Piped(file=file, width=140)
 
 
 def say(text: str) -> None:
     """A line of progress, on standard error. A terminal that was closed keeps nothing from being done."""
     with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        print(message(text), file=sys.stderr, flush=True)
 
 
 def print_line(console: Console, text: str) -> None:
@@ -111,6 +119,7 @@ def encoded(record: object) -> dict[str, Any]:
 def print_json(document: dict[str, Any]) -> None:
     from cudadent42.base.serialise import encode
 
+    trace.current().answered = True
     print(json.dumps(encode({"schema_version": JSON_SCHEMA_VERSION, **document}), indent=2, allow_nan=False))
 
 
@@ -123,7 +132,18 @@ def watching(verbose: bool) -> Iterator[Observer]:
         yield trace.Heard(watcher)
 
 
-def fail(message: str, code: ExitCode) -> NoReturn:
-    trace.current().lines.extend(message.splitlines())
-    say(f"error: {message}")
+def fail(text: str, code: ExitCode) -> NoReturn:
+    """End with an error: a message on standard error, and a document where one was asked for and none was printed."""
+    trace.current().lines.extend(text.splitlines())
+    text = message(text)
+    say(f"error: {text}")
+    answer_error(text, code)
     raise typer.Exit(code)
+
+
+def answer_error(text: str, code: int) -> None:
+    """With ``--json``, standard output is one document, whatever came of the command."""
+    given = sys.argv[1:]
+    options = given[: given.index("--")] if "--" in given else given
+    if "--json" in options and not trace.current().answered:
+        print_json({"error": {"message": text, "exit_code": int(code)}})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 from cudadent42.base.errors import ExitCode
+from cudadent42.commands import trace
 from cudadent42.commands.common import say
 
 if TYPE_CHECKING:
@@ -110,9 +111,10 @@ def finish(returned: Returned, as_json: bool = False, trouble: LabError | None =
 
     A machine that could not be ended costs money, so ``trouble`` makes a run that passed end as an error too.
     """
-    from cudadent42.remote.core.terminal import plain
+    from cudadent42.base.shown import plain
 
     # There it is written relative to the working tree, which is the same in every run.
+    trace.current().answered |= bool(returned.output.strip())
     print(plain(returned.output).replace(f"../jobs/{returned.record.job}/run", str(returned.folder)), end="")
     if returned.exit_code and not as_json:
         say(f"the run ended with exit code {returned.exit_code}; its log is {returned.folder / 'remote.log'}")

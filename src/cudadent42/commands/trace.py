@@ -33,6 +33,8 @@ class Trace:
     """Session folders that were worked on."""
     machine: MachineReport | None = None
     build: BuildReport | None = None
+    answered: bool = False
+    """The document that ``--json`` asks for was printed."""
 
     def evidence(self) -> PatternEvidence:
         """All of it, in the form in which lessons are matched."""

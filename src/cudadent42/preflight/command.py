@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cudadent42.base.errors import ExitCode
 from cudadent42.base.serialise import encode
+from cudadent42.base.shown import unfiltered
 from cudadent42.model.device_names import parse_device
 from cudadent42.model.records import MachineReport
 from cudadent42.preflight.fix import apply
@@ -38,7 +39,8 @@ def main(
             json.dumps({"schema_version": SCHEMA_VERSION, "ready": report.ready, **encode(report)}, indent=2)
         )
     else:
-        print("\n".join(lines(report, colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))))
+        colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        print("\n".join(lines(report, colour)), file=unfiltered(sys.stdout))
     return ExitCode.PASS if report.ready else ExitCode.NOT_READY
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cudadent42.base.shown import plain
 from cudadent42.model.records import Check, MachineReport, Status
 
 _COLOURS = {Status.OK: "32", Status.WARN: "33", Status.FAIL: "31", Status.SKIP: "2"}
@@ -11,7 +12,7 @@ def lines(report: MachineReport, colour: bool = False) -> list[str]:
     """One line per check, cause and fix below it; the summary; ``Preflight OK`` or what failed."""
     width = max(len(check.name) for check in report.checks)
     shown = [line for check in report.checks for line in _check_lines(check, width, colour)]
-    return [*shown, report.summary, verdict(report)]
+    return [*shown, plain(report.summary), verdict(report)]
 
 
 def troubles(report: MachineReport, colour: bool = False) -> list[str]:
@@ -26,9 +27,9 @@ def _check_lines(check: Check, width: int, colour: bool) -> list[str]:
     if colour:
         word = f"\x1b[{_COLOURS[check.status]}m{word}\x1b[0m"
     indent = " " * (width + 8)
-    shown = [f"{word}  {check.name:{width}}  {check.detail}".rstrip()]
-    shown += [f"{indent}{check.cause}"] if check.cause else []
-    shown += [f"{indent}fix: {check.fix}"] if check.fix else []
+    shown = [f"{word}  {check.name:{width}}  {plain(check.detail)}".rstrip()]
+    shown += [f"{indent}{plain(check.cause)}"] if check.cause else []
+    shown += [f"{indent}fix: {plain(check.fix)}"] if check.fix else []
     return shown
 
 

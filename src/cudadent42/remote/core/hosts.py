@@ -16,6 +16,7 @@ from typing import Any
 from cudadent42.base.errors import UsageError
 from cudadent42.base.files import write_text
 from cudadent42.base.folders import config_folder, locked, make_private
+from cudadent42.base.reading import read_text
 from cudadent42.base.toml import parse_toml
 from cudadent42.remote.core.address import (
     Address,
@@ -80,10 +81,10 @@ def remotes() -> dict[str, Remote]:
     """Every named remote. Raises UsageError where the file is malformed."""
     path = config_file()
     try:
-        document = parse_toml(path.read_text(), str(path))
+        document = parse_toml(read_text(path), str(path))
     except FileNotFoundError:
         return {}
-    except UnicodeDecodeError as error:
+    except ValueError as error:
         raise UsageError(f"{path} is not UTF-8 text; {_MEND}") from error
     except UsageError as error:
         raise UsageError(f"{error}; {_MEND}") from error

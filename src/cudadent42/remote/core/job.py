@@ -77,10 +77,11 @@ class Place:
 
     def busy(self, done: Done) -> BusyError:
         """The error of a script that named the run which goes on there."""
-        other = done.output.decode(errors="replace").strip()
+        said = done.output.decode(errors="replace").strip()
+        other = said if _JOB.fullmatch(said) else ""  # it stands in commands to copy
         return BusyError(
             f"{self.remote.name} is busy with {other or 'another run'}; wait for it with "
-            f"`cudadent42 remote attach {other}`, or end it with `cudadent42 remote stop {other}`"
+            f"`cudadent42 remote attach {other or 'JOB'}`, or end it with `cudadent42 remote stop {other or 'JOB'}`"
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -11,6 +10,7 @@ from pathlib import Path
 from cudadent42.base.errors import LabError, NewerVersionError, UsageError
 from cudadent42.base.files import write_text
 from cudadent42.base.folders import make_private, state_folder
+from cudadent42.base.reading import read_json
 from cudadent42.base.serialise import decode, dumps
 from cudadent42.remote.core import hosts
 from cudadent42.remote.core.address import SshAddress, parse
@@ -141,7 +141,7 @@ def remote_of(begun: JobRecord) -> Remote:
 
 def _read(path: Path) -> JobRecord:
     try:
-        document = json.loads(path.read_text())
+        document = read_json(path)
         if document.get("schema_version", 0) > SCHEMA_VERSION:
             raise NewerVersionError(f"{path} was written by a newer version of cudadent42; use that one")
         return decode(JobRecord, document)

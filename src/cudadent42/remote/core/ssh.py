@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import IO
 
 from cudadent42.base.errors import LabError, MachineNotReadyError
+from cudadent42.base.shown import plain
 from cudadent42.remote.core.address import SshAddress
-from cudadent42.remote.core.terminal import plain
 
 SSH_FAILED = 255
 """OpenSSH's exit code where the connection, not the command, failed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -12,7 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cudadent42.remote.core.terminal import plain
+from cudadent42.base.reading import parse_json
+from cudadent42.base.shown import plain
 from cudadent42.remote.providers.gce.failures import CloudError, Failure, recognise
 
 TIMEOUT_S = 900.0
@@ -99,6 +99,6 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 def _document(doing: str, output: str) -> Any:
     try:
-        return json.loads(output)
+        return parse_json(output)
     except ValueError as error:
         raise CloudError(Failure.UNKNOWN, f"expected JSON, found {output[:200]!r}", doing) from error

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cudadent42.base.errors import UsageError
+from cudadent42.base.reading import read_text
 from cudadent42.base.toml import Table, parse_toml
 from cudadent42.cost import rates
 from cudadent42.remote.core.address import SpecificationFile, check_project, check_zone
@@ -105,10 +106,10 @@ def of_file(path: Path) -> SpecificationFile:
 def load(path: Path) -> Specification:
     """The specification in a file. Raises UsageError, with the place, where it is not one."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except OSError as error:
         raise UsageError(f"cannot read the specification {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
+    except ValueError as error:
         raise UsageError(f"{path} is not UTF-8 text; expected TOML") from error
     return _specification(Table(parse_toml(text, str(path)), str(path)))
 

@@ -14,8 +14,8 @@ from datetime import datetime
 from typing import Any
 
 from cudadent42.base.errors import LabError, MachineNotReadyError
+from cudadent42.base.shown import plain
 from cudadent42.remote.core.record import JobRecord
-from cudadent42.remote.core.terminal import plain
 from cudadent42.remote.providers.gce.machine import MachineState
 from cudadent42.remote.providers.sky.spec import SCHEME
 from cudadent42.runs.starts import MachineStart

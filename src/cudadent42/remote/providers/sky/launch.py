@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cudadent42.remote.core.terminal import plain
+from cudadent42.base.shown import plain
 from cudadent42.remote.providers.sky.cluster import find_sky
 from cudadent42.remote.providers.sky.spec import Spec
 from cudadent42.remote.providers.sky.task import arrival

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cudadent42.base.errors import UsageError
+from cudadent42.base.reading import read_text
 from cudadent42.base.toml import Table, parse_toml
 from cudadent42.cost import rates
 
@@ -85,10 +86,10 @@ class Spec:
 def load(path: Path) -> Spec:
     """The machine that ``path`` describes. Raises UsageError, with the place."""
     try:
-        document = parse_toml(path.read_text(encoding="utf-8"), str(path))
+        document = parse_toml(read_text(path), str(path))
     except FileNotFoundError as error:
         raise UsageError(f"no file {path}; expected {SCHEME}FILE.toml, a machine for SkyPilot") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}; expected a TOML file") from error
     except UsageError as error:
         raise UsageError(f"{error}; expected a TOML file") from error
