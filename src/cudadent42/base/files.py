@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cudadent42.base import reading
 from cudadent42.base.errors import UsageError
 from cudadent42.base.serialise import decode, dumps
 
@@ -82,7 +82,7 @@ def decode_file(kind: type[T], data: Any, path: Path) -> T:
 def read_json(path: Path) -> Any:
     """What a JSON file holds; None where there is none. Raises UsageError where it cannot be read."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return reading.read_json(path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -10,11 +10,14 @@ import dataclasses
 import functools
 import json
 import math
+import reprlib
 import types
 import typing
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
+
+from cudadent42.base.reading import in_range, parse_json
 
 T = TypeVar("T")
 
@@ -50,7 +53,7 @@ def dumps(value: object, indent: int | None = 2) -> str:
 
 
 def loads(kind: type[T], text: str) -> T:
-    return decode(kind, json.loads(text))
+    return decode(kind, parse_json(text))
 
 
 def _decode(kind: Any, data: Any, where: str) -> Any:
@@ -71,19 +74,35 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
             raise ValueError(f"{where}: expected an object, found {type(data).__name__}")
         return {key: _decode(arguments[1], item, f"{where}.{key}") for key, item in data.items()}
     if isinstance(kind, type) and issubclass(kind, Enum):
-        return kind(data)
+        return _member(kind, data, where)
     if kind is Path and isinstance(data, str):
         return Path(data)
     if kind is float and not isinstance(data, bool):
         if isinstance(data, (int, float)):
-            return float(data)
+            return _float(data, where)
         if isinstance(data, str) and data in _FLOAT_WORDS:
             return _FLOAT_WORDS[data]
     if kind is type(None) and data is None:
         return None
     if kind in (int, str, bool) and type(data) is kind:
         return data
-    raise ValueError(f"{where}: expected {kind}, found {data!r}")
+    raise ValueError(f"{where}: expected {kind}, found {reprlib.repr(data)}")
+
+
+def _float(data: float, where: str) -> float:
+    try:
+        return in_range(float(data))
+    except (OverflowError, ValueError) as error:
+        raise ValueError(f"{where}: the number is out of range") from error
+
+
+def _member(kind: Any, data: Any, where: str) -> Any:
+    try:
+        return kind(data)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"{where}: {reprlib.repr(data)} is none of {', '.join(str(m.value) for m in kind)}"
+        ) from error
 
 
 def _decode_union(members: tuple[Any, ...], data: Any, where: str) -> Any:
@@ -93,7 +112,7 @@ def _decode_union(members: tuple[Any, ...], data: Any, where: str) -> Any:
             return _decode(member, data, where)
         except ValueError:
             continue
-    raise ValueError(f"{where}: {data!r} fits none of {members}")
+    raise ValueError(f"{where}: {reprlib.repr(data)} fits none of {members}")
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from cudadent42.base.errors import UsageError
+from cudadent42.base.reading import check_values
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -20,6 +21,10 @@ E = TypeVar("E", bound=Enum)
 
 MAX_SIZE = 1 << 20
 """Of any number in a case."""
+
+_ALIKE = 0.7
+"""Of two words, to be one mistyped: at 0.6, difflib's own choice, `nope` is taken for `hopper`."""
+_LONGEST_TYPO = 100
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -32,7 +37,8 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
     """
     try:
         document: dict[str, Any] = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
+        check_values(document)
+    except (ValueError, RecursionError, MemoryError) as error:
         raise UsageError(f"{where} is not valid TOML: {error}") from error
     return document
 
@@ -112,5 +118,5 @@ class Table:
 
 
 def did_you_mean(word: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1)
+    near = difflib.get_close_matches(word[:_LONGEST_TYPO], known, n=1, cutoff=_ALIKE)
     return f" (did you mean {near[0]!r}?)" if near else ""

@@ -16,6 +16,7 @@ from typing import Any
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.folders import config_folder
+from cudadent42.base.reading import read_text
 from cudadent42.base.toml import Table, did_you_mean, parse_toml
 
 SCHEMA_VERSION = 1
@@ -112,10 +113,10 @@ def load(path: Path | None = None) -> Rates:
     known = shipped()
     path = user_file() if path is None else path
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except FileNotFoundError:
         own = _Parsed({}, None, None)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise UsageError(f"cannot read the rates {path}: {reason}; expected a TOML file") from error
     else:

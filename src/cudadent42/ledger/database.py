@@ -223,7 +223,7 @@ def connect(location: Path | str) -> Ledger:
     file = _file(url)
     if file is not None:
         _make_file(file)
-    name = str(file) if file is not None else url.render_as_string(hide_password=True)
+    name = str(file) if file is not None else _shown(url)
     arguments: dict[str, Any] = {}
     if file is not None:
         arguments["timeout"] = BUSY_TIMEOUT_S
@@ -263,6 +263,11 @@ def _url(location: Path | str) -> URL:
         ) from error
     # Without a driver SQLAlchemy 2.0 would take psycopg2.
     return url.set(drivername="postgresql+psycopg") if url.drivername in ("postgresql", "postgres") else url
+
+
+def _shown(url: URL) -> str:
+    """The URL for a user's eyes: passwords may stand in its query too, by several names."""
+    return url.set(query={}).render_as_string(hide_password=True)
 
 
 def _file(url: URL) -> Path | None:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from cudadent42.base.folders import state_folder
+from cudadent42.base.reading import expanded
 
 VARIABLE = "CUDADENT42_LEDGER"
 """A path or a URL; ``NONE`` keeps no ledger."""
@@ -24,4 +25,4 @@ def locate(named: str | None = None) -> Path | str | None:
         return None
     if "://" in text:
         return text
-    return Path(text).expanduser().absolute() if text else state_folder() / FILE
+    return expanded(text).absolute() if text else state_folder() / FILE

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from cudadent42.base.errors import UsageError
+from cudadent42.base.reading import in_range, parse_json, read_json, read_text
 from cudadent42.base.serialise import dumps
 from cudadent42.cost.rates import LOCAL, RATE_VARIABLE
 from cudadent42.model.records import Comparison, Results
@@ -105,7 +105,7 @@ def identity(manifest: Manifest) -> str:
 def _verified(path: Path) -> bool | None:
     """Whether every check of ``verify.json`` passed, without making a record of each; None where it was not written."""
     try:
-        checks = json.loads(path.read_text(encoding="utf-8"))["cases"]
+        checks = read_json(path)["cases"]
         return all(check["passed"] is True for check in checks)
     except FileNotFoundError:
         return None
@@ -170,14 +170,14 @@ class _Group:
 def _timings(path: Path) -> tuple[Row, ...]:
     """Number and quantiles of each cell's samples, without making a record of each sample."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except FileNotFoundError:
         return ()
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     # What follows the last line's end was being written when the run was killed.
     reader = csv.reader(text[: text.rfind("\n") + 1].splitlines())
-    header = next(reader, None)
+    header = _header(reader, path)
     if header is None:
         return ()
     missing = [name for name in _NEEDED if name not in header]
@@ -191,13 +191,20 @@ def _timings(path: Path) -> tuple[Row, ...]:
             group = groups.get(key)
             if group is None:
                 group = groups[key] = _Group([], [])
-            group.latencies.append(float(row[latency]))
-            group.memory_mb.append(float(row[memory]))
+            group.latencies.append(in_range(float(row[latency])))
+            group.memory_mb.append(in_range(float(row[memory])))
             if row[flags]:
                 group.flagged += 1
-    except (IndexError, ValueError) as error:
+    except (IndexError, ValueError, csv.Error) as error:
         raise UsageError(f"{path}, line {reader.line_num}: {error}") from error
     return tuple(_timing(key, group) for key, group in groups.items())
+
+
+def _header(reader: Iterator[list[str]], path: Path) -> list[str] | None:
+    try:
+        return next(reader, None)
+    except csv.Error as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
 
 
 def _timing(key: tuple[str, str, str], group: _Group) -> Row:
@@ -215,12 +222,12 @@ def _timing(key: tuple[str, str, str], group: _Group) -> Row:
 def _last_sign_of_life(folder: Path) -> str | None:
     """The time of the last whole line of a killed run's log."""
     try:
-        lines = (folder / run_folder.LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_text(folder / run_folder.LOG, errors="replace").splitlines()
     except OSError:
         return None
     for line in reversed(lines):
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
         except ValueError:
             continue
         if isinstance(entry, dict) and isinstance(entry.get("time"), str):

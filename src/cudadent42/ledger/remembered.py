@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.folders import make_private, state_folder
+from cudadent42.base.reading import parse_json
 
 _SUFFIX = ".folders"
 _DIGITS = 16
@@ -68,7 +69,7 @@ def recall(location: Path | str) -> tuple[Path, ...]:
     found: dict[Path, None] = {}
     for line in text.splitlines():
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
         except ValueError:
             continue
         if isinstance(entry, dict) and entry.get("host") == host() and isinstance(entry.get("path"), str):

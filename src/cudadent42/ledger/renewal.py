@@ -16,6 +16,7 @@ import sqlalchemy
 from sqlalchemy import Column, ColumnElement, Connection, MetaData, Table, delete, func, insert, null, select
 from sqlalchemy.exc import DataError, IntegrityError
 
+from cudadent42.base.reading import parse_json
 from cudadent42.ledger.database import Ledger, missing_part, version_of
 from cudadent42.ledger.remembered import host
 from cudadent42.ledger.schema import (
@@ -75,7 +76,7 @@ def machines_to_rebuild_on(connection: Connection) -> tuple[str, ...]:
 
 def _names(text: str | None) -> tuple[str, ...]:
     try:
-        return tuple(json.loads(text or "[]"))
+        return tuple(parse_json(text or "[]"))
     except (ValueError, TypeError):  # somebody's hand; a reminder is no reason to fail
         return ()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cudadent42.base.errors import NewerVersionError, UsageError
+from cudadent42.base.reading import parse_json, read_text
 from cudadent42.ledger.reading import ID_DIGITS, Row, is_time, path_text
 
 EVENTS = "events.jsonl"
@@ -49,15 +50,15 @@ def read_session(folder: Path) -> SessionRows:
     entries = _entries(path)
     try:
         return _rows(folder, entries)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UsageError(f"{path} is not the log of a session: {type(error).__name__}: {error}") from error
 
 
 def _entries(path: Path) -> list[dict[str, Any]]:
     """All events; what follows the last line's end was being written when the session was killed."""
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-        entries = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        text = read_text(path, errors="replace")
+        entries = [parse_json(line) for line in text[: text.rfind("\n") + 1].splitlines()]
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:

@@ -30,6 +30,9 @@ DEFAULT_ROOTS = (Path("runs"), Path("sessions"))
 
 _SKIPPED_FOLDERS = frozenset((".git", ".venv", "__pycache__", "node_modules"))
 
+_MOST_LEVELS = 64
+"""Of folders below a root. Paths that are longer than the system takes can be made, and lead nowhere."""
+
 OnProgress = Callable[[int, int], None]
 """Told the number of folders that are read, of all."""
 
@@ -173,15 +176,33 @@ def _find(roots: Iterable[Path]) -> tuple[list[Path], list[Path]]:
     run_folders: dict[Path, None] = {}
     session_folders: dict[Path, None] = {}
     for root in roots:
-        for path, folders, files in os.walk(root.absolute()):
+        waiting = [(root.absolute(), 0)]
+        while waiting:
+            path, level = waiting.pop()
+            folders, files = _entries(path)
             if runs.MANIFEST in files and runs.LOG in files:
-                run_folders[Path(path)] = None
-                folders.clear()
+                run_folders[path] = None
                 continue
-            if is_session(Path(path)):
-                session_folders[Path(path)] = None
-            folders[:] = sorted(name for name in folders if name not in _SKIPPED_FOLDERS)
+            if is_session(path):
+                session_folders[path] = None
+            if level < _MOST_LEVELS:
+                waiting += [(path / name, level + 1) for name in sorted(folders, reverse=True)]
     return list(run_folders), list(session_folders)
+
+
+def _entries(folder: Path) -> tuple[list[str], set[str]]:
+    """The names of its folders that may hold runs, and of its files; none where it cannot be read."""
+    folders, files = [], set()
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if not entry.is_dir(follow_symlinks=False):
+                    files.add(entry.name)
+                elif entry.name not in _SKIPPED_FOLDERS:
+                    folders.append(entry.name)
+    except OSError:
+        return [], set()
+    return folders, files
 
 
 def _open_anew(location: Path | str) -> tuple[Ledger, Path | None, Renewal]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cudadent42.base.errors import UsageError
+from cudadent42.base.reading import expanded
 from cudadent42.model.cases import Operation
 from flashmoe_science.errors import InputError, NoKernelError
 
@@ -87,7 +88,7 @@ def is_kernel_file(name: str) -> bool:
 def plug_in_file(spec: str) -> Path:
     """The file of a plug-in. Raises UsageError where there is none; does not run it."""
     path_text = spec if is_kernel_file(spec) else spec.rpartition(":")[0]
-    path = Path(path_text).expanduser()
+    path = expanded(path_text)
     if not path.is_file():
         raise UsageError(f"no file {path_text!r}; expected path/to/file.py:callable or path/to/kernel.toml")
     return path

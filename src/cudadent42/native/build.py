@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cudadent42.base.errors import MachineNotReadyError, UsageError
+from cudadent42.base.reading import expanded
 from cudadent42.base.serialise import dumps, loads
 from cudadent42.model.cases import AttentionCase, Case
 from cudadent42.model.records import BuildFailure, BuildReport
@@ -55,7 +56,7 @@ def build_file(
         UsageError: the file makes no sense, or is for the other kind of device.
         MachineNotReadyError: this machine has no compiler for it.
     """
-    kernel = specification.load(Path(name).expanduser())
+    kernel = specification.load(expanded(name))
     if kernel.device != device:
         raise UsageError(
             f"{name} is compiled for {kernel.device}, not for {device}; give --device {kernel.device}"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cudadent42.base.errors import UsageError
+from cudadent42.base.reading import expanded
 from cudadent42.model.cases import AttentionCase, Operation
 from cudadent42.model.implementations import Call, Implementation, UnsupportedCaseError
 from cudadent42.native import kernels, specification
@@ -29,7 +29,7 @@ _MOST_BLOCKS = ((1 << 31) - 1, (1 << 16) - 1, (1 << 16) - 1)
 
 def load(name: str, operation: Operation) -> Implementation:
     """The implementation that the TOML file ``name`` describes. Runs nothing yet. Raises UsageError."""
-    found = specification.load(Path(name).expanduser())
+    found = specification.load(expanded(name))
     if found.operation is not operation:
         raise UsageError(
             f"{name} is a kernel for {found.operation.value}; this suite races {operation.value}"

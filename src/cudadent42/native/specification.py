@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cudadent42.base.errors import NewerVersionError, UsageError
+from cudadent42.base.reading import read_text
 from cudadent42.base.toml import Table, did_you_mean, parse_toml
 from cudadent42.model.cases import AttentionCase, Operation
 from cudadent42.suites.loader import parse_dtype
@@ -187,8 +188,8 @@ _MOST_MACRO = 1 << 31
 def load(path: Path) -> Specification:
     """The specification at ``path``. Raises UsageError, with the place, where it says nothing that makes sense."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path)
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise UsageError(f"cannot read the kernel {path}: {reason}; expected a TOML file") from error
     return parse(text, path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cudadent42.base.errors import UsageError
+from cudadent42.base.reading import parse_json, read_json, read_text
 from cudadent42.model.records import BuildReport, MachineReport, Results, Status
 from cudadent42.runs.changes import count
 from cudadent42.runs.source import Revision
@@ -179,7 +179,7 @@ def of_run(folder: Path) -> PatternEvidence:
 def _profile_metrics(folder: Path) -> dict[str, float]:
     """``profile.json`` {"metrics": {name: number}}; nothing where there is none or it is damaged."""
     try:
-        metrics = json.loads((folder / "profile.json").read_text(encoding="utf-8"))["metrics"]
+        metrics = read_json(folder / "profile.json")["metrics"]
         numbers = {str(name): value for name, value in metrics.items() if type(value) in (int, float)}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
@@ -190,12 +190,12 @@ def _entries(path: Path) -> list[dict[str, Any]]:
     """What ``log.jsonl`` holds; without the line that was being written when the run was killed."""
     entries = []
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_text(path, errors="replace").splitlines()
     except OSError:
         return []
     for line in lines:
         with suppress(ValueError):
-            entry = json.loads(line)
+            entry = parse_json(line)
             if isinstance(entry, dict):
                 entries.append(entry)
     return entries

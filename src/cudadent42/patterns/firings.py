@@ -6,7 +6,6 @@ the old counts or the new ones. The system lets go of the lock when a process di
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from pathlib import Path
 from cudadent42.base.errors import NewerVersionError, UsageError
 from cudadent42.base.files import write_json
 from cudadent42.base.folders import locked, make_private, state_folder
+from cudadent42.base.reading import read_json
 from cudadent42.base.serialise import decode
 
 SCHEMA_VERSION = 1
@@ -42,10 +42,10 @@ def read(folder: Path | None = None) -> Firings:
     """The counts; none where there is no file. Raises UsageError where it is damaged or newer."""
     path = (folder or state_folder()) / _FILE
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path)
     except FileNotFoundError:
         return Firings()
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read ({error}); remove it to count from zero") from error
     schema = document.get("schema_version") if isinstance(document, dict) else None
     if type(schema) is int and schema > SCHEMA_VERSION:

@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from cudadent42.base.reading import parse_json
+
 _TIMEOUT_S = 20.0
 LIBCUDA_PLACES = (
     "/usr/lib/wsl/lib",
@@ -122,7 +124,7 @@ class Pending:
                 (),
                 None,
             )
-        return _decode(json.loads(out))
+        return _decode(parse_json(out))
 
 
 def _ending(child: subprocess.Popen[str]) -> str:

@@ -133,7 +133,7 @@ def named_cache_directory() -> Path:
     """Where the cache is to be, whether or not it can be used."""
     named = os.environ.get(DIRECTORY_VARIABLE)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(named).expanduser() if named else Path(base) / "flashmoe_science"
+    return Path(os.path.expanduser(named)) if named else Path(base) / "flashmoe_science"
 
 
 def is_open_to_others(directory: Path) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TypeVar
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.files import write_json
+from cudadent42.base.reading import read_json
 from cudadent42.base.serialise import decode
 from cudadent42.profiles.records import DIAGNOSIS, PROFILE, SCHEMA_VERSION, Diagnosis, Profile
 
@@ -31,7 +31,7 @@ def load_diagnosis(folder: Path) -> Diagnosis | None:
 
 def _load(kind: type[T], path: Path) -> T | None:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

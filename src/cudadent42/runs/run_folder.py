@@ -25,6 +25,7 @@ from typing import TextIO, TypeVar
 from cudadent42 import __version__
 from cudadent42.base.errors import UsageError
 from cudadent42.base.files import decode_file, disk_errors, read_json, write_json
+from cudadent42.base.reading import in_range, parse_json, read_text
 from cudadent42.base.serialise import encode
 from cudadent42.model.cases import Case
 from cudadent42.model.records import BuildReport, MachineReport, Plan, Results, Sample, VerifyReport
@@ -370,14 +371,14 @@ def load_skipped(path: Path) -> dict[str, str]:
     far as ``results.json``."""
     skipped: dict[str, str] = {}
     try:
-        lines = (path / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_text(path / LOG, errors="replace").splitlines()
     except FileNotFoundError:
         return skipped
     except OSError as error:
         raise UsageError(f"{path / LOG} cannot be read: {error}") from error
     for line in lines:
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
         except ValueError:
             continue  # the line that was being written when the run was killed
         if isinstance(entry, dict) and entry.get("event") == "skipped":
@@ -392,7 +393,7 @@ def _load_optional(kind: type[T], path: Path) -> T | None:
 
 def _read_samples(path: Path) -> list[Sample]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
@@ -403,15 +404,18 @@ def _read_samples(path: Path) -> list[Sample]:
     if not lines:
         return []
     reader = csv.DictReader(lines)
-    missing = [column for column in COMMON_COLUMNS if column not in (reader.fieldnames or ())]
+    try:
+        columns = reader.fieldnames or ()
+    except csv.Error as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    missing = [column for column in COMMON_COLUMNS if column not in columns]
     if missing:
         raise UsageError(f"{path} lacks the column {missing[0]!r}; it is not a samples file of this program")
-    samples = []
-    for row in reader:
-        try:
-            samples.append(_sample(row))
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"{path}, line {reader.line_num}: {error}") from error
+    samples: list[Sample] = []
+    try:
+        samples.extend(_sample(row) for row in reader)
+    except (TypeError, ValueError, csv.Error) as error:
+        raise UsageError(f"{path}, line {reader.line_num}: {error}") from error
     return samples
 
 
@@ -421,9 +425,9 @@ def _sample(row: dict[str, str]) -> Sample:
         implementation=row["implementation"],
         block=int(row["block"]),
         position=int(row["position"]),
-        latency_ms=float(row["latency_ms"]),
+        latency_ms=in_range(float(row["latency_ms"])),
         inner=int(row["inner"]),
-        memory_mb=float(row["memory_mb"]),
-        timestamp_s=float(row["timestamp_s"]),
+        memory_mb=in_range(float(row["memory_mb"])),
+        timestamp_s=in_range(float(row["timestamp_s"])),
         flags=row["flags"],
     )

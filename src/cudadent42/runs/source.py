@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cudadent42.base import git
+from cudadent42.base.reading import read_json
 from cudadent42.base.serialise import decode
 
 SOURCE_FILE = ".source.json"
@@ -66,7 +66,7 @@ def revision_of(folder: Path) -> Revision | None:
 def _sent_with(root: Path) -> Revision | None:
     """What a working tree was sent with; None where this is none."""
     try:
-        document = json.loads((root / SOURCE_FILE).read_text(encoding="utf-8"))
+        document = read_json(root / SOURCE_FILE)
         return None if document is None else decode(Revision, document)
     except (OSError, ValueError, TypeError, KeyError):
         return None

@@ -18,6 +18,7 @@ from typing import Any
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.folders import make_private, state_folder
+from cudadent42.base.reading import parse_json, read_text
 
 SCHEMA_VERSION = 1
 FILE = "machine-starts.jsonl"
@@ -103,7 +104,7 @@ def load(path: Path | None = None) -> tuple[MachineStart, ...]:
     """
     path = journal() if path is None else path
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_text(path, errors="replace")
     except FileNotFoundError:
         return ()
     except OSError as error:
@@ -146,7 +147,7 @@ def _marked(start: MachineStart, outcome: StartOutcome, time: str, reason: str) 
 
 def _entry(line: str) -> dict[str, Any] | None:
     try:
-        entry = json.loads(line)
+        entry = parse_json(line)
     except ValueError:
         return None
     if not isinstance(entry, dict):

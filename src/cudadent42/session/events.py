@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import PurePosixPath
 from typing import Any
 
+from cudadent42.base.reading import parse_json
 from cudadent42.base.serialise import decode, encode
 from cudadent42.session.clock import Instant
 from cudadent42.session.protocol import Protocol
@@ -248,7 +249,7 @@ def to_line(entry: Entry) -> str:
 
 def from_line(line: str) -> Entry:
     """Raises ValueError on a line that is not an event of this version."""
-    data = json.loads(line)
+    data = parse_json(line)
     if not isinstance(data, dict) or data.get("event") not in KINDS:
         raise ValueError(f"not an event: {line[:80]!r}")
     at = decode(Instant, {name: data.get(name) for name in ("time", "uptime_s", "boot", "host")})

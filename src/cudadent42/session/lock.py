@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cudadent42.base.errors import UsageError
+from cudadent42.base.reading import read_json
 from cudadent42.session.clock import Instant
 
 LOCK = ".lock"
@@ -124,7 +125,7 @@ def _busy(holder: Holder | None, path: Path) -> UsageError:
 def _read(path: Path) -> Holder | None:
     """What the file says; None where it is empty or torn."""
     try:
-        return Holder(**json.loads(path.read_text(encoding="utf-8")))
+        return Holder(**read_json(path))
     except (OSError, ValueError, TypeError):
         return None
 

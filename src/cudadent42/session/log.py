@@ -6,7 +6,6 @@ off before it appends. Anything else that cannot be read is damage, and said to 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from contextlib import suppress
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from cudadent42.base.errors import NewerVersionError, UsageError
+from cudadent42.base.reading import parse_json
 from cudadent42.session.clock import Clock
 from cudadent42.session.events import SCHEMA_VERSION, Entry, Event, Started, from_line, to_line
 
@@ -128,7 +128,7 @@ def _whole_size(descriptor: int) -> int:
 def _check_schema(line: str, path: Path) -> None:
     """A newer version may have other events: say so before stumbling over one."""
     try:
-        schema = json.loads(line)["data"]["schema_version"]
+        schema = parse_json(line)["data"]["schema_version"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(path, 0, "it is not the start of a session") from error
     if type(schema) is int and schema > SCHEMA_VERSION:

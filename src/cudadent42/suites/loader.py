@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cudadent42.base.errors import UsageError
+from cudadent42.base.reading import read_text
 from cudadent42.base.toml import Table, did_you_mean, parse_toml
 from cudadent42.model.cases import Case, Operation
 from cudadent42.model.records import CacheState, TimerKind
@@ -85,8 +86,8 @@ def load_suite(name_or_path: str) -> Suite:
     if "/" in name_or_path or name_or_path.endswith(".toml"):
         path = Path(name_or_path)
         try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = read_text(path)
+        except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
             raise UsageError(f"cannot read the suite {path}: {reason}; expected a TOML file") from error
         return parse_suite(text, str(path))

@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 
 from cudadent42.base import durable, git
 from cudadent42.base.errors import MachineNotReadyError, UsageError
+from cudadent42.base.reading import expanded
 from cudadent42.model.implementations import is_kernel_file, is_plug_in
 from cudadent42.model.records import Version
 from flashmoe_science.errors import DeviceError
@@ -95,7 +96,7 @@ def entry_file(entry: str) -> str:
 def as_folder(revision: str) -> Path | None:
     """The folder that a revision names, if it is written as one."""
     if revision == "." or revision.startswith(_FOLDER_STARTS):
-        folder = Path(revision).expanduser()
+        folder = expanded(revision)
         if not folder.is_dir():
             raise UsageError(
                 f"{revision} is not a folder; expected a git revision, {WORKING_TREE} or a folder"

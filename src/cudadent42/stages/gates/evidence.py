@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cudadent42.base.errors import UsageError
+from cudadent42.base.reading import read_json
 from cudadent42.decisions.gates import PROFILE_PREFIX, Evidence, Measured
 from cudadent42.decisions.verdicts import REFUSALS
 from cudadent42.model.records import Comparison, Plan, Refusal, Results, Verdict, VerifyReport
@@ -62,7 +62,7 @@ def read_profile(folder: Path) -> dict[str, Measured]:
     """``metrics`` of ``profile.json``, and why it is ``missing`` others; empty where there is no profile."""
     path = folder / PROFILE
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path)
         missing = {
             str(name): Measured(math.nan, reason=str(why))
             for name, why in document.get("missing", {}).items()

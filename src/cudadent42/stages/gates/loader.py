@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cudadent42.base.errors import UsageError
+from cudadent42.base.reading import read_text
 from cudadent42.base.toml import Table, did_you_mean, parse_toml
 from cudadent42.decisions.gates import SCHEMA_VERSION, Gate, GateFile, OnFailure, Relation, Scope
 
@@ -42,8 +43,8 @@ def load(name_or_path: Path | str) -> GateFile:
     if "/" in text or text.endswith(".toml"):
         path = Path(name_or_path)
         try:
-            return parse(path.read_text(encoding="utf-8"), str(path))
-        except (OSError, UnicodeDecodeError) as error:
+            return parse(read_text(path), str(path))
+        except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
             raise UsageError(f"cannot read the gates {path}: {reason}; expected a TOML file") from error
     known = builtin_gates()
