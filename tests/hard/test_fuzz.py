@@ -1,0 +1,46 @@
+"""A few of the cases that a nightly run has thousands of; the full counts: python tests/hard/fuzz.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sqlalchemy")
+
+FUZZ = Path(__file__).with_name("fuzz.py")
+
+
+@pytest.mark.parametrize("kind", ["options", "files", "folders"])
+def test_no_crash_no_traceback_no_control_character_no_long_message(kind: str, tmp_path: Path) -> None:
+    output = tmp_path / "fuzzed.json"
+    command = [sys.executable, str(FUZZ), kind, "--seed", "1000000", "--count", "12", "--output", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ))
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(output.read_text())
+    assert document["count"] == 12
+    assert sum(document["exit_codes"].values()) == 12
+    assert set(document["faults"].values()) == {0}
+
+
+def test_faults_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the fuzzers look for, on what a command might have said."""
+    monkeypatch.syspath_prepend(str(FUZZ.parent))
+    import forked
+
+    def seen(code: int, out: str, err: str, *arguments: str) -> list[str]:
+        return forked.faults(forked.Ended(arguments, code, out, err, 0.0))
+
+    assert seen(2, "", "error: x\n") == []
+    assert seen(70, "", "error: x\n") == ["crash: exit code 70"]
+    assert seen(-11, "", "") == ["crash: exit code -11"]
+    assert seen(1, "", "Traceback (most recent call last):\n") == ["traceback"]
+    assert seen(2, "\x1b[2J", "") == ["control character"]
+    assert seen(2, "", "\u202e") == ["control character"]
+    assert seen(2, "", "x" * 2100) == ["long message"]
+    assert seen(2, "", "error: x\n", "--json") == ["no document"]
+    assert seen(2, "{}\n", "error: x\n", "--json") == []
