@@ -31,7 +31,13 @@ using Barrier = std::barrier<>;
 #define PER_THREAD thread_local
 #endif
 struct Warp { Barrier bar{32}; uint32 slot[32][8]; };
-struct Block { Barrier bar; std::vector<std::unique_ptr<Warp>> warps; std::vector<char> arena; Block(int w) : bar(32*w), arena(1<<18) { for (int i=0;i<w;i++) warps.push_back(std::make_unique<Warp>()); } };
+#if FIBERS
+// A barrier of some warps. Like the hardware's, it counts arrivals and knows nothing of who they are.
+struct NamedBarrier { int arrived = 0; unsigned phase = 0; void arrive(int expected, bool wait) { const unsigned mine = phase; if (++arrived == expected) arrived = 0, phase++; else if (wait) while (phase == mine) Fibers::yield(); } };
+#else
+struct NamedBarrier {};
+#endif
+struct Block { NamedBarrier named[16]; Barrier bar; std::vector<std::unique_ptr<Warp>> warps; std::vector<char> arena; Block(int w) : bar(32*w), arena(1<<18) { for (int i=0;i<w;i++) warps.push_back(std::make_unique<Warp>()); } };
 struct Cluster { Barrier bar; std::vector<std::unique_ptr<Block>> blocks; Cluster(int c, int w) : bar(32*w*c) { for (int i=0;i<c;i++) blocks.push_back(std::make_unique<Block>(w)); } };
 inline PER_THREAD dim3 threadIdx, blockIdx, gridDim; inline PER_THREAD Warp* warp_; inline PER_THREAD Block* block_; inline PER_THREAD Cluster* cluster_; inline PER_THREAD int rank_; inline PER_THREAD int lane_; inline PER_THREAD size_t arena_used;
 inline void __syncthreads() { block_->bar.arrive_and_wait(); }
@@ -46,6 +52,7 @@ inline uint32 __byte_perm(uint32 a, uint32 b, uint32 s) { uint64 v = ((uint64)b<
 template <class T> T __shfl_sync(unsigned, T x, int from) { memcpy(&warp_->slot[lane_][0],&x,4); __syncwarp(); T y; memcpy(&y,&warp_->slot[from][0],4); __syncwarp(); return y; }
 template <class T> T __shfl_xor_sync(unsigned m, T x, int with) { return __shfl_sync(m, x, lane_ ^ with); }
 template <class T> T __shfl_up_sync(unsigned m, T x, int by) { return __shfl_sync(m, x, lane_ < by ? lane_ : lane_ - by); }
+inline bool __any_sync(unsigned, bool x) { warp_->slot[lane_][0]=x; __syncwarp(); bool y=false; for (int i=0;i<32;i++) y |= warp_->slot[i][0] != 0; __syncwarp(); return y; }
 inline uint32 __ballot_sync(unsigned, bool x) { warp_->slot[lane_][0]=x; __syncwarp(); uint32 y=0; for (int i=0;i<32;i++) y |= warp_->slot[i][0] << i; __syncwarp(); return y; }
 inline uint32 __match_any_sync(unsigned, uint32 x) { warp_->slot[lane_][0]=x; __syncwarp(); uint32 y=0; for (int i=0;i<32;i++) y |= (uint32)(warp_->slot[i][0]==x) << i; __syncwarp(); return y; }
 template <class T> T __ldcg(const T* p) { return *p; }
@@ -54,6 +61,7 @@ inline int atomicAdd(int* p, int x) { return __atomic_fetch_add(p, x, __ATOMIC_R
 inline int __ffs(uint32 x) { return __builtin_ffs(x); }
 inline uint32 shared_address(const void* p) { return (uint32)((const char*)p - block_->arena.data()); }
 #define NEGATIVE_INFINITY __int_as_float(0xff800000)
+#define POSITIVE_INFINITY __int_as_float(0x7f800000)
 inline uint16 enc(float f) {
 #if ELEMENT_BF16
   uint32 u=fbits(f); if (f!=f) return 0x7fff; return (u + 0x7fff + ((u>>16)&1))>>16;

@@ -21,6 +21,7 @@ struct Flag {
 };
 
 #define NEGATIVE_INFINITY __int_as_float(0xff800000)
+#define POSITIVE_INFINITY __int_as_float(0x7f800000)
 
 // Two floats as one register of two 16-bit elements, `low` in the low half, rounded to nearest even.
 __device__ __forceinline__ uint32 pack(float low, float high) {

@@ -1,6 +1,7 @@
-// Warpgroups: register reallocation, named barriers, election (sm_90).
+// Warpgroups: register reallocation, election (sm_90).
 #pragma once
 
+#include "ptx/named_barrier.cuh"
 #include "types.cuh"
 
 namespace ptx {
@@ -13,15 +14,6 @@ __device__ __forceinline__ void give_up_registers() {
 template <int REGISTERS>
 __device__ __forceinline__ void claim_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-}
-
-// Named barriers; id 0 belongs to __syncthreads().
-__device__ __forceinline__ void barrier_sync(int id, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-__device__ __forceinline__ void barrier_arrive(int id, int threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // True in one lane of a converged warp.

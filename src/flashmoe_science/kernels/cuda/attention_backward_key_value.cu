@@ -1,0 +1,352 @@
+// The second pass of attention backward for sm_75 and later: the gradients of keys and values, on mma.sync.
+//
+// A block owns BLOCK_N keys of one key head and walks over the query rows that see them, in all query heads of the group:
+// grouped heads are added up in registers and rounded once. Scores are computed transposed, keys in the rows, so that Pᵀ
+// and dSᵀ go from accumulator to operand in registers. Statistics of the rows (log-sum-exp, delta) come from the pass over
+// queries (attention_backward_query.cu) or from attention_backward_statistics.cu. No atomics and one owner per key: the
+// same call gives the same bits.
+//
+// ROLES 1: every warp makes both gradients of its keys. ROLES 2: two warps share their keys; one makes P and the gradient of
+// the values, the other dP, dS and the gradient of the keys. Each holds one accumulator, so it can own twice the keys and
+// reads shared memory half as often per product; P goes from one to the other, in float32, through shared memory.
+//
+// Macros: HEAD_DIM (a multiple of 16, at least the tensor's), BLOCK_N, BLOCK_M (query rows per step), CHUNK (query rows
+// whose scores are held at a time), WARPS, ROLES, STAGES (of query rows), MIN_BLOCKS (per multiprocessor, that the compiler
+// leaves registers for; 0: as it likes), REGISTER_STEPS (how many 16-wide slices of keys and values stay in registers),
+// ABLATE (ablation.cuh), and those of types.cuh.
+#include "ablation.cuh"
+#include "backward/parameters.cuh"
+#include "backward/products.cuh"
+#include "backward/tile_copy.cuh"
+#include "backward/write_rows.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/named_barrier.cuh"
+#include "ptx/shared_floats.cuh"
+#include "ptx/vector.cuh"
+#include "softmax.cuh"
+#include "swizzle.cuh"
+#include "types.cuh"
+
+constexpr int kThreads = WARPS * 32;
+constexpr int kGroups = WARPS / ROLES;  // of warps that own the same keys
+constexpr int kRowTiles = BLOCK_N / (16 * kGroups);
+constexpr int kWarpKeys = 16 * kRowTiles;
+constexpr int kOutTiles = HEAD_DIM / 8;
+constexpr int kChunkTiles = CHUNK / 8;
+constexpr int kChunks = BLOCK_M / CHUNK;
+
+using T = Tile<HEAD_DIM>;
+constexpr int kKeyBytes = BLOCK_N * T::kRowBytes;
+constexpr int kBufferBytes = BLOCK_M * T::kRowBytes;
+constexpr int kStatisticsBytes = BLOCK_M * 4;  // of one kind, in one stage
+constexpr int kQuadBytes = 32 * 16;            // one accumulator fragment of a warp
+constexpr int kWeightBytes = kRowTiles * kChunkTiles * kQuadBytes;  // of one chunk and group
+constexpr int kExchangeBytes = kWeightBytes + kChunkBytes;          // and whether something hidden is not finite
+
+static_assert(HEAD_DIM % 16 == 0 && CHUNK % 16 == 0 && BLOCK_M % CHUNK == 0, "tiles of 16");
+static_assert(ROLES * kGroups == WARPS && BLOCK_N == kWarpKeys * kGroups, "keys of a warp");
+static_assert(ROLES == 1 || (kChunks <= 2 && 2 * kGroups < 16), "a named barrier for each group and chunk");
+static_assert(MMA_K == 16 || !ELEMENT_BF16, "bfloat16 needs m16n8k16");
+
+using Scores = float[kRowTiles][kChunkTiles][4];
+using Gradient = float[kRowTiles][kOutTiles][4];
+
+// Keys that a warp owns.
+struct Keys : WorkItem {
+    int batch, kv_head, group, role, first_key, warp_key;
+
+    __device__ __forceinline__ explicit Keys(const BackwardParameters& p) : WorkItem(p) {
+        const int kv_heads = p.num_heads / p.heads_per_kv_head;
+        batch = slice / kv_heads;
+        kv_head = slice % kv_heads;
+        group = warp % kGroups;
+        role = warp / kGroups;  // ROLES 2: 0 makes the gradient of values, 1 that of keys
+        first_key = block * BLOCK_N;
+        warp_key = first_key + group * kWarpKeys;
+    }
+};
+
+// Scores of keys that a row must not see become those of weight zero. `row`: first of the chunk. Returns whether this lane
+// has such a score that is not finite: then the row is not, and must not reach the key as 0 x NaN. Keys that it does see
+// become NaN by their scores.
+__device__ __forceinline__ bool mask(Scores& scores, int row, const BackwardParameters& p) {
+    const Keys own(p);
+    // Elements to the left of this, for the lane's first key, are hidden.
+    const int first_visible = own.warp_key + own.lane / 4 - p.causal_offset - row - 2 * (own.lane % 4);
+    const float hidden = p.scale_log2 < 0.0f ? POSITIVE_INFINITY : NEGATIVE_INFINITY;
+    bool not_finite = false;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+        for (int n = 0; n < kChunkTiles; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                if (n * 8 + i % 2 < first_visible + m * 16 + i / 2 * 8) {
+                    not_finite |= !(fabsf(scores[m][n][i]) < POSITIVE_INFINITY);
+                    scores[m][n][i] = hidden;
+                }
+            }
+        }
+    }
+    return not_finite;
+}
+
+// `statistics`: this lane's log-sum-exps in shared memory.
+__device__ __forceinline__ void to_weights(Scores& scores, uint32 statistics, float scale_log2) {
+#pragma unroll
+    for (int n = 0; n < kChunkTiles; ++n) {
+        const float2 lse = load_shared_pair(statistics + n * 32);
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                scores[m][n][i] = weight_of(fmaf(scores[m][n][i], scale_log2, i % 2 ? -lse.y : -lse.x));
+            }
+        }
+    }
+}
+
+// dP becomes dS. A hidden key has weight zero, whatever its gradient.
+template <bool Masked>
+__device__ __forceinline__ float score_gradient(float weight, float dp) {
+    return Masked && weight == 0.0f ? 0.0f : weight * dp;
+}
+
+// Gradients of the weights start at -delta.
+__device__ __forceinline__ void start_gradients(Scores& dp, uint32 statistics) {
+#pragma unroll
+    for (int n = 0; n < kChunkTiles; ++n) {
+        const float2 delta = load_shared_pair(statistics + n * 32);
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) dp[m][n][i] = i % 2 ? -delta.y : -delta.x;
+        }
+    }
+}
+
+// out += scoresᵀ rows, rows at `address` (lane_across).
+__device__ __forceinline__ void accumulate_chunk(Gradient& out, const Scores& scores, uint32 address, bool only_finite) {
+#pragma unroll
+    for (int g = 0; g < CHUNK / 16; ++g) {
+        uint32 packed[kRowTiles][4];
+        pack_group(scores, g, packed);
+        accumulate<HEAD_DIM>(out, packed, address + g * 16 * T::kRowBytes, only_finite);
+    }
+}
+
+#if MIN_BLOCKS > 0
+#define LAUNCH_BOUNDS __launch_bounds__(kThreads, MIN_BLOCKS)
+#else
+#define LAUNCH_BOUNDS __launch_bounds__(kThreads)
+#endif
+
+extern "C" __global__ void LAUNCH_BOUNDS attention_backward_key_value(const __grid_constant__ BackwardParameters p) {
+    extern __shared__ __align__(1024) char shared_memory[];
+    const uint32 key_tile = shared_address(shared_memory);
+    const uint32 value_tile = key_tile + kKeyBytes;
+    const uint32 query_tiles = value_tile + kKeyBytes;
+    const uint32 gradient_tiles = query_tiles + STAGES * kBufferBytes;
+    const uint32 lse_stages = gradient_tiles + STAGES * kBufferBytes;
+    const uint32 delta_stages = lse_stages + STAGES * kStatisticsBytes;
+    const uint32 exchanges = delta_stages + STAGES * kStatisticsBytes;  // ROLES 2
+
+    const Keys own(p);
+    const int lane = own.lane;
+    const int role = own.role;
+
+    // Which query rows, in each head of the group: blocks from first_block on, those before first_unmasked with the mask.
+    const int row_blocks = (p.seqlen_q + BLOCK_M - 1) / BLOCK_M;
+    const int first_row = max(0, own.first_key - p.causal_offset);  // that sees a key
+    const int first_block = min(first_row / BLOCK_M, row_blocks);
+    const int last_key = min(own.first_key + BLOCK_N, p.seqlen_k) - 1;
+    const int blocks = row_blocks - first_block;
+    const int steps = blocks * p.heads_per_kv_head;
+
+    const auto copy_rows = [&](int step) {
+        if (NO_LOADS && step >= STAGES) return;
+        const Keys own(p);
+        const TileCopy<HEAD_DIM, kThreads> copier(p.head_dim);
+        const int head = own.kv_head * p.heads_per_kv_head + step / blocks;
+        const int row = (first_block + step % blocks) * BLOCK_M;
+        const int stage = step % STAGES;
+        copier.copy<BLOCK_M>(query_tiles + stage * kBufferBytes,
+                             p.query + own.batch * p.query_batch + head * p.query_head + row * p.query_row, p.query_row,
+                             p.seqlen_q - row);
+        copier.copy<BLOCK_M>(gradient_tiles + stage * kBufferBytes,
+                             p.grad_output + own.batch * p.grad_output_batch + head * p.grad_output_head +
+                                 row * p.grad_output_row,
+                             p.grad_output_row, p.seqlen_q - row);
+        // Zeros past the end do no harm there: query and gradient are zeros, too.
+        constexpr int per_kind = BLOCK_M / 4;
+        const int thread = thread_index();
+        const int chunk = thread % per_kind;
+        if (thread < 2 * per_kind) {
+            const bool is_delta = thread >= per_kind;
+            const float* source = (is_delta ? p.delta : p.lse_log2) +
+                                  static_cast<int64>(own.batch * p.num_heads + head) * p.statistics_rows + row + chunk * 4;
+            copy_chunk((is_delta ? delta_stages : lse_stages) + stage * kStatisticsBytes + chunk * kChunkBytes,
+                       reinterpret_cast<const char*>(source), row + chunk * 4 < p.seqlen_q);
+        }
+    };
+
+    Gradient out;    // of the values, or whatever this warp's role makes
+    Gradient other;  // ROLES 1: of the keys
+    clear(out);
+    if (ROLES == 1) clear(other);
+
+    if (steps > 0) {
+        const TileCopy<HEAD_DIM, kThreads> copier(p.head_dim);
+        const int keys = p.seqlen_k - own.first_key;
+        copier.copy<BLOCK_N>(key_tile,
+                             p.key + own.batch * p.key_batch + own.kv_head * p.key_head + own.first_key * p.key_row,
+                             p.key_row, keys);
+        copier.copy<BLOCK_N>(value_tile,
+                             p.value + own.batch * p.value_batch + own.kv_head * p.value_head +
+                                 own.first_key * p.value_row,
+                             p.value_row, keys);
+#pragma unroll
+        for (int s = 0; s < STAGES - 1; ++s) {
+            if (s < steps) copy_rows(s);
+            copy_commit();
+        }
+        const uint32 along = lane_along<HEAD_DIM>(lane);
+        const uint32 across = lane_across<HEAD_DIM>(lane);
+        const uint32 warp_rows = own.group * kWarpKeys * T::kRowBytes + across;
+        LeftOperand<HEAD_DIM, kRowTiles, REGISTER_STEPS> left;        // keys, or what this warp's role multiplies first
+        LeftOperand<HEAD_DIM, kRowTiles, REGISTER_STEPS> left_other;  // ROLES 1: values
+        left.address = (ROLES == 2 && role == 1 ? value_tile : key_tile) + warp_rows;
+        left_other.address = value_tile + warp_rows;
+        if (REGISTER_STEPS > 0) {
+            copy_wait<STAGES - 2>();
+            __syncthreads();
+            left.load_registers();
+            if (ROLES == 1) left_other.load_registers();
+        }
+
+        const auto multiply_step = [&](int step, int row, auto masked) {
+            const int stage = step % STAGES;
+            const uint32 queries = query_tiles + stage * kBufferBytes;
+            const uint32 gradients = gradient_tiles + stage * kBufferBytes;
+#pragma unroll 1
+            for (int c = 0; c < kChunks; ++c) {
+                const int chunk_row = row + c * CHUNK;
+                // Rows that see none of this warp's keys.
+                if (masked.value && chunk_row + CHUNK <= Keys(p).warp_key - p.causal_offset) continue;
+                const uint32 rows = c * CHUNK * T::kRowBytes;
+                const uint32 columns = stage * kStatisticsBytes + c * CHUNK * 4 + lane % 4 * 8;
+                Scores scores;
+#if ROLES == 1
+                Scores dp;
+                clear(scores);
+                start_gradients(dp, delta_stages + columns);
+                multiply(scores, left, queries + rows + along);
+                multiply(dp, left_other, gradients + rows + along);
+                bool only_finite = false;
+                if (masked.value && !NO_MASK) only_finite = __any_sync(0xffffffffu, mask(scores, chunk_row, p));
+                to_weights(scores, lse_stages + columns, p.scale_log2);
+#pragma unroll
+                for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+                    for (int n = 0; n < kChunkTiles; ++n) {
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) {
+                            dp[m][n][i] = score_gradient<masked.value>(scores[m][n][i], dp[m][n][i]);
+                        }
+                    }
+                }
+                accumulate_chunk(out, scores, gradients + rows + across, false);
+                accumulate_chunk(other, dp, queries + rows + across, only_finite);
+#else
+                const int group = thread_index() / 32 % kGroups;
+                const uint32 exchange = exchanges + (group * kChunks + c) * kExchangeBytes;
+                const uint32 exchanged = exchange + lane * 16;
+                const int barrier = 1 + group * 2 + c;
+                bool only_finite = false;
+                if (role == 0) {
+                    clear(scores);
+                } else {
+                    start_gradients(scores, delta_stages + columns);
+                }
+                multiply(scores, left, (role == 0 ? queries : gradients) + rows + along);
+                if (role == 0) {
+                    if (masked.value && !NO_MASK) {
+                        const bool not_finite = __any_sync(0xffffffffu, mask(scores, chunk_row, p));
+                        store_shared(exchange + kWeightBytes, static_cast<uint32>(not_finite));
+                    }
+                    to_weights(scores, lse_stages + columns, p.scale_log2);
+#pragma unroll
+                    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+                        for (int n = 0; n < kChunkTiles; ++n) {
+                            store_shared_quad(exchanged + (m * kChunkTiles + n) * kQuadBytes, scores[m][n]);
+                        }
+                    }
+                    ptx::barrier_arrive(barrier, 64);
+                } else {
+                    ptx::barrier_sync(barrier, 64);
+#pragma unroll
+                    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+                        for (int n = 0; n < kChunkTiles; ++n) {
+                            float weight[4];
+                            load_shared_quad(weight, exchanged + (m * kChunkTiles + n) * kQuadBytes);
+#pragma unroll
+                            for (int i = 0; i < 4; ++i) {
+                                scores[m][n][i] = score_gradient<masked.value>(weight[i], scores[m][n][i]);
+                            }
+                        }
+                    }
+                    if (masked.value && !NO_MASK) only_finite = load_shared(exchange + kWeightBytes).x != 0;
+                }
+                accumulate_chunk(out, scores, (role == 0 ? gradients : queries) + rows + across, only_finite);
+#endif
+            }
+        };
+
+        int block = first_block;
+        for (int step = 0; step < steps; ++step) {
+            copy_wait<STAGES - 2>();
+            __syncthreads();
+            if (step + STAGES - 1 < steps) copy_rows(step + STAGES - 1);
+            copy_commit();
+            const int row = block * BLOCK_M;
+            if (row + p.causal_offset < last_key) {
+                multiply_step(step, row, Flag<true>{});
+            } else {
+                multiply_step(step, row, Flag<false>{});
+            }
+            block = block + 1 == row_blocks ? first_block : block + 1;
+        }
+    }
+    copy_wait<0>();
+
+    // A tile of which no other warp reads these rows holds them on their way out.
+    const Keys done(p);
+    const uint32 stage = key_tile + done.role * kKeyBytes + done.group * kWarpKeys * T::kRowBytes;
+    const int keys = p.seqlen_k - done.warp_key;
+    const auto write_values = [&](const Gradient& sums, uint32 stage) {
+        char* rows = p.grad_value + done.batch * p.grad_value_batch + done.kv_head * p.grad_value_head +
+                     done.warp_key * p.grad_value_row;
+        if (p.grad_value != nullptr) {
+            write_rows<HEAD_DIM>(sums, 1.0f, stage, rows, p.grad_value_row, keys, p.head_dim);
+        }
+    };
+    const auto write_keys = [&](const Gradient& sums, uint32 stage) {
+        char* rows = p.grad_key + done.batch * p.grad_key_batch + done.kv_head * p.grad_key_head +
+                     done.warp_key * p.grad_key_row;
+        if (p.grad_key != nullptr) {
+            write_rows<HEAD_DIM>(sums, p.scale, stage, rows, p.grad_key_row, keys, p.head_dim);
+        }
+    };
+#if ROLES == 1
+    write_values(out, stage);
+    write_keys(other, stage + kKeyBytes);
+#else
+    if (done.role == 0) {
+        write_values(out, stage);
+    } else {
+        write_keys(out, stage);
+    }
+#endif
+}
