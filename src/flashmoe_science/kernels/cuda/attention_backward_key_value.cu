@@ -41,7 +41,7 @@ constexpr int kBufferBytes = BLOCK_M * T::kRowBytes;
 constexpr int kStatisticsBytes = BLOCK_M * 4;  // of one kind, in one stage
 constexpr int kQuadBytes = 32 * 16;            // one accumulator fragment of a warp
 constexpr int kWeightBytes = kRowTiles * kChunkTiles * kQuadBytes;  // of one chunk and group
-constexpr int kExchangeBytes = kWeightBytes + kChunkBytes;          // and whether something hidden is not finite
+constexpr int kExchangeBytes = kWeightBytes + kChunkBytes;          // and two words: what is hidden may not be finite
 
 static_assert(HEAD_DIM % 16 == 0 && CHUNK % 16 == 0 && BLOCK_M % CHUNK == 0, "tiles of 16");
 static_assert(ROLES * kGroups == WARPS && BLOCK_N == kWarpKeys * kGroups, "keys of a warp");
@@ -66,14 +66,12 @@ struct Keys : WorkItem {
     }
 };
 
-// Scores of keys that a row must not see become those of weight zero. `row`: first of the chunk. Returns whether this lane
-// has such a score that is not finite: then the row is not, and must not reach the key as 0 x NaN. Keys that it does see
-// become NaN by their scores.
-__device__ __forceinline__ bool mask(Scores& scores, int row, const BackwardParameters& p) {
+// What stands for keys that a row must not see becomes `value`. `row`: first of the chunk. Returns whether something hidden is
+// not finite: then the row may not be, and must not reach the key as 0 x NaN.
+__device__ __forceinline__ bool hide(Scores& scores, float value, int row, const BackwardParameters& p) {
     const Keys own(p);
     // Elements to the left of this, for the lane's first key, are hidden.
     const int first_visible = own.warp_key + own.lane / 4 - p.causal_offset - row - 2 * (own.lane % 4);
-    const float hidden = p.scale_log2 < 0.0f ? POSITIVE_INFINITY : NEGATIVE_INFINITY;
     bool not_finite = false;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
@@ -83,12 +81,17 @@ __device__ __forceinline__ bool mask(Scores& scores, int row, const BackwardPara
             for (int i = 0; i < 4; ++i) {
                 if (n * 8 + i % 2 < first_visible + m * 16 + i / 2 * 8) {
                     not_finite |= !(fabsf(scores[m][n][i]) < POSITIVE_INFINITY);
-                    scores[m][n][i] = hidden;
+                    scores[m][n][i] = value;
                 }
             }
         }
     }
-    return not_finite;
+    return __any_sync(0xffffffffu, not_finite);
+}
+
+// A score of weight zero.
+__device__ __forceinline__ float hidden_score(const BackwardParameters& p) {
+    return p.scale_log2 < 0.0f ? POSITIVE_INFINITY : NEGATIVE_INFINITY;
 }
 
 // `statistics`: this lane's log-sum-exps in shared memory.
@@ -106,12 +109,6 @@ __device__ __forceinline__ void to_weights(Scores& scores, uint32 statistics, fl
     }
 }
 
-// dP becomes dS. A hidden key has weight zero, whatever its gradient.
-template <bool Masked>
-__device__ __forceinline__ float score_gradient(float weight, float dp) {
-    return Masked && weight == 0.0f ? 0.0f : weight * dp;
-}
-
 // Gradients of the weights start at -delta.
 __device__ __forceinline__ void start_gradients(Scores& dp, uint32 statistics) {
 #pragma unroll
@@ -122,16 +119,6 @@ __device__ __forceinline__ void start_gradients(Scores& dp, uint32 statistics) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) dp[m][n][i] = i % 2 ? -delta.y : -delta.x;
         }
-    }
-}
-
-// out += scoresᵀ rows, rows at `address` (lane_across).
-__device__ __forceinline__ void accumulate_chunk(Gradient& out, const Scores& scores, uint32 address, bool only_finite) {
-#pragma unroll
-    for (int g = 0; g < CHUNK / 16; ++g) {
-        uint32 packed[kRowTiles][4];
-        pack_group(scores, g, packed);
-        accumulate<HEAD_DIM>(out, packed, address + g * 16 * T::kRowBytes, only_finite);
     }
 }
 
@@ -242,38 +229,40 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_key_value(const __gr
                 start_gradients(dp, delta_stages + columns);
                 multiply(scores, left, queries + rows + along);
                 multiply(dp, left_other, gradients + rows + along);
-                bool only_finite = false;
-                if (masked.value && !NO_MASK) only_finite = __any_sync(0xffffffffu, mask(scores, chunk_row, p));
+                bool guard_values = false;
+                bool guard_keys = false;
+                if (masked.value && !NO_MASK) {
+                    guard_keys = hide(scores, hidden_score(p), chunk_row, p);
+                    guard_values = hide(dp, 0.0f, chunk_row, p);
+                }
                 to_weights(scores, lse_stages + columns, p.scale_log2);
 #pragma unroll
                 for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
                     for (int n = 0; n < kChunkTiles; ++n) {
 #pragma unroll
-                        for (int i = 0; i < 4; ++i) {
-                            dp[m][n][i] = score_gradient<masked.value>(scores[m][n][i], dp[m][n][i]);
-                        }
+                        for (int i = 0; i < 4; ++i) dp[m][n][i] *= scores[m][n][i];
                     }
                 }
-                accumulate_chunk(out, scores, gradients + rows + across, false);
-                accumulate_chunk(other, dp, queries + rows + across, only_finite);
+                accumulate_chunk<HEAD_DIM>(out, scores, gradients + rows + across, guard_values);
+                accumulate_chunk<HEAD_DIM>(other, dp, queries + rows + across, guard_keys);
 #else
                 const int group = thread_index() / 32 % kGroups;
                 const uint32 exchange = exchanges + (group * kChunks + c) * kExchangeBytes;
                 const uint32 exchanged = exchange + lane * 16;
                 const int barrier = 1 + group * 2 + c;
-                bool only_finite = false;
                 if (role == 0) {
                     clear(scores);
                 } else {
                     start_gradients(scores, delta_stages + columns);
                 }
                 multiply(scores, left, (role == 0 ? queries : gradients) + rows + along);
+                // Each tells the other whether the rows that it reads, and the other adds up, may not be finite.
+                if (masked.value && !NO_MASK) {
+                    const bool guard = hide(scores, role == 0 ? hidden_score(p) : 0.0f, chunk_row, p);
+                    store_shared(exchange + kWeightBytes + role * 4, static_cast<uint32>(guard));
+                }
                 if (role == 0) {
-                    if (masked.value && !NO_MASK) {
-                        const bool not_finite = __any_sync(0xffffffffu, mask(scores, chunk_row, p));
-                        store_shared(exchange + kWeightBytes, static_cast<uint32>(not_finite));
-                    }
                     to_weights(scores, lse_stages + columns, p.scale_log2);
 #pragma unroll
                     for (int m = 0; m < kRowTiles; ++m) {
@@ -282,9 +271,13 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_key_value(const __gr
                             store_shared_quad(exchanged + (m * kChunkTiles + n) * kQuadBytes, scores[m][n]);
                         }
                     }
+                }
+                if (role == 0 && !masked.value) {
                     ptx::barrier_arrive(barrier, 64);
                 } else {
                     ptx::barrier_sync(barrier, 64);
+                }
+                if (role == 1) {
 #pragma unroll
                     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -292,14 +285,16 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_key_value(const __gr
                             float weight[4];
                             load_shared_quad(weight, exchanged + (m * kChunkTiles + n) * kQuadBytes);
 #pragma unroll
-                            for (int i = 0; i < 4; ++i) {
-                                scores[m][n][i] = score_gradient<masked.value>(weight[i], scores[m][n][i]);
-                            }
+                            for (int i = 0; i < 4; ++i) scores[m][n][i] *= weight[i];
                         }
                     }
-                    if (masked.value && !NO_MASK) only_finite = load_shared(exchange + kWeightBytes).x != 0;
                 }
-                accumulate_chunk(out, scores, (role == 0 ? gradients : queries) + rows + across, only_finite);
+                bool guarded = false;
+                if (masked.value && !NO_MASK) {
+                    const Chunk guards = load_shared(exchange + kWeightBytes);
+                    guarded = (role == 0 ? guards.y : guards.x) != 0;
+                }
+                accumulate_chunk<HEAD_DIM>(out, scores, (role == 0 ? gradients : queries) + rows + across, guarded);
 #endif
             }
         };

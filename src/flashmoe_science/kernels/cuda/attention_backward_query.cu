@@ -59,8 +59,7 @@ struct Rows : WorkItem {
 };
 
 // Of keys that a row must not see, scores become those of weight zero, and gradients zero. `column`: first key of the chunk.
-// Returns whether such a score is not finite: then the key is not, and must not reach the row as 0 x NaN. Rows that do see
-// it are NaN by their scores.
+// Returns whether such a score is not finite: then the key may not be, and must not reach the row as 0 x NaN.
 __device__ __forceinline__ bool mask(Scores& scores, Scores& dp, int column, const BackwardParameters& p) {
     const Rows own(p);
     const int row = own.warp_row + own.lane / 4;
@@ -214,8 +213,8 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_query(const __grid_c
                     }
                 }
                 multiply(dp, gradient, values + along);
-                bool only_finite = false;
-                if (masked.value && !NO_MASK) only_finite = mask(scores, dp, column, p);
+                bool guarded = false;
+                if (masked.value && !NO_MASK) guarded = mask(scores, dp, column, p);
 #pragma unroll
                 for (int m = 0; m < kRowTiles; ++m) {
                     const float upper = -load_shared_pair(lane_statistics + m * 128).x;
@@ -228,12 +227,7 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_query(const __grid_c
                         }
                     }
                 }
-#pragma unroll
-                for (int g = 0; g < CHUNK / 16; ++g) {
-                    uint32 ds[kRowTiles][4];
-                    pack_group(dp, g, ds);
-                    accumulate<HEAD_DIM>(out, ds, keys + g * 16 * T::kRowBytes + across, only_finite);
-                }
+                accumulate_chunk<HEAD_DIM>(out, dp, keys + across, guarded);
             }
         };
         for (; b >= first_masked; --b) step(Flag<true>{});

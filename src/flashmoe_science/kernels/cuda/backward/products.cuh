@@ -79,28 +79,28 @@ __device__ __forceinline__ void multiply(float (&sums)[RowTiles][ColumnTiles][4]
     }
 }
 
-// Two 16-bit elements, infinities and NaN replaced by zero.
-__device__ __forceinline__ uint32 finite(uint32 pair) {
+// Bits of the elements, of the two in `pair`, that are infinite or not a number.
+__device__ __forceinline__ uint32 not_finite(uint32 pair) {
     constexpr uint32 exponent = ELEMENT_BF16 ? 0x7f80u : 0x7c00u;
-    const uint32 low = (pair & exponent) == exponent ? 0u : pair & 0xffffu;
-    const uint32 high = (pair >> 16 & exponent) == exponent ? 0u : pair & 0xffff0000u;
+    const uint32 low = (pair & exponent) == exponent ? 0xffffu : 0u;
+    const uint32 high = (pair >> 16 & exponent) == exponent ? 0xffff0000u : 0u;
     return low | high;
 }
 
-// out += left right over the 16 rows at `right` (the lane's address, lane_across). `only_finite`: what is not finite in
-// `right` counts as zero.
+// out += left right over the 16 rows at `right` (the lane's address, lane_across). `guarded`: what is not finite in `right`
+// counts as zero.
 template <int HeadDim, int RowTiles>
 __device__ __forceinline__ void accumulate(float (&out)[RowTiles][HeadDim / 8][4], const uint32 (&left)[RowTiles][4],
-                                           uint32 right, bool only_finite = false) {
+                                           uint32 right, bool guarded) {
     using T = Tile<HeadDim>;
     right = derive_here(right);
 #pragma unroll
     for (int d = 0; d < HeadDim / 16; ++d) {
         uint32 b[4];
         load_matrices_transposed(b, T::advance(right, d));
-        if (only_finite) {
+        if (guarded) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) b[i] = finite(b[i]);
+            for (int i = 0; i < 4; ++i) b[i] &= ~not_finite(b[i]);
         }
 #pragma unroll
         for (int m = 0; m < RowTiles; ++m) {
@@ -132,5 +132,18 @@ __device__ __forceinline__ void pack_group(const float (&sums)[RowTiles][ColumnT
         packed[m][1] = pack(sums[m][2 * g][2], sums[m][2 * g][3]);
         packed[m][2] = pack(sums[m][2 * g + 1][0], sums[m][2 * g + 1][1]);
         packed[m][3] = pack(sums[m][2 * g + 1][2], sums[m][2 * g + 1][3]);
+    }
+}
+
+// out += sums right over 8 x ColumnTiles rows at `right` (the lane's address, lane_across), with the sums rounded to elements.
+template <int HeadDim, int RowTiles, int ColumnTiles>
+__device__ __forceinline__ void accumulate_chunk(float (&out)[RowTiles][HeadDim / 8][4],
+                                                 const float (&sums)[RowTiles][ColumnTiles][4], uint32 right,
+                                                 bool guarded) {
+#pragma unroll
+    for (int g = 0; g < ColumnTiles / 2; ++g) {
+        uint32 packed[RowTiles][4];
+        pack_group(sums, g, packed);
+        accumulate<HeadDim>(out, packed, right + g * 16 * Tile<HeadDim>::kRowBytes, guarded);
     }
 }
