@@ -227,8 +227,8 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_key_value(const __gr
                 Scores dp;
                 clear(scores);
                 start_gradients(dp, delta_stages + columns);
-                multiply(scores, left, queries + rows + along);
-                multiply(dp, left_other, gradients + rows + along);
+                multiply<masked.value>(scores, left, queries + rows + along);
+                multiply<masked.value>(dp, left_other, gradients + rows + along);
                 bool guard_values = false;
                 bool guard_keys = false;
                 if (masked.value && !NO_MASK) {
@@ -256,7 +256,7 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_key_value(const __gr
                 } else {
                     start_gradients(scores, delta_stages + columns);
                 }
-                multiply(scores, left, (role == 0 ? queries : gradients) + rows + along);
+                multiply<masked.value>(scores, left, (role == 0 ? queries : gradients) + rows + along);
                 // Each tells the other whether the rows that it reads, and the other adds up, may not be finite.
                 if (masked.value && !NO_MASK) {
                     const bool guard = hide(scores, role == 0 ? hidden_score(p) : 0.0f, chunk_row, p);

@@ -201,7 +201,7 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_query(const __grid_c
                 Scores scores;
                 Scores dp;  // dP - delta, then dS
                 clear(scores);
-                multiply(scores, query, keys + along);
+                multiply<masked.value>(scores, query, keys + along);
 #pragma unroll
                 for (int m = 0; m < kRowTiles; ++m) {
                     const float upper = -load_shared_pair(lane_statistics + m * 128).y;
@@ -212,7 +212,7 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_query(const __grid_c
                         for (int i = 0; i < 4; ++i) dp[m][n][i] = i < 2 ? upper : lower;
                     }
                 }
-                multiply(dp, gradient, values + along);
+                multiply<masked.value>(dp, gradient, values + along);
                 bool guarded = false;
                 if (masked.value && !NO_MASK) guarded = mask(scores, dp, column, p);
 #pragma unroll

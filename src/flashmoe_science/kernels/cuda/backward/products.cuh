@@ -54,14 +54,15 @@ struct LeftOperand {
     }
 };
 
-// sums += left rightᵀ, over the head dimension. `right`: the lane's address (lane_along) in the first row.
-template <int HeadDim, int RowTiles, int ColumnTiles, int RegisterSteps>
+// sums += left rightᵀ, over the head dimension. `right`: the lane's address (lane_along) in the first row. Fewer registers if
+// `Tight`: the compiler reads ahead only within two or four slices.
+template <bool Tight, int HeadDim, int RowTiles, int ColumnTiles, int RegisterSteps>
 __device__ __forceinline__ void multiply(float (&sums)[RowTiles][ColumnTiles][4],
                                          const LeftOperand<HeadDim, RowTiles, RegisterSteps>& left, uint32 right) {
     using T = Tile<HeadDim>;
     right = derive_here(right);
     const uint32 from = derive_here(left.address);
-#pragma unroll
+#pragma unroll (!Tight || RegisterSteps > 0 ? HeadDim / 16 : HeadDim % 128 == 0 ? 4 : 2)
     for (int k = 0; k < HeadDim / 16; ++k) {
         uint32 a[RowTiles][4];
 #pragma unroll
