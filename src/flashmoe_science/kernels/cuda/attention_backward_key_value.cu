@@ -34,6 +34,9 @@ constexpr int kWarpKeys = 16 * kRowTiles;
 constexpr int kOutTiles = HEAD_DIM / 8;
 constexpr int kChunkTiles = CHUNK / 8;
 constexpr int kChunks = BLOCK_M / CHUNK;
+// ROLES 2: weights go from one warp to the other in parts, each with a named barrier, of which there are 15.
+constexpr int kParts = CHUNK % 32 == 0 && kGroups * kChunks * 2 < 16 ? 2 : 1;
+constexpr int kPartTiles = kChunkTiles / kParts;
 
 using T = Tile<HEAD_DIM>;
 constexpr int kKeyBytes = BLOCK_N * T::kRowBytes;
@@ -45,7 +48,7 @@ constexpr int kExchangeBytes = kWeightBytes + kChunkBytes;          // and two w
 
 static_assert(HEAD_DIM % 16 == 0 && CHUNK % 16 == 0 && BLOCK_M % CHUNK == 0, "tiles of 16");
 static_assert(ROLES * kGroups == WARPS && BLOCK_N == kWarpKeys * kGroups, "keys of a warp");
-static_assert(ROLES == 1 || (kChunks <= 2 && 2 * kGroups < 16), "a named barrier for each group and chunk");
+static_assert(ROLES == 1 || kGroups * kChunks * kParts < 16, "a named barrier for each group, chunk and part");
 static_assert(MMA_K == 16 || !ELEMENT_BF16, "bfloat16 needs m16n8k16");
 
 using Scores = float[kRowTiles][kChunkTiles][4];
@@ -94,32 +97,18 @@ __device__ __forceinline__ float hidden_score(const BackwardParameters& p) {
     return p.scale_log2 < 0.0f ? POSITIVE_INFINITY : NEGATIVE_INFINITY;
 }
 
-// `statistics`: this lane's log-sum-exps in shared memory.
-__device__ __forceinline__ void to_weights(Scores& scores, uint32 statistics, float scale_log2) {
+// Scores of one tile become weights. `statistics`: the lane's log-sum-exps of the chunk in shared memory.
+__device__ __forceinline__ void to_weights(float (&scores)[4], int n, uint32 statistics, float scale_log2) {
+    const float2 lse = load_shared_pair(statistics + n * 32);
 #pragma unroll
-    for (int n = 0; n < kChunkTiles; ++n) {
-        const float2 lse = load_shared_pair(statistics + n * 32);
-#pragma unroll
-        for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                scores[m][n][i] = weight_of(fmaf(scores[m][n][i], scale_log2, i % 2 ? -lse.y : -lse.x));
-            }
-        }
-    }
+    for (int i = 0; i < 4; ++i) scores[i] = weight_of(fmaf(scores[i], scale_log2, i % 2 ? -lse.y : -lse.x));
 }
 
-// Gradients of the weights start at -delta.
-__device__ __forceinline__ void start_gradients(Scores& dp, uint32 statistics) {
-#pragma unroll
-    for (int n = 0; n < kChunkTiles; ++n) {
-        const float2 delta = load_shared_pair(statistics + n * 32);
-#pragma unroll
-        for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) dp[m][n][i] = i % 2 ? -delta.y : -delta.x;
-        }
-    }
+// What the gradients of a tile's weights start with: less delta.
+__device__ __forceinline__ void start_gradients(int n, float (&c)[4], uint32 statistics) {
+    const float2 delta = load_shared_pair(statistics + n * 32);
+    c[0] = c[2] = -delta.x;
+    c[1] = c[3] = -delta.y;
 }
 
 #if MIN_BLOCKS > 0
@@ -225,17 +214,20 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_key_value(const __gr
                 Scores scores;
 #if ROLES == 1
                 Scores dp;
-                clear(scores);
-                start_gradients(dp, delta_stages + columns);
-                multiply<masked.value>(scores, left, queries + rows + along);
-                multiply<masked.value>(dp, left_other, gradients + rows + along);
+                multiply<masked.value>(scores, left, queries + rows + along, zero, nothing);
                 bool guard_values = false;
                 bool guard_keys = false;
-                if (masked.value && !NO_MASK) {
-                    guard_keys = hide(scores, hidden_score(p), chunk_row, p);
-                    guard_values = hide(dp, 0.0f, chunk_row, p);
-                }
-                to_weights(scores, lse_stages + columns, p.scale_log2);
+                if (masked.value && !NO_MASK) guard_keys = hide(scores, hidden_score(p), chunk_row, p);
+                // Exponentials are taken while gradients are multiplied.
+                multiply<masked.value>(
+                    dp, left_other, gradients + rows + along,
+                    [&](int n, int, float(&c)[4]) { start_gradients(n, c, delta_stages + columns); },
+                    [&](int k) {
+                        for_share<HEAD_DIM, kRowTiles, kChunkTiles>(k, [&](int m, int n) {
+                            to_weights(scores[m][n], n, lse_stages + columns, p.scale_log2);
+                        });
+                    });
+                if (masked.value && !NO_MASK) guard_values = hide(dp, 0.0f, chunk_row, p);
 #pragma unroll
                 for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -244,57 +236,67 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_key_value(const __gr
                         for (int i = 0; i < 4; ++i) dp[m][n][i] *= scores[m][n][i];
                     }
                 }
-                accumulate_chunk<HEAD_DIM>(out, scores, gradients + rows + across, guard_values);
-                accumulate_chunk<HEAD_DIM>(other, dp, queries + rows + across, guard_keys);
+                accumulate_groups<HEAD_DIM>(out, scores, 0, CHUNK / 16, gradients + rows + across, guard_values);
+                accumulate_groups<HEAD_DIM>(other, dp, 0, CHUNK / 16, queries + rows + across, guard_keys);
 #else
                 const int group = thread_index() / 32 % kGroups;
                 const uint32 exchange = exchanges + (group * kChunks + c) * kExchangeBytes;
                 const uint32 exchanged = exchange + lane * 16;
-                const int barrier = 1 + group * 2 + c;
-                if (role == 0) {
-                    clear(scores);
-                } else {
-                    start_gradients(scores, delta_stages + columns);
-                }
-                multiply<masked.value>(scores, left, (role == 0 ? queries : gradients) + rows + along);
+                const int barrier = 1 + (group * kChunks + c) * kParts;
+                multiply<masked.value>(
+                    scores, left, (role == 0 ? queries : gradients) + rows + along,
+                    [&](int n, int m, float(&c)[4]) {
+                        if (role == 0) {
+                            zero(n, m, c);
+                        } else {
+                            start_gradients(n, c, delta_stages + columns);
+                        }
+                    },
+                    nothing);
                 // Each tells the other whether the rows that it reads, and the other adds up, may not be finite.
                 if (masked.value && !NO_MASK) {
                     const bool guard = hide(scores, role == 0 ? hidden_score(p) : 0.0f, chunk_row, p);
                     store_shared(exchange + kWeightBytes + role * 4, static_cast<uint32>(guard));
                 }
                 if (role == 0) {
-                    to_weights(scores, lse_stages + columns, p.scale_log2);
 #pragma unroll
-                    for (int m = 0; m < kRowTiles; ++m) {
+                    for (int part = 0; part < kParts; ++part) {
 #pragma unroll
-                        for (int n = 0; n < kChunkTiles; ++n) {
-                            store_shared_quad(exchanged + (m * kChunkTiles + n) * kQuadBytes, scores[m][n]);
+                        for (int n = part * kPartTiles; n < (part + 1) * kPartTiles; ++n) {
+#pragma unroll
+                            for (int m = 0; m < kRowTiles; ++m) {
+                                to_weights(scores[m][n], n, lse_stages + columns, p.scale_log2);
+                                store_shared_quad(exchanged + (m * kChunkTiles + n) * kQuadBytes, scores[m][n]);
+                            }
+                        }
+                        if (masked.value && part == 0) {
+                            ptx::barrier_sync(barrier, 64);
+                        } else {
+                            ptx::barrier_arrive(barrier + part, 64);
                         }
                     }
-                }
-                if (role == 0 && !masked.value) {
-                    ptx::barrier_arrive(barrier, 64);
+                    const bool guarded = masked.value && !NO_MASK && load_shared(exchange + kWeightBytes).y != 0;
+                    accumulate_groups<HEAD_DIM>(out, scores, 0, CHUNK / 16, gradients + rows + across, guarded);
                 } else {
-                    ptx::barrier_sync(barrier, 64);
-                }
-                if (role == 1) {
+                    bool guarded = false;
 #pragma unroll
-                    for (int m = 0; m < kRowTiles; ++m) {
+                    for (int part = 0; part < kParts; ++part) {
+                        ptx::barrier_sync(barrier + part, 64);
+                        if (part == 0) guarded = masked.value && !NO_MASK && load_shared(exchange + kWeightBytes).x != 0;
 #pragma unroll
-                        for (int n = 0; n < kChunkTiles; ++n) {
-                            float weight[4];
-                            load_shared_quad(weight, exchanged + (m * kChunkTiles + n) * kQuadBytes);
+                        for (int n = part * kPartTiles; n < (part + 1) * kPartTiles; ++n) {
 #pragma unroll
-                            for (int i = 0; i < 4; ++i) scores[m][n][i] *= weight[i];
+                            for (int m = 0; m < kRowTiles; ++m) {
+                                float weight[4];
+                                load_shared_quad(weight, exchanged + (m * kChunkTiles + n) * kQuadBytes);
+#pragma unroll
+                                for (int i = 0; i < 4; ++i) scores[m][n][i] *= weight[i];
+                            }
                         }
+                        accumulate_groups<HEAD_DIM>(out, scores, part * kPartTiles / 2, (part + 1) * kPartTiles / 2,
+                                                    queries + rows + across, guarded);
                     }
                 }
-                bool guarded = false;
-                if (masked.value && !NO_MASK) {
-                    const Chunk guards = load_shared(exchange + kWeightBytes);
-                    guarded = (role == 0 ? guards.y : guards.x) != 0;
-                }
-                accumulate_chunk<HEAD_DIM>(out, scores, (role == 0 ? gradients : queries) + rows + across, guarded);
 #endif
             }
         };

@@ -59,12 +59,13 @@ struct Rows : WorkItem {
 };
 
 // Of keys that a row must not see, scores become those of weight zero, and gradients zero. `column`: first key of the chunk.
-// Returns whether such a score is not finite: then the key may not be, and must not reach the row as 0 x NaN.
-__device__ __forceinline__ bool mask(Scores& scores, Scores& dp, int column, const BackwardParameters& p) {
+// Returns, of scores, whether such a one is not finite: then the key may not be, and must not reach the row as 0 x NaN.
+template <bool AreScores>
+__device__ __forceinline__ bool mask(Scores& scores, int column, const BackwardParameters& p) {
     const Rows own(p);
     const int row = own.warp_row + own.lane / 4;
     const int lane_column = column + 2 * (own.lane % 4);
-    const float hidden = p.scale_log2 < 0.0f ? POSITIVE_INFINITY : NEGATIVE_INFINITY;
+    const float hidden = !AreScores ? 0.0f : p.scale_log2 < 0.0f ? POSITIVE_INFINITY : NEGATIVE_INFINITY;
     bool not_finite = false;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
@@ -75,16 +76,16 @@ __device__ __forceinline__ bool mask(Scores& scores, Scores& dp, int column, con
             for (int n = 0; n < kChunkTiles; ++n) {
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
+                    float& score = scores[m][n][2 * h + i];
                     if (n * 8 + i >= limit) {
-                        not_finite |= !(fabsf(scores[m][n][2 * h + i]) < POSITIVE_INFINITY);
-                        scores[m][n][2 * h + i] = hidden;
-                        dp[m][n][2 * h + i] = 0.0f;
+                        if (AreScores) not_finite |= !(fabsf(score) < POSITIVE_INFINITY);
+                        score = hidden;
                     }
                 }
             }
         }
     }
-    return __any_sync(0xffffffffu, not_finite);
+    return AreScores && __any_sync(0xffffffffu, not_finite);
 }
 
 extern "C" __global__ void LAUNCH_BOUNDS attention_backward_query(const __grid_constant__ BackwardParameters p) {
@@ -200,34 +201,45 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_query(const __grid_c
                 const uint32 values = keys + kStages * kBufferBytes;
                 Scores scores;
                 Scores dp;  // dP - delta, then dS
-                clear(scores);
-                multiply<masked.value>(scores, query, keys + along);
-#pragma unroll
-                for (int m = 0; m < kRowTiles; ++m) {
-                    const float upper = -load_shared_pair(lane_statistics + m * 128).y;
-                    const float lower = -load_shared_pair(lane_statistics + m * 128 + 64).y;
-#pragma unroll
-                    for (int n = 0; n < kChunkTiles; ++n) {
-#pragma unroll
-                        for (int i = 0; i < 4; ++i) dp[m][n][i] = i < 2 ? upper : lower;
-                    }
-                }
-                multiply<masked.value>(dp, gradient, values + along);
+                multiply<masked.value>(scores, query, keys + along, zero, nothing);
                 bool guarded = false;
-                if (masked.value && !NO_MASK) guarded = mask(scores, dp, column, p);
+                if (masked.value && !NO_MASK) guarded = mask<true>(scores, column, p);
+                float start[kRowTiles][4];  // of dP: less delta
+                float lse_log2[kRowTiles][2];
 #pragma unroll
                 for (int m = 0; m < kRowTiles; ++m) {
-                    const float upper = -load_shared_pair(lane_statistics + m * 128).x;
-                    const float lower = -load_shared_pair(lane_statistics + m * 128 + 64).x;
+#pragma unroll
+                    for (int h = 0; h < 2; ++h) {
+                        const float2 row = load_shared_pair(lane_statistics + (2 * m + h) * 64);
+                        lse_log2[m][h] = row.x;
+                        start[m][2 * h] = start[m][2 * h + 1] = -row.y;
+                    }
+                }
+                // Exponentials are taken while gradients are multiplied.
+                multiply<masked.value>(
+                    dp, gradient, values + along,
+                    [&](int, int m, float(&c)[4]) {
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) c[i] = start[m][i];
+                    },
+                    [&](int k) {
+                        for_share<HEAD_DIM, kRowTiles, kChunkTiles>(k, [&](int m, int n) {
+#pragma unroll
+                            for (int i = 0; i < 4; ++i) {
+                                scores[m][n][i] = weight_of(fmaf(scores[m][n][i], p.scale_log2, -lse_log2[m][i / 2]));
+                            }
+                        });
+                    });
+                if (masked.value && !NO_MASK) mask<false>(dp, column, p);
+#pragma unroll
+                for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
                     for (int n = 0; n < kChunkTiles; ++n) {
 #pragma unroll
-                        for (int i = 0; i < 4; ++i) {
-                            dp[m][n][i] *= weight_of(fmaf(scores[m][n][i], p.scale_log2, i < 2 ? upper : lower));
-                        }
+                        for (int i = 0; i < 4; ++i) dp[m][n][i] *= scores[m][n][i];
                     }
                 }
-                accumulate_chunk<HEAD_DIM>(out, dp, keys + across, guarded);
+                accumulate_groups<HEAD_DIM>(out, dp, 0, CHUNK / 16, keys + across, guarded);
             }
         };
         for (; b >= first_masked; --b) step(Flag<true>{});

@@ -7,3 +7,7 @@ inline void mma(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
   for (int e=0;e<4;e++) { int r=lane_/4+8*(e/2), n=2*(lane_%4)+e%2; for (int k=0;k<16;k++) d[e]+=A(r,k)*B(k,n); }
   __syncwarp();
 }
+inline void mma(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1, const float (&c)[4]) {
+  for (int i=0;i<4;i++) d[i]=c[i];
+  mma(d,a,b0,b1);
+}

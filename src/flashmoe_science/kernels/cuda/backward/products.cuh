@@ -54,29 +54,72 @@ struct LeftOperand {
     }
 };
 
-// sums += left rightᵀ, over the head dimension. `right`: the lane's address (lane_along) in the first row. Fewer registers if
-// `Tight`: the compiler reads ahead only within two or four slices.
-template <bool Tight, int HeadDim, int RowTiles, int ColumnTiles, int RegisterSteps>
+// sums = left rightᵀ + initial, over the head dimension. `right`: the lane's address (lane_along) in the first row.
+// `initial(n, m, c)` gives the fragment that tile (m, n) starts with, and `between(k)` is other work to be done beside slice k.
+// Fewer registers if `Tight`: the compiler reads ahead only within two or four slices.
+template <bool Tight, int HeadDim, int RowTiles, int ColumnTiles, int RegisterSteps, typename Initial, typename Between>
 __device__ __forceinline__ void multiply(float (&sums)[RowTiles][ColumnTiles][4],
-                                         const LeftOperand<HeadDim, RowTiles, RegisterSteps>& left, uint32 right) {
+                                         const LeftOperand<HeadDim, RowTiles, RegisterSteps>& left, uint32 right,
+                                         Initial initial, Between between) {
     using T = Tile<HeadDim>;
+    constexpr int steps = HeadDim / 16;
+    constexpr bool whole = !Tight || RegisterSteps > 0;
     right = derive_here(right);
     const uint32 from = derive_here(left.address);
-#pragma unroll (!Tight || RegisterSteps > 0 ? HeadDim / 16 : HeadDim % 128 == 0 ? 4 : 2)
-    for (int k = 0; k < HeadDim / 16; ++k) {
+    if (!whole) {
+#pragma unroll
+        for (int n = 0; n < ColumnTiles; ++n) {
+#pragma unroll
+            for (int m = 0; m < RowTiles; ++m) initial(n, m, sums[m][n]);
+        }
+    }
+#pragma unroll (whole ? steps : steps % 8 == 0 ? 4 : 2)
+    for (int k = 0; k < steps; ++k) {
         uint32 a[RowTiles][4];
 #pragma unroll
         for (int m = 0; m < RowTiles; ++m) left.fragment(from, k, m, a[m]);
 #pragma unroll
-        for (int g = 0; g < ColumnTiles / 2; ++g) {
+        for (int n = 0; n < ColumnTiles; n += 2) {
             uint32 b[4];
-            load_matrices(b, T::advance(right, k) + g * 16 * T::kRowBytes);
+            load_matrices(b, T::advance(right, k) + n * 8 * T::kRowBytes);
 #pragma unroll
             for (int m = 0; m < RowTiles; ++m) {
-                mma(sums[m][2 * g], a[m], b[0], b[1]);
-                mma(sums[m][2 * g + 1], a[m], b[2], b[3]);
+                if (whole && k == 0) {
+                    float c[2][4];
+                    initial(n, m, c[0]);
+                    initial(n + 1, m, c[1]);
+                    mma(sums[m][n], a[m], b[0], b[1], c[0]);
+                    mma(sums[m][n + 1], a[m], b[2], b[3], c[1]);
+                } else {
+                    mma(sums[m][n], a[m], b[0], b[1]);
+                    mma(sums[m][n + 1], a[m], b[2], b[3]);
+                }
             }
         }
+        if (whole) between(k);
+    }
+    if (!whole) {
+#pragma unroll
+        for (int k = 0; k < steps; ++k) between(k);
+    }
+}
+
+// An `initial` and a `between` for `multiply`.
+__device__ __forceinline__ void zero(int, int, float (&c)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) c[i] = 0.0f;
+}
+
+__device__ __forceinline__ void nothing(int) {}
+
+// Calls `body(m, n)` for the share of the tiles (m, n), RowTiles x ColumnTiles of them, that belongs beside slice k.
+template <int HeadDim, int RowTiles, int ColumnTiles, typename Body>
+__device__ __forceinline__ void for_share(int k, Body body) {
+    constexpr int steps = HeadDim / 16;
+    constexpr int tiles = RowTiles * ColumnTiles;
+#pragma unroll
+    for (int t = 0; t < tiles; ++t) {
+        if (t * steps / tiles == k) body(t % RowTiles, t / RowTiles);
     }
 }
 
@@ -136,13 +179,14 @@ __device__ __forceinline__ void pack_group(const float (&sums)[RowTiles][ColumnT
     }
 }
 
-// out += sums right over 8 x ColumnTiles rows at `right` (the lane's address, lane_across), with the sums rounded to elements.
+// out += sums right over the 16-row groups [first, last) of those at `right` (the lane's address, lane_across), with the sums
+// rounded to elements.
 template <int HeadDim, int RowTiles, int ColumnTiles>
-__device__ __forceinline__ void accumulate_chunk(float (&out)[RowTiles][HeadDim / 8][4],
-                                                 const float (&sums)[RowTiles][ColumnTiles][4], uint32 right,
-                                                 bool guarded) {
+__device__ __forceinline__ void accumulate_groups(float (&out)[RowTiles][HeadDim / 8][4],
+                                                  const float (&sums)[RowTiles][ColumnTiles][4], int first, int last,
+                                                  uint32 right, bool guarded) {
 #pragma unroll
-    for (int g = 0; g < ColumnTiles / 2; ++g) {
+    for (int g = first; g < last; ++g) {
         uint32 packed[RowTiles][4];
         pack_group(sums, g, packed);
         accumulate<HeadDim>(out, packed, right + g * 16 * Tile<HeadDim>::kRowBytes, guarded);
