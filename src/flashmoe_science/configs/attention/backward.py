@@ -1,4 +1,10 @@
-"""Tiles of the portable kernels of attention backward, per architecture and head dimension: data."""
+"""Tiles of the portable kernels of attention backward, per architecture and head dimension: data.
+
+A warp owns 32 rows or keys where its accumulators leave room for that, because each fragment of the other operand that it
+reads from shared memory then serves twice as many products. The pass over keys holds two accumulators, head_dim wide each:
+above 64 they leave room for 16 keys, or they are split between two warps (`KeyValueTile.roles`). Tiles of sm_90 were measured
+(docs/kernels/backward-portable.md), the others follow from registers and shared memory.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +12,10 @@ from dataclasses import dataclass
 
 from flashmoe_science.configs.ablation import Ablation
 
-_STAGES_OF_KEYS = 2
+HEAD_DIMS = (32, 64, 96, 128, 192, 256)
+"""Head dimensions that are compiled; a tensor's is padded, in shared memory, to the next of these."""
 STATISTICS_THREADS = 128
+_STAGES_OF_KEYS = 2
 
 
 def _row_bytes(head_dim: int) -> int:
@@ -113,3 +121,146 @@ class KeyValueTile:
             "MMA_K": self.mma_k,
             **self.ablation.macros,
         }
+
+
+@dataclass(frozen=True)
+class PortableBackward:
+    """How the two passes are configured for one call."""
+
+    query: QueryTile
+    key_value: KeyValueTile
+
+    @property
+    def label(self) -> str:
+        query, keys = self.query, self.key_value
+        return (
+            f"head_dim {query.head_dim}, queries {query.block_m}x{query.block_n} with {query.warps} warps, "
+            f"keys {keys.block_n}x{keys.block_m} with {keys.warps} warps"
+            f"{' in two roles' if keys.roles == 2 else ''}"
+        )
+
+
+@dataclass(frozen=True)
+class _Query:
+    block_m: int
+    block_n: int
+    chunk: int
+    warps: int
+    in_registers: bool = False
+
+
+@dataclass(frozen=True)
+class _KeyValue:
+    block_n: int
+    block_m: int
+    chunk: int
+    warps: int
+    roles: int = 1
+    in_registers: bool = False
+
+
+@dataclass(frozen=True)
+class _Tiles:
+    """Of one compiled head dimension."""
+
+    query: _Query
+    key_value: _KeyValue
+    causal_query: _Query | None = None
+    """Under a causal mask, if another."""
+    causal_key_value: _KeyValue | None = None
+
+
+_Table = dict[int, _Tiles]  # by compiled head dimension
+
+_SM_90: _Table = {
+    32: _Tiles(_Query(64, 64, 32, 2, True), _KeyValue(64, 64, 32, 4)),
+    64: _Tiles(_Query(64, 64, 32, 2, True), _KeyValue(64, 64, 32, 2)),
+    96: _Tiles(_Query(64, 64, 32, 2), _KeyValue(64, 64, 32, 4)),
+    128: _Tiles(_Query(64, 64, 64, 4, True), _KeyValue(64, 64, 32, 4)),
+    192: _Tiles(_Query(64, 32, 32, 4), _KeyValue(64, 32, 32, 8, 2)),
+    256: _Tiles(_Query(128, 32, 32, 8), _KeyValue(32, 32, 32, 4, 2)),
+}
+_SM_80: _Table = {
+    **_SM_90,
+    128: _Tiles(_Query(64, 32, 32, 4, True), _KeyValue(64, 64, 32, 4)),
+    256: _Tiles(_Query(64, 32, 32, 4), _KeyValue(32, 32, 32, 4, 2)),
+}
+# 99 KB.
+_SM_86: _Table = {
+    **_SM_90,
+    128: _Tiles(_Query(64, 32, 32, 4, True), _KeyValue(64, 32, 32, 4)),
+    192: _Tiles(_Query(64, 32, 32, 4), _KeyValue(32, 32, 32, 4, 2)),
+    256: _Tiles(_Query(64, 16, 16, 4), _KeyValue(32, 16, 16, 4, 2)),
+}
+# 64 KB, no cp.async.
+_SM_75: _Table = {
+    32: _Tiles(_Query(64, 32, 32, 4), _KeyValue(64, 32, 32, 4)),
+    64: _Tiles(_Query(64, 32, 32, 4), _KeyValue(64, 32, 32, 4)),
+    96: _Tiles(_Query(64, 32, 16, 4), _KeyValue(64, 16, 16, 4)),
+    128: _Tiles(_Query(32, 32, 16, 2), _KeyValue(64, 16, 16, 4)),
+    192: _Tiles(_Query(32, 16, 16, 2), _KeyValue(32, 16, 16, 4, 2)),
+    256: _Tiles(_Query(16, 16, 16, 1), _KeyValue(16, 16, 16, 2, 2)),
+}
+_TABLES: dict[str, _Table] = {
+    "sm_75": _SM_75,
+    "sm_80": _SM_80,
+    "sm_86": _SM_86,
+    "sm_87": _SM_80,
+    "sm_89": _SM_86,
+    "sm_90": _SM_90,
+    "sm_100": _SM_90,
+    "sm_103": _SM_90,
+    "sm_120": _SM_86,
+    "sm_121": _SM_86,
+}
+
+
+def tuned_architectures() -> tuple[str, ...]:
+    return tuple(_TABLES)
+
+
+def compiled_head_dim(head_dim: int) -> int:
+    """The smallest compiled head dimension that holds this one (at most 256)."""
+    return next(size for size in HEAD_DIMS if size >= head_dim)
+
+
+def configuration(architecture: str, head_dim: int, causal: bool) -> PortableBackward:
+    """`architecture` without suffix; KeyError if not in the table."""
+    compiled = compiled_head_dim(head_dim)
+    tiles = _TABLES[architecture][compiled]
+    query = causal and tiles.causal_query or tiles.query
+    keys = causal and tiles.causal_key_value or tiles.key_value
+    turing = architecture == "sm_75"
+    mma_k = 8 if turing else 16
+    return PortableBackward(
+        QueryTile(
+            head_dim=compiled,
+            block_m=query.block_m,
+            block_n=query.block_n,
+            chunk=query.chunk,
+            warps=query.warps,
+            register_steps=compiled // 16 if query.in_registers else 0,
+            cp_async=not turing,
+            mma_k=mma_k,
+        ),
+        KeyValueTile(
+            head_dim=compiled,
+            block_n=keys.block_n,
+            block_m=keys.block_m,
+            chunk=keys.chunk,
+            warps=keys.warps,
+            roles=keys.roles,
+            register_steps=compiled // 16 if keys.in_registers else 0,
+            cp_async=not turing,
+            mma_k=mma_k,
+        ),
+    )
+
+
+def all_configurations(architecture: str) -> tuple[PortableBackward, ...]:
+    """Everything that `configuration` can return on an architecture."""
+    return tuple(
+        dict.fromkeys(
+            configuration(architecture, head_dim, causal) for head_dim in HEAD_DIMS for causal in (False, True)
+        )
+    )

@@ -6,15 +6,26 @@ gradient, `attention_backward_statistics.cu` takes the place of the first.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import struct
+from typing import Any
 
 import torch
 
 from flashmoe_science.configs.attention import backward as configs
-from flashmoe_science.configs.attention.backward import KeyValueTile, QueryTile
-from flashmoe_science.cuda.attention.backward.problem import BackwardProblem
+from flashmoe_science.configs.attention.backward import KeyValueTile, PortableBackward, QueryTile
+from flashmoe_science.cuda.attention.backward.problem import (
+    BackwardChoice,
+    BackwardKind,
+    BackwardPlan,
+    BackwardProblem,
+)
 from flashmoe_science.cuda.device import Device
+from flashmoe_science.cuda.driver import load
+from flashmoe_science.cuda.launch import Launcher
+from flashmoe_science.errors import InputError
+from flashmoe_science.jit.limits import limits
 from flashmoe_science.jit.nvrtc import CudaKernel
 
 POINTERS = struct.Struct("12Q")
@@ -24,8 +35,112 @@ the head of `BackwardParameters`. 0 for what there is not.
 _REST = struct.Struct("24q 11i 2f")
 ARGUMENT_BYTES = -(-(POINTERS.size + _REST.size) // 8) * 8
 _NO_MASK = 1 << 30
+_MOST_BLOCKS = 1 << 31
+_FLOAT_BYTES = 4
 _L2_SHARE = 0.5  # part of the L2 cache that what one section of heads reads again and again may fill
 _NO_SCALE = 1e-30  # stands for a softmax scale of zero: no score counts, and none times it is not a number
+
+
+def choose(problem: BackwardProblem, device: Device) -> BackwardChoice | None:
+    """Every problem but bfloat16 on sm_75, whose tensor cores do not take it."""
+    if problem.dtype == torch.bfloat16 and not limits(device.architecture).bfloat16:
+        return None
+    found = configs.configuration(device.architecture, problem.head_dim, problem.causal)
+    return BackwardChoice(BackwardKind.PORTABLE, found, "mma.sync kernels, a pass over queries and one over keys")
+
+
+def kernels(architecture: str) -> list[CudaKernel]:
+    dtypes = (torch.bfloat16, torch.float16) if limits(architecture).bfloat16 else (torch.float16,)
+    found = [statistics_kernel(dtype, architecture) for dtype in dtypes]
+    for configuration in configs.all_configurations(architecture):
+        for dtype in dtypes:
+            found.append(query_kernel(configuration.query, dtype, architecture))
+            found.append(key_value_kernel(configuration.key_value, dtype, architecture))
+    return list({kernel.label: kernel for kernel in found}.values())
+
+
+def plan(
+    problem: BackwardProblem, configuration: Any, device: Device, *, allow_defects: bool = False
+) -> BackwardPlan:
+    if not isinstance(configuration, PortableBackward):
+        raise InputError(f"the portable backward kernels take a PortableBackward, not {configuration!r}")
+    if problem.head_dim > configuration.query.head_dim:
+        raise InputError(
+            f"head_dim is {problem.head_dim}; expected at most the {configuration.query.head_dim} "
+            f"of the tiles ({configuration.label}): choose again"
+        )
+    steps: list[tuple[CudaKernel, tuple[float, ...]]] = []
+    of_keys = problem.needs.key or problem.needs.value
+    if problem.needs.query:
+        tile = configuration.query
+        fields = query_fields(problem, tile, device)
+        steps.append((query_kernel(tile, problem.dtype, device.architecture), fields))
+    elif of_keys:
+        steps.append((statistics_kernel(problem.dtype, device.architecture), statistics_fields(problem)))
+    if of_keys:
+        keys = configuration.key_value
+        kernel = key_value_kernel(keys, problem.dtype, device.architecture)
+        steps.append((kernel, key_value_fields(problem, keys, device)))
+    capturing = torch.cuda.is_current_stream_capturing()
+    launchers = [
+        _launcher(kernel, fields, load(kernel, device.index, capturing, allow_defects=allow_defects))
+        for kernel, fields in steps
+        if blocks(fields) > 0
+    ]
+    rows = problem.batch * problem.num_heads * problem.statistics_rows if of_keys else 0
+    return BackwardPlan(_in_order(launchers, rows * _FLOAT_BYTES), 2 * rows)
+
+
+def _launcher(kernel: CudaKernel, fields: tuple[float, ...], function: ctypes.c_void_p) -> Launcher:
+    if blocks(fields) >= _MOST_BLOCKS:
+        raise InputError(f"{blocks(fields)} blocks are more than a grid holds; split the batch")
+    launcher = Launcher(function, (blocks(fields), 1, 1), kernel, ARGUMENT_BYTES)
+    pack_fields(launcher.buffer, fields)
+    return launcher
+
+
+def _in_order(launchers: list[Launcher], delta_offset: int) -> Any:
+    """A `BackwardLaunch` of these, one after the other. `delta_offset`: bytes from the workspace's start to the second array
+    of statistics; 0: they are not wanted.
+    """
+    pack = POINTERS.pack_into
+    starts = [(launcher.buffer, launcher.start) for launcher in launchers]
+
+    def launch(
+        query: int,
+        key: int,
+        value: int,
+        output: int,
+        grad_output: int,
+        lse: int,
+        grad_lse: int,
+        grad_query: int,
+        grad_key: int,
+        grad_value: int,
+        workspace: int,
+        stream: int,
+    ) -> None:
+        delta = workspace + delta_offset if delta_offset else 0
+        for buffer, start in starts:
+            pack(
+                buffer,
+                0,
+                query,
+                key,
+                value,
+                output,
+                grad_output,
+                lse,
+                grad_lse,
+                grad_query,
+                grad_key,
+                grad_value,
+                workspace,
+                delta,
+            )
+            start(stream)
+
+    return launch
 
 
 def query_kernel(tile: QueryTile, dtype: torch.dtype, architecture: str) -> CudaKernel:
@@ -41,7 +156,11 @@ def statistics_kernel(dtype: torch.dtype, architecture: str) -> CudaKernel:
         source="attention_backward_statistics.cu",
         function="attention_backward_statistics",
         architecture=architecture,
-        macros={"THREADS": configs.STATISTICS_THREADS, "ELEMENT_BF16": int(dtype == torch.bfloat16), "MMA_K": 16},
+        macros={
+            "THREADS": configs.STATISTICS_THREADS,
+            "ELEMENT_BF16": int(dtype == torch.bfloat16),
+            "MMA_K": 8 if architecture == "sm_75" else 16,
+        },
         threads_per_block=configs.STATISTICS_THREADS,
         dynamic_shared_bytes=0,
     )
@@ -89,8 +208,8 @@ def blocks(fields: tuple[float, ...]) -> int:
     return int(blocks_per_slice * slices)
 
 
-def pack_fields(buffer: object, fields: tuple[float, ...]) -> None:
-    _REST.pack_into(buffer, POINTERS.size, *fields)  # type: ignore[arg-type]
+def pack_fields(buffer: ctypes.Array[ctypes.c_char], fields: tuple[float, ...]) -> None:
+    _REST.pack_into(buffer, POINTERS.size, *fields)
 
 
 def _fields(

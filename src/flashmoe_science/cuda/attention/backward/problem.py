@@ -1,13 +1,24 @@
-"""What a call of attention backward asks for."""
+"""What a call of attention backward asks for, and what was chosen: the records of its CUDA backend."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
 
 import torch
 
 from flashmoe_science.cuda.attention.problem import Strides
+from flashmoe_science.cuda.device import Device
 from flashmoe_science.gradients import Needs
+from flashmoe_science.jit.nvrtc import CudaKernel
+
+
+class BackwardKind(Enum):
+    """The kernels of attention backward for CUDA."""
+
+    PORTABLE = "portable"
 
 
 @dataclass(frozen=True)
@@ -39,3 +50,51 @@ class BackwardProblem:
         a multiple of 16 bytes.
         """
         return -(-self.seqlen_q // 4) * 4
+
+
+@dataclass(frozen=True)
+class BackwardChoice:
+    """Which kernel a problem takes, and how it is configured."""
+
+    kernel: BackwardKind
+    configuration: Any
+    """What the kernel's module takes, e.g. `configs.attention.backward.PortableBackward`."""
+    reason: str = ""
+
+
+BackwardLaunch = Callable[[int, int, int, int, int, int, int, int, int, int, int, int], None]
+"""Launches on a raw stream: (query, key, value, output, grad_output, lse, grad_lse, grad_query, grad_key, grad_value,
+workspace, stream), addresses of the tensors' first elements. That of `grad_lse`, of a gradient that is not needed, and of a
+workspace without elements may be 0.
+"""
+
+
+@dataclass(frozen=True)
+class BackwardPlan:
+    """A prepared call: everything but the addresses. Belongs to one thread and one device."""
+
+    launch: BackwardLaunch
+    workspace: int
+    """Scratch memory of each call, in float32 elements; starts at a multiple of 512 bytes, uninitialised."""
+
+
+class BackwardModule(Protocol):
+    """What the module of one kernel kind provides."""
+
+    def choose(self, problem: BackwardProblem, device: Device) -> BackwardChoice | None:
+        """The configuration for a problem; None if this kernel cannot or should not take it."""
+        ...
+
+    def kernels(self, architecture: str) -> list[CudaKernel]:
+        """Everything that `choose` can lead to on an architecture, for building ahead of time."""
+        ...
+
+    def plan(
+        self, problem: BackwardProblem, configuration: Any, device: Device, *, allow_defects: bool = False
+    ) -> BackwardPlan:
+        """Check, compile (or find) the kernels, load them, and prepare the launches. The device is current.
+
+        InputError if the kernel cannot do the problem in this configuration. KernelDefectError, unless they are allowed,
+        if a kernel spills and the like: see `jit.nvrtc.compile_kernel`.
+        """
+        ...
