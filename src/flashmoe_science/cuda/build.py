@@ -20,8 +20,9 @@ def kernels(architectures: Iterable[str]) -> list[CudaKernel]:
 
 
 def attention_kernels(architectures: Iterable[str]) -> list[CudaKernel]:
-    """Those of attention."""
-    return _kernels(attention.kernels, architectures)
+    """Those of attention, forward and backward."""
+    names = list(architectures)
+    return _kernels(attention.kernels, names) + _kernels(attention.gradients.kernels, names)
 
 
 def moe_kernels(architectures: Iterable[str]) -> list[CudaKernel]:

@@ -1,9 +1,9 @@
 """Tiles of the portable kernels of attention backward, per architecture and head dimension: data.
 
-A warp owns 32 rows or keys where its accumulators leave room for that, because each fragment of the other operand that it
-reads from shared memory then serves twice as many products. The pass over keys holds two accumulators, head_dim wide each:
-above 64 they leave room for 16 keys, or they are split between two warps (`KeyValueTile.roles`). Tiles of sm_90 were measured
-(docs/kernels/backward-portable.md), the others follow from registers and shared memory.
+A warp owns 32 rows or keys where its accumulators leave room for that, because each fragment of the other operand
+that it reads from shared memory then serves twice as many products. The pass over keys holds two accumulators, head_dim
+wide each: above 64 they leave room for 16 keys, or two warps hold one each (`KeyValueTile.roles`). Tiles of sm_90 were
+measured (docs/kernels/backward-portable.md), the others follow from registers and shared memory.
 """
 
 from __future__ import annotations
@@ -228,8 +228,8 @@ def configuration(architecture: str, head_dim: int, causal: bool) -> PortableBac
     """`architecture` without suffix; KeyError if not in the table."""
     compiled = compiled_head_dim(head_dim)
     tiles = _TABLES[architecture][compiled]
-    query = causal and tiles.causal_query or tiles.query
-    keys = causal and tiles.causal_key_value or tiles.key_value
+    query = (causal and tiles.causal_query) or tiles.query
+    keys = (causal and tiles.causal_key_value) or tiles.key_value
     turing = architecture == "sm_75"
     mma_k = 8 if turing else 16
     return PortableBackward(
@@ -261,6 +261,8 @@ def all_configurations(architecture: str) -> tuple[PortableBackward, ...]:
     """Everything that `configuration` can return on an architecture."""
     return tuple(
         dict.fromkeys(
-            configuration(architecture, head_dim, causal) for head_dim in HEAD_DIMS for causal in (False, True)
+            configuration(architecture, head_dim, causal)
+            for head_dim in HEAD_DIMS
+            for causal in (False, True)
         )
     )

@@ -2,10 +2,13 @@
 
 A call goes `forward` -> a launch plan, cached per shape -> the driver. Plans are made by `select` (which
 kernel) and the kernel's own module (`small`, `hopper`, `portable`). To add a kernel: a module with the functions of
-`cuda.choice.KernelModule`, a member of `KernelKind`, and a line in `select`.
+`cuda.choice.KernelModule`, a member of `KernelKind`, and a line in `select`. The backward pass is built in the same
+way, in `gradients`.
 """
 
+from flashmoe_science.cuda.attention import gradients
 from flashmoe_science.cuda.attention.forward import explain, forward
+from flashmoe_science.cuda.attention.gradients import backward
 from flashmoe_science.cuda.attention.problem import KernelKind, Problem
 from flashmoe_science.cuda.attention.select import OVERRIDE_VARIABLE, compiled, kernels, select
 from flashmoe_science.cuda.choice import Choice
@@ -23,6 +26,7 @@ __all__ = [
     "compiled",
     "explain",
     "forward",
+    "gradients",
     "kernels",
     "select",
 ]

@@ -15,22 +15,20 @@ import torch
 
 from flashmoe_science.configs.attention import backward as configs
 from flashmoe_science.configs.attention.backward import KeyValueTile, PortableBackward, QueryTile
-from flashmoe_science.cuda.attention.backward.problem import (
-    BackwardChoice,
-    BackwardKind,
-    BackwardPlan,
-    BackwardProblem,
-)
+from flashmoe_science.cuda.attention.gradients.problem import BackwardProblem
+from flashmoe_science.cuda.attention.problem import KernelKind
+from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.driver import load
-from flashmoe_science.cuda.launch import Launcher
+from flashmoe_science.cuda.launch import Launch, Launcher, LaunchPlan
+from flashmoe_science.cuda.workspace import place
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import limits
 from flashmoe_science.jit.nvrtc import CudaKernel
 
 POINTERS = struct.Struct("12Q")
-"""Addresses of query, key, value, output, grad_output, lse, grad_lse, grad_query, grad_key, grad_value, lse_log2, delta:
-the head of `BackwardParameters`. 0 for what there is not.
+"""Addresses of query, key, value, output, grad_output, lse, grad_lse, grad_query, grad_key, grad_value, lse_log2 and
+delta, the head of `BackwardParameters`. 0 for what there is not.
 """
 _REST = struct.Struct("24q 11i 2f")
 ARGUMENT_BYTES = -(-(POINTERS.size + _REST.size) // 8) * 8
@@ -41,12 +39,12 @@ _L2_SHARE = 0.5  # part of the L2 cache that what one section of heads reads aga
 _NO_SCALE = 1e-30  # stands for a softmax scale of zero: no score counts, and none times it is not a number
 
 
-def choose(problem: BackwardProblem, device: Device) -> BackwardChoice | None:
+def choose(problem: BackwardProblem, device: Device) -> Choice | None:
     """Every problem but bfloat16 on sm_75, whose tensor cores do not take it."""
     if problem.dtype == torch.bfloat16 and not limits(device.architecture).bfloat16:
         return None
     found = configs.configuration(device.architecture, problem.head_dim, problem.causal)
-    return BackwardChoice(BackwardKind.PORTABLE, found, "mma.sync kernels, a pass over queries and one over keys")
+    return Choice(KernelKind.PORTABLE, found, "mma.sync kernels, a pass over queries and one over keys")
 
 
 def kernels(architecture: str) -> list[CudaKernel]:
@@ -59,28 +57,32 @@ def kernels(architecture: str) -> list[CudaKernel]:
     return list({kernel.label: kernel for kernel in found}.values())
 
 
-def plan(
-    problem: BackwardProblem, configuration: Any, device: Device, *, allow_defects: bool = False
-) -> BackwardPlan:
+def check(problem: BackwardProblem, configuration: Any) -> None:
     if not isinstance(configuration, PortableBackward):
         raise InputError(f"the portable backward kernels take a PortableBackward, not {configuration!r}")
-    if problem.head_dim > configuration.query.head_dim:
-        raise InputError(
-            f"head_dim is {problem.head_dim}; expected at most the {configuration.query.head_dim} "
-            f"of the tiles ({configuration.label}): choose again"
-        )
+    for tile in (configuration.query, configuration.key_value):
+        if problem.head_dim > tile.head_dim:
+            raise InputError(
+                f"head_dim is {problem.head_dim}; expected at most the {tile.head_dim} of the tiles "
+                f"({configuration.label}): choose again"
+            )
+
+
+def plan(
+    problem: BackwardProblem, configuration: Any, device: Device, *, allow_defects: bool = False
+) -> LaunchPlan:
+    check(problem, configuration)
+    architecture, dtype = device.architecture, problem.dtype
     steps: list[tuple[CudaKernel, tuple[float, ...]]] = []
     of_keys = problem.needs.key or problem.needs.value
     if problem.needs.query:
-        tile = configuration.query
-        fields = query_fields(problem, tile, device)
-        steps.append((query_kernel(tile, problem.dtype, device.architecture), fields))
+        fields = query_fields(problem, configuration.query, device)
+        steps.append((query_kernel(configuration.query, dtype, architecture), fields))
     elif of_keys:
-        steps.append((statistics_kernel(problem.dtype, device.architecture), statistics_fields(problem)))
+        steps.append((statistics_kernel(dtype, architecture), statistics_fields(problem)))
     if of_keys:
-        keys = configuration.key_value
-        kernel = key_value_kernel(keys, problem.dtype, device.architecture)
-        steps.append((kernel, key_value_fields(problem, keys, device)))
+        fields = key_value_fields(problem, configuration.key_value, device)
+        steps.append((key_value_kernel(configuration.key_value, dtype, architecture), fields))
     capturing = torch.cuda.is_current_stream_capturing()
     launchers = [
         _launcher(kernel, fields, load(kernel, device.index, capturing, allow_defects=allow_defects))
@@ -88,7 +90,8 @@ def plan(
         if blocks(fields) > 0
     ]
     rows = problem.batch * problem.num_heads * problem.statistics_rows if of_keys else 0
-    return BackwardPlan(_in_order(launchers, rows * _FLOAT_BYTES), 2 * rows)
+    _, delta, workspace = place(rows * _FLOAT_BYTES, rows * _FLOAT_BYTES)
+    return LaunchPlan(_in_order(launchers, delta), workspace)
 
 
 def _launcher(kernel: CudaKernel, fields: tuple[float, ...], function: ctypes.c_void_p) -> Launcher:
@@ -99,47 +102,32 @@ def _launcher(kernel: CudaKernel, fields: tuple[float, ...], function: ctypes.c_
     return launcher
 
 
-def _in_order(launchers: list[Launcher], delta_offset: int) -> Any:
-    """A `BackwardLaunch` of these, one after the other. `delta_offset`: bytes from the workspace's start to the second array
-    of statistics; 0: they are not wanted.
+def _in_order(launchers: list[Launcher], delta_offset: int) -> Launch:
+    """Launches these one after the other: (query, key, value, output, grad_output, lse, grad_lse, grad_query, grad_key,
+    grad_value, workspace, stream), and no workspace if it has no bytes.
+
+    Args:
+        delta_offset: bytes from the workspace's start to the second array of statistics; 0 if there is no workspace.
     """
     pack = POINTERS.pack_into
+    if delta_offset:
+
+        def launch(*given: int) -> None:
+            *addresses, stream = given
+            delta = addresses[-1] + delta_offset
+            for buffer, start in starts:
+                pack(buffer, 0, *addresses, delta)
+                start(stream)
+
+    else:
+
+        def launch(*given: int) -> None:
+            *addresses, stream = given
+            for buffer, start in starts:
+                pack(buffer, 0, *addresses, 0, 0)
+                start(stream)
+
     starts = [(launcher.buffer, launcher.start) for launcher in launchers]
-
-    def launch(
-        query: int,
-        key: int,
-        value: int,
-        output: int,
-        grad_output: int,
-        lse: int,
-        grad_lse: int,
-        grad_query: int,
-        grad_key: int,
-        grad_value: int,
-        workspace: int,
-        stream: int,
-    ) -> None:
-        delta = workspace + delta_offset if delta_offset else 0
-        for buffer, start in starts:
-            pack(
-                buffer,
-                0,
-                query,
-                key,
-                value,
-                output,
-                grad_output,
-                lse,
-                grad_lse,
-                grad_query,
-                grad_key,
-                grad_value,
-                workspace,
-                delta,
-            )
-            start(stream)
-
     return launch
 
 
@@ -199,7 +187,9 @@ def key_value_fields(problem: BackwardProblem, tile: KeyValueTile, device: Devic
 def statistics_fields(problem: BackwardProblem) -> tuple[float, ...]:
     """What follows the addresses in the argument of the kernel that only makes statistics."""
     heads = problem.batch * problem.num_heads
-    return _fields(problem, problem.statistics_rows, configs.STATISTICS_THREADS // 4, heads, 1, last_first=False)
+    return _fields(
+        problem, problem.statistics_rows, configs.STATISTICS_THREADS // 4, heads, 1, last_first=False
+    )
 
 
 def blocks(fields: tuple[float, ...]) -> int:

@@ -1,0 +1,18 @@
+"""Which kernel a call of attention backward takes: the one place where that is decided."""
+
+from __future__ import annotations
+
+from flashmoe_science.cuda.attention.gradients import portable
+from flashmoe_science.cuda.attention.gradients.problem import BackwardProblem
+from flashmoe_science.cuda.attention.problem import KernelKind
+from flashmoe_science.cuda.choice import Selection
+
+OVERRIDE_VARIABLE = "FLASHMOE_CUDA_BACKWARD"
+BACKWARD = Selection[BackwardProblem](
+    modules={KernelKind.PORTABLE: portable},
+    override_variable=OVERRIDE_VARIABLE,
+    noun="CUDA kernel of the backward pass",
+    describe=lambda problem: f"{problem.dtype} with head_dim {problem.head_dim}",
+    instead="float16, or torch's scaled_dot_product_attention",
+)
+select, plan, kernels = BACKWARD.select, BACKWARD.plan, BACKWARD.kernels
