@@ -40,9 +40,9 @@ def backward(
 ) -> Gradients:
     """The gradients of attention, as `flashmoe_science.gradients.Backward` says, on PyTorch's current stream.
 
-    Nothing is synchronised; the scratch memory is 8 bytes per query row and head. Can be captured in a CUDA graph after one
-    call with the same combination of shapes, strides and options. A gradient of the output whose rows are not contiguous, or
-    do not start at multiples of 16 bytes, is copied once.
+    Nothing is synchronised. Can be captured in a CUDA graph after one call with the same combination of shapes, strides
+    and options. A gradient of the output whose rows are not contiguous, or do not start at multiples of 16 bytes, is
+    copied once.
 
     Args:
         choice: the kernel and configuration to use instead of `select`'s.

@@ -1,0 +1,352 @@
+"""The portable kernels of attention backward without a GPU: tiles, what is passed, and their source on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import math
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from attention_backward import Backward, assert_gradients, backward_case
+from emulated import compile_emulation
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashmoe_science.configs.attention import backward as configs
+from flashmoe_science.configs.attention.backward import KeyValueTile, PortableBackward, QueryTile
+from flashmoe_science.cuda.attention.gradients import BackwardProblem, portable, select
+from flashmoe_science.cuda.attention.gradients.backward import explain
+from flashmoe_science.cuda.attention.problem import KernelKind, strides_of
+from flashmoe_science.cuda.device import Device
+from flashmoe_science.errors import InputError, NoKernelError
+from flashmoe_science.gradients import Needs
+from flashmoe_science.jit.limits import LIMITS, check_block
+from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY, CudaKernel
+
+BF16, FP16 = torch.bfloat16, torch.float16
+ALL = Needs(True, True, True)
+L4 = Device(index=0, architecture="sm_89", multiprocessors=58, l2_bytes=48 << 20)
+NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++")
+
+
+def problem_of(case: Backward, needs: Needs = ALL) -> BackwardProblem:
+    query, key = case.query, case.key
+    strides = {
+        name: strides_of(name, tensor)
+        for name, tensor in (("query", query), ("key", key), ("value", case.value), ("output", case.output))
+    }
+    return BackwardProblem(
+        batch=query.shape[0],
+        num_heads=query.shape[1],
+        num_kv_heads=key.shape[1],
+        seqlen_q=query.shape[2],
+        seqlen_k=key.shape[2],
+        head_dim=query.shape[3],
+        dtype=query.dtype,
+        causal=case.causal,
+        softmax_scale=case.scale,
+        needs=needs,
+        query_strides=strides["query"],
+        key_strides=strides["key"],
+        value_strides=strides["value"],
+        output_strides=strides["output"],
+        grad_output_strides=strides_of("grad_output", case.grad_output),
+        grad_query_strides=strides["query"],
+        grad_key_strides=strides["key"],
+        grad_value_strides=strides["value"],
+    )
+
+
+def case_of(
+    lengths: tuple[int, int] = (37, 53),
+    head_dim: int = 32,
+    *,
+    heads: tuple[int, int] = (2, 1),
+    dtype: torch.dtype = BF16,
+    causal: bool = True,
+    scale: float | None = None,
+    grad_lse: bool = False,
+    factor: float = 1.0,
+) -> Backward:
+    torch.manual_seed(sum(lengths) + head_dim)
+    (seqlen_q, seqlen_k), (h, kv) = lengths, heads
+    query, key = torch.randn(2, h, seqlen_q, head_dim), torch.randn(2, kv, seqlen_k, head_dim)
+    value, grad = torch.randn(2, kv, seqlen_k, head_dim), factor * torch.randn(2, h, seqlen_q, head_dim)
+    return backward_case(
+        *(tensor.to(dtype) for tensor in (query, key, value, grad)),
+        causal=causal,
+        scale=scale,
+        grad_lse=torch.randn(2, h, seqlen_q) if grad_lse else None,
+    )
+
+
+# --- tiles
+
+
+def test_every_architecture_has_tiles() -> None:
+    assert set(configs.tuned_architectures()) == set(LIMITS)
+
+
+@given(st.sampled_from(configs.tuned_architectures()), st.integers(1, 256), st.booleans())
+def test_tiles_fit_and_are_built_ahead(architecture: str, head_dim: int, causal: bool) -> None:
+    tiles = configs.configuration(architecture, head_dim, causal)
+    assert tiles in configs.all_configurations(architecture)
+    for tile in (tiles.query, tiles.key_value):
+        assert tile.head_dim >= head_dim
+        check_block(repr(tile), architecture, tile.threads, tile.shared_bytes)
+
+
+def test_what_a_call_takes_is_among_what_is_built() -> None:
+    for architecture in configs.tuned_architectures():
+        labels = {kernel.label for kernel in portable.kernels(architecture)}
+        for tiles in configs.all_configurations(architecture):
+            assert portable.query_kernel(tiles.query, FP16, architecture).label in labels
+            assert portable.key_value_kernel(tiles.key_value, FP16, architecture).label in labels
+        assert portable.statistics_kernel(FP16, architecture).label in labels
+
+
+# --- choice and arguments
+
+
+def test_choice() -> None:
+    query = torch.empty(1, 4, 100, 72, dtype=BF16, device="meta")
+    choice = explain(query, query, query, causal=True, device=L4)
+    assert choice.kernel is KernelKind.PORTABLE
+    assert choice.configuration == configs.configuration("sm_89", 72, True)
+    with pytest.raises(NoKernelError, match=r"backward pass takes torch\.bfloat16 with head_dim 72 on sm_75"):
+        explain(query, query, query, device=dataclasses.replace(L4, architecture="sm_75"))
+
+
+def test_a_kernel_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHMOE_CUDA_BACKWARD", "fast")
+    with pytest.raises(InputError, match="FLASHMOE_CUDA_BACKWARD='fast' names no kernel"):
+        select(problem_of(case_of()), L4)
+
+
+def test_a_configuration_must_be_one_of_these_kernels_and_hold_the_head() -> None:
+    problem = problem_of(case_of(head_dim=64))
+    with pytest.raises(InputError, match="take a PortableBackward"):
+        portable.check(problem, configs.configuration("sm_89", 64, False).query)
+    with pytest.raises(InputError, match="head_dim is 64; expected at most the 32"):
+        portable.check(problem, configs.configuration("sm_89", 32, False))
+
+
+def test_fields_are_those_of_the_headers_struct_in_order() -> None:
+    text = re.sub(r"//[^\n]*", "", (KERNEL_DIRECTORY / "backward/parameters.cuh").read_text())
+    body = text[text.index("struct BackwardParameters {") :]
+    body = body[body.index("{") + 1 : body.index("};")]
+    names = [
+        name.strip(" *")
+        for declaration in body.split(";")
+        if declaration.strip()
+        for name in re.sub(r"^(const )?\w+\s*\*?", "", declaration.strip()).split(",")
+    ]
+    assert len(names[:12]) * 8 == portable.POINTERS.size
+    case = case_of((37, 53), 32, heads=(4, 2))
+    tile = configs.configuration("sm_89", 32, True).key_value
+    passed = dict(zip(names[12:], portable.key_value_fields(problem_of(case), tile, L4), strict=True))
+    assert (passed["seqlen_q"], passed["seqlen_k"], passed["head_dim"]) == (37, 53, 32)
+    assert (passed["num_heads"], passed["heads_per_kv_head"], passed["num_slices"]) == (4, 2, 4)
+    assert passed["causal_offset"] == 16
+    assert passed["statistics_rows"] == 40
+    assert passed["grad_value_row"] == 2 * 32
+    assert passed["grad_output_head"] == 2 * 37 * 32
+    assert passed["blocks_per_slice"] == -(-53 // tile.block_n)
+    assert passed["scale_log2"] == pytest.approx(case.scale * math.log2(math.e))
+
+
+# --- the kernels' source, on the CPU
+
+QUERY = QueryTile(head_dim=32, block_m=32, block_n=32, chunk=16, warps=2)
+SINGLE = KeyValueTile(head_dim=32, block_n=32, block_m=32, chunk=16, warps=2, roles=1)
+TILES = {
+    "operands from shared memory, one role": PortableBackward(QUERY, SINGLE),
+    "operands in registers, two roles": PortableBackward(
+        dataclasses.replace(QUERY, block_m=64, chunk=32, register_steps=2),
+        dataclasses.replace(SINGLE, block_n=32, chunk=32, roles=2, warps=4, register_steps=2),
+    ),
+    "part of the operands in registers, three stages": PortableBackward(
+        dataclasses.replace(QUERY, register_steps=1),
+        dataclasses.replace(SINGLE, roles=2, warps=4, stages=3, register_steps=1),
+    ),
+}
+
+
+class Emulation:
+    """The kernels of some tiles as functions on CPU tensors."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._libraries: dict[str, ctypes.CDLL] = {}
+
+    def _run(self, kernel: CudaKernel, fields: tuple[float, ...], addresses: list[int]) -> None:
+        library = self._libraries.get(kernel.label)
+        if library is None:
+            place = self._folder / str(len(self._libraries))
+            place.mkdir()
+            # Copies as late as they may happen in one pass, as early in the other.
+            late = kernel.function.endswith("query")
+            library = compile_emulation(kernel, "BackwardParameters", place, copies_late=late)
+            self._libraries[kernel.label] = library
+        argument = ctypes.create_string_buffer(portable.ARGUMENT_BYTES)
+        portable.POINTERS.pack_into(argument, 0, *addresses)
+        portable.pack_fields(argument, fields)
+        library.run(argument, portable.blocks(fields))
+
+    def backward(
+        self, case: Backward, tiles: PortableBackward, needs: Needs = ALL
+    ) -> tuple[torch.Tensor | None, ...]:
+        problem = problem_of(case, needs)
+        gradients = [
+            torch.full_like(tensor, math.nan) if needed else None
+            for needed, tensor in zip(needs, (case.query, case.key, case.value), strict=True)
+        ]
+        heads = problem.batch * problem.num_heads
+        statistics = torch.full((2, heads, problem.statistics_rows), math.nan)
+        inputs = (case.query, case.key, case.value, case.output, case.grad_output, case.lse, case.grad_lse)
+        addresses = [
+            0 if tensor is None else tensor.data_ptr()
+            for tensor in (*inputs, *gradients, statistics[0], statistics[1])
+        ]
+        dtype = problem.dtype
+        if needs.query:
+            kernel = portable.query_kernel(tiles.query, dtype, "sm_80")
+            self._run(kernel, portable.query_fields(problem, tiles.query, L4), addresses)
+        else:
+            kernel = portable.statistics_kernel(dtype, "sm_80")
+            self._run(kernel, portable.statistics_fields(problem), addresses)
+        if needs.key or needs.value:
+            kernel = portable.key_value_kernel(tiles.key_value, dtype, "sm_80")
+            self._run(kernel, portable.key_value_fields(problem, tiles.key_value, L4), addresses)
+        return tuple(gradients)
+
+
+@pytest.fixture(scope="module")
+def emulation(tmp_path_factory: pytest.TempPathFactory) -> Emulation:
+    return Emulation(tmp_path_factory.mktemp("emulation"))
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("tiles", TILES.values(), ids=list(TILES))
+def test_gradients(emulation: Emulation, tiles: PortableBackward, dtype: torch.dtype) -> None:
+    case = case_of((37, 70), dtype=dtype, grad_lse=True)
+    assert_gradients(case, emulation.backward(case, tiles))
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", [(1, 1), (1, 40), (40, 1), (64, 64), (33, 65)])
+def test_lengths(emulation: Emulation, lengths: tuple[int, int], causal: bool) -> None:
+    case = case_of(lengths, causal=causal)
+    assert_gradients(case, emulation.backward(case, TILES["operands in registers, two roles"]))
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("tiles", TILES.values(), ids=list(TILES))
+def test_rows_without_keys_get_zeros(emulation: Emulation, tiles: PortableBackward) -> None:
+    case = case_of((70, 37))
+    case.grad_output[:, :, :33] = math.nan  # of rows that see no key
+    gradients = emulation.backward(case, tiles)
+    assert gradients[0] is not None
+    assert (gradients[0][:, :, :33] == 0).all()
+    clean = dataclasses.replace(case, grad_output=case.grad_output.nan_to_num(0.0))
+    assert_gradients(clean, gradients)
+
+
+@NEEDS_COMPILER
+def test_no_rows_and_no_keys(emulation: Emulation) -> None:
+    tiles = TILES["operands from shared memory, one role"]
+    _, of_key, of_value = emulation.backward(case_of((0, 40)), tiles)
+    assert of_key is not None
+    assert of_value is not None
+    assert (of_key == 0).all()
+    assert (of_value == 0).all()
+    of_query, _, _ = emulation.backward(case_of((40, 0)), tiles)
+    assert of_query is not None
+    assert (of_query == 0).all()
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("scale", [-0.3, 0.0, 2.0])
+def test_scales(emulation: Emulation, scale: float) -> None:
+    case = case_of(scale=scale)
+    assert_gradients(case, emulation.backward(case, TILES["operands from shared memory, one role"]))
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("factor", [2.0**10, 2.0**-14])
+def test_large_and_small_gradients_in_float16(emulation: Emulation, factor: float) -> None:
+    case = case_of(dtype=FP16, factor=factor)
+    assert_gradients(case, emulation.backward(case, TILES["operands in registers, two roles"]))
+
+
+@NEEDS_COMPILER
+def test_padded_head_dim_and_grouped_heads(emulation: Emulation) -> None:
+    case = case_of((37, 53), 24, heads=(6, 2))
+    assert_gradients(case, emulation.backward(case, TILES["operands from shared memory, one role"]))
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize(
+    "needs",
+    [
+        Needs(True, False, False),
+        Needs(False, True, True),
+        Needs(False, True, False),
+        Needs(True, False, True),
+    ],
+)
+def test_only_what_is_needed(emulation: Emulation, needs: Needs) -> None:
+    case = case_of(grad_lse=True)
+    for tiles in (TILES["operands from shared memory, one role"], TILES["operands in registers, two roles"]):
+        gradients = emulation.backward(case, tiles, needs)
+        assert [gradient is not None for gradient in gradients] == list(needs)
+        assert_gradients(case, gradients)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("tiles", TILES.values(), ids=list(TILES))
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_a_row_does_not_see_reaches_no_gradient_of_it(
+    emulation: Emulation, tiles: PortableBackward, bad: float
+) -> None:
+    """Row i sees keys up to i + 3. What is not finite lies in the last key and value, seen by the last row alone."""
+    case = case_of((47, 50))
+    clean = emulation.backward(case, tiles)
+    last_key = case.key.clone()
+    last_key[:, :, -1, 5] = bad
+    last_value = case.value.clone()
+    last_value[:, :, -1, 5] = bad
+    for spoilt in (dataclasses.replace(case, key=last_key), dataclasses.replace(case, value=last_value)):
+        of_query, _, _ = emulation.backward(spoilt, tiles)
+        assert of_query is not None
+        assert clean[0] is not None
+        assert torch.equal(of_query[:, :, :-1], clean[0][:, :, :-1])
+        assert not of_query[:, :, -1].isfinite().all()
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("tiles", TILES.values(), ids=list(TILES))
+def test_what_no_key_after_a_row_sees_of_it(emulation: Emulation, tiles: PortableBackward) -> None:
+    """A row that is not a number spoils the keys that it sees, and none after them."""
+    case = case_of((50, 50))
+    clean = emulation.backward(case, tiles)
+    spoilt_query, spoilt_gradient = case.query.clone(), case.grad_output.clone()
+    spoilt_query[:, :, 20, 7] = math.nan
+    spoilt_gradient[:, :, 20, 7] = math.nan
+    for spoilt in (
+        dataclasses.replace(case, query=spoilt_query),
+        dataclasses.replace(case, grad_output=spoilt_gradient),
+    ):
+        gradients = emulation.backward(spoilt, tiles)
+        for got, before in zip(gradients[1:], clean[1:], strict=True):
+            assert got is not None
+            assert before is not None
+            assert torch.equal(got[:, :, 21:], before[:, :, 21:])
+        assert gradients[1] is not None
+        assert gradients[1][:, :, :21].isnan().any(-1).all()
