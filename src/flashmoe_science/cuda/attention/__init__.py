@@ -12,10 +12,6 @@ from flashmoe_science.cuda.attention.gradients import backward
 from flashmoe_science.cuda.attention.problem import KernelKind, Problem
 from flashmoe_science.cuda.attention.select import OVERRIDE_VARIABLE, compiled, kernels, select
 from flashmoe_science.cuda.choice import Choice
-from flashmoe_science.gradients import Backward
-
-backward: Backward | None = None
-"""None: there is no kernel for it yet, and `forward` refuses what requires a gradient."""
 
 __all__ = [
     "OVERRIDE_VARIABLE",
