@@ -41,10 +41,16 @@ _NO_SCALE = 1e-30  # stands for a softmax scale of zero: no score counts, and no
 
 def choose(problem: BackwardProblem, device: Device) -> Choice | None:
     """Every problem but bfloat16 on sm_75, whose tensor cores do not take it."""
-    if problem.dtype == torch.bfloat16 and not limits(device.architecture).bfloat16:
+    if why_not(problem, device) is not None:
         return None
     found = configs.configuration(device.architecture, problem.head_dim, problem.causal)
     return Choice(KernelKind.PORTABLE, found, "mma.sync kernels, a pass over queries and one over keys")
+
+
+def why_not(problem: BackwardProblem, device: Device) -> str | None:
+    if problem.dtype == torch.bfloat16 and not limits(device.architecture).bfloat16:
+        return f"{device.architecture} has no bfloat16"
+    return None
 
 
 def kernels(architecture: str) -> list[CudaKernel]:
