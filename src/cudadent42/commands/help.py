@@ -95,7 +95,7 @@ class App(typer.Typer):
     def __init__(self, *, cls: type[TyperGroup] = Group, **settings: Any) -> None:
         super().__init__(
             cls=cls,
-            no_args_is_help=True,
+            no_args_is_help=not settings.get("invoke_without_command", False),
             pretty_exceptions_enable=False,
             rich_markup_mode=None,
             context_settings=SETTINGS,

@@ -139,7 +139,15 @@ def test_the_ledger_of_nobody_in_the_environment(tmp_path: Path) -> None:
     assert "write the whole path" in done.stderr
 
 
-def test_a_group_alone_shows_its_help(tmp_path: Path) -> None:
-    done = cli("cost", cwd=tmp_path)
-    assert "Usage: cudadent42 cost" in done.stdout + done.stderr
+@pytest.mark.parametrize("group", ["session", "remote", "patterns"])
+def test_a_group_alone_shows_its_help(tmp_path: Path, group: str) -> None:
+    done = cli(group, cwd=tmp_path)
+    assert f"Usage: cudadent42 {group}" in done.stdout + done.stderr
     assert "Error" not in done.stderr
+
+
+@pytest.mark.parametrize("group", ["cost"])
+def test_a_group_that_does_something_alone_does_it(tmp_path: Path, group: str) -> None:
+    done = cli(group, cwd=tmp_path, CUDADENT42_LEDGER=str(tmp_path / "ledger.sqlite"))
+    assert "Usage" not in done.stdout + done.stderr
+    assert "no ledger" in done.stdout + done.stderr
