@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,14 +72,17 @@ class Fuzzed:
         }
 
 
-def fuzz(kind: str, seed: int, count: int) -> Fuzzed:
-    """``count`` cases of a kind, in a folder of their own."""
+def fuzz(
+    kind: str, seed: int, count: int, on_case: Callable[[int], None] = lambda case: None, stop: bool = False
+) -> Fuzzed:
+    """``count`` cases of a kind, in a folder of their own; ``stop``: at the first fault."""
     forked.preload()
     began = time.monotonic()
     codes: Counter[int] = Counter()
     found: list[Fault] = []
     with _workplace() as (place, environment):
         for case in range(seed, seed + count):
+            on_case(case)
             chance = random.Random(f"{kind} {case}")
             folder = place / "deep" / "er" / "case"
             folder.mkdir(parents=True)
@@ -93,6 +96,8 @@ def fuzz(kind: str, seed: int, count: int) -> Fuzzed:
                 print(f"{kind} {case}: {what}: {arguments!a:.300}", flush=True)
             for left in (place / "deep", config):
                 shutil.rmtree(left, ignore_errors=True)
+            if stop and found:
+                break
     return Fuzzed(kind, seed, count, time.monotonic() - began, dict(codes), tuple(found))
 
 
@@ -168,6 +173,17 @@ def main() -> int:
         given.output.parent.mkdir(parents=True, exist_ok=True)
         given.output.write_text(text)
     print(f"{done.kind}: {done.count} cases in {done.seconds:.0f} s, {len(done.faults)} faults", flush=True)
+    return 1 if done.faults else 0
+
+
+def nightly(kind: str) -> int:
+    """As `tools/harden.py` calls it, SEED COUNT: each seed goes to standard error, the count is last; until a fault."""
+    seed, count = map(int, sys.argv[1:3])
+    done = fuzz(kind, seed, count, lambda case: print(f"seed {case}", file=sys.stderr, flush=True), stop=True)
+    for fault in done.faults:
+        print(f"{fault.what}: {fault.arguments!a}\n{fault.said!a}", file=sys.stderr)
+    if not done.faults:
+        print(json.dumps({"done": count}))
     return 1 if done.faults else 0
 
 

@@ -44,3 +44,15 @@ def test_faults_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen(2, "", "x" * 2100) == ["long message"]
     assert seen(2, "", "error: x\n", "--json") == ["no document"]
     assert seen(2, "{}\n", "error: x\n", "--json") == []
+
+
+@pytest.mark.parametrize("kind", ["options", "files", "folders"])
+def test_the_nightly_script_can_call_it(kind: str) -> None:
+    command = [sys.executable, str(FUZZ.with_name(f"fuzz_{kind}.py")), "2000000", "2"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {"done": 2}
+    assert [line for line in done.stderr.splitlines() if line.startswith("seed ")] == [
+        "seed 2000000",
+        "seed 2000001",
+    ]

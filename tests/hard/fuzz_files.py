@@ -1,0 +1,13 @@
+"""Hostile TOML files, for `tools/harden.py`: python tests/hard/fuzz_files.py SEED COUNT"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from fuzz import nightly
+
+if __name__ == "__main__":
+    sys.exit(nightly("files"))
