@@ -49,7 +49,14 @@ def test_own_threads_where_no_openmp_runtime_is_loaded() -> None:
 
 
 @pytest.mark.slow
-def test_no_undefined_behaviour_under_the_sanitizers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kernel", "calls"),
+    [
+        ("attention_forward", "sanitized_calls.py"),
+        ("attention_backward", "sanitized_backward_calls.py"),
+    ],
+)
+def test_no_undefined_behaviour_under_the_sanitizers(tmp_path: Path, kernel: str, calls: str) -> None:
     """The kernel with AddressSanitizer and UBSan, in a process of its own that preloads their runtime."""
     compiler = shutil.which("g++")
     if compiler is None:
@@ -59,8 +66,8 @@ def test_no_undefined_behaviour_under_the_sanitizers(tmp_path: Path) -> None:
     ).stdout.strip()
     if not Path(runtime).is_absolute():
         pytest.skip("g++ has no AddressSanitizer runtime")
-    library = tmp_path / "attention_forward.so"
-    source = SOURCES / "attention_forward.cpp"
+    library = tmp_path / f"{kernel}.so"
+    source = SOURCES / f"{kernel}.cpp"
     instruction_set = host.choose_instruction_set()
     flags = [flag for flag in host.COMMON_FLAGS if flag != "-O3"]
     sanitizers = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
@@ -71,7 +78,7 @@ def test_no_undefined_behaviour_under_the_sanitizers(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    program = Path(__file__).with_name("sanitized_calls.py")
+    program = Path(__file__).with_name(calls)
     done = subprocess.run(
         [sys.executable, str(program), str(library)],
         env={**os.environ, "LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0"},
