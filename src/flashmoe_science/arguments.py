@@ -93,11 +93,11 @@ def check_causal(causal: object) -> bool:
 
 
 def reject_gradients(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-    """Raise InputError if autograd would record this call: its device has no backward pass yet."""
+    """Raise InputError if autograd would record this call, which only `flash_attention` lets it do."""
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         raise InputError(
-            f"an argument requires a gradient, but flash_attention has no backward pass on {query.device.type} yet; "
-            "call it under torch.no_grad(), detach() the tensors, or use PyTorch's own attention for training"
+            "an argument requires a gradient, and a backend's forward is not recorded; call "
+            "flashmoe_science.flash_attention, or this under torch.no_grad()"
         )
 
 

@@ -26,7 +26,7 @@ def flash_attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(softmax_scale * query @ key^T) @ value, by tiles with an online softmax.
 
-    Differentiable once by query, key and value, the log-sum-exp as well, on devices with a backward pass (the CPU); it
+    Differentiable once by query, key and value, the log-sum-exp as well, on every device; it
     keeps query, key, value, output and log-sum-exp for that. Gradients have the same bits in every call.
 
     Args:

@@ -1,8 +1,8 @@
 """The backward pass of attention on CUDA.
 
 A call goes `backward` -> a launch plan, cached per shape -> the driver. Plans are made by `select` (which kernel) and
-the kernel's own module (`portable`). To add a kernel: a module with the functions of `cuda.choice.KernelModule` and a
-line in `select`.
+the kernel's own module (`hopper`, `portable`). To add a kernel: a module with the functions of
+`cuda.choice.KernelModule` and a line in `select`.
 """
 
 from flashmoe_science.cuda.attention.gradients.backward import backward, explain

@@ -41,8 +41,8 @@ def backward(
     """The gradients of attention, as `flashmoe_science.gradients.Backward` says, on PyTorch's current stream.
 
     Nothing is synchronised. Can be captured in a CUDA graph after one call with the same combination of shapes, strides
-    and options. A gradient of the output whose rows are not contiguous, or do not start at multiples of 16 bytes, is
-    copied once.
+    and options. A gradient of the output that is expanded, or whose rows are not contiguous or do not start at
+    multiples of 16 bytes, is copied once.
 
     Args:
         choice: the kernel and configuration to use instead of `select`'s.
@@ -175,12 +175,12 @@ def _prepare(
 
 
 def _readable(tensor: torch.Tensor) -> bool:
-    """Rows are contiguous and start at multiples of 16 bytes, if the tensor does."""
+    """Rows are contiguous, start at multiples of 16 bytes if the tensor does, and do not repeat."""
     try:
-        strides_of("grad_output", tensor)
+        strides = strides_of("grad_output", tensor)
     except InputError:
         return False
-    return True
+    return all(stride > 0 or size <= 1 for stride, size in zip(strides, tensor.shape, strict=False))
 
 
 def _problem(

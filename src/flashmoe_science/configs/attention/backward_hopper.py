@@ -1,0 +1,69 @@
+"""Tiles of the Hopper kernel of attention backward: data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+HEAD_DIMS = (64, 128)
+"""Head dimensions that are compiled; TMA pads a tensor's to the next of these."""
+BLOCK_N = 128
+"""Keys per block: 64 for each of two consumer warpgroups."""
+PIECES = 2
+PIECE_FLOATS = 64 * 64
+"""Of dQ; each consumer computes one piece of a block of query rows."""
+PREPARE_THREADS = 256
+CONVERT_THREADS = 256
+SWIZZLE_PANEL = 64
+"""Columns of a shared-memory panel with the 128-byte swizzle."""
+_STAGES = 2
+_BARRIER_BYTES = 16 + 3 * 2 * 16 + _STAGES * 8
+_ALIGNMENT = 1024
+_SECTION_BYTES = 24 << 20
+
+
+@dataclass(frozen=True)
+class HopperBackward:
+    """See `kernels/cuda/attention_backward_hopper.cu`."""
+
+    head_dim: int
+    """Compiled head dimension."""
+    causal: bool
+
+    @property
+    def block_m(self) -> int:
+        """Query rows per step."""
+        return PIECES * PIECE_FLOATS // self.head_dim
+
+    @property
+    def threads(self) -> int:
+        return 3 * 128
+
+    @property
+    def lanes(self) -> int:
+        """That share a row where statistics are prepared, eight elements each."""
+        return self.head_dim // 8
+
+    @property
+    def shared_bytes(self) -> int:
+        row_bytes = 2 * self.head_dim
+        keys = 2 * BLOCK_N * row_bytes
+        rings = 2 * _STAGES * self.block_m * row_bytes
+        scores = _STAGES * (self.block_m // SWIZZLE_PANEL) * BLOCK_N * 2 * SWIZZLE_PANEL
+        pieces = PIECES * PIECE_FLOATS * 4
+        statistics = 2 * _STAGES * self.block_m * 4
+        return keys + rings + scores + pieces + statistics + _BARRIER_BYTES + _ALIGNMENT
+
+
+def configuration(head_dim: int, causal: bool) -> HopperBackward | None:
+    """None if the head dimension is larger than those that are compiled."""
+    compiled = next((size for size in HEAD_DIMS if size >= head_dim), None)
+    return None if compiled is None else HopperBackward(compiled, causal)
+
+
+def all_configurations() -> tuple[HopperBackward, ...]:
+    return tuple(HopperBackward(head_dim, causal) for head_dim in HEAD_DIMS for causal in (False, True))
+
+
+def key_heads_per_section(rows: int, head_dim: int) -> int:
+    """How many key heads are worked on side by side; `rows`: query rows of all heads of a group."""
+    return max(2, min(16, round(_SECTION_BYTES / (rows * head_dim * 8))))

@@ -1,0 +1,110 @@
+"""The Hopper kernels of attention backward without a GPU: what they take, and what they are passed."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+import torch
+
+from flashmoe_science.configs.attention import backward_hopper as configs
+from flashmoe_science.cuda.attention.gradients import explain, hopper
+from flashmoe_science.cuda.attention.gradients.problem import BackwardProblem
+from flashmoe_science.cuda.attention.problem import KernelKind
+from flashmoe_science.cuda.device import Device
+from flashmoe_science.errors import InputError
+from flashmoe_science.gradients import Needs
+from flashmoe_science.jit.limits import check_block
+from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY
+
+H200 = Device(index=0, architecture="sm_90", multiprocessors=132, l2_bytes=60 << 20)
+ROWS = (4 * 128 * 64, 128 * 64, 64)
+PROBLEM = BackwardProblem(
+    batch=2,
+    num_heads=4,
+    num_kv_heads=4,
+    seqlen_q=128,
+    seqlen_k=128,
+    head_dim=64,
+    dtype=torch.bfloat16,
+    causal=True,
+    softmax_scale=0.125,
+    needs=Needs(True, True, True),
+    query_strides=ROWS,
+    key_strides=ROWS,
+    value_strides=ROWS,
+    output_strides=ROWS,
+    grad_output_strides=ROWS,
+    grad_query_strides=ROWS,
+    grad_key_strides=ROWS,
+    grad_value_strides=ROWS,
+)
+
+
+def test_it_takes_what_tma_can_read_on_sm_90() -> None:
+    choice = hopper.choose(PROBLEM, H200)
+    assert choice is not None
+    assert choice.configuration == configs.HopperBackward(64, True)
+    hopper.check(PROBLEM, choice.configuration)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"head_dim": 136}, "at most 128"),
+        ({"softmax_scale": 0.0}, "needs a positive one"),
+        ({"seqlen_q": 0}, "no query rows"),
+        ({"seqlen_k": 0}, "no keys"),
+        ({"needs": Needs(True, False, True)}, "not both are needed"),
+        ({"batch": 20000}, "more than 65535 heads"),
+        ({"grad_output_strides": (0, 128 * 64, 64)}, "expanded dimension"),
+    ],
+)
+def test_it_says_why_it_does_not_take_a_call(change: dict[str, object], reason: str) -> None:
+    problem = dataclasses.replace(PROBLEM, **change)  # type: ignore[arg-type]
+    refusal = hopper.why_not(problem, H200)
+    assert refusal is not None
+    assert reason in refusal
+    assert hopper.choose(problem, H200) is None
+    with pytest.raises(InputError):
+        hopper.check(problem, configs.HopperBackward(64, True))
+
+
+def test_other_gpus_and_older_compilers_take_the_portable_kernels() -> None:
+    query = torch.empty(2, 4, 100, 64, dtype=torch.bfloat16, device="meta")
+    assert explain(query, query, query, device=H200).kernel is KernelKind.HOPPER
+    for device in (
+        dataclasses.replace(H200, architecture="sm_100"),
+        dataclasses.replace(H200, nvrtc=(12, 8)),
+    ):
+        assert explain(query, query, query, device=device).kernel is KernelKind.PORTABLE
+
+
+def test_tiles_fit_and_the_gradients_of_their_rows_are_whole_pieces() -> None:
+    for tile in configs.all_configurations():
+        check_block(repr(tile), "sm_90", tile.threads, tile.shared_bytes)
+        assert tile.block_m * tile.head_dim == configs.PIECES * configs.PIECE_FLOATS
+        assert tile.block_m % (configs.PREPARE_THREADS // tile.lanes) == 0
+
+
+def test_arguments_have_the_size_of_the_kernels_structs() -> None:
+    """Counted in the sources: pointers and 64-bit fields, then 32-bit ones."""
+    for source, struct, size in (
+        ("attention_backward_prepare.cu", "Parameters", hopper._PREPARE.size + hopper._PREPARE_REST.size),
+        ("attention_backward_convert.cu", "Parameters", hopper._CONVERT.size + hopper._CONVERT_REST.size),
+    ):
+        assert _struct_bytes(source, struct) == size
+
+
+def _struct_bytes(source: str, struct: str) -> int:
+    text = re.sub(r"//[^\n]*", "", (KERNEL_DIRECTORY / source).read_text())
+    body = text[text.index(f"struct {struct} {{") :]
+    total = 0
+    for declaration in body[body.index("{") + 1 : body.index("};")].split(";"):
+        if not declaration.strip():
+            continue
+        wide = "*" in declaration or "int64" in declaration
+        array = re.search(r"\[(\d+)\]", declaration)
+        total += (8 if wide else 4) * (int(array[1]) if array else declaration.count(",") + 1)
+    return -(-total // 8) * 8
