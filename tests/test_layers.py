@@ -19,7 +19,19 @@ from cudadent42.commands.cli import app
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
-SCRIPTS = ("run.sh", "test.sh", "tools/bootstrap.sh", "tools/preflight.sh", ".ci/run")
+RELEASE = ROOT / ".github/workflows/release.yml"
+MEASURING_WORKFLOWS = [path for path in WORKFLOWS if path != RELEASE]
+SCRIPTS = (
+    "run.sh",
+    "test.sh",
+    "tools/bootstrap.sh",
+    "tools/preflight.sh",
+    "tools/build.sh",
+    "tools/release.py",
+    ".ci/run",
+)
+PROGRAMS = {RELEASE.name: ("gh",)}
+"""What a workflow runs that is not of this repository."""
 POINTERS = {
     "CLAUDE.md": "@AGENTS.md",
     "GEMINI.md": "@AGENTS.md",
@@ -71,6 +83,8 @@ def sources() -> Iterator[tuple[str, list[list[str]]]]:
 def test_every_command_that_is_named_exists(name: str, lines: list[list[str]]) -> None:
     assert lines
     for program, *words in lines:
+        if program in PROGRAMS.get(name, ()):
+            continue
         if not program.endswith("cudadent42"):
             assert program.removeprefix("./") in SCRIPTS, f"{name}: {program}"
             assert os.access(ROOT / program, os.X_OK)
@@ -85,7 +99,7 @@ def test_every_command_that_is_named_exists(name: str, lines: list[list[str]]) -
         assert {word for word in rest if word.startswith("--")} <= options, f"{name}: {command} {rest}"
 
 
-@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
+@pytest.mark.parametrize("workflow", MEASURING_WORKFLOWS, ids=lambda path: path.name)
 def test_workflows_begin_with_preflight_and_keep_the_run(workflow: Path) -> None:
     told = steps(workflow)
     first = next(step["run"] for step in told if "run" in step)
@@ -110,9 +124,43 @@ def test_a_workflow_runs_what_was_looked_at_and_may_only_read(workflow: Path) ->
     assert [use for use in uses if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", use)] == []
     document = yaml.safe_load(workflow.read_text())
     assert document["permissions"] == {"contents": "read"}
-    assert not [job for job in document["jobs"].values() if "permissions" in job]
+    if workflow != RELEASE:
+        assert not [job for job in document["jobs"].values() if "permissions" in job]
     checkouts = [step for step in steps(workflow) if step.get("uses", "").startswith("actions/checkout@")]
-    assert [step["with"]["persist-credentials"] for step in checkouts] == [False]
+    assert {step["with"]["persist-credentials"] for step in checkouts} == {False}
+
+
+def test_a_release_is_published_by_jobs_that_run_no_code_of_the_repository() -> None:
+    """Each may do one thing more than read, and neither checks anything out; all begins with the tests."""
+    document = yaml.safe_load(RELEASE.read_text())
+    assert document[True] == {"push": {"tags": ["v*"]}}  # "on" is YAML 1.1's word for true
+    jobs = document["jobs"]
+    assert [(name, job.get("needs")) for name, job in jobs.items()] == [
+        ("test", None),
+        ("build", "test"),
+        ("publish", "build"),
+        ("page", "publish"),
+    ]
+    may = {name: job["permissions"] for name, job in jobs.items() if "permissions" in job}
+    assert may == {"publish": {"id-token": "write"}, "page": {"contents": "write"}}
+    for name in may:
+        uses = [step["uses"].split("@")[0] for step in jobs[name]["steps"] if "uses" in step]
+        assert "actions/checkout" not in uses
+    assert not [step for step in jobs["publish"]["steps"] if "run" in step]
+    assert jobs["publish"]["environment"] == "pypi"
+
+
+def test_a_release_publishes_the_files_that_were_built() -> None:
+    jobs = yaml.safe_load(RELEASE.read_text())["jobs"]
+    kept = {
+        step["with"]["name"] for step in jobs["build"]["steps"] if "upload-artifact" in step.get("uses", "")
+    }
+    assert kept == {"dist", "notes"}
+    (taken,) = (step for step in jobs["publish"]["steps"] if "download-artifact" in step.get("uses", ""))
+    assert taken["with"] == {"name": "dist", "path": "dist"}
+    (release,) = (step["run"] for step in jobs["page"]["steps"] if "run" in step)
+    assert "dist/*" in release
+    assert "--notes-file notes/notes.md" in release
 
 
 def test_pins_do_not_grow_old() -> None:

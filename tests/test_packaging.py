@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import subprocess
@@ -10,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA_SUFFIXES = (".cpp", ".h", ".cu", ".cuh", ".toml", ".j2", ".css", ".typed")
@@ -76,3 +78,94 @@ def test_torch_is_pinned_in_one_place() -> None:
     assert len(pins) == 1
     assert pins[0].startswith("torch==")
     assert '"torch>=2.10"' in (ROOT / "pyproject.toml").read_text()
+
+
+class Environment:
+    """An environment with the wheel and, by link, what it requires: as after an installation, without an index."""
+
+    def __init__(self, folder: Path, wheel: Path, extras: tuple[str, ...]) -> None:
+        self.folder = folder
+        self.python = folder / "env/bin/python"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "env")], check=True)
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            str(self.python),
+            "install",
+            "--no-deps",
+            "--no-index",
+        ]
+        subprocess.run([*pip, "--quiet", str(wheel)], check=True, capture_output=True)
+        (site,) = (folder / "env/lib").glob("python*/site-packages")
+        for name in required(wheel, extras):
+            for file in importlib.metadata.files(name) or ():
+                top = file.parts[0]
+                if top not in ("..", "__pycache__") and not (site / top).exists():
+                    (site / top).symlink_to(importlib.metadata.distribution(name).locate_file(top))
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        return subprocess.run(
+            [str(self.python), *arguments], env=environment, cwd=self.folder, capture_output=True, text=True
+        )
+
+
+def required(wheel: Path, extras: tuple[str, ...]) -> list[str]:
+    """Distributions that an installation of the wheel brings, and what those require in their turn."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = archive.read(name).decode()
+    waiting = [
+        line.partition(": ")[2] for line in metadata.splitlines() if line.startswith("Requires-Dist: ")
+    ]
+    chosen: dict[str, None] = {}
+    wanted = ("", *extras)
+    while waiting:
+        requirement = Requirement(waiting.pop())
+        needed = requirement.marker is None or any(requirement.marker.evaluate({"extra": e}) for e in wanted)
+        if not needed or requirement.name in chosen:
+            continue
+        chosen[requirement.name] = None
+        wanted = ("",)
+        try:
+            waiting += importlib.metadata.requires(requirement.name) or []
+        except importlib.metadata.PackageNotFoundError:
+            pytest.skip(f"{requirement.name} is not installed here; without a network it cannot be had")
+    return list(chosen)
+
+
+ATTENTION = (
+    "import importlib.util, torch, flashmoe_science as f\n"
+    "q = torch.randn(1, 2, 8, 32)\n"
+    "assert torch.allclose(f.flash_attention(q, q, q), "
+    "torch.nn.functional.scaled_dot_product_attention(q, q, q), atol=1e-5)\n"
+    "lab = ('typer', 'rich', 'matplotlib', 'scipy', 'sqlalchemy')\n"
+    "print([name for name in lab if importlib.util.find_spec(name)])\n"
+)
+
+
+@pytest.mark.slow
+def test_an_environment_with_the_wheel_alone_has_the_kernels_and_nothing_of_the_lab(
+    wheel: Path, tmp_path: Path
+) -> None:
+    environment = Environment(tmp_path, wheel, ())
+    done = environment.run("-c", ATTENTION)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+    lab = environment.run("-m", "cudadent42", "run")
+    assert lab.returncode == 4
+    assert "lacks typer" in lab.stderr
+
+
+@pytest.mark.slow
+def test_an_environment_with_the_extra_has_the_lab(wheel: Path, tmp_path: Path) -> None:
+    environment = Environment(tmp_path, wheel, ("lab",))
+    done = environment.run("-m", "cudadent42", "implementations", "--device", "cpu", "--json")
+    assert done.returncode == 0, done.stderr
+    assert '"cudadent42"' in done.stdout
+
+
+def test_both_packages_say_that_they_are_typed(wheel: Path) -> None:
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    assert {"flashmoe_science/py.typed", "cudadent42/py.typed"} <= inside
