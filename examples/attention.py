@@ -1,6 +1,6 @@
 """Attention with grouped heads and a causal mask, held against PyTorch's own.
 
-    python examples/attention.py [--device cuda]
+python examples/attention.py [--device cuda]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One layer of a mixture of experts: routing, then the experts of each token.
 
-    python examples/experts.py [--device cuda]
+python examples/experts.py [--device cuda]
 """
 
 from __future__ import annotations

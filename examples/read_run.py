@@ -1,6 +1,6 @@
 """The verdicts of a run folder, and what the samples say of one case.
 
-    python examples/read_run.py benchmarks/results/2026-11-20-cpu-default
+python examples/read_run.py benchmarks/results/2026-11-20-cpu-default
 """
 
 from __future__ import annotations

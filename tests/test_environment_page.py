@@ -9,7 +9,12 @@ from cudadent42.runs.run_folder import _RECORDED_VARIABLES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/environment.md").read_text(encoding="utf-8")
-SCRIPTS = (ROOT / "run.sh", ROOT / "test.sh", *(ROOT / "scripts").glob("*.sh"), *(ROOT / "tools").glob("*.sh"))
+SCRIPTS = (
+    ROOT / "run.sh",
+    ROOT / "test.sh",
+    *(ROOT / "scripts").glob("*.sh"),
+    *(ROOT / "tools").glob("*.sh"),
+)
 READ = re.compile(r"""environ(?:\.get\(|\.setdefault\(|\[)\s*"([A-Z0-9_]+)\"""")
 NAMED = re.compile(r"""VARIABLE(?:: \w+)? = "([A-Z0-9_]+)\"""")
 OURS = re.compile(r"\b(?:CUDADENT42|FLASHMOE)_[A-Z_0-9]+\b")
