@@ -263,7 +263,7 @@ class CompileCache:
     def path_to_load(self, key: str) -> str | None:
         """A path of an intact entry's artifact through this object's open directory, good while it lives, else None."""
         entry = self._verified(key)
-        return None if entry is None else self._folder.by_descriptor(key + entry[0]["suffix"])
+        return None if entry is None else self._folder.by_descriptor(entry[0].artifact.name)
 
     def clear(self) -> Cleared:
         """Remove every entry, damaged ones and leftovers too, and the tools' own caches.
@@ -306,42 +306,39 @@ class CompileCache:
         return tools.subdirectory(name)
 
     def _read(self, key: str) -> KernelBuild | None:
-        """The entry if it is whole, else None: whatever is wrong with it, the answer is to build it again."""
         entry = self._verified(key)
-        if entry is None:
-            return None
-        record, content = entry
+        return None if entry is None else entry[0]
+
+    def _verified(self, key: str) -> tuple[KernelBuild, bytes] | None:
+        """The entry and its artifact if both files are this user's, whole and belong together.
+
+        Else None: whatever is wrong with it, the answer is to build it again.
+        """
         try:
+            record = json.loads(self._folder.read(key + _RECORD_SUFFIX, _MOST_RECORD_BYTES))
+            suffix, digest, size = record["suffix"], record["artifact_sha256"], record["artifact_bytes"]
+            if not _SUFFIX.fullmatch(suffix):
+                return None
             recipe = Recipe(**{**record["recipe"], "flags": tuple(record["recipe"]["flags"])})
             seconds = float(record["compile_seconds"])
             resources = None if record["resources"] is None else _resources(record["resources"])
             if recipe_key(recipe) != key or not (math.isfinite(seconds) and seconds >= 0):
                 return None
-            return KernelBuild(
+            content = self._folder.read(key + suffix, _MOST_ARTIFACT_BYTES)
+            if len(content) != size or hashlib.sha256(content).hexdigest() != digest:
+                return None
+            build = KernelBuild(
                 recipe=recipe,
                 key=key,
-                artifact=self.directory / (key + record["suffix"]),
+                artifact=self.directory / (key + suffix),
                 artifact_bytes=len(content),
                 compile_seconds=seconds,
                 cached=True,
                 log=str(record["log"]),
                 resources=resources,
             )
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            return None
-
-    def _verified(self, key: str) -> tuple[dict[str, Any], bytes] | None:
-        """The record and the artifact that it vouches for, if both are this user's and belong together."""
-        try:
-            record = json.loads(self._folder.read(key + _RECORD_SUFFIX, _MOST_RECORD_BYTES))
-            suffix, digest, size = record["suffix"], record["artifact_sha256"], record["artifact_bytes"]
-            if not _SUFFIX.fullmatch(suffix):
-                return None
-            content = self._folder.read(key + suffix, _MOST_ARTIFACT_BYTES)
-            if len(content) != size or hashlib.sha256(content).hexdigest() != digest:
-                return None
-            return record, content
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return build, content
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
 
     def _build(

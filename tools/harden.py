@@ -1,0 +1,220 @@
+"""Random calls and random damage, for minutes or until so many are done, with their seeds and counts in a run folder.
+
+    python tools/harden.py --minutes 10
+    python tools/harden.py --calls 10000 --entries 10000 --output-dir benchmarks/results/2026-01-31-hardening
+
+What runs: the CPU kernels built with AddressSanitizer and UndefinedBehaviorSanitizer for every instruction set that this CPU
+has, under random calls; damaged entries of the compile cache; and every program ``tests/hard/fuzz_*.py``. A program takes a
+first seed and a count (the kernels' also the library), uses one seed for each attempt, prints ``{"done": COUNT}`` as its last
+line and exits with 0 if nothing was found. The next seed to try is on standard error before each attempt.
+
+Exit code 0 if nothing was found, 1 if something was, 2 if it cannot run. docs/hardening.md says what the parts promise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+HARD = ROOT / "tests" / "hard"
+sys.path.insert(0, str(ROOT / "src"))
+
+from flashmoe_science.jit import host  # noqa: E402
+
+CHUNK = {"kernel": 100, "entries": 200, "fuzz": 50}
+CHUNK_TIMEOUT_S = 600
+SANITIZERS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+KERNELS = {
+    "attention_forward": "random_attention_calls.py",
+    "moe_forward": "random_moe_calls.py",
+}
+
+
+class CannotRunError(Exception):
+    """Something that the machine lacks."""
+
+
+@dataclass
+class Job:
+    """One program, and how far it has come."""
+
+    name: str
+    program: Path
+    chunk: int
+    wanted: int
+    library: Path | None = None
+    preload: str = ""
+    first_seed: int = 0
+    done: int = 0
+    seconds: float = 0.0
+    failures: list[dict[str, object]] = field(default_factory=list)
+
+    def advance(self) -> None:
+        """Run the next seeds. After a failure, those after the one that failed are next."""
+        seed = self.first_seed + self.done + len(self.failures)
+        command = [sys.executable, str(self.program), str(seed), str(self.chunk)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "FLASHMOE_QUIET": "1"}
+        if self.library is not None:
+            command.append(str(self.library))
+            environment |= {"LD_PRELOAD": self.preload, "ASAN_OPTIONS": "detect_leaks=0"}
+        start = time.monotonic()
+        try:
+            done = subprocess.run(
+                command,
+                env=environment,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=CHUNK_TIMEOUT_S,
+            )
+            status, out, err = done.returncode, done.stdout, done.stderr
+        except subprocess.TimeoutExpired as expired:
+            status, out = -1, ""
+            err = (expired.stderr or b"").decode(
+                errors="replace"
+            ) + f"\nstill running after {CHUNK_TIMEOUT_S} s"
+        self.seconds += time.monotonic() - start
+        if status == 0 and out.strip():
+            self.done += int(json.loads(out.strip().splitlines()[-1])["done"])
+            return
+        seeds = [line.split()[1] for line in err.splitlines() if line.startswith("seed ")]
+        failed = int(seeds[-1]) if seeds else seed
+        self.done += failed - seed
+        self.failures.append({"seed": failed, "exit_status": status, "output": err[-4000:]})
+
+    def record(self) -> dict[str, object]:
+        return {
+            "name": self.name,
+            "program": str(self.program.relative_to(ROOT)),
+            "first_seed": self.first_seed,
+            "done": self.done,
+            "seconds": round(self.seconds, 1),
+            "failures": self.failures,
+        }
+
+
+def sanitized_libraries(folder: Path) -> tuple[str, dict[str, Path]]:
+    """The sanitizer's runtime, and each kernel for each instruction set of this CPU by name."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        raise CannotRunError("g++ was not found; its sanitizers are what this needs: install it")
+    runtime = _output(compiler, "-print-file-name=libasan.so")
+    if not Path(runtime).is_absolute():
+        raise CannotRunError("g++ has no AddressSanitizer runtime; install libasan")
+    flags = [flag for flag in host.COMMON_FLAGS if flag != "-O3"]
+    sources = ROOT / "src" / "flashmoe_science" / "kernels" / "cpu"
+    libraries = {}
+    for kernel in KERNELS:
+        for instruction_set in host.available_instruction_sets():
+            library = folder / f"{kernel}-{instruction_set.value}.so"
+            source = str(sources / f"{kernel}.cpp")
+            _output(compiler, *flags, *SANITIZERS, *instruction_set.flags, source, "-o", str(library))
+            libraries[f"{kernel} {instruction_set.value}"] = library
+    return runtime, libraries
+
+
+def _output(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CannotRunError(f"{command[0]} failed: {done.stderr[-500:].strip()}")
+    return done.stdout.strip()
+
+
+def jobs(folder: Path, seed: int, calls: int, entries: int) -> list[Job]:
+    """All of them. `calls` are shared among the kernels and their instruction sets, each at least its share."""
+    runtime, libraries = sanitized_libraries(folder)
+    share = -(-calls // len(libraries))
+    made = []
+    for name, library in libraries.items():
+        program = HARD / KERNELS[name.split()[0]]
+        made.append(Job(name, program, CHUNK["kernel"], share, library, runtime))
+    made.append(Job("damaged cache entries", HARD / "damaged_entries.py", CHUNK["entries"], entries))
+    for program in sorted(HARD.glob("fuzz_*.py")):
+        made.append(Job(program.stem, program, CHUNK["fuzz"], CHUNK["fuzz"]))
+    return [dataclasses.replace(job, first_seed=seed) for job in made]
+
+
+def manifest(arguments: argparse.Namespace) -> dict[str, object]:
+    git = ["git", "-C", str(ROOT)]
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "revision": _output(*git, "rev-parse", "HEAD"),
+        "changed_source": bool(_output(*git, "status", "--porcelain", "--", "src", "tests/hard", "tools")),
+        "machine": platform.machine(),
+        "instruction_sets": [each.value for each in host.available_instruction_sets()],
+        "python": platform.python_version(),
+        "compiler": _output("g++", "--version").splitlines()[0],
+        "sanitizers": list(SANITIZERS),
+        "minutes": arguments.minutes,
+        "seed": arguments.seed,
+        "calls": arguments.calls,
+        "entries": arguments.entries,
+    }
+
+
+def write(folder: Path, about: dict[str, object], made: list[Job]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "manifest.json").write_text(json.dumps(about, indent=1) + "\n")
+    results = {
+        "kernel_calls": sum(job.done for job in made if job.library is not None),
+        "damaged_entries": sum(job.done for job in made if job.program.name == "damaged_entries.py"),
+        "failures": sum(len(job.failures) for job in made),
+        "jobs": [job.record() for job in made],
+    }
+    (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=0.0, help="go on at least this long")
+    parser.add_argument(
+        "--calls", type=int, default=0, help="go on until at least this many calls of kernels"
+    )
+    parser.add_argument(
+        "--entries", type=int, default=0, help="go on until at least this many damaged entries"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="the first seed of every program")
+    parser.add_argument("--output-dir", type=Path, default=Path("hardening"))
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            about = manifest(arguments)
+            made = jobs(Path(folder), arguments.seed, arguments.calls, arguments.entries)
+        except CannotRunError as error:
+            print(f"harden: {error}", file=sys.stderr)
+            return 2
+        end = time.monotonic() + 60 * arguments.minutes
+        try:
+            while True:
+                waiting = [job for job in made if job.done < job.wanted or time.monotonic() < end]
+                if not waiting:
+                    break
+                for job in waiting:
+                    job.advance()
+                    state = f"{len(job.failures)} FAILED" if job.failures else "0 failed"
+                    print(f"{job.name}: {job.done} done, {state}", flush=True)
+                    write(arguments.output_dir, about, made)
+        except KeyboardInterrupt:
+            print("interrupted; what was done is kept", file=sys.stderr)
+        write(arguments.output_dir, about, made)
+    failures = sum(len(job.failures) for job in made)
+    print(f"{sum(job.done for job in made)} attempts, {failures} failures; {arguments.output_dir}")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
