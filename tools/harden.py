@@ -1,12 +1,13 @@
 """Random calls and random damage, for minutes or until so many are done, with their seeds and counts in a run folder.
 
     python tools/harden.py --minutes 10
-    python tools/harden.py --calls 10000 --entries 10000 --output-dir benchmarks/results/2026-01-31-hardening
+    python tools/harden.py --calls 10000 --entries 10000 --output-dir FOLDER
 
-What runs: the CPU kernels built with AddressSanitizer and UndefinedBehaviorSanitizer for every instruction set that this CPU
-has, under random calls; damaged entries of the compile cache; and every program ``tests/hard/fuzz_*.py``. A program takes a
-first seed and a count (the kernels' also the library), uses one seed for each attempt, prints ``{"done": COUNT}`` as its last
-line and exits with 0 if nothing was found. The next seed to try is on standard error before each attempt.
+What runs: the CPU kernels built with AddressSanitizer and UndefinedBehaviorSanitizer for every instruction set that
+this CPU has, under random calls; damaged entries of the compile cache; and every program ``tests/hard/fuzz_*.py``. A
+program takes a first seed and a count (the kernels' also the library), uses one seed for each attempt, prints
+``{"done": COUNT}`` as its last line and exits with 0 if nothing was found. It prints ``seed N`` to standard error
+before each attempt.
 
 Exit code 0 if nothing was found, 1 if something was, 2 if it cannot run. docs/hardening.md says what the parts promise.
 """
@@ -110,9 +111,7 @@ def sanitized_libraries(folder: Path) -> tuple[str, dict[str, Path]]:
     compiler = shutil.which("g++")
     if compiler is None:
         raise CannotRunError("g++ was not found; its sanitizers are what this needs: install it")
-    runtime = _output(compiler, "-print-file-name=libasan.so")
-    if not Path(runtime).is_absolute():
-        raise CannotRunError("g++ has no AddressSanitizer runtime; install libasan")
+    runtime = sanitizer_runtime(compiler)
     flags = [flag for flag in host.COMMON_FLAGS if flag != "-O3"]
     sources = ROOT / "src" / "flashmoe_science" / "kernels" / "cpu"
     libraries = {}
@@ -123,6 +122,14 @@ def sanitized_libraries(folder: Path) -> tuple[str, dict[str, Path]]:
             _output(compiler, *flags, *SANITIZERS, *instruction_set.flags, source, "-o", str(library))
             libraries[f"{kernel} {instruction_set.value}"] = library
     return runtime, libraries
+
+
+def sanitizer_runtime(compiler: str) -> str:
+    """The library of AddressSanitizer, to be loaded before all others."""
+    runtime = _output(compiler, "-print-file-name=libasan.so")
+    if not Path(runtime).is_absolute():
+        raise CannotRunError("g++ has no AddressSanitizer runtime; install libasan")
+    return runtime
 
 
 def _output(*command: str) -> str:

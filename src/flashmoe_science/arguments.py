@@ -27,6 +27,8 @@ def check_arguments(
     for name, tensor in named.items():
         if not isinstance(tensor, torch.Tensor):
             raise InputError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
+        if tensor.is_nested:  # asking it for its shape raises
+            raise InputError(f"{name} is a nested tensor; expected a dense one: pad its parts to one length")
         if tensor.dim() != 4:
             raise InputError(
                 f"{name} has {tensor.dim()} dimensions, shape {tuple(tensor.shape)}; "

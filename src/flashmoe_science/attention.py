@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from flashmoe_science.arguments import check_arguments, check_causal
@@ -10,7 +11,8 @@ from flashmoe_science.autograd import differentiable_attention
 from flashmoe_science.cpu import attention as cpu
 from flashmoe_science.cuda import attention as cuda
 from flashmoe_science.cuda.attention.forward import calls
-from flashmoe_science.errors import DeviceError
+from flashmoe_science.direct import are_direct, reject_intercepted
+from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.gradients import Backend
 from flashmoe_science.untraced import untraced
 
@@ -56,16 +58,20 @@ def flash_attention(
         return _untraced(query, key, value, causal=causal, softmax_scale=softmax_scale, return_lse=return_lse)
     if isinstance(query, torch.Tensor):
         if query.is_cuda:
-            # The steady state of `cuda.attention.forward`, without its frame: a tenth of a microsecond of four.
+            # The steady state of `cuda.attention.forward`, without its frame: a tenth of a microsecond of four. What
+            # matches has the same type and dispatch keys, and is direct but for a tangent.
             _, recent_causal, recent_scale, recent_lse, _, matches, call = calls.recent
             if (
                 causal is recent_causal
                 and return_lse is recent_lse
                 and softmax_scale is recent_scale
+                and forward_ad._current_level < 0
                 and matches(query, key, value)
             ):
                 output, lse = call(query, key, value)
                 return output if lse is None else (output, lse)
+        if not are_direct(query, key, value):
+            reject_intercepted(query=query, key=key, value=value)
         # The backends check shapes and types once for each combination.
         backend: Backend | None = cuda if query.is_cuda else cpu if query.is_cpu else None
         if backend is not None:
@@ -73,14 +79,22 @@ def flash_attention(
                 requires_grad = query.requires_grad or key.requires_grad or value.requires_grad
             except AttributeError:  # what is no tensor is for the backend's checks
                 requires_grad = False
-            if requires_grad and torch.is_grad_enabled() and backend.backward is not None:
-                output, lse = differentiable_attention(
-                    backend, query, key, value, causal=check_causal(causal), softmax_scale=softmax_scale
+            try:
+                if requires_grad and torch.is_grad_enabled() and backend.backward is not None:
+                    output, lse = differentiable_attention(
+                        backend, query, key, value, causal=check_causal(causal), softmax_scale=softmax_scale
+                    )
+                    return (output, lse) if return_lse else output
+                output, lse = backend.forward(
+                    query, key, value, causal=causal, softmax_scale=softmax_scale, return_lse=return_lse
                 )
-                return (output, lse) if return_lse else output
-            output, lse = backend.forward(
-                query, key, value, causal=causal, softmax_scale=softmax_scale, return_lse=return_lse
-            )
+            except (DeviceError, BuildError):
+                raise
+            except RuntimeError:
+                # PyTorch's words about a wrapped tensor, or a layout without an operation: ours are clearer.
+                reject_intercepted(query=query, key=key, value=value)
+                check_arguments(query, key, value, softmax_scale)
+                raise
             return output if lse is None else (output, lse)
     check_arguments(query, key, value, softmax_scale)
     check_causal(causal)

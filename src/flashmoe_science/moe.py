@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -10,7 +10,8 @@ from torch.compiler import is_dynamo_compiling
 from flashmoe_science.cpu import moe as cpu_moe
 from flashmoe_science.cuda import moe as cuda_moe
 from flashmoe_science.cuda.moe import topk as cuda_topk
-from flashmoe_science.errors import DeviceError
+from flashmoe_science.direct import check_direct, reject_intercepted
+from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.moe_arguments import (
     Activation,
     Scores,
@@ -24,6 +25,8 @@ from flashmoe_science.untraced import untraced
 
 _ACTIVATIONS = {member.value: member for member in Activation}
 _LAYOUTS = {member.value: member for member in W13Layout}
+
+_TENSORS = ("hidden_states", "w13", "w2", "topk_weights", "topk_ids", "out")
 
 E = TypeVar("E")
 
@@ -86,16 +89,31 @@ def fused_moe(
         )
     kind = _by_name(_ACTIVATIONS, activation) or parse_choice(Activation, activation, "activation")
     layout = _by_name(_LAYOUTS, w13_layout) or parse_choice(W13Layout, w13_layout, "w13_layout")
+    check_direct((hidden_states, w13, w2, topk_weights, topk_ids, out), _TENSORS)
     if isinstance(hidden_states, torch.Tensor):
         # The backends check shapes and types once for each combination.
-        if hidden_states.is_cuda:
-            return cuda_moe.forward(
-                hidden_states, w13, w2, topk_weights, topk_ids, activation=kind, w13_layout=layout, out=out
-            )
-        if hidden_states.is_cpu:
-            return cpu_moe.forward(
-                hidden_states, w13, w2, topk_weights, topk_ids, activation=kind, w13_layout=layout, out=out
-            )
+        backend: Any = cuda_moe if hidden_states.is_cuda else cpu_moe if hidden_states.is_cpu else None
+        if backend is not None:
+            try:
+                result: torch.Tensor = backend.forward(
+                    hidden_states,
+                    w13,
+                    w2,
+                    topk_weights,
+                    topk_ids,
+                    activation=kind,
+                    w13_layout=layout,
+                    out=out,
+                )
+                return result
+            except (DeviceError, BuildError):
+                raise
+            except RuntimeError:
+                # As in `flash_attention`.
+                tensors = (hidden_states, w13, w2, topk_weights, topk_ids, out)
+                reject_intercepted(**dict(zip(_TENSORS, tensors, strict=True)))
+                check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, kind, out)
+                raise
     check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, kind, out)
     raise DeviceError(
         f"there is no kernel for {hidden_states.device}; expected tensors on cpu or cuda: move them with .to()"
@@ -142,6 +160,7 @@ def topk_routing(
             scaling_factor=scaling_factor,
         )
     kind = parse_choice(Scores, scores, "scores")
+    check_direct((logits, correction_bias), ("logits", "correction_bias"))
     if isinstance(logits, torch.Tensor):
         reject_moe_gradients(logits=logits)
         if logits.is_cpu:

@@ -16,7 +16,7 @@ import torch
 from flashmoe_science.arguments import check_arguments, check_causal, reject_without_memory
 from flashmoe_science.configs.ablation import Ablation
 from flashmoe_science.cpu.attention_backward import backward
-from flashmoe_science.cpu.library import CPU, ELEMENT_TYPES, byte_strides, load_function
+from flashmoe_science.cpu.library import CPU, ELEMENT_TYPES, allocate, byte_strides, load_function
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.plans import keep
@@ -53,8 +53,9 @@ class _Plan:
     address: int
     """Of `problem`."""
     problem: _Problem
-    contiguous_out: bool
-    """Whether the output must be contiguous because one with the query's strides cannot be had."""
+    out_shape: tuple[int, ...]
+    out_strides: tuple[int, ...]
+    """In elements."""
     lse_shape: tuple[int, int, int]
 
 
@@ -104,11 +105,7 @@ def forward(
         raise
     if plan is None:
         plan = _make_plan(signature, query, key, value, causal, softmax_scale, instruction_set)
-    out = (
-        torch.empty(query.shape, dtype=query.dtype, device=CPU)
-        if plan.contiguous_out
-        else torch.empty_like(query)
-    )
+    out = allocate(plan.out_shape, plan.out_strides, query.dtype)
     lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=CPU) if return_lse else None
     if plan.launch(
         plan.address,
@@ -154,9 +151,9 @@ def _plan(
 ) -> _Plan:
     check_arguments(query, key, value, softmax_scale)
     batch, heads, seqlen_q, head_dim = query.shape
-    out = torch.empty_like(query)
-    contiguous_out = out.stride(3) != 1
-    if contiguous_out:
+    out = torch.empty_like(query, dtype=query.dtype, device=CPU)
+    # One with the query's strides cannot always be had.
+    if out.stride(3) != 1:
         out = torch.empty(query.shape, dtype=query.dtype, device=CPU)
     problem = _Problem(
         element_type=ELEMENT_TYPES[query.dtype],
@@ -177,7 +174,8 @@ def _plan(
         launch=launch,
         address=ctypes.addressof(problem),
         problem=problem,
-        contiguous_out=contiguous_out,
+        out_shape=tuple(out.shape),
+        out_strides=out.stride(),
         lse_shape=(batch, heads, seqlen_q),
     )
 
@@ -189,11 +187,7 @@ def without(
     ``Ablation.NONE``. For measuring what the part costs. Compiles it; errors as in `build` and `forward`.
     """
     plan = _plan(query, key, value, causal, None, _load_attention(host.choose_instruction_set(), ablation))
-    out = (
-        torch.empty(query.shape, dtype=query.dtype, device=CPU)
-        if plan.contiguous_out
-        else torch.empty_like(query)
-    )
+    out = allocate(plan.out_shape, plan.out_strides, query.dtype)
     addresses = (plan.address, *(tensor.data_ptr() for tensor in (query, key, value, out)))
 
     def call() -> torch.Tensor:

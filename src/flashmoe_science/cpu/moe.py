@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from flashmoe_science.arguments import reject_without_memory
-from flashmoe_science.cpu.library import ELEMENT_TYPES, load_function
+from flashmoe_science.cpu.library import ELEMENT_TYPES, allocate, load_function
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.moe_arguments import (
@@ -56,6 +56,9 @@ class _Plan:
     address: int
     """Of `problem`."""
     problem: _Problem
+    out_shape: tuple[int, int]
+    out_strides: tuple[int, int]
+    """In elements."""
 
 
 _plans: dict[tuple[object, ...], _Plan] = {}
@@ -88,7 +91,18 @@ def forward(
             instruction_set,
         )
         plan = _plans.get(signature)
-        usual = out is None and all(tensor.is_cpu and tensor.is_contiguous() for tensor in tensors)
+        usual = (
+            out is None
+            and hidden_states.is_contiguous()
+            and w13.is_contiguous()
+            and w2.is_contiguous()
+            and topk_weights.is_contiguous()
+            and topk_ids.is_contiguous()
+            and w13.is_cpu
+            and w2.is_cpu
+            and topk_weights.is_cpu
+            and topk_ids.is_cpu
+        )
     except (AttributeError, TypeError, RuntimeError):
         # Not tensors, or not dense ones: the checks say which.
         check_moe_arguments(*tensors, activation, out)
@@ -97,12 +111,19 @@ def forward(
         check_moe_arguments(*tensors, activation, out)
         if plan is None:
             plan = _make_plan(signature, hidden_states, w2, topk_ids, activation, w13_layout, instruction_set)
-    if any(tensor.requires_grad for tensor in tensors):
+    # Spelled out: a generator takes longer than what it asks.
+    if (
+        hidden_states.requires_grad
+        or w13.requires_grad
+        or w2.requires_grad
+        or topk_weights.requires_grad
+        or topk_ids.requires_grad
+    ):
         reject_moe_gradients(
             hidden_states=hidden_states, w13=w13, w2=w2, topk_weights=topk_weights, topk_ids=topk_ids
         )
     if out is None:
-        out = torch.empty_like(hidden_states)
+        out = allocate(plan.out_shape, plan.out_strides, hidden_states.dtype)
     else:
         if out.requires_grad:
             reject_moe_gradients(out=out)
@@ -180,6 +201,8 @@ def _make_plan(
         launch=_load(instruction_set or host.choose_instruction_set()),
         address=ctypes.addressof(problem),
         problem=problem,
+        out_shape=(problem.tokens, hidden),
+        out_strides=(hidden, 1),
     )
     keep(_plans, signature, plan, _MAX_PLANS)
     return plan
