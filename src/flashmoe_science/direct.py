@@ -63,14 +63,15 @@ def reject_intercepted(**named: torch.Tensor | None) -> None:
             "make_fx and torch.export cannot record this kernel; call it on real tensors, outside of what is recorded"
         )
     for name, tensor in named.items():
-        if not isinstance(tensor, torch.Tensor):
+        # A fake tensor has an error of its own, where it is asked for its memory; an empty one needs none.
+        if not isinstance(tensor, torch.Tensor) or _is_fake(tensor):
             continue
         if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or torch._is_functional_tensor(tensor):
             raise InputError(
                 f"{name} is inside a transform of torch.func (vmap, grad, jvp, functionalize), which does not reach "
                 "this kernel; call it outside of the transform, with the batch as a dimension"
             )
-        if type(tensor) not in _PLAIN and _has_dispatch(tensor) and not _is_fake(tensor):
+        if type(tensor) not in _PLAIN and _has_dispatch(tensor):
             raise InputError(
                 f"{name} is a {type(tensor).__name__}, whose memory need not hold its numbers; "
                 "pass the plain tensor that it stands for"
@@ -107,7 +108,6 @@ def _has_dispatch(tensor: torch.Tensor) -> bool:
 
 
 def _is_fake(tensor: torch.Tensor) -> bool:
-    """Without memory, which has an error of its own, unless it is empty."""
     from torch._subclasses import FakeTensor
 
     return isinstance(tensor, FakeTensor)
