@@ -1,0 +1,303 @@
+"""Gradients of attention on the GPU at hand: every kernel that takes a call, by itself and through autograd."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from attention_backward import Backward, assert_gradients, backward_case
+
+from flashmoe_science import flash_attention
+from flashmoe_science.cuda.attention import KernelKind, gradients
+from flashmoe_science.cuda.attention.gradients.backward import _problem
+from flashmoe_science.cuda.attention.gradients.select import BACKWARD
+from flashmoe_science.cuda.attention.problem import strides_of
+from flashmoe_science.cuda.choice import Choice
+from flashmoe_science.cuda.device import device_of
+from flashmoe_science.gradients import Gradients, Needs
+
+pytestmark = pytest.mark.gpu
+BF16, FP16 = torch.bfloat16, torch.float16
+ALL = Needs(True, True, True)
+KINDS = [KernelKind.HOPPER, KernelKind.PORTABLE]
+
+
+def case_of(
+    lengths: tuple[int, int] = (300, 417),
+    head_dim: int = 64,
+    *,
+    heads: tuple[int, int] = (4, 2),
+    dtype: torch.dtype = BF16,
+    causal: bool = True,
+    scale: float | None = None,
+    grad_lse: bool = False,
+    factor: float = 1.0,
+    rows_first: bool = False,
+) -> Backward:
+    torch.manual_seed(sum(lengths) + head_dim)
+
+    def tensor(heads: int, rows: int) -> torch.Tensor:
+        shape = (2, rows, heads, head_dim) if rows_first else (2, heads, rows, head_dim)
+        made = torch.randn(shape, device="cuda").to(dtype)
+        return made.transpose(1, 2) if rows_first else made
+
+    (seqlen_q, seqlen_k), (h, kv) = lengths, heads
+    return backward_case(
+        tensor(h, seqlen_q),
+        tensor(kv, seqlen_k),
+        tensor(kv, seqlen_k),
+        tensor(h, seqlen_q) * factor,
+        causal=causal,
+        scale=scale,
+        grad_lse=torch.randn(2, h, seqlen_q, device="cuda") if grad_lse else None,
+    )
+
+
+def backward(case: Backward, needs: Needs = ALL, choice: Choice | None = None) -> Gradients:
+    return gradients.backward(
+        case.grad_output,
+        case.query,
+        case.key,
+        case.value,
+        case.output,
+        case.lse,
+        case.grad_lse,
+        causal=case.causal,
+        softmax_scale=case.scale,
+        needs=needs,
+        choice=choice,
+    )
+
+
+def assert_right(case: Backward, needs: Needs = ALL) -> None:
+    """Every kernel that takes the call is right, and gives the same bits twice."""
+    taken = 0
+    for kind in KINDS:
+        choice = _choice(case, needs, kind)
+        if choice is None:
+            continue
+        taken += 1
+        first, second = backward(case, needs, choice), backward(case, needs, choice)
+        assert [gradient is not None for gradient in first] == list(needs)
+        assert_gradients(case, first)
+        for one, other in zip(first, second, strict=True):
+            assert one is None or torch.equal(one, other)  # type: ignore[arg-type]
+    assert taken, "no kernel takes this"
+
+
+def _choice(case: Backward, needs: Needs, kind: KernelKind) -> Choice | None:
+    tensors = (case.query, case.key, case.value, case.output)
+    strides = strides_of("grad_output", case.grad_output)
+    problem = _problem(tensors, strides, case.causal, case.scale, needs)
+    return BACKWARD.modules[kind].choose(problem, device_of(case.query.get_device()))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head_dim", [8, 32, 40, 64, 72, 96, 128, 136, 192, 200, 256])
+def test_head_dims(head_dim: int, causal: bool) -> None:
+    for dtype in (BF16, FP16):
+        assert_right(case_of(head_dim=head_dim, causal=causal, dtype=dtype))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "lengths",
+    [(1, 1), (64, 128), (239, 1), (1, 239), (799, 3), (3, 799), (113, 203), (1023, 1024), (1100, 700)],
+)
+def test_lengths(lengths: tuple[int, int], causal: bool, head_dim: int) -> None:
+    assert_right(case_of(lengths, head_dim, causal=causal))
+
+
+@pytest.mark.parametrize("heads", [(6, 6), (6, 2), (6, 1)])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_grouped_heads_and_a_gradient_of_the_log_sum_exp(heads: tuple[int, int], head_dim: int) -> None:
+    assert_right(case_of(head_dim=head_dim, heads=heads, grad_lse=True))
+
+
+@pytest.mark.parametrize("scale", [-0.3, 0.0, 1.0])
+def test_scales(scale: float) -> None:
+    assert_right(case_of(scale=scale))
+
+
+@pytest.mark.parametrize("factor", [2.0**10, 2.0**-14])
+def test_large_and_small_gradients_in_float16(factor: float) -> None:
+    assert_right(case_of(dtype=FP16, factor=factor))
+
+
+@pytest.mark.parametrize("needs", [Needs(*(bool(i & bit) for bit in (1, 2, 4))) for i in range(1, 8)])
+def test_only_what_is_needed(needs: Needs) -> None:
+    assert_right(case_of(), needs)
+
+
+def test_rows_before_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_right(case_of(rows_first=True, head_dim=128))
+
+
+def test_gradients_of_the_output_that_no_kernel_reads_are_copied() -> None:
+    case = case_of((128, 192))
+    for grad in (
+        torch.ones((), device="cuda", dtype=BF16).expand(case.output.shape),
+        case.grad_output.mT.contiguous().mT,
+        torch.randn(2 * 4 * 128 * 64 + 1, device="cuda").to(BF16)[1:].view(2, 4, 128, 64),
+        case.grad_output[:1].expand(2, -1, -1, -1),
+    ):
+        same = backward_case(case.query, case.key, case.value, grad.contiguous(), causal=True)
+        results = gradients.backward(
+            grad,
+            same.query,
+            same.key,
+            same.value,
+            same.output,
+            same.lse,
+            None,
+            causal=True,
+            softmax_scale=None,
+            needs=ALL,
+        )
+        assert_gradients(same, results)
+
+
+def test_no_rows_and_no_keys() -> None:
+    for lengths in ((0, 100), (100, 0)):
+        for gradient in backward(case_of(lengths)):
+            assert gradient is not None
+            assert (gradient == 0).all()
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_rows_without_keys_get_zeros(head_dim: int) -> None:
+    case = case_of((417, 300), head_dim)
+    of_query = backward(case)[0]
+    assert of_query is not None
+    assert (of_query[:, :, :117] == 0).all()
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_same_bits_every_time(head_dim: int, causal: bool) -> None:
+    case = case_of((1500, 1500), head_dim, causal=causal)
+    first = backward(case)
+    for _ in range(100):
+        for one, other in zip(first, backward(case), strict=True):
+            assert one is not None
+            assert torch.equal(one, other)  # type: ignore[arg-type]
+
+
+def test_memory_holds_nothing_of_the_square_of_the_length() -> None:
+    case = case_of((2048, 2048), 128, heads=(2, 2))
+    backward(case)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    results = backward(case)
+    torch.cuda.synchronize()
+    taken = torch.cuda.max_memory_allocated() - before
+    owned = sum(gradient.nbytes for gradient in results if gradient is not None)
+    # At most a float32 sum of dQ and statistics.
+    assert taken <= owned + 2 * case.query.nbytes + 64 * case.lse.nbytes
+
+
+# --- through autograd
+
+
+def leaves(case: Backward) -> list[torch.Tensor]:
+    return [tensor.detach().clone().requires_grad_() for tensor in (case.query, case.key, case.value)]
+
+
+def test_autograd_and_retained_graphs() -> None:
+    case = case_of((256, 256))
+    inputs = leaves(case)
+    output = flash_attention(*inputs, causal=True)
+    assert isinstance(output, torch.Tensor)
+    first = torch.autograd.grad(output, inputs, case.grad_output, retain_graph=True)
+    second = torch.autograd.grad(output, inputs, case.grad_output)
+    assert_gradients(case, first)
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def test_the_sum_of_the_output() -> None:
+    case = case_of((256, 256))
+    case = backward_case(case.query, case.key, case.value, torch.ones_like(case.query), causal=True)
+    inputs = leaves(case)
+    flash_attention(*inputs, causal=True).sum().backward()  # type: ignore[union-attr]
+    assert_gradients(case, tuple(tensor.grad for tensor in inputs))
+
+
+def test_the_log_sum_exp_is_differentiable() -> None:
+    case = case_of((256, 256), grad_lse=True)
+    inputs = leaves(case)
+    output, lse = flash_attention(*inputs, causal=True, return_lse=True)
+    found = torch.autograd.grad([output, lse], inputs, [case.grad_output, case.grad_lse])
+    assert_gradients(case, found)
+
+
+def test_a_graph_of_forward_and_backward() -> None:
+    case = case_of((256, 256), 128)
+    inputs = leaves(case)
+
+    def step() -> tuple[torch.Tensor, ...]:
+        output = flash_attention(*inputs, causal=True)
+        assert isinstance(output, torch.Tensor)
+        return torch.autograd.grad(output, inputs, case.grad_output)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for gradient in captured:
+        gradient.fill_(math.nan)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_gradients(case, captured)
+
+
+def test_streams_and_threads() -> None:
+    """Several threads, each on a stream of its own, with calls of different shapes."""
+    cases = [case_of((128 + 64 * i, 300), 64 if i % 2 else 128) for i in range(4)]
+
+    def work(case: Backward) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+            results = [backward(case) for _ in range(20)]
+            torch.cuda.current_stream().synchronize()
+        for result in results:
+            assert_gradients(case, result)
+
+    with ThreadPoolExecutor(len(cases)) as pool:
+        list(pool.map(work, cases))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_what_a_row_does_not_see_reaches_no_gradient_of_it(head_dim: int) -> None:
+    case = case_of((300, 303), head_dim)
+    for kind in KINDS:
+        choice = _choice(case, ALL, kind)
+        if choice is None:
+            continue
+        clean: Any = backward(case, choice=choice)
+        keys = case.key.clone()
+        keys[:, :, -1, 5] = math.nan  # seen by the last row alone
+        spoilt: Any = gradients.backward(
+            case.grad_output,
+            case.query,
+            keys,
+            case.value,
+            case.output,
+            case.lse,
+            None,
+            causal=True,
+            softmax_scale=None,
+            needs=ALL,
+            choice=choice,
+        )
+        assert torch.equal(spoilt[0][:, :, :-1], clean[0][:, :, :-1]), choice
+        assert spoilt[0][:, :, -1].isnan().any(), choice
