@@ -61,8 +61,11 @@ def read_json(path: Path) -> Any:
     return parse_json(read_text(path))
 
 
-def check_values(document: Any) -> None:
-    """Raises ValueError where a parsed document is nested too deep, or has a number that nothing can be done with."""
+def check_values(document: Any, *, integers: bool = True) -> None:
+    """Raises ValueError where a parsed document is nested too deep, or has a number that nothing can be done with.
+
+    ``integers``: these too; not where each has bounds of its own.
+    """
     level = [document]
     for _ in range(MOST_LEVELS):
         deeper: list[Any] = []
@@ -73,7 +76,7 @@ def check_values(document: Any) -> None:
                 deeper.extend(value)
             elif isinstance(value, float):
                 in_range(value)
-            elif isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
+            elif integers and isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
                 raise ValueError("a number of more than 64 bits is out of range")
         if not deeper:
             return

@@ -37,7 +37,7 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
     """
     try:
         document: dict[str, Any] = tomllib.loads(text)
-        check_values(document)
+        check_values(document, integers=False)
     except (ValueError, RecursionError, MemoryError) as error:
         raise UsageError(f"{where} is not valid TOML: {error}") from error
     return document
