@@ -97,7 +97,7 @@ import time, torch
 q = torch.randn(1, 8, 128, 64, device="cuda", dtype=torch.bfloat16)
 torch.cuda.synchronize()
 start = time.perf_counter()
-from flashmoe_science.cuda import forward
+from flashmoe_science.cuda.attention import forward
 imported = time.perf_counter()
 forward(q, q, q)
 torch.cuda.synchronize()

@@ -41,11 +41,13 @@ def test_no_kernel_is_listed_twice(architecture: str) -> None:
 
 def test_which_kernels_an_architecture_gets() -> None:
     turing = {kernel.function for kernel in kernels(["sm_75"])}
-    assert turing == {"attention_portable", "attention_small", "topk_routing"}
+    backward = {f"attention_backward_{step}" for step in ("statistics", "query", "key_value")}
+    assert turing == {"attention_portable", "attention_small", "topk_routing"} | backward
     functions = {kernel.function for kernel in kernels(["sm_80"])}
     few = {"moe_few_split", "moe_few_tiles", "moe_few_combined"}
     assert functions == turing | few | {"moe_portable", "moe_count", "moe_place", "moe_combine"}
     hopper = {"attention_hopper", "moe_hopper"}
+    hopper |= {f"attention_backward_{step}" for step in ("prepare", "hopper", "convert")}
     assert {kernel.function for kernel in kernels(["sm_90"])} == functions | hopper
     assert kernels(["sm_90"]) == kernels(["sm_90a"])
     assert len(kernels(["sm_80", "sm_86", "sm_80"])) == len(kernels(["sm_80"])) + len(kernels(["sm_86"]))

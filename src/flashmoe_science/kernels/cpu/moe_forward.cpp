@@ -19,7 +19,7 @@
 enum ElementType : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 enum Status : int { SUCCESS = 0, OUT_OF_MEMORY = 1, NULL_TENSOR = 2 };
 
-// Mirrored by flashmoe_science.cpu_moe. All tensors are contiguous.
+// Mirrored by flashmoe_science.cpu.moe. All tensors are contiguous.
 struct MoeProblem {
     int64_t element_type;
     int64_t tokens, hidden, intermediate, experts, top_k;

@@ -238,7 +238,7 @@ def test_the_output_has_the_querys_layout() -> None:
 
 _CAPTURE_FIRST = """
 import torch
-from flashmoe_science.cuda import forward
+from flashmoe_science.cuda.attention import forward
 from flashmoe_science.errors import DeviceError
 q = torch.randn(1, 1, 64, 64, device="cuda", dtype=torch.float16)
 counter = torch.zeros(1, device="cuda")
