@@ -36,9 +36,9 @@ from provenance import provenance
 from cudadent42.decisions.compare import compare
 from cudadent42.flows import pipeline
 from cudadent42.flows.pipeline import Prepared, Request
-from cudadent42.model.cases import AttentionCase
 from cudadent42.model.events import Event
 from cudadent42.model.records import MachineReport, Plan, Results, TimerKind, VerifyReport
+from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.plan import Choices
 from cudadent42.timing.contention import probe
 from cudadent42.worker.parent import Worker, run_stage

@@ -30,7 +30,7 @@ from cudadent42.base.files import write_json
 from cudadent42.correctness.norms import error_norms
 from cudadent42.correctness.truth import find_truth
 from cudadent42.decisions.compare import compare
-from cudadent42.model.cases import Case, Operation
+from cudadent42.model.cases import Case
 from cudadent42.model.events import Event, Progress
 from cudadent42.model.records import Verdict, VerifyReport
 from cudadent42.operations import numerics
@@ -184,7 +184,7 @@ def _inputs(case: Case) -> Inputs:
 
 def errors() -> Measured:
     """Error against float64 over PyTorch's own on the same input, for every shape of the suite in each dtype."""
-    ours = get("cudadent42", Operation.ATTENTION)
+    ours = get("cudadent42", "attention")
     found = {}
     for dtype in DType:
         for shape in load_suite("default").shapes:
@@ -202,7 +202,7 @@ def peak_shares() -> Measured:
     """The kernel's throughput on one large case over the machine's measured peak, fp32 and bf16 calls in turn."""
     shape = next(shape for shape in load_suite("default").shapes if shape.name == PEAK_CASE)
     cases = {dtype: make_case(shape, dtype) for dtype in ("fp32", "bf16")}
-    ours = get("cudadent42", Operation.ATTENTION)
+    ours = get("cudadent42", "attention")
     calls = {dtype: ours.prepare(case, _inputs(case)) for dtype, case in cases.items()}
     stop = time.perf_counter() + PEAK_WARM_UP_S
     while time.perf_counter() < stop:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from provenance import provenance
 
-from cudadent42.model.cases import MoeCase
+from cudadent42.operations.moe.case import MoeCase
 from cudadent42.operations.moe.inputs import random_inputs
 from cudadent42.suites.loader import load_suite
 from flashmoe_science import fused_moe

@@ -22,6 +22,12 @@ FILES = {
     if "@" not in path.name  # a template
 }
 
+OPERATIONS = "cudadent42.operations"
+
+FOLDERS = [
+    path.name for path in (SOURCE / "cudadent42/operations").iterdir() if (path / "__init__.py").is_file()
+]
+
 _BELOW_STAGES = (
     "cudadent42 base model decisions preflight operations suites timing native runs versions registry plan correctness "
     "profiles"
@@ -142,6 +148,23 @@ def test_nothing_is_imported_but_what_its_row_allows() -> None:
                 )
     assert wrong == []
     assert used == set(UPWARD), "an arrow that is gone leaves the table"
+
+
+BOUND_TO_AN_OPERATION = {
+    ("native", "attention"): "the C interface of kernels in files of their own is attention's"
+}
+"""Parts that import the folder of one operation, each with its reason. All others ask its definition."""
+
+
+def test_what_depends_on_the_operation_is_in_its_folder() -> None:
+    used = {
+        (part(module), folder)
+        for module, others in arrows().items()
+        for folder in FOLDERS
+        if not module.startswith(f"{OPERATIONS}.{folder}")
+        and any(other.startswith(f"{OPERATIONS}.{folder}") for other in others)
+    }
+    assert used == set(BOUND_TO_AN_OPERATION)
 
 
 def test_every_part_has_a_row() -> None:

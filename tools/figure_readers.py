@@ -12,8 +12,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 from cudadent42.base.errors import UsageError
-from cudadent42.model.cases import MoeCase
 from cudadent42.model.records import Comparison
+from cudadent42.operations.moe.case import MoeCase
 from cudadent42.runs.run_folder import load_run
 from cudadent42.stages.report.view import View
 from cudadent42.suites.loader import load_suite

@@ -9,7 +9,7 @@ from typing import TypeVar
 from cudadent42.base.errors import UsageError
 from cudadent42.base.toml import did_you_mean
 from cudadent42.decisions.margin import default_margin
-from cudadent42.model.cases import Case, Operation
+from cudadent42.model.cases import Case
 from cudadent42.model.implementations import is_kernel_file, is_plug_in, plug_in_file
 from cudadent42.model.records import CacheState, Plan, TimerKind, Version
 from cudadent42.native import specification
@@ -45,7 +45,7 @@ MIN_PRECISION = 1e-4
 MAX_BUDGET_S = 86_400.0
 
 
-def make_plan(choices: Choices, device: str, known: Callable[[Operation], Collection[str]]) -> Plan:
+def make_plan(choices: Choices, device: str, known: Callable[[str], Collection[str]]) -> Plan:
     """The plan for ``device``; ``known`` has the names of an operation's implementations.
 
     Raises UsageError, naming the option, where a choice does not exist.

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 
 from cudadent42.base.errors import UsageError
-from cudadent42.model.cases import Operation
 from cudadent42.model.events import LOADING, Doing, Mark
 from cudadent42.model.implementations import (
     ENTRY_POINT_GROUP,
@@ -26,7 +25,7 @@ from cudadent42.operations import definition
 _NO_VERSIONS: Mapping[str, Version] = MappingProxyType({})
 
 
-def registry(operation: Operation) -> dict[str, Implementation]:
+def registry(operation: str) -> dict[str, Implementation]:
     """Every implementation of an operation by name, the built-in ones first. Peers may be unavailable here."""
     known = {item.name: item for item in definition(operation).implementations()}
     for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
@@ -36,12 +35,12 @@ def registry(operation: Operation) -> dict[str, Implementation]:
                 f"entry point {point.name!r} of {ENTRY_POINT_GROUP} is a {type(published).__name__}; "
                 "expected a cudadent42.model.implementations.Implementation"
             )
-        if published.operation is operation:
+        if published.operation == operation:
             known.setdefault(published.name, published)
     return known
 
 
-def get(name: str, operation: Operation, versions: Mapping[str, Version] = _NO_VERSIONS) -> Implementation:
+def get(name: str, operation: str, versions: Mapping[str, Version] = _NO_VERSIONS) -> Implementation:
     """The implementation called ``name``, or the plug-in that ``path.py:callable`` or ``path.toml`` names.
 
     ``versions`` are those of the plan: names of states of a source tree.
@@ -59,18 +58,18 @@ def get(name: str, operation: Operation, versions: Mapping[str, Version] = _NO_V
     known = registry(operation)
     if name not in known:
         raise UsageError(
-            f"unknown implementation {name!r} of {operation.value}; known are {', '.join(known)}, "
+            f"unknown implementation {name!r} of {operation}; known are {', '.join(known)}, "
             "path/to/file.py:callable or path/to/kernel.toml"
         )
     return known[name]
 
 
-def is_strict(name: str, operation: Operation, versions: Mapping[str, Version] = _NO_VERSIONS) -> bool:
+def is_strict(name: str, operation: str, versions: Mapping[str, Version] = _NO_VERSIONS) -> bool:
     """``Implementation.strict`` of a name, without importing a plug-in."""
     return name in versions or is_plug_in(name) or get(name, operation).strict
 
 
-def load(spec: str, operation: Operation) -> Implementation:
+def load(spec: str, operation: str) -> Implementation:
     """The plug-in that ``path/to/file.py:callable`` names. Runs the file."""
     path = plug_in_file(spec)
     path_text, _, attribute = spec.rpartition(":")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import hostile
 
-from cudadent42.model.cases import AttentionCase
 from cudadent42.model.records import (
     Comparison,
     MachineReport,
@@ -19,6 +18,7 @@ from cudadent42.model.records import (
     VerifiedCase,
     VerifyReport,
 )
+from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.runs.run_folder import RunWriter
 from cudadent42.runs.source import Revision
 

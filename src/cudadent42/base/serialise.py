@@ -13,6 +13,7 @@ import math
 import reprlib
 import types
 import typing
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,10 +25,46 @@ T = TypeVar("T")
 _FLOAT_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
+_TAGGED = "tagged"
+
+
+@dataclasses.dataclass(frozen=True)
+class Tagged:
+    """A union of records whose members are told by a name that is written with each: for fields with this ``metadata``,
+    which hold one such record or a tuple of them."""
+
+    key: str
+    """Under which the name is written: a class variable of each member, and a field of none."""
+    type_of: Callable[[str], type[Any]]
+    untagged: Callable[[Collection[str]], str]
+    """The name, from the fields, for records that were written without one."""
+
+    @property
+    def metadata(self) -> Mapping[str, Tagged]:
+        """For ``dataclasses.field``."""
+        return {_TAGGED: self}
+
+    def encode(self, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return [self.encode(item) for item in value]
+        return {self.key: getattr(value, self.key), **encode(value)}
+
+    def decode(self, data: Any, where: str) -> Any:
+        if isinstance(data, list):
+            return tuple(self.decode(item, f"{where}[{i}]") for i, item in enumerate(data))
+        if not isinstance(data, dict):
+            raise ValueError(f"{where}: expected an object, found {type(data).__name__}")
+        fields = {name: item for name, item in data.items() if name != self.key}
+        name = data[self.key] if self.key in data else self.untagged(fields)
+        if not isinstance(name, str):
+            raise ValueError(f"{where}.{self.key}: expected text, found {name!r}")
+        return _decode(self.type_of(name), fields, where)
+
+
 def encode(value: object) -> Any:
     """The JSON-ready form of a record, a container of records or a plain value."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: _encode_field(f, getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Enum):
         return encode(value.value)
     if isinstance(value, Path):
@@ -41,6 +78,11 @@ def encode(value: object) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(f"cannot write {type(value).__name__} as JSON")
+
+
+def _encode_field(field: dataclasses.Field[Any], value: object) -> Any:
+    tagged: Tagged | None = field.metadata.get(_TAGGED)
+    return encode(value) if tagged is None else tagged.encode(value)
 
 
 def decode(kind: type[T], data: Any) -> T:
@@ -138,7 +180,15 @@ def _decode_record(kind: Any, data: Any, where: str) -> Any:
     ]
     if missing:
         raise ValueError(f"{where}: field {missing[0]!r} is missing")
-    return kind(**{name: _decode(hints[name], item, f"{where}.{name}") for name, item in data.items()})
+    unions = {f.name: f.metadata[_TAGGED] for f in dataclasses.fields(kind) if _TAGGED in f.metadata}
+    return kind(
+        **{
+            name: unions[name].decode(item, f"{where}.{name}")
+            if name in unions
+            else _decode(hints[name], item, f"{where}.{name}")
+            for name, item in data.items()
+        }
+    )
 
 
 def _decode_items(kind: Any, data: Any, where: str) -> list[Any]:

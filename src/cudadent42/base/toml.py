@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -97,11 +97,14 @@ class Table:
     def choice(self, key: str, default: E) -> E:
         """One of the words of the enumeration that ``default`` belongs to."""
         kind = type(default)
-        found = self._values.get(key, default.value)
-        words = [member.value for member in kind]
-        if found not in words:
-            raise UsageError(f"{self.where}: {key} = {found!r}; expected {' or '.join(words)}")
-        return kind(found)
+        return kind(self.word(key, [member.value for member in kind], default.value))
+
+    def word(self, key: str, words: Sequence[str], default: str) -> str:
+        """One of these words."""
+        value = self._values.get(key, default)
+        if value not in words:
+            raise UsageError(f"{self.where}: {key} = {value!r}; expected {' or '.join(words)}")
+        return str(value)
 
     def name(self, key: str) -> str:
         expected = "a name of letters, digits, dots, dashes and underscores, 64 at most"

@@ -27,20 +27,20 @@ def implementations(
     as_json: JsonOption = False,
 ) -> None:
     """List what can be raced here."""
-    from cudadent42.model.cases import Operation
     from cudadent42.model.implementations import why_not
+    from cudadent42.operations import names
     from cudadent42.registry import registry
     from cudadent42.stages.build import choose_device
 
     device = choose_device(device, offline=False)
     rows = [
-        (item.name, item.description, why_not(item, device), operation.value)
-        for operation in Operation
+        (item.name, item.description, why_not(item, device), operation)
+        for operation in names()
         for item in registry(operation).values()
     ]
     if as_json:
-        names = ("name", "description", "unavailable", "operation")
-        print_json({"implementations": [dict(zip(names, row, strict=True)) for row in rows]})
+        keys = ("name", "description", "unavailable", "operation")
+        print_json({"implementations": [dict(zip(keys, row, strict=True)) for row in rows]})
         return
     shown = ""
     for name, description, reason, operation in rows:

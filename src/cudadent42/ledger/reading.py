@@ -15,8 +15,9 @@ import numpy as np
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.reading import in_range, parse_json, read_json, read_text
-from cudadent42.base.serialise import dumps
+from cudadent42.base.serialise import dumps, encode
 from cudadent42.cost.rates import LOCAL, RATE_VARIABLE
+from cudadent42.model.cases import Case, untagged_operation
 from cudadent42.model.records import Comparison, Results
 from cudadent42.runs import run_folder
 from cudadent42.runs.run_folder import Manifest
@@ -76,12 +77,19 @@ def read_run(folder: Path, session: str | None) -> RunRows:
     }
     return RunRows(
         run=run,
-        cases=tuple(
-            {"name": case.name, "dtype": case.dtype, "shape": dumps(case, indent=None)} for case in plan.cases
-        ),
+        cases=tuple({"name": case.name, "dtype": case.dtype, "shape": _shape(case)} for case in plan.cases),
         comparisons=tuple(_comparisons(results, manifest)),
         timings=timings,
     )
+
+
+def _shape(case: Case) -> str:
+    """The case as JSON. Its operation is named where the fields alone would be taken for another's; rows that were
+    written before operations were named stay comparable."""
+    fields = encode(case)
+    if untagged_operation(fields) != case.operation:
+        fields = {"operation": case.operation, **fields}
+    return dumps(fields, indent=None)
 
 
 def path_text(folder: Path) -> str:

@@ -1,138 +1,88 @@
 """One problem of an operation: its sizes and dtype, and what follows from them without measuring.
 
-Every case has a name, dtype, id, operation, tokens, flops, bytes_min and memory_bytes; planning, timing, comparing
-and reporting use these only. The rest belongs to the operation (`cudadent42.operations`).
+A case is of one of many types, one for each operation. The operation's name is written with it, and decides as what it
+is read back. Operations are found by name: they are the folders of ``cudadent42.operations``, and what other packages
+publish under the entry-point group of that name.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
-from typing import ClassVar
+from collections.abc import Collection
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+from cudadent42.base.extensions import ExtensionPoint
+from cudadent42.base.serialise import Tagged
 
 
-class Operation(str, Enum):
-    """What is raced."""
+class Case(Protocol):
+    """What planning, timing, comparing and reporting use of a case. The rest belongs to its operation.
 
-    ATTENTION = "attention"
-    MOE = "moe"
+    A case is a frozen dataclass; these are its fields or properties.
+    """
 
+    operation: ClassVar[str]
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
-@dataclass(frozen=True)
-class AttentionCase:
-    """One attention problem: shape, dtype and mask."""
+    @property
+    def name(self) -> str:
+        """As its suite has it."""
 
-    operation: ClassVar[Operation] = Operation.ATTENTION
-
-    name: str
-    dtype: str
-    """``fp16``, ``bf16`` or ``fp32``."""
-    batch: int
-    num_heads: int
-    num_kv_heads: int
-    seqlen_q: int
-    seqlen_k: int
-    head_dim: int
-    causal: bool = False
+    @property
+    def dtype(self) -> str:
+        """``fp16``, ``bf16`` or ``fp32``."""
 
     @property
     def id(self) -> str:
         """Unique in a plan: ``name/dtype``."""
-        return f"{self.name}/{self.dtype}"
 
     @property
     def tokens(self) -> int:
-        return self.batch * self.seqlen_q
-
-    @property
-    def scores(self) -> int:
-        """Number of query-key pairs that the mask lets through, over all heads (bottom-right aligned)."""
-        pairs = self.seqlen_q * self.seqlen_k
-        if self.causal:
-            first = self.seqlen_k - self.seqlen_q + 1  # keys seen by query row 0
-            rows = range(self.seqlen_q)
-            pairs = sum(max(0, first + row) for row in rows)
-        return self.batch * self.num_heads * pairs
+        """What the throughput counts."""
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of the two matrix products."""
-        return 4 * self.scores * self.head_dim
+        """Floating-point operations that the result takes."""
 
     @property
     def bytes_min(self) -> int:
-        """Fewest bytes moved: query, key, value read once, output written once."""
-        query = self.batch * self.num_heads * self.seqlen_q * self.head_dim
-        key = self.batch * self.num_kv_heads * self.seqlen_k * self.head_dim
-        return element_bytes(self.dtype) * (2 * query + 2 * key)
+        """Fewest bytes moved: what is read once and written once."""
 
     def memory_bytes(self, sets: int) -> int:
         """Bytes of so many sets of inputs, with an output each."""
-        return sets * self.bytes_min
 
 
-@dataclass(frozen=True)
-class MoeCase:
-    """One mixture-of-experts forward: sizes, dtype and activation."""
-
-    operation: ClassVar[Operation] = Operation.MOE
-
-    name: str
-    dtype: str
-    """``fp16``, ``bf16`` or ``fp32``."""
-    tokens: int
-    hidden: int
-    intermediate: int
-    experts: int
-    top_k: int
-    activation: str = "silu"
-    """A value of ``flashmoe_science.moe_arguments.Activation``."""
+@runtime_checkable
+class HasCaseType(Protocol):
+    """What the lab knows of an operation, as far as reading its cases needs it: `operations.interface.Definition`."""
 
     @property
-    def id(self) -> str:
-        """Unique in a plan: ``name/dtype``."""
-        return f"{self.name}/{self.dtype}"
-
-    @property
-    def gated(self) -> bool:
-        """Whether w13 holds gate and up projections, or one alone."""
-        return not self.activation.endswith("_no_mul")
-
-    @property
-    def expert_weights(self) -> int:
-        """Entries of one expert's w13 and w2."""
-        return (3 if self.gated else 2) * self.hidden * self.intermediate
-
-    @property
-    def flops(self) -> int:
-        """Floating-point operations of the matrix products."""
-        return 2 * self.tokens * self.top_k * self.expert_weights
-
-    @property
-    def experts_touched(self) -> int:
-        """Experts that at least one token chose, as expected of uniform routing; the skew of the inputs' routing lowers
-        it by a few."""
-        missed = (1 - self.top_k / self.experts) ** self.tokens
-        return max(min(self.top_k, self.tokens * self.top_k), round(self.experts * (1 - missed)))
-
-    @property
-    def bytes_min(self) -> int:
-        """Fewest bytes moved: hidden states, routing and touched experts read once, output written once."""
-        size = element_bytes(self.dtype)
-        return size * self.experts_touched * self.expert_weights + self._token_bytes
-
-    @property
-    def _token_bytes(self) -> int:
-        """Of hidden states, output, and routing (float32 weights, int32 ids)."""
-        return 2 * element_bytes(self.dtype) * self.tokens * self.hidden + 8 * self.tokens * self.top_k
-
-    def memory_bytes(self, sets: int) -> int:
-        """Bytes of so many sets of inputs, with an output each; they share the experts' weights."""
-        return element_bytes(self.dtype) * self.experts * self.expert_weights + sets * self._token_bytes
+    def case_type(self) -> type[Any]: ...
 
 
-Case = AttentionCase | MoeCase
-"""A case of any operation. Its fields tell which when it is read back."""
+OPERATIONS = ExtensionPoint("operation", "cudadent42.operations", "OPERATION")
+"""All operations that can be raced, each under its name."""
+
+DEFAULT_OPERATION = "attention"
+"""Of a suite, a kernel's file and an implementation that name none."""
+
+
+def case_type(operation: str) -> type[Any]:
+    """The type of an operation's cases. Raises UsageError for an operation that is not known here."""
+    definition = OPERATIONS.load(operation)
+    if not isinstance(definition, HasCaseType):
+        raise TypeError(
+            f"the operation {operation!r} is a {type(definition).__name__}; expected a Definition"
+        )
+    return definition.case_type
+
+
+def untagged_operation(fields: Collection[str]) -> str:
+    """The operation of a record that does not name one, as none did when there were these two."""
+    return "moe" if "experts" in fields else DEFAULT_OPERATION
+
+
+TAGGED = Tagged("operation", case_type, untagged_operation)
+"""How a record's field is written and read that holds cases of any operation: ``field(metadata=TAGGED.metadata)``."""
 
 
 def element_bytes(dtype: str) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.reading import expanded
-from cudadent42.model.cases import Operation
+from cudadent42.model.cases import DEFAULT_OPERATION
 from flashmoe_science.errors import InputError, NoKernelError
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ class Implementation:
     strict: bool = True
     """Whether adversarial inputs are asked of it too. Not of PyTorch's backends and the peers: they are other
     people's work with conventions of their own, verified on the cases that are timed."""
-    operation: Operation = Operation.ATTENTION
+    operation: str = DEFAULT_OPERATION
+    """Its name."""
     compiling_s: float = 0.0
     """How long its first call on a case may be silent beyond other calls: it compiles, or tries out configurations."""
 

@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 
+from cudadent42.model.cases import TAGGED
 from cudadent42.model.cases import Case as Case  # re-exported: a plan's part
-from cudadent42.model.cases import Operation
 from flashmoe_science.jit.records import KernelBuild
 
 
@@ -90,7 +90,7 @@ class Plan:
     suite: str
     device: str
     """``cpu`` or ``cuda:N``."""
-    cases: tuple[Case, ...]
+    cases: tuple[Case, ...] = field(metadata=TAGGED.metadata)
     baseline: str
     """Name of the implementation that every other is compared with."""
     implementations: tuple[str, ...]
@@ -115,8 +115,8 @@ class Plan:
     """Time after which no further round of blocks begins."""
 
     @property
-    def operation(self) -> Operation:
-        """Of the cases, which share one."""
+    def operation(self) -> str:
+        """Its name, of the cases, which share one."""
         return self.cases[0].operation
 
 

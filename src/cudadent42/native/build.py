@@ -15,10 +15,11 @@ from pathlib import Path
 from cudadent42.base.errors import MachineNotReadyError, UsageError
 from cudadent42.base.reading import expanded
 from cudadent42.base.serialise import dumps, loads
-from cudadent42.model.cases import AttentionCase, Case
+from cudadent42.model.cases import Case
 from cudadent42.model.records import BuildFailure, BuildReport
 from cudadent42.native import specification
 from cudadent42.native.specification import Language
+from cudadent42.operations.attention.case import AttentionCase
 from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.jit.records import KernelBuild
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.reading import expanded
-from cudadent42.model.cases import AttentionCase, Operation
 from cudadent42.model.implementations import Call, Implementation, UnsupportedCaseError
 from cudadent42.native import kernels, specification
 from cudadent42.native.problem import Problem, blocks, fill
 from cudadent42.native.specification import Language, Specification
+from cudadent42.operations.attention.case import AttentionCase
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,13 +27,11 @@ _MOST_BLOCKS = ((1 << 31) - 1, (1 << 16) - 1, (1 << 16) - 1)
 """In x, y and z, on every GPU."""
 
 
-def load(name: str, operation: Operation) -> Implementation:
+def load(name: str, operation: str) -> Implementation:
     """The implementation that the TOML file ``name`` describes. Runs nothing yet. Raises UsageError."""
     found = specification.load(expanded(name))
-    if found.operation is not operation:
-        raise UsageError(
-            f"{name} is a kernel for {found.operation.value}; this suite races {operation.value}"
-        )
+    if found.operation != operation:
+        raise UsageError(f"{name} is a kernel for {found.operation}; this suite races {operation}")
     prepare = _prepare_cuda if found.language is Language.CUDA else _prepare_host
     return Implementation(
         name,

@@ -11,7 +11,7 @@ from cudadent42.native.specification import Dimension, Factor, Grid
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from cudadent42.model.cases import AttentionCase
+    from cudadent42.operations.attention.case import AttentionCase
     from cudadent42.operations.attention.inputs import AttentionInputs
 
 ELEMENTS = {"fp32": 0, "bf16": 1, "fp16": 2}

@@ -12,7 +12,9 @@ from typing import Any
 from cudadent42.base.errors import NewerVersionError, UsageError
 from cudadent42.base.reading import read_text
 from cudadent42.base.toml import Table, did_you_mean, parse_toml
-from cudadent42.model.cases import AttentionCase, Operation
+from cudadent42.model.cases import DEFAULT_OPERATION
+from cudadent42.operations import names
+from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.suites.loader import parse_dtype
 from flashmoe_science.jit.limits import LIMITS, MAX_THREADS_PER_BLOCK
 
@@ -109,7 +111,7 @@ class Specification:
     path: Path
     name: str
     description: str
-    operation: Operation
+    operation: str
     source: Path
     language: Language
     entry: str
@@ -202,11 +204,9 @@ def parse(text: str, path: Path) -> Specification:
     table = Table(document, where)
     _check_versions(table)
     table.check_keys(_KEYS)
-    operation = table.choice("operation", Operation.ATTENTION)
-    if operation is not Operation.ATTENTION:
-        raise UsageError(
-            f"{where}: kernels in files of their own are for attention so far, not {operation.value}"
-        )
+    operation = table.word("operation", names(), DEFAULT_OPERATION)
+    if operation != AttentionCase.operation:
+        raise UsageError(f"{where}: kernels in files of their own are for attention so far, not {operation}")
     source = _source(table, path)
     language = Language(source.suffix)
     dtypes = _dtypes(table, ["fp16", "bf16"] if language is Language.CUDA else ["fp32"])

@@ -1,25 +1,28 @@
-"""The operations that can be raced: everything that depends on which one it is.
+"""The operations that can be raced: everything that depends on which one it is, a folder each.
 
-To add one: a case in `cudadent42.model.cases`, and a package here with a `Definition`.
+A folder's package has an ``OPERATION``, an `interface.Definition`. Other packages publish theirs under the entry-point
+group ``cudadent42.operations``. No table names them; docs/add-an-operation.md shows how to add one.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from cudadent42.model.cases import Case, Operation
+from cudadent42.model.cases import OPERATIONS, Case
 from cudadent42.operations.interface import Definition, Numerics
 
 
-def definition(operation: Operation) -> Definition[Any, Any]:
-    """What planning, recording and reporting need to know of it."""
-    if operation is Operation.MOE:
-        from cudadent42.operations.moe import MOE
+def names() -> tuple[str, ...]:
+    """All operations. Imports none."""
+    return OPERATIONS.names()
 
-        return MOE
-    from cudadent42.operations.attention import ATTENTION
 
-    return ATTENTION
+def definition(operation: str) -> Definition[Any, Any]:
+    """What planning, recording and reporting need to know of it. Raises UsageError for one that is not known here."""
+    known = OPERATIONS.load(operation)
+    if not isinstance(known, Definition) or known.operation != operation:
+        raise TypeError(f"the operation {operation!r} is a {known!r}; expected its Definition")
+    return known
 
 
 def numerics(case: Case) -> Numerics[Any, Any]:

@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from cudadent42.model.cases import Case, Operation
+from cudadent42.model.cases import Case
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from cudadent42.base.toml import Table
-    from cudadent42.model.implementations import Implementation, Prepare
+    from cudadent42.model.implementations import Call, Implementation, Prepare
+    from flashmoe_science.cuda.device import Device
     from flashmoe_science.jit.nvrtc import CudaKernel
 
 CaseT = TypeVar("CaseT", bound=Case)
@@ -71,11 +72,62 @@ class Numerics(Generic[CaseT, InputsT]):
     """The same by plain operations, for where a fused one of PyTorch's gives NaN and float64 does not."""
 
 
+FIRST_COLUMNS = (
+    *("implementation", "dtype", "batch_size", "seq_len", "hidden_dim", "num_heads", "latency_ms"),
+    *("throughput_tokens_per_sec", "memory_mb"),
+)
+"""Of every ``samples.csv``, in this order."""
+
+COMMON_COLUMNS = (
+    *("implementation", "dtype", "latency_ms", "throughput_tokens_per_sec", "memory_mb", "case"),
+    *("block", "seed", "position", "inner", "timestamp_s", "flags"),
+)
+"""Columns of ``samples.csv`` that say the same for every operation; ``case`` is ``Case.name``. The others come
+from `Definition.cells`."""
+
+
+def columns_with(*own: str) -> tuple[str, ...]:
+    """Columns of ``samples.csv`` with these of the operation's own."""
+    rest = [name for name in COMMON_COLUMNS if name not in (*FIRST_COLUMNS, "case")]
+    return (*FIRST_COLUMNS, "case", *own, *rest)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """One kernel as calls that leave out a part of its work each, and the whole."""
+
+    calls: Mapping[str, Call]
+    """By the part that is left out, ``WHOLE`` first; empty where nothing can be left out."""
+    why_not: str = ""
+    """Why there are none."""
+
+
+WHOLE = "none"
+"""In ``Parts.calls``, the kernel with nothing left out."""
+
+
+def _no_parts(case: Case, inputs: object) -> Parts:
+    return Parts({}, f"parts of the kernel cannot be left out for {case.operation}")
+
+
+def _no_kernels(architectures: Sequence[str]) -> list[CudaKernel]:
+    return []
+
+
+def _none_needed(kernels: Sequence[CudaKernel], cases: Sequence[Case]) -> list[CudaKernel]:
+    return []
+
+
+def _several(case: Case, device: Device) -> CudaKernel | None:
+    return None
+
+
 @dataclass(frozen=True)
 class Definition(Generic[CaseT, InputsT]):
     """An operation as suites, run folders, reports and builds see it."""
 
-    operation: Operation
+    case_type: type[CaseT]
+    """A frozen dataclass. Its class variable ``operation`` is the operation's name, and no field is called so."""
     baseline: str
     """Of a suite that names none."""
     case_keys: frozenset[str]
@@ -83,7 +135,8 @@ class Definition(Generic[CaseT, InputsT]):
     parse_case: Callable[[Table, str, str], CaseT]
     """(table, name, dtype): a suite's case. Raises UsageError."""
     columns: tuple[str, ...]
-    """Of ``samples.csv``: the nine that all operations share, then what they like, `runs.COMMON_COLUMNS` among them."""
+    """Of ``samples.csv``: the nine that all operations share, then what they like, ``COMMON_COLUMNS``
+    among them; `columns_with` makes such a list."""
     cells: Callable[[CaseT], Mapping[str, object]]
     """A case in those columns of ``samples.csv`` that are the operation's own."""
     shape: Callable[[CaseT], str]
@@ -94,10 +147,30 @@ class Definition(Generic[CaseT, InputsT]):
     """Those that come with the lab."""
     plug_in: Callable[[Callable[..., Any]], Prepare]
     """``Implementation.prepare`` for a user's function; its signature is in docs/your-own-kernel.md."""
-    cpu_kernels: tuple[str, ...]
-    """Of `flashmoe_science.cpu`, that a run on CPU needs."""
-    cuda_kernels: Callable[[Sequence[str]], list[CudaKernel]]
-    """All CUDA kernels for these architectures."""
-    needed: Callable[[Sequence[CudaKernel], Sequence[CaseT]], list[CudaKernel]]
-    """Of a version's kernels, other operations' too, those that the cases can lead to."""
     numerics: Callable[[], Numerics[CaseT, InputsT]]
+    function: str = ""
+    """Of ``flashmoe_science``, that a race of two revisions calls; empty where that package does not have it."""
+    cpu_kernels: tuple[str, ...] = ("peaks",)
+    """Of `flashmoe_science.cpu`, that a run on CPU needs."""
+    cuda_kernels: Callable[[Sequence[str]], list[CudaKernel]] = _no_kernels
+    """All CUDA kernels of this project for these architectures."""
+    needed: Callable[[Sequence[CudaKernel], Sequence[CaseT]], list[CudaKernel]] = _none_needed
+    """Of a version's kernels, other operations' too, those that the cases can lead to."""
+    compiled: Callable[[CaseT, Device], CudaKernel | None] = _several
+    """The one kernel that a call of this project's implementation compiles for a GPU; None where there are several."""
+    without: Callable[[CaseT, InputsT], Parts] = _no_parts
+    """For profiles: this project's kernel with and without parts of its work."""
+
+    def __post_init__(self) -> None:
+        missing = [name for name in (*FIRST_COLUMNS, *COMMON_COLUMNS) if name not in self.columns]
+        if missing or self.columns[: len(FIRST_COLUMNS)] != FIRST_COLUMNS:
+            raise TypeError(
+                f"columns of {self.operation}: expected to begin with {', '.join(FIRST_COLUMNS)} and to hold "
+                f"{', '.join(COMMON_COLUMNS)}; `columns_with` makes such a list"
+            )
+
+    @property
+    def operation(self) -> str:
+        """The operation's name."""
+        name: str = self.case_type.operation
+        return name

@@ -30,6 +30,7 @@ from cudadent42.base.serialise import encode
 from cudadent42.model.cases import Case
 from cudadent42.model.records import BuildReport, MachineReport, Plan, Results, Sample, VerifyReport
 from cudadent42.operations import definition
+from cudadent42.operations.interface import COMMON_COLUMNS
 from cudadent42.runs import kernel_sources
 from cudadent42.runs.kernel_sources import KernelSource
 from cudadent42.runs.source import Revision
@@ -45,13 +46,6 @@ RESERVE = ".reserve"
 """Space held while the run goes on, so that how it ended can be written on a full disk."""
 
 _RESERVE_BYTES = 1 << 19
-
-COMMON_COLUMNS = (
-    *("implementation", "dtype", "latency_ms", "throughput_tokens_per_sec", "memory_mb", "case"),
-    *("block", "seed", "position", "inner", "timestamp_s", "flags"),
-)
-"""Columns of ``samples.csv`` that say the same for every operation; ``case`` is ``Case.name``. The operation's others,
-and the order, are in its ``Definition.columns``."""
 
 T = TypeVar("T")
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cudadent42.base.errors import MachineNotReadyError, UsageError
-from cudadent42.model.cases import Case, Operation
+from cudadent42.model.cases import Case
 from cudadent42.model.device_names import parse_device
 from cudadent42.model.implementations import OURS, is_kernel_file, plug_in_file
 from cudadent42.model.records import BuildFailure, BuildReport, Plan
 from cudadent42.native.build import build_file
-from cudadent42.operations import definition
+from cudadent42.operations import definition, names
 from cudadent42.preflight.runner import chosen_device, gather
 from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.jit.cache import Cleared, CompileCache, default_cache, empty_cache
@@ -97,9 +97,9 @@ def buildable(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names) or (OURS,)
 
 
-def _operations(cases: Sequence[Case]) -> list[Operation]:
+def _operations(cases: Sequence[Case]) -> list[str]:
     """Those of the cases; all without any."""
-    return list(dict.fromkeys(case.operation for case in cases)) or list(Operation)
+    return list(dict.fromkeys(case.operation for case in cases)) or list(names())
 
 
 def _build_cpu(on_progress: OnProgress, cases: Sequence[Case]) -> list[KernelBuild | BuildFailure]:
@@ -134,7 +134,7 @@ def _build_cuda(
     for operation in _operations(cases):
         known = definition(operation)
         kernels = known.cuda_kernels(architectures)
-        own = [case for case in cases if case.operation is operation]
+        own = [case for case in cases if case.operation == operation]
         wanted += known.needed(kernels, own) if own else kernels
     built = []
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:

@@ -10,7 +10,6 @@ from types import ModuleType
 from typing import Any
 
 from cudadent42.base.errors import UsageError
-from cudadent42.model.cases import Operation
 from cudadent42.model.implementations import (
     Call,
     Implementation,
@@ -24,15 +23,12 @@ from cudadent42.operations import definition
 from cudadent42.versions.loading import import_module, import_tree
 from cudadent42.versions.sources import PACKAGE, checked_folder_of
 
-FUNCTIONS = {Operation.ATTENTION: "flash_attention", Operation.MOE: "fused_moe"}
-"""Of the package, that is raced."""
-
 _NOT_DONE = ("InputError", "NoKernelError")
 
 _DEVICES = ("cpu", "cuda")
 
 
-def implementation(name: str, operation: Operation, versions: Mapping[str, Version]) -> Implementation:
+def implementation(name: str, operation: str, versions: Mapping[str, Version]) -> Implementation:
     """The implementation called ``name``. Imports it. Raises UsageError where that fails."""
     version = versions[name]
     if is_kernel_file(version.entry):
@@ -43,7 +39,7 @@ def implementation(name: str, operation: Operation, versions: Mapping[str, Versi
     own = package(name, versions)
     if own is not None:
         prepare = _translated(prepare, import_module(f"{own.__name__}.errors", version.revision))
-    description = f"{version.entry or FUNCTIONS[operation]} of {version.revision}"
+    description = f"{version.entry or definition(operation).function} of {version.revision}"
     return Implementation(name, description, _DEVICES, prepare, operation=operation)
 
 
@@ -81,11 +77,16 @@ def package(name: str, versions: Mapping[str, Version]) -> ModuleType | None:
     )
 
 
-def _function(name: str, operation: Operation, versions: Mapping[str, Version]) -> Callable[..., Any]:
+def _function(name: str, operation: str, versions: Mapping[str, Version]) -> Callable[..., Any]:
     version = versions[name]
     own = package(name, versions)
     if own is not None:
-        module, attribute = own, FUNCTIONS[operation]
+        module, attribute = own, definition(operation).function
+        if not attribute:
+            raise UsageError(
+                f"{PACKAGE} has no function for {operation}, so two revisions of it cannot be raced; "
+                "name a file of the tree with --implementation path/to/file.py:callable"
+            )
     else:
         tree = checked_folder_of(version)
         path, _, attribute = version.entry.rpartition(":")

@@ -16,10 +16,11 @@ from cudadent42.correctness.guards import (
     guarding_outputs,
     repair,
 )
-from cudadent42.model.cases import AttentionCase, MoeCase
 from cudadent42.model.records import Plan
 from cudadent42.operations import numerics
+from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.operations.attention.inputs import AttentionInputs, hard_inputs
+from cudadent42.operations.moe.case import MoeCase
 from cudadent42.scaffold import Kind, create
 from cudadent42.stages.verify import verify
 

@@ -8,8 +8,8 @@ import pytest
 
 from cudadent42.decisions.compare import compare, control_offset
 from cudadent42.decisions.statistics import estimate_ratio
-from cudadent42.model.cases import AttentionCase
 from cudadent42.model.records import Plan, Refusal, Sample, TimerKind, Verdict
+from cudadent42.operations.attention.case import AttentionCase
 
 CASES = tuple(AttentionCase(name, "bf16", 1, 1, 1, 64, 64, 64) for name in ("a", "b"))
 BLOCKS = 25

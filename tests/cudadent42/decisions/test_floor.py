@@ -8,8 +8,8 @@ import pytest
 
 from cudadent42.decisions.compare import compare
 from cudadent42.decisions.floor import TOLERANCE, floor_ms
-from cudadent42.model.cases import AttentionCase
 from cudadent42.model.records import Plan, Refusal, Sample, TimerKind, Verdict
+from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.timing.limits import cpu_limits, cuda_limits
 
 LONG = AttentionCase("long", "bf16", 1, 8, 8, 1024, 1024, 64)

@@ -22,6 +22,7 @@ from cudadent42 import ledger
 from cudadent42.base.errors import UsageError
 from cudadent42.ledger import queries, remembered, store
 from cudadent42.ledger.database import BUSY_TIMEOUT_S, DamagedLedgerError, LedgerError, connect
+from cudadent42.ledger.reading import read_run
 from cudadent42.runs import run_folder
 
 SOURCE = os.pathsep.join(sys.path)
@@ -579,3 +580,13 @@ def test_a_server_has_its_list_in_the_users_state_folder(
     assert files[0] == files[1]
     assert len(set(files)) == 3
     assert files[0].parent == tmp_path / "cudadent42"
+
+
+def test_rows_of_a_case_stay_comparable_with_those_from_before_operations_were_named(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    row = read_run(make_run(tmp_path / "run"), None).cases[0]
+    assert row["shape"] == (
+        '{"name": "tiny", "dtype": "fp16", "batch": 2, "num_heads": 4, "num_kv_heads": 2, "seqlen_q": 32, '
+        '"seqlen_k": 48, "head_dim": 64, "causal": false}'
+    )

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cudadent42.model.cases import AttentionCase
 from cudadent42.model.records import Plan, VerifiedCase, VerifyReport
+from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.scaffold import Kind, create
 from cudadent42.stages.verify import verify
 from cudadent42.worker.parent import Worker, run_stage

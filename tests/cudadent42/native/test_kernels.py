@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudadent42.base.errors import UsageError
-from cudadent42.model.cases import AttentionCase, Operation
 from cudadent42.model.implementations import UnsupportedCaseError, is_plug_in
 from cudadent42.model.records import BuildFailure
 from cudadent42.native import build, specification
 from cudadent42.native.build import build_file
 from cudadent42.native.kernels import INCLUDE_DIRECTORY
 from cudadent42.native.problem import Problem
+from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.operations.attention.inputs import random_inputs
 from cudadent42.operations.attention.reference import attention_float64
 from cudadent42.registry import get
@@ -72,7 +72,7 @@ def test_a_kernel_is_told_the_whole_problem(tmp_path: Path) -> None:
     name = kernel_file(tmp_path, REPORTING, more="[[configuration]]\nmacros = { ANSWER = 42 }")
     assert is_plug_in(name)
     inputs = random_inputs(CASE, 0, 0, "cpu")
-    implementation = get(name, Operation.ATTENTION)
+    implementation = get(name, "attention")
     assert implementation.devices == ("cpu",)
     told = implementation.prepare(CASE, inputs)().flatten()[:19].tolist()
     q, k, v = inputs.tensors
@@ -85,7 +85,7 @@ def test_a_kernel_is_told_the_whole_problem(tmp_path: Path) -> None:
 
 def test_what_a_kernel_returns(tmp_path: Path) -> None:
     name = kernel_file(tmp_path, REPORTING, more="[[configuration]]\nmacros = { ANSWER = 42 }")
-    prepare = get(name, Operation.ATTENTION).prepare
+    prepare = get(name, "attention").prepare
     for head_dim, error in ((8, UnsupportedCaseError), (16, RuntimeError)):
         case = AttentionCase("c", "fp32", 1, 1, 1, 4, 4, head_dim)
         call = prepare(case, random_inputs(case, 0, 0, "cpu"))
@@ -101,7 +101,7 @@ def test_an_entry_that_is_not_exported(tmp_path: Path) -> None:
     name = kernel_file(tmp_path, "int nothing;\n")
     case = AttentionCase("c", "fp32", 1, 1, 1, 4, 4, 64)
     with pytest.raises(UsageError, match="exports no function 'reporting'"):
-        get(name, Operation.ATTENTION).prepare(case, random_inputs(case, 0, 0, "cpu"))
+        get(name, "attention").prepare(case, random_inputs(case, 0, 0, "cpu"))
 
 
 def test_two_kernels_of_one_name_stay_apart(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_two_kernels_of_one_name_stay_apart(tmp_path: Path) -> None:
         folder = tmp_path / str(answer)
         folder.mkdir()
         name = kernel_file(folder, REPORTING.replace("ANSWER", str(answer)))
-        call = get(name, Operation.ATTENTION).prepare(CASE, random_inputs(CASE, 0, 0, "cpu"))
+        call = get(name, "attention").prepare(CASE, random_inputs(CASE, 0, 0, "cpu"))
         answers.append(float(call().flatten()[16]))
     assert answers == [42, 43]
 
@@ -291,7 +291,7 @@ def test_the_cuda_starting_point_is_right(tmp_path: Path, dtype: str, causal: bo
     create("start", Kind.CUDA, tmp_path)
     case = AttentionCase("c", dtype, 2, 4, 2, 100, 77, 72, causal)
     inputs = random_inputs(case, 0, 0, "cuda:0")
-    result = get(str(tmp_path / "start" / "start.toml"), Operation.ATTENTION).prepare(case, inputs)()
+    result = get(str(tmp_path / "start" / "start.toml"), "attention").prepare(case, inputs)()
     expected = attention_float64(inputs, causal)
     torch.testing.assert_close(result.double(), expected, rtol=2e-2, atol=2e-2)
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudadent42.base.errors import NewerVersionError, UsageError
-from cudadent42.model.cases import AttentionCase
 from cudadent42.native import specification
 from cudadent42.native.problem import blocks
 from cudadent42.native.specification import Dimension, Factor, Specification, Target
+from cudadent42.operations.attention.case import AttentionCase
 
 HEAD = """
 schema_version = 1

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from cudadent42.correctness.truth import find_truth, judge
-from cudadent42.model.cases import MoeCase, Operation
 from cudadent42.model.implementations import why_not
 from cudadent42.model.records import Plan
 from cudadent42.operations import numerics
-from cudadent42.operations.moe import MOE
+from cudadent42.operations.moe import OPERATION
 from cudadent42.operations.moe.activations import ACTIVATIONS
+from cudadent42.operations.moe.case import MoeCase
 from cudadent42.operations.moe.hard_inputs import hard_cases, hard_inputs
 from cudadent42.operations.moe.inputs import MoeInputs, input_sets, random_inputs
 from cudadent42.operations.moe.reference import activate, expert_loop, moe_float64, yardstick
@@ -40,7 +40,7 @@ def single_thread() -> Iterator[None]:
 def test_what_follows_from_a_case() -> None:
     case = MoeCase("c", "bf16", 32768, 2048, 768, 128, 8)
     assert case.id == "c/bf16"
-    assert case.operation is Operation.MOE
+    assert case.operation == "moe"
     assert case.flops == 6 * 32768 * 8 * 2048 * 768
     assert case.experts_touched == 128
     weights = 128 * 3 * 2048 * 768 * 2
@@ -100,7 +100,7 @@ def test_reference_equals_the_formula(activation: str, tokens: int) -> None:
 def test_implementations_are_right(name: str, dtype: str) -> None:
     case = replace(CASE, dtype=dtype)
     truth = find_truth(case, random_inputs(case, 2, "cpu"))
-    verdict = judge(truth, name, get(name, Operation.MOE).prepare(case, truth.inputs)(), "random")
+    verdict = judge(truth, name, get(name, "moe").prepare(case, truth.inputs)(), "random")
     assert verdict.passed, verdict.detail
 
 
@@ -109,17 +109,15 @@ def test_compiled_composition_is_the_composition(monkeypatch: pytest.MonkeyPatch
         torch, "compile", lambda function, dynamic: function
     )  # a compiler takes half a minute
     inputs = random_inputs(CASE, 2, "cpu")
-    compiled = get("grouped_mm_compiled", Operation.MOE).prepare(CASE, inputs)()
-    assert torch.equal(compiled, get("grouped_mm", Operation.MOE).prepare(CASE, inputs)())
+    compiled = get("grouped_mm_compiled", "moe").prepare(CASE, inputs)()
+    assert torch.equal(compiled, get("grouped_mm", "moe").prepare(CASE, inputs)())
 
 
 def test_peers_say_why_they_are_not_here() -> None:
-    reason = why_not(get("liger", Operation.MOE), "cpu")
+    reason = why_not(get("liger", "moe"), "cpu")
     assert reason == "liger runs on cuda, not on cpu"
-    assert {"cudadent42", "grouped_mm", "grouped_mm_compiled", "expert_loop", "liger"} == set(
-        registry(Operation.MOE)
-    )
-    assert all(item.operation is Operation.MOE for item in registry(Operation.MOE).values())
+    assert {"cudadent42", "grouped_mm", "grouped_mm_compiled", "expert_loop", "liger"} == set(registry("moe"))
+    assert all(item.operation == "moe" for item in registry("moe").values())
 
 
 # ---------------------------------------------------------------- adversarial inputs
@@ -128,7 +126,7 @@ def test_peers_say_why_they_are_not_here() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_right_results_pass_every_hard_input(dtype: str) -> None:
     """The exact result rounded, and this project's."""
-    ours = get("cudadent42", Operation.MOE)
+    ours = get("cudadent42", "moe")
     kinds = [hard.kind for hard in hard_inputs(dtype)]
     assert len(set(kinds)) == len(kinds)
     for hard in hard_inputs(dtype):
@@ -295,19 +293,19 @@ def test_a_plug_in_may_decline(plug_in: Callable[[str], str]) -> None:
 def test_only_what_the_cases_can_lead_to_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flashmoe_science.cuda.moe.hopper.nvrtc_version", lambda: (13, 0))
     monkeypatch.setattr("flashmoe_science.cuda.attention.hopper.nvrtc_version", lambda: (13, 0))
-    kernels = MOE.cuda_kernels(["sm_90a"])
-    found = MOE.needed(kernels, [CASE])
+    kernels = OPERATION.cuda_kernels(["sm_90a"])
+    found = OPERATION.needed(kernels, [CASE])
     assert 0 < len(found) < len(kernels) / 2
     assert all(kernel.macros.get("ELEMENT_BF16", 1) == 1 for kernel in found)
     assert all(kernel.macros.get("ACTIVATION", 0) in (0, 1) for kernel in found)
     assert "topk_routing" not in {kernel.function for kernel in found}
-    assert MOE.needed(kernels, [replace(CASE, dtype="fp32")]) == []
+    assert OPERATION.needed(kernels, [replace(CASE, dtype="fp32")]) == []
 
 
 def test_a_plug_in_of_the_wrong_operation_gets_other_arguments(tmp_path: Path) -> None:
     (tmp_path / "k.py").write_text("def f(*arguments, **options): return len(arguments), sorted(options)\n")
-    implementation = load(f"{tmp_path}/k.py:f", Operation.MOE)
-    assert implementation.operation is Operation.MOE
+    implementation = load(f"{tmp_path}/k.py:f", "moe")
+    assert implementation.operation == "moe"
     assert implementation.prepare(CASE, random_inputs(CASE, 0, "cpu"))() == (5, ["activation"])
 
 

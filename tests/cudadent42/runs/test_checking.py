@@ -14,8 +14,8 @@ import pytest
 
 from cudadent42.base.errors import UsageError
 from cudadent42.decisions.compare import compare
-from cudadent42.model.cases import AttentionCase
 from cudadent42.model.records import MachineReport, Plan, Sample
+from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.runs.checking import load_checked
 from cudadent42.runs.run_folder import RESULTS, SAMPLES, RunWriter
 from cudadent42.stages import gates, report

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cudadent42.model.cases import AttentionCase
 from cudadent42.model.records import Plan, Version
+from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.runs.kernel_sources import KernelSource, of_plan
 from cudadent42.scaffold import Kind, create
 

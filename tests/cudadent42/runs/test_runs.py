@@ -14,7 +14,6 @@ import pytest
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.files import write_json
-from cudadent42.model.cases import AttentionCase
 from cudadent42.model.records import (
     BuildReport,
     Check,
@@ -28,6 +27,7 @@ from cudadent42.model.records import (
     VerifiedCase,
     VerifyReport,
 )
+from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.runs import run_folder
 from cudadent42.runs.source import Revision, revision
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from cudadent42.base.errors import BuildFailedError, UsageError
 from cudadent42.base.progress import Observer
-from cudadent42.model.cases import AttentionCase
 from cudadent42.model.records import (
     BuildFailure,
     BuildReport,
@@ -24,6 +23,7 @@ from cudadent42.model.records import (
     Verdict,
     VerifyReport,
 )
+from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.runs import run_folder
 from cudadent42.session.clock import Instant
 from cudadent42.session.events import Decision, Settings

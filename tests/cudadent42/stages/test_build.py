@@ -7,8 +7,8 @@ import pytest
 
 from cudadent42.base.errors import MachineNotReadyError, UsageError
 from cudadent42.commands.tables import build_line, build_tables, recipe_lines
-from cudadent42.model.cases import AttentionCase
-from cudadent42.operations.attention import ATTENTION
+from cudadent42.operations.attention import OPERATION
+from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.plan import Choices, make_plan
 from cudadent42.preflight.toolchain import nvrtc_version
 from cudadent42.registry import registry
@@ -40,16 +40,16 @@ def test_the_cpu_kernel_is_built_with_its_recipe() -> None:
 
 
 def test_only_what_the_cases_can_lead_to_is_built() -> None:
-    kernels = ATTENTION.cuda_kernels(["sm_80"])
+    kernels = OPERATION.cuda_kernels(["sm_80"])
     case = AttentionCase("c", "bf16", 1, 1, 1, 64, 64, 72)
-    found = ATTENTION.needed(kernels, [case])
+    found = OPERATION.needed(kernels, [case])
     assert {kernel.function for kernel in found} == {kernel.function for kernel in kernels}
     assert {kernel.macros["ELEMENT_BF16"] for kernel in found} == {1}
     for function in {kernel.function for kernel in kernels}:
         sizes = {kernel.macros["HEAD_DIM"] for kernel in kernels if kernel.function == function}
         kept = {kernel.macros["HEAD_DIM"] for kernel in found if kernel.function == function}
         assert kept == {min(size for size in sizes if size >= 72)}
-    assert ATTENTION.needed(kernels, [replace(case, dtype="fp32"), replace(case, head_dim=512)]) == []
+    assert OPERATION.needed(kernels, [replace(case, dtype="fp32"), replace(case, head_dim=512)]) == []
 
 
 def test_nothing_is_built_for_a_race_without_our_kernels() -> None:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from cudadent42.correctness.norms import error_norms
 from cudadent42.correctness.truth import failure, find_truth, heartbeat, judge
-from cudadent42.model.cases import AttentionCase, Operation
 from cudadent42.model.events import Alive, CaseVerified, Event
 from cudadent42.model.records import Plan, VerifiedCase, VerifyReport
+from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.operations.attention.inputs import AttentionInputs, hard_cases, hard_inputs, random_inputs
 from cudadent42.operations.attention.reference import attention_float64
 from cudadent42.registry import get, load
@@ -78,7 +78,7 @@ def test_error_norms_are_relative() -> None:
 @pytest.mark.parametrize("name", ["pytorch_math", "pytorch_flash"])
 def test_pytorch_backends_pass(dtype: str, name: str) -> None:
     assert verify(make_plan(name, dtype=dtype), emit=lambda event: None).passed
-    backend = get(name, Operation.ATTENTION)
+    backend = get(name, "attention")
     for hard in hard_inputs(dtype):
         if not hard.kind.startswith(("nan", "inf")):
             truth = find_truth(hard.case, hard.make(3, "cpu"))
@@ -330,7 +330,7 @@ def test_loaded_plug_in_is_called_with_the_scale(plug_ins: Callable[[str], str])
     case = AttentionCase("c", "fp32", 1, 2, 2, 9, 9, 8)
     made = random_inputs(case, 1, 0, "cpu")
     inputs = AttentionInputs(made.query, made.key, made.value, softmax_scale=0.7)
-    result = load(plug_ins("attention"), Operation.ATTENTION).prepare(case, inputs)()
+    result = load(plug_ins("attention"), "attention").prepare(case, inputs)()
     torch.testing.assert_close(result.double(), attention_float64(inputs, False), rtol=1e-5, atol=1e-5)
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from cudadent42.flows import pipeline
 from cudadent42.flows.pipeline import Prepared, Request
-from cudadent42.model.cases import AttentionCase
 from cudadent42.model.records import MachineReport, Plan, TimerKind
+from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.plan import Choices
 from cudadent42.timing import contention
 from cudadent42.timing.contention import Contention, judge, probe, waited_s

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cudadent42.model.cases import AttentionCase
 from cudadent42.model.records import CacheState, Plan
+from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.stages.bench.gpu_state import open_gpu_state
 from cudadent42.timing.cuda_timers import (
     EVENT_MAX_CALLS,

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from cudadent42.base.errors import ExitCode, LabError
-from cudadent42.model.cases import AttentionCase
 from cudadent42.model.events import BenchLog, BlockMeasured, Event, Progress, Skipped, WorkerLost
 from cudadent42.model.records import BenchReport, Plan, VerifiedCase, VerifyReport
+from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.worker.parent import MAX_LOSSES, LostError, Worker, case_limits, measure_peaks, run_stage
 
 CANDIDATES = """
@@ -361,7 +361,7 @@ def test_worker_ends_when_its_parent_is_killed(
     script.write_text(
         textwrap.dedent(
             f"""
-            from cudadent42.model.cases import AttentionCase
+            from cudadent42.operations.attention.case import AttentionCase
             from cudadent42.model.records import Plan
             from cudadent42.worker.parent import Worker, run_stage
             plan = Plan("t", "cpu", (AttentionCase("first", "fp32", 1, 2, 2, 64, 64, 32),), "pytorch",

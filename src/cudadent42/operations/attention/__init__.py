@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.toml import MAX_SIZE, Table
-from cudadent42.model.cases import AttentionCase, Operation
-from cudadent42.operations.interface import Definition, Numerics
+from cudadent42.operations.attention.case import AttentionCase
+from cudadent42.operations.interface import Definition, Numerics, Parts
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from cudadent42.model.implementations import Call, Implementation
     from cudadent42.operations.attention.inputs import AttentionInputs
+    from flashmoe_science.cuda.device import Device
     from flashmoe_science.jit.nvrtc import CudaKernel
 
 _ELEMENT_BF16 = {"bf16": 1, "fp16": 0}
@@ -125,14 +126,26 @@ def _needed(kernels: Sequence[CudaKernel], cases: Sequence[AttentionCase]) -> li
     ]
 
 
+def _compiled(case: AttentionCase, device: Device) -> CudaKernel:
+    from cudadent42.operations.attention.parts import compiled
+
+    return compiled(case, device)
+
+
+def _without(case: AttentionCase, inputs: AttentionInputs) -> Parts:
+    from cudadent42.operations.attention.parts import without
+
+    return without(case, inputs)
+
+
 def _numerics() -> Numerics[AttentionCase, AttentionInputs]:
     from cudadent42.operations.attention.numerics import NUMERICS
 
     return NUMERICS
 
 
-ATTENTION = Definition(
-    operation=Operation.ATTENTION,
+OPERATION = Definition(
+    case_type=AttentionCase,
     baseline="pytorch",
     case_keys=frozenset(
         ("batch", "num_heads", "num_kv_heads", "seqlen", "seqlen_q", "seqlen_k", "head_dim", "causal")
@@ -148,8 +161,11 @@ ATTENTION = Definition(
     shape_legend=_shape_legend,
     implementations=_implementations,
     plug_in=_plug_in,
+    function="flash_attention",
     cpu_kernels=("attention_forward", "peaks"),
     cuda_kernels=_cuda_kernels,
     needed=_needed,
+    compiled=_compiled,
+    without=_without,
     numerics=_numerics,
 )

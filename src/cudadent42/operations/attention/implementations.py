@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cudadent42.model.cases import AttentionCase
 from cudadent42.model.implementations import Call, Implementation, UnsupportedCaseError
+from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.operations.peers import needs
 
 if TYPE_CHECKING:

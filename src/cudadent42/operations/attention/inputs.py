@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from cudadent42.base.seeds import derived_seed
-from cudadent42.model.cases import AttentionCase
 from cudadent42.model.dtypes import DTYPES
+from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.operations.interface import HardInput
 
 MOST_HARD_SCORES = {"cpu": 1 << 20, "cuda": 1 << 31}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from cudadent42.model.cases import AttentionCase
+from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.operations.attention.implementations import prepare_sdpa
 from cudadent42.operations.attention.inputs import AttentionInputs, hard_cases, hard_inputs, input_sets
 from cudadent42.operations.attention.reference import attention_float64

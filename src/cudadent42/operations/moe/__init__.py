@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.toml import MAX_SIZE, Table, did_you_mean
-from cudadent42.model.cases import MoeCase, Operation
 from cudadent42.operations.interface import Definition, Numerics
 from cudadent42.operations.moe.activations import ACTIVATIONS
+from cudadent42.operations.moe.case import MoeCase
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -122,8 +122,8 @@ def _numerics() -> Numerics[MoeCase, MoeInputs]:
     return NUMERICS
 
 
-MOE = Definition(
-    operation=Operation.MOE,
+OPERATION = Definition(
+    case_type=MoeCase,
     baseline="grouped_mm",
     case_keys=frozenset(("tokens", "hidden", "intermediate", "experts", "top_k", "activation")),
     parse_case=_parse_case,
@@ -137,6 +137,7 @@ MOE = Definition(
     shape_legend=_shape_legend,
     implementations=_implementations,
     plug_in=_plug_in,
+    function="fused_moe",
     cpu_kernels=("moe_forward", "peaks"),
     cuda_kernels=_cuda_kernels,
     needed=_needed,

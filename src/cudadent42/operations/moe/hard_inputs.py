@@ -9,9 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from cudadent42.model.cases import MoeCase
 from cudadent42.operations.interface import HardInput
 from cudadent42.operations.moe.activations import ACTIVATIONS
+from cudadent42.operations.moe.case import MoeCase
 from cudadent42.operations.moe.inputs import MoeInputs, random_inputs
 
 MOST_HARD_FLOPS = {"cpu": 2e8, "cuda": 1e12}

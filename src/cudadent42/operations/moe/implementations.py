@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from cudadent42.model.cases import MoeCase, Operation
 from cudadent42.model.implementations import Call, Implementation, UnsupportedCaseError
+from cudadent42.operations.moe.case import MoeCase
 from cudadent42.operations.peers import needs
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _implementation(
     prepare: Callable[[MoeCase, MoeInputs], Call],
     **more: Any,
 ) -> Implementation:
-    return Implementation(name, description, devices, prepare, operation=Operation.MOE, **more)
+    return Implementation(name, description, devices, prepare, operation=MoeCase.operation, **more)
 
 
 _BOTH = ("cpu", "cuda")

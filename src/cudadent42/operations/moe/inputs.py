@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from cudadent42.base.seeds import derived_seed
-from cudadent42.model.cases import MoeCase
 from cudadent42.model.dtypes import DTYPES
+from cudadent42.operations.moe.case import MoeCase
 
 ROUTER_SKEW = 0.3
 """Standard deviation of the experts' popularity, in logits, beside 1 for the tokens' own preferences: the busiest of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from cudadent42.model.cases import MoeCase
 from cudadent42.operations.interface import Numerics, OnChunk
+from cudadent42.operations.moe.case import MoeCase
 from cudadent42.operations.moe.hard_inputs import hard_cases, hard_inputs
 from cudadent42.operations.moe.inputs import MoeInputs, input_sets
 from cudadent42.operations.moe.reference import moe_float64, yardstick

@@ -1,23 +1,21 @@
-"""Timing this project's attention kernels without a part of their work, against the whole, in one process."""
+"""Timing this project's kernels without a part of their work, against the whole, in one process."""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
-from torch import Tensor
 
 from cudadent42.decisions.statistics import estimate_ratio
-from cudadent42.model.cases import AttentionCase, Case
+from cudadent42.model.cases import Case
 from cudadent42.model.implementations import Call
-from cudadent42.operations.attention.inputs import AttentionInputs
+from cudadent42.operations import definition
+from cudadent42.operations.interface import WHOLE, Inputs
 from cudadent42.profiles.records import Ablation
 from cudadent42.timing.contention import WAIT_LIMIT, waited_s
 from cudadent42.timing.timers import Timer
-from flashmoe_science.configs.ablation import Ablation as Part
 from flashmoe_science.errors import BuildError
 
 BLOCKS = 15
@@ -29,87 +27,47 @@ _MOST_FOR_ONE = 6
 """Blocks that are taken for each that is wanted, where others use the processors."""
 _WARM_UPS = 3
 
-Variants = Mapping[Part, Call]
 
-
-def ablate(case: Case, inputs: object, timer: Timer, seed: int) -> tuple[tuple[Ablation, ...], str]:
+def ablate(case: Case, inputs: Inputs, timer: Timer, seed: int) -> tuple[tuple[Ablation, ...], str]:
     """What each part costs that can be left out, and why not where there is none.
 
     Sound as far as it goes: a part that is hidden behind another costs nothing here, and leaving it out shifts power
     and clocks; so a saving is what is exposed, at most.
     """
-    if not (isinstance(case, AttentionCase) and isinstance(inputs, AttentionInputs)):
-        return (), f"parts of the kernel cannot be left out for {case.operation.value}"
     try:
-        calls, why_not = (_on_cpu if inputs.query.is_cpu else _on_cuda)(case, inputs)
+        parts = definition(case.operation).without(case, inputs)
+        calls = parts.calls
         for call in calls.values():
             for _ in range(_WARM_UPS):
                 call()
     except BuildError as error:
         return (), f"a kernel with a part left out does not build: {error}"
     if not calls:
-        return (), why_not
-    on_cpu = isinstance(inputs, AttentionInputs) and inputs.query.is_cpu
-    times, taken = _times(calls, timer, seed, quiet=on_cpu)
-    counted = len(times[Part.NONE])
+        return (), parts.why_not
+    times, taken = _times(calls, timer, seed, quiet=inputs.result_like.is_cpu)
+    counted = len(times[WHOLE])
     if counted < _FEWEST_BLOCKS:
         return (), (
             f"the kernel without parts of its work is not timed: other work took the processors away in "
             f"{taken - counted} of {taken} blocks; repeat on a quiet machine"
         )
-    return tuple(
-        _ablation(part, times[Part.NONE], times[part], seed) for part in calls if part is not Part.NONE
-    ), ""
+    return tuple(_ablation(part, times[WHOLE], times[part], seed) for part in calls if part != WHOLE), ""
 
 
-def _on_cuda(case: AttentionCase, inputs: AttentionInputs) -> tuple[Variants, str]:
-    from flashmoe_science.cuda.attention import KernelKind, explain, forward
-    from flashmoe_science.cuda.choice import Choice
-
-    tensors = inputs.tensors
-    choice = explain(*tensors, causal=case.causal, softmax_scale=inputs.softmax_scale)
-    if choice.kernel is KernelKind.SMALL:
-        return {}, "parts of the small kernel cannot be left out, only of the Hopper and the portable kernel"
-
-    def variant(part: Part) -> Call:
-        configured: Choice = replace(choice, configuration=replace(choice.configuration, ablation=part))
-
-        def call() -> Tensor:
-            scale = inputs.softmax_scale
-            return forward(*tensors, causal=case.causal, softmax_scale=scale, choice=configured)[0]
-
-        return call
-
-    masked = case.causal or case.seqlen_k % choice.configuration.block_n != 0
-    return {part: variant(part) for part in _parts(masked)}, ""
-
-
-def _on_cpu(case: AttentionCase, inputs: AttentionInputs) -> tuple[Variants, str]:
-    from flashmoe_science.cpu import attention
-
-    def variant(part: Part) -> Call:
-        return attention.without(part, *inputs.tensors, causal=case.causal)
-
-    # One row of a causal mask, aligned bottom-right, sees every key.
-    return {part: variant(part) for part in _parts(case.causal and case.seqlen_q > 1)}, ""
-
-
-def _parts(masked: bool) -> list[Part]:
-    return [Part.NONE, Part.EXPONENTIALS, *([Part.MASK] if masked else []), Part.LOADS]
-
-
-def _times(calls: Variants, timer: Timer, seed: int, *, quiet: bool) -> tuple[dict[Part, list[float]], int]:
+def _times(
+    calls: Mapping[str, Call], timer: Timer, seed: int, *, quiet: bool
+) -> tuple[dict[str, list[float]], int]:
     """Milliseconds per call, by block; in every block each variant once, in random order, all by as many calls. And how
     many blocks were taken: with ``quiet``, those in which a thread waited for a processor do not count."""
     generator = random.Random(seed)
-    first = timer.calibrate([calls[Part.NONE]])()
+    first = timer.calibrate([calls[WHOLE]])()
     read = {part: timer.calibrate([call], first.inner) for part, call in calls.items()}
     block_s = first.latency_ms * 1e-3 * first.inner * len(calls)
     blocks = max(_FEWEST_BLOCKS, min(BLOCKS, int(_MOST_S / max(block_s, 1e-9))))
-    times: dict[Part, list[float]] = {part: [] for part in calls}
+    times: dict[str, list[float]] = {part: [] for part in calls}
     stop = time.perf_counter() + _MOST_S
     taken = 0
-    while len(times[Part.NONE]) < blocks and taken < _MOST_FOR_ONE * blocks:
+    while len(times[WHOLE]) < blocks and taken < _MOST_FOR_ONE * blocks:
         if taken >= blocks and time.perf_counter() > stop:
             break
         taken += 1
@@ -122,11 +80,11 @@ def _times(calls: Variants, timer: Timer, seed: int, *, quiet: bool) -> tuple[di
     return times, taken
 
 
-def _ablation(part: Part, whole: list[float], without: list[float], seed: int) -> Ablation:
+def _ablation(part: str, whole: list[float], without: list[float], seed: int) -> Ablation:
     estimate = estimate_ratio(np.array(whole), np.array(without), seed)
     low, high = estimate.interval()
     return Ablation(
-        part=part.name.lower(),
+        part=part,
         latency_ms=float(np.median(without)),
         baseline_ms=float(np.median(whole)),
         saved=1 - 1 / estimate.ratio,

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cudadent42.model.cases import AttentionCase, Case
+from cudadent42.model.cases import Case
+from cudadent42.operations import definition
 from cudadent42.profiles.quantities import main_launch
 from cudadent42.profiles.records import Launch, Profile
 from cudadent42.stages.profile import sass
@@ -38,7 +39,7 @@ def profiled_build(
     if not fitting:
         return None, f"none of the {len(mine)} compiled kernels has the shape of the launch"
     try:
-        chosen = None if device is None else _chosen(case, device)
+        chosen = None if device is None else definition(case.operation).compiled(case, device)
     except (DeviceError, InputError, BuildError) as error:
         return None, f"which kernel the case takes cannot be told: {error}"
     if chosen is not None:
@@ -80,24 +81,6 @@ def device_of_run(facts: Mapping[str, object]) -> Device | None:
         return None
     # The size of L2 decides the order of the work, not the kernel.
     return Device(0, architecture, multiprocessors, 0, (int(versions[1][1]), int(versions[1][2])))
-
-
-def _chosen(case: Case, device: Device) -> CudaKernel | None:
-    """What a call of the case compiles; None for an operation whose calls launch several kernels."""
-    import torch
-
-    from cudadent42.model.dtypes import DTYPES
-    from flashmoe_science.cuda.attention import compiled, explain
-
-    if not isinstance(case, AttentionCase):
-        return None
-
-    def tensor(heads: int, rows: int) -> torch.Tensor:
-        return torch.empty(case.batch, heads, rows, case.head_dim, dtype=DTYPES[case.dtype], device="meta")
-
-    keys = tensor(case.num_kv_heads, case.seqlen_k)
-    choice = explain(tensor(case.num_heads, case.seqlen_q), keys, keys, causal=case.causal, device=device)
-    return compiled(choice, DTYPES[case.dtype], device.architecture)
 
 
 def with_build(profile: Profile, build: KernelBuild | None) -> Profile:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from cudadent42.model.cases import Case
     from cudadent42.model.implementations import Call
+    from cudadent42.operations.interface import Inputs
     from cudadent42.timing.timers import Reading, Timer
 
 WARM_UPS = 3
@@ -131,7 +132,7 @@ def _repeat(call: Call, request: Request) -> Answer:
     return Answer(latency_ms=elapsed / calls * 1e3, calls=calls)
 
 
-def _ablate(case: Case, inputs: object, plan: Plan) -> Answer:
+def _ablate(case: Case, inputs: Inputs, plan: Plan) -> Answer:
     from cudadent42.stages.profile.ablation import ablate
 
     found, why_not = ablate(case, inputs, _timer(plan), plan.seed)

@@ -11,10 +11,10 @@ import torch
 
 from cudadent42.base.errors import UsageError
 from cudadent42.flows.race import name_versions
-from cudadent42.model.cases import AttentionCase, Operation
 from cudadent42.model.implementations import UnsupportedCaseError
 from cudadent42.model.records import Version
 from cudadent42.operations import numerics
+from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.versions.sources import export
 from cudadent42.versions.version import implementation, tolerant
 
@@ -62,7 +62,7 @@ def versions(tmp_path: Path, *values: str) -> dict[str, Version]:
 
 
 def value_of(name: str, known: dict[str, Version], case: AttentionCase = CASE) -> float:
-    found = implementation(name, Operation.ATTENTION, known)
+    found = implementation(name, "attention", known)
     call = found.prepare(case, numerics(case).input_sets(case, 0, 1, "cpu")[0])
     return float(call().flatten()[0])
 
@@ -105,9 +105,9 @@ def flash_attention(query, key, value, *, causal, softmax_scale):
         *(export(str(r.package(tmp_path / f"computed{value}", files(value)))) for value in (1, 2))
     )
     first, second = known
-    implementation(first, Operation.ATTENTION, known)
+    implementation(first, "attention", known)
     with pytest.raises(UsageError, match="register operators of torch in the namespace 'computed_name'"):
-        implementation(second, Operation.ATTENTION, known)
+        implementation(second, "attention", known)
 
 
 def test_a_file_of_somebody_else_s_tree_and_its_neighbours(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_tree_that_does_not_import_says_so(tmp_path: Path) -> None:
     r.write_kernel(root, extra="import not_there_at_all")
     known = name_versions(*(export(each, root, r.ENTRY) for each in ("HEAD", "WORKTREE")))
     with pytest.raises(UsageError, match=r"mine of WORKTREE failed on import: ModuleNotFoundError"):
-        implementation(list(known)[1], Operation.ATTENTION, known)
+        implementation(list(known)[1], "attention", known)
 
 
 def test_an_argument_that_an_older_version_lacks() -> None:

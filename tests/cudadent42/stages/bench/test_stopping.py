@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cudadent42.model.cases import AttentionCase
 from cudadent42.model.records import Plan
+from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.stages.bench.stopping import (
     MIN_PRECISION_BLOCKS,
     PILOT_BLOCKS,

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from cudadent42.base.errors import UsageError
-from cudadent42.model.cases import AttentionCase
 from cudadent42.model.records import (
     Comparison,
     MachineReport,
@@ -19,6 +18,7 @@ from cudadent42.model.records import (
     VerifiedCase,
     VerifyReport,
 )
+from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.patterns.evidence import of_results
 from cudadent42.runs.run_folder import RunWriter
 from cudadent42.stages import gates

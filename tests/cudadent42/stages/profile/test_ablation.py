@@ -7,8 +7,11 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from cudadent42.model.cases import AttentionCase, MoeCase
 from cudadent42.operations import numerics
+from cudadent42.operations.attention import parts
+from cudadent42.operations.attention.case import AttentionCase
+from cudadent42.operations.interface import WHOLE, Parts
+from cudadent42.operations.moe.case import MoeCase
 from cudadent42.profiles.records import Ablation
 from cudadent42.stages.profile import ablation
 from cudadent42.timing.timers import ClockTimer, Reading
@@ -74,8 +77,8 @@ def _race(
         call.__name__ = part.name
         return call
 
-    calls = {part: variant(part) for part in times_ms}
-    monkeypatch.setattr(ablation, "_on_cpu", lambda case, inputs: (calls, ""))
+    known = Parts({part.name.lower(): variant(part) for part in times_ms})
+    monkeypatch.setattr(parts, "_on_cpu", lambda case, inputs: known)
     timer = Scripted({part.name: time for part, time in times_ms.items()})
     (inputs,) = numerics(case()).input_sets(case(), 0, 1, "cpu")
     return ablation.ablate(case(), inputs, timer, 0)[0], timer
@@ -105,17 +108,18 @@ def test_slow_calls_are_raced_in_fewer_blocks(monkeypatch: pytest.MonkeyPatch) -
 
             return counted
 
-    calls = {Part.NONE: lambda: torch.zeros(1), Part.LOADS: lambda: torch.zeros(1)}
+    calls = {WHOLE: lambda: torch.zeros(1), "loads": lambda: torch.zeros(1)}
     for call, part in zip(calls.values(), calls, strict=True):
-        call.__name__ = part.name
-    times = ablation._times(calls, Counting({"NONE": 60_000.0, "LOADS": 60_000.0}), 0)
+        call.__name__ = part
+    times, taken = ablation._times(calls, Counting(dict.fromkeys(calls, 60_000.0)), 0, quiet=False)
+    assert taken == 5
     assert {len(values) for values in times.values()} == {5}
     assert len(read) == 1 + 2 * 5
 
 
 def test_one_row_has_no_mask_to_leave_out() -> None:
     of = AttentionCase("x", "fp32", 1, 1, 1, 1, 64, 32, True)
-    assert Part.MASK not in ablation._parts(of.causal and of.seqlen_q > 1)
+    assert Part.MASK not in parts._parts(of.causal and of.seqlen_q > 1)
 
 
 def test_what_has_no_parts_says_so() -> None:
@@ -129,7 +133,7 @@ def test_a_variant_that_does_not_build_is_told(monkeypatch: pytest.MonkeyPatch) 
     def broken(case: object, inputs: object) -> None:
         raise BuildError("no compiler", "")
 
-    monkeypatch.setattr(ablation, "_on_cpu", broken)
+    monkeypatch.setattr(parts, "_on_cpu", broken)
     (inputs,) = numerics(case()).input_sets(case(), 0, 1, "cpu")
     assert ablation.ablate(case(), inputs, ClockTimer(None), 0) == (
         (),

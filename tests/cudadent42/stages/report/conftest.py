@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from cudadent42.model.cases import AttentionCase
 from cudadent42.model.records import (
     BuildReport,
     Check,
@@ -26,6 +25,7 @@ from cudadent42.model.records import (
     VerifiedCase,
     VerifyReport,
 )
+from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.runs import run_folder
 from cudadent42.runs.run_folder import Manifest, RunFolder, RunStatus
 from cudadent42.runs.source import Revision

@@ -15,7 +15,6 @@ import pytest
 from cudadent42.base.errors import UsageError
 from cudadent42.commands import tables
 from cudadent42.decisions.compare import compare
-from cudadent42.model.cases import AttentionCase
 from cudadent42.model.records import (
     ErrorNorms,
     MachineReport,
@@ -26,6 +25,7 @@ from cudadent42.model.records import (
     VerifiedCase,
     VerifyReport,
 )
+from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.runs.run_folder import RunWriter, load_run
 from cudadent42.stages import report
 from cudadent42.stages.report.view import View

@@ -1,0 +1,59 @@
+"""Things of one kind that come along as folders of a package or are published by other packages, found by name."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import pkgutil
+from dataclasses import dataclass
+from functools import cache
+
+from cudadent42.base.errors import UsageError
+
+
+@dataclass(frozen=True)
+class ExtensionPoint:
+    """Where extensions of one kind are."""
+
+    kind: str
+    """As errors call one of them."""
+    name: str
+    """The package whose folders are extensions, and the group of entry points under which others publish theirs."""
+    attribute: str
+    """Of a folder's package, that is the extension; an entry point names its own."""
+
+    def names(self) -> tuple[str, ...]:
+        """All there are; those that come along first, sorted. Imports none of them."""
+        return tuple(dict.fromkeys((*_folders(self.name), *sorted(published(self.name)))))
+
+    def load(self, name: str) -> object:
+        """The extension of that name. Raises UsageError where there is none, or it cannot be imported."""
+        if name in _folders(self.name):
+            extension: object = getattr(importlib.import_module(f"{self.name}.{name}"), self.attribute)
+            return extension
+        point = published(self.name).get(name)
+        if point is None:
+            raise UsageError(
+                f"unknown {self.kind} {name!r}; known are {', '.join(self.names())}. "
+                f"Others come with packages that publish them as {self.name}: is one not installed here?"
+            )
+        try:
+            return point.load()
+        except (ImportError, AttributeError) as error:
+            raise UsageError(
+                f"the {self.kind} {name!r} is published as {point.value}, which cannot be imported: {error}"
+            ) from error
+
+
+@cache
+def _folders(package: str) -> tuple[str, ...]:
+    spec = importlib.util.find_spec(package)
+    folders = spec.submodule_search_locations if spec else None
+    return tuple(sorted(item.name for item in pkgutil.iter_modules(folders or []) if item.ispkg))
+
+
+@cache
+def published(group: str) -> dict[str, importlib.metadata.EntryPoint]:
+    """Entry points of a group by name, as installed when first asked."""
+    return {point.name: point for point in importlib.metadata.entry_points(group=group)}

@@ -1,0 +1,68 @@
+"""One problem of a mixture of experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from cudadent42.model.cases import element_bytes
+
+
+@dataclass(frozen=True)
+class MoeCase:
+    """One mixture-of-experts forward: sizes, dtype and activation."""
+
+    operation: ClassVar[str] = "moe"
+
+    name: str
+    dtype: str
+    """``fp16``, ``bf16`` or ``fp32``."""
+    tokens: int
+    hidden: int
+    intermediate: int
+    experts: int
+    top_k: int
+    activation: str = "silu"
+    """A value of ``flashmoe_science.moe_arguments.Activation``."""
+
+    @property
+    def id(self) -> str:
+        """Unique in a plan: ``name/dtype``."""
+        return f"{self.name}/{self.dtype}"
+
+    @property
+    def gated(self) -> bool:
+        """Whether w13 holds gate and up projections, or one alone."""
+        return not self.activation.endswith("_no_mul")
+
+    @property
+    def expert_weights(self) -> int:
+        """Entries of one expert's w13 and w2."""
+        return (3 if self.gated else 2) * self.hidden * self.intermediate
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the matrix products."""
+        return 2 * self.tokens * self.top_k * self.expert_weights
+
+    @property
+    def experts_touched(self) -> int:
+        """Experts that at least one token chose, as expected of uniform routing; the skew of the inputs' routing lowers
+        it by a few."""
+        missed = (1 - self.top_k / self.experts) ** self.tokens
+        return max(min(self.top_k, self.tokens * self.top_k), round(self.experts * (1 - missed)))
+
+    @property
+    def bytes_min(self) -> int:
+        """Fewest bytes moved: hidden states, routing and touched experts read once, output written once."""
+        size = element_bytes(self.dtype)
+        return size * self.experts_touched * self.expert_weights + self._token_bytes
+
+    @property
+    def _token_bytes(self) -> int:
+        """Of hidden states, output, and routing (float32 weights, int32 ids)."""
+        return 2 * element_bytes(self.dtype) * self.tokens * self.hidden + 8 * self.tokens * self.top_k
+
+    def memory_bytes(self, sets: int) -> int:
+        """Bytes of so many sets of inputs, with an output each; they share the experts' weights."""
+        return element_bytes(self.dtype) * self.experts * self.expert_weights + sets * self._token_bytes
