@@ -22,6 +22,8 @@ _ELEMENT_BF16 = {"bf16": 1, "fp16": 0}
 """The CUDA kernels' macro for the dtypes that they take."""
 _FUNCTIONS = "attention_"
 """How the names of attention's CUDA kernels begin; the library has those of other operations too."""
+_GRADIENTS = "attention_backward"
+"""How those of its gradients begin, which no forward call leads to."""
 
 
 def _parse_case(table: Table, name: str, dtype: str) -> AttentionCase:
@@ -109,7 +111,11 @@ def _cuda_kernels(architectures: Sequence[str]) -> list[CudaKernel]:
 
 def _needed(kernels: Sequence[CudaKernel], cases: Sequence[AttentionCase]) -> list[CudaKernel]:
     """Attention's, of a case's dtype and of the smallest compiled head dim that holds it, per kernel."""
-    own = [kernel for kernel in kernels if kernel.function.startswith(_FUNCTIONS)]
+    own = [
+        kernel
+        for kernel in kernels
+        if kernel.function.startswith(_FUNCTIONS) and not kernel.function.startswith(_GRADIENTS)
+    ]
     compiled: dict[str, set[int]] = {}
     for kernel in own:
         compiled.setdefault(kernel.function, set()).add(kernel.macros["HEAD_DIM"])
