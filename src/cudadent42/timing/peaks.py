@@ -44,7 +44,10 @@ def measure_cuda_peaks(device: str) -> dict[str, float]:
 
 def _product_seconds(dtype: str, side: int, device: str) -> float | None:
     generator = torch.Generator(device=device).manual_seed(0)
-    a, b = (torch.randn(side, side, generator=generator, device=device).to(DTYPES[dtype]) for _ in range(2))
+    a, b = (
+        torch.randn(side, side, generator=generator, dtype=torch.float32, device=device).to(DTYPES[dtype])
+        for _ in range(2)
+    )
     out = torch.empty_like(a)
     try:
         return _best_seconds(lambda: torch.mm(a, b, out=out), device)

@@ -59,13 +59,13 @@ def _tensor_guards() -> Any:
     if found is None:
         return None
     with torch.inference_mode(False), torch.enable_grad():
-        like, *others = (torch.empty(2, 3, device="cpu") for _ in range(3))
+        like, *others = (torch.empty(2, 3, dtype=torch.float32, device="cpu") for _ in range(3))
         different = (
-            torch.empty(2, 4, device="cpu"),
-            torch.empty(3, 2, device="cpu").t(),
+            torch.empty(2, 4, dtype=torch.float32, device="cpu"),
+            torch.empty(3, 2, dtype=torch.float32, device="cpu").t(),
             torch.empty(2, 3, device="cpu", dtype=torch.float16),
-            torch.empty(2, 3, device="meta"),
-            torch.empty(2, 3, device="cpu", requires_grad=True),
+            torch.empty(2, 3, dtype=torch.float32, device="meta"),
+            torch.empty(2, 3, dtype=torch.float32, device="cpu", requires_grad=True),
             None,
         )
         try:

@@ -58,7 +58,9 @@ def random_inputs(case: AttentionCase, seed: int, index: int, device: str) -> At
 
     def normal(heads: int, seqlen: int) -> Tensor:
         shape = (case.batch, heads, seqlen, case.head_dim)
-        return torch.randn(shape, generator=generator, device=device).to(DTYPES[case.dtype])
+        return torch.randn(shape, generator=generator, dtype=torch.float32, device=device).to(
+            DTYPES[case.dtype]
+        )
 
     return AttentionInputs(
         normal(case.num_heads, case.seqlen_q),
@@ -173,7 +175,7 @@ def _equal_rows(inputs: AttentionInputs) -> AttentionInputs:
 
 def _rising_maximum(inputs: AttentionInputs) -> AttentionInputs:
     """Scores grow along the keys, so an online softmax must rescale in every block."""
-    steps = torch.linspace(0.0, 4.0, inputs.key.shape[2], device=inputs.key.device)
+    steps = torch.linspace(0.0, 4.0, inputs.key.shape[2], dtype=torch.float32, device=inputs.key.device)
     key = inputs.key * 0.1 + steps[:, None].to(inputs.key.dtype)
     return AttentionInputs(inputs.query.abs(), key, inputs.value)
 

@@ -44,8 +44,8 @@ def attention_float64(
                 seen = min(seqlen_k, stop + offset) if causal else seqlen_k
                 scores = query[b, h, start:stop].double() @ keys[:seen].T * inputs.scale
                 if causal:
-                    row = torch.arange(start, stop, device=query.device)[:, None]
-                    column = torch.arange(seen, device=query.device)
+                    row = torch.arange(start, stop, dtype=torch.int64, device=query.device)[:, None]
+                    column = torch.arange(seen, dtype=torch.int64, device=query.device)
                     hidden = column > row + offset
                     scores.masked_fill_(hidden, -torch.inf)
                 result[b, h, start:stop] = _weighted(torch.softmax(scores, dim=-1), values[:seen])

@@ -196,6 +196,9 @@ def _signed_weights(inputs: MoeInputs) -> MoeInputs:
 
 def _uneven_rows(inputs: MoeInputs) -> MoeInputs:
     """Expert e gets ``UNEVEN_ROWS[e]`` rows, its tokens scattered."""
-    ids: Tensor = torch.repeat_interleave(torch.arange(len(UNEVEN_ROWS)), torch.tensor(UNEVEN_ROWS))
-    order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))
+    rows = torch.tensor(UNEVEN_ROWS, dtype=torch.int64, device="cpu")
+    ids: Tensor = torch.repeat_interleave(rows)
+    order = torch.randperm(
+        len(ids), generator=torch.Generator("cpu").manual_seed(0), dtype=torch.int64, device="cpu"
+    )
     return replace(inputs, topk_ids=ids[order].to(inputs.topk_ids)[:, None].contiguous())

@@ -42,7 +42,7 @@ def grouped_mm(
     down = functional.grouped_mm(between, w2.transpose(1, 2), offs=ends)
     down = down * topk_weights.reshape(-1)[order, None]
     place = torch.empty_like(order)
-    place[order] = torch.arange(len(order), device=order.device)
+    place[order] = torch.arange(len(order), dtype=torch.int64, device=order.device)
     return down[place].view(tokens, top_k, hidden).sum(dim=1)
 
 

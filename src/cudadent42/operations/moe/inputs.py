@@ -63,7 +63,9 @@ def input_sets(case: MoeCase, seed: int, count: int, device: str) -> list[MoeInp
 
     w13 = weights((2 if case.gated else 1) * case.intermediate, case.hidden)
     w2 = weights(case.hidden, case.intermediate)
-    popularity = ROUTER_SKEW * torch.randn(case.experts, generator=generator, device=device)
+    popularity = ROUTER_SKEW * torch.randn(
+        case.experts, generator=generator, dtype=torch.float32, device=device
+    )
     return [_tokens(case, seed, index, w13, w2, popularity) for index in range(count)]
 
 
@@ -75,8 +77,13 @@ def random_inputs(case: MoeCase, seed: int, device: str) -> MoeInputs:
 def _tokens(case: MoeCase, seed: int, index: int, w13: Tensor, w2: Tensor, popularity: Tensor) -> MoeInputs:
     device = str(w13.device)
     generator = _generator(seed, case, index, device)
-    hidden_states = torch.randn((case.tokens, case.hidden), generator=generator, device=device).to(w13.dtype)
-    logits = torch.randn((case.tokens, case.experts), generator=generator, device=device) + popularity
+    hidden_states = torch.randn(
+        (case.tokens, case.hidden), generator=generator, dtype=torch.float32, device=device
+    ).to(w13.dtype)
+    logits = (
+        torch.randn((case.tokens, case.experts), generator=generator, dtype=torch.float32, device=device)
+        + popularity
+    )
     chosen, ids = torch.topk(logits, case.top_k, dim=-1)
     return MoeInputs(hidden_states, w13, w2, torch.softmax(chosen, dim=-1), ids.to(torch.int32))
 
