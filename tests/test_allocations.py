@@ -1,7 +1,7 @@
 """Every tensor that the packages make names its dtype and its device.
 
-After torch.set_default_dtype or torch.set_default_device (model loaders call them) one that does not is another tensor: a
-float32 kernel once wrote past a bfloat16 buffer.
+After torch.set_default_dtype or torch.set_default_device (model loaders call them) one that does not is another tensor:
+a float32 kernel once wrote past a bfloat16 buffer.
 """
 
 from __future__ import annotations
