@@ -151,7 +151,11 @@ def test_nothing_is_imported_but_what_its_row_allows() -> None:
 
 
 BOUND_TO_AN_OPERATION = {
-    ("native", "attention"): "the C interface of kernels in files of their own is attention's"
+    ("native", "attention"): "the C interface of kernels in files of their own is attention's",
+    (
+        "operations",
+        "attention_backward",
+    ): "a training step is the backward pass with the forward pass before it",
 }
 """Parts that import the folder of one operation, each with its reason. All others ask its definition."""
 

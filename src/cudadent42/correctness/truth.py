@@ -18,7 +18,7 @@ from cudadent42.model.dtypes import DTYPES
 from cudadent42.model.events import Alive, Emit
 from cudadent42.model.records import ErrorNorms, VerifiedCase
 from cudadent42.operations import numerics
-from cudadent42.operations.interface import Inputs, OnChunk
+from cudadent42.operations.interface import Exact, Inputs, OnChunk
 
 ERROR_FACTOR = 2.0
 """How many times PyTorch's error is allowed."""
@@ -41,6 +41,8 @@ class Truth:
     reference: Tensor
     pytorch: Tensor
     pytorch_error: ErrorNorms
+    limit: Tensor | None = None
+    """Of the absolute error of each entry; None where the operation gives none."""
 
     @property
     def bound(self) -> ErrorNorms:
@@ -72,17 +74,22 @@ def _unheard() -> None:
 def find_truth(case: Case, inputs: Inputs, on_chunk: OnChunk = _unheard) -> Truth:
     """The float64 result and PyTorch's error; ``on_chunk`` is called while it is computed."""
     known = numerics(case)
-    reference = known.float64(case, inputs, on_chunk)
+    found = known.float64(case, inputs, on_chunk)
+    reference, limit = (found.value, found.limit) if isinstance(found, Exact) else (found, None)
     pytorch = known.pytorch(case, inputs)
     yardstick = pytorch
     if (_kind_of_number(pytorch) != _kind_of_number(reference)).any():
         # A NaN of PyTorch's own would leave no error to measure against.
         yardstick = known.pytorch_plain(case, inputs)
-    return Truth(case, inputs, reference, pytorch, error_norms(yardstick, reference))
+    if limit is not None:
+        own = (yardstick.double() - reference).abs().nan_to_num(0.0, posinf=0.0).amax(-1, keepdim=True)
+        limit = limit.maximum(ERROR_FACTOR * own)
+    return Truth(case, inputs, reference, pytorch, error_norms(yardstick, reference), limit)
 
 
 def judge(truth: Truth, implementation: str, result: Tensor, kind: str) -> VerifiedCase:
     """Compares one result with the truth."""
+    result = numerics(truth.case).gathered(result)
     wrong = _wrong_form(truth, result) or _wrong_pattern(truth, result)
     if wrong:
         return failure(truth.case.id, implementation, kind, wrong)
@@ -92,9 +99,25 @@ def judge(truth: Truth, implementation: str, result: Tensor, kind: str) -> Verif
         for name, found, allowed, own in _norms(error, bound, truth.pytorch_error)
         if not found <= allowed
     ]
+    over += _beyond_limits(truth, result)
     return VerifiedCase(
         truth.case.id, implementation, kind, error, truth.pytorch_error, bound, not over, "; ".join(over)
     )
+
+
+def _beyond_limits(truth: Truth, result: Tensor) -> list[str]:
+    """The worst row of those in which an entry's error exceeds its bound."""
+    if truth.limit is None or truth.limit.numel() == 0:
+        return []
+    excess = (result.double() - truth.reference).abs() / truth.limit
+    worst = excess.nan_to_num(0.0).amax(-1).flatten()
+    row = int(worst.argmax())
+    if worst[row] <= 1.0:
+        return []
+    return [
+        f"{int((worst > 1.0).sum())} of {worst.numel()} rows have an entry over its own bound, "
+        f"row {row} by {float(worst[row]):.3g} times"
+    ]
 
 
 def failure(case: str, implementation: str, kind: str, detail: str) -> VerifiedCase:

@@ -55,6 +55,21 @@ class HardInput:
 
 
 @dataclass(frozen=True)
+class Exact:
+    """A float64 result with a bound for each entry, where the operation's mathematics gives one."""
+
+    value: Tensor
+    limit: Tensor
+    """Of the absolute error that an entry may have, float64. Twice PyTorch's largest in the entry's row is allowed in
+    any case."""
+
+
+def _as_it_is(result: Any) -> Tensor:
+    tensor: Tensor = result
+    return tensor
+
+
+@dataclass(frozen=True)
 class Numerics(Generic[CaseT, InputsT]):
     """An operation's inputs, and what is right for them."""
 
@@ -64,12 +79,14 @@ class Numerics(Generic[CaseT, InputsT]):
     """Adversarial inputs for a dtype."""
     hard_cases: Callable[[Sequence[CaseT], str], tuple[HardInput, ...]]
     """(cases, device): adversarial values at shapes that will be timed: a small one may be served by another kernel."""
-    float64: Callable[[CaseT, InputsT, OnChunk], Tensor]
+    float64: Callable[[CaseT, InputsT, OnChunk], Tensor | Exact]
     """The result in float64."""
     pytorch: Callable[[CaseT, InputsT], Tensor]
     """PyTorch's result in the case's dtype: its error is the measure for everybody's."""
     pytorch_plain: Callable[[CaseT, InputsT], Tensor]
     """The same by plain operations, for where a fused one of PyTorch's gives NaN and float64 does not."""
+    gathered: Callable[[Any], Tensor] = _as_it_is
+    """What a call returns as the one tensor that is compared, outside of timing: of use where it returns several."""
 
 
 FIRST_COLUMNS = (
@@ -148,6 +165,8 @@ class Definition(Generic[CaseT, InputsT]):
     plug_in: Callable[[Callable[..., Any]], Prepare]
     """``Implementation.prepare`` for a user's function; its signature is in docs/your-own-kernel.md."""
     numerics: Callable[[], Numerics[CaseT, InputsT]]
+    differentiates: bool = False
+    """Whether gradients are computed; a report of others says that they were not timed."""
     function: str = ""
     """Of ``flashmoe_science``, that a race of two revisions calls; empty where that package does not have it."""
     cpu_kernels: tuple[str, ...] = ("peaks",)

@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from cudadent42.model.device import synchronize
 from cudadent42.model.implementations import Call
@@ -34,7 +35,9 @@ def memory_mb(call: Call, device: str) -> float:
         return (torch.cuda.max_memory_allocated(device) - before) / _MB
     grown = _resident_growth(call)
     output = call()
-    return max(grown, output.numel() * output.element_size() / _MB) if math.isfinite(grown) else math.nan
+    parts: tuple[Tensor, ...] = output if isinstance(output, tuple) else (output,)
+    size = sum(part.numel() * part.element_size() for part in parts)
+    return max(grown, size / _MB) if math.isfinite(grown) else math.nan
 
 
 def _resident_growth(call: Call) -> float:

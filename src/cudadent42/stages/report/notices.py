@@ -8,6 +8,7 @@ from collections import defaultdict
 from cudadent42.decisions.verdicts import REFUSALS
 from cudadent42.model import text
 from cudadent42.model.records import Comparison, Refusal, Results, Status, Verdict, VerifiedCase
+from cudadent42.operations import definition
 from cudadent42.runs.run_folder import RunStatus
 from cudadent42.stages.report.cases import shares_of_bound
 from cudadent42.stages.report.view import Notice, Tone, View
@@ -202,10 +203,11 @@ def not_measured(view: View) -> tuple[str, ...]:
     found = [
         "Any other machine: both sides of every ratio were measured on this one.",
         "Run-to-run variation: this is one process; the intervals cover the variation inside it.",
-        "Backward passes: only the forward call is timed.",
         "Compile time: kernels are built before timing and their build times are listed apart.",
         "Power and energy.",
     ]
+    if not definition(plan.operation).differentiates:
+        found.insert(2, "Backward passes: only the forward call is timed.")
     if plan.device == "cpu" and "AMD" in view.run.machine.summary:
         found.insert(
             1,

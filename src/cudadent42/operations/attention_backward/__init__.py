@@ -1,0 +1,64 @@
+"""Attention's backward pass, as the lab sees it. Nothing here imports torch before it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from cudadent42.base.toml import Table
+from cudadent42.operations.attention import OPERATION as FORWARD
+from cudadent42.operations.attention.case import AttentionCase
+from cudadent42.operations.attention_backward.case import AttentionBackwardCase
+from cudadent42.operations.interface import Definition, Numerics
+
+if TYPE_CHECKING:
+    from cudadent42.model.implementations import Implementation, Prepare
+    from cudadent42.operations.attention_backward.inputs import BackwardInputs
+
+CaseT = TypeVar("CaseT", bound=AttentionBackwardCase)
+
+
+def definition(case_type: type[CaseT]) -> Definition[CaseT, BackwardInputs]:
+    """Of an operation that gives the three gradients; shapes, columns and words are the forward pass's."""
+
+    def parse_case(table: Table, name: str, dtype: str) -> CaseT:
+        found = FORWARD.parse_case(table, name, dtype)
+        return case_type(**{field.name: getattr(found, field.name) for field in fields(AttentionCase)})
+
+    def implementations() -> tuple[Implementation, ...]:
+        from cudadent42.operations.attention_backward.implementations import implementations
+
+        return implementations(case_type.operation)
+
+    def plug_in(function: Callable[..., Any]) -> Prepare:
+        """A differentiable ``function(query, key, value, *, causal, softmax_scale)``."""
+        from cudadent42.operations.attention_backward.implementations import prepare_with
+
+        return prepare_with(case_type.operation, FORWARD.plug_in(function))
+
+    def numerics() -> Numerics[CaseT, BackwardInputs]:
+        from cudadent42.operations.attention_backward.numerics import NUMERICS
+
+        return NUMERICS  # type: ignore[return-value]
+
+    return Definition(
+        case_type=case_type,
+        baseline="pytorch",
+        case_keys=FORWARD.case_keys,
+        parse_case=parse_case,
+        columns=FORWARD.columns,
+        cells=FORWARD.cells,
+        shape=FORWARD.shape,
+        shape_legend=FORWARD.shape_legend,
+        implementations=implementations,
+        plug_in=plug_in,
+        numerics=numerics,
+        differentiates=True,
+        cpu_kernels=("attention_backward", *FORWARD.cpu_kernels),
+        cuda_kernels=FORWARD.cuda_kernels,
+        needed=FORWARD.needed,
+    )
+
+
+OPERATION = definition(AttentionBackwardCase)

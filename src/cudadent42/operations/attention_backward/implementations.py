@@ -1,0 +1,90 @@
+"""Backward passes and training steps of attention that come with the lab; imported when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from cudadent42.model.implementations import Call, Implementation, Prepare, UnsupportedCaseError
+from cudadent42.operations.attention import implementations as forward
+from cudadent42.operations.attention.implementations import prepare_sdpa
+from cudadent42.operations.attention_backward.case import AttentionBackwardCase, AttentionTrainingStepCase
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cudadent42.operations.attention.inputs import AttentionInputs
+    from cudadent42.operations.attention_backward.inputs import BackwardInputs
+
+PrepareForward = Callable[[AttentionBackwardCase, "AttentionInputs"], Call]
+
+TRAINED = (
+    *("pytorch", "cudadent42", "pytorch_flash", "pytorch_cudnn", "pytorch_efficient", "pytorch_math"),
+    *("flash_attn", "flash_attn_cute"),
+)
+"""Of the forward's implementations, those that have a backward pass where they are installed. FlashAttention-3's wheels
+have none."""
+
+
+def prepare_backward(prepare: PrepareForward, case: AttentionBackwardCase, inputs: BackwardInputs) -> Call:
+    """The forward pass once, then the gradients of its result as often as they are asked for."""
+    import torch
+
+    leaves = inputs.of_forward
+    output = prepare(case, leaves)()
+    _require_gradient(output)
+    wanted, gradient = leaves.tensors, inputs.output_gradient
+
+    def call() -> Tensor:
+        found: Tensor = torch.autograd.grad(output, wanted, gradient, retain_graph=True)  # type: ignore[assignment]
+        return found
+
+    return call
+
+
+def prepare_step(prepare: PrepareForward, case: AttentionBackwardCase, inputs: BackwardInputs) -> Call:
+    """Both passes in every call."""
+    import torch
+
+    leaves = inputs.of_forward
+    once = prepare(case, leaves)
+    _require_gradient(once())
+    wanted, gradient = leaves.tensors, inputs.output_gradient
+
+    def call() -> Tensor:
+        found: Tensor = torch.autograd.grad(once(), wanted, gradient)  # type: ignore[assignment]
+        return found
+
+    return call
+
+
+def _require_gradient(output: Tensor) -> None:
+    if not output.requires_grad:
+        raise UnsupportedCaseError("its output has no gradient")
+
+
+def sdpa_gradients(case: AttentionBackwardCase, inputs: BackwardInputs) -> Tensor:
+    """Of PyTorch's SDPA, packed."""
+    from cudadent42.operations.attention_backward.inputs import packed
+
+    return packed(prepare_backward(prepare_sdpa, case, inputs)())  # type: ignore[arg-type]
+
+
+def prepare_with(operation: str, prepare: PrepareForward) -> Prepare:
+    """What is timed of a forward pass that can be differentiated, for one of the two operations."""
+    way = {
+        AttentionBackwardCase.operation: prepare_backward,
+        AttentionTrainingStepCase.operation: prepare_step,
+    }[operation]
+    return partial(way, prepare)
+
+
+def implementations(operation: str) -> tuple[Implementation, ...]:
+    """Those of the forward pass that can be trained with."""
+    return tuple(
+        replace(item, prepare=prepare_with(operation, item.prepare), operation=operation)
+        for item in forward.ALL
+        if item.name in TRAINED
+    )

@@ -1,0 +1,146 @@
+"""Attention's inputs with a gradient of the output, and which of them are hard to get right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from cudadent42.base.seeds import derived_seed
+from cudadent42.operations.attention import inputs as forward
+from cudadent42.operations.attention.case import AttentionCase
+from cudadent42.operations.attention.inputs import AttentionInputs
+from cudadent42.operations.attention_backward.case import AttentionBackwardCase
+from cudadent42.operations.interface import HardInput
+
+
+@dataclass(frozen=True)
+class BackwardInputs:
+    """query, output_gradient (batch, heads, seqlen_q, head_dim); key, value (batch, kv_heads, seqlen_k, head_dim)."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    output_gradient: Tensor
+    softmax_scale: float | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.query, self.key, self.value, self.output_gradient
+
+    @property
+    def result_like(self) -> Tensor:
+        """Of the three gradients as ``packed`` puts them one below the other."""
+        rows = sum(tensor.numel() // tensor.shape[-1] for tensor in self.tensors[:3])
+        return self.query.new_empty(1, 1).expand(rows, self.query.shape[-1])
+
+    @property
+    def buffer_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(tensor.shape) for tensor in self.tensors[:3])
+
+    @property
+    def of_forward(self) -> AttentionInputs:
+        """The same memory, as leaves that gradients are taken of."""
+        query, key, value = (tensor.detach().requires_grad_() for tensor in self.tensors[:3])
+        return AttentionInputs(query, key, value, self.softmax_scale)
+
+
+def packed(gradients: Sequence[Tensor]) -> Tensor:
+    """(rows, head_dim): the rows of the gradients of query, key and value, one below the other."""
+    return torch.cat([gradient.reshape(-1, gradient.shape[-1]) for gradient in gradients])
+
+
+def input_sets(case: AttentionBackwardCase, seed: int, count: int, device: str) -> list[BackwardInputs]:
+    """``count`` independent sets."""
+    return [random_inputs(case, seed, index, device) for index in range(count)]
+
+
+def random_inputs(case: AttentionBackwardCase, seed: int, index: int, device: str) -> BackwardInputs:
+    """Standard normal values, the gradient of the output too."""
+    return _with_gradient(forward.random_inputs(case, seed, index, device), case, seed, index)
+
+
+def _with_gradient(inputs: AttentionInputs, case: AttentionCase, seed: int, index: int = 0) -> BackwardInputs:
+    like = inputs.query
+    generator = torch.Generator(device=like.device).manual_seed(
+        derived_seed(seed, case.id, index, "gradient")
+    )
+    gradient = torch.randn(like.shape, generator=generator, device=like.device).to(like.dtype)
+    return BackwardInputs(inputs.query, inputs.key, inputs.value, gradient, inputs.softmax_scale)
+
+
+# ---------------------------------------------------------------- hard to get right
+
+Change = Callable[[Tensor], Tensor]
+
+GRADIENTS: dict[str, Change] = {
+    "expanded_gradient": lambda gradient: gradient[:1, :1, :1, :1].expand(gradient.shape),
+    "transposed_gradient": lambda gradient: gradient.transpose(1, 2).contiguous().transpose(1, 2),
+    "zero_gradient": torch.zeros_like,
+    "large_gradient": lambda gradient: gradient * 2.0**10,
+    "small_gradient": lambda gradient: gradient * 2.0**-14,
+}
+"""What autograd hands to a backward pass: stride 0 behind ``sum()``, other layouts, and the ends of fp16's range."""
+
+_LEFT_OUT = ("nan_", "inf_", "no_")
+"""Hard inputs of the forward pass that hold such values, of which no rule that all take says into which gradient they
+spread; and empty ones, which have no gradient to compare."""
+
+
+def hard_inputs(dtype: str) -> tuple[HardInput, ...]:
+    """The forward's hard inputs with random gradients of the output, and hard gradients."""
+
+    def of_forward(hard: HardInput) -> HardInput:
+        assert isinstance(hard.case, AttentionCase)
+        case = backward_case(hard.case)
+
+        def make(seed: int, device: str) -> BackwardInputs:
+            inputs = hard.make(seed, device)
+            assert isinstance(inputs, AttentionInputs)
+            return _with_gradient(inputs, case, seed)
+
+        return HardInput(hard.kind, case, make)
+
+    def with_gradient(kind: str, change: Change) -> HardInput:
+        case = AttentionBackwardCase(kind, dtype, 2, 2, 2, 70, 130, 64, kind == "transposed_gradient")
+
+        def make(seed: int, device: str) -> BackwardInputs:
+            inputs = random_inputs(case, seed, 0, device)
+            return replace(inputs, output_gradient=change(inputs.output_gradient))
+
+        return HardInput(kind, case, make)
+
+    usable = [hard for hard in forward.hard_inputs(dtype) if not hard.kind.startswith(_LEFT_OUT)]
+    return (
+        *(of_forward(hard) for hard in usable),
+        *(with_gradient(kind, change) for kind, change in GRADIENTS.items()),
+    )
+
+
+def backward_case(case: AttentionCase) -> AttentionBackwardCase:
+    return AttentionBackwardCase(**{field.name: getattr(case, field.name) for field in fields(AttentionCase)})
+
+
+def hard_cases(cases: Sequence[AttentionBackwardCase], device: str) -> tuple[HardInput, ...]:
+    """Gradients at the ends of the range at the largest timed shape of each head dim, dtype and mask that the float64
+    reference does in a moment."""
+    most = forward.MOST_HARD_SCORES[device.partition(":")[0]]
+    largest: dict[tuple[object, ...], AttentionBackwardCase] = {}
+    for case in sorted(cases, key=lambda case: case.scores):
+        if case.scores <= most:
+            largest[case.dtype, case.head_dim, case.causal, case.num_heads == case.num_kv_heads] = case
+
+    def hard(case: AttentionBackwardCase, kind: str) -> HardInput:
+        named = replace(case, name=f"{case.name}_{kind}")
+
+        def make(seed: int, device: str) -> BackwardInputs:
+            inputs = random_inputs(named, seed, 0, device)
+            return replace(inputs, output_gradient=GRADIENTS[kind](inputs.output_gradient))
+
+        return HardInput(kind, named, make)
+
+    return tuple(
+        hard(case, kind) for case in largest.values() for kind in ("expanded_gradient", "small_gradient")
+    )

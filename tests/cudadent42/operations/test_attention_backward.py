@@ -1,0 +1,163 @@
+"""The backward pass as an operation: its float64 is the derivative, its bound holds for what is right alone."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cudadent42.correctness.truth import find_truth, judge
+from cudadent42.model.records import Plan
+from cudadent42.operations.attention.case import AttentionCase
+from cudadent42.operations.attention.reference import attention_float64
+from cudadent42.operations.attention_backward.case import AttentionBackwardCase, AttentionTrainingStepCase
+from cudadent42.operations.attention_backward.implementations import TRAINED, implementations, sdpa_gradients
+from cudadent42.operations.attention_backward.inputs import (
+    GRADIENTS,
+    hard_cases,
+    hard_inputs,
+    packed,
+    random_inputs,
+)
+from cudadent42.operations.attention_backward.numerics import NUMERICS
+from cudadent42.operations.attention_backward.reference import gradients_float64
+from cudadent42.plan import Choices, make_plan
+from cudadent42.registry import registry
+from cudadent42.stages.verify import verify
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal": {"causal": True},
+    "fewer queries": {"causal": True, "seqlen_q": 5},
+    "more queries": {"causal": True, "seqlen_k": 5},
+    "grouped heads": {"num_heads": 6, "num_kv_heads": 2},
+    "one key": {"seqlen_k": 1},
+}
+
+
+def case_of(dtype: str = "fp32", **changes: Any) -> AttentionBackwardCase:
+    return replace(AttentionBackwardCase("unit", dtype, 2, 2, 2, 19, 23, 16), **changes)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_float64_is_the_derivative(name: str) -> None:
+    """Of a dense forward pass in float64, by autograd; and of the forward's own reference, by differences."""
+    case = case_of(**SHAPES[name])
+    inputs = random_inputs(case, 0, 0, "cpu")
+    leaves = [tensor.double().requires_grad_() for tensor in inputs.tensors[:3]]
+    query, key, value = leaves
+    group = case.num_heads // case.num_kv_heads
+    key, value = (tensor.repeat_interleave(group, 1) for tensor in (key, value))
+    scores = query @ key.mT * case.head_dim**-0.5
+    if case.causal:
+        offset = case.seqlen_k - case.seqlen_q
+        seen = torch.ones(case.seqlen_q, case.seqlen_k, dtype=torch.bool).tril(offset)
+        scores = scores.masked_fill(~seen, -1e300)
+        output = torch.where(seen.any(-1)[:, None], scores.softmax(-1) @ value, 0.0)
+    else:
+        output = scores.softmax(-1) @ value
+    reference = attention_float64(
+        type("Forward", (), {**vars(inputs), "scale": case.head_dim**-0.5})(),
+        case.causal,  # type: ignore[arg-type]
+    )
+    torch.testing.assert_close(output.detach(), reference)
+    expected = packed(torch.autograd.grad(output, leaves, inputs.output_gradient.double()))
+    torch.testing.assert_close(gradients_float64(inputs, case.causal).exact, expected)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_bound_of_each_entry_holds_for_pytorch(dtype: str, causal: bool) -> None:
+    """Without what twice its own error would allow."""
+    case = case_of(dtype, seqlen_q=96, seqlen_k=96, head_dim=64, causal=causal)
+    inputs = random_inputs(case, 1, 0, "cpu")
+    found = gradients_float64(inputs, causal)
+    error = (sdpa_gradients(case, inputs).double() - found.exact).abs()
+    assert bool((error <= found.limit).all()), float((error / found.limit).max())
+
+
+def faults() -> dict[str, Any]:
+    def scaled(gradients: Tensor) -> Tensor:
+        return gradients * 1.03
+
+    def one_row(gradients: Tensor) -> Tensor:
+        wrong = gradients.clone()
+        wrong[7] = wrong[8]
+        return wrong
+
+    def one_entry(gradients: Tensor) -> Tensor:
+        wrong = gradients.clone()
+        wrong[-1, -1] += 0.2 * gradients.abs().amax()
+        return wrong
+
+    return {"scaled": scaled, "a row": one_row, "an entry": one_entry}
+
+
+@pytest.mark.parametrize("fault", faults())
+def test_what_is_wrong_fails(fault: str) -> None:
+    case = case_of("bf16", seqlen_q=64, seqlen_k=64, head_dim=32)
+    inputs = random_inputs(case, 2, 0, "cpu")
+    truth = find_truth(case, inputs)
+    gradients = sdpa_gradients(case, inputs)
+    wrong = faults()[fault](gradients)
+    rows = [tensor.numel() // case.head_dim for tensor in inputs.tensors[:3]]
+    split = [
+        part.reshape(like.shape) for part, like in zip(wrong.split(rows), inputs.tensors[:3], strict=True)
+    ]
+    right = [
+        part.reshape(like.shape) for part, like in zip(gradients.split(rows), inputs.tensors[:3], strict=True)
+    ]
+    assert judge(truth, "right", right, "random").passed
+    result = judge(truth, "wrong", split, "random")
+    assert not result.passed
+    assert "rows have an entry over its own bound" in result.detail or fault == "scaled"
+
+
+def test_hard_inputs_have_gradients_of_every_kind() -> None:
+    found = {hard.kind: hard for hard in hard_inputs("fp16")}
+    assert set(GRADIENTS) <= set(found)
+    assert not any(kind.startswith(("nan", "inf", "no_")) for kind in found)
+    expanded = found["expanded_gradient"].make(0, "cpu").tensors[3]
+    assert expanded.stride() == (0, 0, 0, 0)
+    timed = [hard.kind for hard in hard_cases([case_of("bf16")], "cpu")]
+    assert timed == ["expanded_gradient", "small_gradient"]
+
+
+def test_operations_count() -> None:
+    forward = AttentionCase(**{f.name: getattr(case_of(), f.name) for f in fields(AttentionCase)})
+    step = AttentionTrainingStepCase(**{f.name: getattr(case_of(), f.name) for f in fields(AttentionCase)})
+    assert case_of().flops == 2.5 * forward.flops
+    assert step.flops == case_of().flops + forward.flops
+
+
+@pytest.mark.parametrize(
+    ("suite", "device", "name", "cells"),
+    [
+        ("backward", "cuda:0", "attention_backward", 36),
+        ("training-step", "cuda:0", "attention_training_step", 36),
+        ("backward", "cpu", "attention_backward", 24),
+        ("training-step", "cpu", "attention_training_step", 24),
+    ],
+)
+def test_suites(suite: str, device: str, name: str, cells: int) -> None:
+    plan = make_plan(Choices(suite=suite), device, registry)
+    assert plan.operation == name
+    assert len(plan.cases) == cells
+    assert {implementation.name for implementation in implementations(name)} == set(TRAINED)
+    if device != "cpu":
+        assert {case.batch * case.seqlen_q for case in plan.cases} == {16384}  # type: ignore[attr-defined]
+        assert {case.num_heads * case.head_dim for case in plan.cases} == {2048}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("case_type", [AttentionBackwardCase, AttentionTrainingStepCase])
+def test_pytorch_is_verified_on_the_hard_inputs_too(case_type: type[AttentionBackwardCase]) -> None:
+    """By a plug-in with this project's conventions: the hard inputs are asked of those."""
+    case = case_type("unit", "bf16", 1, 2, 2, 32, 32, 32, True)
+    plan = Plan("unit", "cpu", (case,), "pytorch", ("pytorch", "pytorch_math"), 2, 0, seed=0)
+    report = verify(plan, emit=lambda event: None)
+    assert report.cases
+    assert report.passed, [each.detail for each in report.cases if not each.passed]
+    assert NUMERICS.gathered is packed
