@@ -81,7 +81,7 @@ def guarded(sets: Sequence[InputsT]) -> tuple[list[InputsT], tuple[Guard, ...]]:
                 continue
             if id(value) not in copies:
                 copies[id(value)], guard = _guarded_like(value, field.name)
-                copies[id(value)].copy_(value)
+                _copy_memory(value, guard)
                 guards.append(guard)
             changed[field.name] = copies[id(value)]
         found.append(dataclasses.replace(inputs, **changed))  # type: ignore[type-var]
@@ -108,6 +108,12 @@ def guarding_outputs() -> Iterator[list[Guard]]:
 def empty_like(tensor: Tensor) -> Tensor:
     """``torch.empty_like``, for outputs that the lab allocates for a candidate."""
     return _allocator.get()(tensor)
+
+
+def _copy_memory(tensor: Tensor, guard: Guard) -> None:
+    """Element by element as they lie in memory: where a stride is 0, the copy's entries share a place too."""
+    inside = guard.buffer[guard.start : guard.stop].view(tensor.dtype)
+    inside.copy_(torch.as_strided(tensor, inside.shape, (1,), tensor.storage_offset()))
 
 
 def _guarded_like(like: Tensor, name: str, device: torch.device | None = None) -> tuple[Tensor, Guard]:

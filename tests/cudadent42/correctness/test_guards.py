@@ -20,6 +20,7 @@ from cudadent42.model.records import Plan
 from cudadent42.operations import numerics
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.operations.attention.inputs import AttentionInputs, hard_inputs
+from cudadent42.operations.attention_backward.inputs import BackwardInputs
 from cudadent42.operations.moe.case import MoeCase
 from cudadent42.scaffold import Kind, create
 from cudadent42.stages.verify import verify
@@ -68,6 +69,15 @@ def test_hard_inputs_keep_their_layout(hard: object) -> None:
     for one, other in zip(original.tensors, copy.tensors, strict=True):
         assert (one.shape, one.stride()) == (other.shape, other.stride())
         assert torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
+    assert damage(guards) == ""
+
+
+def test_a_gradient_that_is_expanded_keeps_its_strides() -> None:
+    gradient = torch.randn(1, 1, 1, 1).expand(2, 3, 5, 8)
+    inputs = BackwardInputs(*(torch.randn(2, 3, 5, 8) for _ in range(3)), gradient)
+    (copy,), guards = guarded([inputs])
+    assert copy.output_gradient.stride() == (0, 0, 0, 0)
+    assert torch.equal(copy.output_gradient, gradient)
     assert damage(guards) == ""
 
 
