@@ -2,6 +2,7 @@
 //
 // A block converts the pieces of one query block; a thread, the fragment that one of a consumer's threads held. Rows that see
 // no key get zeros: nobody wrote their sums. Compile-time configuration: HEAD_DIM (64 or 128), ELEMENT_BF16.
+#include "ptx/dependent_launch.cuh"
 #include "ptx/global.cuh"
 #include "types.cuh"
 
@@ -34,6 +35,7 @@ extern "C" __global__ void __launch_bounds__(256) attention_backward_convert(con
     const int64 block = static_cast<int64>(row_head) * p.m_blocks + m_block;
     const float4* sums = reinterpret_cast<const float4*>(p.sums + (block * 2 + piece) * PIECE_FLOATS) + thread;
 
+    wait_for_predecessor();
     bool empty[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

@@ -164,16 +164,12 @@ __device__ __forceinline__ void store_rows(const Parameters& p, float (&sum)[HEA
     }
 }
 
-__device__ __forceinline__ void consume(const Parameters& p, const Shared& shared, const Tile& tile, int consumer) {
+__device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& shared, const Tile& tile, int consumer,
+                                             Progress& progress) {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32 % 4;
     const int own_row = consumer * ROWS + warp * 16;  // of the block's keys
     const int column = 2 * (lane % 4);
-    // The query row from which on no key of the block needs a mask.
-    const int clear_from = (tile.n_block + 1) * BLOCK_N > p.seqlen_k ? NEVER
-                           : CAUSAL ? (tile.n_block + 1) * BLOCK_N - 1 - (p.seqlen_k - p.seqlen_q)
-                                    : -NEVER;
-
     const auto key_rows = [&] { return panel::k_major(opaque(shared.key() + consumer * ROWS * panel::ROW_BYTES)); };
     const auto value_rows = [&] { return panel::k_major(opaque(shared.value() + consumer * ROWS * panel::ROW_BYTES)); };
     // Where there are two panels of head dims, a consumer's piece of dQ is one; else, half of the query rows.
@@ -197,21 +193,23 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
     const int first_row = tile.first * BLOCK_M;
     int row = last_row;
     int left = Walk(p, tile).left;
-    Ring ring;
     bool started = false;
 
     const auto probe = [&] {
-        if (row < clear_from) {
-            const int key = static_cast<int>(opaque(tile.n_block)) * BLOCK_N + own_row + lane / 4;
-            const int first = (CAUSAL ? key - (p.seqlen_k - p.seqlen_q) - row : -NEVER) - column;
+        // From shared memory, because registers are short.
+        const int first_key = read_tile(shared, progress.tiles().stage()).n_block * BLOCK_N;
+        const int shift = p.seqlen_k - p.seqlen_q;
+        if ((CAUSAL && row < first_key + BLOCK_N - 1 - shift) || first_key + BLOCK_N > p.seqlen_k) {
+            const int key = first_key + own_row + lane / 4;
+            const int first = (CAUSAL ? key - shift - row : -NEVER) - column;
             mask(s, key < p.seqlen_k ? first : NEVER, key + 8 < p.seqlen_k ? first + 8 : NEVER);
         }
-        exponentiate(s, p.scale_log2, shared.lse(ring.stage) + column * 4);
+        exponentiate(s, p.scale_log2, shared.lse(progress.steps().stage()) + column * 4);
     };
     const auto store_piece = [&] {
         // Step i stores the piece of step i - 1, into the one buffer there is: its round has the parity of i.
-        ptx::mbarrier_wait(shared.piece_empty(consumer), ring.stage);
-        const uint32 address = opaque(shared.piece(consumer)) + threadIdx.x % WARPGROUP * 16;
+        ptx::mbarrier_wait(shared.piece_empty(consumer), progress.steps().stage());
+        const uint32 address = opaque(shared.piece(consumer)) + (warp * 32 + lane) * 16;
 #pragma unroll
         for (int i = 0; i < PIECE / 8; ++i) {
             asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address + i * WARPGROUP * 16),
@@ -220,10 +218,11 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
         }
     };
 
-    ptx::mbarrier_wait(shared.key_full(), 0);
-    ptx::mbarrier_wait(shared.query_full(0), 0);
-    multiply_rows(s, key_rows(), panel::k_major(opaque(shared.query(0))));
-    ptx::mbarrier_wait(shared.value_full(), 0);
+    const uint32 keys_parity = progress.tiles().stage();  // keys have one buffer, tiles two slots
+    ptx::mbarrier_wait(shared.key_full(), keys_parity);
+    ptx::mbarrier_wait(shared.query_full(progress.steps().stage()), progress.steps().parity());
+    multiply_rows(s, key_rows(), panel::k_major(opaque(shared.query(progress.steps().stage()))));
+    ptx::mbarrier_wait(shared.value_full(), keys_parity);
     ptx::wgmma_wait<0>();
     ptx::pin(s);
     probe();
@@ -231,44 +230,45 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
     // A step begins with its probabilities, and ends with those of the next.
     const auto step = [&](auto last) {
         constexpr bool LAST = decltype(last)::value;
-        const uint32 query = shared.query(ring.stage);
-        const uint32 gradient = shared.gradient(ring.stage);
+        const uint32 query = shared.query(progress.steps().stage());
+        const uint32 gradient = shared.gradient(progress.steps().stage());
         if (started) store_piece();
-        ptx::mbarrier_wait(shared.gradient_full(ring.stage), ring.parity);
+        ptx::mbarrier_wait(shared.gradient_full(progress.steps().stage()), progress.steps().parity());
         multiply_rows(dp, value_rows(), panel::k_major(opaque(gradient)));
         pack_fragment(s, probabilities);
         accumulate(dv, probabilities, panel::mn_major<BLOCK_M>(opaque(gradient)));
         ptx::wgmma_wait<1>();
         ptx::pin(dp);
-        differentiate(dp, s, shared.delta(ring.stage) + column * 4);
+        differentiate(dp, s, shared.delta(progress.steps().stage()) + column * 4);
         pack_fragment(dp, gradients);
-        store_scores(gradients, opaque(shared.scores(ring.stage)), own_row + lane % 16);
+        store_scores(gradients, opaque(shared.scores(progress.steps().stage())), own_row + lane % 16);
         accumulate(dk, gradients, panel::mn_major<BLOCK_M>(opaque(query)));
         ptx::fence_async_shared();
-        release(shared.scores_full(ring.stage));
+        release(shared.scores_full(progress.steps().stage()));
         if (started) release(shared.piece_full(consumer));
         started = true;
 
-        const Ring done = ring;
-        ring.advance();
+        const Ring done = progress.steps();
+        progress.step();
         row = row > first_row ? row - BLOCK_M : last_row;
         --left;
         if constexpr (!LAST) {
             // The score registers are free once packed, dV's operands once it is complete.
             ptx::wgmma_wait<1>();
             ptx::pin(dv);
-            release(shared.gradient_empty(done.stage));
-            ptx::mbarrier_wait(shared.query_full(ring.stage), ring.parity);
-            multiply_rows(s, key_rows(), panel::k_major(opaque(shared.query(ring.stage))));
+            release(shared.gradient_empty(done.stage()));
+            ptx::mbarrier_wait(shared.query_full(progress.steps().stage()), progress.steps().parity());
+            multiply_rows(s, key_rows(), panel::k_major(opaque(shared.query(progress.steps().stage()))));
             ptx::wgmma_wait<1>();
         } else {
             ptx::wgmma_wait<0>();
             ptx::pin(dv);
+            release(shared.gradient_empty(done.stage()));
         }
         ptx::pin(dk);
-        if constexpr (!LAST) release(shared.query_empty(done.stage));
-        ptx::mbarrier_wait(shared.scores_full(done.stage), done.parity);
-        multiply_scores(piece, piece_scores(done.stage), piece_keys());
+        release(shared.query_empty(done.stage()));
+        ptx::mbarrier_wait(shared.scores_full(done.stage()), done.parity());
+        multiply_scores(piece, piece_scores(done.stage()), piece_keys());
         if constexpr (!LAST) {
             ptx::wgmma_wait<1>();
             ptx::pin(s);
@@ -279,13 +279,27 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
     };
     while (left > 1) step(Flag<false>());
     step(Flag<true>());
+    release(shared.keys_empty());
     store_piece();
     ptx::fence_async_shared();
     release(shared.piece_full(consumer));
 
-    const Tile again = tile_of(p, opaque(blockIdx.x));
+    const Tile again = read_tile(shared, progress.tiles().stage());  // held in registers throughout, it would not leave enough
     store_rows(p, dv, 1.f, p.grad_value, p.grad_value_stride, again, consumer);
     store_rows(p, dk, p.scale, p.grad_key, p.grad_key_stride, again, consumer);
+}
+
+__device__ __forceinline__ void consume(const Parameters& p, const Shared& shared, int consumer) {
+    Progress progress;
+#pragma unroll 1
+    while (true) {
+        ptx::mbarrier_wait(shared.tile_full(progress.tiles().stage()), progress.tiles().parity());
+        const Tile tile = read_tile(shared, progress.tiles().stage());
+        if (tile.n_block < 0) break;
+        consume_tile(p, shared, tile, consumer, progress);
+        release(shared.tile_empty(progress.tiles().stage()));
+        progress.tile();
+    }
 }
 
 }  // namespace backward
@@ -307,16 +321,17 @@ extern "C" __global__ void __launch_bounds__(backward::THREADS, 1)
         initialise(shared);
     }
     __syncthreads();
+    allow_successor();
 
     if (warpgroup == 0) {
         ptx::give_up_registers<PRODUCER_REGISTERS>();
         if (warp == 0) {
-            if (ptx::elect_lane()) produce(parameters, shared, tile_of(parameters, blockIdx.x));
+            if (ptx::elect_lane()) produce(parameters, shared);
         } else if (warp <= CONSUMERS) {
-            if (ptx::elect_lane()) write_pieces(parameters, shared, tile_of(parameters, blockIdx.x), warp - 1);
+            if (ptx::elect_lane()) write_pieces(parameters, shared, warp - 1);
         }
     } else {
         ptx::claim_registers<CONSUMER_REGISTERS>();
-        consume(parameters, shared, tile_of(parameters, blockIdx.x), warpgroup - 1);
+        consume(parameters, shared, warpgroup - 1);
     }
 }

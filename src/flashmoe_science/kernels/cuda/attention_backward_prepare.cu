@@ -1,10 +1,11 @@
 // What the backward pass needs of each query row beforehand: its log-sum-exp in log2, and delta, the sum over the head
 // dimension of output times output gradient, less the log-sum-exp's own gradient (Dao et al., FlashAttention-2, 2023; the
-// latter from d lse / d scores = probabilities). Also sets the turns of the query blocks to zero.
+// latter from d lse / d scores = probabilities). Also sets the turns of the query blocks, and the ticket behind them, to zero.
 //
 // A row without a key, and a row past the end, gets +inf and 0, so that its probabilities are zero.
 //
-// LANES lanes share a row, a chunk of 8 elements each. Compile-time configuration: LANES, BLOCK_M, PIECES, ELEMENT_BF16.
+// LANES lanes share a row, a chunk of 8 elements each, and have several rows on the way. Compile-time configuration: LANES, BLOCK_M, PIECES, ELEMENT_BF16.
+#include "ptx/dependent_launch.cuh"
 #include "ptx/global.cuh"
 #include "types.cuh"
 
@@ -15,7 +16,7 @@ struct Parameters {
     const float* grad_lse;  // the same, with strides of its own; or null
     float* lse_log2;        // (batch * heads, m_blocks * BLOCK_M)
     float* delta;
-    uint32* turns;  // (batch * heads, m_blocks, PIECES)
+    uint32* turns;  // (batch * heads, m_blocks, PIECES), and one more: the ticket
     int64 output_stride[3];  // of batch, head and row, in bytes
     int64 grad_output_stride[3];
     int64 grad_lse_stride[3];  // in elements
@@ -26,8 +27,9 @@ struct Parameters {
 };
 
 constexpr int THREADS = 256;
-constexpr int ROWS = THREADS / LANES;
-static_assert(BLOCK_M % ROWS == 0, "a block's rows belong to one query block");
+constexpr int DEPTH = 2;  // rows of a thread
+constexpr int ROWS = THREADS / LANES;  // at a time
+static_assert(BLOCK_M % (DEPTH * ROWS) == 0, "a block's rows belong to one query block");
 
 __device__ __forceinline__ float element(uint32 pair, bool high) {
     float x;
@@ -46,37 +48,50 @@ __device__ __forceinline__ float dot(uint32 a, uint32 b, float sum) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_prepare(const __grid_constant__ Parameters p) {
+    allow_successor();
     const int row_head = blockIdx.y;
-    const int row = blockIdx.x * ROWS + threadIdx.x / LANES;
+    const int first_row = blockIdx.x * ROWS * DEPTH + threadIdx.x / LANES;
     const int chunk = threadIdx.x % LANES;
     const int batch = row_head / p.num_heads;
     const int head = row_head - batch * p.num_heads;
-    const bool inside = row < p.seqlen_q;
+    const char* output = p.output + batch * p.output_stride[0] + head * p.output_stride[1] + chunk * 16;
+    const char* gradient = p.grad_output + batch * p.grad_output_stride[0] + head * p.grad_output_stride[1] + chunk * 16;
 
-    float sum = 0.f;
-    if (inside && chunk * 8 < p.head_dim) {
-        const Chunk a = load_global(p.output + batch * p.output_stride[0] + head * p.output_stride[1] +
-                                    row * p.output_stride[2] + chunk * 16);
-        const Chunk b = load_global(p.grad_output + batch * p.grad_output_stride[0] + head * p.grad_output_stride[1] +
-                                    row * p.grad_output_stride[2] + chunk * 16);
-        sum = dot(a.x, b.x, dot(a.y, b.y, dot(a.z, b.z, dot(a.w, b.w, 0.f))));
+    Chunk a[DEPTH];
+    Chunk b[DEPTH];
+#pragma unroll
+    for (int i = 0; i < DEPTH; ++i) {
+        const int row = first_row + i * ROWS;
+        a[i] = b[i] = Chunk{};
+        if (row < p.seqlen_q && chunk * 8 < p.head_dim) {
+            a[i] = load_global(output + row * p.output_stride[2]);
+            b[i] = load_global(gradient + row * p.grad_output_stride[2]);
+        }
     }
 #pragma unroll
-    for (int distance = LANES / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffff, sum, distance);
-
-    if (chunk == 0) {
-        float reference = NEGATIVE_INFINITY;
-        if (inside) reference = p.lse[static_cast<int64>(row_head) * p.seqlen_q + row];
-        const bool empty = reference == NEGATIVE_INFINITY;
-        if (inside && p.grad_lse != nullptr) {
-            sum -= p.grad_lse[batch * p.grad_lse_stride[0] + head * p.grad_lse_stride[1] + row * p.grad_lse_stride[2]];
+    for (int i = 0; i < DEPTH; ++i) {
+        const int row = first_row + i * ROWS;
+        const bool inside = row < p.seqlen_q;
+        float sum = dot(a[i].x, b[i].x, dot(a[i].y, b[i].y, dot(a[i].z, b[i].z, dot(a[i].w, b[i].w, 0.f))));
+#pragma unroll
+        for (int distance = LANES / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffff, sum, distance);
+        if (chunk == 0) {
+            float reference = NEGATIVE_INFINITY;
+            if (inside) reference = p.lse[static_cast<int64>(row_head) * p.seqlen_q + row];
+            const bool empty = reference == NEGATIVE_INFINITY;
+            if (inside && p.grad_lse != nullptr) {
+                sum -= p.grad_lse[batch * p.grad_lse_stride[0] + head * p.grad_lse_stride[1] + row * p.grad_lse_stride[2]];
+            }
+            const int64 index = static_cast<int64>(row_head) * p.m_blocks * BLOCK_M + row;
+            constexpr float LOG2_E = 1.44269504088896f;
+            p.lse_log2[index] = empty ? -NEGATIVE_INFINITY : reference * LOG2_E;
+            p.delta[index] = empty ? 0.f : sum;
         }
-        const int64 index = static_cast<int64>(row_head) * p.m_blocks * BLOCK_M + row;
-        constexpr float LOG2_E = 1.44269504088896f;
-        p.lse_log2[index] = empty ? -NEGATIVE_INFINITY : reference * LOG2_E;
-        p.delta[index] = empty ? 0.f : sum;
+        if (row % BLOCK_M == 0 && chunk < PIECES) {
+            p.turns[(static_cast<int64>(row_head) * p.m_blocks + row / BLOCK_M) * PIECES + chunk] = 0;
+        }
     }
-    if (row % BLOCK_M == 0 && chunk < PIECES) {
-        p.turns[(static_cast<int64>(row_head) * p.m_blocks + row / BLOCK_M) * PIECES + chunk] = 0;
+    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
+        p.turns[static_cast<int64>(gridDim.y) * p.m_blocks * PIECES] = 0;
     }
 }

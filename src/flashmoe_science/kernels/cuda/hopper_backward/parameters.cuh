@@ -36,6 +36,7 @@ struct Parameters {
     const float* delta;   // the same shape
     float* grad_query;    // sums: (batch * num_heads, m_blocks, CONSUMERS, PIECE_FLOATS), each piece in fragment order
     uint32* turns;        // (batch * num_heads, m_blocks, CONSUMERS): how many key blocks have been added
+    int* ticket;          // zero at the start
     float scale;          // softmax scale
     float scale_log2;     // times log2(e)
     int seqlen_q;
@@ -46,6 +47,7 @@ struct Parameters {
     int n_blocks;
     int head_count;       // batch * num_kv_heads
     int section;          // key heads that are worked on together
+    int tiles;            // head_count * n_blocks
     int head_dim;
     int64 grad_key_stride[3];    // of batch, head and row, in elements
     int64 grad_value_stride[3];

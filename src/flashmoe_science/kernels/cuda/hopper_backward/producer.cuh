@@ -4,6 +4,7 @@
 #include "hopper_backward/scheduler.cuh"
 #include "hopper_backward/shared.cuh"
 #include "ptx/bulk.cuh"
+#include "ptx/dependent_launch.cuh"
 
 namespace backward {
 
@@ -16,39 +17,46 @@ __device__ __forceinline__ void load_rows(const ptx::TensorMap& map, uint32 dest
     }
 }
 
-// One lane: keys and values once, then queries, output gradients and their rows' statistics.
-__device__ __forceinline__ void produce(const Parameters& p, const Shared& shared, const Tile& tile) {
-    Walk walk(p, tile);
+// One lane: hands out tiles; loads each one's keys and values, then queries, output gradients and their rows' statistics.
+__device__ __forceinline__ void produce(const Parameters& p, const Shared& shared) {
     Ring ring;
-    const int first_head = tile.batch * p.num_heads;
-    bool first = true;
-    while (walk.left > 0) {
-        const int head = walk.row_head - first_head;
-        const int row = walk.m_block * BLOCK_M;
-        const int64 statistic = (static_cast<int64>(walk.row_head) * p.m_blocks + walk.m_block) * BLOCK_M;
-        if (first) {
-            ptx::mbarrier_expect_bytes(shared.key_full(), KEY_BYTES);
-            load_rows<KEY_PANEL_BYTES>(p.key, shared.key(), shared.key_full(), ptx::EVICT_FIRST, tile.n_block * BLOCK_N,
-                                       tile.head, tile.batch);
+    Ring slot;
+    int index = blockIdx.x;
+    while (true) {
+        const Tile tile = tile_of(p, index);
+        publish_tile(shared, slot, tile);
+        if (tile.n_block < 0) break;
+        bool keys = true;
+        for (Walk walk(p, tile); walk.left > 0; walk.advance(p, tile)) {
+            const int head = walk.row_head - tile.batch * p.num_heads;
+            const int row = walk.m_block * BLOCK_M;
+            const int64 statistic = (static_cast<int64>(walk.row_head) * p.m_blocks + walk.m_block) * BLOCK_M;
+            if (keys) {
+                ptx::mbarrier_wait(shared.keys_empty(), slot.count & 1);  // the slot is a tile ahead
+                ptx::mbarrier_expect_bytes(shared.key_full(), KEY_BYTES);
+                load_rows<KEY_PANEL_BYTES>(p.key, shared.key(), shared.key_full(), ptx::EVICT_FIRST, tile.n_block * BLOCK_N,
+                                           tile.head, tile.batch);
+            }
+            ptx::mbarrier_wait(shared.query_empty(ring.stage()), ring.parity() ^ 1);
+            ptx::mbarrier_expect_bytes(shared.query_full(ring.stage()), QUERY_BYTES + STATISTIC_BYTES);
+            load_rows<QUERY_PANEL_BYTES>(p.query, shared.query(ring.stage()), shared.query_full(ring.stage()), ptx::EVICT_LAST,
+                                         row, head, tile.batch);
+            if (ring.count == 0) wait_for_predecessor();
+            ptx::bulk_load(shared.lse(ring.stage()), p.lse + statistic, STATISTIC_BYTES, shared.query_full(ring.stage()));
+            if (keys) {
+                ptx::mbarrier_expect_bytes(shared.value_full(), KEY_BYTES);
+                load_rows<KEY_PANEL_BYTES>(p.value, shared.value(), shared.value_full(), ptx::EVICT_FIRST,
+                                           tile.n_block * BLOCK_N, tile.head, tile.batch);
+                keys = false;
+            }
+            ptx::mbarrier_wait(shared.gradient_empty(ring.stage()), ring.parity() ^ 1);
+            ptx::mbarrier_expect_bytes(shared.gradient_full(ring.stage()), QUERY_BYTES + STATISTIC_BYTES);
+            load_rows<QUERY_PANEL_BYTES>(p.grad_output, shared.gradient(ring.stage()), shared.gradient_full(ring.stage()),
+                                         ptx::EVICT_LAST, row, head, tile.batch);
+            ptx::bulk_load(shared.delta(ring.stage()), p.delta + statistic, STATISTIC_BYTES, shared.gradient_full(ring.stage()));
+            ring.advance();
         }
-        ptx::mbarrier_wait(shared.query_empty(ring.stage), ring.parity ^ 1);
-        ptx::mbarrier_expect_bytes(shared.query_full(ring.stage), QUERY_BYTES + STATISTIC_BYTES);
-        load_rows<QUERY_PANEL_BYTES>(p.query, shared.query(ring.stage), shared.query_full(ring.stage), ptx::EVICT_LAST, row,
-                                     head, tile.batch);
-        ptx::bulk_load(shared.lse(ring.stage), p.lse + statistic, STATISTIC_BYTES, shared.query_full(ring.stage));
-        if (first) {
-            ptx::mbarrier_expect_bytes(shared.value_full(), KEY_BYTES);
-            load_rows<KEY_PANEL_BYTES>(p.value, shared.value(), shared.value_full(), ptx::EVICT_FIRST,
-                                       tile.n_block * BLOCK_N, tile.head, tile.batch);
-            first = false;
-        }
-        ptx::mbarrier_wait(shared.gradient_empty(ring.stage), ring.parity ^ 1);
-        ptx::mbarrier_expect_bytes(shared.gradient_full(ring.stage), QUERY_BYTES + STATISTIC_BYTES);
-        load_rows<QUERY_PANEL_BYTES>(p.grad_output, shared.gradient(ring.stage), shared.gradient_full(ring.stage),
-                                     ptx::EVICT_LAST, row, head, tile.batch);
-        ptx::bulk_load(shared.delta(ring.stage), p.delta + statistic, STATISTIC_BYTES, shared.gradient_full(ring.stage));
-        ring.advance();
-        walk.advance(p, tile);
+        index = static_cast<int>(gridDim.x) + atomicAdd(p.ticket, 1);
     }
 }
 
@@ -66,26 +74,35 @@ __device__ __forceinline__ void pass_turn(uint32* turn, uint32 value) {
 
 // One lane: adds a consumer's pieces of dQ to the sums, key blocks in ascending order, so that the same call gives the
 // same bits. The first stores, so that nothing needs to be zeroed.
-__device__ __forceinline__ void write_pieces(const Parameters& p, const Shared& shared, const Tile& tile, int consumer) {
+__device__ __forceinline__ void write_pieces(const Parameters& p, const Shared& shared, int consumer) {
     uint32 parity = 0;
-    for (Walk walk(p, tile); walk.left > 0; walk.advance(p, tile)) {
-        const int64 index = (static_cast<int64>(walk.row_head) * p.m_blocks + walk.m_block) * CONSUMERS + consumer;
-        float* sums = p.grad_query + index * PIECE_FLOATS;
-        ptx::mbarrier_wait(shared.piece_full(consumer), parity);
-        if (tile.n_block == 0) {
-            ptx::bulk_store(sums, shared.piece(consumer), PIECE_BYTES);
-        } else {
-            await_turn(p.turns + index, tile.n_block);
+    Ring slot;
+    wait_for_predecessor();
+    while (true) {
+        ptx::mbarrier_wait(shared.tile_full(slot.stage()), slot.parity());
+        const Tile tile = read_tile(shared, slot.stage());
+        ptx::mbarrier_arrive(shared.tile_empty(slot.stage()));
+        slot.advance();
+        if (tile.n_block < 0) break;
+        for (Walk walk(p, tile); walk.left > 0; walk.advance(p, tile)) {
+            const int64 index = (static_cast<int64>(walk.row_head) * p.m_blocks + walk.m_block) * CONSUMERS + consumer;
+            float* sums = p.grad_query + index * PIECE_FLOATS;
+            ptx::mbarrier_wait(shared.piece_full(consumer), parity);
+            if (tile.n_block == 0) {
+                ptx::bulk_store(sums, shared.piece(consumer), PIECE_BYTES);
+            } else {
+                await_turn(p.turns + index, tile.n_block);
+                ptx::fence_async_global();
+                ptx::bulk_add(sums, shared.piece(consumer), PIECE_BYTES);
+            }
+            ptx::bulk_commit();
+            ptx::bulk_wait_read();
+            ptx::mbarrier_arrive(shared.piece_empty(consumer));
+            ptx::bulk_wait();
             ptx::fence_async_global();
-            ptx::bulk_add(sums, shared.piece(consumer), PIECE_BYTES);
+            pass_turn(p.turns + index, tile.n_block + 1);
+            parity ^= 1;
         }
-        ptx::bulk_commit();
-        ptx::bulk_wait_read();
-        ptx::mbarrier_arrive(shared.piece_empty(consumer));
-        ptx::bulk_wait();
-        ptx::fence_async_global();
-        pass_turn(p.turns + index, tile.n_block + 1);
-        parity ^= 1;
     }
 }
 

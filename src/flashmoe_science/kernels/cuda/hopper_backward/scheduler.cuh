@@ -1,8 +1,9 @@
 // Which key block and which query blocks a thread block works on.
 //
-// Key blocks of a section of heads are launched in ascending order, all heads side by side: a block only ever waits for
-// blocks that were launched before it (see `write_pieces`), and under a causal mask the longest come first. Query blocks
-// are walked from the last to the first, so that blocks that start together meet at the same rows.
+// The grid is persistent: block b starts with tile b, then takes tickets. A section of heads goes through its key blocks
+// in ascending order, all heads side by side: a tile only ever waits for tiles with lower tickets (see `write_pieces`), which
+// somebody is working on, and under a causal mask the longest come first. Query blocks are walked from the last to the
+// first, so that tiles that are begun together meet at the same rows.
 #pragma once
 
 #include "hopper_backward/parameters.cuh"
@@ -10,13 +11,14 @@
 namespace backward {
 
 struct Tile {
-    int n_block;
+    int n_block;  // -1: no more work
     int head;   // of the keys
     int batch;
     int first;  // query block: the last that is walked
 };
 
 __device__ __forceinline__ Tile tile_of(const Parameters& p, int index) {
+    if (index >= p.tiles) return {-1, 0, 0, 0};
     const int per_section = p.section * p.n_blocks;
     const int section = index / per_section;
     const int rest = index - section * per_section;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "hopper_backward/parameters.cuh"
+#include "hopper_backward/scheduler.cuh"
 #include "mma/descriptor.cuh"
 #include "ptx/mbarrier.cuh"
 
@@ -28,11 +29,13 @@ struct Shared {
     static constexpr uint32 LSE = PIECES + CONSUMERS * PIECE_BYTES;
     static constexpr uint32 DELTA = LSE + STAGES * STATISTIC_BYTES;
     static constexpr uint32 BARRIERS = DELTA + STAGES * STATISTIC_BYTES;
-    static constexpr uint32 QUERY_BARRIERS = BARRIERS + 16;
+    static constexpr uint32 QUERY_BARRIERS = BARRIERS + 32;
     static constexpr uint32 GRADIENT_BARRIERS = QUERY_BARRIERS + STAGES * 16;
     static constexpr uint32 PIECE_BARRIERS = GRADIENT_BARRIERS + STAGES * 16;
     static constexpr uint32 SCORE_BARRIERS = PIECE_BARRIERS + CONSUMERS * 16;
-    static constexpr uint32 BYTES = SCORE_BARRIERS + STAGES * 8;
+    static constexpr uint32 TILE_BARRIERS = SCORE_BARRIERS + STAGES * 8;
+    static constexpr uint32 TILES = TILE_BARRIERS + STAGES * 16;
+    static constexpr uint32 BYTES = TILES + STAGES * 16;
 
     __device__ uint32 key() const { return base; }
     __device__ uint32 value() const { return base + VALUE; }
@@ -46,30 +49,44 @@ struct Shared {
     // Barriers: `full` once the data is there, `empty` once it has been used.
     __device__ uint32 key_full() const { return base + BARRIERS; }
     __device__ uint32 value_full() const { return base + BARRIERS + 8; }
+    __device__ uint32 keys_empty() const { return base + BARRIERS + 16; }  // of values too
     __device__ uint32 query_full(int stage) const { return base + QUERY_BARRIERS + stage * 16; }
     __device__ uint32 query_empty(int stage) const { return query_full(stage) + 8; }
     __device__ uint32 gradient_full(int stage) const { return base + GRADIENT_BARRIERS + stage * 16; }
     __device__ uint32 gradient_empty(int stage) const { return gradient_full(stage) + 8; }
     __device__ uint32 piece_full(int consumer) const { return base + PIECE_BARRIERS + consumer * 16; }
     __device__ uint32 scores_full(int stage) const { return base + SCORE_BARRIERS + stage * 8; }
+    __device__ uint32 tile(int slot) const { return base + TILES + slot * 16; }
+    __device__ uint32 tile_full(int slot) const { return base + TILE_BARRIERS + slot * 16; }
+    __device__ uint32 tile_empty(int slot) const { return tile_full(slot) + 8; }
     __device__ uint32 piece_empty(int consumer) const { return piece_full(consumer) + 8; }
 };
 static_assert(Shared::BYTES + 1024 <= 232448, "more shared memory than a block may have");
 
 // A place in a ring of two buffers, and the parity of its current round.
 struct Ring {
-    int stage = 0;
-    uint32 parity = 0;
+    uint32 count = 0;  // one register, where a stage and a parity would take two
 
-    __device__ __forceinline__ void advance() {
-        parity ^= stage;
-        stage ^= 1;
-    }
+    __device__ __forceinline__ int stage() const { return static_cast<int>(count & 1); }
+    __device__ __forceinline__ uint32 parity() const { return count >> 1 & 1; }
+    __device__ __forceinline__ void advance() { ++count; }
+};
+static_assert(STAGES == 2, "a ring's count is its stage and its parity");
+
+// Both rings of a consumer, steps and tiles, in one register.
+struct Progress {
+    uint32 bits = 0;
+
+    __device__ __forceinline__ Ring steps() const { return {bits >> 2}; }
+    __device__ __forceinline__ Ring tiles() const { return {bits & 3}; }
+    __device__ __forceinline__ void step() { bits += 4; }
+    __device__ __forceinline__ void tile() { bits = (bits & ~3u) | ((bits + 1) & 3); }
 };
 
 __device__ __forceinline__ void initialise(const Shared& shared) {
     ptx::mbarrier_init(shared.key_full(), 1);
     ptx::mbarrier_init(shared.value_full(), 1);
+    ptx::mbarrier_init(shared.keys_empty(), 4 * CONSUMERS);
     for (int stage = 0; stage < STAGES; ++stage) {
         ptx::mbarrier_init(shared.query_full(stage), 1);
         ptx::mbarrier_init(shared.query_empty(stage), 4 * CONSUMERS);
@@ -80,8 +97,31 @@ __device__ __forceinline__ void initialise(const Shared& shared) {
         ptx::mbarrier_init(shared.piece_full(consumer), 4);
         ptx::mbarrier_init(shared.piece_empty(consumer), 1);
     }
-    for (int stage = 0; stage < STAGES; ++stage) ptx::mbarrier_init(shared.scores_full(stage), 4 * CONSUMERS);
+    for (int stage = 0; stage < STAGES; ++stage) {
+        ptx::mbarrier_init(shared.scores_full(stage), 4 * CONSUMERS);
+        ptx::mbarrier_init(shared.tile_full(stage), 1);
+        ptx::mbarrier_init(shared.tile_empty(stage), 5 * CONSUMERS);
+    }
     ptx::mbarrier_init_fence();
+}
+
+__device__ __forceinline__ void publish_tile(const Shared& shared, Ring& slot, const Tile& tile) {
+    ptx::mbarrier_wait(shared.tile_empty(slot.stage()), slot.parity() ^ 1);
+    asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(shared.tile(slot.stage())), "r"(tile.n_block), "r"(tile.head),
+                 "r"(tile.batch), "r"(tile.first)
+                 : "memory");
+    ptx::mbarrier_arrive(shared.tile_full(slot.stage()));
+    slot.advance();
+}
+
+// The tile that is published in a slot; does not wait.
+__device__ __forceinline__ Tile read_tile(const Shared& shared, int slot) {
+    Tile tile;
+    asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(tile.n_block), "=r"(tile.head), "=r"(tile.batch), "=r"(tile.first)
+                 : "r"(shared.tile(slot))
+                 : "memory");
+    return tile;
 }
 
 // Marks something that the whole warp is done with.
