@@ -190,7 +190,6 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
 
     // The steps of `Walk`, without the heads: the first query row, and how many are left.
     const int last_row = (p.m_blocks - 1) * BLOCK_M;
-    const int first_row = tile.first * BLOCK_M;
     int row = last_row;
     int left = Walk(p, tile).left;
     bool started = false;
@@ -207,7 +206,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
         exponentiate(s, p.scale_log2, shared.lse(progress.steps().stage()) + column * 4);
     };
     const auto store_piece = [&] {
-        // Step i stores the piece of step i - 1, into the one buffer there is: its round has the parity of i.
+        // The steps' count is that of the next step by now, and its parity that of the one buffer's round.
         ptx::mbarrier_wait(shared.piece_empty(consumer), progress.steps().stage());
         const uint32 address = opaque(shared.piece(consumer)) + (warp * 32 + lane) * 16;
 #pragma unroll
@@ -232,7 +231,6 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
         constexpr bool LAST = decltype(last)::value;
         const uint32 query = shared.query(progress.steps().stage());
         const uint32 gradient = shared.gradient(progress.steps().stage());
-        if (started) store_piece();
         ptx::mbarrier_wait(shared.gradient_full(progress.steps().stage()), progress.steps().parity());
         multiply_rows(dp, value_rows(), panel::k_major(opaque(gradient)));
         pack_fragment(s, probabilities);
@@ -250,7 +248,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
 
         const Ring done = progress.steps();
         progress.step();
-        row = row > first_row ? row - BLOCK_M : last_row;
+        row = row > read_tile(shared, progress.tiles().stage()).first * BLOCK_M ? row - BLOCK_M : last_row;
         --left;
         if constexpr (!LAST) {
             // The score registers are free once packed, dV's operands once it is complete.
@@ -276,11 +274,11 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
         }
         ptx::wgmma_wait<0>();
         ptx::pin(piece);
+        store_piece();
     };
     while (left > 1) step(Flag<false>());
     step(Flag<true>());
     release(shared.keys_empty());
-    store_piece();
     ptx::fence_async_shared();
     release(shared.piece_full(consumer));
 
