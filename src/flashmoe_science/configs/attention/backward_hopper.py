@@ -12,13 +12,20 @@ PIECES = 2
 PIECE_FLOATS = 64 * 64
 """Of dQ; each consumer computes one piece of a block of query rows."""
 PREPARE_THREADS = 256
+PREPARE_DEPTH = 2
+"""Rows that a thread has on the way where statistics are prepared."""
 CONVERT_THREADS = 256
 SWIZZLE_PANEL = 64
 """Columns of a shared-memory panel with the 128-byte swizzle."""
 _STAGES = 2
-_BARRIER_BYTES = 16 + 3 * 2 * 16 + _STAGES * 8
+_BARRIER_BYTES = 32 + 3 * _STAGES * 16 + _STAGES * 8 + _STAGES * 32
+"""Of keys; of queries, their gradients and pieces; of scores; of tiles, with their slots."""
 _ALIGNMENT = 1024
-_SECTION_BYTES = 24 << 20
+_SECTION_BYTES = 32 << 20
+_SECTION_HEADS = (16, 64)
+"""Least and most. With few, blocks wait for each other: a tile adds its part of dQ after the tile with the keys before,
+and the way there and back is longer than a step. With many, the sums of dQ, which are read and written at every step,
+fall out of L2. Measured on an H200 (docs/kernels/backward-hopper.md)."""
 
 
 @dataclass(frozen=True)
@@ -66,4 +73,5 @@ def all_configurations() -> tuple[HopperBackward, ...]:
 
 def key_heads_per_section(rows: int, head_dim: int) -> int:
     """How many key heads are worked on side by side; `rows`: query rows of all heads of a group."""
-    return max(2, min(16, round(_SECTION_BYTES / (rows * head_dim * 8))))
+    least, most = _SECTION_HEADS
+    return max(least, min(most, round(_SECTION_BYTES / (rows * head_dim * 8))))

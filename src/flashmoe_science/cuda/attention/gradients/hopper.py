@@ -28,8 +28,8 @@ from flashmoe_science.jit.nvrtc import CudaKernel, nvrtc_version
 
 _PREPARE = struct.Struct("7Q")  # output, grad_output, lse, grad_lse, lse_log2, delta, turns
 _PREPARE_REST = struct.Struct("9q 4i")
-_MAIN = struct.Struct("6Q")  # grad_key, grad_value, lse_log2, delta, sums, turns
-_MAIN_REST = struct.Struct("2f 9i 4x 6q")
+_MAIN = struct.Struct("7Q")  # grad_key, grad_value, lse_log2, delta, sums, turns, ticket
+_MAIN_REST = struct.Struct("2f 10i 6q")
 _MAIN_AT = 4 * MAP_BYTES
 _CONVERT = struct.Struct("3Q")  # sums, lse_log2, grad_query
 _CONVERT_REST = struct.Struct("3q f 4i 4x")
@@ -153,15 +153,20 @@ def plan(
     if kv_heads * n_blocks > _MOST_BLOCKS:
         raise InputError(f"{kv_heads * n_blocks} blocks of keys are more than a grid holds; split the batch")
 
-    def launcher(kernel: CudaKernel, grid: tuple[int, int, int], argument_bytes: int) -> Launcher:
+    def launcher(
+        kernel: CudaKernel, grid: tuple[int, int, int], argument_bytes: int, *, dependent: bool
+    ) -> Launcher:
         function = load(kernel, device.index, capturing, allow_defects=allow_defects)
-        return Launcher(function, grid, kernel, argument_bytes)
+        return Launcher(function, grid, kernel, argument_bytes, dependent=dependent)
 
-    rows_per_block = configs.PREPARE_THREADS // tile.lanes
+    # The first waits for all that came before; the others may start early, and wait where they read what it or the
+    # one before them wrote.
+    rows_per_block = configs.PREPARE_THREADS // tile.lanes * configs.PREPARE_DEPTH
     prepare = launcher(
         prepare_kernel(tile, problem.dtype),
         (m_blocks * tile.block_m // rows_per_block, heads, 1),
         _PREPARE.size + _PREPARE_REST.size,
+        dependent=False,
     )
     element = problem.dtype.itemsize
     _PREPARE_REST.pack_into(
@@ -177,8 +182,9 @@ def plan(
 
     main = launcher(
         main_kernel(tile, problem.dtype),
-        (kv_heads * n_blocks, 1, 1),
+        (min(kv_heads * n_blocks, device.multiprocessors), 1, 1),
         -(-(_MAIN_AT + _MAIN.size + _MAIN_REST.size) // 64) * 64,
+        dependent=True,
     )
     rows = problem.num_heads // problem.num_kv_heads * problem.seqlen_q
     _MAIN_REST.pack_into(
@@ -194,6 +200,7 @@ def plan(
         n_blocks,
         kv_heads,
         min(configs.key_heads_per_section(rows, problem.head_dim), kv_heads),
+        kv_heads * n_blocks,
         problem.head_dim,
         *problem.grad_key_strides,
         *problem.grad_value_strides,
@@ -202,7 +209,10 @@ def plan(
     convert = None
     if problem.needs.query:
         convert = launcher(
-            convert_kernel(tile, problem.dtype), (m_blocks, heads, 1), _CONVERT.size + _CONVERT_REST.size
+            convert_kernel(tile, problem.dtype),
+            (m_blocks, heads, 1),
+            _CONVERT.size + _CONVERT_REST.size,
+            dependent=True,
         )
         _CONVERT_REST.pack_into(
             convert.buffer,
@@ -236,9 +246,9 @@ def plan(
     statistics = heads * m_blocks * tile.block_m * _FLOAT_BYTES
     pieces = heads * m_blocks * configs.PIECES
     *parts, workspace = place(
-        statistics, statistics, pieces * _FLOAT_BYTES, pieces * configs.PIECE_FLOATS * _FLOAT_BYTES
+        statistics, statistics, (pieces + 1) * _FLOAT_BYTES, pieces * configs.PIECE_FLOATS * _FLOAT_BYTES
     )
-    return LaunchPlan(_launch(prepare, main, convert, maps, parts), workspace)
+    return LaunchPlan(_launch(prepare, main, convert, maps, parts, pieces * _FLOAT_BYTES), workspace)
 
 
 def _launch(
@@ -247,11 +257,13 @@ def _launch(
     convert: Launcher | None,
     maps: tuple[TensorMap, TensorMap, TensorMap, TensorMap],
     parts: list[int],
+    ticket_at: int,
 ) -> Launch:
     """
     Args:
         maps: of query, key, value and grad_output; re-addressed when their tensor moved.
         parts: where lse_log2, delta, turns and sums begin in the workspace, in bytes.
+        ticket_at: where the ticket is behind the first of the turns, in bytes.
     """
     of_query, of_key, of_value, of_gradient = maps
     _, delta_at, turns_at, sums_at = parts
@@ -284,7 +296,9 @@ def _launch(
             of_value.move(value)
         if of_gradient.address != grad_output:
             of_gradient.move(grad_output)
-        pack_main(main_buffer, _MAIN_AT, grad_key, grad_value, workspace, delta, sums, turns)
+        pack_main(
+            main_buffer, _MAIN_AT, grad_key, grad_value, workspace, delta, sums, turns, turns + ticket_at
+        )
         start_main(stream)
         if convert is not None:
             pack_convert(convert.buffer, 0, sums, workspace, grad_query)

@@ -85,7 +85,7 @@ def test_tiles_fit_and_the_gradients_of_their_rows_are_whole_pieces() -> None:
     for tile in configs.all_configurations():
         check_block(repr(tile), "sm_90", tile.threads, tile.shared_bytes)
         assert tile.block_m * tile.head_dim == configs.PIECES * configs.PIECE_FLOATS
-        assert tile.block_m % (configs.PREPARE_THREADS // tile.lanes) == 0
+        assert tile.block_m % (configs.PREPARE_THREADS // tile.lanes * configs.PREPARE_DEPTH) == 0
 
 
 def test_arguments_have_the_size_of_the_kernels_structs() -> None:
