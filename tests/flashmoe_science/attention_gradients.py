@@ -19,6 +19,8 @@ UNIT_ROUNDOFF = {
     torch.float16: 2.0**-11,
     torch.bfloat16: 2.0**-8,
 }
+# Products of bf16 pairs take operands and sums below the smallest normal number as zero (VDPBF16PS, on x86).
+FLUSHED = {torch.bfloat16: 2.0**-126}
 # Half the distance of the numbers next to zero.
 UNDERFLOW = {torch.float64: 0.0, torch.float32: 2.0**-127, torch.float16: 2.0**-25, torch.bfloat16: 2.0**-127}
 SAFETY = 1.5
@@ -146,16 +148,19 @@ def exact_gradients(case: Case, output: torch.Tensor, lse: torch.Tensor) -> Exac
         * (grad_output.abs() @ value.abs().mT + delta.abs()[..., None])
         + weights * of_delta[..., None]
     )
-    of_scores = of_scores.masked_fill(~visible, 0)
+    flushed = FLUSHED.get(dtype, 0.0)
+    of_scores = (of_scores + flushed * (1 + grad_weights.abs() + delta.abs()[..., None])).masked_fill(
+        ~visible, 0
+    )
     over_keys = float32 * _typical(seqlen_k)
     over_queries = float32 * _typical(seqlen_q * case.group)
     sums = (
         abs(case.scale) * (of_scores + over_keys * grad_scores.abs()) @ key.abs(),
         abs(case.scale) * over_group((of_scores + over_queries * grad_scores.abs()).mT @ query.abs()),
-        over_group(((u + of_weights + over_queries) * weights).mT @ grad_output.abs()),
+        over_group(((u + of_weights + over_queries) * weights + flushed * visible).mT @ grad_output.abs()),
     )
     bounds = tuple(
-        SAFETY * (bound + u * gradient.abs()) + UNDERFLOW[dtype]
+        SAFETY * (bound + u * gradient.abs() + flushed) + UNDERFLOW[dtype]
         for bound, gradient in zip(sums, gradients, strict=True)
     )
     return Exact(gradients, (bounds[0], bounds[1], bounds[2]))
