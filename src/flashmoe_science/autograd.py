@@ -23,8 +23,7 @@ def differentiable_attention(
 
     Kept for the backward pass: query, key, value, output and log-sum-exp.
     """
-    function = _TransformedAttention if torch._C._are_functorch_transforms_active() else _Attention
-    output, lse = function.apply(query, key, value, backend, causal, softmax_scale)  # type: ignore[no-untyped-call]
+    output, lse = _Attention.apply(query, key, value, backend, causal, softmax_scale)  # type: ignore[no-untyped-call]
     return output, lse
 
 
@@ -42,7 +41,10 @@ class _Attention(torch.autograd.Function):
         output, lse = backend.forward(
             query, key, value, causal=causal, softmax_scale=softmax_scale, return_lse=True
         )
-        _keep(ctx, (query, key, value, backend, causal, softmax_scale), (output, lse))
+        ctx.backend, ctx.causal, ctx.softmax_scale = backend, causal, softmax_scale
+        ctx.save_for_backward(query, key, value, output, lse)
+        # Else each call whose log-sum-exp is not used would fill a tensor with zeros.
+        ctx.set_materialize_grads(False)
         return output, lse
 
     @staticmethod
@@ -56,38 +58,11 @@ class _Attention(torch.autograd.Function):
             grad_output = output.new_zeros(()).expand(output.shape)
         arguments = (grad_output, query, key, value, output, lse, grad_lse)
         options = (ctx.backend, ctx.causal, ctx.softmax_scale, Needs(*ctx.needs_input_grad[:3]))
-        if torch.is_grad_enabled():  # create_graph=True, or one of torch.func's transforms
+        if torch.is_grad_enabled():  # create_graph=True
             gradients = _Gradients.apply(*arguments, *options)  # type: ignore[no-untyped-call]
         else:
             gradients = _Gradients.forward(*arguments, *options)
         return *gradients, None, None, None
-
-
-class _TransformedAttention(_Attention):
-    """The form that torch.func's transforms take, `setup_context` apart from `forward`: 30 µs dearer a call."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        backend: Backend,
-        causal: bool,
-        softmax_scale: float | None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return backend.forward(query, key, value, causal=causal, softmax_scale=softmax_scale, return_lse=True)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        _keep(ctx, inputs, output)
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    """What the backward pass needs of a forward pass."""
-    query, key, value, ctx.backend, ctx.causal, ctx.softmax_scale = inputs
-    ctx.save_for_backward(query, key, value, *output)
-    # Else each call whose log-sum-exp is not used would fill a tensor with zeros.
-    ctx.set_materialize_grads(False)
 
 
 class _Gradients(torch.autograd.Function):

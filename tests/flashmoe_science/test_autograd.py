@@ -263,16 +263,6 @@ def test_backward_passes_from_several_threads() -> None:
     assert wrong == []
 
 
-def test_torch_func_takes_gradients() -> None:
-    query, key, value = inputs(requires_grad=False)
-    gradients = torch.func.grad(lambda *each: output_of(*each).square().sum(), argnums=(0, 1, 2))(
-        query, key, value
-    )
-    tensors = inputs()
-    expected = torch.autograd.grad(output_of(*tensors).square().sum(), tensors)
-    assert all(torch.equal(*pair) for pair in zip(gradients, expected, strict=True))
-
-
 def test_compiled_code_has_the_gradients_of_eager_code() -> None:
     def model(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         return (output_of(query * 2, key, value) + 1).square().sum()
