@@ -173,7 +173,7 @@ def manifest(arguments: argparse.Namespace) -> dict[str, object]:
 
 def write(folder: Path, about: dict[str, object], made: list[Job]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "manifest.json").write_text(json.dumps(about, indent=1) + "\n")
+    (folder / "provenance.json").write_text(json.dumps(about, indent=1) + "\n")
     results = {
         "kernel_calls": sum(job.done for job in made if job.library is not None),
         "damaged_entries": sum(job.done for job in made if job.program.name == "damaged_entries.py"),
