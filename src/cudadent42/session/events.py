@@ -250,7 +250,8 @@ def to_line(entry: Entry) -> str:
 def from_line(line: str) -> Entry:
     """Raises ValueError on a line that is not an event of this version."""
     data = parse_json(line)
-    if not isinstance(data, dict) or data.get("event") not in KINDS:
+    kind = data.get("event") if isinstance(data, dict) else None
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"not an event: {line[:80]!r}")
     at = decode(Instant, {name: data.get(name) for name in ("time", "uptime_s", "boot", "host")})
     _ = at.wall_s  # ValueError where it is no time

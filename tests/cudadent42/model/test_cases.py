@@ -100,12 +100,15 @@ def test_a_name_that_is_no_text(name: object) -> None:
 def test_a_name_of_nothing_is_not_imported(name: str) -> None:
     document = encode(plan(CASES[0]))
     document["cases"][0]["operation"] = name
-    with pytest.raises(UsageError, match=r"unknown operation .*known are attention, moe"):
+    with pytest.raises(
+        UsageError,
+        match=r"unknown operation .*known are attention, attention_backward, attention_training_step, moe",
+    ):
         decode(Plan, document)
 
 
 def test_what_is_published_comes_after_what_comes_along(published: None) -> None:
-    assert names()[:2] == ("attention", "moe")
+    assert names()[:4] == ("attention", "attention_backward", "attention_training_step", "moe")
     assert {"attention_twin", "absent", "number"} <= set(names())
     assert case_type("moe") is MoeCase, "a package does not replace one that comes along"
 

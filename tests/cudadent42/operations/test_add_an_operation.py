@@ -106,7 +106,10 @@ def test_the_record_names_it(run: Path, site: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     without = cudadent42("report", str(run), path=(), cwd=tmp_path)
     assert without.returncode == 2
-    assert "unknown operation 'rms_norm'; known are attention, attention_backward, attention_training_step, moe." in without.stderr
+    assert (
+        "unknown operation 'rms_norm'; known are attention, attention_backward, attention_training_step, moe."
+        in without.stderr
+    )
 
 
 def test_a_kernel_that_is_wrong_is_found(project: Path, site: Path, tmp_path: Path) -> None:
