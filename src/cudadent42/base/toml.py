@@ -120,6 +120,12 @@ class Table:
         return list(found)
 
 
+_SHORTEST_STEM = 4
+"""Letters from which on the beginning of a name is taken for it."""
+
+
 def did_you_mean(word: str, known: Collection[str]) -> str:
     near = difflib.get_close_matches(word[:_LONGEST_TYPO], known, n=1, cutoff=_ALIKE)
+    if not near and len(word) >= _SHORTEST_STEM:
+        near = sorted(name for name in known if name.startswith(word))[:1]
     return f" (did you mean {near[0]!r}?)" if near else ""
