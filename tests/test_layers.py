@@ -20,7 +20,8 @@ from cudadent42.commands.cli import app
 ROOT = Path(__file__).resolve().parents[1]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 RELEASE = ROOT / ".github/workflows/release.yml"
-MEASURING_WORKFLOWS = [path for path in WORKFLOWS if path != RELEASE]
+NIGHTLY = ROOT / ".github/workflows/nightly.yml"
+MEASURING_WORKFLOWS = [path for path in WORKFLOWS if path not in (RELEASE, NIGHTLY)]
 SCRIPTS = (
     "run.sh",
     "test.sh",
@@ -30,7 +31,7 @@ SCRIPTS = (
     "tools/release.py",
     ".ci/run",
 )
-PROGRAMS = {RELEASE.name: ("gh",)}
+PROGRAMS = {RELEASE.name: ("gh",), NIGHTLY.name: ("sudo", ".venv/bin/python")}
 """What a workflow runs that is not of this repository."""
 POINTERS = {
     "CLAUDE.md": "@AGENTS.md",

@@ -336,7 +336,10 @@ def test_version() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("run", "--suite", "nonesuch"), "unknown suite 'nonesuch'; known are decode, default, hopper"),
+        (
+            ("run", "--suite", "nonesuch"),
+            "unknown suite 'nonesuch'; known are backward-cpu, backward, decode, default",
+        ),
         (("run", "--suite", "no/file.toml"), "cannot read the suite no/file.toml"),
         (("run", "--case", "tinny"), "unknown case 'tinny'"),
         (("run", "--dtype", "fp8"), "unknown dtype 'fp8'"),

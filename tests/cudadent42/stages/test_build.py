@@ -40,7 +40,11 @@ def test_the_cpu_kernel_is_built_with_its_recipe() -> None:
 
 
 def test_only_what_the_cases_can_lead_to_is_built() -> None:
-    kernels = OPERATION.cuda_kernels(["sm_80"])
+    kernels = [
+        kernel
+        for kernel in OPERATION.cuda_kernels(["sm_80"])
+        if not kernel.function.startswith("attention_backward")  # another operation's
+    ]
     case = AttentionCase("c", "bf16", 1, 1, 1, 64, 64, 72)
     found = OPERATION.needed(kernels, [case])
     assert {kernel.function for kernel in found} == {kernel.function for kernel in kernels}

@@ -36,7 +36,9 @@ def test_beside_a_wheel_the_packages_are_named(tmp_path: Path, monkeypatch: pyte
     declared = [f"{package}; extra == '{extra}'" for extra in EXTRAS for package in EXTRAS[extra]]
     monkeypatch.setattr(metadata, "requires", lambda name: ["torch>=2.10", *declared])
     for extra, packages in EXTRAS.items():
-        assert shlex.split(install_command(extra, tmp_path))[4:] == packages
+        # A requirement's own condition has been judged where it was installed.
+        named = [package.partition(";")[0].strip() for package in packages]
+        assert shlex.split(install_command(extra, tmp_path))[4:] == named
 
 
 def test_every_extra_that_a_message_names_exists() -> None:

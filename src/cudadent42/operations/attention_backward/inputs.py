@@ -67,7 +67,9 @@ def _with_gradient(inputs: AttentionInputs, case: AttentionCase, seed: int, inde
     generator = torch.Generator(device=like.device).manual_seed(
         derived_seed(seed, case.id, index, "gradient")
     )
-    gradient = torch.randn(like.shape, generator=generator, device=like.device).to(like.dtype)
+    gradient = torch.randn(like.shape, generator=generator, dtype=torch.float32, device=like.device).to(
+        like.dtype
+    )
     return BackwardInputs(inputs.query, inputs.key, inputs.value, gradient, inputs.softmax_scale)
 
 

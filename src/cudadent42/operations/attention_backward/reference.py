@@ -70,9 +70,10 @@ def gradients_float64(
                 queries, outer = query[b, h, start:stop].double(), gradient[b, h, start:stop].double()
                 scores = queries @ keys.T * scale
                 if causal:
-                    row = torch.arange(start, stop, device=query.device)[:, None]
+                    row = torch.arange(start, stop, dtype=torch.int64, device=query.device)[:, None]
                     scores.masked_fill_(
-                        torch.arange(seqlen_k, device=query.device) > row + offset, -torch.inf
+                        torch.arange(seqlen_k, dtype=torch.int64, device=query.device) > row + offset,
+                        -torch.inf,
                     )
                 weights = torch.softmax(scores, dim=-1)
                 output = weights @ values

@@ -8,7 +8,8 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudadent42.base.shown import plain, showing
+from cudadent42.base.shown import plain
+from cudadent42.remote.core.terminal import showing
 
 
 def test_orders_to_the_terminal_are_left_out() -> None:
