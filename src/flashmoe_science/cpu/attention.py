@@ -90,7 +90,8 @@ def forward(
             query.shape,
             key.shape,
             value.shape,
-            None if contiguous else (query.stride(), key.stride(), value.stride()),
+            # The query's always: the output's are like them, and those of dimensions of size 1 are anything.
+            query.stride() if contiguous else (query.stride(), key.stride(), value.stride()),
             query.dtype,
             key.dtype,
             value.dtype,
