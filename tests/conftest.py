@@ -46,6 +46,18 @@ def _homes_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         yield
 
 
+@pytest.fixture(scope="session")
+def nvrtc() -> None:
+    """For tests that compile CUDA. The bindings come with the package; the compiler that they load may not be there."""
+    from flashmoe_science.errors import DeviceError
+    from flashmoe_science.jit.nvrtc import nvrtc_version
+
+    try:
+        nvrtc_version()
+    except DeviceError as error:
+        pytest.skip(str(error))
+
+
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 
 

@@ -160,17 +160,6 @@ def test_the_other_kind_of_device(tmp_path: Path) -> None:
         build_file(kernel_file(tmp_path, REPORTING), "cuda", ("sm_80",), ())
 
 
-@pytest.fixture(scope="module")
-def nvrtc() -> None:
-    from flashmoe_science.errors import DeviceError
-    from flashmoe_science.jit.nvrtc import nvrtc_version
-
-    try:
-        nvrtc_version()
-    except DeviceError as error:
-        pytest.skip(str(error))
-
-
 @pytest.mark.usefixtures("nvrtc")
 def test_the_cuda_starting_point_compiles_without_a_gpu(tmp_path: Path) -> None:
     create("start", Kind.CUDA, tmp_path)

@@ -54,12 +54,12 @@ def samples() -> list[Sample]:
 ATTENTION_CASE = AttentionCase("prompt", "fp16", 1, 8, 8, 512, 512, 80, causal=True)
 
 
+@pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize(
     ("case", "own"), [(CASE, "moe_"), (ATTENTION_CASE, "attention_")], ids=["experts", "attention"]
 )
 def test_a_race_builds_the_kernels_of_its_cases(case: AttentionCase | MoeCase, own: str) -> None:
     """Of all that the library has: a version of it knows no operations."""
-    pytest.importorskip("cuda.bindings.nvrtc", reason="which kernels there are depends on NVRTC")
     kernels = cuda.kernels(("sm_80", "sm_90"))
     operation = "moe" if isinstance(case, MoeCase) else "attention"
     needed = definition(operation).needed(kernels, (case,))

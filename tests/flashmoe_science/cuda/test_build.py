@@ -13,7 +13,7 @@ from flashmoe_science.cuda.attention.select import module
 from flashmoe_science.errors import DeviceError
 from flashmoe_science.jit.cache import CompileCache
 
-pytest.importorskip("cuda.bindings.nvrtc", reason="compiling CUDA needs cuda-bindings and NVRTC")
+pytestmark = pytest.mark.usefixtures("nvrtc")
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a")
 

@@ -56,9 +56,9 @@ def test_the_devices_context_becomes_current(current: int, monkeypatch: pytest.M
         assert cuda.current == 100 + device
 
 
+@pytest.mark.usefixtures("nvrtc")
 def test_a_kernel_with_defects_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And later refused at once, under capture too, where a kernel that is not loaded yet is another error."""
-    pytest.importorskip("cuda.bindings.nvrtc", reason="compiling CUDA needs cuda-bindings and NVRTC")
     monkeypatch.setenv("FLASHMOE_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "frame.cu").write_text(_STACK_FRAME)
     kernel = CudaKernel("frame.cu", "stack_frame", "sm_90", {}, 128, 0, tmp_path, tmp_path)

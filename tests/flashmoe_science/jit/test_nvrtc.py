@@ -9,7 +9,7 @@ from flashmoe_science.jit import nvrtc
 from flashmoe_science.jit.cache import CompileCache
 from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel
 
-pytest.importorskip("cuda.bindings.nvrtc")
+pytestmark = pytest.mark.usefixtures("nvrtc")
 
 _ADD = """
 #include "part/width.cuh"

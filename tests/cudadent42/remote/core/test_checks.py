@@ -48,8 +48,7 @@ def test_what_cannot_be_compiled_here_is_said() -> None:
 
 
 @pytest.fixture
-def own_kernel(tmp_path: Path) -> Path:
-    pytest.importorskip("cuda.bindings.nvrtc", reason="compiling CUDA needs cuda-bindings and NVRTC")
+def own_kernel(tmp_path: Path, nvrtc: None) -> Path:
     create("mine", Kind.CUDA, tmp_path)
     return tmp_path / "mine"
 

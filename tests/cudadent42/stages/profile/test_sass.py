@@ -52,7 +52,6 @@ def compiled(name: str, threads: int, shared_bytes: int = 0, **macros: int) -> d
 
 
 def counted(kernel: CudaKernel) -> dict[str, int]:
-    pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed")
     if sass.find() is None:
         pytest.skip("nvdisasm is not installed")
     found = sass.count(compile_kernel(kernel, allow_defects=True).artifact)
@@ -60,18 +59,21 @@ def counted(kernel: CudaKernel) -> dict[str, int]:
     return found
 
 
+@pytest.mark.usefixtures("nvrtc")
 def test_narrow_and_wide_loads_are_told_apart() -> None:
     narrow, wide = compiled("copy", 256, WIDE=0), compiled("copy", 256, WIDE=1)
     assert (narrow["load_32"], narrow.get("load_128", 0)) == (1, 0)
     assert (wide.get("load_32", 0), wide["load_128"]) == (0, 4)
 
 
+@pytest.mark.usefixtures("nvrtc")
 def test_spills_are_seen_in_the_code() -> None:
     spilled, whole = compiled("accumulate", 256, BLOCKS=8), compiled("accumulate", 256, BLOCKS=2)
     assert spilled["local_loads"] > 50
     assert whole["local_loads"] == whole["local_stores"] == 0
 
 
+@pytest.mark.usefixtures("nvrtc")
 def test_the_tensor_path_is_seen_in_the_code() -> None:
     import torch
 
@@ -87,6 +89,7 @@ def test_the_tensor_path_is_seen_in_the_code() -> None:
     assert product["wgmma"] == 0
 
 
+@pytest.mark.usefixtures("nvrtc")
 def test_a_part_that_is_left_out_is_gone_from_the_code() -> None:
     import torch
 
@@ -104,6 +107,7 @@ def test_a_part_that_is_left_out_is_gone_from_the_code() -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.usefixtures("nvrtc")
 def test_a_part_that_is_left_out_of_the_portable_kernel_is_gone_from_the_code(overlap: bool) -> None:
     import torch
 

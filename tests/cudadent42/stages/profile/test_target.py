@@ -45,7 +45,8 @@ def test_a_profile_on_a_cpu(tmp_path: Path) -> None:
 
     plan = make_plan(Choices(suite="small", cases=("tiny/bf16",)), "cpu", registry)
     profile = collect(Wish(plan, plan.cases[0], "pytorch"), tmp_path, None, Quiet())
-    assert profile.latency_ms > 0
+    # Tests beside it may take its processors; then it has no latency, and says so.
+    assert profile.latency_ms > 0 or "other work" in profile.missing["roof_share"]
     assert profile.peaks["copy_gbps"] > 0
     counted = "cpu_instructions" in profile.metrics
     assert counted or any("not" in note and "counted" in note for note in profile.notes)

@@ -115,10 +115,10 @@ def test_where_the_figures_hold() -> None:
     assert not measured("sm_90", 128, work(96, 100_000)), "more than L2 holds"
 
 
+@pytest.mark.usefixtures("nvrtc")
 def test_blocks_of_a_multiprocessor_are_those_that_its_registers_hold(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    pytest.importorskip("cuda.bindings.nvrtc", reason="compiling CUDA needs cuda-bindings and NVRTC")
     cache = CompileCache(tmp_path_factory.mktemp("cache"))
     kernels = {
         stream("sm_90", 64, 16, 2): 1,

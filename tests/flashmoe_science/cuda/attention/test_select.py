@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import math
 
 import pytest
@@ -173,10 +172,7 @@ def test_a_kernel_that_was_asked_for_may_not_have_defects(monkeypatch: pytest.Mo
         plan(problem(), H200)
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("cuda.bindings") is None,
-    reason="what is built for sm_90 depends on the compiler",
-)
+@pytest.mark.usefixtures("nvrtc")  # what is built for sm_90 depends on it
 @given(
     batch=st.integers(1, 64),
     heads=st.sampled_from([(1, 1), (8, 8), (32, 8), (16, 1)]),
@@ -214,10 +210,7 @@ def kernel_of(choice: Choice, dtype: torch.dtype, architecture: str) -> CudaKern
 # ---------------------------------------------------------------- for a GPU that is not here
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("cuda.bindings") is None,
-    reason="what is built for sm_90 depends on the compiler",
-)
+@pytest.mark.usefixtures("nvrtc")  # what is built for sm_90 depends on it
 @pytest.mark.parametrize(
     ("device", "shape", "kind"),
     [

@@ -234,8 +234,7 @@ def assert_builds(configuration: SmallConfiguration, architecture: str, cache: C
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> CompileCache:
-    pytest.importorskip("cuda.bindings.nvrtc", reason="compiling CUDA needs cuda-bindings and NVRTC")
+def cache(tmp_path_factory: pytest.TempPathFactory, nvrtc: None) -> CompileCache:
     return CompileCache(tmp_path_factory.mktemp("cache"))
 
 

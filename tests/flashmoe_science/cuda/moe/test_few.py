@@ -220,8 +220,7 @@ def test_a_launch_passes_the_fields_of_the_headers_struct_in_order() -> None:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> CompileCache:
-    pytest.importorskip("cuda.bindings.nvrtc", reason="compiling CUDA needs cuda-bindings and NVRTC")
+def cache(tmp_path_factory: pytest.TempPathFactory, nvrtc: None) -> CompileCache:
     return CompileCache(tmp_path_factory.mktemp("cache"))
 
 

@@ -119,15 +119,15 @@ def test_routing_has_room_for_every_expert(experts: int, architecture: str) -> N
         check_block(kernel.label, architecture, kernel.threads_per_block, kernel.dynamic_shared_bytes + 9000)
 
 
+@pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90a"])
 def test_routing_and_combination_compile(architecture: str) -> None:
-    pytest.importorskip("cuda.bindings.nvrtc", reason="compiling CUDA needs cuda-bindings and NVRTC")
     for kernel in (*routing.kernels(architecture), *combine.kernels(architecture)):
         compile_kernel(kernel)
 
 
+@pytest.mark.usefixtures("nvrtc")
 def test_a_product_compiles() -> None:
     """Spills and serialised wgmma raise."""
-    pytest.importorskip("cuda.bindings.nvrtc", reason="compiling CUDA needs cuda-bindings and NVRTC")
     compile_kernel(hopper.kernel(configs.WIDE, Activation.SILU, torch.bfloat16))
     compile_kernel(hopper.kernel(configs.WIDE, None, torch.bfloat16))
