@@ -139,6 +139,6 @@ def _reason(done: subprocess.CompletedProcess[bytes]) -> str:
     """From its first word of failure on, without hints: `safe.directory` takes several lines to be told."""
     said = (done.stderr or done.stdout).decode("utf-8", errors="replace").splitlines()
     lines = [line.strip() for line in said if line.strip() and not line.startswith("hint:")]
-    failures = [place for place, line in enumerate(lines) if line.startswith(("fatal: ", "error: "))]
+    failures = [index for index, line in enumerate(lines) if line.startswith(("fatal: ", "error: "))]
     told = " ".join(lines[failures[0] :] if failures else lines[-1:])
     return told[:_REASON_LENGTH] or f"exit code {done.returncode}"

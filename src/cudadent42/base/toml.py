@@ -53,46 +53,46 @@ class Table:
     def has(self, key: str) -> bool:
         return key in self._values
 
-    def check_keys(self, known: Collection[str]) -> None:
+    def check_keys(self, allowed: Collection[str]) -> None:
         for key in self._values:
-            if key not in known:
-                near = did_you_mean(key, known)
+            if key not in allowed:
+                near = did_you_mean(key, allowed)
                 raise UsageError(
-                    f"{self.where}: unknown key {key!r}; known are {', '.join(sorted(known))}{near}"
+                    f"{self.where}: unknown key {key!r}; known are {', '.join(sorted(allowed))}{near}"
                 )
 
     def value(self, key: str, kind: type, expected: str, default: Any = None) -> Any:
         """The value under ``key``, of type ``kind``; a default of None makes the key required."""
-        found = self._values.get(key, default)
-        if found is None:
+        value = self._values.get(key, default)
+        if value is None:
             raise UsageError(f"{self.where}: the key {key!r} is missing; expected {expected}")
-        if type(found) is not kind:
-            raise UsageError(f"{self.where}: {key} = {found!r}; expected {expected}")
-        return found
+        if type(value) is not kind:
+            raise UsageError(f"{self.where}: {key} = {value!r}; expected {expected}")
+        return value
 
     def integer(self, key: str, low: int, high: int, default: int | None) -> int:
         expected = f"a whole number from {low} to {high}"
-        found: int = self.value(key, int, expected, default)
-        if not low <= found <= high:
-            raise UsageError(f"{self.where}: {key} = {found}; expected {expected}")
-        return found
+        value: int = self.value(key, int, expected, default)
+        if not low <= value <= high:
+            raise UsageError(f"{self.where}: {key} = {value}; expected {expected}")
+        return value
 
     def fraction(self, key: str) -> float | None:
         if key not in self._values:
             return None
-        found = self._values[key]
-        if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 <= found < 1:
-            raise UsageError(f"{self.where}: {key} = {found!r}; expected a number from 0 to below 1")
-        return float(found)
+        value = self._values[key]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+            raise UsageError(f"{self.where}: {key} = {value!r}; expected a number from 0 to below 1")
+        return float(value)
 
     def number(self, key: str, high: float, expected: str, default: float | None) -> float:
         """A number from 0 to ``high``; a default of None makes the key required."""
-        found = self._values.get(key, default)
-        if found is None:
+        value = self._values.get(key, default)
+        if value is None:
             raise UsageError(f"{self.where}: the key {key!r} is missing; expected {expected}")
-        if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 <= found <= high:
-            raise UsageError(f"{self.where}: {key} = {found!r}; expected {expected}")
-        return float(found)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= high:
+            raise UsageError(f"{self.where}: {key} = {value!r}; expected {expected}")
+        return float(value)
 
     def choice(self, key: str, default: E) -> E:
         """One of the words of the enumeration that ``default`` belongs to."""
@@ -108,24 +108,24 @@ class Table:
 
     def name(self, key: str) -> str:
         expected = "a name of letters, digits, dots, dashes and underscores, 64 at most"
-        found: str = self.value(key, str, expected)
-        if not _NAME.fullmatch(found):
-            raise UsageError(f"{self.where}: {key} = {found!r}; expected {expected}")
-        return found
+        value: str = self.value(key, str, expected)
+        if not _NAME.fullmatch(value):
+            raise UsageError(f"{self.where}: {key} = {value!r}; expected {expected}")
+        return value
 
     def strings(self, key: str, default: list[str]) -> list[str]:
-        found = self.value(key, list, "a list of names", default)
-        if not all(isinstance(item, str) for item in found):
-            raise UsageError(f"{self.where}: {key} = {found!r}; expected a list of names")
-        return list(found)
+        values = self.value(key, list, "a list of names", default)
+        if not all(isinstance(item, str) for item in values):
+            raise UsageError(f"{self.where}: {key} = {values!r}; expected a list of names")
+        return list(values)
 
 
 _SHORTEST_STEM = 4
 """Letters from which on the beginning of a name is taken for it."""
 
 
-def did_you_mean(word: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(word[:_LONGEST_TYPO], known, n=1, cutoff=_ALIKE)
+def did_you_mean(word: str, candidates: Collection[str]) -> str:
+    near = difflib.get_close_matches(word[:_LONGEST_TYPO], candidates, n=1, cutoff=_ALIKE)
     if not near and len(word) >= _SHORTEST_STEM:
-        near = sorted(name for name in known if name.startswith(word))[:1]
+        near = sorted(name for name in candidates if name.startswith(word))[:1]
     return f" (did you mean {near[0]!r}?)" if near else ""

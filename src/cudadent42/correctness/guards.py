@@ -72,7 +72,7 @@ def guarded(sets: Sequence[InputsT]) -> tuple[list[InputsT], tuple[Guard, ...]]:
     copies share too."""
     copies: dict[int, Tensor] = {}
     guards = []
-    found = []
+    guarded_sets = []
     for inputs in sets:
         changed = {}
         for field in dataclasses.fields(inputs):  # type: ignore[arg-type]  # every Inputs is a frozen dataclass
@@ -84,8 +84,8 @@ def guarded(sets: Sequence[InputsT]) -> tuple[list[InputsT], tuple[Guard, ...]]:
                 _copy_memory(value, guard)
                 guards.append(guard)
             changed[field.name] = copies[id(value)]
-        found.append(dataclasses.replace(inputs, **changed))  # type: ignore[type-var]
-    return found, tuple(guards)
+        guarded_sets.append(dataclasses.replace(inputs, **changed))  # type: ignore[type-var]
+    return guarded_sets, tuple(guards)
 
 
 @contextmanager

@@ -80,14 +80,14 @@ def _unheard() -> None:
 
 def find_truth(case: Case, inputs: Inputs, on_chunk: OnChunk = _unheard) -> Truth:
     """The float64 result and PyTorch's error; ``on_chunk`` is called while it is computed."""
-    known = numerics(case)
-    found = known.float64(case, inputs, on_chunk)
-    reference, limit = (found.value, found.limit) if isinstance(found, Exact) else (found, None)
-    pytorch = known.pytorch(case, inputs)
+    operation_numerics = numerics(case)
+    float64 = operation_numerics.float64(case, inputs, on_chunk)
+    reference, limit = (float64.value, float64.limit) if isinstance(float64, Exact) else (float64, None)
+    pytorch = operation_numerics.pytorch(case, inputs)
     yardstick = pytorch
     if (_kind_of_number(pytorch) != _kind_of_number(reference)).any():
         # A NaN of PyTorch's own would leave no error to measure against.
-        yardstick = known.pytorch_plain(case, inputs)
+        yardstick = operation_numerics.pytorch_plain(case, inputs)
     if limit is not None:
         own = (yardstick.double() - reference).abs().nan_to_num(0.0, posinf=0.0).amax(-1, keepdim=True)
         limit = limit.maximum(ERROR_FACTOR * own)
@@ -102,9 +102,9 @@ def judge(truth: Truth, implementation: str, result: Tensor, kind: str) -> Verif
         return failure(truth.case.id, implementation, kind, wrong)
     error, bound = error_norms(result, truth.reference), truth.bound
     over = [
-        f"{name} error {found:.3g} over the bound {allowed:.3g} (PyTorch {own:.3g})"
-        for name, found, allowed, own in _norms(error, bound, truth.pytorch_error)
-        if not found <= allowed
+        f"{name} error {measured:.3g} over the bound {allowed:.3g} (PyTorch {own:.3g})"
+        for name, measured, allowed, own in _norms(error, bound, truth.pytorch_error)
+        if not measured <= allowed
     ]
     over += _beyond_limits(truth, result)
     return VerifiedCase(
@@ -134,8 +134,8 @@ def failure(case: str, implementation: str, kind: str, detail: str) -> VerifiedC
 
 def _norms(*norms: ErrorNorms) -> Iterator[tuple[str, float, float, float]]:
     for name in ("max", "rms", "worst_row"):
-        found, allowed, own = (getattr(item, name) for item in norms)
-        yield name.replace("_", " "), found, allowed, own
+        measured, allowed, own = (getattr(item, name) for item in norms)
+        yield name.replace("_", " "), measured, allowed, own
 
 
 def _wrong_form(truth: Truth, result: object) -> str:
@@ -157,8 +157,8 @@ def _wrong_pattern(truth: Truth, result: Tensor) -> str:
     if count == 0:
         return ""
     where = tuple(wrong.nonzero()[0].tolist())
-    found, expected = float(result[where]), float(truth.reference[where])
-    return f"{count} of {wrong.numel()} entries wrong: at {where} found {found:.3g}, expected {expected:.3g}"
+    actual, expected = float(result[where]), float(truth.reference[where])
+    return f"{count} of {wrong.numel()} entries wrong: at {where} found {actual:.3g}, expected {expected:.3g}"
 
 
 def _kind_of_number(tensor: Tensor) -> Tensor:

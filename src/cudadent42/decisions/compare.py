@@ -240,10 +240,10 @@ def _comparisons(
             strict=True,
         )
     )
-    found = []
+    comparisons = []
     for pair in pairs:
         low, high = pair.estimate.interval()
-        found.append(
+        comparisons.append(
             Comparison(
                 name=pair.case.name,
                 dtype=pair.case.dtype,
@@ -263,4 +263,4 @@ def _comparisons(
                 floor_ms=pair.floor_ms,
             )
         )
-    return tuple(found)
+    return tuple(comparisons)

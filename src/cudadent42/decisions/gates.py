@@ -168,9 +168,9 @@ class GateReport:
     @property
     def decision(self) -> Decision:
         """Over the gates that count (not those that only warn): failed before undecided before passed."""
-        found = {outcome.decision for outcome in self.outcomes if counts(outcome.gate)}
+        decisions = {outcome.decision for outcome in self.outcomes if counts(outcome.gate)}
         for decision in (Decision.FAILED, Decision.UNDECIDED):
-            if decision in found:
+            if decision in decisions:
                 return decision
         return Decision.PASSED
 

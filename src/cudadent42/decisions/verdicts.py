@@ -76,8 +76,8 @@ def decide_many(
         Verdict.EQUAL: equal,
     }
     return [
-        verdict if verdict in survives and survives[verdict][place] else Verdict.UNDECIDED
-        for place, verdict in enumerate(verdicts)
+        verdict if verdict in survives and survives[verdict][index] else Verdict.UNDECIDED
+        for index, verdict in enumerate(verdicts)
     ]
 
 

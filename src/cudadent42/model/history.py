@@ -62,8 +62,8 @@ def tracks(points: Sequence[Point]) -> list[Track]:
     for point in points:
         key = (point.shape, point.dtype, point.implementation, point.baseline, point.timer, point.cache)
         groups.setdefault(key, []).append(point)
-    found = [_track(group) for group in groups.values()]
-    return sorted(found, key=lambda track: -len(track.points))
+    grouped = [_track(group) for group in groups.values()]
+    return sorted(grouped, key=lambda track: -len(track.points))
 
 
 def _track(points: Sequence[Point]) -> Track:

@@ -19,10 +19,10 @@ def names() -> tuple[str, ...]:
 
 def definition(operation: str) -> Definition[Any, Any]:
     """What planning, recording and reporting need to know of it. Raises UsageError for one that is not known here."""
-    known = OPERATIONS.load(operation)
-    if not isinstance(known, Definition) or known.operation != operation:
-        raise TypeError(f"the operation {operation!r} is a {known!r}; expected its Definition")
-    return known
+    loaded = OPERATIONS.load(operation)
+    if not isinstance(loaded, Definition) or loaded.operation != operation:
+        raise TypeError(f"the operation {operation!r} is a {loaded!r}; expected its Definition")
+    return loaded
 
 
 def numerics(case: Case) -> Numerics[Any, Any]:

@@ -54,11 +54,11 @@ def load(folder: Path) -> Profile:
 def changes(before: Profile, after: Profile) -> tuple[str, ...]:
     """What is different in ``after``, one line each; the first lines say why the two cannot be compared."""
     old, new = quantities(before), quantities(after)
-    found = [_time(before, after)]
+    sentences = [_time(before, after)]
     for words, name, style in _SHOWN:
         if name in old and name in new:
-            found.append(_change(words, style, old[name].value, new[name].value))
-    lines = [line for line in found if line]
+            sentences.append(_change(words, style, old[name].value, new[name].value))
+    lines = [line for line in sentences if line]
     of_one = [words for words, name, _ in _SHOWN if (name in old) != (name in new)]
     if of_one:
         lines.append(f"known of one of the two only, so not compared: {', '.join(of_one)}")

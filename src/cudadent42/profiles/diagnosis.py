@@ -81,26 +81,26 @@ _LIMITERS = {
 
 def diagnose(profile: Profile, rules: Sequence[Rule] | None = None) -> Diagnosis:
     """What holds the kernel back, best experiment first, as far as the profile tells."""
-    known = quantities(profile)
+    available = quantities(profile)
     findings: list[Finding] = []
     unasked: dict[str, str] = {}
     rules = builtin_rules() if rules is None else rules
     for rule in rules:
-        if any(c.name in known and c.holds(known[c.name].value) for c in rule.unless):
+        if any(c.name in available and c.holds(available[c.name].value) for c in rule.unless):
             continue
-        if any(c.name in known and not c.holds(known[c.name].value) for c in rule.when):
+        if any(c.name in available and not c.holds(available[c.name].value) for c in rule.when):
             continue  # answered, whatever else is missing
-        missing = [name for name in rule.names() if name not in known]
+        missing = [name for name in rule.names() if name not in available]
         if missing:
             if _should_be_known(missing, profile):
                 unasked[rule.id] = _why_missing(missing, profile)
         else:
-            findings.append(_finding(rule, known, profile))
+            findings.append(_finding(rule, available, profile))
     findings.sort(key=_rank, reverse=True)
     causes = tuple(f for f in findings if f.kind is not Kind.LIMIT and f.gain >= WORTH)
     minor = tuple(f for f in findings if f.kind is not Kind.LIMIT and f.gain < WORTH)
     limits = tuple(f for f in findings if f.kind is Kind.LIMIT)
-    bound, share = _bound(known, profile)
+    bound, share = _bound(available, profile)
     return Diagnosis(
         schema_version=SCHEMA_VERSION,
         case=profile.case,
@@ -109,11 +109,11 @@ def diagnose(profile: Profile, rules: Sequence[Rule] | None = None) -> Diagnosis
         source=profile.source,
         bound=bound,
         bound_share=share,
-        summary=_summary(profile, known, causes, len(unasked), len(rules)),
+        summary=_summary(profile, available, causes, len(unasked), len(rules)),
         causes=causes,
         minor=minor,
         limits=limits,
-        thresholds=() if profile.device == "cpu" else _thresholds(known),
+        thresholds=() if profile.device == "cpu" else _thresholds(available),
         not_examined=unasked,
         next_step=causes[0].experiment if causes else _nothing_left(profile, limits, unasked),
         notes=profile.notes,
@@ -148,19 +148,19 @@ def _why_missing(missing: Sequence[str], profile: Profile) -> str:
     return f"{missing[0]} is not known"
 
 
-def _finding(rule: Rule, known: Quantities, profile: Profile) -> Finding:
-    gain = rule.gain.share(known)
+def _finding(rule: Rule, available: Quantities, profile: Profile) -> Finding:
+    gain = rule.gain.share(available)
     if rule.capped:
-        gain = min(gain, known["headroom"].value)
+        gain = min(gain, available["headroom"].value)
     return Finding(
         rule=rule.id,
         title=rule.title,
         kind=rule.kind,
-        evidence=_filled(rule.evidence, known, profile),
+        evidence=_filled(rule.evidence, available, profile),
         meaning=rule.meaning,
         experiment=rule.experiment,
         gain=gain,
-        certainty=_CERTAINTY[min(known[condition.name].origin for condition in rule.when)],
+        certainty=_CERTAINTY[min(available[condition.name].origin for condition in rule.when)],
     )
 
 
@@ -168,42 +168,44 @@ def _rank(finding: Finding) -> float:
     return finding.gain * _KIND_WEIGHT[finding.kind] * _WEIGHT[finding.certainty]
 
 
-def _bound(known: Quantities, profile: Profile) -> tuple[str, float]:
+def _bound(available: Quantities, profile: Profile) -> tuple[str, float]:
     """The unit that the kernel runs against, and the share of the time that it is busy. Where none is: an unfilled chip
     if most of what the busiest unit leaves is time of multiprocessors without work, else latency.
 
     Without counters that is only known where one of the two measured ceilings is near.
     """
-    shares = {unit: elapsed_share(known, name) for name, unit in _UNITS.items() if name in known}
+    shares = {unit: elapsed_share(available, name) for name, unit in _UNITS.items() if name in available}
     if shares:
         most = max(shares.values())
         unit = next(name for name in shares if shares[name] >= most * _PREFERENCE.get(name, 1.0))
         if shares[unit] >= BUSY:
             return unit, shares[unit]
-        if _uncounted(known, profile):  # one of those may be the busy one
+        if _uncounted(available, profile):  # one of those may be the busy one
             return UNKNOWN, shares[unit]
-        return (UNFILLED if _idle(known) > (1 - shares[unit]) / 2 else LATENCY), shares[unit]
-    if "roof_share" not in known:
+        return (UNFILLED if _idle(available) > (1 - shares[unit]) / 2 else LATENCY), shares[unit]
+    if "roof_share" not in available:
         return UNKNOWN, math.nan
-    share = known["roof_share"].value
-    unit = "memory" if known["memory_leads"].value else "matrix products"
+    share = available["roof_share"].value
+    unit = "memory" if available["memory_leads"].value else "matrix products"
     return (unit if share >= BUSY else UNKNOWN), share
 
 
-def _idle(known: Quantities) -> float:
+def _idle(available: Quantities) -> float:
     """The share of the multiprocessors' time in which they have nothing to do."""
-    return known["sm_idle_share"].value if "sm_idle_share" in known else 0.0
+    return available["sm_idle_share"].value if "sm_idle_share" in available else 0.0
 
 
-def _uncounted(known: Quantities, profile: Profile) -> list[str]:
+def _uncounted(available: Quantities, profile: Profile) -> list[str]:
     """Units of which a profile with counters lacks the share."""
     if profile.source is not Source.COUNTERS:
         return []
-    return [unit for name, unit in _UNITS.items() if name not in known]
+    return [unit for name, unit in _UNITS.items() if name not in available]
 
 
-def _summary(profile: Profile, known: Quantities, causes: Sequence[Finding], unasked: int, rules: int) -> str:
-    bound, share = _bound(known, profile)
+def _summary(
+    profile: Profile, available: Quantities, causes: Sequence[Finding], unasked: int, rules: int
+) -> str:
+    bound, share = _bound(available, profile)
     basis = (
         "by the GPU's counters"
         if profile.source is Source.COUNTERS
@@ -217,7 +219,7 @@ def _summary(profile: Profile, known: Quantities, causes: Sequence[Finding], una
     elif bound == UNKNOWN and math.isfinite(share):
         what = (
             f"What it runs against is not known: the busiest unit that was counted works {share:.0%} of the time, "
-            f"and not counted were {', '.join(_uncounted(known, profile))}"
+            f"and not counted were {', '.join(_uncounted(available, profile))}"
         )
     elif bound == UNKNOWN and "roof_share" in profile.missing:
         what = f"What it runs against is not known: {profile.missing['roof_share']}"
@@ -225,8 +227,8 @@ def _summary(profile: Profile, known: Quantities, causes: Sequence[Finding], una
         what = "What it runs against is not known: there are neither counters nor measured ceilings"
     elif bound == UNFILLED:
         what = (
-            f"It does not fill the chip: multiprocessors have nothing to do for {_idle(known):.0%} of their time, and "
-            f"its busiest unit works {share:.0%} of the time, {basis}"
+            f"It does not fill the chip: multiprocessors have nothing to do for {_idle(available):.0%} of their time, "
+            f"and its busiest unit works {share:.0%} of the time, {basis}"
         )
     elif bound == LATENCY:
         what = f"It runs against latency: its busiest unit works {share:.0%} of the time, {basis}"
@@ -273,27 +275,27 @@ def wants(unasked: Mapping[str, str]) -> str:
 # ---------------------------------------------------------------- thresholds
 
 
-def _thresholds(known: Quantities) -> tuple[Threshold, ...]:
+def _thresholds(available: Quantities) -> tuple[Threshold, ...]:
     """The values that are wanted of every kernel, met or not."""
 
     def value(name: str) -> float:
-        return known[name].value if name in known else math.nan
+        return available[name].value if name in available else math.nan
 
     def below(title: str, name: str, limit: float) -> Threshold:
-        found = value(name)
-        met = None if math.isnan(found) else found < limit
-        return Threshold(title, found, f"< {limit:.0%}", met, "not known" if met is None else "")
+        share = value(name)
+        met = None if math.isnan(share) else share < limit
+        return Threshold(title, share, f"< {limit:.0%}", met, "not known" if met is None else "")
 
     def above(title: str, name: str, limit: float, why_not: str) -> Threshold:
-        found = value(name)
-        unknown = math.isnan(found)
-        met = None if unknown or why_not else found > limit
-        return Threshold(title, found, f"> {limit:.0%}", met, "not known" if unknown else why_not)
+        share = value(name)
+        unknown = math.isnan(share)
+        met = None if unknown or why_not else share > limit
+        return Threshold(title, share, f"> {limit:.0%}", met, "not known" if unknown else why_not)
 
     specialised = "specialised warps: meant to be lower" if value("asynchronous") == 1 else ""
     not_memory = "" if value("memory_leads") == 1 else "not memory-bound"
     not_tensor = "" if value("tensor_leads") == 1 else "not bound by matrix products"
-    occupancy = "occupancy" if "occupancy" in known else "occupancy_limit"
+    occupancy = "occupancy" if "occupancy" in available else "occupancy_limit"
     return (
         below("shared-memory bank conflicts", "bank_conflicts", 0.05),
         above("occupancy", occupancy, 0.5, specialised),
@@ -314,7 +316,7 @@ _UNKNOWN_VALUE = {
 }
 
 
-def _filled(text: str, known: Quantities, profile: Profile) -> str:
+def _filled(text: str, available: Quantities, profile: Profile) -> str:
     """The text with its quantities put in."""
 
     def put(match: object) -> str:
@@ -322,7 +324,9 @@ def _filled(text: str, known: Quantities, profile: Profile) -> str:
         if name == "limiter":
             return _limiter(profile)
         return (
-            shown(known[name].value, style or "") if name in known else _UNKNOWN_VALUE.get(style, "unknown")
+            shown(available[name].value, style or "")
+            if name in available
+            else _UNKNOWN_VALUE.get(style, "unknown")
         )
 
     return PLACEHOLDER.sub(put, text)

@@ -122,13 +122,13 @@ def read_counters(kernel: str, raw: Mapping[str, RawMetric]) -> Counters:
     values: dict[str, float] = {}
     missing: dict[str, str] = {}
     for name, sources in COUNTERS.items():
-        found = next((source for source in sources if source in raw), None)
-        if found is None:
+        metric = next((source for source in sources if source in raw), None)
+        if metric is None:
             missing[name] = f"the report has no {sources[0]}"
-        elif not math.isfinite(raw[found].value):
-            missing[name] = f"{found} is not a number"
+        elif not math.isfinite(raw[metric].value):
+            missing[name] = f"{metric} is not a number"
         else:
-            values[name] = base_value(raw[found])
+            values[name] = base_value(raw[metric])
     return Counters(kernel, values, missing)
 
 

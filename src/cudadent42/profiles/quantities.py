@@ -39,51 +39,51 @@ _NONE = Quantity(0.0, Origin.STATIC)
 
 def quantities(profile: Profile) -> Quantities:
     """Every quantity that is known; what is not, is not there."""
-    found: Quantities = {}
+    derived: Quantities = {}
 
     def add(name: str, value: float, origin: Origin) -> None:
         if math.isfinite(value):
-            found[name] = Quantity(value, origin)
+            derived[name] = Quantity(value, origin)
 
     counted = Origin.MEASURED if profile.source is Source.COUNTERS else Origin.MODEL
     for name, value in {**profile.metrics, **metrics.derive(profile.metrics)}.items():
         add(name, value, counted)
-    _add_rates(profile, add_to=found)
-    _add_gaps(profile, add_to=found)
-    _add_static(profile, add_to=found)
+    _add_rates(profile, add_to=derived)
+    _add_gaps(profile, add_to=derived)
+    _add_static(profile, add_to=derived)
     add("on_cpu", float(profile.device == "cpu"), Origin.MEASURED)
     add("can_leave_parts_out", float(profile.implementation == OURS), Origin.MEASURED)
     main = main_launch(profile)
-    if main is not None and not {"waves", "grid_blocks"} <= found.keys():
-        _add_launch(profile, main, add_to=found)
+    if main is not None and not {"waves", "grid_blocks"} <= derived.keys():
+        _add_launch(profile, main, add_to=derived)
     for ablation in profile.ablations:
         # What might be chance is not a cost.
         sure = ablation.saved if ablation.saved_low > 0 else 0.0
         add(f"ablation_{ablation.part}", sure, Origin.MEASURED)
         add(f"ablation_{ablation.part}_high", max(sure, ablation.saved_high), Origin.MEASURED)
-    if "sm_share" in found and "memory_share" in found:
-        busiest = max(found["sm_share"].value, found["memory_share"].value)
+    if "sm_share" in derived and "memory_share" in derived:
+        busiest = max(derived["sm_share"].value, derived["memory_share"].value)
         add("busiest_share", busiest, counted)
-    elif "roof_share" in found:
-        add("busiest_share", found["roof_share"].value, Origin.MODEL)
-    if "busiest_share" in found:
-        add("headroom", max(0.0, 1 - found["busiest_share"].value), found["busiest_share"].origin)
-    _add_pipes(found)
-    if "shared_share" in found and found.get("sm_active_share", _NONE).value > 0:
+    elif "roof_share" in derived:
+        add("busiest_share", derived["roof_share"].value, Origin.MODEL)
+    if "busiest_share" in derived:
+        add("headroom", max(0.0, 1 - derived["busiest_share"].value), derived["busiest_share"].origin)
+    _add_pipes(derived)
+    if "shared_share" in derived and derived.get("sm_active_share", _NONE).value > 0:
         # Where some multiprocessors are idle, the others' path is busier than the average says.
-        active = min(1.0, found["shared_share"].value / found["sm_active_share"].value)
-        add("shared_share_active", active, found["shared_share"].origin)
-    _add_sum(found, "working_share", ("selected_share", "not_selected_share", "math_pipe_throttle_share"))
-    if "working_share" in found:
-        working = found["working_share"]
-        found["latency_share"] = Quantity(max(0.0, 1 - working.value), working.origin)
-    _add_sum(found, "shared_stall_share", ("short_scoreboard_share", "mio_throttle_share"))
-    return found
+        active = min(1.0, derived["shared_share"].value / derived["sm_active_share"].value)
+        add("shared_share_active", active, derived["shared_share"].origin)
+    _add_sum(derived, "working_share", ("selected_share", "not_selected_share", "math_pipe_throttle_share"))
+    if "working_share" in derived:
+        working = derived["working_share"]
+        derived["latency_share"] = Quantity(max(0.0, 1 - working.value), working.origin)
+    _add_sum(derived, "shared_stall_share", ("short_scoreboard_share", "mio_throttle_share"))
+    return derived
 
 
 def with_quantities(profile: Profile) -> Profile:
     """The profile with every known quantity among its metrics, for who reads the file without these rules."""
-    return replace(profile, metrics={name: known.value for name, known in quantities(profile).items()})
+    return replace(profile, metrics={name: quantity.value for name, quantity in quantities(profile).items()})
 
 
 def main_launch(profile: Profile) -> Launch | None:
@@ -226,40 +226,40 @@ _OF_ACTIVE_CYCLES = ("xu_share", "fma_share", "alu_share", "lsu_share", "issue_s
 """Counted as shares of the cycles in which a multiprocessor has warps; the other units' are of all cycles."""
 
 
-def elapsed_share(known: Quantities, name: str) -> float:
+def elapsed_share(available: Quantities, name: str) -> float:
     """The share of the kernel's time in which a unit works, over all multiprocessors, idle ones too."""
-    value = known[name].value
-    if name in _OF_ACTIVE_CYCLES and "sm_active_share" in known:
-        value *= known["sm_active_share"].value
+    value = available[name].value
+    if name in _OF_ACTIVE_CYCLES and "sm_active_share" in available:
+        value *= available["sm_active_share"].value
     return value
 
 
-def _add_pipes(found: Quantities) -> None:
+def _add_pipes(derived: Quantities) -> None:
     """Which of the units leads, where all of them were counted."""
-    if not all(name in found for name in _PIPES):
+    if not all(name in derived for name in _PIPES):
         return
-    shares = {name: elapsed_share(found, name) for name in _PIPES}
+    shares = {name: elapsed_share(derived, name) for name in _PIPES}
     ordered = sorted(shares.values(), reverse=True)
-    origin = found["tensor_share"].origin
-    found["tensor_leads"] = Quantity(float(shares["tensor_share"] == ordered[0]), origin)
-    found["memory_leads"] = Quantity(float(shares["dram_share"] == ordered[0]), origin)
-    found["second_pipe_share"] = Quantity(ordered[1], origin)
-    found["xu_leads"] = Quantity(float(shares["xu_share"] == ordered[0]), origin)
-    found["alu_leads"] = Quantity(float(shares["alu_share"] == ordered[0]), origin)
-    found["leading_pipe_share"] = Quantity(ordered[0], origin)
+    origin = derived["tensor_share"].origin
+    derived["tensor_leads"] = Quantity(float(shares["tensor_share"] == ordered[0]), origin)
+    derived["memory_leads"] = Quantity(float(shares["dram_share"] == ordered[0]), origin)
+    derived["second_pipe_share"] = Quantity(ordered[1], origin)
+    derived["xu_leads"] = Quantity(float(shares["xu_share"] == ordered[0]), origin)
+    derived["alu_leads"] = Quantity(float(shares["alu_share"] == ordered[0]), origin)
+    derived["leading_pipe_share"] = Quantity(ordered[0], origin)
     both = {shares["tensor_share"], shares["xu_share"]} == set(ordered[:2])
     near = min(shares["tensor_share"], shares["xu_share"]) > _NEAR * ordered[0]
-    found["units_take_turns"] = Quantity(float(both and near), origin)
+    derived["units_take_turns"] = Quantity(float(both and near), origin)
     turns = min(shares["tensor_share"], shares["xu_share"]) if both and near else 0.0
-    found["turns_share"] = Quantity(turns, origin)
-    if "l2_share" in found:
+    derived["turns_share"] = Quantity(turns, origin)
+    if "l2_share" in derived:
         # What memory moves goes through L2 too, so that near memory's share its own says nothing.
-        l2 = found["l2_share"].value
-        found["l2_leads"] = Quantity(float(l2 > ordered[0] and shares["dram_share"] < _NEAR * l2), origin)
-        found["l2_next_share"] = Quantity(ordered[0], origin)
+        l2 = derived["l2_share"].value
+        derived["l2_leads"] = Quantity(float(l2 > ordered[0] and shares["dram_share"] < _NEAR * l2), origin)
+        derived["l2_next_share"] = Quantity(ordered[0], origin)
 
 
-def _add_sum(found: Quantities, name: str, parts: tuple[str, ...]) -> None:
-    known = [found[part] for part in parts if part in found]
-    if len(known) == len(parts):
-        found[name] = Quantity(sum(part.value for part in known), min(part.origin for part in known))
+def _add_sum(derived: Quantities, name: str, parts: tuple[str, ...]) -> None:
+    terms = [derived[part] for part in parts if part in derived]
+    if len(terms) == len(parts):
+        derived[name] = Quantity(sum(part.value for part in terms), min(part.origin for part in terms))

@@ -49,9 +49,11 @@ class Gain:
     def names(self) -> tuple[str, ...]:
         return tuple(operand for operand in self.operands if isinstance(operand, str))
 
-    def share(self, known: Quantities) -> float:
+    def share(self, available: Quantities) -> float:
         """Of the time, 0 to 1."""
-        return evaluate(self.formula, [known[o].value if isinstance(o, str) else o for o in self.operands])
+        return evaluate(
+            self.formula, [available[o].value if isinstance(o, str) else o for o in self.operands]
+        )
 
 
 @dataclass(frozen=True)

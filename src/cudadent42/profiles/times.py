@@ -23,13 +23,13 @@ def times(profile: Profile) -> tuple[MeasuredTime, ...]:
         Clock.ABLATED: ablated,
         Clock.RUN: math.nan if profile.run_latency_ms is None else profile.run_latency_ms,
     }
-    known = {clock: value for clock, value in measured.items() if math.isfinite(value) and value > 0}
+    by_clock = {clock: value for clock, value in measured.items() if math.isfinite(value) and value > 0}
     judged_ms = call_seconds(profile) * 1e3
-    judged = next((clock for clock, value in known.items() if math.isclose(value, judged_ms)), None)
-    return tuple(MeasuredTime(clock, value, clock is judged) for clock, value in known.items())
+    judged = next((clock for clock, value in by_clock.items() if math.isclose(value, judged_ms)), None)
+    return tuple(MeasuredTime(clock, value, clock is judged) for clock, value in by_clock.items())
 
 
-def apart(found: tuple[MeasuredTime, ...]) -> float:
+def apart(measured: tuple[MeasuredTime, ...]) -> float:
     """How much longer the longest is than the shortest, as a share of the shortest; 0 for one."""
-    values = [one.latency_ms for one in found]
+    values = [one.latency_ms for one in measured]
     return max(values) / min(values) - 1 if values else 0.0

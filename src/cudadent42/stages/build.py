@@ -132,10 +132,10 @@ def _build_cuda(
     # NVRTC compiles in threads of its caller and without Python's lock.
     wanted = []
     for operation in _operations(cases):
-        known = definition(operation)
-        kernels = known.cuda_kernels(architectures)
+        operation_definition = definition(operation)
+        kernels = operation_definition.cuda_kernels(architectures)
         own = [case for case in cases if case.operation == operation]
-        wanted += known.needed(kernels, own) if own else kernels
+        wanted += operation_definition.needed(kernels, own) if own else kernels
     built = []
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         for kernel, result in zip(wanted, pool.map(attempt, wanted), strict=True):

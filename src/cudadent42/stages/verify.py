@@ -58,13 +58,13 @@ class Unit:
 
 def units(plan: Plan) -> list[Unit]:
     """What ``verify`` does, in order: the same for the same plan, so that a new worker can resume."""
-    found = [Unit(case, name) for case in plan.cases for name in plan.implementations]
+    planned = [Unit(case, name) for case in plan.cases for name in plan.implementations]
     strict = [name for name in plan.implementations if is_strict(name, plan.operation, plan.versions)]
     dtypes = dict.fromkeys(case.dtype for case in plan.cases)
-    known = numerics(plan.cases[0])
-    hard = [each for dtype in dtypes for each in known.hard_inputs(dtype)]
-    hard += known.hard_cases(plan.cases, plan.device)
-    return found + [Unit(each.case, name, each) for each in hard for name in strict]
+    operation_numerics = numerics(plan.cases[0])
+    hard = [each for dtype in dtypes for each in operation_numerics.hard_inputs(dtype)]
+    hard += operation_numerics.hard_cases(plan.cases, plan.device)
+    return planned + [Unit(each.case, name, each) for each in hard for name in strict]
 
 
 def verify(

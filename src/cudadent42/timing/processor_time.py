@@ -49,7 +49,7 @@ def _process_ns(process: int) -> int:
 
 def descendants() -> list[int]:
     """Process ids of the living children, theirs, and so on; none where Linux does not list them."""
-    found: list[int] = []
+    processes: list[int] = []
     waiting = ["self"]
     while waiting:
         tasks = Path(f"/proc/{waiting.pop()}/task")
@@ -59,9 +59,9 @@ def descendants() -> list[int]:
             ]
         except OSError:  # it ended while it was read
             continue
-        found += map(int, children)
+        processes += map(int, children)
         waiting += children
-    return found
+    return processes
 
 
 def idle_share(work: Callable[[], object], waited_s: Callable[[], float]) -> float:

@@ -35,14 +35,16 @@ class QuietReadings:
 def quiet_readings(read: Callable[[], Reading], wanted: int) -> QuietReadings:
     """``wanted`` readings during which no thread of this process waited for a processor, or fewer where they are not to
     be had. Where Linux does not tell, every reading counts."""
-    found: list[Reading] = []
+    readings: list[Reading] = []
     taken = 0
     stop = time.perf_counter() + MOST_S
-    while len(found) < wanted and taken < MOST_FOR_ONE * wanted and (not taken or time.perf_counter() < stop):
+    while (
+        len(readings) < wanted and taken < MOST_FOR_ONE * wanted and (not taken or time.perf_counter() < stop)
+    ):
         began, before = time.perf_counter(), waited_s()
         reading = read()
         duration, waited = time.perf_counter() - began, waited_s() - before
         taken += 1
         if not waited > WAIT_LIMIT * duration:
-            found.append(reading)
-    return QuietReadings(tuple(found), taken)
+            readings.append(reading)
+    return QuietReadings(tuple(readings), taken)

@@ -119,16 +119,16 @@ def _needed(kernels: Sequence[CudaKernel], cases: Sequence[AttentionCase]) -> li
     compiled: dict[str, set[int]] = {}
     for kernel in own:
         compiled.setdefault(kernel.function, set()).add(kernel.macros["HEAD_DIM"])
-    found = set()
+    signatures = set()
     for case in cases:
         for function, head_dims in compiled.items():
             fitting = [size for size in head_dims if size >= case.head_dim]
             if fitting and case.dtype in _ELEMENT_BF16:
-                found.add((function, min(fitting), _ELEMENT_BF16[case.dtype]))
+                signatures.add((function, min(fitting), _ELEMENT_BF16[case.dtype]))
     return [
         kernel
         for kernel in own
-        if (kernel.function, kernel.macros["HEAD_DIM"], kernel.macros["ELEMENT_BF16"]) in found
+        if (kernel.function, kernel.macros["HEAD_DIM"], kernel.macros["ELEMENT_BF16"]) in signatures
     ]
 
 

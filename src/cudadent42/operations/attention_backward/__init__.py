@@ -23,8 +23,8 @@ def definition(case_type: type[CaseT]) -> Definition[CaseT, BackwardInputs]:
     """Of an operation that gives the three gradients; shapes, columns and words are the forward pass's."""
 
     def parse_case(table: Table, name: str, dtype: str) -> CaseT:
-        found = FORWARD.parse_case(table, name, dtype)
-        return case_type(**{field.name: getattr(found, field.name) for field in fields(AttentionCase)})
+        forward_case = FORWARD.parse_case(table, name, dtype)
+        return case_type(**{field.name: getattr(forward_case, field.name) for field in fields(AttentionCase)})
 
     def implementations() -> tuple[Implementation, ...]:
         from cudadent42.operations.attention_backward.implementations import implementations

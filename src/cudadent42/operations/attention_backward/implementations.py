@@ -38,8 +38,8 @@ def prepare_backward(prepare: PrepareForward, case: AttentionBackwardCase, input
     wanted, gradient = leaves.tensors, inputs.output_gradient
 
     def call() -> Tensor:
-        found: Tensor = torch.autograd.grad(output, wanted, gradient, retain_graph=True)  # type: ignore[assignment]
-        return found
+        gradients: Tensor = torch.autograd.grad(output, wanted, gradient, retain_graph=True)  # type: ignore[assignment]
+        return gradients
 
     return call
 
@@ -54,8 +54,8 @@ def prepare_step(prepare: PrepareForward, case: AttentionBackwardCase, inputs: B
     wanted, gradient = leaves.tensors, inputs.output_gradient
 
     def call() -> Tensor:
-        found: Tensor = torch.autograd.grad(once(), wanted, gradient)  # type: ignore[assignment]
-        return found
+        gradients: Tensor = torch.autograd.grad(once(), wanted, gradient)  # type: ignore[assignment]
+        return gradients
 
     return call
 

@@ -19,8 +19,8 @@ from cudadent42.operations.interface import Exact, Numerics, OnChunk
 
 
 def _float64(case: AttentionBackwardCase, inputs: BackwardInputs, on_chunk: OnChunk) -> Exact:
-    found = gradients_float64(inputs, case.causal, on_chunk)
-    return Exact(found.exact, found.limit)
+    gradients = gradients_float64(inputs, case.causal, on_chunk)
+    return Exact(gradients.exact, gradients.limit)
 
 
 def _pytorch_plain(case: AttentionBackwardCase, inputs: BackwardInputs) -> Tensor:

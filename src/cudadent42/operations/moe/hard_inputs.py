@@ -124,8 +124,8 @@ def _ids_out_of_range(inputs: MoeInputs) -> MoeInputs:
     ids = inputs.topk_ids.clone()
     experts = inputs.w13.shape[0]
     flat = ids.view(-1)
-    for place, wrong in enumerate((-1, experts, 2**31 - 1, -(2**31))):
-        flat[place + ids.shape[1] :: 7] = wrong
+    for offset, wrong in enumerate((-1, experts, 2**31 - 1, -(2**31))):
+        flat[offset + ids.shape[1] :: 7] = wrong
     ids[0] = -1
     return replace(inputs, topk_ids=ids)
 

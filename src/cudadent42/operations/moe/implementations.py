@@ -41,9 +41,9 @@ def grouped_mm(
     between = activate(functional.grouped_mm(rows, w13.transpose(1, 2), offs=ends), activation)
     down = functional.grouped_mm(between, w2.transpose(1, 2), offs=ends)
     down = down * topk_weights.reshape(-1)[order, None]
-    place = torch.empty_like(order)
-    place[order] = torch.arange(len(order), dtype=torch.int64, device=order.device)
-    return down[place].view(tokens, top_k, hidden).sum(dim=1)
+    position = torch.empty_like(order)
+    position[order] = torch.arange(len(order), dtype=torch.int64, device=order.device)
+    return down[position].view(tokens, top_k, hidden).sum(dim=1)
 
 
 def _arguments(inputs: MoeInputs) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

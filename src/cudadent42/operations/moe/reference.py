@@ -86,5 +86,5 @@ def yardstick(inputs: MoeInputs, activation: str) -> Tensor:
 
 def _chosen(topk_ids: Tensor, experts: int) -> list[int]:
     """The experts that a token chose, ascending."""
-    found: list[int] = torch.unique(topk_ids).tolist()
-    return [expert for expert in found if 0 <= expert < experts]
+    ids: list[int] = torch.unique(topk_ids).tolist()
+    return [expert for expert in ids if 0 <= expert < experts]

@@ -65,18 +65,18 @@ class ConditionWatch:
 
 def flags(conditions: Conditions) -> list[str]:
     """The words that go with a block's samples."""
-    found = []
+    reasons = []
     if conditions.wait_fraction > WAIT_LIMIT:
-        found.append("preempted")
+        reasons.append("preempted")
     # Linux counts steal in ticks of 10 ms: one tick is no evidence in a block of a few milliseconds.
     ticks = conditions.steal_fraction * conditions.duration_s * (os.cpu_count() or 1) / _TICK_S
     if conditions.steal_fraction > STEAL_LIMIT and round(ticks) > 1:
-        found.append("steal")
+        reasons.append("steal")
     if conditions.throttle_reasons:
-        found.append("throttled")
+        reasons.append("throttled")
     if abs(conditions.clock_change) > CLOCK_LIMIT:
-        found.append("clock")
-    return found
+        reasons.append("clock")
+    return reasons
 
 
 def _snapshot() -> _Snapshot:

@@ -178,8 +178,8 @@ def _visits(plan: Plan) -> list[_Visit]:
     each = rounds(plan.repeats)
     if not _fits(plan):
         return [
-            _Visit(case, blocks, (place + 1) / count)
-            for place, case in enumerate(plan.cases)
+            _Visit(case, blocks, (index + 1) / count)
+            for index, case in enumerate(plan.cases)
             for blocks in each
         ]
     warming = [_Visit(case, range(0), 1.0) for case in plan.cases if plan.warmup]
@@ -440,13 +440,13 @@ def _unfit(plan: Plan, verified: VerifyReport, unusable: Mapping[str, str]) -> d
 def _reasons(plan: Plan, case: Case, unfit: Mapping[str, str]) -> dict[str, str]:
     """Why implementations, or the whole case, cannot be timed."""
     keys = {name: f"{case.id}/{name}" for name in plan.implementations}
-    found = {key: unfit[key] for key in keys.values() if key in unfit}
+    reasons = {key: unfit[key] for key in keys.values() if key in unfit}
     rivals = [key for name, key in keys.items() if name != plan.baseline]
-    if keys[plan.baseline] in found:
-        found[case.id] = f"the baseline {plan.baseline} cannot be timed: {found[keys[plan.baseline]]}"
-    elif rivals and all(key in found for key in rivals):
-        found[case.id] = found[rivals[0]]
-    return found
+    if keys[plan.baseline] in reasons:
+        reasons[case.id] = f"the baseline {plan.baseline} cannot be timed: {reasons[keys[plan.baseline]]}"
+    elif rivals and all(key in reasons for key in rivals):
+        reasons[case.id] = reasons[rivals[0]]
+    return reasons
 
 
 def _timer(plan: Plan) -> Timer:

@@ -77,8 +77,8 @@ class Pace:
             for pair in self._pairs(rows)
             if len(pair[0]) >= 3
         ]
-        known = sum(len(rows[self._plan.baseline]) for rows in self._pilot.values())
-        if not spreads or known < PILOT_BLOCKS // 2:
+        pilot_blocks = sum(len(rows[self._plan.baseline]) for rows in self._pilot.values())
+        if not spreads or pilot_blocks < PILOT_BLOCKS // 2:
             return ""
         spread = float(np.median(spreads))
         block_s = float(np.median(self._pilot_s)) * len(self._plan.cases)

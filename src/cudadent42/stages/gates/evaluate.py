@@ -56,22 +56,22 @@ def _evaluate(gate: Gate, evidence: Evidence, where: str) -> GateOutcome:
 
 def _check_kind(gate: Gate, where: str) -> None:
     """A word that the metric never is would make a gate that guards nothing, or that nothing passes."""
-    place, words = f"{where}, gate {gate.name!r}", WORDS.get(gate.metric)
+    gate_where, words = f"{where}, gate {gate.name!r}", WORDS.get(gate.metric)
     about_words = gate.relation in (Relation.IS, Relation.IS_NOT)
     if words is None:
         if about_words and gate.metric in (*RUN_METRICS, *CASE_METRICS):
             raise UsageError(
-                f"{place}: {gate.metric} is a number; compare it with a number, not with {gate.wanted!r}"
+                f"{gate_where}: {gate.metric} is a number; compare it with a number, not with {gate.wanted!r}"
             )
         return
     if not about_words:
         raise UsageError(
-            f"{place}: {gate.metric} is a word; use `is` or `is_not`, not `{gate.relation.value}`"
+            f"{gate_where}: {gate.metric} is a word; use `is` or `is_not`, not `{gate.relation.value}`"
         )
     if gate.wanted not in words:
         near = did_you_mean(str(gate.wanted), words)
         raise UsageError(
-            f"{place}: {gate.metric} is never {gate.wanted!r}; it is one of {', '.join(words)}{near}"
+            f"{gate_where}: {gate.metric} is never {gate.wanted!r}; it is one of {', '.join(words)}{near}"
         )
 
 
@@ -82,24 +82,26 @@ def _asked(gate: Gate, evidence: Evidence, where: str) -> Mapping[str, Measured]
             return {"": evidence.overall[gate.metric]}
         if gate.metric.startswith(PROFILE_PREFIX):
             return {"": _not_profiled(gate, evidence, where)}
-        known = sorted({*RUN_METRICS, *evidence.overall})
+        metrics = sorted({*RUN_METRICS, *evidence.overall})
         hint = ""
         if gate.metric in CASE_METRICS:
             hint = f'; {gate.metric!r} is a metric of cases: add cases = "every"'
-        raise _unknown(gate, known, where, hint)
+        raise _unknown(gate, metrics, where, hint)
     if gate.metric not in evidence.cases:
         raise _unknown(gate, sorted({*CASE_METRICS, *evidence.cases}), where, " for single cases")
-    found = evidence.cases[gate.metric]
+    by_case = evidence.cases[gate.metric]
     if not gate.cases:
-        return found or {"": Measured(math.nan, reason="there is no case")}
+        return by_case or {"": Measured(math.nan, reason="there is no case")}
     for name in gate.cases:
-        if not any(_is_case(name, case) for case in found):
+        if not any(_is_case(name, case) for case in by_case):
             raise UsageError(
-                f"{where}, gate {gate.name!r}: the run has no case {name!r}; it has {', '.join(found)}"
-                + did_you_mean(name, found)
+                f"{where}, gate {gate.name!r}: the run has no case {name!r}; it has {', '.join(by_case)}"
+                + did_you_mean(name, by_case)
             )
     return {
-        case: measured for case, measured in found.items() if any(_is_case(name, case) for name in gate.cases)
+        case: measured
+        for case, measured in by_case.items()
+        if any(_is_case(name, case) for name in gate.cases)
     }
 
 
@@ -121,10 +123,10 @@ def _is_case(name: str, case: str) -> bool:
     return name in (case, case.rpartition("/")[0])
 
 
-def _unknown(gate: Gate, known: list[str], where: str, hint: str) -> UsageError:
-    near = did_you_mean(gate.metric, known)
+def _unknown(gate: Gate, metrics: list[str], where: str, hint: str) -> UsageError:
+    near = did_you_mean(gate.metric, metrics)
     return UsageError(
-        f"{where}, gate {gate.name!r}: unknown metric {gate.metric!r}{hint}; known are {', '.join(known)}{near}"
+        f"{where}, gate {gate.name!r}: unknown metric {gate.metric!r}{hint}; known are {', '.join(metrics)}{near}"
     )
 
 

@@ -95,21 +95,21 @@ def _overall(plan: Plan, results: Results | None) -> dict[str, Measured]:
         nothing = Measured(math.nan, reason="the run did not get as far as a comparison")
         return {name: nothing for name in RUN_METRICS if name not in ("verification", "failed_checks")}
     timed = {_id(row) for row in results.cases}
-    found = {
+    metrics = {
         "noise_floor": _known(results.noise_floor, "the run had no A/A control"),
         "detectable_effect": _known(results.detectable_effect, "nothing was compared"),
         "not_timed": Measured(float(sum(case.id not in timed for case in plan.cases))),
     }
     if not results.cases:
         nothing = Measured(math.nan, reason="no case was timed")
-        return found | dict.fromkeys(("speedup", "slowdown", "verdict", "flagged_share"), nothing)
+        return metrics | dict.fromkeys(("speedup", "slowdown", "verdict", "flagged_share"), nothing)
     blocks = sum(row.measured_blocks for row in results.cases)
-    found["flagged_share"] = Measured(sum(row.flagged_blocks for row in results.cases) / max(1, blocks))
-    found["verdict"] = Measured(results.verdict.value)
+    metrics["flagged_share"] = Measured(sum(row.flagged_blocks for row in results.cases) / max(1, blocks))
+    metrics["verdict"] = Measured(results.verdict.value)
     if results.refused in _NO_MEASUREMENT:
         nothing = Measured(math.nan, reason=_NO_MEASUREMENT[results.refused])
-        return found | dict.fromkeys(("speedup", "slowdown"), nothing)
-    return found | _ratios(
+        return metrics | dict.fromkeys(("speedup", "slowdown"), nothing)
+    return metrics | _ratios(
         results.speedup_geomean,
         results.speedup_geomean_ci_low,
         results.speedup_geomean_ci_high,
@@ -122,13 +122,13 @@ def _by_case(plan: Plan, results: Results | None) -> dict[str, dict[str, Measure
     """Cases of the plan that were not compared are there too, without a value."""
     rows = {_id(row): row for row in results.cases} if results else {}
     control = {_id(row): row.speedup for row in results.control} if results else {}
-    found: dict[str, dict[str, Measured]] = {name: {} for name in CASE_METRICS}
+    metrics: dict[str, dict[str, Measured]] = {name: {} for name in CASE_METRICS}
     for case in plan.cases:
         row = rows.get(case.id)
         if row is None or results is None:
             reason = _why_not(results, case.id)
             for name in CASE_METRICS:
-                found[name][case.id] = Measured(math.nan, reason=reason)
+                metrics[name][case.id] = Measured(math.nan, reason=reason)
             continue
         ratios = _ratios(
             row.speedup,
@@ -150,8 +150,8 @@ def _by_case(plan: Plan, results: Results | None) -> dict[str, dict[str, Measure
             **times,
         }
         for name, measured in (ratios | plain).items():
-            found[name][case.id] = measured
-    return found
+            metrics[name][case.id] = measured
+    return metrics
 
 
 def _ratios(speedup: float, low: float, high: float, blocks: int, excess: float) -> dict[str, Measured]:

@@ -47,13 +47,13 @@ def load(name_or_path: Path | str) -> GateFile:
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
             raise UsageError(f"cannot read the gates {path}: {reason}; expected a TOML file") from error
-    known = builtin_gates()
-    if text not in known:
+    builtin = builtin_gates()
+    if text not in builtin:
         raise UsageError(
-            f"unknown gates {text!r}; known are {', '.join(known)}, or give the path of a TOML file"
-            + did_you_mean(text, known)
+            f"unknown gates {text!r}; known are {', '.join(builtin)}, or give the path of a TOML file"
+            + did_you_mean(text, builtin)
         )
-    return parse(known[text], text)
+    return parse(builtin[text], text)
 
 
 def parse(text: str, where: str) -> GateFile:
@@ -114,31 +114,31 @@ def _parse_gate(item: object, where: str) -> Gate:
 
 
 def _scope(item: Mapping[str, Any], where: str) -> tuple[Scope, tuple[str, ...]]:
-    found = item.get("cases", Scope.OVERALL.value)
-    if isinstance(found, list) and found and all(isinstance(name, str) for name in found):
-        return Scope.EVERY, tuple(found)
+    value = item.get("cases", Scope.OVERALL.value)
+    if isinstance(value, list) and value and all(isinstance(name, str) for name in value):
+        return Scope.EVERY, tuple(value)
     try:
-        return Scope(found), ()
+        return Scope(value), ()
     except ValueError:
         raise UsageError(
-            f'{where}: cases = {found!r}; expected "overall", "every" or a list of names'
+            f'{where}: cases = {value!r}; expected "overall", "every" or a list of names'
         ) from None
 
 
 def _word(item: Mapping[str, Any], relation: Relation, where: str) -> str:
-    found = item[relation.value]
-    if not isinstance(found, str):
-        raise UsageError(f'{where}: {relation.value} = {found!r}; expected a word, such as "passed"')
-    return found
+    value = item[relation.value]
+    if not isinstance(value, str):
+        raise UsageError(f'{where}: {relation.value} = {value!r}; expected a word, such as "passed"')
+    return value
 
 
 def _number(item: Mapping[str, Any], key: str, where: str) -> float:
-    found = item[key]
+    value = item[key]
     number = math.nan
-    if isinstance(found, (int, float)) and not isinstance(found, bool) and abs(found) <= _MOST:
-        number = float(found)
-    elif isinstance(found, str) and (matched := _NUMBER.fullmatch(found)):
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _MOST:
+        number = float(value)
+    elif isinstance(value, str) and (matched := _NUMBER.fullmatch(value)):
         number = float(matched[1]) / (100.0 if matched[2] == "%" else 1.0)
     if not abs(number) <= _MOST:
-        raise UsageError(f"{where}: {key} = {str(found)[:_SHOWN]!r}; expected {_EXPECTED_NUMBER}")
+        raise UsageError(f"{where}: {key} = {str(value)[:_SHOWN]!r}; expected {_EXPECTED_NUMBER}")
     return number

@@ -171,9 +171,9 @@ def _with_counters(profile: Profile, wish: Wish, folder: Path) -> Profile:
             "Nsight Compute (ncu) is not installed, so there are no counters; "
             "it comes with the CUDA toolkit, or alone: sudo apt-get install cuda-nsight-compute-13-0",
         )
-    found = ncu_install.tool(path)
-    if found.version and found.version[:2] < ncu_install.MIN_VERSION:
-        profile = _noted(profile, f"Nsight Compute {found.version_text} is old; some metrics may be missing")
+    tool = ncu_install.tool(path)
+    if tool.version and tool.version[:2] < ncu_install.MIN_VERSION:
+        profile = _noted(profile, f"Nsight Compute {tool.version_text} is old; some metrics may be missing")
     report, log = folder / REPORT, folder / NCU_LOG
     with tempfile.TemporaryDirectory(prefix="cudadent42-profile-") as name:
         request = _write_request(Task.LAUNCH, wish, Path(name))
@@ -204,7 +204,7 @@ def _with_counters(profile: Profile, wish: Wish, folder: Path) -> Profile:
         reason = next(iter(main.missing.values()))
         return _noted(
             profile,
-            f"no counters: Nsight Compute {found.version_text} gave no number for any unit of this GPU ({reason}); "
+            f"no counters: Nsight Compute {tool.version_text} gave no number for any unit of this GPU ({reason}); "
             "try the version that came with the driver's CUDA",
         )
     if len(launches) > 1:
@@ -216,7 +216,7 @@ def _with_counters(profile: Profile, wish: Wish, folder: Path) -> Profile:
         metrics={**profile.metrics, **main.values},
         missing=main.missing,
         report=report.name,
-        tool=f"Nsight Compute {found.version_text}",
+        tool=f"Nsight Compute {tool.version_text}",
     )
 
 
@@ -281,5 +281,5 @@ def _with_perf(profile: Profile, wish: Wish) -> Profile:
     missing = {f"cpu_{name}": reason for name, reason in counted.missing.items()}
     for reason in dict.fromkeys(counted.missing.values()):
         profile = _noted(profile, f"instructions and cache misses are not all counted: {reason}")
-    found = perf.metrics(counted, calls, profile.bytes_min)
-    return replace(profile, metrics={**profile.metrics, **found}, missing={**profile.missing, **missing})
+    metrics = perf.metrics(counted, calls, profile.bytes_min)
+    return replace(profile, metrics={**profile.metrics, **metrics}, missing={**profile.missing, **missing})

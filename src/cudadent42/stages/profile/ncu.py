@@ -136,8 +136,8 @@ def read(ncu: Path, report: Path) -> list[Report]:
 
     Raises ProfilerFailedError where neither works.
     """
-    found = _read_in_python(ncu, report)
-    return read_csv(export_csv(ncu, report)) if found is None else found
+    reports = _read_in_python(ncu, report)
+    return read_csv(export_csv(ncu, report)) if reports is None else reports
 
 
 def _read_in_python(ncu: Path, report: Path) -> list[Report] | None:

@@ -28,14 +28,14 @@ def main(interface: str, report: str) -> None:
 
 def _metrics(action: Any, names: list[str]) -> dict[str, tuple[float | None, str]]:
     """Value (None for what is no number) and unit of the metrics that there are."""
-    found: dict[str, tuple[float | None, str]] = {}
+    metrics: dict[str, tuple[float | None, str]] = {}
     for name in names:
         metric = action.metric_by_name(name)
         if metric is not None:
             value = metric.value()
             number = isinstance(value, (int, float)) and math.isfinite(value)
-            found[name] = (float(value) if number else None, metric.unit() or "")
-    return found
+            metrics[name] = (float(value) if number else None, metric.unit() or "")
+    return metrics
 
 
 if __name__ == "__main__":

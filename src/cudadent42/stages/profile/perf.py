@@ -87,17 +87,17 @@ def parse(text: str) -> Counted:
 
 def metrics(counted: Counted, calls: int, bytes_min: float) -> dict[str, float]:
     """The quantities that rules speak of, per call."""
-    found: dict[str, float] = {}
+    per_call: dict[str, float] = {}
     get: Callable[[str], float | None] = counted.values.get
     instructions, cycles, misses = get("instructions"), get("cycles"), get("cache-misses")
     if instructions is not None and calls:
-        found["cpu_instructions"] = instructions / calls
+        per_call["cpu_instructions"] = instructions / calls
         if cycles:
-            found["cpu_instructions_per_cycle"] = instructions / cycles
+            per_call["cpu_instructions_per_cycle"] = instructions / cycles
     if cycles is not None and calls:
-        found["cpu_cycles"] = cycles / calls
+        per_call["cpu_cycles"] = cycles / calls
     if misses is not None and calls:
-        found["cpu_miss_bytes"] = misses / calls * _LINE_BYTES
+        per_call["cpu_miss_bytes"] = misses / calls * _LINE_BYTES
         if bytes_min > 0:
-            found["cpu_miss_bytes_share"] = found["cpu_miss_bytes"] / bytes_min
-    return found
+            per_call["cpu_miss_bytes_share"] = per_call["cpu_miss_bytes"] / bytes_min
+    return per_call

@@ -52,9 +52,9 @@ def _in_wheels() -> str | None:
             files = importlib.metadata.files(package) or []
         except importlib.metadata.PackageNotFoundError:
             continue
-        found = next((file.locate() for file in files if file.name == "nvdisasm"), None)
-        if found is not None and os.access(str(found), os.X_OK):
-            return str(found)
+        path = next((file.locate() for file in files if file.name == "nvdisasm"), None)
+        if path is not None and os.access(str(path), os.X_OK):
+            return str(path)
     return None
 
 
@@ -82,17 +82,17 @@ def count_text(listing: str) -> dict[str, int]:
     opcodes = Counter(match[1] for match in _INSTRUCTION.finditer(listing))
     kinds = {opcode: name for name, group in _KINDS.items() for opcode in group}
     accesses = {opcode: name for name, group in _ACCESSES.items() for opcode in group}
-    found = Counter(dict.fromkeys(_KINDS, 0))
+    counts = Counter(dict.fromkeys(_KINDS, 0))
     for opcode, number in opcodes.items():
         first, *modifiers = opcode.split(".")
         if first == "NOP":  # what fills up the end
             continue
-        found["total"] += number
+        counts["total"] += number
         if first in kinds:
-            found[kinds[first]] += number
+            counts[kinds[first]] += number
         if first in accesses:
-            found[f"{accesses[first]}_{_width(modifiers)}"] += number
-    return dict(found)
+            counts[f"{accesses[first]}_{_width(modifiers)}"] += number
+    return dict(counts)
 
 
 def _width(modifiers: list[str]) -> int:

@@ -135,8 +135,8 @@ def _repeat(call: Call, request: Request) -> Answer:
 def _ablate(case: Case, inputs: Inputs, plan: Plan) -> Answer:
     from cudadent42.stages.profile.ablation import ablate
 
-    found, why_not = ablate(case, inputs, _timer(plan), plan.seed)
-    return Answer(latency_ms=math.nan, ablations=found, notes=(why_not,) if why_not else ())
+    ablations, why_not = ablate(case, inputs, _timer(plan), plan.seed)
+    return Answer(latency_ms=math.nan, ablations=ablations, notes=(why_not,) if why_not else ())
 
 
 def _tell_perf(control: Path | None, word: str) -> None:

@@ -69,10 +69,10 @@ class CaseRow:
     @property
     def error_over_reference(self) -> float:
         """Worst element's error as a multiple of PyTorch's on the same input."""
-        found = self.verified
-        if found is None or found.error is None or found.reference_error is None:
+        verified = self.verified
+        if verified is None or verified.error is None or verified.reference_error is None:
             return math.nan
-        return _divide(found.error.max, found.reference_error.max)
+        return _divide(verified.error.max, verified.reference_error.max)
 
 
 def shares_of_bound(entry: VerifiedCase) -> tuple[float, float, float]:

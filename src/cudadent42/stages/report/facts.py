@@ -131,20 +131,20 @@ def control_line(view: View) -> str:
 
 def rivals_line(results: Results | None, candidate: str) -> str:
     """How the candidate stands against the fastest other implementation of each cell; empty where there is but one."""
-    found = rivals(results) if results else None
-    if found is None:
+    all_rivals = rivals(results) if results else None
+    if all_rivals is None:
         return ""
-    closest = found.closest
+    closest = all_rivals.closest
     return (
         f"Against the fastest other implementation of each case {text.implementation(candidate)} is at "
-        f"{text.ratio(found.geomean)} in the geometric mean of medians, at least {text.ratio(closest.ratio)} "
+        f"{text.ratio(all_rivals.geomean)} in the geometric mean of medians, at least {text.ratio(closest.ratio)} "
         f"({text.clean(closest.cell)}, {text.implementation(closest.implementation)})."
     )
 
 
 def roofline_line(view: View) -> str:
     """The highest rate of each dtype, and its share of the ceiling that was measured."""
-    found = []
+    rates = []
     for dtype in view.dtypes:
         rated = [row for row in view.measured if row.case.dtype == dtype and math.isfinite(row.gflops)]
         if not rated:
@@ -156,10 +156,10 @@ def roofline_line(view: View) -> str:
             line += (
                 f" ({text.figures(100 * best.gflops / peak[1])} % of the measured {text.clean(peak[0])} peak)"
             )
-        found.append(line)
-    if not found:
+        rates.append(line)
+    if not rates:
         return ""
-    line = f"Highest rates: {', '.join(found)}."
+    line = f"Highest rates: {', '.join(rates)}."
     return line if any(map(view.peak, view.dtypes)) else f"{line} No ceilings were measured in this run."
 
 

@@ -41,7 +41,7 @@ def headline(report: GateReport) -> str:
 
 def rows(report: GateReport) -> list[GateRow]:
     """Every finding, those that did not pass first."""
-    found = [
+    ranked = [
         (
             finding.decision is Decision.PASSED,
             GateRow(
@@ -60,4 +60,4 @@ def rows(report: GateReport) -> list[GateRow]:
         for outcome in report.outcomes
         for finding in outcome.findings
     ]
-    return [row for _, row in sorted(found, key=lambda pair: pair[0])]
+    return [row for _, row in sorted(ranked, key=lambda pair: pair[0])]

@@ -169,23 +169,23 @@ def _group(view: View, dtype: str) -> _Group:
 
 def _case(row: CaseRow) -> dict[str, Any]:
     cells: dict[str, Any] = {"name": row.name, "shape": row.shape, "timed": False}
-    found = row.comparison
-    if found is None:
+    comparison = row.comparison
+    if comparison is None:
         return {**cells, "reason": row.reason}
     error = row.error_over_reference
     return {
         **cells,
         "timed": True,
-        "baseline_latency": text.latency(found.baseline_latency_ms),
-        "latency": text.latency(found.latency_ms),
-        "speedup": text.ratio(found.speedup) if row.measured else text.NOT_AVAILABLE,
-        "interval": f"no ratio: {found.refused.value}"
-        if found.refused
-        else text.interval(found.ci_low, found.ci_high),
-        "verdict": found.verdict.value,
+        "baseline_latency": text.latency(comparison.baseline_latency_ms),
+        "latency": text.latency(comparison.latency_ms),
+        "speedup": text.ratio(comparison.speedup) if row.measured else text.NOT_AVAILABLE,
+        "interval": f"no ratio: {comparison.refused.value}"
+        if comparison.refused
+        else text.interval(comparison.ci_low, comparison.ci_high),
+        "verdict": comparison.verdict.value,
         "gflops": text.figures(row.gflops) if row.measured else text.NOT_AVAILABLE,
         "error": f"{error:.2f}×" if math.isfinite(error) else text.NOT_AVAILABLE,
-        "flagged": f"{found.flagged_blocks} of {found.measured_blocks}",
+        "flagged": f"{comparison.flagged_blocks} of {comparison.measured_blocks}",
     }
 
 

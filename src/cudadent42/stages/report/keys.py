@@ -33,7 +33,7 @@ class Entry:
 
 def speedup_key(view: View) -> list[Entry]:
     """Verdicts that occur, the control, and the other implementations."""
-    found = [
+    entries = [
         Entry(
             _mark(marks.MARKER_OF[v], marks.ROLE_OF[v], hollow=v is Verdict.UNDECIDED),
             f"{view.candidate}, {v.value}" if number == 0 else v.value,
@@ -41,12 +41,12 @@ def speedup_key(view: View) -> list[Entry]:
         for number, v in enumerate(view.verdicts)
     ]
     if control_shown(view):
-        found.append(Entry(_mark("o", Role.CONTROL, small=True), f"{view.baseline} against itself"))
+        entries.append(Entry(_mark("o", Role.CONTROL, small=True), f"{view.baseline} against itself"))
     for lane, name in enumerate(view.other_names[: marks.LANES - 1]):
-        found.append(
+        entries.append(
             Entry(_mark(marks.OTHER_MARKERS[lane], marks.OTHER_ROLES[lane]), text.implementation(name))
         )
-    return found
+    return entries
 
 
 def lane_key(view: View, strips: Strips) -> list[Entry]:
@@ -70,12 +70,12 @@ def roofline_key(view: View) -> list[Entry]:
 
 def profile_key(view: Profiled) -> list[Entry]:
     """The profile, the earlier one where there is one, and the smaller mark where it is drawn."""
-    found = [Entry(_mark("o", Role.CANDIDATE), text.implementation(view.profile.implementation))]
+    entries = [Entry(_mark("o", Role.CANDIDATE), text.implementation(view.profile.implementation))]
     if view.before is not None:
-        found.append(Entry(_mark("o", Role.BASELINE, hollow=True), "before"))
+        entries.append(Entry(_mark("o", Role.BASELINE, hollow=True), "before"))
     if "dram_excess" in quantities(view.profile) and len(view.profile.launches) <= 1:
-        found.append(Entry(_mark("o", Role.CANDIDATE, small=True), "by the bytes that memory moved"))
-    return found
+        entries.append(Entry(_mark("o", Role.CANDIDATE, small=True), "by the bytes that memory moved"))
+    return entries
 
 
 def bar_key(view: Profiled) -> list[Entry]:
@@ -90,13 +90,13 @@ def bar_key(view: Profiled) -> list[Entry]:
 
 def error_key(view: View) -> list[Entry]:
     """Random and adversarial inputs, and failures where there are any."""
-    found = [
+    entries = [
         Entry(_mark("o", Role.CANDIDATE), "random input"),
         Entry(_mark("D", Role.OTHER_1), "adversarial input"),
     ]
     if view.failures:
-        found.append(Entry(_mark("o", Role.SLOWER), "beyond the bound (cut at the edge)"))
-    return found
+        entries.append(Entry(_mark("o", Role.SLOWER), "beyond the bound (cut at the edge)"))
+    return entries
 
 
 def _mark(shape: str, role: Role, *, hollow: bool = False, small: bool = False) -> Markup:

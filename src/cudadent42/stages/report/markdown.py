@@ -103,18 +103,18 @@ def _table(view: View) -> str:
 
 def _line(row: CaseRow) -> str:
     start = f"| {escape(row.name)} | {escape(row.case.dtype)} |"
-    found = row.comparison
-    if found is None:
+    comparison = row.comparison
+    if comparison is None:
         return f"{start} | | | | not compared: {escape(row.reason)} |"
-    flagged = f" ({found.flagged_blocks} flagged)" if found.flagged_blocks else ""
-    latencies = f"{text.latency(found.baseline_latency_ms)} | {text.latency(found.latency_ms)}"
-    if found.refused is not None:
-        return f"{start} {latencies} | | | no verdict: {found.refused.value}{flagged} |"
-    ratio = text.ratio(found.speedup)
-    ratio = ratio if found.verdict is Verdict.UNDECIDED else f"**{ratio}**"
+    flagged = f" ({comparison.flagged_blocks} flagged)" if comparison.flagged_blocks else ""
+    latencies = f"{text.latency(comparison.baseline_latency_ms)} | {text.latency(comparison.latency_ms)}"
+    if comparison.refused is not None:
+        return f"{start} {latencies} | | | no verdict: {comparison.refused.value}{flagged} |"
+    ratio = text.ratio(comparison.speedup)
+    ratio = ratio if comparison.verdict is Verdict.UNDECIDED else f"**{ratio}**"
     return (
-        f"{start} {latencies} | {ratio} | {text.interval(found.ci_low, found.ci_high)} | "
-        f"{found.verdict.value}{flagged} |"
+        f"{start} {latencies} | {ratio} | {text.interval(comparison.ci_low, comparison.ci_high)} | "
+        f"{comparison.verdict.value}{flagged} |"
     )
 
 
@@ -170,11 +170,11 @@ def _others(view: View) -> list[str]:
     return ["\n".join([*head, *lines])]
 
 
-def _reached(found: Comparison | None) -> str:
-    if found is None:
+def _reached(comparison: Comparison | None) -> str:
+    if comparison is None:
         return "not timed"
-    interval = text.interval(found.ci_low, found.ci_high)
-    return f"**{text.ratio(found.speedup)}** {found.verdict.value} ({interval})"
+    interval = text.interval(comparison.ci_low, comparison.ci_high)
+    return f"**{text.ratio(comparison.speedup)}** {comparison.verdict.value} ({interval})"
 
 
 def _mean(standing: Standing, cases: int) -> str:

@@ -20,7 +20,7 @@ _NOISY = 0.05
 
 def notices(view: View) -> tuple[Notice, ...]:
     """In order of weight: wrong results, missing results, results to be read with care."""
-    found = (
+    candidates = (
         _verification(view),
         _builds(view),
         _unfinished(view),
@@ -29,7 +29,7 @@ def notices(view: View) -> tuple[Notice, ...]:
         _preflight(view),
         *(cautions(view.run.results) if view.run.results else ()),
     )
-    return tuple(notice for notice in found if notice is not None)
+    return tuple(notice for notice in candidates if notice is not None)
 
 
 def cautions(results: Results) -> tuple[Notice, ...]:
@@ -142,7 +142,7 @@ def _preflight(view: View) -> Notice | None:
 def _refused(results: Results) -> list[Notice]:
     """Measurements that are none, with what to do."""
     rows = (*results.cases, *results.others, *results.control)
-    found = []
+    refusals = []
     for refusal in Refusal:
         refused = [row for row in rows if row.refused is refusal]
         if refused:
@@ -152,8 +152,8 @@ def _refused(results: Results) -> list[Notice]:
             )
             lines = [_impossible(row) for row in refused] if refusal is Refusal.IMPOSSIBLE else list(names)
             tone = Tone.BAD if refusal is Refusal.IMPOSSIBLE else Tone.WARN
-            found.append(Notice(tone, title, _limited(list(map(text.clean, dict.fromkeys(lines))))))
-    return found
+            refusals.append(Notice(tone, title, _limited(list(map(text.clean, dict.fromkeys(lines))))))
+    return refusals
 
 
 def _impossible(row: Comparison) -> str:
@@ -200,31 +200,31 @@ def _flagged(results: Results) -> Notice | None:
 def not_measured(view: View) -> tuple[str, ...]:
     """What this run says nothing about."""
     plan, results = view.run.plan, view.run.results
-    found = [
+    gaps = [
         "Any other machine: both sides of every ratio were measured on this one.",
         "Run-to-run variation: this is one process; the intervals cover the variation inside it.",
         "Compile time: kernels are built before timing and their build times are listed apart.",
         "Power and energy.",
     ]
     if not definition(plan.operation).differentiates:
-        found.insert(2, "Backward passes: only the forward call is timed.")
+        gaps.insert(2, "Backward passes: only the forward call is timed.")
     if plan.device == "cpu" and "AMD" in view.run.machine.summary:
-        found.insert(
+        gaps.insert(
             1,
             "Other makes of processor: on AMD, PyTorch's CPU matrix product runs an AVX2-class kernel, so "
             "the baseline may be weaker here than where it uses AVX-512 or AMX.",
         )
     if not plan.control:
-        found.append("The noise floor: the run had no A/A control.")
+        gaps.append("The noise floor: the run had no A/A control.")
     if results is not None and not results.peaks:
-        found.append("The share of the machine's peak: no ceilings were measured.")
+        gaps.append("The share of the machine's peak: no ceilings were measured.")
     if view.run.samples and all(math.isnan(sample.memory_mb) for sample in view.run.samples):
-        found.append("Memory use.")
+        gaps.append("Memory use.")
     dtypes = set(view.dtypes)
     absent = [dtype for dtype in ("fp16", "bf16", "fp32") if dtype not in dtypes]
     if absent:
-        found.append(f"{' and '.join(absent)}: not in this plan.")
-    return tuple(found)
+        gaps.append(f"{' and '.join(absent)}: not in this plan.")
+    return tuple(gaps)
 
 
 def _limited(lines: list[str]) -> tuple[str, ...]:

@@ -77,8 +77,8 @@ def _compiled(profile: Profile) -> str:
         f"The compiled kernel: {table.registers_per_thread} registers per thread, {spilled} bytes spilled, "
         f"{table.static_shared_bytes + table.dynamic_shared_bytes:,} bytes of shared memory per block"
     )
-    found = [f"{name.replace('_', ' ')} {number:,}" for name, number in counts.items() if number]
-    return f"{words}. Instructions in it, by kind: {', '.join(found)}." if found else f"{words}."
+    kinds = [f"{name.replace('_', ' ')} {number:,}" for name, number in counts.items() if number]
+    return f"{words}. Instructions in it, by kind: {', '.join(kinds)}." if kinds else f"{words}."
 
 
 def _threshold(one: Threshold) -> dict[str, str]:

@@ -82,11 +82,11 @@ def rivals(results: Results) -> Rivals | None:
 
 
 def _rival(own: Comparison, results: Results) -> Rival:
-    found = [(own.baseline_latency_ms, results.baseline)]
-    found += [
+    latencies = [(own.baseline_latency_ms, results.baseline)]
+    latencies += [
         (other.latency_ms, other.implementation)
         for other in results.others
         if (other.name, other.dtype) == (own.name, own.dtype)
     ]
-    latency_ms, name = min(found)
+    latency_ms, name = min(latencies)
     return Rival(f"{own.name}/{own.dtype}", name, latency_ms / own.latency_ms)

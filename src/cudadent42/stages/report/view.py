@@ -62,8 +62,8 @@ class View:
     @property
     def device(self) -> str:
         """The device's name where preflight found it, else ``cpu`` or ``cuda:N``."""
-        _, found, name = self.run.machine.summary.partition("dev=")
-        return text.clean(name) if found and name else self.run.plan.device
+        _, separator, name = self.run.machine.summary.partition("dev=")
+        return text.clean(name) if separator and name else self.run.plan.device
 
     @property
     def instruction_set(self) -> str:
@@ -107,7 +107,7 @@ class View:
     @cached_property
     def rows(self) -> tuple[CaseRow, ...]:
         results, verify = self.run.results, self.run.verify
-        found = {_id(c): c for c in results.cases} if results else {}
+        comparisons = {_id(c): c for c in results.cases} if results else {}
         control = {_id(c): c for c in results.control} if results else {}
         others: dict[str, dict[str, Comparison]] = defaultdict(dict)
         for comparison in results.others if results else ():
@@ -120,10 +120,10 @@ class View:
         return tuple(
             CaseRow(
                 case=case,
-                comparison=found.get(case.id),
+                comparison=comparisons.get(case.id),
                 control=control.get(case.id),
                 others=others.get(case.id, {}),
-                reason=self._reason(case, case.id in found),
+                reason=self._reason(case, case.id in comparisons),
                 verified=verified.get(case.id),
             )
             for case in self.run.plan.cases
@@ -191,12 +191,12 @@ class View:
 
     def dtype_geomean(self, dtype: str) -> float:
         """Geometric mean speed-up of one dtype's cases; NaN without any."""
-        found = [row.speedup for row in self.timed if row.case.dtype == dtype]
+        speedups = [row.speedup for row in self.timed if row.case.dtype == dtype]
         if not all(row.measured for row in self.timed if row.case.dtype == dtype):
             return math.nan
-        if not found or not all(math.isfinite(value) and value > 0 for value in found):
+        if not speedups or not all(math.isfinite(value) and value > 0 for value in speedups):
             return math.nan
-        return statistics.geometric_mean(found)
+        return statistics.geometric_mean(speedups)
 
     def peak(self, dtype: str) -> tuple[str, float] | None:
         """Name and GFLOP/s of the measured ceiling for a dtype; None where there is none.
@@ -230,8 +230,8 @@ class View:
     @property
     def worst_of_bound(self) -> float:
         """Largest error over its bound, all checks and norms; NaN without a bound."""
-        found = [share for c in self.checked for share in shares_of_bound(c) if not math.isnan(share)]
-        return max(found, default=math.nan)
+        shares = [share for c in self.checked for share in shares_of_bound(c) if not math.isnan(share)]
+        return max(shares, default=math.nan)
 
     @property
     def verification_line(self) -> str:

@@ -50,19 +50,19 @@ def control(view: View, sheet: svg.Sheet, *, wide: bool) -> str:
             marks.rule(axes, axes.get_xlim(), (level, level), Role.MUTED, 1, linestyle=(0, (4, 3)), zorder=1)
     tips = {}
     for x, row in enumerate(rows):
-        found = row.control
-        if found is None:
+        comparison = row.control
+        if comparison is None:
             continue
-        role = marks.ROLE_OF[found.verdict]
-        marks.rule(axes, (x, x), (found.ci_low, found.ci_high), role, 2, zorder=3)
-        interval = text.interval(found.ci_low, found.ci_high)
-        tips[x] = f"{row.name} {row.case.dtype}: {text.ratio(found.speedup)} ({interval})"
-        marks.point(axes, x, found.speedup, found.verdict, size=6, gid=svg.tip(x))
+        role = marks.ROLE_OF[comparison.verdict]
+        marks.rule(axes, (x, x), (comparison.ci_low, comparison.ci_high), role, 2, zorder=3)
+        interval = text.interval(comparison.ci_low, comparison.ci_high)
+        tips[x] = f"{row.name} {row.case.dtype}: {text.ratio(comparison.speedup)} ({interval})"
+        marks.point(axes, x, comparison.speedup, comparison.verdict, size=6, gid=svg.tip(x))
     for dtype in view.dtypes:
-        places = [x for x, row in enumerate(rows) if row.case.dtype == dtype]
-        if places:
-            middle = (places[0] + places[-1]) / 2
-            marks.write(axes, middle, -0.08, text.clean(dtype), align="center", place="column")
+        columns = [x for x, row in enumerate(rows) if row.case.dtype == dtype]
+        if columns:
+            middle = (columns[0] + columns[-1]) / 2
+            marks.write(axes, middle, -0.08, text.clean(dtype), align="center", coordinates="column")
     return svg.render(
         fig,
         prefix=f"control-{'wide' if wide else 'narrow'}",

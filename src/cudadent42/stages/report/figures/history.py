@@ -72,7 +72,7 @@ def _panel(fig: Figure, track: Track, top: float, tips: dict[int, str]) -> None:
             va="center_baseline",
         )
     title = text.shorten(text.clean(track.title), 120)
-    marks.write(axes, 0, 1 + 36 / _HEIGHT, title, role=Role.INK, size=13, bold=True, place="axes")
+    marks.write(axes, 0, 1 + 36 / _HEIGHT, title, role=Role.INK, size=13, bold=True, coordinates="axes")
     _machines(axes, track)
     spacing = max(1, -(-count // _MOST_LABELS))
     for x, point in enumerate(track.points):
@@ -85,9 +85,11 @@ def _panel(fig: Figure, track: Track, top: float, tips: dict[int, str]) -> None:
         )
         marks.point(axes, x, point.speedup, Verdict(point.verdict), size=6.5, gid=svg.tip(number))
         if x % spacing == 0:
-            marks.write(axes, x, -16 / _HEIGHT, point.started[:10], size=10, align="center", place="column")
+            marks.write(
+                axes, x, -16 / _HEIGHT, point.started[:10], size=10, align="center", coordinates="column"
+            )
             revision = text.shorten(text.clean(point.revision), 14)
-            marks.write(axes, x, -31 / _HEIGHT, revision, size=10, align="center", place="column")
+            marks.write(axes, x, -31 / _HEIGHT, revision, size=10, align="center", coordinates="column")
 
 
 def _machines(axes: Axes, track: Track) -> None:
@@ -97,6 +99,6 @@ def _machines(axes: Axes, track: Track) -> None:
     for begin, end in zip(begins, (*track.changes, len(track.points)), strict=True):
         room = max(_FEWEST_LETTERS, int(letters_a_run * (end - begin)))
         name = text.shorten(text.clean(track.points[begin].machine), room)
-        marks.write(axes, begin - 0.45, 1 + 14 / _HEIGHT, name, size=11, place="column")
+        marks.write(axes, begin - 0.45, 1 + 14 / _HEIGHT, name, size=11, coordinates="column")
     for change in track.changes:
         axes.axvline(change - 0.5, color=Role.MUTED.placeholder, linewidth=1, linestyle=(0, (4, 3)), zorder=2)

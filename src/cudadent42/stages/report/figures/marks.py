@@ -40,10 +40,12 @@ def write(
     size: float = 11,
     align: str = "left",
     bold: bool = False,
-    place: str = "data",
+    coordinates: str = "data",
 ) -> None:
     """Text at a place in ``data`` or ``axes`` coordinates, or x in data and y in axes (``column``)."""
-    transform = {"data": axes.transData, "axes": axes.transAxes, "column": axes.get_xaxis_transform()}[place]
+    transform = {"data": axes.transData, "axes": axes.transAxes, "column": axes.get_xaxis_transform()}[
+        coordinates
+    ]
     axes.text(
         x,
         y,
@@ -121,13 +123,13 @@ def ratio_ticks(low: float, high: float, most: int) -> tuple[float, ...]:
                 return tuple(1 + step * index for index in range(first, last + 1))
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for nice in (_NICE, (1, 1.5, 2, 3, 4, 6, 8), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
-        found = [n * 10.0**d for d in decades for n in nice if low <= n * 10.0**d <= high]
-        if len(found) <= most and _apart(found, low, high, most):
-            return tuple(found)
+        ticks = [n * 10.0**d for d in decades for n in nice if low <= n * 10.0**d <= high]
+        if len(ticks) <= most and _apart(ticks, low, high, most):
+            return tuple(ticks)
     for step in range(2, len(decades)):
-        found = [10.0**d for d in decades if d % step == 0 and low <= 10.0**d <= high]
-        if len(found) <= most:
-            return tuple(found)
+        ticks = [10.0**d for d in decades if d % step == 0 and low <= 10.0**d <= high]
+        if len(ticks) <= most:
+            return tuple(ticks)
     return (1.0,)
 
 

@@ -86,8 +86,8 @@ def stalls(view: Profiled, sheet: svg.Sheet, *, wide: bool) -> str:
 
 def stall_shares(profile: Profile) -> dict[str, float]:
     """Shares by reason; empty where they were not counted."""
-    known = quantities(profile)
-    return {name: known[f"{name}_share"].value for name in STALLS if f"{name}_share" in known}
+    available = quantities(profile)
+    return {name: available[f"{name}_share"].value for name in STALLS if f"{name}_share" in available}
 
 
 def roofline(view: Profiled, sheet: svg.Sheet, *, wide: bool) -> str:
@@ -116,8 +116,8 @@ def roofline(view: Profiled, sheet: svg.Sheet, *, wide: bool) -> str:
     axes.set_xlim(*frame.intensity)
     axes.set_ylim(*frame.rate)
     draw_grid(axes, frame, height)
-    found = (view.profile.dtype, peak) if math.isfinite(peak) else None
-    draw_ceilings(axes, frame, found, copy)
+    compute_peak = (view.profile.dtype, peak) if math.isfinite(peak) else None
+    draw_ceilings(axes, frame, compute_peak, copy)
     tips: dict[int, str] = {}
     for x, y, size, role, face, words in points:
         tips[len(tips)] = words
@@ -140,7 +140,7 @@ def _points(profile: Profile, role: Role, face: Role) -> list[tuple[float, float
         return []
     rate = profile.flops / time * 1e-9
     name = f"{text.clean(profile.case)}, {text.implementation(profile.implementation)}"
-    found = [
+    points = [
         (
             profile.flops / profile.bytes_min,
             rate,
@@ -154,5 +154,5 @@ def _points(profile: Profile, role: Role, face: Role) -> list[tuple[float, float
     of_all = len(profile.launches) <= 1  # one kernel's traffic says nothing of the others'
     if moved is not None and moved.value > 0 and of_all:
         intensity = profile.flops / (moved.value * profile.bytes_min)
-        found.append((intensity, rate, 5.0, role, face, f"{name}: by the bytes that memory moved"))
-    return found
+        points.append((intensity, rate, 5.0, role, face, f"{name}: by the bytes that memory moved"))
+    return points

@@ -72,7 +72,7 @@ def roofline(view: View, sheet: svg.Sheet, *, wide: bool) -> str:
         axes.set_xlim(*frame.intensity)
         axes.set_ylim(*frame.rate)
         marks.write(
-            axes, 0, 1 + 14 / height, text.clean(dtype), role=Role.INK, size=13, bold=True, place="axes"
+            axes, 0, 1 + 14 / height, text.clean(dtype), role=Role.INK, size=13, bold=True, coordinates="axes"
         )
         draw_grid(axes, frame, height)
         roofs = draw_ceilings(axes, frame, view.peak(dtype), view.bandwidth)
@@ -115,7 +115,7 @@ def draw_grid(axes: Axes, frame: Frame, height: float) -> None:
     """Lines at round numbers of both axes, with their names."""
     for tick in marks.ratio_ticks(*frame.intensity, frame.ticks):
         marks.rule(axes, (tick, tick), frame.rate, Role.RULE, 0.8, zorder=0)
-        marks.write(axes, tick, -14 / height, f"{tick:,.5g}", align="center", place="column")
+        marks.write(axes, tick, -14 / height, f"{tick:,.5g}", align="center", coordinates="column")
     for tick in marks.ratio_ticks(*frame.rate, 8):
         marks.rule(axes, frame.intensity, (tick, tick), Role.RULE, 0.8, zorder=0)
         axes.annotate(
@@ -129,7 +129,7 @@ def draw_grid(axes: Axes, frame: Frame, height: float) -> None:
             va="center_baseline",
             annotation_clip=False,
         )
-    marks.write(axes, 0.5, -34 / height, "FLOP per byte", align="center", place="axes")
+    marks.write(axes, 0.5, -34 / height, "FLOP per byte", align="center", coordinates="axes")
     axes.annotate(
         "GFLOP/s",
         (0, 1 + 14 / height),

@@ -79,14 +79,14 @@ def _lanes(view: View, present: set[str]) -> tuple[tuple[str, Role], ...]:
     plan = view.run.plan
     first = (plan.baseline, view.candidate_name)
     named = [*first, *(name for name in plan.implementations if name not in first)]
-    known = {
+    roles = {
         plan.baseline: Role.BASELINE,
         view.candidate_name: Role.CANDIDATE,
         view.control_name: Role.CONTROL,
     }
     spare = iter(marks.OTHER_ROLES)
     order = [name for name in [*named, *sorted(present - set(named))] if name in present]
-    return tuple((name, known.get(name) or next(spare, Role.MUTED)) for name in order)
+    return tuple((name, roles.get(name) or next(spare, Role.MUTED)) for name in order)
 
 
 def _deviations(samples: Sequence[Sample]) -> list[float]:

@@ -226,15 +226,15 @@ def _background(
             1.2 if one else 0.8,
             zorder=1,
         )
-        marks.write(axes, tick, -14 / height, marks.tick_label(tick), align="center", place="column")
+        marks.write(axes, tick, -14 / height, marks.tick_label(tick), align="center", coordinates="column")
 
 
 def _panel_title(axes: Axes, view: View, dtype: str, height: float) -> None:
     y = 1 + 14 / height
     mean = view.dtype_geomean(dtype)
-    marks.write(axes, 0, y, text.clean(dtype), role=Role.INK, size=13, bold=True, place="axes")
+    marks.write(axes, 0, y, text.clean(dtype), role=Role.INK, size=13, bold=True, coordinates="axes")
     if math.isfinite(mean):
-        marks.write(axes, 1, y, f"geometric mean {text.ratio(mean)}", align="right", place="axes")
+        marks.write(axes, 1, y, f"geometric mean {text.ratio(mean)}", align="right", coordinates="axes")
 
 
 def _row(
