@@ -45,8 +45,8 @@ MIN_PRECISION = 1e-4
 MAX_BUDGET_S = 86_400.0
 
 
-def make_plan(choices: Choices, device: str, known: Callable[[str], Collection[str]]) -> Plan:
-    """The plan for ``device``; ``known`` has the names of an operation's implementations.
+def make_plan(choices: Choices, device: str, names_of: Callable[[str], Collection[str]]) -> Plan:
+    """The plan for ``device``; ``names_of`` has the names of an operation's implementations.
 
     Raises UsageError, naming the option, where a choice does not exist.
     """
@@ -62,7 +62,7 @@ def make_plan(choices: Choices, device: str, known: Callable[[str], Collection[s
         device=device,
         cases=_select(cases, choices.cases, described),
         baseline=suite.baseline,
-        implementations=_implementations(suite, choices.implementations, known(suite.operation)),
+        implementations=_implementations(suite, choices.implementations, names_of(suite.operation)),
         repeats=_in_range("--repeats", choices.repeats, 1, MAX_REPEATS, _blocks(suite, choices)),
         warmup=_in_range("--warmup", choices.warmup, 0, MAX_WARMUP, suite.warmup),
         seed=_in_range("--seed", choices.seed, 0, 2**32 - 1, 0),
@@ -88,25 +88,25 @@ def make_case(shape: Case, dtype: str) -> Case:
 def _select(cases: Sequence[Case], wanted: Sequence[str], suite: str) -> tuple[Case, ...]:
     for name in wanted:
         if not any(name in (case.name, case.id) for case in cases):
-            known = list(dict.fromkeys(case.name for case in cases))
-            near = did_you_mean(name, known + [case.id for case in cases])
-            raise UsageError(f"--case: unknown case {name!r}; {suite} has {', '.join(known)}{near}")
+            names = list(dict.fromkeys(case.name for case in cases))
+            near = did_you_mean(name, names + [case.id for case in cases])
+            raise UsageError(f"--case: unknown case {name!r}; {suite} has {', '.join(names)}{near}")
     if not wanted:
         return tuple(cases)
     return tuple(case for case in cases if case.name in wanted or case.id in wanted)
 
 
-def _implementations(suite: Suite, wanted: Sequence[str], known: Collection[str]) -> tuple[str, ...]:
+def _implementations(suite: Suite, wanted: Sequence[str], available: Collection[str]) -> tuple[str, ...]:
     names = _unique((suite.baseline, *(wanted or suite.implementations)))
     for name in names:
         if is_kernel_file(name):
             specification.load(plug_in_file(name))
         elif is_plug_in(name):
             plug_in_file(name)
-        elif name not in known:
+        elif name not in available:
             raise UsageError(
                 f"--implementation: unknown implementation {name!r}; "
-                f"known are {', '.join(sorted(known))}{did_you_mean(name, known)}"
+                f"known are {', '.join(sorted(available))}{did_you_mean(name, available)}"
             )
     if len(names) < 2:
         raise UsageError(f"--implementation: nothing to compare with {suite.baseline!r}; name one more")

@@ -27,7 +27,7 @@ _NO_VERSIONS: Mapping[str, Version] = MappingProxyType({})
 
 def registry(operation: str) -> dict[str, Implementation]:
     """Every implementation of an operation by name, the built-in ones first. Peers may be unavailable here."""
-    known = {item.name: item for item in definition(operation).implementations()}
+    by_name = {item.name: item for item in definition(operation).implementations()}
     for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         published = point.load()
         if not isinstance(published, Implementation):
@@ -36,8 +36,8 @@ def registry(operation: str) -> dict[str, Implementation]:
                 "expected a cudadent42.model.implementations.Implementation"
             )
         if published.operation == operation:
-            known.setdefault(published.name, published)
-    return known
+            by_name.setdefault(published.name, published)
+    return by_name
 
 
 def get(name: str, operation: str, versions: Mapping[str, Version] = _NO_VERSIONS) -> Implementation:
@@ -55,13 +55,13 @@ def get(name: str, operation: str, versions: Mapping[str, Version] = _NO_VERSION
         return load_kernel(name, operation)
     if is_plug_in(name):
         return load(name, operation)
-    known = registry(operation)
-    if name not in known:
+    by_name = registry(operation)
+    if name not in by_name:
         raise UsageError(
-            f"unknown implementation {name!r} of {operation}; known are {', '.join(known)}, "
+            f"unknown implementation {name!r} of {operation}; known are {', '.join(by_name)}, "
             "path/to/file.py:callable or path/to/kernel.toml"
         )
-    return known[name]
+    return by_name[name]
 
 
 def is_strict(name: str, operation: str, versions: Mapping[str, Version] = _NO_VERSIONS) -> bool:
@@ -109,13 +109,13 @@ def _module(path: Path) -> ModuleType:
     name = f"cudadent42_plug_in_{path.stem}_{abs(hash(path)):x}"
     if name in sys.modules:
         return sys.modules[name]
-    found = importlib.util.spec_from_file_location(name, path)
-    if found is None or found.loader is None:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
         raise UsageError(f"cannot import {path}; expected a Python file")
-    module = importlib.util.module_from_spec(found)
+    module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        found.loader.exec_module(module)
+        spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
         raise UsageError(f"{path.name} failed on import: {type(error).__name__}: {error}") from error

@@ -32,9 +32,9 @@ def __getattr__(name: str) -> Any:
     # torch takes over a second to import. Who needs only `jit` (the lab's command line, and its preflight,
     # which must also run where torch is missing) does not pay for it.
     if name in _MODULES:
-        found = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-        globals()[name] = found
-        return found
+        attribute = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+        globals()[name] = attribute
+        return attribute
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

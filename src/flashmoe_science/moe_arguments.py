@@ -73,8 +73,8 @@ def parse_choice(kind: type[E], value: object, name: str) -> E:
     try:
         return kind(value)
     except ValueError:
-        known = ", ".join(repr(member.value) for member in kind)
-        raise InputError(f"{name} is {value!r}; expected one of {known}") from None
+        choices = ", ".join(repr(member.value) for member in kind)
+        raise InputError(f"{name} is {value!r}; expected one of {choices}") from None
 
 
 def check_moe_arguments(
@@ -227,10 +227,10 @@ def _check_sizes(
         raise InputError(f"w13 has {w13.shape[0]} experts but w2 has {experts}; expected the same")
     if experts == 0:
         raise InputError("w13 and w2 have no experts, shape (0, ...); expected at least one")
-    for name, found in (("w13", w13.shape[2]), ("w2", w2.shape[1])):
-        if found != hidden:
+    for name, its_hidden in (("w13", w13.shape[2]), ("w2", w2.shape[1])):
+        if its_hidden != hidden:
             raise InputError(
-                f"hidden_states has hidden size {hidden} but {name} has {found}; expected the same"
+                f"hidden_states has hidden size {hidden} but {name} has {its_hidden}; expected the same"
             )
     rows = 2 * intermediate if activation.gated else intermediate
     if w13.shape[1] != rows:

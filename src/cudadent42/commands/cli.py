@@ -199,8 +199,8 @@ def _with_traceback(error: Exception) -> ExitCode:
     traceback.print_exception(error)
     if isinstance(error, LabError):
         return error.exit_code
-    known = (InputError, DeviceError, BuildError, OSError)
-    return _in_words(error)[1] if isinstance(error, known) else ExitCode.INTERNAL_ERROR
+    expected = (InputError, DeviceError, BuildError, OSError)
+    return _in_words(error)[1] if isinstance(error, expected) else ExitCode.INTERNAL_ERROR
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

@@ -47,15 +47,15 @@ def cost(context: typer.Context, ledger: LedgerOption = None, as_json: JsonOptio
             queries.start_lines(connection),
         )
     )
-    found = bill(sessions, outside, starts, table, datetime.now(timezone.utc))
-    used = {name for account in found.accounts for name in account.rate.split(", ")}
+    statement = bill(sessions, outside, starts, table, datetime.now(timezone.utc))
+    used = {name for account in statement.accounts for name in account.rate.split(", ")}
     stale = rates.stale_lines(tuple(rate for rate in table if rate.name in used), date.today())
     if as_json:
         accounts = [
-            {**_plain(account), "usd_per_verdict": account.usd_per_verdict} for account in found.accounts
+            {**_plain(account), "usd_per_verdict": account.usd_per_verdict} for account in statement.accounts
         ]
-        total = {**_plain(found.total), "usd_per_verdict": found.total.usd_per_verdict}
-        print_json({"accounts": accounts, "total": total, "notes": [*found.notes, *stale]})
+        total = {**_plain(statement.total), "usd_per_verdict": statement.total.usd_per_verdict}
+        print_json({"accounts": accounts, "total": total, "notes": [*statement.notes, *stale]})
         return
 
     def row(account: Account) -> tuple[str, ...]:
@@ -75,8 +75,8 @@ def cost(context: typer.Context, ledger: LedgerOption = None, as_json: JsonOptio
 
     console = console_for()
     numbers = ("attempts", "minutes", "cost", "results", "verdicts", "undecided", "per verdict")
-    console.print(plain_table(("session", "rate"), numbers, map(row, (*found.accounts, found.total))))
-    for line in (*found.notes, *stale):
+    console.print(plain_table(("session", "rate"), numbers, map(row, (*statement.accounts, statement.total))))
+    for line in (*statement.notes, *stale):
         print_line(console, f"note: {line}")
 
 
@@ -191,10 +191,10 @@ def show_rates(as_json: JsonOption = False) -> None:
 
 def minutes_of(text: str, option: str) -> float:
     """Minutes of a time such as 90s, 45m, 1.5h or a plain number of minutes."""
-    found = _DURATION.fullmatch(text.strip())
-    if found is None:
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
         raise UsageError(f"{option} {text!r}: expected a time such as 90s, 45m, 1.5h or 2d")
-    return float(found[1]) * _MINUTES[found[2]]
+    return float(match[1]) * _MINUTES[match[2]]
 
 
 def _restart_of(rate: str, table: Rates, ledger: str | None) -> Restart:

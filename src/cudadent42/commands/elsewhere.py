@@ -87,10 +87,10 @@ def watched(output: str, action: Callable[[], Returned]) -> Returned:
     try:
         return action()
     except (KeyboardInterrupt, ConnectionLostError):
-        for known in readable()[0]:
-            if known.output == output and not known.fetched:
-                say(f"{known.job} goes on there; bring it back with: cudadent42 remote attach {known.job}")
-                say(f"or end it with: cudadent42 remote stop {known.job}")
+        for record in readable()[0]:
+            if record.output == output and not record.fetched:
+                say(f"{record.job} goes on there; bring it back with: cudadent42 remote attach {record.job}")
+                say(f"or end it with: cudadent42 remote stop {record.job}")
         raise
 
 

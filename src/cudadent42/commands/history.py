@@ -52,51 +52,53 @@ def history(
     opened = open_ledger(ledger)
     from cudadent42.ledger import queries
 
-    known = opened.read(queries.known_cases)
+    cases = opened.read(queries.known_cases)
     if case is None:
         if as_json:
-            print_json({"cases": [{"name": name, "runs": count} for name, count in known]})
-        for name, count in () if as_json else known:
+            print_json({"cases": [{"name": name, "runs": count} for name, count in cases]})
+        for name, count in () if as_json else cases:
             print(f"{name:24}{count} {'run' if count == 1 else 'runs'}")
         return
     name, _, dtype = case.partition("/")
     points = opened.read(lambda connection: queries.history(connection, name, dtype or None, implementation))
     if not points:
-        names = [each for each, _ in known]
+        names = [each for each, _ in cases]
         of = f" of {implementation}" if implementation else ""
         raise UsageError(
             f"the ledger has no comparison of the case {case!r}{of}; it has {', '.join(names) or 'none'}"
             + did_you_mean(name, names)
         )
-    found = tracks(points)
+    case_tracks = tracks(points)
     if output is not None:
-        drawn = _plot(output, found, case)
+        drawn = _plot(output, case_tracks, case)
     if as_json:
         document = [
-            {"title": t.title, "points": list(t.points), "machine_changes": list(t.changes)} for t in found
+            {"title": t.title, "points": list(t.points), "machine_changes": list(t.changes)}
+            for t in case_tracks
         ]
         print_json({"case": case, "tracks": document, "plot": output})
         return
     console = console_for()
-    for track in found:
+    for track in case_tracks:
         print_line(console, track.title)
         console.print(_table(track))
     if output is not None:
         print_line(console, f"plot: {output}")
-        if drawn < len(found):
+        if drawn < len(case_tracks):
             print_line(
-                console, f"drawn are the {drawn} longest of {len(found)} tracks; name an --implementation"
+                console,
+                f"drawn are the {drawn} longest of {len(case_tracks)} tracks; name an --implementation",
             )
 
 
-def _plot(output: Path, found: list[Track], case: str) -> int:
+def _plot(output: Path, case_tracks: list[Track], case: str) -> int:
     """Write the picture; how many tracks are in it."""
     from cudadent42.stages.report.figures.history import MOST_PANELS, history
     from cudadent42.stages.report.history import page
 
-    drawn = page(found, case) if output.suffix == ".html" else history(found[:MOST_PANELS], case)
+    drawn = page(case_tracks, case) if output.suffix == ".html" else history(case_tracks[:MOST_PANELS], case)
     output.write_text(drawn, encoding="utf-8", errors="replace")
-    return min(len(found), MOST_PANELS)
+    return min(len(case_tracks), MOST_PANELS)
 
 
 def _table(track: Track) -> Table:

@@ -13,11 +13,11 @@ def suites(as_json: JsonOption = False) -> None:
     """List the suites that come along."""
     from cudadent42.suites.loader import builtin_suites, load_suite
 
-    found = [load_suite(name) for name in builtin_suites()]
+    loaded = [load_suite(name) for name in builtin_suites()]
     if as_json:
-        print_json({"suites": found})
+        print_json({"suites": loaded})
         return
-    for suite in found:
+    for suite in loaded:
         print(f"{suite.name:10}{suite.description}; {suite.repeats} repeats")
         print(f"{'':10}cases: {', '.join(shape.name for shape in suite.shapes)}")
 

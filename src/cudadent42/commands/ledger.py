@@ -112,22 +112,22 @@ def status(ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
     from cudadent42.ledger import queries
 
     opened.check()
-    found = opened.read(queries.contents)
+    contents = opened.read(queries.contents)
     if as_json:
-        print_json({"ledger": opened.name, "contents": found})
+        print_json({"ledger": opened.name, "contents": contents})
         return
     print(f"ledger: {opened.name}, whole")
-    print(", ".join(f"{count} {name.replace('_', ' ')}" for name, count in found.rows.items()))
-    print(f"{found.samples} samples in the run folders")
-    if found.first is not None:
-        print(f"runs from {found.first} to {found.last}")
-    if found.unfinished_rebuild is not None:
+    print(", ".join(f"{count} {name.replace('_', ' ')}" for name, count in contents.rows.items()))
+    print(f"{contents.samples} samples in the run folders")
+    if contents.first is not None:
+        print(f"runs from {contents.first} to {contents.last}")
+    if contents.unfinished_rebuild is not None:
         print(
-            f"a rebuild that began {found.unfinished_rebuild} has not ended: unless it still goes on, run "
+            f"a rebuild that began {contents.unfinished_rebuild} has not ended: unless it still goes on, run "
             "`cudadent42 ledger rebuild` again"
         )
-    if found.rebuild_on:
-        print(f"rows of other machines are missing: {_REBUILD_THERE} {', '.join(found.rebuild_on)}")
+    if contents.rebuild_on:
+        print(f"rows of other machines are missing: {_REBUILD_THERE} {', '.join(contents.rebuild_on)}")
 
 
 def open_ledger(named: str | None) -> Ledger:

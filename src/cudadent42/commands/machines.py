@@ -28,29 +28,29 @@ def show_machines(as_json: bool) -> None:
     """Every machine that was started from here and may still cost something, and the runs elsewhere that wait."""
     from cudadent42.remote.core.record import readable
 
-    found = _survey()
-    with_machine = {begun.job for each in found.started for begun in each.jobs}
-    others = [known for known in readable()[0] if not known.fetched and known.job not in with_machine]
+    survey = _survey()
+    with_machine = {begun.job for each in survey.started for begun in each.jobs}
+    others = [record for record in readable()[0] if not record.fetched and record.job not in with_machine]
     if as_json:
         print_json(
             {
-                "machines": [_plain(each) for each in found.started],
-                "usd": found.usd,
+                "machines": [_plain(each) for each in survey.started],
+                "usd": survey.usd,
                 "corrected": [
                     {"machine": line.start.machine, "outcome": line.outcome, "reason": line.reason}
-                    for line in found.corrected
+                    for line in survey.corrected
                 ],
                 "other_jobs": [{"job": begun.job, "remote": begun.remote} for begun in others],
             }
         )
         return
     console = console_for()
-    for line in found.corrected:
+    for line in survey.corrected:
         print_line(console, f"{line.start.machine}: {line.outcome.value}, {line.reason}")
-    for each in found.started:
+    for each in survey.started:
         for text in _lines(each):
             print_line(console, text)
-    if found.started:
+    if survey.started:
         print_line(console, "end all of it with: cudadent42 remote stop --all")
     else:
         print_line(console, "no machine that was started from here is on")
@@ -141,25 +141,27 @@ def _agreed_limit(
         if prepared:
             say(f"{missing}; {money.how_to_add(name)}")
         return None
-    found = money.estimate(
+    estimate = money.estimate(
         plan,
         rate,
         table,
         starting=prepared is not None and not prepared.candidates[0].state.costs,
         own_environment=not remote.python,
     )
-    usd = agreed_usd(remote.name, found, max_cost, yes, as_json)
+    usd = agreed_usd(remote.name, estimate, max_cost, yes, as_json)
     return None if usd is None else Limit(usd, rate)
 
 
-def agreed_usd(name: str, found: Estimate, max_cost: float | None, yes: bool, as_json: bool) -> float | None:
+def agreed_usd(
+    name: str, estimate: Estimate, max_cost: float | None, yes: bool, as_json: bool
+) -> float | None:
     """Say what a run on ``name`` will cost; what it may, None for anything. Raises UsageError where nobody agrees."""
     from cudadent42.remote.core import money
 
-    say(f"{name}: {found.line()}")
+    say(f"{name}: {estimate.line()}")
     if max_cost is None:
         return None
-    return money.allowed_usd(found, max_cost, yes, _confirm if _can_answer(as_json) else None)
+    return money.allowed_usd(estimate, max_cost, yes, _confirm if _can_answer(as_json) else None)
 
 
 def _can_answer(as_json: bool) -> bool:

@@ -82,11 +82,11 @@ def match(
     """Show the lessons that apply to a log or a run. Looking does not count as firing."""
     from cudadent42 import patterns
 
-    found = patterns.match(_evidence(source))
+    matches = patterns.match(_evidence(source))
     if as_json:
-        print_json({"matches": found})
-    elif found:
-        patterns.print_matches(found, sys.stdout, most=len(found))
+        print_json({"matches": matches})
+    elif matches:
+        patterns.print_matches(matches, sys.stdout, most=len(matches))
     else:
         print("no lesson applies")
 

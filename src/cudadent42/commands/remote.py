@@ -113,8 +113,8 @@ def add(
 
     if (address is None) == (spec is None):
         fail("expected an address, or a specification with --spec FILE", ExitCode.USAGE)
-    place = of_file(spec) if spec is not None else parse(address or "")
-    remote = make(name, place, folder, python, after, rate, reach, results, unguarded_start)
+    target = of_file(spec) if spec is not None else parse(address or "")
+    remote = make(name, target, folder, python, after, rate, reach, results, unguarded_start)
     if remote.rate:
         rates.load().get(remote.rate)
     _warn_of_waiting(remote)
@@ -130,10 +130,10 @@ def _warn_of_waiting(remote: Remote) -> None:
     before = remotes().get(remote.name)
     if before is None or before.address == remote.address:
         return
-    for known in readable()[0]:
-        if known.remote == remote.name and known.cloud is None and not known.fetched:
+    for record in readable()[0]:
+        if record.remote == remote.name and record.cloud is None and not record.fetched:
             say(
-                f"{known.job} is not back yet; it was started when {remote.name} was {before.address}, and is looked "
+                f"{record.job} is not back yet; it was started when {remote.name} was {before.address}, and is looked "
                 f"for at {remote.address} now"
             )
 
@@ -143,7 +143,7 @@ def list_remotes(as_json: JsonOption = False) -> None:
     """Show the machines that have a name."""
     from cudadent42.remote.core.hosts import remotes
 
-    known = remotes()
+    registered = remotes()
     if as_json:
         rows = [
             {
@@ -157,13 +157,13 @@ def list_remotes(as_json: JsonOption = False) -> None:
                 "results": item.results,
                 "unguarded_start": item.unguarded_start,
             }
-            for item in known.values()
+            for item in registered.values()
         ]
         print_json({"remotes": rows})
         return
-    for remote in known.values():
+    for remote in registered.values():
         print(f"{remote.name:16}{remote.address}")
-    if not known:
+    if not registered:
         print("no machine has a name yet; give one with: cudadent42 remote add NAME ADDRESS")
 
 
@@ -180,13 +180,13 @@ def jobs(as_json: JsonOption = False) -> None:
     """Show the runs that were started elsewhere from here."""
     from cudadent42.remote.core.record import records
 
-    known = records()
+    all_records = records()
     if as_json:
-        print_json({"jobs": known})
+        print_json({"jobs": all_records})
         return
-    for record in known:
+    for record in all_records:
         print(f"{record.job}  {record.remote:16}{_word(record):24}{record.output}")
-    if not known:
+    if not all_records:
         print("no run was started elsewhere from here")
 
 
@@ -211,11 +211,11 @@ def status(
         show_machines(as_json)
         return
     place = _place(get(name))
-    found, watch = far.jobs(place), watchdog.report(place)
+    states, watch = far.jobs(place), watchdog.report(place)
     if as_json:
-        print_json({"remote": name, "jobs": found, "watchdog": watch})
+        print_json({"remote": name, "jobs": states, "watchdog": watch})
         return
-    print("\n".join(f"{job}  {state.state.value}" for job, state in found.items()) or "nothing runs there")
+    print("\n".join(f"{job}  {state.state.value}" for job, state in states.items()) or "nothing runs there")
     if watch is not None:
         print(watch.line())
 
@@ -336,10 +336,10 @@ def _on_machine_at_hand(
     from cudadent42.remote.core.run import persistently, place_of, run_on
 
     place = place_of(remote)
-    found = persistently(lambda: far.architectures(place), say)
-    terms = agreed(None, bool(found))
+    architectures = persistently(lambda: far.architectures(place), say)
+    terms = agreed(None, bool(architectures))
     if asked.device != "cpu":
-        check_kernels(asked.choices, found, say)
+        check_kernels(asked.choices, architectures, say)
     protect(place, None, terms, say)
     output = folder_of(asked)
     returned = watched(
@@ -375,8 +375,8 @@ def _place(remote: Remote, record: JobRecord | None = None) -> Place:
 
     if isinstance(remote.address, SshAddress) and (record is None or record.cloud is None):
         return place_of(remote)
-    on_record = [record] if record else [known for known in records() if known.remote == remote.name]
-    clouds = [known.cloud for known in on_record if known.cloud is not None]
+    on_record = [record] if record else [each for each in records() if each.remote == remote.name]
+    clouds = [each.cloud for each in on_record if each.cloud is not None]
     if record is None and isinstance(remote.address, GceAddress):
         # Before, the name may have been another machine's.
         clouds = [cloud for cloud in clouds if cloud.machine == str(remote.address)]

@@ -146,13 +146,13 @@ def start(
 @session_app.command()
 def status(session: SessionOption = None, as_json: JsonOption = False) -> None:
     """Show where the session stands."""
-    found = _find(session)
+    chosen = _find(session)
     if as_json:
-        print_json(_document(found))
+        print_json(_document(chosen))
         return
     from cudadent42.session.words import status_lines
 
-    for line in status_lines(found):
+    for line in status_lines(chosen):
         print(line)
 
 

@@ -51,7 +51,7 @@ def _within(spec: Spec, asked: Asked, starting: bool) -> Spec:
     table = rates.load()
     has_gpu = "accelerators" in spec.resources or "instance_type" in spec.resources
     on = "cuda:0" if has_gpu and asked.device != "cpu" else "cpu"
-    found = money.estimate(
+    estimate = money.estimate(
         make_plan(asked.choices, on, registry),
         table.get(spec.rate),
         table,
@@ -59,8 +59,8 @@ def _within(spec: Spec, asked: Asked, starting: bool) -> Spec:
         own_environment=True,
         idle_minutes=spec.idle_minutes,
     )
-    usd = agreed_usd(spec.cluster, found, asked.max_cost, asked.yes, asked.as_json)
-    minutes = None if usd is None else money.run_minutes(usd, found)
+    usd = agreed_usd(spec.cluster, estimate, asked.max_cost, asked.yes, asked.as_json)
+    minutes = None if usd is None else money.run_minutes(usd, estimate)
     if minutes is None:
         return spec
     say(f"{spec.cluster}: the run is ended {min(minutes, spec.max_minutes)} min after it has arrived there")

@@ -41,17 +41,17 @@ class Trace:
         from cudadent42.patterns import evidence
         from cudadent42.runs.source import revision
 
-        found = evidence.of_text("\n".join(self.lines), "output")
+        collected = evidence.of_text("\n".join(self.lines), "output")
         if self.machine is not None:
-            found |= evidence.of_machine(self.machine)
+            collected |= evidence.of_machine(self.machine)
         if self.build is not None:
-            found |= evidence.of_build(self.build) | evidence.of_source(revision())
+            collected |= evidence.of_build(self.build) | evidence.of_source(revision())
         for folder, read in self._folders():
             try:
-                found |= read(folder)
+                collected |= read(folder)
             except LabError as error:  # the folder may be what failed
-                found |= evidence.of_text(str(error), "folder")
-        return found
+                collected |= evidence.of_text(str(error), "folder")
+        return collected
 
     def _folders(self) -> Iterator[tuple[Path, Callable[[Path], PatternEvidence]]]:
         from cudadent42.patterns.evidence import of_run

@@ -54,19 +54,19 @@ class Advice:
 
     def lines(self) -> tuple[str, ...]:
         """The advice with its arithmetic, for a reader."""
-        found = []
+        lines = []
         for option, terms, total in (("keep", self.keep, self.keep_usd), ("stop", self.stop, self.stop_usd)):
-            found.append(f"{option}: ${total:.2f}")
-            found += [f"    {term.name}: {term.formula} = ${term.usd:.2f}" for term in terms]
-        found.append(f"restart: {self.restart.basis}")
+            lines.append(f"{option}: ${total:.2f}")
+            lines += [f"    {term.name}: {term.formula} = ${term.usd:.2f}" for term in terms]
+        lines.append(f"restart: {self.restart.basis}")
         if math.isinf(self.break_even_minutes):
-            found.append("stopping never pays here: a stopped machine costs as much as a running one")
+            lines.append("stopping never pays here: a stopped machine costs as much as a running one")
         else:
-            found.append(f"stopping pays from {self.break_even_minutes:.0f} idle minutes on")
-        found.append(
+            lines.append(f"stopping pays from {self.break_even_minutes:.0f} idle minutes on")
+        lines.append(
             f"{self.decision.value}: saves ${self.saving_usd:.2f} over {self.idle_minutes:.0f} idle minutes"
         )
-        return tuple(found)
+        return tuple(lines)
 
 
 def advise(machine: Rate, engineer: Rate, idle_minutes: float, restart: Restart) -> Advice:

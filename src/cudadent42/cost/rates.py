@@ -110,7 +110,7 @@ def load(path: Path | None = None) -> Rates:
 
     Raises UsageError, with the place, for a file that cannot be read or means something else than it says.
     """
-    known = shipped()
+    defaults = shipped()
     path = user_file() if path is None else path
     try:
         text = read_text(path)
@@ -122,7 +122,9 @@ def load(path: Path | None = None) -> Rates:
     else:
         own = _parse(text, str(path), own=True)
     return Rates(
-        {**known.machines, **own.machines}, own.engineer or known.engineer, own.restart or known.restart
+        {**defaults.machines, **own.machines},
+        own.engineer or defaults.engineer,
+        own.restart or defaults.restart,
     )
 
 
@@ -230,13 +232,13 @@ def _table(item: Any, where: str) -> Table:
 
 
 def _source(table: Table) -> str:
-    found: str = table.value("source", str, "where the price is from", "")
-    return found
+    source: str = table.value("source", str, "where the price is from", "")
+    return source
 
 
 def _date(table: Table) -> date:
-    found: date = table.value("date", date, "the day it was looked up, such as 2026-11-01")
-    return found
+    day: date = table.value("date", date, "the day it was looked up, such as 2026-11-01")
+    return day
 
 
 def _usd(table: Table, key: str, default: float | None) -> float:

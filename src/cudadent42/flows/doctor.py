@@ -60,16 +60,16 @@ def examine(
     if measured is None and kept is not None and (same or not (case or implementation)):
         profile, note = kept, f"the folder's profile, judged again: {reason}"
     else:
-        found = measured if measured is not None else from_folder(run, subject, name, reason)
-        profile, note = _beside_the_run(found, run, subject, name) if found is measured else found, ""
-        if kept is not None and kept.source is Source.COUNTERS and found.source is not Source.COUNTERS:
+        latest = measured if measured is not None else from_folder(run, subject, name, reason)
+        profile, note = _beside_the_run(latest, run, subject, name) if latest is measured else latest, ""
+        if kept is not None and kept.source is Source.COUNTERS and latest.source is not Source.COUNTERS:
             if not same:
                 raise UsageError(
                     f"{folder} keeps a profile of {kept.case}, {kept.implementation} with counters, and there are "
-                    f"none of {subject.id}, {name} ({'; '.join(found.notes)}); profile that in a folder of its "
+                    f"none of {subject.id}, {name} ({'; '.join(latest.notes)}); profile that in a folder of its "
                     f"own with `cudadent42 profile`, or move {PROFILE} away"
                 )
-            profile, note = kept, f"the kept profile with counters is judged: {'; '.join(found.notes)}"
+            profile, note = kept, f"the kept profile with counters is judged: {'; '.join(latest.notes)}"
     diagnosis = diagnose(replace(profile, notes=(*profile.notes, note)) if note else profile)
     store.write(folder, profile, diagnosis)
     return diagnosis
@@ -142,10 +142,10 @@ def _case(run: RunFolder, wanted: str) -> Case:
     """The case that was asked for, else the slowest against the baseline, else the one with most operations."""
     cases = run.plan.cases
     if wanted:
-        found = next((case for case in cases if wanted in (case.id, case.name)), None)
-        if found is None:
+        chosen = next((case for case in cases if wanted in (case.id, case.name)), None)
+        if chosen is None:
             raise UsageError(f"the run has no case {wanted!r}; it has {', '.join(case.id for case in cases)}")
-        return found
+        return chosen
     if not cases:
         raise UsageError(f"{run.path} is a run without cases; there is nothing to profile")
     compared = {f"{one.name}/{one.dtype}": one.speedup for one in run.results.cases} if run.results else {}

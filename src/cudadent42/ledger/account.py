@@ -94,8 +94,8 @@ def bill(
                 undecided=session.undecided,
             )
         )
-    known = {session.id for session in sessions}
-    free = [start for start in starts if start.session is None or start.session not in known]
+    session_ids = {session.id for session in sessions}
+    free = [start for start in starts if start.session is None or start.session not in session_ids]
     if outside:
         paid = [run for run in outside if not any(_covers(start, run, now) for start in free)]
         accounts.append(
@@ -217,12 +217,12 @@ def _pricer(rates: Rates, notes: list[str]) -> Callable[[str, float], float | No
 
 def _sum(parts: Iterable[float | None]) -> float | None:
     """Of what is known; None where something is not."""
-    known = []
+    summands = []
     for part in parts:
         if part is None:
             return None
-        known.append(part)
-    return math.fsum(known)
+        summands.append(part)
+    return math.fsum(summands)
 
 
 def _start_seconds(start: StartLine, now: datetime) -> float:

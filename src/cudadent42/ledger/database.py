@@ -332,8 +332,8 @@ def missing_part(connection: Connection) -> str:
 
 def _lacking(inspector: Inspector, table: Table) -> str:
     """The first column of a table that is not there; empty where all are."""
-    found = {column["name"] for column in inspector.get_columns(table.name)}
-    return next((column.name for column in table.columns if column.name not in found), "")
+    columns = {column["name"] for column in inspector.get_columns(table.name)}
+    return next((column.name for column in table.columns if column.name not in columns), "")
 
 
 def version_of(connection: Connection) -> int | None:

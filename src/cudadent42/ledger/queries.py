@@ -156,8 +156,8 @@ def session_lines(connection: Connection) -> list[SessionLine]:
 
 def runs_outside_sessions(connection: Connection) -> list[RunCost]:
     """Those of no session, or of one that the ledger does not have."""
-    known = set(connection.execute(select(sessions.c.id)).scalars())
-    return [cost for session, cost in _run_costs(connection) if session is None or session not in known]
+    session_ids = set(connection.execute(select(sessions.c.id)).scalars())
+    return [cost for session, cost in _run_costs(connection) if session is None or session not in session_ids]
 
 
 def start_lines(connection: Connection) -> list[StartLine]:
@@ -240,7 +240,7 @@ def _run_costs(connection: Connection) -> list[tuple[str | None, RunCost]]:
         func.coalesce(counted.c.all, 0).label("all"),
         func.coalesce(counted.c.undecided, 0).label("undecided"),
     ).outerjoin(counted, counted.c.run == runs.c.id)
-    found = []
+    costs = []
     for row in connection.execute(query.order_by(runs.c.started, runs.c.id)).mappings():
         undecided = int(row["undecided"])
         cost = RunCost(
@@ -251,8 +251,8 @@ def _run_costs(connection: Connection) -> list[tuple[str | None, RunCost]]:
             decided=int(row["all"]) - undecided,
             undecided=undecided,
         )
-        found.append((row["session"], cost))
-    return found
+        costs.append((row["session"], cost))
+    return costs
 
 
 def _one_if(condition: Any) -> Any:

@@ -33,14 +33,14 @@ def file_of(location: Path | str) -> Path:
         return location.with_name(location.name + _SUFFIX)
     url = urlsplit(location)
     # Without the password: the list stays when that is changed.
-    place = f"{url.scheme}://{url.username}@{url.hostname}:{_port(location)}{url.path}"
-    return state_folder() / f"ledger-{hashlib.sha256(place.encode()).hexdigest()[:_DIGITS]}{_SUFFIX}"
+    identity = f"{url.scheme}://{url.username}@{url.hostname}:{_port(location)}{url.path}"
+    return state_folder() / f"ledger-{hashlib.sha256(identity.encode()).hexdigest()[:_DIGITS]}{_SUFFIX}"
 
 
 def remember(location: Path | str, folders: Iterable[Path]) -> None:
     """Put folders on the list that are not there. Raises UsageError where it cannot be written."""
-    known = set(recall(location))
-    new = [path for path in dict.fromkeys(folder.absolute() for folder in folders) if path not in known]
+    remembered = set(recall(location))
+    new = [path for path in dict.fromkeys(folder.absolute() for folder in folders) if path not in remembered]
     if not new:
         return
     lines = [json.dumps({"host": host(), "path": str(path)}) for path in new]
@@ -66,15 +66,15 @@ def recall(location: Path | str) -> tuple[Path, ...]:
         text = file_of(location).read_text(encoding="utf-8", errors="replace")
     except OSError:  # none yet; or nothing that can be recalled, and the database has its own
         return ()
-    found: dict[Path, None] = {}
+    folders: dict[Path, None] = {}
     for line in text.splitlines():
         try:
             entry = parse_json(line)
         except ValueError:
             continue
         if isinstance(entry, dict) and entry.get("host") == host() and isinstance(entry.get("path"), str):
-            found[Path(entry["path"])] = None
-    return tuple(found)
+            folders[Path(entry["path"])] = None
+    return tuple(folders)
 
 
 def _port(location: str) -> str:

@@ -125,14 +125,14 @@ def _rename(connection: Connection) -> dict[str, Table]:
     present = [table.name for table in metadata.sorted_tables if inspector.has_table(table.name)]
     stamp = f"{datetime.now(timezone.utc):%Y%m%dt%H%M%S%f}"
     quote = connection.dialect.identifier_preparer.quote
-    found = {}
+    tables = {}
     for name in present:
         for index in Table(name, MetaData(), autoload_with=connection).indexes:
             index.drop(connection)
         renamed = f"{name}_kept_{stamp}"
         connection.exec_driver_sql(f"ALTER TABLE {quote(name)} RENAME TO {quote(renamed)}")
-        found[name] = Table(renamed, MetaData(), autoload_with=connection)
-    return found
+        tables[name] = Table(renamed, MetaData(), autoload_with=connection)
+    return tables
 
 
 def _take_over(connection: Connection, table: Table, old: Old) -> bool:
@@ -140,9 +140,9 @@ def _take_over(connection: Connection, table: Table, old: Old) -> bool:
     source = old.get(table.name)
     if source is None:
         return False
-    found = {column.name: _value(column, source, old) for column in table.columns}
-    values = {name: value for name, value in found.items() if value is not None}
-    if len(values) < len(found):
+    expressions = {column.name: _value(column, source, old) for column in table.columns}
+    values = {name: value for name, value in expressions.items() if value is not None}
+    if len(values) < len(expressions):
         return _count(connection, source) == 0
     try:
         with connection.begin_nested():
@@ -167,8 +167,8 @@ def _run_revision(source: Table, old: Old) -> ColumnElement[Any] | None:
     of_run = old.get(runs.name)
     if of_run is None or not {"id", "revision"} <= set(of_run.c.keys()) or "run" not in source.c:
         return None
-    found = select(of_run.c.revision).where(of_run.c.id == source.c.run).scalar_subquery()
-    return func.coalesce(found, "")
+    revision = select(of_run.c.revision).where(of_run.c.id == source.c.run).scalar_subquery()
+    return func.coalesce(revision, "")
 
 
 _LATER_COLUMNS: dict[tuple[str, str], Callable[[Table, Old], ColumnElement[Any] | None]] = {

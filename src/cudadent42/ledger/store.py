@@ -115,10 +115,10 @@ def rebuild(
         if not root.is_dir():
             raise UsageError(f"{root} is not a folder; expected one that holds run folders")
     ledger, moved_aside, renewal = _open_anew(location)
-    known = ledger.read(_known_folders)
-    places = _unique(roots or [path for path in DEFAULT_ROOTS if path.is_dir()])
+    previous = ledger.read(_known_folders)
+    searched = _unique(roots or [path for path in DEFAULT_ROOTS if path.is_dir()])
     ledger.write(lambda connection: set_meta(connection, REBUILDING_KEY, _now()))
-    run_folders, session_folders = _find(_unique((*places, *known, *recall(location))))
+    run_folders, session_folders = _find(_unique((*searched, *previous, *recall(location))))
     with suppress(UsageError):  # the rebuild itself does not depend on it
         remember(location, (*run_folders, *session_folders))
     problems: list[str] = []
@@ -163,7 +163,7 @@ def rebuild(
         moved_aside=moved_aside,
         kept_tables=renewal.kept_tables,
         rebuild_on=renewal.rebuild_on,
-        roots=places,
+        roots=searched,
         seconds=time.monotonic() - began_s,
     )
 
@@ -233,9 +233,9 @@ def _move_aside(file: Path) -> Path:
 # ---------------------------------------------------------------- rows
 
 
-def _replace_runs(connection: Connection, found: Sequence[RunRows]) -> None:
+def _replace_runs(connection: Connection, all_rows: Sequence[RunRows]) -> None:
     """Insert runs in place of what the ledger has of them. Of copies of one run the last is kept."""
-    by_id = {rows.run["id"]: rows for rows in found}
+    by_id = {rows.run["id"]: rows for rows in all_rows}
     here = host()
     paths = {rows.run["path"] for rows in by_id.values()}
     # A path may have held another run before: its folder was cleared and used again.
@@ -267,8 +267,8 @@ def _delete_runs(connection: Connection, identities: Iterable[str]) -> None:
         connection.execute(delete(runs_table).where(runs_table.c.id.in_(part)))
 
 
-def _replace_sessions(connection: Connection, found: Sequence[SessionRows]) -> None:
-    by_id = {rows.session["id"]: rows for rows in found}
+def _replace_sessions(connection: Connection, all_rows: Sequence[SessionRows]) -> None:
+    by_id = {rows.session["id"]: rows for rows in all_rows}
     for identity in sorted(by_id):
         connection.execute(delete(checkpoints).where(checkpoints.c.session == identity))
         connection.execute(delete(sessions).where(sessions.c.id == identity))
@@ -281,10 +281,10 @@ def _replace_sessions(connection: Connection, found: Sequence[SessionRows]) -> N
 
 
 def _replace_starts(connection: Connection) -> None:
-    found = starts.load()
+    all_starts = starts.load()
     here = host()
     connection.execute(delete(machine_starts).where(machine_starts.c.host == here))
-    rows = [{**asdict(start), "outcome": start.outcome.value, "host": here} for start in found]
+    rows = [{**asdict(start), "outcome": start.outcome.value, "host": here} for start in all_starts]
     for row in rows:
         del row["provider_start"]  # it is for asking the provider, and the journal has it
     _insert(connection, machine_starts, rows)

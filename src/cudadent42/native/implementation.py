@@ -29,15 +29,15 @@ _MOST_BLOCKS = ((1 << 31) - 1, (1 << 16) - 1, (1 << 16) - 1)
 
 def load(name: str, operation: str) -> Implementation:
     """The implementation that the TOML file ``name`` describes. Runs nothing yet. Raises UsageError."""
-    found = specification.load(expanded(name))
-    if found.operation != operation:
-        raise UsageError(f"{name} is a kernel for {found.operation}; this suite races {operation}")
-    prepare = _prepare_cuda if found.language is Language.CUDA else _prepare_host
+    kernel = specification.load(expanded(name))
+    if kernel.operation != operation:
+        raise UsageError(f"{name} is a kernel for {kernel.operation}; this suite races {operation}")
+    prepare = _prepare_cuda if kernel.language is Language.CUDA else _prepare_host
     return Implementation(
         name,
-        found.description or f"{found.entry} of {found.source.name}",
-        (found.device,),
-        functools.partial(prepare, found),
+        kernel.description or f"{kernel.entry} of {kernel.source.name}",
+        (kernel.device,),
+        functools.partial(prepare, kernel),
         operation=operation,
     )
 

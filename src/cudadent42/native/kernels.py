@@ -70,28 +70,28 @@ def cuda_kernels(
 ) -> list[CudaKernel]:
     """Every kernel that these can lead to; all of the kernel's own where none are given."""
     bases = dict.fromkeys(base_architecture(name) for name in architectures)
-    found: dict[tuple[object, ...], CudaKernel] = {}
+    kernels: dict[tuple[object, ...], CudaKernel] = {}
     for architecture in bases:
         for dtype in _either(dtypes, specification.dtypes):
             for head_dim in _head_dims(specification, head_dims):
                 configuration = specification.find(dtype, head_dim, architecture)
                 if configuration is not None:
                     kernel = cuda_kernel(specification, configuration, dtype, head_dim, architecture)
-                    found.setdefault((kernel.architecture, kernel.label), kernel)
-    return list(found.values())
+                    kernels.setdefault((kernel.architecture, kernel.label), kernel)
+    return list(kernels.values())
 
 
 def host_configurations(
     specification: Specification, dtypes: Sequence[str], head_dims: Sequence[int]
 ) -> list[tuple[Configuration, str]]:
     """Every configuration and dtype that these can lead to, as `cuda_kernels`."""
-    found: list[tuple[Configuration, str]] = []
+    configurations: list[tuple[Configuration, str]] = []
     for dtype in _either(dtypes, specification.dtypes):
         for head_dim in _head_dims(specification, head_dims):
             configuration = specification.find(dtype, head_dim, None)
-            if configuration is not None and (configuration, dtype) not in found:
-                found.append((configuration, dtype))
-    return found
+            if configuration is not None and (configuration, dtype) not in configurations:
+                configurations.append((configuration, dtype))
+    return configurations
 
 
 def _head_dims(specification: Specification, wanted: Sequence[int]) -> Sequence[int]:

@@ -235,11 +235,11 @@ def parse(text: str, path: Path) -> Specification:
 
 
 def _check_versions(table: Table) -> None:
-    for key, known in (("schema_version", SCHEMA_VERSION), ("abi", ABI_VERSION)):
-        found = table.integer(key, 1, 1 << 30, None)
-        if found > known:
+    for key, newest in (("schema_version", SCHEMA_VERSION), ("abi", ABI_VERSION)):
+        version = table.integer(key, 1, 1 << 30, None)
+        if version > newest:
             raise NewerVersionError(
-                f"{table.where}: {key} = {found}, of a newer cudadent42; this one knows up to {known}: upgrade it"
+                f"{table.where}: {key} = {version}, of a newer cudadent42; this one knows up to {newest}: upgrade it"
             )
 
 
@@ -259,17 +259,17 @@ def _dtypes(table: Table, default: list[str]) -> tuple[str, ...]:
 
 def _head_dims(table: Table) -> tuple[int, ...]:
     expected = f"a list of whole numbers from 8 to {_MOST_HEAD_DIM}"
-    found = table.value("head_dims", list, expected, [])
-    if not all(type(item) is int and 8 <= item <= _MOST_HEAD_DIM for item in found):
-        raise UsageError(f"{table.where}: head_dims = {found!r}; expected {expected}")
-    return tuple(found)
+    head_dims = table.value("head_dims", list, expected, [])
+    if not all(type(item) is int and 8 <= item <= _MOST_HEAD_DIM for item in head_dims):
+        raise UsageError(f"{table.where}: head_dims = {head_dims!r}; expected {expected}")
+    return tuple(head_dims)
 
 
 def _identifier(table: Table, key: str) -> str:
-    found: str = table.value(key, str, 'the name of the extern "C" function')
-    if not _IDENTIFIER.fullmatch(found):
-        raise UsageError(f"{table.where}: {key} = {found!r}; expected the name of a C function")
-    return found
+    name: str = table.value(key, str, 'the name of the extern "C" function')
+    if not _IDENTIFIER.fullmatch(name):
+        raise UsageError(f"{table.where}: {key} = {name!r}; expected the name of a C function")
+    return name
 
 
 def _configuration(item: Any, where: str, language: Language) -> Configuration:
@@ -298,19 +298,19 @@ def _configuration(item: Any, where: str, language: Language) -> Configuration:
 
 
 def _macros(table: Table) -> Mapping[str, int]:
-    found = table.value("macros", dict, "a table of names and whole numbers", {})
-    for name, number in found.items():
+    macros = table.value("macros", dict, "a table of names and whole numbers", {})
+    for name, number in macros.items():
         if not _IDENTIFIER.fullmatch(name) or name.startswith(RESERVED):
             raise UsageError(
                 f"{table.where}: the macro {name!r}; expected a C name that does not begin with {RESERVED}"
             )
         if type(number) is not int or abs(number) > _MOST_MACRO:
             raise UsageError(f"{table.where}: the macro {name} = {number!r}; expected a whole number")
-    return dict(found)
+    return dict(macros)
 
 
 def _targets(table: Table) -> tuple[Target, ...]:
-    found = []
+    targets = []
     for text in table.strings("architectures", []):
         match = _TARGET.fullmatch(text)
         if match is None or f"sm_{match[1]}" not in LIMITS:
@@ -318,15 +318,15 @@ def _targets(table: Table) -> tuple[Target, ...]:
                 f"{table.where}: the architecture {text!r}; known are {', '.join(LIMITS)}, "
                 f"with a or f for exactly that one{did_you_mean(text, LIMITS)}"
             )
-        found.append(Target(int(match[1]), match[2]))
-    return tuple(found)
+        targets.append(Target(int(match[1]), match[2]))
+    return tuple(targets)
 
 
 def _grid(table: Table, macros: Mapping[str, int]) -> Grid:
-    found = table.value("grid", dict, 'a table with x, y and z, such as { x = ["num_heads"] }')
-    grid = Table(found, f"{table.where}, grid")
+    entries = table.value("grid", dict, 'a table with x, y and z, such as { x = ["num_heads"] }')
+    grid = Table(entries, f"{table.where}, grid")
     grid.check_keys(("x", "y", "z"))
-    if not found:
+    if not entries:
         raise UsageError(f"{grid.where}: expected at least x")
     x, y, z = (
         tuple(

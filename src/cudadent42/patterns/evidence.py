@@ -151,11 +151,11 @@ def of_run(folder: Path) -> PatternEvidence:
     from cudadent42.runs import run_folder
 
     run = run_folder.load_run(folder)
-    found = of_machine(run.machine) | of_source(run.manifest.revision)
+    evidence = of_machine(run.machine) | of_source(run.manifest.revision)
     if run.build is not None:
-        found |= of_build(run.build)
+        evidence |= of_build(run.build)
     if run.results is not None:
-        found |= of_results(run.results)
+        evidence |= of_results(run.results)
     failed = [case for case in (run.verify.cases if run.verify else ()) if not case.passed]
     metrics: dict[str, float] = {"samples": len(run.samples), "profiled": 0.0}
     if run.verify is not None:
@@ -167,13 +167,13 @@ def of_run(folder: Path) -> PatternEvidence:
     words = [f"{case.case}: {case.implementation} is wrong: {case.detail}" for case in failed]
     entries = _entries(folder / run_folder.LOG)
     metrics |= _power(entries)
-    found |= PatternEvidence(
+    evidence |= PatternEvidence(
         logs=(Log("run", "\n".join([run.manifest.error, *words, *_notes(entries)])),),
         metrics=metrics,
         facts=facts,
     )
     worker_log = folder / "worker.log"
-    return found | of_file(worker_log) if worker_log.is_file() else found
+    return evidence | of_file(worker_log) if worker_log.is_file() else evidence
 
 
 def _profile_metrics(folder: Path) -> dict[str, float]:

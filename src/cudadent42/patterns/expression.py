@@ -102,14 +102,14 @@ class _Scanner:
         if mark in ("*", "+", "?"):
             self.at += 1
             return _MARKS[mark]
-        found = _BOUNDS.match(self.text, self.at) if mark == "{" else None
-        if found is None or found[0] == "{}" or found[0] == "{,}":
+        match = _BOUNDS.match(self.text, self.at) if mark == "{" else None
+        if match is None or match[0] == "{}" or match[0] == "{,}":
             return 1, 1
-        self.at = found.end()
-        low = int(found[1] or 0)
-        if not found[2]:
+        self.at = match.end()
+        low = int(match[1] or 0)
+        if not match[2]:
             return low, low
-        return low, min(int(found[3]), LINE_LIMIT) if found[3] else LINE_LIMIT
+        return low, min(int(match[3]), LINE_LIMIT) if match[3] else LINE_LIMIT
 
     def _atom(self) -> int:
         character = self._peek()

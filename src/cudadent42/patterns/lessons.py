@@ -108,12 +108,12 @@ class Lesson:
 def shipped() -> tuple[Lesson, ...]:
     """The lessons that come with the package, by id."""
     folder = resources.files("cudadent42.patterns") / "data"
-    found = [
+    lessons = [
         parse(entry.read_text(encoding="utf-8"), f"lesson {entry.name}")
         for entry in folder.iterdir()
         if entry.name.endswith(".toml")
     ]
-    return tuple(sorted(found, key=lambda lesson: lesson.id))
+    return tuple(sorted(lessons, key=lambda lesson: lesson.id))
 
 
 def own_folder() -> Path:
@@ -159,7 +159,7 @@ def add(path: Path, replace: bool) -> Path:
     lesson = load(path)
     folder = make_private(own_folder())
     target = folder / f"{lesson.id}.toml"
-    if not replace and lesson.id in {known.id for known in library()}:
+    if not replace and lesson.id in {existing.id for existing in library()}:
         raise UsageError(f"there is a lesson {lesson.id!r} already; choose another id, or give --replace")
     write_text(target, path.read_text(encoding="utf-8"))
     return target
@@ -213,11 +213,11 @@ def _check(lesson: Lesson, where: str) -> None:
             f"{where}: expected at least one [[symptom]]: a lesson that nothing can match is never shown"
         )
     for number, symptom in enumerate(lesson.symptom, 1):
-        place = f"{where}, symptom {number}"
+        symptom_where = f"{where}, symptom {number}"
         if not (symptom.all or symptom.any):
-            raise UsageError(f"{place}: expected clauses in all or any")
+            raise UsageError(f"{symptom_where}: expected clauses in all or any")
         for clause in symptom.clauses:
-            _check_clause(clause, place)
+            _check_clause(clause, symptom_where)
 
 
 def _check_clause(clause: Clause, where: str) -> None:

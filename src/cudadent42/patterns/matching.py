@@ -33,12 +33,12 @@ class Match:
 def match(evidence: PatternEvidence, lessons: Sequence[Lesson] | None = None) -> tuple[Match, ...]:
     """The lessons whose symptoms the evidence shows, in the order of ``lessons`` (None: the whole library)."""
     reader = _Reader(evidence)
-    found = []
+    matches = []
     for lesson in library() if lessons is None else lessons:
         because = next(filter(None, (reader.symptom(symptom) for symptom in lesson.symptom)), None)
         if because:
-            found.append(Match(lesson, because))
-    return tuple(found)
+            matches.append(Match(lesson, because))
+    return tuple(matches)
 
 
 class _Reader:
@@ -116,6 +116,6 @@ def _excerpt(line: str, pattern: re.Pattern[str]) -> str:
     line = line.strip()
     if len(line) <= _SHOWN:
         return line
-    found = pattern.search(line)
-    start = max(0, min(found.start() if found else 0, len(line) - _SHOWN))
+    occurrence = pattern.search(line)
+    start = max(0, min(occurrence.start() if occurrence else 0, len(line) - _SHOWN))
     return ("…" if start else "") + line[start : start + _SHOWN] + ("…" if start + _SHOWN < len(line) else "")

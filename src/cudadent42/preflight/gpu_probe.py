@@ -166,7 +166,7 @@ def count_hardware(root: Path = Path("/")) -> int:
 
 def find_libcuda() -> str | None:
     """A usual folder that holds libcuda.so.1."""
-    return next((place for place in LIBCUDA_PLACES if Path(place, "libcuda.so.1").exists()), None)
+    return next((folder for folder in LIBCUDA_PLACES if Path(folder, "libcuda.so.1").exists()), None)
 
 
 def _load_libcuda() -> ctypes.CDLL | None:

@@ -62,8 +62,8 @@ def find(root: Path = Path("/")) -> Path | None:
     on_path = shutil.which("ncu")
     if on_path:
         return Path(on_path)
-    found = [path for pattern in PLACES for path in root.glob(pattern) if os.access(path, os.X_OK)]
-    return max(found, key=lambda path: _numbers(str(path)), default=None)
+    paths = [path for pattern in PLACES for path in root.glob(pattern) if os.access(path, os.X_OK)]
+    return max(paths, key=lambda path: _numbers(str(path)), default=None)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -85,20 +85,20 @@ def tool(path: Path) -> Tool:
 def permission(root: Path = Path("/")) -> Permission:
     """Whether the driver lets a process like this read the counters, by what it says itself."""
     try:
-        found = _ADMIN_ONLY.search((root / PARAMETERS).read_text())
+        setting = _ADMIN_ONLY.search((root / PARAMETERS).read_text())
     except OSError:
         return Permission.UNKNOWN
-    if found is None:
+    if setting is None:
         return Permission.UNKNOWN
-    return Permission.CLOSED if found[1] == "1" and not _may_administer(root) else Permission.OPEN
+    return Permission.CLOSED if setting[1] == "1" and not _may_administer(root) else Permission.OPEN
 
 
 def _may_administer(root: Path) -> bool:
     try:
-        found = _CAPABILITIES.search((root / "proc/self/status").read_text())
+        capabilities = _CAPABILITIES.search((root / "proc/self/status").read_text())
     except OSError:
         return False
-    return found is not None and bool(int(found[1], 16) >> _CAP_SYS_ADMIN & 1)
+    return capabilities is not None and bool(int(capabilities[1], 16) >> _CAP_SYS_ADMIN & 1)
 
 
 def in_container(root: Path = Path("/")) -> bool:

@@ -14,12 +14,12 @@ def _counters(context: Context) -> Finding:
     path = ncu_install.find()
     if path is None:
         return Finding("no Nsight Compute", "no-ncu")
-    found = ncu_install.tool(path)
-    facts: dict[str, Fact] = {"ncu": found.version_text}
-    detail = f"Nsight Compute {found.version_text} at {path}"
-    if found.version and found.version[:2] < ncu_install.MIN_VERSION:
-        return Finding(detail, "old", {"version": found.version_text}, facts)
-    if not found.version:
+    tool = ncu_install.tool(path)
+    facts: dict[str, Fact] = {"ncu": tool.version_text}
+    detail = f"Nsight Compute {tool.version_text} at {path}"
+    if tool.version and tool.version[:2] < ncu_install.MIN_VERSION:
+        return Finding(detail, "old", {"version": tool.version_text}, facts)
+    if not tool.version:
         return Finding(detail, "silent", {"path": path}, facts)
     permission = ncu_install.permission()
     facts["counters"] = permission.value

@@ -52,8 +52,8 @@ def installed_version(name: str) -> str | None:
 
 def release(version: str) -> tuple[int, ...]:
     """The numbers at a version's beginning: ``2.13.0+cpu`` gives (2, 13, 0)."""
-    found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 def lacking(context: Context) -> tuple[Package, ...]:
@@ -110,8 +110,8 @@ def _packages(context: Context) -> Finding:
         "python": THIS_PYTHON,
     }
     if missing:
-        found = (f"{package.name} {versions[package.name] or 'missing'}" for package in missing)
-        return Finding("; ".join(found), "missing", values, facts)
+        descriptions = (f"{package.name} {versions[package.name] or 'missing'}" for package in missing)
+        return Finding("; ".join(descriptions), "missing", values, facts)
     present = sum(version is not None for version in versions.values())
     return Finding(f"all {present} present", facts=facts)
 

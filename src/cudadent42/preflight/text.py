@@ -17,9 +17,9 @@ def lines(report: MachineReport, colour: bool = False) -> list[str]:
 
 def troubles(report: MachineReport, colour: bool = False) -> list[str]:
     """The lines of the checks that warn or failed."""
-    found = [check for check in report.checks if check.status in (Status.WARN, Status.FAIL)]
-    width = max((len(check.name) for check in found), default=0)
-    return [line for check in found for line in _check_lines(check, width, colour)]
+    checks = [check for check in report.checks if check.status in (Status.WARN, Status.FAIL)]
+    width = max((len(check.name) for check in checks), default=0)
+    return [line for check in checks for line in _check_lines(check, width, colour)]
 
 
 def _check_lines(check: Check, width: int, colour: bool) -> list[str]:

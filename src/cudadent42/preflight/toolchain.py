@@ -85,8 +85,8 @@ def _nvcc_version(path: str) -> str:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
         return _UNKNOWN
-    found = re.search(r"release (\d+\.\d+)", done.stdout)
-    return found[1] if found else _UNKNOWN
+    match = re.search(r"release (\d+\.\d+)", done.stdout)
+    return match[1] if match else _UNKNOWN
 
 
 _CUDA_VERSION = re.compile(r"^#define CUDA_VERSION\s+(\d+)", re.MULTILINE)
@@ -101,8 +101,8 @@ def _cuda_headers(context: Context) -> Finding:
     header = _first_cuda_header(Path(nvcc).resolve().parent.parent)
     if header is None:
         return Finding("nvcc without headers", skipped=True)
-    found = _CUDA_VERSION.search(header.read_text(errors="replace"))
-    number = int(found[1]) if found else 0
+    match = _CUDA_VERSION.search(header.read_text(errors="replace"))
+    number = int(match[1]) if match else 0
     version, compiler = f"{number // 1000}.{number % 1000 // 10}", _nvcc_version(nvcc)
     problem = "mismatch" if compiler not in (version, _UNKNOWN) else None
     values = {"version": version, "compiler": compiler, "header": header}
@@ -139,10 +139,10 @@ def named_cache_directory() -> Path:
 def is_open_to_others(directory: Path) -> bool:
     """Whether this user owns the directory and others may write to it."""
     try:
-        found = directory.stat()
+        info = directory.stat()
     except OSError:
         return False
-    return found.st_uid == os.getuid() and bool(found.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+    return info.st_uid == os.getuid() and bool(info.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
 DEFINITIONS = (

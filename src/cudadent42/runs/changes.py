@@ -42,9 +42,9 @@ class Change:
 
     def describe(self) -> str:
         """``2 things: a.cu: NUM_WARPS; b.py: def launch``."""
-        things = self._things()
-        shown = "; ".join(things[:5]) + (f"; and {len(things) - 5} more" if len(things) > 5 else "")
-        return f"{len(things)} thing{'' if len(things) == 1 else 's'}" + (f": {shown}" if things else "")
+        parts = self._things()
+        shown = "; ".join(parts[:5]) + (f"; and {len(parts) - 5} more" if len(parts) > 5 else "")
+        return f"{len(parts)} thing{'' if len(parts) == 1 else 's'}" + (f": {shown}" if parts else "")
 
 
 @dataclass
@@ -96,13 +96,13 @@ def _hunks(diff: str) -> list[_Hunk]:
             elif not line.startswith("\\"):
                 left_old, left_new = left_old - 1, left_new - 1
             continue
-        if found := _OLD_FILE.match(line):
-            old = found[1]
-        elif found := _FILE.match(line):
-            file = old if found[1] == "/dev/null" else found[1]
-        elif found := _HUNK.match(line):
-            left_old, left_new = int(found[1] or 1), int(found[2] or 1)
-            hunks.append(_Hunk(file, found[3].strip(), [], []))
+        if match := _OLD_FILE.match(line):
+            old = match[1]
+        elif match := _FILE.match(line):
+            file = old if match[1] == "/dev/null" else match[1]
+        elif match := _HUNK.match(line):
+            left_old, left_new = int(match[1] or 1), int(match[2] or 1)
+            hunks.append(_Hunk(file, match[3].strip(), [], []))
     return hunks
 
 
@@ -123,8 +123,8 @@ def _by_name(lines: list[str]) -> dict[str, str]:
 
 
 def _name(line: str) -> str:
-    found = _DEFINE.match(line) or _CONSTANT.match(line)
-    return found[1] if found else ""
+    match = _DEFINE.match(line) or _CONSTANT.match(line)
+    return match[1] if match else ""
 
 
 def _comment(line: str) -> bool:

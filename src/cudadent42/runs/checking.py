@@ -32,11 +32,11 @@ def load_checked(path: Path) -> RunFolder:
             f"{path / RESULTS} was decided by rules {run.results.rules}; this version knows up to {RULES}: upgrade it"
         )
     compared = legacy_differences if run.results.rules == 0 else differences
-    found = next(compared(run.results, _again(run, run.results)), None)
-    if found is not None:
+    difference = next(compared(run.results, _again(run, run.results)), None)
+    if difference is not None:
         raise UsageError(
-            f"{path / RESULTS} does not follow from {SAMPLES}: {found}. One of them was changed after the run; without "
-            f"{RESULTS}, `cudadent42 report {path}` compares the samples again"
+            f"{path / RESULTS} does not follow from {SAMPLES}: {difference}. One of them was changed after the run; "
+            f"without {RESULTS}, `cudadent42 report {path}` compares the samples again"
         )
     return run
 
@@ -98,8 +98,8 @@ def _differences(where: str, stated: Any, computed: Any) -> Iterator[str]:
     elif isinstance(stated, list) and isinstance(computed, list):
         if len(stated) != len(computed):
             yield f"{where} has {len(stated)} entries, and the samples give {len(computed)}"
-        for place, pair in enumerate(zip(stated, computed, strict=False)):
-            yield from _differences(f"{where}[{place}]", *pair)
+        for index, pair in enumerate(zip(stated, computed, strict=False)):
+            yield from _differences(f"{where}[{index}]", *pair)
     elif not _alike(stated, computed):
         yield f"{where} is {stated}, and the samples give {computed}"
 

@@ -40,21 +40,21 @@ class KernelSource:
 def of_plan(plan: Plan) -> dict[str, KernelSource]:
     """By implementation: files and packages of others, and the versions of a race. Files that cannot be read are left
     out: loading them says why."""
-    found = {}
+    sources = {}
     for name in plan.implementations:
         version = plan.versions.get(name)
         if version is not None:
-            found[name] = KernelSource(version.commit, version.digest)
+            sources[name] = KernelSource(version.commit, version.digest)
         elif implementations.is_plug_in(name):
             try:
-                found[name] = _of_files(_files(name))
+                sources[name] = _of_files(_files(name))
             except (OSError, UsageError):
                 continue
         else:
             package = _package(name)
             if package:
-                found[name] = KernelSource(package=package)
-    return found
+                sources[name] = KernelSource(package=package)
+    return sources
 
 
 def _files(name: str) -> Sequence[Path]:

@@ -131,9 +131,9 @@ def load(path: Path | None = None) -> tuple[MachineStart, ...]:
                 requested=time,
             )
         elif identity in starts:
-            known = starts[identity]
-            called = str(entry.get("provider_start", known.provider_start))
-            marked = _marked(known, outcome, time, str(entry.get("reason", "")))
+            start = starts[identity]
+            called = str(entry.get("provider_start", start.provider_start))
+            marked = _marked(start, outcome, time, str(entry.get("reason", "")))
             starts[identity] = replace(marked, provider_start=called)
     return tuple(starts.values())
 

@@ -61,13 +61,13 @@ class Desk:
     @functools.cached_property
     def tree(self) -> Tree:
         """The source under change. Raises UsageError outside of git."""
-        found = trees.find(self.project)
-        if found is None or not self.state.started.base:
+        tree = trees.find(self.project)
+        if tree is None or not self.state.started.base:
             raise UsageError(
                 f"{self.project} was not a git repository with a commit when the session began; changes are told apart "
                 "and taken back by git: make one (git init, git add, git commit), then start a new session"
             )
-        return found
+        return tree
 
     def record(self, event: Event) -> None:
         """Append the event, wait for the disk, and bring the state up to date."""
@@ -114,9 +114,9 @@ class Desk:
 
     def record_budget(self) -> None:
         """Put on record that a budget is reached, once each."""
-        known = {budget.what for budget in self.state.budgets}
+        recorded = {budget.what for budget in self.state.budgets}
         for budget in tick(self.state, self._clock()).spent:
-            if budget.what not in known:
+            if budget.what not in recorded:
                 self.record(budget)
 
     def learn(self, run: str = "") -> None:
@@ -126,9 +126,9 @@ class Desk:
         from cudadent42.session.evidence import of_state
 
         lessons, _ = usable()
-        found = match(of_state(self.state, self.path / run if run else None), lessons)
-        known = dict(self.state.lessons)
-        new = {item.lesson.id: item.lesson.title for item in found if item.lesson.id not in known}
+        matches = match(of_state(self.state, self.path / run if run else None), lessons)
+        learned = dict(self.state.lessons)
+        new = {item.lesson.id: item.lesson.title for item in matches if item.lesson.id not in learned}
         if new:
             self.record(LessonsFired(new))
 

@@ -18,18 +18,18 @@ def of_state(state: State, run: Path | None = None) -> PatternEvidence:
     }
     if state.attempts:
         metrics["changed_things"] = float(state.attempts[-1].things)
-    found = PatternEvidence((Log("session", "\n".join(state.warnings)),), metrics)
+    evidence = PatternEvidence((Log("session", "\n".join(state.warnings)),), metrics)
     if run is not None:
         try:
             own = of_run(run)
         except UsageError:  # the run was cut off before it had a manifest
-            return found
+            return evidence
         # What changed is what the session compared, not what the lab's tree differs in from its commit.
         metrics = {name: value for name, value in own.metrics.items() if name != "changed_things"}
-        found = replace(own, metrics=metrics) | found
+        evidence = replace(own, metrics=metrics) | evidence
     if state.profiled is not None:
-        found |= PatternEvidence(metrics={"profiled": 1.0})
-    return found
+        evidence |= PatternEvidence(metrics={"profiled": 1.0})
+    return evidence
 
 
 def of_session(folder: Path) -> PatternEvidence:

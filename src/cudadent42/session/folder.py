@@ -61,8 +61,8 @@ class Session:
 
 def project(start: Path) -> Path:
     """The folder whose ``sessions/`` is meant: the top of the git repository, else ``start`` itself."""
-    found = tree.find(start)
-    return found.root if found else start.absolute()
+    work_tree = tree.find(start)
+    return work_tree.root if work_tree else start.absolute()
 
 
 def sessions_folder(start: Path) -> Path:
@@ -93,10 +93,10 @@ def find(folder: Path, wanted: str | None) -> Session:
     if wanted is not None:
         path = Path(wanted).absolute()
         return load(path if "/" in wanted or path.is_dir() else folder / wanted)
-    found = all_sessions(folder)
-    if not found:
+    sessions = all_sessions(folder)
+    if not sessions:
         raise UsageError(f"there is no session in {folder}; begin one with `cudadent42 session start`")
-    return open_session(folder) or load(found[-1])
+    return open_session(folder) or load(sessions[-1])
 
 
 def open_session(folder: Path) -> Session | None:

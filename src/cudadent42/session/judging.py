@@ -31,10 +31,10 @@ def judge(
 
 def _extra_metrics(desk: Desk, run: str) -> dict[str, SessionMetric]:
     """``session.*``: what only the session knows."""
-    found = next((item for item in reversed(desk.state.runs) if item.run == run), None)
+    record = next((item for item in reversed(desk.state.runs) if item.run == run), None)
     kept = sum(attempt.outcome is AttemptOutcome.PASSED for attempt in desk.state.attempts)
     return {
-        IMPROVEMENT: improvement(found, desk.state.baseline),
+        IMPROVEMENT: improvement(record, desk.state.baseline),
         ATTEMPTS_PASSED: SessionMetric(float(kept)),
     }
 

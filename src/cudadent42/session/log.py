@@ -118,9 +118,9 @@ def _whole_size(descriptor: int) -> int:
     end = size
     while end > 0:
         start = max(0, end - step)
-        found = os.pread(descriptor, end - start, start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
+        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
         end = start
     return 0
 

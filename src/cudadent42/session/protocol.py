@@ -64,13 +64,13 @@ def load(name_or_path: str) -> tuple[Protocol, str]:
     if "/" in name_or_path or name_or_path.endswith(".toml"):
         text = read_text(Path(name_or_path), "the protocol")
         return parse(text, name_or_path), text
-    known = _builtin()
-    if name_or_path not in known:
+    builtin = _builtin()
+    if name_or_path not in builtin:
         raise UsageError(
-            f"unknown protocol {name_or_path!r}; known are {', '.join(known)}, or give the path of a TOML file"
-            + did_you_mean(name_or_path, known)
+            f"unknown protocol {name_or_path!r}; known are {', '.join(builtin)}, or give the path of a TOML file"
+            + did_you_mean(name_or_path, builtin)
         )
-    return parse(known[name_or_path], f"protocol {name_or_path}"), known[name_or_path]
+    return parse(builtin[name_or_path], f"protocol {name_or_path}"), builtin[name_or_path]
 
 
 def gate_text(name_or_path: str, beside: Path) -> str:
@@ -80,13 +80,13 @@ def gate_text(name_or_path: str, beside: Path) -> str:
         return read_text(beside / name_or_path, "the gates")
     from cudadent42.stages.gates import builtin_gates
 
-    known = {**builtin_gates(), **_data("gates")}
-    if name_or_path not in known:
+    available = {**builtin_gates(), **_data("gates")}
+    if name_or_path not in available:
         raise UsageError(
-            f"unknown gates {name_or_path!r}; known are {', '.join(sorted(known))}, or give the path of a TOML file"
-            + did_you_mean(name_or_path, known)
+            f"unknown gates {name_or_path!r}; known are {', '.join(sorted(available))}, or give the path of a TOML file"
+            + did_you_mean(name_or_path, available)
         )
-    return known[name_or_path]
+    return available[name_or_path]
 
 
 def parse(text: str, where: str) -> Protocol:
@@ -153,10 +153,10 @@ def _work(item: Mapping[str, Any], where: str) -> Work:
 
 def _number(item: Mapping[str, Any], key: str, where: str, high: float, default: float | None) -> float:
     """A number above 0 and up to ``high``; a default of None makes the key required."""
-    found = item.get(key, default)
-    if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 < found <= high:
-        raise UsageError(f"{where}: {key} = {found!r}; expected a number above 0 and up to {high:g}")
-    return float(found)
+    value = item.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= high:
+        raise UsageError(f"{where}: {key} = {value!r}; expected a number above 0 and up to {high:g}")
+    return float(value)
 
 
 def read_text(path: Path, what: str) -> str:

@@ -148,12 +148,12 @@ class State:
     def spent(self) -> tuple[BudgetReached, ...]:
         """The budgets, minutes and dollars, of which nothing is left."""
         settings, minutes = self.started.settings, self.seconds / 60
-        found = []
+        reached = []
         if minutes >= settings.budget_minutes:
-            found.append(BudgetReached("minutes", minutes, settings.budget_minutes))
+            reached.append(BudgetReached("minutes", minutes, settings.budget_minutes))
         if settings.budget_usd is not None and self.usd >= settings.budget_usd:
-            found.append(BudgetReached("usd", self.usd, settings.budget_usd))
-        return tuple(found)
+            reached.append(BudgetReached("usd", self.usd, settings.budget_usd))
+        return tuple(reached)
 
     @property
     def working(self) -> RunRecord | None:
@@ -175,8 +175,8 @@ class State:
         """The last run of the suite that finished, at one checkpoint or any."""
         kinds = {state.plan.name for state in self.checkpoints if state.plan.work is Work.MEASURE}
         wanted = kinds if checkpoint is None else kinds & {checkpoint}
-        found = [r for r in self.runs if r.checkpoint in wanted and r.outcome is WorkOutcome.FINISHED]
-        return found[-1] if found else None
+        finished = [r for r in self.runs if r.checkpoint in wanted and r.outcome is WorkOutcome.FINISHED]
+        return finished[-1] if finished else None
 
     @property
     def baseline(self) -> RunRecord | None:

@@ -307,9 +307,9 @@ def _profiled_first(desk: Desk, attempt: int, choice: Choice) -> None:
         return
     if desk.state.profile_overridden(attempt):
         return
-    known = desk.workshop.known_diagnosis(desk.path / baseline.run)  # by `doctor`, outside of the session
-    if known:
-        desk.record(Profiled(baseline.run, known))
+    diagnosis = desk.workshop.known_diagnosis(desk.path / baseline.run)  # by `doctor`, outside of the session
+    if diagnosis:
+        desk.record(Profiled(baseline.run, diagnosis))
         return
     if choice.override:
         desk.override(PROFILE_RULE, choice.override, attempt)

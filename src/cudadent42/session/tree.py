@@ -206,17 +206,17 @@ class Tree:
             if path.suffix not in _LOGS and not self._is_measured(path.parent, measured):
                 yield name
 
-    def _is_measured(self, folder: Path, known: dict[Path, bool]) -> bool:
+    def _is_measured(self, folder: Path, answers: dict[Path, bool]) -> bool:
         """Whether a folder is one of the lab's own, or lies in one."""
         if folder == self.root:
             return False
-        if folder not in known:
-            known[folder] = (
+        if folder not in answers:
+            answers[folder] = (
                 (folder.parent == self.root and folder.name in _RESULTS)
                 or all((folder / name).is_file() for name in (MANIFEST, LOG))
-                or self._is_measured(folder.parent, known)
+                or self._is_measured(folder.parent, answers)
             )
-        return known[folder]
+        return answers[folder]
 
     def _commit(self, environment: Mapping[str, str], head: str) -> str:
         tree = self._run("write-tree", environment=environment).decode().strip()

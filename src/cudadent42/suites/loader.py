@@ -91,13 +91,13 @@ def load_suite(name_or_path: str) -> Suite:
             reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
             raise UsageError(f"cannot read the suite {path}: {reason}; expected a TOML file") from error
         return parse_suite(text, str(path))
-    known = builtin_suites()
-    if name_or_path not in known:
+    builtin = builtin_suites()
+    if name_or_path not in builtin:
         raise UsageError(
-            f"unknown suite {name_or_path!r}; known are {', '.join(known)}, or give the path of a TOML file"
-            + did_you_mean(name_or_path, known)
+            f"unknown suite {name_or_path!r}; known are {', '.join(builtin)}, or give the path of a TOML file"
+            + did_you_mean(name_or_path, builtin)
         )
-    return parse_suite(known[name_or_path], f"suite {name_or_path}")
+    return parse_suite(builtin[name_or_path], f"suite {name_or_path}")
 
 
 def parse_suite(text: str, where: str) -> Suite:
@@ -136,9 +136,9 @@ def parse_dtype(text: str, where: str) -> DType:
     try:
         return DType(text)
     except ValueError:
-        known = [dtype.value for dtype in DType]
+        names = [dtype.value for dtype in DType]
         raise UsageError(
-            f"{where}: unknown dtype {text!r}; known are {', '.join(known)}{did_you_mean(text, known)}"
+            f"{where}: unknown dtype {text!r}; known are {', '.join(names)}{did_you_mean(text, names)}"
         ) from None
 
 

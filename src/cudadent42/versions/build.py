@@ -72,10 +72,10 @@ def _build_file(name: str, version: Version, plan: Plan, emit: Callable[[Event],
     device = plan.device.partition(":")[0]
     architectures = (_architecture(plan),) if device == "cuda" else ()
     try:
-        found = build_file(str(kernel_file(version)), device, architectures, plan.cases)
+        builds = build_file(str(kernel_file(version)), device, architectures, plan.cases)
     except UsageError as error:
-        found = [BuildFailure(name, plan.device, str(error))]
-    for built in found:
+        builds = [BuildFailure(name, plan.device, str(error))]
+    for built in builds:
         emit(KernelFailed(built) if isinstance(built, BuildFailure) else KernelBuilt(built))
 
 

@@ -59,12 +59,12 @@ def import_module(name: str, revision: str) -> ModuleType:
 
 def _top_level(folder: Path) -> list[str]:
     """Modules and packages that an import finds in a folder. Names of the standard library are never a tree's own."""
-    found = []
+    names = []
     for path in folder.iterdir():
         is_module = path.suffix == ".py" and path.is_file()
         if is_module or (path.is_dir() and any(path.rglob("*.py"))):
-            found.append(path.stem if is_module else path.name)
-    return [name for name in found if name.isidentifier() and name not in sys.stdlib_module_names]
+            names.append(path.stem if is_module else path.name)
+    return [name for name in names if name.isidentifier() and name not in sys.stdlib_module_names]
 
 
 class _Finder(MetaPathFinder):

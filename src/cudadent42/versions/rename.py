@@ -45,7 +45,7 @@ class Names:
 
 def defined_namespaces(sources: Collection[str]) -> frozenset[str]:
     """The namespaces in which these sources define operators of torch."""
-    found = set()
+    namespaces = set()
     for source in sources:
         if not any(name in source for name in _TAKE_OPERATOR_NAME):
             continue
@@ -56,8 +56,8 @@ def defined_namespaces(sources: Collection[str]) -> frozenset[str]:
         for node in ast.walk(tree):
             namespace = _defined(node)
             if namespace:
-                found.add(namespace)
-    return frozenset(found)
+                namespaces.add(namespace)
+    return frozenset(namespaces)
 
 
 def _defined(node: ast.AST) -> str:

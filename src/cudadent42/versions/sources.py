@@ -146,13 +146,13 @@ def repository_root(folder: Path | None) -> Path:
 
 def resolve(revision: str, root: Path) -> str:
     """The commit that a revision stands for."""
-    found = ask(root, "rev-parse", "--verify", "--quiet", names=(f"{revision}^{{commit}}",))
-    if found is None:
+    commit = ask(root, "rev-parse", "--verify", "--quiet", names=(f"{revision}^{{commit}}",))
+    if commit is None:
         hint = "; a folder begins with ./" if (Path.cwd() / revision).is_dir() else ""
         raise UsageError(
             f"{revision!r} is no revision of {root.name}; expected a commit, branch, tag or {WORKING_TREE}{hint}"
         )
-    return found.strip()
+    return commit.strip()
 
 
 def ask(root: Path, *words: str, names: Sequence[str] = ()) -> str | None:
@@ -292,7 +292,7 @@ def _put(temporary: Path, target: Path, digest: str) -> None:
 
 def _holds(folder: Path, digest: str) -> bool:
     """Whether the files of an exported tree are the ones that its name says. Bytecode beside them is never read."""
-    found = _Digest()
+    actual = _Digest()
     try:
         paths = {
             path.relative_to(folder).as_posix(): path
@@ -303,10 +303,10 @@ def _holds(folder: Path, digest: str) -> bool:
         if not all(_is_file(path) for path in paths.values()):
             return False
         for name in sorted(paths):
-            found.add(_File(name, paths[name].read_bytes()))
+            actual.add(_File(name, paths[name].read_bytes()))
     except OSError:
         return False
-    return found.hexadecimal() == digest
+    return actual.hexadecimal() == digest
 
 
 class _Digest:

@@ -99,15 +99,15 @@ def _function(name: str, operation: str, versions: Mapping[str, Version]) -> Cal
         raise UsageError(
             f"{module.__name__.rpartition('.')[2]} of {version.revision} has no callable {attribute!r}"
         )
-    found: Callable[..., Any] = function
-    return found
+    loaded: Callable[..., Any] = function
+    return loaded
 
 
 def _private(name: str, versions: Mapping[str, Version], folders: Sequence[Path]) -> str:
     """Names differ also where two versions are equal: a race of a tree against itself has two copies of all state."""
     version = versions[name]
-    place = list(versions).index(name)
-    return import_tree(checked_folder_of(version), f"{place}_{version.digest[:12]}", folders)
+    index = list(versions).index(name)
+    return import_tree(checked_folder_of(version), f"{index}_{version.digest[:12]}", folders)
 
 
 def tolerant(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -122,12 +122,12 @@ def tolerant(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         return function
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return function
-    known = {parameter.name for parameter in parameters}
-    if {"causal", "softmax_scale"} <= known:
+    accepted = {parameter.name for parameter in parameters}
+    if {"causal", "softmax_scale"} <= accepted:
         return function
 
     def call(*arguments: Any, **options: Any) -> Any:
-        for option in [option for option in options if option not in known]:
+        for option in [option for option in options if option not in accepted]:
             if options.pop(option) not in (None, False):
                 raise UnsupportedCaseError(f"{name} does not know the argument {option!r}")
         return function(*arguments, **options)

@@ -398,14 +398,14 @@ def _run(
 
 def measure_peaks(plan: Plan, worker: Worker) -> dict[str, float]:
     """The GPU's ceilings, measured in ``worker``. Raises ``LostError`` where that ends it."""
-    found: dict[str, float] = {}
+    peaks: dict[str, float] = {}
 
     def keep(event: Event) -> None:
         if isinstance(event, PeaksMeasured):
-            found.update(event.peaks)
+            peaks.update(event.peaks)
 
     worker.run(Request("peaks", plan, started_s=time.monotonic()), keep)
-    return found
+    return peaks
 
 
 class _VerifyLog:

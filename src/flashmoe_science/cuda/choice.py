@@ -113,14 +113,14 @@ class Selection(Generic[P]):
         named = os.environ.get(self.override_variable)
         order = list(self._order(problem, device))
         refusals = []
-        for place, kind in enumerate(order):
+        for index, kind in enumerate(order):
             if kind is choice.kernel:
                 continue
             reason = f"{self.override_variable} asks for another" if named else None
             if reason is None:
                 reason = self.modules[kind].why_not(problem, device)
             if reason is None:
-                assert place > order.index(choice.kernel)
+                assert index > order.index(choice.kernel)
                 reason = f"it could, but {choice.kernel.value} is preferred for this problem"
             refusals.append(Refusal(kind, reason))
         return refusals

@@ -55,8 +55,8 @@ def matcher(*tensors: torch.Tensor, under_no_grad: bool = False) -> Matches:
 @functools.cache
 def _tensor_guards() -> Any:
     """`TensorGuards` if it is there and tells tensors apart, else None."""
-    found = getattr(_private(), "TensorGuards", None)
-    if found is None:
+    guards_type = getattr(_private(), "TensorGuards", None)
+    if guards_type is None:
         return None
     with torch.inference_mode(False), torch.enable_grad():
         like, *others = (torch.empty(2, 3, dtype=torch.float32, device="cpu") for _ in range(3))
@@ -69,7 +69,7 @@ def _tensor_guards() -> Any:
             None,
         )
         try:
-            check = found(like, *others, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+            check = guards_type(like, *others, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
             works = check(like, *others) is True and not any(
                 check(*changed)
                 for one in different
@@ -77,7 +77,7 @@ def _tensor_guards() -> Any:
             )
         except (AttributeError, RuntimeError, TypeError, ValueError):
             return None
-    return found if works else None
+    return guards_type if works else None
 
 
 def _private() -> Any:
@@ -86,8 +86,8 @@ def _private() -> Any:
 
 def cuda_allocator() -> Allocate:
     """Uninitialised tensors on the current device, from (sizes, strides, dtype)."""
-    found: Allocate | None = getattr(_private(), "_empty_strided_cuda", None)
-    return found if found is not None else _allocate
+    allocate: Allocate | None = getattr(_private(), "_empty_strided_cuda", None)
+    return allocate if allocate is not None else _allocate
 
 
 def _allocate(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

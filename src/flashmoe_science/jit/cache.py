@@ -235,14 +235,14 @@ class CompileCache:
                 `compile_to` left no artifact.
         """
         key = recipe_key(recipe)
-        found = self._read(key)
-        if found is not None:
-            return found
+        cached = self._read(key)
+        if cached is not None:
+            return cached
         waiting = f"compiling {recipe.label}, once; the next process finds it in {self.directory}"
         with notice_of_waiting(waiting), self._locked(key):
-            found = self._read(key)
-            if found is not None:
-                return found
+            cached = self._read(key)
+            if cached is not None:
+                return cached
             return self._build(key, recipe, suffix, compile_to)
 
     def find(self, recipe: Recipe) -> KernelBuild | None:

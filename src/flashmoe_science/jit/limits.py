@@ -70,9 +70,9 @@ def base_architecture(architecture: str) -> str:
     """
     match = _NAME.fullmatch(architecture)
     if match is None or match[1] not in LIMITS:
-        known = ", ".join(LIMITS)
+        names = ", ".join(LIMITS)
         raise DeviceError(
-            f"unknown GPU architecture {architecture!r}; known are {known} (with a or f appended)"
+            f"unknown GPU architecture {architecture!r}; known are {names} (with a or f appended)"
         )
     return match[1]
 

@@ -128,8 +128,8 @@ def toolkit_include_directories() -> tuple[Path, ...]:
     """Where CUDA's own headers are: in NVIDIA's wheels or an installed toolkit; empty if nowhere."""
     from cuda import pathfinder
 
-    found = (pathfinder.find_nvidia_header_directory(name) for name in ("cudart", "cccl", "nvcc"))
-    return tuple(dict.fromkeys(Path(directory) for directory in found if directory is not None))
+    directories = (pathfinder.find_nvidia_header_directory(name) for name in ("cudart", "cccl", "nvcc"))
+    return tuple(dict.fromkeys(Path(directory) for directory in directories if directory is not None))
 
 
 def _nvrtc() -> Any:
@@ -151,9 +151,9 @@ def _flags(kernel: CudaKernel) -> tuple[str, ...]:
     number = int(re.sub(r"\D", "", kernel.architecture))
     if number not in supported_architectures():
         version = ".".join(map(str, nvrtc_version()))
-        known = ", ".join(f"sm_{n}" for n in supported_architectures())
+        architectures = ", ".join(f"sm_{n}" for n in supported_architectures())
         raise DeviceError(
-            f"NVRTC {version} cannot compile for {kernel.architecture} (it knows {known}); "
+            f"NVRTC {version} cannot compile for {kernel.architecture} (it knows {architectures}); "
             "install a version of nvidia-cuda-nvrtc that does"
         )
     includes = (f"--include-path={directory}" for directory in kernel.include_directories)
@@ -170,20 +170,20 @@ def _sources(kernel: CudaKernel) -> dict[str, bytes]:
     """
     path = kernel.directory / kernel.source
     try:
-        found = {kernel.source: path.read_bytes()}
+        texts = {kernel.source: path.read_bytes()}
     except OSError as error:
         raise BuildError(f"kernel source {path} cannot be read: {error.strerror}") from error
     waiting = [kernel.source]
     while waiting:
-        for match in _INCLUDE.finditer(found[waiting.pop()]):
+        for match in _INCLUDE.finditer(texts[waiting.pop()]):
             name = match[1].decode()
             directories = (kernel.header_directory, *kernel.more_header_directories)
             header = next((each / name for each in directories if (each / name).is_file()), None)
             # What is not ours is a toolkit's header, or one that the compiler will name as missing.
-            if name not in found and header is not None:
-                found[name] = header.read_bytes()
+            if name not in texts and header is not None:
+                texts[name] = header.read_bytes()
                 waiting.append(name)
-    return found
+    return texts
 
 
 def _compile(kernel: CudaKernel, recipe: Recipe, sources: dict[str, bytes], path: Path) -> Compilation:

@@ -173,14 +173,14 @@ class _Search:
             while (position := search.position()).next:
                 step = self._judged(Role.STEP, position.next, self._good)
                 search.mark(position.next, step.mark)
-        if not position.found:
+        if not position.first_bad:
             return self._result(Ending.ONLY_SKIPPED, possible=position.possible)
-        parent = parent_of(self._root, position.found)
+        parent = parent_of(self._root, position.first_bad)
         if parent:
             own = export(parent, self._root, self._setup.entry)
-            if self._judged(Role.CONFIRMATION, position.found, own).mark is Mark.GOOD:
-                return self._result(Ending.NOT_CONFIRMED, commit=position.found)
-        return self._result(Ending.FOUND, commit=position.found)
+            if self._judged(Role.CONFIRMATION, position.first_bad, own).mark is Mark.GOOD:
+                return self._result(Ending.NOT_CONFIRMED, commit=position.first_bad)
+        return self._result(Ending.FOUND, commit=position.first_bad)
 
     def _result(self, ending: Ending, commit: str = "", possible: tuple[str, ...] = ()) -> BisectResult:
         about = subject(self._root, commit) if commit else ""
@@ -203,10 +203,10 @@ class _Search:
             child = export(commit, self._root, self._setup.entry)
         except UsageError as error:
             return Step(role, commit, Mark.SKIP, str(error))
-        known = self._alike(role, child, parent)
-        if known:
+        twin = self._alike(role, child, parent)
+        if twin:
             return Step(
-                role, commit, known.mark, f"the same source as {known.commit[:8]}", known.run, child.digest
+                role, commit, twin.mark, f"the same source as {twin.commit[:8]}", twin.run, child.digest
             )
         for attempt in (1, 2):
             folder = self._run_folder(commit)

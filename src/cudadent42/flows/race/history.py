@@ -38,7 +38,7 @@ class Position:
 
     next: str = ""
     """The commit to judge; empty when it is over."""
-    found: str = ""
+    first_bad: str = ""
     """The first bad commit, if it is known."""
     possible: tuple[str, ...] = ()
     """What it could be, where only skipped commits are left."""
@@ -66,9 +66,9 @@ class Bisection:
 
     def position(self) -> Position:
         log = self._git("bisect", "log")
-        found = _FIRST_BAD.search(log)
-        if found:
-            return Position(found=found[1])
+        match = _FIRST_BAD.search(log)
+        if match:
+            return Position(first_bad=match[1])
         possible = tuple(_POSSIBLE.findall(log))
         if possible:
             return Position(possible=possible)
@@ -109,10 +109,10 @@ _ONLY_SKIPPED_LEFT = 2
 
 
 def _absolute(root: Path, name: str) -> str:
-    found = ask(root, "rev-parse", "--path-format=absolute", "--git-path", name)
-    if found is None:
+    path = ask(root, "rev-parse", "--path-format=absolute", "--git-path", name)
+    if path is None:
         raise UsageError(f"git cannot tell where {root.name} keeps its {name}; is it a repository?")
-    return found.rstrip("\n")
+    return path.rstrip("\n")
 
 
 def subject(root: Path, commit: str) -> str:

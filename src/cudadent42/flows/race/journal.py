@@ -47,15 +47,15 @@ class Journal(Generic[SetupT, EntryT]):
             raise UsageError(
                 f"{folder} is in use by another process; wait for it or choose another folder"
             ) from error
-        known = read_record(setup_kind, folder / SETUP, newest)
-        if known is None:
+        recorded = read_record(setup_kind, folder / SETUP, newest)
+        if recorded is None:
             # A process that was killed while it wrote the first file leaves half of that under another name.
             if any(path.name != LOCK and not path.name.startswith(f".{SETUP}.") for path in folder.iterdir()):
                 raise UsageError(
                     f"{folder} is not empty and holds something else; choose another with --output-dir"
                 )
             write_json(folder / SETUP, setup)
-        elif encode(known) != encode(setup):
+        elif encode(recorded) != encode(setup):
             raise UsageError(
                 f"{folder} is about other commits, gates or options; repeat those to go on with it, "
                 "or choose another with --output-dir"

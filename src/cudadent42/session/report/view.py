@@ -147,24 +147,24 @@ class View:
     def remarks(self) -> list[str]:
         """What makes the numbers less than they seem."""
         state = self.state
-        found = [
+        remarks = [
             f"overridden{'' if item.attempt is None else f' for attempt {item.attempt}'}: {item.rule} ({item.reason})"
             for item in state.overridden
         ]
-        found += list(state.warnings)
-        found += [
+        remarks += list(state.warnings)
+        remarks += [
             f"the {'minutes' if item.what == 'minutes' else 'money'} were spent: {item.spent:.2f} of {item.limit:g}"
             for item in state.budgets
         ]
         if len(state.stints) > 1:
-            found.append(
+            remarks.append(
                 f"{len(state.stints)} stays on a machine; {state.away_s / 60:.0f} min between them are not counted"
             )
-        found += [
+        remarks += [
             f"the clock was set by {jump:+.0f} s; minutes come from one that cannot be"
             for jump in state.jumps_s
         ]
-        return [text.clean(line) for line in found]
+        return [text.clean(line) for line in remarks]
 
 
 def _why(attempt: Attempt) -> str:

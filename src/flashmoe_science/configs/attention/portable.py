@@ -163,12 +163,12 @@ def short(architecture: str, head_dim: int) -> PortableConfiguration:
 
 def all_configurations(architecture: str) -> tuple[PortableConfiguration, ...]:
     """Everything that `tall` and `short` can return on an architecture."""
-    found = []
+    configurations = []
     for head_dim in HEAD_DIMS:
         many, few = _row(architecture, head_dim)
         tiles = [tile for _, tile in (*many.full, *many.causal)]
-        found += [_configuration(architecture, head_dim, tile) for tile in (*tiles, few)]
-    return tuple(dict.fromkeys(found))
+        configurations += [_configuration(architecture, head_dim, tile) for tile in (*tiles, few)]
+    return tuple(dict.fromkeys(configurations))
 
 
 def compiled_head_dim(head_dim: int) -> int:

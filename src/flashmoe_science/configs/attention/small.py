@@ -165,14 +165,14 @@ def latency(
     compiled = _compiled(head_dim)
     padded = head_dim not in _EXACT
     for shape in _latency_shapes(architecture)[compiled]:
-        found = _configuration(architecture, compiled, shape, padded=padded, single_pass=True)
-        waves = row_slices.blocks(found.rows) * found.cluster / multiprocessors
+        candidate = _configuration(architecture, compiled, shape, padded=padded, single_pass=True)
+        waves = row_slices.blocks(candidate.rows) * candidate.cluster / multiprocessors
         most = 1.0 if shape.one_wave else shape.most_waves if row_slices.rows > FEW_ROWS else math.inf
         suits = waves <= most and not (causal and shape.full_only)
         if row_slices.rows > FEW_ROWS:
             suits = suits and keys >= shape.fewest_keys
-        if suits and found.keys_per_pass >= keys:
-            return found
+        if suits and candidate.keys_per_pass >= keys:
+            return candidate
     return None
 
 
@@ -205,25 +205,25 @@ def beside(architecture: str, head_dim: int, rows: int) -> list[SmallConfigurati
 
 def all_configurations(architecture: str) -> list[SmallConfiguration]:
     """What can be chosen on an architecture: with splits, which are one kernel whatever their number, in two."""
-    found = []
+    configurations = []
     for compiled in HEAD_DIMS:
         for padded in (False, True) if compiled in _EXACT else (True,):
-            found += [
+            configurations += [
                 _configuration(architecture, compiled, shape, padded=padded, single_pass=True)
                 for shape in _latency_shapes(architecture)[compiled]
             ]
-        found += [
+        configurations += [
             stream(architecture, compiled, 8 * shape.row_tiles, cluster)
             for shape in _STREAM[compiled]
             for cluster in (CLUSTERS if architecture in CLUSTERED else (1,))
         ]
-        found += beside(architecture, compiled, 16)
-        found += [
+        configurations += beside(architecture, compiled, 16)
+        configurations += [
             dataclasses.replace(stream(architecture, compiled, 8 * shape.row_tiles, cluster), splits=2)
             for shape in _STREAM[compiled]
             for cluster in (SPLIT_CLUSTERS if architecture in CLUSTERED else (1,))
         ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(configurations))
 
 
 def _compiled(head_dim: int) -> int:

@@ -106,9 +106,9 @@ def tuned_architectures() -> tuple[str, ...]:
 
 def configuration(architecture: str, rows_per_expert: float) -> PortableMoeConfiguration:
     """The tiles for experts with so many rows on average. KeyError for an architecture that is not in the table."""
-    return [found for least, found in _TILES[architecture] if least <= rows_per_expert][-1]
+    return [tile for least, tile in _TILES[architecture] if least <= rows_per_expert][-1]
 
 
 def all_configurations(architecture: str) -> tuple[PortableMoeConfiguration, ...]:
     """Everything that `configuration` can return on an architecture; nothing for one that is not in the table."""
-    return tuple(dict.fromkeys(found for _, found in _TILES.get(architecture, ())))
+    return tuple(dict.fromkeys(tile for _, tile in _TILES.get(architecture, ())))

@@ -43,4 +43,4 @@ CONFIGURATIONS = (
 
 def configuration(experts: int) -> TopkConfiguration:
     """The smallest that holds so many experts, at most `MAX_EXPERTS`."""
-    return next(found for found in CONFIGURATIONS if experts <= found.experts)
+    return next(candidate for candidate in CONFIGURATIONS if experts <= candidate.experts)

@@ -61,7 +61,7 @@ def why_not(problem: MoeProblem, device: Device) -> str | None:
 
 def kernels(architecture: str) -> list[CudaKernel]:
     """Both products of every configuration, for all activations and types; none before sm_80."""
-    found = {}
+    by_label = {}
     for configuration in configs.all_configurations(architecture):
         for dtype in _DTYPES:
             built = [
@@ -69,8 +69,8 @@ def kernels(architecture: str) -> list[CudaKernel]:
                 for activation in Activation
             ]
             built.append(kernel(configuration, Product.DOWN, Activation.SILU, dtype, architecture))
-            found.update({one.label: one for one in built})
-    return [*found.values(), *(combine.kernels(architecture) if found else ())]
+            by_label.update({one.label: one for one in built})
+    return [*by_label.values(), *(combine.kernels(architecture) if by_label else ())]
 
 
 def check(problem: MoeProblem, configuration: Any) -> None:

@@ -43,8 +43,10 @@ def choose(problem: BackwardProblem, device: Device) -> Choice | None:
     """Every problem but bfloat16 on sm_75, whose tensor cores do not take it."""
     if why_not(problem, device) is not None:
         return None
-    found = configs.configuration(device.architecture, problem.head_dim, problem.causal)
-    return Choice(KernelKind.PORTABLE, found, "mma.sync kernels, a pass over queries and one over keys")
+    configuration = configs.configuration(device.architecture, problem.head_dim, problem.causal)
+    return Choice(
+        KernelKind.PORTABLE, configuration, "mma.sync kernels, a pass over queries and one over keys"
+    )
 
 
 def why_not(problem: BackwardProblem, device: Device) -> str | None:
@@ -55,12 +57,12 @@ def why_not(problem: BackwardProblem, device: Device) -> str | None:
 
 def kernels(architecture: str) -> list[CudaKernel]:
     dtypes = (torch.bfloat16, torch.float16) if limits(architecture).bfloat16 else (torch.float16,)
-    found = [statistics_kernel(dtype, architecture) for dtype in dtypes]
+    all_kernels = [statistics_kernel(dtype, architecture) for dtype in dtypes]
     for configuration in configs.all_configurations(architecture):
         for dtype in dtypes:
-            found.append(query_kernel(configuration.query, dtype, architecture))
-            found.append(key_value_kernel(configuration.key_value, dtype, architecture))
-    return list({kernel.label: kernel for kernel in found}.values())
+            all_kernels.append(query_kernel(configuration.query, dtype, architecture))
+            all_kernels.append(key_value_kernel(configuration.key_value, dtype, architecture))
+    return list({kernel.label: kernel for kernel in all_kernels}.values())
 
 
 def check(problem: BackwardProblem, configuration: Any) -> None:
