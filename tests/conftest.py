@@ -15,6 +15,9 @@ from cudadent42.base.git import REPOSITORY_VARIABLES
 def pytest_configure(config: pytest.Config) -> None:
     # The runs of tests do not belong into the ledger of whoever starts them; those about the ledger name their own.
     os.environ["CUDADENT42_LEDGER"] = "none"
+    # By default OpenMP's threads spin for each other, and several processes of tests share a machine: six times the
+    # processor time. libgomp reads it when it is loaded, so before anything imports torch; tests' processes inherit it.
+    os.environ["OMP_WAIT_POLICY"] = "passive"
     # In a hook of git, tests that make repositories would make their commits in the one that the hook is of.
     for name in REPOSITORY_VARIABLES:
         os.environ.pop(name, None)
