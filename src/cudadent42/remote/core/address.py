@@ -65,11 +65,11 @@ Address = SshAddress | GceAddress | SpecificationFile
 
 def parse(text: str) -> SshAddress | GceAddress:
     """The address that ``text`` names. Raises UsageError."""
-    scheme, separator, place = text.partition("://")
+    scheme, separator, location = text.partition("://")
     if separator and scheme == "ssh":
-        return _ssh(text, place)
+        return _ssh(text, location)
     if separator and scheme == "gce":
-        return gce_address(*place.split("/")) if place.count("/") == 2 else _refuse(text)
+        return gce_address(*location.split("/")) if location.count("/") == 2 else _refuse(text)
     return _refuse(text)
 
 
@@ -99,11 +99,11 @@ def _refuse(text: str) -> NoReturn:
     raise UsageError(f"{text!r} is no address of a machine; {_EXPECTED}")
 
 
-def _ssh(text: str, place: str) -> SshAddress:
-    user, at, place = place.rpartition("@")
-    host, colon, port = place, "", ""
-    if not place.endswith("]"):
-        host, colon, port = place.rpartition(":") if ":" in place else (place, "", "")
+def _ssh(text: str, location: str) -> SshAddress:
+    user, at, location = location.rpartition("@")
+    host, colon, port = location, "", ""
+    if not location.endswith("]"):
+        host, colon, port = location.rpartition(":") if ":" in location else (location, "", "")
     well_formed = (
         _HOST.fullmatch(host)
         and (not at or _USER.fullmatch(user))

@@ -41,18 +41,18 @@ def unpack(packed: Path, name: str, folder: Path) -> Path:
         OSError: the disk does not take it.
     """
     archives.unpack(packed, folder, _limits())
-    found = folder / name
-    if not found.is_dir():
+    unpacked = folder / name
+    if not unpacked.is_dir():
         raise archives.DamagedError("it is not in it")
-    durable.flush_tree(found)
-    return found
+    durable.flush_tree(unpacked)
+    return unpacked
 
 
-def place(found: Path, target: Path) -> None:
+def place(unpacked: Path, target: Path) -> None:
     """Move what ``unpack`` gave to ``target``, in place of what may be there, and flush that. Raises OSError."""
     if target.exists():
         shutil.rmtree(target)
-    os.replace(found, target)
+    os.replace(unpacked, target)
     durable.flush(target.parent)
 
 

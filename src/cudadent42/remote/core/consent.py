@@ -70,6 +70,6 @@ def agree_to_start(remote: Remote, machine: Machine, consent: Consent) -> None:
 
 
 def _remember(remote: Remote) -> None:
-    known = hosts.remotes().get(remote.name)
-    if known is not None and known.address == remote.address:
-        hosts.save(replace(known, unguarded_start=True))
+    registered = hosts.remotes().get(remote.name)
+    if registered is not None and registered.address == remote.address:
+        hosts.save(replace(registered, unguarded_start=True))

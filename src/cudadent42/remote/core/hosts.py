@@ -170,26 +170,26 @@ def check_folder(text: str) -> str:
 
 def get(name: str) -> Remote:
     """The remote called ``name``. Raises UsageError."""
-    known = remotes()
-    if name not in known:
-        there_are = f"known are {', '.join(known)}" if known else "there are none yet"
+    registered = remotes()
+    if name not in registered:
+        there_are = f"known are {', '.join(registered)}" if registered else "there are none yet"
         raise UsageError(f"no remote {name!r}; {there_are}: cudadent42 remote add NAME ADDRESS")
-    return known[name]
+    return registered[name]
 
 
 def save(remote: Remote) -> None:
     """Add or replace a remote."""
-    with changing() as known:
-        before = known.get(check_name(remote.name))
+    with changing() as registered:
+        before = registered.get(check_name(remote.name))
         if before is not None and before.address == remote.address and not remote.start:
             remote = replace(remote, start=before.start)  # it is the same machine, whose key is known
-        known[remote.name] = remote
+        registered[remote.name] = remote
 
 
 def remove(name: str) -> None:
-    with changing() as known:
+    with changing() as registered:
         get(name)
-        del known[name]
+        del registered[name]
 
 
 @contextmanager
@@ -199,9 +199,9 @@ def changing() -> Iterator[dict[str, Remote]]:
     path = config_file()
     make_private(path.parent)
     with locked(path.parent / _LOCK):
-        known = remotes()
-        yield known
-        write_text(path, "".join(_section(remote) for remote in known.values()))
+        registered = remotes()
+        yield registered
+        write_text(path, "".join(_section(remote) for remote in registered.values()))
 
 
 def _section(remote: Remote) -> str:

@@ -118,8 +118,8 @@ def parse_state(text: str) -> State:
 def jobs(place: Place) -> dict[str, State]:
     """Every job there."""
     lines = _require(place, place.call("list")).output.decode(errors="replace").splitlines()
-    found = (line.partition(" ") for line in lines)
-    return {name: parse_state(rest) for name, _, rest in found if _JOB.fullmatch(name)}
+    entries = (line.partition(" ") for line in lines)
+    return {name: parse_state(rest) for name, _, rest in entries if _JOB.fullmatch(name)}
 
 
 def follow(place: Place, job: str, seen: int, on_bytes: Callable[[bytes], object]) -> None:
@@ -131,7 +131,7 @@ def architectures(place: Place) -> tuple[str, ...]:
     """CUDA architectures of the GPUs there, ``sm_90``; none where there is no driver that answers."""
     lines = _require(place, place.call("gpus")).output.decode(errors="replace").splitlines()
     numbers = (_CAPABILITY.fullmatch(line.strip()) for line in lines)
-    return tuple(dict.fromkeys(f"sm_{found[1]}{found[2]}" for found in numbers if found))
+    return tuple(dict.fromkeys(f"sm_{match[1]}{match[2]}" for match in numbers if match))
 
 
 def stop(place: Place, job: str) -> None:
@@ -182,7 +182,7 @@ def _unpack(verb: str, place: Place, job: str, target: Path) -> None:
                 )
             if code != 0:
                 raise LabError(f"{place.remote.name}: {job} could not be packed there (exit code {code})")
-            found = arrival.unpack(packed, job, Path(folder) / "unpacked")
+            unpacked = arrival.unpack(packed, job, Path(folder) / "unpacked")
         except archives.DamagedError as error:
             raise LabError(f"what came back of {job} is damaged: {error}; attach to it again") from error
         except archives.TooMuchError as error:
@@ -191,7 +191,7 @@ def _unpack(verb: str, place: Place, job: str, target: Path) -> None:
                 f"remove from {place.remote.folder}/jobs/{job} there what is not needed, then: "
                 f"cudadent42 remote attach {job}"
             ) from error
-        arrival.place(found, target)
+        arrival.place(unpacked, target)
 
 
 def _require(place: Place, done: Done) -> Done:

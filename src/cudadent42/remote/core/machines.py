@@ -88,8 +88,8 @@ class Survey:
     @property
     def usd(self) -> float | None:
         """Of all; None where something is not known."""
-        known = [each.usd for each in self.started if each.usd is not None]
-        return sum(known) if len(known) == len(self.started) else None
+        priced = [each.usd for each in self.started if each.usd is not None]
+        return sum(priced) if len(priced) == len(self.started) else None
 
 
 def survey(table: Rates, now: datetime) -> Survey:
@@ -97,11 +97,11 @@ def survey(table: Rates, now: datetime) -> Survey:
 
     Raises UsageError where the journal cannot be read. Where it cannot be written, that is said with the correction.
     """
-    known = starts.load()
-    last = {start.machine: start for start in known}
+    all_starts = starts.load()
+    last = {start.machine: start for start in all_starts}
     believed = [
         start
-        for start in known
+        for start in all_starts
         if _may_cost(start) or (start is last[start.machine] and _may_come_back(start, now))
     ]
     latest = {start.machine: start for start in believed}
@@ -118,21 +118,21 @@ def survey(table: Rates, now: datetime) -> Survey:
     jobs, _ = record.readable()
     with ThreadPoolExecutor(AT_ONCE) as pool:
         answers = list(pool.map(lambda start: _ask(start, now), latest.values()))
-    found = []
+    machines = []
     for start, answer in zip(latest.values(), answers, strict=True):
         if answer.corrected is not None:
             corrected.append(answer.corrected)
             start = _as_corrected(answer.corrected, now)
         if not answer.theirs and not _is_over(start, answer.state):
-            found.append(_started(start, answer, jobs, table, now))
-    return Survey(tuple(found), tuple(corrected))
+            machines.append(_started(start, answer, jobs, table, now))
+    return Survey(tuple(machines), tuple(corrected))
 
 
 def _may_cost(start: MachineStart) -> bool:
     """It runs as far as is known; or its disk is there, which nobody else would delete."""
     if start.outcome in _ENDED:
-        found = machine.of_start(start)
-        return cluster.of_start(start) is not None or (found is not None and found.fresh)
+        instance = machine.of_start(start)
+        return cluster.of_start(start) is not None or (instance is not None and instance.fresh)
     return start.outcome in (StartOutcome.REQUESTED, StartOutcome.READY)
 
 
@@ -162,14 +162,14 @@ class _Answer:
 
 def _ask(start: MachineStart, now: datetime) -> _Answer:
     """How it is; the journal is told where it was wrong."""
-    found = machine.of_start(start)
-    if found is None:
+    instance = machine.of_start(start)
+    if instance is None:
         return _ask_sky(start, now)
     try:
-        description = machine.find(found)
+        description = machine.find(instance)
         state = machine.state_in(description)
         runs = state in (MachineState.STARTING, MachineState.RUNNING)
-        other = taken_over(found, description, start) if runs and description is not None else None
+        other = taken_over(instance, description, start) if runs and description is not None else None
     except LabError as error:
         return _Answer(None, str(error))
     if other is not None:
@@ -182,13 +182,13 @@ def _ask(start: MachineStart, now: datetime) -> _Answer:
         return _Answer(state)
     left = "made for a run; its disk costs until it is deleted" if state is MachineState.STOPPED else ""
     if start.outcome in _ENDED:
-        if left or not found.fresh:
+        if left or not instance.fresh:
             return _Answer(state, left)
         why = start.reason or "it is not there any more"
         return _Answer(state, "", _correct(start, StartOutcome.DELETED, why))
     if _is_under_way(start, now):
         return _Answer(state, _NOT_ANSWERED)
-    end = fate.what_happened(found, start.requested)
+    end = fate.what_happened(instance, start.requested)
     return _Answer(
         state, left, _correct(start, _outcome(start, state, end), str(end), machine.moment(end.time))
     )
@@ -206,20 +206,20 @@ def _restarted(start: MachineStart, called: str) -> Corrected | None:
 
 def _ask_sky(start: MachineStart, now: datetime) -> _Answer:
     """As ``_ask``, of a machine of SkyPilot's; it forgets those that are gone, and when they went."""
-    found = cluster.of_start(start)
-    if found is None:
+    sky_cluster = cluster.of_start(start)
+    if sky_cluster is None:
         return _Answer(None, "no provider that is known here; end it yourself")
     try:
-        state = cluster.state(found)
+        state = cluster.state(sky_cluster)
     except LabError as error:
-        return _Answer(None, f"{error}; end it with: {found.end_command}")
+        return _Answer(None, f"{error}; end it with: {sky_cluster.end_command}")
     if state.costs:
         ended = start.outcome in _ENDED
         return _Answer(state, "", _correct(start, StartOutcome.READY, cluster.RUNS_AGAIN) if ended else None)
     if _is_under_way(start, now):
         return _Answer(state, _NOT_ANSWERED)
     if state is MachineState.STOPPED:
-        left = f"its disk costs until it is taken down: {found.end_command}"
+        left = f"its disk costs until it is taken down: {sky_cluster.end_command}"
         if start.outcome in _ENDED:
             return _Answer(state, left)
         return _Answer(state, left, _correct(start, StartOutcome.STOPPED, "SkyPilot says that it is stopped"))
@@ -259,11 +259,11 @@ def _correct(
 
 
 def _as_corrected(line: Corrected, now: datetime) -> MachineStart:
-    found = next(known for known in starts.load() if known.id == line.start.id)
-    if found.outcome is line.outcome:
-        return found
-    ended = None if line.outcome is StartOutcome.READY else found.ended or now.isoformat()
-    return replace(found, outcome=line.outcome, ended=ended, reason=line.reason)
+    current = next(start for start in starts.load() if start.id == line.start.id)
+    if current.outcome is line.outcome:
+        return current
+    ended = None if line.outcome is StartOutcome.READY else current.ended or now.isoformat()
+    return replace(current, outcome=line.outcome, ended=ended, reason=line.reason)
 
 
 def _started(
@@ -274,7 +274,7 @@ def _started(
     now: datetime,
 ) -> Started:
     at_sky = cluster.of_start(start)
-    here = [known for known in jobs if _is_on(known, start, at_sky)]
+    here = [job for job in jobs if _is_on(job, start, at_sky)]
     end = now if start.ended is None else datetime.fromisoformat(start.ended)
     minutes = max(0.0, (end - datetime.fromisoformat(start.requested)).total_seconds()) / 60
     rate = table.find(start.rate)
@@ -283,7 +283,7 @@ def _started(
         machine.of_start(start) or at_sky,
         answer.state,
         answer.problem,
-        tuple(known for known in here if not known.fetched),
+        tuple(job for job in here if not job.fetched),
         here[-1].cloud.after if here and here[-1].cloud else "",
         minutes,
         None if rate is None else minutes / 60 * rate.usd_per_hour,

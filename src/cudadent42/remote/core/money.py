@@ -108,7 +108,9 @@ def estimate(
     return Estimate(rate, tuple(parts))
 
 
-def allowed_usd(found: Estimate, max_cost: float, agreed: bool, ask: Callable[[str], bool] | None) -> float:
+def allowed_usd(
+    estimate: Estimate, max_cost: float, agreed: bool, ask: Callable[[str], bool] | None
+) -> float:
     """The sum that the run may cost: ``max_cost``, or the estimate where that is more and the user agrees to it.
 
     ``agreed`` says so from the start; else ``ask`` puts the question, where there is somebody to answer.
@@ -116,26 +118,26 @@ def allowed_usd(found: Estimate, max_cost: float, agreed: bool, ask: Callable[[s
     """
     if not math.isfinite(max_cost):
         raise UsageError(f"--max-cost {max_cost}: expected a sum of US dollars; leave it out for no limit")
-    if found.usd <= max_cost:
+    if estimate.usd <= max_cost:
         return max_cost
-    above = f"{found.line()}, above --max-cost {max_cost:.2f}"
-    if agreed or (ask is not None and ask(f"{above}; run for up to ${found.usd:.2f}?")):
-        return found.usd
+    above = f"{estimate.line()}, above --max-cost {max_cost:.2f}"
+    if agreed or (ask is not None and ask(f"{above}; run for up to ${estimate.usd:.2f}?")):
+        return estimate.usd
     raise UsageError(
         f"{above}; nothing was started. Choose fewer cases or a --budget, raise --max-cost, or agree to it with --yes"
     )
 
 
-def run_minutes(usd: float, found: Estimate) -> int | None:
+def run_minutes(usd: float, estimate: Estimate) -> int | None:
     """How long environment and run may take for ``usd``, on a machine whose start and end take what the estimate says;
     None for no limit. Raises UsageError where too little is left."""
-    if found.rate.usd_per_hour <= 0:
+    if estimate.rate.usd_per_hour <= 0:
         return None
-    around = math.fsum(part.minutes for part in found.parts if part.name not in (ENVIRONMENT, RUN))
-    left = usd / found.rate.usd_per_hour * 60 - around
+    around = math.fsum(part.minutes for part in estimate.parts if part.name not in (ENVIRONMENT, RUN))
+    left = usd / estimate.rate.usd_per_hour * 60 - around
     if left * 60 < LEAST_S:
         raise UsageError(
-            f"${usd:.2f} at ${found.rate.usd_per_hour:.2f}/h leave {max(0.0, left):.1f} min beside "
+            f"${usd:.2f} at ${estimate.rate.usd_per_hour:.2f}/h leave {max(0.0, left):.1f} min beside "
             f"{around:.1f} min of the machine's start and end, which is too little for a run; raise --max-cost"
         )
     return math.floor(left)

@@ -96,9 +96,9 @@ def _holds(place: Place, limits: Limits) -> str:
     """What will be done now that ``limits`` were given, in words."""
     if limits.action == Action.END:
         with suppress(LabError):
-            found = watchdog.report(place)
-            if found is not None and found.action != Action.END:
-                return f"{found.line()}: an earlier run had it powered off, so that the limit of this one does too"
+            watch = watchdog.report(place)
+            if watch is not None and watch.action != Action.END:
+                return f"{watch.line()}: an earlier run had it powered off, so that the limit of this one does too"
     return limits.line()
 
 
@@ -122,9 +122,9 @@ def release_when_off(place: Place, say: Say) -> None:
 def tell(place: Place, say: Say) -> None:
     """Say what the watchdog did there, if it did anything and the machine answers."""
     with suppress(LabError):
-        found = watchdog.report(place)
-        if found is not None and found.acted is not None:
-            say(f"{place.remote.name}: {found.line()}")
+        watch = watchdog.report(place)
+        if watch is not None and watch.acted is not None:
+            say(f"{place.remote.name}: {watch.line()}")
 
 
 def limits_for(cloud: CloudRecord | None, terms: Terms, now: datetime) -> Limits:

@@ -81,8 +81,8 @@ def forget(job: str) -> None:
 
 def records() -> tuple[JobRecord, ...]:
     """All, the oldest first. Raises UsageError where one cannot be read."""
-    known = [_read(path) for path in jobs_folder().glob("*.json")]
-    return tuple(sorted(known, key=lambda each: (each.started, each.job)))
+    all_records = [_read(path) for path in jobs_folder().glob("*.json")]
+    return tuple(sorted(all_records, key=lambda each: (each.started, each.job)))
 
 
 def readable() -> tuple[tuple[JobRecord, ...], tuple[str, ...]]:
@@ -90,35 +90,35 @@ def readable() -> tuple[tuple[JobRecord, ...], tuple[str, ...]]:
 
     For what has to go on all the same: a damaged file keeps no machine from being shown and ended.
     """
-    known, damaged = [], []
+    intact, damaged = [], []
     for path in sorted(jobs_folder().glob("*.json")):
         try:
-            known.append(_read(path))
+            intact.append(_read(path))
         except LabError as error:
             damaged.append(str(error))
-    return tuple(sorted(known, key=lambda each: (each.started, each.job))), tuple(damaged)
+    return tuple(sorted(intact, key=lambda each: (each.started, each.job))), tuple(damaged)
 
 
 def find(job: str | None) -> JobRecord:
     """The record of ``job``; of the last run that was not brought back yet where it is None. Raises UsageError."""
-    known = records() if job is None else readable()[0]
+    candidates = records() if job is None else readable()[0]
     if job is None:
-        waiting = [record for record in known if not record.fetched]
+        waiting = [record for record in candidates if not record.fetched]
         if not waiting:
             raise UsageError("no run elsewhere waits to be brought back; `cudadent42 remote jobs` lists all")
         return waiting[-1]
-    found = next((record for record in known if record.job == job), None)
-    if found is None:
+    chosen = next((record for record in candidates if record.job == job), None)
+    if chosen is None:
         raise UsageError(f"no run {job!r} was started from here; `cudadent42 remote jobs` lists all")
-    return found
+    return chosen
 
 
 def waiting_on(machine: str) -> tuple[JobRecord, ...]:
     """Runs on a cloud's machine, by its name there, that were not brought back, the oldest first."""
     return tuple(
-        known
-        for known in readable()[0]
-        if known.cloud is not None and known.cloud.machine == machine and not known.fetched
+        record
+        for record in readable()[0]
+        if record.cloud is not None and record.cloud.machine == machine and not record.fetched
     )
 
 
@@ -133,10 +133,12 @@ def remote_of(begun: JobRecord) -> Remote:
         return hosts.get(begun.remote)
     if begun.start:
         return Remote(begun.remote, parse(begun.address), begun.folder, start=begun.start)
-    known = hosts.remotes().get(begun.remote)
-    if known is None or (begun.cloud is None and not isinstance(known.address, SshAddress)):
-        known = Remote(begun.remote, parse(begun.address if begun.cloud is None else begun.cloud.machine))
-    return replace(known, folder=begun.folder)
+    registered = hosts.remotes().get(begun.remote)
+    if registered is None or (begun.cloud is None and not isinstance(registered.address, SshAddress)):
+        registered = Remote(
+            begun.remote, parse(begun.address if begun.cloud is None else begun.cloud.machine)
+        )
+    return replace(registered, folder=begun.folder)
 
 
 def _read(path: Path) -> JobRecord:

@@ -82,8 +82,10 @@ class Connection:
 
     def option(self, name: str) -> str | None:
         """The value of a further option, without its quotes; as ssh has it, the first of that name holds."""
-        found = (value for key, _, value in (option.partition("=") for option in self.options) if key == name)
-        value = next(found, None)
+        values = (
+            value for key, _, value in (option.partition("=") for option in self.options) if key == name
+        )
+        value = next(values, None)
         return None if value is None else value.strip('"')
 
     def close(self) -> None:
@@ -114,8 +116,8 @@ def _control_folder() -> Path:
         )
     folder = short[0]
     folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    info = folder.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
         raise LabError(f"{folder} is not a folder of yours alone; connections are shared there: remove it")
     return folder
 

@@ -43,9 +43,7 @@ def stop_all(started: Sequence[Started], say: Say) -> tuple[Stopped, ...]:
     known_runs, damaged = record.readable()
     with_machines = {begun.job for each in started for begun in each.jobs}
     at_hand = [
-        known
-        for known in known_runs
-        if known.cloud is None and not known.fetched and known.job not in with_machines
+        run for run in known_runs if run.cloud is None and not run.fetched and run.job not in with_machines
     ]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         machines = pool.map(lambda each: _end_machine(each, damaged, say), started)
@@ -54,27 +52,27 @@ def stop_all(started: Sequence[Started], say: Say) -> tuple[Stopped, ...]:
 
 
 def _end_machine(started: Started, damaged: Sequence[str], say: Say) -> Stopped:
-    name, found = started.start.machine, started.machine
-    if found is None:
+    name, target = started.start.machine, started.machine
+    if target is None:
         return Stopped(name, False, started.problem)
     if started.word == "asked for":
         return Stopped(name, False, f"{started.problem}; try again in some minutes")
-    if isinstance(found, Cluster):
-        return _end_cluster(started, found, damaged, say)
-    unknown = damaged if found.fresh else ()
+    if isinstance(target, Cluster):
+        return _end_cluster(started, target, damaged, say)
+    unknown = damaged if target.fresh else ()
     kept = "; ".join(filter(None, [*(_save(begun, say) for begun in started.jobs), *unknown]))
     try:
         if not kept:
             say(f"ending {name}")
-            machine.end(found)
+            machine.end(target)
         elif started.state is not MachineState.STOPPED:
             say(f"stopping {name}")
-            machine.stop(found)
+            machine.stop(target)
     except LabError as error:
-        return Stopped(name, False, f"{error}; it goes on costing money: {found.end_command}")
-    gone = found.fresh and not kept
+        return Stopped(name, False, f"{error}; it goes on costing money: {target.end_command}")
+    gone = target.fresh and not kept
     outcome = StartOutcome.DELETED if gone else StartOutcome.STOPPED
-    what = f"stopped, and not deleted: {kept}; to delete it: {found.end_command}" if kept else outcome.value
+    what = f"stopped, and not deleted: {kept}; to delete it: {target.end_command}" if kept else outcome.value
     return Stopped(name, True, what + _mark(started, outcome))
 
 
@@ -88,7 +86,7 @@ def _mark(started: Started, outcome: StartOutcome) -> str:
     return ""
 
 
-def _end_cluster(started: Started, found: Cluster, damaged: Sequence[str], say: Say) -> Stopped:
+def _end_cluster(started: Started, target: Cluster, damaged: Sequence[str], say: Say) -> Stopped:
     """Taken down with its disk, so stopped where what is on it could not be brought back."""
     name = started.start.machine
     stopped = started.state is MachineState.STOPPED
@@ -96,18 +94,18 @@ def _end_cluster(started: Started, found: Cluster, damaged: Sequence[str], say: 
     kept = "; ".join(filter(None, [*(save(begun, say) for begun in started.jobs), *damaged]))
     try:
         if not kept:
-            say(f"taking down {found.name}")
-            cluster.end(found)
+            say(f"taking down {target.name}")
+            cluster.end(target)
         elif not stopped:
-            say(f"stopping {found.name}")
-            cluster.stop(found)
+            say(f"stopping {target.name}")
+            cluster.stop(target)
     except LabError as error:
         why = "; ".join(filter(None, [str(error), kept]))
-        return Stopped(name, False, f"{why}; it goes on costing money: {found.end_command}")
+        return Stopped(name, False, f"{why}; it goes on costing money: {target.end_command}")
     what = "taken down"
     if kept:
-        how = f"{cluster.how_to_start(found)}; " if started.jobs else ""
-        what = f"stopped, and not taken down: {kept}; {how}to take it down: {found.end_command}"
+        how = f"{cluster.how_to_start(target)}; " if started.jobs else ""
+        what = f"stopped, and not taken down: {kept}; {how}to take it down: {target.end_command}"
     return Stopped(name, True, what + _mark(started, StartOutcome.STOPPED if kept else StartOutcome.DELETED))
 
 

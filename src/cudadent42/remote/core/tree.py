@@ -72,11 +72,11 @@ def _exists(root: Path, name: bytes) -> bool:
 
 def _update(digest: hashlib._Hash, root: Path, name: bytes) -> None:
     path = os.path.join(os.fsencode(root), name)
-    found = os.lstat(path)
-    if stat.S_ISLNK(found.st_mode):
+    info = os.lstat(path)
+    if stat.S_ISLNK(info.st_mode):
         kind, content = b"link", hashlib.sha256(os.readlink(path)).digest()
     else:
-        kind = b"executable" if found.st_mode & stat.S_IXUSR else b"file"
+        kind = b"executable" if info.st_mode & stat.S_IXUSR else b"file"
         with open(path, "rb") as file:
             content = hashlib.sha256(file.read()).digest()
     digest.update(b"%d %s %s " % (len(name), kind, name) + content)

@@ -163,17 +163,17 @@ def report(place: Place) -> Watch | None:
     text = _output(place, call(place.connection, script(_GUARD), "report"))
     if not text.strip():
         return None
-    found = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
+    fields = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
     try:
         return Watch(
-            watches=found["watches"] == "yes",
-            keeper=Keeper(found["keeper"]),
-            idle_s=int(found["idle_s"]),
-            budget_s=int(found["budget_s"]),
-            spent_s=int(found["spent_s"]) if "spent_s" in found else None,
-            action=found["action"],
-            acted=Reason(found["acted"]) if "acted" in found else None,
-            because=found.get("because", ""),
+            watches=fields["watches"] == "yes",
+            keeper=Keeper(fields["keeper"]),
+            idle_s=int(fields["idle_s"]),
+            budget_s=int(fields["budget_s"]),
+            spent_s=int(fields["spent_s"]) if "spent_s" in fields else None,
+            action=fields["action"],
+            acted=Reason(fields["acted"]) if "acted" in fields else None,
+            because=fields.get("because", ""),
         )
     except (KeyError, ValueError) as error:
         raise LabError(

@@ -62,22 +62,22 @@ class Prepared:
 def prepare(remote: Remote, device: str) -> Prepared:
     """Look at everything that a run on ``remote`` needs. Raises UsageError, CloudError, MachineNotReadyError."""
     if isinstance(remote.address, SpecificationFile):
-        found = _of_specification(remote, specification.load(remote.address.path))
+        prepared = _of_specification(remote, specification.load(remote.address.path))
     else:
         assert isinstance(remote.address, GceAddress)
-        found = _of_instance(remote, remote.address)
-    if device.startswith("cuda") and not found.accelerator:
+        prepared = _of_instance(remote, remote.address)
+    if device.startswith("cuda") and not prepared.accelerator:
         raise MachineNotReadyError(
             f"{remote.name} has no GPU, and --device is {device}; nothing was started: take another machine type"
         )
-    if found.results:
-        results.check_exists(found.results)
+    if prepared.results:
+        results.check_exists(prepared.results)
     if device == "cpu":
-        return replace(found, accelerator="", architectures=())
-    if found.accelerator and not found.architectures:
-        unknown = f"{found.accelerator} is not known here, so kernels are first compiled on the machine, which costs"
-        return replace(found, notes=(*found.notes, unknown))
-    return found
+        return replace(prepared, accelerator="", architectures=())
+    if prepared.accelerator and not prepared.architectures:
+        unknown = f"{prepared.accelerator} is not known here, so kernels are first compiled on the machine, which costs"
+        return replace(prepared, notes=(*prepared.notes, unknown))
+    return prepared
 
 
 def _of_instance(remote: Remote, address: GceAddress) -> Prepared:
@@ -124,7 +124,7 @@ def _of_specification(remote: Remote, wanted: Specification) -> Prepared:
 
 def _kept(remote: Remote, wanted: Specification) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
     """The machine that the last run here left, if it is free and of the same specification; what to say if not."""
-    last = [known for known in record.records() if known.remote == remote.name and known.cloud][-1:]
+    last = [job for job in record.records() if job.remote == remote.name and job.cloud][-1:]
     if not last or last[0].cloud is None:
         return (), ()
     left = Machine(machine.Provider.GCE, last[0].cloud.machine, wanted.rate)
@@ -186,11 +186,11 @@ def _check_host_keys(address: GceAddress, description: dict[str, Any]) -> None:
     alias = f"compute.{description.get('id', '')}"
     try:
         lines = Path(_KNOWN_HOSTS).expanduser().read_text(errors="replace").splitlines()
-        known = any(line.split(" ")[0] == alias for line in lines)
+        key_is_known = any(line.split(" ")[0] == alias for line in lines)
     except OSError:
-        known = False
+        key_is_known = False
     publishes = _publishes(description.get("metadata"))
-    if known or publishes:
+    if key_is_known or publishes:
         return
     if publishes is None:
         project = gcloud.ask(
@@ -236,5 +236,5 @@ def _last(url: Any) -> str:
 
 
 def _architectures(accelerator: str) -> tuple[str, ...]:
-    known = accelerators.architecture(accelerator)
-    return (known,) if known else ()
+    architecture = accelerators.architecture(accelerator)
+    return (architecture,) if architecture else ()

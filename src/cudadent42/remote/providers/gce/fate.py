@@ -76,14 +76,14 @@ def what_happened(machine: Machine, since: str) -> End:
 def operations(machine: Machine) -> tuple[dict[str, Any], ...]:
     """What was done to the machine of late, as the provider lists it, the newest first. Raises CloudError."""
     at = machine.address
-    found = gcloud.ask(
+    answer = gcloud.ask(
         f"asking what happened to {machine.name}",
         *("compute", "operations", "list", f"--project={at.project}", f"--zones={at.zone}"),
         f"--filter=targetLink~/instances/{at.instance}$",
         "--sort-by=~insertTime",
         f"--limit={_MOST_OPERATIONS}",
     )
-    return of_instance(found, at.instance)
+    return of_instance(answer, at.instance)
 
 
 def of_instance(listed: Any, instance: str) -> tuple[dict[str, Any], ...]:

@@ -86,9 +86,9 @@ def begin(prepared: Prepared, say: Say, protect: Protect) -> Lease:
 
 def resume(cloud: CloudRecord, remote: Remote) -> Lease:
     """The lease of a run that was started before. Raises CloudError; MachineLostError where it does not run."""
-    found = Machine(machine.Provider.GCE, cloud.machine, cloud.rate)
-    reach.raise_if_ended(found, cloud.since)
-    return _lease(cloud, found, remote)
+    instance = Machine(machine.Provider.GCE, cloud.machine, cloud.rate)
+    reach.raise_if_ended(instance, cloud.since)
+    return _lease(cloud, instance, remote)
 
 
 def restart(cloud: CloudRecord, remote: Remote, say: Say, protect: Protect, consent: Consent) -> Lease:
@@ -96,22 +96,22 @@ def restart(cloud: CloudRecord, remote: Remote, say: Say, protect: Protect, cons
 
     Raises like ``begin``; UsageError where nobody agrees to its start.
     """
-    found = Machine(machine.Provider.GCE, cloud.machine, cloud.rate)
-    machine.check_made_here(found)
-    description = machine.describe(found)
+    instance = Machine(machine.Provider.GCE, cloud.machine, cloud.rate)
+    machine.check_made_here(instance)
+    description = machine.describe(instance)
     if not machine.has_own_limit(description, datetime.now(timezone.utc)):
-        agree_to_start(remote, found, consent)
-        description = machine.describe(found)  # somebody else may have been faster than the answer
+        agree_to_start(remote, instance, consent)
+        description = machine.describe(instance)  # somebody else may have been faster than the answer
     state = machine.state_in(description)
     cloud = replace(cloud, since=_now())
     if state in (MachineState.RUNNING, MachineState.STARTING):
-        ours = checks.open_start(found, description)
-        return _running_already(found, replace(cloud, start=ours), remote, say, protect)
+        ours = checks.open_start(instance, description)
+        return _running_already(instance, replace(cloud, start=ours), remote, say, protect)
     if state is not MachineState.STOPPED:
-        raise MachineNotReadyError(f"{found.name} is {state.value} by now; try again")
-    checks.settle(found, description)
+        raise MachineNotReadyError(f"{instance.name} is {state.value} by now; try again")
+    checks.settle(instance, description)
     # What the run measured is on its disk, so no failure of the start deletes it.
-    return _started(found, lambda: machine.start(found), cloud, remote, say, protect, machine.stop)
+    return _started(instance, lambda: machine.start(instance), cloud, remote, say, protect, machine.stop)
 
 
 def finish(lease: Lease, say: Say) -> None:
@@ -161,20 +161,20 @@ def _start_to_end(lease: Lease, say: Say) -> str | None:
 def end(lease: Lease, say: Say) -> None:
     """Stop or delete it. Raises StillRunningError where that fails; its entry in the journal stays open then."""
     lease.place.connection.close()
-    found, how = lease.machine, machine.end
+    instance, how = lease.machine, machine.end
     # From another terminal, while this one's run went on.
     others = [
-        known.job
-        for known in record.waiting_on(found.name)
-        if known.cloud and known.cloud.since != lease.cloud.since
+        begun.job
+        for begun in record.waiting_on(instance.name)
+        if begun.cloud and begun.cloud.since != lease.cloud.since
     ]
-    if found.fresh and others:
+    if instance.fresh and others:
         say(
-            f"{found.name} is not deleted, since what {', '.join(others)} measured is only there; bring it back with: "
-            f"cudadent42 remote attach {others[-1]} --start"
+            f"{instance.name} is not deleted, since what {', '.join(others)} measured is only there; bring it back "
+            f"with: cudadent42 remote attach {others[-1]} --start"
         )
         how = machine.stop
-    _end(found, lease.cloud.start, StartOutcome.STOPPED, "", say, how)
+    _end(instance, lease.cloud.start, StartOutcome.STOPPED, "", say, how)
 
 
 def lost(lease: CloudRecord, error: MachineLostError, say: Say) -> None:
@@ -184,21 +184,21 @@ def lost(lease: CloudRecord, error: MachineLostError, say: Say) -> None:
         _put_on_record(lease.start, StartOutcome.LOST, str(ending), say, machine.moment(ending.time))
 
 
-def what_runs(found: Machine) -> str:
+def what_runs(instance: Machine) -> str:
     """A line about a machine that goes on: what it costs, and what ends it."""
     try:
-        rate = rates.load().find(found.rate)
+        rate = rates.load().find(instance.rate)
     except LabError:
         rate = None  # a price that cannot be read hides no machine
     price = f" at ${rate.usd_per_hour:.2f} an hour" if rate else ""
-    return f"{found.name} goes on running{price}; end it with: {found.end_command}"
+    return f"{instance.name} goes on running{price}; end it with: {instance.end_command}"
 
 
 def _begin(candidate: Candidate, prepared: Prepared, say: Say, protect: Protect) -> Lease:
-    found = candidate.machine
+    instance = candidate.machine
     cloud = CloudRecord(
-        machine=found.name,
-        rate=found.rate,
+        machine=instance.name,
+        rate=instance.rate,
         start=None,
         since=_now(),
         after=str(prepared.remote.after),
@@ -208,49 +208,51 @@ def _begin(candidate: Candidate, prepared: Prepared, say: Say, protect: Protect)
     )
     made = candidate.state is MachineState.GONE
     # Since it was looked at, kernels were compiled and a question was answered: somebody else may have started it.
-    description = None if made else machine.find(found)
+    description = None if made else machine.find(instance)
     state = machine.state_in(description)
     if description is not None and state in (MachineState.RUNNING, MachineState.STARTING):
-        ours = checks.open_start(found, description)
-        return _running_already(found, replace(cloud, start=ours), prepared.remote, say, protect)
+        ours = checks.open_start(instance, description)
+        return _running_already(instance, replace(cloud, start=ours), prepared.remote, say, protect)
     agreed = (
         prepared.guarded or not candidate.state.costs
     )  # to its start, which was not expected where it ran
     if not made and not (state is MachineState.STOPPED and agreed):
-        raise MachineNotReadyError(f"{found.name} is {state.value} by now; try again")
-    checks.settle(found, description)
+        raise MachineNotReadyError(f"{instance.name} is {state.value} by now; try again")
+    checks.settle(instance, description)
 
     def start() -> None:
         if made:
             assert prepared.specification is not None
-            creation.create(found, prepared.specification)
+            creation.create(instance, prepared.specification)
         else:
-            machine.start(found)
+            machine.start(instance)
 
     def ready(lease: Lease) -> None:
         protect(lease)
         if prepared.accelerator:
-            _await_driver(lease.place, found, say)
+            _await_driver(lease.place, instance, say)
 
-    return _started(found, start, cloud, prepared.remote, say, ready)
+    return _started(instance, start, cloud, prepared.remote, say, ready)
 
 
-def _running_already(found: Machine, cloud: CloudRecord, remote: Remote, say: Say, protect: Protect) -> Lease:
+def _running_already(
+    instance: Machine, cloud: CloudRecord, remote: Remote, say: Say, protect: Protect
+) -> Lease:
     try:
-        reach.wait(found, Reach(cloud.reach), cloud.since, say)
-        lease = _lease(cloud, found, remote)
+        reach.wait(instance, Reach(cloud.reach), cloud.since, say)
+        lease = _lease(cloud, instance, remote)
         protect(lease)
         if cloud.start is not None:
             # Of keep:MINUTES, after the run before; not before other limits hold, or an error leaves it with none.
             call(lease.place.connection, _CANCEL_SHUTDOWN)
     except BaseException:
-        say(what_runs(found))
+        say(what_runs(instance))
         raise
     return lease
 
 
 def _started(
-    found: Machine,
+    instance: Machine,
     start: Callable[[], None],
     cloud: CloudRecord,
     remote: Remote,
@@ -260,32 +262,32 @@ def _started(
 ) -> Lease:
     """Start a machine that does not run; an error or an interrupt on the way ends it again, with ``take_back``."""
     # The last moment at which a refusal costs nothing.
-    identity = starts.request(found.name, found.rate)
+    identity = starts.request(instance.name, instance.rate)
     answered = False
     lease: Lease | None = None
     try:
-        say(f"starting {found.name}")
+        say(f"starting {instance.name}")
         start()
         answered = True
-        reach.wait(found, Reach(cloud.reach), cloud.since, say)
-        lease = _lease(replace(cloud, start=identity), found, remote)
+        reach.wait(instance, Reach(cloud.reach), cloud.since, say)
+        lease = _lease(replace(cloud, start=identity), instance, remote)
         # From here on the machine can be told to end itself.
         ready(lease)
-        _put_ready_on_record(found, identity, say)
+        _put_ready_on_record(instance, identity, say)
     except BaseException as error:
         try:
             if lease is not None and not isinstance(error, MachineLostError):
                 # Somebody else may be the next to start it.
                 release_when_off(lease.place, say)
         finally:
-            _take_back(found, identity, error, answered, say, take_back)
+            _take_back(instance, identity, error, answered, say, take_back)
         raise
-    say(f"{found.name} answers")
+    say(f"{instance.name} answers")
     return lease
 
 
 def _take_back(
-    found: Machine,
+    instance: Machine,
     identity: str,
     error: BaseException,
     answered: bool,
@@ -301,24 +303,24 @@ def _take_back(
         _put_on_record(identity, StartOutcome.LOST, str(error.ending), say)
         return
     try:
-        now = machine.state(found)
+        now = machine.state(instance)
     except BaseException as unknown:
         say(
-            f"{unknown}\nwhether {found.name} runs is not known; if it does, end it with: {found.end_command}"
+            f"{unknown}\nwhether {instance.name} runs is not known; if it does, end it with: {instance.end_command}"
         )
         if isinstance(unknown, LabError):
             return
         raise
-    if now.costs or (now is MachineState.STOPPED and found.fresh and how is machine.end):
+    if now.costs or (now is MachineState.STOPPED and instance.fresh and how is machine.end):
         try:
-            _end(found, identity, StartOutcome.FAILED, reason, say, how)
+            _end(instance, identity, StartOutcome.FAILED, reason, say, how)
         except StillRunningError as failed:
             say(str(failed))
     elif not answered and _may_come_to_be(error):
         # Its line stays open: what is not there now may be in a minute, and `remote status` will tell.
         say(
-            f"{found.name} is {now.value}, but the request for it was cut off, so it may still come to be; look with: "
-            "cudadent42 remote status"
+            f"{instance.name} is {now.value}, but the request for it was cut off, so it may still come to be; "
+            "look with: cudadent42 remote status"
         )
     else:
         _put_on_record(identity, StartOutcome.FAILED, reason, say)
@@ -331,7 +333,7 @@ def _may_come_to_be(error: BaseException) -> bool:
 
 
 def _end(
-    found: Machine,
+    instance: Machine,
     identity: str | None,
     outcome: StartOutcome,
     reason: str,
@@ -339,30 +341,30 @@ def _end(
     how: Callable[[Machine], None] = machine.end,
 ) -> None:
     """End a machine; what the provider says counts, not whether the call for it went well."""
-    deletes = found.fresh and how is machine.end
+    deletes = instance.fresh and how is machine.end
     verb, ended = ("deleting", "deleted") if deletes else ("stopping", "stopped")
-    say(f"{verb} {found.name}")
+    say(f"{verb} {instance.name}")
     failed: BaseException | None = None
     try:
-        how(found)
+        how(instance)
     except BaseException as error:
-        if not _has_ended(found, MachineState.GONE if deletes else MachineState.STOPPED):
-            message = f"NOT {ended.upper()}: {what_runs(found)}"
+        if not _has_ended(instance, MachineState.GONE if deletes else MachineState.STOPPED):
+            message = f"NOT {ended.upper()}: {what_runs(instance)}"
             if isinstance(error, LabError):
                 raise StillRunningError(f"{error}\n{message}") from error
             say(message)
             raise
         failed = error
-    say(f"{found.name} is {ended}")
+    say(f"{instance.name} is {ended}")
     if identity is not None:
         _put_on_record(identity, outcome, reason, say)
     if failed is not None and not isinstance(failed, LabError):
         raise failed
 
 
-def _has_ended(found: Machine, wanted: MachineState) -> bool:
+def _has_ended(instance: Machine, wanted: MachineState) -> bool:
     try:
-        return machine.state(found) in (wanted, MachineState.GONE)
+        return machine.state(instance) in (wanted, MachineState.GONE)
     except LabError:
         return False
 
@@ -390,14 +392,14 @@ def _shuts_down(lease: Lease, minutes: int, say: Say) -> bool:
     return True
 
 
-def _await_driver(place: Place, found: Machine, say: Say) -> None:
+def _await_driver(place: Place, instance: Machine, say: Say) -> None:
     """Raises MachineNotReadyError where no NVIDIA driver answers in time."""
     begun = time.monotonic()
     while not _has_driver(place):
         if time.monotonic() - begun > DRIVER_S:
             raise MachineNotReadyError(
-                f"no NVIDIA driver answers on {found.name} after {DRIVER_S:.0f} s; take an image that has one, such as "
-                "a family of the project deeplearning-platform-release"
+                f"no NVIDIA driver answers on {instance.name} after {DRIVER_S:.0f} s; take an image that has one, "
+                "such as a family of the project deeplearning-platform-release"
             )
         if time.monotonic() - begun < _DRIVER_PAUSE_S:
             say("waiting for the NVIDIA driver")
@@ -411,21 +413,23 @@ def _has_driver(place: Place) -> bool:
         return False  # an image may restart itself once its driver is in
 
 
-def _lease(cloud: CloudRecord, found: Machine, remote: Remote) -> Lease:
+def _lease(cloud: CloudRecord, instance: Machine, remote: Remote) -> Lease:
     def raise_if_ended() -> None:
         try:
-            reach.raise_if_ended(found, cloud.since)
+            reach.raise_if_ended(instance, cloud.since)
         except CloudError:
             return  # it cannot be told just now; whoever waits goes on waiting
 
-    return Lease(cloud, found, Place(reach.connection(found, Reach(cloud.reach)), remote, raise_if_ended))
+    return Lease(
+        cloud, instance, Place(reach.connection(instance, Reach(cloud.reach)), remote, raise_if_ended)
+    )
 
 
-def _put_ready_on_record(found: Machine, identity: str, say: Say) -> None:
+def _put_ready_on_record(instance: Machine, identity: str, say: Say) -> None:
     """With what the provider calls the start that the machine runs from, where it can be asked."""
     called = ""
     with suppress(CloudError):
-        called = provider_start(machine.describe(found))
+        called = provider_start(machine.describe(instance))
     _put_on_record(identity, StartOutcome.READY, "", say, called=called)
 
 
@@ -451,23 +455,25 @@ def _our_start(lease: Lease, identity: str, say: Say) -> str | None:
     It is another than the run's, ``identity``, where the machine was started again from here and the run's record could
     not say so any more. Where nothing can be asked it is the run's.
     """
-    found = lease.machine
+    instance = lease.machine
     try:
-        description = machine.find(found)
-        known = starts.load()
+        description = machine.find(instance)
+        all_starts = starts.load()
         mine = [
-            each for each in known if each.machine == found.name and not (each.ended and each.id != identity)
+            each
+            for each in all_starts
+            if each.machine == instance.name and not (each.ended and each.id != identity)
         ]
         if description is None or not machine.state_in(description).costs or not mine:
             return identity
-        other = taken_over(found, description, mine[-1])
+        other = taken_over(instance, description, mine[-1])
     except LabError:
         return identity
     if other is None:
         return mine[-1].id
     for each in mine:
         _put_on_record(each.id, other.outcome, other.reason, say, other.time)
-    say(f"{found.name} is left running: {other.reason}")
+    say(f"{instance.name} is left running: {other.reason}")
     return None
 
 
@@ -479,8 +485,8 @@ def _running(place: Place) -> list[str]:
         return []
 
 
-def _region(found: Machine) -> str:
-    return found.address.zone.rpartition("-")[0]
+def _region(instance: Machine) -> str:
+    return instance.address.zone.rpartition("-")[0]
 
 
 def _now() -> str:

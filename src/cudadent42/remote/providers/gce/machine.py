@@ -124,10 +124,10 @@ def is_on_record(machine: Machine) -> bool:
 
 def describe(machine: Machine) -> dict[str, Any]:
     """All that the provider says of it. Raises CloudError; with NO_INSTANCE where there is none."""
-    found = gcloud.ask(f"looking at {machine.name}", *_words("describe", machine))
-    if not isinstance(found, dict):
-        raise CloudError(Failure.UNKNOWN, f"expected an instance, found {found!r:.200}", machine.name)
-    return found
+    description = gcloud.ask(f"looking at {machine.name}", *_words("describe", machine))
+    if not isinstance(description, dict):
+        raise CloudError(Failure.UNKNOWN, f"expected an instance, found {description!r:.200}", machine.name)
+    return description
 
 
 def find(machine: Machine) -> dict[str, Any] | None:
@@ -167,10 +167,10 @@ def has_own_limit(description: dict[str, Any], now: datetime) -> bool:
 def moment(text: object) -> datetime | None:
     """A time as the provider writes it, RFC 3339 with an offset; None for anything else."""
     try:
-        found = datetime.fromisoformat(str(text))
+        parsed = datetime.fromisoformat(str(text))
     except ValueError:
         return None
-    return found if found.tzinfo else None
+    return parsed if parsed.tzinfo else None
 
 
 def start(machine: Machine) -> None:
@@ -188,10 +188,10 @@ def delete(machine: Machine) -> None:
 
     Raises CloudError; UsageError for a machine that is not labelled as made for a run, or was made elsewhere.
     """
-    found = find(machine)
-    if found is None:
+    description = find(machine)
+    if description is None:
         return
-    if not machine.fresh or found.get("labels", {}).get(LABEL) != FRESH_LABEL:
+    if not machine.fresh or description.get("labels", {}).get(LABEL) != FRESH_LABEL:
         raise UsageError(f"{machine.name} was not made for a run here, so it is not deleted; stop it instead")
     check_made_here(machine)
     _unless_gone(f"deleting {machine.name}", *_words("delete", machine))

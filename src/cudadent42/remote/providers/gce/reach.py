@@ -117,9 +117,9 @@ def wait(machine: Machine, reach: Reach, since: str, say: Say, patience_s: float
 
 def raise_if_ended(machine: Machine, since: str) -> None:
     """Raises MachineLostError where the machine does not run or is ending; CloudError where that cannot be told."""
-    found = state(machine)
-    if found in (MachineState.STOPPING, MachineState.STOPPED, MachineState.GONE):
-        raise fate.MachineLostError(machine, found, fate.what_happened(machine, since))
+    current = state(machine)
+    if current in (MachineState.STOPPING, MachineState.STOPPED, MachineState.GONE):
+        raise fate.MachineLostError(machine, current, fate.what_happened(machine, since))
 
 
 def _try(machine: Machine, reach: Reach) -> None:

@@ -139,7 +139,7 @@ def _finish(lease: Lease, say: Say) -> StillRunningError | None:
 
 def _waiting(lease: Lease) -> JobRecord | None:
     """The run on this machine that was not brought back yet."""
-    mine = [known for known in record.readable()[0] if known.cloud == lease.cloud and not known.fetched]
+    mine = [job for job in record.readable()[0] if job.cloud == lease.cloud and not job.fetched]
     return mine[-1] if mine else None
 
 

@@ -124,7 +124,7 @@ def _specification(table: Table) -> Specification:
     table.check_keys({"schema_version", *Specification.__dataclass_fields__})
     rate = table.name("rate")
     rates.load().get(rate)
-    found = Specification(
+    specification = Specification(
         project=check_project(table.value("project", str, "the project's ID")),
         zones=_zones(table),
         machine_type=_matching(table, "machine_type", _NAME, "such as g2-standard-8"),
@@ -147,8 +147,8 @@ def _specification(table: Table) -> Specification:
         reach=table.choice("reach", Reach.AUTO),
         results=check_bucket(table.value("results", str, "gs://BUCKET/FOLDER", "")),
     )
-    _check_whole(table, found)
-    return found
+    _check_whole(table, specification)
+    return specification
 
 
 def _zones(table: Table) -> tuple[str, ...]:
@@ -171,9 +171,9 @@ def _scopes(table: Table) -> tuple[str, ...]:
 def _pairs(
     table: Table, key: str, names: re.Pattern[str], values: re.Pattern[str]
 ) -> tuple[tuple[str, str], ...]:
-    found: dict[str, object] = table.value(key, dict, "a table of names and texts", {})
+    entries: dict[str, object] = table.value(key, dict, "a table of names and texts", {})
     no_secrets = _NO_SECRETS if key == "metadata" else ""
-    for name, value in found.items():
+    for name, value in entries.items():
         if not names.fullmatch(name) or not isinstance(value, str) or not values.fullmatch(value):
             raise UsageError(
                 f"{table.where}: {key}.{name} = {value!r}; expected a name that matches {names.pattern} and a text "
@@ -181,27 +181,27 @@ def _pairs(
             )
         if name in RESERVED:
             raise UsageError(f"{table.where}: {key}.{name} is set by cudadent42; leave it out{no_secrets}")
-    return tuple((name, str(value)) for name, value in sorted(found.items()))
+    return tuple((name, str(value)) for name, value in sorted(entries.items()))
 
 
 def _matching(
     table: Table, key: str, pattern: re.Pattern[str], expected: str, default: str | None = None
 ) -> str:
-    found: str = table.value(key, str, expected, default)
-    if (found or default is None) and not pattern.fullmatch(found):
-        raise UsageError(f"{table.where}: {key} = {found!r}; expected {expected}")
-    return found
+    value: str = table.value(key, str, expected, default)
+    if (value or default is None) and not pattern.fullmatch(value):
+        raise UsageError(f"{table.where}: {key} = {value!r}; expected {expected}")
+    return value
 
 
-def _check_whole(table: Table, found: Specification) -> None:
+def _check_whole(table: Table, specification: Specification) -> None:
     """What is wrong only together."""
-    built_in = accelerators.built_in(found.machine_type)
-    if found.accelerator and built_in and found.accelerator != built_in:
+    built_in = accelerators.built_in(specification.machine_type)
+    if specification.accelerator and built_in and specification.accelerator != built_in:
         raise UsageError(
-            f"{table.where}: accelerator = {found.accelerator!r}, but a {found.machine_type} brings {built_in}; "
-            "leave it out"
+            f"{table.where}: accelerator = {specification.accelerator!r}, but a {specification.machine_type} "
+            f"brings {built_in}; leave it out"
         )
-    if bool(found.scopes) != bool(found.service_account):
+    if bool(specification.scopes) != bool(specification.service_account):
         raise UsageError(
             f"{table.where}: expected service_account and scopes together; leave both out for a machine without "
             "access to the project"

@@ -98,12 +98,12 @@ def ran_on(begun: JobRecord, start: MachineStart) -> bool:
 
 def find_sky() -> str:
     """The user's ``sky``. Raises MachineNotReadyError."""
-    found = shutil.which("sky")
-    if found is None:
+    path = shutil.which("sky")
+    if path is None:
         raise MachineNotReadyError(
             f"SkyPilot's command `sky` is not on PATH; install it with: {install_command('skypilot')}"
         )
-    return found
+    return path
 
 
 def status(cluster: Cluster, refresh: bool = True) -> Status | None:
@@ -115,22 +115,22 @@ def status(cluster: Cluster, refresh: bool = True) -> Status | None:
     done = _sky("status", *(("--refresh",) if refresh else ()), "--output=json")
     if done.returncode != 0:
         raise ClusterError(f"SkyPilot does not say how {cluster.name} is ({_last_words(done)}); {_LOOK}")
-    known = clusters_in(done.stdout)
-    if known is None:
+    clusters = clusters_in(done.stdout)
+    if clusters is None:
         raise ClusterError(f"what SkyPilot says of its machines cannot be read here; {_LOOK}")
-    return known.get(cluster.name)
+    return clusters.get(cluster.name)
 
 
 def state(cluster: Cluster, refresh: bool = True) -> MachineState:
     """How it is now; as ``status``."""
-    found = status(cluster, refresh)
-    if found is None:
+    reported = status(cluster, refresh)
+    if reported is None:
         return MachineState.GONE
-    if found.word not in _STATES:
+    if reported.word not in _STATES:
         raise ClusterError(
-            f"SkyPilot says {found.word!r} of {cluster.name}, which is not known here; {_LOOK}"
+            f"SkyPilot says {reported.word!r} of {cluster.name}, which is not known here; {_LOOK}"
         )
-    return _STATES[found.word]
+    return _STATES[reported.word]
 
 
 def end(cluster: Cluster) -> None:
@@ -146,13 +146,13 @@ def stop(cluster: Cluster) -> None:
 def raise_if_lost(cluster: Cluster) -> None:
     """Raises ClusterLostError where it does not run any more; where SkyPilot does not say, it may."""
     try:
-        found = state(cluster)
+        current = state(cluster)
     except LabError:
         return
-    if found is MachineState.GONE:
-        raise ClusterLostError(f"SkyPilot has no {cluster.name} any more", found)
-    if found is MachineState.STOPPED:
-        raise ClusterLostError(f"{cluster.name} is stopped; {how_to_start(cluster)}", found)
+    if current is MachineState.GONE:
+        raise ClusterLostError(f"SkyPilot has no {cluster.name} any more", current)
+    if current is MachineState.STOPPED:
+        raise ClusterLostError(f"{cluster.name} is stopped; {how_to_start(cluster)}", current)
 
 
 def how_to_start(cluster: Cluster) -> str:
@@ -165,8 +165,8 @@ def _change(verb: str, doing: str, cluster: Cluster, wanted: MachineState) -> No
     with exit code 0. SkyPilot's own list is asked then, which a failure leaves as it was."""
     done = _sky(verb, "--yes", cluster.name, timeout_s=_END_TIMEOUT_S)
     if done.returncode == 0:
-        found = state(cluster, refresh=False)
-        if found in (wanted, MachineState.GONE):
+        current = state(cluster, refresh=False)
+        if current in (wanted, MachineState.GONE):
             return
     raise ClusterError(f"SkyPilot could not {doing} ({_last_words(done)})")
 
@@ -182,11 +182,11 @@ def clusters_in(text: str) -> dict[str, Status] | None:
         if not line.startswith("["):
             continue
         try:
-            found, _ = decoder.raw_decode("".join(lines[number:]))
+            document, _ = decoder.raw_decode("".join(lines[number:]))
         except ValueError:
             continue
-        if isinstance(found, list) and all(_is_cluster(each) for each in found):
-            return {each["name"]: Status(each["status"], _minutes(each)) for each in found}
+        if isinstance(document, list) and all(_is_cluster(each) for each in document):
+            return {each["name"]: Status(each["status"], _minutes(each)) for each in document}
     return None
 
 
@@ -195,8 +195,8 @@ def _is_cluster(entry: Any) -> bool:
 
 
 def _minutes(entry: dict[str, Any]) -> int | None:
-    found = entry.get("autostop")
-    return found if type(found) is int else None
+    minutes = entry.get("autostop")
+    return minutes if type(minutes) is int else None
 
 
 def _last_words(done: subprocess.CompletedProcess[str]) -> str:

@@ -178,15 +178,15 @@ def _address(spec: Spec) -> Address:
 def _on_record(spec: Spec, kept: str | None) -> str:
     """The start's identity. SkyPilot writes an alias for ``ssh``; by that name it is a remote, for attach and stop."""
     address = _address(spec)
-    with hosts.changing() as known:
-        other = known.get(spec.cluster)
+    with hosts.changing() as registered:
+        other = registered.get(spec.cluster)
         if other is not None and other.address != address:
             raise UsageError(
                 f"{spec.cluster} is already the name of the remote {other.address}; "
                 "give the machine another `cluster`"
             )
         identity = _start_of(spec, kept) or starts.request(spec.machine, spec.rate)
-        known[spec.cluster] = Remote(spec.cluster, address, start=identity)
+        registered[spec.cluster] = Remote(spec.cluster, address, start=identity)
     return identity
 
 
@@ -258,15 +258,15 @@ def _may_have_run(launched: Launched, at: Cluster) -> bool:
     if launched.arrived:
         return True
     try:
-        found = cluster.status(at)
+        status = cluster.status(at)
     except LabError:
         # A launch that came to its end has shown all that the machine said.
         return launched.exit_code < 0
-    if found is None:
+    if status is None:
         return False
     # SkyPilot sets the limit directly before it gives the machine the task. So one without it has not run, and nothing
     # would end it; one with it ends by itself.
-    return found.idle_minutes is None or found.idle_minutes >= 0
+    return status.idle_minutes is None or status.idle_minutes >= 0
 
 
 def _never_ran(

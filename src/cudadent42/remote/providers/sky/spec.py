@@ -115,12 +115,12 @@ def _cluster(table: Table, default: str) -> str:
     return name
 
 
-def _resources(found: Any, where: str) -> dict[str, str | int | float | bool]:
-    if not isinstance(found, dict):
+def _resources(resources: Any, where: str) -> dict[str, str | int | float | bool]:
+    if not isinstance(resources, dict):
         raise UsageError(f"{where}: expected a table, such as accelerators = 'L4:1'")
-    Table(found, where).check_keys(_RESOURCES)
-    for key, value in found.items():
+    Table(resources, where).check_keys(_RESOURCES)
+    for key, value in resources.items():
         if type(value) not in _RESOURCES[key] or (isinstance(value, str) and not value.isprintable()):
             words = " or ".join(kind.__name__ for kind in _RESOURCES[key])
             raise UsageError(f"{where}: {key} = {value!r}; expected {words}")
-    return dict(found)
+    return dict(resources)
