@@ -19,7 +19,7 @@ from cudadent42.commands.options import JsonOption, YesOption
 if TYPE_CHECKING:
     from cudadent42.base.errors import LabError
     from cudadent42.remote.core.hosts import Remote
-    from cudadent42.remote.core.job import Place
+    from cudadent42.remote.core.job import Workspace
     from cudadent42.remote.core.protection import Terms
     from cudadent42.remote.core.record import JobRecord
     from cudadent42.remote.core.run import Returned
@@ -210,8 +210,8 @@ def status(
     if name is None:
         show_machines(as_json)
         return
-    place = _place(get(name))
-    states, watch = far.jobs(place), watchdog.report(place)
+    workspace = _workspace(get(name))
+    states, watch = far.jobs(workspace), watchdog.report(workspace)
     if as_json:
         print_json({"remote": name, "jobs": states, "watchdog": watch})
         return
@@ -226,7 +226,7 @@ def unwatch(name: NameArgument) -> None:
     from cudadent42.remote.core import watchdog
     from cudadent42.remote.core.hosts import get
 
-    watchdog.remove(_place(get(name)))
+    watchdog.remove(_workspace(get(name)))
     print(f"nothing but you ends the costs of {name} now")
 
 
@@ -241,7 +241,7 @@ def attach(
     """Watch a run elsewhere again, and bring it back."""
     from cudadent42.remote.core.protection import release
     from cudadent42.remote.core.record import find, remote_of
-    from cudadent42.remote.core.run import bring_back, place_of
+    from cudadent42.remote.core.run import bring_back, workspace_of
 
     record = find(job)
     if record.fetched:
@@ -261,9 +261,9 @@ def attach(
         from cudadent42.remote.providers.sky import run as in_sky
 
         finish(watched(record.output, lambda: in_sky.attach(remote, record, say, _log())))
-    place = place_of(remote)
-    returned = watched(record.output, lambda: bring_back(place, record, say, _log()))
-    release(place, None, say)
+    workspace = workspace_of(remote)
+    returned = watched(record.output, lambda: bring_back(workspace, record, say, _log()))
+    release(workspace, None, say)
     finish(returned)
 
 
@@ -293,9 +293,9 @@ def stop(
                 f"{record.job} has ended and is not waited for any more; {_word(record)}, in {record.output}"
             )
         return
-    place = _place(remote_of(record), record)
-    far.stop(place, record.job)
-    is_there = far.state(place, record.job).state is not far.JobState.NONE
+    workspace = _workspace(remote_of(record), record)
+    far.stop(workspace, record.job)
+    is_there = far.state(workspace, record.job).state is not far.JobState.NONE
     if not is_there:
         save(replace(record, fetched=True))
     if as_json:
@@ -333,19 +333,19 @@ def _on_machine_at_hand(
     from cudadent42.remote.core import job as far
     from cudadent42.remote.core.checks import check_kernels
     from cudadent42.remote.core.protection import protect, release
-    from cudadent42.remote.core.run import persistently, place_of, run_on
+    from cudadent42.remote.core.run import persistently, run_on, workspace_of
 
-    place = place_of(remote)
-    architectures = persistently(lambda: far.architectures(place), say)
+    workspace = workspace_of(remote)
+    architectures = persistently(lambda: far.architectures(workspace), say)
     terms = agreed(None, bool(architectures))
     if asked.device != "cpu":
         check_kernels(asked.choices, architectures, say)
-    protect(place, None, terms, say)
+    protect(workspace, None, terms, say)
     output = folder_of(asked)
     returned = watched(
-        str(output.absolute()), lambda: run_on(place, asked.device, arguments, output, say, _log())
+        str(output.absolute()), lambda: run_on(workspace, asked.device, arguments, output, say, _log())
     )
-    release(place, None, say)
+    release(workspace, None, say)
     return returned, None
 
 
@@ -366,15 +366,15 @@ def _on_cloud_machine(
     return ended.returned, ended.trouble
 
 
-def _place(remote: Remote, record: JobRecord | None = None) -> Place:
+def _workspace(remote: Remote, record: JobRecord | None = None) -> Workspace:
     """Where runs happen on a remote; of a cloud machine, the one that ``record``, or the last run there, is on."""
     from cudadent42.remote.core.address import GceAddress, SshAddress
     from cudadent42.remote.core.record import records
-    from cudadent42.remote.core.run import place_of
+    from cudadent42.remote.core.run import workspace_of
     from cudadent42.remote.providers.gce.lease import resume
 
     if isinstance(remote.address, SshAddress) and (record is None or record.cloud is None):
-        return place_of(remote)
+        return workspace_of(remote)
     on_record = [record] if record else [each for each in records() if each.remote == remote.name]
     clouds = [each.cloud for each in on_record if each.cloud is not None]
     if record is None and isinstance(remote.address, GceAddress):
@@ -382,7 +382,7 @@ def _place(remote: Remote, record: JobRecord | None = None) -> Place:
         clouds = [cloud for cloud in clouds if cloud.machine == str(remote.address)]
     if not clouds:
         fail(f"no run was started on {remote.name} yet", ExitCode.USAGE)
-    return resume(clouds[-1], remote).place
+    return resume(clouds[-1], remote).workspace
 
 
 def _word(record: JobRecord) -> str:

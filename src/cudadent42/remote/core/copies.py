@@ -9,14 +9,14 @@ from pathlib import Path
 
 from cudadent42.base.errors import LabError
 from cudadent42.remote.core import job as jobs
-from cudadent42.remote.core.job import Place
+from cudadent42.remote.core.job import Workspace
 
 COPY_EVERY_S = 60.0
 """Of measuring that may be lost. One copy is a tar of a few megabytes, through the connection that there is."""
 
 
 @contextmanager
-def copying(place: Place, job: str, target: Path, every_s: float | None) -> Iterator[None]:
+def copying(workspace: Workspace, job: str, target: Path, every_s: float | None) -> Iterator[None]:
     """While it is open, ``target`` is made a copy of the job's folder every ``every_s`` seconds; never for None."""
     if every_s is None:
         yield
@@ -26,7 +26,7 @@ def copying(place: Place, job: str, target: Path, every_s: float | None) -> Iter
     def work() -> None:
         while not ended.wait(every_s):
             with suppress(LabError, OSError):  # the next one, or whoever follows the job, will tell
-                jobs.copy(place, job, target)
+                jobs.copy(workspace, job, target)
 
     thread = threading.Thread(target=work, name="copies of a run", daemon=True)
     thread.start()

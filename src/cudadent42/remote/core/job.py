@@ -60,7 +60,7 @@ class BusyError(LabError):
 
 
 @dataclass(frozen=True)
-class Place:
+class Workspace:
     """The project's folder on one machine."""
 
     connection: Connection
@@ -85,23 +85,23 @@ class Place:
         )
 
 
-def send(place: Place, tree: Tree) -> bool:
+def send(workspace: Workspace, tree: Tree) -> bool:
     """Make the working tree there the one here; False where it already was. Raises LabError."""
-    if _require(place, place.call("tree")).output.decode(errors="replace").strip() == tree.digest:
+    if _require(workspace, workspace.call("tree")).output.decode(errors="replace").strip() == tree.digest:
         return False
     with archive(tree) as file:
-        _require(place, place.call("receive", tree.digest, data=file))
+        _require(workspace, workspace.call("receive", tree.digest, data=file))
     return True
 
 
-def start(place: Place, job: str, device: str, arguments: Sequence[str], rate: str = "") -> None:
+def start(workspace: Workspace, job: str, device: str, arguments: Sequence[str], rate: str = "") -> None:
     """Start ``cudadent42 run`` there, once however often it is asked for. ``rate``: the machine's, for the run's
     manifest. Raises BusyError, LabError."""
-    _require(place, place.call("start", job, place.remote.python, device, *arguments, rate=rate))
+    _require(workspace, workspace.call("start", job, workspace.remote.python, device, *arguments, rate=rate))
 
 
-def state(place: Place, job: str) -> State:
-    return parse_state(_require(place, place.call("state", job)).output.decode(errors="replace"))
+def state(workspace: Workspace, job: str) -> State:
+    return parse_state(_require(workspace, workspace.call("state", job)).output.decode(errors="replace"))
 
 
 def parse_state(text: str) -> State:
@@ -115,41 +115,43 @@ def parse_state(text: str) -> State:
         ) from error
 
 
-def jobs(place: Place) -> dict[str, State]:
+def jobs(workspace: Workspace) -> dict[str, State]:
     """Every job there."""
-    lines = _require(place, place.call("list")).output.decode(errors="replace").splitlines()
+    lines = _require(workspace, workspace.call("list")).output.decode(errors="replace").splitlines()
     entries = (line.partition(" ") for line in lines)
     return {name: parse_state(rest) for name, _, rest in entries if _JOB.fullmatch(name)}
 
 
-def follow(place: Place, job: str, seen: int, on_bytes: Callable[[bytes], object]) -> None:
+def follow(workspace: Workspace, job: str, seen: int, on_bytes: Callable[[bytes], object]) -> None:
     """Hand on the job's log from byte ``seen`` on, until the job has ended or the connection has."""
-    stream(place.connection, script(_SCRIPT), ("follow", place.remote.folder, job, str(seen)), on_bytes)
+    stream(
+        workspace.connection, script(_SCRIPT), ("follow", workspace.remote.folder, job, str(seen)), on_bytes
+    )
 
 
-def architectures(place: Place) -> tuple[str, ...]:
+def architectures(workspace: Workspace) -> tuple[str, ...]:
     """CUDA architectures of the GPUs there, ``sm_90``; none where there is no driver that answers."""
-    lines = _require(place, place.call("gpus")).output.decode(errors="replace").splitlines()
+    lines = _require(workspace, workspace.call("gpus")).output.decode(errors="replace").splitlines()
     numbers = (_CAPABILITY.fullmatch(line.strip()) for line in lines)
     return tuple(dict.fromkeys(f"sm_{match[1]}{match[2]}" for match in numbers if match))
 
 
-def stop(place: Place, job: str) -> None:
-    _require(place, place.call("stop", job))
+def stop(workspace: Workspace, job: str) -> None:
+    _require(workspace, workspace.call("stop", job))
 
 
-def forget(place: Place, job: str) -> None:
-    _require(place, place.call("forget", job))
+def forget(workspace: Workspace, job: str) -> None:
+    _require(workspace, workspace.call("forget", job))
 
 
-def fetch(place: Place, job: str, target: Path) -> None:
+def fetch(workspace: Workspace, job: str, target: Path) -> None:
     """Bring the job's folder (log, out, run) back as ``target``: whole and on the disk, or not. Raises LabError."""
-    _bring("fetch", place, job, target)
+    _bring("fetch", workspace, job, target)
 
 
-def copy(place: Place, job: str, target: Path) -> None:
+def copy(workspace: Workspace, job: str, target: Path) -> None:
     """As ``fetch``, of a job that goes on: its files as they are now, which may be in the middle of a line."""
-    _bring("copy", place, job, target)
+    _bring("copy", workspace, job, target)
 
 
 @contextmanager
@@ -163,43 +165,43 @@ def keeping(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _bring(verb: str, place: Place, job: str, target: Path) -> None:
+def _bring(verb: str, workspace: Workspace, job: str, target: Path) -> None:
     with keeping(target.parent):
-        _unpack(verb, place, job, target)
+        _unpack(verb, workspace, job, target)
 
 
-def _unpack(verb: str, place: Place, job: str, target: Path) -> None:
+def _unpack(verb: str, workspace: Workspace, job: str, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as folder:
         packed = Path(folder) / "job.tar"
         try:
             with packed.open("wb") as file:
                 code = stream(
-                    place.connection,
+                    workspace.connection,
                     script(_SCRIPT),
-                    (verb, place.remote.folder, job),
+                    (verb, workspace.remote.folder, job),
                     arrival.Limited(file).write,
                 )
             if code != 0:
-                raise LabError(f"{place.remote.name}: {job} could not be packed there (exit code {code})")
+                raise LabError(f"{workspace.remote.name}: {job} could not be packed there (exit code {code})")
             unpacked = arrival.unpack(packed, job, Path(folder) / "unpacked")
         except archives.DamagedError as error:
             raise LabError(f"what came back of {job} is damaged: {error}; attach to it again") from error
         except archives.TooMuchError as error:
             raise LabError(
-                f"{job} holds {error} on {place.remote.name}, more than is brought back; all of it is still there: "
-                f"remove from {place.remote.folder}/jobs/{job} there what is not needed, then: "
+                f"{job} holds {error} on {workspace.remote.name}, more than is brought back; all of it is still there: "
+                f"remove from {workspace.remote.folder}/jobs/{job} there what is not needed, then: "
                 f"cudadent42 remote attach {job}"
             ) from error
         arrival.place(unpacked, target)
 
 
-def _require(place: Place, done: Done) -> Done:
+def _require(workspace: Workspace, done: Done) -> Done:
     """``done`` if the script there succeeded. Raises LabError."""
     if done.exit_code != 0:
         reason = _FULL_REASON if any(word in done.errors for word in _FULL) else _REASONS.get(done.exit_code)
         said = " ".join(done.errors.split())[-300:]
         raise LabError(
-            f"{place.remote.name}: {reason or 'the far side failed'} (exit code {done.exit_code}): {said}"
+            f"{workspace.remote.name}: {reason or 'the far side failed'} (exit code {done.exit_code}): {said}"
         )
     return done

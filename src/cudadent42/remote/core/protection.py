@@ -11,7 +11,7 @@ from cudadent42.base.errors import LabError, MachineNotReadyError
 from cudadent42.cost.rates import Rate
 from cudadent42.remote.core import watchdog
 from cudadent42.remote.core.consent import NOBODY, WHILE_IT_COSTS_S, Consent
-from cudadent42.remote.core.job import BusyError, Place
+from cudadent42.remote.core.job import BusyError, Workspace
 from cudadent42.remote.core.money import seconds_for
 from cudadent42.remote.core.record import CloudRecord
 from cudadent42.remote.core.run import persistently
@@ -56,8 +56,8 @@ ANY_TERMS = Terms()
 """No sum, and nobody to be asked."""
 
 
-def protect(place: Place, cloud: CloudRecord | None, terms: Terms, say: Say) -> None:
-    """Arm the watchdog at ``place`` for a run; say what an earlier one did there.
+def protect(workspace: Workspace, cloud: CloudRecord | None, terms: Terms, say: Say) -> None:
+    """Arm the watchdog at ``workspace`` for a run; say what an earlier one did there.
 
     ``cloud`` is None for a machine that was not started from here.
 
@@ -67,19 +67,19 @@ def protect(place: Place, cloud: CloudRecord | None, terms: Terms, say: Say) -> 
             machine that was started from here, and nobody agrees to that.
         BusyError, ConnectionLostError: no run can begin there.
     """
-    tell(place, say)
+    tell(workspace, say)
     limits = limits_for(cloud, terms, datetime.now(timezone.utc))
     try:
         if not limits.hold:
             # Those of an earlier run, that nobody brought back.
             only = None if _is_ours(cloud) else Action.END
-            persistently(lambda: watchdog.disarm(place, only), say, place.on_lost)
+            persistently(lambda: watchdog.disarm(workspace, only), say, workspace.on_lost)
             return
-        keeper = persistently(lambda: watchdog.arm(place, limits), say, place.on_lost)
+        keeper = persistently(lambda: watchdog.arm(workspace, limits), say, workspace.on_lost)
     except (BusyError, ConnectionLostError):
         raise
     except LabError as error:
-        what = f"{error}; nothing but this machine ends the costs of {place.remote.name}"
+        what = f"{error}; nothing but this machine ends the costs of {workspace.remote.name}"
         if terms.limit is not None:
             raise MachineNotReadyError(str(error)) from error
         if limits.hold and not terms.consent.to(f"{what}. Run there all the same?", WHILE_IT_COSTS_S):
@@ -89,42 +89,42 @@ def protect(place: Place, cloud: CloudRecord | None, terms: Terms, say: Say) -> 
         say(what)
         return
     again = "; not after a restart of it, since neither systemd nor cron is there to start the watchdog again"
-    say(f"{place.remote.name}: {_holds(place, limits)}{again if keeper is Keeper.PROCESS else ''}")
+    say(f"{workspace.remote.name}: {_holds(workspace, limits)}{again if keeper is Keeper.PROCESS else ''}")
 
 
-def _holds(place: Place, limits: Limits) -> str:
+def _holds(workspace: Workspace, limits: Limits) -> str:
     """What will be done now that ``limits`` were given, in words."""
     if limits.action == Action.END:
         with suppress(LabError):
-            watch = watchdog.report(place)
+            watch = watchdog.report(workspace)
             if watch is not None and watch.action != Action.END:
                 return f"{watch.line()}: an earlier run had it powered off, so that the limit of this one does too"
     return limits.line()
 
 
-def release(place: Place, cloud: CloudRecord | None, say: Say) -> None:
+def release(workspace: Workspace, cloud: CloudRecord | None, say: Say) -> None:
     """Say what the watchdog did, and take the limits back, now that the run is. One that does not answer keeps them.
 
     ``cloud`` as for ``protect``: that a machine is powered off is only taken back by who started it.
     """
-    tell(place, say)
+    tell(workspace, say)
     with suppress(LabError):
-        watchdog.disarm(place, None if _is_ours(cloud) else Action.END)
+        watchdog.disarm(workspace, None if _is_ours(cloud) else Action.END)
 
 
-def release_when_off(place: Place, say: Say) -> None:
+def release_when_off(workspace: Workspace, say: Say) -> None:
     """As ``release``, of a machine that is about to be ended: that can fail, and until it is off its limits hold."""
-    tell(place, say)
+    tell(workspace, say)
     with suppress(LabError):
-        watchdog.leave(place)
+        watchdog.leave(workspace)
 
 
-def tell(place: Place, say: Say) -> None:
+def tell(workspace: Workspace, say: Say) -> None:
     """Say what the watchdog did there, if it did anything and the machine answers."""
     with suppress(LabError):
-        watch = watchdog.report(place)
+        watch = watchdog.report(workspace)
         if watch is not None and watch.acted is not None:
-            say(f"{place.remote.name}: {watch.line()}")
+            say(f"{workspace.remote.name}: {watch.line()}")
 
 
 def limits_for(cloud: CloudRecord | None, terms: Terms, now: datetime) -> Limits:

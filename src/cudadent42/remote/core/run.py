@@ -24,7 +24,7 @@ from cudadent42.remote.core import job as jobs
 from cudadent42.remote.core.address import SshAddress
 from cudadent42.remote.core.copies import COPY_EVERY_S, copying
 from cudadent42.remote.core.hosts import Remote
-from cudadent42.remote.core.job import JobState, Place
+from cudadent42.remote.core.job import JobState, Workspace
 from cudadent42.remote.core.record import CloudRecord, JobRecord
 from cudadent42.remote.core.ssh import ConnectionLostError, connect
 from cudadent42.remote.core.terminal import Say
@@ -74,7 +74,7 @@ class Ended:
     """Where the machine should have been ended and was not."""
 
 
-def place_of(remote: Remote) -> Place:
+def workspace_of(remote: Remote) -> Workspace:
     """The project's folder on ``remote``, whose host key is checked also where an alias for ssh switches that off.
 
     Raises UsageError for a machine that is reached in another way.
@@ -82,15 +82,15 @@ def place_of(remote: Remote) -> Place:
     if not isinstance(remote.address, SshAddress):
         raise UsageError(f"{remote.name} is {remote.address}; expected a machine that ssh reaches by itself")
     if not remote.start:
-        return Place(connect(remote.address, host_keys.options(remote.address)), remote)
+        return Workspace(connect(remote.address, host_keys.options(remote.address)), remote)
     at_sky = Cluster(remote.name)
-    return Place(
+    return Workspace(
         connect(remote.address, keys.options(remote.start)), remote, lambda: cluster.raise_if_lost(at_sky)
     )
 
 
 def run_on(
-    place: Place,
+    workspace: Workspace,
     device: str,
     arguments: Sequence[str],
     output: Path,
@@ -98,13 +98,13 @@ def run_on(
     on_log: Callable[[bytes], None],
     cloud: CloudRecord | None = None,
 ) -> Returned:
-    """Run ``cudadent42 run ARGUMENTS`` at ``place``; its run folder comes to ``output``.
+    """Run ``cudadent42 run ARGUMENTS`` at ``workspace``; its run folder comes to ``output``.
 
     Raises:
         ConnectionLostError: the machine did not answer for ``RETRY_S``; the run goes on there, and is on record.
         LabError: it could not be started, or was lost.
     """
-    name = place.remote.name
+    name = workspace.remote.name
     tree = read_tree(project_root())
     begun = JobRecord(
         record.new_job(),
@@ -113,57 +113,59 @@ def run_on(
         tuple(arguments),
         datetime.now(timezone.utc).isoformat(),
         cloud=cloud,
-        folder=place.remote.folder,
-        address=str(place.remote.address) if cloud is None else "",
-        start=place.remote.start,
+        folder=workspace.remote.folder,
+        address=str(workspace.remote.address) if cloud is None else "",
+        start=workspace.remote.start,
     )
     try:
-        if persistently(lambda: jobs.send(place, tree), say, place.on_lost):
+        if persistently(lambda: jobs.send(workspace, tree), say, workspace.on_lost):
             say(f"sent {len(tree.files)} files to {name}")
         record.save(begun)  # before the start: what was started is always on record
         rate = cloud.rate if cloud else ""
-        persistently(lambda: jobs.start(place, begun.job, device, arguments, rate), say, place.on_lost)
+        persistently(
+            lambda: jobs.start(workspace, begun.job, device, arguments, rate), say, workspace.on_lost
+        )
     except ConnectionLostError:
         raise
     except LabError:
         with suppress(
             LabError, OSError
         ):  # what cannot be asked stays on record; a folder that holds something stays
-            if jobs.state(place, begun.job).state is JobState.NONE:
+            if jobs.state(workspace, begun.job).state is JobState.NONE:
                 record.forget(begun.job)
                 output.rmdir()  # if the caller made it
         raise
     say(f"started {begun.job} on {name}")
-    return bring_back(place, begun, say, on_log)
+    return bring_back(workspace, begun, say, on_log)
 
 
-def bring_back(place: Place, begun: JobRecord, say: Say, on_log: Callable[[bytes], None]) -> Returned:
+def bring_back(workspace: Workspace, begun: JobRecord, say: Say, on_log: Callable[[bytes], None]) -> Returned:
     """Follow a run that was started to its end and bring its folder back. Raises like ``run_on``."""
     target = Path(begun.output)
     every_s = COPY_EVERY_S if begun.cloud and begun.cloud.spot else None
     log = _Log(begun, on_log)
-    with copying(place, begun.job, copies_of(begun), every_s):
-        state = _followed(place, begun, say, log)
+    with copying(workspace, begun.job, copies_of(begun), every_s):
+        state = _followed(workspace, begun, say, log)
     if state.state is JobState.NONE:
         raise LabError(
             f"{begun.remote} knows no run {begun.job}: it was not started, its folder was removed, or that is another "
             f"machine's name now; to wait for it no longer: cudadent42 remote stop {begun.job}"
         )
     work = target.parent / f".{begun.job}"
-    persistently(lambda: jobs.fetch(place, begun.job, work), say, place.on_lost)
+    persistently(lambda: jobs.fetch(workspace, begun.job, work), say, workspace.on_lost)
     with jobs.keeping(work):
         log.add((work / _LOG).read_bytes()[log.seen :])  # what came after the following ended
         printed = (work / _OUTPUT).read_text(errors="replace")
     shutil.rmtree(copies_of(begun), ignore_errors=True)
     if state.state is JobState.LOST or state.exit_code is None:
         _place_run(work, target)
-        _finish(place, begun, None, say)
+        _finish(workspace, begun, None, say)
         raise LabError(
             f"{begun.job} was lost on {begun.remote}: its process is gone without an exit code, as after a restart, "
             f"a lack of memory or with a full disk; what it had measured is in {target}"
         )
     _place_run(work, target)
-    done = _finish(place, begun, state.exit_code, say)
+    done = _finish(workspace, begun, state.exit_code, say)
     return Returned(done, state.exit_code, target, printed)
 
 
@@ -199,17 +201,17 @@ def _run_folder(begun: JobRecord) -> str:
     return f"../jobs/{begun.job}/{_RUN}"
 
 
-def _followed(place: Place, begun: JobRecord, say: Say, log: _Log) -> jobs.State:
+def _followed(workspace: Workspace, begun: JobRecord, say: Say, log: _Log) -> jobs.State:
     def until_the_end() -> jobs.State:
         """Following ends with the job, or with whoever follows; the state tells which."""
         while True:
-            jobs.follow(place, begun.job, log.seen, log.add)
-            state = jobs.state(place, begun.job)
+            jobs.follow(workspace, begun.job, log.seen, log.add)
+            state = jobs.state(workspace, begun.job)
             if state.state is not JobState.RUNNING:
                 return state
             time.sleep(_FIRST_PAUSE_S)  # where it cannot be followed, it is not asked without end either
 
-    return persistently(until_the_end, say, place.on_lost)
+    return persistently(until_the_end, say, workspace.on_lost)
 
 
 def _place_run(work: Path, target: Path) -> None:
@@ -247,11 +249,11 @@ def _move_run(work: Path, target: Path) -> None:
     work.rmdir()
 
 
-def _finish(place: Place, begun: JobRecord, exit_code: int | None, say: Say) -> JobRecord:
+def _finish(workspace: Workspace, begun: JobRecord, exit_code: int | None, say: Say) -> JobRecord:
     done = replace(begun, fetched=True, exit_code=exit_code)
     record.save(done)
     with suppress(LabError):  # it is here; that it is also there costs only space
-        jobs.forget(place, begun.job)
+        jobs.forget(workspace, begun.job)
     _enter(Path(begun.output), say)
     return done
 

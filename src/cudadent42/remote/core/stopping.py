@@ -13,7 +13,7 @@ from cudadent42.remote.core.job import JobState
 from cudadent42.remote.core.machines import AT_ONCE, Started
 from cudadent42.remote.core.protection import release_when_off
 from cudadent42.remote.core.record import JobRecord
-from cudadent42.remote.core.run import bring_back, give_up, place_of
+from cudadent42.remote.core.run import bring_back, give_up, workspace_of
 from cudadent42.remote.core.ssh import ConnectionLostError
 from cudadent42.remote.core.terminal import Say
 from cudadent42.remote.providers.gce import lease, machine
@@ -117,15 +117,15 @@ def _left_on(begun: JobRecord, say: Say) -> str:
 def _save_from_cluster(begun: JobRecord, say: Say) -> str | None:
     """As ``_save``, from a machine of SkyPilot's."""
     try:
-        place = place_of(record.remote_of(begun))
+        workspace = workspace_of(record.remote_of(begun))
         say(f"ending {begun.job} on {begun.remote}")
-        jobs.stop(place, begun.job)
-        if jobs.state(place, begun.job).state is not JobState.NONE:
-            bring_back(place, begun, say, lambda chunk: None)
+        jobs.stop(workspace, begun.job)
+        if jobs.state(workspace, begun.job).state is not JobState.NONE:
+            bring_back(workspace, begun, say, lambda chunk: None)
             say(f"{begun.job} is back, in {begun.output}")
         else:
             record.save(replace(begun, fetched=True))  # there is nothing that could be brought back
-        place.connection.close()
+        workspace.connection.close()
     except LabError as error:
         return _why_kept(begun, error)
     return None
@@ -143,14 +143,14 @@ def _save(begun: JobRecord, say: Say) -> str | None:
     assert begun.cloud is not None
     fresh = Machine(machine.Provider.GCE, begun.cloud.machine, begun.cloud.rate).fresh
     try:
-        place = lease.resume(begun.cloud, record.remote_of(begun)).place
+        workspace = lease.resume(begun.cloud, record.remote_of(begun)).workspace
         say(f"ending {begun.job} on {begun.cloud.machine}")
-        jobs.stop(place, begun.job)
-        if fresh and jobs.state(place, begun.job).state is not JobState.NONE:
-            bring_back(place, begun, say, lambda chunk: None)
+        jobs.stop(workspace, begun.job)
+        if fresh and jobs.state(workspace, begun.job).state is not JobState.NONE:
+            bring_back(workspace, begun, say, lambda chunk: None)
             say(f"{begun.job} is back, in {begun.output}")
-        release_when_off(place, say)
-        place.connection.close()
+        release_when_off(workspace, say)
+        workspace.connection.close()
     except LabError as error:
         # Any other machine keeps its disk; being stopped ends its runs too.
         if fresh:
@@ -161,11 +161,11 @@ def _save(begun: JobRecord, say: Say) -> str | None:
 def _end_run(begun: JobRecord) -> Stopped:
     name = f"{begun.job} on {begun.remote}"
     try:
-        place = place_of(record.remote_of(begun))
+        workspace = workspace_of(record.remote_of(begun))
         try:
-            jobs.stop(place, begun.job)
+            jobs.stop(workspace, begun.job)
         except ConnectionLostError:
-            place.on_lost()
+            workspace.on_lost()
             raise
     except ClusterLostError as error:
         if error.state is MachineState.GONE:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from cudadent42.base.errors import LabError, UsageError
-from cudadent42.remote.core.job import BUSY, Place
+from cudadent42.remote.core.job import BUSY, Workspace
 from cudadent42.remote.core.scripts import script
 from cudadent42.remote.core.ssh import Done, call
 
@@ -122,7 +122,7 @@ class Watch:
         return f"{limits.line()}{over}"
 
 
-def arm(place: Place, limits: Limits, keeper: Keeper = Keeper.AUTO) -> Keeper:
+def arm(workspace: Workspace, limits: Limits, keeper: Keeper = Keeper.AUTO) -> Keeper:
     """Install the watchdog, or give the one that is there new limits, which count from now; who keeps it alive.
 
     Limits that only end the run take the power-off of another run's from no machine: those go on holding, and the
@@ -136,10 +136,10 @@ def arm(place: Place, limits: Limits, keeper: Keeper = Keeper.AUTO) -> Keeper:
     """
     text = script(_WATCHDOG).encode()
     done = call(
-        place.connection,
+        workspace.connection,
         script(_GUARD),
         "arm",
-        place.remote.folder,
+        workspace.remote.folder,
         *(str(number) for number in (limits.idle_s, limits.budget_s, limits.quiet_s, limits.tick_s)),
         limits.terminals,
         str(limits.action.value if isinstance(limits.action, Action) else limits.action),
@@ -148,19 +148,19 @@ def arm(place: Place, limits: Limits, keeper: Keeper = Keeper.AUTO) -> Keeper:
         data=io.BytesIO(text),
     )
     if done.exit_code == BUSY:
-        raise place.busy(done)
-    words = _output(place, done).split()
+        raise workspace.busy(done)
+    words = _output(workspace, done).split()
     try:
         return Keeper(words[-1])
     except (IndexError, ValueError) as error:
         raise LabError(
-            f"{place.remote.name} says {words} of its watchdog; expected systemd, cron or process"
+            f"{workspace.remote.name} says {words} of its watchdog; expected systemd, cron or process"
         ) from error
 
 
-def report(place: Place) -> Watch | None:
+def report(workspace: Workspace) -> Watch | None:
     """The watchdog there; None where there is none. Raises LabError."""
-    text = _output(place, call(place.connection, script(_GUARD), "report"))
+    text = _output(workspace, call(workspace.connection, script(_GUARD), "report"))
     if not text.strip():
         return None
     fields = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
@@ -177,33 +177,34 @@ def report(place: Place) -> Watch | None:
         )
     except (KeyError, ValueError) as error:
         raise LabError(
-            f"{place.remote.name} says {text[:200]!r} of its watchdog, which is damaged; a new run installs it again"
+            f"{workspace.remote.name} says {text[:200]!r} of its watchdog, which is damaged; "
+            "a new run installs it again"
         ) from error
 
 
-def disarm(place: Place, only: Action | None = None) -> None:
+def disarm(workspace: Workspace, only: Action | None = None) -> None:
     """Let no limit hold from now on; with ``only``, none that has this action. Raises LabError.
 
     While a run goes on there, nothing is changed.
     """
-    _output(place, call(place.connection, script(_GUARD), "disarm", only.value if only else "any"))
+    _output(workspace, call(workspace.connection, script(_GUARD), "disarm", only.value if only else "any"))
 
 
-def leave(place: Place) -> None:
+def leave(workspace: Workspace) -> None:
     """Let its limits hold until the machine is off, and not after it is started again. Raises LabError."""
-    _output(place, call(place.connection, script(_GUARD), "leave"))
+    _output(workspace, call(workspace.connection, script(_GUARD), "leave"))
 
 
-def remove(place: Place) -> None:
+def remove(workspace: Workspace) -> None:
     """End the watchdog; nothing of it stays there. Raises LabError."""
-    _output(place, call(place.connection, script(_GUARD), "remove"))
+    _output(workspace, call(workspace.connection, script(_GUARD), "remove"))
 
 
-def _output(place: Place, done: Done) -> str:
+def _output(workspace: Workspace, done: Done) -> str:
     if done.exit_code != 0:
         reason = _REASONS.get(done.exit_code, f"exit code {done.exit_code}")
         said = " ".join(done.errors.split())[-200:]
-        raise LabError(f"the watchdog of {place.remote.name}: {reason}{': ' + said if said else ''}")
+        raise LabError(f"the watchdog of {workspace.remote.name}: {reason}{': ' + said if said else ''}")
     return done.output.decode(errors="replace")
 
 

@@ -24,7 +24,7 @@ from cudadent42.remote.core import job as jobs
 from cudadent42.remote.core.address import parse
 from cudadent42.remote.core.hosts import Remote
 from cudadent42.remote.core.record import JobRecord
-from cudadent42.remote.core.run import bring_back, copies_of, give_up, place_of
+from cudadent42.remote.core.run import bring_back, copies_of, give_up, workspace_of
 
 JOB = "job-1"
 
@@ -45,8 +45,8 @@ def begun(folder: Path) -> JobRecord:
 
 
 def back(server: Server, started: JobRecord) -> Path:
-    place = place_of(Remote("there", parse(server.address)))
-    return bring_back(place, started, lambda line: None, lambda chunk: None).folder
+    workspace = workspace_of(Remote("there", parse(server.address)))
+    return bring_back(workspace, started, lambda line: None, lambda chunk: None).folder
 
 
 def test_all_of_it_is_on_the_disk_before_it_is_removed_there(
@@ -61,12 +61,12 @@ def test_all_of_it_is_on_the_disk_before_it_is_removed_there(
         flushed.append((os.fstat(descriptor).st_ino, target.exists()))
         fsync(descriptor)
 
-    def forget_last(place: jobs.Place, job: str) -> None:
+    def forget_last(workspace: jobs.Workspace, job: str) -> None:
         contents = {path.stat().st_ino: path for path in [target, *target.rglob("*")]}
         assert [path.name for number, path in contents.items() if number not in dict(flushed)] == []
         assert (target.parent.stat().st_ino, True) in flushed  # its name, once it had it
         assert (target.stat().st_ino, True) in flushed  # the log came into it by another move
-        forget(place, job)
+        forget(workspace, job)
 
     monkeypatch.setattr(os, "fsync", noted)
     monkeypatch.setattr(jobs, "forget", forget_last)
@@ -232,8 +232,8 @@ def test_a_damaged_archive_is_an_error_in_words(
     """Whatever bytes come, they are unpacked below the folder or refused."""
     folder = tmp_path_factory.mktemp("arrival")
     content = bytearray(archive_of_a_job)
-    for place, other in changes:
-        start = place % len(content)
+    for index, other in changes:
+        start = index % len(content)
         content[start : start + len(other)] = other
     packed = folder / "packed.tar"
     packed.write_bytes(content)

@@ -19,9 +19,9 @@ from cudadent42.remote.core import job as jobs
 from cudadent42.remote.core import record, run
 from cudadent42.remote.core.address import parse
 from cudadent42.remote.core.hosts import Remote, save
-from cudadent42.remote.core.job import BusyError, JobState, Place, State
+from cudadent42.remote.core.job import BusyError, JobState, State, Workspace
 from cudadent42.remote.core.record import CloudRecord, JobRecord
-from cudadent42.remote.core.run import place_of, run_on
+from cudadent42.remote.core.run import run_on, workspace_of
 from cudadent42.remote.core.tree import Tree, read_tree
 
 GREETING = """#!/bin/sh
@@ -64,17 +64,17 @@ def test_a_run_that_cannot_be_put_on_record_there_does_not_begin(
     """As with a full disk: neither its end nor its limit could be told, and it would be waited for."""
     python = script(tmp_path / "far python", f"#!/bin/sh\ntouch '{tmp_path}/ran'\n")
     monkeypatch.setattr(record, "new_job", lambda: "job-1")
-    place = at(server, str(python))
-    (server.folder / "home" / place.remote.folder / "jobs/job-1/pid.new").mkdir(parents=True)
+    workspace = at(server, str(python))
+    (server.folder / "home" / workspace.remote.folder / "jobs/job-1/pid.new").mkdir(parents=True)
     with pytest.raises(LabError, match="its process did not start there"):
-        run_on(place, "cpu", (), tmp_path / "out", lambda line: None, lambda chunk: None)
+        run_on(workspace, "cpu", (), tmp_path / "out", lambda line: None, lambda chunk: None)
     assert not (tmp_path / "ran").exists()
-    assert jobs.state(place, "job-1").state is JobState.NONE
+    assert jobs.state(workspace, "job-1").state is JobState.NONE
     assert record.records() == ()
 
 
-def at(server: Server, python: str = "") -> Place:
-    return place_of(Remote("there", parse(server.address), python=python))
+def at(server: Server, python: str = "") -> Workspace:
+    return workspace_of(Remote("there", parse(server.address), python=python))
 
 
 LOGINS = {
@@ -243,7 +243,7 @@ def test_a_folder_for_sockets_that_will_not_do(
 
 
 def test_no_ssh_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    there = place_of(Remote("there", parse("ssh://nowhere")))
+    there = workspace_of(Remote("there", parse("ssh://nowhere")))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MachineNotReadyError, match="no ssh on PATH here; install"):
         jobs.jobs(there)
@@ -292,10 +292,10 @@ def test_a_job_that_cannot_be_followed_is_waited_for(
     states = iter([JobState.RUNNING, JobState.RUNNING])
     ask = jobs.state
 
-    def state(place: Place, job: str) -> State:
+    def state(workspace: Workspace, job: str) -> State:
         asked.append("asked")
         found = next(states, None)
-        return ask(place, job) if found is None else State(found)
+        return ask(workspace, job) if found is None else State(found)
 
     monkeypatch.setattr(jobs, "follow", lambda *_: asked.append("not followed"))
     monkeypatch.setattr(jobs, "state", state)

@@ -24,9 +24,9 @@ from cudadent42.remote.core import job as jobs
 from cudadent42.remote.core import watchdog
 from cudadent42.remote.core.address import parse
 from cudadent42.remote.core.hosts import Remote, get, save
-from cudadent42.remote.core.job import BusyError, JobState, Place
+from cudadent42.remote.core.job import BusyError, JobState, Workspace
 from cudadent42.remote.core.protection import ANY_TERMS, Limit, Terms, protect, release
-from cudadent42.remote.core.run import place_of
+from cudadent42.remote.core.run import workspace_of
 from cudadent42.remote.core.scripts import script
 from cudadent42.remote.core.ssh import Connection, Done, call, connect
 from cudadent42.remote.core.watchdog import Action, Keeper, Limits, Reason
@@ -41,12 +41,12 @@ sleep "${PAUSE:-0}"
 
 
 @pytest.fixture
-def place(server: Server, tmp_path: Path) -> Iterator[Place]:
+def workspace(server: Server, tmp_path: Path) -> Iterator[Workspace]:
     address = parse(server.address)
     python = tmp_path / "python"
     python.write_text(PYTHON)
     python.chmod(0o755)
-    there = Place(connect(address), Remote("there", address, "a $(touch bad) folder", str(python)))
+    there = Workspace(connect(address), Remote("there", address, "a $(touch bad) folder", str(python)))
     (server.folder / "home/a $(touch bad) folder/tree").mkdir(parents=True)
     yield there
     watchdog.remove(there)
@@ -65,43 +65,48 @@ def pid(server: Server) -> int:
     return int((server.folder / "home" / BESIDE / "pid").read_text().split()[0])
 
 
-def until_acted(place: Place) -> watchdog.Watch:
+def until_acted(workspace: Workspace) -> watchdog.Watch:
     for _ in range(600):
-        found = watchdog.report(place)
+        found = watchdog.report(workspace)
         if found is not None and found.acted is not None:
             return found
         time.sleep(0.1)
     raise AssertionError(found)
 
 
-def test_installed_once_and_changed_in_place(server: Server, place: Place) -> None:
-    assert watchdog.report(place) is None
-    assert watchdog.arm(place, limits(server, idle_s=NEVER), Keeper.PROCESS) is Keeper.PROCESS
+def test_installed_once_and_changed_in_place(server: Server, workspace: Workspace) -> None:
+    assert watchdog.report(workspace) is None
+    assert watchdog.arm(workspace, limits(server, idle_s=NEVER), Keeper.PROCESS) is Keeper.PROCESS
     first = pid(server)
-    assert watchdog.arm(place, limits(server, idle_s=NEVER, budget_s=NEVER), Keeper.PROCESS) is Keeper.PROCESS
+    assert (
+        watchdog.arm(workspace, limits(server, idle_s=NEVER, budget_s=NEVER), Keeper.PROCESS)
+        is Keeper.PROCESS
+    )
     assert pid(server) == first
-    found = watchdog.report(place)
+    found = watchdog.report(workspace)
     assert found is not None
     assert (found.watches, found.keeper, found.acted) == (True, Keeper.PROCESS, None)
     assert (found.idle_s, found.budget_s) == (NEVER, NEVER)
     assert found.line().startswith("the watchdog powers the machine off when it is idle for ")
 
 
-def test_another_version_takes_the_place_of_the_one_that_is_there(server: Server, place: Place) -> None:
-    watchdog.arm(place, limits(server), Keeper.PROCESS)
+def test_another_version_takes_the_place_of_the_one_that_is_there(
+    server: Server, workspace: Workspace
+) -> None:
+    watchdog.arm(workspace, limits(server), Keeper.PROCESS)
     first = pid(server)
     with (server.folder / "home" / BESIDE / "watchdog.sh").open("a") as file:
         file.write("# older\n")
-    watchdog.arm(place, limits(server), Keeper.PROCESS)
+    watchdog.arm(workspace, limits(server), Keeper.PROCESS)
     assert pid(server) != first
     assert "# older" not in (server.folder / "home" / BESIDE / "watchdog.sh").read_text()
 
 
 def test_one_that_does_not_arrive_whole_takes_the_place_of_none(
-    server: Server, place: Place, monkeypatch: pytest.MonkeyPatch
+    server: Server, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A connection that is cut is the end of the file for who reads it there."""
-    watchdog.arm(place, limits(server, idle_s=NEVER), Keeper.PROCESS)
+    watchdog.arm(workspace, limits(server, idle_s=NEVER), Keeper.PROCESS)
     first = pid(server)
 
     def cut(connection: Connection, text: str, *arguments: str, data: IO[bytes]) -> Done:
@@ -111,99 +116,99 @@ def test_one_that_does_not_arrive_whole_takes_the_place_of_none(
     with monkeypatch.context() as patch:
         patch.setattr(watchdog, "call", cut)
         with pytest.raises(LabError, match="did not arrive whole"):
-            watchdog.arm(place, limits(server, budget_s=NEVER), Keeper.PROCESS)
-    found = watchdog.report(place)
+            watchdog.arm(workspace, limits(server, budget_s=NEVER), Keeper.PROCESS)
+    found = watchdog.report(workspace)
     assert found is not None
     assert (pid(server), found.watches, found.idle_s, found.budget_s) == (first, True, NEVER, 0)
 
 
-def test_it_acts_after_every_connection_is_gone(server: Server, place: Place) -> None:
-    watchdog.arm(place, limits(server, idle_s=2), Keeper.PROCESS)
+def test_it_acts_after_every_connection_is_gone(server: Server, workspace: Workspace) -> None:
+    watchdog.arm(workspace, limits(server, idle_s=2), Keeper.PROCESS)
     server.cut()
-    place.connection.close()
+    workspace.connection.close()
     for _ in range(600):
         if (server.folder / "done").exists():
             break
         time.sleep(0.1)
     assert (server.folder / "done").read_text() == "idle\n"
-    found = until_acted(place)
+    found = until_acted(workspace)
     assert found.acted is Reason.IDLE
     assert found.line().startswith("the watchdog powered the machine off: idle for 0 min ")
-    watchdog.arm(place, limits(server), Keeper.PROCESS)
-    again = watchdog.report(place)
+    watchdog.arm(workspace, limits(server), Keeper.PROCESS)
+    again = watchdog.report(workspace)
     assert again is not None
     assert again.acted is None
 
 
 def test_the_budget_ends_a_job_and_its_exit_code_is_kept(
-    server: Server, place: Place, monkeypatch: pytest.MonkeyPatch
+    server: Server, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    python = Path(place.remote.python)
+    python = Path(workspace.remote.python)
     python.write_text(PYTHON.replace("#!/bin/sh", "#!/bin/sh\nPAUSE=1000"))
-    watchdog.arm(place, limits(server, budget_s=3), Keeper.PROCESS)
-    jobs.start(place, "job-1", "cpu", ())
-    assert until_acted(place).acted is Reason.DEADLINE
+    watchdog.arm(workspace, limits(server, budget_s=3), Keeper.PROCESS)
+    jobs.start(workspace, "job-1", "cpu", ())
+    assert until_acted(workspace).acted is Reason.DEADLINE
     for _ in range(600):
-        state = jobs.state(place, "job-1")
+        state = jobs.state(workspace, "job-1")
         if state.state is JobState.DONE:
             break
         time.sleep(0.1)
     assert state.exit_code == 128 + signal.SIGTERM
 
 
-def test_the_limits_of_a_run_that_goes_on_are_not_changed(server: Server, place: Place) -> None:
-    Path(place.remote.python).write_text(PYTHON.replace("#!/bin/sh", "#!/bin/sh\nPAUSE=1000"))
-    watchdog.arm(place, limits(server, budget_s=NEVER), Keeper.PROCESS)
-    jobs.start(place, "job-1", "cpu", ())
+def test_the_limits_of_a_run_that_goes_on_are_not_changed(server: Server, workspace: Workspace) -> None:
+    Path(workspace.remote.python).write_text(PYTHON.replace("#!/bin/sh", "#!/bin/sh\nPAUSE=1000"))
+    watchdog.arm(workspace, limits(server, budget_s=NEVER), Keeper.PROCESS)
+    jobs.start(workspace, "job-1", "cpu", ())
     with pytest.raises(BusyError, match="busy with job-1"):
-        watchdog.arm(place, limits(server, budget_s=1), Keeper.PROCESS)
-    other = Place(place.connection, Remote("other", place.remote.address, "another folder"))
+        watchdog.arm(workspace, limits(server, budget_s=1), Keeper.PROCESS)
+    other = Workspace(workspace.connection, Remote("other", workspace.remote.address, "another folder"))
     with pytest.raises(BusyError, match="busy with job-1"):
         watchdog.arm(other, limits(server, budget_s=1), Keeper.PROCESS)
-    jobs.stop(place, "job-1")
+    jobs.stop(workspace, "job-1")
 
 
-def test_after_a_run_it_is_disarmed_and_stays(server: Server, place: Place) -> None:
-    watchdog.disarm(place)  # there is none yet
-    Path(place.remote.python).write_text(PYTHON.replace("#!/bin/sh", "#!/bin/sh\nPAUSE=1000"))
-    watchdog.arm(place, limits(server, budget_s=NEVER, idle_s=NEVER), Keeper.PROCESS)
+def test_after_a_run_it_is_disarmed_and_stays(server: Server, workspace: Workspace) -> None:
+    watchdog.disarm(workspace)  # there is none yet
+    Path(workspace.remote.python).write_text(PYTHON.replace("#!/bin/sh", "#!/bin/sh\nPAUSE=1000"))
+    watchdog.arm(workspace, limits(server, budget_s=NEVER, idle_s=NEVER), Keeper.PROCESS)
     first = pid(server)
-    jobs.start(place, "job-1", "cpu", ())
-    watchdog.disarm(place)
-    held = watchdog.report(place)
+    jobs.start(workspace, "job-1", "cpu", ())
+    watchdog.disarm(workspace)
+    held = watchdog.report(workspace)
     assert held is not None
     assert held.budget_s == NEVER  # the limits of a run that goes on are not taken away
-    jobs.stop(place, "job-1")
-    watchdog.disarm(place)
-    free = watchdog.report(place)
+    jobs.stop(workspace, "job-1")
+    watchdog.disarm(workspace)
+    free = watchdog.report(workspace)
     assert free is not None
     assert (free.idle_s, free.budget_s, free.watches) == (0, 0, True)
     assert free.line() == "the watchdog has no limit to keep"
     assert pid(server) == first
 
 
-def test_limits_hold_until_the_machine_is_off_and_not_after(server: Server, place: Place) -> None:
-    watchdog.leave(place)  # there is none yet
-    watchdog.arm(place, limits(server, idle_s=NEVER), Keeper.PROCESS)
-    watchdog.leave(place)
+def test_limits_hold_until_the_machine_is_off_and_not_after(server: Server, workspace: Workspace) -> None:
+    watchdog.leave(workspace)  # there is none yet
+    watchdog.arm(workspace, limits(server, idle_s=NEVER), Keeper.PROCESS)
+    watchdog.leave(workspace)
     left = server.folder / "home" / BESIDE / "left"
-    held = watchdog.report(place)
+    held = watchdog.report(workspace)
     assert held is not None
     assert held.idle_s == NEVER
     word, armed, _ = left.read_text().split()
     left.write_text(f"{word} {armed} another-boot\n")
-    free = watchdog.report(place)
+    free = watchdog.report(workspace)
     assert free is not None
     assert free.line() == "the watchdog has no limit to keep"
-    watchdog.arm(place, limits(server, idle_s=NEVER), Keeper.PROCESS)
+    watchdog.arm(workspace, limits(server, idle_s=NEVER), Keeper.PROCESS)
     assert not left.exists()
 
 
-def of_who_started_it(server: Server, place: Place, **given: int) -> Limits:
+def of_who_started_it(server: Server, workspace: Workspace, **given: int) -> Limits:
     """Limits that power it off, as after a stop that failed."""
     theirs = limits(server, **given)
-    watchdog.arm(place, theirs, Keeper.PROCESS)
-    watchdog.leave(place)
+    watchdog.arm(workspace, theirs, Keeper.PROCESS)
+    watchdog.leave(workspace)
     return theirs
 
 
@@ -211,13 +216,13 @@ def of_who_started_it(server: Server, place: Place, **given: int) -> Limits:
     ("budget_s", "wanted_s", "holds_s"), [(0, 600, 600), (NEVER, 600, 600), (500, 600, 500), (500, 0, 500)]
 )
 def test_a_machine_that_is_to_be_powered_off_stays_so(
-    server: Server, place: Place, budget_s: int, wanted_s: int, holds_s: int
+    server: Server, workspace: Workspace, budget_s: int, wanted_s: int, holds_s: int
 ) -> None:
     """A run of somebody who did not start it has limits that only end that run."""
-    theirs = of_who_started_it(server, place, idle_s=NEVER, budget_s=budget_s)
-    watchdog.arm(place, Limits(budget_s=wanted_s, action=Action.END), Keeper.PROCESS)
-    watchdog.disarm(place, Action.END)
-    found = watchdog.report(place)
+    theirs = of_who_started_it(server, workspace, idle_s=NEVER, budget_s=budget_s)
+    watchdog.arm(workspace, Limits(budget_s=wanted_s, action=Action.END), Keeper.PROCESS)
+    watchdog.disarm(workspace, Action.END)
+    found = watchdog.report(workspace)
     assert found is not None
     assert (found.action, found.idle_s) == (theirs.action, NEVER)
     assert holds_s - 60 <= found.budget_s <= holds_s
@@ -226,70 +231,70 @@ def test_a_machine_that_is_to_be_powered_off_stays_so(
     word, armed, _ = left.read_text().split()
     assert armed in (server.folder / "home" / BESIDE / "limits").read_text()
     left.write_text(f"{word} {armed} another-boot\n")
-    free = watchdog.report(place)
+    free = watchdog.report(workspace)
     assert free is not None
     assert free.idle_s == 0
-    watchdog.arm(place, Limits(budget_s=NEVER, action=Action.END), Keeper.PROCESS)
-    own = watchdog.report(place)
+    watchdog.arm(workspace, Limits(budget_s=NEVER, action=Action.END), Keeper.PROCESS)
+    own = watchdog.report(workspace)
     assert own is not None
     assert (own.action, own.budget_s) == ("end", NEVER)
 
 
-def test_a_limit_that_powers_it_off_too_is_said_to(server: Server, place: Place) -> None:
-    of_who_started_it(server, place, idle_s=1800)
+def test_a_limit_that_powers_it_off_too_is_said_to(server: Server, workspace: Workspace) -> None:
+    of_who_started_it(server, workspace, idle_s=1800)
     said: list[str] = []
-    protect(place, None, Terms(Limit(5.0, rates.load().get("gcp-l4"))), said.append)
+    protect(workspace, None, Terms(Limit(5.0, rates.load().get("gcp-l4"))), said.append)
     assert said[-1].startswith(
         "there: the watchdog powers the machine off when it is idle for 30 min or when "
     )
     assert "an earlier run had it powered off" in said[-1]
 
 
-def test_no_run_begins_on_a_machine_whose_limit_is_reached(server: Server, place: Place) -> None:
-    of_who_started_it(server, place, budget_s=1000)
+def test_no_run_begins_on_a_machine_whose_limit_is_reached(server: Server, workspace: Workspace) -> None:
+    of_who_started_it(server, workspace, budget_s=1000)
     state = server.folder / "home" / BESIDE / "state"
     armed, boot, at, _ = state.read_text().split()
     state.write_text(f"{armed} {boot} {at} 1000\n")
     with pytest.raises(LabError, match="the limit of an earlier run is reached"):
-        watchdog.arm(place, Limits(budget_s=600, action=Action.END), Keeper.PROCESS)
-    found = watchdog.report(place)
+        watchdog.arm(workspace, Limits(budget_s=600, action=Action.END), Keeper.PROCESS)
+    found = watchdog.report(workspace)
     assert found is not None
     assert found.budget_s == 1000
 
 
 def test_on_a_machine_at_hand_the_run_is_ended_and_not_the_machine(server: Server) -> None:
     save(Remote("mine", parse(server.address)))
-    place = place_of(get("mine"))
+    workspace = workspace_of(get("mine"))
     said: list[str] = []
-    protect(place, None, Terms(Limit(5.0, rates.load().get("gcp-l4"))), said.append)
-    found = watchdog.report(place)
+    protect(workspace, None, Terms(Limit(5.0, rates.load().get("gcp-l4"))), said.append)
+    found = watchdog.report(workspace)
     assert found is not None
     assert (found.action, found.idle_s) == ("end", 0)
     assert found.budget_s == int(5.0 / 0.71 * 3600)
     assert said[0].startswith("mine: the watchdog ends the run when it has been on for")
-    release(place, None, said.append)
-    free = watchdog.report(place)
+    release(workspace, None, said.append)
+    free = watchdog.report(workspace)
     assert free is not None
     assert free.budget_s == 0
 
 
 def test_what_it_did_is_told_once(server: Server) -> None:
     save(Remote("mine", parse(server.address)))
-    place = place_of(get("mine"))
-    watchdog.arm(place, Limits(budget_s=1, tick_s=1, action=Action.END))
+    workspace = workspace_of(get("mine"))
+    watchdog.arm(workspace, Limits(budget_s=1, tick_s=1, action=Action.END))
     for _ in range(600):
-        found = watchdog.report(place)
+        found = watchdog.report(workspace)
         if found is not None and found.acted is Reason.DEADLINE:
             break
     said: list[str] = []
-    protect(place, None, ANY_TERMS, said.append)
+    protect(workspace, None, ANY_TERMS, said.append)
     assert len(said) == 1
     assert said[0].startswith("mine: the watchdog ended the run: its budget was spent: on for 0 min ")
-    protect(place, None, ANY_TERMS, said.append)
+    protect(workspace, None, ANY_TERMS, said.append)
     assert len(said) == 1
 
 
-def test_the_commands(server: Server, place: Place, tmp_path: Path) -> None:
+def test_the_commands(server: Server, workspace: Workspace, tmp_path: Path) -> None:
     def lab(*arguments: str) -> str:
         done = subprocess.run(
             [sys.executable, "-m", "cudadent42", "remote", *arguments],
@@ -302,20 +307,20 @@ def test_the_commands(server: Server, place: Place, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    save(place.remote)
+    save(workspace.remote)
     assert lab("status", "there") == "nothing runs there\n"
-    watchdog.arm(place, limits(server, idle_s=1800), Keeper.PROCESS)
+    watchdog.arm(workspace, limits(server, idle_s=1800), Keeper.PROCESS)
     told = "the watchdog powers the machine off when it is idle for 30 min"
     assert lab("status", "there").splitlines() == ["nothing runs there", told]
     assert json.loads(lab("status", "there", "--json"))["watchdog"]["idle_s"] == 1800
     assert "nothing but you ends the costs of there" in lab("unwatch", "there")
-    assert watchdog.report(place) is None
+    assert watchdog.report(workspace) is None
 
 
-def test_one_that_was_killed_is_said_to_be_gone(server: Server, place: Place) -> None:
-    watchdog.arm(place, limits(server, idle_s=NEVER), Keeper.PROCESS)
+def test_one_that_was_killed_is_said_to_be_gone(server: Server, workspace: Workspace) -> None:
+    watchdog.arm(workspace, limits(server, idle_s=NEVER), Keeper.PROCESS)
     os.kill(pid(server), signal.SIGKILL)
-    found = watchdog.report(place)
+    found = watchdog.report(workspace)
     assert found is not None
     assert not found.watches
     assert "a new run starts it again" in found.line()
@@ -418,11 +423,11 @@ def test_a_user_who_cannot_power_off_is_told_before_the_run(home: Home) -> None:
     assert not (home.folder / BESIDE / "limits").exists()
 
 
-def test_the_reasons_are_words(place: Place) -> None:
+def test_the_reasons_are_words(workspace: Workspace) -> None:
     from cudadent42.remote.core.ssh import Done
 
     with pytest.raises(LabError, match="neither as root nor by `sudo -n`"):
-        watchdog._output(place, Done(77, b"", ""))
+        watchdog._output(workspace, Done(77, b"", ""))
 
 
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:

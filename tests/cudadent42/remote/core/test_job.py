@@ -22,8 +22,8 @@ from cudadent42.base.errors import LabError
 from cudadent42.remote.core import job as jobs
 from cudadent42.remote.core.address import parse
 from cudadent42.remote.core.hosts import Remote
-from cudadent42.remote.core.job import BusyError, JobState, Place, State
-from cudadent42.remote.core.run import place_of
+from cudadent42.remote.core.job import BusyError, JobState, State, Workspace
+from cudadent42.remote.core.run import workspace_of
 from cudadent42.remote.core.scripts import script
 from cudadent42.remote.core.ssh import (
     ConnectionLostError,
@@ -70,8 +70,10 @@ HOSTILE = (
 )
 
 
-def place(server: Server, folder: str = "a folder", python: str | None = None) -> Place:
-    return Place(connect(parse(server.address)), Remote("there", parse(server.address), folder, python or ""))
+def workspace(server: Server, folder: str = "a folder", python: str | None = None) -> Workspace:
+    return Workspace(
+        connect(parse(server.address)), Remote("there", parse(server.address), folder, python or "")
+    )
 
 
 def fake(tmp_path: Path, **variables: str) -> str:
@@ -102,7 +104,7 @@ def project(tmp_path: Path) -> Path:
     return root
 
 
-def wait(there: Place, job: str, state: JobState = JobState.DONE) -> State:
+def wait(there: Workspace, job: str, state: JobState = JobState.DONE) -> State:
     for _ in range(200):
         found = jobs.state(there, job)
         if found.state is state:
@@ -112,7 +114,7 @@ def wait(there: Place, job: str, state: JobState = JobState.DONE) -> State:
 
 
 def test_the_working_tree_arrives_as_it_is(server: Server, project: Path) -> None:
-    there = place(server)
+    there = workspace(server)
     assert jobs.send(there, read_tree(project))
     tree = server.folder / "home/a folder/tree"
     names = {path.name for path in tree.iterdir()}
@@ -135,7 +137,7 @@ def test_the_working_tree_arrives_as_it_is(server: Server, project: Path) -> Non
 
 def test_the_revision_is_sent_along(server: Server, project: Path) -> None:
     """No repository is there, and the run folder's manifest needs it."""
-    there = place(server)
+    there = workspace(server)
     first = read_tree(project)
     jobs.send(there, first)
     sent = json.loads((server.folder / "home/a folder/tree/.source.json").read_text())
@@ -149,7 +151,7 @@ def test_the_revision_is_sent_along(server: Server, project: Path) -> None:
 
 def test_a_tree_that_arrives_cut_short_is_not_taken(server: Server, project: Path) -> None:
     """tar takes an archive that ends between two files for a whole one."""
-    there = place(server)
+    there = workspace(server)
     tree = read_tree(project)
     jobs.send(there, tree)
     (project / "kept.py").write_text("another")
@@ -174,7 +176,7 @@ def test_a_tree_that_arrives_cut_short_is_not_taken(server: Server, project: Pat
 
 def test_a_tree_that_still_arrives_is_left_alone(server: Server, project: Path) -> None:
     """Of two that are sent at once the first belongs to a connection that was lost, or the second does."""
-    there = place(server)
+    there = workspace(server)
     tree = read_tree(project)
     with archive(tree) as file:
         whole = file.read()
@@ -196,7 +198,7 @@ def test_a_tree_that_still_arrives_is_left_alone(server: Server, project: Path) 
 
 def test_two_starts_at_once_start_once(server: Server, project: Path, tmp_path: Path) -> None:
     """The answer of the first may have been lost while it was at work."""
-    there = place(server, python=fake(tmp_path, PAUSE="0.1"))
+    there = workspace(server, python=fake(tmp_path, PAUSE="0.1"))
     jobs.send(there, read_tree(project))
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: jobs.start(there, "job-1", "cpu", ()), range(4)))
@@ -206,7 +208,7 @@ def test_two_starts_at_once_start_once(server: Server, project: Path, tmp_path: 
 
 
 def test_a_job_from_start_to_fetch(server: Server, project: Path, tmp_path: Path) -> None:
-    there = place(server, python=fake(tmp_path, CODE="3"))
+    there = workspace(server, python=fake(tmp_path, CODE="3"))
     jobs.send(there, read_tree(project))
     arguments = (
         "--case=a b",
@@ -235,7 +237,7 @@ def test_a_job_from_start_to_fetch(server: Server, project: Path, tmp_path: Path
 
 def test_links_of_the_far_side_do_not_come_back(server: Server, tmp_path: Path) -> None:
     """This one stays within what is unpacked, and would lead to a file beside the folders of runs once it is moved."""
-    there = place(server)
+    there = workspace(server)
     job = server.folder / "home/a folder/jobs/job-1"
     (job / "run").mkdir(parents=True)
     (job / "run/results.json").symlink_to("../../x")
@@ -251,11 +253,11 @@ def test_what_cannot_be_kept_here_is_an_error_in_words(server: Server, tmp_path:
     (server.folder / "home/a folder/jobs/job-1").mkdir(parents=True)
     (tmp_path / "in the way").write_text("")
     with pytest.raises(LabError, match=r"cannot be kept in .*in the way"):
-        jobs.fetch(place(server), "job-1", tmp_path / "in the way/job")
+        jobs.fetch(workspace(server), "job-1", tmp_path / "in the way/job")
 
 
 def test_starting_again_starts_nothing(server: Server, project: Path, tmp_path: Path) -> None:
-    there = place(server, python=fake(tmp_path))
+    there = workspace(server, python=fake(tmp_path))
     jobs.send(there, read_tree(project))
     jobs.start(there, "job-1", "cpu", ())
     jobs.start(there, "job-1", "cpu", ())
@@ -266,7 +268,7 @@ def test_starting_again_starts_nothing(server: Server, project: Path, tmp_path: 
 
 
 def test_one_run_at_a_time(server: Server, project: Path, tmp_path: Path) -> None:
-    there = place(server, python=fake(tmp_path, PAUSE="20"))
+    there = workspace(server, python=fake(tmp_path, PAUSE="20"))
     tree = read_tree(project)
     jobs.send(there, tree)
     jobs.start(there, "job-1", "cpu", ())
@@ -284,7 +286,7 @@ def test_one_run_at_a_time(server: Server, project: Path, tmp_path: Path) -> Non
 def test_a_cut_connection_is_followed_from_where_it_was(
     server: Server, project: Path, tmp_path: Path
 ) -> None:
-    there = place(server, python=fake(tmp_path, PAUSE="0.3"))
+    there = workspace(server, python=fake(tmp_path, PAUSE="0.3"))
     jobs.send(there, read_tree(project))
     jobs.start(there, "job-1", "cpu", ())
     seen = bytearray()
@@ -302,7 +304,7 @@ def test_a_cut_connection_is_followed_from_where_it_was(
 
 
 def test_a_job_whose_process_is_gone_is_lost(server: Server, project: Path, tmp_path: Path) -> None:
-    there = place(server, python=fake(tmp_path, PAUSE="20"))
+    there = workspace(server, python=fake(tmp_path, PAUSE="20"))
     jobs.send(there, read_tree(project))
     jobs.start(there, "job-1", "cpu", ())
     pid = int((server.folder / "home/a folder/jobs/job-1/pid").read_text().split()[0])
@@ -314,7 +316,7 @@ def test_a_process_number_that_is_used_again_is_another_process(
     server: Server, project: Path, tmp_path: Path
 ) -> None:
     """After a restart the number may belong to anybody, whom nothing may take for the job, or end."""
-    there = place(server, python=fake(tmp_path, PAUSE="20"))
+    there = workspace(server, python=fake(tmp_path, PAUSE="20"))
     jobs.send(there, read_tree(project))
     jobs.start(there, "job-1", "cpu", ())
     pid_file = server.folder / "home/a folder/jobs/job-1/pid"
@@ -329,7 +331,7 @@ def test_a_process_number_that_is_used_again_is_another_process(
 
 def test_a_zombie_is_no_running_job(server: Server) -> None:
     """The first process of a container may never take its children's exit codes."""
-    there = place(server)
+    there = workspace(server)
     assert jobs.jobs(there) == {}
     folder = server.folder / "home/a folder/jobs/job-1"
     folder.mkdir()
@@ -346,10 +348,10 @@ def test_an_unknown_host_key_is_refused(
     trust(keys, tmp_path, server.port, "host", monkeypatch)
     (tmp_path / "known_hosts").write_text("")
     with pytest.raises(HostKeyError, match="not known; look at it once with: ssh -p"):
-        jobs.jobs(place(server))
+        jobs.jobs(workspace(server))
     trust(keys, tmp_path, server.port, "stranger", monkeypatch)
     with pytest.raises(HostKeyError, match=rf"another than before.* -R '\[127\.0\.0\.1\]:{server.port}'"):
-        jobs.jobs(place(server))
+        jobs.jobs(workspace(server))
 
 
 @pytest.mark.parametrize("file", ["", "UserKnownHostsFile /dev/null"])
@@ -358,11 +360,11 @@ def test_a_configuration_that_switches_the_check_off(
 ) -> None:
     """The machine's key is checked all the same, where the configuration keeps keys or in the usual place."""
 
-    def configured(key: str) -> Place:
+    def configured(key: str) -> Workspace:
         trust(keys, tmp_path, server.port, key, monkeypatch)
         config = tmp_path / "ssh_config"
         config.write_text(f"StrictHostKeyChecking no\n{file}\n{config.read_text()}")
-        return place_of(Remote("there", parse(server.address), folder="a folder"))
+        return workspace_of(Remote("there", parse(server.address), folder="a folder"))
 
     if file:  # the usual place is the one of whoever runs this, who has never met this machine
         usual = r"StrictHostKeyChecking=ask -o 'UserKnownHostsFile=~/\.ssh/known_hosts' 127\.0\.0\.1"
@@ -410,7 +412,7 @@ def test_a_machine_that_does_not_answer(server: Server) -> None:
     server.process.terminate()
     server.process.wait()
     with pytest.raises(ConnectionLostError, match="cannot be reached"):
-        jobs.jobs(place(server))
+        jobs.jobs(workspace(server))
 
 
 def test_a_damaged_answer(server: Server) -> None:

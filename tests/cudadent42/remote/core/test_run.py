@@ -25,7 +25,7 @@ from cudadent42.remote.core.address import parse
 from cudadent42.remote.core.arguments import forwarded
 from cudadent42.remote.core.hosts import Remote, get, remotes, save
 from cudadent42.remote.core.record import JobRecord
-from cudadent42.remote.core.run import bring_back, persistently, place_of
+from cudadent42.remote.core.run import bring_back, persistently, workspace_of
 from cudadent42.remote.core.ssh import ConnectionLostError
 
 SMALL = ("--suite", "small", "--case", "tiny", "--dtype", "fp32", "--repeats", "5", "--device", "cpu")
@@ -220,15 +220,15 @@ def test_a_run_that_was_put_in_its_place_before_is_taken_for_back(
     }.items():
         (job / name).write_text(text)
     begun = JobRecord("job-1", "mine", str(tmp_path / "out"), (), "2026-11-01T12:00:00+00:00")
-    place = place_of(remote)
+    workspace = workspace_of(remote)
     monkeypatch.setattr(jobs, "forget", lambda *_: None)
     for _ in range(2):
-        returned = bring_back(place, begun, print, lambda chunk: None)
+        returned = bring_back(workspace, begun, print, lambda chunk: None)
         assert (returned.exit_code, returned.output) == (0, "printed\n")
         assert (tmp_path / "out/samples.csv").read_text() == "1\n"
     (tmp_path / "out/remote.log").write_text("of another run\n")
     with pytest.raises(LabError, match=r"cannot be kept in .*not empty"):
-        bring_back(place, begun, print, lambda chunk: None)
+        bring_back(workspace, begun, print, lambda chunk: None)
 
 
 def test_what_is_lost_for_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from cudadent42.remote.core.address import parse
 from cudadent42.remote.core.hosts import Remote, save
 from cudadent42.remote.core.job import JobState
 from cudadent42.remote.core.record import JobRecord
-from cudadent42.remote.core.run import place_of
+from cudadent42.remote.core.run import workspace_of
 from cudadent42.remote.core.stopping import stop_all
 
 PYTHON = """#!/bin/sh
@@ -47,14 +47,14 @@ def test_a_run_is_found_in_the_folder_that_it_was_started_in(
     begun = on_record(mine)
     record.save(replace(begun, folder="first folder", address=server.address))
     (server.folder / "home/first folder/tree").mkdir(parents=True)
-    place = place_of(mine)
-    jobs.start(place, begun.job, "cpu", ())
+    workspace = workspace_of(mine)
+    jobs.start(workspace, begun.job, "cpu", ())
     hosts.remove("mine")
     if not removed:
         save(Remote("mine", parse(server.address), "second folder"))
     (ended,) = stop_all((), print)
     assert ended.ended
-    assert jobs.state(place, begun.job).state is JobState.DONE
+    assert jobs.state(workspace, begun.job).state is JobState.DONE
 
 
 def test_records_of_before_folders_were_kept_are_read(
@@ -85,12 +85,12 @@ def test_runs_are_ended_and_one_machine_that_does_not_answer_keeps_no_other(
     unreachable = on_record(Remote("away", parse("ssh://127.0.0.1:1")))
     begun = on_record(mine)
     (server.folder / "home/cudadent42-remote/tree").mkdir(parents=True)
-    place = place_of(mine)
-    jobs.start(place, begun.job, "cpu", ())
+    workspace = workspace_of(mine)
+    jobs.start(workspace, begun.job, "cpu", ())
     away, ended = stop_all((), print)
     assert (away.ended, ended.ended) == (False, True)
     assert away.name == f"{unreachable.job} on away"
     assert "cannot be reached" in away.what
     assert f"remote attach {begun.job}" in ended.what
-    assert jobs.state(place, begun.job).state is JobState.DONE
+    assert jobs.state(workspace, begun.job).state is JobState.DONE
     assert [known.fetched for known in record.records()] == [False, False]

@@ -19,7 +19,7 @@ from cudadent42.remote.core import job as jobs
 from cudadent42.remote.core import record
 from cudadent42.remote.core.consent import Consent, agree_to_start
 from cudadent42.remote.core.hosts import Remote
-from cudadent42.remote.core.job import JobState, Place
+from cudadent42.remote.core.job import JobState, Workspace
 from cudadent42.remote.core.protection import release, release_when_off
 from cudadent42.remote.core.record import CloudRecord
 from cudadent42.remote.core.ssh import ConnectionLostError, call
@@ -54,7 +54,7 @@ class Lease:
 
     cloud: CloudRecord
     machine: Machine
-    place: Place
+    workspace: Workspace
 
     @property
     def after(self) -> After:
@@ -131,36 +131,36 @@ def finish(lease: Lease, say: Say) -> None:
 def _start_to_end(lease: Lease, say: Say) -> str | None:
     """The start that is to end now; None where the machine goes on, which has been said."""
     if lease.cloud.start is None:
-        release(lease.place, lease.cloud, say)
+        release(lease.workspace, lease.cloud, say)
         say(
             f"{lease.machine.name} ran before this, so it is left running; end it with: {lease.machine.end_command}"
         )
         return None
     identity = _our_start(lease, lease.cloud.start, say)
     if identity is None:
-        release(lease.place, lease.cloud, say)
+        release(lease.workspace, lease.cloud, say)
         return None
-    others = _running(lease.place)
+    others = _running(lease.workspace)
     if others:
-        release(lease.place, lease.cloud, say)
+        release(lease.workspace, lease.cloud, say)
         say(
             f"{lease.machine.name} is left running, for {', '.join(others)} runs there; {what_runs(lease.machine)}"
         )
         return None
     if lease.after.ending is Ending.KEEP:
-        release(lease.place, lease.cloud, say)
+        release(lease.workspace, lease.cloud, say)
         say(what_runs(lease.machine))
         return None
     if lease.after.minutes is not None and _shuts_down(lease, lease.after.minutes, say):
-        release(lease.place, lease.cloud, say)
+        release(lease.workspace, lease.cloud, say)
         return None
-    release_when_off(lease.place, say)
+    release_when_off(lease.workspace, say)
     return identity
 
 
 def end(lease: Lease, say: Say) -> None:
     """Stop or delete it. Raises StillRunningError where that fails; its entry in the journal stays open then."""
-    lease.place.connection.close()
+    lease.workspace.connection.close()
     instance, how = lease.machine, machine.end
     # From another terminal, while this one's run went on.
     others = [
@@ -230,7 +230,7 @@ def _begin(candidate: Candidate, prepared: Prepared, say: Say, protect: Protect)
     def ready(lease: Lease) -> None:
         protect(lease)
         if prepared.accelerator:
-            _await_driver(lease.place, instance, say)
+            _await_driver(lease.workspace, instance, say)
 
     return _started(instance, start, cloud, prepared.remote, say, ready)
 
@@ -244,7 +244,7 @@ def _running_already(
         protect(lease)
         if cloud.start is not None:
             # Of keep:MINUTES, after the run before; not before other limits hold, or an error leaves it with none.
-            call(lease.place.connection, _CANCEL_SHUTDOWN)
+            call(lease.workspace.connection, _CANCEL_SHUTDOWN)
     except BaseException:
         say(what_runs(instance))
         raise
@@ -278,7 +278,7 @@ def _started(
         try:
             if lease is not None and not isinstance(error, MachineLostError):
                 # Somebody else may be the next to start it.
-                release_when_off(lease.place, say)
+                release_when_off(lease.workspace, say)
         finally:
             _take_back(instance, identity, error, answered, say, take_back)
         raise
@@ -377,7 +377,7 @@ _CANCEL_SHUTDOWN = "sudo -n shutdown -c 2>/dev/null || :"
 def _shuts_down(lease: Lease, minutes: int, say: Say) -> bool:
     """Tell it to shut itself down; False where it does not take that."""
     try:
-        done = call(lease.place.connection, _SHUT_DOWN, str(minutes))
+        done = call(lease.workspace.connection, _SHUT_DOWN, str(minutes))
     except LabError as error:
         said: str | None = str(error)
     else:
@@ -392,10 +392,10 @@ def _shuts_down(lease: Lease, minutes: int, say: Say) -> bool:
     return True
 
 
-def _await_driver(place: Place, instance: Machine, say: Say) -> None:
+def _await_driver(workspace: Workspace, instance: Machine, say: Say) -> None:
     """Raises MachineNotReadyError where no NVIDIA driver answers in time."""
     begun = time.monotonic()
-    while not _has_driver(place):
+    while not _has_driver(workspace):
         if time.monotonic() - begun > DRIVER_S:
             raise MachineNotReadyError(
                 f"no NVIDIA driver answers on {instance.name} after {DRIVER_S:.0f} s; take an image that has one, "
@@ -406,9 +406,9 @@ def _await_driver(place: Place, instance: Machine, say: Say) -> None:
         time.sleep(_DRIVER_PAUSE_S)
 
 
-def _has_driver(place: Place) -> bool:
+def _has_driver(workspace: Workspace) -> bool:
     try:
-        return bool(jobs.architectures(place))
+        return bool(jobs.architectures(workspace))
     except ConnectionLostError:
         return False  # an image may restart itself once its driver is in
 
@@ -421,7 +421,7 @@ def _lease(cloud: CloudRecord, instance: Machine, remote: Remote) -> Lease:
             return  # it cannot be told just now; whoever waits goes on waiting
 
     return Lease(
-        cloud, instance, Place(reach.connection(instance, Reach(cloud.reach)), remote, raise_if_ended)
+        cloud, instance, Workspace(reach.connection(instance, Reach(cloud.reach)), remote, raise_if_ended)
     )
 
 
@@ -477,10 +477,10 @@ def _our_start(lease: Lease, identity: str, say: Say) -> str | None:
     return None
 
 
-def _running(place: Place) -> list[str]:
+def _running(workspace: Workspace) -> list[str]:
     """Runs that go on there; none where that cannot be asked."""
     try:
-        return [name for name, state in jobs.jobs(place).items() if state.state is JobState.RUNNING]
+        return [name for name, state in jobs.jobs(workspace).items() if state.state is JobState.RUNNING]
     except LabError:
         return []
 

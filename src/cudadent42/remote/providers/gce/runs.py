@@ -49,9 +49,9 @@ def run(
         RunLostError: it was taken away during the run.
         LabError, KeyboardInterrupt: as ``run_on``. What then runs on has been said.
     """
-    lease = leases.begin(prepared, say, lambda lease: protect(lease.place, lease.cloud, terms, say))
+    lease = leases.begin(prepared, say, lambda lease: protect(lease.workspace, lease.cloud, terms, say))
     return _to_the_end(
-        lease, lambda: run_on(lease.place, device, arguments, output, say, on_log, lease.cloud), say
+        lease, lambda: run_on(lease.workspace, device, arguments, output, say, on_log, lease.cloud), say
     )
 
 
@@ -77,7 +77,7 @@ def attach(
             begun.cloud,
             remote,
             say,
-            lambda lease: protect(lease.place, lease.cloud, terms, say),
+            lambda lease: protect(lease.workspace, lease.cloud, terms, say),
             terms.consent,
         )
         begun = replace(begun, cloud=lease.cloud)
@@ -86,7 +86,7 @@ def attach(
         except BaseException:
             say(leases.what_runs(lease.machine))
             raise
-    return _to_the_end(lease, lambda: bring_back(lease.place, begun, say, on_log), say)
+    return _to_the_end(lease, lambda: bring_back(lease.workspace, begun, say, on_log), say)
 
 
 def _to_the_end(lease: Lease, action: Callable[[], Returned], say: Say) -> Ended:
@@ -146,7 +146,7 @@ def _waiting(lease: Lease) -> JobRecord | None:
 def _is_there(lease: Lease, job: str) -> bool:
     """Whether the machine has something of a run; so where that cannot be asked."""
     try:
-        return jobs.state(lease.place, job).state is not JobState.NONE
+        return jobs.state(lease.workspace, job).state is not JobState.NONE
     except LabError:
         return True
 

@@ -19,7 +19,7 @@ from cudadent42.remote.core import hosts, record
 from cudadent42.remote.core import job as jobs
 from cudadent42.remote.core.address import Address, parse
 from cudadent42.remote.core.hosts import DEFAULT_FOLDER, Remote
-from cudadent42.remote.core.job import JobState, Place
+from cudadent42.remote.core.job import JobState, Workspace
 from cudadent42.remote.core.record import JobRecord
 from cudadent42.remote.core.run import (
     Ended,
@@ -28,7 +28,7 @@ from cudadent42.remote.core.run import (
     bring_back,
     give_up,
     persistently,
-    place_of,
+    workspace_of,
 )
 from cudadent42.remote.core.scripts import script as far_script
 from cudadent42.remote.core.ssh import ConnectionLostError
@@ -132,27 +132,27 @@ def run_on_sky(
     record.save(begun)
     say(f"asking SkyPilot for {spec.cluster}; it takes it down after {spec.idle_minutes} idle minutes")
     launched = _launched(spec, tree, begun, identity, device, say, on_output)
-    place = place_of(record.remote_of(begun))
+    workspace = workspace_of(record.remote_of(begun))
     returned = None
     try:
-        if _state(place, begun, launched, spec, say) is not JobState.NONE:
+        if _state(workspace, begun, launched, spec, say) is not JobState.NONE:
             if not launched.arrived:
                 starts.mark(identity, StartOutcome.READY)
             # SkyPilot has shown the log already.
-            returned = bring_back(place, begun, say, lambda chunk: None)
+            returned = bring_back(workspace, begun, say, lambda chunk: None)
     except ClusterLostError as error:
         raise _lost(begun, identity, error) from error
     except BaseException:
         # A run that was lost there is an error, and is back all the same.
         back = record.find(begun.job).fetched
-        trouble = _end(spec, identity, place, say) if back else _left(spec, begun)
+        trouble = _end(spec, identity, workspace, say) if back else _left(spec, begun)
         if trouble is not None:
             say(str(trouble))
         raise
     if returned is None:
         record.save(replace(begun, fetched=True))  # there is nothing that could be brought back
         raise _never_ran(spec, identity, launched, kept, say)
-    return Ended(returned, _end(spec, identity, place, say))
+    return Ended(returned, _end(spec, identity, workspace, say))
 
 
 def attach(remote: Remote, begun: JobRecord, say: Say, on_log: Callable[[bytes], None]) -> Returned:
@@ -161,7 +161,7 @@ def attach(remote: Remote, begun: JobRecord, say: Say, on_log: Callable[[bytes],
     Raises RunLostError where the machine does not run any more; else like ``run_on_sky``.
     """
     try:
-        returned = bring_back(place_of(remote), begun, say, on_log)
+        returned = bring_back(workspace_of(remote), begun, say, on_log)
     except ClusterLostError as error:
         raise _lost(begun, remote.start, error) from error
     say(
@@ -240,17 +240,17 @@ def _launched(
             raise
 
 
-def _state(place: Place, begun: JobRecord, launched: Launched, spec: Spec, say: Say) -> JobState:
+def _state(workspace: Workspace, begun: JobRecord, launched: Launched, spec: Spec, say: Say) -> JobState:
     """What the machine knows of the run; none where there is no machine, or where it was not given the task.
 
     Raises ConnectionLostError where it may have run and does not answer; ClusterLostError where it is gone.
     """
     try:
-        return jobs.state(place, begun.job).state
+        return jobs.state(workspace, begun.job).state
     except ConnectionLostError:
         if launched.exit_code != 0 and not _may_have_run(launched, Cluster(spec.cluster)):
             return JobState.NONE
-    return persistently(lambda: jobs.state(place, begun.job).state, say, place.on_lost)
+    return persistently(lambda: jobs.state(workspace, begun.job).state, say, workspace.on_lost)
 
 
 def _may_have_run(launched: Launched, at: Cluster) -> bool:
@@ -298,7 +298,7 @@ def _lost(begun: JobRecord, identity: str, error: ClusterLostError) -> RunLostEr
     return RunLostError(f"{error}: nothing of {begun.job} is left")
 
 
-def _end(spec: Spec, identity: str, place: Place, say: Say) -> StillUpError | None:
+def _end(spec: Spec, identity: str, workspace: Workspace, say: Say) -> StillUpError | None:
     """What becomes of the machine once its run is back."""
     if spec.keep:
         say(
@@ -306,7 +306,7 @@ def _end(spec: Spec, identity: str, place: Place, say: Say) -> StillUpError | No
             f"sooner: {Cluster(spec.cluster).end_command}"
         )
         return None
-    place.connection.close()  # another machine may have its name and address before a shared connection ends itself
+    workspace.connection.close()  # another machine may have its name and address before a shared connection ends itself
     try:
         _take_down(spec, say)
     except LabError as error:

@@ -52,19 +52,19 @@ def main() -> int:
         return fail(f"ERROR: (gcloud) Invalid choice: {sys.argv[1:3]!r}", 2)
     words = sys.argv[1 + len(verb.split()) :]
     flags = dict(word[2:].partition("=")[::2] for word in words if word.startswith("--"))
-    places = [word for word in words if not word.startswith("--")]
+    positional = [word for word in words if not word.startswith("--")]
     unknown = [word for word in flags if word not in FLAGS[verb].split()]
-    if unknown or any(place.startswith("-") for place in places):
+    if unknown or any(word.startswith("-") for word in positional):
         return fail(
-            f"ERROR: (gcloud.{verb.replace(' ', '.')}) unrecognized arguments: {unknown or places}", 2
+            f"ERROR: (gcloud.{verb.replace(' ', '.')}) unrecognized arguments: {unknown or positional}", 2
         )
     failure = next_failure(verb, flags)
     if failure is not None:
         time.sleep(failure.get("seconds", 0))
         if failure.get("after"):  # the operation went on although the tool failed
-            COMMANDS[verb](places, flags)
+            COMMANDS[verb](positional, flags)
         return fail(failure["message"], failure.get("exit", 1))
-    return COMMANDS[verb](places, flags)
+    return COMMANDS[verb](positional, flags)
 
 
 class State:
@@ -103,9 +103,9 @@ def show(document: object) -> int:
     return 0
 
 
-def key_of(places: list, flags: dict) -> str:
-    assert re.fullmatch(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", places[0]), places
-    return f"{flags['project']}/{flags['zone']}/{places[0]}"
+def key_of(positional: list, flags: dict) -> str:
+    assert re.fullmatch(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", positional[0]), positional
+    return f"{flags['project']}/{flags['zone']}/{positional[0]}"
 
 
 def missing(verb: str, key: str) -> int:
@@ -116,10 +116,10 @@ def missing(verb: str, key: str) -> int:
     )
 
 
-def describe(places: list, flags: dict) -> int:
+def describe(positional: list, flags: dict) -> int:
     with State() as state:
-        found = state["instances"].get(key_of(places, flags))
-    return missing("describe", key_of(places, flags)) if found is None else show(found)
+        found = state["instances"].get(key_of(positional, flags))
+    return missing("describe", key_of(positional, flags)) if found is None else show(found)
 
 
 def now() -> str:
@@ -140,8 +140,8 @@ def enter(state: dict, verb: str, key: str) -> None:
 
 
 def change(verb: str, status: str | None, stamp: str = "") -> object:
-    def carry_out(places: list, flags: dict) -> int:
-        key = key_of(places, flags)
+    def carry_out(positional: list, flags: dict) -> int:
+        key = key_of(positional, flags)
         with State() as state:
             if key not in state["instances"]:
                 return missing(verb, key)
@@ -155,8 +155,8 @@ def change(verb: str, status: str | None, stamp: str = "") -> object:
     return carry_out
 
 
-def create(places: list, flags: dict) -> int:
-    key = key_of(places, flags)
+def create(positional: list, flags: dict) -> int:
+    key = key_of(positional, flags)
     pairs = {
         name: dict(pair.split("=", 1) for pair in flags[name].split(",")) for name in ("labels", "metadata")
     }
@@ -165,7 +165,7 @@ def create(places: list, flags: dict) -> int:
         number = str(9000 + len(state["operations"]) + len(state["instances"]))
         state["instances"][key] = {
             "id": number,
-            "name": places[0],
+            "name": positional[0],
             "status": "RUNNING",
             "labels": pairs["labels"],
             "metadata": {"items": [{"key": key, "value": value} for key, value in pairs["metadata"].items()]},
@@ -179,34 +179,34 @@ def create(places: list, flags: dict) -> int:
         return show([state["instances"][key]])
 
 
-def image(places: list, flags: dict) -> int:
-    return show({"family": places[0], "name": f"{places[0]}-v1"})
+def image(positional: list, flags: dict) -> int:
+    return show({"family": positional[0], "name": f"{positional[0]}-v1"})
 
 
-def project(places: list, flags: dict) -> int:
+def project(positional: list, flags: dict) -> int:
     with State() as state:
         return show({"commonInstanceMetadata": {"items": state.get("project_metadata", [])}})
 
 
-def operations(places: list, flags: dict) -> int:
+def operations(positional: list, flags: dict) -> int:
     with State() as state:
         return show(state["operations"])
 
 
-def bucket(places: list, flags: dict) -> int:
-    return show({"name": places[0]})
+def bucket(positional: list, flags: dict) -> int:
+    return show({"name": positional[0]})
 
 
-def rsync(places: list, flags: dict) -> int:
-    source, target = places
+def rsync(positional: list, flags: dict) -> int:
+    source, target = positional
     assert source == ".", source
     shutil.copytree(source, FOLDER / "buckets" / target.removeprefix("gs://"))
     return 0
 
 
-def ssh(places: list, flags: dict) -> int:
+def ssh(positional: list, flags: dict) -> int:
     """As the real one builds it: without --strict-host-key-checking it would take the first key that it sees."""
-    key = key_of(places, flags)
+    key = key_of(positional, flags)
     with State() as state:
         known, settings = state["instances"].get(key), state["ssh"]
         if known is None:
@@ -247,7 +247,9 @@ def ssh(places: list, flags: dict) -> int:
     host = "127.0.0.1"
     if "tunnel-through-iap" in flags:
         at = f"--project={flags['project']} --zone={flags['zone']}"
-        tunnel = f"python3 /opt/google-cloud-sdk/lib/gcloud.py compute start-iap-tunnel '{places[0]}' '%p'"
+        tunnel = (
+            f"python3 /opt/google-cloud-sdk/lib/gcloud.py compute start-iap-tunnel '{positional[0]}' '%p'"
+        )
         words += [
             "-o",
             f"ProxyCommand {tunnel} --listen-on-stdin {at} --verbosity=warning",
@@ -268,7 +270,7 @@ def ssh(places: list, flags: dict) -> int:
     return code
 
 
-def tunnel(places: list, flags: dict) -> int:
+def tunnel(positional: list, flags: dict) -> int:
     with State() as state:
         port = state["ssh"]["port"]
     with socket.create_connection(("127.0.0.1", port)) as connection:

@@ -138,7 +138,7 @@ def test_attach_leaves_their_machine_running_and_without_our_limits(lab: Lab) ->
     assert lab.outcomes == [StartOutcome.STOPPED]
     [known] = record.records()
     assert known.cloud is not None
-    watch = watchdog.report(lease.resume(known.cloud, lab.remote()).place)
+    watch = watchdog.report(lease.resume(known.cloud, lab.remote()).workspace)
     assert watch is not None
     assert (watch.idle_s, watch.budget_s) == (0, 0)
 

@@ -247,12 +247,12 @@ def test_a_run_is_ended_before_its_machine(cloud: Cloud) -> None:
     assert begun.cloud is not None
     from cudadent42.remote.core.hosts import get
 
-    place = lease.resume(begun.cloud, get(begun.remote)).place
+    workspace = lease.resume(begun.cloud, get(begun.remote)).workspace
     (cloud.server.folder / "home/cudadent42-remote/tree").mkdir(parents=True)
-    jobs.start(place, begun.job, "cpu", ())
+    jobs.start(workspace, begun.job, "cpu", ())
     (done,) = stop_all(look().started, print)
     assert (done.ended, done.what) == (True, "stopped")
-    assert jobs.state(place, begun.job).state is JobState.DONE
+    assert jobs.state(workspace, begun.job).state is JobState.DONE
 
 
 def test_what_a_fresh_one_measured_is_brought_back_before_it_is_deleted(cloud: Cloud, tmp_path: Path) -> None:
@@ -261,9 +261,9 @@ def test_what_a_fresh_one_measured_is_brought_back_before_it_is_deleted(cloud: C
     assert begun.cloud is not None
     from cudadent42.remote.core.hosts import get
 
-    place = lease.resume(begun.cloud, get(begun.remote)).place
+    workspace = lease.resume(begun.cloud, get(begun.remote)).workspace
     (cloud.server.folder / "home/cudadent42-remote/tree").mkdir(parents=True)
-    jobs.start(place, begun.job, "cpu", ())
+    jobs.start(workspace, begun.job, "cpu", ())
     samples = cloud.server.folder / "home/cudadent42-remote/jobs" / begun.job / "run/samples.csv"
     for _ in range(600):
         if samples.exists():

@@ -41,7 +41,7 @@ def left_stopped(lab: Lab, after: str = "stop") -> JobRecord:
         lab.run(lab.remote(after, PAUSE="0.3"), interrupt)
     begun = record.find(None)
     assert begun.cloud is not None
-    jobs.stop(lease.resume(begun.cloud, record.remote_of(begun)).place, begun.job)
+    jobs.stop(lease.resume(begun.cloud, record.remote_of(begun)).workspace, begun.job)
     machine.stop(MACHINE)
     return begun
 
@@ -107,7 +107,7 @@ def test_one_that_somebody_started_while_it_was_asked_about_is_theirs(lab: Lab) 
 def test_an_interrupt_before_the_stop_says_what_runs(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.cloud.add()
 
-    def interrupted(place: object) -> list[str]:
+    def interrupted(workspace: object) -> list[str]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(lease, "_running", interrupted)
@@ -159,9 +159,9 @@ def test_a_run_that_its_machine_does_not_know_is_waited_for_no_longer(lab: Lab) 
         lab.run(lab.remote(), interrupt)
     begun = record.find(None)
     assert begun.cloud is not None
-    place = lease.resume(begun.cloud, record.remote_of(begun)).place
-    jobs.stop(place, begun.job)
-    jobs.forget(place, begun.job)
+    workspace = lease.resume(begun.cloud, record.remote_of(begun)).workspace
+    jobs.stop(workspace, begun.job)
+    jobs.forget(workspace, begun.job)
     with pytest.raises(LabError, match="knows no run"):
         lab.attach()
     assert lab.cloud.status() == "TERMINATED"

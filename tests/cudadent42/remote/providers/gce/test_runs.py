@@ -243,7 +243,7 @@ def test_one_with_a_run_that_was_not_brought_back_is_left_alone(lab: Lab) -> Non
     waiting = record.records()[0]
     assert waiting.cloud is not None
     # Here, all instances are the same machine, which runs one at a time.
-    jobs.stop(lease.resume(waiting.cloud, hosts.get(waiting.remote)).place, waiting.job)
+    jobs.stop(lease.resume(waiting.cloud, hosts.get(waiting.remote)).workspace, waiting.job)
     lab.run(lab.fresh())
     assert lab.cloud.names() == [first]
     assert f"gce://{first} is left to {waiting.job}, which was not brought back yet" in lab.said
@@ -271,7 +271,7 @@ def test_what_may_still_come_to_be_stays_on_record(
 
 def test_a_driver_is_waited_for_and_missed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "DRIVER_S", 0.0)
-    monkeypatch.setattr(jobs, "architectures", lambda place: ())
+    monkeypatch.setattr(jobs, "architectures", lambda workspace: ())
     with pytest.raises(LabError, match="no NVIDIA driver answers"):
         lab.run(lab.fresh(machine_type="g2-standard-8"), device="cuda")
     assert lab.cloud.names() == []

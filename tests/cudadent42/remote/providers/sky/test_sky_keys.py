@@ -24,7 +24,7 @@ from cudadent42.remote.core import job as jobs
 from cudadent42.remote.core.address import SshAddress
 from cudadent42.remote.core.job import JobState
 from cudadent42.remote.core.machines import survey
-from cudadent42.remote.core.run import Returned, place_of
+from cudadent42.remote.core.run import Returned, workspace_of
 from cudadent42.remote.core.ssh import HostKeyError, connect
 from cudadent42.remote.core.stopping import stop_all
 from cudadent42.remote.providers.sky import keys
@@ -45,7 +45,7 @@ def another_answers(server: Server, keys: Path) -> Iterator[Callable[[], None]]:
         server.process.terminate()
         server.process.wait()
         server.cut()
-        for control in Path(place_of(hosts.get("c42-l4")).connection.control).iterdir():
+        for control in Path(workspace_of(hosts.get("c42-l4")).connection.control).iterdir():
             control.unlink()  # a shared connection is to the machine before
         config = server.folder / "sshd_config"
         config.write_text(config.read_text().replace(f"{keys}/host\n", f"{keys}/stranger\n"))
@@ -97,9 +97,9 @@ def test_a_changed_key_is_refused_in_every_command(
     # What the message says to type lets it in.
     before = keys.known_hosts().read_text()
     subprocess.run(shlex.split(forget), check=True, capture_output=True)
-    place = place_of(hosts.get(SPEC.cluster))
-    assert jobs.state(place, job).state is JobState.DONE
-    place.connection.close()
+    workspace = workspace_of(hosts.get(SPEC.cluster))
+    assert jobs.state(workspace, job).state is JobState.DONE
+    workspace.connection.close()
     keys.known_hosts().write_text(before)
     (found,) = survey(rates.load(), datetime.now(timezone.utc)).started
     (stopped,) = stop_all((found,), print)
@@ -114,7 +114,7 @@ def test_a_run_is_on_the_machine_of_its_start_whatever_its_remote_is_now(cloud: 
     hosts.save(hosts.Remote(SPEC.cluster, SshAddress("another.example.org")))
     assert record.remote_of(begun) == before
     hosts.remove(SPEC.cluster)
-    argv = place_of(record.remote_of(begun)).connection.argv()
+    argv = workspace_of(record.remote_of(begun)).connection.argv()
     assert f"HostKeyAlias=cudadent42-{only_start().id}" in argv
 
 
@@ -152,7 +152,7 @@ def test_the_alias_holds_otherwise_and_no_configuration_switches_the_check_off(
         + "  ProxyCommand through %h %p\n  User somebody\n  NoHostAuthenticationForLocalhost yes\n"
         + "  CheckHostIP yes\n  VerifyHostKeyDNS yes\n"
     )
-    argv = place_of(hosts.get(SPEC.cluster)).connection.argv()
+    argv = workspace_of(hosts.get(SPEC.cluster)).connection.argv()
     told = subprocess.run([*argv[:-2], "-G", *argv[-2:]], capture_output=True, text=True, check=True).stdout
     start = only_start().id
     assert {

@@ -16,9 +16,9 @@ from cudadent42.remote.core import hosts, record, run
 from cudadent42.remote.core import job as jobs
 from cudadent42.remote.core.address import parse
 from cudadent42.remote.core.hosts import Remote
-from cudadent42.remote.core.job import Place, State
+from cudadent42.remote.core.job import State, Workspace
 from cudadent42.remote.core.record import JobRecord
-from cudadent42.remote.core.run import Returned, RunLostError, place_of
+from cudadent42.remote.core.run import Returned, RunLostError, workspace_of
 from cudadent42.remote.core.ssh import ConnectionLostError
 from cudadent42.remote.providers.sky import cluster
 from cudadent42.remote.providers.sky import run as sky
@@ -140,11 +140,11 @@ def test_a_machine_that_ran_and_does_not_answer_at_once_is_not_taken_down(
     """What it measured would be gone with it."""
     state, asked = jobs.state, []
 
-    def at_the_second_time(place: Place, job: str) -> State:
+    def at_the_second_time(workspace: Workspace, job: str) -> State:
         asked.append(job)
         if len(asked) == 1:
             raise ConnectionLostError("the network is away")
-        return state(place, job)
+        return state(workspace, job)
 
     monkeypatch.setattr(jobs, "state", at_the_second_time)
     assert cloud.run().exit_code == 0
@@ -155,7 +155,7 @@ def test_a_machine_that_ran_and_does_not_answer_at_once_is_not_taken_down(
 def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     """No machine answers, and nobody waits for that."""
 
-    def lost(place: Place, job: str) -> State:
+    def lost(workspace: Workspace, job: str) -> State:
         raise ConnectionLostError("the network is away")
 
     monkeypatch.setattr(jobs, "state", lost)
@@ -331,8 +331,8 @@ def test_what_is_not_brought_back_can_be_attached_to(cloud: Sky, monkeypatch: py
     with pytest.raises(KeyboardInterrupt):
         cloud.run()
     assert [call[0] for call in cloud.calls()] == ["launch"]  # what was measured is still there
-    place = place_of(hosts.get(SPEC.cluster))
-    returned = real(place, record.find(None), cloud.said.append, lambda chunk: None)
+    workspace = workspace_of(hosts.get(SPEC.cluster))
+    returned = real(workspace, record.find(None), cloud.said.append, lambda chunk: None)
     assert returned.output == "the result\n"
 
 

@@ -1,0 +1,52 @@
+"""Names say what they hold: a job, an estimate, a machine, and not how it was come by."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).parents[1] / "src"
+VAGUE = {"found", "known", "place", "places", "thing", "stuff"}
+"""Each was bound in up to two hundred functions, for anything at all."""
+
+
+def bound_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Every variable, parameter, field and name of an import that the module binds, with its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, node.lineno
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            yield node.name, node.lineno
+        elif isinstance(node, ast.alias) and node.asname:
+            yield node.asname, node.lineno
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("found = 1", ["found"]),
+        ("def f(known, *, place=2): pass", ["known", "place"]),
+        ("[x for found in y]", ["found"]),
+        ("with a as found: pass", ["found"]),
+        ("if found := f(): pass", ["found"]),
+        ("import a as found", ["found"]),
+        ("try: pass\nexcept E as found: pass", ["found"]),
+        ("a.found", []),
+        ("print(found)", []),
+    ],
+)
+def test_every_way_to_bind_a_name_is_seen(source: str, names: list[str]) -> None:
+    assert [name for name, _ in bound_names(ast.parse(source)) if name in VAGUE] == names
+
+
+def test_no_name_hides_what_it_holds() -> None:
+    vague = [
+        f"{path.relative_to(SOURCES)}:{line}: {name}"
+        for path in sorted(SOURCES.rglob("*.py"))
+        for name, line in bound_names(ast.parse(path.read_text(encoding="utf-8")))
+        if name in VAGUE
+    ]
+    assert not vague, "name the thing (machine, job, estimate, plan):\n" + "\n".join(vague)
