@@ -130,12 +130,14 @@ def _build_cuda(
             return BuildFailure(kernel.label, kernel.architecture, str(error), error.log)
 
     # NVRTC compiles in threads of its caller and without Python's lock.
-    wanted = []
+    each: list[CudaKernel] = []
     for operation in _operations(cases):
         operation_definition = definition(operation)
         kernels = operation_definition.cuda_kernels(architectures)
         own = [case for case in cases if case.operation == operation]
-        wanted += operation_definition.needed(kernels, own) if own else kernels
+        each += operation_definition.needed(kernels, own) if own else kernels
+    # Operations share kernels: gradients need the forward pass too.
+    wanted = list({(kernel.label, kernel.architecture): kernel for kernel in each}.values())
     built = []
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         for kernel, result in zip(wanted, pool.map(attempt, wanted), strict=True):

@@ -16,13 +16,17 @@ from flashmoe_science.jit.records import KernelBuild
 def kernels(architectures: Iterable[str]) -> list[CudaKernel]:
     """Every kernel and configuration that a call could take on these (``sm_90``, ``sm_90a``)."""
     names = list(architectures)
-    return attention_kernels(names) + moe_kernels(names)
+    return attention_kernels(names) + attention_gradient_kernels(names) + moe_kernels(names)
 
 
 def attention_kernels(architectures: Iterable[str]) -> list[CudaKernel]:
-    """Those of attention, forward and backward."""
-    names = list(architectures)
-    return _kernels(attention.kernels, names) + _kernels(attention.gradients.kernels, names)
+    """Those of attention's forward pass."""
+    return _kernels(attention.kernels, architectures)
+
+
+def attention_gradient_kernels(architectures: Iterable[str]) -> list[CudaKernel]:
+    """Those of attention's backward pass."""
+    return _kernels(attention.gradients.kernels, architectures)
 
 
 def moe_kernels(architectures: Iterable[str]) -> list[CudaKernel]:

@@ -9,6 +9,8 @@ from cudadent42.base.errors import MachineNotReadyError, UsageError
 from cudadent42.commands.tables import build_line, build_tables, recipe_lines
 from cudadent42.operations.attention import OPERATION
 from cudadent42.operations.attention.case import AttentionCase
+from cudadent42.operations.attention_backward import OPERATION as GRADIENTS
+from cudadent42.operations.attention_backward.case import AttentionBackwardCase
 from cudadent42.plan import Choices, make_plan
 from cudadent42.preflight.toolchain import nvrtc_version
 from cudadent42.registry import registry
@@ -40,11 +42,7 @@ def test_the_cpu_kernel_is_built_with_its_recipe() -> None:
 
 
 def test_only_what_the_cases_can_lead_to_is_built() -> None:
-    kernels = [
-        kernel
-        for kernel in OPERATION.cuda_kernels(["sm_80"])
-        if not kernel.function.startswith("attention_backward")  # another operation's
-    ]
+    kernels = OPERATION.cuda_kernels(["sm_80"])
     case = AttentionCase("c", "bf16", 1, 1, 1, 64, 64, 72)
     found = OPERATION.needed(kernels, [case])
     assert {kernel.function for kernel in found} == {kernel.function for kernel in kernels}
@@ -54,6 +52,20 @@ def test_only_what_the_cases_can_lead_to_is_built() -> None:
         kept = {kernel.macros["HEAD_DIM"] for kernel in found if kernel.function == function}
         assert kept == {min(size for size in sizes if size >= 72)}
     assert OPERATION.needed(kernels, [replace(case, dtype="fp32"), replace(case, head_dim=512)]) == []
+
+
+def test_kernels_of_gradients_belong_to_the_operations_that_compute_them() -> None:
+    forward = {kernel.function for kernel in OPERATION.cuda_kernels(["sm_80", "sm_90"])}
+    assert forward == {"attention_small", "attention_hopper", "attention_portable"}
+    both = GRADIENTS.cuda_kernels(["sm_80"])
+    case = AttentionBackwardCase("c", "bf16", 1, 1, 1, 64, 64, 72)
+    needed = GRADIENTS.needed(both, [case])
+    assert {kernel.function for kernel in needed} == {kernel.function for kernel in both} > {
+        "attention_portable",
+        "attention_backward_statistics",
+    }
+    assert {kernel.macros.get("HEAD_DIM", 96) for kernel in needed} == {80, 96, 128}
+    assert GRADIENTS.needed(both, [replace(case, head_dim=512)]) == []
 
 
 def test_nothing_is_built_for_a_race_without_our_kernels() -> None:

@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 
 _ELEMENT_BF16 = {"bf16": 1, "fp16": 0}
 """The CUDA kernels' macro for the dtypes that they take."""
-_FUNCTIONS = "attention_"
-"""How the names of attention's CUDA kernels begin; the library has those of other operations too."""
-_GRADIENTS = "attention_backward"
-"""How those of its gradients begin, which no forward call leads to."""
 
 
 def _parse_case(table: Table, name: str, dtype: str) -> AttentionCase:
@@ -110,25 +106,26 @@ def _cuda_kernels(architectures: Sequence[str]) -> list[CudaKernel]:
 
 
 def _needed(kernels: Sequence[CudaKernel], cases: Sequence[AttentionCase]) -> list[CudaKernel]:
-    """Attention's, of a case's dtype and of the smallest compiled head dim that holds it, per kernel."""
-    own = [
-        kernel
-        for kernel in kernels
-        if kernel.function.startswith(_FUNCTIONS) and not kernel.function.startswith(_GRADIENTS)
-    ]
+    """Of a case's dtype and, per kernel, of the smallest compiled head dim that holds it."""
+    # A kernel that was compiled for no head dim takes all that others do.
+    largest = max((kernel.macros.get("HEAD_DIM", 0) for kernel in kernels), default=0)
+
+    def head_dim(kernel: CudaKernel) -> int:
+        return kernel.macros.get("HEAD_DIM", largest)
+
     compiled: dict[str, set[int]] = {}
-    for kernel in own:
-        compiled.setdefault(kernel.function, set()).add(kernel.macros["HEAD_DIM"])
-    signatures = set()
+    for kernel in kernels:
+        compiled.setdefault(kernel.function, set()).add(head_dim(kernel))
+    taken = set()
     for case in cases:
         for function, head_dims in compiled.items():
             fitting = [size for size in head_dims if size >= case.head_dim]
             if fitting and case.dtype in _ELEMENT_BF16:
-                signatures.add((function, min(fitting), _ELEMENT_BF16[case.dtype]))
+                taken.add((function, min(fitting), _ELEMENT_BF16[case.dtype]))
     return [
         kernel
-        for kernel in own
-        if (kernel.function, kernel.macros["HEAD_DIM"], kernel.macros["ELEMENT_BF16"]) in signatures
+        for kernel in kernels
+        if (kernel.function, head_dim(kernel), kernel.macros["ELEMENT_BF16"]) in taken
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,8 +15,16 @@ from cudadent42.operations.interface import Definition, Numerics
 if TYPE_CHECKING:
     from cudadent42.model.implementations import Implementation, Prepare
     from cudadent42.operations.attention_backward.inputs import BackwardInputs
+    from flashmoe_science.jit.nvrtc import CudaKernel
 
 CaseT = TypeVar("CaseT", bound=AttentionBackwardCase)
+
+
+def _cuda_kernels(architectures: Sequence[str]) -> list[CudaKernel]:
+    """Of both passes: gradients are those of a result that the forward pass gave."""
+    from flashmoe_science.cuda.build import attention_gradient_kernels
+
+    return [*FORWARD.cuda_kernels(architectures), *attention_gradient_kernels(architectures)]
 
 
 def definition(case_type: type[CaseT]) -> Definition[CaseT, BackwardInputs]:
@@ -56,7 +64,7 @@ def definition(case_type: type[CaseT]) -> Definition[CaseT, BackwardInputs]:
         numerics=numerics,
         differentiates=True,
         cpu_kernels=("attention_backward", *FORWARD.cpu_kernels),
-        cuda_kernels=FORWARD.cuda_kernels,
+        cuda_kernels=_cuda_kernels,
         needed=FORWARD.needed,
     )
 
