@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,12 +26,20 @@ from cudadent42.runs.source import Revision
 if find_spec("sqlalchemy") is None:  # tests/cudadent42/test_ledger_absent.py has what must work then
     collect_ignore_glob = ["test_*.py"]
 
+sys.path.insert(0, str(Path(__file__).parent))  # for the module that tests here share
+
 CASES = tuple(AttentionCase("tiny", dtype, 2, 4, 2, 32, 48, 64) for dtype in ("fp16", "bf16"))
 
 
 @pytest.fixture
 def make_run() -> Callable[..., Path]:
     return _make_run
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Where the ledger is."""
+    return tmp_path / "state" / "ledger.sqlite"
 
 
 def _make_run(

@@ -60,10 +60,14 @@ def test_kernels_of_gradients_belong_to_the_operations_that_compute_them() -> No
     both = GRADIENTS.cuda_kernels(["sm_80"])
     case = AttentionBackwardCase("c", "bf16", 1, 1, 1, 64, 64, 72)
     needed = GRADIENTS.needed(both, [case])
-    assert {kernel.function for kernel in needed} == {kernel.function for kernel in both} > {
-        "attention_portable",
-        "attention_backward_statistics",
-    }
+    assert (
+        {kernel.function for kernel in needed}
+        == {kernel.function for kernel in both}
+        > {
+            "attention_portable",
+            "attention_backward_statistics",
+        }
+    )
     assert {kernel.macros.get("HEAD_DIM", 96) for kernel in needed} == {80, 96, 128}
     assert GRADIENTS.needed(both, [replace(case, head_dim=512)]) == []
 
