@@ -102,8 +102,8 @@ def main() -> None:
 def read(path: Path) -> dict[str, Any]:
     """What an earlier call recorded, which this one adds to."""
     if path.exists():
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found
+        parsed: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return parsed
     return {"blocks": BLOCKS, **provenance("cpu"), "summary": {}, "rows": []}
 
 

@@ -19,7 +19,7 @@ from flashmoe_science.cuda.choice import Choice
 
 
 def choices(seqlen: int, head_dim: int, causal: bool) -> dict[str, Choice]:
-    found = {
+    by_case = {
         f"hopper {tile.block_m}x{tile.block_n}": Choice(KernelKind.HOPPER, tile)
         for tile in hopper_configs.all_configurations()
         if tile.head_dim == hopper_configs.compiled_head_dim(head_dim) and tile.causal == causal
@@ -28,8 +28,8 @@ def choices(seqlen: int, head_dim: int, causal: bool) -> dict[str, Choice]:
         portable_configs.tall("sm_90", head_dim, causal, seqlen),
         portable_configs.short("sm_90", head_dim),
     ):
-        found[f"portable {tile.block_m}x{tile.block_n}"] = Choice(KernelKind.PORTABLE, tile)
-    return found
+        by_case[f"portable {tile.block_m}x{tile.block_n}"] = Choice(KernelKind.PORTABLE, tile)
+    return by_case
 
 
 def main() -> None:

@@ -87,25 +87,25 @@ GRIDS = (66, 120, 132, 264)
 
 
 def configurations(shape: Shape) -> list[SmallConfiguration]:
-    found = [
+    candidates = [
         SmallConfiguration(shape.head_dim, True, 1, warps, tiles, cluster, dependent=True)
         for warps, tiles in SPLITS
         for cluster in CLUSTERS
     ]
     blocks = shape.batch * shape.kv_heads
-    enough = [one for one in found if 32 <= blocks * one.cluster <= 1056 or one.cluster == 1]
+    enough = [one for one in candidates if 32 <= blocks * one.cluster <= 1056 or one.cluster == 1]
     return [one for one in enough if one.warps * one.cluster * KEY_TILE <= shape.seqlen_k]
 
 
 def for_rows(shape: Shape) -> list[SmallConfiguration]:
     """Clusters and splits in the shape of block that so many rows take."""
     rows = shape.seqlen_q * shape.heads // shape.kv_heads
-    found = []
+    candidates = []
     for cluster in CLUSTERS:
         one = stream("sm_90", shape.head_dim, rows, cluster)
         if cluster * one.warps * KEY_TILE > shape.seqlen_k:
             continue
-        found.append(one)
+        candidates.append(one)
         if cluster not in SPLIT_CLUSTERS:
             continue
         sets = -(-rows // one.rows) * shape.batch * shape.kv_heads
@@ -114,14 +114,14 @@ def for_rows(shape: Shape) -> list[SmallConfiguration]:
             count = min(blocks // (sets * cluster), most)
             split = dataclasses.replace(one, splits=count)
             if count >= 2 and small.arrival_counters(shape.problem(), split) <= MOST_ARRIVALS:
-                found.append(split)
-    return list(dict.fromkeys(found))
+                candidates.append(split)
+    return list(dict.fromkeys(candidates))
 
 
 def splits(shape: Shape) -> list[SmallConfiguration]:
     """As many splits as the grids have room for."""
     row_tiles = -(-shape.seqlen_q * shape.heads // shape.kv_heads // 8)
-    found = []
+    candidates = []
     for (warps, tiles, cluster), blocks in itertools.product(SPLIT_BLOCKS, GRIDS):
         sets, most = shape.batch * shape.kv_heads, shape.seqlen_k // (cluster * warps * KEY_TILE)
         count = min(blocks // (sets * cluster), most)
@@ -132,8 +132,8 @@ def splits(shape: Shape) -> list[SmallConfiguration]:
             and (cluster < 4 or sets <= 4)
             and small.arrival_counters(shape.problem(), one) <= MOST_ARRIVALS
         ):
-            found.append(one)
-    return list(dict.fromkeys(found))
+            candidates.append(one)
+    return list(dict.fromkeys(candidates))
 
 
 def main() -> None:
@@ -151,13 +151,15 @@ def main() -> None:
         shapes, candidates_of = SHAPES, configurations
     asked = {shape: [] if chosen.product else candidates_of(shape) for shape in shapes}
     every = {
-        dataclasses.replace(one, splits=min(2, one.splits)): None for found in asked.values() for one in found
+        dataclasses.replace(one, splits=min(2, one.splits)): None
+        for wanted in asked.values()
+        for one in wanted
     }
     with ThreadPoolExecutor() as pool:
         built = dict(zip(every, pool.map(builds, every), strict=True))
     rows = []
-    for shape, found in asked.items():
-        candidates = [one for one in found if built[dataclasses.replace(one, splits=min(2, one.splits))]]
+    for shape, wanted in asked.items():
+        candidates = [one for one in wanted if built[dataclasses.replace(one, splits=min(2, one.splits))]]
         rows.append(row(shape, candidates, chosen.rounds))
         best = sorted(rows[-1]["us"].items(), key=lambda item: item[1])
         print(shape, {label: round(us, 2) for label, us in best}, flush=True)

@@ -289,19 +289,19 @@ def known_macros() -> set[str]:
 
 
 def variants_of(head_dim: int, causal: int, extra: dict[str, list[dict]]) -> list[Variant]:
-    found = []
-    known = known_macros()
+    variants = []
+    macro_names = known_macros()
     for macros in extra[f"{head_dim}{'c' if causal else 'f'}"]:
         macros = dict(macros)
         options = {key: macros.pop(key) for key in ("l2", "section_full") if key in macros}
-        if unknown := sorted(macros.keys() - known):
+        if unknown := sorted(macros.keys() - macro_names):
             raise SystemExit(f"the Hopper kernel has no macro {', '.join(unknown)}; correct --variants")
         full = {**BASE, "HEAD_DIM": head_dim, "CAUSAL": causal, **macros}
         label = "x".join(str(x) for x in (64 * full["CONSUMERS"], full["BLOCK_N"])) + "".join(
             f" {k}={x}" for k, x in {**macros, **options}.items() if k not in ("CONSUMERS", "BLOCK_N")
         )
-        found.append(Variant(label, full, options=options))
-    return found
+        variants.append(Variant(label, full, options=options))
+    return variants
 
 
 def main() -> int:

@@ -96,7 +96,7 @@ def race(runs: dict[str, Run], milliseconds: float) -> dict[str, float]:
     for _ in range(5):
         for name, graph in graphs.items():
             times[name].append(replay(graph, repeats[name]))
-    return {name: statistics.median(found) for name, found in times.items()}
+    return {name: statistics.median(measured) for name, measured in times.items()}
 
 
 def breakdown(run: Run) -> dict[str, float]:
@@ -147,11 +147,11 @@ def shared_steps(problem: MoeProblem, tensors: tuple[torch.Tensor, ...]) -> dict
 
 def variants(problem: MoeProblem, names: list[str]) -> dict[str, Choice]:
     chosen = select(problem, device_of(0))
-    found = {f"ours {chosen.kernel.value}": chosen}
+    by_name = {f"ours {chosen.kernel.value}": chosen}
     for name in names:
         tile = moe_hopper.MoeHopperConfiguration(*map(int, name.split(",")))
-        found[f"hopper {name}"] = Choice(MoeKind.HOPPER, tile)
-    return found
+        by_name[f"hopper {name}"] = Choice(MoeKind.HOPPER, tile)
+    return by_name
 
 
 def run_case(case: str, arguments: argparse.Namespace) -> dict[str, object]:
@@ -227,8 +227,8 @@ def main() -> None:
         results.append(run_case(case, arguments))
         torch.cuda.empty_cache()
         if arguments.output:
-            found = {"device": torch.cuda.get_device_name(), "results": results}
-            arguments.output.write_text(json.dumps(found, indent=1))
+            document = {"device": torch.cuda.get_device_name(), "results": results}
+            arguments.output.write_text(json.dumps(document, indent=1))
 
 
 if __name__ == "__main__":

@@ -307,12 +307,12 @@ def main() -> None:
     cases = [c for c in CASES if not arguments.case or any(c.name.startswith(n) for n in arguments.case)]
     make_context_current(0)
     build(cases, device_of(0).architecture)
-    found = []
+    results = []
     for case in cases:
-        found += run(case, arguments.products)
+        results += run(case, arguments.products)
         torch.cuda.empty_cache()
         if arguments.output:
-            arguments.output.write_text(json.dumps(found, indent=1))
+            arguments.output.write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

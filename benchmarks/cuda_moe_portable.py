@@ -157,9 +157,9 @@ class Operands:
             if self.up:
                 gate, up = exact[:, : self.columns], exact[:, self.columns :]
                 exact = torch.nn.functional.silu(gate) * up
-            found = self.output[begin:end] if self.up else self.output[slots]
+            actual = self.output[begin:end] if self.up else self.output[slots]
             if end > begin:
-                worst = max(worst, ((found.double() - exact).abs().max() / exact.abs().max()).item())
+                worst = max(worst, ((actual.double() - exact).abs().max() / exact.abs().max()).item())
         return worst
 
 
@@ -179,7 +179,7 @@ def median_ms(calls: dict[str, Callable[[], object]], launches: int) -> dict[str
             stop.record()
             stop.synchronize()
             times[name].append(start.elapsed_time(stop) / launches)
-    return {name: statistics.median(found) for name, found in times.items()}
+    return {name: statistics.median(measured) for name, measured in times.items()}
 
 
 def compile_all(architecture: str) -> set[ProductTile]:
@@ -295,9 +295,9 @@ def topk_times() -> dict[str, dict[str, float]]:
                 for _ in range(20):
                     call()
             graphs[name] = graph.replay
-        found = median_ms(graphs, 3)
+        medians = median_ms(graphs, 3)
         results[f"{tokens} tokens, {experts} experts, k {k}"] = {
-            name: ms * 1000 / 20 for name, ms in found.items()
+            name: ms * 1000 / 20 for name, ms in medians.items()
         }
     return results
 
@@ -320,18 +320,18 @@ def main() -> None:
     for case in CASES:
         routing = Routing(case)
         for product in Product:
-            found = race(case, product, [tile for tile in TILES if tile in fine], routing)
-            results["products"].append(found)
+            timed = race(case, product, [tile for tile in TILES if tile in fine], routing)
+            results["products"].append(timed)
             print(f"\n{case.name} {product.value}, TFLOP/s (ms), error")
-            for name, rate in sorted(found["tflops"].items(), key=lambda item: -item[1]):
-                error = found["error"].get(name, 0.0)
-                print(f"  {rate:4.0f} ({found['ms'][name]:.3f}) {error:.1e} {name}")
+            for name, rate in sorted(timed["tflops"].items(), key=lambda item: -item[1]):
+                error = timed["error"].get(name, 0.0)
+                print(f"  {rate:4.0f} ({timed['ms'][name]:.3f}) {error:.1e} {name}")
             print(f"  {time.perf_counter() - began:.0f} s", flush=True)
             if arguments.output is not None:
                 arguments.output.write_text(json.dumps(results, indent=1))
     results["layer_us"] = [layer_times(case) for case in CASES]
-    for found in results["layer_us"]:
-        print(", ".join(f"{name} {value}" for name, value in found.items()))
+    for timed in results["layer_us"]:
+        print(", ".join(f"{name} {value}" for name, value in timed.items()))
     results["topk_us"] = topk_times()
     for name, times in results["topk_us"].items():
         print(name, ", ".join(f"{what} {us:.2f} us" for what, us in times.items()))

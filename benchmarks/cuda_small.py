@@ -148,14 +148,14 @@ BORDER = [
 def configurations(shape: Shape, texts: str) -> list[SmallConfiguration]:
     """Written as row tiles, warps, key tiles, cluster."""
     compiled = next(d for d in HEAD_DIMS if d >= shape.head_dim)
-    found = []
+    candidates = []
     for text in texts.split(","):
         row_tiles, warps, key_tiles, cluster = map(int, text.split())
         several = SmallConfiguration(
             compiled, compiled != shape.head_dim, row_tiles, warps, key_tiles, cluster, dependent=True
         )
-        found.append(dataclasses.replace(several, single_pass=several.keys_per_pass >= shape.seqlen_k))
-    return found
+        candidates.append(dataclasses.replace(several, single_pass=several.keys_per_pass >= shape.seqlen_k))
+    return candidates
 
 
 def name(configuration: SmallConfiguration) -> str:
@@ -289,14 +289,14 @@ ABLATIONS = {
 def alternatives(shape: Shape) -> dict[str, Choice]:
     """What each kernel would do with a shape, the small one also if its rule declines."""
     problem, device = shape.problem(), device_of(0)
-    found = {}
+    by_name = {}
     for kind in KernelKind:
         choice = module(kind).choose(problem, device)
         if choice is not None:
-            found[kind.value] = choice
-    if "small" not in found:
-        found["small (declined)"] = Choice(KernelKind.SMALL, small.configuration_for(problem, device))
-    return found
+            by_name[kind.value] = choice
+    if "small" not in by_name:
+        by_name["small (declined)"] = Choice(KernelKind.SMALL, small.configuration_for(problem, device))
+    return by_name
 
 
 def compile_all(choices: list[Choice], ablations: list[CudaKernel], architecture: str) -> float:

@@ -78,7 +78,7 @@ def share(shape: Shape) -> float:
 def held_out() -> list[Shape]:
     """Shapes from which no rule was made."""
     lengths = (200, 300, 450, 600, 700, 900, 1200, 1800)
-    found = [
+    shapes = [
         square(batch, heads, length, head_dim, causal)
         for head_dim in (64, 96, 128, 256)
         for batch, heads in ((1, 1), (1, 2), (1, 5), (2, 2), (1, 10), (3, 4), (2, 12))
@@ -91,7 +91,7 @@ def held_out() -> list[Shape]:
         for rows in (24, 100, 200)
         for keys in (400, 1000, 2500)
     ]
-    return [shape for shape in found + grouped if SWEPT[0] <= share(shape) <= SWEPT[1]]
+    return [shape for shape in shapes + grouped if SWEPT[0] <= share(shape) <= SWEPT[1]]
 
 
 def held_out_again() -> list[Shape]:
@@ -112,9 +112,9 @@ def choices_of(shape: Shape) -> dict[str, Choice]:
     wanted = [small.configuration_for(problem, H200)]
     one = stream("sm_90", shape.head_dim, rows, 1)
     for cluster in CLUSTERS:
-        found = stream("sm_90", shape.head_dim, rows, cluster)
-        if cluster == 1 or (cluster // 2) * found.warps * KEY_TILE < shape.seqlen_k:
-            wanted.append(found)
+        streamed = stream("sm_90", shape.head_dim, rows, cluster)
+        if cluster == 1 or (cluster // 2) * streamed.warps * KEY_TILE < shape.seqlen_k:
+            wanted.append(streamed)
     if one.warps == 8:
         wanted += [dataclasses.replace(one, warps=4, cluster=cluster) for cluster in (1, 2, 4)]
     held = [
@@ -197,7 +197,7 @@ def right(shape: Shape, tensors: Any, calls: dict[str, Call]) -> tuple[dict[str,
 
 def clusters_at_once(choices: Iterable[Choice]) -> dict[str, int]:
     """How many clusters of each kernel the driver says that the GPU holds."""
-    found = {}
+    counts = {}
     for choice in choices:
         if choice.kernel is not KernelKind.SMALL:
             continue
@@ -211,11 +211,11 @@ def clusters_at_once(choices: Iterable[Choice]) -> dict[str, int]:
             driver.CUfunction(function.value), kernel.threads_per_block, 0
         )
         key = f"D{choice.configuration.head_dim} {label(choice)}"
-        found[key] = [
+        counts[key] = [
             int(count) if int(status) == 0 else None,
             int(per_multiprocessor) if int(blocks) == 0 else None,
         ]
-    return found
+    return counts
 
 
 def as_record(choice: Choice) -> dict[str, Any]:

@@ -91,11 +91,11 @@ def main() -> int:
                 raise UsageError(f"--only: unknown part {part!r}; known are {', '.join(parts)}")
         if "control" in chosen and arguments.control_runs < 1:
             raise UsageError("the part control needs --control-runs of 1 or more")
-        found = _opened(arguments.output)
+        document = _opened(arguments.output)
         for part in chosen:
             _say(f"{part} ...")
-            found["parts"][part] = parts[part]()
-            write_json(arguments.output, found)
+            document["parts"][part] = parts[part]()
+            write_json(arguments.output, document)
     except LabError as error:
         print(f"error: {error}", file=sys.stderr)
         return int(error.exit_code)
@@ -115,16 +115,16 @@ def _parse() -> argparse.Namespace:
 
 def _opened(path: Path) -> dict[str, Any]:
     """The file's contents if it is of this source and machine, else a new record."""
-    found = {**provenance("cpu"), "parts": {}}
+    document = {**provenance("cpu"), "parts": {}}
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))
         for key in ("revision", "machine"):
-            if before.get(key) != found[key]:
+            if before.get(key) != document[key]:
                 raise UsageError(f"{path} has another {key} ({before.get(key)}); write to a new file")
-        found["parts"] = before["parts"]
-        found["changed_source"] = found["changed_source"] or before["changed_source"]
-    return found
+        document["parts"] = before["parts"]
+        document["changed_source"] = document["changed_source"] or before["changed_source"]
+    return document
 
 
 def _say(text: str) -> None:
@@ -185,17 +185,17 @@ def _inputs(case: Case) -> Inputs:
 def errors() -> Measured:
     """Error against float64 over PyTorch's own on the same input, for every shape of the suite in each dtype."""
     ours = get("cudadent42", "attention")
-    found = {}
+    by_dtype = {}
     for dtype in DType:
         for shape in load_suite("default").shapes:
             case = make_case(shape, dtype.value)
             truth = find_truth(case, _inputs(case))
             own = error_norms(ours.prepare(case, truth.inputs)(), truth.reference)
             theirs = truth.pytorch_error
-            found[case.id] = {"worst_element": own.max / theirs.max, "rms": own.rms / theirs.rms}
-    largest = {name: max(case[name] for case in found.values()) for name in ("worst_element", "rms")}
+            by_dtype[case.id] = {"worst_element": own.max / theirs.max, "rms": own.rms / theirs.rms}
+    largest = {name: max(case[name] for case in by_dtype.values()) for name in ("worst_element", "rms")}
     _say(f"  largest: worst element {largest['worst_element']:.2f}x, RMS {largest['rms']:.3f}x")
-    return {**largest, "cases": found}
+    return {**largest, "cases": by_dtype}
 
 
 def peak_shares() -> Measured:

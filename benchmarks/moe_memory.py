@@ -52,12 +52,12 @@ def measured(case: MoeCase) -> dict[str, float]:
     slots = case.tokens * case.top_k
     size = output.element_size()
     buffers = slots * (case.intermediate + case.hidden) * size
-    found: dict[str, float] = {"output_bytes": output.numel() * size, "buffers_bytes": buffers}
+    sizes: dict[str, float] = {"output_bytes": output.numel() * size, "buffers_bytes": buffers}
     for name in ("requested", "allocated"):
         key = f"{name}_bytes.all"
         taken = after[f"{key}.peak"] - before[f"{key}.current"] - output.numel() * size
-        found |= {f"{name}_bytes": taken, f"{name}_over_buffers": taken / buffers}
-    return found
+        sizes |= {f"{name}_bytes": taken, f"{name}_over_buffers": taken / buffers}
+    return sizes
 
 
 if __name__ == "__main__":

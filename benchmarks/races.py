@@ -169,7 +169,10 @@ def races(
 
 def bisect(chosen: argparse.Namespace, scratch: Path) -> Iterator[dict[str, object]]:
     for number in range(chosen.count):
-        with history(scratch, place := random.SystemRandom().randrange(1, COMMITS)) as (repository, commits):
+        with history(scratch, position := random.SystemRandom().randrange(1, COMMITS)) as (
+            repository,
+            commits,
+        ):
             folder = chosen.output / "bisect"
             folder = folder if number == 0 and not folder.exists() else scratch / "bisect"
             shutil.rmtree(scratch / "bisect", ignore_errors=True)
@@ -183,26 +186,26 @@ def bisect(chosen: argparse.Namespace, scratch: Path) -> Iterator[dict[str, obje
                 gate=gates.load("default"),
                 ignore_preflight=True,
             )
-            found = run_bisect(commits[0], commits[-1], request, Silent())
+            outcome = run_bisect(commits[0], commits[-1], request, Silent())
             yield {
                 "seconds": round(time.monotonic() - began, 1),
                 "load": os.getloadavg()[0],
-                "place": place,
-                "found": commits.index(found.commit) if found.commit in commits else None,
-                "right": found.commit == commits[place],
-                "ending": found.ending.value,
-                "steps": [step.mark.value for step in found.steps],
+                "place": position,
+                "found": commits.index(outcome.commit) if outcome.commit in commits else None,
+                "right": outcome.commit == commits[position],
+                "ending": outcome.ending.value,
+                "steps": [step.mark.value for step in outcome.steps],
             }
 
 
 @contextmanager
-def history(scratch: Path, place: int) -> Iterator[tuple[Path, list[str]]]:
-    """A repository of 16 commits to the real package, and their names; the one at ``place`` is the slow one."""
-    repository = clone(scratch, f"history-{place}")
+def history(scratch: Path, position: int) -> Iterator[tuple[Path, list[str]]]:
+    """A repository of 16 commits to the real package, and their names; the one at ``position`` is the slow one."""
+    repository = clone(scratch, f"history-{position}")
     commits = [git(repository, "rev-parse", "HEAD").strip()]
     files = sorted((repository / "src/flashmoe_science").rglob("*.py"))
     for number in range(1, COMMITS):
-        if number == place:
+        if number == position:
             make_slower(repository, SLOWDOWN)
         elif number % 4 == 0:
             append(repository / KERNEL, f"// Change {number} of the kernel's text, and of nothing else.\n")

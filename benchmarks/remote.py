@@ -41,7 +41,7 @@ from cudadent42.base.errors import UsageError
 from cudadent42.remote.core import job as jobs
 from cudadent42.remote.core.address import parse
 from cudadent42.remote.core.hosts import Remote
-from cudadent42.remote.core.job import JobState, Place
+from cudadent42.remote.core.job import JobState, Workspace
 from cudadent42.remote.core.ssh import Connection, connect
 from cudadent42.remote.core.tree import read_tree
 
@@ -371,9 +371,9 @@ def would_execute(name: str, canary: Path) -> bool:
     """Whether a shell that is given the name unquoted does it: the control of what is looked at."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(["sh", "-c", f"echo {name}"], cwd=folder, capture_output=True, check=False)
-    found = canary.exists()
+    executed = canary.exists()
     canary.unlink(missing_ok=True)
-    return found
+    return executed
 
 
 def use(far: Loopback, connection: Connection, name: str, python: str, scratch: Path) -> Row:
@@ -384,15 +384,15 @@ def use(far: Loopback, connection: Connection, name: str, python: str, scratch: 
         host = None
     project = scratch / "project"
     branch = make_project(project, name)
-    place = Place(
+    workspace = Workspace(
         connection, Remote(NAME, parse(far.server.address), f"far {name}".replace("/", "_"), python)
     )
-    jobs.send(place, read_tree(project))
-    jobs.start(place, "job-1", "cpu", (f"--case={name}", name))
-    while jobs.state(place, "job-1").state is JobState.RUNNING:
+    jobs.send(workspace, read_tree(project))
+    jobs.start(workspace, "job-1", "cpu", (f"--case={name}", name))
+    while jobs.state(workspace, "job-1").state is JobState.RUNNING:
         time.sleep(0.05)
-    jobs.fetch(place, "job-1", scratch / "back")
-    jobs.forget(place, "job-1")
+    jobs.fetch(workspace, "job-1", scratch / "back")
+    jobs.forget(workspace, "job-1")
     there = far.home / f"far {name}".replace("/", "_") / "tree"
     arguments = (scratch / "back/run/arguments").read_bytes()
     return {
@@ -442,15 +442,15 @@ def bare_roots(missing: range) -> Iterator[Row]:
             done = subprocess.run(
                 [sys.executable, "-m", "pytest", *arguments], cwd=ROOT, capture_output=True, text=True
             )
-            found = {
+            printed = {
                 str(item.get("name")): str(item.get("value"))
                 for item in ElementTree.parse(report).getroot().iter("property")
             }
-        if done.returncode != 0 or "first_s" not in found:
+        if done.returncode != 0 or "first_s" not in printed:
             raise SystemExit(done.stdout[-3000:])
         yield {
-            "first_s": float(found["first_s"]),
-            "second_s": [float(each) for each in found["second_s"].split()],
+            "first_s": float(printed["first_s"]),
+            "second_s": [float(each) for each in printed["second_s"].split()],
         }
 
 

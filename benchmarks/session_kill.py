@@ -188,11 +188,11 @@ def make_project(folder: Path, repeats: int) -> Path:
 
 def rows(session: Path) -> dict[str, bytes]:
     """The whole rows of every samples file, by its path."""
-    found = {}
+    counts = {}
     for path in session.glob("runs/*/samples.csv"):
         data = path.read_bytes()
-        found[str(path.relative_to(session))] = data[: data.rfind(b"\n") + 1]
-    return found
+        counts[str(path.relative_to(session))] = data[: data.rfind(b"\n") + 1]
+    return counts
 
 
 def torn(session: Path) -> bool:
@@ -338,14 +338,14 @@ def whole_run(project: Path) -> float:
 
 def together(summaries: list[Summary]) -> Summary:
     """The sum of all streams."""
-    found = Summary()
+    total = Summary()
     for name in ("kills", "resumes", "samples_measured", "samples_lost", "blocks_without_samples"):
-        setattr(found, name, sum(getattr(each, name) for each in summaries))
-    found.finished_before_the_kill = sum(each.finished_before_the_kill for each in summaries)
-    found.torn_lines = sum(each.torn_lines for each in summaries)
-    found.interrupted_by = dict(sum((Counter(each.interrupted_by) for each in summaries), Counter()))
-    found.trouble = [line for each in summaries for line in each.trouble]
-    return found
+        setattr(total, name, sum(getattr(each, name) for each in summaries))
+    total.finished_before_the_kill = sum(each.finished_before_the_kill for each in summaries)
+    total.torn_lines = sum(each.torn_lines for each in summaries)
+    total.interrupted_by = dict(sum((Counter(each.interrupted_by) for each in summaries), Counter()))
+    total.trouble = [line for each in summaries for line in each.trouble]
+    return total
 
 
 def main() -> int:

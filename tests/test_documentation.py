@@ -39,10 +39,10 @@ def test_links_lead_somewhere(page: Path) -> None:
         if target.startswith(("http://", "https://", "mailto:")):
             continue
         path, _, anchor = target.partition("#")
-        found = (page.parent / path) if path else page
-        assert found.exists(), target
+        target_path = (page.parent / path) if path else page
+        assert target_path.exists(), target
         if anchor:
-            assert anchor in anchors(found), target
+            assert anchor in anchors(target_path), target
 
 
 @pytest.mark.parametrize(
@@ -70,11 +70,11 @@ def test_kernel_file_of_the_guide_says_what_it_means(tmp_path: Path) -> None:
     source = re.search(r"```toml\n(schema_version.*?)```", page, re.DOTALL)
     assert source
     (tmp_path / "my-kernel.cu").touch()
-    found = specification.parse(source[1], tmp_path / "my-kernel.toml")
-    hopper, other = found.configurations
-    assert found.find("bf16", 64, "sm_90") is hopper
-    assert found.find("bf16", 128, "sm_90") is other
-    assert found.find("bf16", 64, "sm_75") is None
+    kernel = specification.parse(source[1], tmp_path / "my-kernel.toml")
+    hopper, other = kernel.configurations
+    assert kernel.find("bf16", 64, "sm_90") is hopper
+    assert kernel.find("bf16", 128, "sm_90") is other
+    assert kernel.find("bf16", 64, "sm_75") is None
     assert hopper.compiled_for("sm_90") == "sm_90a"
 
 
@@ -191,10 +191,10 @@ def test_figures_table_says_what_is_missing_and_what_falls_short(tmp_path: Path)
 
 
 def load(path: Path) -> ModuleType:
-    found = importlib.util.spec_from_file_location(path.stem, path)
-    assert found
-    assert found.loader
-    module = importlib.util.module_from_spec(found)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # dataclasses look their module up there
-    found.loader.exec_module(module)
+    spec.loader.exec_module(module)
     return module

@@ -21,13 +21,13 @@ OURS = re.compile(r"\b(?:CUDADENT42|FLASHMOE)_[A-Z_0-9]+\b")
 
 
 def read_by_the_code() -> set[str]:
-    found = set(_RECORDED_VARIABLES)
+    names = set(_RECORDED_VARIABLES)
     for path in (ROOT / "src").rglob("*.py"):
         text = path.read_text(encoding="utf-8")
-        found.update(READ.findall(text), NAMED.findall(text))
+        names.update(READ.findall(text), NAMED.findall(text))
     for path in SCRIPTS:
-        found.update(re.findall(r"\$\{?((?:CUDADENT42|FLASHMOE)_[A-Z_]+)", path.read_text(encoding="utf-8")))
-    return found
+        names.update(re.findall(r"\$\{?((?:CUDADENT42|FLASHMOE)_[A-Z_]+)", path.read_text(encoding="utf-8")))
+    return names
 
 
 def test_every_variable_that_is_read_stands_on_the_page() -> None:

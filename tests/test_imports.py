@@ -219,14 +219,14 @@ def imports(node: ast.AST) -> Iterator[str]:
 
 def reached(start: str) -> set[str]:
     """All that a module needs, itself only where it comes round."""
-    found: set[str] = set()
+    modules: set[str] = set()
     waiting = [start]
     while waiting:
         for name in imports(parsed(FILES[waiting.pop()])):
-            if name not in found:
-                found.add(name)
+            if name not in modules:
+                modules.add(name)
                 waiting.append(name)
-    return found
+    return modules
 
 
 @pytest.mark.parametrize("module", ["cudadent42.decisions.gates", "cudadent42.model.implementations"])
@@ -236,8 +236,8 @@ def test_what_others_are_built_on_needs_none_of_them(module: str) -> None:
 
 
 def test_the_contract_of_implementations_knows_none() -> None:
-    known = reached("cudadent42.model.implementations")
-    assert not [name for name in known if name.startswith(("cudadent42.operations", "cudadent42.native"))]
+    modules = reached("cudadent42.model.implementations")
+    assert not [name for name in modules if name.startswith(("cudadent42.operations", "cudadent42.native"))]
     assert {"cudadent42.native.implementation", "cudadent42.versions.version"} <= reached(
         "cudadent42.registry"
     )

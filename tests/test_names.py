@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-SOURCES = Path(__file__).parents[1] / "src"
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("src", "tests", "tools", "examples", "benchmarks")
 VAGUE = {"found", "known", "place", "places", "thing", "stuff"}
 """Each was bound in up to two hundred functions, for anything at all."""
 
@@ -44,8 +45,9 @@ def test_every_way_to_bind_a_name_is_seen(source: str, names: list[str]) -> None
 
 def test_no_name_hides_what_it_holds() -> None:
     vague = [
-        f"{path.relative_to(SOURCES)}:{line}: {name}"
-        for path in sorted(SOURCES.rglob("*.py"))
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for folder in FOLDERS
+        for path in sorted((ROOT / folder).rglob("*.py"))
         for name, line in bound_names(ast.parse(path.read_text(encoding="utf-8")))
         if name in VAGUE
     ]

@@ -41,8 +41,8 @@ def speedups(folder: Path, cells: int) -> list[float]:
 
 def mean_and_least(cells: int) -> Callable[[Path], tuple[float, ...]]:
     def read(folder: Path) -> tuple[float, ...]:
-        found = speedups(folder, cells)
-        return statistics.geometric_mean(found), min(found)
+        value = speedups(folder, cells)
+        return statistics.geometric_mean(value), min(value)
 
     return read
 
@@ -69,14 +69,14 @@ def ratios_to_best(
     candidate = list(candidate)
     latency = {(each.name, each.dtype, each.baseline): each.baseline_latency_ms for each in candidate}
     latency |= {(each.name, each.dtype, each.implementation): each.latency_ms for each in others}
-    found = []
+    ratios = []
     for case in candidate:
         keys = [(case.name, case.dtype, rival) for rival in rivals]
         missing = [key for key in keys if key not in latency]
         if missing:
             raise UsageError(f"{missing[0][2]} was not timed on {case.name}/{case.dtype}")
-        found.append(min(latency[key] for key in keys) / case.latency_ms)
-    return statistics.geometric_mean(found), min(found)
+        ratios.append(min(latency[key] for key in keys) / case.latency_ms)
+    return statistics.geometric_mean(ratios), min(ratios)
 
 
 def least_of_small(folder: Path) -> tuple[float, ...]:
@@ -85,10 +85,12 @@ def least_of_small(folder: Path) -> tuple[float, ...]:
     names = {shape.name for shape in suite.shapes}
     results = finished(folder).run.results
     assert results is not None
-    found = [case.speedup for case in results.cases if case.name in names]
-    if len(found) != len(names) * len(suite.dtypes):
-        raise UsageError(f"{folder} has {len(found)} small cases; expected {len(names) * len(suite.dtypes)}")
-    return (min(found),)
+    small_speedups = [case.speedup for case in results.cases if case.name in names]
+    if len(small_speedups) != len(names) * len(suite.dtypes):
+        raise UsageError(
+            f"{folder} has {len(small_speedups)} small cases; expected {len(names) * len(suite.dtypes)}"
+        )
+    return (min(small_speedups),)
 
 
 def small_alone(folder: Path) -> tuple[float, ...]:
@@ -136,12 +138,12 @@ def field(*keys: str, file: str = "figures.json", scale: float = 1.0) -> Callabl
     """A number of a benchmark's JSON file, by the keys that lead to it."""
 
     def read(folder: Path) -> float:
-        found: Any = json.loads((folder / file).read_text(encoding="utf-8"))
+        value: Any = json.loads((folder / file).read_text(encoding="utf-8"))
         for key in keys:
-            if key not in found:
+            if key not in value:
                 raise UsageError(f"{folder / file} lacks {'.'.join(keys)}")
-            found = found[key]
-        return float(found) * scale
+            value = value[key]
+        return float(value) * scale
 
     return read
 
@@ -211,5 +213,5 @@ def bisections(folder: Path) -> tuple[float, ...]:
 
 
 def kills(folder: Path) -> tuple[float, ...]:
-    found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return found["kills"], found["resumes"], found["samples_lost"]
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return summary["kills"], summary["resumes"], summary["samples_lost"]

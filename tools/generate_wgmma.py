@@ -60,8 +60,8 @@ def operands(width: int) -> str:
     count = width // 2
     lines = []
     for start in range(0, count, 16):
-        places = ", ".join(f"%{i}" for i in range(start, min(start + 16, count)))
-        lines.append(f'            "{places}{", " if start + 16 < count else "}, "}"')
+        numbers = ", ".join(f"%{i}" for i in range(start, min(start + 16, count)))
+        lines.append(f'            "{numbers}{", " if start + 16 < count else "}, "}"')
     return "\n".join(lines)
 
 

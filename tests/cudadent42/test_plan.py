@@ -20,11 +20,11 @@ def plan(**choices: object) -> Plan:
 
 
 def test_the_default_suite_is_600_paired_measurements() -> None:
-    found = plan()
-    assert len(found.cases) == 24
-    assert len(found.cases) * len(found.implementations) * found.repeats == 1200
+    made = plan()
+    assert len(made.cases) == 24
+    assert len(made.cases) * len(made.implementations) * made.repeats == 1200
     shapes = [
-        (c.batch, c.num_heads, c.seqlen_q, c.head_dim, c.causal) for c in found.cases if c.dtype == "fp16"
+        (c.batch, c.num_heads, c.seqlen_q, c.head_dim, c.causal) for c in made.cases if c.dtype == "fp16"
     ]
     assert shapes == [
         (1, 1, 32, 64, False),
@@ -40,7 +40,7 @@ def test_the_default_suite_is_600_paired_measurements() -> None:
         (1, 16, 1024, 128, True),
         (4, 8, 512, 64, False),
     ]
-    assert [c.name for c in found.cases[:6]] == ["tiny", "small", "medium", "large", "xlarge", "multi-head"]
+    assert [c.name for c in made.cases[:6]] == ["tiny", "small", "medium", "large", "xlarge", "multi-head"]
 
 
 def test_the_hopper_suite_keeps_tokens_and_width() -> None:
@@ -59,9 +59,9 @@ def test_every_builtin_suite_loads_under_its_own_name() -> None:
 
 
 def test_choices_override_the_suite() -> None:
-    found = plan(dtypes=("fp32",), cases=("tiny", "batch-4"), repeats=3, warmup=0, seed=5)
-    assert [case.id for case in found.cases] == ["tiny/fp32", "batch-4/fp32"]
-    assert (found.repeats, found.warmup, found.seed) == (3, 0, 5)
+    made = plan(dtypes=("fp32",), cases=("tiny", "batch-4"), repeats=3, warmup=0, seed=5)
+    assert [case.id for case in made.cases] == ["tiny/fp32", "batch-4/fp32"]
+    assert (made.repeats, made.warmup, made.seed) == (3, 0, 5)
 
 
 def test_a_case_can_be_given_with_its_dtype() -> None:
@@ -99,10 +99,10 @@ def test_wrong_choices(choices: dict[str, object], message: str) -> None:
 def test_a_suite_by_path(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(f'name = "mine"\ndtypes = ["fp32"]\nrepeats = 2\nmargin = 0.05\n{CASE}causal = true\n')
-    found = plan(suite=str(path))
-    assert (found.suite, found.repeats, found.margin) == ("mine", 2, 0.05)
-    assert found.cases[0].causal
-    assert (found.cases[0].seqlen_q, found.cases[0].seqlen_k, found.cases[0].num_kv_heads) == (16, 16, 4)
+    made = plan(suite=str(path))
+    assert (made.suite, made.repeats, made.margin) == ("mine", 2, 0.05)
+    assert made.cases[0].causal
+    assert (made.cases[0].seqlen_q, made.cases[0].seqlen_k, made.cases[0].num_kv_heads) == (16, 16, 4)
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,8 @@ def choices(
 ) -> list[Choice]:
     """What each kernel that takes this call would use."""
     asked = problem(q, k, v, result_like(q), causal=causal, scale=scale)
-    found = (module(kind).choose(asked, device_of(q.get_device())) for kind in KernelKind)
-    return [choice for choice in found if choice is not None]
+    candidates = (module(kind).choose(asked, device_of(q.get_device())) for kind in KernelKind)
+    return [choice for choice in candidates if choice is not None]
 
 
 def run_guarded(

@@ -24,9 +24,9 @@ class CheckedCall:
 
 def counts(number: int) -> list[Tensor]:
     """Of different elements; 0 on the device."""
-    found = [torch.zeros((), dtype=torch.int64, device="cuda") for _ in range(number)]
+    counters = [torch.zeros((), dtype=torch.int64, device="cuda") for _ in range(number)]
     torch.cuda.synchronize()
-    return found
+    return counters
 
 
 def assert_none(different: Sequence[Tensor]) -> None:

@@ -63,7 +63,7 @@ class Operands:
     def addresses(self, routed: Routing) -> tuple[int, int, int, int, int, int]:
         """What a launch takes; the ticket is zero."""
         self.ticket.zero_()
-        found = (
+        tensors = (
             self.input,
             self.weights,
             self.output,
@@ -71,7 +71,7 @@ class Operands:
             routed.sorted_slots,
             self.ticket,
         )
-        a, b, c, d, e, f = (tensor.data_ptr() for tensor in found)
+        a, b, c, d, e, f = (tensor.data_ptr() for tensor in tensors)
         return a, b, c, d, e, f
 
 
@@ -122,9 +122,9 @@ def activated(sums: torch.Tensor, problem: MoeProblem) -> torch.Tensor:
 def assert_right(problem: MoeProblem, product: Product, routed: Routing, given: Operands) -> None:
     """Every row within two roundings of float64, relative to the row's scale; nothing else written."""
     exact = reference(problem, product, routed, given)
-    found = given.output.double()
-    assert torch.equal(found.isnan(), exact.isnan()), (
+    actual = given.output.double()
+    assert torch.equal(actual.isnan(), exact.isnan()), (
         f"{product}: rows left out, or written beside the output"
     )
     resolution = torch.finfo(problem.dtype).eps
-    torch.testing.assert_close(found, exact, rtol=resolution, atol=resolution / 8, equal_nan=True)
+    torch.testing.assert_close(actual, exact, rtol=resolution, atol=resolution / 8, equal_nan=True)

@@ -78,7 +78,7 @@ def reference(problem: MoeProblem, given: Arguments) -> torch.Tensor:
 def assert_right(problem: MoeProblem, given: Arguments, *, roundings: float = 2.0) -> None:
     """Every value within so many roundings of float64, relative to the output's scale; nothing written beside it."""
     assert given.output[problem.tokens :].isnan().all(), "written behind the output"
-    found, exact = given.output[: problem.tokens].double(), reference(problem, given)
+    actual, exact = given.output[: problem.tokens].double(), reference(problem, given)
     resolution = torch.finfo(problem.dtype).eps * roundings
     scale = max(1.0, float(exact.abs().max())) if exact.numel() else 1.0
-    torch.testing.assert_close(found, exact, rtol=resolution, atol=resolution * scale / 4)
+    torch.testing.assert_close(actual, exact, rtol=resolution, atol=resolution * scale / 4)

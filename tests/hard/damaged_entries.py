@@ -124,10 +124,10 @@ def attempt(directory: Path, generator: random.Random) -> None:
                 continue
             generator.choice(DAMAGES)(path, generator)
     # What says that it is whole is whole.
-    found = cache.find(RECIPE)
-    assert (found is None) == (cache.content(key) is None)
+    entry = cache.find(RECIPE)
+    assert (entry is None) == (cache.content(key) is None)
     assert cache.content(key) in (None, ARTIFACT)
-    assert len(cache.entries()) == (found is not None)
+    assert len(cache.entries()) == (entry is not None)
     if generator.randrange(10) == 0:
         cache.clear()
     assert cache.get_or_build(RECIPE, ".so", compile_to).recipe == RECIPE

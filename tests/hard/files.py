@@ -35,7 +35,7 @@ class Kind:
 
     name: str
     examples: tuple[bytes, ...]
-    place: str
+    path: str
     """Relative to the folder, or to the configuration folder where it begins with ``CONFIG/``."""
     command: tuple[str, ...]
 
@@ -83,19 +83,17 @@ def _specification() -> bytes:
 def write(chance: random.Random, folder: Path, config: Path) -> list[str]:
     """A damaged file in its place; the arguments of the command that reads it."""
     kind = chance.choice(kinds())
-    place = (
-        config / "cudadent42" / kind.place[7:] if kind.place.startswith("CONFIG/") else folder / kind.place
-    )
-    place.parent.mkdir(parents=True, exist_ok=True)
+    path = config / "cudadent42" / kind.place[7:] if kind.place.startswith("CONFIG/") else folder / kind.place
+    path.parent.mkdir(parents=True, exist_ok=True)
     content = chance.choice(kind.examples)
     how = chance.random()
     if how < 0.45:
         content = "\n".join(_with_other_values(content.decode(), chance)).encode("utf-8", "surrogatepass")
     elif how < 0.95:
         content = hostile.damage_bytes(content, chance)
-    place.write_bytes(content)
+    path.write_bytes(content)
     if how >= 0.95:
-        hostile.in_the_way(place, chance)
+        hostile.in_the_way(path, chance)
     return [*kind.command, *(["--json"] if chance.random() < 0.3 else [])]
 
 

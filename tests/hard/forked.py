@@ -54,7 +54,7 @@ def run(arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) 
     if child == 0:
         _command(arguments, folder, environment, out, err)
     code = _wait(child)
-    found = Ended(
+    ended = Ended(
         tuple(arguments),
         code,
         out.read_bytes().decode("utf-8", errors="replace"),
@@ -63,7 +63,7 @@ def run(arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) 
     )
     out.unlink()
     err.unlink()
-    return found
+    return ended
 
 
 def _command(
@@ -114,16 +114,16 @@ def _wait(child: int) -> int:
 
 def faults(ended: Ended) -> list[str]:
     """What is wrong with how a command ended."""
-    found = []
+    messages = []
     said = ended.out + ended.err
     if ended.code not in EXIT_CODES:
-        found.append(f"crash: exit code {ended.code}")
+        messages.append(f"crash: exit code {ended.code}")
     if "Traceback (most recent call last)" in said:
-        found.append("traceback")
+        messages.append("traceback")
     if any(letter not in "\n\t" and unicodedata.category(letter) in ("Cc", "Cf") for letter in said):
-        found.append("control character")
+        messages.append("control character")
     if any(len(line) > _MOST_LETTERS + _PREFIX_LETTERS for line in ended.err.splitlines()):
-        found.append("long message")
+        messages.append("long message")
     if "--json" in ended.arguments and ended.code != 0:
         options = (
             ended.arguments[: ended.arguments.index("--")] if "--" in ended.arguments else ended.arguments
@@ -132,5 +132,5 @@ def faults(ended: Ended) -> list[str]:
             if "--json" in options:
                 json.loads(ended.out)
         except ValueError:
-            found.append("no document")
-    return found
+            messages.append("no document")
+    return messages

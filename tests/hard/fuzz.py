@@ -79,63 +79,63 @@ def fuzz(
     forked.preload()
     began = time.monotonic()
     codes: Counter[int] = Counter()
-    found: list[Fault] = []
-    with _workplace() as (place, environment):
+    all_faults: list[Fault] = []
+    with _workplace() as (workplace, environment):
         for case in range(seed, seed + count):
             on_case(case)
             chance = random.Random(f"{kind} {case}")
-            folder = place / "deep" / "er" / "case"
+            folder = workplace / "deep" / "er" / "case"
             folder.mkdir(parents=True)
             config = Path(environment["XDG_CONFIG_HOME"])
-            arguments = _case(kind, chance, folder, config, place)
+            arguments = _case(kind, chance, folder, config, workplace)
             ended = forked.run(arguments, folder, environment)
             codes[ended.code] += 1
             for what in forked.faults(ended):
                 fault = Fault(case, ended.arguments, what, (ended.err or ended.out)[-3000:])
-                found.append(fault)
+                all_faults.append(fault)
                 print(f"{kind} {case}: {what}: {arguments!a:.300}", flush=True)
-            for left in (place / "deep", config):
+            for left in (workplace / "deep", config):
                 shutil.rmtree(left, ignore_errors=True)
-            if stop and found:
+            if stop and all_faults:
                 break
-    return Fuzzed(kind, seed, count, time.monotonic() - began, dict(codes), tuple(found))
+    return Fuzzed(kind, seed, count, time.monotonic() - began, dict(codes), tuple(all_faults))
 
 
-def _case(kind: str, chance: random.Random, folder: Path, config: Path, place: Path) -> list[str]:
+def _case(kind: str, chance: random.Random, folder: Path, config: Path, workplace: Path) -> list[str]:
     if kind == "options":
         return options.line(chance)
     if kind == "files":
-        (folder.parent / "example").symlink_to(place / "examples")
+        (folder.parent / "example").symlink_to(workplace / "examples")
         return files.write(chance, folder, config)
-    return folders.damage(chance, folder, place / "examples")
+    return folders.damage(chance, folder, workplace / "examples")
 
 
 @contextmanager
 def _workplace() -> Iterator[tuple[Path, dict[str, str]]]:
     """A folder with examples, and an environment in which nothing outside of it is changed."""
     with tempfile.TemporaryDirectory(prefix="cudadent42-fuzz-") as name:
-        place = Path(name).resolve()
-        programs = place / "bin"
+        workplace = Path(name).resolve()
+        programs = workplace / "bin"
         programs.mkdir()
         for program in _PROGRAMS:
-            found = shutil.which(program)
-            if found:
-                (programs / program).symlink_to(found)
+            path = shutil.which(program)
+            if path:
+                (programs / program).symlink_to(path)
         environment = {
-            "HOME": str(place / "home"),
+            "HOME": str(workplace / "home"),
             "PATH": str(programs),
-            "TMPDIR": str(place),
+            "TMPDIR": str(workplace),
             "COLUMNS": "140",
             "OMP_NUM_THREADS": "1",
-            "GIT_CEILING_DIRECTORIES": str(place.parent),
-            "CUDADENT42_LEDGER": str(place / "ledger.sqlite"),
-            "FLASHMOE_CACHE_DIR": str(place / "cache"),
-            **{f"XDG_{kind}_HOME": str(place / kind.lower()) for kind in ("CONFIG", "STATE", "CACHE")},
+            "GIT_CEILING_DIRECTORIES": str(workplace.parent),
+            "CUDADENT42_LEDGER": str(workplace / "ledger.sqlite"),
+            "FLASHMOE_CACHE_DIR": str(workplace / "cache"),
+            **{f"XDG_{kind}_HOME": str(workplace / kind.lower()) for kind in ("CONFIG", "STATE", "CACHE")},
         }
-        (place / "home").mkdir()
-        folders.make_run(place / "examples/run")
-        _make_session(place / "examples", environment)
-        yield place, environment
+        (workplace / "home").mkdir()
+        folders.make_run(workplace / "examples/run")
+        _make_session(workplace / "examples", environment)
+        yield workplace, environment
 
 
 def _make_session(examples: Path, environment: dict[str, str]) -> None:

@@ -23,14 +23,14 @@ def _commands() -> tuple[tuple[tuple[str, ...], tuple[Any, ...]], ...]:
 
     from cudadent42.commands.cli import app
 
-    found = []
+    all_commands = []
     waiting: list[tuple[tuple[str, ...], Any]] = [((), typer.main.get_command(app))]
     while waiting:
         words, command = waiting.pop()
         for name, sub in sorted(getattr(command, "commands", {}).items()):
             waiting.append(((*words, name), sub))
-        found.append((words, tuple(command.params)))
-    return tuple(found)
+        all_commands.append((words, tuple(command.params)))
+    return tuple(all_commands)
 
 
 def line(chance: random.Random) -> list[str]:

@@ -29,14 +29,14 @@ def strides(
     shape: tuple[int, int, int], row: int, generator: random.Random, overlap: bool
 ) -> tuple[tuple[int, ...], int]:
     """In elements, for (batch, head, row), the three in any order, with gaps; and how many elements that takes."""
-    found = [0, 0, 0]
+    steps = [0, 0, 0]
     step = row + generator.choice((0, 0, 1, 3, 16))
     for axis in generator.sample(range(3), 3):
-        found[axis] = 0 if overlap and generator.random() < 0.1 else step
+        steps[axis] = 0 if overlap and generator.random() < 0.1 else step
         step *= max(1, shape[axis])
     if min(shape) == 0:
-        return tuple(found), 0
-    return tuple(found), sum((n - 1) * stride for n, stride in zip(shape, found, strict=True)) + row
+        return tuple(steps), 0
+    return tuple(steps), sum((n - 1) * stride for n, stride in zip(shape, steps, strict=True)) + row
 
 
 def call(library: ctypes.CDLL, generator: random.Random) -> None:

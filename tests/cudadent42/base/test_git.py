@@ -125,8 +125,8 @@ def test_each_exported_variable_alone(
     name: str, meant: Path, other: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last = told(meant, "rev-parse", "HEAD")
-    place = {"GIT_WORK_TREE": "", "GIT_INDEX_FILE": ".git/index", "GIT_OBJECT_DIRECTORY": ".git/objects"}
-    monkeypatch.setenv(name, str(other / place.get(name, ".git")))
+    file_of = {"GIT_WORK_TREE": "", "GIT_INDEX_FILE": ".git/index", "GIT_OBJECT_DIRECTORY": ".git/objects"}
+    monkeypatch.setenv(name, str(other / file_of.get(name, ".git")))
     revision = revision_of(meant)
     assert revision is not None
     assert (revision.commit, revision.untracked) == (last, ())

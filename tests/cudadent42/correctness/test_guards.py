@@ -30,9 +30,9 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def inputs_on(device: str) -> AttentionInputs:
-    found = numerics(CASE).input_sets(CASE, 0, 1, device)[0]
-    assert isinstance(found, AttentionInputs)
-    return found
+    inputs = numerics(CASE).input_sets(CASE, 0, 1, device)[0]
+    assert isinstance(inputs, AttentionInputs)
+    return inputs
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -123,5 +123,5 @@ def test_a_kernel_that_writes_too_far_fails(tmp_path: Path, fault: str, detail: 
     kernel = str(tmp_path / "mine" / "mine.toml")
     case = AttentionCase("unit", "fp32", 1, 2, 2, 17, 17, 64)
     plan = Plan("unit", "cpu", (case,), "pytorch", ("pytorch", kernel), 2, 0, seed=0)
-    found = [each for each in verify(plan, emit=lambda event: None).cases if each.implementation == kernel]
-    assert {(each.passed, each.detail) for each in found if each.input == "random"} == {(False, detail)}
+    results = [each for each in verify(plan, emit=lambda event: None).cases if each.implementation == kernel]
+    assert {(each.passed, each.detail) for each in results if each.input == "random"} == {(False, detail)}

@@ -34,25 +34,25 @@ def advice(
 def test_by_hand() -> None:
     """1.20 $/h idle for 60 min is 1.20; a restart of 5 + 0.25 x 10 = 7.5 min costs 0.15 for the machine and 7.50 for
     the engineer, so stopping pays from 7.65 / 0.02 = 382.5 idle minutes on."""
-    found = advice(60.0)
-    assert found.restart.expected_minutes == pytest.approx(7.5)
-    assert found.keep_usd == pytest.approx(1.2)
-    assert found.stop_usd == pytest.approx(7.65)
-    assert found.break_even_minutes == pytest.approx(382.5)
-    assert found.decision is Decision.KEEP
-    assert found.saving_usd == pytest.approx(6.45)
+    answer = advice(60.0)
+    assert answer.restart.expected_minutes == pytest.approx(7.5)
+    assert answer.keep_usd == pytest.approx(1.2)
+    assert answer.stop_usd == pytest.approx(7.65)
+    assert answer.break_even_minutes == pytest.approx(382.5)
+    assert answer.decision is Decision.KEEP
+    assert answer.saving_usd == pytest.approx(6.45)
     assert advice(400.0).decision is Decision.STOP
-    text = "\n".join(found.lines())
+    text = "\n".join(answer.lines())
     assert "running idle: 60.0 min × $1.2/h = $1.20" in text
     assert "stopping pays from 382 idle minutes on" in text
     assert text.endswith("keep: saves $6.45 over 60 idle minutes")
 
 
 def test_a_free_machine_is_kept() -> None:
-    found = advice(10_000.0, usd=0.0)
-    assert found.decision is Decision.KEEP
-    assert math.isinf(found.break_even_minutes)
-    assert "never pays" in "\n".join(found.lines())
+    answer = advice(10_000.0, usd=0.0)
+    assert answer.decision is Decision.KEEP
+    assert math.isinf(answer.break_even_minutes)
+    assert "never pays" in "\n".join(answer.lines())
 
 
 def test_equal_costs_change_nothing() -> None:
@@ -68,12 +68,12 @@ share = st.floats(0, 0.99)
 def test_the_decision_is_the_cheaper_one_and_agrees_with_the_break_even_time(
     idle: float, usd: float, engineer: float, restart: float, failures: float, failed: float, stopped: float
 ) -> None:
-    found = advice(idle, usd, engineer, restart, failures, failed, stopped)
-    assert found.keep_usd == pytest.approx(math.fsum(term.usd for term in found.keep))
-    assert found.stop_usd == pytest.approx(math.fsum(term.usd for term in found.stop))
-    assert (found.decision is Decision.STOP) == (found.stop_usd < found.keep_usd)
-    if not math.isclose(found.stop_usd, found.keep_usd, rel_tol=1e-9, abs_tol=1e-9):
-        assert (found.decision is Decision.STOP) == (idle > found.break_even_minutes)
+    answer = advice(idle, usd, engineer, restart, failures, failed, stopped)
+    assert answer.keep_usd == pytest.approx(math.fsum(term.usd for term in answer.keep))
+    assert answer.stop_usd == pytest.approx(math.fsum(term.usd for term in answer.stop))
+    assert (answer.decision is Decision.STOP) == (answer.stop_usd < answer.keep_usd)
+    if not math.isclose(answer.stop_usd, answer.keep_usd, rel_tol=1e-9, abs_tol=1e-9):
+        assert (answer.decision is Decision.STOP) == (idle > answer.break_even_minutes)
 
 
 @given(minutes, minutes, money, money, minutes, share)

@@ -101,10 +101,10 @@ def test_blocks_without_processors_never_count_in_wall_time(mark: str) -> None:
         else replace(sample, flags=mark if sample.flags else "")
         for sample in make_samples(TWICE, flagged=12)
     ]
-    found = compare(make_plan("ours"), slices, {}, {}).cases[0]
-    assert (found.blocks, found.flagged_blocks, found.left_out) == (13, 12, 12)
-    assert found.speedup == pytest.approx(2.0, rel=0.01)
-    assert (found.verdict, found.refused) == (Verdict.FASTER, None)
+    comparison = compare(make_plan("ours"), slices, {}, {}).cases[0]
+    assert (comparison.blocks, comparison.flagged_blocks, comparison.left_out) == (13, 12, 12)
+    assert comparison.speedup == pytest.approx(2.0, rel=0.01)
+    assert (comparison.verdict, comparison.refused) == (Verdict.FASTER, None)
 
 
 def test_mostly_without_processors_is_no_result() -> None:
@@ -120,8 +120,8 @@ def test_mostly_without_processors_is_no_result() -> None:
 @pytest.mark.parametrize("timer", [TimerKind.CPU, TimerKind.GRAPH, TimerKind.QUEUE])
 def test_time_that_stands_still_without_a_processor_is_not_refused_for_it(timer: TimerKind) -> None:
     plan = replace(make_plan("ours"), timer=timer)
-    found = compare(plan, make_samples(TWICE, flagged=BLOCKS), {}, {}).cases[0]
-    assert (found.verdict, found.refused, found.blocks) == (Verdict.FASTER, None, BLOCKS)
+    comparison = compare(plan, make_samples(TWICE, flagged=BLOCKS), {}, {}).cases[0]
+    assert (comparison.verdict, comparison.refused, comparison.blocks) == (Verdict.FASTER, None, BLOCKS)
 
 
 def test_older_rules_give_older_results() -> None:

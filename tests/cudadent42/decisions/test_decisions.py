@@ -82,13 +82,13 @@ def share_of(
     precision: float = 0.0,
     blocks: int = BLOCKS,
 ) -> float:
-    found = 0
+    decided = 0
     for seed in range(trials):
         base, rival = race(machine, slowdown, seed, blocks)
         used = stopped(base, rival, precision) if precision else blocks
         estimate = estimate_ratio(base[:used], rival[:used], seed, RESAMPLES)
-        found += decide(estimate, margin) in words
-    return found / trials
+        decided += decide(estimate, margin) in words
+    return decided / trials
 
 
 @pytest.mark.parametrize("machine", MACHINES)

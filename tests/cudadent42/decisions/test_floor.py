@@ -45,9 +45,9 @@ def test_below_the_floor_is_refused(ours: float, refused: Refusal | None, swappe
     if swapped:
         latencies = {"pytorch": ours * floor, "pytorch_control": ours * floor, "ours": 5.0 * floor}
     samples = [
-        Sample(LONG.id, name, block, place, latency * (1 + block * 1e-6), 1, math.nan, 0.0)
+        Sample(LONG.id, name, block, index, latency * (1 + block * 1e-6), 1, math.nan, 0.0)
         for block in range(12)
-        for place, (name, latency) in enumerate(latencies.items())
+        for index, (name, latency) in enumerate(latencies.items())
     ]
     results = compare(PLAN, samples, {}, LIMITS)
     assert results.cases[0].refused is results.refused is refused

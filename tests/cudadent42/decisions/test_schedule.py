@@ -45,14 +45,14 @@ def test_control_has_a_name_of_its_own() -> None:
 
 @given(st.integers(1, 200))
 def test_rounds_hold_every_block_once_and_keep_pairs_together(blocks: int) -> None:
-    found = rounds(blocks)
-    assert [block for visit in found for block in visit] == list(range(blocks))
-    assert all(visit.start % 2 == 0 for visit in found)
-    assert len(found) == max(1, blocks // ROUND_BLOCKS)
+    visits = rounds(blocks)
+    assert [block for visit in visits for block in visit] == list(range(blocks))
+    assert all(visit.start % 2 == 0 for visit in visits)
+    assert len(visits) == max(1, blocks // ROUND_BLOCKS)
 
 
 @given(st.integers(1, 7))
 def test_passes_of_a_block_mirror_each_other(passes: int) -> None:
-    found = alternating(["a", "b", "c"], passes)
-    assert len(found) == passes
-    assert all(each == (["a", "b", "c"] if i % 2 == 0 else ["c", "b", "a"]) for i, each in enumerate(found))
+    orders = alternating(["a", "b", "c"], passes)
+    assert len(orders) == passes
+    assert all(each == (["a", "b", "c"] if i % 2 == 0 else ["c", "b", "a"]) for i, each in enumerate(orders))

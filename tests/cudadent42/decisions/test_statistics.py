@@ -81,7 +81,7 @@ def race(machine: Machine, speedup: float, seed: int) -> RatioEstimate:
 
 def share(machine: Machine, speedup: float, verdict: Verdict, margin: float) -> float:
     verdicts = [decide(race(machine, speedup, seed), margin) for seed in range(TRIALS)]
-    return sum(found is verdict for found in verdicts) / TRIALS
+    return sum(each is verdict for each in verdicts) / TRIALS
 
 
 @pytest.mark.parametrize("machine", MACHINES)

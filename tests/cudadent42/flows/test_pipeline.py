@@ -124,9 +124,9 @@ def test_what_the_machine_cannot_do_is_no_measurement(tmp_path: Path) -> None:
     suite.write_text(SUITE.replace("num_heads = 1, seqlen = 16", "num_heads = 8, seqlen = 256"))
     outcome = pipeline.run(asked, Listener(), lambda folder: None)
     assert outcome.verify.passed
-    found = outcome.results.cases[0]
-    assert 0 < found.latency_ms < found.floor_ms < found.baseline_latency_ms
-    assert (found.verdict, found.refused) == (Verdict.UNDECIDED, Refusal.IMPOSSIBLE)
+    comparison = outcome.results.cases[0]
+    assert 0 < comparison.latency_ms < comparison.floor_ms < comparison.baseline_latency_ms
+    assert (comparison.verdict, comparison.refused) == (Verdict.UNDECIDED, Refusal.IMPOSSIBLE)
     assert outcome.results.verdict is Verdict.UNDECIDED
     assert outcome.exit_code is ExitCode.VERIFICATION_FAILED
     page = (outcome.folder / "report.md").read_text()

@@ -48,9 +48,9 @@ def cudadent42(*arguments: str) -> tuple[int, str, str]:
 def document(*arguments: str) -> dict[str, object]:
     code, out, err = cudadent42(*arguments, "--json")
     assert code == 0, err
-    found: dict[str, object] = json.loads(out)
-    assert found["schema_version"] == 1
-    return found
+    parsed: dict[str, object] = json.loads(out)
+    assert parsed["schema_version"] == 1
+    return parsed
 
 
 def test_a_rebuild_that_leaves_rows_of_another_machine_says_where_to_rebuild(
@@ -108,10 +108,10 @@ def test_rented_minutes_cost_what_the_table_says(
     times = {"started": "2026-01-01T00:00:00.000+00:00", "ended": "2026-01-01T00:00:10.000+00:00"}
     (folder / "manifest.json").write_text(json.dumps(manifest | times))
     assert ledger.record(folder) is None
-    found = document("cost")
-    assert found["total"]["usd"] == 10.0  # type: ignore[index]
-    assert found["total"]["usd_per_verdict"] == 10.0  # type: ignore[index]
-    assert "days ago" in str(found["notes"])
+    costs = document("cost")
+    assert costs["total"]["usd"] == 10.0  # type: ignore[index]
+    assert costs["total"]["usd_per_verdict"] == 10.0  # type: ignore[index]
+    assert "days ago" in str(costs["notes"])
 
 
 def test_advice_from_the_starts_on_record(home: Path, make_run: MakeRun) -> None:
@@ -122,9 +122,9 @@ def test_advice_from_the_starts_on_record(home: Path, make_run: MakeRun) -> None
         start = request(f"vm-{number}", "gcp-l4")
         mark(start, StartOutcome.FAILED if number == 3 else StartOutcome.READY)
     ledger.record(make_run(home / "runs" / "a"))
-    known = document("cost", "advise", "--idle", "1h", "--machine", "gcp-l4")
-    assert known["advice"]["restart"]["basis"] == "4 starts of gcp-l4 on record, 1 failed"  # type: ignore[index]
-    assert known["advice"]["decision"] == "stop"  # they took no time at all  # type: ignore[index]
+    advised = document("cost", "advise", "--idle", "1h", "--machine", "gcp-l4")
+    assert advised["advice"]["restart"]["basis"] == "4 starts of gcp-l4 on record, 1 failed"  # type: ignore[index]
+    assert advised["advice"]["decision"] == "stop"  # they took no time at all  # type: ignore[index]
     given = ("--restart", "30m", "--failure-rate", "0.5", "--failure-time", "1h", "--engineer", "100")
     code, out, _ = cudadent42("cost", "advise", "--idle", "90m", "--machine", "gcp-l4", *given)
     assert code == 0

@@ -73,8 +73,8 @@ def test_dtypes_and_other_implementations(file: Path) -> None:
     ],
 )
 def test_what_cannot_be_compared_is_kept_apart(change: dict[str, str]) -> None:
-    found = tracks([at(0), at(1, **change), at(2)])
-    assert [[point.run for point in track.points] for track in found] == [["r0", "r2"], ["r1"]]
+    all_tracks = tracks([at(0), at(1, **change), at(2)])
+    assert [[point.run for point in track.points] for track in all_tracks] == [["r0", "r2"], ["r1"]]
 
 
 @given(st.lists(st.sampled_from(["A", "B", "C"]), min_size=1, max_size=20), st.randoms())
@@ -87,8 +87,10 @@ def test_every_change_of_machine_is_marked(machines: list[str], random: object) 
 
 
 def test_the_picture_has_every_run_and_every_machine(file: Path) -> None:
-    found = tracks(connect(file).read(lambda connection: queries.history(connection, "tiny", "fp16", None)))
-    drawn = history(found, "tiny")
+    all_tracks = tracks(
+        connect(file).read(lambda connection: queries.history(connection, "tiny", "fp16", None))
+    )
+    drawn = history(all_tracks, "tiny")
     root = ElementTree.fromstring(drawn)
     words = "".join(root.itertext())
     for expected in ("GPU A", "GPU B", "00000000", "33333333", "2.5", "1×"):
@@ -121,8 +123,8 @@ def test_a_page_draws_the_longest_tracks_and_lists_all() -> None:
 
 def test_names_are_text_and_not_markup() -> None:
     evil = "<script>alert(1)</script>"
-    found = tracks([at(0, machine=evil, revision=evil, path=evil), at(1, verdict="undecided")])
-    document = page(found, evil)
+    all_tracks = tracks([at(0, machine=evil, revision=evil, path=evil), at(1, verdict="undecided")])
+    document = page(all_tracks, evil)
     assert "<script>" not in document
     assert "&lt;script&gt;" in document
     assert "Content-Security-Policy" in document

@@ -26,9 +26,9 @@ MakeRun = Callable[..., Path]
 
 
 def _program(name: str) -> str | None:
-    found = shutil.which(name)
-    if found is not None:
-        return found
+    path = shutil.which(name)
+    if path is not None:
+        return path
     installed = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
     return str(installed[-1]) if installed else None
 
@@ -137,8 +137,8 @@ def test_several_processes_write_at_once(make_run: MakeRun, tmp_path: Path, url:
         orders = [folders, folders[::-1], folders[2:] + folders[:2], folders]
         troubles = list(pool.map(_record_all, orders, [url] * 4))
     assert troubles == [[None] * 4] * 4
-    found = connect(url).read(queries.contents).rows
-    assert found | {"runs": 4, "timings": 16, "comparisons": 12, "cases": 8} == found
+    counts = connect(url).read(queries.contents).rows
+    assert counts | {"runs": 4, "timings": 16, "comparisons": 12, "cases": 8} == counts
 
 
 def _sql(url: str, statement: str) -> list[tuple[object, ...]]:
@@ -211,8 +211,8 @@ def test_rows_that_cannot_be_taken_over_stay_until_their_machine_has_rebuilt(
     assert len(done.kept_tables) == is_kept
     for table in done.kept_tables:
         assert _sql(url, f"select count(*) from {table}") == [(len(before["timings"]),)]
-    found = connect(url).read(queries.contents)
-    assert (found.rebuild_on, found.unfinished_rebuild) == (("another-machine",), None)
+    contents = connect(url).read(queries.contents)
+    assert (contents.rebuild_on, contents.unfinished_rebuild) == (("another-machine",), None)
     after = _rows(url)
     assert all(after[table] == before[table] for table in ("runs", "cases", "comparisons"))
     assert set(after["timings"]) < set(before["timings"])

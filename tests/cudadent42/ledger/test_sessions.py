@@ -77,12 +77,16 @@ def test_a_session_with_its_runs(make_run: MakeRun, tmp_path: Path) -> None:
         ("fix", 10.0, "open"),
     ]
     (outside,) = opened.read(queries.runs_outside_sessions)
-    found = bill([session], [outside], [], RATES, NOON)
-    assert [account.name for account in found.accounts] == ["s1", OUTSIDE]
-    assert found.accounts[0].usd == pytest.approx(1800 / 3600 * 6.0)
-    assert found.accounts[0].usd_per_verdict == pytest.approx(1.5)
-    assert found.accounts[1].usd == 0.0
-    assert (found.total.attempts, found.total.verdicts, found.total.usd) == (3, 3, pytest.approx(3.0))
+    statement = bill([session], [outside], [], RATES, NOON)
+    assert [account.name for account in statement.accounts] == ["s1", OUTSIDE]
+    assert statement.accounts[0].usd == pytest.approx(1800 / 3600 * 6.0)
+    assert statement.accounts[0].usd_per_verdict == pytest.approx(1.5)
+    assert statement.accounts[1].usd == 0.0
+    assert (statement.total.attempts, statement.total.verdicts, statement.total.usd) == (
+        3,
+        3,
+        pytest.approx(3.0),
+    )
 
 
 def test_recording_a_run_records_its_session(make_run: MakeRun, tmp_path: Path) -> None:
@@ -210,8 +214,10 @@ def start(
 
 
 def test_a_session_costs_its_machines_where_they_are_on_record() -> None:
-    found = bill([line()], [], [start(0, 2, session="i", ready=0.1), start(3, 4, session="i")], RATES, NOON)
-    (account,) = found.accounts
+    statement = bill(
+        [line()], [], [start(0, 2, session="i", ready=0.1), start(3, 4, session="i")], RATES, NOON
+    )
+    (account,) = statement.accounts
     assert (account.minutes, account.usd) == (180.0, pytest.approx(18.0))
 
 
@@ -219,34 +225,34 @@ def test_a_run_on_a_machine_on_record_is_not_paid_twice() -> None:
     runs = [
         RunCost((NOON + timedelta(hours=hours)).isoformat(), 360.0, "gpu", 1, 1, 0) for hours in (0.5, 5.0)
     ]
-    found = bill([], runs, [start(0, 1, ready=0.1)], RATES, NOON)
-    outside, machines = found.accounts
+    statement = bill([], runs, [start(0, 1, ready=0.1)], RATES, NOON)
+    outside, machines = statement.accounts
     assert (outside.name, machines.name) == (OUTSIDE, MACHINES)
     assert outside.usd == pytest.approx(0.6)  # the second run only
     assert machines.usd == pytest.approx(6.0)
-    assert (outside.minutes, machines.minutes, found.total.minutes) == (6.0, 60.0, 66.0)
-    assert (outside.attempts, found.total.attempts) == (2, 2)
+    assert (outside.minutes, machines.minutes, statement.total.minutes) == (6.0, 60.0, 66.0)
+    assert (outside.attempts, statement.total.attempts) == (2, 2)
 
 
 def test_a_machine_that_still_runs_goes_on_costing_money_and_is_named() -> None:
-    found = bill([], [], [start(0, None, ready=0.1)], RATES, NOON + timedelta(hours=10))
-    assert found.total.usd == pytest.approx(60.0)
-    assert "vm has been running since" in found.notes[0]
+    statement = bill([], [], [start(0, None, ready=0.1)], RATES, NOON + timedelta(hours=10))
+    assert statement.total.usd == pytest.approx(60.0)
+    assert "vm has been running since" in statement.notes[0]
 
 
 def test_an_unknown_rate_is_no_zero() -> None:
-    found = bill([line(rate="mars"), line(id="j")], [], [], RATES, NOON)
-    assert found.accounts[0].usd is None
-    assert found.total.usd is None
-    assert "no rate 'mars'" in found.notes[0]
+    statement = bill([line(rate="mars"), line(id="j")], [], [], RATES, NOON)
+    assert statement.accounts[0].usd is None
+    assert statement.total.usd is None
+    assert "no rate 'mars'" in statement.notes[0]
 
 
 def test_restarts_on_record_come_before_the_assumption() -> None:
     assumed = RATES.restart
     few = [start(0, 1, ready=0.1)] * 2
     assert restart_on_record(few, "gpu", assumed) is assumed
-    found = restart_on_record([*few, start(0, 0.5)], "gpu", assumed)
-    assert (found.minutes, found.failure_minutes) == (pytest.approx(6.0), pytest.approx(30.0))
-    assert found.failure_rate == pytest.approx(2 / 5)  # Laplace's
-    assert found.basis == "3 starts of gpu on record, 1 failed"
+    restart = restart_on_record([*few, start(0, 0.5)], "gpu", assumed)
+    assert (restart.minutes, restart.failure_minutes) == (pytest.approx(6.0), pytest.approx(30.0))
+    assert restart.failure_rate == pytest.approx(2 / 5)  # Laplace's
+    assert restart.basis == "3 starts of gpu on record, 1 failed"
     assert restart_on_record([start(0, 1, ready=0.1)] * 5, "other", assumed) is assumed

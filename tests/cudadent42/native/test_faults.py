@@ -58,9 +58,9 @@ def of_kernel(report: VerifyReport, kernel: Path) -> dict[str, VerifiedCase]:
 )
 def test_what_is_wrong_or_reports_an_error_fails_its_case(tmp_path: Path, fault: str, detail: str) -> None:
     kernel = faulty(tmp_path, fault)
-    found = of_kernel(verify(plan_for(kernel), emit=lambda event: None), kernel)
-    assert [case for case, result in found.items() if not result.passed] == ["bad/fp32"]
-    assert detail in found["bad/fp32"].detail
+    by_case = of_kernel(verify(plan_for(kernel), emit=lambda event: None), kernel)
+    assert [case for case, result in by_case.items() if not result.passed] == ["bad/fp32"]
+    assert detail in by_case["bad/fp32"].detail
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_a_crash_or_a_hang_costs_its_case(tmp_path: Path, fault: str, detail: st
     kernel = faulty(tmp_path, fault)
     with Worker(timeout_s=8.0) as worker:
         report = run_stage("verify", plan_for(kernel), on_event=lambda event: None, worker=worker)
-    found = of_kernel(report, kernel)
-    assert [case for case, result in found.items() if not result.passed] == ["bad/fp32"]
-    assert detail in found["bad/fp32"].detail
+    by_case = of_kernel(report, kernel)
+    assert [case for case, result in by_case.items() if not result.passed] == ["bad/fp32"]
+    assert detail in by_case["bad/fp32"].detail
 
 
 def test_a_kernel_that_does_not_compile_ends_the_run_before_anything_is_measured(tmp_path: Path) -> None:

@@ -232,24 +232,24 @@ TORCH = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 @pytest.fixture(scope="module")
 def conversions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL]:
-    found = {}
+    libraries = {}
     for dtype in TORCH:
         folder = tmp_path_factory.mktemp(dtype)
         (built,) = build_file(kernel_file(folder, CONVERSIONS, more=f'dtypes = ["{dtype}"]'), "cpu", (), ())
         assert isinstance(built, KernelBuild), built
-        library = found[dtype] = host.load(built)
+        library = libraries[dtype] = host.load(built)
         library.load.argtypes, library.load.restype = [ctypes.c_ushort], ctypes.c_float
         library.store.argtypes, library.store.restype = [ctypes.c_float], ctypes.c_ushort
-    return found
+    return libraries
 
 
 @pytest.mark.parametrize("dtype", TORCH)
 def test_every_element_is_read_as_torch_reads_it(conversions: dict[str, ctypes.CDLL], dtype: str) -> None:
     bits = torch.arange(1 << 16, dtype=torch.int32).to(torch.uint16)
     expected = bits.view(TORCH[dtype]).float()
-    found = torch.tensor([conversions[dtype].load(number) for number in range(1 << 16)])
-    assert torch.equal(found.isnan(), expected.isnan())
-    assert torch.equal(found[~expected.isnan()], expected[~expected.isnan()])
+    actual = torch.tensor([conversions[dtype].load(number) for number in range(1 << 16)])
+    assert torch.equal(actual.isnan(), expected.isnan())
+    assert torch.equal(actual[~expected.isnan()], expected[~expected.isnan()])
 
 
 @given(
@@ -261,11 +261,11 @@ def test_every_element_is_read_as_torch_reads_it(conversions: dict[str, ctypes.C
 def test_floats_are_rounded_as_torch_rounds_them(
     conversions: dict[str, ctypes.CDLL], dtype: str, value: float
 ) -> None:
-    found = (
+    actual = (
         torch.tensor([conversions[dtype].store(value)], dtype=torch.int32).to(torch.uint16).view(TORCH[dtype])
     )
     expected = torch.tensor([value]).to(TORCH[dtype])
-    assert math.isnan(float(found)) if math.isnan(value) else torch.equal(found, expected), struct.pack(
+    assert math.isnan(float(actual)) if math.isnan(value) else torch.equal(actual, expected), struct.pack(
         "f", value
     )
 

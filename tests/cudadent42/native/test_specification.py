@@ -54,32 +54,32 @@ def case(**changes: object) -> AttentionCase:
 
 
 def test_what_is_left_out_has_a_meaning(folder: Path) -> None:
-    found = parse(folder, HEAD + LAUNCH)
-    assert found.device == "cuda"
-    assert found.dtypes == ("fp16", "bf16")
-    assert found.why_not(case(head_dim=128, causal=True, num_kv_heads=2), "sm_75") is None
-    (configuration,) = found.configurations
+    kernel = parse(folder, HEAD + LAUNCH)
+    assert kernel.device == "cuda"
+    assert kernel.dtypes == ("fp16", "bf16")
+    assert kernel.why_not(case(head_dim=128, causal=True, num_kv_heads=2), "sm_75") is None
+    (configuration,) = kernel.configurations
     assert (configuration.threads, configuration.dynamic_shared_bytes(128)) == (128, 0)
     assert blocks(configuration.grid, case(), 132) == (3 * 8, 2, 1)
 
 
 def test_a_cpp_file_needs_no_configuration(folder: Path) -> None:
-    found = parse(folder, HEAD.replace(".cu", ".cpp"))
-    assert (found.device, found.dtypes) == ("cpu", ("fp32",))
-    assert found.why_not(case(dtype="fp32"), None) is None
+    kernel = parse(folder, HEAD.replace(".cu", ".cpp"))
+    assert (kernel.device, kernel.dtypes) == ("cpu", ("fp32",))
+    assert kernel.why_not(case(dtype="fp32"), None) is None
 
 
 def test_the_first_configuration_that_suits_is_taken(folder: Path) -> None:
     text = HEAD + LAUNCH.replace("threads", 'head_dims = [64]\narchitectures = ["sm_90a"]\nthreads')
     text += LAUNCH.replace("128", "256") + "shared_bytes = 1024\nshared_bytes_per_head_dim = 384\n"
-    found = parse(folder, text)
-    first, second = found.configurations
-    assert found.find("bf16", 64, "sm_90") is first
+    kernel = parse(folder, text)
+    first, second = kernel.configurations
+    assert kernel.find("bf16", 64, "sm_90") is first
     assert first.compiled_for("sm_90") == "sm_90a"
     for other in (
-        found.find("bf16", 128, "sm_90"),
-        found.find("bf16", 64, "sm_100"),
-        found.find("bf16", 64, "sm_80"),
+        kernel.find("bf16", 128, "sm_90"),
+        kernel.find("bf16", 64, "sm_100"),
+        kernel.find("bf16", 64, "sm_80"),
     ):
         assert other is second
     assert second.compiled_for("sm_80") == "sm_80"
@@ -100,13 +100,13 @@ def test_the_first_configuration_that_suits_is_taken(folder: Path) -> None:
 def test_cases_that_are_not_done_have_a_reason(
     folder: Path, line: str, changes: dict[str, object], architecture: str, reason: str
 ) -> None:
-    found = parse(folder, HEAD + line + LAUNCH)
-    assert reason in str(found.why_not(case(**changes), architecture))
+    kernel = parse(folder, HEAD + line + LAUNCH)
+    assert reason in str(kernel.why_not(case(**changes), architecture))
 
 
 def test_an_architecture_without_a_configuration(folder: Path) -> None:
-    found = parse(folder, HEAD + LAUNCH.replace("threads", 'architectures = ["sm_90a"]\nthreads'))
-    assert "no configuration for bf16 and head_dim 64 on sm_80" in str(found.why_not(case(), "sm_80"))
+    kernel = parse(folder, HEAD + LAUNCH.replace("threads", 'architectures = ["sm_90a"]\nthreads'))
+    assert "no configuration for bf16 and head_dim 64 on sm_80" in str(kernel.why_not(case(), "sm_80"))
 
 
 @pytest.mark.parametrize(

@@ -74,9 +74,9 @@ def test_the_bound_of_each_entry_holds_for_pytorch(dtype: str, causal: bool) -> 
     """Without what twice its own error would allow."""
     case = case_of(dtype, seqlen_q=96, seqlen_k=96, head_dim=64, causal=causal)
     inputs = random_inputs(case, 1, 0, "cpu")
-    found = gradients_float64(inputs, causal)
-    error = (sdpa_gradients(case, inputs).double() - found.exact).abs()
-    assert bool((error <= found.limit).all()), float((error / found.limit).max())
+    gradients = gradients_float64(inputs, causal)
+    error = (sdpa_gradients(case, inputs).double() - gradients.exact).abs()
+    assert bool((error <= gradients.limit).all()), float((error / gradients.limit).max())
 
 
 def faults() -> dict[str, Any]:
@@ -117,10 +117,10 @@ def test_what_is_wrong_fails(fault: str) -> None:
 
 
 def test_hard_inputs_have_gradients_of_every_kind() -> None:
-    found = {hard.kind: hard for hard in hard_inputs("fp16")}
-    assert set(GRADIENTS) <= set(found)
-    assert not any(kind.startswith(("nan", "inf", "no_")) for kind in found)
-    expanded = found["expanded_gradient"].make(0, "cpu").tensors[3]
+    by_kind = {hard.kind: hard for hard in hard_inputs("fp16")}
+    assert set(GRADIENTS) <= set(by_kind)
+    assert not any(kind.startswith(("nan", "inf", "no_")) for kind in by_kind)
+    expanded = by_kind["expanded_gradient"].make(0, "cpu").tensors[3]
     assert expanded.stride() == (0, 0, 0, 0)
     timed = [hard.kind for hard in hard_cases([case_of("bf16")], "cpu")]
     assert timed == ["expanded_gradient", "small_gradient"]

@@ -92,8 +92,10 @@ def test_columns_begin_with_the_nine_and_hold_the_common(operation: str) -> None
 
 @pytest.mark.parametrize("case", [CASE, AttentionCase("a", "fp16", 2, 4, 2, 32, 48, 64)])
 def test_every_column_has_one_source(case: AttentionCase | MoeCase) -> None:
-    known = definition(case.operation)
-    assert set(known.cells(case)) == set(known.columns) - set(run_folder.COMMON_COLUMNS)
+    operation_definition = definition(case.operation)
+    assert set(operation_definition.cells(case)) == set(operation_definition.columns) - set(
+        run_folder.COMMON_COLUMNS
+    )
 
 
 def test_samples_of_a_layer_in_the_nine_columns(folder: Path) -> None:
@@ -144,10 +146,10 @@ def test_report_of_layers(folder: Path) -> None:
 
 
 def test_rivals_are_the_fastest_of_each_cell() -> None:
-    found = rivals(compare(PLAN, samples(), {}, {}))
-    assert found is not None
-    assert found.geomean == pytest.approx(1.5)
-    assert (found.closest.cell, found.closest.implementation) == (CASE.id, "expert_loop")
+    summary = rivals(compare(PLAN, samples(), {}, {}))
+    assert summary is not None
+    assert summary.geomean == pytest.approx(1.5)
+    assert (summary.closest.cell, summary.closest.implementation) == (CASE.id, "expert_loop")
     baseline_only = compare(PLAN, [s for s in samples() if s.implementation != "expert_loop"], {}, {})
     assert rivals(baseline_only) is None
 
@@ -197,8 +199,8 @@ def test_the_moe_suite_has_the_layers_of_three_models() -> None:
     )
     assert {"mixtral-8x7b-64", "mixtral-8x7b-8192"} <= set(tokens)
     assert all(name.endswith(f"-{count}") for name, count in tokens.items())
-    known = registry("moe")
-    assert set(suite.implementations) <= set(known)
+    implementations = registry("moe")
+    assert set(suite.implementations) <= set(implementations)
 
 
 def test_a_processor_gets_the_suite_of_its_size() -> None:

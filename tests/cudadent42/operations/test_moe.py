@@ -157,8 +157,8 @@ def test_hard_inputs_are_what_they_say() -> None:
 
 def test_hard_values_at_the_smallest_and_the_largest_shape_in_reach() -> None:
     cases = [replace(CASE, name=f"c{tokens}", tokens=tokens) for tokens in (4096, 1, 16, 10**6)]
-    found = {hard.case.name.partition("@")[2] for hard in hard_cases(cases, "cpu")}
-    assert found == {"c1", "c4096"}
+    chunks = {hard.case.name.partition("@")[2] for hard in hard_cases(cases, "cpu")}
+    assert chunks == {"c1", "c4096"}
     assert {hard.case.dtype for hard in hard_cases([CASE, replace(CASE, dtype="fp32")], "cpu")} == {
         "bf16",
         "fp32",
@@ -295,11 +295,11 @@ def test_only_what_the_cases_can_lead_to_is_built(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("flashmoe_science.cuda.attention.hopper.nvrtc_version", lambda: (13, 0))
     monkeypatch.setattr("flashmoe_science.cuda.attention.gradients.hopper.nvrtc_version", lambda: (13, 0))
     kernels = OPERATION.cuda_kernels(["sm_90a"])
-    found = OPERATION.needed(kernels, [CASE])
-    assert 0 < len(found) < len(kernels) / 2
-    assert all(kernel.macros.get("ELEMENT_BF16", 1) == 1 for kernel in found)
-    assert all(kernel.macros.get("ACTIVATION", 0) in (0, 1) for kernel in found)
-    assert "topk_routing" not in {kernel.function for kernel in found}
+    needed = OPERATION.needed(kernels, [CASE])
+    assert 0 < len(needed) < len(kernels) / 2
+    assert all(kernel.macros.get("ELEMENT_BF16", 1) == 1 for kernel in needed)
+    assert all(kernel.macros.get("ACTIVATION", 0) in (0, 1) for kernel in needed)
+    assert "topk_routing" not in {kernel.function for kernel in needed}
     assert OPERATION.needed(kernels, [replace(CASE, dtype="fp32")]) == []
 
 

@@ -44,7 +44,7 @@ def test_all_any_and_none() -> None:
         PatternEvidence((log,), slow, (), {**cpu, "torch": "2.13"}),
     ]
     for evidence in applies:
-        assert [found.lesson for found in match(evidence, [lesson])] == [lesson]
+        assert [each.lesson for each in match(evidence, [lesson])] == [lesson]
     assert match(applies[0], [lesson])[0].because == (
         "x:2: the first line",
         "speedup_geomean = 0.12 (below 0.5)",
@@ -155,8 +155,8 @@ def test_a_damaged_lesson_of_the_users_own_does_not_hide_the_others(
     (folder / "bad.toml").write_text("schema_version = ")
     with pytest.raises(UsageError, match=r"bad\.toml"):
         lessons.library()
-    found = show.after_failure(of_text("OSError: x.so: undefined symbol: _ZN3c10", "log"))
-    assert [item.lesson.id for item in found] == ["one-translation-unit"]
+    matches = show.after_failure(of_text("OSError: x.so: undefined symbol: _ZN3c10", "log"))
+    assert [item.lesson.id for item in matches] == ["one-translation-unit"]
     said = capsys.readouterr().err
     assert "lesson: Types or symbols" in said
     assert "bad.toml" in said

@@ -48,7 +48,7 @@ def evidence(path: Path) -> PatternEvidence:
 
 
 def fired(path: Path) -> set[str]:
-    return {found.lesson.id for found in match(evidence(path), shipped())}
+    return {each.lesson.id for each in match(evidence(path), shipped())}
 
 
 @pytest.mark.parametrize(("name", "lesson"), FIRES)
@@ -91,4 +91,4 @@ def test_each_log_fires_one_lesson_only() -> None:
     ],
 )
 def test_an_end_is_taken_for_what_it_is(line: str, lessons: set[str]) -> None:
-    assert {found.lesson.id for found in match(of_text(line, "output"), shipped())} == lessons
+    assert {each.lesson.id for each in match(of_text(line, "output"), shipped())} == lessons

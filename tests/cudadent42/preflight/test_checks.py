@@ -118,10 +118,10 @@ def test_release_numbers(version: str, numbers: tuple[int, ...]) -> None:
 def test_a_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = dataclasses.replace(python.PACKAGES[1], name="no-such-package-42")
     monkeypatch.setattr(python, "PACKAGES", (absent,))
-    found = check("packages", context())
-    assert found.status is Status.FAIL
-    assert "no-such-package-42" in found.cause
-    assert found.fix.startswith(f"{sys.executable} -m pip install 'no-such-package-42>=")
+    result = check("packages", context())
+    assert result.status is Status.FAIL
+    assert "no-such-package-42" in result.cause
+    assert result.fix.startswith(f"{sys.executable} -m pip install 'no-such-package-42>=")
 
 
 def test_a_gpu_package_is_not_asked_for_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,8 +135,8 @@ def test_a_gpu_package_is_not_asked_for_on_a_cpu(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
-    found = check("disk", context(output=Path("/proc/here/run")))
-    assert found.status is Status.FAIL
+    result = check("disk", context(output=Path("/proc/here/run")))
+    assert result.status is Status.FAIL
     assert str(tmp_path) in check("disk", context(output=tmp_path / "a" / "b")).detail
 
 
@@ -160,9 +160,9 @@ def test_a_processor_without_avx2_is_a_warning(monkeypatch: pytest.MonkeyPatch) 
         host, "_cpuinfo", lambda: {"model name": "Intel(R) Old(TM) CPU @ 2GHz", "flags": "sse"}
     )
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    found = check("cpu", context())
-    assert found.status is Status.WARN
-    assert found.detail.startswith("Intel Old,")
+    result = check("cpu", context())
+    assert result.status is Status.WARN
+    assert result.detail.startswith("Intel Old,")
 
 
 # ---------------------------------------------------------------- what compiles
@@ -182,10 +182,10 @@ def test_nvcc_off_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda-12.8"))
     monkeypatch.setenv("PATH", "/usr/bin-is-not-here")
-    found = check("nvcc", context(WORKING))
-    assert found.status is Status.WARN
-    assert found.detail.startswith("12.8 at ")
-    assert found.fix == f"export PATH={tmp_path}/cuda-12.8/bin:$PATH"
+    result = check("nvcc", context(WORKING))
+    assert result.status is Status.WARN
+    assert result.detail.startswith("12.8 at ")
+    assert result.fix == f"export PATH={tmp_path}/cuda-12.8/bin:$PATH"
     assert check("nvcc", context()).status is Status.SKIP
 
     monkeypatch.setenv("PATH", str(tmp_path / "cuda-12.8/bin"))
@@ -195,9 +195,9 @@ def test_nvcc_off_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     toolchain.find_compiler.cache_clear()
     monkeypatch.setenv("CXX", "/no/such/compiler")
-    found = check("compiler", context())
-    assert found.status is Status.FAIL
-    assert "/no/such/compiler" in found.cause
+    result = check("compiler", context())
+    assert result.status is Status.FAIL
+    assert "/no/such/compiler" in result.cause
     assert check("compiler", context(WORKING)).status is Status.WARN
     toolchain.find_compiler.cache_clear()
 
@@ -207,13 +207,13 @@ def test_a_cache_that_others_can_write(tmp_path: Path, monkeypatch: pytest.Monke
     folder.mkdir()
     folder.chmod(0o777)
     monkeypatch.setenv(toolchain.DIRECTORY_VARIABLE, str(folder))
-    found = check("cache", context())
-    assert found.status is Status.FAIL
-    assert found.fix.endswith("-m cudadent42 cache clear")
+    result = check("cache", context())
+    assert result.status is Status.FAIL
+    assert result.fix.endswith("-m cudadent42 cache clear")
     planted = folder / ("ab" * 32 + ".so")
     planted.write_bytes(b"planted")
     planted.with_suffix(".json").write_text("{}")
-    (mended,) = fix.apply(MachineReport((found,), "", {}), context())
+    (mended,) = fix.apply(MachineReport((result,), "", {}), context())
     assert "only you can write to" in mended
     assert list(folder.iterdir()) == []
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -237,9 +237,9 @@ def test_an_open_folder_that_is_not_the_caches_alone_is_left_as_it_is(
 def test_a_cache_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(toolchain.DIRECTORY_VARIABLE, str(tmp_path / "file" / "cache"))
-    found = check("cache", context())
-    assert found.status is Status.FAIL
-    assert "cannot be made" in found.cause
+    result = check("cache", context())
+    assert result.status is Status.FAIL
+    assert "cannot be made" in result.cause
     assert not stat.S_ISDIR((tmp_path / "file").stat().st_mode)
 
 
@@ -269,16 +269,16 @@ def broken(**changes: object) -> GpuProbe:
     ],
 )
 def test_a_broken_driver_fails_with_its_own_cause(probe: GpuProbe, cause: str, fix: str) -> None:
-    found = check("driver", context(probe))
-    assert found.status is Status.FAIL
-    assert cause in found.cause
-    assert fix in found.fix
+    result = check("driver", context(probe))
+    assert result.status is Status.FAIL
+    assert cause in result.cause
+    assert fix in result.fix
     assert check("driver", context(probe, "cpu")).status is Status.SKIP
 
 
 def test_a_gpu_that_is_asked_for_and_not_there() -> None:
-    found = check("driver", context(NO_GPU, "cuda"))
-    assert (found.status, found.fix) == (Status.FAIL, "cudadent42 run --device cpu")
+    result = check("driver", context(NO_GPU, "cuda"))
+    assert (result.status, result.fix) == (Status.FAIL, "cudadent42 run --device cpu")
 
 
 def test_a_working_gpu() -> None:
@@ -288,12 +288,12 @@ def test_a_working_gpu() -> None:
     assert check("gpu-clocks", context(WORKING)).status is Status.OK
     assert check("gpu", context(WORKING, "cuda:1")).cause.startswith("device cuda:1 was asked for and 1 ")
     turing = dataclasses.replace(WORKING, gpus=(Gpu("Tesla T4", "7.5", 16 << 30, 40),))
-    found = check("gpu", context(turing))
-    assert (found.status, found.fix) == (Status.WARN, "cudadent42 run --dtype fp16")
+    result = check("gpu", context(turing))
+    assert (result.status, result.fix) == (Status.WARN, "cudadent42 run --dtype fp16")
     volta = dataclasses.replace(WORKING, gpus=(Gpu("Tesla V100", "7.0", 16 << 30, 80),))
-    found = check("gpu", context(volta))
-    assert found.status is Status.FAIL
-    assert "7.5 (Turing) or newer" in found.cause
+    result = check("gpu", context(volta))
+    assert result.status is Status.FAIL
+    assert "7.5 (Turing) or newer" in result.cause
 
 
 def test_a_gpu_that_is_shared_or_slowed() -> None:
@@ -309,13 +309,13 @@ def test_a_gpu_that_is_shared_or_slowed() -> None:
 def test_a_cpu_build_of_torch_beside_a_gpu() -> None:
     import torch
 
-    found = check("torch-cuda", context(WORKING))
+    result = check("torch-cuda", context(WORKING))
     if torch.version.cuda is None:
-        assert found.status is Status.FAIL
-        assert "is a CPU build" in found.cause
-        assert "--force-reinstall torch" in found.fix
+        assert result.status is Status.FAIL
+        assert "is a CPU build" in result.cause
+        assert "--force-reinstall torch" in result.fix
     else:
-        assert found.status in (Status.OK, Status.FAIL)
+        assert result.status in (Status.OK, Status.FAIL)
 
 
 def test_hardware_is_counted_from_the_bus(tmp_path: Path) -> None:
@@ -341,18 +341,18 @@ def test_the_probe_survives_a_driver_that_kills_its_process(
     library = compile_driver(tmp_path, "#include <stdlib.h>\nint cuInit(unsigned flags) { abort(); }\n")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(library.parent))
     monkeypatch.setattr(gpu_probe, "count_hardware", lambda: 1)
-    found = gpu_probe.Pending().result()
-    assert "signal 6" in found.init_name
-    assert check("driver", context(found)).status is Status.FAIL
+    result = gpu_probe.Pending().result()
+    assert "signal 6" in result.init_name
+    assert check("driver", context(result)).status is Status.FAIL
 
 
 def test_the_probe_survives_a_driver_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = compile_driver(tmp_path, "#include <unistd.h>\nint cuInit(unsigned f) { for (;;) pause(); }\n")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(library.parent))
     monkeypatch.setattr(gpu_probe, "count_hardware", lambda: 1)
-    found = gpu_probe.Pending().result(timeout_s=2.0)
-    assert found.timed_out
-    assert check("driver", context(found)).fix.startswith("sudo dmesg")
+    result = gpu_probe.Pending().result(timeout_s=2.0)
+    assert result.timed_out
+    assert check("driver", context(result)).fix.startswith("sudo dmesg")
 
 
 def test_the_probe_reads_what_a_driver_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,10 +371,10 @@ def test_the_probe_reads_what_a_driver_says(tmp_path: Path, monkeypatch: pytest.
     )
     monkeypatch.setenv("LD_LIBRARY_PATH", str(library.parent))
     monkeypatch.setattr(gpu_probe, "count_hardware", lambda: 1)
-    found = gpu_probe.Pending().result()
-    assert found.gpus == (Gpu("Toy GPU", "8.9", 8 << 30, 58),)
-    assert found.driver_cuda == "12.8"
-    assert gpu._gpu(context(found)).facts["gpu_name"] == "Toy GPU"
+    result = gpu_probe.Pending().result()
+    assert result.gpus == (Gpu("Toy GPU", "8.9", 8 << 30, 58),)
+    assert result.driver_cuda == "12.8"
+    assert gpu._gpu(context(result)).facts["gpu_name"] == "Toy GPU"
 
 
 def compile_driver(folder: Path, source: str) -> Path:
@@ -404,9 +404,9 @@ def test_open_counters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     profiler(tmp_path, "2025.3.1.0")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(ncu_install, "permission", lambda: Permission.OPEN)
-    found = check("counters", context(WORKING))
-    assert found.status is Status.OK
-    assert found.detail == f"Nsight Compute 2025.3.1 at {tmp_path / 'ncu'}, counters open"
+    result = check("counters", context(WORKING))
+    assert result.status is Status.OK
+    assert result.detail == f"Nsight Compute 2025.3.1 at {tmp_path / 'ncu'}, counters open"
     assert check("counters", context(WORKING, "cpu")).status is Status.SKIP
 
 
@@ -418,10 +418,10 @@ def test_closed_counters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, contai
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(ncu_install, "permission", lambda: Permission.CLOSED)
     monkeypatch.setattr(ncu_install, "in_container", lambda: container)
-    found = check("counters", context(WORKING))
-    assert found.status is Status.WARN
-    assert "ERR_NVGPUCTRPERM" in found.cause
-    assert fix in found.fix
+    result = check("counters", context(WORKING))
+    assert result.status is Status.WARN
+    assert "ERR_NVGPUCTRPERM" in result.cause
+    assert fix in result.fix
 
 
 def test_counters_of_which_nothing_is_known_are_not_open(
@@ -430,24 +430,24 @@ def test_counters_of_which_nothing_is_known_are_not_open(
     profiler(tmp_path, "2025.3.1.0")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(ncu_install, "permission", lambda: Permission.UNKNOWN)
-    found = check("counters", context(WORKING))
-    assert found.status is Status.WARN
-    assert found.detail.endswith("counters unknown")
-    assert "does not say" in found.cause
+    result = check("counters", context(WORKING))
+    assert result.status is Status.WARN
+    assert result.detail.endswith("counters unknown")
+    assert "does not say" in result.cause
 
 
 def test_a_profiler_that_does_not_run_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     profiler(tmp_path, "2025.3.1.0")
     (tmp_path / "ncu").write_text("#!/bin/sh\nexit 127\n")
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = check("counters", context(WORKING))
-    assert (found.status, str(tmp_path / "ncu") in found.cause) == (Status.WARN, True)
+    result = check("counters", context(WORKING))
+    assert (result.status, str(tmp_path / "ncu") in result.cause) == (Status.WARN, True)
 
 
 def test_an_old_profiler_and_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     if ncu_install.find() is None:
-        found = check("counters", context(WORKING))
-        assert (found.status, found.detail) == (Status.WARN, "no Nsight Compute")
+        result = check("counters", context(WORKING))
+        assert (result.status, result.detail) == (Status.WARN, "no Nsight Compute")
     profiler(tmp_path, "2022.4.1.0")
     assert "2022.4.1 is older" in check("counters", context(WORKING)).cause

@@ -81,9 +81,9 @@ def add(folder: Path, name: str, text: str) -> None:
 
 def line(output: str, check: str) -> str:
     """The lines of one check."""
-    found = re.search(rf"^(?:ok|warn|fail|skip) +{re.escape(check)} .*(?:\n {{8,}}.*)*", output, re.MULTILINE)
-    assert found, output
-    return found[0]
+    match = re.search(rf"^(?:ok|warn|fail|skip) +{re.escape(check)} .*(?:\n {{8,}}.*)*", output, re.MULTILINE)
+    assert match, output
+    return match[0]
 
 
 def test_the_script_in_the_repository_is_current() -> None:
@@ -93,11 +93,11 @@ def test_the_script_in_the_repository_is_current() -> None:
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.name)
 def test_a_probe_names_problems_and_values_that_exist(definition: Definition) -> None:
     text = (PROBES / f"{definition.name}.sh").read_text()
-    known = {problem.key: problem for problem in definition.problems}
+    problems = {problem.key: problem for problem in definition.problems}
     named = set(re.findall(r"\bproblem=([\w-]+)", text))
-    assert named <= set(known)
+    assert named <= set(problems)
     for key in named:
-        for field in template_fields(known[key]):
+        for field in template_fields(problems[key]):
             assert f"v_{field}" in text or field == "python", (key, field)
 
 
@@ -234,9 +234,9 @@ def test_torch_for_another_cuda_than_the_driver(
     )
     if not done.stdout:
         pytest.skip(f"no mounts here: {done.stderr.strip()}")
-    found = line(done.stdout, "torch-cuda")
-    assert found.startswith("fail" if said else "ok")
-    assert said in found
+    shown = line(done.stdout, "torch-cuda")
+    assert shown.startswith("fail" if said else "ok")
+    assert said in shown
     assert last in done.stdout.splitlines()
 
 

@@ -63,7 +63,7 @@ def diff_of(tmp_path: Path, changes: dict[str, tuple[str, str]]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("changes", "things"),
+    ("changes", "names"),
     [
         ({}, ()),
         ({"kernels/k.cu": ("WARPS 4", "WARPS 12")}, ("kernels/k.cu: WARPS",)),
@@ -90,10 +90,10 @@ def diff_of(tmp_path: Path, changes: dict[str, tuple[str, str]]) -> str:
         ({"new.py": ("", "def f():\n    return 1\n")}, ("new.py: top level",)),
     ],
 )
-def test_things(tmp_path: Path, changes: dict[str, tuple[str, str]], things: tuple[str, ...]) -> None:
+def test_things(tmp_path: Path, changes: dict[str, tuple[str, str]], names: tuple[str, ...]) -> None:
     change = count(diff_of(tmp_path, changes))
-    assert sorted((*change.functions, *change.constants)) == sorted(things)
-    assert change.things == len(things)
+    assert sorted((*change.functions, *change.constants)) == sorted(names)
+    assert change.things == len(names)
 
 
 def test_only_a_folder(tmp_path: Path) -> None:

@@ -31,10 +31,10 @@ def run(tmp_path: Path) -> Path:
     random = np.random.default_rng(0)
     folder = tmp_path / "run"
     samples = [
-        Sample(case.id, name, block, place, float(random.normal(2.0, 0.01)), 1, math.nan, 0.5)
+        Sample(case.id, name, block, index, float(random.normal(2.0, 0.01)), 1, math.nan, 0.5)
         for case in CASES
         for block in range(25)
-        for place, name in enumerate(("pytorch", "pytorch_control", "ours"))
+        for index, name in enumerate(("pytorch", "pytorch_control", "ours"))
     ]
     with RunWriter(folder, PLAN, MachineReport((), "", {}), None, ("test",)) as writer:
         for sample in samples:

@@ -33,8 +33,8 @@ def test_ours_and_pytorch_have_none_of_their_own() -> None:
 
 def test_the_files_of_a_race_are_its_versions() -> None:
     versions = {"a": Version("main", "c" * 40, "d" * 64), "b": Version("WORKTREE", "", "e" * 64)}
-    found = of_plan(replace(PLAN, baseline="a", implementations=("a", "b"), versions=versions))
-    assert [its.label for its in found.values()] == ["cccccccc", "file eeeeeeee"]
+    sources = of_plan(replace(PLAN, baseline="a", implementations=("a", "b"), versions=versions))
+    assert [its.label for its in sources.values()] == ["cccccccc", "file eeeeeeee"]
 
 
 @pytest.mark.parametrize(("kind", "suffix"), [(Kind.CPU, ".toml"), (Kind.PYTHON, ".py:attention")])

@@ -247,5 +247,5 @@ def test_runs_that_begin_in_one_second_get_folders_of_their_own(tmp_path: Path) 
 
 
 def test_revision_of_this_tree() -> None:
-    found = revision()
-    assert found is None or len(found.commit) == 40
+    current = revision()
+    assert current is None or len(current.commit) == 40

@@ -26,22 +26,22 @@ def begin(project: Path, workshop: Any, clock: Any, **settings: Any) -> Path:
 @contextmanager
 def desk(path: Path, workshop: Any, clock: Any) -> Any:
     observer = Watched(quick.Quiet())
-    with at_work(load(path), workshop, observer, clock) as found:
-        observer.check = found.check_budget
-        found.said = observer._observer.said
-        yield found
+    with at_work(load(path), workshop, observer, clock) as at_desk:
+        observer.check = at_desk.check_budget
+        at_desk.said = observer._observer.said
+        yield at_desk
 
 
 def work(
     path: Path, workshop: Any, clock: Any, choice: steps.Choice | None = None, ask: bool | None = None
 ) -> steps.Step:
-    with desk(path, workshop, clock) as found:
-        return steps.work(found, choice or steps.Choice(), lambda question: ask)
+    with desk(path, workshop, clock) as at_desk:
+        return steps.work(at_desk, choice or steps.Choice(), lambda question: ask)
 
 
 def advance(path: Path, workshop: Any, clock: Any, override: str = "") -> steps.Step:
-    with desk(path, workshop, clock) as found:
-        return steps.advance(found, steps.Choice(override))
+    with desk(path, workshop, clock) as at_desk:
+        return steps.advance(at_desk, steps.Choice(override))
 
 
 def change(project: Path, repeats: int) -> None:

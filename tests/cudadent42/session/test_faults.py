@@ -38,9 +38,9 @@ def whole_session(project: Path) -> None:
     """Everything that a session does, going on from wherever it stands."""
     workshop = quick.QuickWorkshop()
     clock = quick.ToyClock()
-    known = folders.all_sessions(sessions_folder(project))
-    if known:
-        session = load(known[0])
+    sessions = folders.all_sessions(sessions_folder(project))
+    if sessions:
+        session = load(sessions[0])
     else:
         session = steps.start(project, "trial", "default", Settings("unit", "race"), workshop, clock)
 
@@ -150,11 +150,11 @@ def killed_at(number: int, work: Callable[[], None]) -> int:
 
 def samples(project: Path) -> dict[str, bytes]:
     """Every whole row of every samples file."""
-    found = {}
+    whole_lines = {}
     for path in (project / "sessions").glob("*/runs/*/samples.csv"):
         data = path.read_bytes()
-        found[str(path.relative_to(project))] = data[: data.rfind(b"\n") + 1]
-    return found
+        whole_lines[str(path.relative_to(project))] = data[: data.rfind(b"\n") + 1]
+    return whole_lines
 
 
 def test_killed_again_and_again_in_one_session(project: Path) -> None:

@@ -37,10 +37,10 @@ def run(name: str, speedup: float | None, share: float = 0.0) -> RunRecord:
 
 def test_the_errors_of_both_runs_add_up() -> None:
     """By hand: 3 % and 4 % apart are 5 % together, as logarithms."""
-    found = improvement(run("b", 2.0, math.expm1(0.03)), run("a", 1.0, math.expm1(0.04)))
-    assert found.value == pytest.approx(2.0)
-    assert (found.low, found.high) == pytest.approx((2 * math.exp(-0.05), 2 * math.exp(0.05)))
-    assert found.from_run == pytest.approx((2 * math.exp(-0.03), 2 * math.exp(0.03)))
+    metric = improvement(run("b", 2.0, math.expm1(0.03)), run("a", 1.0, math.expm1(0.04)))
+    assert metric.value == pytest.approx(2.0)
+    assert (metric.low, metric.high) == pytest.approx((2 * math.exp(-0.05), 2 * math.exp(0.05)))
+    assert metric.from_run == pytest.approx((2 * math.exp(-0.03), 2 * math.exp(0.03)))
 
 
 @given(st.floats(0, 0.5), st.floats(0, 0.5))
@@ -48,10 +48,10 @@ def test_what_the_controls_show_beyond_the_margin_widens_the_interval(one: float
     """As it does that of a single run, for each of the two; more blocks do not mend it."""
     b, a = run("b", 2.0, 0.03), run("a", 1.0, 0.04)
     quiet = improvement(b, a)
-    found = improvement(replace(b, control_excess=one), replace(a, control_excess=other))
+    metric = improvement(replace(b, control_excess=one), replace(a, control_excess=other))
     wider = (1 + one) * (1 + other)
-    assert (found.low, found.high) == pytest.approx((quiet.low / wider, quiet.high * wider))
-    assert (found.value, found.from_run) == (quiet.value, quiet.from_run)
+    assert (metric.low, metric.high) == pytest.approx((quiet.low / wider, quiet.high * wider))
+    assert (metric.value, metric.from_run) == (quiet.value, quiet.from_run)
 
 
 def test_runs_of_the_same_code_are_called_a_regression_no_more_often_than_one_run_is_called_slow() -> None:

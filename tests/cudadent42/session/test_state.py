@@ -227,10 +227,10 @@ def test_the_default_protocol_is_the_five_checkpoints() -> None:
 def test_a_protocol_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "p.toml"
     path.write_text(TEXT)
-    found, text = protocol.load(str(path))
+    loaded, text = protocol.load(str(path))
     assert text == TEXT
-    assert found.checkpoints[1].work is Work.CHANGE
-    assert found.budget_minutes == 7.5
+    assert loaded.checkpoints[1].work is Work.CHANGE
+    assert loaded.budget_minutes == 7.5
 
 
 @pytest.mark.parametrize(

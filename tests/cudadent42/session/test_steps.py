@@ -42,8 +42,8 @@ def test_from_start_to_report(project: Path, workshop: Any, clock: Any) -> None:
     work(path, workshop, clock)
     with pytest.raises(GateFailedError, match="no note yet"):
         advance(path, workshop, clock)
-    with desk(path, workshop, clock) as found:
-        steps.note(found, "Doing it thrice was *not* needed <b>")
+    with desk(path, workshop, clock) as at_desk:
+        steps.note(at_desk, "Doing it thrice was *not* needed <b>")
     advance(path, workshop, clock)
 
     state = load(path).state
@@ -348,8 +348,8 @@ def test_gates_that_cannot_be_judged_are_overridden(project: Path, workshop: Any
         advance(path, Puzzled(), clock)
     step = advance(path, Puzzled(), clock, override="the gate is wrong, the run is not")
     assert "is a word" in step.lines[0]
-    found = load(path).state.checkpoints[0]
-    assert (found.passed, found.overridden) == (True, True)
+    checkpoint = load(path).state.checkpoints[0]
+    assert (checkpoint.passed, checkpoint.overridden) == (True, True)
 
 
 @pytest.mark.parametrize(
@@ -409,9 +409,9 @@ def test_a_clock_that_jumps_does_not_corrupt_minutes(project: Path, workshop: An
     work(path, workshop, clock)
     clock.pass_s(60)
     clock.wall_s -= 2 * 86_400
-    with desk(path, workshop, clock) as found:
-        steps.note(found, "late")
-        assert any("the clock was set back by 172800 s" in line for line in found.said)
+    with desk(path, workshop, clock) as at_desk:
+        steps.note(at_desk, "late")
+        assert any("the clock was set back by 172800 s" in line for line in at_desk.said)
     state = load(path).state
     assert state.seconds == pytest.approx(120, abs=1)
     assert [round(jump / 86_400) for jump in state.jumps_s] == [1, -2]
@@ -423,8 +423,8 @@ def test_one_session_at_a_time(project: Path, workshop: Any, clock: Any) -> None
         begin(project, workshop, clock)
     with desk(path, workshop, clock), pytest.raises(UsageError, match="being worked on by process"):
         work(path, workshop, clock)
-    with desk(path, workshop, clock) as found:
-        steps.abort(found, "enough")
+    with desk(path, workshop, clock) as at_desk:
+        steps.abort(at_desk, "enough")
     assert begin(project, workshop, clock) != path
     assert (path / "report.md").read_text().count("enough") == 1
 

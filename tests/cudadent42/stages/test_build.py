@@ -44,12 +44,12 @@ def test_the_cpu_kernel_is_built_with_its_recipe() -> None:
 def test_only_what_the_cases_can_lead_to_is_built() -> None:
     kernels = OPERATION.cuda_kernels(["sm_80"])
     case = AttentionCase("c", "bf16", 1, 1, 1, 64, 64, 72)
-    found = OPERATION.needed(kernels, [case])
-    assert {kernel.function for kernel in found} == {kernel.function for kernel in kernels}
-    assert {kernel.macros["ELEMENT_BF16"] for kernel in found} == {1}
+    needed = OPERATION.needed(kernels, [case])
+    assert {kernel.function for kernel in needed} == {kernel.function for kernel in kernels}
+    assert {kernel.macros["ELEMENT_BF16"] for kernel in needed} == {1}
     for function in {kernel.function for kernel in kernels}:
         sizes = {kernel.macros["HEAD_DIM"] for kernel in kernels if kernel.function == function}
-        kept = {kernel.macros["HEAD_DIM"] for kernel in found if kernel.function == function}
+        kept = {kernel.macros["HEAD_DIM"] for kernel in needed if kernel.function == function}
         assert kept == {min(size for size in sizes if size >= 72)}
     assert OPERATION.needed(kernels, [replace(case, dtype="fp32"), replace(case, head_dim=512)]) == []
 

@@ -101,8 +101,8 @@ def test_hard_values_at_the_largest_shape_in_reach() -> None:
     cases = [
         AttentionCase(f"c{n}", "bf16", 1, 1, 1, n, n, 64, causal) for n in lengths for causal in (False, True)
     ]
-    found = {hard.case.name.partition("@")[2] for hard in hard_cases(cases, "cpu")}
-    assert found == {"c1024"}
+    chunks = {hard.case.name.partition("@")[2] for hard in hard_cases(cases, "cpu")}
+    assert chunks == {"c1024"}
     assert {hard.case.causal for hard in hard_cases(cases, "cpu")} == {False, True}
 
 
@@ -313,9 +313,9 @@ def test_stage_resumes_where_it_is_told(plug_ins: Callable[[str], str]) -> None:
     events: list[Event] = []
     verify(plan, emit=events.append, start=3)
     expected = [(unit.case.id, unit.kind) for unit in units(plan)[3:]]
-    found = [(e.result.case, e.result.input) for e in events if isinstance(e, CaseVerified)]
-    assert len(found) > 5
-    assert found == expected
+    verified = [(e.result.case, e.result.input) for e in events if isinstance(e, CaseVerified)]
+    assert len(verified) > 5
+    assert verified == expected
 
 
 def test_inputs_depend_on_seed_case_and_index() -> None:

@@ -57,9 +57,9 @@ def competitors() -> Iterator[None]:
 @linux
 @pytest.mark.usefixtures("competitors")
 def test_a_probe_among_competitors_finds_the_machine_busy() -> None:
-    found = probe()
-    assert found.busy
-    assert found.waited_share > 0.3
+    probed = probe()
+    assert probed.busy
+    assert probed.waited_share > 0.3
 
 
 def test_a_few_disturbed_windows_are_not_a_busy_machine() -> None:

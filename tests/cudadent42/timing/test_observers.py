@@ -35,20 +35,20 @@ def measured(call: str) -> float:
 @linux
 def test_memory_counts_scratch_and_output() -> None:
     """30 MB of scratch under a 10 MB output; the scratch is gone when the call returns."""
-    found = measured("""
+    megabytes = measured("""
 def call():
     scratch = torch.ones(7_500_000)
     return scratch[:2_500_000] * 2.0
 
 call()  # the first call also pages in code
 """)
-    assert found == pytest.approx(40.0, abs=4.0)  # huge pages round up by up to 2 MB each
+    assert megabytes == pytest.approx(40.0, abs=4.0)  # huge pages round up by up to 2 MB each
 
 
 @linux
 def test_memory_that_a_collection_frees_hides_nothing() -> None:
     """30 MB that only a cycle held, and a call in which the collector looks."""
-    found = measured("""
+    megabytes = measured("""
 cycle = [torch.ones(7_500_000)]
 cycle.append(cycle)
 del cycle
@@ -58,7 +58,7 @@ def call():
     scratch = torch.ones(5_000_000)
     return scratch[:500_000] * 2.0
 """)
-    assert found >= 20.0
+    assert megabytes >= 20.0
 
 
 @linux

@@ -24,18 +24,18 @@ def test_disturbed_readings_do_not_count(monkeypatch: pytest.MonkeyPatch) -> Non
     )
     monkeypatch.setattr(quiet, "waited_s", lambda: next(waited))
     latencies = iter([0.59, 7.9, 7.9] * 20)
-    found = quiet_readings(lambda: reader(latencies), 5)
-    assert [each.latency_ms for each in found.readings] == [0.59] * 5
-    assert found.taken == 13
+    result = quiet_readings(lambda: reader(latencies), 5)
+    assert [each.latency_ms for each in result.readings] == [0.59] * 5
+    assert result.taken == 13
 
 
 def test_a_machine_without_a_quiet_moment_gives_none_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     waited = iter(float(number) for number in range(1000))
     monkeypatch.setattr(quiet, "waited_s", lambda: next(waited))
-    found = quiet_readings(lambda: reader(iter([7.9])), 5)
-    assert found.readings == ()
-    assert found.taken == 5 * MOST_FOR_ONE
-    assert found.reason.startswith("other work took the processors away in 50 of 50 readings; repeat")
+    result = quiet_readings(lambda: reader(iter([7.9])), 5)
+    assert result.readings == ()
+    assert result.taken == 5 * MOST_FOR_ONE
+    assert result.reason.startswith("other work took the processors away in 50 of 50 readings; repeat")
 
 
 def test_where_nothing_is_told_every_reading_counts(monkeypatch: pytest.MonkeyPatch) -> None:

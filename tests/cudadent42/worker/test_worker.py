@@ -136,15 +136,15 @@ def make_plan(*names: str) -> Plan:
 
 
 def verdict(report: VerifyReport, case: AttentionCase, implementation: str) -> VerifiedCase:
-    [found] = [c for c in report.cases if (c.case, c.implementation) == (case.id, implementation)]
-    return found
+    [result] = [c for c in report.cases if (c.case, c.implementation) == (case.id, implementation)]
+    return result
 
 
 def by_case(report: BenchReport) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
+    implementations: dict[str, set[str]] = {}
     for sample in report.samples:
-        found.setdefault(sample.case, set()).add(sample.implementation)
-    return found
+        implementations.setdefault(sample.case, set()).add(sample.implementation)
+    return implementations
 
 
 def test_both_stages_in_one_process(candidate: Callable[[str], str], tmp_path: Path) -> None:

@@ -119,9 +119,9 @@ def test_any_shape_and_any_routing(
     limit = 2**40 if wide else 2**31 - 1
     strange = data.draw(st.lists(st.integers(-limit, limit), max_size=8))
     ids = moe.topk_ids.to(torch.int64 if wide else torch.int32)
-    for place, value in enumerate(strange):
+    for index, value in enumerate(strange):
         if ids.numel():
-            ids.view(-1)[place * 7 % ids.numel()] = value
+            ids.view(-1)[index * 7 % ids.numel()] = value
     moe = type(moe)(*moe.tensors[:4], ids)
     assert_as_exact_as_torch(cpu_moe.forward(*moe.tensors, instruction_set=instruction_set), moe)
 

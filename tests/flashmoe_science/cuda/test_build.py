@@ -25,12 +25,12 @@ def test_everything_compiles(architecture: str) -> None:
     """Spills, a stack frame and serialised wgmma raise. Into the common cache: `cudadent42 build` finds it there."""
     built = build([architecture])
     assert len(built) == len(kernels([architecture]))
-    for found in built:
-        assert found.resources is not None
-        assert found.resources.spill_store_bytes == found.resources.spill_load_bytes == 0
-        assert found.resources.stack_bytes == 0
-        assert found.resources.blocks_per_sm >= 1
-        assert "C75" not in found.log
+    for kernel_build in built:
+        assert kernel_build.resources is not None
+        assert kernel_build.resources.spill_store_bytes == kernel_build.resources.spill_load_bytes == 0
+        assert kernel_build.resources.stack_bytes == 0
+        assert kernel_build.resources.blocks_per_sm >= 1
+        assert "C75" not in kernel_build.log
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -93,9 +93,9 @@ class _OtherArguments:
         pass
 
 
-@pytest.mark.parametrize("found", [None, _Careless, _OtherArguments, object])
-def test_an_unknown_check_is_not_used(found: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeat, "_private", lambda: SimpleNamespace(TensorGuards=found))
+@pytest.mark.parametrize("guards_type", [None, _Careless, _OtherArguments, object])
+def test_an_unknown_check_is_not_used(guards_type: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeat, "_private", lambda: SimpleNamespace(TensorGuards=guards_type))
     repeat._tensor_guards.cache_clear()
     try:
         assert repeat.matcher(*tensors()) is repeat.never

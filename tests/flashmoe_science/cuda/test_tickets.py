@@ -39,7 +39,7 @@ def test_the_per_thread_stream_is_another_in_every_thread() -> None:
         return [counters.take(_PER_THREAD_STREAM) for _ in range(2)]
 
     with ThreadPoolExecutor(3) as threads:
-        taken = [found.result() for found in [threads.submit(take) for _ in range(3)]]
+        taken = [future.result() for future in [threads.submit(take) for _ in range(3)]]
     assert all(first == second for first, second in taken)
     assert {first for first, _ in taken} == set(addresses[:3])
 

@@ -47,9 +47,9 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 class Attacker:
     """The other user's process, for as long as the block runs."""
 
-    def __init__(self, way: str, ground: Path, library: Path, place: Path) -> None:
+    def __init__(self, way: str, ground: Path, library: Path, folder: Path) -> None:
         program = Path(__file__).with_name("cache_attacker.py")
-        recipes = place / "recipes.json"
+        recipes = folder / "recipes.json"
         recipes.write_text(json.dumps({recipe_key(each): dataclasses.asdict(each) for each in RECIPES}))
         arguments = [way, str(ground), "cache", str(library), str(recipes), str(ATTACKER)]
         self._process = subprocess.Popen(

@@ -116,11 +116,11 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_cxx_is_honoured_with_its_arguments(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: Path, cache: CompileCache
 ) -> None:
-    found = host.find_compiler()
-    if len(found.command) != 1:
+    compiler = host.find_compiler()
+    if len(compiler.command) != 1:
         pytest.skip("needs a compiler that is one program")
     wrapper = tmp_path / "my compiler"
-    wrapper.write_text(f'#!/bin/sh\nexec {found.command[0]} "$@"\n')
+    wrapper.write_text(f'#!/bin/sh\nexec {compiler.command[0]} "$@"\n')
     wrapper.chmod(0o755)
     monkeypatch.setenv("CXX", f"'{wrapper}' -DWRAPPED")
     host.find_compiler.cache_clear()
@@ -146,11 +146,11 @@ def test_cxx_that_does_not_run(monkeypatch: pytest.MonkeyPatch, value: str, mess
 def test_a_full_disk_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: Path, cache: CompileCache
 ) -> None:
-    found = host.find_compiler()
-    if len(found.command) != 1 or not Path("/dev/full").exists():
+    compiler = host.find_compiler()
+    if len(compiler.command) != 1 or not Path("/dev/full").exists():
         pytest.skip("needs a compiler that is one program, and /dev/full")
     wrapper = tmp_path / "compiler"
-    wrapper.write_text(f'#!/bin/sh\nexec {found.command[0]} "$@" -o /dev/full\n')
+    wrapper.write_text(f'#!/bin/sh\nexec {compiler.command[0]} "$@" -o /dev/full\n')
     wrapper.chmod(0o755)
     monkeypatch.setenv("CXX", str(wrapper))
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")

@@ -27,22 +27,22 @@ ARCHITECTURES = st.sampled_from(sorted(limits.LIMITS))
 def test_occupancy(
     architecture: str, threads: int, registers: int, shared: int, blocks: int, fraction: float
 ) -> None:
-    found = limits.occupancy(architecture, threads, registers, shared)
-    assert (found.blocks_per_sm, found.fraction) == (blocks, pytest.approx(fraction))
+    occupancy = limits.occupancy(architecture, threads, registers, shared)
+    assert (occupancy.blocks_per_sm, occupancy.fraction) == (blocks, pytest.approx(fraction))
 
 
 @given(ARCHITECTURES, st.integers(1, 1024), st.integers(1, 255), st.integers(0, 300_000))
 def test_occupancy_stays_within_the_limits(
     architecture: str, threads: int, registers: int, shared: int
 ) -> None:
-    found = limits.occupancy(architecture, threads, registers, shared)
+    occupancy = limits.occupancy(architecture, threads, registers, shared)
     limit = limits.limits(architecture)
-    assert 0 <= found.fraction <= 1
-    assert found.blocks_per_sm * threads <= limit.threads_per_sm
-    assert found.blocks_per_sm * threads * registers <= 65536
-    assert found.blocks_per_sm * shared <= limit.shared_per_sm
+    assert 0 <= occupancy.fraction <= 1
+    assert occupancy.blocks_per_sm * threads <= limit.threads_per_sm
+    assert occupancy.blocks_per_sm * threads * registers <= 65536
+    assert occupancy.blocks_per_sm * shared <= limit.shared_per_sm
     if shared > limit.shared_per_block:
-        assert found.blocks_per_sm == 0
+        assert occupancy.blocks_per_sm == 0
 
 
 @given(ARCHITECTURES, st.integers(1, 512), st.integers(1, 254), st.integers(0, 100_000))

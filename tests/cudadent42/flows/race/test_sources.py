@@ -49,8 +49,8 @@ def test_the_working_tree_has_what_is_not_committed_and_not_what_is_ignored(tmp_
     (root / "ignored.py").write_text("")
     (root / "new.py").write_text("x = 1\n")
     (root / "kernels/helper.py").unlink()
-    found = tree(folder_of(export(WORKING_TREE, root, r.ENTRY)))
-    assert set(found) == {".gitignore", "new.py", "kernels/mine.py"}
+    files = tree(folder_of(export(WORKING_TREE, root, r.ENTRY)))
+    assert set(files) == {".gitignore", "new.py", "kernels/mine.py"}
 
 
 def test_equal_sources_have_one_address(tmp_path: Path) -> None:
@@ -61,9 +61,9 @@ def test_equal_sources_have_one_address(tmp_path: Path) -> None:
     assert (working.commit, folder.revision) == ("", "repo")
 
 
-@pytest.mark.parametrize("place", ["src/flashmoe_science", "flashmoe_science"])
-def test_the_package_is_found_where_trees_have_it(tmp_path: Path, place: str) -> None:
-    package = tmp_path / "tree" / place
+@pytest.mark.parametrize("layout", ["src/flashmoe_science", "flashmoe_science"])
+def test_the_package_is_found_where_trees_have_it(tmp_path: Path, layout: str) -> None:
+    package = tmp_path / "tree" / layout
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
     (tmp_path / "tree" / "other.py").write_text("")

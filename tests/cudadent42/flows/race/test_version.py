@@ -61,31 +61,39 @@ def versions(tmp_path: Path, *values: str) -> dict[str, Version]:
     return name_versions(*exported)
 
 
-def value_of(name: str, known: dict[str, Version], case: AttentionCase = CASE) -> float:
-    found = implementation(name, "attention", known)
-    call = found.prepare(case, numerics(case).input_sets(case, 0, 1, "cpu")[0])
+def value_of(name: str, by_name: dict[str, Version], case: AttentionCase = CASE) -> float:
+    loaded = implementation(name, "attention", by_name)
+    call = loaded.prepare(case, numerics(case).input_sets(case, 0, 1, "cpu")[0])
     return float(call().flatten()[0])
 
 
 def test_each_has_its_own_modules_state_and_operators(tmp_path: Path) -> None:
-    known = versions(tmp_path, "10", "20")
-    first, second = known
-    assert [value_of(first, known), value_of(second, known), value_of(first, known)] == [11.0, 21.0, 12.0]
+    by_name = versions(tmp_path, "10", "20")
+    first, second = by_name
+    assert [value_of(first, by_name), value_of(second, by_name), value_of(first, by_name)] == [
+        11.0,
+        21.0,
+        12.0,
+    ]
     assert "flashmoe_science.lazy" not in sys.modules
 
 
 def test_a_tree_against_itself_has_two_copies(tmp_path: Path) -> None:
-    known = versions(tmp_path, "30", "30")
-    first, second = known
+    by_name = versions(tmp_path, "30", "30")
+    first, second = by_name
     assert second == first.replace("tree0-30", "tree1-30") or second.endswith("-again")
-    assert [value_of(first, known), value_of(first, known), value_of(second, known)] == [31.0, 32.0, 31.0]
+    assert [value_of(first, by_name), value_of(first, by_name), value_of(second, by_name)] == [
+        31.0,
+        32.0,
+        31.0,
+    ]
 
 
 def test_a_case_that_a_version_does_not_do_is_not_done(tmp_path: Path) -> None:
-    known = versions(tmp_path, "40", "50")
+    by_name = versions(tmp_path, "40", "50")
     wide = AttentionCase("wide", "fp32", 1, 1, 1, 4, 4, 128)
     with pytest.raises(UnsupportedCaseError, match="too wide"):
-        value_of(next(iter(known)), known, wide)
+        value_of(next(iter(by_name)), by_name, wide)
 
 
 def test_operators_whose_namespace_is_computed_are_refused_rather_than_mixed_up(tmp_path: Path) -> None:
@@ -101,22 +109,22 @@ def flash_attention(query, key, value, *, causal, softmax_scale):
 """,
         }
 
-    known = name_versions(
+    by_name = name_versions(
         *(export(str(r.package(tmp_path / f"computed{value}", files(value)))) for value in (1, 2))
     )
-    first, second = known
-    implementation(first, "attention", known)
+    first, second = by_name
+    implementation(first, "attention", by_name)
     with pytest.raises(UsageError, match="register operators of torch in the namespace 'computed_name'"):
-        implementation(second, "attention", known)
+        implementation(second, "attention", by_name)
 
 
 def test_a_file_of_somebody_else_s_tree_and_its_neighbours(tmp_path: Path) -> None:
     root = r.repository(tmp_path / "repo")
     r.write_kernel(root, offset="7.0")
     r.commit(root, "Another")
-    known = name_versions(*(export(each, root, r.ENTRY) for each in ("HEAD~1", "HEAD")))
+    by_name = name_versions(*(export(each, root, r.ENTRY) for each in ("HEAD~1", "HEAD")))
     case = AttentionCase("one", "fp32", 1, 1, 1, 16, 16, 32)
-    old, new = (value_of(name, known, case) for name in known)
+    old, new = (value_of(name, by_name, case) for name in by_name)
     assert new == pytest.approx(old + 7.0, abs=1e-4)
     assert "helper" not in sys.modules
 
@@ -124,9 +132,9 @@ def test_a_file_of_somebody_else_s_tree_and_its_neighbours(tmp_path: Path) -> No
 def test_a_tree_that_does_not_import_says_so(tmp_path: Path) -> None:
     root = r.repository(tmp_path / "repo")
     r.write_kernel(root, extra="import not_there_at_all")
-    known = name_versions(*(export(each, root, r.ENTRY) for each in ("HEAD", "WORKTREE")))
+    by_name = name_versions(*(export(each, root, r.ENTRY) for each in ("HEAD", "WORKTREE")))
     with pytest.raises(UsageError, match=r"mine of WORKTREE failed on import: ModuleNotFoundError"):
-        implementation(list(known)[1], "attention", known)
+        implementation(list(by_name)[1], "attention", by_name)
 
 
 def test_an_argument_that_an_older_version_lacks() -> None:

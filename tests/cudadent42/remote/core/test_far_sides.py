@@ -159,14 +159,14 @@ def test_a_run_that_could_not_be_started_is_not_waited_for(
     nobody = at(server, "/nowhere/python")
     with pytest.raises(LabError, match=r"no such Python there; .*--python.*: /nowhere/python"):
         run_on(nobody, "cpu", (), tmp_path / "back", lambda line: None, lambda chunk: None)
-    assert [known for known in record.records() if not known.fetched] == []
+    assert [each for each in record.records() if not each.fetched] == []
     there = at(server, str(python))
     jobs.start(there, "job-1", "cpu", ())
     (tmp_path / "back").mkdir()  # as the command does for a run that was not told where to go
     with pytest.raises(BusyError, match="busy with job-1"):
         run_on(there, "cpu", (), tmp_path / "back", lambda line: None, lambda chunk: None)
     assert not (tmp_path / "back").exists()
-    assert [known for known in record.records() if not known.fetched] == []
+    assert [each for each in record.records() if not each.fetched] == []
     jobs.stop(there, "job-1")
 
 
@@ -294,8 +294,8 @@ def test_a_job_that_cannot_be_followed_is_waited_for(
 
     def state(workspace: Workspace, job: str) -> State:
         asked.append("asked")
-        found = next(states, None)
-        return ask(workspace, job) if found is None else State(found)
+        answer = next(states, None)
+        return ask(workspace, job) if answer is None else State(answer)
 
     monkeypatch.setattr(jobs, "follow", lambda *_: asked.append("not followed"))
     monkeypatch.setattr(jobs, "state", state)

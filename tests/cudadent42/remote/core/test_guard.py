@@ -67,11 +67,11 @@ def pid(server: Server) -> int:
 
 def until_acted(workspace: Workspace) -> watchdog.Watch:
     for _ in range(600):
-        found = watchdog.report(workspace)
-        if found is not None and found.acted is not None:
-            return found
+        watch = watchdog.report(workspace)
+        if watch is not None and watch.acted is not None:
+            return watch
         time.sleep(0.1)
-    raise AssertionError(found)
+    raise AssertionError(watch)
 
 
 def test_installed_once_and_changed_in_place(server: Server, workspace: Workspace) -> None:
@@ -83,11 +83,11 @@ def test_installed_once_and_changed_in_place(server: Server, workspace: Workspac
         is Keeper.PROCESS
     )
     assert pid(server) == first
-    found = watchdog.report(workspace)
-    assert found is not None
-    assert (found.watches, found.keeper, found.acted) == (True, Keeper.PROCESS, None)
-    assert (found.idle_s, found.budget_s) == (NEVER, NEVER)
-    assert found.line().startswith("the watchdog powers the machine off when it is idle for ")
+    watch = watchdog.report(workspace)
+    assert watch is not None
+    assert (watch.watches, watch.keeper, watch.acted) == (True, Keeper.PROCESS, None)
+    assert (watch.idle_s, watch.budget_s) == (NEVER, NEVER)
+    assert watch.line().startswith("the watchdog powers the machine off when it is idle for ")
 
 
 def test_another_version_takes_the_place_of_the_one_that_is_there(
@@ -117,9 +117,9 @@ def test_one_that_does_not_arrive_whole_takes_the_place_of_none(
         patch.setattr(watchdog, "call", cut)
         with pytest.raises(LabError, match="did not arrive whole"):
             watchdog.arm(workspace, limits(server, budget_s=NEVER), Keeper.PROCESS)
-    found = watchdog.report(workspace)
-    assert found is not None
-    assert (pid(server), found.watches, found.idle_s, found.budget_s) == (first, True, NEVER, 0)
+    watch = watchdog.report(workspace)
+    assert watch is not None
+    assert (pid(server), watch.watches, watch.idle_s, watch.budget_s) == (first, True, NEVER, 0)
 
 
 def test_it_acts_after_every_connection_is_gone(server: Server, workspace: Workspace) -> None:
@@ -131,9 +131,9 @@ def test_it_acts_after_every_connection_is_gone(server: Server, workspace: Works
             break
         time.sleep(0.1)
     assert (server.folder / "done").read_text() == "idle\n"
-    found = until_acted(workspace)
-    assert found.acted is Reason.IDLE
-    assert found.line().startswith("the watchdog powered the machine off: idle for 0 min ")
+    watch = until_acted(workspace)
+    assert watch.acted is Reason.IDLE
+    assert watch.line().startswith("the watchdog powered the machine off: idle for 0 min ")
     watchdog.arm(workspace, limits(server), Keeper.PROCESS)
     again = watchdog.report(workspace)
     assert again is not None
@@ -222,10 +222,10 @@ def test_a_machine_that_is_to_be_powered_off_stays_so(
     theirs = of_who_started_it(server, workspace, idle_s=NEVER, budget_s=budget_s)
     watchdog.arm(workspace, Limits(budget_s=wanted_s, action=Action.END), Keeper.PROCESS)
     watchdog.disarm(workspace, Action.END)
-    found = watchdog.report(workspace)
-    assert found is not None
-    assert (found.action, found.idle_s) == (theirs.action, NEVER)
-    assert holds_s - 60 <= found.budget_s <= holds_s
+    watch = watchdog.report(workspace)
+    assert watch is not None
+    assert (watch.action, watch.idle_s) == (theirs.action, NEVER)
+    assert holds_s - 60 <= watch.budget_s <= holds_s
     # And not after it was off: its next start is somebody's.
     left = server.folder / "home" / BESIDE / "left"
     word, armed, _ = left.read_text().split()
@@ -257,9 +257,9 @@ def test_no_run_begins_on_a_machine_whose_limit_is_reached(server: Server, works
     state.write_text(f"{armed} {boot} {at} 1000\n")
     with pytest.raises(LabError, match="the limit of an earlier run is reached"):
         watchdog.arm(workspace, Limits(budget_s=600, action=Action.END), Keeper.PROCESS)
-    found = watchdog.report(workspace)
-    assert found is not None
-    assert found.budget_s == 1000
+    watch = watchdog.report(workspace)
+    assert watch is not None
+    assert watch.budget_s == 1000
 
 
 def test_on_a_machine_at_hand_the_run_is_ended_and_not_the_machine(server: Server) -> None:
@@ -267,10 +267,10 @@ def test_on_a_machine_at_hand_the_run_is_ended_and_not_the_machine(server: Serve
     workspace = workspace_of(get("mine"))
     said: list[str] = []
     protect(workspace, None, Terms(Limit(5.0, rates.load().get("gcp-l4"))), said.append)
-    found = watchdog.report(workspace)
-    assert found is not None
-    assert (found.action, found.idle_s) == ("end", 0)
-    assert found.budget_s == int(5.0 / 0.71 * 3600)
+    watch = watchdog.report(workspace)
+    assert watch is not None
+    assert (watch.action, watch.idle_s) == ("end", 0)
+    assert watch.budget_s == int(5.0 / 0.71 * 3600)
     assert said[0].startswith("mine: the watchdog ends the run when it has been on for")
     release(workspace, None, said.append)
     free = watchdog.report(workspace)
@@ -283,8 +283,8 @@ def test_what_it_did_is_told_once(server: Server) -> None:
     workspace = workspace_of(get("mine"))
     watchdog.arm(workspace, Limits(budget_s=1, tick_s=1, action=Action.END))
     for _ in range(600):
-        found = watchdog.report(workspace)
-        if found is not None and found.acted is Reason.DEADLINE:
+        watch = watchdog.report(workspace)
+        if watch is not None and watch.acted is Reason.DEADLINE:
             break
     said: list[str] = []
     protect(workspace, None, ANY_TERMS, said.append)
@@ -320,10 +320,10 @@ def test_the_commands(server: Server, workspace: Workspace, tmp_path: Path) -> N
 def test_one_that_was_killed_is_said_to_be_gone(server: Server, workspace: Workspace) -> None:
     watchdog.arm(workspace, limits(server, idle_s=NEVER), Keeper.PROCESS)
     os.kill(pid(server), signal.SIGKILL)
-    found = watchdog.report(workspace)
-    assert found is not None
-    assert not found.watches
-    assert "a new run starts it again" in found.line()
+    watch = watchdog.report(workspace)
+    assert watch is not None
+    assert not watch.watches
+    assert "a new run starts it again" in watch.line()
 
 
 @pytest.mark.parametrize("given", [{"idle_s": -1}, {"tick_s": 0}, {"terminals": "a\nb"}, {"action": "a\0"}])

@@ -66,8 +66,8 @@ def test_an_error_in_the_middle_leaves_the_file_as_it_was() -> None:
     before = hosts.config_file().read_bytes()
     with pytest.raises(UsageError, match="no remote 'two'"):
         hosts.remove("two")
-    with suppress(KeyboardInterrupt), hosts.changing() as known:
-        known.clear()
+    with suppress(KeyboardInterrupt), hosts.changing() as registered:
+        registered.clear()
         raise KeyboardInterrupt
     assert hosts.config_file().read_bytes() == before
     hosts.remove("one")  # the lock was let go of

@@ -106,11 +106,11 @@ def project(tmp_path: Path) -> Path:
 
 def wait(there: Workspace, job: str, state: JobState = JobState.DONE) -> State:
     for _ in range(200):
-        found = jobs.state(there, job)
-        if found.state is state:
-            return found
+        answer = jobs.state(there, job)
+        if answer.state is state:
+            return answer
         time.sleep(0.05)
-    raise AssertionError(found)
+    raise AssertionError(answer)
 
 
 def test_the_working_tree_arrives_as_it_is(server: Server, project: Path) -> None:

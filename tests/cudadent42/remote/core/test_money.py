@@ -57,8 +57,8 @@ def test_the_start_is_as_on_record() -> None:
         begun = starts.request("gce://p/us-central1-a/i", "gcp-l4")
         starts.mark(begun, StartOutcome.READY)
     table = rates.load()
-    found = money.estimate(PLAN, table.get("gcp-l4"), table, starting=True, own_environment=False)
-    assert "3 starts of gcp-l4 on record" in found.parts[0].basis
+    estimate = money.estimate(PLAN, table.get("gcp-l4"), table, starting=True, own_environment=False)
+    assert "3 starts of gcp-l4 on record" in estimate.parts[0].basis
 
 
 def test_a_rate_that_nobody_said_is_not_guessed(tmp_path: Path) -> None:
@@ -72,9 +72,9 @@ def test_a_rate_that_nobody_said_is_not_guessed(tmp_path: Path) -> None:
     own.write_text(
         'schema_version = 1\n[[rate]]\nname = "my-box"\nusd_per_hour = 2.0\ndate = 2026-01-01\nsource = "me"\n'
     )
-    found = money.rate_of("", "my-box", rates.load())
-    assert found is not None
-    assert found.usd_per_hour == 2.0
+    rate = money.rate_of("", "my-box", rates.load())
+    assert rate is not None
+    assert rate.usd_per_hour == 2.0
 
 
 def refuse(_: str) -> bool:

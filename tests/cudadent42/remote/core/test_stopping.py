@@ -93,4 +93,4 @@ def test_runs_are_ended_and_one_machine_that_does_not_answer_keeps_no_other(
     assert "cannot be reached" in away.what
     assert f"remote attach {begun.job}" in ended.what
     assert jobs.state(workspace, begun.job).state is JobState.DONE
-    assert [known.fetched for known in record.records()] == [False, False]
+    assert [each.fetched for each in record.records()] == [False, False]

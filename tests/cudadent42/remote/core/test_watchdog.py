@@ -355,9 +355,9 @@ def test_how_a_machine_is_powered_off(machine: Machine, sudo: bool) -> None:
     for name in ("shutdown", "systemctl", "poweroff", *(["sudo"] if sudo else [])):
         machine.tool(name, f'echo "{name} $*" >>"{machine.home}/done"\n')
     for name in ("cat", "dirname", "du", "flock", "mv", "rm", "sleep", "stat", "sync", "timeout"):
-        found = shutil.which(name)
-        assert found is not None, name
-        (machine.home / "tools" / name).symlink_to(found)
+        path = shutil.which(name)
+        assert path is not None, name
+        (machine.home / "tools" / name).symlink_to(path)
     machine.limits(idle=1, action="poweroff")
     machine.watch(PATH=f"{machine.home}/tools")
     until(lambda: machine.done() != [], "it does not act")

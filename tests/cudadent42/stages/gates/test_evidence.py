@@ -53,13 +53,13 @@ def results(cases: tuple[Comparison, ...], control: float = 1.0) -> Results:
     )
 
 
-def folder(path: Path, found: Results | None, passed: bool = True) -> Path:
+def folder(path: Path, outcome: Results | None, passed: bool = True) -> Path:
     with RunWriter(path, PLAN, MachineReport((), "", {}), None, ()) as writer:
         writer.write_verify(
             VerifyReport((VerifiedCase("a/bf16", "mine", "random", None, None, None, passed),))
         )
-        if found is not None:
-            writer.write_results(found)
+        if outcome is not None:
+            writer.write_results(outcome)
     return path
 
 
@@ -86,8 +86,8 @@ def test_what_the_control_shows_beyond_the_margin_widens_the_interval(tmp_path: 
 
 def test_the_flagged_share_is_of_all_blocks_also_of_those_left_out(tmp_path: Path) -> None:
     a, b = (replace(row, blocks=20, flagged_blocks=5, left_out=5) for row in BOTH)
-    found = gates.evidence_of(folder(tmp_path / "run", results((a, b))))
-    assert found.overall["flagged_share"].value == found.cases["flagged_share"]["a/bf16"].value == 0.2
+    evidence = gates.evidence_of(folder(tmp_path / "run", results((a, b))))
+    assert evidence.overall["flagged_share"].value == evidence.cases["flagged_share"]["a/bf16"].value == 0.2
     assert of_results(results((a, b))).metrics["flagged_fraction"] == 0.2
 
 

@@ -18,9 +18,9 @@ def gate(body: str) -> str:
 
 
 def test_the_band_of_within() -> None:
-    found = parse(gate('metric = "speedup"\nwithin = "10 %"\nof = 0.10'), "f.toml").gates[0]
-    assert found.relation is Relation.WITHIN
-    assert found.band == pytest.approx((0.09, 0.11))
+    loaded = parse(gate('metric = "speedup"\nwithin = "10 %"\nof = 0.10'), "f.toml").gates[0]
+    assert loaded.relation is Relation.WITHIN
+    assert loaded.band == pytest.approx((0.09, 0.11))
 
 
 @pytest.mark.parametrize(
@@ -32,10 +32,10 @@ def test_thresholds(text: str, value: float) -> None:
 
 
 def test_scope_and_consequence() -> None:
-    found = parse(
+    loaded = parse(
         gate('metric = "slowdown"\nat_most = 0\ncases = ["a", "b/bf16"]\non_failure = "stop"'), "f"
     ).gates[0]
-    assert (found.scope, found.cases, found.on_failure) == (Scope.EVERY, ("a", "b/bf16"), OnFailure.STOP)
+    assert (loaded.scope, loaded.cases, loaded.on_failure) == (Scope.EVERY, ("a", "b/bf16"), OnFailure.STOP)
 
 
 @pytest.mark.parametrize(

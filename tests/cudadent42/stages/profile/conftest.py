@@ -58,14 +58,14 @@ def _maker(recorded: dict[str, Any]) -> Callable[..., Profile]:
             metric: RawMetric(math.nan if value is None else value, unit)
             for metric, (value, unit) in subject["metrics"].items()
         }
-        found = read_counters(subject["kernel"], raw)
+        counted = read_counters(subject["kernel"], raw)
         launch = Launch(
             kernel=subject["kernel"],
-            duration_s=found.values["time_s"],
-            grid_blocks=int(found.values["grid_blocks"]),
-            block_threads=int(found.values["block_threads"]),
-            registers=int(found.values["registers"]),
-            shared_bytes=max(0, int(found.values["shared_bytes"]) - 1024),
+            duration_s=counted.values["time_s"],
+            grid_blocks=int(counted.values["grid_blocks"]),
+            block_threads=int(counted.values["block_threads"]),
+            registers=int(counted.values["registers"]),
+            shared_bytes=max(0, int(counted.values["shared_bytes"]) - 1024),
         )
         return Profile(
             schema_version=1,
@@ -79,9 +79,9 @@ def _maker(recorded: dict[str, Any]) -> Callable[..., Profile]:
             flops=subject["flops"],
             bytes_min=subject["bytes_min"],
             dtype="bf16",
-            latency_ms=found.values["time_s"] * 1e3,
-            metrics=found.values if counters else {"multiprocessors": 132.0},
-            missing=found.missing if counters else {},
+            latency_ms=counted.values["time_s"] * 1e3,
+            metrics=counted.values if counters else {"multiprocessors": 132.0},
+            missing=counted.missing if counters else {},
             peaks=recorded["peaks"],
             launches=(launch,),
         )

@@ -61,13 +61,13 @@ def test_each_part_is_left_out_on_a_cpu() -> None:
         output = attention.without(part, query, key, value, causal=True)()
         assert not torch.allclose(output, whole, atol=1e-2), part
     (inputs,) = numerics(of).input_sets(of, 0, 1, "cpu")
-    found, why_not = ablation.ablate(of, inputs, ClockTimer(None), 0)
+    ablations, why_not = ablation.ablate(of, inputs, ClockTimer(None), 0)
     if why_not:  # tests beside it took its processors
-        assert found == ()
+        assert ablations == ()
         assert "other work took the processors away" in why_not
         return
-    assert [one.part for one in found] == ["exponentials", "mask", "loads"]
-    assert all(one.saved_low <= one.saved <= one.saved_high for one in found)
+    assert [one.part for one in ablations] == ["exponentials", "mask", "loads"]
+    assert all(one.saved_low <= one.saved <= one.saved_high for one in ablations)
 
 
 def _race(
@@ -80,8 +80,8 @@ def _race(
         call.__name__ = part.name
         return call
 
-    known = Parts({part.name.lower(): variant(part) for part in times_ms})
-    monkeypatch.setattr(parts, "_on_cpu", lambda case, inputs: known)
+    variants = Parts({part.name.lower(): variant(part) for part in times_ms})
+    monkeypatch.setattr(parts, "_on_cpu", lambda case, inputs: variants)
     timer = Scripted({part.name: time for part, time in times_ms.items()})
     (inputs,) = numerics(case()).input_sets(case(), 0, 1, "cpu")
     return ablation.ablate(case(), inputs, timer, 0)[0], timer
@@ -127,8 +127,8 @@ def test_one_row_has_no_mask_to_leave_out() -> None:
 
 def test_what_has_no_parts_says_so() -> None:
     of = MoeCase("x", "bf16", 4, 16, 16, 2, 1, "silu")
-    found, why_not = ablation.ablate(of, object(), ClockTimer(None), 0)
-    assert found == ()
+    ablations, why_not = ablation.ablate(of, object(), ClockTimer(None), 0)
+    assert ablations == ()
     assert "cannot be left out for" in why_not
 
 

@@ -140,9 +140,9 @@ class Bench:
         )
 
     def profiled(self, folder: Path | None = None) -> Profile:
-        found = store.load_profile(folder or self.output)
-        assert found is not None
-        return found
+        kept = store.load_profile(folder or self.output)
+        assert kept is not None
+        return kept
 
     @property
     def asked(self) -> list[str]:
@@ -197,10 +197,10 @@ def test_a_profile_with_counters(bench: Bench) -> None:
     bench.ncu("ok")
     done = bench.profile()
     assert done.exit_code == 0, done.output
-    found = bench.profiled()
-    assert found.source is Source.COUNTERS
-    assert found.tool == "Nsight Compute 2025.3.1"
-    assert (bench.output / found.report).is_file()
+    kept = bench.profiled()
+    assert kept.source is Source.COUNTERS
+    assert kept.tool == "Nsight Compute 2025.3.1"
+    assert (bench.output / kept.report).is_file()
     assert "It runs against matrix products" in done.output
     assert "not asked" not in done.output
     assert {"report.html", "manifest.json", "diagnosis.json", "ncu.log"} <= {
@@ -261,9 +261,9 @@ def test_without_counters_the_reason_and_a_model_are_given(
     assert said in done.output
     assert "without counters" in done.output
     assert "Nothing found" not in done.output
-    found = bench.profiled()
-    assert found.source is Source.MODEL
-    assert "bank_conflicts" not in found.metrics
+    kept = bench.profiled()
+    assert kept.source is Source.MODEL
+    assert "bank_conflicts" not in kept.metrics
 
 
 def test_the_remedy_comes_with_a_denial(bench: Bench) -> None:
@@ -297,9 +297,9 @@ def test_metrics_that_are_nan_are_not_zero(bench: Bench) -> None:
 
     bench.ncu("ok", export=recorded_csv(change))
     done = bench.profile()
-    found = bench.profiled()
-    assert "tensor_share" not in found.metrics
-    assert found.missing["tensor_share"].endswith("is not a number")
+    kept = bench.profiled()
+    assert "tensor_share" not in kept.metrics
+    assert kept.missing["tensor_share"].endswith("is not a number")
     assert "rules not asked, for want of:" in done.output
     assert "not known, which is not to say in order: shared-memory bank conflicts" in done.output
     assert "What it runs against is not known" in done.output
@@ -367,11 +367,11 @@ def test_doctor_measures_and_says_what_to_do(bench: Bench, run: Path) -> None:
     assert "next: " in done.output
     assert "careful: the run was made with" in done.output
     assert "called in the run" in done.output
-    found = bench.profiled(run)
-    assert found.source is Source.COUNTERS
-    assert found.run_latency_ms is not None
-    assert found.resources is not None  # of 168 builds, the one that was launched
-    assert found.resources.registers_per_thread == 168
+    kept = bench.profiled(run)
+    assert kept.source is Source.COUNTERS
+    assert kept.run_latency_ms is not None
+    assert kept.resources is not None  # of 168 builds, the one that was launched
+    assert kept.resources.registers_per_thread == 168
 
 
 @pytest.mark.parametrize("mode", ["denied", "crash"])

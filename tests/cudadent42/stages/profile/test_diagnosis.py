@@ -73,8 +73,8 @@ def test_a_good_kernel_has_no_causes(profile_in_each: Make, name: str) -> None:
 
 @pytest.mark.parametrize("name", MENDED)
 def test_a_mended_kernel_does_not_have_the_fault(profile_in_each: Make, name: str) -> None:
-    found = [finding.rule for finding in diagnose(profile_in_each(name)).causes]
-    assert FAULTS[MENDED[name]] not in found
+    causes = [finding.rule for finding in diagnose(profile_in_each(name)).causes]
+    assert FAULTS[MENDED[name]] not in causes
 
 
 @pytest.mark.parametrize("name", ["torch-flash", "portable", "product"])
@@ -97,9 +97,9 @@ def test_what_is_left_in_good_kernels_is_named(profile_of: Make, name: str, rule
 def test_idle_multiprocessors_hold_nothing_back_where_memory_is_full(later_profile_of: Make) -> None:
     """32 clusters of 3 blocks leave 31 % of the chip idle, and read what the case needs at 95 % of a copy's rate."""
     profile = later_profile_of("decode-long")
-    known = quantities(profile)
-    assert known["grid_fill"].value < 0.8
-    assert known["sm_idle_share"].value > 0.3
+    values = quantities(profile)
+    assert values["grid_fill"].value < 0.8
+    assert values["sm_idle_share"].value > 0.3
     assert diagnose(profile).causes == ()
     assert diagnose(later_profile_of("decode-long", counters=False)).causes == ()
     slower = dataclasses.replace(
@@ -212,12 +212,12 @@ def _with_launches(profile: Profile, count: int, latency_factor: float) -> Profi
 @pytest.mark.parametrize("counters", [True, False])
 def test_the_case_s_work_is_over_the_time_of_all_its_kernels(profile_of: Make, counters: bool) -> None:
     one = profile_of("wide-copy", counters=counters)
-    known, of_four = quantities(one), quantities(_with_launches(one, 4, 1.0))
-    assert of_four["achieved_gbps"].value == pytest.approx(known["achieved_gbps"].value / 4)
-    assert of_four["roof_share"].value == pytest.approx(known["roof_share"].value / 4)
+    values, of_four = quantities(one), quantities(_with_launches(one, 4, 1.0))
+    assert of_four["achieved_gbps"].value == pytest.approx(values["achieved_gbps"].value / 4)
+    assert of_four["roof_share"].value == pytest.approx(values["roof_share"].value / 4)
     assert of_four["gap_share"].value == pytest.approx(0.0)
     if counters:  # of the one kernel that was counted
-        assert of_four["dram_gbps"] == known["dram_gbps"]
+        assert of_four["dram_gbps"] == values["dram_gbps"]
 
 
 def test_time_between_kernels_is_named(profile_of: Make) -> None:
@@ -380,9 +380,9 @@ def test_an_empty_profile_says_that_nothing_is_known(profile_of: Make) -> None:
 @pytest.mark.parametrize("ceiling", [0.0, -1.0, math.inf])
 def test_a_ceiling_that_cannot_be_is_not_known(profile_of: Make, ceiling: float, counters: bool) -> None:
     whole = profile_of("hopper-full", counters=counters)
-    known = quantities(dataclasses.replace(whole, peaks=dict.fromkeys(whole.peaks, ceiling)))
-    assert not {"compute_share", "traffic_share", "roof_share", "peak_gflops", "copy_gbps"} & known.keys()
-    assert "achieved_gflops" in known
+    values = quantities(dataclasses.replace(whole, peaks=dict.fromkeys(whole.peaks, ceiling)))
+    assert not {"compute_share", "traffic_share", "roof_share", "peak_gflops", "copy_gbps"} & values.keys()
+    assert "achieved_gflops" in values
     without_copy = diagnose(dataclasses.replace(whole, peaks={**whole.peaks, "copy_gbps": ceiling}))
     assert without_copy.bound == "matrix products"
 

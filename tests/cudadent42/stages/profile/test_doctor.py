@@ -265,10 +265,10 @@ def test_every_clock_is_said_and_how_far_they_are_apart(profile_of: Callable[...
     whole = profile_of("decode")
     ablation = Ablation("loads", 0.05, 0.08, 0.1, 0.05, 0.15)
     profile = dataclasses.replace(whole, latency_ms=0.075, ablations=(ablation,), run_latency_ms=0.07)
-    found = {one.clock: one for one in times(profile)}
-    assert set(found) == set(Clock)
-    assert apart(times(profile)) == pytest.approx(0.08 / found[Clock.COUNTED].latency_ms - 1)
-    assert [clock for clock, one in found.items() if one.judged] == [Clock.COUNTED]
+    by_clock = {one.clock: one for one in times(profile)}
+    assert set(by_clock) == set(Clock)
+    assert apart(times(profile)) == pytest.approx(0.08 / by_clock[Clock.COUNTED].latency_ms - 1)
+    assert [clock for clock, one in by_clock.items() if one.judged] == [Clock.COUNTED]
     lines = list(text.lines(diagnose(profile)))
     (line,) = (line for line in lines if line.startswith("times of a call: "))
     for words in (
@@ -356,12 +356,12 @@ def test_a_raced_version_is_its_own_source(
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*/*/profile.json")), ids=lambda path: path.parent.name)
 def test_committed_profiles_are_whole_folders(path: Path) -> None:
-    found = store.load_profile(path.parent)
+    kept = store.load_profile(path.parent)
     diagnosis = store.load_diagnosis(path.parent)
-    assert found is not None
+    assert kept is not None
     assert diagnosis is not None
-    assert load_run(path.parent).manifest.plan.cases[0].id == found.case
-    assert [one.rule for one in diagnose(found).causes] == [one.rule for one in diagnosis.causes]
+    assert load_run(path.parent).manifest.plan.cases[0].id == kept.case
+    assert [one.rule for one in diagnose(kept).causes] == [one.rule for one in diagnosis.causes]
 
 
 # ---------------------------------------------------------------- which of the compiled kernels
@@ -371,16 +371,16 @@ def test_the_compiled_kernel_is_found_among_many(run: Path) -> None:
     """The folder has 168 builds of three kernels."""
     for case, head_dim, causal in (("d128-causal-4096", 128, 1), ("d64-full-4096", 64, 0)):
         examine(run, case=case, measure=False)
-        found = store.load_profile(run)
-        assert found is not None
-        assert found.kernel == "attention_hopper"
-        assert found.resources is not None
+        kept = store.load_profile(run)
+        assert kept is not None
+        assert kept.kernel == "attention_hopper"
+        assert kept.resources is not None
         manifest = json.loads((run / "manifest.json").read_text())
         (build,) = (
             one
             for one in manifest["build"]["kernels"]
             if one["recipe"]["kernel"] == "attention_hopper"
-            and one["resources"] == json.loads(json.dumps(dataclasses.asdict(found.resources)))
+            and one["resources"] == json.loads(json.dumps(dataclasses.asdict(kept.resources)))
             and one["recipe"]["configuration"]["HEAD_DIM"] == head_dim
             and one["recipe"]["configuration"]["ELEMENT_BF16"] == 1
             and one["recipe"]["configuration"]["CAUSAL"] == causal
@@ -393,9 +393,9 @@ def test_a_kernel_that_cannot_be_told_is_not_guessed(run: Path) -> None:
     manifest["machine"]["facts"]["gpu_multiprocessors"] = None
     (run / "manifest.json").write_text(json.dumps(manifest))
     diagnosis = examine(run, measure=False)
-    found = store.load_profile(run)
-    assert found is not None
-    assert found.resources is None
+    kept = store.load_profile(run)
+    assert kept is not None
+    assert kept.resources is None
     assert any(
         "the compiled kernel is not looked into: 168 of the compiled kernels fit" in one
         for one in diagnosis.notes

@@ -37,11 +37,11 @@ def test_missing_and_nan_are_named_and_never_zero() -> None:
         "gpu__time_duration.sum": RawMetric(5.0, "us"),
         "launch__grid_size": RawMetric(math.nan),
     }
-    found = read_counters("kernel", raw)
-    assert found.values == {"time_s": pytest.approx(5e-6)}
-    assert found.missing["grid_blocks"] == "launch__grid_size is not a number"
-    assert found.missing["dram_share"].startswith("the report has no dram__throughput")
-    assert set(found.values) | set(found.missing) == set(COUNTERS)
+    counted = read_counters("kernel", raw)
+    assert counted.values == {"time_s": pytest.approx(5e-6)}
+    assert counted.missing["grid_blocks"] == "launch__grid_size is not a number"
+    assert counted.missing["dram_share"].startswith("the report has no dram__throughput")
+    assert set(counted.values) | set(counted.missing) == set(COUNTERS)
 
 
 def test_another_name_of_a_counter_is_taken() -> None:
@@ -64,10 +64,10 @@ def test_tail_of_the_last_wave(waves: float, tail: float) -> None:
 
 
 def test_clusters_have_waves_of_their_own() -> None:
-    found = derive({"cluster_blocks": 8.0, "clusters_fit": 15.0, "grid_blocks": 128.0})
-    assert found["clusters"] == 16
-    assert found["cluster_waves"] == pytest.approx(16 / 15)
-    assert found["cluster_tail_share"] == pytest.approx(1 - 16 / 30)
+    derived = derive({"cluster_blocks": 8.0, "clusters_fit": 15.0, "grid_blocks": 128.0})
+    assert derived["clusters"] == 16
+    assert derived["cluster_waves"] == pytest.approx(16 / 15)
+    assert derived["cluster_tail_share"] == pytest.approx(1 - 16 / 30)
 
 
 _POSITIVE = st.just(0.0) | st.floats(min_value=1e-6, max_value=1e12)
@@ -82,7 +82,7 @@ def test_derived_ratios_are_finite(values: dict[str, float]) -> None:
     local=_POSITIVE, rest=st.floats(min_value=1, max_value=1e12), waits=st.floats(min_value=0, max_value=1)
 )
 def test_the_cost_of_spills_is_a_share(local: float, rest: float, waits: float) -> None:
-    found = derive(
+    derived = derive(
         {
             "local_loads": local,
             "local_stores": 0.0,
@@ -94,4 +94,4 @@ def test_the_cost_of_spills_is_a_share(local: float, rest: float, waits: float) 
             "warp_latency": 1.0,
         }
     )
-    assert found["local_share"] - 1e-12 <= found["local_cost_share"] <= 1
+    assert derived["local_share"] - 1e-12 <= derived["local_cost_share"] <= 1

@@ -21,17 +21,17 @@ OUTPUT = """# started on Sat
 
 
 def test_counts_are_read_and_what_is_not_supported_is_named() -> None:
-    found = perf.parse(OUTPUT)
-    assert found.values == {"instructions": 8e6, "cycles": 4e6, "cache-misses": 1000}
-    assert "not supported" in found.missing["cache-references"]
+    counted = perf.parse(OUTPUT)
+    assert counted.values == {"instructions": 8e6, "cycles": 4e6, "cache-misses": 1000}
+    assert "not supported" in counted.missing["cache-references"]
 
 
 def test_metrics_are_per_call() -> None:
-    found = perf.metrics(perf.parse(OUTPUT), calls=10, bytes_min=1600)
-    assert found["cpu_instructions"] == 8e5
-    assert found["cpu_instructions_per_cycle"] == 2
-    assert found["cpu_miss_bytes"] == 6400
-    assert found["cpu_miss_bytes_share"] == 4
+    per_call = perf.metrics(perf.parse(OUTPUT), calls=10, bytes_min=1600)
+    assert per_call["cpu_instructions"] == 8e5
+    assert per_call["cpu_instructions_per_cycle"] == 2
+    assert per_call["cpu_miss_bytes"] == 6400
+    assert per_call["cpu_miss_bytes_share"] == 4
 
 
 def test_nothing_counted_is_nothing_known() -> None:
@@ -51,14 +51,14 @@ for word in ("enable", "disable"):
     with (folder / "control").open("w") as pipe: pipe.write(word + "\\n")
     with (folder / "ack").open() as pipe: assert pipe.readline().startswith("ack")
 """
-    found = perf.count([sys.executable, "-c", program], tmp_path, os.environ, timeout_s=30)
+    counted = perf.count([sys.executable, "-c", program], tmp_path, os.environ, timeout_s=30)
     names = {event.partition(":")[0] for event in perf.EVENTS}
-    assert set(found.values) | set(found.missing) == names  # counted, or said why not
+    assert set(counted.values) | set(counted.missing) == names  # counted, or said why not
 
 
 def test_a_program_that_fails_is_told(tmp_path: Path) -> None:
     if shutil.which("perf") is None:
         pytest.skip("perf is not installed")
-    found = perf.count([sys.executable, "-c", "raise SystemExit(3)"], tmp_path, os.environ, timeout_s=30)
-    assert found.values == {}
-    assert "failed" in found.missing["cycles"]
+    counted = perf.count([sys.executable, "-c", "raise SystemExit(3)"], tmp_path, os.environ, timeout_s=30)
+    assert counted.values == {}
+    assert "failed" in counted.missing["cycles"]

@@ -32,33 +32,33 @@ def profile(folder: Path, case: str, *, counters: bool, ablate: bool | None = No
 
 
 def test_without_counters(tmp_path: Path) -> None:
-    found = profile(tmp_path, "d128-causal-4096", counters=False)
-    assert found.source is Source.MODEL
-    assert found.launches
-    assert found.peaks["bf16_gflops"] > found.peaks["fp32_gflops"]
-    assert 0 < found.metrics["roof_share"] < 1.2
-    assert diagnose(found).bound != "unknown"
+    measured = profile(tmp_path, "d128-causal-4096", counters=False)
+    assert measured.source is Source.MODEL
+    assert measured.launches
+    assert measured.peaks["bf16_gflops"] > measured.peaks["fp32_gflops"]
+    assert 0 < measured.metrics["roof_share"] < 1.2
+    assert diagnose(measured).bound != "unknown"
     if torch.cuda.get_device_capability() == (9, 0):
-        assert {one.part for one in found.ablations} == {"exponentials", "mask", "loads"}
-        assert all(one.saved_low <= one.saved <= one.saved_high for one in found.ablations)
-        assert found.resources is not None
+        assert {one.part for one in measured.ablations} == {"exponentials", "mask", "loads"}
+        assert all(one.saved_low <= one.saved <= one.saved_high for one in measured.ablations)
+        assert measured.resources is not None
 
 
 def test_parts_of_the_portable_kernel_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLASHMOE_CUDA_KERNEL", "portable")
-    found = profile(tmp_path, "d128-causal-4096", counters=False, ablate=True)
-    assert found.kernel == "attention_portable"
-    assert {one.part for one in found.ablations} == {"exponentials", "mask", "loads"}
-    assert found.resources is not None
+    measured = profile(tmp_path, "d128-causal-4096", counters=False, ablate=True)
+    assert measured.kernel == "attention_portable"
+    assert {one.part for one in measured.ablations} == {"exponentials", "mask", "loads"}
+    assert measured.resources is not None
 
 
 def test_with_counters(tmp_path: Path) -> None:
     if ncu_install.find() is None or ncu_install.permission() is Permission.CLOSED:
         pytest.skip("Nsight Compute is not installed, or the counters are closed")
-    found = profile(tmp_path, "d128-full-1024", counters=True)
-    if found.source is Source.MODEL:
-        pytest.skip(f"no counters: {found.notes}")
-    assert found.metrics["time_s"] > 0
-    assert found.metrics["tensor_share"] > 0.1
-    assert (tmp_path / found.report).is_file()
-    assert not math.isnan(diagnose(found).bound_share)
+    measured = profile(tmp_path, "d128-full-1024", counters=True)
+    if measured.source is Source.MODEL:
+        pytest.skip(f"no counters: {measured.notes}")
+    assert measured.metrics["time_s"] > 0
+    assert measured.metrics["tensor_share"] > 0.1
+    assert (tmp_path / measured.report).is_file()
+    assert not math.isnan(diagnose(measured).bound_share)

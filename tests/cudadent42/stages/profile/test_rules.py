@@ -74,11 +74,11 @@ def test_what_rules_of_counters_need_is_known_of_a_full_profile(
 ) -> None:
     from cudadent42.profiles.quantities import quantities
 
-    known = set(quantities(profile_of("hopper-full")))
+    names = set(quantities(profile_of("hopper-full")))
     other = ("ablation_", "cpu_", "static_", "spill_", "cluster_")
     for rule in builtin_rules():
         if not any(name.startswith(other) for name in rule.names()):
-            assert set(rule.names()) <= known, rule.id
+            assert set(rule.names()) <= names, rule.id
 
 
 def test_a_rule_is_read() -> None:

@@ -33,15 +33,15 @@ LISTING = """
 
 
 def test_a_listing_is_counted_by_kind() -> None:
-    found = sass.count_text(LISTING)
-    assert found["load_128"] == 2
-    assert found["load_32"] == 1
-    assert found["shared_load_64"] == 1
-    assert found["store_16"] == 1
-    assert found["wgmma"] == found["mma_sync"] == found["special"] == 1
-    assert found["local_loads"] == found["local_stores"] == 1
-    assert found["register_moves"] == 1
-    assert found["total"] == 13  # not the NOP
+    counts = sass.count_text(LISTING)
+    assert counts["load_128"] == 2
+    assert counts["load_32"] == 1
+    assert counts["shared_load_64"] == 1
+    assert counts["store_16"] == 1
+    assert counts["wgmma"] == counts["mma_sync"] == counts["special"] == 1
+    assert counts["local_loads"] == counts["local_stores"] == 1
+    assert counts["register_moves"] == 1
+    assert counts["total"] == 13  # not the NOP
 
 
 def compiled(name: str, threads: int, shared_bytes: int = 0, **macros: int) -> dict[str, int]:
@@ -54,9 +54,9 @@ def compiled(name: str, threads: int, shared_bytes: int = 0, **macros: int) -> d
 def counted(kernel: CudaKernel) -> dict[str, int]:
     if sass.find() is None:
         pytest.skip("nvdisasm is not installed")
-    found = sass.count(compile_kernel(kernel, allow_defects=True).artifact)
-    assert found is not None
-    return found
+    counts = sass.count(compile_kernel(kernel, allow_defects=True).artifact)
+    assert counts is not None
+    return counts
 
 
 @pytest.mark.usefixtures("nvrtc")
@@ -81,9 +81,9 @@ def test_the_tensor_path_is_seen_in_the_code() -> None:
     from flashmoe_science.cuda.attention import hopper
 
     tile = next(one for one in configs.all_configurations() if one.head_dim == 128)
-    found = counted(hopper.kernel(tile, torch.bfloat16))
-    assert found["wgmma"] > 0
-    assert found["register_moves"] > 0
+    counts = counted(hopper.kernel(tile, torch.bfloat16))
+    assert counts["wgmma"] > 0
+    assert counts["register_moves"] > 0
     product = compiled("tile_product", 128, 3 * 16384, SWIZZLED=1, STAGES=3)
     assert product["mma_sync"] > 0
     assert product["wgmma"] == 0
@@ -119,14 +119,14 @@ def test_a_part_that_is_left_out_of_the_portable_kernel_is_gone_from_the_code(ov
     tile = next(one for one in tiles if one.head_dim == 64 and one.overlap is overlap)
     whole = portable.kernel(tile, torch.bfloat16, "sm_90")
     assert "ABLATE" not in whole.macros
-    found = {
+    by_ablation = {
         part: counted(portable.kernel(dataclasses.replace(tile, ablation=part), torch.bfloat16, "sm_90"))
         for part in Ablation
     }
-    assert found[Ablation.NONE] == counted(whole)
-    assert found[Ablation.EXPONENTIALS]["special"] < found[Ablation.NONE]["special"] / 2
-    assert found[Ablation.MASK]["total"] < found[Ablation.NONE]["total"]
-    products = {counts["mma_sync"] for counts in found.values()}
+    assert by_ablation[Ablation.NONE] == counted(whole)
+    assert by_ablation[Ablation.EXPONENTIALS]["special"] < by_ablation[Ablation.NONE]["special"] / 2
+    assert by_ablation[Ablation.MASK]["total"] < by_ablation[Ablation.NONE]["total"]
+    products = {counts["mma_sync"] for counts in by_ablation.values()}
     assert len(products) == 1 or not overlap
 
 

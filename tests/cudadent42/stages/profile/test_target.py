@@ -24,11 +24,11 @@ def test_one_of_several_calls_is_taken_in_order_with_the_median_of_its_times() -
     durations = [9.0, 50.0, 5.0, 30.0, 4.0, 20.0]  # of a, b, a, b, a, b
     events = [event(name, 10.0 * i, durations[i]) for i, name in enumerate(["a", "b"] * 3)]
     others = [{"cat": "cuda_runtime", "name": "launch", "ts": 0.5}]
-    found = one_call([*others, *reversed(events)], 3)
-    assert [launch.kernel for launch in found] == ["a", "b"]
-    assert found[0].grid_blocks == 264
-    assert found[0].block_threads == 384
-    assert [launch.duration_s for launch in found] == pytest.approx([5e-6, 30e-6])
+    launches = one_call([*others, *reversed(events)], 3)
+    assert [launch.kernel for launch in launches] == ["a", "b"]
+    assert launches[0].grid_blocks == 264
+    assert launches[0].block_threads == 384
+    assert [launch.duration_s for launch in launches] == pytest.approx([5e-6, 30e-6])
 
 
 def test_a_call_without_kernels_has_none() -> None:

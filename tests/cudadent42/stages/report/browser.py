@@ -64,10 +64,10 @@ document.getElementById("page").onload = event => {{
 
 
 def browser() -> str:
-    found = next((path for path in map(shutil.which, BROWSERS) if path), None)
-    if found is None:
+    program = next((path for path in map(shutil.which, BROWSERS) if path), None)
+    if program is None:
         pytest.skip(f"no browser found; looked for {', '.join(BROWSERS)}")
-    return found
+    return program
 
 
 def look(folder: Path, width: int, profile: Path, *extra: str, page: str = "report.html") -> dict[str, Any]:
@@ -94,5 +94,5 @@ def look(folder: Path, width: int, profile: Path, *extra: str, page: str = "repo
     assert said == []
     match = re.search(r'<pre id="found">(.+?)</pre>', done.stdout, re.DOTALL)
     assert match, done.stderr[-2000:]
-    found: dict[str, Any] = json.loads(html.unescape(match.group(1)))
-    return found
+    measured: dict[str, Any] = json.loads(html.unescape(match.group(1)))
+    return measured

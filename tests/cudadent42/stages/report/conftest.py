@@ -175,7 +175,7 @@ def _comparison(
 def _verified(
     cases: tuple[AttentionCase, ...], names: list[str], generator: random.Random
 ) -> list[VerifiedCase]:
-    found = []
+    verified = []
     for name in names:
         for case in cases:
             reference = ErrorNorms(*(generator.uniform(2, 4) * scale for scale in (1e-3, 1e-4, 3e-4)))
@@ -185,18 +185,18 @@ def _verified(
                 reference.rms * generator.uniform(0.7, 1.05),
                 reference.worst_row * generator.uniform(0.6, 1.2),
             )
-            found.append(VerifiedCase(case.id, name, "random", error, reference, bound, True))
+            verified.append(VerifiedCase(case.id, name, "random", error, reference, bound, True))
         for dtype in dict.fromkeys(case.dtype for case in cases):
             for kind in ADVERSARIAL:
                 if kind in ("nan", "inf", "empty_keys"):
-                    found.append(
+                    verified.append(
                         VerifiedCase(f"{kind}/{dtype}", name, kind, None, None, None, True, "as expected")
                     )
                 else:
                     norms = ErrorNorms(2e-3, 3e-4, 5e-4)
                     bound = ErrorNorms(6e-3, 7e-4, 9e-4)
-                    found.append(VerifiedCase(f"{kind}/{dtype}", name, kind, norms, norms, bound, True))
-    return found
+                    verified.append(VerifiedCase(f"{kind}/{dtype}", name, kind, norms, norms, bound, True))
+    return verified
 
 
 def _machine(kind: Recipe42) -> MachineReport:

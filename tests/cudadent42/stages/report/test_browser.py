@@ -25,23 +25,23 @@ def test_page_fits_and_shows_the_verdict(
     run: RunFolder, tmp_path_factory: pytest.TempPathFactory, width: int, shown: str, hidden: str
 ) -> None:
     report.write_run(run)
-    found = look(run.path, width, tmp_path_factory.mktemp("profile"))
-    assert found["width"] == width
-    assert found["content"] <= width, "the page scrolls sideways"
-    assert found["verdict"].startswith("cudadent42 is faster than pytorch: ")
-    assert found["inside"]
-    assert found["outside"] == 0
-    assert found["smallest"] >= 9, "text in a picture is too small to read"
-    assert any(f"speedup-{shown}" in name for name in found["pictures"])
-    assert not any(f"-{hidden}-" in name for name in found["pictures"])
-    assert found["requests"] == []
+    layout = look(run.path, width, tmp_path_factory.mktemp("profile"))
+    assert layout["width"] == width
+    assert layout["content"] <= width, "the page scrolls sideways"
+    assert layout["verdict"].startswith("cudadent42 is faster than pytorch: ")
+    assert layout["inside"]
+    assert layout["outside"] == 0
+    assert layout["smallest"] >= 9, "text in a picture is too small to read"
+    assert any(f"speedup-{shown}" in name for name in layout["pictures"])
+    assert not any(f"-{hidden}-" in name for name in layout["pictures"])
+    assert layout["requests"] == []
 
 
 def test_long_names_do_not_widen_a_phone(make, tmp_path_factory: pytest.TempPathFactory) -> None:  # type: ignore[no-untyped-def]
     run = make(names=("x" * 200, "<b>bold</b>"), implementations=("pytorch", "y" * 120 + ".py:attention"))
     report.write_run(run)
-    found = look(run.path, 360, tmp_path_factory.mktemp("profile"))
-    assert found["content"] <= 360
+    layout = look(run.path, 360, tmp_path_factory.mktemp("profile"))
+    assert layout["content"] <= 360
 
 
 LONG = "cudadent42@" + "feature/ping-pong-with-a-long-name-" * 6
@@ -58,10 +58,10 @@ def test_no_page_of_a_run_cuts_its_headline_on_a_phone(
         implementations=("pytorch@0123abcd", LONG, *rivals), names=("tiny", "x" * 90), dtypes=("bf16",)
     )
     report.write_run(run)
-    found = look(run.path, width, tmp_path_factory.mktemp("profile"))
-    assert found["content"] <= width
-    assert found["cut"] == found["outside"] == 0
-    assert found["inside"]
+    layout = look(run.path, width, tmp_path_factory.mktemp("profile"))
+    assert layout["content"] <= width
+    assert layout["cut"] == layout["outside"] == 0
+    assert layout["inside"]
 
 
 def test_a_history_fits_a_phone(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -74,9 +74,9 @@ def test_a_history_fits_a_phone(tmp_path: Path, tmp_path_factory: pytest.TempPat
         for day in range(1, 9)
     ]
     (tmp_path / "history.html").write_text(history.page(tracks(points), "x" * 80), encoding="utf-8")
-    found = look(tmp_path, 320, tmp_path_factory.mktemp("profile"), page="history.html")
-    assert found["content"] <= 320
-    assert found["cut"] == found["outside"] == 0
+    layout = look(tmp_path, 320, tmp_path_factory.mktemp("profile"), page="history.html")
+    assert layout["content"] <= 320
+    assert layout["cut"] == layout["outside"] == 0
 
 
 def test_a_session_fits_a_phone_and_looks_like_a_run(
@@ -98,11 +98,11 @@ def test_a_session_fits_a_phone_and_looks_like_a_run(
     (small.path / "session.html").write_text(session_html.render(SessionView("x" * 90, replay(entries))))
     report.write_run(small)
     profile = tmp_path_factory.mktemp("profile")
-    found = look(small.path, 320, profile, page="session.html")
-    assert found["content"] <= 320
-    assert found["cut"] == 0
+    layout = look(small.path, 320, profile, page="session.html")
+    assert layout["content"] <= 320
+    assert layout["cut"] == 0
     run = look(small.path, 320, profile)
-    assert (found["background"], found["font"]) == (run["background"], run["font"])
+    assert (layout["background"], layout["font"]) == (run["background"], run["font"])
 
 
 def test_dark_and_light_differ(small: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -76,8 +76,8 @@ def poisoned(value: Any, evil: str) -> Any:
 
 def view(run: RunFolder, evil: str) -> View:
     """Of a run with rivals, gates and a profile, all of whose texts are hostile."""
-    found = profile("unswizzled")
-    told = Profiled(poisoned(found, evil), poisoned(diagnose(found), evil))
+    its_profile = profile("unswizzled")
+    told = Profiled(poisoned(its_profile, evil), poisoned(diagnose(its_profile), evil))
     finding = Finding("tiny/fp16", Decision.FAILED, 0.9, 0.8, 1.0, -0.1, "note")
     gate = Gate("held", "speedup", Relation.AT_LEAST, 1.0)
     outcome = GateOutcome(gate, Decision.FAILED, (finding,))
@@ -95,12 +95,12 @@ def test_no_text_of_a_record_becomes_markup(make, evil: str) -> None:  # type: i
         .enable(["table", "strikethrough"])
         .render(markdown.render(seen))
     )
-    for found in (page, comment):
-        assert not {"script", "img", "b", "i", "s", "u"} & set(found.tags) - (
-            {"b", "i"} if found is page else set()
+    for tags in (page, comment):
+        assert not {"script", "img", "b", "i", "s", "u"} & set(tags.tags) - (
+            {"b", "i"} if tags is page else set()
         )
-        assert not [name for name, _ in found.attributes if name.startswith("on")]
-        leads = [value for name, value in found.attributes if name in ("href", "src", "action")]
+        assert not [name for name, _ in tags.attributes if name.startswith("on")]
+        leads = [value for name, value in tags.attributes if name in ("href", "src", "action")]
         assert all(value.startswith(("#", "data:,")) for value in leads)
     assert comment.tags["style"] == comment.tags["svg"] == comment.tags["h1"] == 0
     assert comment.tags["details"] == 6

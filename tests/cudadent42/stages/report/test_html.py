@@ -91,7 +91,7 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.text).split())
 
     def values(self, name: str) -> list[str]:
-        return [value for _, found, value in self.attributes if found == name]
+        return [value for _, attribute, value in self.attributes if attribute == name]
 
     def row(self, table: str, first: str) -> list[str]:
         return next(row for row in self.tables[table] if row and row[0] == first)

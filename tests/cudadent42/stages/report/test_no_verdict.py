@@ -53,7 +53,7 @@ def results_of(blocks: int, flags: str, spread: float) -> tuple[list[Sample], Re
             case.id,
             name,
             block,
-            place,
+            index,
             float((8.0 if name != "ours" else 8.0 / 802) * np.exp(random.normal(0.0, spread))),
             1,
             math.nan,
@@ -62,7 +62,7 @@ def results_of(blocks: int, flags: str, spread: float) -> tuple[list[Sample], Re
         )
         for case in CASES
         for block in range(blocks)
-        for place, name in enumerate(("pytorch", "pytorch_control", "ours"))
+        for index, name in enumerate(("pytorch", "pytorch_control", "ours"))
     ]
     return samples, compare(PLAN, samples, {}, {})
 

@@ -28,7 +28,7 @@ def profile(name: str) -> Profile:
     document = json.loads((RESULTS / "2026-11-21-h200-profiles/profiles.json").read_text())
     subject = next(one for one in document["subjects"] if one["name"] == name)
     raw = {key: RawMetric(value, unit) for key, (value, unit) in subject["metrics"].items()}
-    found = read_counters(subject["kernel"], raw)
+    counted = read_counters(subject["kernel"], raw)
     return Profile(
         schema_version=1,
         case="<tile>/bf16",
@@ -42,15 +42,15 @@ def profile(name: str) -> Profile:
         bytes_min=subject["bytes_min"],
         dtype="bf16",
         latency_ms=math.nan,
-        metrics=found.values,
+        metrics=counted.values,
         peaks=document["peaks"],
     )
 
 
 def folder(path: Path, name: str) -> Path:
     shutil.copytree(RESULTS / "2026-11-20-h200-small-call", path)
-    found = profile(name)
-    store.write(path, found, diagnose(found))
+    its_profile = profile(name)
+    store.write(path, its_profile, diagnose(its_profile))
     return path
 
 
@@ -58,8 +58,10 @@ def pictures(page: str) -> dict[str, ElementTree.Element]:
     """The section's pictures by the title that a screen reader says."""
     section = page[page.index('aria-labelledby="h-profile"') :]
     section = section[: section.index("</section>")]
-    found = [ElementTree.fromstring(text) for text in re.findall(r"<svg .*?</svg>", section, flags=re.DOTALL)]
-    return {title.text or "": one for one in found if (title := one.find("title")) is not None}
+    elements = [
+        ElementTree.fromstring(text) for text in re.findall(r"<svg .*?</svg>", section, flags=re.DOTALL)
+    ]
+    return {title.text or "": one for one in elements if (title := one.find("title")) is not None}
 
 
 def test_the_causes_and_pictures_are_shown(tmp_path: Path) -> None:
@@ -94,8 +96,8 @@ def test_rules_that_were_not_asked_are_said(tmp_path: Path) -> None:
     path = folder(tmp_path / "run", "unswizzled")
     whole = replace(profile("unswizzled"), launches=(Launch("tile", 1e-3, 132, 128, 64, 0),))
     metrics = {name: value for name, value in whole.metrics.items() if name != "shared_conflicts"}
-    for found, said in ((whole, False), (replace(whole, metrics=metrics), True)):
-        store.write(path, found, diagnose(found))
+    for its_profile, said in ((whole, False), (replace(whole, metrics=metrics), True)):
+        store.write(path, its_profile, diagnose(its_profile))
         pages = report.write(path)
         for page in (pages.html, pages.markdown):
             matched = re.search(r"\b1 of \d+ rules not asked, for want of: bank", page.read_text())
@@ -105,14 +107,14 @@ def test_rules_that_were_not_asked_are_said(tmp_path: Path) -> None:
 def test_the_compiled_kernel_is_described(tmp_path: Path) -> None:
     path = folder(tmp_path / "run", "unswizzled")
     table = Resources(168, 0, 8, 0, 0, 230608, 384, 1, 0.19)
-    for found, said in (
+    for its_profile, said in (
         (
             replace(profile("unswizzled"), resources=table, instructions={"wgmma": 32, "mma_sync": 0}),
             "wgmma 32.",
         ),
         (replace(profile("unswizzled"), resources=table), "230,608 bytes of shared memory per block."),
     ):
-        store.write(path, found, diagnose(found))
+        store.write(path, its_profile, diagnose(its_profile))
         page = report.write(path).html.read_text()
         assert "168 registers per thread, 8 bytes spilled" in page
         assert said in page
@@ -122,8 +124,8 @@ def test_the_compiled_kernel_is_described(tmp_path: Path) -> None:
 def test_the_times_and_ablations_are_said(tmp_path: Path) -> None:
     path = folder(tmp_path / "run", "unswizzled")
     ablation = Ablation("loads", 2.0, 3.5, 0.4286, 0.42, 0.43)
-    found = replace(profile("unswizzled"), latency_ms=3.0, ablations=(ablation,))
-    store.write(path, found, diagnose(found))
+    its_profile = replace(profile("unswizzled"), latency_ms=3.0, ablations=(ablation,))
+    store.write(path, its_profile, diagnose(its_profile))
     pages = report.write(path)
     for page in (pages.html, pages.markdown):
         text = page.read_text()

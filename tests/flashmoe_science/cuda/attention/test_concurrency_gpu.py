@@ -36,16 +36,16 @@ class Call(CheckedCall):
 
 def calls_of(kind: KernelKind) -> list[Call]:
     """Calls of one kernel with different shapes; skips where it takes none of them on this GPU."""
-    found = []
+    calls = []
     # Long ones overlap on the GPU, short ones follow each other closely.
     for seqlen, head_dim in ((2500, 64), (1100, 128), (300, 64), (96, 64), (64, 128)):
         q, k, v = random_qkv((seqlen, seqlen), head_dim, batch=1, heads=(8, 4))
         for choice in choices(q, k, v, causal=True):
             if choice.kernel is kind:
-                found.append(Call(choice, seqlen, head_dim))
-    if not found:
+                calls.append(Call(choice, seqlen, head_dim))
+    if not calls:
         pytest.skip(f"the {kind.value} kernel does not run on this GPU")
-    return found
+    return calls
 
 
 @pytest.mark.parametrize("kind", KernelKind)

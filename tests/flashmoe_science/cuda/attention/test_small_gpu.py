@@ -117,9 +117,11 @@ def test_every_configuration(architecture: str, head_dim: int) -> None:
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), LENGTHS)
 @pytest.mark.parametrize("causal", [False, True])
 def test_lengths(seqlen_q: int, seqlen_k: int, causal: bool) -> None:
-    found = configs.stream("sm_90" if torch.cuda.get_device_capability() >= (9, 0) else "sm_80", 64, 8, 1)
+    configuration = configs.stream(
+        "sm_90" if torch.cuda.get_device_capability() >= (9, 0) else "sm_80", 64, 8, 1
+    )
     for dtype, group in itertools.product((torch.float16, torch.bfloat16), (1, 3)):
-        check((2, 2 * group, 2, seqlen_q, seqlen_k, 64), found, causal=causal, dtype=dtype)
+        check((2, 2 * group, 2, seqlen_q, seqlen_k, 64), configuration, causal=causal, dtype=dtype)
 
 
 @pytest.mark.parametrize("head_dim", range(8, 257, 8))

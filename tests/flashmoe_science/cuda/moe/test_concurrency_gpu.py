@@ -45,14 +45,14 @@ def chosen(kind: MoeKind, problem: MoeProblem) -> Choice | None:
 
 def calls_of(kind: MoeKind) -> list[Call]:
     torch.manual_seed(11)
-    found = []
+    calls = []
     for sizes in LAYERS:
         choice = chosen(kind, layer(*sizes).problem)
         if choice is not None:
-            found.append(Call(choice, sizes))
-    if not found:
+            calls.append(Call(choice, sizes))
+    if not calls:
         pytest.skip(f"the way {kind.value} does not run on this GPU")
-    return found
+    return calls
 
 
 @pytest.mark.parametrize("kind", MoeKind)

@@ -51,14 +51,14 @@ def test_every_architecture_from_sm_80_has_tiles() -> None:
 
 @given(ARCHITECTURES, st.floats(0, 1e6))
 def test_tiles_fit_and_are_built_ahead(architecture: str, rows_per_expert: float) -> None:
-    found = configs.configuration(architecture, rows_per_expert)
-    assert found in configs.all_configurations(architecture)
-    for tile in (found.up, found.down):
+    configuration = configs.configuration(architecture, rows_per_expert)
+    assert configuration in configs.all_configurations(architecture)
+    for tile in (configuration.up, configuration.down):
         for gather in (True, False):
             check_block(tile.label, architecture, tile.threads, tile.shared_bytes(gather))
         # What the kernel's static_asserts ask for, with and without a gate.
         assert tile.block_m % (16 * tile.warps_m) == 0
-        assert tile.block_n // tile.warps_n % (64 if tile is found.up else 32) == 0
+        assert tile.block_n // tile.warps_n % (64 if tile is configuration.up else 32) == 0
         rows_per_pass = tile.threads // (tile.block_k // 8)
         assert rows_per_pass % 16 == 0
         assert tile.block_m % rows_per_pass == tile.block_n % rows_per_pass == 0
@@ -69,7 +69,7 @@ def declared(struct: str, header: str) -> list[str]:
     text = re.sub(r"//[^\n]*", "", (KERNEL_DIRECTORY / header).read_text())
     body = text[text.index(f"struct {struct} {{") :]
     body = body[body.index("{") + 1 : body.index("};")]
-    return [found[1] for found in re.finditer(r"(\w+)\s*;", body)]
+    return [match[1] for match in re.finditer(r"(\w+)\s*;", body)]
 
 
 def passed(problem: MoeProblem, product: Product) -> dict[str, int]:

@@ -40,13 +40,13 @@ PROBLEM = MoeProblem(
 
 def tiles() -> list[ProductTile]:
     """Of all architectures; those of others run where they fit."""
-    found = (
+    all_tiles = (
         tile
         for architecture in configs.tuned_architectures()
         for configuration in configs.all_configurations(architecture)
         for tile in (configuration.up, configuration.down)
     )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(all_tiles))
 
 
 def run(problem: MoeProblem, product: Product, tile: ProductTile, routed: Routing) -> torch.Tensor:
@@ -141,8 +141,8 @@ def test_the_same_bits_every_time() -> None:
 
 
 def choices() -> list[Choice]:
-    found = configs.all_configurations(device_of(0).architecture)
-    return [Choice(MoeKind.PORTABLE, configuration) for configuration in found]
+    configurations = configs.all_configurations(device_of(0).architecture)
+    return [Choice(MoeKind.PORTABLE, configuration) for configuration in configurations]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -22,10 +22,12 @@ NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="the emu
 
 @pytest.mark.parametrize("experts", [1, 8, 9, 32, 33, 100, 128, 129, 256, 257, 512, 513, 1024])
 def test_the_smallest_shape_that_holds_the_experts(experts: int) -> None:
-    found = configs.configuration(experts)
-    assert found.experts >= experts
-    assert all(other.experts < experts or other.experts >= found.experts for other in configs.CONFIGURATIONS)
-    assert found.tokens_per_block * found.lanes == found.threads
+    configuration = configs.configuration(experts)
+    assert configuration.experts >= experts
+    assert all(
+        other.experts < experts or other.experts >= configuration.experts for other in configs.CONFIGURATIONS
+    )
+    assert configuration.tokens_per_block * configuration.lanes == configuration.threads
 
 
 @pytest.mark.parametrize("architecture", LIMITS)

@@ -118,8 +118,8 @@ def missing(verb: str, key: str) -> int:
 
 def describe(positional: list, flags: dict) -> int:
     with State() as state:
-        found = state["instances"].get(key_of(positional, flags))
-    return missing("describe", key_of(positional, flags)) if found is None else show(found)
+        instance = state["instances"].get(key_of(positional, flags))
+    return missing("describe", key_of(positional, flags)) if instance is None else show(instance)
 
 
 def now() -> str:
@@ -208,8 +208,8 @@ def ssh(positional: list, flags: dict) -> int:
     """As the real one builds it: without --strict-host-key-checking it would take the first key that it sees."""
     key = key_of(positional, flags)
     with State() as state:
-        known, settings = state["instances"].get(key), state["ssh"]
-        if known is None:
+        instance, settings = state["instances"].get(key), state["ssh"]
+        if instance is None:
             return missing("ssh", key)
         if settings.get("refuse", 0) > 0 and "dry-run" not in flags:
             settings["refuse"] -= 1
@@ -218,8 +218,8 @@ def ssh(positional: list, flags: dict) -> int:
                 "ERROR: (gcloud.compute.ssh) [/usr/bin/ssh] exited with return code [255].",
                 255,
             )
-        alias = f"compute.{known['id']}"
-        published = {item["key"]: item["value"] for item in known.get("metadata", {}).get("items", [])}
+        alias = f"compute.{instance['id']}"
+        published = {item["key"]: item["value"] for item in instance.get("metadata", {}).get("items", [])}
         hosts = Path(settings["known_hosts"])
         before = hosts.read_text() if hosts.exists() else ""
         if published.get("enable-guest-attributes") == "TRUE" and alias not in before:
@@ -227,7 +227,7 @@ def ssh(positional: list, flags: dict) -> int:
                 Path(settings["keys"], settings.get("host_key", "host") + ".pub").read_text().split()[:2]
             )
             hosts.write_text(f"{before}{alias} {kind} {code}\n")
-    if known["status"] != "RUNNING":
+    if instance["status"] != "RUNNING":
         return fail(
             "ERROR: (gcloud.compute.ssh) Instance is not running\n"
             "ERROR: (gcloud.compute.ssh) [/usr/bin/ssh] exited with return code [255].",

@@ -74,15 +74,15 @@ class Cloud:
 
     @property
     def state(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / "state.json").read_text())
-        return found
+        parsed: dict[str, Any] = json.loads((self.folder / "state.json").read_text())
+        return parsed
 
     def change(self, **parts: Any) -> None:
         (self.folder / "state.json").write_text(json.dumps({**self.state, **parts}))
 
     def add(self, address: str = BENCH, **parts: Any) -> None:
         """An instance, stopped where ``parts`` say nothing else."""
-        known = {
+        instance = {
             "id": "4711",
             "status": "TERMINATED",
             "metadata": {"items": [{"key": "enable-guest-attributes", "value": "TRUE"}]},
@@ -94,11 +94,11 @@ class Cloud:
             else "2026-10-01T01:02:04.567-07:00",
             **parts,
         }
-        self.change(instances={**self.state["instances"], address.removeprefix("gce://"): known})
+        self.change(instances={**self.state["instances"], address.removeprefix("gce://"): instance})
 
     def status(self, address: str = BENCH) -> str | None:
-        found = self.state["instances"].get(address.removeprefix("gce://"))
-        return found and found["status"]
+        instance = self.state["instances"].get(address.removeprefix("gce://"))
+        return instance and instance["status"]
 
     def names(self) -> list[str]:
         return list(self.state["instances"])
@@ -237,7 +237,7 @@ def write_tool(path: Path, text: str) -> None:
 def _check_sudo(tmp_path: Path, keys: Path, server: Server, there: Path) -> None:
     """Who comes in must not find a real sudo: policies ask it for a shutdown, and this machine is not rented."""
     (tmp_path / "first_hosts").write_text(f"compute.0 {(keys / 'host.pub').read_text()}")
-    found = subprocess.run(
+    done = subprocess.run(
         [
             *("ssh", "-i", str(keys / "user"), "-o", "HostKeyAlias=compute.0"),
             *("-o", f"UserKnownHostsFile={tmp_path}/first_hosts", "127.0.0.1", "command -v sudo"),
@@ -246,8 +246,8 @@ def _check_sudo(tmp_path: Path, keys: Path, server: Server, there: Path) -> None
         text=True,
         check=False,
     )
-    if found.stdout.strip() != str(there / "sudo"):
-        pytest.skip(f"sshd here does not take a PATH for who comes in: {found.stdout}{found.stderr}")
+    if done.stdout.strip() != str(there / "sudo"):
+        pytest.skip(f"sshd here does not take a PATH for who comes in: {done.stdout}{done.stderr}")
 
 
 def _toml(value: object) -> str:

@@ -41,12 +41,12 @@ def started(cloud: Cloud) -> bool:
 
 def test_an_instance(cloud: Cloud) -> None:
     cloud.add(guestAccelerators=L4, scheduling={"provisioningModel": "SPOT"})
-    found = prepare(remote(results="gs://my-results/lab"), "auto")
-    assert [(item.machine.name, item.machine.rate, item.state) for item in found.candidates] == [
+    prepared = prepare(remote(results="gs://my-results/lab"), "auto")
+    assert [(item.machine.name, item.machine.rate, item.state) for item in prepared.candidates] == [
         (BENCH, "gcp-l4", MachineState.STOPPED)
     ]
-    assert found.architectures == ("sm_89",)
-    assert found.spot
+    assert prepared.architectures == ("sm_89",)
+    assert prepared.spot
     assert cloud.calls("storage", "buckets", "describe")[0][3] == "gs://my-results"
     assert not started(cloud)
 
@@ -59,24 +59,24 @@ def test_a_machine_type_that_brings_its_gpu(cloud: Cloud) -> None:
 def test_a_run_on_the_cpu_of_a_machine_with_a_gpu(cloud: Cloud) -> None:
     """It waits for no driver, and no kernel is compiled for it."""
     cloud.add(guestAccelerators=L4)
-    found = prepare(remote(), "cpu")
-    assert (found.accelerator, found.architectures, found.notes) == ("", (), ())
+    prepared = prepare(remote(), "cpu")
+    assert (prepared.accelerator, prepared.architectures, prepared.notes) == ("", (), ())
 
 
 def test_a_gpu_that_is_not_known_here(cloud: Cloud) -> None:
     cloud.add(
         guestAccelerators=[{"acceleratorType": "https://compute/v1/zones/z/nvidia-x1", "acceleratorCount": 1}]
     )
-    found = prepare(remote(), "cuda")
-    assert (found.accelerator, found.architectures) == ("nvidia-x1", ())
-    assert "nvidia-x1 is not known here" in found.notes[0]
+    prepared = prepare(remote(), "cuda")
+    assert (prepared.accelerator, prepared.architectures) == ("nvidia-x1", ())
+    assert "nvidia-x1 is not known here" in prepared.notes[0]
 
 
 def test_a_specification(cloud: Cloud, tmp_path: Path) -> None:
-    found = prepare(fresh(tmp_path), "cuda")
-    assert [item.machine.address.zone for item in found.candidates] == ["us-central1-a", "us-west1-b"]
-    assert all(item.machine.fresh and item.state is MachineState.GONE for item in found.candidates)
-    assert found.architectures == ("sm_89",)
+    prepared = prepare(fresh(tmp_path), "cuda")
+    assert [item.machine.address.zone for item in prepared.candidates] == ["us-central1-a", "us-west1-b"]
+    assert all(item.machine.fresh and item.state is MachineState.GONE for item in prepared.candidates)
+    assert prepared.architectures == ("sm_89",)
     assert not started(cloud)
 
 
@@ -158,8 +158,8 @@ def test_host_keys_that_cannot_be_known(cloud: Cloud, tmp_path: Path) -> None:
     assert prepare(remote(), "cpu").candidates
     cloud.add(metadata=UNPUBLISHED)  # what the instance says counts more than what the project says
     assert "does not publish its host keys" in refusal(cloud, remote())
-    known = tmp_path / "home-here/.ssh/google_compute_known_hosts"
-    known.write_text("compute.47 ssh-ed25519 AAAA\ncompute.47110 ssh-ed25519 AAAA\n")
+    known_hosts = tmp_path / "home-here/.ssh/google_compute_known_hosts"
+    known_hosts.write_text("compute.47 ssh-ed25519 AAAA\ncompute.47110 ssh-ed25519 AAAA\n")
     assert "does not publish its host keys" in refusal(cloud, remote())
-    known.write_text("compute.4711 ssh-ed25519 AAAA\n")
+    known_hosts.write_text("compute.4711 ssh-ed25519 AAAA\n")
     assert isinstance(prepare(remote(), "cpu"), Prepared)

@@ -45,5 +45,5 @@ def test_the_last_end_counts(operations: object, fate: Fate) -> None:
 
 def test_words() -> None:
     assert str(End(Fate.UNKNOWN)) == "the provider does not say why"
-    found = last_end([operation("stop", "2026-11-01T12:30:00+00:00", user="me@example.org")], "bench", SINCE)
-    assert str(found) == "it was stopped by me@example.org, 2026-11-01T12:30:00+00:00"
+    end = last_end([operation("stop", "2026-11-01T12:30:00+00:00", user="me@example.org")], "bench", SINCE)
+    assert str(end) == "it was stopped by me@example.org, 2026-11-01T12:30:00+00:00"

@@ -45,9 +45,9 @@ def test_one_that_was_started_again_by_a_colleague_is_theirs(cloud: Cloud) -> No
     a_job(cloud, begun)
     assert [each.start.id for each in look().started] == [begun]
     cloud.starts_again(after=timedelta(seconds=1))
-    found = look()
-    assert found.started == ()
-    (line,) = found.corrected
+    seen = look()
+    assert seen.started == ()
+    (line,) = seen.corrected
     assert line.outcome is StartOutcome.STOPPED
     assert "started again by colleague@example.org" in line.reason
     ended = of(begun).ended
@@ -111,8 +111,8 @@ def test_what_cannot_be_told_is_believed_to_be_ours(cloud: Cloud) -> None:
     begun = known_by_name(cloud)
     cloud.starts_again(after=LATER)
     cloud.fails("compute operations list", "permission")
-    (found,) = look().started
-    assert (found.start.id, found.word) == (begun, "not known")
+    (started,) = look().started
+    assert (started.start.id, started.word) == (begun, "not known")
     assert of(begun).ended is None
 
 
@@ -136,9 +136,9 @@ def test_attach_leaves_their_machine_running_and_without_our_limits(lab: Lab) ->
     assert "is left running: it was stopped, and started again by colleague@example.org" in lab.text
     assert lab.cloud.status() == "RUNNING"
     assert lab.outcomes == [StartOutcome.STOPPED]
-    [known] = record.records()
-    assert known.cloud is not None
-    watch = watchdog.report(lease.resume(known.cloud, lab.remote()).workspace)
+    [begun_job] = record.records()
+    assert begun_job.cloud is not None
+    watch = watchdog.report(lease.resume(begun_job.cloud, lab.remote()).workspace)
     assert watch is not None
     assert (watch.idle_s, watch.budget_s) == (0, 0)
 
@@ -176,9 +176,9 @@ def test_one_that_was_taken_for_lost_and_runs_is_shown(cloud: Cloud) -> None:
     """The provider's answer was wrong."""
     cloud.add(status="RUNNING")
     begun = lost(cloud)
-    found = look()
-    assert [each.start.id for each in found.started] == [begun]
-    assert [(line.outcome, line.reason) for line in found.corrected] == [
+    seen = look()
+    assert [each.start.id for each in seen.started] == [begun]
+    assert [(line.outcome, line.reason) for line in seen.corrected] == [
         (StartOutcome.READY, "it runs, although it had ended")
     ]
     assert of(begun).ended is None

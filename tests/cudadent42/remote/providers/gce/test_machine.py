@@ -111,12 +111,12 @@ def test_what_is_said_cannot_move_the_cursor(cloud: Cloud) -> None:
 def test_the_way_back_from_the_journal(cloud: Cloud) -> None:
     for name in (BENCH, FRESH, "ssh://host", "some other machine"):
         starts.request(name, "gcp-l4")
-    found = [machine.of_start(start) for start in starts.load()]
-    assert found == [of(BENCH), of(FRESH), None, None]
-    assert found[0] is not None
-    assert found[0].address == parse(BENCH)
-    assert not found[0].fresh
+    machines = [machine.of_start(start) for start in starts.load()]
+    assert machines == [of(BENCH), of(FRESH), None, None]
+    assert machines[0] is not None
+    assert machines[0].address == parse(BENCH)
+    assert not machines[0].fresh
     assert (
-        found[0].end_command
+        machines[0].end_command
         == "gcloud compute instances stop bench --zone=us-central1-a --project=my-project"
     )

@@ -34,11 +34,11 @@ OTHER = "gce://my-project/us-central1-b/other"
 def test_what_is_on_and_what_it_has_cost(cloud: Cloud) -> None:
     cloud.add(status="RUNNING")
     made = a_job(cloud, a_start())
-    (found,) = look(timedelta(minutes=30)).started
-    assert (found.state, found.word, found.problem) == (MachineState.RUNNING, "running", "")
-    assert found.minutes == pytest.approx(30, abs=1)
-    assert found.usd == pytest.approx(0.71 * found.minutes / 60)
-    assert (found.after, found.jobs) == ("keep:30", (made,))
+    (started,) = look(timedelta(minutes=30)).started
+    assert (started.state, started.word, started.problem) == (MachineState.RUNNING, "running", "")
+    assert started.minutes == pytest.approx(30, abs=1)
+    assert started.usd == pytest.approx(0.71 * started.minutes / 60)
+    assert (started.after, started.jobs) == ("keep:30", (made,))
 
 
 def test_nothing_is_asked_about_what_has_ended(cloud: Cloud) -> None:
@@ -52,9 +52,9 @@ def test_one_that_was_shut_down_from_inside_ended_when_the_provider_says(cloud: 
     cloud.add(status="RUNNING")
     begun = a_start()
     cloud.takes_away(kind="guestTerminate")
-    found = look(timedelta(days=2))
-    assert found.started == ()
-    assert [(line.outcome, "shut down from inside" in line.reason) for line in found.corrected] == [
+    seen = look(timedelta(days=2))
+    assert seen.started == ()
+    assert [(line.outcome, "shut down from inside" in line.reason) for line in seen.corrected] == [
         (StartOutcome.STOPPED, True)
     ]
     ended = of(begun)
@@ -79,11 +79,11 @@ def test_the_disk_of_a_fresh_one_is_not_forgotten(cloud: Cloud) -> None:
     cloud.add(FRESH, status="TERMINATED", labels=LABELS)
     begun = a_start(FRESH)
     for _ in range(2):
-        (found,) = look(timedelta(days=2)).started
-        assert found.state is MachineState.STOPPED
+        (started,) = look(timedelta(days=2)).started
+        assert started.state is MachineState.STOPPED
         assert of(begun).outcome is StartOutcome.STOPPED
-    assert "its disk costs until it is deleted" in found.problem
-    assert stop_all((found,), print) == (Stopped(FRESH, True, "deleted"),)
+    assert "its disk costs until it is deleted" in started.problem
+    assert stop_all((started,), print) == (Stopped(FRESH, True, "deleted"),)
     assert cloud.names() == []
     assert of(begun).outcome is StartOutcome.DELETED
     assert look() == Survey((), ())
@@ -106,8 +106,8 @@ def test_one_that_was_lost_may_have_left_its_disk(cloud: Cloud) -> None:
     cloud.add(FRESH, status="TERMINATED", labels=LABELS)
     begun = a_start(FRESH)
     starts.mark(begun, StartOutcome.LOST, "it was shut down from inside")
-    (found,) = look().started
-    assert found.state is MachineState.STOPPED
+    (started,) = look().started
+    assert started.state is MachineState.STOPPED
     cloud.change(instances={})
     assert look().started == ()
     gone = of(begun)
@@ -120,17 +120,17 @@ def test_one_that_was_started_again_after_it_was_stopped_is_one(cloud: Cloud) ->
     starts.mark(first, StartOutcome.STOPPED, "found stopped")
     second = a_start(FRESH)
     for _ in range(2):
-        found = look()
-        assert [each.start.id for each in found.started] == [second]
-        assert found.corrected == ()
+        seen = look()
+        assert [each.start.id for each in seen.started] == [second]
+        assert seen.corrected == ()
 
 
 def test_a_start_that_is_not_answered_yet_is_waited_for(cloud: Cloud) -> None:
     begun = a_start(FRESH, ready=False)
-    (found,) = look().started
-    assert found.word == "asked for"
+    (started,) = look().started
+    assert started.word == "asked for"
     assert of(begun).outcome is StartOutcome.REQUESTED
-    (left,) = stop_all((found,), print)
+    (left,) = stop_all((started,), print)
     assert not left.ended
     assert look(timedelta(hours=1)).started == ()
     assert of(begun).outcome is StartOutcome.FAILED
@@ -140,26 +140,26 @@ def test_what_cannot_be_asked_is_believed(cloud: Cloud) -> None:
     cloud.add(status="RUNNING")
     begun = a_start()
     cloud.fails("compute instances describe", "not-logged-in")
-    (found,) = look(timedelta(hours=1)).started
-    assert (found.state, found.word) == (None, "not known")
-    assert "gcloud auth login" in found.problem
-    assert found.minutes > 59
+    (started,) = look(timedelta(hours=1)).started
+    assert (started.state, started.word) == (None, "not known")
+    assert "gcloud auth login" in started.problem
+    assert started.minutes > 59
     assert of(begun).outcome is StartOutcome.READY
 
 
 def test_a_machine_of_no_known_provider_is_shown_and_not_taken_for_ended(cloud: Cloud) -> None:
     a_start("somebody-elses-cloud/machine")
-    (found,) = look().started
-    assert "no provider that is known here" in found.problem
-    (left,) = stop_all((found,), print)
+    (started,) = look().started
+    assert "no provider that is known here" in started.problem
+    (left,) = stop_all((started,), print)
     assert not left.ended
 
 
 def test_of_two_starts_of_one_machine_the_latter_counts(cloud: Cloud) -> None:
     cloud.add(status="RUNNING")
     first, second = a_start(), a_start()
-    (found,) = look().started
-    assert found.start.id == second
+    (started,) = look().started
+    assert started.start.id == second
     assert of(first).outcome is StartOutcome.STOPPED
     assert of(first).ended == of(second).requested
 
@@ -204,12 +204,12 @@ def test_what_is_on_is_ended_where_nothing_can_be_put_on_record(
         raise UsageError("the disk is full")
 
     monkeypatch.setattr(starts, "mark", refuse)
-    found = look()
-    assert [(line.start.machine, "the disk is full" in line.reason) for line in found.corrected] == [
+    seen = look()
+    assert [(line.start.machine, "the disk is full" in line.reason) for line in seen.corrected] == [
         (OTHER, True)
     ]
-    assert [each.start.machine for each in found.started] == [BENCH]
-    (done,) = stop_all(found.started, print)
+    assert [each.start.machine for each in seen.started] == [BENCH]
+    (done,) = stop_all(seen.started, print)
     assert done.ended
     assert cloud.status() == "TERMINATED"
 
@@ -307,8 +307,8 @@ def test_killed_between_the_request_and_the_answer(cloud: Cloud, tmp_path: Path)
             break
         time.sleep(0.05)
     done = cudadent42("remote", "status", "--json", cwd=tmp_path)
-    (found,) = json.loads(done.stdout)["machines"]
-    assert (found["machine"], found["state"], found["on_record"]) == (BENCH, "running", "requested")
+    (shown,) = json.loads(done.stdout)["machines"]
+    assert (shown["machine"], shown["state"], shown["on_record"]) == (BENCH, "running", "requested")
     ended = cudadent42("remote", "stop", "--all", cwd=tmp_path)
     assert (ended.returncode, ended.stdout) == (0, f"{BENCH}: stopped\n"), ended.stderr
     assert cloud.status() == "TERMINATED"
@@ -320,8 +320,8 @@ def test_killed_before_the_provider_heard_of_it(cloud: Cloud, tmp_path: Path) ->
     """A line without a machine is resolved as well."""
     cloud.add()
     begun = starts.request(BENCH, "gcp-l4")
-    (found,) = json.loads(cudadent42("remote", "status", "--json", cwd=tmp_path).stdout)["machines"]
-    assert found["state"] == "asked for"
+    (started,) = json.loads(cudadent42("remote", "status", "--json", cwd=tmp_path).stdout)["machines"]
+    assert started["state"] == "asked for"
     assert look(timedelta(hours=1)).started == ()
     assert of(begun).outcome is StartOutcome.STOPPED
 

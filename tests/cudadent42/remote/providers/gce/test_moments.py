@@ -55,7 +55,7 @@ def test_killed_once_it_was_started_again_attach_ends_it_all_the_same(
     """The run's record names the start before; the machine runs from another one of ours."""
     begun = left_stopped(lab)
 
-    def killed(known: JobRecord) -> None:
+    def killed(job: JobRecord) -> None:
         raise Killed
 
     with monkeypatch.context() as patch:
@@ -76,7 +76,7 @@ def test_a_full_disk_once_it_was_started_again_is_said_with_what_runs(
     left_stopped(lab, "keep")
     lab.said.clear()
 
-    def full(known: JobRecord) -> None:
+    def full(job: JobRecord) -> None:
         raise UsageError("no room here")
 
     monkeypatch.setattr(record, "save", full)

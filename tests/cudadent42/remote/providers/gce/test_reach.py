@@ -25,9 +25,9 @@ STRICT = (
 
 
 def test_what_gcloud_would_run_is_taken_over() -> None:
-    found = reach.from_command(MACHINE, STRICT + "sa_1234@34.1.2.3\n")
-    assert found.address == SshAddress("34.1.2.3", "sa_1234")
-    assert found.options == (
+    connection = reach.from_command(MACHINE, STRICT + "sa_1234@34.1.2.3\n")
+    assert connection.address == SshAddress("34.1.2.3", "sa_1234")
+    assert connection.options == (
         "IdentityFile=/home/me/.ssh/google_compute_engine",
         "CheckHostIP=no",
         "HashKnownHosts=no",
@@ -36,15 +36,15 @@ def test_what_gcloud_would_run_is_taken_over() -> None:
         "StrictHostKeyChecking=yes",
         "UserKnownHostsFile=/home/me/.ssh/google_compute_known_hosts",
     )
-    assert "StrictHostKeyChecking=yes" in found.argv()
+    assert "StrictHostKeyChecking=yes" in connection.argv()
 
 
 def test_a_certificate_a_port_and_blanks_in_paths() -> None:
     command = STRICT.replace("/home/me/.ssh/google_compute_engine", '"/home/m e/key"')
     command = command.replace("-t ", '-t -p 2222 "-o CertificateFile=/home/m e/cert" ')
-    found = reach.from_command(MACHINE, command + "me@34.1.2.3")
-    assert found.address.port == 2222
-    assert found.options[:2] == ('CertificateFile="/home/m e/cert"', 'IdentityFile="/home/m e/key"')
+    connection = reach.from_command(MACHINE, command + "me@34.1.2.3")
+    assert connection.address.port == 2222
+    assert connection.options[:2] == ('CertificateFile="/home/m e/cert"', 'IdentityFile="/home/m e/key"')
 
 
 def test_a_tunnel_is_made_of_checked_names_only() -> None:
@@ -52,13 +52,13 @@ def test_a_tunnel_is_made_of_checked_names_only() -> None:
         "-o \"ProxyCommand /usr/bin/python3 -S gcloud.py compute start-iap-tunnel 'bench' '%p' --listen-on-stdin "
         '--project=my-project --zone=us-central1-a; touch bad" -o ProxyUseFdpass=no '
     )
-    found = reach.from_command(MACHINE, STRICT + tunnel + "me@compute.12345")
-    assert found.address == SshAddress("compute.12345", "me")
+    connection = reach.from_command(MACHINE, STRICT + tunnel + "me@compute.12345")
+    assert connection.address == SshAddress("compute.12345", "me")
     assert (
         "ProxyCommand=gcloud compute start-iap-tunnel bench %p --listen-on-stdin --project=my-project "
         "--zone=us-central1-a --verbosity=warning"
-    ) in found.options
-    assert "ProxyUseFdpass=no" in found.options
+    ) in connection.options
+    assert "ProxyUseFdpass=no" in connection.options
 
 
 @pytest.mark.parametrize(
@@ -91,11 +91,11 @@ def test_any_other_command_is_refused(command: str) -> None:
 @given(st.text(max_size=80))
 def test_no_destination_is_an_option(text: str) -> None:
     try:
-        found = reach.from_command(MACHINE, STRICT + text)
+        connection = reach.from_command(MACHINE, STRICT + text)
     except CloudError:
         return
-    assert not found.address.destination.startswith("-")
-    assert "StrictHostKeyChecking=yes" in found.options
+    assert not connection.address.destination.startswith("-")
+    assert "StrictHostKeyChecking=yes" in connection.options
 
 
 @pytest.mark.parametrize("way", [Reach.AUTO, Reach.IAP])

@@ -265,8 +265,8 @@ def test_what_may_still_come_to_be_stays_on_record(
     [start] = starts.load()
     assert f"{start.machine} is gone, but the request for it was cut off" in lab.text
     lab.cloud.add(start.machine, status="RUNNING", labels={"cudadent42": "fresh"})
-    [found] = survey(rates.load(), datetime.now(timezone.utc)).started
-    assert found.word == "running"
+    [started] = survey(rates.load(), datetime.now(timezone.utc)).started
+    assert started.word == "running"
 
 
 def test_a_driver_is_waited_for_and_missed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,10 +367,10 @@ def test_an_interrupted_run_goes_on_and_attach_brings_it_back_and_stops_the_mach
     lab.cloud.add()
     with pytest.raises(KeyboardInterrupt):
         lab.run(lab.remote(PAUSE="0.3"), interrupt)
-    [known] = record.records()
+    [job] = record.records()
     assert lab.cloud.status() == "RUNNING"
     assert lab.is_open()
-    assert f"cudadent42 remote attach {known.job}" in lab.text
+    assert f"cudadent42 remote attach {job.job}" in lab.text
     assert (
         f"{BENCH} goes on running at $0.71 an hour; end it with: gcloud compute instances stop bench"
         in lab.text
@@ -454,8 +454,8 @@ def test_an_interrupt_of_the_stop_waits_for_it(lab: Lab, monkeypatch: pytest.Mon
     lab.cloud.add()
     stop = machine.stop
 
-    def interrupted(found: Machine) -> None:
-        stop(found)
+    def interrupted(instance: Machine) -> None:
+        stop(instance)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(machine, "stop", interrupted)

@@ -23,12 +23,12 @@ def _no_rates_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_least(tmp_path: Path) -> None:
-    found = read(tmp_path)
-    assert found.zones == ("us-central1-a", "us-west1-b")
-    assert found.accelerator_type == "nvidia-l4"
-    assert not found.spot
-    assert found.disk_gb == 100
-    assert found.digest == read(tmp_path).digest != read(tmp_path, disk_gb=200).digest
+    specification = read(tmp_path)
+    assert specification.zones == ("us-central1-a", "us-west1-b")
+    assert specification.accelerator_type == "nvidia-l4"
+    assert not specification.spot
+    assert specification.disk_gb == 100
+    assert specification.digest == read(tmp_path).digest != read(tmp_path, disk_gb=200).digest
 
 
 def test_the_page_shows_one_that_is_read(tmp_path: Path) -> None:
@@ -36,17 +36,17 @@ def test_the_page_shows_one_that_is_read(tmp_path: Path) -> None:
     [shown] = re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL)
     path = tmp_path / "shown.toml"
     path.write_text(shown)
-    found = load(path)
-    assert found.spot
+    specification = load(path)
+    assert specification.spot
     # Every key is there, some in the comments.
     keys = {line.partition(" = ")[0].strip() for line in shown.splitlines()}
     assert {*Specification.__dataclass_fields__} - keys == {"accelerator_count", "scopes", "subnet"}
 
 
 def test_arguments_of_gcloud(tmp_path: Path) -> None:
-    found = read(tmp_path)
+    specification = read(tmp_path)
     name = "cudadent42-run-1"
-    assert words(GceAddress("my-project", "us-west1-b", name), found) == (
+    assert words(GceAddress("my-project", "us-west1-b", name), specification) == (
         *("compute", "instances", "create", name),
         "--project=my-project",
         "--zone=us-west1-b",
@@ -57,14 +57,14 @@ def test_arguments_of_gcloud(tmp_path: Path) -> None:
         "--max-run-duration=60m",
         "--instance-termination-action=DELETE",
         "--maintenance-policy=TERMINATE",
-        f"--labels=cudadent42=fresh,cudadent42-specification={found.digest}",
+        f"--labels=cudadent42=fresh,cudadent42-specification={specification.digest}",
         "--metadata=enable-guest-attributes=TRUE",
         *("--no-restart-on-failure", "--no-service-account", "--no-scopes", "--quiet"),
     )
 
 
 def test_arguments_of_gcloud_for_all_that_can_be_said(tmp_path: Path) -> None:
-    found = read(
+    specification = read(
         tmp_path,
         machine_type="n1-standard-8",
         accelerator="nvidia-tesla-t4",
@@ -81,15 +81,15 @@ def test_arguments_of_gcloud_for_all_that_can_be_said(tmp_path: Path) -> None:
         reach="iap",
         results="gs://my-results/lab",
     )
-    assert found.reach is Reach.IAP
-    given_words = words(GceAddress("my-project", "us-west1-b", "x"), found)
+    assert specification.reach is Reach.IAP
+    given_words = words(GceAddress("my-project", "us-west1-b", "x"), specification)
     for wanted in (
         "--accelerator=type=nvidia-tesla-t4,count=2",
         "--boot-disk-type=pd-ssd",
         "--provisioning-model=SPOT",
         "--service-account=runner@my-project.iam.gserviceaccount.com",
         "--scopes=storage-ro,https://www.googleapis.com/auth/logging.write",
-        f"--labels=cudadent42=fresh,cudadent42-specification={found.digest},team=kernels",
+        f"--labels=cudadent42=fresh,cudadent42-specification={specification.digest},team=kernels",
         "--metadata=enable-guest-attributes=TRUE,install-nvidia-driver=True",
         "--network=lab",
         "--subnet=lab-west",
@@ -100,10 +100,10 @@ def test_arguments_of_gcloud_for_all_that_can_be_said(tmp_path: Path) -> None:
 
 
 def test_names_of_instances_are_nobody_elses(tmp_path: Path) -> None:
-    found = read(tmp_path)
-    first, second = new_addresses(found)
-    assert (first.zone, second.zone) == found.zones
-    assert first.instance == second.instance != new_addresses(found)[0].instance
+    specification = read(tmp_path)
+    first, second = new_addresses(specification)
+    assert (first.zone, second.zone) == specification.zones
+    assert first.instance == second.instance != new_addresses(specification)[0].instance
 
 
 @pytest.mark.parametrize(
@@ -185,16 +185,16 @@ def test_no_text_becomes_an_argument_of_its_own(tmp_path: Path, hostile: dict[st
     }
     changes = {key: forms.get(key, lambda text: text)(text) for key, text in hostile.items()}
     try:
-        found = read(tmp_path, **changes)
+        specification = read(tmp_path, **changes)
     except UsageError:
         return
     plain = read(tmp_path)
-    at = GceAddress(found.project, found.zones[0], "x")
-    known = {word.partition("=")[0] for word in words(at, plain)} | {
+    at = GceAddress(specification.project, specification.zones[0], "x")
+    names = {word.partition("=")[0] for word in words(at, plain)} | {
         *("--boot-disk-type", "--accelerator", "--network", "--subnet", "--service-account", "--scopes")
     }
-    for word in words(at, found):
-        assert word.partition("=")[0] in known
+    for word in words(at, specification):
+        assert word.partition("=")[0] in names
         assert word.isprintable()
-    pairs = next(word for word in words(at, found) if word.startswith("--metadata="))
+    pairs = next(word for word in words(at, specification) if word.startswith("--metadata="))
     assert pairs.count(",") == ("metadata" in hostile)

@@ -120,14 +120,14 @@ def test_one_that_ran_and_was_stopped_meanwhile_is_not_started_unasked(lab: Lab)
 
 
 def test_it_is_asked_once(cloud: Cloud) -> None:
-    found = machine.of_address(parse(BENCH), "gcp-l4")
+    instance = machine.of_address(parse(BENCH), "gcp-l4")
     heard: list[str] = []
     with pytest.raises(UsageError):
-        agree_to_start(bench(cloud), found, answering(False, heard))
+        agree_to_start(bench(cloud), instance, answering(False, heard))
     assert not get("bench").unguarded_start
-    agree_to_start(get("bench"), found, answering(True, heard))
+    agree_to_start(get("bench"), instance, answering(True, heard))
     assert get("bench").unguarded_start
-    agree_to_start(get("bench"), found, answering(False, heard))
+    agree_to_start(get("bench"), instance, answering(False, heard))
     assert len(heard) == 2
     assert "Start it, now and in future?" in heard[0]
 

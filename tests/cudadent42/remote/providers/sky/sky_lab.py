@@ -157,10 +157,10 @@ class Sky:
 def says(cloud: Sky, status: str | None, around: str = "") -> None:
     """What SkyPilot knows of the machine from now on; None for one that is not there."""
     other = {"name": "somebody-elses", "status": "UP", "autostop": -1, "to_down": False, "owner": None}
-    known = {"somebody-elses": other}
+    clusters = {"somebody-elses": other}
     if status is not None:
-        known[SPEC.cluster] = {**other, "name": SPEC.cluster, "status": status}
-    (cloud.folder / "clusters").write_text(json.dumps(known))
+        clusters[SPEC.cluster] = {**other, "name": SPEC.cluster, "status": status}
+    (cloud.folder / "clusters").write_text(json.dumps(clusters))
     (cloud.folder / "around").write_text(around)
 
 

@@ -101,8 +101,8 @@ def test_a_changed_key_is_refused_in_every_command(
     assert jobs.state(workspace, job).state is JobState.DONE
     workspace.connection.close()
     keys.known_hosts().write_text(before)
-    (found,) = survey(rates.load(), datetime.now(timezone.utc)).started
-    (stopped,) = stop_all((found,), print)
+    (started,) = survey(rates.load(), datetime.now(timezone.utc)).started
+    (stopped,) = stop_all((started,), print)
     assert f"its disk has what {job} measured, which could not be brought back" in stopped.what
     assert not record.find(job).fetched
 
@@ -125,9 +125,9 @@ def test_a_machine_of_another_start_is_another(cloud: Sky, another_answers: Call
     first = only_start().id
     cloud.output.rename(cloud.output.parent / "first")
     assert cloud.run().exit_code == 0
-    known = [line.split()[0] for line in keys.known_hosts().read_text().splitlines()]
-    assert known == [f"cudadent42-{start.id}" for start in starts.load()]
-    assert known[0] == f"cudadent42-{first}"
+    aliases = [line.split()[0] for line in keys.known_hosts().read_text().splitlines()]
+    assert aliases == [f"cudadent42-{start.id}" for start in starts.load()]
+    assert aliases[0] == f"cudadent42-{first}"
 
 
 def test_a_kept_machine_is_known_by_its_first_key(cloud: Sky, another_answers: Callable[[], None]) -> None:

@@ -52,9 +52,9 @@ def a_start(ready: bool = True) -> None:
 def test_what_is_on_and_what_it_has_cost(cloud: Sky, word: str, state: MachineState) -> None:
     a_start()
     says(cloud, word, "Starting SkyPilot API server...\n[some notice]\n")
-    (found,) = look(timedelta(minutes=30)).started
-    assert (found.state, found.problem) == (state, "")
-    assert found.usd == pytest.approx(0.71 * found.minutes / 60)
+    (started,) = look(timedelta(minutes=30)).started
+    assert (started.state, started.problem) == (state, "")
+    assert started.usd == pytest.approx(0.71 * started.minutes / 60)
     assert only_start().outcome is StartOutcome.READY
 
 
@@ -68,8 +68,8 @@ def test_what_is_on_and_what_it_has_cost(cloud: Sky, word: str, state: MachineSt
 def test_one_that_is_not_there_any_more(cloud: Sky, ready: bool, outcome: StartOutcome) -> None:
     a_start(ready)
     says(cloud, None)
-    found = look(timedelta(hours=1))
-    assert (found.started, [line.outcome for line in found.corrected]) == ((), [outcome])
+    seen = look(timedelta(hours=1))
+    assert (seen.started, [line.outcome for line in seen.corrected]) == ((), [outcome])
     assert only_start().outcome is outcome
     assert look() == Survey((), ())
 
@@ -95,10 +95,10 @@ def test_one_that_is_stopped_is_shown_until_it_is_taken_down(cloud: Sky) -> None
     says(cloud, "STOPPED")
     first = look(timedelta(hours=1))
     assert [line.outcome for line in first.corrected] == [StartOutcome.STOPPED]
-    for found in (*first.started, *look(timedelta(hours=2)).started):
-        assert found.word == "stopped"
-        assert found.minutes < 1  # it is not paid for as one that runs
-        assert found.problem == "its disk costs until it is taken down: sky down c42-l4"
+    for started in (*first.started, *look(timedelta(hours=2)).started):
+        assert started.word == "stopped"
+        assert started.minutes < 1  # it is not paid for as one that runs
+        assert started.problem == "its disk costs until it is taken down: sky down c42-l4"
     assert stop_all(look().started, print) == (Stopped(NAME, True, "taken down"),)
     assert only_start().outcome is StartOutcome.DELETED
     assert look() == Survey((), ())
@@ -122,17 +122,17 @@ def test_runs_of_a_machine_before_it_are_not_on_it(left_alone: Sky) -> None:
     """They went with that one; they keep nobody from taking this one down."""
     starts.mark(only_start().id, StartOutcome.DELETED)
     a_start()
-    (found,) = look().started
-    assert found.jobs == ()
+    (started,) = look().started
+    assert started.jobs == ()
 
 
 def test_a_start_that_is_not_answered_yet_is_waited_for(cloud: Sky) -> None:
     a_start(ready=False)
     says(cloud, None)
-    (found,) = look().started
-    assert found.word == "asked for"
+    (started,) = look().started
+    assert started.word == "asked for"
     assert only_start().outcome is StartOutcome.REQUESTED
-    assert not stop_all((found,), print)[0].ended
+    assert not stop_all((started,), print)[0].ended
 
 
 @pytest.mark.parametrize("text", ["", "NAME  STATUS\nc42-l4  UP", "[1, 2]", '[{"name": "c42-l4"}]', "[\n{"])
@@ -140,9 +140,9 @@ def test_what_cannot_be_read_is_not_known(cloud: Sky, text: str) -> None:
     assert clusters_in(text) is None
     a_start()
     (cloud.folder / "status").write_text(text)
-    (found,) = look(timedelta(hours=1)).started
-    assert found.word == "not known"
-    assert "look with `sky status --refresh`; end it with: sky down c42-l4" in found.problem
+    (started,) = look(timedelta(hours=1)).started
+    assert started.word == "not known"
+    assert "look with `sky status --refresh`; end it with: sky down c42-l4" in started.problem
     assert only_start().outcome is StartOutcome.READY
 
 
@@ -188,21 +188,21 @@ def left_alone(cloud: Sky, monkeypatch: pytest.MonkeyPatch) -> Sky:
 
 
 def test_what_was_measured_is_brought_back_before(left_alone: Sky) -> None:
-    (found,) = look().started
-    assert [begun.job for begun in found.jobs] == [record.find(None).job]
-    assert stop_all((found,), print) == (Stopped(NAME, True, "taken down"),)
+    (started,) = look().started
+    assert [begun.job for begun in started.jobs] == [record.find(None).job]
+    assert stop_all((started,), print) == (Stopped(NAME, True, "taken down"),)
     assert (left_alone.output / "remote.log").read_text() == "measuring\n"
 
 
 @pytest.mark.parametrize("stops", [True, False])
 def test_what_cannot_be_brought_back_keeps_its_disk(left_alone: Sky, stops: bool) -> None:
-    (found,) = look().started
+    (started,) = look().started
     left_alone.server.cut()
     left_alone.server.process.terminate()
     left_alone.server.process.wait()
     if not stops:
         (left_alone.folder / "stop-fails").write_text("")
-    (done,) = stop_all((found,), print)
+    (done,) = stop_all((started,), print)
     assert done.ended is stops
     assert "which could not be brought back" in done.what
     assert "sky down c42-l4" in done.what
@@ -212,7 +212,7 @@ def test_what_cannot_be_brought_back_keeps_its_disk(left_alone: Sky, stops: bool
         # Nothing comes from it before it is started, which costs: that is the user's to say.
         (again,) = stop_all(look().started, print)
         assert again.ended
-        assert f"its disk has what {found.jobs[0].job} measured" in again.what
+        assert f"its disk has what {started.jobs[0].job} measured" in again.what
         assert "sky start c42-l4 --idle-minutes-to-autostop=10 --down" in again.what
         assert "to take it down: sky down c42-l4" in again.what
         assert [call[0] for call in left_alone.calls()][-1] == "stop"
@@ -321,7 +321,7 @@ def test_too_little_for_a_run() -> None:
     from cudadent42.remote.core import money
 
     rate = rates.load().get("gcp-l4")
-    found = money.Estimate(rate, (money.Part("start", 6, ""), money.Part(money.RUN, 10, "")))
+    started = money.Estimate(rate, (money.Part("start", 6, ""), money.Part(money.RUN, 10, "")))
     with pytest.raises(UsageError, match=r"too little for a run; raise --max-cost"):
-        money.run_minutes(0.71 * 6.5 / 60, found)
-    assert money.run_minutes(0.71 * 26.5 / 60, found) == 20
+        money.run_minutes(0.71 * 6.5 / 60, started)
+    assert money.run_minutes(0.71 * 26.5 / 60, started) == 20

@@ -231,8 +231,8 @@ def test_the_log_sum_exp_is_differentiable() -> None:
     case = case_of((256, 256), grad_lse=True)
     inputs = leaves(case)
     output, lse = flash_attention(*inputs, causal=True, return_lse=True)
-    found = torch.autograd.grad([output, lse], inputs, [case.grad_output, case.grad_lse])
-    assert_gradients(case, found)
+    gradients = torch.autograd.grad([output, lse], inputs, [case.grad_output, case.grad_lse])
+    assert_gradients(case, gradients)
 
 
 def test_a_graph_of_forward_and_backward() -> None:

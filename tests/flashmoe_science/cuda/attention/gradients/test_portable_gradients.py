@@ -186,11 +186,11 @@ class Emulation:
     def _run(self, kernel: CudaKernel, fields: tuple[float, ...], addresses: list[int]) -> None:
         library = self._libraries.get(kernel.label)
         if library is None:
-            place = self._folder / str(len(self._libraries))
-            place.mkdir()
+            folder = self._folder / str(len(self._libraries))
+            folder.mkdir()
             # Copies as late as they may happen in one pass, as early in the other.
             late = kernel.function.endswith("query")
-            library = compile_emulation(kernel, "BackwardParameters", place, copies_late=late)
+            library = compile_emulation(kernel, "BackwardParameters", folder, copies_late=late)
             self._libraries[kernel.label] = library
         argument = ctypes.create_string_buffer(portable.ARGUMENT_BYTES)
         portable.POINTERS.pack_into(argument, 0, *addresses)
