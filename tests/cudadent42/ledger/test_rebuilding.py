@@ -118,9 +118,9 @@ def test_kill_at_any_moment_of_a_rebuild(make_run: MakeRun, tmp_path: Path, file
         if file.exists() and not connect(file).is_empty():
             opened = connect(file)
             opened.check()
-            found = opened.read(queries.contents)
-            assert found.rows["timings"] == 4 * found.rows["runs"]
-            assert found.rows["comparisons"] == 3 * found.rows["runs"]
+            contents = opened.read(queries.contents)
+            assert contents.rows["timings"] == 4 * contents.rows["runs"]
+            assert contents.rows["comparisons"] == 3 * contents.rows["runs"]
     done = ledger.rebuild(str(file), [tmp_path / "runs"])
     assert done.moved_aside is None
     assert connect(file).read(queries.contents).unfinished_rebuild is None
