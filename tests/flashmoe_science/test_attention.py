@@ -16,6 +16,7 @@ from torch._subclasses import FakeTensorMode
 import flashmoe_science
 from flashmoe_science import DeviceError, InputError, flash_attention
 from flashmoe_science.cuda import attention as cuda
+from flashmoe_science.cuda.attention.forward import calls
 
 
 def tensors(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -143,6 +144,26 @@ def test_fake_tensors_are_refused(warm: bool) -> None:
         mixed[index] = fake[index]
         with pytest.raises(InputError, match=f"{name} has no memory"):
             flash_attention(*mixed)
+
+
+@pytest.mark.parametrize(
+    ("scale", "like_the_last"),
+    [(0.125, True), (float("0.125"), True), (None, False), (0.25, False), (np.float64(0.125), False)],
+)
+def test_a_cuda_call_is_like_the_last_if_its_scale_has_the_same_value(
+    monkeypatch: pytest.MonkeyPatch, scale: Any, like_the_last: bool
+) -> None:
+    """Whatever object holds it: a user who writes ``1 / math.sqrt(head_dim)`` makes one in every call."""
+    result = torch.zeros(1)
+    last = (3, False, 0.125, False, None, lambda *tensors: True, lambda *tensors: (result, None))
+    with FakeTensorMode():
+        fake = [torch.empty(1, 2, 16, 64, dtype=torch.float16, device="cuda") for _ in range(3)]
+    monkeypatch.setattr(calls, "recent", last)
+    if like_the_last:
+        assert flash_attention(*fake, softmax_scale=scale) is result
+    else:
+        with pytest.raises(InputError, match="has no memory"):
+            flash_attention(*fake, softmax_scale=scale)
 
 
 def test_fake_cuda_tensors_are_refused_before_anything_is_launched() -> None:

@@ -58,9 +58,7 @@ def _make_call(tensors: Tensors, options: Options, index: int) -> Call:
 
 
 calls = Calls(_check, _make_call, options=4, repeated=lambda options: options[-1] is None)
-"""Options: causal, softmax_scale, return_lse and choice. Attention reads the last one itself, here and in
-`flash_attention`.
-"""
+"""Options: causal, softmax_scale, return_lse and choice. `flash_attention` compares a call with the last one itself."""
 
 
 def forward(
@@ -76,9 +74,9 @@ def forward(
     """Exact attention, softmax(query keyᵀ x scale) value, on PyTorch's current stream.
 
     `flashmoe_science.flash_attention` for CUDA tensors. Arguments are checked once for each combination of
-    shapes, strides, types and options; then a call is a look-up (a comparison, if it is like this thread's last),
-    an allocation and a launch. Nothing is synchronised. Can be captured in a CUDA graph after one call with the
-    same combination.
+    shapes, strides, types and options; then a call is a look-up, an allocation and a launch (in `flash_attention` a
+    comparison instead of the look-up, if it is like this thread's last). Nothing is synchronised. Can be captured in a
+    CUDA graph after one call with the same combination.
 
     Args:
         query: (batch, num_heads, seqlen_q, head_dim), float16 or bfloat16; head_dim a
@@ -97,17 +95,6 @@ def forward(
         contiguous, or rows that are not aligned to 16 bytes.
         DeviceError, BuildError: see `flashmoe_science.cuda.driver.load`.
     """
-    _, recent_causal, recent_scale, recent_lse, _, matches, call = calls.recent
-    if (
-        causal is recent_causal
-        and return_lse is recent_lse
-        and (
-            softmax_scale is recent_scale or (type(softmax_scale) is float and softmax_scale == recent_scale)
-        )
-        and choice is None
-        and matches(query, key, value)
-    ):
-        return call(query, key, value)  # type: ignore[no-any-return]
     if causal is not True and causal is not False:
         causal = check_causal(causal)
     try:
