@@ -1,17 +1,15 @@
 """``events.jsonl``: appended to, flushed to the disk event by event, never rewritten.
 
-A process can be killed within a write, so that the last line is torn. A reader leaves it out; the next writer cuts it
-off before it appends. Anything else that cannot be read is damage, and said to be.
+A torn last line is left out (`base.append`). Anything else that cannot be read is damage, and said to be.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from cudadent42.base.append import AppendOnlyFile, whole_lines
 from cudadent42.base.errors import NewerVersionError, UsageError
 from cudadent42.base.reading import parse_json
 from cudadent42.session.clock import Clock
@@ -31,9 +29,8 @@ def read(path: Path) -> tuple[Entry, ...]:
 
 def parse(data: bytes, path: Path) -> tuple[Entry, ...]:
     """``read`` of bytes."""
-    whole = data[: data.rfind(b"\n") + 1]
     entries = []
-    for number, line in enumerate(whole.splitlines()):
+    for number, line in enumerate(whole_lines(data).splitlines()):
         text = line.decode("utf-8", errors="replace")
         if number == 0:
             _check_schema(text, path)
@@ -57,14 +54,10 @@ class EventLog:
     def __init__(self, path: Path, entries: Iterable[Entry], clock: Clock) -> None:
         """``entries`` is what `read` found. Cuts off a torn last line."""
         self.path = path
-        self._number = len(tuple(entries))
+        self._first = len(tuple(entries))
         self._clock = clock
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
-            self._size = _whole_size(self._descriptor)
-            if os.fstat(self._descriptor).st_size != self._size:
-                os.ftruncate(self._descriptor, self._size)
-                os.fsync(self._descriptor)
+            self._file = AppendOnlyFile(path)
         except OSError as error:
             raise _unwritable(path, error) from error
 
@@ -74,7 +67,7 @@ class EventLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self._descriptor)
+        self._file.close()
 
     def append(self, event: Event) -> Entry:
         """Write the event and wait until it is on the disk.
@@ -82,47 +75,17 @@ class EventLog:
         Raises UsageError, with the log as it was, where that fails. An interrupt leaves it as it was too: what is
         recorded next, such as the end of the work that was interrupted, would else bear the same number.
         """
-        entry = Entry(self._number, self._clock(), event)
-        data = (to_line(entry) + "\n").encode()
-        before = (self._size, self._number)
+        entry = Entry(self._first + self._file.appended, self._clock(), event)
         try:
-            rest = data
-            while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
-            os.fsync(self._descriptor)
-            self._size += len(data)
-            self._number += 1
-        except BaseException as error:
-            self._size, self._number = before
-            self._take_back()
-            if isinstance(error, OSError):
-                raise _unwritable(self.path, error) from error
-            raise
+            self._file.append(to_line(entry))
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
         return entry
-
-    def _take_back(self) -> None:
-        """Leave no torn line behind; if even that fails, the next writer cuts it off."""
-        with suppress(OSError):
-            os.ftruncate(self._descriptor, self._size)
 
 
 def first(event: Started, clock: Clock) -> bytes:
     """The content of a new log."""
     return (to_line(Entry(0, clock(), event)) + "\n").encode()
-
-
-def _whole_size(descriptor: int) -> int:
-    """Bytes up to and with the last line feed."""
-    size = os.fstat(descriptor).st_size
-    step = 1 << 16
-    end = size
-    while end > 0:
-        start = max(0, end - step)
-        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        end = start
-    return 0
 
 
 def _check_schema(line: str, path: Path) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TextIO, TypeVar
 
+from cudadent42.base.append import AppendOnlyFile, whole_lines
 from cudadent42.base.errors import UsageError
 from cudadent42.base.files import read_record, write_json
 from cudadent42.base.serialise import dumps, encode, loads
@@ -61,7 +61,7 @@ class Journal(Generic[SetupT, EntryT]):
                 "or choose another with --output-dir"
             )
         self._entries = self._read()
-        self._file: TextIO = (folder / ENTRIES).open("a", encoding="utf-8")
+        self._file = AppendOnlyFile(folder / ENTRIES, create=True)
 
     def __enter__(self) -> Journal[SetupT, EntryT]:
         return self
@@ -77,27 +77,23 @@ class Journal(Generic[SetupT, EntryT]):
         return tuple(self._entries)
 
     def append(self, entry: EntryT) -> None:
-        """Adds an entry; it is on disk when this returns."""
+        """Adds an entry, which is on disk when this returns. Raises UsageError, with the list as it was, where that
+        fails."""
         try:
-            self._file.write(dumps(entry, indent=None) + "\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            self._file.append(dumps(entry, indent=None))
         except OSError as error:
             raise UsageError(f"cannot write to {self._folder}: {error.strerror}; free some space") from error
         self._entries.append(entry)
 
     def _read(self) -> list[EntryT]:
-        """The entries on disk. A last line that was being written when the process was killed is taken away."""
+        """The entries on disk, without a torn last line."""
         path = self._folder / ENTRIES
         try:
             data = path.read_bytes()
         except FileNotFoundError:
             return []
-        whole, _, torn = data.rpartition(b"\n")
-        if torn:
-            with path.open("r+b") as file:
-                file.truncate(len(data) - len(torn))
         try:
-            return [loads(self._entry_kind, line) for line in whole.decode("utf-8").split("\n") if line]
+            lines = whole_lines(data).decode("utf-8").split("\n")
+            return [loads(self._entry_kind, line) for line in lines if line]
         except (ValueError, json.JSONDecodeError) as error:
             raise UsageError(f"{path} cannot be read: {error}") from error
