@@ -54,6 +54,11 @@ class Window:
 
     duration_s: float
     waited_s: float
+    """Ready but not running; NaN where Linux does not tell, and then it counts as undisturbed."""
+
+    @property
+    def disturbed(self) -> bool:
+        return self.waited_s > WAIT_LIMIT * self.duration_s
 
 
 def probe(seconds: float = PROBE_S) -> Contention:
@@ -77,7 +82,7 @@ def judge(windows: Sequence[Window]) -> Contention:
     total_s = sum(window.duration_s for window in windows)
     return Contention(
         len(windows),
-        sum(window.waited_s > WAIT_LIMIT * window.duration_s for window in windows),
+        sum(window.disturbed for window in windows),
         sum(window.waited_s for window in windows) / total_s if total_s else 0.0,
     )
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from cudadent42.model.implementations import Call
-from cudadent42.model.records import TimerKind
 from cudadent42.timing.flush import Flush
-from cudadent42.timing.timers import Reading, Timer
+from cudadent42.timing.timers import Reading
 
 EVENT_WINDOW_MS = 1.0
 EVENT_MIN_CALLS, EVENT_MAX_CALLS = 3, 20
@@ -193,14 +192,6 @@ def capture(calls: Sequence[Call], copies: int, device: str) -> tuple[torch.cuda
         for index in range(copies):
             output = calls[index % len(calls)]()
     return graph, output
-
-
-def cuda_timer(kind: TimerKind, device: str, flush: Flush | None) -> Timer:
-    if kind is TimerKind.GRAPH:
-        return CudaGraphTimer(device, flush)
-    if kind is TimerKind.QUEUE:
-        return CudaQueueTimer(device, flush)
-    return CudaEventTimer(device, flush)
 
 
 def median(values: Sequence[float]) -> float:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cudadent42.timing import quiet
-from cudadent42.timing.quiet import MOST_FOR_ONE, quiet_readings
+from cudadent42.timing.quiet import USUAL, quiet_readings
 from cudadent42.timing.timers import Reading
 
 RESULT = torch.zeros(1)
@@ -34,10 +34,18 @@ def test_a_machine_without_a_quiet_moment_gives_none_and_says_why(monkeypatch: p
     monkeypatch.setattr(quiet, "waited_s", lambda: next(waited))
     result = quiet_readings(lambda: reader(iter([7.9])), 5)
     assert result.readings == ()
-    assert result.taken == 5 * MOST_FOR_ONE
-    assert result.reason.startswith("other work took the processors away in 50 of 50 readings; repeat")
+    assert result.taken == 5 * USUAL.most_for_one
+    assert result.reason().startswith("other work took the processors away in 50 of 50 readings; repeat")
 
 
 def test_where_nothing_is_told_every_reading_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quiet, "waited_s", lambda: math.nan)
-    assert len(quiet_readings(lambda: reader(iter([1.0])), 5).readings) == 5
+    assert len(quiet_readings(lambda: reader(iter([1.0] * 5)), 5).readings) == 5
+
+
+def test_what_takes_long_is_given_up_after_the_fewest(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = iter(float(number) for number in range(1000))
+    monkeypatch.setattr(quiet, "waited_s", lambda: next(waited))
+    hopeless = quiet_readings(lambda: "taken", 5, quiet.Patience(most_s=-1.0, fewest=3))
+    assert hopeless.readings == ()
+    assert hopeless.taken == 3

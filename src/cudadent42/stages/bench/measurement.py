@@ -36,17 +36,13 @@ from cudadent42.stages.bench.conditions import ConditionWatch
 from cudadent42.stages.bench.excluded import not_timed
 from cudadent42.stages.bench.gpu_state import open_gpu_state
 from cudadent42.stages.bench.stopping import MIN_BUDGET_BLOCKS, Pace, pilot_blocks
+from cudadent42.timing.choice import timer_for
 from cudadent42.timing.contention import waited_s
-from cudadent42.timing.cuda_timers import cuda_timer
-from cudadent42.timing.flush import flush_for
 from cudadent42.timing.memory import memory_mb
-from cudadent42.timing.processor_time import MOST_IDLE, ProcessorClock, idle_share
+from cudadent42.timing.processor_time import MOST_IDLE, idle_share
 from cudadent42.timing.timers import (
     CPU_WINDOW_S,
-    PROCESSOR_WINDOW_S,
-    ClockTimer,
     Reading,
-    Timer,
     median_reading,
     passes_for,
 )
@@ -204,7 +200,7 @@ class _Session:
         self.emit = emit
         self.mark = mark
         self.unfit = unfit
-        self.timer = _timer(plan)
+        self.timer = timer_for(plan)
         gpu = None
         if plan.device.startswith("cuda"):
             gpu, problem = open_gpu_state(plan.device)
@@ -447,16 +443,6 @@ def _reasons(plan: Plan, case: Case, unfit: Mapping[str, str]) -> dict[str, str]
     elif rivals and all(key in reasons for key in rivals):
         reasons[case.id] = reasons[rivals[0]]
     return reasons
-
-
-def _timer(plan: Plan) -> Timer:
-    flush = flush_for(plan)
-    if plan.device.startswith("cuda"):
-        return cuda_timer(plan.timer, plan.device, flush)
-    if plan.timer is TimerKind.CPU:
-        clock = ProcessorClock()
-        return ClockTimer(flush, clock, PROCESSOR_WINDOW_S, clock.look_around)
-    return ClockTimer(flush)
 
 
 def _fits(plan: Plan) -> bool:

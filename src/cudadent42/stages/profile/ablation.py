@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -14,7 +13,7 @@ from cudadent42.model.implementations import Call
 from cudadent42.operations import definition
 from cudadent42.operations.interface import WHOLE, Inputs
 from cudadent42.profiles.records import Ablation
-from cudadent42.timing.contention import WAIT_LIMIT, waited_s
+from cudadent42.timing.quiet import Patience, QuietReadings, quiet_readings
 from cudadent42.timing.timers import Timer
 from flashmoe_science.errors import BuildError
 
@@ -44,40 +43,30 @@ def ablate(case: Case, inputs: Inputs, timer: Timer, seed: int) -> tuple[tuple[A
         return (), f"a kernel with a part left out does not build: {error}"
     if not calls:
         return (), parts.why_not
-    times, taken = _times(calls, timer, seed, quiet=inputs.result_like.is_cpu)
-    counted = len(times[WHOLE])
-    if counted < _FEWEST_BLOCKS:
-        return (), (
-            f"the kernel without parts of its work is not timed: other work took the processors away in "
-            f"{taken - counted} of {taken} blocks; repeat on a quiet machine"
-        )
+    blocks = _blocks(calls, timer, seed, quiet=inputs.result_like.is_cpu)
+    if len(blocks.readings) < _FEWEST_BLOCKS:
+        return (), f"the kernel without parts of its work is not timed: {blocks.reason('blocks')}"
+    times = {part: [block[part] for block in blocks.readings] for part in calls}
     return tuple(_ablation(part, times[WHOLE], times[part], seed) for part in calls if part != WHOLE), ""
 
 
-def _times(
+def _blocks(
     calls: Mapping[str, Call], timer: Timer, seed: int, *, quiet: bool
-) -> tuple[dict[str, list[float]], int]:
-    """Milliseconds per call, by block; in every block each variant once, in random order, all by as many calls. And how
-    many blocks were taken: with ``quiet``, those in which a thread waited for a processor do not count."""
+) -> QuietReadings[dict[str, float]]:
+    """Milliseconds per call, by block; in every block each variant once, in random order, all by as many calls. With
+    ``quiet``, blocks in which a thread waited for a processor do not count."""
     generator = random.Random(seed)
     first = timer.calibrate([calls[WHOLE]])()
     read = {part: timer.calibrate([call], first.inner) for part, call in calls.items()}
     block_s = first.latency_ms * 1e-3 * first.inner * len(calls)
-    blocks = max(_FEWEST_BLOCKS, min(BLOCKS, int(_MOST_S / max(block_s, 1e-9))))
-    times: dict[str, list[float]] = {part: [] for part in calls}
-    stop = time.perf_counter() + _MOST_S
-    taken = 0
-    while len(times[WHOLE]) < blocks and taken < _MOST_FOR_ONE * blocks:
-        if taken >= blocks and time.perf_counter() > stop:
-            break
-        taken += 1
-        began, waited = time.perf_counter(), waited_s()
-        block = {part: read[part]().latency_ms for part in generator.sample(list(calls), len(calls))}
-        if quiet and waited_s() - waited > WAIT_LIMIT * (time.perf_counter() - began):
-            continue
-        for part, latency_ms in block.items():
-            times[part].append(latency_ms)
-    return times, taken
+    wanted = max(_FEWEST_BLOCKS, min(BLOCKS, int(_MOST_S / max(block_s, 1e-9))))
+
+    def block() -> dict[str, float]:
+        return {part: read[part]().latency_ms for part in generator.sample(list(calls), len(calls))}
+
+    if not quiet:
+        return QuietReadings(tuple(block() for _ in range(wanted)), wanted)
+    return quiet_readings(block, wanted, Patience(_MOST_FOR_ONE, _MOST_S, fewest=wanted))
 
 
 def _ablation(part: str, whole: list[float], without: list[float], seed: int) -> Ablation:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cudadent42.base.errors import LabError, MachineNotReadyError
-from cudadent42.base.progress import Observer
+from cudadent42.base.observer import Observer
 from cudadent42.base.serialise import dumps, loads
 from cudadent42.model.cases import Case
 from cudadent42.model.implementations import OURS, is_kernel_file

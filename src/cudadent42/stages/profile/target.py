@@ -152,14 +152,9 @@ def _tell_perf(control: Path | None, word: str) -> None:
 def _timer(plan: Plan) -> Timer:
     """One for all times of calls, the one that runs use where nothing else is asked for."""
     from cudadent42.model.records import TimerKind
-    from cudadent42.timing.flush import flush_for
-    from cudadent42.timing.timers import ClockTimer
+    from cudadent42.timing.choice import timer_for
 
-    if not plan.device.startswith("cuda"):
-        return ClockTimer(flush_for(plan))
-    from cudadent42.timing.cuda_timers import cuda_timer
-
-    return cuda_timer(TimerKind.CALL, plan.device, flush_for(plan))
+    return timer_for(plan, TimerKind.CALL)
 
 
 def _measure(call: Call, request: Request) -> Answer:
@@ -200,7 +195,7 @@ def _measured_on_cpu(read: Callable[[], Reading]) -> Answer:
 
     quiet = quiet_readings(read, READINGS)
     if len(quiet.readings) < FEWEST_READINGS:
-        return Answer(latency_ms=math.nan, peaks=_cpu_peaks(), disturbed=quiet.reason)
+        return Answer(latency_ms=math.nan, peaks=_cpu_peaks(), disturbed=quiet.reason())
     latency = statistics.median(reading.latency_ms for reading in quiet.readings)
     return Answer(latency_ms=latency, peaks=_cpu_peaks())
 

@@ -114,9 +114,9 @@ def test_slow_calls_are_raced_in_fewer_blocks(monkeypatch: pytest.MonkeyPatch) -
     calls = {WHOLE: lambda: torch.zeros(1), "loads": lambda: torch.zeros(1)}
     for call, part in zip(calls.values(), calls, strict=True):
         call.__name__ = part
-    times, taken = ablation._times(calls, Counting(dict.fromkeys(calls, 60_000.0)), 0, quiet=False)
-    assert taken == 5
-    assert {len(values) for values in times.values()} == {5}
+    blocks = ablation._blocks(calls, Counting(dict.fromkeys(calls, 60_000.0)), 0, quiet=False)
+    assert blocks.taken == len(blocks.readings) == 5
+    assert all(block.keys() == calls.keys() for block in blocks.readings)
     assert len(read) == 1 + 2 * 5
 
 

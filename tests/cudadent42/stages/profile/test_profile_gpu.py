@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cudadent42.base.progress import Quiet
+from cudadent42.base.observer import Quiet
 from cudadent42.plan import Choices, make_plan
 from cudadent42.preflight import ncu_install
 from cudadent42.preflight.ncu_install import Permission

@@ -37,7 +37,7 @@ def test_a_call_without_kernels_has_none() -> None:
 
 def test_a_profile_on_a_cpu(tmp_path: Path) -> None:
     """Through the real processes: times, ceilings, and counters as far as this machine has them."""
-    from cudadent42.base.progress import Quiet
+    from cudadent42.base.observer import Quiet
     from cudadent42.plan import Choices, make_plan
     from cudadent42.profiles import diagnose, store
     from cudadent42.registry import registry
@@ -58,7 +58,7 @@ def test_a_profile_on_a_cpu(tmp_path: Path) -> None:
 
 def test_a_case_that_fails_is_told(tmp_path: Path) -> None:
     from cudadent42.base.errors import MachineNotReadyError
-    from cudadent42.base.progress import Quiet
+    from cudadent42.base.observer import Quiet
     from cudadent42.plan import Choices, make_plan
     from cudadent42.registry import registry
     from cudadent42.stages.profile.collect import Wish, collect
