@@ -33,6 +33,7 @@ from typing import Any
 
 from provenance import provenance
 
+from cudadent42.base.observer import Quiet
 from cudadent42.decisions.compare import compare
 from cudadent42.flows import pipeline
 from cudadent42.flows.pipeline import Prepared, Request
@@ -163,7 +164,7 @@ def batch(kind: Kind, load: int, count: int) -> Iterator[dict[str, Any]]:
                 seed=random.SystemRandom().randrange(1 << 32),
                 timer=kind.timer or TimerKind.CALL,
             )
-            plan = pipeline.with_timer(Prepared(plan, MachineReport((), "", {})), request, Silent()).plan
+            plan = pipeline.with_timer(Prepared(plan, MachineReport((), "", {})), request, Quiet()).plan
             worker = one_thread if plan.timer is TimerKind.CPU else all_threads
             yield {
                 "kind": kind.name,
@@ -225,22 +226,6 @@ def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def ignore(event: Event) -> None:
     return
-
-
-class Silent:
-    """Hears how a run goes on, and says nothing."""
-
-    def stage(self, name: str) -> None:
-        return
-
-    def advance(self, fraction: float, what: str) -> None:
-        return
-
-    def note(self, text: str) -> None:
-        return
-
-    def detail(self, text: str) -> None:
-        return
 
 
 if __name__ == "__main__":

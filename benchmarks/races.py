@@ -26,6 +26,7 @@ from pathlib import Path
 
 from provenance import provenance
 
+from cudadent42.base.observer import Quiet
 from cudadent42.flows import pipeline
 from cudadent42.flows.race import DEFAULT_CHOICES, RaceRequest, ignore_folder, pipeline_request
 from cudadent42.flows.race.bisect import bisect as run_bisect
@@ -138,7 +139,7 @@ def races(
         with_report=False,
     )
     run = pipeline_request((export(parent, repository), export(child, repository)), request)
-    prepared = pipeline.prepare(run, Silent())
+    prepared = pipeline.prepare(run, Quiet())
     for _ in range(count):
         first = not kept.exists()
         folder = kept if first else scratch / "run"
@@ -147,7 +148,7 @@ def races(
         seed = random.SystemRandom().randrange(1 << 32)
         seeded = replace(prepared, plan=replace(prepared.plan, seed=seed))
         asked = replace(run, output=folder, with_report=first)
-        results = pipeline.execute(seeded, asked, Silent(), ignore_folder).results
+        results = pipeline.execute(seeded, asked, Quiet(), ignore_folder).results
         yield {
             "seconds": round(time.monotonic() - began, 1),
             "load": round(os.getloadavg()[0], 1),
@@ -186,7 +187,7 @@ def bisect(chosen: argparse.Namespace, scratch: Path) -> Iterator[dict[str, obje
                 gate=gates.load("default"),
                 ignore_preflight=True,
             )
-            outcome = run_bisect(commits[0], commits[-1], request, Silent())
+            outcome = run_bisect(commits[0], commits[-1], request, Quiet())
             yield {
                 "seconds": round(time.monotonic() - began, 1),
                 "load": os.getloadavg()[0],
@@ -252,22 +253,6 @@ def git(repository: Path, *arguments: str) -> str:
         ["git", "-C", str(repository), *arguments], check=True, capture_output=True, text=True
     )
     return done.stdout
-
-
-class Silent:
-    """Hears how a race goes on, and says nothing."""
-
-    def stage(self, name: str) -> None:
-        return
-
-    def advance(self, fraction: float, what: str) -> None:
-        return
-
-    def note(self, text: str) -> None:
-        return
-
-    def detail(self, text: str) -> None:
-        return
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from types import TracebackType
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
@@ -15,38 +14,6 @@ from cudadent42.base.shown import message
 
 _LINE_INTERVAL_S = 10.0
 _TERMINAL_INTERVAL_S = 0.5
-
-
-class Observer(Protocol):
-    """Who is told how a run goes on."""
-
-    def stage(self, name: str) -> None:
-        """A stage begins; the one before it has ended."""
-
-    def advance(self, fraction: float, what: str) -> None:
-        """The stage has come this far (0 to 1), and this is being done."""
-
-    def note(self, text: str) -> None:
-        """Something that the user should see and that stays on the screen."""
-
-    def detail(self, text: str) -> None:
-        """Something that only a user who asked for more should see."""
-
-
-class Quiet:
-    """Tells nobody."""
-
-    def stage(self, name: str) -> None:
-        return
-
-    def advance(self, fraction: float, what: str) -> None:
-        return
-
-    def note(self, text: str) -> None:
-        return
-
-    def detail(self, text: str) -> None:
-        return
 
 
 class Lines:

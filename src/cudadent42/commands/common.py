@@ -19,7 +19,7 @@ from cudadent42.model.records import CacheState, TimerKind
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cudadent42.base.progress import Observer
+    from cudadent42.base.observer import Observer
     from cudadent42.plan import Choices
 
 JSON_SCHEMA_VERSION = 1

@@ -47,7 +47,7 @@ from cudadent42.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from cudadent42.base.progress import Observer
+    from cudadent42.base.observer import Observer
     from cudadent42.flows.pipeline import Outcome
     from cudadent42.plan import Choices
     from cudadent42.runs.run_folder import RunWriter

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cudadent42.base.errors import LabError
+from cudadent42.base.observer import Forwarding
 
 if TYPE_CHECKING:
-    from cudadent42.base.progress import Observer
     from cudadent42.model.records import BuildReport, MachineReport
     from cudadent42.patterns import PatternEvidence
 
@@ -89,22 +89,13 @@ def teach(trace: Trace) -> None:
         print(f"note: lessons were not looked for: {error}", file=sys.stderr)
 
 
-class Heard:
+class Heard(Forwarding):
     """An observer whose words also go into the trace."""
-
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-
-    def stage(self, name: str) -> None:
-        self._observer.stage(name)
-
-    def advance(self, fraction: float, what: str) -> None:
-        self._observer.advance(fraction, what)
 
     def note(self, text: str) -> None:
         current().lines.extend(text.splitlines())
-        self._observer.note(text)
+        super().note(text)
 
     def detail(self, text: str) -> None:
         current().lines.extend(text.splitlines())
-        self._observer.detail(text)
+        super().detail(text)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cudadent42 import __version__
 from cudadent42.base.errors import LabError, UsageError
-from cudadent42.base.progress import Observer, Quiet
+from cudadent42.base.observer import Observer, Quiet
 from cudadent42.model.cases import Case
 from cudadent42.model.implementations import OURS
 from cudadent42.model.records import Comparison

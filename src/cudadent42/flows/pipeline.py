@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cudadent42 import ledger
 from cudadent42.base.errors import BuildFailedError, ExitCode, LabError, MachineNotReadyError, UsageError
-from cudadent42.base.progress import Observer
+from cudadent42.base.observer import Forwarding, Observer
 from cudadent42.decisions.compare import compare
 from cudadent42.decisions.verdicts import MIN_BLOCKS
 from cudadent42.model import implementations
@@ -361,24 +361,21 @@ def _peaks(plan: Plan, worker: Worker, observer: Observer) -> dict[str, float]:
         return {}
 
 
-class _Recorded:
+class _Recorded(Forwarding):
     """An observer whose words also go into the run's log."""
 
     def __init__(self, observer: Observer, folder: RunWriter) -> None:
-        self._observer = observer
+        super().__init__(observer)
         self._folder = folder
 
     def stage(self, name: str) -> None:
         self._folder.log("stage", name=name)
-        self._observer.stage(name)
-
-    def advance(self, fraction: float, what: str) -> None:
-        self._observer.advance(fraction, what)
+        super().stage(name)
 
     def note(self, text: str) -> None:
         self._folder.log("note", text=text)
-        self._observer.note(text)
+        super().note(text)
 
     def detail(self, text: str) -> None:
         self._folder.log("detail", text=text)
-        self._observer.detail(text)
+        super().detail(text)

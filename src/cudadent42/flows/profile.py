@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cudadent42.base.errors import UsageError
-from cudadent42.base.progress import Observer
+from cudadent42.base.observer import Observer
 from cudadent42.flows import pipeline
 from cudadent42.model.records import Plan
 from cudadent42.plan import Choices

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cudadent42.base.errors import ExitCode, LabError, UsageError
-from cudadent42.base.progress import Observer
+from cudadent42.base.observer import Observer
 from cudadent42.session import folder as folders
 from cudadent42.session import tree as trees
 from cudadent42.session.clock import Clock

@@ -4,30 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cudadent42.base.progress import Observer
+from cudadent42.base.observer import Forwarding, Observer
 
 
 def _nothing() -> None:
     return
 
 
-class Watched:
-    """Passes everything on, and calls ``check``, which may raise, whenever the work reports that it is alive."""
+class Watched(Forwarding):
+    """Calls ``check``, which may raise, whenever the work reports that it is alive."""
 
     def __init__(self, observer: Observer, check: Callable[[], None] = _nothing) -> None:
-        self._observer = observer
+        super().__init__(observer)
         self.check = check
 
     def stage(self, name: str) -> None:
         self.check()
-        self._observer.stage(name)
+        super().stage(name)
 
     def advance(self, fraction: float, what: str) -> None:
         self.check()
-        self._observer.advance(fraction, what)
-
-    def note(self, text: str) -> None:
-        self._observer.note(text)
-
-    def detail(self, text: str) -> None:
-        self._observer.detail(text)
+        super().advance(fraction, what)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from cudadent42.base.errors import ExitCode
-from cudadent42.base.progress import Observer
+from cudadent42.base.observer import Observer
 from cudadent42.session.events import Decision, Settings
 from cudadent42.session.protocol import Work
 

@@ -28,7 +28,7 @@ def desk(path: Path, workshop: Any, clock: Any) -> Any:
     observer = Watched(quick.Quiet())
     with at_work(load(path), workshop, observer, clock) as at_desk:
         observer.check = at_desk.check_budget
-        at_desk.said = observer._observer.said
+        at_desk.said = observer.observer.said
         yield at_desk
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cudadent42.base.errors import BuildFailedError, UsageError
-from cudadent42.base.progress import Observer
+from cudadent42.base.observer import Observer
 from cudadent42.model.records import (
     BuildFailure,
     BuildReport,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cudadent42.base.progress import Observer
+from cudadent42.base.observer import Observer
 from cudadent42.flows import pipeline
 from cudadent42.flows.pipeline import Outcome
 from cudadent42.model.records import Version

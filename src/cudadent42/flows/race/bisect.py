@@ -12,7 +12,7 @@ from enum import Enum
 from pathlib import Path
 
 from cudadent42.base.errors import BuildFailedError, ExitCode, LabError, UsageError
-from cudadent42.base.progress import Observer
+from cudadent42.base.observer import Forwarding, Observer
 from cudadent42.flows import pipeline
 from cudadent42.flows.pipeline import Outcome, Prepared
 from cudadent42.flows.race import RaceRequest, ignore_folder, pipeline_request
@@ -233,7 +233,7 @@ class _Search:
         """With a report where it is evidence; of a step one can be had from its run folder."""
         request = replace(self._request, output=folder, with_report=role is not Role.STEP)
         run = pipeline_request((parent, child), request)
-        observer = _Quiet(self._observer)
+        observer = _Discreet(self._observer)
         if self._prepared is None:
             self._prepared = pipeline.prepare(run, observer)
         plan = for_versions(self._prepared.plan, run.versions)
@@ -285,20 +285,8 @@ def _deciding(report: GateReport) -> str:
     return report.decision.value
 
 
-class _Quiet:
+class _Discreet(Forwarding):
     """An observer of the races: their progress, and not every note of theirs."""
 
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-
-    def stage(self, name: str) -> None:
-        self._observer.stage(name)
-
-    def advance(self, fraction: float, what: str) -> None:
-        self._observer.advance(fraction, what)
-
     def note(self, text: str) -> None:
-        self._observer.detail(text)
-
-    def detail(self, text: str) -> None:
-        self._observer.detail(text)
+        self.observer.detail(text)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cudadent42.base.progress import Quiet
+from cudadent42.base.observer import Quiet
 from cudadent42.flows.race import RaceRequest, race
 from cudadent42.plan import Choices
 from cudadent42.runs.run_folder import load_run
