@@ -1,6 +1,6 @@
 """Tiles of the Hopper attention kernel, per head dimension: data.
 
-Measured on an H200 (docs/kernels/hopper.md has every variant with its figures). At head dim 64 three consumer
+Measured on an H200 (docs/kernels/notebooks/hopper.md has every variant). At head dim 64 three consumer
 warpgroups hide each other's softmax; a causal mask wastes more of their tall tile, so that two are better up to
 some thousands of keys, and where tiles are few, shorter ones fill the chip. From 96 on, two are all that registers
 allow, and taking turns on the tensor cores gains nothing: the chip is limited by power.

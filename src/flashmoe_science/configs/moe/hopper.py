@@ -1,6 +1,6 @@
 """Tiles of the Hopper kernel of grouped products (`kernels/cuda/moe_hopper.cu`): data.
 
-docs/kernels/moe.md has every variant with its figures.
+docs/kernels/notebooks/moe.md has every variant with its figures.
 """
 
 from __future__ import annotations
