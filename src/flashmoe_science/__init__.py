@@ -9,21 +9,33 @@ if TYPE_CHECKING:
     from flashmoe_science.attention import flash_attention
     from flashmoe_science.explanation import explain
     from flashmoe_science.moe import fused_moe, topk_routing
+    from flashmoe_science.takeover.counts import report, reset_report
+    from flashmoe_science.takeover.sdpa import disable_sdpa, enable_sdpa, sdpa
 
 __all__ = [
     "BuildError",
     "DeviceError",
     "InputError",
+    "disable_sdpa",
+    "enable_sdpa",
     "explain",
     "flash_attention",
     "fused_moe",
+    "report",
+    "reset_report",
+    "sdpa",
     "topk_routing",
 ]
 
 _MODULES = {
+    "disable_sdpa": "takeover.sdpa",
+    "enable_sdpa": "takeover.sdpa",
     "explain": "explanation",
     "flash_attention": "attention",
     "fused_moe": "moe",
+    "report": "takeover.counts",
+    "reset_report": "takeover.counts",
+    "sdpa": "takeover.sdpa",
     "topk_routing": "moe",
 }
 

@@ -1,0 +1,136 @@
+"""A call of attention in PyTorch's terms, on the kernels: what it comes to, or why it is left alone."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from flashmoe_science.attention import flash_attention
+from flashmoe_science.errors import BuildError, DeviceError, InputError
+from flashmoe_science.takeover.conditions import why_not
+from flashmoe_science.takeover.masks import Range, key_ranges, uniform
+
+_failures: dict[tuple[str, torch.dtype, int], str] = {}
+"""Machines without a compiler and kernels that do not build stay so: what failed once is not tried again."""
+
+
+def attempt(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    attn_mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    grouped: bool,
+    lower_right: bool = False,
+) -> torch.Tensor | str:
+    """The output, or in a few words why the kernels do not take the call. Raises nothing of its own.
+
+    Args:
+        query: (batch, heads, seqlen_q, head_dim).
+        key, value: (batch, kv_heads, seqlen_k, head_dim).
+        attn_mask: None, or booleans, True where a key is seen, that broadcast to (batch, heads, seqlen_q, seqlen_k).
+        is_causal: query row i sees the keys 0 to i: PyTorch's rule, aligned top-left.
+        grouped: whether several query heads may share a key head.
+        lower_right: a causal call is aligned bottom-right instead, as FlashAttention's are.
+    """
+    if dropout_p != 0:
+        return "dropout"
+    reason = why_not(query, key, value, scale, grouped=grouped)
+    if reason is not None:
+        return reason
+    if is_causal is not True and is_causal is not False:
+        return "is_causal is no bool"
+    if attn_mask is not None:
+        if is_causal:
+            return "a mask in a causal call"
+        if is_dynamo_compiling():
+            return "a mask under torch.compile"
+        ranges = key_ranges(attn_mask, query.shape[0], key.shape[2])
+        if isinstance(ranges, str):
+            return ranges
+        if not uniform(ranges) and not query.is_cpu:
+            return "a mask with different lengths on a GPU"
+    else:
+        ranges = None
+    if is_causal:
+        seqlen_q, seqlen_k = query.shape[2], key.shape[2]
+        if seqlen_q > seqlen_k:
+            return "more queries than keys in a causal call"
+        if seqlen_q < seqlen_k and not lower_right:
+            # No row sees the keys behind the last query; of what is left the two alignments are one.
+            key, value = key[:, :, :seqlen_q], value[:, :, :seqlen_q]
+    if is_dynamo_compiling():
+        if not _is_traced():
+            return "torch.compile"
+        failure = _why_unavailable(query.device.type, query.dtype)
+        return failure or _output(query, key, value, is_causal, scale)
+    kernel = query.device.type, query.dtype, query.shape[3]
+    if kernel in _failures:
+        return _failures[kernel]
+    try:
+        if ranges is None:
+            return _output(query, key, value, is_causal, scale)
+        return _over_ranges(query, key, value, ranges, scale)
+    except InputError:
+        return "an argument that the kernel refuses"
+    except (DeviceError, BuildError) as error:
+        return _failures.setdefault(kernel, _summary(error))
+
+
+def _output(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float | None
+) -> torch.Tensor:
+    output = flash_attention(query, key, value, causal=causal, softmax_scale=scale)
+    assert isinstance(output, torch.Tensor)
+    return output
+
+
+def _over_ranges(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    ranges: tuple[Range, ...],
+    scale: float | None,
+) -> torch.Tensor:
+    """Each sequence of the batch over its own keys; in one call if they are the same."""
+    if uniform(ranges):
+        start, stop = ranges[0]
+        return _output(query, key[:, :, start:stop], value[:, :, start:stop], False, scale)
+    # Not by slices of the batch, each of whose gradients would be as large as the whole.
+    rows = zip(query.unbind(), key.unbind(), value.unbind(), ranges, strict=True)
+    return torch.cat(
+        [
+            _output(q[None], k[None, :, start:stop], v[None, :, start:stop], False, scale)
+            for q, k, v, (start, stop) in rows
+        ]
+    )
+
+
+@torch.compiler.assume_constant_result
+def _why_unavailable(device_type: str, dtype: torch.dtype) -> str | None:
+    """Asked while a graph is traced: a compiled graph has no way back. Compiles a small kernel, as a first call does."""
+    return _try_small_call(device_type, dtype)
+
+
+@functools.cache
+def _try_small_call(device_type: str, dtype: torch.dtype) -> str | None:
+    tensor = torch.zeros(1, 1, 1, 64, dtype=dtype, device=device_type)
+    try:
+        flash_attention(tensor, tensor, tensor)
+    except (InputError, DeviceError, BuildError) as error:
+        return _summary(error)
+    return None
+
+
+def _summary(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(';')[0].partition(chr(10))[0]}"
+
+
+def _is_traced() -> bool:
+    """Whether torch.compile takes `flash_attention` into its graphs."""
+    return False
