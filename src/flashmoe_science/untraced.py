@@ -1,4 +1,4 @@
-"""Functions that torch.compile leaves outside its graphs."""
+"""Functions that torch.compile leaves outside its graphs, or asks while it makes them."""
 
 from __future__ import annotations
 
@@ -21,4 +21,12 @@ R = TypeVar("R")
 def untraced(function: Callable[P, R]) -> Callable[P, R]:
     """The function as a graph break of code that torch.compile compiles."""
     wrapped: Callable[P, R] = _disable(function)
+    return wrapped
+
+
+def constant_result(function: Callable[P, R]) -> Callable[P, R]:
+    """The function as one that torch.compile calls once, while it traces, with arguments that are no tensors; its
+    result is a constant of the graph, in which nothing else is left of it.
+    """
+    wrapped: Callable[P, R] = torch.compiler.assume_constant_result(function)  # type: ignore[no-untyped-call]
     return wrapped

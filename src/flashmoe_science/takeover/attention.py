@@ -11,6 +11,7 @@ from flashmoe_science.attention import flash_attention
 from flashmoe_science.errors import BuildError, DeviceError, InputError
 from flashmoe_science.takeover.conditions import why_not
 from flashmoe_science.takeover.masks import Range, key_ranges, uniform
+from flashmoe_science.untraced import constant_result
 
 _failures: dict[tuple[str, torch.dtype, int], str] = {}
 """Machines without a compiler and kernels that do not build stay so: what failed once is not tried again."""
@@ -111,9 +112,9 @@ def _over_ranges(
     )
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def _why_unavailable(device_type: str, dtype: torch.dtype) -> str | None:
-    """Asked while a graph is traced: a compiled graph has no way back. Compiles a small kernel, as a first call does."""
+    """Asked while a graph is traced: compiled, it has no way back. Compiles a small kernel, as a first call does."""
     return _try_small_call(device_type, dtype)
 
 

@@ -91,9 +91,7 @@ def _only_default_device() -> bool:
     return all(type(mode) is DeviceContext for mode in modes)
 
 
-def _why_not_shapes(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, grouped: bool
-) -> str | None:
+def _why_not_shapes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, grouped: bool) -> str | None:
     batch, heads, seqlen_q, head_dim = query.shape
     _, kv_heads, seqlen_k, _ = key.shape
     if value.shape[3] != head_dim:

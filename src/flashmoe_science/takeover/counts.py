@@ -7,8 +7,9 @@ from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 
-import torch
 from torch.compiler import is_dynamo_compiling
+
+from flashmoe_science.untraced import constant_result
 
 
 class Entry(Enum):
@@ -91,7 +92,7 @@ def count(entry: Entry, declined: str | None) -> None:
         _add(entry, declined, False)
 
 
-@torch.compiler.assume_constant_result  # runs once, while Dynamo traces the call, and leaves nothing in the graph
+@constant_result
 def _count_traced(entry: str, declined: str | None) -> None:
     _add(Entry[entry], declined, True)
 

@@ -26,9 +26,9 @@ _readings: WeakIdKeyDictionary = WeakIdKeyDictionary()
 def key_ranges(mask: torch.Tensor, batch: int, seqlen_k: int) -> tuple[Range, ...] | str:
     """The one range of keys that each sequence of the batch sees, or why the mask is not of that kind.
 
-    A key-padding mask is one of booleans with the same row for all heads and queries (of size 1 there, or expanded), and
-    each row a run of True. What is asked of shape and strides costs nothing; the contents of a mask on a GPU are waited
-    for once, and remembered while the mask lives and is not written to.
+    A key-padding mask is one of booleans with the same row for all heads and queries (of size 1 there, or expanded),
+    and each row a run of True. What is asked of shape and strides costs nothing; the contents of a mask on a GPU are
+    waited for once, and remembered while the mask lives and is not written to.
 
     Args:
         mask: True where a key is seen; broadcasts to (batch, heads, seqlen_q, seqlen_k).
@@ -62,7 +62,7 @@ def _rows(mask: torch.Tensor, batch: int, seqlen_k: int) -> torch.Tensor | None:
 def _read_once(mask: torch.Tensor, rows: torch.Tensor) -> tuple[Range, ...] | None:
     if mask.is_inference():
         return None  # its writes are not counted
-    reading = _readings.get(mask)
+    reading = _readings.get(mask)  # type: ignore[no-untyped-call]
     if reading is None or reading.version != mask._version:
         if mask.is_cuda and torch.cuda.is_current_stream_capturing():
             return None

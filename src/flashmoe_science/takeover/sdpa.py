@@ -137,8 +137,8 @@ def _with_causal_bias(
     scale: float | None,
     enable_gqa: bool,
 ) -> torch.Tensor:
-    """A mask of ``torch.nn.attention.bias``. Its class knows PyTorch's function by the attribute that is replaced, so it
-    is asked directly; for most calls it comes back here without the mask.
+    """A mask of ``torch.nn.attention.bias``. Its class knows PyTorch's function by the attribute that is replaced, so
+    it is asked directly; for most calls it comes back here without the mask.
     """
     if bias.variant.name == "LOWER_RIGHT" and not is_causal and not is_dynamo_compiling():
         sizes = (query.shape[-2], key.shape[-2]) if query.dim() == 4 == key.dim() else None
@@ -155,9 +155,7 @@ def _with_causal_bias(
             count(Entry.SDPA, result if isinstance(result, str) else None)
             if not isinstance(result, str):
                 return result
-    output: torch.Tensor = bias._dispatch(
-        query, key, value, bias, dropout_p, is_causal, scale, enable_gqa
-    )
+    output: torch.Tensor = bias._dispatch(query, key, value, bias, dropout_p, is_causal, scale, enable_gqa)
     return output
 
 
@@ -172,9 +170,7 @@ def _call(
     scale: float | None,
     enable_gqa: bool,
 ) -> torch.Tensor:
-    return function(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )
+    return function(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
 def _as_autocast(*tensors: torch.Tensor) -> tuple[Any, ...]:

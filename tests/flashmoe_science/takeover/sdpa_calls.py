@@ -27,7 +27,9 @@ class SdpaCall:
 
     def __call__(self) -> torch.Tensor:
         torch.manual_seed(7)  # dropout's
-        return AROUND[self.around](lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **self.options), self)
+        return AROUND[self.around](
+            lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **self.options), self
+        )
 
     def gradients(self, output: torch.Tensor) -> list[torch.Tensor]:
         """Of the tensors that ask for one, by the output's product with fixed numbers."""
@@ -75,7 +77,9 @@ def _autocast(call: Made, made: SdpaCall) -> torch.Tensor:
 
 
 def _vmap(call: Made, made: SdpaCall) -> torch.Tensor:
-    return torch.vmap(call)(*(tensor.expand(2, *tensor.shape) for tensor in (made.query, made.key, made.value)))
+    return torch.vmap(call)(
+        *(tensor.expand(2, *tensor.shape) for tensor in (made.query, made.key, made.value))
+    )
 
 
 AROUND: dict[str, Callable[[Made, SdpaCall], torch.Tensor]] = {
