@@ -11,6 +11,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cudadent42.base import git_programs
+
 TIMEOUT_S = 120
 """Of the longest: reading a tree of a large repository from a slow disk."""
 
@@ -49,9 +51,8 @@ _ALWAYS = {
     "GIT_TERMINAL_PROMPT": "0",
     # Looking at a repository takes no lock of it, so that nobody at work in it is told to wait.
     "GIT_OPTIONAL_LOCKS": "0",
+    **git_programs.ENVIRONMENT,
 }
-_NO_PROGRAMS = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
-"""A repository from elsewhere may name programs in its settings, which git starts when somebody only looks at it."""
 
 _REASON_LENGTH = 300
 
@@ -74,7 +75,7 @@ def run(
     timeout_s: float = TIMEOUT_S,
     allowed: Sequence[int] = (0,),
 ) -> bytes:
-    """What ``git WORD... NAME... [-- PATH...]`` prints in ``folder``.
+    """What ``git WORD... NAME... [-- PATH...]`` prints in ``folder``. No program that the repository names is started.
 
     Args:
         words: the command and its options, by this program. None is a user's.
@@ -92,24 +93,51 @@ def run(
         if name.startswith("-") or "\0" in name:
             raise GitError(f"{name!r} is no revision")
     behind = () if paths is None else ("--", *paths)
+    variables = {**surroundings(), **(environment or {})}
+    settings = [*git_programs.ALWAYS, *_programs_off(folder, variables, timeout_s)]
+    options = [option for key, value in settings for option in ("-c", f"{key}={value}")]
+    done = _started(folder, [*options, *words, *names, *behind], words[0], given, variables, timeout_s)
+    if done.returncode not in allowed:
+        raise GitError(_reason(done))
+    return done.stdout
+
+
+def _programs_off(
+    folder: Path, variables: Mapping[str, str], timeout_s: float
+) -> tuple[tuple[str, str], ...]:
+    """The settings that keep git from starting what the repository names; see `git_programs`."""
+    listed = _started(folder, git_programs.LISTING, "config", b"", variables, timeout_s)
+    if listed.returncode:
+        raise GitError(_reason(listed))
     try:
-        done = subprocess.run(
-            ["git", "--no-pager", *_NO_PROGRAMS, "-C", str(folder), *words, *names, *behind],
+        return git_programs.switched_off(listed.stdout)
+    except git_programs.UnusableSettingError as error:
+        raise GitError(str(error)) from error
+
+
+def _started(
+    folder: Path,
+    arguments: Sequence[str],
+    command: str,
+    given: bytes,
+    variables: Mapping[str, str],
+    timeout_s: float,
+) -> subprocess.CompletedProcess[bytes]:
+    try:
+        return subprocess.run(
+            ["git", "--no-pager", "-C", str(folder), *arguments],
             input=given,
             capture_output=True,
             timeout=timeout_s,
-            env={**surroundings(), **(environment or {})},
+            env=variables,
             check=False,
         )
     except FileNotFoundError as error:
         raise GitMissingError("git is not installed") from error
     except subprocess.TimeoutExpired as error:
-        raise GitError(f"git {words[0]} took longer than {timeout_s:g} s") from error
+        raise GitError(f"git {command} took longer than {timeout_s:g} s") from error
     except OSError as error:
-        raise GitError(f"git {words[0]}: {error.strerror or error}") from error
-    if done.returncode not in allowed:
-        raise GitError(_reason(done))
-    return done.stdout
+        raise GitError(f"git {command}: {error.strerror or error}") from error
 
 
 def text(
@@ -125,8 +153,14 @@ def text(
 
 
 def root(folder: Path) -> Path:
-    """The top of the working tree that ``folder`` is in. Raises like ``run``; GitError where it is in none."""
-    return Path(os.fsdecode(run(folder, "rev-parse", "--show-toplevel").removesuffix(b"\n")))
+    """The top of the working tree that ``folder`` is in. Raises like ``run``; GitError where it is in none.
+
+    Also GitError where the repository's ``core.worktree`` names another folder: its files are not what was meant.
+    """
+    top = Path(os.fsdecode(run(folder, "rev-parse", "--show-toplevel").removesuffix(b"\n")))
+    if not folder.resolve().is_relative_to(top.resolve()):
+        raise GitError(f"its settings say that its files are in {top} (core.worktree)")
+    return top
 
 
 def surroundings() -> dict[str, str]:

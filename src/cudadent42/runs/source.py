@@ -14,8 +14,12 @@ SOURCE_FILE = ".source.json"
 """In a working tree that was sent to another machine: the revision that it was sent from. No repository is there."""
 _DIFF_LIMIT = 256 * 1024
 _TIMEOUT_S = 10
-_PLAIN_DIFF = ("--no-ext-diff", "--no-color", "--src-prefix=a/", "--dst-prefix=b/")
-"""Whatever the user's configuration makes of a diff: it is kept as one that can be applied."""
+_PLAIN_DIFF = (
+    *("--no-ext-diff", "--no-textconv", "--no-color", "--src-prefix=a/", "--dst-prefix=b/"),
+    *("--submodule=short", "--ignore-submodules=dirty"),
+)
+"""Whatever the user's configuration makes of a diff: it is kept as one that can be applied. A submodule is its commit:
+to look at its files git would start itself there, by that repository's settings."""
 
 
 @dataclass(frozen=True)

@@ -74,9 +74,16 @@ class Tree:
         head = self.head()
         with self._index() as environment:
             self._run("read-tree", names=(head,), environment=environment)
-            self._run("add", "--update", paths=_SOURCE, environment=environment)
-            names = b"".join(name + b"\0" for name in self._untracked())
-            self._run("update-index", "--add", "-z", "--stdin", environment=environment, given=names)
+            # Not `git add --update`, which starts git in submodules, by their settings.
+            changed = self._run(
+                *("diff-files", "-z", "--name-only", "--no-relative", "--ignore-submodules=dirty"),
+                paths=_SOURCE,
+                environment=environment,
+            )
+            names = changed + b"".join(name + b"\0" for name in self._untracked())
+            self._run(
+                "update-index", "--add", "--remove", "-z", "--stdin", environment=environment, given=names
+            )
             return self._commit(environment, head)
 
     def rebuild(self, head: str, patch: bytes) -> str:

@@ -197,7 +197,13 @@ def _committed_files(root: Path, commit: str, entry: str) -> Iterator[_File]:
     start = 0
     for path in wanted:
         line_end = data.index(b"\n", start)
-        size = int(data[start:line_end].split()[2])
+        answer = data[start:line_end].split()
+        if len(answer) != 3:  # "NAME missing"
+            raise UsageError(
+                f"git cannot {reading} in {root.name} ({path} is missing); is the repository whole? A partial clone's "
+                "missing files are fetched by: git fetch --refetch --no-filter"
+            )
+        size = int(answer[2])
         start = line_end + 1
         yield _File(path, data[start : start + size])
         start += size + 1
