@@ -6,15 +6,16 @@ import torch
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
+from flashmoe_science import autocast
 from flashmoe_science.arguments import check_arguments, check_causal
 from flashmoe_science.autograd import differentiable_attention
 from flashmoe_science.cpu import attention as cpu
 from flashmoe_science.cuda import attention as cuda
 from flashmoe_science.cuda.attention.forward import calls
-from flashmoe_science.direct import are_direct, reject_intercepted
+from flashmoe_science.direct import are_direct
 from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.gradients import Backend
-from flashmoe_science.untraced import untraced
+from flashmoe_science.operators.attention import FORWARD
 
 
 def flash_attention(
@@ -44,22 +45,25 @@ def flash_attention(
         log-sum-exp, float32, (batch, heads, seqlen_q). A row that sees no key gives zeros and minus infinity.
 
     Raises:
-        InputError: arguments that do not fit together, that have no memory, or that require a gradient on a device
-            without a backward pass; a second derivative.
+        InputError: arguments that do not fit together or that have no memory; a second derivative, one in forward mode.
         DeviceError: no kernel for this device, or nothing on the machine to compile one with.
         BuildError: the kernel did not compile.
 
     Reference: Dao et al., FlashAttention (2022), arXiv:2205.14135; Milakov and Gimelshein, Online normalizer
     calculation for softmax (2018), arXiv:1805.02867.
 
-    Inside torch.compile it is a graph break: launch plans and addresses are nothing to trace.
+    Eager calls on plain tensors go straight to the kernel. Under torch.compile, torch.export, dispatch modes and
+    transforms of torch.func, and for tensor subclasses, it is the operator
+    ``torch.ops.flashmoe_science.flash_attention_forward``. Under torch.autocast query, key and value are cast to its
+    dtype.
     """
     if is_dynamo_compiling():
-        return _untraced(query, key, value, causal=causal, softmax_scale=softmax_scale, return_lse=return_lse)
+        return _dispatched(query, key, value, causal, softmax_scale, return_lse)
     if isinstance(query, torch.Tensor):
+        backend: Backend | None
         if query.is_cuda:
             # The steady state: here, as the frame of `cuda.attention.forward` is a tenth of a microsecond of four. What
-            # matches has the same type and dispatch keys, and is direct but for a tangent.
+            # matches has the same type and dispatch keys, autocast's among them, and is direct but for a tangent.
             _, recent_causal, recent_scale, recent_lse, _, matches, call = calls.recent
             if (
                 causal is recent_causal
@@ -74,17 +78,22 @@ def flash_attention(
             ):
                 output, lse = call(query, key, value)
                 return output if lse is None else (output, lse)
+            backend = cuda
+        else:
+            backend = cpu if query.is_cpu else None
+        if autocast.is_on():
+            query, key, value = autocast.cast(query, key, value)
         if not are_direct(query, key, value):
-            reject_intercepted(query=query, key=key, value=value)
+            check_arguments(query, key, value, softmax_scale)
+            return _dispatched(query, key, value, check_causal(causal), softmax_scale, return_lse)
         # The backends check shapes and types once for each combination.
-        backend: Backend | None = cuda if query.is_cuda else cpu if query.is_cpu else None
         if backend is not None:
             try:
-                requires_grad = query.requires_grad or key.requires_grad or value.requires_grad
-            except AttributeError:  # what is no tensor is for the backend's checks
-                requires_grad = False
-            try:
-                if requires_grad and torch.is_grad_enabled() and backend.backward is not None:
+                if (
+                    (query.requires_grad or key.requires_grad or value.requires_grad)
+                    and torch.is_grad_enabled()
+                    and backend.backward is not None
+                ):
                     output, lse = differentiable_attention(
                         backend, query, key, value, causal=check_causal(causal), softmax_scale=softmax_scale
                     )
@@ -95,8 +104,7 @@ def flash_attention(
             except (DeviceError, BuildError):
                 raise
             except RuntimeError:
-                # PyTorch's words about a wrapped tensor, or a layout without an operation: ours are clearer.
-                reject_intercepted(query=query, key=key, value=value)
+                # PyTorch's words about a layout without an operation: ours are clearer.
                 check_arguments(query, key, value, softmax_scale)
                 raise
             return output if lse is None else (output, lse)
@@ -107,5 +115,16 @@ def flash_attention(
     )
 
 
-# Not around the function itself: that would cost every call half a microsecond.
-_untraced = untraced(flash_attention)
+def _dispatched(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    causal: bool,
+    softmax_scale: float | None,
+    return_lse: bool,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """By way of the dispatcher. torch.compile traces this, so what is checked is checked by the operator."""
+    if is_dynamo_compiling():
+        query, key, value = autocast.cast(query, key, value)
+    output, lse = FORWARD(query, key, value, causal, softmax_scale)
+    return (output, lse) if return_lse else output

@@ -1,4 +1,4 @@
-"""Attention as autograd records it, around the forward and backward pass of any backend."""
+"""Attention as autograd records eager calls of it, around the forward and backward pass of any backend."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from flashmoe_science.errors import InputError
-from flashmoe_science.gradients import Backend, Gradients, Needs
+from flashmoe_science.gradients import SECOND_DERIVATIVES, Backend, Gradients, Needs
 
 
 def differentiable_attention(
@@ -103,7 +103,4 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        raise InputError(
-            "flash_attention has first derivatives only; where second ones are needed, call PyTorch's "
-            "scaled_dot_product_attention under torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
-        )
+        raise InputError(SECOND_DERIVATIVES)

@@ -9,6 +9,12 @@ import torch
 Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 """Of query, key and value; None for one that is not needed."""
 
+SECOND_DERIVATIVES = (
+    "flash_attention has first derivatives only; where second ones are needed, call PyTorch's "
+    "scaled_dot_product_attention under torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
+)
+"""What who differentiates the backward pass is told."""
+
 
 class Needs(NamedTuple):
     """Which gradients are needed: at least one."""

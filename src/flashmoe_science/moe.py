@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from flashmoe_science import autocast
 from flashmoe_science.cpu import moe as cpu_moe
 from flashmoe_science.cuda import moe as cuda_moe
 from flashmoe_science.cuda.moe import topk as cuda_topk
-from flashmoe_science.direct import check_direct, reject_intercepted
+from flashmoe_science.direct import all_direct
 from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.moe_arguments import (
     Activation,
@@ -21,12 +23,11 @@ from flashmoe_science.moe_arguments import (
     parse_choice,
     reject_moe_gradients,
 )
-from flashmoe_science.untraced import untraced
+from flashmoe_science.operators.moe import FUSED_MOE
+from flashmoe_science.operators.routing import TOPK_ROUTING
 
 _ACTIVATIONS = {member.value: member for member in Activation}
 _LAYOUTS = {member.value: member for member in W13Layout}
-
-_TENSORS = ("hidden_states", "w13", "w2", "topk_weights", "topk_ids", "out")
 
 E = TypeVar("E")
 
@@ -74,22 +75,22 @@ def fused_moe(
     Reference: Shazeer et al., Outrageously large neural networks (2017), arXiv:1701.06538; Shazeer, GLU variants
     improve transformer (2020), arXiv:2002.05202.
 
-    Inside torch.compile it is a graph break.
+    Where `flash_attention` is an operator this is one, too: ``torch.ops.flashmoe_science.fused_moe``. Under
+    torch.autocast hidden_states, w13 and w2 are cast to its dtype, and topk_weights to float32.
     """
     if is_dynamo_compiling():
-        return _fused_moe_untraced(
-            hidden_states,
-            w13,
-            w2,
-            topk_weights,
-            topk_ids,
-            activation=activation,
-            w13_layout=w13_layout,
-            out=out,
+        return _fused_moe_dispatched(
+            hidden_states, w13, w2, topk_weights, topk_ids, activation, w13_layout, out
         )
     kind = _by_name(_ACTIVATIONS, activation) or parse_choice(Activation, activation, "activation")
     layout = _by_name(_LAYOUTS, w13_layout) or parse_choice(W13Layout, w13_layout, "w13_layout")
-    check_direct((hidden_states, w13, w2, topk_weights, topk_ids, out), _TENSORS)
+    if autocast.is_on():
+        hidden_states, w13, w2, topk_weights = _autocast(hidden_states, w13, w2, topk_weights)
+    if not all_direct(hidden_states, w13, w2, topk_weights, topk_ids, out):
+        check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, kind, out)
+        return _fused_moe_dispatched(
+            hidden_states, w13, w2, topk_weights, topk_ids, kind.value, layout.value, out
+        )
     if isinstance(hidden_states, torch.Tensor):
         # The backends check shapes and types once for each combination.
         backend: Any = cuda_moe if hidden_states.is_cuda else cpu_moe if hidden_states.is_cpu else None
@@ -110,8 +111,6 @@ def fused_moe(
                 raise
             except RuntimeError:
                 # As in `flash_attention`.
-                tensors = (hidden_states, w13, w2, topk_weights, topk_ids, out)
-                reject_intercepted(**dict(zip(_TENSORS, tensors, strict=True)))
                 check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, kind, out)
                 raise
     check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, kind, out)
@@ -149,18 +148,15 @@ def topk_routing(
         InputError: arguments that do not fit together, logits that require a gradient or have no memory, on CUDA more
             than 1,024 experts.
         DeviceError, BuildError: as `fused_moe`.
+
+    Where `flash_attention` is an operator this is one, too: ``torch.ops.flashmoe_science.topk_routing``.
     """
     if is_dynamo_compiling():
-        return _topk_routing_untraced(
-            logits,
-            k,
-            scores=scores,
-            renormalize=renormalize,
-            correction_bias=correction_bias,
-            scaling_factor=scaling_factor,
-        )
+        return _topk_routing_dispatched(logits, k, scores, renormalize, correction_bias, scaling_factor)
     kind = parse_choice(Scores, scores, "scores")
-    check_direct((logits, correction_bias), ("logits", "correction_bias"))
+    if not all_direct(logits, correction_bias):
+        check_topk_arguments(logits, k, renormalize, correction_bias, scaling_factor)
+        return _topk_routing_dispatched(logits, k, kind.value, renormalize, correction_bias, scaling_factor)
     if isinstance(logits, torch.Tensor):
         reject_moe_gradients(logits=logits)
         if logits.is_cpu:
@@ -187,6 +183,44 @@ def _by_name(members: dict[str, E], name: object) -> E | None:
     return members.get(name) if isinstance(name, str) else None
 
 
-# See `flashmoe_science.attention`.
-_fused_moe_untraced = untraced(fused_moe)
-_topk_routing_untraced = untraced(topk_routing)
+def _autocast(
+    hidden_states: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, topk_weights: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """What autocast makes of the tensors; it leaves the weights of routing as the kernels take them."""
+    cast = autocast.cast(hidden_states, w13, w2)
+    return (*cast, topk_weights if cast[0] is hidden_states else topk_weights.float())
+
+
+def _fused_moe_dispatched(
+    hidden_states: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    activation: str | Activation,
+    w13_layout: str | W13Layout,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    """By way of the dispatcher. torch.compile traces this, so what is checked is checked by the operator."""
+    if is_dynamo_compiling():
+        hidden_states, w13, w2, topk_weights = _autocast(hidden_states, w13, w2, topk_weights)
+    result: torch.Tensor = FUSED_MOE(
+        hidden_states, w13, w2, topk_weights, topk_ids, _word(activation), _word(w13_layout)
+    )
+    return result if out is None else out.copy_(result)
+
+
+def _topk_routing_dispatched(
+    logits: torch.Tensor,
+    k: int,
+    scores: str | Scores,
+    renormalize: bool,
+    correction_bias: torch.Tensor | None,
+    scaling_factor: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    weights, ids = TOPK_ROUTING(logits, k, _word(scores), renormalize, correction_bias, scaling_factor)
+    return weights, ids
+
+
+def _word(choice: str | Enum) -> str:
+    return choice if isinstance(choice, str) else choice.value

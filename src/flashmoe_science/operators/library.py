@@ -1,0 +1,41 @@
+"""Defining operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+LIBRARY: Any = torch.library.Library("flashmoe_science", "DEF")  # type: ignore[no-untyped-call]
+
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+"""Inductor keeps the strides that a tensor has in eager code: a last one that is not 1 would be refused."""
+
+
+def define(
+    schema: str,
+    *,
+    cpu: Callable[..., Any],
+    cuda: Callable[..., Any],
+    fake: Callable[..., Any],
+    recorded: Callable[..., Any],
+) -> Callable[..., Any]:
+    """A new functional operator; returned as called from Python.
+
+    The functions take the schema's arguments with the schema's defaults: the dispatcher leaves out what equals them.
+
+    Args:
+        schema: "name(arguments) -> results".
+        cpu, cuda: the operator for tensors of that device.
+        fake: results of the right shapes, strides, dtypes and devices, whose contents do not matter.
+        recorded: what autograd makes of a call; it ends in `recording.below_autograd`.
+    """
+    name = schema.partition("(")[0]
+    LIBRARY.define(schema, tags=_TAGS)
+    LIBRARY.impl(name, cpu, "CPU")
+    LIBRARY.impl(name, cuda, "CUDA")
+    LIBRARY.impl(name, recorded, "Autograd")
+    torch.library.register_fake(f"flashmoe_science::{name}", fake, lib=LIBRARY)
+    operator: Callable[..., Any] = getattr(torch.ops.flashmoe_science, name).default
+    return operator

@@ -1,0 +1,125 @@
+"""``torch.ops.flashmoe_science.fused_moe``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from flashmoe_science.cpu import moe as cpu
+from flashmoe_science.cuda import moe as cuda
+from flashmoe_science.moe_arguments import (
+    Activation,
+    W13Layout,
+    check_moe_arguments,
+    parse_choice,
+    reject_moe_gradients,
+)
+from flashmoe_science.operators import folding
+from flashmoe_science.operators.library import define
+from flashmoe_science.operators.recording import below_autograd, reject_tangents
+
+
+def _on(backend: Any) -> Callable[..., torch.Tensor]:
+    def forward(
+        hidden_states: torch.Tensor,
+        w13: torch.Tensor,
+        w2: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        activation: str = "silu",
+        w13_layout: str = "concat",
+    ) -> torch.Tensor:
+        result: torch.Tensor = backend.forward(
+            hidden_states,
+            w13,
+            w2,
+            topk_weights,
+            topk_ids,
+            activation=parse_choice(Activation, activation, "activation"),
+            w13_layout=parse_choice(W13Layout, w13_layout, "w13_layout"),
+        )
+        return result
+
+    return forward
+
+
+def _fake(
+    hidden_states: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    activation: str = "silu",
+    w13_layout: str = "concat",
+) -> torch.Tensor:
+    kind = parse_choice(Activation, activation, "activation")
+    parse_choice(W13Layout, w13_layout, "w13_layout")
+    check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, kind)
+    return torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
+
+
+def _recorded(
+    hidden_states: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    activation: str = "silu",
+    w13_layout: str = "concat",
+) -> torch.Tensor:
+    reject_tangents("fused_moe", hidden_states, w13, w2, topk_weights)
+    reject_moe_gradients(hidden_states=hidden_states, w13=w13, w2=w2, topk_weights=topk_weights)
+    result: torch.Tensor = below_autograd(
+        FUSED_MOE, hidden_states, w13, w2, topk_weights, topk_ids, activation, w13_layout
+    )
+    return result
+
+
+def _vmapped(
+    mapping: folding.Mapping,
+    dimensions: Sequence[int | None],
+    hidden_states: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    activation: str = "silu",
+    w13_layout: str = "concat",
+) -> tuple[Any, Any]:
+    """Mapped tokens are more tokens; mapped experts are more experts, whose ids are moved on."""
+    size = mapping.batch_size
+    if dimensions[1] is None and dimensions[2] is None:
+        experts = w13, w2
+    else:
+        count = w13.shape[0] if dimensions[1] is None else w13.movedim(dimensions[1], 0).shape[1]
+        ids = folding.mapped_first(topk_ids, dimensions[4], size)
+        first = torch.arange(size, dtype=ids.dtype, device=ids.device).view(size, 1, 1) * count
+        topk_ids = torch.where((ids >= 0) & (ids < count), ids + first, -1)
+        dimensions = (*dimensions[:4], 0)
+        experts = folding.fold(w13, dimensions[1], size), folding.fold(w2, dimensions[2], size)
+    tokens, weights, ids = (
+        folding.fold(tensor, dimension, size).contiguous()
+        for tensor, dimension in (
+            (hidden_states, dimensions[0]),
+            (topk_weights, dimensions[3]),
+            (topk_ids, dimensions[4]),
+        )
+    )
+    w13, w2 = (tensor.contiguous() for tensor in experts)
+    result = FUSED_MOE(tokens, w13, w2, weights, ids, activation, w13_layout)
+    return folding.unfold(result, size), 0
+
+
+FUSED_MOE = define(
+    "fused_moe(Tensor hidden_states, Tensor w13, Tensor w2, Tensor topk_weights, Tensor topk_ids,"
+    ' str activation="silu", str w13_layout="concat") -> Tensor',
+    cpu=_on(cpu),
+    cuda=_on(cuda),
+    fake=_fake,
+    recorded=_recorded,
+)
+"""`flashmoe_science.fused_moe` into a new tensor; arguments, result and errors as there."""
+
+folding.register("fused_moe", _vmapped)

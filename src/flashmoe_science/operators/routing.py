@@ -1,0 +1,133 @@
+"""``torch.ops.flashmoe_science.topk_routing``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from flashmoe_science.cpu import moe as cpu
+from flashmoe_science.cuda.moe import topk as cuda
+from flashmoe_science.moe_arguments import Scores, check_topk_arguments, parse_choice, reject_moe_gradients
+from flashmoe_science.operators import folding
+from flashmoe_science.operators.library import define
+from flashmoe_science.operators.recording import below_autograd, reject_tangents
+
+Routing = tuple[torch.Tensor, torch.Tensor]
+"""Weights and ids."""
+
+
+def _on_cpu(
+    logits: torch.Tensor,
+    k: int,
+    scores: str = "softmax",
+    renormalize: bool = True,
+    correction_bias: torch.Tensor | None = None,
+    scaling_factor: float = 1.0,
+) -> Routing:
+    return cpu.topk(
+        logits,
+        k,
+        scores=parse_choice(Scores, scores, "scores"),
+        renormalize=renormalize,
+        correction_bias=correction_bias,
+        scaling_factor=scaling_factor,
+    )
+
+
+def _on_cuda(
+    logits: torch.Tensor,
+    k: int,
+    scores: str = "softmax",
+    renormalize: bool = True,
+    correction_bias: torch.Tensor | None = None,
+    scaling_factor: float = 1.0,
+) -> Routing:
+    check_topk_arguments(logits, k, renormalize, correction_bias, scaling_factor)
+    return cuda.topk(
+        logits,
+        k,
+        scores=parse_choice(Scores, scores, "scores"),
+        renormalize=renormalize,
+        bias=correction_bias,
+        scale=scaling_factor,
+    )
+
+
+def _fake(
+    logits: torch.Tensor,
+    k: int,
+    scores: str = "softmax",
+    renormalize: bool = True,
+    correction_bias: torch.Tensor | None = None,
+    scaling_factor: float = 1.0,
+) -> Routing:
+    parse_choice(Scores, scores, "scores")
+    check_topk_arguments(
+        logits,
+        k,
+        renormalize,
+        correction_bias,
+        1.0 if isinstance(scaling_factor, torch.SymFloat) else scaling_factor,
+    )
+    shape = logits.shape[0], k
+    return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int32)
+
+
+def _recorded(
+    logits: torch.Tensor,
+    k: int,
+    scores: str = "softmax",
+    renormalize: bool = True,
+    correction_bias: torch.Tensor | None = None,
+    scaling_factor: float = 1.0,
+) -> Routing:
+    reject_tangents("topk_routing", logits, correction_bias)
+    reject_moe_gradients(logits=logits)
+    weights, ids = below_autograd(
+        TOPK_ROUTING, logits, k, scores, renormalize, correction_bias, scaling_factor
+    )
+    return weights, ids
+
+
+def _vmapped(
+    mapping: folding.Mapping,
+    dimensions: Sequence[int | None],
+    logits: torch.Tensor,
+    k: int,
+    scores: str = "softmax",
+    renormalize: bool = True,
+    correction_bias: torch.Tensor | None = None,
+    scaling_factor: float = 1.0,
+) -> tuple[Any, Any]:
+    """Mapped tokens are more tokens. Where the bias is mapped there is one call for each."""
+    size = mapping.batch_size
+    of_bias = dimensions[4] if correction_bias is not None else None
+    if correction_bias is None or of_bias is None:
+        folded = folding.fold(logits, dimensions[0], size).contiguous()
+        results = TOPK_ROUTING(folded, k, scores, renormalize, correction_bias, scaling_factor)
+        return tuple(folding.unfold(result, size) for result in results), (0, 0)
+    each = zip(
+        folding.mapped_first(logits, dimensions[0], size).unbind(),
+        correction_bias.movedim(of_bias, 0).unbind(),
+        strict=True,
+    )
+    calls = [
+        TOPK_ROUTING(one.contiguous(), k, scores, renormalize, bias.contiguous(), scaling_factor)
+        for one, bias in each
+    ]
+    return tuple(torch.stack(results) for results in zip(*calls, strict=True)), (0, 0)
+
+
+TOPK_ROUTING = define(
+    'topk_routing(Tensor logits, int k, str scores="softmax", bool renormalize=True, Tensor? correction_bias=None,'
+    " float scaling_factor=1.0) -> (Tensor weights, Tensor ids)",
+    cpu=_on_cpu,
+    cuda=_on_cuda,
+    fake=_fake,
+    recorded=_recorded,
+)
+"""`flashmoe_science.topk_routing`; arguments, results and errors as there."""
+
+folding.register("topk_routing", _vmapped)
