@@ -1,8 +1,6 @@
 // CUDA threads as fibers that take turns on one CPU thread. A fiber runs until it has to wait at a barrier.
 #pragma once
-#include <csetjmp>
-#include <functional>
-#include <ucontext.h>
+#include "standard.h"
 
 #define PER_THREAD
 

@@ -2,14 +2,7 @@
 //
 // FIBERS: 1: CUDA threads are fibers of one CPU thread (fibers.h), much faster where warps meet often; else CPU threads.
 #pragma once
-#include <cstdint>
-#include <cstring>
-#include <cmath>
-#include <barrier>
-#include <thread>
-#include <vector>
-#include <memory>
-#include <algorithm>
+#include "standard.h"
 using uint16 = unsigned short; using uint32 = unsigned int; using uint64 = unsigned long long; using int64 = long long;
 constexpr int kElementBytes = 2; constexpr int kChunkBytes = 16; constexpr int kChunkElements = kChunkBytes / kElementBytes;
 template <bool Value> struct Flag { static constexpr bool value = Value; };

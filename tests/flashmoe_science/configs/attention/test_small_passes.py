@@ -15,7 +15,6 @@ from flashmoe_science.configs.attention.small_passes import Work, fastest, measu
 from flashmoe_science.cuda.attention import KernelKind, Problem, select, small
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.jit.cache import CompileCache
 from flashmoe_science.jit.nvrtc import compile_kernel
 
 SWEEP = Path(__file__).parents[4] / "benchmarks/results/2026-11-21-h200-small-rows/sweep.json"
@@ -116,10 +115,7 @@ def test_where_the_figures_hold() -> None:
 
 
 @pytest.mark.usefixtures("nvrtc")
-def test_blocks_of_a_multiprocessor_are_those_that_its_registers_hold(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    cache = CompileCache(tmp_path_factory.mktemp("cache"))
+def test_blocks_of_a_multiprocessor_are_those_that_its_registers_hold() -> None:
     kernels = {
         stream("sm_90", 64, 16, 2): 1,
         beside("sm_90", 64, 16)[1]: 3,
@@ -127,6 +123,6 @@ def test_blocks_of_a_multiprocessor_are_those_that_its_registers_hold(
         stream("sm_90", 256, 16, 2): 2,
     }
     for configuration, blocks in kernels.items():
-        build = compile_kernel(small.kernel(configuration, torch.bfloat16, "sm_90"), cache)
+        build = compile_kernel(small.kernel(configuration, torch.bfloat16, "sm_90"))
         assert build.resources is not None
         assert build.resources.blocks_per_sm == blocks

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import re
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 import torch
+from emulated import NEEDS_COMPILER, compile_clusters
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,11 +21,9 @@ from flashmoe_science.configs.attention.small import SmallConfiguration
 from flashmoe_science.cuda.attention import KernelKind, Problem, select, small
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.errors import InputError
-from flashmoe_science.jit.cache import CompileCache
 from flashmoe_science.jit.limits import LIMITS
-from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY, compile_kernel
+from flashmoe_science.jit.nvrtc import compile_kernel
 
-EMULATION = Path(__file__).parents[2] / "emulation"
 H200 = Device(0, "sm_90", 132, 60 << 20)
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90")
 
@@ -226,56 +221,32 @@ def test_what_does_not_fit_the_kernels_integers_is_declined() -> None:
     assert small.choose(call, dataclasses.replace(H200, architecture="sm_75")) is None  # bfloat16
 
 
-def assert_builds(configuration: SmallConfiguration, architecture: str, cache: CompileCache) -> None:
+def assert_builds(configuration: SmallConfiguration, architecture: str) -> None:
     dtype = torch.float16 if architecture == "sm_75" else torch.bfloat16
-    build = compile_kernel(small.kernel(configuration, dtype, architecture), cache)
+    build = compile_kernel(small.kernel(configuration, dtype, architecture))
     assert build.resources is not None
     assert build.resources.blocks_per_sm >= 1
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory, nvrtc: None) -> CompileCache:
-    return CompileCache(tmp_path_factory.mktemp("cache"))
-
-
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("head_dim", configs.HEAD_DIMS)
-def test_the_largest_kernels_compile_without_spills(
-    architecture: str, head_dim: int, cache: CompileCache
-) -> None:
+@pytest.mark.usefixtures("nvrtc")
+def test_the_largest_kernels_compile_without_spills(architecture: str, head_dim: int) -> None:
     of_this = [c for c in configs.all_configurations(architecture) if c.head_dim == head_dim]
     largest = max(of_this, key=lambda c: (not c.single_pass, c.row_tiles, c.key_tiles, c.cluster))
-    assert_builds(largest, architecture, cache)
+    assert_builds(largest, architecture)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_all_kernels_compile_without_spills(architecture: str, cache: CompileCache) -> None:
+@pytest.mark.usefixtures("nvrtc")
+def test_all_kernels_compile_without_spills(architecture: str) -> None:
     for configuration in configs.all_configurations(architecture):
-        assert_builds(configuration, architecture, cache)
+        assert_builds(configuration, architecture)
 
 
-def compile_emulation(configuration: SmallConfiguration, dtype: torch.dtype, folder: Path) -> ctypes.CDLL:
-    source = (KERNEL_DIRECTORY / "attention_small.cu").read_text()
-    source = re.sub(r"__shared__ (\w+) (\w+)((?:\[[^\]]+\])*);", r"auto& \2 = *shared_alloc<\1\3>();", source)
-    text, library = folder / "kernel.cpp", folder / "kernel.so"
-    text.write_text(source + (EMULATION / "launch.inc").read_text())
-    macros = small.kernel(configuration, dtype, "sm_90").macros
-    command = [
-        "g++",
-        "-std=c++20",
-        "-O1",
-        "-w",
-        "-fno-gnu-unique",
-        "-shared",
-        "-fPIC",
-        "-pthread",
-        f"-I{EMULATION}",
-        f"-I{KERNEL_DIRECTORY}",
-    ]
-    defines = [f"-D{name}={value}" for name, value in macros.items()]
-    subprocess.run([*command, str(text), "-o", str(library), *defines], check=True)
-    return ctypes.CDLL(str(library))
+def emulated(configuration: SmallConfiguration, dtype: torch.dtype) -> ctypes.CDLL:
+    return compile_clusters(small.kernel(configuration, dtype, "sm_90"))
 
 
 def reference(
@@ -293,7 +264,7 @@ def reference(
 BF16, FP16 = torch.bfloat16, torch.float16
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++")
+@NEEDS_COMPILER
 @pytest.mark.parametrize(
     ("call", "configuration"),
     [
@@ -308,15 +279,13 @@ BF16, FP16 = torch.bfloat16, torch.float16
         (problem(1, 1, 1, 3, 270, 200, True, FP16), SmallConfiguration(256, True, 1, 1, 1, 16)),
     ],
 )
-def test_emulated(call: Problem, configuration: SmallConfiguration, tmp_path: Path) -> None:
+def test_emulated(call: Problem, configuration: SmallConfiguration) -> None:
     tensors = random_tensors(call)
-    output, lse = emulate(
-        call, configuration, tensors, compile_emulation(configuration, call.dtype, tmp_path)
-    )
+    output, lse = emulate(call, configuration, tensors, emulated(configuration, call.dtype))
     assert_exact(output, lse, tensors, call)
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++")
+@NEEDS_COMPILER
 @pytest.mark.parametrize(
     ("call", "configuration"),
     [
@@ -329,9 +298,9 @@ def test_emulated(call: Problem, configuration: SmallConfiguration, tmp_path: Pa
         (problem(1, 2, 1, 1, 300, 64, False, FP16), SmallConfiguration(64, True, 1, 2, 1, 8, splits=2)),
     ],
 )
-def test_emulated_splits(call: Problem, configuration: SmallConfiguration, tmp_path: Path) -> None:
+def test_emulated_splits(call: Problem, configuration: SmallConfiguration) -> None:
     tensors = random_tensors(call)
-    library = compile_emulation(configuration, call.dtype, tmp_path)
+    library = emulated(configuration, call.dtype)
     output, lse = emulate(call, configuration, tensors, library)
     assert_exact(output, lse, tensors, call)
     again, lse_again = emulate(call, configuration, tensors, library, last_first=True)
@@ -339,31 +308,27 @@ def test_emulated_splits(call: Problem, configuration: SmallConfiguration, tmp_p
     assert torch.equal(lse, lse_again)
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++")
+@NEEDS_COMPILER
 @pytest.mark.parametrize("head_dim", [128, 256])
-def test_emulated_infinity_in_the_last_dimension_of_a_key(head_dim: int, tmp_path: Path) -> None:
+def test_emulated_infinity_in_the_last_dimension_of_a_key(head_dim: int) -> None:
     call = problem(1, 1, 1, 9, 37, 80)
     tensors = random_tensors(call)
     tensors[0][..., 79] = tensors[0][..., 79].abs() + 0.1
     tensors[1][:, :, 11, 79] = -torch.inf
     configuration = SmallConfiguration(head_dim, True, 1, 2, 1)
-    output, lse = emulate(
-        call, configuration, tensors, compile_emulation(configuration, call.dtype, tmp_path)
-    )
+    output, lse = emulate(call, configuration, tensors, emulated(configuration, call.dtype))
     assert_exact(output, lse, tensors, call)
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++")
+@NEEDS_COMPILER
 @pytest.mark.parametrize("seqlen_k", [17, 33])
 @pytest.mark.parametrize("single_pass", [False, True])
-def test_emulated_infinity_in_the_last_value(seqlen_k: int, single_pass: bool, tmp_path: Path) -> None:
+def test_emulated_infinity_in_the_last_value(seqlen_k: int, single_pass: bool) -> None:
     call = problem(1, 1, 1, 9, seqlen_k)
     tensors = random_tensors(call)
     tensors[2][:, :, -1] = torch.inf
     configuration = SmallConfiguration(64, False, 1, 2, 2, single_pass=single_pass)
-    output, lse = emulate(
-        call, configuration, tensors, compile_emulation(configuration, call.dtype, tmp_path)
-    )
+    output, lse = emulate(call, configuration, tensors, emulated(configuration, call.dtype))
     assert output.isposinf().all()
     assert_exact(output, lse, tensors, call)
 
@@ -391,7 +356,7 @@ def emulate(
     """Output and log-sum-exp.
 
     Args:
-        library: of `compile_emulation`.
+        library: of `emulated`.
         last_first: of the blocks of one key/value head.
     """
     query_shape = tensors[0].shape

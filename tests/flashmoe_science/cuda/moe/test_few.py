@@ -5,13 +5,11 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import re
-import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from emulated import compile_emulation
+from emulated import NEEDS_COMPILER, compile_emulation
 from hypothesis import given
 from hypothesis import strategies as st
 from moe_products import random_ids
@@ -25,14 +23,12 @@ from flashmoe_science.cuda.moe import few
 from flashmoe_science.cuda.moe.few import Product
 from flashmoe_science.cuda.moe.problem import MoeProblem
 from flashmoe_science.errors import InputError
-from flashmoe_science.jit.cache import CompileCache
 from flashmoe_science.jit.limits import LIMITS, check_block
 from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY, CudaKernel, compile_kernel
 from flashmoe_science.moe_arguments import Activation, W13Layout
 
 BF16, FP16 = torch.bfloat16, torch.float16
 H200 = Device(index=0, architecture="sm_90", multiprocessors=132, l2_bytes=60 << 20)
-NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++")
 PROBLEM = MoeProblem(
     tokens=16,
     hidden=2048,
@@ -55,11 +51,9 @@ def launch(
     buffer: Any,
     addresses: list[int],
     grid: int,
-    folder: Path,
     late: bool,
 ) -> None:
-    folder.mkdir()
-    library = compile_emulation(kernel, parameters, folder, copies_late=late)
+    library = compile_emulation(kernel, parameters, copies_late=late)
     (ctypes.c_uint64 * 5).from_buffer(buffer)[:] = addresses
     library.run(buffer, grid)
 
@@ -68,7 +62,6 @@ def emulate(
     problem: MoeProblem,
     configuration: FewConfiguration,
     arranged: Arguments,
-    folder: Path,
     *,
     blocks: int = 2,
     late: bool = True,
@@ -89,7 +82,7 @@ def emulate(
         buffer = ctypes.create_string_buffer(few.ARGUMENT_BYTES)
         few.write_arguments(buffer, problem, configuration, product)
         grid = few.blocks(problem, configuration, product, device)
-        launch(kernel, "Parameters", buffer, addresses, grid, folder / product.value, late)
+        launch(kernel, "Parameters", buffer, addresses, grid, late)
     if not configuration.combined:
         chosen = (arranged.topk_ids >= 0) & (arranged.topk_ids < problem.experts)
         by_token = rows.view(problem.tokens, problem.top_k, problem.hidden).double()
@@ -219,25 +212,22 @@ def test_a_launch_passes_the_fields_of_the_headers_struct_in_order() -> None:
     assert down["slots_per_input_row"] == 1
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory, nvrtc: None) -> CompileCache:
-    return CompileCache(tmp_path_factory.mktemp("cache"))
-
-
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_86", "sm_90"])
-def test_the_largest_kernels_compile_without_spills(architecture: str, cache: CompileCache) -> None:
+@pytest.mark.usefixtures("nvrtc")
+def test_the_largest_kernels_compile_without_spills(architecture: str) -> None:
     largest = configs.all_configurations(architecture)[-1]
     for product in Product:
-        build = compile_kernel(few.kernel(largest, product, A.GELU, BF16, architecture), cache)
+        build = compile_kernel(few.kernel(largest, product, A.GELU, BF16, architecture))
         assert build.resources is not None
         assert build.resources.blocks_per_sm >= 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_86", "sm_89", "sm_90"])
-def test_all_kernels_compile_without_spills(architecture: str, cache: CompileCache) -> None:
+@pytest.mark.usefixtures("nvrtc")
+def test_all_kernels_compile_without_spills(architecture: str) -> None:
     for kernel in few.kernels(architecture):
-        compile_kernel(kernel, cache)
+        compile_kernel(kernel)
 
 
 @NEEDS_COMPILER
@@ -278,10 +268,9 @@ def test_emulated(
     layout: W13Layout,
     ids64: bool,
     late: bool,
-    tmp_path: Path,
 ) -> None:
     torch.manual_seed(0)
     problem = MoeProblem(tokens, hidden, intermediate, experts, k, dtype, activation, layout, ids64)
     arranged = arguments(problem, random_ids(tokens, k, experts, invalid=0.2))
-    emulate(problem, configuration, arranged, tmp_path, late=late)
+    emulate(problem, configuration, arranged, late=late)
     assert_right(problem, arranged)

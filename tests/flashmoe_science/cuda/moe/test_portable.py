@@ -5,12 +5,10 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import re
-import shutil
-from pathlib import Path
 
 import pytest
 import torch
-from emulated import compile_emulation
+from emulated import NEEDS_COMPILER, compile_emulation
 from hypothesis import given
 from hypothesis import strategies as st
 from moe_products import Routing, assert_right, operands, random_ids, routing
@@ -40,7 +38,6 @@ PROBLEM = MoeProblem(
     w13_layout=W13Layout.CONCAT,
     ids64=False,
 )
-NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++")
 
 
 def test_every_architecture_from_sm_80_has_tiles() -> None:
@@ -126,7 +123,6 @@ def test_the_grid_covers_every_routing(counts: list[int], block_m: int) -> None:
 
 
 def emulate(
-    folder: Path,
     problem: MoeProblem,
     product: Product,
     tile: ProductTile,
@@ -139,7 +135,7 @@ def emulate(
     given = operands(problem, product, routed)
     device = dataclasses.replace(H200, multiprocessors=blocks)
     built = portable.kernel(tile, product, problem.activation, problem.dtype, "sm_90")
-    library = compile_emulation(built, "ProductParameters", folder, copies_late=copies_late)
+    library = compile_emulation(built, "ProductParameters", copies_late=copies_late)
     arguments = ctypes.create_string_buffer(portable._ARGUMENT_BYTES)
     ctypes.memmove(
         ctypes.addressof(arguments) + portable._POINTERS.size,
@@ -193,17 +189,16 @@ def test_emulated(
     activation: Activation,
     layout: W13Layout,
     late: bool,
-    tmp_path: Path,
 ) -> None:
     torch.manual_seed(0)
     problem = MoeProblem(tokens, hidden, intermediate, experts, k, dtype, activation, layout, False)
     routed = routing(random_ids(tokens, k, experts, invalid=0.2), experts)
-    emulate(tmp_path, problem, product, tile, routed, blocks=2, copies_late=late)
+    emulate(problem, product, tile, routed, blocks=2, copies_late=late)
 
 
 @NEEDS_COMPILER
 @pytest.mark.parametrize("pattern", ["one expert", "all invalid", "one row each, the last expert none"])
-def test_emulated_routings(pattern: str, tmp_path: Path) -> None:
+def test_emulated_routings(pattern: str) -> None:
     torch.manual_seed(0)
     problem = MoeProblem(70, 48, 32, 71, 1, BF16, Activation.SILU, W13Layout.CONCAT, False)
     ids = {
@@ -212,4 +207,4 @@ def test_emulated_routings(pattern: str, tmp_path: Path) -> None:
         "one row each, the last expert none": torch.randperm(70).int()[:, None],
     }[pattern]
     # One block, so that the row tiles of an expert are more than a section.
-    emulate(tmp_path, problem, UP, ProductTile(16, 128, 32, 3, 1, 2), routing(ids, 71), blocks=1)
+    emulate(problem, UP, ProductTile(16, 128, 32, 3, 1, 2), routing(ids, 71), blocks=1)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 import struct
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
-from emulated import compile_emulation
+from emulated import NEEDS_COMPILER, compile_emulation
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from moe_products import routing as expected_routing
 
 from flashmoe_science.cuda.moe import routing
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+pytestmark = NEEDS_COMPILER
 
 CAPACITY = 128
 CHUNK = 2048
@@ -25,7 +23,7 @@ Run = Callable[[torch.Tensor, int, int], tuple[torch.Tensor, torch.Tensor, torch
 
 
 @pytest.fixture(scope="module")
-def route(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def route() -> Run:
     """(ids, experts, slots of a block) -> expert_offsets, sorted_slots, the counters."""
     libraries: dict[tuple[str, int, bool], ctypes.CDLL] = {}
 
@@ -33,8 +31,7 @@ def route(tmp_path_factory: pytest.TempPathFactory) -> Run:
         name = function, chunk, ids64
         if name not in libraries:
             compiled = routing.kernel(function, CAPACITY, chunk, ids64, "sm_80")
-            folder: Path = tmp_path_factory.mktemp(f"{function}-{chunk}-{ids64}")
-            libraries[name] = compile_emulation(compiled, "routing::Parameters", folder)
+            libraries[name] = compile_emulation(compiled, "routing::Parameters")
         return libraries[name]
 
     def run(ids: torch.Tensor, experts: int, chunk: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
-from pathlib import Path
 
 import pytest
 import torch
-from emulated import compile_emulation
+from emulated import NEEDS_COMPILER, compile_emulation
 from topk_reference import reference
 
 from flashmoe_science.configs.moe import topk as configs
@@ -17,7 +15,6 @@ from flashmoe_science.jit.limits import LIMITS
 from flashmoe_science.moe_arguments import Scores
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
-NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++")
 
 
 @pytest.mark.parametrize("experts", [1, 8, 9, 32, 33, 100, 128, 129, 256, 257, 512, 513, 1024])
@@ -38,7 +35,6 @@ def test_bfloat16_is_built_where_there_is_any(architecture: str) -> None:
 
 
 def emulate(
-    folder: Path,
     logits: torch.Tensor,
     k: int,
     scores: Scores = Scores.SOFTMAX,
@@ -49,7 +45,7 @@ def emulate(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     tokens, experts = logits.shape
     shape = configs.configuration(experts)
-    library = compile_emulation(topk.kernel(shape, logits.dtype, "sm_90"), "TopkParameters", folder)
+    library = compile_emulation(topk.kernel(shape, logits.dtype, "sm_90"), "TopkParameters")
     weights = torch.full((tokens + 1, k), torch.nan)
     ids = torch.full((tokens + 1, k), -7, dtype=torch.int32)
     arguments = ctypes.create_string_buffer(topk._ARGUMENT_BYTES)
@@ -84,20 +80,19 @@ def test_emulated(
     renormalize: bool,
     biased: bool,
     scale: float,
-    tmp_path: Path,
 ) -> None:
     torch.manual_seed(0)
     logits = torch.randn(tokens, experts).to(dtype)
     bias = torch.randn(experts) if biased else None
     options = {"renormalize": renormalize, "bias": bias, "scale": scale}
-    weights, ids = emulate(tmp_path, logits, k, scores, **options)
+    weights, ids = emulate(logits, k, scores, **options)
     exact_weights, exact_ids = reference(logits, k, scores, **options)
     torch.testing.assert_close(ids.long(), exact_ids)
     torch.testing.assert_close(weights.double(), exact_weights, rtol=2e-6, atol=1e-30)
 
 
 @NEEDS_COMPILER
-def test_emulated_ties_infinities_and_nan(tmp_path: Path) -> None:
+def test_emulated_ties_infinities_and_nan() -> None:
     inf, nan = torch.inf, torch.nan
     logits = torch.tensor(
         [
@@ -111,7 +106,7 @@ def test_emulated_ties_infinities_and_nan(tmp_path: Path) -> None:
             [100.0, -100.0, -200.0, 0.0, -inf],
         ]
     )
-    weights, ids = emulate(tmp_path, logits, 4)
+    weights, ids = emulate(logits, 4)
     exact_weights, exact_ids = reference(logits, 4, Scores.SOFTMAX, True, None, 1.0)
     assert ids.tolist() == exact_ids.tolist()
     assert ids[2].tolist() == [4, 1, 3, 0]

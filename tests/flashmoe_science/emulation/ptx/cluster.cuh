@@ -1,6 +1,5 @@
 #pragma once
 #include "types.cuh"
-#include <atomic>
 namespace cluster {
 inline thread_local std::barrier<>::arrival_token* token;
 inline uint32 rank() { return rank_; }

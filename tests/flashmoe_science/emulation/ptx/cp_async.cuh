@@ -1,7 +1,6 @@
 // COPIES_LATE: 1 copies when the group is waited for, as late as the hardware may; 0 at once, as early as it may.
 #pragma once
 #include "types.cuh"
-#include <deque>
 struct Copy { uint32 shared; const char* global; bool valid; };
 struct Copies { std::vector<Copy> open; std::deque<std::vector<Copy>> groups; };
 #if FIBERS

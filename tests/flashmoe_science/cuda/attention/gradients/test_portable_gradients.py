@@ -6,13 +6,11 @@ import ctypes
 import dataclasses
 import math
 import re
-import shutil
-from pathlib import Path
 
 import pytest
 import torch
 from attention_backward import Backward, assert_gradients, backward_case
-from emulated import compile_emulation
+from emulated import NEEDS_COMPILER, compile_emulation
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,7 +28,6 @@ from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY, CudaKernel
 BF16, FP16 = torch.bfloat16, torch.float16
 ALL = Needs(True, True, True)
 L4 = Device(index=0, architecture="sm_89", multiprocessors=58, l2_bytes=48 << 20)
-NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++")
 
 
 def problem_of(case: Backward, needs: Needs = ALL) -> BackwardProblem:
@@ -179,18 +176,15 @@ TILES = {
 class Emulation:
     """The kernels of some tiles as functions on CPU tensors."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self) -> None:
         self._libraries: dict[str, ctypes.CDLL] = {}
 
     def _run(self, kernel: CudaKernel, fields: tuple[float, ...], addresses: list[int]) -> None:
         library = self._libraries.get(kernel.label)
         if library is None:
-            folder = self._folder / str(len(self._libraries))
-            folder.mkdir()
             # Copies as late as they may happen in one pass, as early in the other.
             late = kernel.function.endswith("query")
-            library = compile_emulation(kernel, "BackwardParameters", folder, copies_late=late)
+            library = compile_emulation(kernel, "BackwardParameters", copies_late=late)
             self._libraries[kernel.label] = library
         argument = ctypes.create_string_buffer(portable.ARGUMENT_BYTES)
         portable.POINTERS.pack_into(argument, 0, *addresses)
@@ -226,8 +220,8 @@ class Emulation:
 
 
 @pytest.fixture(scope="module")
-def emulation(tmp_path_factory: pytest.TempPathFactory) -> Emulation:
-    return Emulation(tmp_path_factory.mktemp("emulation"))
+def emulation() -> Emulation:
+    return Emulation()
 
 
 @NEEDS_COMPILER
