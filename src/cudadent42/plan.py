@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -10,7 +10,7 @@ from cudadent42.base.errors import UsageError
 from cudadent42.base.toml import did_you_mean
 from cudadent42.decisions.margin import default_margin
 from cudadent42.model.cases import Case
-from cudadent42.model.implementations import is_kernel_file, is_plug_in, plug_in_file
+from cudadent42.model.implementations import Implementation, is_kernel_file, is_plug_in, named, plug_in_file
 from cudadent42.model.records import CacheState, Plan, TimerKind, Version
 from cudadent42.native import specification
 from cudadent42.suites.loader import MAX_REPEATS, MAX_WARMUP, Suite, load_suite, parse_dtype
@@ -45,8 +45,8 @@ MIN_PRECISION = 1e-4
 MAX_BUDGET_S = 86_400.0
 
 
-def make_plan(choices: Choices, device: str, names_of: Callable[[str], Collection[str]]) -> Plan:
-    """The plan for ``device``; ``names_of`` has the names of an operation's implementations.
+def make_plan(choices: Choices, device: str, registry: Callable[[str], Mapping[str, Implementation]]) -> Plan:
+    """The plan for ``device``; ``registry`` has an operation's implementations by name.
 
     Raises UsageError, naming the option, where a choice does not exist.
     """
@@ -62,7 +62,7 @@ def make_plan(choices: Choices, device: str, names_of: Callable[[str], Collectio
         device=device,
         cases=_select(cases, choices.cases, described),
         baseline=suite.baseline,
-        implementations=_implementations(suite, choices.implementations, names_of(suite.operation)),
+        implementations=_implementations(suite, choices.implementations, registry(suite.operation)),
         repeats=_in_range("--repeats", choices.repeats, 1, MAX_REPEATS, _blocks(suite, choices)),
         warmup=_in_range("--warmup", choices.warmup, 0, MAX_WARMUP, suite.warmup),
         seed=_in_range("--seed", choices.seed, 0, 2**32 - 1, 0),
@@ -96,14 +96,16 @@ def _select(cases: Sequence[Case], wanted: Sequence[str], suite: str) -> tuple[C
     return tuple(case for case in cases if case.name in wanted or case.id in wanted)
 
 
-def _implementations(suite: Suite, wanted: Sequence[str], available: Collection[str]) -> tuple[str, ...]:
+def _implementations(
+    suite: Suite, wanted: Sequence[str], available: Mapping[str, Implementation]
+) -> tuple[str, ...]:
     names = _unique((suite.baseline, *(wanted or suite.implementations)))
     for name in names:
         if is_kernel_file(name):
             specification.load(plug_in_file(name))
         elif is_plug_in(name):
             plug_in_file(name)
-        elif name not in available:
+        elif named(name, available) is None:
             raise UsageError(
                 f"--implementation: unknown implementation {name!r}; "
                 f"known are {', '.join(sorted(available))}{did_you_mean(name, available)}"

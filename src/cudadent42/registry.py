@@ -16,6 +16,7 @@ from cudadent42.model.implementations import (
     Implementation,
     is_kernel_file,
     is_plug_in,
+    named,
     plug_in_file,
     why_not,
 )
@@ -41,7 +42,8 @@ def registry(operation: str) -> dict[str, Implementation]:
 
 
 def get(name: str, operation: str, versions: Mapping[str, Version] = _NO_VERSIONS) -> Implementation:
-    """The implementation called ``name``, or the plug-in that ``path.py:callable`` or ``path.toml`` names.
+    """The implementation called ``name``, its variant in brackets, or the plug-in that ``path.py:callable`` or
+    ``path.toml`` names.
 
     ``versions`` are those of the plan: names of states of a source tree.
     """
@@ -56,12 +58,13 @@ def get(name: str, operation: str, versions: Mapping[str, Version] = _NO_VERSION
     if is_plug_in(name):
         return load(name, operation)
     by_name = registry(operation)
-    if name not in by_name:
+    by_that_name = named(name, by_name)
+    if by_that_name is None:
         raise UsageError(
             f"unknown implementation {name!r} of {operation}; known are {', '.join(by_name)}, "
             "path/to/file.py:callable or path/to/kernel.toml"
         )
-    return by_name[name]
+    return by_that_name
 
 
 def is_strict(name: str, operation: str, versions: Mapping[str, Version] = _NO_VERSIONS) -> bool:

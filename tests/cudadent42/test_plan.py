@@ -7,11 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudadent42.base.errors import UsageError
+from cudadent42.model.implementations import Implementation
 from cudadent42.model.records import Plan
 from cudadent42.plan import Choices, make_plan
 from cudadent42.suites.loader import builtin_suites, load_suite, parse_suite
 
-KNOWN = {"pytorch", "pytorch-math", "cudadent42"}
+KNOWN = {
+    name: Implementation(name, "", ("cpu",), lambda case, inputs: inputs)  # type: ignore[arg-type, return-value]
+    for name in ("pytorch", "pytorch-math", "cudadent42")
+}
 CASE = '[[case]]\nname = "one"\nbatch = 1\nnum_heads = 4\nseqlen = 16\nhead_dim = 64\n'
 
 

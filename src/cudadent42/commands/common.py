@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -70,8 +71,12 @@ def share(text: str, option: str) -> float:
     return value / 100 if percent else value
 
 
+_COMMA = re.compile(r",(?![^\[\]]*\])")
+"""One that does not stand in brackets, where it separates what a variant sets."""
+
+
 def split(values: list[str] | None) -> tuple[str, ...]:
-    return tuple(part.strip() for value in values or () for part in value.split(",") if part.strip())
+    return tuple(part.strip() for value in values or () for part in _COMMA.split(value) if part.strip())
 
 
 def command_line() -> tuple[str, ...]:

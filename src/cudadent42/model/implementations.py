@@ -7,7 +7,7 @@ A plug-in is ``path/to/file.py:callable``, called as its operation says (docs/yo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +67,33 @@ class Implementation:
     """Its name."""
     compiling_s: float = 0.0
     """How long its first call on a case may be silent beyond other calls: it compiles, or tries out configurations."""
+    variants: Callable[[Implementation, str], Implementation] | None = None
+    """From it and the full name of a variant, ``name[variant]``, to that. Raises UsageError, naming those there are."""
+
+
+def split_variant(name: str) -> tuple[str, str | None]:
+    """What stands before the brackets of a name and what stands in them, or None."""
+    base, bracket, rest = name.partition("[")
+    return (base, rest[:-1]) if bracket and rest.endswith("]") else (name, None)
+
+
+def named(name: str, available: Mapping[str, Implementation]) -> Implementation | None:
+    """The implementation of a name, or the variant of one; None where there is none.
+
+    Raises UsageError for a variant that its implementation does not have.
+    """
+    base, variant = split_variant(name)
+    if variant is None or base not in available:
+        return available.get(name)
+    implementation = available[base]
+    if implementation.variants is None:
+        raise UsageError(f"{name!r}: {base} has no variants; name it without brackets")
+    return implementation.variants(implementation, name)
+
+
+def is_ours(name: str) -> bool:
+    """Whether this project compiles its kernels: `OURS` or a variant of it."""
+    return split_variant(name)[0] == OURS
 
 
 def why_not(implementation: Implementation, device: str) -> str | None:

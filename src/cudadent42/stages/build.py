@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from cudadent42.base.errors import MachineNotReadyError, UsageError
 from cudadent42.model.cases import Case
 from cudadent42.model.device_names import parse_device
-from cudadent42.model.implementations import OURS, is_kernel_file, plug_in_file
+from cudadent42.model.implementations import OURS, is_kernel_file, is_ours, plug_in_file, split_variant
 from cudadent42.model.records import BuildFailure, BuildReport, Plan
 from cudadent42.native.build import build_file
 from cudadent42.operations import definition, names
@@ -24,6 +24,7 @@ from flashmoe_science.jit.limits import device_architecture
 from flashmoe_science.jit.records import KernelBuild
 
 if TYPE_CHECKING:
+    from flashmoe_science.jit.host import InstructionSet
     from flashmoe_science.jit.nvrtc import CudaKernel
 
 OnProgress = Callable[[int, int, str], None]
@@ -50,7 +51,7 @@ def build(
     """Build for ``cpu``, for ``cuda:N``, or for named CUDA architectures, which need not be present.
 
     Given ``cases``, only what they can lead to. Of the ``implementations`` this project's and kernel files have
-    something to compile.
+    something to compile; variants for CUDA compile when they are verified, as what they are depends on the GPU.
 
     A kernel that does not compile is a failure in the report. Raises UsageError for architectures that do not
     fit, MachineNotReadyError where something that compiling needs is missing.
@@ -65,12 +66,10 @@ def build(
     try:
         if device != "cpu" and not architectures and (OURS in implementations or kernel_files):
             architectures = (_architecture(device),)
-        if OURS in implementations:
-            built += (
-                _build_cpu(on_progress, cases)
-                if device == "cpu"
-                else _build_cuda(architectures, on_progress, cases)
-            )
+        if device == "cpu":
+            built += _build_cpu(on_progress, cases, _instruction_sets(implementations))
+        elif OURS in implementations:
+            built += _build_cuda(architectures, on_progress, cases)
         for done, name in enumerate(kernel_files):
             on_progress(done, len(kernel_files), name)
             built += build_file(name, device.partition(":")[0], architectures, cases)
@@ -102,15 +101,27 @@ def _operations(cases: Sequence[Case]) -> list[str]:
     return list(dict.fromkeys(case.operation for case in cases)) or list(names())
 
 
-def _build_cpu(on_progress: OnProgress, cases: Sequence[Case]) -> list[KernelBuild | BuildFailure]:
+def _instruction_sets(implementations: Sequence[str]) -> list[InstructionSet]:
+    """What this project's CPU kernels are compiled for: the one that calls take first, then those of variants."""
+    from flashmoe_science.jit.host import InstructionSet, choose_instruction_set
+
+    chosen = [choose_instruction_set()] if OURS in implementations else []
+    variants = [split_variant(name)[1] for name in implementations if name != OURS and is_ours(name)]
+    return list(dict.fromkeys([*chosen, *map(InstructionSet, variants)]))
+
+
+def _build_cpu(
+    on_progress: OnProgress, cases: Sequence[Case], instruction_sets: Sequence[InstructionSet]
+) -> list[KernelBuild | BuildFailure]:
     from flashmoe_science import cpu
 
     names = list(dict.fromkeys(name for item in _operations(cases) for name in definition(item).cpu_kernels))
     built: list[KernelBuild | BuildFailure] = []
-    for name in names:
-        on_progress(len(built), len(names), f"the CPU kernel {name}, about 10 s at first use")
+    wanted = [(name, instruction_set) for instruction_set in instruction_sets for name in names]
+    for name, instruction_set in wanted:
+        on_progress(len(built), len(wanted), f"the CPU kernel {name}, about 10 s at first use")
         try:
-            built += cpu.build((name,))
+            built += cpu.build((name,), instruction_set)
         except BuildError as error:
             built.append(BuildFailure(name, platform.machine(), str(error), error.log))
     return built

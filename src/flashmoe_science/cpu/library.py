@@ -31,17 +31,18 @@ allocate: _Allocate = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", _al
 """An uninitialised tensor on the CPU, from (sizes, strides, dtype): PyTorch's own short cut where it has one."""
 
 
-def build(names: Sequence[str] = KERNELS) -> list[KernelBuild]:
+def build(names: Sequence[str] = KERNELS, instruction_set: InstructionSet | None = None) -> list[KernelBuild]:
     """Kernels of the CPU for this machine: compiled now, or found in the cache.
 
     Args:
         names: some of ``KERNELS``; all unless given.
+        instruction_set: compile for this one; the one that calls take unless given.
 
     Raises:
         BuildError, DeviceError: see `flashmoe_science.jit.host.build`.
     """
-    instruction_set = host.choose_instruction_set()
-    return [host.build(SOURCES / f"{name}.cpp", name, instruction_set) for name in names]
+    chosen = instruction_set or host.choose_instruction_set()
+    return [host.build(SOURCES / f"{name}.cpp", name, chosen) for name in names]
 
 
 def measure_peaks() -> dict[str, float]:

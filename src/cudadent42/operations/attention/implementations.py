@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cudadent42.model.implementations import Call, Implementation, UnsupportedCaseError
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.operations.peers import needs
+from cudadent42.operations.variants import Variant, Variants, choice, compiled
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,6 +75,51 @@ def _prepare_ours(case: AttentionCase, inputs: AttentionInputs) -> Call:
         causal=case.causal,
         softmax_scale=inputs.softmax_scale,
     )
+
+
+def _prepare_variant(variant: Variant, case: AttentionCase, inputs: AttentionInputs) -> Call:
+    query, key, value, causal = inputs.query, inputs.key, inputs.value, case.causal
+    scale = inputs.softmax_scale
+    if query.is_cpu:
+        from flashmoe_science.cpu.attention import forward as cpu_forward
+        from flashmoe_science.jit.host import InstructionSet
+
+        named = InstructionSet(variant.kernel)
+
+        def on_cpu() -> Tensor:
+            return cpu_forward(
+                *(query, key, value),
+                causal=causal,
+                softmax_scale=scale,
+                return_lse=False,
+                instruction_set=named,
+            )[0]
+
+        return on_cpu
+    from flashmoe_science.cuda.attention import KernelKind, forward, small
+    from flashmoe_science.cuda.attention.forward import asked
+    from flashmoe_science.cuda.attention.select import FORWARD
+
+    problem, device = asked(query, key, value, causal, scale, False, None)
+    declined = {KernelKind.SMALL: small.configuration_for}
+    made = compiled(FORWARD, problem, device, choice(variant, FORWARD, problem, device, declined))
+    on_cuda = partial(forward, query, key, value, causal=causal, softmax_scale=scale, choice=made)
+    return lambda: on_cuda()[0]
+
+
+def _variants() -> Variants:
+    from flashmoe_science.configs.attention.hopper import HopperConfiguration
+    from flashmoe_science.configs.attention.portable import PortableConfiguration
+    from flashmoe_science.configs.attention.small import SmallConfiguration
+
+    kernels = {"small": SmallConfiguration, "hopper": HopperConfiguration, "portable": PortableConfiguration}
+    return Variants(
+        kernels, "cudadent42[portable,block_n=48]", lambda variant: partial(_prepare_variant, variant)
+    )
+
+
+def _variant(base: Implementation, name: str) -> Implementation:
+    return _variants().implementation(base, name)
 
 
 # ---------------------------------------------------------------- peers, never a dependency
@@ -168,7 +214,7 @@ _BOTH = ("cpu", "cuda")
 
 ALL: tuple[Implementation, ...] = (
     Implementation("pytorch", "PyTorch SDPA, its default choice", _BOTH, prepare_sdpa, strict=False),
-    Implementation("cudadent42", "flashmoe_science.flash_attention", _BOTH, _prepare_ours),
+    Implementation("cudadent42", "flashmoe_science.flash_attention", _BOTH, _prepare_ours, variants=_variant),
     _sdpa_backend("pytorch_flash", "FLASH_ATTENTION", _BOTH),
     _sdpa_backend("pytorch_cudnn", "CUDNN_ATTENTION", ("cuda",)),
     _sdpa_backend("pytorch_efficient", "EFFICIENT_ATTENTION", ("cuda",)),

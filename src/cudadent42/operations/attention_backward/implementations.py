@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,12 +11,14 @@ from cudadent42.model.implementations import Call, Implementation, Prepare, Unsu
 from cudadent42.operations.attention import implementations as forward
 from cudadent42.operations.attention.implementations import prepare_sdpa
 from cudadent42.operations.attention_backward.case import AttentionBackwardCase, AttentionTrainingStepCase
+from cudadent42.operations.variants import Variant, Variants, choice, compiled
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from cudadent42.operations.attention.inputs import AttentionInputs
     from cudadent42.operations.attention_backward.inputs import BackwardInputs
+    from flashmoe_science.gradients import Backward, Forward
 
 PrepareForward = Callable[[AttentionBackwardCase, "AttentionInputs"], Call]
 
@@ -81,10 +83,65 @@ def prepare_with(operation: str, prepare: PrepareForward) -> Prepare:
     return partial(way, prepare)
 
 
+@dataclass(frozen=True)
+class _VariantBackend:
+    """A device's attention with the backward pass, and on a CPU the forward pass too, of a variant."""
+
+    forward: Forward
+    backward: Backward
+
+
+def _prepare_variant(variant: Variant, case: AttentionBackwardCase, inputs: AttentionInputs) -> Call:
+    """The forward pass, recorded with the variant's backward pass."""
+    from flashmoe_science.autograd import differentiable_attention
+
+    query, key, value, scale = inputs.query, inputs.key, inputs.value, inputs.softmax_scale
+    if query.is_cpu:
+        from flashmoe_science.cpu import attention as cpu
+        from flashmoe_science.jit.host import InstructionSet
+
+        named = InstructionSet(variant.kernel)
+        backend = _VariantBackend(
+            partial(cpu.forward, instruction_set=named), partial(cpu.backward, instruction_set=named)
+        )
+    else:
+        from flashmoe_science.cuda import attention as cuda
+        from flashmoe_science.cuda.attention.gradients.backward import asked
+        from flashmoe_science.cuda.attention.gradients.select import BACKWARD
+
+        problem, device = asked(query, key, value, case.causal, scale, None)
+        made = compiled(BACKWARD, problem, device, choice(variant, BACKWARD, problem, device))
+        backend = _VariantBackend(cuda.forward, partial(cuda.backward, choice=made))
+    call = partial(
+        differentiable_attention, backend, query, key, value, causal=case.causal, softmax_scale=scale
+    )
+    return lambda: call()[0]
+
+
+def _variants(operation: str) -> Variants:
+    from flashmoe_science.configs.attention.backward import PortableBackward
+    from flashmoe_science.configs.attention.backward_hopper import HopperBackward
+
+    return Variants(
+        {"hopper": HopperBackward, "portable": PortableBackward},
+        "cudadent42[portable,query.block_n=32]",
+        lambda variant: prepare_with(operation, partial(_prepare_variant, variant)),
+    )
+
+
+def _variant(operation: str, base: Implementation, name: str) -> Implementation:
+    return _variants(operation).implementation(base, name)
+
+
 def implementations(operation: str) -> tuple[Implementation, ...]:
     """Those of the forward pass that can be trained with."""
     return tuple(
-        replace(item, prepare=prepare_with(operation, item.prepare), operation=operation)
+        replace(
+            item,
+            prepare=prepare_with(operation, item.prepare),
+            operation=operation,
+            variants=partial(_variant, operation) if item.variants else None,
+        )
         for item in forward.ALL
         if item.name in TRAINED
     )

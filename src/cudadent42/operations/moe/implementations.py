@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cudadent42.model.implementations import Call, Implementation, UnsupportedCaseError
 from cudadent42.operations.moe.case import MoeCase
 from cudadent42.operations.peers import needs
+from cudadent42.operations.variants import Variant, Variants, choice, compiled
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -87,6 +88,44 @@ def _prepare_ours(case: MoeCase, inputs: MoeInputs) -> Call:
     return partial(fused_moe, *inputs.tensors, activation=case.activation)
 
 
+def _prepare_variant(variant: Variant, case: MoeCase, inputs: MoeInputs) -> Call:
+    from flashmoe_science.moe_arguments import Activation, W13Layout
+
+    tensors, activation = inputs.tensors, Activation(case.activation)
+    if inputs.hidden_states.is_cpu:
+        from flashmoe_science.cpu.moe import forward as cpu_forward
+        from flashmoe_science.jit.host import InstructionSet
+
+        named = InstructionSet(variant.kernel)
+        return partial(cpu_forward, *tensors, activation=activation, instruction_set=named)
+    from flashmoe_science.cuda.moe import forward
+    from flashmoe_science.cuda.moe.forward import asked
+    from flashmoe_science.cuda.moe.select import FORWARD
+
+    problem, device = asked(tensors, activation, W13Layout.CONCAT, None)
+    made = compiled(FORWARD, problem, device, choice(variant, FORWARD, problem, device))
+    return partial(forward, *tensors, activation=activation, choice=made)
+
+
+def _variants() -> Variants:
+    from flashmoe_science.configs.moe.few import FewConfiguration
+    from flashmoe_science.configs.moe.hopper import MoeHopperConfiguration
+    from flashmoe_science.configs.moe.portable import PortableMoeConfiguration
+
+    kernels = {
+        "few": FewConfiguration,
+        "hopper": MoeHopperConfiguration,
+        "portable": PortableMoeConfiguration,
+    }
+    return Variants(
+        kernels, "cudadent42[hopper,stages=3]", lambda variant: partial(_prepare_variant, variant)
+    )
+
+
+def _variant(base: Implementation, name: str) -> Implementation:
+    return _variants().implementation(base, name)
+
+
 # ---------------------------------------------------------------- peers, never a dependency
 
 
@@ -125,7 +164,7 @@ _COMPILING_S = 300.0
 """torch.compile starts its processes once, which took over a minute; Triton's autotuning compiles dozens of kernels."""
 
 ALL: tuple[Implementation, ...] = (
-    _implementation("cudadent42", "flashmoe_science.fused_moe", _BOTH, _prepare_ours),
+    _implementation("cudadent42", "flashmoe_science.fused_moe", _BOTH, _prepare_ours, variants=_variant),
     _implementation(
         "grouped_mm",
         "torch.nn.functional.grouped_mm between sorting and summing, as in transformers",

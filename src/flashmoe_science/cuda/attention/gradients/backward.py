@@ -71,11 +71,23 @@ def explain(
 
     ``device``: a GPU that need not be there, for tensors of any device, ``meta`` among them; theirs unless given.
     """
+    return select(*asked(query, key, value, causal, softmax_scale, device))
+
+
+def asked(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    causal: bool,
+    softmax_scale: float | None,
+    device: Device | None,
+) -> tuple[BackwardProblem, Device]:
+    """What `explain` chooses for, and on which GPU; arguments as there."""
     like = result_like(query)
     problem = _problem(
         (query, key, value, like), strides_of("output", like), causal, softmax_scale, Needs(True, True, True)
     )
-    return select(problem, device_of(query.get_device()) if device is None else device)
+    return problem, device_of(query.get_device()) if device is None else device
 
 
 def _check(tensors: Tensors, options: Options) -> None:

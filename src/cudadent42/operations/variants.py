@@ -1,0 +1,202 @@
+"""Variants of this project's kernels: implementations whose names say in brackets which kernel a call takes, and how it
+is configured.
+
+``cudadent42[portable]`` is the CUDA kernel of that name (the values of the operation's enumeration of kernels) as it is
+configured for the case, ``cudadent42[portable,block_n=48,overlap=yes]`` the same with two fields of its configuration
+set, and ``cudadent42[avx2]`` the CPU kernel for that instruction set. Nothing here imports torch before a case is
+prepared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import Enum
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+
+from cudadent42.base.errors import UsageError
+from cudadent42.base.toml import did_you_mean
+from cudadent42.model.implementations import Implementation, Prepare, UnsupportedCaseError, split_variant
+
+if TYPE_CHECKING:
+    from flashmoe_science.cuda.choice import Choice, Selection
+    from flashmoe_science.cuda.device import Device
+
+P = TypeVar("P")
+ConfigurationT = TypeVar("ConfigurationT")
+
+COMPILING_S = 120.0
+"""The first call of a variant compiles its kernels."""
+
+_NOT_SET = "ablation"
+"""The field of a configuration that makes results wrong on purpose."""
+_TRUTH = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What brackets say."""
+
+    kernel: str
+    """The CUDA kernel's name, or the CPU's instruction set."""
+    changes: Mapping[str, object]
+    """Fields of the CUDA kernel's configuration, a dot before those of a part of it: ``up.stages``."""
+
+
+@dataclass(frozen=True)
+class Variants:
+    """The variants of one operation."""
+
+    configurations: Mapping[str, type]
+    """Of the CUDA kernels by name: the records whose fields can be set."""
+    example: str
+    """A name that sets a field."""
+    prepare: Callable[[Variant], Prepare]
+
+    def implementation(self, base: Implementation, name: str) -> Implementation:
+        """The variant of ``base`` whose full name this is. Raises UsageError, which names the variants there are."""
+        _, text = split_variant(name)
+        assert text is not None
+        variant = self._parse(name, text)
+        on_cpu = variant.kernel in _instruction_sets() and not variant.changes
+        on_cuda = variant.kernel in self.configurations
+        return replace(
+            base,
+            name=name,
+            description=f"{base.description}, {text}",
+            devices=("cpu",) * on_cpu + ("cuda",) * on_cuda,
+            prepare=self.prepare(variant),
+            unavailable=lambda device: _missing(variant.kernel) if device == "cpu" else None,
+            compiling_s=COMPILING_S,
+            variants=None,
+        )
+
+    def words(self) -> str:
+        """Which there are."""
+        return (
+            f"On CUDA: {', '.join(self.configurations)}, and fields of their configurations, as in {self.example}. "
+            f"On CPU: {', '.join(_instruction_sets())}"
+        )
+
+    def _parse(self, name: str, text: str) -> Variant:
+        kernel, *assignments = text.split(",")
+        known = (*self.configurations, *_instruction_sets())
+        if kernel not in known:
+            raise UsageError(
+                f"{name!r}: there is no variant {kernel!r}{did_you_mean(kernel, known)}. {self.words()}"
+            )
+        if assignments and kernel not in self.configurations:
+            raise UsageError(
+                f"{name!r}: the CPU kernel has nothing to set; expected {split_variant(name)[0]}[{kernel}]"
+            )
+        changes: dict[str, object] = {}
+        for assignment in assignments:
+            field, _, value = assignment.partition("=")
+            kinds = settable(self.configurations[kernel])
+            if field not in kinds:
+                raise UsageError(
+                    f"{name!r}: the {kernel} kernel has no field {field!r}{did_you_mean(field, kinds)}; "
+                    f"it has {', '.join(kinds)}"
+                )
+            changes[field] = _value(name, field, value, kinds[field])
+        return Variant(kernel, changes)
+
+
+def settable(configuration: type) -> dict[str, type]:
+    """Type by name of the fields that can be set, those of its parts behind the part's name and a dot."""
+    hints = get_type_hints(configuration)
+    found: dict[str, type] = {}
+    for field in fields(configuration):
+        kind = hints[field.name]
+        if is_dataclass(kind):
+            assert isinstance(kind, type)
+            found |= {f"{field.name}.{inner}": each for inner, each in settable(kind).items()}
+        elif field.name != _NOT_SET:
+            found[field.name] = kind
+    return found
+
+
+def _value(name: str, field: str, text: str, kind: type) -> object:
+    if kind is bool:
+        if text in _TRUTH:
+            return _TRUTH[text]
+        expected = "yes or no"
+    elif issubclass(kind, Enum):
+        values = {str(member.value): member for member in kind}
+        if text in values:
+            return values[text]
+        expected = ", ".join(values)
+    else:
+        if text.isascii() and text.isdigit() and len(text) < 10:
+            return int(text)
+        expected = "a whole number, 0 or more"
+    raise UsageError(f"{name!r}: {field} is {text!r}; expected {expected}")
+
+
+def changed(configuration: ConfigurationT, changes: Mapping[str, object]) -> ConfigurationT:
+    """With these fields, and everything else as it is."""
+    own = {field: value for field, value in changes.items() if "." not in field}
+    for part in {field.partition(".")[0] for field in changes if "." in field}:
+        inner = {
+            field.partition(".")[2]: value for field, value in changes.items() if field.startswith(f"{part}.")
+        }
+        own[part] = changed(getattr(configuration, part), inner)
+    return replace(configuration, **own)  # type: ignore[type-var]
+
+
+def choice(
+    variant: Variant,
+    selection: Selection[P],
+    problem: P,
+    device: Device,
+    declined: Mapping[Any, Callable[[P, Device], Any]] | None = None,
+) -> Choice:
+    """What the variant is for a problem.
+
+    ``declined``: how kernels that leave some problems to faster ones would do them. Raises UnsupportedCaseError for a
+    problem that the kernel cannot take.
+    """
+    from flashmoe_science.cuda.choice import Choice
+
+    kind = next(each for each in selection.modules if each.value == variant.kernel)
+    module = selection.modules[kind]
+    usual = module.choose(problem, device)
+    if usual is not None:
+        configuration = usual.configuration
+    elif kind in (declined or {}):
+        configuration = (declined or {})[kind](problem, device)
+    else:
+        raise UnsupportedCaseError(
+            f"the {kind.value} kernel does not take it: {module.why_not(problem, device)}"
+        )
+    return Choice(kind, changed(configuration, variant.changes), "asked for by its name")
+
+
+def compiled(selection: Selection[P], problem: P, device: Device, made: Choice) -> Choice:
+    """The choice, compiled and loaded. Raises UnsupportedCaseError where it does not compile as it should: registers
+    spilt, too much shared memory."""
+    from flashmoe_science.cuda.driver import make_context_current
+    from flashmoe_science.errors import BuildError
+
+    make_context_current(device.index)
+    try:
+        selection.plan(problem, device, made)
+    except BuildError as error:
+        raise UnsupportedCaseError(f"it does not build: {str(error).splitlines()[0]}") from error
+    return made
+
+
+@cache
+def _instruction_sets() -> tuple[str, ...]:
+    from flashmoe_science.jit.host import InstructionSet
+
+    return tuple(each.value for each in InstructionSet)
+
+
+def _missing(name: str) -> str | None:
+    """What this CPU lacks of an instruction set."""
+    from flashmoe_science.jit.host import InstructionSet, cpu_features
+
+    missing = sorted(set(InstructionSet(name).features) - cpu_features())
+    return f"the CPU lacks {', '.join(missing)}" if missing else None
