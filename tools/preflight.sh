@@ -934,7 +934,7 @@ case $problem in
         ;;
     unknown)
         status=warn
-        cause="the driver does not say whether this user may read the performance counters (no RmProfilingAdminOnly in /proc/driver/nvidia/params); only a profile shows"
+        cause="the driver does not say whether this user may read the performance counters (no RmProfilingAdminOnly in /proc/driver/nvidia/params); only a profile will show it"
         fix="profile a case with cudadent42 profile: its notes say whether they could be read"
         ;;
     silent)

@@ -108,7 +108,7 @@ def _implementations(
         elif named(name, available) is None:
             raise UsageError(
                 f"--implementation: unknown implementation {name!r}; "
-                f"known are {', '.join(sorted(available))}{did_you_mean(name, available)}"
+                f"expected one of {', '.join(sorted(available))}{did_you_mean(name, available)}"
             )
     if len(names) < 2:
         raise UsageError(f"--implementation: nothing to compare with {suite.baseline!r}; name one more")

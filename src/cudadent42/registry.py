@@ -61,7 +61,7 @@ def get(name: str, operation: str, versions: Mapping[str, Version] = _NO_VERSION
     by_that_name = named(name, by_name)
     if by_that_name is None:
         raise UsageError(
-            f"unknown implementation {name!r} of {operation}; known are {', '.join(by_name)}, "
+            f"unknown implementation {name!r} of {operation}; expected one of {', '.join(by_name)}, "
             "path/to/file.py:callable or path/to/kernel.toml"
         )
     return by_that_name

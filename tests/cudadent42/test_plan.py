@@ -81,7 +81,7 @@ def test_the_baseline_is_always_measured() -> None:
     [
         ({"suite": "defualt"}, r"unknown suite 'defualt'.*did you mean 'default'"),
         ({"suite": "no/such.toml"}, "cannot read the suite no/such.toml: No such file"),
-        ({"dtypes": ("fp8",)}, "--dtype: unknown dtype 'fp8'; known are fp16, bf16, fp32"),
+        ({"dtypes": ("fp8",)}, "--dtype: unknown dtype 'fp8'; expected one of fp16, bf16, fp32"),
         ({"cases": ("tinny",)}, "--case: unknown case 'tinny'.*did you mean 'tiny'"),
         (
             {"suite": "moe", "cases": ("qwen3-30b-256",)},

@@ -36,7 +36,7 @@ def test_registry_has_the_promised_names() -> None:
 
 def test_unknown_name_lists_the_known() -> None:
     with pytest.raises(
-        UsageError, match=r"unknown implementation 'pytorhc' of attention; known are pytorch, "
+        UsageError, match=r"unknown implementation 'pytorhc' of attention; expected one of pytorch, "
     ):
         get("pytorhc", ATTENTION)
 

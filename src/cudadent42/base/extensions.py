@@ -35,8 +35,8 @@ class ExtensionPoint:
         point = published(self.name).get(name)
         if point is None:
             raise UsageError(
-                f"unknown {self.kind} {name!r}; known are {', '.join(self.names())}. "
-                f"Others come with packages that publish them as {self.name}: is one not installed here?"
+                f"unknown {self.kind} {name!r}; expected one of {', '.join(self.names())}. "
+                f"Others come with packages that publish them as {self.name}: install the package that has it"
             )
         try:
             return point.load()

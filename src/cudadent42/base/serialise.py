@@ -170,7 +170,7 @@ def _decode_record(kind: Any, data: Any, where: str) -> Any:
     names = {f.name for f in dataclasses.fields(kind)}
     unknown = sorted(set(data) - names)
     if unknown:
-        raise ValueError(f"{where}: unknown field {unknown[0]!r}; known are {', '.join(sorted(names))}")
+        raise ValueError(f"{where}: unknown field {unknown[0]!r}; expected one of {', '.join(sorted(names))}")
     missing = [
         f.name
         for f in dataclasses.fields(kind)

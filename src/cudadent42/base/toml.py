@@ -58,7 +58,7 @@ class Table:
             if key not in allowed:
                 near = did_you_mean(key, allowed)
                 raise UsageError(
-                    f"{self.where}: unknown key {key!r}; known are {', '.join(sorted(allowed))}{near}"
+                    f"{self.where}: unknown key {key!r}; expected one of {', '.join(sorted(allowed))}{near}"
                 )
 
     def value(self, key: str, kind: type, expected: str, default: Any = None) -> Any:

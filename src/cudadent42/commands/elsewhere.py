@@ -89,7 +89,9 @@ def watched(output: str, action: Callable[[], Returned]) -> Returned:
     except (KeyboardInterrupt, ConnectionLostError):
         for record in readable()[0]:
             if record.output == output and not record.fetched:
-                say(f"{record.job} goes on there; bring it back with: cudadent42 remote attach {record.job}")
+                say(
+                    f"{record.job} goes on running there; bring it back with: cudadent42 remote attach {record.job}"
+                )
                 say(f"or end it with: cudadent42 remote stop {record.job}")
         raise
 

@@ -145,7 +145,7 @@ def open_ledger(named: str | None) -> Ledger:
     if opened is None or opened.is_empty():
         raise UsageError(
             f"there is no ledger at {location if opened is None else opened.name} yet; runs enter it as they end, "
-            "and `cudadent42 ledger rebuild` reads those that there are"
+            "and `cudadent42 ledger rebuild` reads the existing ones"
         )
     opened.require_version()
     return opened

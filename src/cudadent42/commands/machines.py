@@ -56,7 +56,9 @@ def show_machines(as_json: bool) -> None:
         print_line(console, "no machine that was started from here is on")
     for begun in others:
         print_line(
-            console, f"not brought back: {begun.job} on {begun.remote}; cudadent42 remote attach {begun.job}"
+            console,
+            f"not brought back: {begun.job} on {begun.remote}; "
+            f"bring it back with: cudadent42 remote attach {begun.job}",
         )
 
 
@@ -135,7 +137,9 @@ def _agreed_limit(
     name = prepared.candidates[0].machine.rate if prepared else ""
     rate = money.rate_of(name, remote.name, table)
     if rate is None:
-        missing = f"no rate {name or remote.name!r} is known, so what {remote.name} costs is not guessed"
+        missing = (
+            f"no rate {name or remote.name!r} is known, so the cost of {remote.name} cannot be estimated"
+        )
         if max_cost is not None:
             raise UsageError(f"--max-cost: {missing}; {money.how_to_add(name or remote.name)}")
         if prepared:

@@ -154,8 +154,8 @@ MaxCostOption = Annotated[
         metavar="USD",
         min=0.01,
         rich_help_panel=WHERE,
-        help="With --on: the most that the run may cost. A dearer estimate is asked about first; a run that "
-        "reaches it is ended.",
+        help="With --on: the most that the run may cost. You are asked first if the estimate is higher. "
+        "A run that reaches the sum is ended.",
     ),
 ]
 YesOption = Annotated[
@@ -163,7 +163,7 @@ YesOption = Annotated[
     typer.Option(
         "--yes",
         rich_help_panel=WHERE,
-        help="With --on: agree beforehand to costs that are asked about, or refused without it.",
+        help="With --on: agree beforehand to costs. Otherwise you are asked about them, or refused without a terminal.",
     ),
 ]
 VerboseOption = Annotated[

@@ -221,7 +221,8 @@ def _print_bisection(result: BisectResult) -> None:
         for step in confirmations:
             print(f"it passes against its own parent: {step.reason}; {result.folder / step.run}")
         print(
-            "a judgement was wrong, or it became slower in small steps: race its neighbours with --precision"
+            "a judgement was wrong, or the slowdown came in small steps; "
+            "race the neighbours of that commit with --precision"
         )
     elif result.ending is Ending.ONLY_SKIPPED:
         print("the first bad commit is one of these, which could not all be judged:")
@@ -231,6 +232,6 @@ def _print_bisection(result: BisectResult) -> None:
         print("nothing to find: the bad commit passes the gates in a race against the good one")
     else:
         why = result.steps[-1].reason if result.steps else "nothing was raced"
-        print(f"undecided, the race of the two ends gave no answer: {why}")
-        print("where the measurement could not tell, give a longer --budget, or a quieter machine")
+        print(f"undecided: the race of the two ends gave no answer: {why}")
+        print("the measurement could not tell; give a longer --budget, or take a quieter machine")
     print(f"folder: {result.folder}")

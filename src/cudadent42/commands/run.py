@@ -192,7 +192,7 @@ def carry_out(start: Start, verbose: bool, as_json: bool, with_report: bool) -> 
         for folder in opened:
             print(f"{folder.sample_count} samples are kept in {folder.path}", file=sys.stderr)
             if folder.sample_count:
-                print("the report command compares those that there are", file=sys.stderr)
+                print("`cudadent42 report` compares what is there", file=sys.stderr)
         raise
     if as_json:
         print_json(
@@ -206,7 +206,9 @@ def carry_out(start: Start, verbose: bool, as_json: bool, with_report: bool) -> 
     else:
         _print_outcome(outcome, verbose, with_report)
     if not outcome.verify.passed:
-        fail("verification failed, so not all was timed; see verify.json", outcome.exit_code)
+        fail(
+            "verification failed, so some implementations were not timed; see verify.json", outcome.exit_code
+        )
     if outcome.exit_code is ExitCode.NOTHING_MEASURED:
         fail("nothing was timed; the lines 'not timed' above, and in log.jsonl, say why", outcome.exit_code)
     raise typer.Exit(outcome.exit_code)

@@ -95,8 +95,8 @@ class Rates:
         """The rate of a machine; UsageError, with the near name, where there is none."""
         if name not in self.machines:
             raise UsageError(
-                f"unknown rate {name!r}; known are {', '.join(self.machines)}{did_you_mean(name, self.machines)}. "
-                f"Add your own in {user_file()}"
+                f"unknown rate {name!r}; expected one of {', '.join(self.machines)}"
+                f"{did_you_mean(name, self.machines)}. Add your own in {user_file()}"
             )
         return self.machines[name]
 

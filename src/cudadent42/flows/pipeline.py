@@ -188,7 +188,7 @@ def run(request: Request, observer: Observer, opened: Callable[[RunWriter], None
     prepared = with_timer(prepare(request, observer), request, observer)
     if prepared.plan.repeats < MIN_BLOCKS:
         observer.note(
-            f"--repeats {prepared.plan.repeats} allows no verdict, whatever it shows: {MIN_BLOCKS} blocks are the least"
+            f"--repeats {prepared.plan.repeats} allows no verdict: at least {MIN_BLOCKS} blocks are needed"
         )
     return execute(prepared, request, observer, opened)
 

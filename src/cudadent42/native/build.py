@@ -91,7 +91,7 @@ def build_file(
         except subprocess.TimeoutExpired:
             return [
                 BuildFailure(
-                    kernel.entry, architecture, f"it had not compiled after {TIMEOUT_S:.0f} s; killed"
+                    kernel.entry, architecture, f"it was still compiling after {TIMEOUT_S:.0f} s; killed"
                 )
             ]
         text = Path(result.name).read_text(encoding="utf-8")

@@ -315,7 +315,7 @@ def _targets(table: Table) -> tuple[Target, ...]:
         match = _TARGET.fullmatch(text)
         if match is None or f"sm_{match[1]}" not in LIMITS:
             raise UsageError(
-                f"{table.where}: the architecture {text!r}; known are {', '.join(LIMITS)}, "
+                f"{table.where}: the architecture {text!r}; expected one of {', '.join(LIMITS)}, "
                 f"with a or f for exactly that one{did_you_mean(text, LIMITS)}"
             )
         targets.append(Target(int(match[1]), match[2]))
@@ -350,7 +350,7 @@ def _factor(item: Any, where: str, macros: Mapping[str, int]) -> Factor:
     name = table.value("dimension", str, f"one of {', '.join(words)}")
     if name not in words:
         raise UsageError(
-            f"{where}: unknown dimension {name!r}; known are {', '.join(words)}{did_you_mean(name, words)}"
+            f"{where}: unknown dimension {name!r}; expected one of {', '.join(words)}{did_you_mean(name, words)}"
         )
     per = item.get("per", 1)
     if isinstance(per, str):

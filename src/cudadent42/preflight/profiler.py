@@ -63,7 +63,7 @@ DEFINITIONS = (
                 "unknown",
                 Status.WARN,
                 "the driver does not say whether this user may read the performance counters "
-                "(no RmProfilingAdminOnly in /proc/driver/nvidia/params); only a profile shows",
+                "(no RmProfilingAdminOnly in /proc/driver/nvidia/params); only a profile will show it",
                 "profile a case with cudadent42 profile: its notes say whether they could be read",
             ),
             Problem(

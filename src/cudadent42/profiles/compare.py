@@ -61,7 +61,7 @@ def changes(before: Profile, after: Profile) -> tuple[str, ...]:
     lines = [line for line in sentences if line]
     of_one = [words for words, name, _ in _SHOWN if (name in old) != (name in new)]
     if of_one:
-        lines.append(f"known of one of the two only, so not compared: {', '.join(of_one)}")
+        lines.append(f"not compared, since only one of the two profiles has them: {', '.join(of_one)}")
     return (*_careful(before, after), *(lines or ["no number changed by more than 2 %"]))
 
 
@@ -89,7 +89,7 @@ def _time(before: Profile, after: Profile) -> str:
     new = {one.clock: one.latency_ms for one in times(after)}
     clock = next((clock for clock in _CLOCKS if clock in old and clock in new), None)
     if clock is None:
-        return "time: not known of both by one clock"
+        return "time: no clock measured both"
     if _same(old[clock], new[clock]):
         return ""
     # The times of two cases are no speed-up.

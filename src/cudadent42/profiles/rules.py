@@ -131,7 +131,9 @@ def _condition(text: str, rule: str, where: str) -> Condition:
 def _gain(entry: Mapping[str, Any], rule: str, where: str) -> Gain:
     formula, operands = str(entry.get("formula")), tuple(entry.get("of", ()))
     if formula not in FORMULAS:
-        raise UsageError(f"{where}: rule {rule!r}: formula {formula!r}; known are {', '.join(FORMULAS)}")
+        raise UsageError(
+            f"{where}: rule {rule!r}: formula {formula!r}; expected one of {', '.join(FORMULAS)}"
+        )
     wanted = FORMULAS[formula][0]
     if len(operands) != wanted:
         raise UsageError(f"{where}: rule {rule!r}: {formula} takes {wanted} operands, not {len(operands)}")

@@ -37,7 +37,7 @@ def lines(diagnosis: Diagnosis, verbose: bool = False) -> Iterator[str]:
     unknown = [one.name for one in diagnosis.thresholds if one.met is None and math.isnan(one.value)]
     if unknown:
         yield ""
-        yield "not known, which is not to say in order: " + ", ".join(unknown)
+        yield "not known, so not shown to be in order: " + ", ".join(unknown)
     if diagnosis.notes:
         yield ""
     for note in diagnosis.notes:
@@ -71,7 +71,7 @@ def unasked(diagnosis: Diagnosis) -> str:
     if not diagnosis.not_examined:
         return ""
     count = f"{len(diagnosis.not_examined)}" + (f" of {diagnosis.rules}" if diagnosis.rules else "")
-    return f"{count} rules not asked, for want of: {wants(diagnosis.not_examined)}"
+    return f"{count} rules were not asked: {wants(diagnosis.not_examined)}"
 
 
 _CLOCKS = {

@@ -62,7 +62,9 @@ def gate_of(desk: Desk, current: CheckpointState, overridden: bool) -> tuple[Exi
     session."""
     name, kind = current.plan.name, current.plan.work
     if kind is Work.PROFILE:
-        return _either(desk.state.profiled is not None, "nothing was profiled yet; `cudadent42 session run`")
+        return _either(
+            desk.state.profiled is not None, "nothing was profiled yet; run `cudadent42 session run`"
+        )
     if kind is Work.DOCUMENT:
         return _either(
             bool(desk.state.notes),
@@ -72,11 +74,11 @@ def gate_of(desk: Desk, current: CheckpointState, overridden: bool) -> tuple[Exi
         return _change_gate(desk)
     run = desk.state.measured(name)
     if run is None:
-        return _either(False, "nothing was measured yet; `cudadent42 session run`")
+        return _either(False, "nothing was measured yet; run `cudadent42 session run`")
     changed = [item for item in desk.state.runs[desk.state.runs.index(run) :] if item.attempt is not None]
     if changed:
         return _either(
-            False, "the source was changed after this was measured; `cudadent42 session run` again"
+            False, "the source was changed after this was measured; run `cudadent42 session run` again"
         )
     judgement = judge(desk, current, run.run, settles=not overridden)
     return ExitCode(judgement.exit_code), judgement.lines

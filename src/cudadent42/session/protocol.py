@@ -67,7 +67,7 @@ def load(name_or_path: str) -> tuple[Protocol, str]:
     builtin = _builtin()
     if name_or_path not in builtin:
         raise UsageError(
-            f"unknown protocol {name_or_path!r}; known are {', '.join(builtin)}, or give the path of a TOML file"
+            f"unknown protocol {name_or_path!r}; expected one of {', '.join(builtin)}, or the path of a TOML file"
             + did_you_mean(name_or_path, builtin)
         )
     return parse(builtin[name_or_path], f"protocol {name_or_path}"), builtin[name_or_path]
@@ -83,8 +83,8 @@ def gate_text(name_or_path: str, beside: Path) -> str:
     available = {**builtin_gates(), **_data("gates")}
     if name_or_path not in available:
         raise UsageError(
-            f"unknown gates {name_or_path!r}; known are {', '.join(sorted(available))}, or give the path of a TOML file"
-            + did_you_mean(name_or_path, available)
+            f"unknown gates {name_or_path!r}; expected one of {', '.join(sorted(available))}, "
+            "or the path of a TOML file" + did_you_mean(name_or_path, available)
         )
     return available[name_or_path]
 

@@ -293,7 +293,7 @@ def _stopped(desk: Desk) -> tuple[str, ...]:
     reason = stop_reason(desk.state.stopped_by)
     desk.record(Ended(End.ABORTED, reason))
     report.write(desk.path)
-    return (f"{reason}; all of it stays, report: {desk.path / 'report.html'}",)
+    return (f"{reason}; everything is kept, and the report is {desk.path / 'report.html'}",)
 
 
 def _profiled_first(desk: Desk, attempt: int, choice: Choice) -> None:

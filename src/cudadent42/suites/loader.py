@@ -94,7 +94,7 @@ def load_suite(name_or_path: str) -> Suite:
     builtin = builtin_suites()
     if name_or_path not in builtin:
         raise UsageError(
-            f"unknown suite {name_or_path!r}; known are {', '.join(builtin)}, or give the path of a TOML file"
+            f"unknown suite {name_or_path!r}; expected one of {', '.join(builtin)}, or the path of a TOML file"
             + did_you_mean(name_or_path, builtin)
         )
     return parse_suite(builtin[name_or_path], f"suite {name_or_path}")
@@ -138,7 +138,7 @@ def parse_dtype(text: str, where: str) -> DType:
     except ValueError:
         names = [dtype.value for dtype in DType]
         raise UsageError(
-            f"{where}: unknown dtype {text!r}; known are {', '.join(names)}{did_you_mean(text, names)}"
+            f"{where}: unknown dtype {text!r}; expected one of {', '.join(names)}{did_you_mean(text, names)}"
         ) from None
 
 

@@ -166,6 +166,6 @@ class Selection(Generic[P]):
         kinds = {kind.value: kind for kind in self.modules}
         if name not in kinds:
             raise InputError(
-                f"{self.override_variable}={name!r} names no kernel; known are {', '.join(kinds)}"
+                f"{self.override_variable}={name!r} names no kernel; expected one of {', '.join(kinds)}"
             )
         return kinds[name]

@@ -72,7 +72,7 @@ def base_architecture(architecture: str) -> str:
     if match is None or match[1] not in LIMITS:
         names = ", ".join(LIMITS)
         raise DeviceError(
-            f"unknown GPU architecture {architecture!r}; known are {names} (with a or f appended)"
+            f"unknown GPU architecture {architecture!r}; expected one of {names} (with a or f appended)"
         )
     return match[1]
 

@@ -338,7 +338,7 @@ def test_version() -> None:
     [
         (
             ("run", "--suite", "nonesuch"),
-            "unknown suite 'nonesuch'; known are backward-cpu, backward, decode, default",
+            "unknown suite 'nonesuch'; expected one of backward-cpu, backward, decode, default",
         ),
         (("run", "--suite", "no/file.toml"), "cannot read the suite no/file.toml"),
         (("run", "--case", "tinny"), "unknown case 'tinny'"),

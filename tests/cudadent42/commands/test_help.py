@@ -159,7 +159,7 @@ def test_error(name: str, invoke: Callable[..., Any], snapshot: Snapshot, tmp_pa
     done = invoke(*ERRORS[name])
     told = done.stderr.replace(str(tmp_path.resolve()), "<folder>").replace(str(ROOT), "<checkout>")
     # What there is grows, and git words its own.
-    told = re.sub(r"known are .*?(?=, or give|\. | \(did|\n)", "known are <names>", told)
+    told = re.sub(r"(expected one of) .*?(?=, or the path|, path/|\. | \(did|\n)", r"\1 <names>", told)
     told = re.sub(r"(the suite \w+ has) .*?(?= \(did|\n)", r"\1 <names>", told)
     told = re.sub(r"\(fatal: .*?\); ", "(<git>); ", told)
     assert done.exit_code != 0

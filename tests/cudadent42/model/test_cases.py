@@ -102,7 +102,7 @@ def test_a_name_of_nothing_is_not_imported(name: str) -> None:
     document["cases"][0]["operation"] = name
     with pytest.raises(
         UsageError,
-        match=r"unknown operation .*known are attention, attention_backward, attention_training_step, moe",
+        match=r"unknown operation .*expected one of attention, attention_backward, attention_training_step, moe",
     ):
         decode(Plan, document)
 

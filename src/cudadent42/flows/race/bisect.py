@@ -116,7 +116,8 @@ SCHEMA_VERSION = 1
 def bisect(good: str, bad: str, request: RaceRequest, observer: Observer) -> BisectResult:
     """Find the first commit after ``good``, up to ``bad``, that fails ``request.gate`` in a race against ``good``.
 
-    ``request.output`` is the bisection's folder (None: under ``bisects/``); one that is about the same is gone on with.
+    ``request.output`` is the bisection's folder (None: under ``bisects/``). A bisection of the same commits that it
+    holds goes on.
 
     Raises:
         UsageError: an end is not a commit, the folder is about something else, or git cannot bisect.

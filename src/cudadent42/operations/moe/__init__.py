@@ -36,7 +36,7 @@ def _parse_case(table: Table, name: str, dtype: str) -> MoeCase:
     activation: str = table.value("activation", str, "the name of an activation", "silu")
     if activation not in ACTIVATIONS:
         raise UsageError(
-            f"{table.where}: unknown activation {activation!r}; known are {', '.join(ACTIVATIONS)}"
+            f"{table.where}: unknown activation {activation!r}; expected one of {', '.join(ACTIVATIONS)}"
             + did_you_mean(activation, ACTIVATIONS)
         )
     return MoeCase(

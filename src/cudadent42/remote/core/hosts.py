@@ -109,7 +109,9 @@ def _remote(path: Path, name: str, entry: Any) -> Remote:
     address = parse(entry["address"]) if file is None else SpecificationFile(Path(file))
     start = entry.get("start", "")
     if "start" in entry and not _START.fullmatch(start):
-        raise UsageError(f"{path}: [{name}] has start = {start!r}; expected a start of the journal; {_MEND}")
+        raise UsageError(
+            f"{path}: [{name}] has start = {start!r}; expected the id of a start in the journal; {_MEND}"
+        )
     try:
         made = make(
             name,
@@ -146,7 +148,7 @@ def make(
         raise UsageError(f"unguarded start: only for a gce:// machine, not for {address}")
     if isinstance(address, GceAddress) and rate is None:
         raise UsageError(
-            f"{address}: its price is needed; expected --rate NAME, one of `cudadent42 cost rates` or of your own"
+            f"{address}: its price is needed; give --rate NAME, which `cudadent42 cost rates` lists"
         )
     return Remote(
         check_name(name),
@@ -172,8 +174,8 @@ def get(name: str) -> Remote:
     """The remote called ``name``. Raises UsageError."""
     registered = remotes()
     if name not in registered:
-        there_are = f"known are {', '.join(registered)}" if registered else "there are none yet"
-        raise UsageError(f"no remote {name!r}; {there_are}: cudadent42 remote add NAME ADDRESS")
+        names = f"expected one of {', '.join(registered)}" if registered else "there is none yet"
+        raise UsageError(f"no remote {name!r}; {names}. Add one with: cudadent42 remote add NAME ADDRESS")
     return registered[name]
 
 

@@ -38,7 +38,7 @@ person starts it, and then it is theirs; to ask about every machine that was eve
 UNDER_WAY = timedelta(seconds=gcloud.TIMEOUT_S)
 """For this long after a start was put on record, whoever asked for it may still be waiting for the answer."""
 
-_NOT_ANSWERED = "its start is on record, and not answered yet"
+_NOT_ANSWERED = "its start is on record, and the provider has not answered yet"
 
 
 @dataclass(frozen=True)

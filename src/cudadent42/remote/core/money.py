@@ -47,7 +47,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run will cost, leaning to the dear side."""
+    """What a run will cost, rather too high than too low."""
 
     rate: Rate
     parts: tuple[Part, ...]

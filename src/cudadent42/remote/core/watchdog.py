@@ -30,7 +30,7 @@ _REASONS = {
     "yourself",
     78: "flock is missing there; install util-linux",
     79: "the script does not start there, or does not end",
-    80: "the limit of an earlier run is reached, and it is to be powered off; try again once it was",
+    80: "the limit of an earlier run is reached, so the machine is powered off; try again after that",
 }
 
 

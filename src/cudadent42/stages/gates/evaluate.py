@@ -126,7 +126,7 @@ def _is_case(name: str, case: str) -> bool:
 def _unknown(gate: Gate, metrics: list[str], where: str, hint: str) -> UsageError:
     near = did_you_mean(gate.metric, metrics)
     return UsageError(
-        f"{where}, gate {gate.name!r}: unknown metric {gate.metric!r}{hint}; known are {', '.join(metrics)}{near}"
+        f"{where}, gate {gate.name!r}: unknown metric {gate.metric!r}{hint}; expected one of {', '.join(metrics)}{near}"
     )
 
 

@@ -50,7 +50,7 @@ def load(name_or_path: Path | str) -> GateFile:
     builtin = builtin_gates()
     if text not in builtin:
         raise UsageError(
-            f"unknown gates {text!r}; known are {', '.join(builtin)}, or give the path of a TOML file"
+            f"unknown gates {text!r}; expected one of {', '.join(builtin)}, or the path of a TOML file"
             + did_you_mean(text, builtin)
         )
     return parse(builtin[text], text)

@@ -220,7 +220,7 @@ def test_a_run_knows_the_rate_of_its_machine(server: Server, tree: Tree, tmp_pat
 def test_runs_on_machines_of_ones_own_are_shown(tmp_path: Path) -> None:
     begun(tmp_path)
     shown = cudadent42("remote", "status", cwd=tmp_path).stdout
-    assert "not brought back: job-1 on there; cudadent42 remote attach job-1\n" in shown
+    assert "not brought back: job-1 on there; bring it back with: cudadent42 remote attach job-1\n" in shown
     document = json.loads(cudadent42("remote", "status", "--json", cwd=tmp_path).stdout)
     assert document["machines"] == []
     assert document["other_jobs"] == [{"job": "job-1", "remote": "there"}]

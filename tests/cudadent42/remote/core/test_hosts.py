@@ -90,5 +90,5 @@ def test_a_start_that_is_none_is_refused(start: str) -> None:
     hosts.save(Remote("c42", parse("ssh://c42")))
     with hosts.config_file().open("a") as file:
         file.write(f'[bad]\naddress = "ssh://c42"\nstart = "{start}"\n')
-    with pytest.raises(UsageError, match="expected a start of the journal"):
+    with pytest.raises(UsageError, match="expected the id of a start in the journal"):
         hosts.remotes()

@@ -143,7 +143,7 @@ def test_a_machine_that_is_restarted_in_the_middle(there: Server, tmp_path: Path
 
 def test_what_cannot_run_is_found_before_anything_is_sent(there: Server, tmp_path: Path) -> None:
     for arguments, words in (
-        (("--on", "nowhere"), "no remote 'nowhere'; known are there"),
+        (("--on", "nowhere"), "no remote 'nowhere'; expected one of there"),
         (("--on", "there", "--suite", "no-such"), "no-such"),
         (("--on", "there", "--case", "no-such"), "unknown case"),
     ):

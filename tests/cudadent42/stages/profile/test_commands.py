@@ -300,8 +300,8 @@ def test_metrics_that_are_nan_are_not_zero(bench: Bench) -> None:
     kept = bench.profiled()
     assert "tensor_share" not in kept.metrics
     assert kept.missing["tensor_share"].endswith("is not a number")
-    assert "rules not asked, for want of:" in done.output
-    assert "not known, which is not to say in order: shared-memory bank conflicts" in done.output
+    assert "rules were not asked:" in done.output
+    assert "not known, so not shown to be in order: shared-memory bank conflicts" in done.output
     assert "What it runs against is not known" in done.output
     assert "matrix products" in done.output
     assert "Nothing" not in done.output

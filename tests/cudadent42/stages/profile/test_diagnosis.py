@@ -266,7 +266,7 @@ def test_what_was_not_asked_is_always_said(profile_of: Make) -> None:
     metrics = {name: value for name, value in whole.metrics.items() if name != "shared_conflicts"}
     reason = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum is not a number"
     diagnosis = diagnose(dataclasses.replace(whole, metrics=metrics, missing={"shared_conflicts": reason}))
-    said = f"1 of {len(builtin_rules())} rules not asked, for want of: bank_conflicts is not known"
+    said = f"1 of {len(builtin_rules())} rules were not asked: bank_conflicts is not known"
     assert said in list(text.lines(diagnosis))
     assert "Nothing" not in diagnosis.summary + diagnosis.next_step
     assert "1 of" in diagnosis.summary
@@ -330,7 +330,7 @@ def test_without_counters_silence_is_not_praise(profile_of: Make, name: str) -> 
     lines = list(text.lines(diagnose(profile_of(name, counters=False))))
     assert "Nothing found" not in " ".join(lines)
     assert "say nothing of bank conflicts" in lines[1]
-    assert any(line.startswith("not known, which is not to say in order: ") for line in lines)
+    assert any(line.startswith("not known, so not shown to be in order: ") for line in lines)
 
 
 @pytest.mark.parametrize("name", ["unswizzled", "reread", "shifts", "chase"])

@@ -202,7 +202,9 @@ def test_a_number_of_one_profile_alone_does_not_read_as_unchanged(profile_of: Ca
     metrics = {name: value for name, value in whole.metrics.items() if name != "shared_conflicts"}
     partial = dataclasses.replace(whole, metrics=metrics)
     for pair in ((whole, partial), (partial, whole)):
-        assert changes(*pair) == ("known of one of the two only, so not compared: shared-memory conflicts",)
+        assert changes(*pair) == (
+            "not compared, since only one of the two profiles has them: shared-memory conflicts",
+        )
 
 
 def test_a_folder_without_a_profile_cannot_be_compared(run: Path) -> None:
@@ -230,7 +232,7 @@ def test_times_of_one_clock_only_are_compared(profile_of: Callable[..., Profile]
     called = dataclasses.replace(profile_of("portable", counters=False), latency_ms=3.0, launches=())
     assert "time called: 9 ms -> 3 ms (3.00x as fast)" in changes(counted, called)
     nothing = dataclasses.replace(called, latency_ms=math.nan)
-    assert "time: not known of both by one clock" in changes(counted, nothing)
+    assert "time: no clock measured both" in changes(counted, nothing)
 
 
 @pytest.mark.parametrize(

@@ -301,7 +301,7 @@ def test_the_environment_overrides_the_choice(monkeypatch: pytest.MonkeyPatch) -
     assert explain(q, q, q).kernel is KernelKind.PORTABLE
     monkeypatch.setenv("FLASHMOE_CUDA_KERNEL", "none such")
     with pytest.raises(
-        InputError, match=r"FLASHMOE_CUDA_KERNEL='none such' names no kernel; known are .*portable"
+        InputError, match=r"FLASHMOE_CUDA_KERNEL='none such' names no kernel; expected one of .*portable"
     ):
         explain(q, q, q)
 

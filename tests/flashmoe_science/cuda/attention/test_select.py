@@ -103,7 +103,7 @@ def test_an_empty_override_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_kernel_of_no_such_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(OVERRIDE_VARIABLE, "hoper")
     with pytest.raises(
-        InputError, match=rf"{OVERRIDE_VARIABLE}='hoper' names no kernel; known are"
+        InputError, match=rf"{OVERRIDE_VARIABLE}='hoper' names no kernel; expected one of"
     ) as caught:
         select(problem(), H200)
     for kind in KernelKind:

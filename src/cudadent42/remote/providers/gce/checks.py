@@ -130,7 +130,7 @@ def _kept(remote: Remote, wanted: Specification) -> tuple[tuple[Candidate, ...],
     left = Machine(machine.Provider.GCE, last[0].cloud.machine, wanted.rate)
     waiting = record.waiting_on(left.name)
     if waiting:
-        return (), (f"{left.name} is left to {waiting[-1].job}, which was not brought back yet",)
+        return (), (f"{left.name} is kept for {waiting[-1].job}, which is not brought back yet",)
     if not machine.is_on_record(left):
         return (), (f"{left.name} is on no record of starts here, so it is not used again",)
     description = machine.find(left)

@@ -60,7 +60,7 @@ _ADVICE = {
     Failure.NO_TUNNEL: "ask the project's owner for the role roles/iap.tunnelResourceAccessor",
     Failure.LOCAL_SSD: "a stop loses what is on them: stop it with --discard-local-ssd=true, or use --after keep",
     Failure.TIMED_OUT: "look at the network, then try again",
-    Failure.UNKNOWN: "this is all that it said",
+    Failure.UNKNOWN: "gcloud gave no other reason",
 }
 
 # The first that matches wins: a refused permission names a resource too, and a quota may come with a 403. A message's

@@ -133,7 +133,8 @@ def _start_to_end(lease: Lease, say: Say) -> str | None:
     if lease.cloud.start is None:
         release(lease.workspace, lease.cloud, say)
         say(
-            f"{lease.machine.name} ran before this, so it is left running; end it with: {lease.machine.end_command}"
+            f"{lease.machine.name} was running before this run, so it is left running; "
+            f"end it with: {lease.machine.end_command}"
         )
         return None
     identity = _our_start(lease, lease.cloud.start, say)

@@ -106,7 +106,7 @@ def _to_the_end(lease: Lease, action: Callable[[], Returned], say: Say) -> Ended
             _finish(lease, say)
         else:
             say(
-                f"{begun.job} goes on there; bring it back, which ends the machine as was asked for, with: "
+                f"{begun.job} goes on there. Bring it back, and end the machine as asked, with: "
                 f"cudadent42 remote attach {begun.job}\n{leases.what_runs(lease.machine)}"
             )
         raise

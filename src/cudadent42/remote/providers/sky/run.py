@@ -234,7 +234,7 @@ def _launched(
             return launch(spec, path, begun.job, on_arrival, on_output)
         except KeyboardInterrupt:
             say(
-                f"{spec.cluster} may be up, or come up, and {begun.job} go on there; to bring it back: "
+                f"{spec.cluster} may be up, or come up, and {begun.job} may go on there; to bring it back: "
                 f"cudadent42 remote attach {begun.job}; to end it: cudadent42 remote stop --all"
             )
             raise

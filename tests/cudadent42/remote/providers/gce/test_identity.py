@@ -122,7 +122,7 @@ def test_a_run_leaves_their_machine_running(lab: Lab) -> None:
     lab.cloud.starts_again(after=LATER)
     lab.output.rename(lab.output.parent / "first")
     lab.run(lab.remote("stop"))
-    assert "ran before this, so it is left running" in lab.text
+    assert "was running before this run, so it is left running" in lab.text
     assert lab.cloud.status() == "RUNNING"
     assert lab.outcomes == [StartOutcome.STOPPED]
 

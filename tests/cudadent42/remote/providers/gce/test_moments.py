@@ -95,7 +95,7 @@ def test_one_that_somebody_started_while_it_was_asked_about_is_theirs(lab: Lab) 
     terms = Terms(consent=Consent(ask=somebody_is_faster))
     runs.attach(begun, True, lab.said.append, lab.log.extend, terms)
     assert record.find(begun.job).fetched
-    assert "ran before this, so it is left running" in lab.text
+    assert "was running before this run, so it is left running" in lab.text
     assert lab.cloud.status() == "RUNNING"
     assert len(lab.cloud.calls("compute", "instances", "start")) == 1  # the run's own
     assert lab.outcomes == [StartOutcome.STOPPED]

@@ -96,8 +96,8 @@ def test_one_that_ran_before_is_left_running(lab: Lab) -> None:
     lab.run(lab.remote("stop"))
     assert lab.cloud.status() == "RUNNING"
     assert (
-        "ran before this, so it is left running; end it with: gcloud compute instances stop bench" in lab.text
-    )
+        "was running before this run, so it is left running; end it with: gcloud compute instances stop bench"
+    ) in lab.text
     assert lab.outcomes == []
 
 
@@ -108,7 +108,7 @@ def test_one_that_somebody_started_meanwhile_is_left_running(lab: Lab) -> None:
     lab.cloud.add(status="RUNNING")
     runs.run(prepared, "cpu", ARGUMENTS, lab.output, lab.said.append, lab.log.extend)
     assert lab.cloud.status() == "RUNNING"
-    assert "ran before this, so it is left running" in lab.text
+    assert "was running before this run, so it is left running" in lab.text
     assert lab.outcomes == []
 
 
@@ -246,7 +246,7 @@ def test_one_with_a_run_that_was_not_brought_back_is_left_alone(lab: Lab) -> Non
     jobs.stop(lease.resume(waiting.cloud, hosts.get(waiting.remote)).workspace, waiting.job)
     lab.run(lab.fresh())
     assert lab.cloud.names() == [first]
-    assert f"gce://{first} is left to {waiting.job}, which was not brought back yet" in lab.said
+    assert f"gce://{first} is kept for {waiting.job}, which is not brought back yet" in lab.said
 
 
 @pytest.mark.parametrize("error", [gcloud.CutOffError(), CloudError(Failure.TIMED_OUT, "")])
