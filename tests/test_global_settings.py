@@ -194,14 +194,14 @@ def test_every_setter_is_tried() -> None:
     assert {name for name in vars(deterministic._Deterministic) if name[0] != "_"} == {
         "fill_uninitialized_memory"
     }
-    known = {
+    expected_setters = {
         # A form of flags as a context manager; that of nnpack concerns convolutions.
         "set_flags",
         "set_fastpath_enabled",
     }
     for name, module in vars(torch.backends).items():
         if isinstance(module, types.ModuleType):
-            assert setters(module) - known == set(), name
+            assert setters(module) - expected_setters == set(), name
 
 
 @dataclass(frozen=True)

@@ -90,8 +90,8 @@ def switched_off(listing: bytes) -> tuple[tuple[str, str], ...]:
 def _parse(listing: bytes) -> list[_Setting]:
     """Scopes and settings alternate, each with a zero byte behind it; a key and its value have a line between them."""
     fields = listing.split(b"\0")
-    found = []
+    settings = []
     for scope, setting in zip(fields[0::2], fields[1::2], strict=False):
         key, _, value = setting.partition(b"\n")
-        found.append(_Setting(scope, os.fsdecode(key), os.fsdecode(value)))
-    return found
+        settings.append(_Setting(scope, os.fsdecode(key), os.fsdecode(value)))
+    return settings

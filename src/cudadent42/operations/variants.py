@@ -81,10 +81,10 @@ class Variants:
 
     def _parse(self, name: str, text: str) -> Variant:
         kernel, *assignments = text.split(",")
-        known = (*self.configurations, *_instruction_sets())
-        if kernel not in known:
+        names = (*self.configurations, *_instruction_sets())
+        if kernel not in names:
             raise UsageError(
-                f"{name!r}: there is no variant {kernel!r}{did_you_mean(kernel, known)}. {self.words()}"
+                f"{name!r}: there is no variant {kernel!r}{did_you_mean(kernel, names)}. {self.words()}"
             )
         if assignments and kernel not in self.configurations:
             raise UsageError(
@@ -106,15 +106,15 @@ class Variants:
 def settable(configuration: type) -> dict[str, type]:
     """Type by name of the fields that can be set, those of its parts behind the part's name and a dot."""
     hints = get_type_hints(configuration)
-    found: dict[str, type] = {}
+    types: dict[str, type] = {}
     for field in fields(configuration):
         kind = hints[field.name]
         if is_dataclass(kind):
             assert isinstance(kind, type)
-            found |= {f"{field.name}.{inner}": each for inner, each in settable(kind).items()}
+            types |= {f"{field.name}.{inner}": each for inner, each in settable(kind).items()}
         elif field.name != _NOT_SET:
-            found[field.name] = kind
-    return found
+            types[field.name] = kind
+    return types
 
 
 def _value(name: str, field: str, text: str, kind: type) -> object:

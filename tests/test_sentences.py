@@ -1,0 +1,71 @@
+"""Sentences can be read in one breath: none of the documentation or of a help text has more than 40 words."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MOST_WORDS = 40
+NOTEBOOKS = ROOT / "docs" / "kernels" / "notebooks"
+PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")})
+HELP = sorted((Path(__file__).parent / "snapshots" / "help").glob("*.txt"))
+
+CODE = re.compile(r"```.*?```|<!--.*?-->", re.DOTALL)
+PARAGRAPH = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.)\s)|\n(?=#)")
+SENTENCE = re.compile(r"(?<=[.!?])[\"”)*_]*\s+(?=[A-Z0-9\"“(*_`\[])")
+
+
+def sentences(page: str) -> list[str]:
+    """Sentences of a Markdown page outside of headings, tables and code; what is between backticks is one word."""
+    text = CODE.sub("\n\n", page)
+    text = "\n".join("" if line.lstrip().startswith("|") else line for line in text.splitlines())
+    parts: list[str] = []
+    for paragraph in PARAGRAPH.split(text):
+        words = " ".join(paragraph.split())
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", words)
+        words = re.sub(r"`[^`]*`", "`code`", words)
+        if not words.startswith("#"):
+            parts += SENTENCE.split(words)
+    return parts
+
+
+def too_long(page: str) -> list[str]:
+    return [
+        sentence
+        for sentence in sentences(page)
+        if sum(bool(re.search(r"\w", word)) for word in sentence.split()) > MOST_WORDS
+    ]
+
+
+@pytest.mark.parametrize(
+    ("page", "count"),
+    [
+        ("word " * 40, 0),
+        ("word " * 41, 1),
+        ("Word " * 30 + "end. " + "Word " * 30, 0),
+        ("* " + "word " * 30 + "\n* " + "word " * 30, 0),
+        ("`" + "word " * 60 + "`", 0),
+        ("```\n" + "word " * 60 + "\n```", 0),
+        ("| " + "word " * 60 + " |", 0),
+        ("[" + "word " * 41 + "](page.md)", 1),
+        ("word " * 30 + "\n" + "word " * 30, 1),
+    ],
+)
+def test_the_words_of_a_sentence_are_counted(page: str, count: int) -> None:
+    assert len(too_long(page)) == count
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_sentence_of_the_documentation_is_too_long(page: Path) -> None:
+    if NOTEBOOKS in page.parents:
+        pytest.skip("a notebook of variants is a log")
+    long = too_long(page.read_text(encoding="utf-8"))
+    assert not long, f"more than {MOST_WORDS} words; make two sentences:\n" + "\n".join(long)
+
+
+@pytest.mark.parametrize("file", HELP, ids=lambda file: file.stem)
+def test_no_sentence_of_a_help_text_is_too_long(file: Path) -> None:
+    entries = re.split(r"\n(?=\s*(?:-|[\w-]+\s{2}))|\n\n", file.read_text(encoding="utf-8"))
+    long = [sentence for entry in entries for sentence in too_long(entry)]
+    assert not long, f"more than {MOST_WORDS} words; make two sentences:\n" + "\n".join(long)
