@@ -36,11 +36,11 @@ from provenance import provenance
 from cudadent42.base.observer import Quiet
 from cudadent42.decisions.compare import compare
 from cudadent42.flows import pipeline
-from cudadent42.flows.pipeline import Prepared, Request
+from cudadent42.flows.pipeline import Prepared
 from cudadent42.model.events import Event
 from cudadent42.model.records import MachineReport, Plan, Results, TimerKind, VerifyReport
 from cudadent42.operations.attention.case import AttentionCase
-from cudadent42.plan import Choices
+from cudadent42.plan import Choices, RunOptions
 from cudadent42.timing.contention import probe
 from cudadent42.worker.parent import Worker, run_stage
 
@@ -148,7 +148,7 @@ def competitors(load: int) -> Iterator[None]:
 
 def batch(kind: Kind, load: int, count: int) -> Iterator[dict[str, Any]]:
     blocks = TRUTH_BLOCKS if kind.name == "truth" else BLOCKS
-    request = Request(Choices(timer=kind.timer), "cpu", None, ())
+    request = RunOptions(choices=Choices(timer=kind.timer), device="cpu")
     with Worker() as one_thread, Worker() as all_threads:
         for _ in range(count):
             began = time.monotonic()

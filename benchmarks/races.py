@@ -28,9 +28,9 @@ from provenance import provenance
 
 from cudadent42.base.observer import Quiet
 from cudadent42.flows import pipeline
-from cudadent42.flows.race import DEFAULT_CHOICES, RaceRequest, ignore_folder, pipeline_request
+from cudadent42.flows.race import DEFAULT_CHOICES, RaceOptions, as_run, ignore_folder
 from cudadent42.flows.race.bisect import bisect as run_bisect
-from cudadent42.plan import Choices
+from cudadent42.plan import Choices, RunOptions
 from cudadent42.stages import gates
 from cudadent42.versions.sources import export
 
@@ -130,15 +130,14 @@ def races(
     choices: Choices = DEFAULT_CHOICES,
 ) -> Iterator[dict[str, object]]:
     """Races of the same two versions; the machine is looked at once. The run folder of the first is kept."""
-    request = RaceRequest(
+    options = RunOptions(
         choices=choices,
         device="cpu",
         command=("cudadent42", "compare", parent, child),
-        repository=repository,
         ignore_preflight=True,
         with_report=False,
     )
-    run = pipeline_request((export(parent, repository), export(child, repository)), request)
+    run = as_run((export(parent, repository), export(child, repository)), options)
     prepared = pipeline.prepare(run, Quiet())
     for _ in range(count):
         first = not kept.exists()
@@ -178,16 +177,16 @@ def bisect(chosen: argparse.Namespace, scratch: Path) -> Iterator[dict[str, obje
             folder = folder if number == 0 and not folder.exists() else scratch / "bisect"
             shutil.rmtree(scratch / "bisect", ignore_errors=True)
             began = time.monotonic()
-            request = RaceRequest(
+            options = RunOptions(
                 choices=replace(DEFAULT_CHOICES, cases=("prompt",)),
                 device="cpu",
                 output=folder,
                 command=("cudadent42", "bisect"),
-                repository=repository,
                 gate=gates.load("default"),
                 ignore_preflight=True,
             )
-            outcome = run_bisect(commits[0], commits[-1], request, Quiet())
+            raced = RaceOptions(run=options, repository=repository)
+            outcome = run_bisect(commits[0], commits[-1], raced, Quiet())
             yield {
                 "seconds": round(time.monotonic() - began, 1),
                 "load": os.getloadavg()[0],

@@ -249,13 +249,13 @@ def test_a_run_on_a_machine_at_hand_does_not_wait_for_pytorch() -> None:
 import sys
 from cudadent42.commands.elsewhere import Asked, check
 from cudadent42.commands.machines import agreed_terms
-from cudadent42.plan import Choices
+from cudadent42.plan import Choices, RunOptions
 from cudadent42.remote.core.address import parse
 from cudadent42.remote.core.hosts import Remote
 
-asked = Asked("there", Choices(suite="small"), "cpu", None, None, (), False, None, False)
+asked = Asked(on="there", run=RunOptions(choices=Choices(suite="small"), device="cpu"))
 check(asked)
-agreed_terms(Remote("there", parse("ssh://there")), asked.choices, "cpu", None, None, False, False)
+agreed_terms(Remote("there", parse("ssh://there")), asked.run.choices, "cpu", None, None, False, False)
 print(sorted({"torch", "scipy", "sqlalchemy"} & sys.modules.keys()))
 """
     environment = os.environ | {"PYTHONPATH": str(SOURCE)}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TypeVar
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.toml import did_you_mean
+from cudadent42.decisions.gates import GateFile
 from cudadent42.decisions.margin import default_margin
 from cudadent42.model.cases import Case
 from cudadent42.model.implementations import Implementation, is_kernel_file, is_plug_in, named, plug_in_file
@@ -35,6 +37,26 @@ class Choices:
     cache: CacheState | None = None
     precision: float | None = None
     budget_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """All that is asked of a run, here or on another machine. Made once, from the command line, and handed on whole."""
+
+    choices: Choices = Choices()
+    device: str = "auto"
+    """``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
+    ignore_preflight: bool = False
+    versions: Mapping[str, Version] = field(default_factory=dict)
+    """Raced in the place of the suite's implementations, the first as the baseline."""
+    gate: GateFile | None = None
+    """What the run is held against when it is over."""
+    output: Path | None = None
+    """Folder of the run; None for one under ``runs/``."""
+    save_samples: bool = True
+    with_report: bool = True
+    command: tuple[str, ...] = ()
+    """The command line that asked for it, for the manifest."""
 
 
 PRECISION_GROWTH = 16

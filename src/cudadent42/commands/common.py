@@ -15,46 +15,58 @@ import typer
 from cudadent42.base.errors import ExitCode
 from cudadent42.base.shown import message, plain, unfiltered
 from cudadent42.commands import trace
-from cudadent42.model.records import CacheState, TimerKind
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from cudadent42.base.observer import Observer
-    from cudadent42.plan import Choices
+    from cudadent42.commands.options import How, Kept, What, Where
+    from cudadent42.decisions.gates import GateFile
+    from cudadent42.plan import Choices, RunOptions
 
 JSON_SCHEMA_VERSION = 1
 """Of what ``--json`` prints."""
 
 
-def choices_of(
-    suite: str,
-    dtype: list[str] | None,
-    case: list[str] | None,
-    implementations: list[str] | None,
-    repeats: int | None,
-    warmup: int | None,
-    seed: int,
-    timer: TimerKind | None,
-    cache: CacheState | None,
-    precision: str | None = None,
-    budget_s: float | None = None,
-) -> Choices:
+def choices_of(what: What, how: How) -> Choices:
+    """Raises UsageError."""
     from cudadent42.plan import Choices
 
     return Choices(
-        suite=suite,
-        dtypes=split(dtype),
-        cases=split(case),
-        implementations=split(implementations),
-        repeats=repeats,
-        warmup=warmup,
-        seed=seed,
-        timer=timer,
-        cache=cache,
-        precision=None if precision is None else share(precision, "--precision"),
-        budget_s=budget_s,
+        suite=what.suite,
+        dtypes=split(what.dtype),
+        cases=split(what.case),
+        implementations=split(what.implementations),
+        repeats=how.repeats,
+        warmup=how.warmup,
+        seed=how.seed,
+        timer=how.timer,
+        cache=how.l2,
+        precision=None if how.precision is None else share(how.precision, "--precision"),
+        budget_s=how.budget,
     )
+
+
+def run_options(choices: Choices, where: Where, kept: Kept, *, with_report: bool = True) -> RunOptions:
+    """What a command asks of a run. Raises UsageError where its gates are not understood."""
+    from cudadent42.plan import RunOptions
+
+    return RunOptions(
+        choices=choices,
+        device=where.device,
+        ignore_preflight=where.ignore_preflight,
+        gate=None if kept.gate is None else _gates(kept.gate),
+        output=kept.output_dir,
+        save_samples=kept.save_csv,
+        with_report=with_report,
+        command=command_line(),
+    )
+
+
+def _gates(name: str) -> GateFile:
+    from cudadent42.stages import gates  # NumPy, for which a run that is not judged does not wait
+
+    return gates.load(name)
 
 
 def share(text: str, option: str) -> float:

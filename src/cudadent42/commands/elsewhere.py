@@ -15,60 +15,38 @@ from cudadent42.commands.common import say
 
 if TYPE_CHECKING:
     from cudadent42.base.errors import LabError
-    from cudadent42.plan import Choices
+    from cudadent42.plan import RunOptions
     from cudadent42.remote.core.run import Returned
-    from cudadent42.stages.gates import GateFile
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Asked:
     """``run --on``, as it was asked for."""
 
     on: str
     """A remote's name, or ``sky://FILE``."""
-    choices: Choices
-    device: str
-    output: Path | None
-    """None for a new folder."""
-    gate: str | None
-    """Judged here."""
-    flags: tuple[str, ...]
-    """Further options of ``run``, passed on as they are."""
-    as_json: bool
-    max_cost: float | None
+    run: RunOptions
+    """Its output is here, and its gate is judged here."""
+    max_cost: float | None = None
     """US dollars; None for no limit."""
-    yes: bool
+    yes: bool = False
     """Agree to what it costs, if that is more."""
+    verbose: bool = False
+    as_json: bool = False
 
 
-@dataclass(frozen=True)
-class Checked:
-    gate: GateFile | None
-    arguments: tuple[str, ...]
-    """Of ``cudadent42 run`` there."""
-
-
-def check(asked: Asked) -> Checked:
-    """What can be checked of any run without its machine. Raises LabError."""
+def check(asked: Asked) -> tuple[str, ...]:
+    """Check what needs no machine; the arguments of ``cudadent42 run`` there. Raises LabError."""
     from cudadent42.remote.core.arguments import forwarded
     from cudadent42.remote.core.checks import check_plan
     from cudadent42.remote.core.tree import project_root
     from cudadent42.runs.run_folder import check_output
 
-    gate = _gate(asked.gate) if asked.gate else None
-    check_plan(asked.choices, asked.device)
-    arguments = forwarded(asked.choices, project_root(), Path.cwd())
-    if asked.output is not None:
-        check_output(asked.output)
-    return Checked(gate, (*arguments, f"--device={asked.device}", *asked.flags))
-
-
-def _gate(name: str) -> GateFile:
-    from cudadent42.stages import (
-        gates,  # NumPy and statistics, for which a run that is not judged does not wait
-    )
-
-    return gates.load(name)
+    check_plan(asked.run.choices, asked.run.device)
+    arguments = forwarded(asked.run, project_root(), Path.cwd(), verbose=asked.verbose, as_json=asked.as_json)
+    if asked.run.output is not None:
+        check_output(asked.run.output)
+    return arguments
 
 
 def folder_of(asked: Asked) -> Path:
@@ -76,7 +54,7 @@ def folder_of(asked: Asked) -> Path:
     from cudadent42.runs.run_folder import create_default_folder
     from cudadent42.runs.source import revision
 
-    return asked.output or create_default_folder(asked.choices.suite, revision())
+    return asked.run.output or create_default_folder(asked.run.choices.suite, revision())
 
 
 def watched(output: str, action: Callable[[], Returned]) -> Returned:
@@ -96,12 +74,12 @@ def watched(output: str, action: Callable[[], Returned]) -> Returned:
         raise
 
 
-def conclude(asked: Asked, checked: Checked, returned: Returned, trouble: LabError | None) -> NoReturn:
+def conclude(asked: Asked, returned: Returned, trouble: LabError | None) -> NoReturn:
     """Hold what came back against the gates, print it, and end with its exit code."""
-    if checked.gate is not None and returned.exit_code == ExitCode.PASS:
+    if asked.run.gate is not None and returned.exit_code == ExitCode.PASS:
         from cudadent42.stages import gates
 
-        judged = gates.judge(checked.gate, returned.folder)
+        judged = gates.judge(asked.run.gate, returned.folder)
         for line in gates.report_lines(judged):
             say(line)
         returned = replace(returned, exit_code=judged.exit_code)

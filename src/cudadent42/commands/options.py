@@ -1,7 +1,8 @@
-"""The options that commands share, each defined once."""
+"""The options that commands share, each defined once, and the groups of them that go together."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -201,3 +202,60 @@ BudgetOption = Annotated[
         help="The time for measuring. No block begins after it.",
     ),
 ]
+
+
+@dataclass(frozen=True)
+class What:
+    """What is measured."""
+
+    suite: SuiteOption = "default"
+    dtype: DTypeOption = None
+    case: CaseOption = None
+    implementations: ImplementationsOption = None
+
+
+@dataclass(frozen=True)
+class How:
+    """How it is measured."""
+
+    repeats: RepeatsOption = None
+    warmup: WarmupOption = None
+    precision: PrecisionOption = None
+    budget: BudgetOption = None
+    seed: SeedOption = 0
+    timer: TimerOption = None
+    l2: CacheStateOption = None
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where it runs."""
+
+    device: DeviceOption = "auto"
+    ignore_preflight: IgnoreOption = False
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """On which other machine it runs, and at what cost."""
+
+    on: OnOption = None
+    max_cost: MaxCostOption = None
+    yes: YesOption = False
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is decided and kept."""
+
+    gate: GateOption = None
+    output_dir: OutputOption = None
+    save_csv: SaveOption = True
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What is printed, and how."""
+
+    verbose: VerboseOption = False
+    as_json: JsonOption = False

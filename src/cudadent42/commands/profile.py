@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cudadent42.commands.common import choices_of, command_line, console_for, print_json, print_line
+from cudadent42.commands.common import choices_of, console_for, print_json, print_line, run_options
+from cudadent42.commands.grouped import grouped
 from cudadent42.commands.options import (
     CacheStateOption,
-    DeviceOption,
-    IgnoreOption,
-    JsonOption,
+    How,
+    Kept,
     OutputOption,
     SeedOption,
+    Shown,
     SuiteOption,
-    VerboseOption,
+    What,
+    Where,
 )
 
 if TYPE_CHECKING:
@@ -34,7 +36,9 @@ CountersOption = Annotated[
 ]
 
 
+@grouped
 def profile(
+    *,
     case: Annotated[str, typer.Argument(metavar="CASE", help="A case of the suite, as name or name/dtype.")],
     suite: SuiteOption = "default",
     implementation: Annotated[
@@ -59,39 +63,36 @@ def profile(
         ),
     ] = "",
     seed: SeedOption = 0,
-    device: DeviceOption = "auto",
+    where: Where,
     l2: CacheStateOption = None,
     output_dir: OutputOption = None,
-    ignore_preflight: IgnoreOption = False,
-    verbose: VerboseOption = False,
-    as_json: JsonOption = False,
+    shown: Shown,
 ) -> None:
     """Profile one case and name what holds it back.
 
     Writes a run folder with the profile, Nsight Compute's report, the diagnosis and a report.
     """
     from cudadent42.base.progress import observer
-    from cudadent42.flows.profile import Request, run
+    from cudadent42.flows.profile import ProfileOptions, run
     from cudadent42.model.implementations import OURS
 
-    request = Request(
-        choices=choices_of(suite, None, [case], [implementation, OURS], None, None, seed, None, l2),
+    what = What(suite=suite, case=[case], implementations=[implementation, OURS])
+    options = ProfileOptions(
+        run=run_options(choices_of(what, How(seed=seed, l2=l2)), where, Kept(output_dir=output_dir)),
         implementation=implementation,
-        device=device,
-        output=output_dir,
-        command=command_line(),
         full=full,
         counters=counters,
         ablate=ablate,
         kernel=kernel,
-        ignore_preflight=ignore_preflight,
     )
-    with observer(console_for(stderr=True), verbose) as watcher:
-        outcome = run(request, watcher)
-    _show(outcome.diagnosis, outcome.folder, verbose, as_json)
+    with observer(console_for(stderr=True), shown.verbose) as watcher:
+        outcome = run(options, watcher)
+    _show(outcome.diagnosis, outcome.folder, shown)
 
 
+@grouped
 def doctor(
+    *,
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     case: Annotated[
         str, typer.Option("--case", metavar="NAME", help="The case that is looked at. Default: the slowest.")
@@ -122,8 +123,7 @@ def doctor(
             help="Profile where this is the machine of the run. This is the default.",
         ),
     ] = True,
-    verbose: VerboseOption = False,
-    as_json: JsonOption = False,
+    shown: Shown,
 ) -> None:
     """Find what holds a run's slowest case back and what to try next.
 
@@ -137,7 +137,7 @@ def doctor(
     earlier = (
         load(before) if before is not None else None
     )  # found wrong now rather than after the measurement
-    with observer(console_for(stderr=True), verbose) as watcher:
+    with observer(console_for(stderr=True), shown.verbose) as watcher:
         watcher.stage("profile")
         diagnosis = examine(
             folder,
@@ -151,19 +151,17 @@ def doctor(
         watcher.stage("report")
         differences = changes(earlier, load(folder)) if earlier is not None else ()
         reports.write(folder, before=before)
-    _show(diagnosis, folder, verbose, as_json, differences)
+    _show(diagnosis, folder, shown, differences)
 
 
-def _show(
-    diagnosis: Diagnosis, folder: Path, verbose: bool, as_json: bool, changes: tuple[str, ...] = ()
-) -> None:
+def _show(diagnosis: Diagnosis, folder: Path, shown: Shown, changes: tuple[str, ...] = ()) -> None:
     from cudadent42.profiles import text
 
-    if as_json:
+    if shown.as_json:
         print_json({"folder": folder, "diagnosis": diagnosis, "changes": changes})
         return
     console = console_for()
-    for line in text.lines(diagnosis, verbose):
+    for line in text.lines(diagnosis, shown.verbose):
         print_line(console, line)
     for line in changes:
         print_line(console, line)

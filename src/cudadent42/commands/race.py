@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cudadent42.commands.common import choices_of, command_line, console_for, encoded, print_json
-from cudadent42.commands.help import KEPT, WHAT
-from cudadent42.commands.options import (
-    BudgetOption,
-    CacheStateOption,
-    CaseOption,
-    DeviceOption,
-    DTypeOption,
-    GateOption,
-    IgnoreOption,
-    JsonOption,
-    OutputOption,
-    PrecisionOption,
-    RepeatsOption,
-    SaveOption,
-    SeedOption,
-    TimerOption,
-    VerboseOption,
-    WarmupOption,
+from cudadent42.commands.common import (
+    choices_of,
+    console_for,
+    encoded,
+    print_json,
+    run_options,
 )
+from cudadent42.commands.grouped import grouped
+from cudadent42.commands.help import KEPT, WHAT
+from cudadent42.commands.options import CaseOption, DTypeOption, How, Kept, Shown, What, Where
 from cudadent42.commands.run import carry_out
 
 if TYPE_CHECKING:
+    from cudadent42.flows.race import RaceOptions
     from cudadent42.flows.race.bisect import BisectResult
-    from cudadent42.plan import Choices
 
 RaceSuiteOption = Annotated[
     str,
@@ -63,80 +54,62 @@ EntryOption = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class Raced:
+    """What is raced: two versions of one thing."""
+
+    suite: RaceSuiteOption = "race"
+    dtype: DTypeOption = None
+    case: CaseOption = None
+    implementation: EntryOption = ""
+    repository: RepositoryOption = None
+
+
+@grouped
 def compare(
+    *,
     rev_a: Annotated[
         str, typer.Argument(metavar="REV_A", help="The parent: a git revision, WORKTREE, or ./folder.")
     ],
     rev_b: Annotated[
         str, typer.Argument(metavar="REV_B", help="The child: a git revision, WORKTREE, or ./folder.")
     ],
-    suite: RaceSuiteOption = "race",
-    dtype: DTypeOption = None,
-    case: CaseOption = None,
-    implementation: EntryOption = "",
-    repository: RepositoryOption = None,
-    gate: GateOption = None,
-    repeats: RepeatsOption = None,
-    warmup: WarmupOption = None,
-    precision: PrecisionOption = None,
-    budget: BudgetOption = None,
-    seed: SeedOption = 0,
-    device: DeviceOption = "auto",
-    timer: TimerOption = None,
-    l2: CacheStateOption = None,
-    output_dir: OutputOption = None,
-    save_csv: SaveOption = True,
+    raced: Raced,
+    how: How,
+    where: Where,
+    kept: Kept,
     with_report: Annotated[
         bool,
         typer.Option(
             "--report/--no-report", rich_help_panel=KEPT, help="Write report.html. This is the default."
         ),
     ] = True,
-    ignore_preflight: IgnoreOption = False,
-    verbose: VerboseOption = False,
-    as_json: JsonOption = False,
+    shown: Shown,
 ) -> None:
     """Race two versions of a kernel in one process.
 
     Both are built and verified, then timed in paired blocks. Above 1×, REV_B is faster.
     """
     from cudadent42.flows import race
-    from cudadent42.stages import gates
 
-    request = race.RaceRequest(
-        choices=race_choices(
-            choices_of(suite, dtype, case, None, repeats, warmup, seed, timer, l2, precision, budget)
-        ),
-        device=device,
-        output=output_dir,
-        command=command_line(),
-        repository=repository,
-        entry=implementation,
-        gate=gates.load(gate) if gate else None,
-        save_samples=save_csv,
-        ignore_preflight=ignore_preflight,
-        with_report=with_report,
+    options = _race_options(raced, how, where, kept, with_report)
+    carry_out(partial(race.race, rev_a, rev_b, options), shown, with_report)
+
+
+def _race_options(raced: Raced, how: How, where: Where, kept: Kept, with_report: bool = True) -> RaceOptions:
+    from cudadent42.flows.race import RaceOptions, with_defaults
+
+    choices = choices_of(What(suite=raced.suite, dtype=raced.dtype, case=raced.case), how)
+    return RaceOptions(
+        run=run_options(with_defaults(choices), where, kept, with_report=with_report),
+        repository=raced.repository,
+        entry=raced.implementation,
     )
-    carry_out(partial(race.race, rev_a, rev_b, request), verbose, as_json, with_report)
 
 
-def race_choices(choices: Choices) -> Choices:
-    """With the precision and the time of a race where the command line leaves them open.
-
-    Whoever gives a number of blocks, and no precision, wants that number.
-    """
-    from dataclasses import replace
-
-    from cudadent42.flows.race import DEFAULT_CHOICES
-
-    if choices.precision is None and choices.repeats is None:
-        choices = replace(choices, precision=DEFAULT_CHOICES.precision)
-    if choices.budget_s is None:
-        choices = replace(choices, budget_s=DEFAULT_CHOICES.budget_s)
-    return choices
-
-
+@grouped
 def bisect(
+    *,
     good: Annotated[str, typer.Option("--good", metavar="REV", help="A commit at which it was fast.")],
     bad: Annotated[str, typer.Option("--bad", metavar="REV", help="A later commit at which it was slow.")],
     gate: Annotated[
@@ -148,19 +121,9 @@ def bisect(
             help="The gates that a commit must pass in a race against --good.",
         ),
     ] = "default",
-    suite: RaceSuiteOption = "race",
-    dtype: DTypeOption = None,
-    case: CaseOption = None,
-    implementation: EntryOption = "",
-    repository: RepositoryOption = None,
-    repeats: RepeatsOption = None,
-    warmup: WarmupOption = None,
-    precision: PrecisionOption = None,
-    budget: BudgetOption = None,
-    seed: SeedOption = 0,
-    device: DeviceOption = "auto",
-    timer: TimerOption = None,
-    l2: CacheStateOption = None,
+    raced: Raced,
+    how: How,
+    where: Where,
     output_dir: Annotated[
         Path | None,
         typer.Option(
@@ -170,34 +133,19 @@ def bisect(
             help="The folder of the bisection. Where it exists, that bisection goes on. Default: bisects/<good>-<bad>.",
         ),
     ] = None,
-    ignore_preflight: IgnoreOption = False,
-    verbose: VerboseOption = False,
-    as_json: JsonOption = False,
+    shown: Shown,
 ) -> None:
     """Find the commit that made it slower.
 
     git chooses the commits; each is raced against the good one. What cannot be built or decided is skipped.
     """
     from cudadent42.base.progress import observer
-    from cudadent42.flows import race
     from cudadent42.flows.race.bisect import bisect as search
-    from cudadent42.stages import gates
 
-    request = race.RaceRequest(
-        choices=race_choices(
-            choices_of(suite, dtype, case, None, repeats, warmup, seed, timer, l2, precision, budget)
-        ),
-        device=device,
-        output=output_dir,
-        command=command_line(),
-        repository=repository,
-        entry=implementation,
-        gate=gates.load(gate),
-        ignore_preflight=ignore_preflight,
-    )
-    with observer(console_for(stderr=True), verbose) as watcher:
-        result = search(good, bad, request, watcher)
-    if as_json:
+    options = _race_options(raced, how, where, Kept(gate=gate, output_dir=output_dir))
+    with observer(console_for(stderr=True), shown.verbose) as watcher:
+        result = search(good, bad, options, watcher)
+    if shown.as_json:
         print_json({"outcome": result.ending, **encoded(result)})
     else:
         _print_bisection(result)

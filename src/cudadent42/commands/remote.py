@@ -114,7 +114,17 @@ def add(
     if (address is None) == (spec is None):
         fail("expected an address, or a specification with --spec FILE", ExitCode.USAGE)
     target = of_file(spec) if spec is not None else parse(address or "")
-    remote = make(name, target, folder, python, after, rate, reach, results, unguarded_start)
+    remote = make(
+        name,
+        target,
+        folder=folder,
+        python=python,
+        after=after,
+        rate=rate,
+        reach=reach,
+        results=results,
+        unguarded_start=unguarded_start,
+    )
     if remote.rate:
         rates.load().get(remote.rate)
     _warn_of_waiting(remote)
@@ -315,16 +325,16 @@ def run_there(asked: Asked) -> NoReturn:
     from cudadent42.remote.core.hosts import get
 
     remote = get(asked.on)
-    checked = check(asked)
+    arguments = check(asked)
     at_hand = isinstance(remote.address, SshAddress)
     begin = _on_machine_at_hand if at_hand else _on_cloud_machine
 
     def agreed(prepared: Prepared | None, has_gpu: bool) -> Terms:
-        on = "cuda:0" if has_gpu and asked.device != "cpu" else "cpu"
-        return agreed_terms(remote, asked.choices, on, prepared, asked.max_cost, asked.yes, asked.as_json)
+        on = "cuda:0" if has_gpu and asked.run.device != "cpu" else "cpu"
+        return agreed_terms(remote, asked.run.choices, on, prepared, asked.max_cost, asked.yes, asked.as_json)
 
-    returned, trouble = begin(remote, asked, checked.arguments, agreed)
-    conclude(asked, checked, returned, trouble)
+    returned, trouble = begin(remote, asked, arguments, agreed)
+    conclude(asked, returned, trouble)
 
 
 def _on_machine_at_hand(
@@ -338,12 +348,12 @@ def _on_machine_at_hand(
     workspace = workspace_of(remote)
     architectures = persistently(lambda: far.architectures(workspace), say)
     terms = agreed(None, bool(architectures))
-    if asked.device != "cpu":
-        check_kernels(asked.choices, architectures, say)
+    if asked.run.device != "cpu":
+        check_kernels(asked.run.choices, architectures, say)
     protect(workspace, None, terms, say)
     output = folder_of(asked)
     returned = watched(
-        str(output.absolute()), lambda: run_on(workspace, asked.device, arguments, output, say, _log())
+        str(output.absolute()), lambda: run_on(workspace, asked.run.device, arguments, output, say, _log())
     )
     release(workspace, None, say)
     return returned, None
@@ -358,11 +368,11 @@ def _on_cloud_machine(
     from cudadent42.remote.providers.gce.checks import prepare
 
     read_tree(project_root())  # that it can be sent
-    prepared = prepare(remote, asked.device)
-    if asked.device != "cpu":
-        check_kernels(asked.choices, prepared.architectures, say)
+    prepared = prepare(remote, asked.run.device)
+    if asked.run.device != "cpu":
+        check_kernels(asked.run.choices, prepared.architectures, say)
     terms = agreed(prepared, bool(prepared.accelerator))
-    ended = runs.run(prepared, asked.device, arguments, folder_of(asked), say, _log(), terms)
+    ended = runs.run(prepared, asked.run.device, arguments, folder_of(asked), say, _log(), terms)
     return ended.returned, ended.trouble
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
@@ -14,170 +13,69 @@ from cudadent42.base.errors import ExitCode
 from cudadent42.commands import trace
 from cudadent42.commands.common import (
     choices_of,
-    command_line,
     console_for,
     fail,
     print_json,
     print_line,
+    run_options,
     watching,
 )
 from cudadent42.commands.gate import gates_document, print_gates
-from cudadent42.commands.options import (
-    BudgetOption,
-    CacheStateOption,
-    CaseOption,
-    DeviceOption,
-    DTypeOption,
-    GateOption,
-    IgnoreOption,
-    ImplementationsOption,
-    JsonOption,
-    MaxCostOption,
-    OnOption,
-    OutputOption,
-    PrecisionOption,
-    RepeatsOption,
-    SaveOption,
-    SeedOption,
-    SuiteOption,
-    TimerOption,
-    VerboseOption,
-    WarmupOption,
-    YesOption,
-)
+from cudadent42.commands.grouped import grouped
+from cudadent42.commands.options import Elsewhere, How, Kept, Shown, What, Where
 
 if TYPE_CHECKING:
     from cudadent42.base.observer import Observer
     from cudadent42.flows.pipeline import Outcome
-    from cudadent42.plan import Choices
+    from cudadent42.plan import RunOptions
     from cudadent42.runs.run_folder import RunWriter
 
 
-def run(
-    suite: SuiteOption = "default",
-    dtype: DTypeOption = None,
-    case: CaseOption = None,
-    implementations: ImplementationsOption = None,
-    repeats: RepeatsOption = None,
-    warmup: WarmupOption = None,
-    precision: PrecisionOption = None,
-    budget: BudgetOption = None,
-    seed: SeedOption = 0,
-    device: DeviceOption = "auto",
-    timer: TimerOption = None,
-    l2: CacheStateOption = None,
-    gate: GateOption = None,
-    output_dir: OutputOption = None,
-    save_csv: SaveOption = True,
-    ignore_preflight: IgnoreOption = False,
-    on: OnOption = None,
-    max_cost: MaxCostOption = None,
-    yes: YesOption = False,
-    verbose: VerboseOption = False,
-    as_json: JsonOption = False,
-) -> None:
+@grouped
+def run(what: What, how: How, where: Where, elsewhere: Elsewhere, kept: Kept, shown: Shown) -> None:
     """Do everything and write a report."""
-    choices = choices_of(
-        suite, dtype, case, implementations, repeats, warmup, seed, timer, l2, precision, budget
-    )
-    if on is not None:
+    options = run_options(choices_of(what, how), where, kept)
+    if elsewhere.on is not None:
         from cudadent42.commands.elsewhere import Asked
         from cudadent42.commands.remote import run_there
         from cudadent42.commands.sky import is_sky, run_in_sky
 
-        flags = {
-            "--no-save-csv": not save_csv,
-            "--ignore-preflight": ignore_preflight,
-            "--verbose": verbose,
-            "--json": as_json,
-        }
-        given = tuple(flag for flag, wanted in flags.items() if wanted)
-        begin = run_in_sky if is_sky(on) else run_there
-        begin(Asked(on, choices, device, output_dir, gate, given, as_json, max_cost, yes))
-    if max_cost is not None or yes:
+        begin = run_in_sky if is_sky(elsewhere.on) else run_there
+        begin(
+            Asked(
+                on=elsewhere.on,
+                run=options,
+                max_cost=elsewhere.max_cost,
+                yes=elsewhere.yes,
+                verbose=shown.verbose,
+                as_json=shown.as_json,
+            )
+        )
+    if elsewhere.max_cost is not None or elsewhere.yes:
         fail("--max-cost and --yes are about a run elsewhere; name the machine with --on", ExitCode.USAGE)
-    _run(
-        choices,
-        device,
-        gate,
-        output_dir,
-        save_csv,
-        ignore_preflight,
-        verbose,
-        as_json,
-        with_report=True,
-    )
+    _run(options, shown)
 
 
-def bench(
-    suite: SuiteOption = "default",
-    dtype: DTypeOption = None,
-    case: CaseOption = None,
-    implementations: ImplementationsOption = None,
-    repeats: RepeatsOption = None,
-    warmup: WarmupOption = None,
-    precision: PrecisionOption = None,
-    budget: BudgetOption = None,
-    seed: SeedOption = 0,
-    device: DeviceOption = "auto",
-    timer: TimerOption = None,
-    l2: CacheStateOption = None,
-    gate: GateOption = None,
-    output_dir: OutputOption = None,
-    save_csv: SaveOption = True,
-    ignore_preflight: IgnoreOption = False,
-    verbose: VerboseOption = False,
-    as_json: JsonOption = False,
-) -> None:
+@grouped
+def bench(what: What, how: How, where: Where, kept: Kept, shown: Shown) -> None:
     """Do everything but the report.
 
     Verification cannot be left out: what is wrong is not timed.
     """
-    _run(
-        choices_of(suite, dtype, case, implementations, repeats, warmup, seed, timer, l2, precision, budget),
-        device,
-        gate,
-        output_dir,
-        save_csv,
-        ignore_preflight,
-        verbose,
-        as_json,
-        with_report=False,
-    )
+    _run(run_options(choices_of(what, how), where, kept, with_report=False), shown)
 
 
-def _run(
-    choices: Choices,
-    device: str,
-    gate: str | None,
-    output: Path | None,
-    save_samples: bool,
-    ignore_preflight: bool,
-    verbose: bool,
-    as_json: bool,
-    with_report: bool,
-) -> None:
+def _run(options: RunOptions, shown: Shown) -> None:
     from cudadent42.flows import pipeline
-    from cudadent42.stages import gates
 
-    request = pipeline.Request(
-        choices,
-        device,
-        output,
-        command_line(),
-        save_samples,
-        ignore_preflight,
-        with_report,
-        gates.load(gate) if gate else None,
-    )
-    carry_out(partial(pipeline.run, request), verbose, as_json, with_report)
+    carry_out(partial(pipeline.run, options), shown, options.with_report)
 
 
 Start = Callable[["Observer", "Callable[[RunWriter], None]"], "Outcome"]
 """Begins a run, given whom to tell how it goes on, and what to call when there is a folder."""
 
 
-def carry_out(start: Start, verbose: bool, as_json: bool, with_report: bool) -> NoReturn:
+def carry_out(start: Start, shown: Shown, with_report: bool) -> NoReturn:
     """A run from its beginning to the exit code, with what it says on the way."""
     opened: list[RunWriter] = []
 
@@ -186,7 +84,7 @@ def carry_out(start: Start, verbose: bool, as_json: bool, with_report: bool) -> 
         trace.current().folders.append(folder.path)
 
     try:
-        with watching(verbose) as watcher:
+        with watching(shown.verbose) as watcher:
             outcome = start(watcher, remember)
     except BaseException:
         for folder in opened:
@@ -194,7 +92,7 @@ def carry_out(start: Start, verbose: bool, as_json: bool, with_report: bool) -> 
             if folder.sample_count:
                 print("`cudadent42 report` compares what is there", file=sys.stderr)
         raise
-    if as_json:
+    if shown.as_json:
         print_json(
             {
                 "folder": outcome.folder,
@@ -204,7 +102,7 @@ def carry_out(start: Start, verbose: bool, as_json: bool, with_report: bool) -> 
             }
         )
     else:
-        _print_outcome(outcome, verbose, with_report)
+        _print_outcome(outcome, shown.verbose, with_report)
     if not outcome.verify.passed:
         fail(
             "verification failed, so some implementations were not timed; see verify.json", outcome.exit_code

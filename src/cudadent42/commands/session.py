@@ -14,6 +14,7 @@ import typer
 from cudadent42.base.errors import ExitCode
 from cudadent42.commands import trace
 from cudadent42.commands.common import command_line, print_json, split, watching
+from cudadent42.commands.grouped import grouped
 from cudadent42.commands.help import WHAT, App
 from cudadent42.commands.options import (
     CaseOption,
@@ -22,8 +23,8 @@ from cudadent42.commands.options import (
     IgnoreOption,
     JsonOption,
     RepeatsOption,
+    Shown,
     SuiteOption,
-    VerboseOption,
 )
 
 if TYPE_CHECKING:
@@ -157,7 +158,9 @@ def status(session: SessionOption = None, as_json: JsonOption = False) -> None:
 
 
 @session_app.command()
+@grouped
 def run(
+    *,
     session: SessionOption = None,
     override: OverrideOption = "",
     revert: Annotated[
@@ -166,8 +169,7 @@ def run(
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep a change that does not pass, without asking.")
     ] = False,
-    verbose: VerboseOption = False,
-    as_json: JsonOption = False,
+    shown: Shown,
 ) -> None:
     """Do the work of the current checkpoint.
 
@@ -179,23 +181,19 @@ def run(
     if revert and keep:
         raise UsageError("--revert and --keep exclude each other; give one of them")
     choice = steps.Choice(override, revert, keep)
-    _step(session, lambda desk: steps.work(desk, choice, _ask), verbose, as_json)
+    _step(session, lambda desk: steps.work(desk, choice, _ask), shown)
 
 
 @session_app.command("next")
-def next_(
-    session: SessionOption = None,
-    override: OverrideOption = "",
-    verbose: VerboseOption = False,
-    as_json: JsonOption = False,
-) -> None:
+@grouped
+def next_(*, session: SessionOption = None, override: OverrideOption = "", shown: Shown) -> None:
     """Check the gate of the current checkpoint and go on to the next.
 
     Exit code 1 if a gate fails, 6 if the measurement cannot tell: it says which and by how much.
     """
     from cudadent42.session import steps
 
-    _step(session, lambda desk: steps.advance(desk, steps.Choice(override)), verbose, as_json)
+    _step(session, lambda desk: steps.advance(desk, steps.Choice(override)), shown)
 
 
 @session_app.command()
@@ -207,7 +205,7 @@ def note(
     """Keep a remark for the report."""
     from cudadent42.session import steps
 
-    _step(session, lambda desk: steps.note(desk, text), False, as_json)
+    _step(session, lambda desk: steps.note(desk, text), Shown(as_json=as_json))
 
 
 @session_app.command()
@@ -221,7 +219,7 @@ def abort(
     """End the session here. What was measured stays, and so does the source."""
     from cudadent42.session import steps
 
-    _step(session, lambda desk: steps.abort(desk, reason), False, as_json)
+    _step(session, lambda desk: steps.abort(desk, reason), Shown(as_json=as_json))
 
 
 @session_app.command()
@@ -255,13 +253,13 @@ def report(session: SessionOption = None, as_json: JsonOption = False) -> None:
         print(paths.html)
 
 
-def _step(wanted: str | None, step: Callable[[Desk], Step], verbose: bool, as_json: bool) -> None:
+def _step(wanted: str | None, step: Callable[[Desk], Step], shown: Shown) -> None:
     """One step of a session, from the lock to the exit code."""
     session = _find(wanted)
     trace.current().sessions.append(session.path)
-    with _entered_in_ledger(session), _desk(session, verbose) as desk:
+    with _entered_in_ledger(session), _desk(session, shown.verbose) as desk:
         done = step(desk)
-    if as_json:
+    if shown.as_json:
         print_json(
             {
                 "exit_code": done.exit_code,

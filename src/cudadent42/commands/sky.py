@@ -29,15 +29,15 @@ def run_in_sky(asked: Asked) -> NoReturn:
     from cudadent42.remote.providers.sky.spec import load
 
     spec = load(Path(asked.on.removeprefix(_SCHEME)))
-    checked = check(asked)
+    arguments = check(asked)
     find_sky()
-    if asked.device != "cpu":
-        check_kernels(asked.choices, spec.architectures, say)
+    if asked.run.device != "cpu":
+        check_kernels(asked.run.choices, spec.architectures, say)
     kept = kept_start(spec)
     spec = _within(spec, asked, starting=kept is None)
     target = folder_of(asked)
-    ended = run_on_sky(spec, asked.device, checked.arguments, target, say, showing(sys.stderr), kept)
-    conclude(asked, checked, ended.returned, ended.trouble)
+    ended = run_on_sky(spec, asked.run.device, arguments, target, say, showing(sys.stderr), kept)
+    conclude(asked, ended.returned, ended.trouble)
 
 
 def _within(spec: Spec, asked: Asked, starting: bool) -> Spec:
@@ -50,9 +50,9 @@ def _within(spec: Spec, asked: Asked, starting: bool) -> Spec:
 
     table = rates.load()
     has_gpu = "accelerators" in spec.resources or "instance_type" in spec.resources
-    on = "cuda:0" if has_gpu and asked.device != "cpu" else "cpu"
+    on = "cuda:0" if has_gpu and asked.run.device != "cpu" else "cpu"
     estimate = money.estimate(
-        make_plan(asked.choices, on, registry),
+        make_plan(asked.run.choices, on, registry),
         table.get(spec.rate),
         table,
         starting=starting,

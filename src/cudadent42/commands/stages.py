@@ -11,24 +11,25 @@ from cudadent42.base.errors import ExitCode
 from cudadent42.commands import trace
 from cudadent42.commands.common import (
     choices_of,
-    command_line,
     console_for,
     encoded,
     print_json,
     print_line,
+    run_options,
     split,
     watching,
 )
+from cudadent42.commands.grouped import grouped
 from cudadent42.commands.options import (
-    CaseOption,
     DeviceOption,
-    DTypeOption,
-    IgnoreOption,
-    ImplementationsOption,
+    How,
     JsonOption,
+    Kept,
     SeedOption,
-    SuiteOption,
+    Shown,
     VerboseOption,
+    What,
+    Where,
 )
 
 if TYPE_CHECKING:
@@ -128,17 +129,8 @@ def build(
         raise typer.Exit(ExitCode.BUILD_FAILED)
 
 
-def verify(
-    suite: SuiteOption = "default",
-    dtype: DTypeOption = None,
-    case: CaseOption = None,
-    implementations: ImplementationsOption = None,
-    seed: SeedOption = 0,
-    device: DeviceOption = "auto",
-    ignore_preflight: IgnoreOption = False,
-    verbose: VerboseOption = False,
-    as_json: JsonOption = False,
-) -> None:
+@grouped
+def verify(*, what: What, seed: SeedOption = 0, where: Where, shown: Shown) -> None:
     """Check results against float64.
 
     Every case of the suite, and adversarial inputs.
@@ -146,16 +138,15 @@ def verify(
     from cudadent42.commands import tables
     from cudadent42.flows import pipeline
 
-    choices = choices_of(suite, dtype, case, implementations, None, None, seed, None, None)
-    request = pipeline.Request(choices, device, None, command_line(), ignore_preflight=ignore_preflight)
-    with watching(verbose) as watcher:
-        report = pipeline.verify_only(request, watcher)
-    if as_json:
+    options = run_options(choices_of(what, How(seed=seed)), where, Kept())
+    with watching(shown.verbose) as watcher:
+        report = pipeline.verify_only(options, watcher)
+    if shown.as_json:
         print_json({"passed": report.passed, **encoded(report)})
     else:
         console = console_for()
-        if verbose or not report.passed:
-            console.print(tables.verify_table(report, everything=verbose))
+        if shown.verbose or not report.passed:
+            console.print(tables.verify_table(report, everything=shown.verbose))
         print_line(console, tables.verify_line(report))
     if not report.passed:
         raise typer.Exit(ExitCode.VERIFICATION_FAILED)

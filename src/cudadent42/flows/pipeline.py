@@ -5,9 +5,9 @@ preflight -> build -> verify -> bench -> compare -> ledger -> profile, where a g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cudadent42 import ledger
@@ -36,9 +36,8 @@ from cudadent42.model.records import (
     Results,
     TimerKind,
     VerifyReport,
-    Version,
 )
-from cudadent42.plan import Choices, for_versions, make_plan
+from cudadent42.plan import RunOptions, for_versions, make_plan
 from cudadent42.preflight.runner import chosen_device, gather, inspect
 from cudadent42.preflight.text import troubles
 from cudadent42.registry import get, registry
@@ -46,7 +45,7 @@ from cudadent42.runs.run_folder import RunWriter, check_output, create_default_f
 from cudadent42.runs.source import revision
 from cudadent42.stages import gates, report
 from cudadent42.stages.build import build_for
-from cudadent42.stages.gates import GateFile, GateReport
+from cudadent42.stages.gates import GateReport
 from cudadent42.timing.contention import probe
 from cudadent42.timing.limits import cpu_limits
 from cudadent42.worker.parent import LostError, Worker, measure_peaks, run_stage
@@ -57,25 +56,6 @@ WORKER_LOG = "worker.log"
 
 _LOG_LINES = 20
 """Of a compiler's output that are shown; all of it is in the manifest."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is asked of a run."""
-
-    choices: Choices
-    device: str
-    """``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
-    output: Path | None
-    """Folder of the run; None for one under ``runs/``."""
-    command: tuple[str, ...]
-    save_samples: bool = True
-    ignore_preflight: bool = False
-    with_report: bool = True
-    gate: GateFile | None = None
-    """What the run is held against when it is over."""
-    versions: Mapping[str, Version] = field(default_factory=dict)
-    """Raced in the place of the suite's implementations, the first as the baseline."""
 
 
 @dataclass(frozen=True)
@@ -110,24 +90,24 @@ class Prepared:
     machine: MachineReport
 
 
-def prepare(request: Request, observer: Observer) -> Prepared:
+def prepare(options: RunOptions, observer: Observer) -> Prepared:
     """The plan, and preflight for it. Bad input is found before the machine is looked at, as it is faster."""
-    device = parse_device(request.device)
-    check_on_devices(device, lambda each: _plan(request, each))
-    if request.output is not None:
-        check_output(request.output)
+    device = parse_device(options.device)
+    check_on_devices(device, lambda each: _plan(options, each))
+    if options.output is not None:
+        check_output(options.output)
     observer.stage("preflight")
-    context = gather(device, request.output or Path("runs"))
+    context = gather(device, options.output or Path("runs"))
     machine = inspect(context)
     for line in troubles(machine):
         observer.note(line)
-    if not machine.ready and not request.ignore_preflight:
+    if not machine.ready and not options.ignore_preflight:
         raise MachineNotReadyError(
             "this machine is not ready, for the reasons above; `cudadent42 preflight` shows all checks, "
             "--ignore-preflight goes on regardless"
         )
-    plan = _plan(request, chosen_device(context))  # the margin is the device's
-    return Prepared(_that_can_run(plan, request.choices.implementations, observer), machine)
+    plan = _plan(options, chosen_device(context))  # the margin is the device's
+    return Prepared(_that_can_run(plan, options.choices.implementations, observer), machine)
 
 
 def _that_can_run(plan: Plan, asked_for: Collection[str], observer: Observer) -> Plan:
@@ -156,13 +136,13 @@ def _that_can_run(plan: Plan, asked_for: Collection[str], observer: Observer) ->
     return replace(plan, implementations=names)
 
 
-def _plan(request: Request, device: str) -> Plan:
-    """Raises UsageError where the request does not make a plan, or its gates do not fit the plan."""
-    plan = make_plan(request.choices, device, registry)
-    if request.versions:
-        plan = for_versions(plan, request.versions)
-    if request.gate:
-        gates.check(request.gate, plan)
+def _plan(options: RunOptions, device: str) -> Plan:
+    """Raises UsageError where the options do not make a plan, or its gates do not fit the plan."""
+    plan = make_plan(options.choices, device, registry)
+    if options.versions:
+        plan = for_versions(plan, options.versions)
+    if options.gate:
+        gates.check(options.gate, plan)
     return plan
 
 
@@ -180,20 +160,20 @@ def check_on_devices(device: str, check: Callable[[str], object]) -> None:
         raise errors[0]
 
 
-def run(request: Request, observer: Observer, opened: Callable[[RunWriter], None]) -> Outcome:
+def run(options: RunOptions, observer: Observer, opened: Callable[[RunWriter], None]) -> Outcome:
     """A whole run. ``opened`` is given the folder as soon as there is one.
 
     Raises LabError where the run cannot go on; what was measured until then is in the folder.
     """
-    prepared = with_timer(prepare(request, observer), request, observer)
+    prepared = with_timer(prepare(options, observer), options, observer)
     if prepared.plan.repeats < MIN_BLOCKS:
         observer.note(
             f"--repeats {prepared.plan.repeats} allows no verdict: at least {MIN_BLOCKS} blocks are needed"
         )
-    return execute(prepared, request, observer, opened)
+    return execute(prepared, options, observer, opened)
 
 
-def with_timer(prepared: Prepared, request: Request, observer: Observer) -> Prepared:
+def with_timer(prepared: Prepared, options: RunOptions, observer: Observer) -> Prepared:
     """The plan with the timer that suits the machine as it is now, unless one was asked for.
 
     On a CPU whose processors are not to be had, the clock on the wall measures the scheduler. Processor time on one
@@ -206,7 +186,7 @@ def with_timer(prepared: Prepared, request: Request, observer: Observer) -> Prep
     if not contention.busy:
         return prepared
     what = f"the processors are busy (threads waited for one for {contention.waited_share:.0%} of their time)"
-    if request.choices.timer is not None:
+    if options.choices.timer is not None:
         observer.note(f"{what}: whole calls may not be measurable now; --timer cpu measures processor time")
         return prepared
     observer.note(
@@ -217,13 +197,13 @@ def with_timer(prepared: Prepared, request: Request, observer: Observer) -> Prep
 
 
 def execute(
-    prepared: Prepared, request: Request, observer: Observer, opened: Callable[[RunWriter], None]
+    prepared: Prepared, options: RunOptions, observer: Observer, opened: Callable[[RunWriter], None]
 ) -> Outcome:
     """``run`` from building on."""
     plan = prepared.plan
     source = revision()
-    path = request.output or create_default_folder(plan.suite, source)
-    writer = RunWriter(path, plan, prepared.machine, source, request.command, request.save_samples)
+    path = options.output or create_default_folder(plan.suite, source)
+    writer = RunWriter(path, plan, prepared.machine, source, options.command, options.save_samples)
     with _entered_in_ledger(path, observer), writer as folder:
         opened(folder)
         recorded = _Recorded(observer, folder)
@@ -240,12 +220,12 @@ def execute(
         recorded.stage("compare")
         results = compare(plan, benched.samples, benched.skipped, peaks)
         folder.write_results(results)
-        if request.with_report:
+        if options.with_report:
             recorded.stage("report")
-    if request.gate and gates.wants_profile(request.gate):
+    if options.gate and gates.wants_profile(options.gate):
         _profile(path, observer)
-    judged = gates.judge(request.gate, path) if request.gate else None
-    if request.with_report:
+    judged = gates.judge(options.gate, path) if options.gate else None
+    if options.with_report:
         report.write(path)  # of the finished run, so once the folder is closed
     return Outcome(path, verified, results, judged)
 
@@ -272,9 +252,9 @@ def _entered_in_ledger(path: Path, observer: Observer) -> Iterator[None]:
             observer.note(trouble)
 
 
-def verify_only(request: Request, observer: Observer) -> VerifyReport:
+def verify_only(options: RunOptions, observer: Observer) -> VerifyReport:
     """The run up to verification, without a folder."""
-    plan = prepare(request, observer).plan
+    plan = prepare(options, observer).plan
     with Worker() as worker:
         require(build(plan, worker, observer))
         return verify(plan, worker, observer)

@@ -9,7 +9,7 @@ from cudadent42.base.errors import UsageError
 from cudadent42.base.observer import Observer
 from cudadent42.flows import pipeline
 from cudadent42.model.records import Plan
-from cudadent42.plan import Choices
+from cudadent42.plan import RunOptions
 from cudadent42.profiles import store
 from cudadent42.profiles.diagnosis import diagnose
 from cudadent42.profiles.records import Diagnosis
@@ -20,21 +20,20 @@ from cudadent42.stages.build import build_for
 from cudadent42.stages.profile.collect import Wish, collect
 
 
-@dataclass(frozen=True)
-class Request:
-    """What is asked of a profile."""
+@dataclass(frozen=True, kw_only=True)
+class ProfileOptions:
+    """All that is asked of a profile."""
 
-    choices: Choices
+    run: RunOptions
     """Its case is the one to profile."""
     implementation: str
-    device: str
-    output: Path | None
-    command: tuple[str, ...]
     full: bool = False
+    """All of Nsight Compute's sections."""
     counters: bool = True
     ablate: bool | None = None
+    """None: on a GPU without counters."""
     kernel: str = ""
-    ignore_preflight: bool = False
+    """Of a call with several kernels, those with a name that matches this regular expression."""
 
 
 @dataclass(frozen=True)
@@ -43,22 +42,13 @@ class Outcome:
     diagnosis: Diagnosis
 
 
-def run(request: Request, observer: Observer) -> Outcome:
+def run(options: ProfileOptions, observer: Observer) -> Outcome:
     """Profile and diagnose. Raises LabError where the case cannot be run at all."""
-    prepared = pipeline.prepare(
-        pipeline.Request(
-            request.choices,
-            request.device,
-            request.output,
-            request.command,
-            ignore_preflight=request.ignore_preflight,
-        ),
-        observer,
-    )
-    plan = _of_one(prepared.plan, request.implementation)
+    prepared = pipeline.prepare(options.run, observer)
+    plan = _of_one(prepared.plan, options.implementation)
     source = revision()
-    path = request.output or create_default_folder(f"profile-{plan.cases[0].name}", source)
-    with RunWriter(path, plan, prepared.machine, source, request.command, save_samples=False) as folder:
+    path = options.run.output or create_default_folder(f"profile-{plan.cases[0].name}", source)
+    with RunWriter(path, plan, prepared.machine, source, options.run.command, save_samples=False) as folder:
         observer.stage("build")
         built = build_for(plan, lambda done, total, what: observer.advance(done / total, what))
         for failure in built.failures:
@@ -69,11 +59,11 @@ def run(request: Request, observer: Observer) -> Outcome:
         wish = Wish(
             plan,
             plan.cases[0],
-            request.implementation,
-            full=request.full,
-            counters=request.counters,
-            kernel=request.kernel,
-            ablate=request.ablate,
+            options.implementation,
+            full=options.full,
+            counters=options.counters,
+            kernel=options.kernel,
+            ablate=options.ablate,
         )
         profile = collect(wish, path, built, observer)
         diagnosis = diagnose(profile)

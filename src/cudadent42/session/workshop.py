@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,7 +14,7 @@ from cudadent42.session.events import Decision, Settings
 from cudadent42.session.protocol import Work
 
 if TYPE_CHECKING:
-    from cudadent42.plan import Choices
+    from cudadent42.plan import Choices, RunOptions
     from cudadent42.profiles.records import Diagnosis
     from cudadent42.runs.run_folder import RunWriter
 
@@ -91,14 +91,18 @@ class Lab:
     def measure(self, settings: Settings, folder: Path, observer: Observer) -> None:
         from cudadent42.flows import pipeline
 
-        request = pipeline.Request(
-            self._choices(settings),
-            settings.device,
-            folder,
-            self._command,
+        pipeline.run(self._options(settings, self._choices(settings), folder), observer, self._opened)
+
+    def _options(self, settings: Settings, choices: Choices, folder: Path) -> RunOptions:
+        from cudadent42.plan import RunOptions
+
+        return RunOptions(
+            choices=choices,
+            device=settings.device,
             ignore_preflight=settings.ignore_preflight,
+            output=folder,
+            command=self._command,
         )
-        pipeline.run(request, observer, self._opened)
 
     def _choices(self, settings: Settings) -> Choices:
         """What is changed is what is measured: the first beside the baseline, whose ratio is the run's."""
@@ -118,33 +122,27 @@ class Lab:
     ) -> None:
         from cudadent42.flows import race
 
-        request = race.RaceRequest(
-            choices=self._race_choices(settings),
-            device=settings.device,
-            output=folder,
-            command=self._command,
+        options = race.RaceOptions(
+            run=self._options(settings, self._race_choices(settings), folder),
             repository=project,
             entry=settings.entry,
-            ignore_preflight=settings.ignore_preflight,
         )
-        race.race(parent, child, request, observer, self._opened)
+        race.race(parent, child, options, observer, self._opened)
 
     def _race_choices(self, settings: Settings) -> Choices:
         from cudadent42.flows import race
+        from cudadent42.plan import Choices
 
         # The suite of the race has cases of its own; only the session's suite again is narrowed as the session is.
         same = settings.race_suite == settings.suite
-        choices = replace(
-            race.DEFAULT_CHOICES,
-            suite=settings.race_suite,
-            dtypes=settings.dtypes,
-            cases=settings.cases if same else (),
+        return race.with_defaults(
+            Choices(
+                suite=settings.race_suite,
+                dtypes=settings.dtypes,
+                cases=settings.cases if same else (),
+                repeats=settings.repeats,
+            )
         )
-        if settings.repeats is None:
-            return choices
-        return replace(
-            choices, repeats=settings.repeats, precision=None
-        )  # who gives a number wants that number
 
     def diagnose(self, folder: Path, observer: Observer) -> str:
         from cudadent42.flows import doctor

@@ -9,7 +9,7 @@ import pytest
 from cudadent42.base.errors import ExitCode, UsageError
 from cudadent42.flows import pipeline
 from cudadent42.model.records import Refusal, TimerKind, Verdict
-from cudadent42.plan import Choices
+from cudadent42.plan import Choices, RunOptions
 from cudadent42.runs.run_folder import RunStatus, RunWriter, load_run
 from cudadent42.stages import gates
 from cudadent42.stages.gates import loader
@@ -67,11 +67,13 @@ class Notes(Listener):
         self.notes.append(text)
 
 
-def request(tmp_path: Path, **choices: object) -> pipeline.Request:
+def request(tmp_path: Path, **choices: object) -> RunOptions:
     path = tmp_path / "unit.toml"
     path.write_text(SUITE)
     wanted = Choices(suite=str(path), **choices)  # type: ignore[arg-type]
-    return pipeline.Request(wanted, "cpu", tmp_path / "run", ("test",), ignore_preflight=True)
+    return RunOptions(
+        choices=wanted, device="cpu", output=tmp_path / "run", command=("test",), ignore_preflight=True
+    )
 
 
 def test_stages_in_order_and_candidates_in_another_process(tmp_path: Path) -> None:

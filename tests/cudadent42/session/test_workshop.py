@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cudadent42.flows import pipeline
-from cudadent42.plan import make_plan
+from cudadent42.plan import RunOptions, make_plan
 from cudadent42.registry import registry
 from cudadent42.session.events import Settings
 from cudadent42.session.workshop import Lab
@@ -31,7 +31,7 @@ def test_the_implementation_that_is_changed_is_measured_first(
 ) -> None:
     (tmp_path / "mine.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    asked: list[pipeline.Request] = []
+    asked: list[RunOptions] = []
     monkeypatch.setattr(pipeline, "run", lambda request, observer, opened: asked.append(request))
     settings = Settings(suite="small", race_suite="race", entry=entry, implementations=beside)
     Lab((), lambda folder: None).measure(settings, tmp_path / "run", None)  # type: ignore[arg-type]

@@ -13,10 +13,10 @@ from dataclasses import replace
 import pytest
 
 from cudadent42.flows import pipeline
-from cudadent42.flows.pipeline import Prepared, Request
+from cudadent42.flows.pipeline import Prepared
 from cudadent42.model.records import MachineReport, Plan, TimerKind
 from cudadent42.operations.attention.case import AttentionCase
-from cudadent42.plan import Choices
+from cudadent42.plan import Choices, RunOptions
 from cudadent42.timing import contention
 from cudadent42.timing.contention import Contention, judge, probe, waited_s
 from cudadent42.timing.processor_time import MOST_IDLE, ProcessorClock, descendants, idle_share
@@ -107,7 +107,7 @@ def test_the_timer_follows_the_machine_unless_it_is_asked_for(
 ) -> None:
     monkeypatch.setattr(pipeline, "probe", lambda: Contention(100, disturbed, 0.5))
     observer = Notes()
-    request = Request(Choices(timer=asked), "cpu", None, ())
+    request = RunOptions(choices=Choices(timer=asked), device="cpu")
     assert pipeline.with_timer(PREPARED, request, observer).plan.timer is timer
     assert len(observer.lines) == notes
     assert all("--timer" in line for line in observer.lines)
@@ -117,7 +117,7 @@ def test_a_gpu_and_a_chosen_timer_are_left_alone(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(pipeline, "probe", lambda: pytest.fail("nothing to look for"))
     for plan in (replace(PREPARED.plan, device="cuda:0"), replace(PREPARED.plan, timer=TimerKind.CPU)):
         prepared = replace(PREPARED, plan=plan)
-        assert pipeline.with_timer(prepared, Request(Choices(), "auto", None, ()), Notes()) is prepared
+        assert pipeline.with_timer(prepared, RunOptions(), Notes()) is prepared
 
 
 @linux

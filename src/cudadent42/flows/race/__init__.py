@@ -14,12 +14,20 @@ from cudadent42.base.observer import Observer
 from cudadent42.flows import pipeline
 from cudadent42.flows.pipeline import Outcome
 from cudadent42.model.records import Version
-from cudadent42.plan import Choices
+from cudadent42.plan import Choices, RunOptions
 from cudadent42.runs.run_folder import RunWriter
-from cudadent42.stages.gates import GateFile
 from cudadent42.versions.sources import WORKING_TREE, export
 
-__all__ = ["PRECISION", "WORKING_TREE", "Outcome", "RaceRequest", "name_versions", "race", "race_versions"]
+__all__ = [
+    "PRECISION",
+    "WORKING_TREE",
+    "Outcome",
+    "RaceOptions",
+    "name_versions",
+    "race",
+    "race_versions",
+    "with_defaults",
+]
 
 SUITE = "race"
 """A few cases that suit the device."""
@@ -36,23 +44,25 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._~^@/-]+")
 _SHORT = 8
 
 
-@dataclass(frozen=True)
-class RaceRequest:
-    """What is asked of a race, besides the two versions."""
+@dataclass(frozen=True, kw_only=True)
+class RaceOptions:
+    """All that is asked of a race, besides the two versions."""
 
-    choices: Choices = DEFAULT_CHOICES
-    device: str = "auto"
-    output: Path | None = None
-    """Folder of the run; None for one under ``runs/``."""
-    command: tuple[str, ...] = ()
+    run: RunOptions
     repository: Path | None = None
     """A folder in the git repository; the current one if None."""
     entry: str = ""
     """``path/to/file.py:callable`` or ``path/to/kernel.toml`` in the tree; empty for ``flashmoe_science``."""
-    gate: GateFile | None = None
-    save_samples: bool = True
-    ignore_preflight: bool = False
-    with_report: bool = True
+
+
+def with_defaults(choices: Choices) -> Choices:
+    """With the precision and the time of a race where the choices leave them open.
+
+    Whoever gives a number of blocks, and no precision, wants that number.
+    """
+    if choices.precision is None and choices.repeats is None:
+        choices = replace(choices, precision=PRECISION)
+    return replace(choices, budget_s=BUDGET_S) if choices.budget_s is None else choices
 
 
 def ignore_folder(folder: RunWriter) -> None:
@@ -62,7 +72,7 @@ def ignore_folder(folder: RunWriter) -> None:
 def race(
     parent: str,
     child: str,
-    request: RaceRequest,
+    options: RaceOptions,
     observer: Observer,
     opened: Callable[[RunWriter], None] = ignore_folder,
 ) -> Outcome:
@@ -73,33 +83,24 @@ def race(
 
     Raises LabError where a tree cannot be had, does not build, or the race cannot go on.
     """
-    pair = tuple(export(revision, request.repository, request.entry) for revision in (parent, child))
-    return race_versions((pair[0], pair[1]), request, observer, opened)
+    pair = tuple(export(revision, options.repository, options.entry) for revision in (parent, child))
+    return race_versions((pair[0], pair[1]), options, observer, opened)
 
 
 def race_versions(
     pair: tuple[Version, Version],
-    request: RaceRequest,
+    options: RaceOptions,
     observer: Observer,
     opened: Callable[[RunWriter], None] = ignore_folder,
 ) -> Outcome:
     """``race`` of two versions that were exported."""
-    return pipeline.run(pipeline_request(pair, request), observer, opened)
+    return pipeline.run(as_run(pair, options.run), observer, opened)
 
 
-def pipeline_request(pair: tuple[Version, Version], request: RaceRequest) -> pipeline.Request:
+def as_run(pair: tuple[Version, Version], options: RunOptions) -> RunOptions:
     """A race as a run like any other."""
-    return pipeline.Request(
-        replace(request.choices, implementations=()),
-        request.device,
-        request.output,
-        request.command,
-        request.save_samples,
-        request.ignore_preflight,
-        request.with_report,
-        request.gate,
-        name_versions(*pair),
-    )
+    choices = replace(options.choices, implementations=())
+    return replace(options, choices=choices, versions=name_versions(*pair))
 
 
 def name_versions(parent: Version, child: Version) -> dict[str, Version]:

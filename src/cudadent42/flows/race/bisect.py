@@ -15,11 +15,11 @@ from cudadent42.base.errors import BuildFailedError, ExitCode, LabError, UsageEr
 from cudadent42.base.observer import Forwarding, Observer
 from cudadent42.flows import pipeline
 from cudadent42.flows.pipeline import Outcome, Prepared
-from cudadent42.flows.race import RaceRequest, ignore_folder, pipeline_request
+from cudadent42.flows.race import RaceOptions, as_run, ignore_folder
 from cudadent42.flows.race.history import Bisection, Mark, parent_of, subject
 from cudadent42.flows.race.journal import Journal
 from cudadent42.model.records import Version
-from cudadent42.plan import Choices, for_versions
+from cudadent42.plan import Choices, RunOptions, for_versions
 from cudadent42.runs.run_folder import load_manifest
 from cudadent42.stages.gates import Decision, GateFile, GateReport, counts, outcome_lines
 from cudadent42.versions.sources import (
@@ -113,34 +113,35 @@ class BisectResult:
 SCHEMA_VERSION = 1
 
 
-def bisect(good: str, bad: str, request: RaceRequest, observer: Observer) -> BisectResult:
-    """Find the first commit after ``good``, up to ``bad``, that fails ``request.gate`` in a race against ``good``.
+def bisect(good: str, bad: str, options: RaceOptions, observer: Observer) -> BisectResult:
+    """Find the first commit after ``good``, up to ``bad``, that fails ``options.run.gate`` in a race against ``good``.
 
-    ``request.output`` is the bisection's folder (None: under ``bisects/``). A bisection of the same commits that it
+    ``options.run.output`` is the bisection's folder (None: under ``bisects/``). A bisection of the same commits that it
     holds goes on.
 
     Raises:
         UsageError: an end is not a commit, the folder is about something else, or git cannot bisect.
         LabError: the good commit does not build or is wrong, or the machine is not ready.
     """
-    if request.gate is None:
+    run = options.run
+    if run.gate is None:
         raise UsageError("a bisection needs gates to judge by; name them with --gate")
     for end in (good, bad):
         if end == WORKING_TREE or as_folder(end) is not None:
             raise UsageError(f"{end} is not a commit; a bisection is between two commits")
-    root = repository_root(request.repository)
+    root = repository_root(options.repository)
     setup = Setup(
         schema_version=SCHEMA_VERSION,
         good=resolve(good, root),
         bad=resolve(bad, root),
-        entry=request.entry,
-        gate=request.gate,
-        choices=request.choices,
-        device=request.device,
+        entry=options.entry,
+        gate=run.gate,
+        choices=run.choices,
+        device=run.device,
     )
-    folder = request.output or Path("bisects") / f"{setup.good[:8]}-{setup.bad[:8]}"
+    folder = run.output or Path("bisects") / f"{setup.good[:8]}-{setup.bad[:8]}"
     with Journal(folder, setup, Setup, Step) as journal:
-        return _Search(root, setup, request, observer, folder, journal).run()
+        return _Search(root, setup, run, observer, folder, journal).run()
 
 
 class _Search:
@@ -148,14 +149,14 @@ class _Search:
         self,
         root: Path,
         setup: Setup,
-        request: RaceRequest,
+        options: RunOptions,
         observer: Observer,
         folder: Path,
         journal: Journal[Setup, Step],
     ) -> None:
         self._root = root
         self._setup = setup
-        self._request = request
+        self._options = options
         self._observer = observer
         self._folder = folder
         self._journal = journal
@@ -232,8 +233,8 @@ class _Search:
 
     def _race(self, role: Role, parent: Version, child: Version, attempt: int, folder: Path) -> Outcome:
         """With a report where it is evidence; of a step one can be had from its run folder."""
-        request = replace(self._request, output=folder, with_report=role is not Role.STEP)
-        run = pipeline_request((parent, child), request)
+        options = replace(self._options, output=folder, with_report=role is not Role.STEP)
+        run = as_run((parent, child), options)
         observer = _Discreet(self._observer)
         if self._prepared is None:
             self._prepared = pipeline.prepare(run, observer)

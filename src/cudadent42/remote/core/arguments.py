@@ -1,4 +1,4 @@
-"""The arguments of ``run`` there, from the choices made here. Files of the working tree become paths within it."""
+"""The arguments of ``run`` there, from what is asked for here. Files of the working tree become paths within it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from pathlib import Path
 
 from cudadent42.base.errors import UsageError
 from cudadent42.model.implementations import is_kernel_file, is_plug_in, plug_in_file
-from cudadent42.plan import Choices
+from cudadent42.plan import RunOptions
 
 
-def forwarded(choices: Choices, root: Path, here: Path) -> tuple[str, ...]:
+def forwarded(
+    run: RunOptions, root: Path, here: Path, *, verbose: bool = False, as_json: bool = False
+) -> tuple[str, ...]:
     """Options of ``cudadent42 run`` that mean the same in the working tree there, whose root it is run from.
 
     Raises UsageError where a file is named that is not in the working tree ``root``, so not sent.
     """
+    choices = run.choices
     suite = _within(choices.suite, root, here) if choices.suite.endswith(".toml") else choices.suite
     options: dict[str, object] = {
         "--suite": suite,
@@ -28,9 +31,19 @@ def forwarded(choices: Choices, root: Path, here: Path) -> tuple[str, ...]:
         "--case": ",".join(choices.cases) or None,
         "--implementations": ",".join(_implementation(name, root, here) for name in choices.implementations)
         or None,
+        "--device": run.device,
+    }
+    flags = {
+        "--no-save-csv": not run.save_samples,
+        "--ignore-preflight": run.ignore_preflight,
+        "--verbose": verbose,
+        "--json": as_json,
     }
     # Joined by "=", so that no value is read as an option of its own.
-    return tuple(f"{name}={value}" for name, value in options.items() if value is not None)
+    return (
+        *(f"{name}={value}" for name, value in options.items() if value is not None),
+        *(flag for flag, wanted in flags.items() if wanted),
+    )
 
 
 def _implementation(name: str, root: Path, here: Path) -> str:

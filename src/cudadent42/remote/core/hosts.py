@@ -129,6 +129,7 @@ def _remote(path: Path, name: str, entry: Any) -> Remote:
 def make(
     name: str,
     address: Address,
+    *,
     folder: str | None = None,
     python: str = "",
     after: str | None = None,
@@ -153,13 +154,13 @@ def make(
     return Remote(
         check_name(name),
         address,
-        check_folder(folder or DEFAULT_FOLDER),
-        python,
-        STOP if after is None else parse_after(after),
-        rate or "",
-        Reach.AUTO if reach is None else parse_reach(reach),
-        check_bucket(results or ""),
-        unguarded_start,
+        folder=check_folder(folder or DEFAULT_FOLDER),
+        python=python,
+        after=STOP if after is None else parse_after(after),
+        rate=rate or "",
+        reach=Reach.AUTO if reach is None else parse_reach(reach),
+        results=check_bucket(results or ""),
+        unguarded_start=unguarded_start,
     )
 
 

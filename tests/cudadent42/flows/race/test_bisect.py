@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cudadent42.base.errors import BuildFailedError, ExitCode, UsageError
 from cudadent42.flows import pipeline
-from cudadent42.flows.race import RaceRequest
+from cudadent42.flows.race import RaceOptions
 from cudadent42.flows.race.bisect import BisectResult, Ending, Role, bisect
 from cudadent42.flows.race.history import Mark
 from cudadent42.flows.race.journal import Journal
@@ -28,7 +28,7 @@ from cudadent42.model.records import (
     VerifyReport,
     Version,
 )
-from cudadent42.plan import Choices
+from cudadent42.plan import Choices, RunOptions
 from cudadent42.runs.run_folder import RunWriter
 from cudadent42.stages import gates
 from cudadent42.versions.sources import folder_of
@@ -54,7 +54,7 @@ class Track:
         self.die_at = -1
 
     def __call__(
-        self, prepared: pipeline.Prepared, request: pipeline.Request, observer: object, opened: object
+        self, prepared: pipeline.Prepared, request: RunOptions, observer: object, opened: object
     ) -> pipeline.Outcome:
         plan = prepared.plan
         parent, child = plan.versions.values()
@@ -97,7 +97,7 @@ def found(baseline: str, name: str, speedup: float, half: float) -> Results:
 def track(monkeypatch: pytest.MonkeyPatch) -> Track:
     stand_in = Track()
 
-    def prepared(request: pipeline.Request, observer: Any) -> pipeline.Prepared:
+    def prepared(request: RunOptions, observer: Any) -> pipeline.Prepared:
         return pipeline.Prepared(pipeline._plan(request, "cpu"), MachineReport((), "", {}))
 
     monkeypatch.setattr(pipeline, "prepare", prepared)
@@ -119,15 +119,17 @@ def history(root: Path, facts: list[str]) -> list[str]:
 
 def search(tmp_path: Path, good: str, bad: str) -> BisectResult:
     (tmp_path / "unit.toml").write_text(r.SUITE)
-    request = RaceRequest(
-        choices=Choices(suite=str(tmp_path / "unit.toml")),
-        device="cpu",
-        output=tmp_path / "bisection",
+    options = RaceOptions(
+        run=RunOptions(
+            choices=Choices(suite=str(tmp_path / "unit.toml")),
+            device="cpu",
+            output=tmp_path / "bisection",
+            gate=gates.load("default"),
+        ),
         repository=tmp_path / "repo",
         entry=r.ENTRY,
-        gate=gates.load("default"),
     )
-    return bisect(good, bad, request, Nobody())
+    return bisect(good, bad, options, Nobody())
 
 
 FAST, SLOW = "slowdown: 0.0", "slowdown: 0.1"

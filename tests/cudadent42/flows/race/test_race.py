@@ -9,8 +9,8 @@ import pytest
 import repositories as r
 
 from cudadent42.base.errors import BuildFailedError, ExitCode, UsageError
-from cudadent42.flows.race import Outcome, RaceRequest, race
-from cudadent42.plan import Choices
+from cudadent42.flows.race import Outcome, RaceOptions, race
+from cudadent42.plan import Choices, RunOptions
 from cudadent42.runs.run_folder import load_run
 from cudadent42.scaffold import Kind, create
 from cudadent42.stages import gates
@@ -35,17 +35,19 @@ class Listener:
 
 def raced(tmp_path: Path, parent: str, child: str, root: Path | None = None, entry: str = r.ENTRY) -> Outcome:
     (tmp_path / "unit.toml").write_text(r.SUITE)
-    request = RaceRequest(
-        choices=Choices(suite=str(tmp_path / "unit.toml"), budget_s=20.0),
-        device="cpu",
-        output=tmp_path / "run",
+    options = RaceOptions(
+        run=RunOptions(
+            choices=Choices(suite=str(tmp_path / "unit.toml"), budget_s=20.0),
+            device="cpu",
+            output=tmp_path / "run",
+            gate=gates.load("default"),
+            ignore_preflight=True,
+            with_report=False,
+        ),
         repository=root,
         entry=entry,
-        gate=gates.load("default"),
-        ignore_preflight=True,
-        with_report=False,
     )
-    return race(parent, child, request, Listener())
+    return race(parent, child, options, Listener())
 
 
 def test_two_revisions_in_one_run_folder(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from cudadent42.base.observer import Quiet
-from cudadent42.flows.race import RaceRequest, race
-from cudadent42.plan import Choices
+from cudadent42.flows.race import RaceOptions, race
+from cudadent42.plan import Choices, RunOptions
 from cudadent42.runs.run_folder import load_run
 
 pytestmark = [
@@ -26,15 +26,17 @@ ROOT = Path(__file__).resolve().parents[4]
     ids=["attention", "experts"],
 )
 def test_the_same_revision_twice(tmp_path: Path, suite: str, case: str, own: str) -> None:
-    request = RaceRequest(
-        choices=Choices(suite=suite, cases=(case,), budget_s=20.0),
-        device="cuda",
-        output=tmp_path / "run",
+    options = RaceOptions(
+        run=RunOptions(
+            choices=Choices(suite=suite, cases=(case,), budget_s=20.0),
+            device="cuda",
+            output=tmp_path / "run",
+            ignore_preflight=True,
+            with_report=False,
+        ),
         repository=ROOT,
-        ignore_preflight=True,
-        with_report=False,
     )
-    outcome = race("WORKTREE", "HEAD", request, Quiet())
+    outcome = race("WORKTREE", "HEAD", options, Quiet())
     assert outcome.verify.passed
     assert [row.name for row in outcome.results.cases] == [case]
     built = load_run(outcome.folder).build

@@ -18,7 +18,7 @@ from sshd import SSHD, Server
 
 from cudadent42.base.errors import LabError, UsageError
 from cudadent42.commands.elsewhere import watched
-from cudadent42.plan import Choices
+from cudadent42.plan import Choices, RunOptions
 from cudadent42.remote.core import job as jobs
 from cudadent42.remote.core import record
 from cudadent42.remote.core.address import parse
@@ -177,15 +177,19 @@ def test_arguments_are_passed_on_as_one_word_each(tmp_path: Path, monkeypatch: p
     choices = Choices(
         "my suite.toml", cases=("a", "$(touch b)"), implementations=("cudadent42", "mine.py:f"), repeats=3
     )
-    assert forwarded(choices, tmp_path, tmp_path) == (
+    run = RunOptions(choices=choices, device="cpu", save_samples=False)
+    assert forwarded(run, tmp_path, tmp_path, as_json=True) == (
         "--suite=my suite.toml",
         "--repeats=3",
         "--seed=0",
         "--case=a,$(touch b)",
         "--implementations=cudadent42,mine.py:f",
+        "--device=cpu",
+        "--no-save-csv",
+        "--json",
     )
     with pytest.raises(UsageError, match="only the working tree is sent"):
-        forwarded(Choices("my suite.toml"), tmp_path / "elsewhere", tmp_path)
+        forwarded(RunOptions(choices=Choices("my suite.toml")), tmp_path / "elsewhere", tmp_path)
 
 
 def test_records_of_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

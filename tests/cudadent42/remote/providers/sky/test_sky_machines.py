@@ -248,11 +248,12 @@ def test_the_command_ends_with_what_may_still_cost(
 ) -> None:
     from cudadent42.commands.elsewhere import Asked
     from cudadent42.commands.sky import run_in_sky
-    from cudadent42.plan import Choices
+    from cudadent42.plan import Choices, RunOptions
 
     (tmp_path / "gpu.toml").write_text('cluster = "c42-l4"\nrate = "gcp-l4"\nidle_minutes = 7\n')
     on = f"sky://{tmp_path / 'gpu.toml'}"
-    asked = Asked(on, Choices("small"), "cpu", tmp_path / "first", None, ("--verbose",), False, 0.01, True)
+    run = RunOptions(choices=Choices("small"), device="cpu", output=tmp_path / "first")
+    asked = Asked(on=on, run=run, verbose=True, max_cost=0.01, yes=True)
     with pytest.raises(typer.Exit) as ended:
         run_in_sky(asked)
     assert ended.value.exit_code == 0
@@ -261,7 +262,7 @@ def test_the_command_ends_with_what_may_still_cost(
     # A run that passed is an error where its machine goes on.
     cloud.will("down-fails")
     with pytest.raises(typer.Exit) as ended:
-        run_in_sky(replace(asked, output=tmp_path / "second"))
+        run_in_sky(replace(asked, run=replace(run, output=tmp_path / "second")))
     assert ended.value.exit_code == 4
     told = capsys.readouterr()
     assert told.out == "the result\n" * 2
@@ -273,9 +274,9 @@ def test_what_was_agreed_on_becomes_the_longest_time(
 ) -> None:
     from cudadent42.commands.elsewhere import Asked
     from cudadent42.commands.sky import _within
-    from cudadent42.plan import Choices
+    from cudadent42.plan import Choices, RunOptions
 
-    small = Asked("", Choices("small"), "cpu", None, None, (), False, None, False)
+    small = Asked(on="", run=RunOptions(choices=Choices("small"), device="cpu"))
     assert _within(SPEC, small, True) == SPEC
     free = replace(SPEC, rate="local")
     assert _within(free, replace(small, max_cost=0.0), True) == free
