@@ -1,4 +1,4 @@
-"""Things of one kind that come along as folders of a package or are published by other packages, found by name."""
+"""Things of one kind that are built in as folders of a package or are published by other packages, found by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ExtensionPoint:
     """Of a folder's package, that is the extension; an entry point names its own."""
 
     def names(self) -> tuple[str, ...]:
-        """All there are; those that come along first, sorted. Imports none of them."""
+        """All there are; the built-in ones first, sorted. Imports none of them."""
         return tuple(dict.fromkeys((*_folders(self.name), *sorted(published(self.name)))))
 
     def load(self, name: str) -> object:

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 
 def suites(incomplete: str) -> list[str]:
-    """Suites that come along."""
+    """Built-in suites."""
     from cudadent42.suites.loader import builtin_suites
 
     return _beginning(incomplete, builtin_suites())
 
 
 def gates(incomplete: str) -> list[str]:
-    """Gates that come along."""
+    """Built-in gates."""
     from cudadent42.stages.gates.loader import builtin_gates
 
     return _beginning(incomplete, builtin_gates())

@@ -10,7 +10,7 @@ cache_app = App(help="Show or remove the compiled kernels.")
 
 
 def suites(as_json: JsonOption = False) -> None:
-    """List the suites that come along."""
+    """List the built-in suites."""
     from cudadent42.suites.loader import builtin_suites, load_suite
 
     loaded = [load_suite(name) for name in builtin_suites()]

@@ -80,7 +80,7 @@ class Rule:
 
 @functools.cache
 def builtin_rules() -> tuple[Rule, ...]:
-    """The rules that come along."""
+    """The built-in rules."""
     text = resources.files("cudadent42.profiles").joinpath("data/rules.toml").read_text(encoding="utf-8")
     return parse(text, "rules.toml")
 

@@ -280,7 +280,7 @@ def _failure(folder: Path) -> str:
 
 
 def _deciding(report: GateReport) -> str:
-    """The line of the last gate that decided: those of files that come along go from the general to the particular."""
+    """The line of the last gate that decided: those of built-in files go from the general to the particular."""
     for outcome in reversed(report.outcomes):
         if outcome.decision is report.decision and counts(outcome.gate):
             return " ".join(outcome_lines(outcome)[0].split())
