@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,16 @@ from hypothesis import strategies as st
 from cudadent42.base.errors import UsageError
 from cudadent42.commands.common import split
 from cudadent42.model.cases import Case
-from cudadent42.model.implementations import UnsupportedCaseError, is_ours, named, split_variant, why_not
+from cudadent42.model.implementations import (
+    NOT_DONE,
+    UnsupportedCaseError,
+    is_ours,
+    named,
+    split_variant,
+    why_not,
+)
 from cudadent42.model.records import Plan
-from cudadent42.operations import variants
+from cudadent42.operations import definition, variants
 from cudadent42.operations.attention import implementations as attention
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.operations.attention.inputs import random_inputs
@@ -23,7 +31,7 @@ from cudadent42.operations.attention_backward import implementations as attentio
 from cudadent42.operations.attention_backward.case import AttentionBackwardCase, AttentionTrainingStepCase
 from cudadent42.operations.moe import implementations as moe
 from cudadent42.operations.moe.case import MoeCase
-from cudadent42.operations.variants import Variant, changed, choice, compiled, settable
+from cudadent42.operations.variants import Variant, changed, compiled, settable
 from cudadent42.plan import Choices, make_plan
 from cudadent42.registry import get, registry
 from cudadent42.stages.build import build
@@ -33,8 +41,9 @@ from flashmoe_science.cuda.attention import KernelKind, Problem, small
 from flashmoe_science.cuda.attention.forward import asked
 from flashmoe_science.cuda.attention.gradients.select import BACKWARD
 from flashmoe_science.cuda.attention.select import FORWARD
-from flashmoe_science.cuda.choice import Choice, Selection
+from flashmoe_science.cuda.choice import Choice, KernelModule, Selection
 from flashmoe_science.cuda.device import Device
+from flashmoe_science.cuda.moe.forward import asked as moe_asked
 from flashmoe_science.cuda.moe.problem import MoeProblem
 from flashmoe_science.cuda.moe.select import FORWARD as MOE
 from flashmoe_science.errors import InputError, KernelDefectError
@@ -54,7 +63,7 @@ def problem_of(batch: int = 4, seqlen: int = 4096, head_dim: int = 128, causal: 
 def chosen(name: str, problem: Problem) -> Choice:
     _, text = split_variant(name)
     variant = attention._variants()._parse(name, str(text))
-    return choice(variant, FORWARD, problem, H200, {KernelKind.SMALL: small.configuration_for})
+    return attention.variant_choice(variant, problem, H200)
 
 
 # ---------------------------------------------------------------- names
@@ -183,10 +192,11 @@ CASES = (
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
 def test_the_variant_of_every_instruction_set_passes_verification(case: Case) -> None:
     names = tuple(f"cudadent42[{each.value}]" for each in AVAILABLE)
-    plan = Plan("unit", "cpu", (case,), "pytorch", ("pytorch", *names), 1, 0, seed=3)
+    baseline = definition(case.operation).baseline
+    plan = Plan("unit", "cpu", (case,), baseline, (baseline, *names), 1, 0, seed=3)
     report = verify(plan, emit=lambda event: None)
     checked = {each.implementation for each in report.cases if each.input == "random"}
-    assert checked == {"pytorch", *names}
+    assert checked == {baseline, *names}
     assert [each.detail for each in report.cases if not each.passed] == []
 
 
@@ -272,8 +282,8 @@ def test_parts_of_a_configuration_are_set_by_a_dot() -> None:
         ids64=False,
     )
     variant = moe._variants()._parse("n", "few,up.way=tiles,up.stages=3,max_slots=512")
-    made = choice(variant, MOE, problem, H200).configuration
-    usual = choice(Variant("few", {}), MOE, problem, H200).configuration
+    made = moe.variant_choice(variant, problem, H200).configuration
+    usual = moe.variant_choice(Variant("few", {}), problem, H200).configuration
     assert made == replace(usual, up=replace(usual.up, way=FewWay.TILES, stages=3), max_slots=512)
     assert changed(usual, {}) == usual
     assert settable(type(usual))["down.warps"] is int
@@ -307,3 +317,48 @@ def test_implementations_from_outside_may_have_variants() -> None:
     made = named("own[fast]", {"own": own})
     assert made is not None
     assert made.name == "own[fast]"
+
+
+# ---------------------------------------------------------------- the suites of benchmarks/suites
+
+SUITES = sorted((Path(__file__).parents[3] / "benchmarks/suites").glob("*.toml"))
+
+
+def choice_of(name: str, case: Case) -> tuple[KernelModule[Any], Any, Choice]:
+    """The variant of a name for a case on an H200: its kernel's module, the problem, and the choice."""
+    text = str(split_variant(name)[1])
+    dtype = torch.bfloat16
+    if isinstance(case, MoeCase):
+        tokens = torch.empty(case.tokens, case.hidden, dtype=dtype, device="meta")
+        w13 = torch.empty(case.experts, 2 * case.intermediate, case.hidden, dtype=dtype, device="meta")
+        w2 = torch.empty(case.experts, case.hidden, case.intermediate, dtype=dtype, device="meta")
+        weights = torch.empty(case.tokens, case.top_k, device="meta")
+        ids = torch.empty(case.tokens, case.top_k, dtype=torch.int32, device="meta")
+        tensors = tokens, w13, w2, weights, ids
+        routed, _ = moe_asked(tensors, Activation.SILU, W13Layout.CONCAT, H200)
+        made = moe.variant_choice(moe._variants()._parse(name, text), routed, H200)
+        return MOE.modules[made.kernel], routed, made
+    assert isinstance(case, AttentionCase)
+    query = torch.empty(case.batch, case.num_heads, case.seqlen_q, case.head_dim, dtype=dtype, device="meta")
+    key = torch.empty(case.batch, case.num_kv_heads, case.seqlen_k, case.head_dim, dtype=dtype, device="meta")
+    problem, _ = asked(query, key, key, case.causal, None, False, H200)
+    made = attention.variant_choice(attention._variants()._parse(name, text), problem, H200)
+    return FORWARD.modules[made.kernel], problem, made
+
+
+@pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
+def test_every_variant_of_the_suites_suits_some_case(path: Path) -> None:
+    plan = make_plan(Choices(suite=str(path)), "cuda:0", registry)
+    assert plan.suite == path.stem
+    for name in plan.implementations:
+        if split_variant(name)[1] is None:
+            continue
+        suited = 0
+        for case in plan.cases:
+            try:
+                module, problem, made = choice_of(name, case)
+                module.check(problem, made.configuration)
+            except NOT_DONE:
+                continue
+            suited += 1
+        assert suited, name

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from cudadent42.operations.attention.inputs import AttentionInputs
+    from flashmoe_science.cuda.attention import Problem
+    from flashmoe_science.cuda.choice import Choice
+    from flashmoe_science.cuda.device import Device
 
 
 # ---------------------------------------------------------------- PyTorch
@@ -96,15 +99,22 @@ def _prepare_variant(variant: Variant, case: AttentionCase, inputs: AttentionInp
             )[0]
 
         return on_cpu
-    from flashmoe_science.cuda.attention import KernelKind, forward, small
+    from flashmoe_science.cuda.attention import forward
     from flashmoe_science.cuda.attention.forward import asked
     from flashmoe_science.cuda.attention.select import FORWARD
 
     problem, device = asked(query, key, value, causal, scale, False, None)
-    declined = {KernelKind.SMALL: small.configuration_for}
-    made = compiled(FORWARD, problem, device, choice(variant, FORWARD, problem, device, declined))
+    made = compiled(FORWARD, problem, device, variant_choice(variant, problem, device))
     on_cuda = partial(forward, query, key, value, causal=causal, softmax_scale=scale, choice=made)
     return lambda: on_cuda()[0]
+
+
+def variant_choice(variant: Variant, problem: Problem, device: Device) -> Choice:
+    """What a variant is for a problem. Raises UnsupportedCaseError."""
+    from flashmoe_science.cuda.attention import KernelKind, small
+    from flashmoe_science.cuda.attention.select import FORWARD
+
+    return choice(variant, FORWARD, problem, device, {KernelKind.SMALL: small.configuration_for})
 
 
 def _variants() -> Variants:

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from cudadent42.operations.moe.inputs import MoeInputs
+    from flashmoe_science.configs.moe.few import FewConfiguration
+    from flashmoe_science.cuda.choice import Choice
+    from flashmoe_science.cuda.device import Device
+    from flashmoe_science.cuda.moe.problem import MoeProblem
 
 # ---------------------------------------------------------------- PyTorch
 
@@ -103,8 +107,24 @@ def _prepare_variant(variant: Variant, case: MoeCase, inputs: MoeInputs) -> Call
     from flashmoe_science.cuda.moe.select import FORWARD
 
     problem, device = asked(tensors, activation, W13Layout.CONCAT, None)
-    made = compiled(FORWARD, problem, device, choice(variant, FORWARD, problem, device))
+    made = compiled(FORWARD, problem, device, variant_choice(variant, problem, device))
     return partial(forward, *tensors, activation=activation, choice=made)
+
+
+def variant_choice(variant: Variant, problem: MoeProblem, device: Device) -> Choice:
+    """What a variant is for a problem. Raises UnsupportedCaseError."""
+    from flashmoe_science.configs.moe import few
+    from flashmoe_science.cuda.moe import MoeKind
+    from flashmoe_science.cuda.moe.select import FORWARD
+
+    def for_most_rows(problem: MoeProblem, device: Device) -> FewConfiguration:
+        """The way for few tokens beyond the rows up to which it is the fastest."""
+        configurations = few.all_configurations(device.architecture)
+        if not configurations:
+            raise UnsupportedCaseError(f"the way for few tokens has no tiles for {device.architecture}")
+        return configurations[-1]
+
+    return choice(variant, FORWARD, problem, device, {MoeKind.FEW: for_most_rows})
 
 
 def _variants() -> Variants:
