@@ -2,8 +2,8 @@
 
     python benchmarks/topk_routing.py
 
-Microseconds of one call in a replayed graph, medians of readings in turns. Routing by itself is no operation of the lab, whose
-mixture of experts is given ids and weights.
+Microseconds of one call in a replayed graph, medians of readings in turns. Routing by itself is no operation of the
+lab, whose mixture of experts is given ids and weights.
 """
 
 from __future__ import annotations

@@ -49,7 +49,8 @@ ImplementationsOption = Annotated[
         metavar="NAME|FILE",
         rich_help_panel=WHAT,
         help="What is raced: a name that `cudadent42 implementations` lists, path/to/file.py:callable, "
-        "path/to/kernel.toml or a variant such as 'cudadent42[portable]'. Repeat the option or separate by commas. The baseline is always measured.",
+        "path/to/kernel.toml or a variant such as 'cudadent42[portable]'. Repeat the option or separate by "
+        "commas. The baseline is always measured.",
     ),
 ]
 RepeatsOption = Annotated[
