@@ -8,6 +8,7 @@ from flashmoe_science.errors import BuildError, DeviceError, InputError
 if TYPE_CHECKING:
     from flashmoe_science.attention import flash_attention
     from flashmoe_science.explanation import explain
+    from flashmoe_science.huggingface import accelerate
     from flashmoe_science.moe import fused_moe, topk_routing
     from flashmoe_science.takeover.counts import report, reset_report
     from flashmoe_science.takeover.sdpa import disable_sdpa, enable_sdpa, sdpa
@@ -16,6 +17,7 @@ __all__ = [
     "BuildError",
     "DeviceError",
     "InputError",
+    "accelerate",
     "disable_sdpa",
     "enable_sdpa",
     "explain",
@@ -28,6 +30,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "accelerate": "huggingface",
     "disable_sdpa": "takeover.sdpa",
     "enable_sdpa": "takeover.sdpa",
     "explain": "explanation",

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch.compiler import is_dynamo_compiling
 
 from flashmoe_science.attention import flash_attention
 from flashmoe_science.errors import BuildError, DeviceError, InputError
+from flashmoe_science.takeover.availability import is_traced, summary, why_no_attention
 from flashmoe_science.takeover.conditions import why_not
 from flashmoe_science.takeover.masks import Range, key_ranges, uniform
-from flashmoe_science.untraced import constant_result
 
 _failures: dict[tuple[str, torch.dtype, int], str] = {}
 """Machines without a compiler and kernels that do not build stay so: what failed once is not tried again."""
@@ -66,9 +64,9 @@ def attempt(
             # No row sees the keys behind the last query; of what is left the two alignments are one.
             key, value = key[:, :, :seqlen_q], value[:, :, :seqlen_q]
     if is_dynamo_compiling():
-        if not _is_traced():
+        if not is_traced():
             return "torch.compile"
-        failure = _why_unavailable(query.device.type, query.dtype)
+        failure = why_no_attention(query.device.type, query.dtype)
         return failure or _output(query, key, value, is_causal, scale)
     kernel = query.device.type, query.dtype, query.shape[3]
     if kernel in _failures:
@@ -80,7 +78,7 @@ def attempt(
     except InputError:
         return "an argument that the kernel refuses"
     except (DeviceError, BuildError) as error:
-        return _failures.setdefault(kernel, _summary(error))
+        return _failures.setdefault(kernel, summary(error))
 
 
 def _output(
@@ -110,28 +108,3 @@ def _over_ranges(
             for q, k, v, (start, stop) in rows
         ]
     )
-
-
-@constant_result
-def _why_unavailable(device_type: str, dtype: torch.dtype) -> str | None:
-    """Asked while a graph is traced: compiled, it has no way back. Compiles a small kernel, as a first call does."""
-    return _try_small_call(device_type, dtype)
-
-
-@functools.cache
-def _try_small_call(device_type: str, dtype: torch.dtype) -> str | None:
-    tensor = torch.zeros(1, 1, 1, 64, dtype=dtype, device=device_type)
-    try:
-        flash_attention(tensor, tensor, tensor)
-    except (InputError, DeviceError, BuildError) as error:
-        return _summary(error)
-    return None
-
-
-def _summary(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).partition(';')[0].partition(chr(10))[0]}"
-
-
-def _is_traced() -> bool:
-    """Whether torch.compile takes `flash_attention` into its graphs."""
-    return False

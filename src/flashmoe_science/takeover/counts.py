@@ -9,7 +9,7 @@ from enum import Enum
 
 from torch.compiler import is_dynamo_compiling
 
-from flashmoe_science.untraced import constant_result
+from flashmoe_science.takeover.tracing import constant_result
 
 
 class Entry(Enum):

@@ -1,4 +1,4 @@
-"""Functions that torch.compile asks while it makes its graphs, and leaves outside of them."""
+"""Functions that torch.compile asks while it makes a graph."""
 
 from __future__ import annotations
 

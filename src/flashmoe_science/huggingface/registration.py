@@ -1,0 +1,33 @@
+"""The name under which transformers finds attention and experts."""
+
+from __future__ import annotations
+
+from flashmoe_science.errors import InputError
+
+try:
+    from transformers import AttentionInterface
+    from transformers.integrations.moe import ExpertsInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+except ImportError as error:
+    raise InputError(
+        f"transformers 5 cannot be imported ({error}); install it with: pip install 'cudadent42[transformers]'"
+    ) from error
+
+from flashmoe_science.huggingface.attention import attention_forward
+from flashmoe_science.huggingface.experts import experts_forward
+
+IMPLEMENTATION = "cudadent42"
+"""For ``attn_implementation`` and ``experts_implementation``. The library takes a name with "flash" in it for a version
+of flash-attention, and the masks that it then makes would be others.
+"""
+
+
+def register() -> None:
+    """Make the name known to transformers; again does no harm.
+
+    The mask function is that of SDPA: None where attention is full or plainly causal, else booleans. A name without one
+    would get no mask at all, and padding would be attended to.
+    """
+    AttentionInterface.register(IMPLEMENTATION, attention_forward)
+    AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
+    ExpertsInterface.register(IMPLEMENTATION, experts_forward)

@@ -1,0 +1,57 @@
+"""Whether a machine can make and run the kernels: asked where a call has no way back, remembered where one failed."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from flashmoe_science.attention import flash_attention
+from flashmoe_science.errors import BuildError, DeviceError, InputError
+from flashmoe_science.moe import fused_moe
+from flashmoe_science.takeover.tracing import constant_result
+
+
+def is_traced() -> bool:
+    """Whether torch.compile takes `flash_attention` and `fused_moe` into its graphs."""
+    return False
+
+
+def summary(error: Exception) -> str:
+    """What an error says was wrong, without what to do."""
+    return f"{type(error).__name__}: {str(error).partition(';')[0].partition(chr(10))[0]}"
+
+
+@constant_result
+def why_no_attention(device_type: str, dtype: torch.dtype) -> str | None:
+    """Asked while a graph is traced: compiled, it has no way back. Compiles a small kernel, as a first call does."""
+    return _try_attention(device_type, dtype)
+
+
+@constant_result
+def why_no_experts(device_type: str, dtype: torch.dtype) -> str | None:
+    """The same for experts."""
+    return _try_experts(device_type, dtype)
+
+
+@functools.cache
+def _try_attention(device_type: str, dtype: torch.dtype) -> str | None:
+    tensor = torch.zeros(1, 1, 1, 64, dtype=dtype, device=device_type)
+    try:
+        flash_attention(tensor, tensor, tensor)
+    except (InputError, DeviceError, BuildError) as error:
+        return summary(error)
+    return None
+
+
+@functools.cache
+def _try_experts(device_type: str, dtype: torch.dtype) -> str | None:
+    tokens = torch.zeros(1, 64, dtype=dtype, device=device_type)
+    w13 = torch.zeros(1, 128, 64, dtype=dtype, device=device_type)
+    weights = torch.ones(1, 1, dtype=torch.float32, device=device_type)
+    ids = torch.zeros(1, 1, dtype=torch.int64, device=device_type)
+    try:
+        fused_moe(tokens, w13, w13[:, :64], weights, ids)
+    except (InputError, DeviceError, BuildError) as error:
+        return summary(error)
+    return None

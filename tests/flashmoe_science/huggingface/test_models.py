@@ -1,0 +1,251 @@
+"""Models of transformers with our attention and experts, against the library's own: numbers, gradients, text, training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from models import MODELS, VOCABULARY, Model, tokens
+
+import flashmoe_science
+from flashmoe_science.takeover.counts import Entry
+
+pytest.importorskip("transformers", "5.0", reason="needs transformers 5")
+
+from flashmoe_science.huggingface import IMPLEMENTATION
+
+TEXT = [name for name, model in MODELS.items() if model.generates]
+each_model = pytest.mark.parametrize("name", MODELS)
+each_generator = pytest.mark.parametrize("name", TEXT)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kernel() -> None:
+    tensor = torch.zeros(1, 1, 1, 8)
+    try:
+        flashmoe_science.flash_attention(tensor, tensor, tensor)
+    except flashmoe_science.DeviceError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(autouse=True)
+def _report() -> Iterator[None]:
+    flashmoe_science.reset_report()
+    yield
+
+
+def ours(model: Model, dtype: torch.dtype = torch.float32) -> Any:
+    experts = IMPLEMENTATION if any("experts" in reason for reason in model.declined) else None
+    return model.make(IMPLEMENTATION, experts).to(dtype)
+
+
+def gradients(model: Model, made: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The output, and the gradient of every parameter by its product with fixed numbers."""
+    output = model.call(made)
+    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(3))
+    (output.float() * weights).mean().backward()
+    return output.detach().float(), {
+        name: each.grad.float() for name, each in made.named_parameters() if each.grad is not None
+    }
+
+
+def error(tensor: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((tensor - exact).norm() / (exact.norm() + 1e-12))
+
+
+@each_model
+def test_outputs_and_every_gradient_are_as_exact_as_the_librarys(name: str) -> None:
+    """In bfloat16, against the library's eager attention in float32 with the same weights."""
+    model = MODELS[name]
+    exact = model.make("eager").bfloat16().float()
+    right, right_gradients = gradients(model, exact)
+    library, library_gradients = gradients(model, model.make().bfloat16())
+    flashmoe_science.reset_report()
+    output, output_gradients = gradients(model, ours(model, torch.bfloat16))
+    report = flashmoe_science.report()
+    assert set(report.reasons()) == set(model.declined)
+    assert report.taken or not model.attention or model.declined
+    assert error(output, right) <= 1.5 * error(library, right) + 2**-9
+    assert output_gradients.keys() == library_gradients.keys() == right_gradients.keys()
+    for parameter, gradient in output_gradients.items():
+        against = right_gradients[parameter]
+        if against.abs().max() > 1e-7:  # a bias that softmax cannot see has rounding for a gradient
+            allowed = 2 * error(library_gradients[parameter], against) + 2**-7
+            assert error(gradient, against) <= allowed, parameter
+
+
+@each_model
+def test_outputs_in_float32(name: str) -> None:
+    model = MODELS[name]
+    expected = model.call(model.make("eager"))
+    with torch.no_grad():
+        output = model.call(ours(model))
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-5)
+
+
+@each_generator
+def test_what_is_padding_is_not_seen(name: str) -> None:
+    """Other tokens under the mask change nothing, on either side of the text; the library gives the same."""
+    model = MODELS[name]
+    made, library = ours(model), model.make("eager")
+    mask = torch.ones(2, 9, dtype=torch.long)
+    mask[0, :4] = 0
+    mask[1, 6:] = 0
+    ids = tokens()["input_ids"]
+    others = torch.where(mask == 1, ids, (ids + 7) % VOCABULARY)
+    with torch.no_grad():
+        one, other = (model.call(made, input_ids=each, attention_mask=mask) for each in (ids, others))
+        expected = model.call(library, input_ids=ids, attention_mask=mask)
+    seen = mask == 1
+    assert torch.equal(one[seen], other[seen])
+    torch.testing.assert_close(one[seen], expected[seen], rtol=0, atol=1e-5)
+
+
+def test_padding_of_an_encoder_is_taken() -> None:
+    """Its masks are those of padding alone, in all layers the same."""
+    model = MODELS["bert"]
+    made = ours(model)
+    mask = torch.ones(2, 9, dtype=torch.long)
+    mask[0, 5:] = 0
+    expected = model.call(model.make("eager"), attention_mask=mask)
+    output = model.call(made, attention_mask=mask)
+    assert (flashmoe_science.report().taken, flashmoe_science.report().declined) == (2, 0)
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-5)
+
+
+def generate(made: Any, cache: str | None) -> list[list[int]]:
+    ids = tokens()["input_ids"]
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    options = {} if cache is None else {"cache_implementation": cache, "disable_compile": True}
+    text: torch.Tensor = made.generate(
+        ids, attention_mask=mask, max_new_tokens=6, do_sample=False, pad_token_id=0, **options
+    )
+    return text.tolist()
+
+
+@each_generator
+@pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.filterwarnings("ignore")
+def test_greedy_generation_gives_the_same_text(name: str, cache: str | None) -> None:
+    model = MODELS[name]
+    expected = generate(model.make(), cache)
+    flashmoe_science.reset_report()
+    assert generate(ours(model), cache) == expected
+    if model.attention:
+        assert flashmoe_science.report().taken
+
+
+def losses(model: Model, made: Any, steps: int) -> list[float]:
+    """Of training towards fixed numbers."""
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
+    made.train()
+    result = []
+    for _ in range(steps):
+        output = model.call(made)
+        target = torch.randn(output.shape, generator=torch.Generator().manual_seed(4))
+        loss = (output - target).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        result.append(loss.item())
+    return result
+
+
+@each_model
+def test_fifty_steps_of_training_follow_the_librarys(name: str) -> None:
+    model = MODELS[name]
+    expected = losses(model, model.make(), 50)
+    curve = losses(model, ours(model), 50)
+    assert expected[-1] < 0.99 * expected[0]
+    assert curve == pytest.approx(expected, rel=1e-3)
+
+
+def compiled(name: str) -> None:
+    """One graph, and the same numbers and gradients as uncompiled."""
+    model = MODELS[name]
+    made = ours(model)
+    expected, right = gradients(model, made)
+    made.zero_grad()
+    torch._dynamo.reset()
+    graph = torch.compile(made, backend="aot_eager", fullgraph=True)
+    output = model.call(_Compiled(made, graph))
+    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(3))
+    (output * weights).mean().backward()
+    torch.testing.assert_close(output.detach(), expected, rtol=0, atol=1e-5)
+    for parameter, each in made.named_parameters():
+        if parameter in right:
+            torch.testing.assert_close(each.grad, right[parameter], rtol=1e-3, atol=1e-5)
+
+
+class _Compiled:
+    """A compiled model with the parameters of the model that it was made from."""
+
+    def __init__(self, made: Any, graph: Any) -> None:
+        self.parameters, self._graph = made.parameters, graph
+
+    def __call__(self, **inputs: Any) -> Any:
+        return self._graph(**inputs)
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_no_graph_break(name: str) -> None:
+    compiled(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("llama", "bert")])
+def test_no_graph_break_in_the_others(name: str) -> None:
+    compiled(name)
+
+
+@each_model
+def test_accelerate_says_what_it_took(name: str) -> None:
+    model = MODELS[name]
+    made = model.make()
+    result = flashmoe_science.accelerate(made)
+    assert bool(result.attention) == model.attention
+    assert bool(result.experts) == (
+        model.declined != () and "gradients of experts are not there yet" in model.declined
+    )
+    reasons = [reason for _, reason in result.left]
+    for reason in model.declined:
+        assert any(reason.split(" are")[0] in each for each in reasons), (reason, reasons)
+    with torch.no_grad():
+        output = model.call(made)
+    torch.testing.assert_close(output, model.call(model.make("eager")), rtol=0, atol=1e-5)
+    entries = {count.entry for count in flashmoe_science.report().counts if count.declined is None}
+    assert (Entry.HUGGING_FACE_EXPERTS in entries) == bool(result.experts)
+
+
+def test_accelerate_wants_a_model_of_transformers() -> None:
+    with pytest.raises(flashmoe_science.InputError, match=r"flashmoe_science\.sdpa\(\)"):
+        flashmoe_science.accelerate(torch.nn.Linear(2, 2))
+
+
+def test_dropout_in_training_is_the_librarys() -> None:
+    model = MODELS["bert"]
+    made = ours(model).train()
+    for layer in made.modules():
+        if hasattr(layer, "scaling"):
+            layer.dropout.p = 0.25
+    torch.manual_seed(0)
+    output = model.call(made)
+    made.set_attn_implementation("sdpa")
+    torch.manual_seed(0)
+    assert torch.equal(output, model.call(made))
+    assert flashmoe_science.report().reasons() == {"dropout": 2}
+
+
+def test_nothing_of_transformers_is_imported_before_it_is_asked_for() -> None:
+    import subprocess
+    import sys
+
+    program = (
+        "import sys, flashmoe_science; flashmoe_science.sdpa; flashmoe_science.flash_attention; "
+        "print([name for name in sys.modules if name.startswith('transformers')])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
