@@ -88,10 +88,26 @@ EXTRAS = {name: required(listed) for name, listed in PROJECT["optional-dependenc
 
 
 def test_the_kernels_import_what_their_installation_brings() -> None:
-    """But for a compiler, which is an extra, and looked for."""
+    """But for a compiler, which is an extra, and looked for, and for models, which one package is about."""
     used = {distribution(module) for module in imported("flashmoe_science")}
-    assert used - {"ziglang"} == BASE
+    assert used - {"ziglang", "transformers"} == BASE
     assert "ziglang" in EXTRAS["compiler"]
+    assert "transformers" in EXTRAS["transformers"]
+
+
+def test_only_the_package_about_models_imports_them() -> None:
+    """So that the kernels are imported without it."""
+    outside = [
+        path
+        for path in (ROOT / "src/flashmoe_science").rglob("*.py")
+        if "huggingface" not in path.parts
+        and any(
+            name.partition(".")[0] == "transformers"
+            for node in ast.walk(ast.parse(path.read_text()))
+            for name in names(node)
+        )
+    ]
+    assert outside == []
 
 
 def test_the_lab_imports_what_is_declared() -> None:

@@ -1,8 +1,8 @@
 """Attention and experts for Hugging Face transformers, under the name ``cudadent42``; importing this registers them.
 
 ``AutoModelForCausalLM.from_pretrained(..., attn_implementation="cudadent42", experts_implementation="cudadent42")``
-then uses them, and `accelerate` sets both on a model that is there already. Calls that the kernels do not take go to the
-library's own implementations; `flashmoe_science.report` says which and why.
+then uses them, and `accelerate` sets both on a model that is there already. Calls that the kernels do not take go to
+the library's own implementations; `flashmoe_science.report` says which and why.
 """
 
 from flashmoe_science.huggingface.acceleration import Acceleration, accelerate

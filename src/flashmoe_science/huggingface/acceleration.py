@@ -36,7 +36,7 @@ def accelerate(model: Any) -> Acceleration:
     """Give a transformers model the kernels for attention and experts, as far as they go.
 
     The model is changed in place; ``model.set_attn_implementation("sdpa")`` and
-    ``model.set_experts_implementation("grouped_mm")`` undo it. Training, generation, PEFT and Trainer need nothing more.
+    ``model.set_experts_implementation("grouped_mm")`` undo it. Training, generation, PEFT and Trainer need no more.
 
     Args:
         model: a ``transformers.PreTrainedModel``.

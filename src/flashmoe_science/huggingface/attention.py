@@ -110,4 +110,6 @@ def eager_forward(layer: type[torch.nn.Module]) -> Forward:
         forward: Forward | None = getattr(sys.modules[each.__module__], "eager_attention_forward", None)
         if forward is not None:
             return forward
-    raise NotImplementedError(f"{layer.__name__} has no eager attention to go to; use another attn_implementation")
+    raise NotImplementedError(
+        f"{layer.__name__} has no eager attention to go to; use another attn_implementation"
+    )

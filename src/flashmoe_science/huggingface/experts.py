@@ -11,7 +11,7 @@ from transformers.integrations.moe import _default_apply_gate, grouped_mm_expert
 from flashmoe_science.errors import BuildError, DeviceError, InputError
 from flashmoe_science.moe import fused_moe
 from flashmoe_science.moe_arguments import SIZE_STEP
-from flashmoe_science.takeover.availability import is_traced, summary, why_no_experts
+from flashmoe_science.takeover.availability import summary, why_no_experts
 from flashmoe_science.takeover.counts import Entry, count
 
 _DTYPES = {
@@ -81,10 +81,7 @@ def _attempt(
         return reason
     w13, w2 = experts.gate_up_proj, experts.down_proj
     if torch.is_grad_enabled() and (
-        hidden_states.requires_grad
-        or w13.requires_grad
-        or w2.requires_grad
-        or top_k_weights.requires_grad
+        hidden_states.requires_grad or w13.requires_grad or w2.requires_grad or top_k_weights.requires_grad
     ):
         return "gradients of experts are not there yet"
     if hidden_states.device != w13.device or hidden_states.dim() != 2 or hidden_states.shape[0] == 0:
@@ -92,18 +89,17 @@ def _attempt(
     # As the library's own implementation does where autocast left the tokens in float32.
     tokens = hidden_states.to(w13.dtype).contiguous()
     weights, ids = top_k_weights.float().contiguous(), top_k_index.contiguous()
-    options = {"activation": _GATED[type(experts.act_fn).__name__], "w13_layout": "concat"}
+    activation = _GATED[type(experts.act_fn).__name__]
     if is_dynamo_compiling():
-        if not is_traced():
-            return "torch.compile"
         failure = why_no_experts(w13.device.type, w13.dtype)
-        return failure or fused_moe(tokens, w13, w2, weights, ids, **options).to(hidden_states.dtype)
+        return failure or fused_moe(tokens, w13, w2, weights, ids, activation=activation).to(
+            hidden_states.dtype
+        )
     kind = w13.device.type, w13.dtype
     if kind in _failures:
         return _failures[kind]
     try:
-        # Parameters are a class of tensors of their own, which calls need not be slowed down by.
-        output = fused_moe(tokens, w13.detach(), w2.detach(), weights, ids, **options)
+        output = fused_moe(tokens, w13, w2, weights, ids, activation=activation)
     except InputError:
         return "an argument that the kernel refuses"
     except (DeviceError, BuildError) as error:

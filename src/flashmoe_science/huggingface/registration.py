@@ -7,7 +7,7 @@ from flashmoe_science.errors import InputError
 try:
     from transformers import AttentionInterface
     from transformers.integrations.moe import ExpertsInterface
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+    from transformers.masking_utils import AttentionMaskInterface
 except ImportError as error:
     raise InputError(
         f"transformers 5 cannot be imported ({error}); install it with: pip install 'cudadent42[transformers]'"
@@ -15,6 +15,7 @@ except ImportError as error:
 
 from flashmoe_science.huggingface.attention import attention_forward
 from flashmoe_science.huggingface.experts import experts_forward
+from flashmoe_science.huggingface.masks import attention_mask
 
 IMPLEMENTATION = "cudadent42"
 """For ``attn_implementation`` and ``experts_implementation``. The library takes a name with "flash" in it for a version
@@ -25,9 +26,8 @@ of flash-attention, and the masks that it then makes would be others.
 def register() -> None:
     """Make the name known to transformers; again does no harm.
 
-    The mask function is that of SDPA: None where attention is full or plainly causal, else booleans. A name without one
-    would get no mask at all, and padding would be attended to.
+    A name without a function for masks would get none at all, and padding would be attended to.
     """
     AttentionInterface.register(IMPLEMENTATION, attention_forward)
-    AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
+    AttentionMaskInterface.register(IMPLEMENTATION, attention_mask)
     ExpertsInterface.register(IMPLEMENTATION, experts_forward)

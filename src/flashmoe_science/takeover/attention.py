@@ -7,7 +7,7 @@ from torch.compiler import is_dynamo_compiling
 
 from flashmoe_science.attention import flash_attention
 from flashmoe_science.errors import BuildError, DeviceError, InputError
-from flashmoe_science.takeover.availability import is_traced, summary, why_no_attention
+from flashmoe_science.takeover.availability import summary, why_no_attention
 from flashmoe_science.takeover.conditions import why_not
 from flashmoe_science.takeover.masks import Range, key_ranges, uniform
 
@@ -64,8 +64,6 @@ def attempt(
             # No row sees the keys behind the last query; of what is left the two alignments are one.
             key, value = key[:, :, :seqlen_q], value[:, :, :seqlen_q]
     if is_dynamo_compiling():
-        if not is_traced():
-            return "torch.compile"
         failure = why_no_attention(query.device.type, query.dtype)
         return failure or _output(query, key, value, is_causal, scale)
     kernel = query.device.type, query.dtype, query.shape[3]

@@ -12,11 +12,6 @@ from flashmoe_science.moe import fused_moe
 from flashmoe_science.takeover.tracing import constant_result
 
 
-def is_traced() -> bool:
-    """Whether torch.compile takes `flash_attention` and `fused_moe` into its graphs."""
-    return False
-
-
 def summary(error: Exception) -> str:
     """What an error says was wrong, without what to do."""
     return f"{type(error).__name__}: {str(error).partition(';')[0].partition(chr(10))[0]}"

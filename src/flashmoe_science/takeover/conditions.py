@@ -7,7 +7,6 @@ from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from flashmoe_science.arguments import HEAD_DIM_STEP, MAX_HEAD_DIM
-from flashmoe_science.direct import are_direct
 
 _DTYPES = {
     "cpu": (torch.float32, torch.bfloat16, torch.float16),
@@ -47,7 +46,10 @@ def why_not(
 
 
 def why_not_plain(query: object, key: object, value: object) -> str | None:
-    """Why the memory of these is not to be read, or the call is to be seen by somebody else; None if it is."""
+    """Why these are not to be read as dense tensors, or the call is somebody else's to see; None if they are.
+
+    Dispatch modes (selective checkpointing, FLOP counters) are no reason: they see the operator.
+    """
     if is_dynamo_compiling():
         for each in (query, key, value):
             if not isinstance(each, torch.Tensor):
@@ -59,28 +61,22 @@ def why_not_plain(query: object, key: object, value: object) -> str | None:
         return "not a tensor"
     if _function_modes() and not _only_default_device():
         return "a torch function mode"
-    if not are_direct(query, key, value):
-        return _intercepted(query, key, value)
-    for tensor in (query, key, value):
-        if tensor.is_nested:
-            return "nested tensor"
-        if tensor.layout is not torch.strided:
-            return "sparse tensor"
-    return None
-
-
-def _intercepted(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str:
     if torch._C._is_tracing():
         return "torch.jit.trace"
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "a transform of torch.func"
     if forward_ad._current_level >= 0:
         return "forward-mode differentiation"
-    if any(type(tensor) is not torch.Tensor for tensor in (query, key, value)):
-        return "tensor subclass"
-    if torch._C._len_torch_dispatch_stack():
-        return "a torch dispatch mode"
-    return "negative bit"
+    for tensor in (query, key, value):
+        if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
+            return "tensor subclass"
+        if tensor.is_nested:
+            return "nested tensor"
+        if tensor.layout is not torch.strided:
+            return "sparse tensor"
+        if tensor.is_neg() or tensor.is_conj():
+            return "negative bit"
+    return None
 
 
 def _only_default_device() -> bool:

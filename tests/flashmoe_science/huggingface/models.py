@@ -80,8 +80,8 @@ class Model:
             name: each.to(dtype) if isinstance(each, torch.Tensor) and each.is_floating_point() else each
             for name, each in given.items()
         }
-        output: torch.Tensor = getattr(model(**given), self.output)
-        return output
+        output = model(**given)
+        return torch.cat([getattr(output, name) for name in self.output.split()], -1)
 
 
 def tokens() -> dict[str, torch.Tensor]:
@@ -176,7 +176,7 @@ MODELS = {
         "CLIPConfig",
         {"text_config": TEXT | {"eos_token_id": 95}, "vision_config": VISION, "projection_dim": 32},
         both,
-        "logits_per_image",
+        "image_embeds text_embeds",
     ),
     "siglip": Model(
         "siglip",
@@ -184,7 +184,7 @@ MODELS = {
         "SiglipConfig",
         {"text_config": TEXT, "vision_config": VISION},
         both,
-        "logits_per_image",
+        "image_embeds text_embeds",
     ),
     "whisper": Model(
         "whisper",

@@ -1,8 +1,7 @@
-"""Models of transformers with our attention and experts, against the library's own: numbers, gradients, text, training."""
+"""Models of transformers with our attention and experts against the library's own: numbers, gradients, text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -31,9 +30,8 @@ def _kernel() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _report() -> Iterator[None]:
+def _report() -> None:
     flashmoe_science.reset_report()
-    yield
 
 
 def ours(model: Model, dtype: torch.dtype = torch.float32) -> Any:
@@ -99,7 +97,8 @@ def test_what_is_padding_is_not_seen(name: str) -> None:
         one, other = (model.call(made, input_ids=each, attention_mask=mask) for each in (ids, others))
         expected = model.call(library, input_ids=ids, attention_mask=mask)
     seen = mask == 1
-    assert torch.equal(one[seen], other[seen])
+    # Tokens of a mixture's padding move the others to other rows of a product, which rounds them otherwise.
+    torch.testing.assert_close(one[seen], other[seen], rtol=0, atol=1e-6)
     torch.testing.assert_close(one[seen], expected[seen], rtol=0, atol=1e-5)
 
 
@@ -160,7 +159,7 @@ def test_fifty_steps_of_training_follow_the_librarys(name: str) -> None:
     expected = losses(model, model.make(), 50)
     curve = losses(model, ours(model), 50)
     assert expected[-1] < 0.99 * expected[0]
-    assert curve == pytest.approx(expected, rel=1e-3)
+    assert curve == pytest.approx(expected, rel=1e-3, abs=1e-6)
 
 
 def compiled(name: str) -> None:
