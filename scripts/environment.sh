@@ -3,6 +3,7 @@
 #
 # CUDADENT42_PYTHON=/path/to/python3   use that Python as it is, with the packages it has, and install nothing
 # CUDADENT42_BASE_PYTHON=/path/to/python3   make .venv with that Python instead of the first that is found
+# CUDADENT42_LOCK=auto|pypi|cpu|none   which of requirements/torch*.txt is installed, by hash; docs/dependencies.md
 
 # quoted TEXT: as one word to copy into a shell.
 quoted() {
@@ -88,7 +89,7 @@ prepare_environment() {
     fi
     python=$root/.venv/bin/python
     # A stamp of what was installed; it is written last, so a set-up that was cut short is done again.
-    stamp="$root $(cat "$root/pyproject.toml" "$root/constraints.txt" | cksum)"
+    stamp="$root $(packages_sum)"
     for group in run ${1:+"$1"}; do
         if [ "$(cat "$root/.venv/.stamp-$group" 2>/dev/null)" = "$stamp" ] && is_recent "$python"; then
             continue
@@ -100,12 +101,74 @@ prepare_environment() {
     done
 }
 
+# packages_sum: changes with what would be installed.
+packages_sum() {
+    for file in "$root/pyproject.toml" "$root/constraints.txt" "$root"/requirements/*.txt; do
+        [ ! -f "$file" ] || cat "$file"
+    done | cksum
+    [ -z "${CUDADENT42_LOCK:-}" ] || echo "$CUDADENT42_LOCK"
+}
+
+# choose_lock: sets $lock to the file of torch whose hashes are asked for, or to nothing.
+choose_lock() {
+    lock=
+    case ${CUDADENT42_LOCK:-auto} in
+        pypi) lock=torch ;;
+        cpu) lock=torch-cpu ;;
+        none) ;;
+        auto)
+            # Who names other sources of packages wants what those have: another build of torch, as a rule.
+            if [ -f "$root/requirements/torch.txt" ] && is_locked_platform &&
+                ! "$python" -m pip config list 2>/dev/null | grep -Eq '(index-url|find-links|constraint)='; then
+                lock=torch
+            fi
+            ;;
+        *) fail "CUDADENT42_LOCK=$CUDADENT42_LOCK: expected auto, pypi, cpu or none" ;;
+    esac
+}
+
+# The platforms of requirements/*.txt.
+is_locked_platform() {
+    "$python" -c 'import platform, sys
+sys.exit(not (sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") and
+    sys.implementation.name == "cpython" and (3, 10) <= sys.version_info[:2] <= (3, 14)))' 2>/dev/null
+}
+
+# install_locked NAME...: requirements/NAME.txt, every file by its hash.
+install_locked() {
+    files=
+    for name in "$@"; do
+        # Not quoted where it is used: the names have no spaces, and pip is started in their folder.
+        files="$files --requirement $name.txt"
+    done
+    # shellcheck disable=SC2086
+    (cd "$root/requirements" && "$python" -m pip install $quiet --disable-pip-version-check --require-hashes --no-deps \
+        --only-binary :all: --log "$log" $files >&2)
+}
+
+# install_project: what is here, built with the packages that are locked.
+install_project() {
+    "$python" -m pip install $quiet --disable-pip-version-check --no-deps --no-build-isolation --no-index \
+        --log "$log" --editable "$root" >&2
+}
+
 install_group() {
     quiet=--quiet
     if [ -t 2 ]; then
         quiet=
     fi
+    log=$root/.venv/pip.log
+    rm -f "$log"
+    choose_lock
     echo "Installing the packages to $1 into .venv (once)" >&2
+    if [ -n "$lock" ]; then
+        if [ "$1" = run ]; then
+            install_locked "$lock" run && install_project && return
+        else
+            install_locked "$1" && return
+        fi
+        install_failed
+    fi
     if [ "$1" = run ]; then
         set -- --editable "${root}[lab,ledger]"
     else
@@ -113,12 +176,18 @@ install_group() {
         "$python" -m pip install $quiet 'pip>=25.1' >&2 || fail "pip could not be brought up to date; see above"
         set -- --group "$root/pyproject.toml:$1"
     fi
-    log=$root/.venv/pip.log
-    rm -f "$log"
     "$python" -m pip install $quiet --disable-pip-version-check --constraint "$root/constraints.txt" --log "$log" "$@" >&2 && return
+    install_failed
+}
+
+install_failed() {
     if grep -qs 'No space left on device' "$log"; then
         fail "there was no space left for the packages, in $root or for temporary files (${TMPDIR:-/tmp}). Make some, or" \
             "name a folder with more for the latter:" "  TMPDIR=/path/to/a/folder $self"
+    fi
+    if grep -qs 'DO NOT MATCH THE HASHES' "$log"; then
+        fail "a package is not the file that requirements/ names: the index, or something on the way, serves another. Where" \
+            "that is meant, install without hashes:" "  CUDADENT42_LOCK=none $self"
     fi
     fail "pip could not install the packages; see above. A Python that has torch can be used as it is:" \
         "  CUDADENT42_PYTHON=/path/to/python3 $self"

@@ -135,6 +135,9 @@ bring_compiler() {
         return
     fi
     say 'Installing a C++ compiler into .venv (the ziglang wheel)'
+    if [ -n "$lock" ]; then
+        install_locked compiler && return
+    fi
     "$python" -m pip install --quiet --disable-pip-version-check --constraint "$root/constraints.txt" \
         --editable "${root}[compiler]" >&2 || fail 'pip could not install a compiler; see above. Install one and run again:' \
         '  apt-get install g++' "  $self"
@@ -142,6 +145,9 @@ bring_compiler() {
 
 bring_gpu_watch() {
     if has_gpu && ! "$python" -c 'import pynvml' 2>/dev/null; then
+        if [ -n "$lock" ]; then
+            install_locked gpu && return
+        fi
         "$python" -m pip install --quiet --disable-pip-version-check --constraint "$root/constraints.txt" \
             --editable "${root}[gpu]" >&2 || say 'nvidia-ml-py could not be installed: clocks will not be watched'
     fi
@@ -152,7 +158,7 @@ is_ready() {
 }
 
 ready_stamp() {
-    echo "$root $device $(cat "$root/pyproject.toml" "$root/constraints.txt" | cksum)"
+    echo "$root $device $(packages_sum)"
 }
 
 # A Python that is named is used as it is: nothing is made or installed.
@@ -169,6 +175,8 @@ if ! is_ready; then
     [ -x "$root/.venv/bin/python" ] || check_space
     check_network
     prepare_environment ""
+    quiet=--quiet log=$root/.venv/pip.log
+    choose_lock
     bring_compiler
     bring_gpu_watch
     ready_stamp >"$root/.venv/.bootstrapped"

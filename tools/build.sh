@@ -14,7 +14,8 @@ else
     trap 'rm -rf "$work"' EXIT
     python3 -m venv "$work/env"
     builder=$work/env/bin/python
-    "$builder" -m pip install --quiet --disable-pip-version-check 'hatchling>=1.26'
+    "$builder" -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --only-binary :all: \
+        --requirement "$root/requirements/build.txt"
 fi
 cd "$root"
 umask 022
