@@ -27,17 +27,18 @@ class Needs(NamedTuple):
 class Backward(Protocol):
     """The gradients of query, key and value: `Backend.backward`. Autograd calls nothing else of the backward pass.
 
-    With S = softmax_scale * query @ key^T, P = exp(S - lse), Δ = rowsum(output * grad_output) - grad_lse and
-    dS = P * (grad_output @ value^T - Δ): the gradients are softmax_scale * dS @ key for query, softmax_scale * dS^T @
-    query for key and P^T @ grad_output for value; the last two are sums over the query heads that share the head.
+    Let S = softmax_scale * query @ key^T, P = exp(S - lse), Δ = rowsum(output * grad_output) - grad_lse and dS = P *
+    (grad_output @ value^T - Δ). Then the gradients are softmax_scale * dS @ key for query, softmax_scale * dS^T @
+    query for key and P^T @ grad_output for value. The last two are sums over the query heads that share the head.
 
     What it may rely on: query, key and value passed the forward's checks, and output and lse are the forward's results
     for them. grad_output may have any strides (0 among them, and a last one that is not 1): a kernel that does not take
     them copies it once. It is called under no_grad, in autograd's own thread or another, by several threads at a time.
 
-    What it owes: gradients that have the same bits in every call; exact zeros for a row that sees no key (lse is minus
-    infinity, output zero) and for a key that no row sees; nothing of a masked key or row, NaN and infinity included, in
-    any gradient; no memory of seqlen_q * seqlen_k; no wait for the device. Second derivatives are not its business.
+    What it owes: gradients that have the same bits in every call, and exact zeros for a row that sees no key (lse is
+    minus infinity, output zero) and for a key that no row sees. No gradient has anything of a masked key or row, NaN
+    and infinity included. It takes no memory of seqlen_q * seqlen_k and does not wait for the device. Second
+    derivatives are not its business.
 
     Reference: Dao et al., FlashAttention (2022), arXiv:2205.14135, algorithm 4.
     """

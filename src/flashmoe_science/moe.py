@@ -46,9 +46,9 @@ def fused_moe(
     """The weighted sum of each token's chosen experts, two-layer perceptrons with a gate (forward only).
 
     out[t] = sum over j of topk_weights[t, j] * w2[e] @ act(w13[e] @ hidden_states[t]), where e = topk_ids[t, j].
-    Intermediate values and the experts' results are rounded to the tensors' dtype (the results not where few tokens on
-    CUDA are combined on the chip), everything else is float32, and the sum over j runs in the order of j: the same call
-    gives the same bits.
+    Intermediate values and the experts' results are rounded to the tensors' dtype (the results not where few tokens
+    on CUDA are combined on the chip); everything else is float32. The sum over j runs in the order of j, so the same
+    call gives the same bits.
 
     Args:
         hidden_states: (tokens, hidden); float32 (CPU only), bfloat16 or float16. hidden and intermediate are multiples

@@ -1,7 +1,7 @@
 """Reading files that anybody may have written: whole ones of a bounded size, JSON of bounded depth and numbers.
 
-All that can go wrong with their content is a ValueError, so that a caller has one word for it: a parser may as well run
-out of stack or memory, and numbers that a float holds overflow in what is computed from them.
+All that can go wrong with their content is a ValueError, so that a caller has one word for it. A parser may as well
+run out of stack or memory, and numbers that a float holds overflow in what is computed from them.
 """
 
 from __future__ import annotations

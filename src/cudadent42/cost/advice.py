@@ -1,8 +1,8 @@
 """Keep a rented machine running while nothing happens on it, or stop it and start it again?
 
-Stopping saves the rate for as long as the machine is idle, and costs a restart: minutes that are billed and waited for,
-and now and then a start that fails (no capacity, a hang) and is tried again. With a probability p of failure for each
-attempt, independent of the others, p / (1 - p) attempts fail on average before one succeeds.
+Stopping saves the rate for as long as the machine is idle, and costs a restart. A restart is minutes that are billed
+and waited for, and now and then a start that fails (no capacity, a hang) and is tried again. With a probability p of
+failure for each attempt, independent of the others, p / (1 - p) attempts fail on average before one succeeds.
 """
 
 from __future__ import annotations

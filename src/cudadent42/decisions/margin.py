@@ -7,8 +7,7 @@ _DEFAULT = {"cpu": 0.02, "cuda": 0.01}
 
 def default_margin(device: str) -> float:
     """For ``cpu`` or ``cuda:N``. 25 blocks on a shared 2-core machine give 95 % intervals of about ± 1 %,
-    so 2 % is the smallest margin at which "equal" can be reached there; a GPU's clock is its own, and 1 %
-    can."""
+    so 2 % is the smallest margin at which "equal" can be reached there. A GPU's clock is its own, and 1 % can."""
     return _DEFAULT[device.partition(":")[0]]
 
 

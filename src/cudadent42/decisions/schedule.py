@@ -1,9 +1,8 @@
 """The order of calls: randomised paired blocks.
 
-Timing all of A and then all of B turns any drift of the machine into a difference between them. Here every
-block holds each implementation once; a random order is followed by its mirror image (A B C, C B A), so a
-linear drift cancels within each pair of blocks. (Randomised interleaved trials: Abedi and Brecht, ICPE
-2017.)
+Timing all of A and then all of B turns any drift of the machine into a difference between them. Here every block
+holds each implementation once. A random order is followed by its mirror image (A B C, C B A), so a linear drift
+cancels within each pair of blocks. (Randomised interleaved trials: Abedi and Brecht, ICPE 2017.)
 """
 
 from __future__ import annotations

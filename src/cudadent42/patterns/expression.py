@@ -2,8 +2,8 @@
 
 Python's engine backtracks, so that ``(a+)+b`` takes longer than the age of the universe on a line of 60 characters.
 Lessons are matched while a user waits for an error message, against text that nobody has seen before. So a pattern is
-admitted only if the number of ways in which it can be tried on one line, by its structure alone, is small: the product
-of what its repeats can choose from, times the places where a match can begin.
+admitted only if the number of ways in which it can be tried on one line, by its structure alone, is small. That
+number is the product of what its repeats can choose from, times the places where a match can begin.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One process at a time works on the sessions of a project.
 
 The lock is flock(2) on ``sessions/.lock``: the system lets go of it when its process dies, however it dies. The file
-also names the holder (process, host, start of the machine), for the message, and for file systems that know no locks,
-where a holder counts as gone when its machine was restarted since or its process no longer exists.
+also names the holder (process, host, start of the machine), for the message, and for file systems that know no locks.
+There a holder counts as gone when its machine was restarted since or its process no longer exists.
 """
 
 from __future__ import annotations

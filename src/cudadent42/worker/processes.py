@@ -1,9 +1,10 @@
 """The worker's processes, all of which end with it: what a candidate starts may outlive neither worker nor lab.
 
 A worker is killed by the kernel when its parent dies, even while it holds Python's lock or is stopped
-(``PR_SET_PDEATHSIG``), and takes in the processes below it whose parents are gone (``PR_SET_CHILD_SUBREAPER``), so that
-a daemon by double fork stays in its tree; prctl(2). A worker that dies by itself leaves them to the system; they are
-then told by a mark in the environment that they began with. Elsewhere than on Linux there is only the process group.
+(``PR_SET_PDEATHSIG``). It takes in the processes below it whose parents are gone (``PR_SET_CHILD_SUBREAPER``), so
+that a daemon by double fork stays in its tree; prctl(2). A worker that dies by itself leaves them to the system; they
+are then told by a mark in the environment that they began with. Elsewhere than on Linux there is only the process
+group.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The steady state: recognising a call like the last one, allocating its results, launching.
 
-Every line here runs in every call, so the two dearest steps use functions that PyTorch made for its own compiled
-code: one C++ check of type, dtype, device, sizes, strides and gradient (a third of the time of building and hashing a
-key of them in Python) and an allocation that bypasses the dispatcher (half the time of `empty_like`). Neither is
-public. Both are looked for when first needed, the check is tried on tensors that it must tell apart, and without them
-calls are right and slower. docs/kernels/launching.md has the times.
+Every line here runs in every call, so the two most expensive steps use functions that PyTorch made for its own
+compiled code. One is a C++ check of type, dtype, device, sizes, strides and gradient, which takes a third of the time
+of building and hashing a key of them in Python. The other is an allocation that bypasses the dispatcher, in half the
+time of `empty_like`. Neither is public. Both are looked for when first needed, the check is tried on tensors that it
+must tell apart, and without them calls are right and slower. docs/kernels/launching.md has the times.
 """
 
 from __future__ import annotations

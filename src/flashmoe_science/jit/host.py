@@ -1,8 +1,8 @@
 """C++ for this machine: the instruction sets it has, the compiler, and loading what it compiled.
 
-Code is compiled for a named instruction set with explicit ``-m`` flags, never for "this CPU": the same
-recipe gives the same code anywhere, and a library is only loaded where the CPU has every feature that its
-flags turned on, also when several machines share one home directory.
+Code is compiled for a named instruction set with explicit ``-m`` flags, never for "this CPU". The same recipe gives
+the same code anywhere, and a library is only loaded where the CPU has every feature that its flags turned on, also
+when several machines share one home directory.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A folder whose files may be trusted because only this user (and root) can have written them.
 
-Code from the compile cache runs in this process, so what it comes from is checked as OpenSSH checks its keys: every
-folder from the root down belongs to root or to this user and nobody else can rename what is in it, and each file is
-a regular one of this user's with a single name. All of it is checked on open descriptors, and files are reached
-through the folder's descriptor: nothing that is swapped afterwards is looked at again.
+Code from the compile cache runs in this process, so what it comes from is checked as OpenSSH checks its keys. Every
+folder from the root down belongs to root or to this user, and nobody else can rename what is in it. Each file is a
+regular one of this user's with a single name. All of it is checked on open descriptors, and files are reached through
+the folder's descriptor: nothing that is swapped afterwards is looked at again.
 """
 
 from __future__ import annotations

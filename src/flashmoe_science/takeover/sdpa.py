@@ -1,9 +1,9 @@
 """`torch.nn.functional.scaled_dot_product_attention`, taken over for a while or for good.
 
-What is replaced is the attribute of `torch.nn.functional`, which modules look up when they run and which torch.compile
-follows into the graph (and guards, so that code compiled inside a takeover is not used outside of it). The dispatcher's
-kernels would also be reached by code that took the function by name earlier, but a compiled graph would keep, or lack,
-the takeover of the moment it was compiled in, also from torch's caches on disk.
+What is replaced is the attribute of `torch.nn.functional`, which modules look up when they run and which
+torch.compile follows into the graph (and guards, so that code compiled inside a takeover is not used outside of it).
+The dispatcher's kernels would also be reached by code that took the function by name earlier. But a compiled graph
+would keep, or lack, the takeover of the moment it was compiled in, also from torch's caches on disk.
 """
 
 from __future__ import annotations

@@ -45,9 +45,10 @@ def gradients_float64(
 ) -> Gradients:
     """By head and by chunks of rows, so the scores of a long sequence never exist at once.
 
-    The limit follows the roundings that no method avoids when its operands have the inputs' dtype: P and dS are rounded
-    once before they are multiplied (unit u), exponentials and sums have float32's errors, and Δ is taken of an output
-    that was rounded: where P is peaked dP - Δ cancels, and that term is the largest. Causal masks align bottom-right.
+    The limit follows the roundings that no method avoids when its operands have the inputs' dtype. P and dS are
+    rounded once before they are multiplied (unit u), exponentials and sums have float32's errors, and Δ is taken of
+    an output that was rounded. Where P is peaked dP - Δ cancels, and that term is the largest. Causal masks align
+    bottom-right.
     """
     query, key, value, gradient = inputs.tensors
     scale = float(query.shape[-1]) ** -0.5 if inputs.softmax_scale is None else inputs.softmax_scale

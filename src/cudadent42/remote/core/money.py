@@ -88,8 +88,9 @@ def how_to_add(name: str) -> str:
 def estimate(
     plan: Plan, rate: Rate, table: Rates, *, starting: bool, own_environment: bool, idle_minutes: float = 0.0
 ) -> Estimate:
-    """Of a run of ``plan``: with the start of its machine where that does not run yet, with an environment of our own
-    where the remote has not been given a Python, and with what a machine that only its idle limit ends is on after."""
+    """What a run of ``plan`` costs. The start of its machine counts where that does not run yet, and an environment
+    of our own where the remote has not been given a Python. So do ``idle_minutes``, for a machine that only its idle
+    limit ends."""
     from cudadent42.flows.duration import estimate_s  # PyTorch, which nothing else here needs
 
     parts = []

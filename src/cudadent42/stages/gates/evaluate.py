@@ -163,8 +163,9 @@ def _inside(value: float, gate: Gate) -> bool:
 
 
 def _advice(measured: Measured, start: float, stop: float) -> str:
-    """How many blocks narrow the interval so far that it is on one side of the ends that lie in it in four repetitions
-    out of five: an interval that just reaches the end from where the value now lies is over it in every other one.
+    """How many blocks narrow the interval so far that it is on one side of the ends that lie in it in four
+    repetitions out of five. An interval that just reaches the end from where the value now lies is over it in every
+    other one.
 
     Only what the blocks themselves leave open shrinks with their root. What the control adds is taken to stay: it may
     be chance, but a copy of the same code can also be slower for good, by where it lies in memory, and then no number

@@ -29,7 +29,7 @@ def profiled_build(
     """The build that was profiled, or why it is not known.
 
     It is the one that the case leads to on the device, by the choice that this source makes, if it has the name,
-    threads, registers and shared memory of the profiled launch; else the only one that has them.
+    threads, registers and shared memory of the profiled launch. Otherwise it is the only one that has them.
     """
     mine = [build for build in builds if build.resources is not None]
     if not mine:

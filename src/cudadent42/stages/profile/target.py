@@ -1,6 +1,6 @@
 """The process that is profiled: ``python -m cudadent42.stages.profile.target REQUEST``, REQUEST a JSON file.
 
-It prepares the inputs of one case, warms up, and then does one of these: launches once between the marks that a
+It prepares the inputs of one case and warms up. Then it does one of these: launches once between the marks that a
 profiler heeds; measures by itself what can be known without counters; leaves out parts of the kernel; or repeats the
 call under ``perf stat``.
 """

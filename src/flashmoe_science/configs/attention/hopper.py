@@ -1,9 +1,9 @@
 """Tiles of the Hopper attention kernel, per head dimension: data.
 
-Measured on an H200 (docs/kernels/notebooks/hopper.md has every variant). At head dim 64 three consumer
-warpgroups hide each other's softmax; a causal mask wastes more of their tall tile, so that two are better up to
-some thousands of keys, and where tiles are few, shorter ones fill the chip. From 96 on, two are all that registers
-allow, and taking turns on the tensor cores gains nothing: the chip is limited by power.
+Measured on an H200 (docs/kernels/notebooks/hopper.md has every variant). At head dim 64 three consumer warpgroups
+hide each other's softmax. A causal mask wastes more of their tall tile, so that two are better up to some thousands
+of keys. Where tiles are few, shorter ones fill the chip. From 96 on, two are all that registers allow, and taking
+turns on the tensor cores gains nothing: the chip is limited by power.
 """
 
 from __future__ import annotations
@@ -134,9 +134,9 @@ def _configuration(size: int, shape: _Shape, causal: bool) -> HopperConfiguratio
 def section_bytes(head_dim: int, kv_head_bytes: int) -> int:
     """How many bytes of keys and values are worked on together under a causal mask.
 
-    Few for short sequences, so that they are read from memory once and from L2 after that; more for long ones,
-    whose tiles run down the same keys side by side, and where starting the longest tiles of all heads first counts
-    for more.
+    Few for short sequences, so that they are read from memory once and from L2 after that. More for long ones, whose
+    tiles run down the same keys side by side, and where starting the longest tiles of all heads first counts for
+    more.
     """
     if kv_head_bytes >= _LONG_HEAD_BYTES:
         return _LONG_SECTION_BYTES

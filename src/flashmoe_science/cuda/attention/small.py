@@ -99,8 +99,8 @@ def configuration_for(problem: Problem, device: Device) -> SmallConfiguration:
 def _pays(problem: Problem, configuration: SmallConfiguration, device: Device, work: Work) -> bool:
     """Whether this kernel should take less than one with tall tiles takes for one of them.
 
-    By its estimated time where there is one, else by what its blocks read: at about 4.5 MB per us, while the others
-    start 2 us later and take 9 us per 1024 keys up to head dim 128, twice that at 256.
+    By its estimated time where there is one, else by what its blocks read, at about 4.5 MB per us. The others start 2
+    us later and take 9 us per 1024 keys up to head dim 128, twice that at 256.
     """
     one_of_passes = not configuration.single_pass and configuration.splits == 1
     if one_of_passes and measured(device.architecture, problem.head_dim, work):

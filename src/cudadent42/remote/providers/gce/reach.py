@@ -1,9 +1,10 @@
 """From a running instance to an OpenSSH connection.
 
-``gcloud compute ssh`` knows how: the user's name there (OS Login gives another than here), their key and its way to the
-instance, an address or a tunnel through Identity-Aware Proxy, and the host keys that the instance published. So it is
-asked once to connect, which puts the keys in place on both sides, and once what it would run, whose options our own
-connection then takes over. It is told to check host keys strictly each time: left alone, it accepts the first it sees.
+``gcloud compute ssh`` knows the user's name there (OS Login gives another than here), their key and its way to the
+instance. It knows an address or a tunnel through Identity-Aware Proxy, and the host keys that the instance published.
+So it is asked once to connect, which puts the keys in place on both sides, and once what it would run, whose options
+our own connection then takes over. It is told to check host keys strictly each time: left alone, it accepts the first
+it sees.
 """
 
 from __future__ import annotations
