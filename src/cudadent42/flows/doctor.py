@@ -65,9 +65,9 @@ def examine(
         if kept is not None and kept.source is Source.COUNTERS and latest.source is not Source.COUNTERS:
             if not same:
                 raise UsageError(
-                    f"{folder} keeps a profile of {kept.case}, {kept.implementation} with counters, and there are "
-                    f"none of {subject.id}, {name} ({'; '.join(latest.notes)}); profile that in a folder of its "
-                    f"own with `cudadent42 profile`, or move {PROFILE} away"
+                    f"{folder} keeps a profile with counters of {kept.case}, {kept.implementation}, and none could be "
+                    f"made of {subject.id}, {name} ({'; '.join(latest.notes)}); profile that case in a folder of "
+                    f"its own with `cudadent42 profile`, or move {PROFILE} away"
                 )
             profile, note = kept, f"the kept profile with counters is judged: {'; '.join(latest.notes)}"
     diagnosis = diagnose(replace(profile, notes=(*profile.notes, note)) if note else profile)

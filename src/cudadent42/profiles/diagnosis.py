@@ -214,12 +214,12 @@ def _summary(
     if bound == UNKNOWN and math.isfinite(share) and profile.source is Source.MODEL:
         what = (
             f"It is neither at the ceiling for arithmetic nor at the one for memory: it reaches {share:.0%} of what "
-            f"they allow, {basis}; what holds it back instead, a wait or another unit, these do not tell"
+            f"they allow, {basis}; these do not tell whether a wait or another unit holds it back instead"
         )
     elif bound == UNKNOWN and math.isfinite(share):
         what = (
             f"What it runs against is not known: the busiest unit that was counted works {share:.0%} of the time, "
-            f"and not counted were {', '.join(_uncounted(available, profile))}"
+            f"and these units were not counted: {', '.join(_uncounted(available, profile))}"
         )
     elif bound == UNKNOWN and "roof_share" in profile.missing:
         what = f"What it runs against is not known: {profile.missing['roof_share']}"
@@ -243,7 +243,7 @@ def _summary(
     if not causes and bound == UNKNOWN:
         return f"{what}. That nothing else was found says little."
     if not causes and profile.source is Source.MODEL:
-        return f"{what}. Nothing stands out, and these say nothing of {_unseen(profile)}."
+        return f"{what}. Nothing stands out, but these numbers say nothing of {_unseen(profile)}."
     if not causes:
         return f"{what}. Nothing found that could give {WORTH:.0%} or more."
     first = causes[0]

@@ -332,8 +332,8 @@ def _attempt(desk: Desk, parent: str, commit: str) -> Attempt:
     desk.record(Attempted(number, desk.state.parent, commit, change.things, change.describe()))
     if change.things > 1:
         desk.warn(
-            f"{change.describe()} changed since the parent; more than one. A function that is touched counts as one, "
-            "and a constant with another value; documentation and tests do not count"
+            f"{change.describe()} changed since the parent; more than one. A function that is touched "
+            "counts as one, and so does a constant with another value. Documentation and tests do not count."
         )
     return desk.state.attempts[-1]
 

@@ -56,7 +56,7 @@ def build_versions(
         except (AttributeError, TypeError, ValueError) as error:
             emit(
                 Message(
-                    f"{name} does not build as this lab knows it ({type(error).__name__}: {error}); "
+                    f"{name} cannot be built beforehand ({type(error).__name__}: {error}); "
                     "its kernels are compiled at their first call"
                 )
             )

@@ -235,7 +235,7 @@ class Worker:
                         raise LostError(self._cause_of_death())
                     self._pending += data
                     if len(self._pending) > _MOST_EVENT_BYTES:
-                        raise LostError("its event pipe was written to by others; killed")
+                        raise LostError("another process wrote to its event pipe; killed")
                 elif (now := self._doing()) != doing:
                     doing = now
                     self._at_work |= now is not None and now.input != LOADING
@@ -252,7 +252,7 @@ class Worker:
         try:
             return from_line(line.decode(errors="replace"))
         except ValueError as error:
-            raise LostError(f"its event pipe was written to by others ({error}); killed") from error
+            raise LostError(f"another process wrote to its event pipe ({error}); killed") from error
 
     def _limit_s(self, doing: Doing | None) -> float:
         """The longest silence while this is being done."""

@@ -102,8 +102,8 @@ def _remote(path: Path, name: str, entry: Any) -> Remote:
     unknown = set(entry) - set(_KEYS)
     if unknown or ("address" in entry) == ("specification" in entry):
         raise UsageError(
-            f"{path}: [{name}] has {', '.join(sorted(entry))}; expected address or specification, and of "
-            f"{', '.join(_KEYS[2:])} what it needs"
+            f"{path}: [{name}] has {', '.join(sorted(entry))}; expected address or "
+            f"specification, and any of {', '.join(_KEYS[2:])}"
         )
     file = entry.get("specification")
     address = parse(entry["address"]) if file is None else SpecificationFile(Path(file))

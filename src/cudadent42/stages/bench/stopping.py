@@ -90,8 +90,8 @@ class Pace:
             )  # what lies on the margin is never called; what exceeds it by as much again has room
             needed = max(1, blocks_for(upper(target) / upper(margin) - 1.0, spread))
             line = (
-                f"to call a difference of {target:.1%} faster or slower in a typical case {needed} blocks are needed, "
-                f"{_time(needed * block_s)}; "
+                f"a typical case needs {needed} blocks ({_time(needed * block_s)}) "
+                f"to call a difference of {target:.1%} faster or slower; "
             )
         if self._plan.precision is not None:
             return line + self._until(block_s)

@@ -187,7 +187,7 @@ def _advice(measured: Measured, start: float, stop: float) -> str:
         if gap <= added:
             return (
                 "its interval reaches over the threshold by what the control differs from itself, which more blocks "
-                "need not mend: measure on a quieter machine"
+                "may not mend; measure on a quieter machine"
             )
         narrower = reach / INTERVAL_FACTOR * POWER_FACTOR / (gap - added)
         narrower = min(narrower, _MOST_BLOCKS)  # more than that is not advised in any case

@@ -102,7 +102,7 @@ def run(
             raise ProfilerFailedError(f"{arguments[0]} does not run: {error.strerror}") from error
         except subprocess.TimeoutExpired as error:
             raise ProfilerFailedError(
-                f"ncu was still at it after {timeout_s:.0f} s; see {log.name}, or take a smaller case"
+                f"ncu was still running after {timeout_s:.0f} s; see {log.name}, or take a smaller case"
             ) from error
     text = log.read_text(errors="replace")
     if _DENIED in text:

@@ -67,7 +67,9 @@ def test_forecast_names_blocks_and_time() -> None:
     blocks = int(words[words.index("blocks") - 1])
     assert blocks == pytest.approx(49, rel=0.2)
     assert f"about {blocks} s" in line
-    assert line.startswith("to call a difference of 2.0% faster or slower in a typical case")
+    assert line.startswith(
+        f"a typical case needs {blocks} blocks (about {blocks} s) to call a difference of 2.0% "
+    )
     assert "the 100 planned take about 100 s and call one of 1.7%" in line
 
 

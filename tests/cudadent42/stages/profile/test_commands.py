@@ -243,7 +243,7 @@ def test_json_is_one_document(bench: Bench) -> None:
         ("denied", "ERR_NVGPUCTRPERM"),
         ("mismatch", "driver is not compatible with Nsight Compute"),
         ("crash", "ended by signal 11"),
-        ("hang", "still at it"),
+        ("hang", "still running after"),
         ("none", "launched no kernel"),
         ("unreadable", "cannot read profile.ncu-rep back"),
         ("empty", "no table of kernels"),

@@ -322,7 +322,7 @@ def test_a_unit_that_was_not_counted_may_be_the_busy_one(profile_of: Make) -> No
     metrics = {key: value for key, value in whole.metrics.items() if key not in ("tensor_share", "xu_share")}
     diagnosis = diagnose(dataclasses.replace(whole, metrics=metrics))
     assert diagnosis.bound == "unknown"
-    assert "not counted were matrix products, the special function unit" in diagnosis.summary
+    assert "these units were not counted: matrix products, the special function unit" in diagnosis.summary
 
 
 @pytest.mark.parametrize("name", ["hopper-full", "wide-copy"])

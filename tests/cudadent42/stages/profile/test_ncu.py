@@ -154,7 +154,7 @@ def test_why_nothing_was_profiled(tmp_path: Path, text: str, message: str) -> No
 
 
 def test_it_does_not_run_for_ever(tmp_path: Path) -> None:
-    with pytest.raises(ncu.ProfilerFailedError, match="still at it"):
+    with pytest.raises(ncu.ProfilerFailedError, match="still running after"):
         run(tmp_path, "exec sleep 30", timeout_s=0.3)
 
 
