@@ -273,6 +273,31 @@ def test_verify_alone(suite: Path) -> None:
     assert any(case["case"] == "two/fp32" for case in document["cases"])
 
 
+def test_a_race_of_variants(suite: Path, tmp_path: Path) -> None:
+    """Named as a user names them: by commas, which also stand in brackets."""
+    folder = tmp_path / "run"
+    names = ["cudadent42[portable]", "cudadent42"]
+    code, out, err = cudadent42(
+        *("run", "--suite", str(suite), "--device", "cpu", "--dtype", "fp32", "--case", "one"),
+        *("--repeats", "1", "--warmup", "0", "--ignore-preflight"),
+        *("--implementations", ",".join(names), "--output-dir", str(folder)),
+    )
+    assert code == 0, err
+    rows = list(csv.DictReader((folder / "samples.csv").open()))
+    assert {row["implementation"] for row in rows} == {"pytorch", "pytorch_control", *names}
+    assert all(name in out for name in names)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    built = [kernel["recipe"] for kernel in manifest["build"]["kernels"]]
+    assert "portable" in {each["architecture"].split(":")[1] for each in built}
+    report = (folder / "report.html").read_text()
+    assert "cudadent42[portable]" in report
+    code, _, err = cudadent42(
+        "run", "--suite", str(suite), "--device", "cpu", "--implementation", "cudadent42[fast]"
+    )
+    assert code == 2
+    assert "there is no variant 'fast'" in err
+
+
 def test_preflight_json() -> None:
     code, out, err = cudadent42("preflight", "--device", "cpu", "--json")
     document = json.loads(out)

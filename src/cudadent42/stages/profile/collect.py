@@ -239,7 +239,7 @@ def _noted(profile: Profile, note: str) -> Profile:
 
 def _with_ablations(profile: Profile, wish: Wish) -> Profile:
     if wish.implementation != OURS:
-        note = f"parts can be left out of {OURS}'s kernels only, not of {wish.implementation}'s"
+        note = f"parts can be left out of the kernel that {OURS} takes, not of {wish.implementation}: profile {OURS}"
         return _noted(profile, note) if wish.ablate else profile
     answer = _ask(Task.ABLATE, wish)
     return replace(profile, ablations=answer.ablations, notes=(*profile.notes, *answer.notes))
