@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +19,7 @@ def run(*words: str) -> str:
     done = subprocess.run(
         [sys.executable, *words],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
         check=False,
@@ -39,6 +41,34 @@ def run(*words: str) -> str:
 )
 def test_an_example_runs(script: str, words: tuple[str, ...], says: str) -> None:
     assert says in run(f"examples/{script}", *words)
+
+
+MODELS = [
+    ("train_gpt.py", ("--steps", "6", "--length", "32"), "12 scaled_dot_product_attention taken", ()),
+    ("finetune_llama.py", ("--steps", "3"), "6 Hugging Face attention taken", ("transformers", "accelerate")),
+    ("serve_qwen3_moe.py", ("--tokens", "4"), "16 Hugging Face experts taken", ("transformers",)),
+]
+
+
+@pytest.mark.parametrize(("script", "words", "says", "packages"), MODELS, ids=lambda each: str(each)[:20])
+def test_a_model_runs(script: str, words: tuple[str, ...], says: str, packages: tuple[str, ...]) -> None:
+    """What was taken is said, and how long both took; how long, decides nothing."""
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"needs {package}")
+    out = run(f"examples/{script}", *words)
+    assert says in out
+    assert re.search(r"^a (step|token) takes .* ours: [0-9.]+x$", out, re.MULTILINE), out
+
+
+def test_a_gpt_learns_the_same_with_ours() -> None:
+    out = run("examples/train_gpt.py", "--steps", "6", "--length", "32")
+    pytorch, ours = (
+        [float(number) for number in re.findall(r"loss ([0-9.]+) at first, ([0-9.]+) after", line)[0]]
+        for line in out.splitlines()
+        if "at first" in line
+    )
+    assert ours == pytest.approx(pytorch, abs=2e-3)
 
 
 def test_attention_is_pytorchs_but_for_rounding() -> None:
