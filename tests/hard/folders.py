@@ -78,7 +78,7 @@ def damage(chance: random.Random, folder: Path, examples: Path) -> list[str]:
     files = sorted(
         path
         for path in folder.rglob("*")
-        if path.is_file() and path.suffix in (".json", ".jsonl", ".csv", ".toml", ".bundle")
+        if path.is_file() and path.suffix in (".json", ".jsonl", ".csv", ".toml", ".bundle", ".diff")
     )
     for path in chance.sample(files, min(len(files), chance.choice((1, 1, 1, 2, 4)))):
         how = chance.random()

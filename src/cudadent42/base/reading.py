@@ -12,7 +12,7 @@ import math
 import os
 import stat
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from cudadent42.base.errors import UsageError
 
@@ -30,18 +30,29 @@ _LARGEST_INTEGER = 1 << 64
 
 def read_text(path: Path, errors: str = "strict", most_bytes: int = MOST_BYTES) -> str:
     """A regular file as text. Raises OSError (also: too large, no file), and ValueError where it is not UTF-8."""
-    # Opening a pipe would wait for somebody who writes into it.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with open(descriptor, "rb") as file:
-        about = os.fstat(descriptor)
-        if not stat.S_ISREG(about.st_mode):
-            raise OSError(errno.EINVAL, "it is not a file")
-        if about.st_size > most_bytes:
-            raise OSError(errno.EFBIG, f"it has {about.st_size:,} bytes; expected {most_bytes:,} at most")
+    return read_bytes(path, most_bytes).decode("utf-8", errors=errors)
+
+
+def read_bytes(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
+    """A regular file. Raises OSError (also: too large, no file)."""
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most_bytes:
+            raise OSError(errno.EFBIG, f"it has {size:,} bytes; expected {most_bytes:,} at most")
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"it has more than {most_bytes:,} bytes")
-    return content.decode("utf-8", errors=errors)
+    return content
+
+
+def open_file(path: Path) -> BinaryIO:
+    """A regular file, open for reading. Raises OSError, also where it is something else."""
+    # Opening a pipe would wait for somebody who writes into it.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a file")
+    return open(descriptor, "rb")
 
 
 def parse_json(text: str | bytes) -> Any:

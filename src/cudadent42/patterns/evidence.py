@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cudadent42.base.errors import UsageError
-from cudadent42.base.reading import parse_json, read_json, read_text
+from cudadent42.base.reading import open_file, parse_json, read_json, read_text
 from cudadent42.model.records import BuildReport, MachineReport, Results, Status
 from cudadent42.runs.changes import count
 from cudadent42.runs.source import Revision
@@ -75,7 +75,7 @@ def of_text(text: str, source: str) -> PatternEvidence:
 def of_file(path: Path) -> PatternEvidence:
     """A log file: its beginning and its end, if it is long. Raises UsageError where it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             size = file.seek(0, 2)
             file.seek(0)
             data = file.read(LOG_BYTES // 2)

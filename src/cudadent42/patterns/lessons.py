@@ -17,6 +17,7 @@ from pathlib import Path
 from cudadent42.base.errors import NewerVersionError, UsageError
 from cudadent42.base.files import write_text
 from cudadent42.base.folders import config_folder, make_private
+from cudadent42.base.reading import open_file
 from cudadent42.base.serialise import decode
 from cudadent42.base.toml import parse_toml
 from cudadent42.patterns.expression import ExpressionError, compile_bounded
@@ -168,7 +169,7 @@ def add(path: Path, replace: bool) -> Path:
 def load(path: Path) -> Lesson:
     """A lesson's file. Raises UsageError where it cannot be read or is wrong."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             data = file.read(_FILE_LIMIT + 1)
         if len(data) > _FILE_LIMIT:
             raise UsageError(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cudadent42.base.errors import UsageError
+from cudadent42.base.reading import read_bytes
 from cudadent42.model import implementations
 from cudadent42.model.records import Plan
 from cudadent42.native import specification
@@ -69,7 +70,7 @@ def _files(name: str) -> Sequence[Path]:
 def _of_files(files: Sequence[Path]) -> KernelSource:
     digest = hashlib.sha256()
     for path in files:
-        content = path.read_bytes()
+        content = read_bytes(path)
         for part in (path.name.encode("utf-8", "surrogateescape"), content):
             digest.update(len(part).to_bytes(8, "big") + part)
     return KernelSource(_commit(files), digest.hexdigest())
@@ -78,7 +79,7 @@ def _of_files(files: Sequence[Path]) -> KernelSource:
 def _commit(files: Sequence[Path]) -> str:
     folder = files[0].resolve().parent
     tracked = ask(folder, "ls-files", "--error-unmatch", paths=[str(path.resolve()) for path in files])
-    changed = ask(folder, "status", "--porcelain", "--untracked-files=no")
+    changed = ask(folder, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty")
     if tracked is None or changed is None or changed.strip():
         return ""
     return (ask(folder, "rev-parse", "--verify", "HEAD") or "").strip()

@@ -11,7 +11,7 @@ from types import TracebackType
 
 from cudadent42.base.append import AppendOnlyFile, whole_lines
 from cudadent42.base.errors import NewerVersionError, UsageError
-from cudadent42.base.reading import parse_json
+from cudadent42.base.reading import parse_json, read_bytes
 from cudadent42.session.clock import Clock
 from cudadent42.session.events import SCHEMA_VERSION, Entry, Event, Started, from_line, to_line
 
@@ -21,7 +21,7 @@ EVENTS = "events.jsonl"
 def read(path: Path) -> tuple[Entry, ...]:
     """The events of a log, without a torn last line. Raises UsageError where it is missing, damaged or newer."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}; expected the log of a session") from error
     return parse(data, path)

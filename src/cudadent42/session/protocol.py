@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cudadent42.base.errors import NewerVersionError, UsageError
+from cudadent42.base.reading import open_file
 from cudadent42.base.toml import Table, did_you_mean, parse_toml
 
 SCHEMA_VERSION = 1
@@ -162,7 +163,7 @@ def _number(item: Mapping[str, Any], key: str, where: str, high: float, default:
 def read_text(path: Path, what: str) -> str:
     """A small text file. Raises UsageError where it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             data = file.read(_FILE_LIMIT + 1)
         if len(data) > _FILE_LIMIT:
             raise UsageError(f"{what} {path} is larger than {_FILE_LIMIT // 1024} KiB; expected a TOML file")

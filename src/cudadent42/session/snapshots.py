@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cudadent42.base.errors import UsageError
+from cudadent42.base.reading import read_bytes
 from cudadent42.session import folder as folders
 from cudadent42.session.state import State
 from cudadent42.session.tree import Tree
@@ -34,7 +35,7 @@ def local(tree: Tree, session: Path, state: State, commit: str) -> str:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_bytes(path)
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read: {error.strerror}; is the session's folder whole?"

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 
 from cudadent42.base import durable, git
 from cudadent42.base.errors import MachineNotReadyError, UsageError
-from cudadent42.base.reading import expanded
+from cudadent42.base.reading import expanded, read_bytes
 from cudadent42.model.implementations import is_kernel_file, is_plug_in
 from cudadent42.model.records import Version
 from flashmoe_science.errors import DeviceError
@@ -242,7 +242,7 @@ def _is_file(path: Path) -> bool:
 def _read(folder: Path, names: list[str], entry: str, where: str) -> Iterator[_File]:
     for path, name in _selection(names, entry, where).items():
         try:
-            yield _File(path, (folder / name).read_bytes())
+            yield _File(path, read_bytes(folder / name, _MOST_BYTES))
         except OSError as error:
             raise UsageError(f"{folder / name} cannot be read: {error.strerror}") from error
 
@@ -309,7 +309,7 @@ def _holds(folder: Path, digest: str) -> bool:
         if not all(_is_file(path) for path in paths.values()):
             return False
         for name in sorted(paths):
-            actual.add(_File(name, paths[name].read_bytes()))
+            actual.add(_File(name, read_bytes(paths[name], _MOST_BYTES)))
     except OSError:
         return False
     return actual.hexadecimal() == digest

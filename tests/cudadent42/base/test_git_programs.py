@@ -21,6 +21,7 @@ from cudadent42.base import git, git_programs
 from cudadent42.base.errors import LabError
 from cudadent42.flows.race.history import Bisection, subject
 from cudadent42.remote.core.tree import read_tree
+from cudadent42.runs.kernel_sources import _of_files as of_files
 from cudadent42.runs.source import revision_of
 from cudadent42.session.tree import Tree, create, find
 from cudadent42.versions.sources import export
@@ -307,6 +308,7 @@ def every_call(root: Path, scratch: Path) -> list[str]:
         lambda: read_tree(root),
         lambda: export("HEAD", root, ENTRY),
         lambda: export("WORKTREE", root, ENTRY),
+        lambda: of_files([root / "kernel.py"]),
         lambda: subject(root, "HEAD"),
         lambda: Bisection(scratch / "search", root, first, tree.head(), ()).position(),
         a_session,

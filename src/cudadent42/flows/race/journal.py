@@ -12,6 +12,7 @@ from typing import Any, Generic, TextIO, TypeVar
 from cudadent42.base.append import AppendOnlyFile, whole_lines
 from cudadent42.base.errors import UsageError
 from cudadent42.base.files import read_record, write_json
+from cudadent42.base.reading import read_bytes
 from cudadent42.base.serialise import dumps, encode, loads
 
 SetupT = TypeVar("SetupT")
@@ -89,9 +90,11 @@ class Journal(Generic[SetupT, EntryT]):
         """The entries on disk, without a torn last line."""
         path = self._folder / ENTRIES
         try:
-            data = path.read_bytes()
+            data = read_bytes(path)
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror}") from error
         try:
             lines = whole_lines(data).decode("utf-8").split("\n")
             return [loads(self._entry_kind, line) for line in lines if line]

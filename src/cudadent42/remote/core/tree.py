@@ -16,12 +16,14 @@ from typing import IO
 
 from cudadent42.base import git
 from cudadent42.base.errors import UsageError
+from cudadent42.base.reading import open_file
 from cudadent42.base.serialise import dumps
 from cudadent42.runs.source import SOURCE_FILE, revision_of
 
 _SKIPPED = ("benchmarks/results/",)
 """Committed results: large, and read by no run."""
 DIGEST_FILE = ".digest"
+_PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -77,9 +79,21 @@ def _update(digest: hashlib._Hash, root: Path, name: bytes) -> None:
         kind, content = b"link", hashlib.sha256(os.readlink(path)).digest()
     else:
         kind = b"executable" if info.st_mode & stat.S_IXUSR else b"file"
-        with open(path, "rb") as file:
-            content = hashlib.sha256(file.read()).digest()
+        content = _digest_of(Path(os.fsdecode(path)))
     digest.update(b"%d %s %s " % (len(name), kind, name) + content)
+
+
+def _digest_of(path: Path) -> bytes:
+    digest = hashlib.sha256()
+    try:
+        with open_file(path) as file:
+            while piece := file.read(_PIECE):
+                digest.update(piece)
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read ({error.strerror}), and it would be sent: remove it, or have git ignore it"
+        ) from error
+    return digest.digest()
 
 
 @contextmanager
