@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,17 +27,21 @@ from cudadent42.model.records import Plan
 from cudadent42.operations import definition, variants
 from cudadent42.operations.attention import implementations as attention
 from cudadent42.operations.attention.case import AttentionCase
-from cudadent42.operations.attention.inputs import random_inputs
+from cudadent42.operations.attention.inputs import AttentionInputs, random_inputs
 from cudadent42.operations.attention_backward import implementations as attention_backward
 from cudadent42.operations.attention_backward.case import AttentionBackwardCase, AttentionTrainingStepCase
+from cudadent42.operations.attention_backward.inputs import BackwardInputs
 from cudadent42.operations.moe import implementations as moe
 from cudadent42.operations.moe.case import MoeCase
+from cudadent42.operations.moe.inputs import MoeInputs
 from cudadent42.operations.variants import Variant, changed, compiled, settable
 from cudadent42.plan import Choices, make_plan
 from cudadent42.registry import get, registry
 from cudadent42.stages.build import build
 from cudadent42.stages.verify import verify
 from flashmoe_science.configs.moe.few import FewWay
+from flashmoe_science.cuda import attention as cuda_attention
+from flashmoe_science.cuda import moe as cuda_moe
 from flashmoe_science.cuda.attention import KernelKind, Problem, small
 from flashmoe_science.cuda.attention.forward import asked
 from flashmoe_science.cuda.attention.gradients.select import BACKWARD
@@ -44,7 +49,7 @@ from flashmoe_science.cuda.attention.select import FORWARD
 from flashmoe_science.cuda.choice import Choice, KernelModule, Selection
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.moe.forward import asked as moe_asked
-from flashmoe_science.cuda.moe.problem import MoeProblem
+from flashmoe_science.cuda.moe.problem import MoeKind, MoeProblem
 from flashmoe_science.cuda.moe.select import FORWARD as MOE
 from flashmoe_science.errors import InputError, KernelDefectError
 from flashmoe_science.jit import host
@@ -317,6 +322,78 @@ def test_implementations_from_outside_may_have_variants() -> None:
     made = named("own[fast]", {"own": own})
     assert made is not None
     assert made.name == "own[fast]"
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+@pytest.fixture
+def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors without memory are taken for an H200's; nothing is compiled."""
+    for module in ("attention.forward", "attention.gradients.backward", "moe.forward"):
+        monkeypatch.setattr(sys.modules[f"flashmoe_science.cuda.{module}"], "device_of", lambda index: H200)
+    for implementations in (attention, attention_backward, moe):
+        monkeypatch.setattr(implementations, "compiled", lambda selection, problem, device, made: made)
+
+
+@pytest.mark.usefixtures("without_a_gpu")
+def test_attention_is_called_with_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    handed: list[tuple[Choice, bool, float | None]] = []
+
+    def forward(query: Any, key: Any, value: Any, *, causal: bool, softmax_scale: Any, choice: Choice) -> Any:
+        handed.append((choice, causal, softmax_scale))
+        return query, None
+
+    monkeypatch.setattr(cuda_attention, "forward", forward)
+    case = AttentionCase("c", "bf16", *SIZES, causal=True)
+    inputs = AttentionInputs(*(meta(1, 2, 96, 64) for _ in range(3)), softmax_scale=0.5)
+    assert get("cudadent42[portable,block_n=32]", "attention").prepare(case, inputs)() is inputs.query
+    ((choice, causal, scale),) = handed
+    assert (choice.kernel, choice.configuration.block_n, causal, scale) == (
+        KernelKind.PORTABLE,
+        32,
+        True,
+        0.5,
+    )
+
+
+@pytest.mark.usefixtures("without_a_gpu")
+def test_gradients_are_called_with_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    handed: list[Choice] = []
+
+    def backward(
+        grad_output: Any, query: Any, key: Any, value: Any, *rest: Any, choice: Choice, **options: Any
+    ) -> Any:
+        handed.append(choice)
+        return query.clone(), key.clone(), value.clone()
+
+    def forward(query: torch.Tensor, *rest: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return query.clone(), query[..., 0].float()
+
+    monkeypatch.setattr(cuda_attention, "forward", forward)
+    monkeypatch.setattr(cuda_attention, "backward", backward)
+    inputs = BackwardInputs(*(meta(1, 2, 96, 64) for _ in range(4)))
+    for case in (AttentionBackwardCase("c", "bf16", *SIZES), AttentionTrainingStepCase("c", "bf16", *SIZES)):
+        call = get("cudadent42[portable,query.block_n=32]", case.operation).prepare(case, inputs)
+        assert [each.shape for each in call()] == [(1, 2, 96, 64)] * 3
+        assert (handed[-1].kernel, handed[-1].configuration.query.block_n) == (KernelKind.PORTABLE, 32)
+
+
+@pytest.mark.usefixtures("without_a_gpu")
+def test_experts_are_called_with_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    handed: list[Choice] = []
+
+    def forward(hidden_states: Any, *rest: Any, activation: Activation, choice: Choice) -> Any:
+        handed.append(choice)
+        return hidden_states
+
+    monkeypatch.setattr(cuda_moe, "forward", forward)
+    case = MoeCase("c", "bf16", 24, 64, 48, 8, 2, "silu")
+    weights, ids = meta(24, 2, dtype=torch.float32), meta(24, 2, dtype=torch.int32)
+    inputs = MoeInputs(meta(24, 64), meta(8, 96, 64), meta(8, 64, 48), weights, ids)
+    get("cudadent42[portable,up.stages=3]", "moe").prepare(case, inputs)()
+    assert (handed[0].kernel, handed[0].configuration.up.stages) == (MoeKind.PORTABLE, 3)
 
 
 # ---------------------------------------------------------------- the suites of benchmarks/suites
