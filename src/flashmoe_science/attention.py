@@ -12,10 +12,14 @@ from flashmoe_science.autograd import differentiable_attention
 from flashmoe_science.cpu import attention as cpu
 from flashmoe_science.cuda import attention as cuda
 from flashmoe_science.cuda.attention.forward import calls
-from flashmoe_science.direct import are_direct
+from flashmoe_science.direct import are_direct, has_own_layout
 from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.gradients import Backend
 from flashmoe_science.operators.attention import FORWARD
+from flashmoe_science.operators.sharding import register_where_used
+
+_Tensor = torch.Tensor
+_autocast_is_on = autocast.is_on
 
 
 def flash_attention(
@@ -59,7 +63,7 @@ def flash_attention(
     """
     if is_dynamo_compiling():
         return _dispatched(query, key, value, causal, softmax_scale, return_lse)
-    if isinstance(query, torch.Tensor):
+    if isinstance(query, _Tensor):
         backend: Backend | None
         if query.is_cuda:
             # The steady state: here, as the frame of `cuda.attention.forward` is a tenth of a microsecond of four. What
@@ -81,10 +85,12 @@ def flash_attention(
             backend = cuda
         else:
             backend = cpu if query.is_cpu else None
-        if autocast.is_on():
+        if _autocast_is_on():
             query, key, value = autocast.cast(query, key, value)
         if not are_direct(query, key, value):
-            check_arguments(query, key, value, softmax_scale)
+            if has_own_layout():
+                check_arguments(query, key, value, softmax_scale)
+            register_where_used()
             return _dispatched(query, key, value, check_causal(causal), softmax_scale, return_lse)
         # The backends check shapes and types once for each combination.
         if backend is not None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from flashmoe_science.errors import InputError
 from flashmoe_science.gradients import SECOND_DERIVATIVES, Backend, Gradients, Needs
+from flashmoe_science.operators.attention import BACKWARD
 
 
 def differentiable_attention(
@@ -57,6 +59,9 @@ class _Attention(torch.autograd.Function):
         if grad_output is None:
             grad_output = output.new_zeros(()).expand(output.shape)
         arguments = (grad_output, query, key, value, output, lse, grad_lse)
+        if is_dynamo_compiling():  # compiled autograd, of a call that was eager
+            gradients = BACKWARD(*arguments, ctx.causal, ctx.softmax_scale, tuple(ctx.needs_input_grad[:3]))
+            return *gradients, None, None, None
         options = (ctx.backend, ctx.causal, ctx.softmax_scale, Needs(*ctx.needs_input_grad[:3]))
         if torch.is_grad_enabled():  # create_graph=True
             gradients = _Gradients.apply(*arguments, *options)  # type: ignore[no-untyped-call]

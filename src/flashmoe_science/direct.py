@@ -26,10 +26,10 @@ def are_direct(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> b
             or (type(query) in _PLAIN and type(key) in _PLAIN and type(value) in _PLAIN)
         )
         and forward_ad._current_level < 0
-        and not _dispatch_modes()
-        and not _is_recorded_by_jit()
+        and not (
+            _dispatch_modes() or _is_recorded_by_jit() or query.is_neg() or key.is_neg() or value.is_neg()
+        )
         and _transform() is None
-        and not (query.is_neg() or key.is_neg() or value.is_neg())
     )
 
 
@@ -48,3 +48,10 @@ def all_direct(*tensors: torch.Tensor | None) -> bool:
     else:
         return True
     return False
+
+
+def has_own_layout() -> bool:
+    """Whether tensors of a call that is not direct lie in memory as they say. Under vmap they are slices of what does,
+    and while torch.jit.trace records, their sizes are tensors.
+    """
+    return _transform() is None and not _is_recorded_by_jit()

@@ -12,7 +12,7 @@ from flashmoe_science import autocast
 from flashmoe_science.cpu import moe as cpu_moe
 from flashmoe_science.cuda import moe as cuda_moe
 from flashmoe_science.cuda.moe import topk as cuda_topk
-from flashmoe_science.direct import all_direct
+from flashmoe_science.direct import all_direct, has_own_layout
 from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.moe_arguments import (
     Activation,
@@ -25,6 +25,7 @@ from flashmoe_science.moe_arguments import (
 )
 from flashmoe_science.operators.moe import FUSED_MOE
 from flashmoe_science.operators.routing import TOPK_ROUTING
+from flashmoe_science.operators.sharding import register_where_used
 
 _ACTIVATIONS = {member.value: member for member in Activation}
 _LAYOUTS = {member.value: member for member in W13Layout}
@@ -87,7 +88,9 @@ def fused_moe(
     if autocast.is_on():
         hidden_states, w13, w2, topk_weights = _autocast(hidden_states, w13, w2, topk_weights)
     if not all_direct(hidden_states, w13, w2, topk_weights, topk_ids, out):
-        check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, kind, out)
+        if has_own_layout():
+            check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, kind, out)
+        register_where_used()
         return _fused_moe_dispatched(
             hidden_states, w13, w2, topk_weights, topk_ids, kind.value, layout.value, out
         )
@@ -155,7 +158,9 @@ def topk_routing(
         return _topk_routing_dispatched(logits, k, scores, renormalize, correction_bias, scaling_factor)
     kind = parse_choice(Scores, scores, "scores")
     if not all_direct(logits, correction_bias):
-        check_topk_arguments(logits, k, renormalize, correction_bias, scaling_factor)
+        if has_own_layout():
+            check_topk_arguments(logits, k, renormalize, correction_bias, scaling_factor)
+        register_where_used()
         return _topk_routing_dispatched(logits, k, kind.value, renormalize, correction_bias, scaling_factor)
     if isinstance(logits, torch.Tensor):
         reject_moe_gradients(logits=logits)

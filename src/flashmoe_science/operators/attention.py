@@ -245,7 +245,7 @@ FORWARD = define(
 BACKWARD = define(
     "flash_attention_backward(Tensor grad_output, Tensor query, Tensor key, Tensor value, Tensor output, Tensor lse,"
     " Tensor? grad_lse=None, bool causal=False, float? softmax_scale=None, bool[3] needs=[True, True, True])"
-    " -> (Tensor? grad_query, Tensor? grad_key, Tensor? grad_value)",
+    " -> (Tensor grad_query, Tensor grad_key, Tensor grad_value)",
     cpu=_backward_on(cpu),
     cuda=_backward_on(cuda),
     fake=_fake_backward,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 LIBRARY: Any = torch.library.Library("flashmoe_science", "DEF")  # type: ignore[no-untyped-call]
 
@@ -20,8 +21,8 @@ def define(
     cuda: Callable[..., Any],
     fake: Callable[..., Any],
     recorded: Callable[..., Any],
-) -> Callable[..., Any]:
-    """A new functional operator; returned as called from Python.
+) -> OpOverload[..., Any]:
+    """A new functional operator.
 
     The functions take the schema's arguments with the schema's defaults: the dispatcher leaves out what equals them.
 
@@ -37,5 +38,5 @@ def define(
     LIBRARY.impl(name, cuda, "CUDA")
     LIBRARY.impl(name, recorded, "Autograd")
     torch.library.register_fake(f"flashmoe_science::{name}", fake, lib=LIBRARY)
-    operator: Callable[..., Any] = getattr(torch.ops.flashmoe_science, name).default
+    operator: OpOverload[..., Any] = getattr(torch.ops.flashmoe_science, name).default
     return operator

@@ -15,6 +15,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 from flashmoe_science.errors import InputError
+from flashmoe_science.operators.sharding import register_where_used
 
 _transform = torch._C._functorch.peek_interpreter_stack
 
@@ -35,6 +36,7 @@ def record(function: type[torch.autograd.Function], *arguments: Any) -> Any:
 
 def below_autograd(operator: Callable[..., Any], *arguments: Any) -> Any:
     """The operator's results without autograd's key: what its kernel for that key ends in."""
+    register_where_used()
     with torch._C._AutoDispatchBelowAutograd():
         if _transform() is None:
             return operator(*arguments)

@@ -1,0 +1,65 @@
+"""Floating-point operations of the operators, for `torch.utils.flop_counter` and what reckons with it.
+
+A multiply and an add are two. As PyTorch does for its own attention, a causal mask does not lower the count, nor does
+the softmax raise it: a utilisation is comparable with that of ``scaled_dot_product_attention``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.utils.flop_counter import register_flop_formula
+
+from flashmoe_science.operators.attention import BACKWARD, FORWARD
+from flashmoe_science.operators.moe import FUSED_MOE
+
+Shape = Sequence[int]
+
+
+def _one_product(query: Shape, key: Shape) -> int:
+    """Scores, or anything of their size times head_dim."""
+    batch, heads, seqlen_q, head_dim = query
+    return 2 * batch * heads * seqlen_q * key[2] * head_dim
+
+
+def attention_forward(query: Shape, key: Shape, value: Shape, *options: Any, **named: Any) -> int:
+    """Two products."""
+    return 2 * _one_product(query, key)
+
+
+def attention_backward(
+    grad_output: Shape,
+    query: Shape,
+    key: Shape,
+    value: Shape,
+    output: Shape,
+    lse: Shape,
+    grad_lse: Shape | None = None,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    needs: Sequence[bool] = (True, True, True),
+    **named: Any,
+) -> int:
+    """Five products where all gradients are needed, 2.5 times the forward's; the scores are among them."""
+    of_scores = needs[0] or needs[1]
+    return (1 + of_scores + sum(needs)) * _one_product(query, key)
+
+
+def fused_moe(
+    hidden_states: Shape,
+    w13: Shape,
+    w2: Shape,
+    topk_weights: Shape,
+    topk_ids: Shape,
+    *options: Any,
+    **named: Any,
+) -> int:
+    """Two products for each token and each of its choices; those of no expert here are counted, too."""
+    tokens, chosen = topk_ids
+    return 2 * tokens * chosen * (w13[1] * w13[2] + w2[1] * w2[2])
+
+
+register_flop_formula(FORWARD.overloadpacket)(attention_forward)
+register_flop_formula(BACKWARD.overloadpacket)(attention_backward)
+register_flop_formula(FUSED_MOE.overloadpacket)(fused_moe)

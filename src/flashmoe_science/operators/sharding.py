@@ -1,0 +1,124 @@
+"""How DTensors pass through the operators without being gathered: by batch and by heads, or by tokens.
+
+PyTorch's module for DTensors takes a second to import, and most processes have none of them; so the rules are
+registered when somebody has imported it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_BATCH, _HEADS = 0, 1
+"""Dimensions of query, key, value, and of all that is like them or has a value for each of their rows."""
+_TOKENS = 0
+
+
+def register_where_used() -> None:
+    """Register the rules if the process has DTensors."""
+    if "torch.distributed.tensor" in sys.modules:
+        register()
+
+
+@functools.cache
+def register() -> None:
+    """Register the rules. Nobody has to call it but who passes DTensors to ``torch.ops.flashmoe_science`` in inference
+    mode, and imported `torch.distributed.tensor` later than this package.
+    """
+    from torch.distributed.tensor.experimental import register_sharding
+
+    for operator, rule in (
+        (torch.ops.flashmoe_science.flash_attention_forward.default, _attention_forward),
+        (torch.ops.flashmoe_science.flash_attention_backward.default, _attention_backward),
+        (torch.ops.flashmoe_science.fused_moe.default, _fused_moe),
+        (torch.ops.flashmoe_science.topk_routing.default, _topk_routing),
+    ):
+        wrap: Callable[[Any], Any] = register_sharding(operator)
+        wrap(rule)
+
+
+Rule = list[tuple[list[Any], list[Any]]]
+"""Each way that an operator accepts: placements of its results, and of its tensors."""
+
+
+def _attention_forward(query: Any, key: Any, value: Any, *options: Any, **named: Any) -> Rule:
+    return [_everywhere(placement, results=2, tensors=3) for placement in _of_attention(query, key, value)]
+
+
+def _attention_backward(
+    grad_output: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    output: Any,
+    lse: Any,
+    grad_lse: Any = None,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    needs: Any = (True, True, True),
+    **named: Any,
+) -> Rule:
+    tensors = 6 if grad_lse is None else 7
+    return [
+        (
+            [placement if needed else None for needed in needs],
+            [placement] * tensors,
+        )
+        for placement in _of_attention(query, key, value)
+    ]
+
+
+def _fused_moe(
+    hidden_states: Any,
+    w13: Any,
+    w2: Any,
+    topk_weights: Any,
+    topk_ids: Any,
+    *options: Any,
+    **named: Any,
+) -> Rule:
+    from torch.distributed.tensor import Replicate, Shard
+
+    whole, tokens = Replicate(), Shard(_TOKENS)
+    return [
+        _everywhere(whole, results=1, tensors=5),
+        ([tokens], [tokens, whole, whole, tokens, tokens]),
+    ]
+
+
+def _topk_routing(
+    logits: Any,
+    k: int,
+    scores: str = "softmax",
+    renormalize: bool = True,
+    correction_bias: Any = None,
+    *options: Any,
+    **named: Any,
+) -> Rule:
+    from torch.distributed.tensor import Replicate, Shard
+
+    whole, tokens = Replicate(), Shard(_TOKENS)
+    bias = [] if correction_bias is None else [whole]
+    return [([whole, whole], [whole, *bias]), ([tokens, tokens], [tokens, *bias])]
+
+
+def _everywhere(placement: Any, *, results: int, tensors: int) -> tuple[list[Any], list[Any]]:
+    return [placement] * results, [placement] * tensors
+
+
+def _of_attention(query: Any, key: Any, value: Any) -> list[Any]:
+    """Placements that all tensors of a call may share: a head needs its key/value head on the same machine."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    placements: list[Any] = [Replicate(), Shard(_BATCH)]
+    parts = 1
+    for dimension in range(query.mesh.ndim):
+        if any(tensor.placements[dimension] == Shard(_HEADS) for tensor in (query, key, value)):
+            parts *= query.mesh.size(dimension)
+    if parts > 1 and key.shape[_HEADS] % parts == 0:
+        placements.append(Shard(_HEADS))
+    return placements
