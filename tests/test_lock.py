@@ -88,8 +88,8 @@ def test_what_pyproject_asks_for_is_pinned_everywhere(lock: ModuleType, path: Pa
     """Once for each Python and machine, and in a version that it allows."""
     pinned = pins(lock, path)
     for where in PLATFORMS:
-        found = [canonicalize_name(pin.name) for pin in pinned if holds(pin, where)]
-        assert len(found) == len(set(found)), where
+        names = [canonicalize_name(pin.name) for pin in pinned if holds(pin, where)]
+        assert len(names) == len(set(names)), where
         for text in wanted(lock)[path.stem]:
             requirement = Requirement(text)
             if not holds(requirement, where):
@@ -113,7 +113,7 @@ def test_the_files_agree_and_are_complete(lock: ModuleType, build: str) -> None:
         for pin in everything:
             if holds(pin, where):
                 versions.setdefault(canonicalize_name(pin.name), set()).add(version(pin))
-        assert {name: found for name, found in versions.items() if len(found) > 1} == {}, AGAIN
+        assert {name: several for name, several in versions.items() if len(several) > 1} == {}, AGAIN
     here = {canonicalize_name(pin.name): version(pin) for pin in everything if holds(pin, {})}
     for name, pinned in here.items():
         try:

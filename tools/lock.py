@@ -98,14 +98,14 @@ def compiled(requirements: list[str], constraints: str) -> str:
 
 def packages(text: str) -> dict[str, str]:
     """Each pin, a version and perhaps a marker, with its hashes, by the line it begins with."""
-    found: dict[str, str] = {}
+    hashed: dict[str, str] = {}
     pin = ""
     for line in text.splitlines(keepends=True):
         if line[0] not in " #\n":
             pin = line.rstrip(" \\\n")
         if pin and line[0] != "#":
-            found[pin] = found.get(pin, "") + line
-    return found
+            hashed[pin] = hashed.get(pin, "") + line
+    return hashed
 
 
 def name_of(requirement: str) -> str:
