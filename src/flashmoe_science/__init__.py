@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from flashmoe_science.huggingface import accelerate
     from flashmoe_science.moe import fused_moe, topk_routing
     from flashmoe_science.takeover.counts import report, reset_report
+    from flashmoe_science.takeover.implementation import register_flash_attention_impl
     from flashmoe_science.takeover.sdpa import disable_sdpa, enable_sdpa, sdpa
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "explain",
     "flash_attention",
     "fused_moe",
+    "register_flash_attention_impl",
     "report",
     "reset_report",
     "sdpa",
@@ -36,6 +38,7 @@ _MODULES = {
     "explain": "explanation",
     "flash_attention": "attention",
     "fused_moe": "moe",
+    "register_flash_attention_impl": "takeover.implementation",
     "report": "takeover.counts",
     "reset_report": "takeover.counts",
     "sdpa": "takeover.sdpa",
