@@ -9,4 +9,4 @@ prepare_environment dev
     fail "$python lacks the tools of the tests. Install them with" \
         "  $python -m pip install pytest pytest-timeout pytest-xdist hypothesis"
 cd "$root"
-exec "$python" -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile "$@"
+exec "$python" -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal "$@"

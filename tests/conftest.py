@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import functools
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from cudadent42.base.git import REPOSITORY_VARIABLES
+
+# For warm_python.py: in importlib's import mode a test's folder is not on the path.
+sys.path.append(str(Path(__file__).parent))
+
+from warm_python import WarmPopen
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,6 +54,13 @@ def _homes_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         for variable in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
             patch.setenv(variable, str(tmp_path_factory.mktemp(variable.lower())))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _warm_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lab's processes begin with what they would import; those that fixtures of wider scopes start do not."""
+    if request.node.get_closest_marker("fresh") is None:
+        monkeypatch.setattr(subprocess, "Popen", WarmPopen)
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from warm_python import with_usual_signals
+
 ROOT = Path(__file__).resolve().parents[3]
 
 SUITE = """
@@ -30,12 +32,6 @@ case = [
 
 def environment(**changes: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(ROOT / "src"), "COLUMNS": "140"} | changes
-
-
-def with_usual_signals() -> None:
-    """As a terminal starts it, however these tests were started: under nohup a hang-up is ignored, for one."""
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
 
 
 def start(*arguments: str, **changes: str) -> subprocess.Popen[str]:
@@ -390,6 +386,7 @@ def test_bad_input_is_a_line_and_exit_2(arguments: tuple[str, ...], message: str
     assert code == 2
 
 
+@pytest.mark.fresh
 @pytest.mark.parametrize(
     "arguments", [("suites",), ("suites", "--json"), ("implementations",), ("preflight", "--device", "cpu")]
 )
@@ -408,6 +405,7 @@ def test_a_full_standard_output_is_a_line_and_exit_2(arguments: tuple[str, ...],
     assert re.fullmatch(r"error: .*No space left on device\n", done.stderr)
 
 
+@pytest.mark.fresh
 @pytest.mark.parametrize("arguments", [("suites",), ("suites", "--json"), ("preflight", "--device", "cpu")])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_reader_that_has_seen_enough_is_no_error(arguments: tuple[str, ...], unbuffered: str) -> None:

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
+from warm_python import with_usual_signals
+
 ROOT = Path(__file__).resolve().parents[3]
 _LONGEST_S = 280
-
-
-def with_usual_signals() -> None:
-    """As a terminal starts it: a job in the background of a script has interrupts ignored, one of nohup hang-ups."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def started(*arguments: str, cwd: Path) -> subprocess.Popen[str]:

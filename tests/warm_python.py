@@ -1,0 +1,391 @@
+"""Python processes for tests that begin as a fork of an interpreter which has imported torch and the lab already.
+
+Importing them is two to three seconds of a processor, for each command and once more for its worker. `WarmPopen` is
+`subprocess.Popen` but for ``python -m cudadent42...``, which it has forked by a server: a process of its own, with the
+arguments, environment, folder, files and parent that it would have had, and with the signals of a terminal. Everything
+else is started as ever, and so is a command whose environment holds what an interpreter or its libraries read once, at
+their start.
+
+A command line gets a server of its own, for what it starts in turn. It is forked before the command begins, so that
+nothing of the command is in its children.
+
+Linux alone: a forked process becomes a child of the one that asked for it by outliving its parent (prctl(2),
+``PR_SET_CHILD_SUBREAPER``).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import fcntl
+import gc
+import importlib
+import io
+import json
+import os
+import pkgutil
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+SOURCE = Path(__file__).resolve().parents[1] / "src"
+AVAILABLE = sys.platform == "linux"
+
+_COMMAND_LINE = "cudadent42"
+_RUN_AS_PROGRAMS = ("cudadent42.worker.child", "cudadent42.stages.profile.target", "cudadent42.native.build")
+_READ_AT_THE_START = (
+    *("PYTHON", "LD_", "LC_", "LANG", "TZ", "MALLOC_", "GLIBC_", "MPL"),
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_", "ATEN_", "TORCH", "CUDA_", "NVIDIA_"),
+)
+_FOR_EVERY_PROGRAM = ("PATH", "HOME", "USER", "TMPDIR")
+_READ_BY_THE_CHILD = ("PYTHONPATH", "PYTHONUNBUFFERED")
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
+_MOST_REQUEST_BYTES = 1 << 20
+_MOST_FILES = 16
+_POLL_S = 0.0005
+_UNWRITTEN_OUTPUT = 120
+"""Exit code of an interpreter that could not write what was left of its standard output."""
+
+_fresh_popen = subprocess.Popen
+_servers: dict[tuple[tuple[str, str], ...], _Server] = {}
+"""By what was read at their start."""
+_own_server: _Server | None = None
+"""In a command line that was forked: the one for what it starts."""
+
+
+def with_usual_signals() -> None:
+    """``preexec_fn`` of a command as a terminal starts it.
+
+    A job in the background of a script has interrupts ignored, one of nohup hang-ups.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
+class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
+    """`subprocess.Popen`; the lab's own programs are forked."""
+
+    def _execute_child(
+        self,
+        args: Any,
+        executable: Any,
+        preexec_fn: Any,
+        close_fds: Any,
+        pass_fds: Any,
+        cwd: Any,
+        env: Any,
+        startupinfo: Any,
+        creationflags: Any,
+        shell: Any,
+        *rest: Any,
+    ) -> None:
+        p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, _restore_signals, *more = rest
+        gid, gids, uid, umask, start_new_session = more[:5]
+        group = more[5] if len(more) > 5 else -1
+        environment = dict(os.environ if env is None else env)
+        arguments = _program(args)
+        server = None
+        if (
+            arguments is not None
+            and executable is None
+            and preexec_fn in (None, with_usual_signals)
+            and not shell
+            and (gid, gids, uid, umask, group) == (None, None, None, -1, -1)
+        ):
+            server = _server_for(environment)
+        if server is None or arguments is None:
+            super()._execute_child(  # type: ignore[misc]
+                *(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags),
+                *(shell, *rest),
+            )
+            return
+        files = {0: p2cread, 1: c2pwrite, 2: errwrite}
+        files = {number: number if given == -1 else given for number, given in files.items()}
+        files.update({number: number for number in pass_fds})
+        request = {
+            "arguments": arguments,
+            "folder": os.fspath(cwd) if cwd is not None else os.getcwd(),
+            "environment": environment,
+            "new_session": bool(start_new_session),
+            "targets": list(files),
+        }
+        self.pid = server.fork(request, list(files.values()))
+        self._child_created = True
+        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
+
+
+def _program(command: Any) -> list[str] | None:
+    """The arguments of a Python that runs one of the lab's programs: ``["-X", "faulthandler", "-m", MODULE, ...]``."""
+    if isinstance(command, (str, bytes, os.PathLike)):
+        return None
+    words = [os.fspath(word) for word in command]
+    if not all(isinstance(word, str) for word in words) or not words or words[0] != sys.executable:
+        return None
+    options = words[1:]
+    if options[:2] == ["-X", "faulthandler"]:
+        options = options[2:]
+    if len(options) < 2 or options[0] != "-m" or options[1] not in (_COMMAND_LINE, *_RUN_AS_PROGRAMS):
+        return None
+    return words[1:]
+
+
+def _server_for(environment: Mapping[str, str]) -> _Server | None:
+    """None where the program could not be told from one that began afresh only by its speed."""
+    first = environment.get("PYTHONPATH", "").split(os.pathsep)[0]
+    if not AVAILABLE or not first or Path(first) != SOURCE:
+        return None
+    settings = _read_at_the_start(environment)
+    if _own_server is not None:
+        return _own_server if settings == _read_at_the_start(os.environ) else None
+    if settings not in _servers:
+        _servers[settings] = _Server.started(settings, environment)
+    return _servers[settings]
+
+
+def _read_at_the_start(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(
+        sorted(
+            (name, value)
+            for name, value in environment.items()
+            if name.startswith(_READ_AT_THE_START) and name not in _READ_BY_THE_CHILD
+        )
+    )
+
+
+class _Server:
+    """The asking side of a process that forks; it ends with its asker."""
+
+    def __init__(self, connection: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
+        self._connection = connection
+        self._process = process
+
+    @classmethod
+    def started(cls, settings: tuple[tuple[str, str], ...], environment: Mapping[str, str]) -> _Server:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            process = _fresh_popen(
+                [sys.executable, __file__, str(theirs.fileno())],
+                # No more than that: by a mark in its environment a process counts among those of a worker.
+                env={
+                    **{name: environment[name] for name in _FOR_EVERY_PROGRAM if name in environment},
+                    **dict(settings),
+                    "PYTHONPATH": str(SOURCE),
+                },
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                preexec_fn=with_usual_signals,
+            )
+        return cls(ours, process)
+
+    def fork(self, request: Mapping[str, Any], files: Sequence[int]) -> int:
+        """The process that was forked, a child of this one."""
+        with _taking_in_orphans():
+            socket.send_fds(self._connection, [json.dumps(request).encode()], files)
+            answer = self._connection.recv(64)
+        if not answer:
+            raise RuntimeError("the server of warm interpreters has ended; what it printed says why")
+        return int(answer)
+
+
+@contextlib.contextmanager
+def _taking_in_orphans() -> Iterator[None]:
+    """Processes whose parent ends become children of this one."""
+    prctl = ctypes.CDLL(None).prctl
+    before = ctypes.c_int()
+    prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
+
+
+# ---------------------------------------------------------------- the server
+
+
+def serve(connection: socket.socket) -> Callable[[], NoReturn] | None:
+    """Forks until the asker is gone. In a process that was forked: what it is to do."""
+    while True:
+        message, files, _, _ = socket.recv_fds(connection, _MOST_REQUEST_BYTES, _MOST_FILES)
+        if not message:
+            return None
+        read, write = os.pipe()
+        between = _fork()
+        if between == 0:
+            asked_by = os.getpid()
+            process = _fork()
+            if process:
+                os.write(write, str(process).encode())
+                os._exit(0)
+            while os.getppid() == asked_by:  # it is handed on as that one ends
+                time.sleep(_POLL_S)
+            os.close(read)
+            os.close(write)
+            return lambda: _begin(json.loads(message), files, connection)
+        os.close(write)
+        os.waitpid(between, 0)
+        connection.send(os.read(read, 64))
+        os.close(read)
+        for file in files:
+            os.close(file)
+
+
+def _fork() -> int:
+    """``os.fork`` without its warning of threads: those of OpenBLAS, which looks after them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def _begin(request: Mapping[str, Any], files: Sequence[int], connection: socket.socket) -> NoReturn:
+    """The program, in this process."""
+    with_usual_signals()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if request["new_session"]:
+        os.setsid()
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    connection.close()
+    _take_files(files, request["targets"])
+    _set_up(request["arguments"])
+    arguments = request["arguments"]
+    module = arguments[arguments.index("-m") + 1]
+    if module == _COMMAND_LINE:
+        _serve_this_one()
+    sys.argv = arguments[arguments.index("-m") + 1 :]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except BaseException as error:  # noqa: BLE001 - as an interpreter ends
+        _end(_exit_code(error))
+    _end(0)
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+        return error.code or 0
+    if isinstance(error, SystemExit):
+        print(error.code, file=sys.stderr)
+    else:
+        sys.excepthook(type(error), error, error.__traceback__)
+    if isinstance(error, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    return 1
+
+
+def _end(code: int) -> NoReturn:
+    """As an interpreter does, but that it takes nothing apart: modules that were shared until now would be copied."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
+    try:
+        sys.stdout.flush()
+    except OSError:
+        code = _UNWRITTEN_OUTPUT
+    os._exit(code & 0xFF)
+
+
+def _take_files(files: Sequence[int], targets: Sequence[int]) -> None:
+    """The files under the numbers that they are to have, and no others."""
+    least = max(*targets, *files) + 1
+    moved = [fcntl.fcntl(file, fcntl.F_DUPFD, least) for file in files]
+    for file, target in zip(moved, targets, strict=True):
+        os.dup2(file, target)
+    begin = 3
+    for target in sorted(number for number in targets if number > 2):
+        os.closerange(begin, target)
+        begin = target + 1
+    os.closerange(begin, least + len(files) + 256)
+
+
+def _set_up(arguments: Sequence[str]) -> None:
+    """What an interpreter does at its start."""
+    unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
+    encoding, errors = sys.stdout.encoding, sys.stdout.errors
+    for number, name, mode, on_error in (
+        (0, "stdin", "rb", errors),
+        (1, "stdout", "wb", errors),
+        (2, "stderr", "wb", "backslashreplace"),
+    ):
+        raw = open(number, mode, buffering=0 if unbuffered and number else -1, closefd=False)  # noqa: SIM115
+        stream = io.TextIOWrapper(
+            raw,
+            encoding=encoding,
+            errors=on_error,
+            line_buffering=number == 2 or raw.isatty(),
+            write_through=unbuffered and number > 0,
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    tempfile.tempdir = None
+    own = [os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    sys.path[:] = [*own, *sys.path]
+    sys.orig_argv = [sys.executable, *arguments]
+    if list(arguments[:2]) == ["-X", "faulthandler"]:
+        import faulthandler
+
+        faulthandler.enable()
+
+
+def _serve_this_one() -> None:
+    global _own_server
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if _fork() == 0:
+        ours.close()
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in range(3):  # a reader of this command's output waits for no server
+            os.dup2(null, number)
+        os.close(null)
+        program = serve(theirs)
+        if program is None:
+            os._exit(0)
+        program()
+    theirs.close()
+    _own_server = _Server(ours)
+    subprocess.Popen = WarmPopen  # type: ignore[misc]
+
+
+def _import_everything() -> None:
+    import torch  # noqa: F401
+
+    import cudadent42
+
+    left_out = {*_RUN_AS_PROGRAMS, "cudadent42.__main__"}
+    for module in pkgutil.walk_packages(cudadent42.__path__, "cudadent42."):
+        if module.name not in left_out:
+            with contextlib.suppress(ImportError):  # of an extra that is not installed
+                importlib.import_module(module.name)
+    for name in left_out:
+        sys.modules.pop(name, None)
+
+
+def main() -> None:
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    # This file is not among what a program of the lab can import.
+    sys.path[:] = [
+        entry for entry in sys.path if Path(entry or ".").resolve() not in (SOURCE, Path(__file__).parent)
+    ]
+    sys.path.insert(0, str(SOURCE))
+    _import_everything()
+    sys.path.remove(str(SOURCE))
+    gc.collect()
+    gc.freeze()  # what is never looked at stays shared
+    program = serve(connection)
+    if program is not None:
+        program()
+
+
+if __name__ == "__main__":
+    main()
