@@ -146,8 +146,10 @@ def make_plan(*names: str) -> Plan:
 
 @pytest.fixture
 def silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parent's clock goes on only while a candidate hangs, and then fast: a worker that the machine leaves waiting is
-    not one that hangs."""
+    """The parent's clock goes on only while a candidate hangs, and then fast.
+
+    A worker that is left waiting for a processor is not one that hangs.
+    """
     note, now_s = tmp_path / "candidates.py.hang", 0.0
 
     def clock() -> float:
