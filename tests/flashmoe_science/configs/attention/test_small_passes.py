@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from problems import H200, contiguous
 
 from flashmoe_science.configs.attention.small import RowSlices, SmallConfiguration, beside, stream
 from flashmoe_science.configs.attention.small_passes import Work, fastest, measured, microseconds
 from flashmoe_science.cuda.attention import KernelKind, Problem, select, small
 from flashmoe_science.cuda.choice import Choice
-from flashmoe_science.cuda.device import Device
 from flashmoe_science.jit.nvrtc import compile_kernel
 
 SWEEP = Path(__file__).parents[4] / "benchmarks/results/2026-11-21-h200-small-rows/sweep.json"
-H200 = Device(0, "sm_90", 132, 60 << 20)
 NOISE = 1.012
 
 
@@ -31,10 +30,7 @@ def measurements() -> list[dict[str, Any]]:
 
 def problem(shape: list[Any]) -> Problem:
     """Of a row's batch, heads, key/value heads, rows, keys, head dim and mask; contiguous bfloat16."""
-    batch, heads, kv_heads, rows, keys, dim, causal = shape
-    q, k = (heads * rows * dim, rows * dim, dim), (kv_heads * keys * dim, keys * dim, dim)
-    sizes = batch, heads, kv_heads, rows, keys, dim, torch.bfloat16, causal, dim**-0.5, False
-    return Problem(*sizes, q, k, k, q)
+    return contiguous(*shape, return_lse=False)
 
 
 def work(sets: int, keys: int, seen: float = 1.0, multiprocessors: int = 132) -> Work:

@@ -11,18 +11,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from problems import H200
 
 from flashmoe_science.configs.attention import hopper as configs
 from flashmoe_science.cuda import kernels
 from flashmoe_science.cuda.attention import hopper
 from flashmoe_science.cuda.attention.gradients import hopper as hopper_gradients
 from flashmoe_science.cuda.attention.problem import KernelKind, Problem
-from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.moe import hopper as moe_hopper
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import check_block
 
-H200 = Device(index=0, architecture="sm_90", multiprocessors=132, l2_bytes=60 << 20)
 PROBLEM = Problem(
     batch=2,
     num_heads=8,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from problems import H200, T4, contiguous
 
 from flashmoe_science.configs.attention.hopper import HopperConfiguration
 from flashmoe_science.configs.attention.portable import PortableConfiguration
@@ -31,9 +31,6 @@ from flashmoe_science.errors import DeviceError, InputError, KernelDefectError
 from flashmoe_science.jit.limits import LIMITS
 from flashmoe_science.jit.nvrtc import CudaKernel
 
-H200 = Device(index=0, architecture="sm_90", multiprocessors=132, l2_bytes=60 << 20)
-T4 = Device(index=0, architecture="sm_75", multiprocessors=40, l2_bytes=4 << 20)
-
 
 def problem(
     *,
@@ -46,25 +43,7 @@ def problem(
     scale: float | None = None,
 ) -> Problem:
     """A call on contiguous tensors."""
-    (num_heads, num_kv_heads), (seqlen_q, seqlen_k) = heads, lengths
-    q = (num_heads * seqlen_q * head_dim, seqlen_q * head_dim, head_dim)
-    k = (num_kv_heads * seqlen_k * head_dim, seqlen_k * head_dim, head_dim)
-    return Problem(
-        batch=batch,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        seqlen_q=seqlen_q,
-        seqlen_k=seqlen_k,
-        head_dim=head_dim,
-        dtype=dtype,
-        causal=causal,
-        softmax_scale=1 / math.sqrt(head_dim) if scale is None else scale,
-        return_lse=True,
-        query_strides=q,
-        key_strides=k,
-        value_strides=k,
-        output_strides=q,
-    )
+    return contiguous(batch, *heads, *lengths, head_dim, causal, dtype, scale=scale)
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,8 @@ import torch
 from emulated import NEEDS_COMPILER, compile_clusters
 from hypothesis import given
 from hypothesis import strategies as st
+from problems import H200
+from problems import contiguous as problem
 
 from flashmoe_science.configs.attention import small as configs
 from flashmoe_science.configs.attention.small import SmallConfiguration
@@ -24,27 +26,7 @@ from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import LIMITS
 from flashmoe_science.jit.nvrtc import compile_kernel
 
-H200 = Device(0, "sm_90", 132, 60 << 20)
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90")
-
-
-def problem(
-    batch: int,
-    heads: int,
-    kv_heads: int,
-    seqlen_q: int,
-    seqlen_k: int,
-    head_dim: int = 64,
-    causal: bool = False,
-    dtype: torch.dtype = torch.bfloat16,
-) -> Problem:
-    """A call on contiguous tensors."""
-    q = (heads * seqlen_q * head_dim, seqlen_q * head_dim, head_dim)
-    k = (kv_heads * seqlen_k * head_dim, seqlen_k * head_dim, head_dim)
-    return Problem(
-        *(batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, dtype, causal, head_dim**-0.5, True),
-        *(q, k, k, q),
-    )
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from moe_products import random_ids
 from moe_whole import Arguments, arguments, assert_right
+from problems import H200
 
 from flashmoe_science.configs.moe import few as configs
 from flashmoe_science.configs.moe.few import FewConfiguration, FewProduct, FewWay
-from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.launch import ADDRESSES
 from flashmoe_science.cuda.moe import few
 from flashmoe_science.cuda.moe.few import Product
@@ -28,7 +28,6 @@ from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY, CudaKernel, compile_ker
 from flashmoe_science.moe_arguments import Activation, W13Layout
 
 BF16, FP16 = torch.bfloat16, torch.float16
-H200 = Device(index=0, architecture="sm_90", multiprocessors=132, l2_bytes=60 << 20)
 PROBLEM = MoeProblem(
     tokens=16,
     hidden=2048,

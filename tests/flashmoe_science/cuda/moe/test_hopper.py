@@ -9,9 +9,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from problems import H200
 
 from flashmoe_science.configs.moe import hopper as configs
-from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.moe import MoeKind, MoeProblem, combine, hopper, routing, select
 from flashmoe_science.cuda.moe.select import OVERRIDE_VARIABLE, kernels
 from flashmoe_science.errors import InputError, NoKernelError
@@ -19,7 +19,6 @@ from flashmoe_science.jit.limits import check_block
 from flashmoe_science.jit.nvrtc import compile_kernel
 from flashmoe_science.moe_arguments import Activation, W13Layout
 
-H200 = Device(index=0, architecture="sm_90", multiprocessors=132, l2_bytes=60 << 20)
 PROBLEM = MoeProblem(
     tokens=4096,
     hidden=2048,

@@ -12,10 +12,10 @@ from emulated import NEEDS_COMPILER, compile_emulation
 from hypothesis import given
 from hypothesis import strategies as st
 from moe_products import Routing, assert_right, operands, random_ids, routing
+from problems import H200
 
 from flashmoe_science.configs.moe import portable as configs
 from flashmoe_science.configs.moe.portable import ProductTile
-from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.moe import portable
 from flashmoe_science.cuda.moe.portable import Product
 from flashmoe_science.cuda.moe.problem import MoeProblem
@@ -25,7 +25,6 @@ from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY
 from flashmoe_science.moe_arguments import Activation, W13Layout
 
 BF16, FP16 = torch.bfloat16, torch.float16
-H200 = Device(index=0, architecture="sm_90", multiprocessors=132, l2_bytes=60 << 20)
 ARCHITECTURES = st.sampled_from(configs.tuned_architectures())
 PROBLEM = MoeProblem(
     tokens=4096,

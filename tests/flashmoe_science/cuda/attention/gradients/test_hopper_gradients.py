@@ -7,18 +7,17 @@ import re
 
 import pytest
 import torch
+from problems import H200
 
 from flashmoe_science.configs.attention import backward_hopper as configs
 from flashmoe_science.cuda.attention.gradients import explain, hopper
 from flashmoe_science.cuda.attention.gradients.problem import BackwardProblem
 from flashmoe_science.cuda.attention.problem import KernelKind
-from flashmoe_science.cuda.device import Device
 from flashmoe_science.errors import InputError
 from flashmoe_science.gradients import Needs
 from flashmoe_science.jit.limits import check_block
 from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY
 
-H200 = Device(index=0, architecture="sm_90", multiprocessors=132, l2_bytes=60 << 20)
 ROWS = (4 * 128 * 64, 128 * 64, 64)
 PROBLEM = BackwardProblem(
     batch=2,

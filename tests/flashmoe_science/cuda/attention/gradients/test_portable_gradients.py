@@ -13,13 +13,13 @@ from attention_backward import Backward, assert_gradients, backward_case
 from emulated import NEEDS_COMPILER, compile_emulation
 from hypothesis import given
 from hypothesis import strategies as st
+from problems import L4
 
 from flashmoe_science.configs.attention import backward as configs
 from flashmoe_science.configs.attention.backward import KeyValueTile, PortableBackward, QueryTile
 from flashmoe_science.cuda.attention.gradients import BackwardProblem, portable, select
 from flashmoe_science.cuda.attention.gradients.backward import explain
 from flashmoe_science.cuda.attention.problem import KernelKind, strides_of
-from flashmoe_science.cuda.device import Device
 from flashmoe_science.errors import InputError, NoKernelError
 from flashmoe_science.gradients import Needs
 from flashmoe_science.jit.limits import LIMITS, check_block
@@ -27,7 +27,6 @@ from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY, CudaKernel
 
 BF16, FP16 = torch.bfloat16, torch.float16
 ALL = Needs(True, True, True)
-L4 = Device(index=0, architecture="sm_89", multiprocessors=58, l2_bytes=48 << 20)
 
 
 def problem_of(case: Backward, needs: Needs = ALL) -> BackwardProblem:
