@@ -25,7 +25,6 @@ def script(
         text=True,
         cwd=cwd,
         stdin=subprocess.DEVNULL,
-        timeout=250,
     )
 
 

@@ -48,7 +48,7 @@ def start(*arguments: str, **changes: str) -> subprocess.Popen[str]:
 
 def cudadent42(*arguments: str, **changes: str) -> tuple[int, str, str]:
     process = start(*arguments, **changes)
-    out, err = process.communicate(timeout=280)
+    out, err = process.communicate()
     return process.returncode, out, err
 
 
@@ -190,13 +190,11 @@ def test_an_interrupted_run_keeps_what_was_measured(
         "run", "--suite", str(suite), "--device", "cpu", "--repeats", "9999", "--output-dir", str(folder)
     )
     samples = folder / "samples.csv"
-    deadline = time.monotonic() + 200
     while not (samples.exists() and samples.read_bytes().count(b"\n") > 30):
         assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate()
     assert process.returncode == 130
     assert "Traceback" not in err
     kept = re.search(rf"(\d+) samples are kept in {re.escape(str(folder))}", err)

@@ -80,7 +80,6 @@ def cudadent42(folder: Path, *arguments: str, given: str = "", **changes: str) -
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
     )
     return done.returncode, done.stdout, done.stderr
 

@@ -39,7 +39,6 @@ def cudadent42(*arguments: str) -> tuple[int, str, str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
     )
     assert "Traceback" not in done.stderr
     return done.returncode, done.stdout, done.stderr

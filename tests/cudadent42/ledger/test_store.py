@@ -7,7 +7,6 @@ import multiprocessing
 import shutil
 import sqlite3
 import stat
-import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from ledger_files import MakeRun, rows
 
 from cudadent42 import ledger
 from cudadent42.ledger import queries, remembered
-from cudadent42.ledger.database import BUSY_TIMEOUT_S, connect
+from cudadent42.ledger.database import connect
 from cudadent42.ledger.reading import read_run
 from cudadent42.runs import run_folder
 
@@ -121,9 +120,7 @@ def test_readers_do_not_wait_for_a_writer(make_run: MakeRun, tmp_path: Path, fil
     writer = sqlite3.connect(file, isolation_level=None)
     writer.execute("begin immediate")
     try:
-        began = time.monotonic()
-        assert rows(file)["runs"] == 1
-        assert time.monotonic() - began < BUSY_TIMEOUT_S
+        assert rows(file)["runs"] == 1  # one that waited would end with an error, for the writer does not end
     finally:
         writer.execute("rollback")
 

@@ -51,9 +51,7 @@ def run(
     """The script with nothing on PATH but ``path``."""
     shell = shutil.which("dash") or "/bin/sh"
     environment = {"PATH": str(path), "HOME": str(path.parent), "NO_COLOR": "1"} | changes
-    return subprocess.run(
-        [shell, str(script), *arguments], env=environment, capture_output=True, text=True, timeout=60
-    )
+    return subprocess.run([shell, str(script), *arguments], env=environment, capture_output=True, text=True)
 
 
 @pytest.fixture
@@ -230,7 +228,7 @@ def test_torch_for_another_cuda_than_the_driver(
     command = f"mount --bind '{bus}' /sys/bus/pci/devices && PATH='{bare}' exec sh '{project}' --device cuda"
     environment = {**os.environ, "LD_LIBRARY_PATH": str(driver), "NO_COLOR": "1"}
     done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", command], env=environment, capture_output=True, text=True, timeout=60
+        ["unshare", "-m", "sh", "-c", command], env=environment, capture_output=True, text=True
     )
     if not done.stdout:
         pytest.skip(f"no mounts here: {done.stderr.strip()}")
@@ -252,7 +250,7 @@ def test_a_folder_that_cannot_be_written(bare: Path, tmp_path: Path) -> None:
     (mounted / "tools").mkdir(parents=True)
     command = f"mount -t tmpfs none {mounted} && mkdir {mounted}/tools && cp {SCRIPT} {mounted}/tools/ && "
     command += f"mount -o remount,ro {mounted} && PATH={bare} exec sh {mounted}/tools/preflight.sh"
-    done = subprocess.run(["unshare", "-m", "sh", "-c", command], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["unshare", "-m", "sh", "-c", command], capture_output=True, text=True)
     if not done.stdout:
         pytest.skip(f"no mounts here: {done.stderr.strip()}")
     assert "cannot be written, and the run folder goes there" in line(done.stdout, "disk")
@@ -263,7 +261,7 @@ def test_a_full_disk(bare: Path, tmp_path: Path) -> None:
     mounted.mkdir()
     command = f"mount -t tmpfs -o size=1m none {mounted} && mkdir {mounted}/tools && cp {SCRIPT} {mounted}/tools/ && "
     command += f"PATH={bare} exec sh {mounted}/tools/preflight.sh"
-    done = subprocess.run(["unshare", "-m", "sh", "-c", command], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["unshare", "-m", "sh", "-c", command], capture_output=True, text=True)
     if not done.stdout:
         pytest.skip(f"no mounts here: {done.stderr.strip()}")
     assert "less than 100 MB is free" in line(done.stdout, "disk")

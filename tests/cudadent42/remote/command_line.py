@@ -10,7 +10,6 @@ from pathlib import Path
 from warm_python import with_usual_signals
 
 ROOT = Path(__file__).resolve().parents[3]
-_LONGEST_S = 280
 
 
 def started(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
@@ -28,7 +27,7 @@ def started(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
 
 
 def finished(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
-    out, errors = process.communicate(timeout=_LONGEST_S)
+    out, errors = process.communicate()
     return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
 
 

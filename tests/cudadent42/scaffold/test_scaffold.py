@@ -37,7 +37,6 @@ def cudadent42(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=280,
     )
 
 

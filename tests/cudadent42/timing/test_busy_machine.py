@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,9 +18,9 @@ from cudadent42.flows.pipeline import Prepared
 from cudadent42.model.records import MachineReport, Plan, TimerKind
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.plan import Choices, RunOptions
-from cudadent42.timing import contention
+from cudadent42.timing import contention, processor_time
 from cudadent42.timing.contention import Contention, judge, probe, waited_s
-from cudadent42.timing.processor_time import MOST_IDLE, ProcessorClock, descendants, idle_share
+from cudadent42.timing.processor_time import ProcessorClock, descendants, idle_share
 from cudadent42.timing.timers import MOST_PASSES, PASSES_S, passes_for
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux's /proc")
@@ -44,14 +45,16 @@ def measured_s(work: Callable[[], object]) -> float:
 
 @pytest.fixture
 def competitors() -> Iterator[None]:
-    """Four for every processor."""
-    program = [sys.executable, "-c", SPIN.format(seconds=60)]
-    running = [subprocess.Popen(program) for _ in range(4 * (os.cpu_count() or 1))]
-    time.sleep(0.5)
+    """Four for every processor, which have begun."""
+    program = [sys.executable, "-S", "-c", "print(flush=True)\n" + SPIN.format(seconds=60)]
+    running = [subprocess.Popen(program, stdout=subprocess.PIPE) for _ in range(4 * (os.cpu_count() or 1))]
+    for each in running:
+        assert each.stdout is not None
+        each.stdout.readline()
     yield
     for each in running:
         each.kill()
-        each.wait()
+        each.communicate()
 
 
 @linux
@@ -164,10 +167,28 @@ def test_processor_time_counts_children_that_live_on_and_theirs() -> None:
         assert measured_s(lambda: ask(SPUN_S)) >= SPUN_S
 
 
+@pytest.mark.parametrize(
+    ("running_s", "ready_s", "idle"),
+    [(0.0, 0.0, 1.0), (0.01, 0.0, 0.0), (0.0, 0.01, 0.0), (0.004, 0.002, 0.4)],
+    ids=["waiting for others' work", "computing", "waiting for a processor", "some of each"],
+)
+def test_what_is_idle(monkeypatch: pytest.MonkeyPatch, running_s: float, ready_s: float, idle: float) -> None:
+    """Of calls that take 10 ms."""
+    now = {"wall": 0.0, "running": 0.0, "ready": 0.0}
+
+    def call() -> None:
+        now["wall"] += 0.01
+        now["running"] += running_s
+        now["ready"] += ready_s
+
+    monkeypatch.setattr(processor_time, "time", SimpleNamespace(perf_counter=lambda: now["wall"]))
+    monkeypatch.setattr(ProcessorClock, "__call__", lambda clock: round(now["running"] * 1e9))
+    assert idle_share(call, lambda: now["ready"]) == pytest.approx(idle)
+
+
 @linux
-def test_waiting_for_others_work_is_idle_and_computing_is_not() -> None:
-    assert idle_share(lambda: time.sleep(0.01), waited_s) > MOST_IDLE
-    assert idle_share(lambda: spin(0.01), waited_s) < MOST_IDLE
+def test_time_that_this_process_was_ready_is_told() -> None:
+    assert waited_s() >= 0.0
 
 
 def test_long_calls_have_fewer_windows_in_a_block() -> None:

@@ -43,7 +43,6 @@ def test_own_threads_where_no_openmp_runtime_is_loaded() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     assert "passed" in done.stdout

@@ -214,7 +214,7 @@ def test_processes_that_start_together_share_one_compilation(source: Path, cache
         )
         for _ in range(3)
     ]
-    answers = [process.communicate(timeout=120)[0].strip() for process in processes]
+    answers = [process.communicate()[0].strip() for process in processes]
     assert sorted(answers) == ["False", "True", "True"]
 
 

@@ -301,7 +301,6 @@ def test_the_commands(server: Server, workspace: Workspace, tmp_path: Path) -> N
             env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
             capture_output=True,
             text=True,
-            timeout=120,
             check=False,
         )
         assert done.returncode == 0, done.stderr
@@ -360,7 +359,6 @@ class Home:
             env=self.environment(),
             capture_output=True,
             text=True,
-            timeout=60,
             check=False,
         )
 
@@ -392,7 +390,7 @@ def test_cron_starts_it_again(home: Home) -> None:
     first = home.pid()
     command = lines[1].removeprefix("@reboot ")
     # While it runs, cron's line starts none beside it.
-    subprocess.run(["sh", "-c", command], env=home.environment(), timeout=60, check=True)
+    subprocess.run(["sh", "-c", command], env=home.environment(), check=True)
     assert home.pid() == first
     os.kill(first, signal.SIGKILL)
     started = subprocess.Popen(["sh", "-c", command], env=home.environment())

@@ -185,9 +185,7 @@ def test_a_tree_that_still_arrives_is_left_alone(server: Server, project: Path) 
     slow.stdin.write(whole[: tarfile.BLOCKSIZE])
     slow.stdin.flush()
     folder = server.folder / "home/a folder"
-    deadline = time.monotonic() + 60
     while not any(folder.glob("tree.new.*")):
-        assert time.monotonic() < deadline
         time.sleep(0.02)
     assert jobs.send(there, tree)
     _, errors = slow.communicate(whole[tarfile.BLOCKSIZE :])

@@ -33,10 +33,8 @@ def test_nothing_is_left_running(tmp_path: Path) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         child.run(["sh", "-c", script], timeout_s=1.0)
     pid = int((tmp_path / "pid").read_text())
-    deadline = time.monotonic() + 10
-    while _runs(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not _runs(pid)
+    while _runs(pid):  # until the time limit of a test
+        time.sleep(0.01)
 
 
 def _runs(pid: int) -> bool:

@@ -87,7 +87,6 @@ def look(folder: Path, width: int, profile: Path, *extra: str, page: str = "repo
         ],
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
     said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]

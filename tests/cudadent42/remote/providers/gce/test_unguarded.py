@@ -205,7 +205,7 @@ def test_a_signal_ends_the_machine(booting: Cloud, tmp_path: Path, number: signa
     process = started("run", "--on", "bench", *SMALL, cwd=tmp_path)
     until_it_waits(booting, process)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate()
     assert process.returncode == 130
     assert f"{BENCH} is stopped" in errors.splitlines()
     assert booting.status() == "TERMINATED"
@@ -245,7 +245,7 @@ def test_a_terminal_that_is_closed_ends_the_machine(booting: Cloud, tmp_path: Pa
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGHUP)
-    assert process.wait(timeout=120) == 130
+    assert process.wait() == 130
     assert booting.status() == "TERMINATED"
     assert [start.outcome for start in starts.load()] == [StartOutcome.FAILED]
 
