@@ -30,7 +30,7 @@ FOLDERS = [
 
 _BELOW_STAGES = (
     "cudadent42 base model decisions preflight operations suites timing native runs versions registry plan correctness "
-    "profiles"
+    "profiles integrity"
 )
 """A stage may use all of these, and no stage."""
 
@@ -45,6 +45,7 @@ LAYERS = {
     "operations": "base model timing",
     "suites": "base model operations",
     "correctness": "base model operations",
+    "integrity": "base model timing operations correctness",
     "native": "base model operations suites correctness",
     "runs": "cudadent42 base model decisions operations suites native",
     "versions": "base model operations native",
@@ -59,9 +60,10 @@ LAYERS = {
     "stages.profile": _BELOW_STAGES,
     "stages.gates": _BELOW_STAGES,
     "stages.report": _BELOW_STAGES,
-    "worker": "base model timing versions registry stages.verify stages.bench",
+    "worker": "base model timing operations integrity versions registry stages.verify stages.bench",
+    "audit": "base model timing operations correctness decisions registry worker",
     "flows": f"{_BELOW_STAGES} cost patterns ledger stages.build stages.verify stages.bench stages.profile "
-    "stages.gates stages.report worker",
+    "stages.gates stages.report worker audit",
     "scaffold": "base",
     "session": f"{_BELOW_STAGES} cost patterns stages.gates stages.report flows",
     "remote.core": "cudadent42 base model cost preflight operations suites runs registry plan ledger stages.build "

@@ -55,6 +55,10 @@ class RunOptions:
     """Folder of the run; None for one under ``runs/``."""
     save_samples: bool = True
     with_report: bool = True
+    sealed: bool = False
+    """Audit everything, whatever the result (docs/defences.md)."""
+    audits: bool = True
+    """Audit what is called faster. Without, there is no claim."""
     command: tuple[str, ...] = ()
     """The command line that asked for it, for the manifest."""
 

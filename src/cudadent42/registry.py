@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 
@@ -89,8 +90,27 @@ def load(spec: str, operation: str) -> Implementation:
     )
 
 
+def trusted(plan: Plan) -> frozenset[str]:
+    """The implementations of a plan that come with the lab, and variants of these, which nobody has to watch."""
+    built_in = {item.name: item for item in definition(plan.operation).implementations()}
+    others = [name for name in plan.implementations if name not in plan.versions and not is_plug_in(name)]
+    return frozenset(name for name in others if named(name, built_in) is not None)
+
+
+Loading = Callable[[str], AbstractContextManager[object]]
+"""Entered while an implementation of that name is loaded, which runs its code."""
+
+
+def _nobody_watches(name: str) -> AbstractContextManager[object]:
+    return nullcontext()
+
+
 def load_all(
-    plan: Plan, barred: Mapping[str, str], index: int, mark: Mark
+    plan: Plan,
+    barred: Mapping[str, str],
+    index: int,
+    mark: Mark,
+    loading: Loading = _nobody_watches,
 ) -> tuple[dict[str, Implementation], dict[str, str]]:
     """The plan's implementations that can run on its device, and the reasons why the others cannot."""
     usable: dict[str, Implementation] = {}
@@ -99,8 +119,9 @@ def load_all(
         if name in reasons:
             continue
         mark(Doing(index, "", name, LOADING))
-        implementation = get(name, plan.operation, plan.versions)
-        reason = why_not(implementation, plan.device)
+        with loading(name):
+            implementation = get(name, plan.operation, plan.versions)
+            reason = why_not(implementation, plan.device)
         if reason is None:
             usable[name] = implementation
         else:

@@ -18,6 +18,8 @@ class ExitCode(IntEnum):
     """No gate failed, but of one the measurement could not tell: it is not passed."""
     NOTHING_MEASURED = 7
     """Nothing was wrong with what was asked for, and not one case could be timed."""
+    UNTRUSTED_RESULT = 8
+    """Something was found of a candidate that its numbers must not rest on (`model.integrity`)."""
     INTERNAL_ERROR = 70
     """An error in this program that it has no words for (EX_SOFTWARE of sysexits.h)."""
     INTERRUPTED = 130

@@ -59,6 +59,7 @@ def run_options(choices: Choices, where: Where, kept: Kept, *, with_report: bool
         output=kept.output_dir,
         save_samples=kept.save_csv,
         with_report=with_report,
+        sealed=kept.sealed,
         command=command_line(),
     )
 

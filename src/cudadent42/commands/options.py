@@ -123,6 +123,14 @@ SaveOption = Annotated[
         help="Keep every sample in samples.csv. This is the default.",
     ),
 ]
+SealedOption = Annotated[
+    bool,
+    typer.Option(
+        "--sealed",
+        rich_help_panel=KEPT,
+        help="Audit all cases and implementations, and other shapes, in processes apart. Up to a quarter longer.",
+    ),
+]
 IgnoreOption = Annotated[
     bool,
     typer.Option(
@@ -252,6 +260,7 @@ class Kept:
     gate: GateOption = None
     output_dir: OutputOption = None
     save_csv: SaveOption = True
+    sealed: SealedOption = False
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,11 @@ def carry_out(start: Start, shown: Shown, with_report: bool) -> NoReturn:
         )
     if outcome.exit_code is ExitCode.NOTHING_MEASURED:
         fail("nothing was timed; the lines 'not timed' above, and in log.jsonl, say why", outcome.exit_code)
+    if outcome.exit_code is ExitCode.UNTRUSTED_RESULT:
+        fail(
+            "something was found that this result must not rest on; see integrity in results.json",
+            outcome.exit_code,
+        )
     raise typer.Exit(outcome.exit_code)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cudadent42.correctness.forms import wrong_kind
 from cudadent42.correctness.norms import error_norms
 from cudadent42.model.cases import Case
 from cudadent42.model.dtypes import DTYPES
@@ -96,7 +97,13 @@ def find_truth(case: Case, inputs: Inputs, on_chunk: OnChunk = _unheard) -> Trut
 
 def judge(truth: Truth, implementation: str, result: Tensor, kind: str) -> VerifiedCase:
     """Compares one result with the truth."""
-    result = numerics(truth.case).gathered(result)
+    if computes_later := wrong_kind(result):
+        return failure(truth.case.id, implementation, kind, computes_later)
+    return judge_gathered(truth, implementation, numerics(truth.case).gathered(result), kind)
+
+
+def judge_gathered(truth: Truth, implementation: str, result: Tensor, kind: str) -> VerifiedCase:
+    """The same for a result that is one tensor already."""
     wrong = _wrong_form(truth, result) or _wrong_pattern(truth, result)
     if wrong:
         return failure(truth.case.id, implementation, kind, wrong)

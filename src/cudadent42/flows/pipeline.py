@@ -1,18 +1,22 @@
 """The stages in order. The one place that knows the order.
 
-preflight -> build -> verify -> bench -> compare -> ledger -> profile, where a gate asks -> gate -> report
+preflight -> build -> verify -> bench -> compare -> audit -> ledger -> profile, where a gate asks -> gate -> report
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cudadent42 import ledger
+from cudadent42.audit.cases import claimed
+from cudadent42.audit.stage import Audited, audit
 from cudadent42.base.errors import BuildFailedError, ExitCode, LabError, MachineNotReadyError, UsageError
 from cudadent42.base.observer import Forwarding, Observer
+from cudadent42.decisions.claims import with_claim
 from cudadent42.decisions.compare import compare
 from cudadent42.decisions.verdicts import MIN_BLOCKS
 from cudadent42.model import implementations
@@ -22,11 +26,14 @@ from cudadent42.model.events import (
     BlockMeasured,
     CaseVerified,
     Event,
+    IntegrityFound,
+    KeptApart,
     Message,
     Progress,
     Skipped,
     WorkerLost,
 )
+from cudadent42.model.integrity import Integrity
 from cudadent42.model.records import (
     BenchReport,
     BuildReport,
@@ -54,6 +61,9 @@ from flashmoe_science.errors import BuildError, DeviceError
 WORKER_LOG = "worker.log"
 """What the worker and the candidates print, in the run folder."""
 
+AUDIT_LOG = "audit.log"
+"""What is printed in the audit's processes."""
+
 _LOG_LINES = 20
 """Of a compiler's output that are shown; all of it is in the manifest."""
 
@@ -79,6 +89,8 @@ class Outcome:
             return ExitCode.VERIFICATION_FAILED
         if not (self.results.cases or self.results.others or self.results.control):
             return ExitCode.NOTHING_MEASURED
+        if self.results.integrity is not None and not self.results.integrity.sound:
+            return ExitCode.UNTRUSTED_RESULT
         return ExitCode.PASS if self.gates is None else self.gates.exit_code
 
 
@@ -213,12 +225,17 @@ def execute(
             require(built)
             verified = verify(plan, worker, recorded)
             folder.write_verify(verified)
+            began_s = time.monotonic()
             benched = _bench(plan, verified, worker, recorded, folder)
+            measured_s = time.monotonic() - began_s
             peaks = _peaks(plan, worker, recorded)
         verified = replace(verified, cases=(*verified.cases, *benched.rechecked))
         folder.write_verify(verified)
         recorded.stage("compare")
         results = compare(plan, benched.samples, benched.skipped, peaks)
+        audited = _audit(options, plan, results, path / AUDIT_LOG, measured_s, recorded)
+        integrity = _integrity(verified, benched, audited, options.sealed)
+        results = with_claim(replace(results, integrity=integrity), verified=verified.passed)
         folder.write_results(results)
         if options.with_report:
             recorded.stage("report")
@@ -228,6 +245,34 @@ def execute(
     if options.with_report:
         report.write(path)  # of the finished run, so once the folder is closed
     return Outcome(path, verified, results, judged)
+
+
+def _audit(
+    options: RunOptions, plan: Plan, results: Results, log: Path, measured_s: float, observer: Observer
+) -> Audited:
+    """Of what is called faster, and of everything where that is asked for."""
+    if not (options.sealed or options.audits) or not claimed(results, sealed=options.sealed):
+        return Audited(why_not="" if options.audits else "this run was not to be audited")
+    observer.stage("audit")
+    audited = audit(
+        plan, results, log=log, measured_s=measured_s, sealed=options.sealed, on_progress=observer.advance
+    )
+    for finding in audited.findings:
+        observer.note(finding.line)
+    return audited
+
+
+def _integrity(verified: VerifyReport, benched: BenchReport, audited: Audited, sealed: bool) -> Integrity:
+    """What the stages saw of the candidates."""
+    found = dict.fromkeys((*verified.findings, *benched.findings, *audited.findings))
+    return Integrity(
+        findings=tuple(found),
+        confirmations=tuple(audited.confirmations),
+        hidden_checked=audited.hidden_checked,
+        sealed=sealed,
+        why_not_audited=audited.why_not,
+        notes=benched.kept_apart,
+    )
 
 
 def _profile(path: Path, observer: Observer) -> None:
@@ -315,6 +360,10 @@ def _tell(event: Event, observer: Observer) -> None:
     elif isinstance(event, Skipped):
         observer.detail(f"{event.key}: not verified: {event.reason}")
     elif isinstance(event, Message):
+        observer.note(event.text)
+    elif isinstance(event, IntegrityFound):
+        observer.note(event.finding.line)
+    elif isinstance(event, KeptApart):
         observer.note(event.text)
     elif isinstance(event, WorkerLost):
         observer.note(f"{event.doing}: {event.reason}; going on with the next case")

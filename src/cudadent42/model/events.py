@@ -9,6 +9,7 @@ from typing import Any
 
 from cudadent42.base.reading import parse_json
 from cudadent42.base.serialise import decode, encode
+from cudadent42.model.integrity import Finding
 from cudadent42.model.records import BenchReport, BuildFailure, BuildReport, Conditions, Sample, VerifiedCase
 from flashmoe_science.jit.records import KernelBuild
 
@@ -75,6 +76,20 @@ class Skipped:
 
 
 @dataclass(frozen=True)
+class IntegrityFound:
+    """Something that a number must not rest on."""
+
+    finding: Finding
+
+
+@dataclass(frozen=True)
+class KeptApart:
+    """Settings of an implementation's own, in words."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Message:
     text: str
 
@@ -109,6 +124,8 @@ Event = (
     | BlockMeasured
     | PeaksMeasured
     | Skipped
+    | IntegrityFound
+    | KeptApart
     | Message
     | WorkerLost
     | StageDone
@@ -122,7 +139,7 @@ _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
         *(Progress, Alive, KernelBuilt, KernelFailed, CaseVerified, BlockMeasured, PeaksMeasured),
-        *(Skipped, Message, WorkerLost, StageDone, StageFailed),
+        *(Skipped, IntegrityFound, KeptApart, Message, WorkerLost, StageDone, StageFailed),
     )
 }
 
@@ -182,6 +199,8 @@ class BenchLog:
         self._skipped: dict[str, str] = {}
         self._rechecked: list[VerifiedCase] = []
         self._conditions: list[Conditions] = []
+        self._findings: list[Finding] = []
+        self._kept_apart: list[str] = []
 
     def add(self, event: Event) -> None:
         if isinstance(event, BlockMeasured):
@@ -191,6 +210,10 @@ class BenchLog:
             self._skipped[event.key] = event.reason
         elif isinstance(event, CaseVerified):
             self._rechecked.append(event.result)
+        elif isinstance(event, IntegrityFound):
+            self._findings.append(event.finding)
+        elif isinstance(event, KeptApart):
+            self._kept_apart.append(event.text)
 
     def blocks(self) -> dict[str, int]:
         """How many blocks of each case there are."""
@@ -198,7 +221,12 @@ class BenchLog:
 
     def report(self) -> BenchReport:
         return BenchReport(
-            tuple(self._samples), dict(self._skipped), tuple(self._rechecked), tuple(self._conditions)
+            tuple(self._samples),
+            dict(self._skipped),
+            tuple(self._rechecked),
+            tuple(self._conditions),
+            tuple(self._findings),
+            tuple(dict.fromkeys(self._kept_apart)),
         )
 
 

@@ -65,6 +65,9 @@ class Implementation:
     people's work with conventions of their own, verified on the cases that are timed."""
     operation: str = DEFAULT_OPERATION
     """Its name."""
+    copies_inputs: bool = False
+    """Whether ``prepare`` copies values of its inputs, into a layout of the implementation's own: it is then prepared
+    again when they change. Heard of those only that come with the lab."""
     compiling_s: float = 0.0
     """How long its first call on a case may be silent beyond other calls: it compiles, or tries out configurations."""
     variants: Callable[[Implementation, str], Implementation] | None = None

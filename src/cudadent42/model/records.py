@@ -13,6 +13,7 @@ from enum import Enum
 
 from cudadent42.model.cases import TAGGED
 from cudadent42.model.cases import Case as Case  # re-exported: a plan's part
+from cudadent42.model.integrity import Finding, Integrity
 from flashmoe_science.jit.records import KernelBuild
 
 
@@ -204,6 +205,8 @@ class VerifyReport:
     support, or the name of an implementation that cannot run here."""
     baseline: str = ""
     """Of the plan."""
+    findings: tuple[Finding, ...] = ()
+    """What else was seen of the implementations while they were loaded and verified."""
 
     @property
     def counted(self) -> tuple[VerifiedCase, ...]:
@@ -277,6 +280,10 @@ class BenchReport:
     rechecked: tuple[VerifiedCase, ...] = ()
     """Output of each implementation's last timed call, verified after timing."""
     conditions: tuple[Conditions, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    """What was seen of the implementations between the blocks."""
+    kept_apart: tuple[str, ...] = ()
+    """Settings of their own, in words."""
 
 
 @dataclass(frozen=True)
@@ -347,3 +354,9 @@ class Results:
     rules: int = 0
     """Of deciding, by which these results follow from their samples (``decisions.compare.RULES``); 0 where that was not
     written yet."""
+    integrity: Integrity | None = None
+    """What was found of the candidates besides their samples; None where nobody looked."""
+    claim_allowed: bool = False
+    """Whether the result may be quoted (``decisions.claims``)."""
+    claim_reason: str = ""
+    """Why, or why not."""

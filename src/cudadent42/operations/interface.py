@@ -6,8 +6,10 @@ timing need, and does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from cudadent42.model.cases import Case
@@ -85,6 +87,10 @@ class Numerics(Generic[CaseT, InputsT]):
     """PyTorch's result in the case's dtype: its error is the measure for everybody's."""
     pytorch_plain: Callable[[CaseT, InputsT], Tensor]
     """The same by plain operations, for where a fused one of PyTorch's gives NaN and float64 does not."""
+    refresh: Callable[[CaseT, InputsT, int], Sequence[Tensor]] | None = None
+    """(case, inputs, seed): writes new random values, where they are, into those inputs that change from one call to
+    the next, while weights and what was prepared of them stay; returns the tensors it has written. None: such calls
+    cannot be told from calls that remember, so a faster one is no claim."""
     gathered: Callable[[Any], Tensor] = _as_it_is
     """What a call returns as the one tensor that is compared, outside of timing: of use where it returns several."""
 
@@ -121,6 +127,23 @@ class Parts:
 
 WHOLE = "none"
 """In ``Parts.calls``, the kernel with nothing left out."""
+
+
+def other_size(sizes: Sequence[int], most: int, chance: Random) -> int:
+    """Between the least of ``sizes`` and the greatest, at most ``most``, and none of them if that can be. Small and
+    large ones are as likely."""
+    high = max(1, min(max(sizes), most))
+    low = min(min(sizes), high)
+    low = max(1, high // 2) if low == high else low
+    for _ in range(_TRIES):
+        size = round(low * math.exp(chance.random() * math.log(high / low)))
+        if size not in sizes:
+            break
+    return size
+
+
+_TRIES = 20
+"""Of finding a size that is none of the given ones."""
 
 
 def _no_parts(case: Case, inputs: object) -> Parts:
@@ -165,6 +188,9 @@ class Definition(Generic[CaseT, InputsT]):
     plug_in: Callable[[Callable[..., Any]], Prepare]
     """``Implementation.prepare`` for a user's function; its signature is in docs/your-own-kernel.md."""
     numerics: Callable[[], Numerics[CaseT, InputsT]]
+    unplanned: Callable[[Sequence[CaseT], Random, int], Sequence[CaseT]] | None = None
+    """(cases, chance, count): cases of other sizes within the range of these, none of them among these. None where the
+    operation offers none; then no result of a shape that the plan does not show is checked."""
     differentiates: bool = False
     """Whether gradients are computed; a report of others says that they were not timed."""
     function: str = ""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.serialise import encode
+from cudadent42.decisions.claims import with_claim
 from cudadent42.decisions.compare import RULES, compare
 from cudadent42.decisions.margin import lower, upper
 from cudadent42.model.records import Comparison, Results, Verdict
@@ -83,7 +85,9 @@ def _key(row: Comparison) -> str:
 
 
 def _again(run: RunFolder, results: Results) -> Results:
-    return compare(run.plan, run.samples, results.skipped, results.peaks, rules=results.rules or 1)
+    again = compare(run.plan, run.samples, results.skipped, results.peaks, rules=results.rules or 1)
+    verified = run.verify is not None and run.verify.passed
+    return with_claim(replace(again, integrity=results.integrity), verified=verified)
 
 
 def differences(stated: Results, computed: Results) -> Iterator[str]:

@@ -15,14 +15,25 @@ from torch import Tensor
 
 from cudadent42.correctness.guards import damage, guarded, guarding_outputs
 from cudadent42.correctness.truth import Truth, failure, find_truth, heartbeat, judge
+from cudadent42.integrity.watch import Watch
 from cudadent42.model.cases import Case
 from cudadent42.model.device import raise_if_device_lost, synchronize, use_device, use_threads
-from cudadent42.model.events import CaseVerified, Doing, Emit, Mark, Progress, Skipped, no_mark
+from cudadent42.model.events import (
+    CaseVerified,
+    Doing,
+    Emit,
+    IntegrityFound,
+    Mark,
+    Progress,
+    Skipped,
+    no_mark,
+)
 from cudadent42.model.implementations import NOT_DONE, Call, Implementation
+from cudadent42.model.integrity import Finding
 from cudadent42.model.records import Plan, VerifiedCase, VerifyReport
 from cudadent42.operations import numerics
 from cudadent42.operations.interface import HardInput, Inputs
-from cudadent42.registry import is_strict, load_all
+from cudadent42.registry import is_strict, load_all, trusted
 
 POISON_BLOCKS = 4
 """Freed NaN blocks of each buffer's size that an implementation's allocation can land on."""
@@ -74,6 +85,7 @@ def verify(
     start: int = 0,
     barred: Mapping[str, str] | None = None,
     mark: Mark = no_mark,
+    watch: Watch | None = None,
 ) -> VerifyReport:
     """Checks ``units(plan)[start:]`` in this process; one ``CaseVerified`` or ``Skipped`` event each.
 
@@ -84,7 +96,15 @@ def verify(
     use_device(plan.device)
     use_threads(plan.timer)
     work = units(plan)
-    implementations, unusable = load_all(plan, barred or {}, start, mark)
+    watch = watch or Watch()
+    findings: list[Finding] = []
+
+    def tell(finding: Finding) -> None:
+        findings.append(finding)
+        emit(IntegrityFound(finding))
+
+    watch.begin(trusted(plan), tell)
+    implementations, unusable = load_all(plan, barred or {}, start, mark, watch.loading)
     cost = [unit.case.flops + _UNIT_FLOPS for unit in work]
     verified: list[VerifiedCase] = []
     skipped: dict[str, str] = {}
@@ -99,7 +119,8 @@ def verify(
             continue
         if truth is None or truth.case != unit.case:
             truth = find_truth(unit.case, unit.inputs(plan.seed, plan.device), heartbeat(emit))
-        outcome = _check(implementations[unit.implementation], truth, unit.kind)
+        with watch.turn(unit.implementation):
+            outcome = _check(implementations[unit.implementation], truth, unit.kind)
         if isinstance(outcome, VerifiedCase):
             verified.append(outcome)
             emit(CaseVerified(outcome))
@@ -109,7 +130,7 @@ def verify(
             skipped[unit.key] = outcome
             emit(Skipped("verify", unit.key, outcome))
         emit(Progress("verify", index + 1, len(work), unit.key, sum(cost[: index + 1]) / sum(cost)))
-    return VerifyReport(tuple(verified), skipped)
+    return VerifyReport(tuple(verified), skipped, findings=tuple(findings))
 
 
 # ---------------------------------------------------------------- one input

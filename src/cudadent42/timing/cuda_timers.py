@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -52,10 +53,12 @@ class CudaEventTimer:
 
         def read() -> Reading:
             times: list[float] = []
+            tails: list[float] = []
             for index in range(count):
-                elapsed, output = self._time(calls[index % len(calls)])
+                elapsed, tail, output = self._time(calls[index % len(calls)])
                 times.append(elapsed)
-            return Reading(median(times), count, output, last_set)
+                tails.append(tail)
+            return Reading(median(times), count, output, last_set, median(tails))
 
         return read
 
@@ -64,15 +67,16 @@ class CudaEventTimer:
         wanted = math.ceil(EVENT_WINDOW_MS / max(estimate, 1e-3))
         return min(EVENT_MAX_CALLS, max(EVENT_MIN_CALLS, wanted))
 
-    def _time(self, call: Call) -> tuple[float, Tensor]:
+    def _time(self, call: Call) -> tuple[float, float, Tensor]:
+        """Milliseconds of the call, those that the GPU was busy behind it, and the output."""
         if self._flush:
             self._flush()
         torch.cuda.synchronize(self._device)
         self._start.record()
         output = call()
         self._stop.record()
-        torch.cuda.synchronize(self._device)
-        return float(self._start.elapsed_time(self._stop)), output
+        tail = tail_ms(self._stop, self._device)
+        return float(self._start.elapsed_time(self._stop)), tail, output
 
 
 class CudaGraphTimer:
@@ -90,18 +94,20 @@ class CudaGraphTimer:
         last_set = (copies - 1) % len(calls)
 
         def read() -> Reading:
-            times = [self._replay(graph) / copies for _ in range(replays)]
-            return Reading(median(times), copies * replays, output, last_set)
+            taken = [self._replay(graph) for _ in range(replays)]
+            times = [elapsed / copies for elapsed, _ in taken]
+            tails = [tail for _, tail in taken]
+            return Reading(median(times), copies * replays, output, last_set, median(tails))
 
         return read
 
     def _copies(self, calls: Sequence[Call]) -> int:
         graph, _ = capture(calls, _ESTIMATE_CALLS, self._device)
-        estimate = min(self._replay(graph) for _ in range(3)) / _ESTIMATE_CALLS
+        estimate = min(self._replay(graph)[0] for _ in range(3)) / _ESTIMATE_CALLS
         return _calls_for_window(estimate, len(calls), GRAPH_MAX_CALLS)
 
-    def _replay(self, graph: torch.cuda.CUDAGraph) -> float:
-        """Milliseconds of one replay.
+    def _replay(self, graph: torch.cuda.CUDAGraph) -> tuple[float, float]:
+        """Milliseconds of one replay, and those that the GPU was busy behind it.
 
         Work is queued ahead of the first event (the flush, or a kernel that spins), so the graph is already
         launched when the event's time is taken and its launch is not in the window.
@@ -113,8 +119,8 @@ class CudaGraphTimer:
         self._start.record()
         graph.replay()
         self._stop.record()
-        torch.cuda.synchronize(self._device)
-        return float(self._start.elapsed_time(self._stop))
+        tail = tail_ms(self._stop, self._device)
+        return float(self._start.elapsed_time(self._stop)), tail
 
 
 class CudaQueueTimer:
@@ -138,7 +144,8 @@ class CudaQueueTimer:
 
         def read() -> Reading:
             timed = [self._time(calls, count) for _ in range(repeats)]
-            return Reading(median([each for each, _ in timed]), count * repeats, timed[-1][1], last_set)
+            times, tails = [each[0] for each in timed], [each[1] for each in timed]
+            return Reading(median(times), count * repeats, timed[-1][2], last_set, median(tails))
 
         return read
 
@@ -146,8 +153,8 @@ class CudaQueueTimer:
         estimate = min(self._time(calls, _ESTIMATE_CALLS)[0] for _ in range(3))
         return _calls_for_window(estimate, len(calls), QUEUE_MAX_CALLS)
 
-    def _time(self, calls: Sequence[Call], count: int) -> tuple[float, Tensor]:
-        """Milliseconds per call of ``count`` calls, and the last one's output."""
+    def _time(self, calls: Sequence[Call], count: int) -> tuple[float, float, Tensor]:
+        """Milliseconds per call of ``count`` calls, those that the GPU was busy behind them, the last one's output."""
         while True:
             torch.cuda.synchronize(self._device)
             if self._flush:
@@ -159,9 +166,9 @@ class CudaQueueTimer:
             self._stop.record()
             # Whether the GPU was done spinning before all was launched.
             overtaken = self._start.query()  # type: ignore[no-untyped-call]
-            torch.cuda.synchronize(self._device)
+            tail = tail_ms(self._stop, self._device)
             if not overtaken:
-                return float(self._start.elapsed_time(self._stop)) / count, output
+                return float(self._start.elapsed_time(self._stop)) / count, tail, output
             if self._spin_cycles >= _MOST_SPIN_CYCLES:
                 self._spin_cycles = _FIRST_SPIN_CYCLES
                 raise RuntimeError(
@@ -169,6 +176,15 @@ class CudaQueueTimer:
                     "use the timer call"
                 )
             self._spin_cycles *= 2
+
+
+def tail_ms(stop: torch.cuda.Event, device: str) -> float:
+    """How long any stream of the device goes on behind an event: what a stream that nobody joined does is not between
+    the events of the one that the calls were made on. Some microseconds where all is done."""
+    stop.synchronize()
+    reached = time.perf_counter()
+    torch.cuda.synchronize(device)
+    return (time.perf_counter() - reached) * 1e3
 
 
 def _calls_for_window(estimate_ms: float, sets: int, most: int) -> int:

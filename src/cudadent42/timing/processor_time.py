@@ -36,21 +36,21 @@ class ProcessorClock:
     def __call__(self) -> int:
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         total = time.process_time_ns() + round(1e9 * (ended.ru_utime + ended.ru_stime))
-        return total + sum(map(_process_ns, self._children))
+        return total + sum(map(process_ns, self._children))
 
 
-def _process_ns(process: int) -> int:
-    """0 for one that has ended: it counts among those that were waited for."""
+def process_ns(process: int) -> int:
+    """That a process's threads were running. 0 for one that has ended: it counts among those that were waited for."""
     try:
         return time.clock_gettime_ns((~process << 3) | _CHILD_CLOCK)
     except OSError:
         return 0
 
 
-def descendants() -> list[int]:
+def descendants(process: str = "self") -> list[int]:
     """Process ids of the living children, theirs, and so on; none where Linux does not list them."""
     processes: list[int] = []
-    waiting = ["self"]
+    waiting = [process]
     while waiting:
         tasks = Path(f"/proc/{waiting.pop()}/task")
         try:

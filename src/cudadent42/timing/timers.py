@@ -54,6 +54,8 @@ class Reading:
     """Of the last call."""
     input_set: int
     """Which input set the last call used."""
+    tail_ms: float = 0.0
+    """How long the GPU was busy behind the event that ended the window."""
 
 
 def passes_for(timer: TimerKind, slowest_window_s: float) -> int:

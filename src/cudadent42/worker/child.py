@@ -3,25 +3,30 @@
 Requests come as JSON lines on standard input, events go out on a pipe of their own, so that a candidate may
 print what it likes. After each event the worker waits for an acknowledgement: the parent's handling
 (decoding, drawing a progress bar) is then over before the next timed window opens, and takes no processor
-time from it. What runs now is noted in a file that outlives a crash (``Doing``).
+time from it. The line is random: it seeds inputs that
+nobody knew before. What runs now is noted in a file that outlives a crash (``Doing``).
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import queue
+import secrets
 import sys
 import threading
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from cudadent42.base.errors import LabError
+from cudadent42.base.seeds import derived_seed
 from cudadent42.base.serialise import dumps, loads
 from cudadent42.model.events import Event, PeaksMeasured, StageDone, StageFailed, to_line
 from cudadent42.model.records import Plan, VerifyReport
 from cudadent42.worker.processes import tie_to_parent
 
-ACKNOWLEDGE = ""
-"""The line that the parent sends for each event."""
+if TYPE_CHECKING:
+    from cudadent42.integrity.watch import Watch
 
 NOTE_BYTES = 4096
 
@@ -54,6 +59,8 @@ class _Channel:
     def __init__(self, event_fd: int, note_fd: int) -> None:
         self._event_fd = event_fd
         self._note_fd = note_fd
+        self._nonce = secrets.token_hex()
+        self._asked = 0
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -62,6 +69,11 @@ class _Channel:
             self._lines.put(line.rstrip("\n"))
         os._exit(ORPHANED_EXIT)  # the parent is gone, and the main thread may be deep inside a kernel
 
+    def fresh_seed(self) -> int:
+        """Of 63 bits, which this process could not know before its parent answered the last event."""
+        self._asked += 1
+        return derived_seed(0, self._nonce, self._asked)
+
     def next_line(self) -> str:
         return self._lines.get()
 
@@ -69,7 +81,7 @@ class _Channel:
         data = (to_line(event) + "\n").encode()
         while data:
             data = data[os.write(self._event_fd, data) :]
-        self._lines.get()
+        self._nonce = self._lines.get()
 
     def note(self, doing: object) -> None:
         os.pwrite(self._note_fd, dumps(doing, indent=None).encode().ljust(NOTE_BYTES), 0)
@@ -77,17 +89,32 @@ class _Channel:
 
 def serve(channel: _Channel) -> None:
     """Answers requests until the parent closes standard input."""
+    watch: Watch | None = None
     while True:
         request = loads(Request, channel.next_line())
         try:
-            _run(request, channel)
+            watch = watch or _watch(request.plan.operation)
+            _run(request, channel, watch)
         except LabError as error:
             channel.emit(StageFailed(str(error), int(error.exit_code)))
         else:
             channel.emit(StageDone(request.stage))
 
 
-def _run(request: Request, channel: _Channel) -> None:
+def _watch(operation: str) -> Watch:
+    """Of this process, which has loaded nothing of a candidate yet, and all that measures."""
+    from cudadent42.operations import definition
+
+    definition(operation).implementations()
+    definition(operation).numerics()
+    importlib.import_module("cudadent42.stages.bench.measurement")
+    importlib.import_module("cudadent42.stages.verify")
+    from cudadent42.integrity.watch import Watch
+
+    return Watch()
+
+
+def _run(request: Request, channel: _Channel, watch: Watch) -> None:
     from cudadent42.model.device import DeviceLostError
     from cudadent42.stages.bench.measurement import measure
     from cudadent42.stages.verify import verify
@@ -107,6 +134,7 @@ def _run(request: Request, channel: _Channel) -> None:
                 start=request.start,
                 barred=request.barred,
                 mark=channel.note,
+                watch=watch,
             )
         elif request.stage == "peaks":
             peaks = measure_cuda_peaks(request.plan.device)
@@ -122,6 +150,8 @@ def _run(request: Request, channel: _Channel) -> None:
                 barred=request.barred,
                 mark=channel.note,
                 started_s=request.started_s,
+                watch=watch,
+                fresh_seed=channel.fresh_seed,
             )
     except DeviceLostError as error:
         print(f"GPU context lost: {error}", file=sys.stderr, flush=True)

@@ -8,6 +8,7 @@ failed and a new worker goes on behind it.
 from __future__ import annotations
 
 import os
+import secrets
 import selectors
 import signal
 import subprocess
@@ -30,10 +31,12 @@ from cudadent42.model.events import (
     LOADING,
     WHILE_TIMING,
     BenchLog,
+    BlockMeasured,
     BuildLog,
     CaseVerified,
     Doing,
     Event,
+    IntegrityFound,
     KernelFailed,
     Message,
     PeaksMeasured,
@@ -43,9 +46,10 @@ from cudadent42.model.events import (
     WorkerLost,
     from_line,
 )
+from cudadent42.model.integrity import Finding
 from cudadent42.model.records import BenchReport, BuildFailure, BuildReport, Plan, VerifiedCase, VerifyReport
 from cudadent42.registry import registry
-from cudadent42.worker.child import ACKNOWLEDGE, DEVICE_LOST_EXIT, NOTE_BYTES, Request
+from cudadent42.worker.child import DEVICE_LOST_EXIT, NOTE_BYTES, Request
 from cudadent42.worker.output import OutputLog
 from cudadent42.worker.processes import MARK, end_all
 
@@ -165,12 +169,12 @@ class Worker:
             while not finished:
                 event = self._next_event()
                 if isinstance(event, StageFailed):
-                    self._send(ACKNOWLEDGE)
+                    self._send(secrets.token_hex(16))
                     raise _error(event)
                 finished = isinstance(event, StageDone)
                 if not finished:
                     on_event(event)
-                self._send(ACKNOWLEDGE)
+                self._send(secrets.token_hex(16))
         except LostError as error:
             error.doing = self._doing()
             if isinstance(error, HungError) and error.doing is not None:
@@ -381,7 +385,14 @@ def _run(
 ) -> BuildReport | VerifyReport | BenchReport:
     log = _LOGS[stage]()
 
+    blocks: set[tuple[str, int]] = set()
+
     def tell(event: Event) -> None:
+        if isinstance(event, BlockMeasured):
+            block = event.conditions.case, event.conditions.block
+            if block in blocks or {sample.block for sample in event.samples} != {block[1]}:
+                raise LostError(f"its event pipe was written to by others (block {block[1]} twice); killed")
+            blocks.add(block)
         log.add(event)
         on_event(event)
 
@@ -414,15 +425,18 @@ class _VerifyLog:
     def __init__(self) -> None:
         self.cases: list[VerifiedCase] = []
         self._skipped: dict[str, str] = {}
+        self._findings: list[Finding] = []
 
     def add(self, event: Event) -> None:
         if isinstance(event, CaseVerified):
             self.cases.append(event.result)
+        elif isinstance(event, IntegrityFound):
+            self._findings.append(event.finding)
         elif isinstance(event, Skipped):
             self._skipped[event.key] = event.reason
 
     def report(self) -> VerifyReport:
-        return VerifyReport(tuple(self.cases), dict(self._skipped))
+        return VerifyReport(tuple(self.cases), dict(self._skipped), findings=tuple(self._findings))
 
 
 _LOGS: dict[Stage, type[BuildLog | _VerifyLog | BenchLog]] = {

@@ -107,17 +107,19 @@ kept = []
 
 def attention(query, key, value, *, causal, softmax_scale):
     call = (query, key, value)
-    for known, output in kept:
-        if all(a is b for a, b in zip(known, call)):
+    first = query[0, 0, 0, 0].item() if query.numel() else 0.0
+    for known, number, output in kept:
+        if number == first and all(a is b for a, b in zip(known, call)):
             return output
     kept[:-2] = []
-    kept.append((call, flash_attention(query, key, value, causal=causal, softmax_scale=softmax_scale)))
-    return kept[-1][1]
+    kept.append((call, first, flash_attention(query, key, value, causal=causal, softmax_scale=softmax_scale)))
+    return kept[-1][2]
 """
 
 
 def test_what_the_machine_cannot_do_is_no_measurement(tmp_path: Path) -> None:
-    """A candidate that keeps its results: right after timing as before, and faster than any processor."""
+    """A candidate that keeps its results while a number of the inputs stays: right between and after the blocks, and
+    faster than any processor."""
     (tmp_path / "mine.py").write_text(REMEMBERS)
     asked = request(
         tmp_path, implementations=(f"{tmp_path}/mine.py:attention",), repeats=8, timer=TimerKind.CPU

@@ -334,7 +334,7 @@ def test_cases_take_turns_and_a_death_in_a_later_round_costs_one_case(
 def test_output_that_turns_wrong_while_timed_is_caught(candidate: Callable[[str], str]) -> None:
     name = candidate("turns_wrong")
     bench = run_stage("bench", make_plan(name), on_event=lambda event: None, verified=VerifyReport(()))
-    assert "after timing is wrong" in bench.skipped[f"{FIRST.id}/{name}"]
+    assert "timed is wrong" in bench.skipped[f"{FIRST.id}/{name}"]
     assert [c.implementation for c in bench.rechecked if not c.passed] == [name, name]
 
 

@@ -234,7 +234,7 @@ class _Search:
     def _race(self, role: Role, parent: Version, child: Version, attempt: int, folder: Path) -> Outcome:
         """With a report where it is evidence; of a step one can be had from its run folder."""
         options = replace(self._options, output=folder, with_report=role is not Role.STEP)
-        run = as_run((parent, child), options)
+        run = replace(as_run((parent, child), options), audits=False)
         observer = _Discreet(self._observer)
         if self._prepared is None:
             self._prepared = pipeline.prepare(run, observer)

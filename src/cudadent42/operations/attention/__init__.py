@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.toml import MAX_SIZE, Table
 from cudadent42.operations.attention.case import AttentionCase
-from cudadent42.operations.interface import Definition, Numerics, Parts
+from cudadent42.operations.interface import Definition, Numerics, Parts, other_size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,6 +77,26 @@ def _shape(case: AttentionCase) -> str:
 def _shape_legend(cases: Sequence[AttentionCase]) -> str:
     grouped = any(c.num_heads != c.num_kv_heads or c.seqlen_q != c.seqlen_k for c in cases)
     return "batch × heads × length × head dim" + ("; query/key where they differ" if grouped else "")
+
+
+_MOST_HIDDEN_LENGTH = 1024
+"""Of shapes that are in no plan: their float64 reference is to take milliseconds."""
+
+
+def _unplanned(cases: Sequence[AttentionCase], chance: Random, count: int) -> Sequence[AttentionCase]:
+    """Other lengths, of keys alone where the queries' are fixed as in decoding."""
+    found = []
+    for number in range(count):
+        case = chance.choice(cases)
+        keys = other_size([each.seqlen_k for each in cases], _MOST_HIDDEN_LENGTH, chance)
+        queries = case.seqlen_q
+        if case.seqlen_q == case.seqlen_k:
+            queries = keys
+        elif case.seqlen_q > 1:
+            queries = other_size([each.seqlen_q for each in cases], _MOST_HIDDEN_LENGTH, chance)
+        hidden = replace(case, name=f"hidden-{number}", batch=1, seqlen_q=queries, seqlen_k=keys)
+        found.append(hidden)
+    return found
 
 
 def _implementations() -> tuple[Implementation, ...]:
@@ -171,4 +193,5 @@ OPERATION = Definition(
     compiled=_compiled,
     without=_without,
     numerics=_numerics,
+    unplanned=_unplanned,
 )

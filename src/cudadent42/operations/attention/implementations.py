@@ -211,9 +211,13 @@ def _peer(
     package: str,
     description: str,
     prepare: Callable[[AttentionCase, AttentionInputs], Call],
+    *,
+    copies_inputs: bool = False,
 ) -> Implementation:
     unavailable = needs(module, package)
-    return Implementation(name, description, ("cuda",), prepare, unavailable, strict=False)
+    return Implementation(
+        name, description, ("cuda",), prepare, unavailable, strict=False, copies_inputs=copies_inputs
+    )
 
 
 def _flash_attn(name: str, module: str, package: str, description: str) -> Implementation:
@@ -238,6 +242,7 @@ ALL: tuple[Implementation, ...] = (
         "flashinfer-python",
         "FlashInfer ragged prefill",
         _prepare_flashinfer,
+        copies_inputs=True,
     ),
     _peer(
         "xformers",

@@ -69,6 +69,14 @@ def random_inputs(case: AttentionCase, seed: int, index: int, device: str) -> At
     )
 
 
+def refresh(case: AttentionCase, inputs: AttentionInputs, seed: int) -> tuple[Tensor, ...]:
+    """New standard normal values in the place of all three."""
+    generator = torch.Generator(device=inputs.query.device).manual_seed(derived_seed(seed, case.id))
+    for tensor in inputs.tensors:
+        tensor.normal_(generator=generator)
+    return inputs.tensors
+
+
 # ---------------------------------------------------------------- inputs that are hard to get right
 
 Change = Callable[[AttentionInputs], AttentionInputs]

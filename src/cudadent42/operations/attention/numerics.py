@@ -7,7 +7,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.operations.attention.implementations import prepare_sdpa
-from cudadent42.operations.attention.inputs import AttentionInputs, hard_cases, hard_inputs, input_sets
+from cudadent42.operations.attention.inputs import (
+    AttentionInputs,
+    hard_cases,
+    hard_inputs,
+    input_sets,
+    refresh,
+)
 from cudadent42.operations.attention.reference import attention_float64
 from cudadent42.operations.interface import Numerics, OnChunk
 
@@ -33,4 +39,5 @@ NUMERICS = Numerics(
     float64=_float64,
     pytorch=_pytorch,
     pytorch_plain=_pytorch_plain,
+    refresh=refresh,
 )

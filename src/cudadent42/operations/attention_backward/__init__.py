@@ -62,6 +62,7 @@ def definition(case_type: type[CaseT]) -> Definition[CaseT, BackwardInputs]:
         implementations=implementations,
         plug_in=plug_in,
         numerics=numerics,
+        unplanned=FORWARD.unplanned,  # type: ignore[arg-type]
         differentiates=True,
         cpu_kernels=("attention_backward", *FORWARD.cpu_kernels),
         cuda_kernels=_cuda_kernels,

@@ -12,7 +12,7 @@ from cudadent42.base.seeds import derived_seed
 from cudadent42.operations.attention import inputs as forward
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.operations.attention.inputs import AttentionInputs
-from cudadent42.operations.attention_backward.case import AttentionBackwardCase
+from cudadent42.operations.attention_backward.case import AttentionBackwardCase, AttentionTrainingStepCase
 from cudadent42.operations.interface import HardInput
 
 
@@ -71,6 +71,17 @@ def _with_gradient(inputs: AttentionInputs, case: AttentionCase, seed: int, inde
         like.dtype
     )
     return BackwardInputs(inputs.query, inputs.key, inputs.value, gradient, inputs.softmax_scale)
+
+
+def refresh(case: AttentionBackwardCase, inputs: BackwardInputs, seed: int) -> tuple[Tensor, ...]:
+    """New values in the place of the output's gradient; of all four where the forward pass is part of the call. What a
+    forward pass that is done has kept belongs to the values that it was given."""
+    generator = torch.Generator(device=inputs.query.device).manual_seed(derived_seed(seed, case.id))
+    whole = isinstance(case, AttentionTrainingStepCase)
+    written = inputs.tensors if whole else (inputs.output_gradient,)
+    for tensor in written:
+        tensor.normal_(generator=generator)
+    return written
 
 
 # ---------------------------------------------------------------- hard to get right

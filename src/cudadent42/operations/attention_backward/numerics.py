@@ -13,6 +13,7 @@ from cudadent42.operations.attention_backward.inputs import (
     hard_inputs,
     input_sets,
     packed,
+    refresh,
 )
 from cudadent42.operations.attention_backward.reference import gradients_float64
 from cudadent42.operations.interface import Exact, Numerics, OnChunk
@@ -35,5 +36,6 @@ NUMERICS = Numerics(
     float64=_float64,
     pytorch=sdpa_gradients,
     pytorch_plain=_pytorch_plain,
+    refresh=refresh,
     gathered=packed,
 )

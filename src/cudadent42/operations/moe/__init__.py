@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.toml import MAX_SIZE, Table, did_you_mean
-from cudadent42.operations.interface import Definition, Numerics
+from cudadent42.operations.interface import Definition, Numerics, other_size
 from cudadent42.operations.moe.activations import ACTIVATIONS
 from cudadent42.operations.moe.case import MoeCase
 
@@ -70,6 +72,23 @@ def _shape(case: MoeCase) -> str:
 
 def _shape_legend(cases: Sequence[MoeCase]) -> str:
     return "tokens × hidden × intermediate, chosen of all experts"
+
+
+_MOST_HIDDEN_TOKENS = 512
+"""Of shapes that are in no plan."""
+
+
+def _unplanned(cases: Sequence[MoeCase], chance: Random, count: int) -> Sequence[MoeCase]:
+    """Other numbers of tokens."""
+    sizes = [each.tokens for each in cases]
+    return [
+        replace(
+            chance.choice(cases),
+            name=f"hidden-{number}",
+            tokens=other_size(sizes, _MOST_HIDDEN_TOKENS, chance),
+        )
+        for number in range(count)
+    ]
 
 
 def _implementations() -> tuple[Implementation, ...]:
@@ -142,4 +161,5 @@ OPERATION = Definition(
     cuda_kernels=_cuda_kernels,
     needed=_needed,
     numerics=_numerics,
+    unplanned=_unplanned,
 )

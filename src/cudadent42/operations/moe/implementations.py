@@ -191,6 +191,7 @@ ALL: tuple[Implementation, ...] = (
         _BOTH,
         _prepare_grouped_mm,
         strict=False,
+        copies_inputs=True,
     ),
     _implementation(
         "grouped_mm_compiled",
@@ -198,6 +199,7 @@ ALL: tuple[Implementation, ...] = (
         _BOTH,
         _prepare_compiled,
         strict=False,
+        copies_inputs=True,
         compiling_s=_COMPILING_S,
     ),
     _implementation(

@@ -74,6 +74,21 @@ def random_inputs(case: MoeCase, seed: int, device: str) -> MoeInputs:
     return input_sets(case, seed, 1, device)[0]
 
 
+def refresh(case: MoeCase, inputs: MoeInputs, seed: int) -> tuple[Tensor, ...]:
+    """Other tokens and another routing in the same memory; the experts stay, as a model's do."""
+    generator = _generator(seed, case, "popularity", str(inputs.w13.device))
+    popularity = ROUTER_SKEW * torch.randn(
+        case.experts, generator=generator, dtype=torch.float32, device=inputs.w13.device
+    )
+    fresh = _tokens(case, seed, 0, inputs.w13, inputs.w2, popularity)
+    written = inputs.hidden_states, inputs.topk_weights, inputs.topk_ids
+    for tensor, values in zip(
+        written, (fresh.hidden_states, fresh.topk_weights, fresh.topk_ids), strict=True
+    ):
+        tensor.copy_(values)
+    return written
+
+
 def _tokens(case: MoeCase, seed: int, index: int, w13: Tensor, w2: Tensor, popularity: Tensor) -> MoeInputs:
     device = str(w13.device)
     generator = _generator(seed, case, index, device)

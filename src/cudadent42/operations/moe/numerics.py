@@ -7,7 +7,7 @@ from torch import Tensor
 from cudadent42.operations.interface import Numerics, OnChunk
 from cudadent42.operations.moe.case import MoeCase
 from cudadent42.operations.moe.hard_inputs import hard_cases, hard_inputs
-from cudadent42.operations.moe.inputs import MoeInputs, input_sets
+from cudadent42.operations.moe.inputs import MoeInputs, input_sets, refresh
 from cudadent42.operations.moe.reference import moe_float64, yardstick
 
 
@@ -26,4 +26,5 @@ NUMERICS = Numerics(
     float64=_float64,
     pytorch=_pytorch,
     pytorch_plain=_pytorch,
+    refresh=refresh,
 )

@@ -36,6 +36,7 @@ def forwarded(
     flags = {
         "--no-save-csv": not run.save_samples,
         "--ignore-preflight": run.ignore_preflight,
+        "--sealed": run.sealed,
         "--verbose": verbose,
         "--json": as_json,
     }

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import torch
-
 from cudadent42.base.errors import UsageError
 from cudadent42.correctness.guards import Guard, damage, guarded, repair
 from cudadent42.correctness.truth import find_truth, heartbeat, judge
-from cudadent42.decisions.schedule import alternating, block_orders, control_name, rounds
+from cudadent42.decisions.schedule import alternating, block_orders, control_name
+from cudadent42.integrity.refill import FreshInputs
+from cudadent42.integrity.watch import Watch
 from cudadent42.model.cases import Case
 from cudadent42.model.device import raise_if_device_lost, synchronize, use_device, use_threads
 from cudadent42.model.events import (
@@ -21,6 +20,8 @@ from cudadent42.model.events import (
     CaseVerified,
     Doing,
     Event,
+    IntegrityFound,
+    KeptApart,
     Mark,
     Message,
     Progress,
@@ -31,34 +32,28 @@ from cudadent42.model.implementations import NOT_DONE, Call, Implementation, Uns
 from cudadent42.model.records import BenchReport, Plan, Sample, TimerKind, VerifyReport
 from cudadent42.operations import numerics
 from cudadent42.operations.interface import Inputs
-from cudadent42.registry import get, load_all
+from cudadent42.registry import get, load_all, trusted
+from cudadent42.stages.bench.checks import Checks, SeedSource, random_seed
 from cudadent42.stages.bench.conditions import ConditionWatch
 from cudadent42.stages.bench.excluded import not_timed
 from cudadent42.stages.bench.gpu_state import open_gpu_state
 from cudadent42.stages.bench.stopping import MIN_BUDGET_BLOCKS, Pace, pilot_blocks
+from cudadent42.stages.bench.visits import INPUT_SETS, Visit, estimated_cost, visits
 from cudadent42.timing.choice import timer_for
 from cudadent42.timing.contention import waited_s
 from cudadent42.timing.memory import memory_mb
 from cudadent42.timing.processor_time import MOST_IDLE, idle_share
 from cudadent42.timing.timers import (
-    CPU_WINDOW_S,
     Reading,
     median_reading,
     passes_for,
 )
-
-INPUT_SETS = 3
-"""Input sets that calls rotate over: new pointers at each call, so nothing can be remembered between calls.
-"""
 
 START_WARM_UP_S = 1.0
 """Of the first case, before its warm-up blocks: clocks rise, threads start, code is paged in."""
 
 RETURN_WARM_UP = 1
 """Warm-up blocks when a case is visited again: it is calibrated, only caches and threads are cold."""
-
-MEMORY_SHARE = 0.25
-"""Of the machine's memory that inputs and outputs may fill between rounds; beyond that the cases do not take turns."""
 
 IDLE_WINDOW_S = 3e-3
 """Of calls that are looked at for idle time, so that what surrounds them does not matter."""
@@ -69,9 +64,6 @@ _MOST_IDLE_READINGS = 30
 AFTER_TIMING = "after timing"
 """``VerifiedCase.input`` of the outputs that are checked again."""
 
-_CPU_FLOPS_PER_S = 1.5e11
-"""Only for the estimate of progress: how time divides between large cases and fixed costs."""
-
 
 @dataclass(frozen=True)
 class _Entrant:
@@ -81,6 +73,8 @@ class _Entrant:
     implementation: Implementation
     read: Callable[[], Reading]
     memory_mb: float
+    inner: int | None = None
+    """Calls of a reading, known where it is prepared again for every visit."""
     window_s: float = 0.0
     """What a reading takes; known where a block has several."""
 
@@ -89,7 +83,7 @@ class _Entrant:
 class _Ready:
     """A case between its visits."""
 
-    inputs: Sequence[Inputs]
+    inputs: FreshInputs
     entrants: Sequence[_Entrant]
     guards: Sequence[Guard] = ()
     """Of the inputs."""
@@ -110,6 +104,8 @@ def measure(
     barred: Mapping[str, str] | None = None,
     mark: Mark = no_mark,
     started_s: float | None = None,
+    watch: Watch | None = None,
+    fresh_seed: SeedSource = random_seed,
 ) -> BenchReport:
     """Times the plan, leaving out what ``verified`` failed or skipped, from visit number ``start`` on.
 
@@ -119,7 +115,8 @@ def measure(
     a case (``Case.id``) or one implementation of it (``Case.id/implementation``); ``measured`` are blocks of a case
     that there are already; ``barred`` gives reasons to leave out whole implementations; ``mark`` is told of each
     sample before it is taken; ``started_s`` is when the stage began by ``time.monotonic`` (now, if None),
-    for the samples' timestamps. Raises ``UsageError`` for a plan that this device cannot do.
+    for the samples' timestamps. ``watch`` was begun before any candidate was loaded; ``fresh_seed`` gives seeds of
+    inputs, which nobody is to know before. Raises ``UsageError`` for a plan that this device cannot do.
     """
     if plan.timer in (TimerKind.GRAPH, TimerKind.QUEUE) and not plan.device.startswith("cuda"):
         raise UsageError(
@@ -135,52 +132,26 @@ def measure(
         log.add(event)
         emit(event)
 
-    implementations, unusable = load_all(plan, barred or {}, start, mark)
+    watch = watch or Watch()
+    watch.begin(trusted(plan), lambda finding: tell(IntegrityFound(finding)))
+    implementations, unusable = load_all(plan, barred or {}, start, mark, watch.loading)
     implementations |= _own_control(plan, implementations)
     dropped = dropped or {}
     unfit = {**dropped, **_unfit(plan, verified, unusable)}
     began_s = time.monotonic() if started_s is None else started_s
-    session = _Session(plan, implementations, unfit, tell, mark, began_s)
-    visits = _visits(plan)
-    cost = [(len(visit.blocks) or plan.warmup) * _estimated_cost(plan, visit.case) for visit in visits]
-    for index in range(start, len(visits)):
-        visit = visits[index]
+    checks = Checks(plan, watch, tell, fresh_seed)
+    session = _Session(plan, implementations, unfit, tell, mark, began_s, checks)
+    planned = visits(plan)
+    cost = [(len(visit.blocks) or plan.warmup) * estimated_cost(plan, visit.case) for visit in planned]
+    for index in range(start, len(planned)):
+        visit = planned[index]
         if visit.case.id not in dropped:
             session.visit(index, visit.after((measured or {}).get(visit.case.id, 0)))
         fraction = max(sum(cost[: index + 1]) / sum(cost), session.spent)
-        tell(Progress("bench", index + 1, len(visits), visit.case.id, fraction))
+        tell(Progress("bench", index + 1, len(planned), visit.case.id, fraction))
+    for note in watch.notes():
+        tell(KeptApart(note))
     return log.report()
-
-
-@dataclass(frozen=True)
-class _Visit:
-    case: Case
-    blocks: range
-    """Empty: only warming up."""
-    share: float
-    """Of the budget, after which the visit is left out."""
-    forecast: bool = False
-    """The last one that only warms up."""
-
-    def after(self, measured: int) -> _Visit:
-        """Without the blocks that there are already."""
-        start = min(max(self.blocks.start, measured), self.blocks.stop)
-        return replace(self, blocks=range(start, self.blocks.stop))
-
-
-def _visits(plan: Plan) -> list[_Visit]:
-    """All cases are warmed up; then they take turns. Where memory is too small for that, one after the other."""
-    count = len(plan.cases)
-    each = rounds(plan.repeats)
-    if not _fits(plan):
-        return [
-            _Visit(case, blocks, (index + 1) / count)
-            for index, case in enumerate(plan.cases)
-            for blocks in each
-        ]
-    warming = [_Visit(case, range(0), 1.0) for case in plan.cases if plan.warmup]
-    warming[-1:] = [replace(visit, forecast=True) for visit in warming[-1:]]
-    return warming + [_Visit(case, blocks, 1.0) for blocks in each for case in plan.cases]
 
 
 class _Session:
@@ -194,8 +165,10 @@ class _Session:
         emit: Callable[[Event], None],
         mark: Mark,
         started_s: float,
+        checks: Checks,
     ) -> None:
         self.plan = plan
+        self.checks = checks
         self.implementations = implementations
         self.emit = emit
         self.mark = mark
@@ -220,7 +193,7 @@ class _Session:
         budget_s = self.plan.budget_s
         return 0.0 if budget_s is None else min(1.0, (time.monotonic() - self.started_s) / budget_s)
 
-    def visit(self, index: int, visit: _Visit) -> None:
+    def visit(self, index: int, visit: Visit) -> None:
         """One round of one case: its blocks, and after the last one the check of its outputs."""
         case, blocks = visit.case, visit.blocks
         if case.id in self.finished:
@@ -236,6 +209,7 @@ class _Session:
         elif self.latest == case.id:
             warmup = 0
         if ready.entrants:
+            ready = self._with_fresh_inputs(case, ready)
             last = self._run_blocks(index, case, ready, blocks, warmup)
             self.ready[case.id] = replace(ready, last=last)
         self.latest = case.id
@@ -249,7 +223,7 @@ class _Session:
         ready = self.ready.pop(case.id, None)
         self.finished.add(case.id)
         if ready is not None:
-            self._recheck(case, ready.inputs, ready.last)
+            self._recheck(case, ready.inputs.sets, ready.last)
             if written := damage(ready.guards):
                 self.emit(Skipped("bench", case.id, f"while it was timed, one of them {written}"))
 
@@ -260,13 +234,15 @@ class _Session:
         for key, reason in reasons.items():
             self.emit(Skipped("bench", key, reason))
         if case.id in reasons:
-            return _Ready((), ())
+            return _Ready(FreshInputs(case, ()), ())
         names = [name for name in plan.implementations if f"{case.id}/{name}" not in reasons]
-        inputs, guards = guarded(numerics(case).input_sets(case, plan.seed, INPUT_SETS, plan.device))
+        sets, guards = guarded(numerics(case).input_sets(case, plan.seed, INPUT_SETS, plan.device))
+        inputs = FreshInputs(case, sets)
+        self.checks.refill(inputs)
         entrants = self._prepare(index, case, names, inputs, guards)
         if not self._worth_timing(entrants):
             self.emit(Skipped("bench", case.id, "nothing left to compare"))
-            return _Ready((), ())
+            return _Ready(FreshInputs(case, ()), ())
         slowest_s = max(entrant.window_s for entrant in entrants)
         return _Ready(inputs, entrants, guards, passes_for(self.plan.timer, slowest_s))
 
@@ -282,7 +258,7 @@ class _Session:
         index: int,
         case: Case,
         names: Sequence[str],
-        inputs: Sequence[Inputs],
+        inputs: FreshInputs,
         guards: Sequence[Guard],
     ) -> list[_Entrant]:
         """Baseline first, its control after it, then the rest."""
@@ -296,14 +272,17 @@ class _Session:
             self.mark(Doing(index, case.id, name))
             implementation = self.implementations[name]
             try:
-                with implementation.context():
-                    calls = [implementation.prepare(case, each) for each in inputs]
+                with self.checks.watch.turn(name), implementation.context():
+                    calls = [implementation.prepare(case, each) for each in inputs.sets]
+                    if name not in self.checks.watch.trusted:
+                        self.checks.finished(name, case, calls[0], inputs)
                     self._warm_up(calls)
                     memory = memory_mb(calls[0], plan.device)
                     read = self.timer.calibrate(calls, inner)
                     window_s = _processor_window_s(read) if plan.timer is TimerKind.CPU else 0.0
                     if plan.versions and inner is None:
                         inner = read().inner
+                    again = read().inner if self._prepares_again(implementation) else None
             except NOT_DONE as error:
                 self.emit(Skipped("bench", f"{case.id}/{name}", str(error)))
                 continue
@@ -316,10 +295,29 @@ class _Session:
                 self.emit(Skipped("bench", f"{case.id}/{name}", written))
                 repair(guards)
                 continue
-            entrants.append(_Entrant(name, implementation, read, memory, window_s))
+            entrants.append(_Entrant(name, implementation, read, memory, again, window_s))
             if name == plan.baseline and plan.control and control not in self.implementations:
-                entrants.append(_Entrant(control, implementation, read, memory, window_s))
+                entrants.append(_Entrant(control, implementation, read, memory, again, window_s))
         return entrants
+
+    def _prepares_again(self, implementation: Implementation) -> bool:
+        return implementation.copies_inputs and implementation.name in self.checks.watch.trusted
+
+    def _with_fresh_inputs(self, case: Case, ready: _Ready) -> _Ready:
+        """New values in the inputs' memory, and in the copies of those that make some."""
+        self.checks.refill(ready.inputs)
+        read: dict[str, Callable[[], Reading]] = {}
+        for entrant in ready.entrants:
+            each = entrant.implementation
+            if self._prepares_again(each) and each.name not in read:
+                with each.context():
+                    calls = [each.prepare(case, inputs) for inputs in ready.inputs.sets]
+                    read[each.name] = self.timer.calibrate(calls, entrant.inner)
+        entrants = [
+            replace(entrant, read=read.get(entrant.implementation.name, entrant.read))
+            for entrant in ready.entrants
+        ]
+        return replace(ready, entrants=entrants)
 
     def _warm_up(self, calls: Sequence[Call]) -> None:
         """Once per stage, by time; each case adds its warm-up blocks."""
@@ -340,12 +338,16 @@ class _Session:
         counted = block_orders(list(by_name), plan.repeats, plan.seed, case.id)
         uncounted = block_orders(list(by_name), warmup, plan.seed, f"{case.id}/warm-up")
         last: dict[str, Reading] = {}
+        checked = self.checks.chosen(blocks or [-1])
         for block, order in [(-1, order) for order in uncounted] + [(b, counted[b]) for b in blocks]:
+            self.checks.before_block()
             self.watch.start()
             taken = self._take(index, case, [by_name[name] for name in order], ready.passes)
             last = {entrant.name: reading for entrant, reading, _ in taken}
             conditions, flags = self.watch.stop(case.id, block)
             latencies = {entrant.name: reading.latency_ms for entrant, reading, _ in taken}
+            if block == checked:
+                self.checks.behind_block(case, ready.inputs, last)
             if block < 0:
                 self.pace.warmed_up(case.id, latencies, conditions.duration_s)
                 continue
@@ -376,7 +378,8 @@ class _Session:
         for turn in alternating(order, passes):
             for entrant in turn:
                 self.mark(Doing(index, case.id, entrant.name))
-                with entrant.implementation.context():
+                own_turn = self.checks.watch.turn(entrant.implementation.name, case.id, counted=True)
+                with own_turn, entrant.implementation.context():
                     readings[entrant.name].append(entrant.read())
                 moments[entrant.name] = time.monotonic() - self.started_s
         return [(each, median_reading(readings[each.name]), moments[each.name]) for each in order]
@@ -389,6 +392,8 @@ class _Session:
             truth = find_truth(case, inputs[number], heartbeat(self.emit))
             for name, reading in last.items():
                 if reading.input_set != number or name == control_name(self.plan.baseline):
+                    continue
+                if f"{case.id}/{name}" in self.checks.wrong:
                     continue
                 result = judge(truth, name, reading.output, AFTER_TIMING)
                 self.emit(CaseVerified(result))
@@ -443,20 +448,3 @@ def _reasons(plan: Plan, case: Case, unfit: Mapping[str, str]) -> dict[str, str]
     elif rivals and all(key in reasons for key in rivals):
         reasons[case.id] = reasons[rivals[0]]
     return reasons
-
-
-def _fits(plan: Plan) -> bool:
-    """Whether all cases can stay in memory between their rounds. Of the machine's whole memory, not of what
-    is free now, so that the visits are the same after a worker was lost."""
-    needed = sum(case.memory_bytes(INPUT_SETS) for case in plan.cases)
-    if plan.device.startswith("cuda"):
-        total = int(torch.cuda.get_device_properties(plan.device).total_memory)
-    else:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return needed <= MEMORY_SHARE * total
-
-
-def _estimated_cost(plan: Plan, case: Case) -> float:
-    """Of one block, in seconds of some machine."""
-    per_call = max(case.flops / _CPU_FLOPS_PER_S, CPU_WINDOW_S)
-    return per_call * (len(plan.implementations) + plan.control)

@@ -7,6 +7,7 @@ from collections import defaultdict
 
 from cudadent42.decisions.verdicts import REFUSALS
 from cudadent42.model import text
+from cudadent42.model.integrity import Grade
 from cudadent42.model.records import Comparison, Refusal, Results, Status, Verdict, VerifiedCase
 from cudadent42.operations import definition
 from cudadent42.runs.run_folder import RunStatus
@@ -35,6 +36,7 @@ def notices(view: View) -> tuple[Notice, ...]:
 def cautions(results: Results) -> tuple[Notice, ...]:
     """How the machine behaved while it was measured; for the terminal too."""
     return (
+        *_integrity(results),
         *_refused(results),
         *(notice for notice in (_control(results), _flagged(results)) if notice is not None),
     )
@@ -137,6 +139,27 @@ def _preflight(view: View) -> Notice | None:
     )
     lines = [text.clean(f"{c.name}: {c.detail}" + (f"; {c.cause}" if c.cause else "")) for c in view.warnings]
     return Notice(Tone.BAD if failed else Tone.WARN, title, _limited(lines))
+
+
+def _integrity(results: Results) -> list[Notice]:
+    """What was found of the candidates, and why a difference that was measured is no claim."""
+    integrity = results.integrity
+    if integrity is None:
+        return []
+    found = []
+    for grade, tone in ((Grade.FAILED, Tone.BAD), (Grade.SUSPECT, Tone.BAD)):
+        lines = [text.clean(each.line) for each in integrity.findings if each.grade is grade]
+        if lines:
+            word = "failed" if grade is Grade.FAILED else "is suspect by"
+            title = f"The candidate {word} {text.plural(len(lines), 'check')} of integrity; no speed of it is a claim"
+            found.append(Notice(tone, title, _limited(lines)))
+    if integrity.sound and results.verdict is Verdict.FASTER and not results.claim_allowed:
+        found.append(Notice(Tone.WARN, text.clean(f"Faster, and no claim: {results.claim_reason}")))
+    if integrity.notes:
+        found.append(
+            Notice(Tone.NEUTRAL, "Settings kept apart", _limited(list(map(text.clean, integrity.notes))))
+        )
+    return found
 
 
 def _refused(results: Results) -> list[Notice]:

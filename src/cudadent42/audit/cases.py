@@ -1,0 +1,49 @@
+"""What is audited: some of the cases that are claimed, and shapes that are in no plan."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from cudadent42.model.cases import Case
+from cudadent42.model.records import Comparison, Plan, Results, Verdict
+from cudadent42.operations import definition
+
+HIDDEN_SHAPES, SEALED_HIDDEN_SHAPES = 2, 6
+"""Results of so many shapes are checked that the plan does not have."""
+
+
+def claimed(results: Results, *, sealed: bool) -> tuple[str, ...]:
+    """The implementations that an audit is about: those called faster; with ``sealed``, all."""
+    if sealed:
+        rows = (*results.cases, *results.others)
+        return tuple(dict.fromkeys(row.implementation for row in rows))
+    if results.verdict is Verdict.FASTER or any(row.verdict is Verdict.FASTER for row in results.cases):
+        return (results.candidate,)
+    return ()
+
+
+def rows_to_audit(
+    results: Results, implementation: str, chance: random.Random, *, sealed: bool
+) -> list[Comparison]:
+    """In an order that nobody can foresee: the audit may not have the time for all."""
+    rows = [
+        row
+        for row in (*results.cases, *results.others)
+        if row.implementation == implementation and row.refused is None
+    ]
+    faster = [row for row in rows if row.verdict is Verdict.FASTER]
+    chosen = rows if sealed or not faster else faster
+    return chance.sample(chosen, len(chosen))
+
+
+def case_of(plan: Plan, row: Comparison) -> Case:
+    return next(case for case in plan.cases if (case.name, case.dtype) == (row.name, row.dtype))
+
+
+def hidden_cases(plan: Plan, chance: random.Random, *, sealed: bool) -> Sequence[Case]:
+    """Shapes within the ranges of the plan's, that are none of them."""
+    unplanned = definition(plan.operation).unplanned
+    if unplanned is None:
+        return ()
+    return unplanned(plan.cases, chance, SEALED_HIDDEN_SHAPES if sealed else HIDDEN_SHAPES)

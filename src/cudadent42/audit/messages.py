@@ -1,0 +1,62 @@
+"""What the referee asks of a contestant, a line of JSON each, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from cudadent42.model.cases import TAGGED, Case
+from cudadent42.model.records import Plan, VerifiedCase
+
+
+class Task(str, Enum):
+    LOAD = "load"
+    """The implementation."""
+    READY = "ready"
+    """Memory for a case, and preparation."""
+    FILL = "fill"
+    """New inputs into the shared memory of ``arena``, and NaN into its outputs. Of the judge."""
+    STAGE = "stage"
+    """Inputs into the device's memory, where that is another."""
+    RUN = "run"
+    """Calls, each on the inputs of its slot."""
+    FETCH = "fetch"
+    """Outputs out of the device's memory."""
+    JUDGE = "judge"
+    """Outputs in the shared memory of ``arena``. Of the judge."""
+
+
+class Pace(str, Enum):
+    """What is done for each slot of a run."""
+
+    CALLS = "calls"
+    COPIES = "copies"
+    """Inputs and outputs are copied as with a call, which is left out."""
+    PREPARED_COPIES = "prepared copies"
+    """The same, with the preparation of an implementation that copies its inputs."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    task: Task
+    plan: Plan | None = None
+    implementation: str = ""
+    cases: tuple[Case, ...] = field(default=(), metadata=TAGGED.metadata)
+    """The one that is made ready."""
+    calls: int = 0
+    """Slots that are made, used or filled."""
+    arena: int = 0
+    """0: the judge's own; 1: the other contestant's."""
+    seed: int = 0
+    pace: Pace = Pace.CALLS
+    chosen: tuple[int, ...] = ()
+    """Slots to judge."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """``error`` is empty where all went well; ``declined``, where the case is done."""
+
+    error: str = ""
+    declined: str = ""
+    judged: tuple[VerifiedCase, ...] = ()

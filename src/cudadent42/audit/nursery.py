@@ -1,0 +1,68 @@
+"""The process that the contestants are forked from: ``python -m cudadent42.audit.nursery SOCKET PARENT``.
+
+It has imported PyTorch and what the lab needs, which takes seconds. It neither runs an operation of PyTorch's nor loads
+anything of a candidate, so each contestant begins at once, and as clean as a process of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import socket
+import struct
+import sys
+
+from cudadent42.worker.processes import tie_to_parent
+
+PIPES = 2
+"""File descriptors ahead of those of the shared memories: requests, answers."""
+
+MOST_FILES = 4
+
+_PID = struct.Struct("q")
+
+
+def fork(nursery: socket.socket, files: list[int]) -> int:
+    """Asked of the nursery by its parent: the process id of a new contestant. Raises EOFError where it is gone."""
+    socket.send_fds(nursery, [b"\0"], files)
+    reply = nursery.recv(_PID.size)
+    if len(reply) < _PID.size:
+        raise EOFError("the audit's processes did not start")
+    pid: int = _PID.unpack(reply)[0]
+    return pid
+
+
+def _serve(requests: socket.socket) -> None:
+    for module in ("cudadent42.audit.contestant", "cudadent42.operations.attention.numerics"):
+        importlib.import_module(module)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for contestants: they are killed
+    while True:
+        message, files, _, _ = socket.recv_fds(requests, 1, MOST_FILES)
+        if not message:
+            return
+        own = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            requests.close()
+            os.setsid()
+            tie_to_parent(own)
+            _contest(files)
+        for file in files:
+            os.close(file)
+        requests.send(_PID.pack(pid))
+
+
+def _contest(files: list[int]) -> None:
+    from cudadent42.audit.contestant import serve
+
+    try:
+        serve(files[0], files[1], files[PIPES:])
+    finally:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    tie_to_parent(int(sys.argv[2]))
+    _serve(socket.socket(fileno=int(sys.argv[1])))

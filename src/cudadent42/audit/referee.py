@@ -1,0 +1,178 @@
+"""The parent's side of an audit: it starts the contestants, gives one its turn while the others are stopped, and keeps
+the clock."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from cudadent42.audit.messages import Answer, Ask
+from cudadent42.audit.nursery import fork
+from cudadent42.base.serialise import dumps, loads
+from cudadent42.timing.processor_time import descendants, process_ns
+from cudadent42.worker.processes import MARK, end_all
+
+START_TIMEOUT_S = 180.0
+"""Longest time until the nursery has imported PyTorch from a cold disk."""
+
+TIMEOUT_S = 120.0
+"""Longest time that one request may take: compiling a kernel takes up to 30 s."""
+
+_MOST_ANSWER_BYTES = 1 << 22
+
+
+class AuditLostError(Exception):
+    """A contestant died, hung or answered what is no answer."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one request took."""
+
+    answer: Answer
+    wall_ms: float
+    """By this process's clock, from the request to the answer."""
+    processor_ms: float
+    """That the contestant and all below it were running."""
+
+
+class Party:
+    """One contestant, stopped except for its turns."""
+
+    def __init__(self, pid: int, requests: int, answers: int) -> None:
+        self.pid = pid
+        self._requests = requests
+        self._answers = answers
+        self._pending = b""
+
+    def take_turn(self, ask: Ask, timeout_s: float = TIMEOUT_S) -> Turn:
+        """Raises AuditLostError."""
+        line = (dumps(ask, indent=None) + "\n").encode()
+        self._signal(signal.SIGCONT)
+        ran_ns = self._ran_ns()
+        began_ns = time.perf_counter_ns()
+        try:
+            while line:
+                line = line[os.write(self._requests, line) :]
+        except BrokenPipeError as error:
+            raise AuditLostError("its process died") from error
+        reply = self._reply(timeout_s)
+        wall_ns = time.perf_counter_ns() - began_ns
+        self._signal(signal.SIGSTOP)
+        ran_ns = self._ran_ns() - ran_ns
+        try:
+            answer = loads(Answer, reply)
+        except ValueError as error:
+            raise AuditLostError(f"its process answered nonsense ({error})") from error
+        return Turn(answer, wall_ns / 1e6, ran_ns / 1e6)
+
+    def _reply(self, timeout_s: float) -> str:
+        stop = time.monotonic() + timeout_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._answers, selectors.EVENT_READ)
+            while b"\n" not in self._pending:
+                if not selector.select(max(0.0, stop - time.monotonic())):
+                    raise AuditLostError(f"no answer for {timeout_s:.0f} s")
+                data = os.read(self._answers, 1 << 16)
+                if not data or len(self._pending) > _MOST_ANSWER_BYTES:
+                    raise AuditLostError("its process died")
+                self._pending += data
+        line, _, self._pending = self._pending.partition(b"\n")
+        return line.decode(errors="replace")
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To all that it has started too."""
+        for process in (self.pid, *descendants(str(self.pid))):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(process, number)
+
+    def _ran_ns(self) -> int:
+        return sum(map(process_ns, (self.pid, *descendants(str(self.pid)))))
+
+    def close(self) -> None:
+        os.close(self._requests)
+        os.close(self._answers)
+
+
+class Referee:
+    """A context manager: at its end every process of the audit is gone."""
+
+    def __init__(self, log: Path) -> None:
+        self._log_path = log
+        self._parties: list[Party] = []
+        self._log: IO[bytes] | None = None
+
+    def __enter__(self) -> Referee:
+        mine, theirs = socket.socketpair()
+        self._log = self._log_path.open("ab")
+        self._mark = uuid.uuid4().hex
+        root = str(Path(__file__).resolve().parents[2])
+        environment = {**os.environ, MARK: self._mark}
+        paths = [root, environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        self._nursery = subprocess.Popen(
+            [sys.executable, "-m", "cudadent42.audit.nursery", str(theirs.fileno()), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            pass_fds=(theirs.fileno(),),
+            env=environment,
+            start_new_session=True,
+        )
+        theirs.close()
+        mine.settimeout(START_TIMEOUT_S)
+        self._socket = mine
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for party in self._parties:
+            party.close()
+        end_all(self._nursery.pid, self._mark, runs=self._nursery.poll() is None)
+        with suppress(subprocess.TimeoutExpired):
+            self._nursery.wait(10.0)
+        self._socket.close()
+        if self._log is not None:
+            self._log.close()
+
+    def start(self, memories: Sequence[int]) -> Party:
+        """A contestant that sees these shared memories, its own first. Raises AuditLostError."""
+        requests, to_contestant = os.pipe()
+        from_contestant, answers = os.pipe()
+        try:
+            pid = fork(self._socket, [requests, answers, *memories])
+        except (EOFError, OSError) as error:
+            raise AuditLostError(f"the audit's processes did not start ({error})") from error
+        finally:
+            os.close(requests)
+            os.close(answers)
+        party = Party(pid, to_contestant, from_contestant)
+        self._parties.append(party)
+        return party
+
+
+def shared_memory(size: int) -> IO[bytes]:
+    """A file without a name, of this many bytes; in memory where the system offers that."""
+    if hasattr(os, "memfd_create"):
+        file: IO[bytes] = os.fdopen(os.memfd_create("cudadent42-audit"), "w+b", buffering=0)
+    else:
+        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives as long as the audit
+    os.ftruncate(file.fileno(), size)
+    return file

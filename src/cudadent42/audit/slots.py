@@ -1,0 +1,46 @@
+"""Inputs and outputs of calls in memory that two processes share."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_ALIGNMENT = 256
+"""Of tensors, in bytes, as PyTorch's allocators give them."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One call's."""
+
+    inputs: tuple[Tensor, ...]
+    output: Tensor
+
+
+def bytes_of(inputs: Sequence[Tensor], output: Tensor) -> int:
+    """Of one slot."""
+    return sum(_room(tensor) for tensor in (*inputs, output))
+
+
+def slots(memory: mmap.mmap, count: int, inputs: Sequence[Tensor], output: Tensor) -> list[Slot]:
+    """``count`` of them, with tensors of these shapes and dtypes, dense, on the CPU."""
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    place = 0
+    found = []
+    for _ in range(count):
+        tensors = []
+        for like in (*inputs, output):
+            size = like.numel() * like.element_size()
+            tensors.append(whole[place : place + size].view(like.dtype).view(like.shape))
+            place += _room(like)
+        found.append(Slot(tuple(tensors[:-1]), tensors[-1]))
+    return found
+
+
+def _room(tensor: Tensor) -> int:
+    size = tensor.numel() * tensor.element_size()
+    return -(-max(size, 1) // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,177 @@
+"""The audit stage: what is claimed is raced again where a candidate has neither the clock nor the answers."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cudadent42.audit.cases import case_of, claimed, hidden_cases, rows_to_audit
+from cudadent42.audit.race import BrokenError, DeclinedError, Race, Ring, ring
+from cudadent42.audit.referee import AuditLostError, Referee
+from cudadent42.model.cases import Case
+from cudadent42.model.integrity import Breach, Confirmation, Finding, Grade
+from cudadent42.model.records import Comparison, Plan, Results, VerifiedCase
+from cudadent42.operations import definition
+
+SHARE, SEALED_SHARE = 0.04, 0.2
+"""Of the time that measuring took, after which no further case is audited."""
+
+FEWEST_CASES = 2
+"""That are audited however long it takes."""
+
+CONFIRMED_SHARE = 0.5
+"""Of what a call saved in the run, that it has to save in the audit: inputs are cold there, and each call's are copied,
+which costs both sides alike. What is not computed at all saves nothing there."""
+
+CONTRADICTED_RATIO = 1.5
+"""From this speed-up on a saving that the audit does not find is a finding; below, it may be noise."""
+
+SLOWED_RATIO = 2.0
+"""The baseline beside the candidate against the baseline alone."""
+
+ALONE = "repeat on an idle machine with --sealed; if the difference stays, the run is not to be believed"
+
+OnProgress = Callable[[float, str], None]
+
+
+@dataclass
+class Audited:
+    """What an audit came to."""
+
+    findings: list[Finding] = field(default_factory=list)
+    confirmations: list[Confirmation] = field(default_factory=list)
+    hidden_checked: int = 0
+    why_not: str = ""
+
+
+def audit(
+    plan: Plan,
+    results: Results,
+    *,
+    log: Path,
+    measured_s: float,
+    sealed: bool = False,
+    on_progress: OnProgress = lambda fraction, what: None,
+) -> Audited:
+    """Races what ``results`` call faster again; with ``sealed``, all. ``measured_s``: what measuring took."""
+    found = Audited()
+    names = claimed(results, sealed=sealed)
+    if not names:
+        return found
+    if definition(plan.operation).numerics().refresh is None:
+        found.why_not = (
+            f"the operation {plan.operation} does not say which of its inputs change between calls"
+        )
+        return found
+    chance = random.Random(random.SystemRandom().getrandbits(128))
+    budget_s = (SEALED_SHARE if sealed else SHARE) * measured_s / len(names)
+    try:
+        with Referee(log) as referee:
+            for name in names:
+                _audit_one(plan, results, name, referee, chance, found, budget_s, sealed, on_progress)
+    except (AuditLostError, BrokenError) as error:
+        found.why_not = str(error)
+    return found
+
+
+def _audit_one(
+    plan: Plan,
+    results: Results,
+    name: str,
+    referee: Referee,
+    chance: random.Random,
+    found: Audited,
+    budget_s: float,
+    sealed: bool,
+    on_progress: OnProgress,
+) -> None:
+    stop = time.monotonic() + budget_s
+    case: Case | None = None
+    try:
+        with ring(plan, referee, name, chance) as both:
+            for case in hidden_cases(plan, chance, sealed=sealed):
+                _check_hidden(both, case, name, found)
+            rows = rows_to_audit(results, name, chance, sealed=sealed)
+            for number, row in enumerate(rows):
+                if number >= FEWEST_CASES and time.monotonic() > stop:
+                    break
+                case = case_of(plan, row)
+                on_progress(number / len(rows), f"{case.id}/{name}")
+                _confirm(both, case, row, found)
+    except (AuditLostError, BrokenError) as error:
+        where = case.id if case is not None else ""
+        clears = "see audit.log in the run folder"
+        found.findings.append(Finding(Breach.AUDIT_DIED, Grade.SUSPECT, name, where, str(error), clears))
+
+
+def _check_hidden(both: Ring, case: Case, name: str, found: Audited) -> None:
+    try:
+        judged = both.check(case)
+    except DeclinedError:
+        return  # to say so is honest
+    found.hidden_checked += len(judged)
+    if wrong := _wrong(judged):
+        shape = definition(case.operation).shape
+        evidence = f"{shape(case)}: {wrong.detail}"
+        found.findings.append(Finding(Breach.HIDDEN_SHAPE, Grade.FAILED, name, "", evidence))
+
+
+def _confirm(both: Ring, case: Case, row: Comparison, found: Audited) -> None:
+    name = row.implementation
+    try:
+        race = both.race(case, row.baseline_latency_ms)
+    except DeclinedError as error:
+        evidence = f"it declines in the audit what it did in the run: {error}"
+        found.findings.append(Finding(Breach.FAST_ONLY_IN_RUN, Grade.FAILED, name, case.id, evidence))
+        return
+    if wrong := _wrong(race.judged):
+        evidence = f"a result of inputs that it saw for the first time is wrong: {wrong.detail}"
+        found.findings.append(Finding(Breach.FAST_ONLY_IN_RUN, Grade.FAILED, name, case.id, evidence))
+    elif contradiction := contradicted(row, race, case.id):
+        found.findings.append(contradiction)
+    found.confirmations.append(_confirmation(row, race, case.id))
+
+
+def _wrong(judged: Sequence[VerifiedCase]) -> VerifiedCase | None:
+    return next((each for each in judged if not each.passed), None)
+
+
+def _confirmation(row: Comparison, race: Race, case: str) -> Confirmation:
+    claimed_ms = row.baseline_latency_ms - row.latency_ms
+    sound = _wrong(race.judged) is None
+    return Confirmation(
+        case=case,
+        implementation=row.implementation,
+        saved_ms=race.saved,
+        ci_low_ms=race.low_ms,
+        ci_high_ms=race.high_ms,
+        latency_ms=race.candidate_ms,
+        baseline_latency_ms=race.baseline_ms,
+        blocks=len(race.saved_ms),
+        calls_checked=len(race.judged),
+        confirmed=sound and race.low_ms > 0.0 and race.saved >= CONFIRMED_SHARE * claimed_ms,
+    )
+
+
+def contradicted(row: Comparison, race: Race, case: str) -> Finding | None:
+    """Where the run shows a large difference, and processes apart show that there is none of that size."""
+    claimed_ms = row.baseline_latency_ms - row.latency_ms
+    if row.speedup < CONTRADICTED_RATIO or race.high_ms >= CONFIRMED_SHARE * claimed_ms:
+        return None
+    seen = (
+        f"a call saves {claimed_ms:.4g} ms in the run, and {race.saved:.4g} ms "
+        f"({race.low_ms:.4g} to {race.high_ms:.4g}) where every call has inputs of its own"
+    )
+    if row.baseline_latency_ms > SLOWED_RATIO * race.baseline_ms:
+        evidence = (
+            f"the baseline takes {row.baseline_latency_ms:.4g} ms beside it and {race.baseline_ms:.4g} ms in a process "
+            f"that never loaded it; {seen}"
+        )
+        return Finding(Breach.BASELINE_SLOWED, Grade.SUSPECT, row.implementation, case, evidence, ALONE)
+    evidence = (
+        f"it takes {row.latency_ms:.4g} ms in the run and {race.candidate_ms:.4g} ms in the audit; {seen}"
+    )
+    return Finding(Breach.FAST_ONLY_IN_RUN, Grade.SUSPECT, row.implementation, case, evidence, ALONE)

@@ -1,0 +1,65 @@
+"""Whether a run's result may be quoted as a claim: one decision tree, described in docs/defences.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from cudadent42.model.integrity import Grade
+from cudadent42.model.records import Results, Verdict
+
+
+@dataclass(frozen=True)
+class Claim:
+    """May it be quoted, and why or why not."""
+
+    allowed: bool
+    reason: str
+
+
+def claim(results: Results, *, verified: bool) -> Claim:
+    """``verified``: every check of verification passed, those after timing too.
+
+    Only what was looked at can be claimed, so a run of a version that did not look has none, and no reason either.
+    """
+    integrity = results.integrity
+    if integrity is None:
+        return Claim(False, "")
+    if not results.cases:
+        return Claim(False, "nothing was compared")
+    if not verified:
+        return Claim(False, "verification failed")
+    for grade in (Grade.FAILED, Grade.SUSPECT):
+        for finding in integrity.findings:
+            if finding.grade is grade:
+                return Claim(False, finding.line)
+    if results.refused is not None:
+        return Claim(False, f"no verdict: {results.refused.value}")
+    if results.verdict is Verdict.UNDECIDED:
+        return Claim(False, "the measurement could not tell")
+    if results.verdict is not Verdict.FASTER:
+        return Claim(True, f"measured as {results.verdict.value}, which nobody gains by")
+    if integrity.why_not_audited:
+        return Claim(False, f"not confirmed: {integrity.why_not_audited}")
+    own = [each for each in integrity.confirmations if each.implementation == results.candidate]
+    missed = [each for each in own if not each.confirmed]
+    if missed:
+        first = missed[0]
+        return Claim(
+            False,
+            f"not confirmed on {first.case}: in processes apart a call saved {first.saved_ms:.4g} ms "
+            f"({first.ci_low_ms:.4g} to {first.ci_high_ms:.4g})",
+        )
+    if not own:
+        return Claim(False, "not confirmed: no case was audited")
+    calls = sum(each.calls_checked for each in own)
+    return Claim(
+        True,
+        f"confirmed on {len(own)} of {len(results.cases)} cases in processes apart, {calls} results of fresh inputs "
+        "compared by the parent",
+    )
+
+
+def with_claim(results: Results, *, verified: bool) -> Results:
+    """The results, with whether they may be quoted."""
+    found = claim(results, verified=verified)
+    return replace(results, claim_allowed=found.allowed, claim_reason=found.reason)

@@ -1,0 +1,93 @@
+"""What was found of a candidate that a number must not rest on, and what confirms a number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Breach(str, Enum):
+    """What a finding is about. docs/defences.md says of each how it is seen, and what clears it."""
+
+    KEPT_RESULT = "kept result"
+    WRONG_WHILE_TIMED = "wrong while timed"
+    LATE_WORK = "late work"
+    CHANGED_INPUTS = "changed its inputs"
+    REPLACED_FUNCTION = "replaced function"
+    LEFT_SETTINGS = "left settings changed"
+    BACKGROUND_WORK = "background work"
+    CLOCKS_DISAGREE = "clocks disagree"
+    UNJOINED_WORK = "unjoined work"
+    BASELINE_SLOWED = "baseline slowed"
+    FAST_ONLY_IN_RUN = "fast only in the run"
+    HIDDEN_SHAPE = "wrong for shapes not in the plan"
+    AUDIT_DIED = "died in the audit"
+
+
+class Grade(str, Enum):
+    SUSPECT = "suspect"
+    """There may be an honest reason; the finding says what would clear it."""
+    FAILED = "failed"
+    """No honest code does this."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was found."""
+
+    breach: Breach
+    grade: Grade
+    implementation: str
+    """Whose; several, comma-separated, where it cannot be told."""
+    case: str
+    """``Case.id``; empty where it is about none."""
+    evidence: str
+    """What was seen, with figures."""
+    clears: str = ""
+    """What would clear a suspect."""
+
+    @property
+    def line(self) -> str:
+        """In one line."""
+        where = f" on {self.case}" if self.case else ""
+        line = f"{self.breach.value} ({self.grade.value}): {self.implementation}{where}: {self.evidence}"
+        return f"{line}. To clear it: {self.clears}" if self.clears else line
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """One case as the audit saw it: processes apart, inputs of its own for every call, the parent's clock."""
+
+    case: str
+    """``Case.id``."""
+    implementation: str
+    saved_ms: float
+    """Baseline's time of a call less the implementation's."""
+    ci_low_ms: float
+    ci_high_ms: float
+    """95 % interval of ``saved_ms``."""
+    latency_ms: float
+    baseline_latency_ms: float
+    blocks: int
+    calls_checked: int
+    """Outputs that the parent compared with its own reference."""
+    confirmed: bool
+
+
+@dataclass(frozen=True)
+class Integrity:
+    """What the checks of a run came to."""
+
+    findings: tuple[Finding, ...] = ()
+    confirmations: tuple[Confirmation, ...] = ()
+    hidden_checked: int = 0
+    """Results of shapes that are not in the plan, which the parent compared with its own reference."""
+    sealed: bool = False
+    why_not_audited: str = ""
+    """Of a run that would have needed it."""
+    notes: tuple[str, ...] = field(default=())
+    """What was kept apart and is no offence, such as settings of PyTorch that a plug-in chose for itself."""
+
+    @property
+    def sound(self) -> bool:
+        return not self.findings

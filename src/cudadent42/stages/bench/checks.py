@@ -1,0 +1,171 @@
+"""What is looked at between the blocks of a case: inputs are new, outputs belong to them, and nothing else goes on.
+
+The blocks themselves are not touched. Which block of a visit is looked at is random, and so are the inputs' values:
+their seeds come from the parent when they are needed.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor
+
+from cudadent42.correctness.forms import wrong_kind
+from cudadent42.correctness.truth import Truth, failure, find_truth, heartbeat, judge
+from cudadent42.decisions.schedule import control_name
+from cudadent42.integrity.outputs import copies, grossly_differs, same
+from cudadent42.integrity.persisting import persisting_cache
+from cudadent42.integrity.refill import FreshInputs
+from cudadent42.integrity.watch import OWN_SETTINGS, Watch
+from cudadent42.model.cases import Case
+from cudadent42.model.device import synchronize
+from cudadent42.model.events import CaseVerified, Emit, Skipped
+from cudadent42.model.implementations import Call
+from cudadent42.model.integrity import Breach, Grade
+from cudadent42.model.records import Plan
+from cudadent42.operations import numerics
+from cudadent42.timing.timers import Reading
+
+WHILE_TIMED = "while timed"
+"""``VerifiedCase.input`` of outputs of a random block."""
+
+TAIL_MS, TAIL_SHARE = 0.02, 0.2
+"""How long the GPU may be busy behind a stop event: what waiting for it takes on the host, and a share of the call."""
+
+JOIN = "let the stream that it is called on wait for every other one before the call returns"
+
+SeedSource = Callable[[], int]
+"""A seed that nobody knew before it was asked for."""
+
+
+def random_seed() -> int:
+    """Of this process's own."""
+    return secrets.randbits(63)
+
+
+class Checks:
+    """Those of one bench stage."""
+
+    def __init__(self, plan: Plan, watch: Watch, emit: Emit, fresh_seed: SeedSource) -> None:
+        self.plan = plan
+        self.watch = watch
+        self.emit = emit
+        self._fresh_seed = fresh_seed
+        self._random = random.Random(fresh_seed())
+        self._persisting = persisting_cache(plan.device)
+        self.wrong: set[str] = set()
+        """``Case.id/implementation`` that were found wrong between blocks."""
+
+    def refill(self, inputs: FreshInputs) -> None:
+        """Ahead of a visit, and behind preparation."""
+        inputs.refill(self._fresh_seed())
+
+    def before_block(self) -> None:
+        """What one side left in the GPU's cache for good does not speed up its next block."""
+        if self._persisting is not None:
+            self._persisting.reset()
+
+    def chosen(self, blocks: Sequence[int]) -> int:
+        """The block of a visit whose outputs are checked."""
+        return self._random.choice(blocks)
+
+    def finished(self, name: str, case: Case, call: Call, inputs: FreshInputs) -> None:
+        """One call on new values, whose result may not change any more when it is handed out."""
+        self.refill(inputs)
+        output = call()
+        before = copies(output)
+        self.watch.rest((name,), case.id, first=True)
+        synchronize(self.plan.device)
+        if not same(output, before):
+            on_gpu = self.plan.device.startswith("cuda")
+            breach = Breach.UNJOINED_WORK if on_gpu else Breach.LATE_WORK
+            where = "the stream it was called in" if on_gpu else "the call"
+            evidence = (
+                f"its output went on changing after it was returned: work is left running behind {where}"
+            )
+            self.watch.report(breach, Grade.FAILED, name, case.id, evidence)
+
+    def behind_block(self, case: Case, inputs: FreshInputs, readings: Mapping[str, Reading]) -> None:
+        """Outputs of the block just taken, against the baseline's or PyTorch's on the inputs of now."""
+        names = [name for name in readings if name != control_name(self.plan.baseline)]
+        self._look_at_the_gpu(case, names, readings)
+        self.watch.look(names, case.id)
+        self.watch.rest(names, case.id)
+        if not inputs.refillable:
+            return
+        if inputs.changed:
+            evidence = "its inputs' values are not those that were written before the block"
+            self._report(Breach.CHANGED_INPUTS, Grade.FAILED, names, case, evidence)
+            return  # what is right for them, nobody can say any more
+        references: dict[int, Tensor] = {}
+        base = readings.get(self.plan.baseline)
+        if base is not None:
+            references[base.input_set] = numerics(case).gathered(base.output)
+        for name in names:
+            if name != self.plan.baseline and f"{case.id}/{name}" not in self.wrong:
+                self._screen(case, name, readings[name], inputs, references)
+
+    def _look_at_the_gpu(self, case: Case, names: Sequence[str], readings: Mapping[str, Reading]) -> None:
+        for name in names:
+            reading = readings[name]
+            if reading.tail_ms > TAIL_MS + TAIL_SHARE * reading.latency_ms:
+                evidence = (
+                    f"the GPU worked on for {reading.tail_ms:.3g} ms behind the stop event of a call of "
+                    f"{reading.latency_ms:.3g} ms: work is on a stream that was not joined"
+                )
+                self._report(Breach.UNJOINED_WORK, Grade.SUSPECT, [name], case, evidence, JOIN)
+        if self._persisting is not None and (size := self._persisting.set_aside_bytes):
+            evidence = f"{size} bytes of the L2 were set aside for persisting data while it was timed"
+            self._report(Breach.LEFT_SETTINGS, Grade.SUSPECT, names, case, evidence, OWN_SETTINGS)
+
+    def _screen(
+        self, case: Case, name: str, reading: Reading, inputs: FreshInputs, references: dict[int, Tensor]
+    ) -> None:
+        """One output. Only where it is far off is the float64 reference computed, which decides."""
+        wrong = wrong_kind(reading.output)
+        if wrong:
+            self._fail(case, name, wrong)
+            return
+        number = reading.input_set
+        if number not in references:
+            references[number] = numerics(case).pytorch(case, inputs.sets[number])
+        result = numerics(case).gathered(reading.output)
+        if not grossly_differs(result, references[number]):
+            return
+        verdict = judge(self._truth(case, inputs, number), name, reading.output, WHILE_TIMED)
+        if verdict.passed:
+            return  # the baseline was the one that was off
+        if self._is_earlier(case, inputs, number, result):
+            evidence = "it returned the result of values that its inputs had earlier, so it did not compute"
+            self.watch.report(Breach.KEPT_RESULT, Grade.FAILED, name, case.id, evidence)
+        else:
+            evidence = f"an output of a timed block is wrong, as no verified call's was: {verdict.detail}"
+            self.watch.report(Breach.WRONG_WHILE_TIMED, Grade.FAILED, name, case.id, evidence)
+        self._fail(case, name, verdict.detail)
+
+    def _truth(self, case: Case, inputs: FreshInputs, number: int) -> Truth:
+        return find_truth(case, inputs.sets[number], heartbeat(self.emit))
+
+    def _is_earlier(self, case: Case, inputs: FreshInputs, number: int, result: Tensor) -> bool:
+        known = numerics(case)
+        return any(
+            not grossly_differs(result, known.pytorch(case, earlier)) for earlier in inputs.earlier(number)
+        )
+
+    def _fail(self, case: Case, name: str, detail: str) -> None:
+        self.wrong.add(f"{case.id}/{name}")
+        self.emit(CaseVerified(failure(case.id, name, WHILE_TIMED, detail)))
+        self.emit(Skipped("bench", f"{case.id}/{name}", f"its output while it was timed is wrong: {detail}"))
+
+    def _report(
+        self,
+        breach: Breach,
+        grade: Grade,
+        names: Sequence[str],
+        case: Case,
+        evidence: str,
+        clears: str = "",
+    ) -> None:
+        self.watch.report(breach, grade, self.watch.blamed(names), case.id, evidence, clears)

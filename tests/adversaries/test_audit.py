@@ -1,0 +1,66 @@
+"""What only shows from outside: the candidate in a process apart, without the clock, the seeds and the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import audits
+import lab
+import pytest
+
+from cudadent42.audit.race import BLOCKS, Race
+from cudadent42.audit.stage import contradicted
+from cudadent42.model.integrity import Breach, Grade
+
+WRONG = {
+    "answer_forged": Breach.FAST_ONLY_IN_RUN,
+    "thread_fills_later": Breach.FAST_ONLY_IN_RUN,
+    "hard_coded_shape": Breach.HIDDEN_SHAPE,
+}
+"""Their results show it."""
+
+SLOW = ("kept_by_content", "batched_in_first", "child_works", "locals_rewritten")
+"""Their time shows it: nothing is saved where each call has inputs of its own, and the clock is another's."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_result_that_was_never_computed(name: str, tmp_path: Path) -> None:
+    found = audits.audited(lab.cheat(name), tmp_path / "audit.log", sealed=True)
+    assert WRONG[name] in {each.breach for each in found.findings if each.grade is Grade.FAILED}
+    assert not any(each.confirmed for each in found.confirmations)
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_a_saving_that_is_none(name: str, tmp_path: Path) -> None:
+    results = audits.claim(lab.cheat(name), 0.2, 0.002)
+    found = audits.audited(lab.cheat(name), tmp_path / "audit.log", results=results)
+    assert {each.breach for each in found.findings} & {Breach.FAST_ONLY_IN_RUN, Breach.BASELINE_SLOWED}
+    assert not any(each.confirmed for each in found.confirmations)
+
+
+def race(baseline_ms: float, candidate_ms: float) -> Race:
+    return Race(baseline_ms, candidate_ms, (baseline_ms - candidate_ms,) * BLOCKS, ())
+
+
+def test_which_side_is_to_blame() -> None:
+    row = replace(audits.claim("mine", 10.0, 1.0).cases[0])
+    assert contradicted(row, race(10.0, 1.0), "a") is None
+    assert contradicted(row, race(12.0, 4.0), "a") is None  # colder, and still most of it
+    only_in_run = contradicted(row, race(10.0, 11.0), "a")
+    assert only_in_run is not None
+    assert only_in_run.breach is Breach.FAST_ONLY_IN_RUN
+    slowed = contradicted(row, race(1.1, 1.0), "a")
+    assert slowed is not None
+    assert slowed.breach is Breach.BASELINE_SLOWED
+    assert "10 ms beside it and 1.1 ms" in slowed.evidence
+    small = replace(row, speedup=1.05, latency_ms=9.5)
+    assert contradicted(small, race(10.0, 10.0), "a") is None  # not confirmed, and no accusation

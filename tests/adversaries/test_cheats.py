@@ -1,0 +1,100 @@
+"""Every cheat that is documented of agents and competitors, and some of our own: each is caught, by name.
+
+The files of ``cheats`` say where each comes from; the number is that of the list in docs/defences.md. What a candidate
+does in its own process is seen there; what can only be seen from outside is in test_audit.py. No test depends on a
+timing: it is the evidence that is looked at.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lab
+import pytest
+
+from cudadent42.model.integrity import Breach
+
+HARMLESS_TO_OTHERS = {
+    "kept_by_pointer": Breach.KEPT_RESULT,
+    "kept_by_identity": Breach.KEPT_RESULT,
+    "reference_found": Breach.WRONG_WHILE_TIMED,
+    "garbage_between": Breach.WRONG_WHILE_TIMED,
+    "evaluator_recognised": Breach.WRONG_WHILE_TIMED,
+    "seed_learnt": Breach.WRONG_WHILE_TIMED,
+    "thread_fills_later": Breach.LATE_WORK,
+}
+"""Those that leave the process as it was, so that one worker can have them all."""
+
+FAIL_VERIFICATION = {
+    "lazy_tensor": "a subclass of Tensor that may compute when it is read",
+    "freed_memory": "entries wrong",
+    "uninitialised": "entries wrong",
+    "input_passed_through": "over the bound",
+    "lower_precision": "over the bound",
+    "inputs_changed": "over the bound",
+}
+"""Of these the words of verification say what is wrong."""
+
+CHANGE_THE_PROCESS = {
+    "clock_patched": (Breach.REPLACED_FUNCTION, "time.perf_counter_ns"),
+    "reading_patched": (Breach.REPLACED_FUNCTION, "cudadent42.timing.timers.Reading"),
+    "judge_patched": (Breach.REPLACED_FUNCTION, "cudadent42.stages.verify.judge"),
+    "code_exchanged": (Breach.REPLACED_FUNCTION, "cudadent42.correctness.norms.error_norms"),
+    "modules_exchanged": (Breach.REPLACED_FUNCTION, "sys.modules['cudadent42.correctness.truth']"),
+    "bound_raised": (Breach.REPLACED_FUNCTION, "ERROR_FACTOR"),
+    "baseline_replaced": (Breach.REPLACED_FUNCTION, "torch.nn.functional.scaled_dot_product_attention"),
+    "baseline_wrapped": (Breach.REPLACED_FUNCTION, "implementations.ALL[0].prepare"),
+    "operator_overridden": (Breach.REPLACED_FUNCTION, "_scaled_dot_product_flash_attention_for_cpu"),
+    "mode_pushed": (Breach.REPLACED_FUNCTION, "stack of function and dispatch modes"),
+    "threads_lowered": (Breach.LEFT_SETTINGS, "torch.set_num_threads"),
+    "inputs_zeroed": (Breach.CHANGED_INPUTS, "not those that were written"),
+    "reference_spoiled": (Breach.WRONG_WHILE_TIMED, "nan"),
+    "spinning_thread": (Breach.BACKGROUND_WORK, "thread"),
+    "spinning_children": (Breach.BACKGROUND_WORK, "process"),
+    "answers_ahead": (Breach.BACKGROUND_WORK, "thread"),
+}
+
+QUICK = ("reading_patched", "baseline_wrapped", "operator_overridden", "threads_lowered", "inputs_zeroed")
+"""One of each kind. The others take a worker each, seconds of importing PyTorch."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> lab.Seen:
+    names = [lab.cheat(name) for name in (*HARMLESS_TO_OTHERS, *FAIL_VERIFICATION)]
+    return lab.put_before(names, tmp_path_factory.mktemp("cheats") / "worker.log")
+
+
+@pytest.mark.parametrize("name", HARMLESS_TO_OTHERS)
+def test_a_result_that_was_not_computed_while_it_was_timed(name: str, seen: lab.Seen) -> None:
+    assert HARMLESS_TO_OTHERS[name] in seen.breaches(lab.cheat(name)), seen.evidence(lab.cheat(name))
+
+
+@pytest.mark.parametrize("name", FAIL_VERIFICATION)
+def test_a_result_that_is_wrong(name: str, seen: lab.Seen) -> None:
+    assert FAIL_VERIFICATION[name] in seen.failures(lab.cheat(name))
+
+
+def test_the_baseline_beside_them_is_not_blamed(seen: lab.Seen) -> None:
+    assert not seen.failures("pytorch")
+    assert not seen.breaches("pytorch")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CHANGE_THE_PROCESS],
+)
+def test_a_process_that_is_not_what_it_was(name: str, tmp_path: Path) -> None:
+    breach, words = CHANGE_THE_PROCESS[name]
+    found = lab.put_before([lab.cheat(name)], tmp_path / "worker.log")
+    named = [each for each in found.findings() if each.breach is breach]
+    assert named, found.evidence(lab.cheat(name))
+    assert any(words in each.evidence for each in named)
+    assert all(each.implementation == lab.cheat(name) for each in named)
+    assert all(len(each.line) < 400 for each in named)
