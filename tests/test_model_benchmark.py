@@ -19,10 +19,10 @@ if importlib.util.find_spec("transformers") is None:
 
 
 def run(folder: Path, *cases: str) -> dict[str, Any]:
-    words = [word for case in cases for word in ("--case", case)]
+    chosen = [word for case in cases for word in ("--case", case)]
+    fixed = ["--output", str(folder), "--tiny", "--device", "cpu", "--seconds", "0"]
     done = subprocess.run(
-        [sys.executable, "benchmarks/models.py", "--output", str(folder), "--tiny", "--device", "cpu"]
-        + ["--seconds", "0", *words],
+        [sys.executable, "benchmarks/models.py", *fixed, *chosen],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"},
         capture_output=True,

@@ -13,6 +13,9 @@ import torch
 import torch.nn.functional as F
 from sdpa_calls import SdpaCall, make_call, padding_mask
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import flashmoe_science
 from flashmoe_science.takeover import attention
@@ -312,6 +315,37 @@ def test_compiled_code_follows_the_takeover() -> None:
         torch.testing.assert_close(torch.autograd.grad(output.sum(), query)[0], gradient)
     (count,) = flashmoe_science.report().counts
     assert (count.calls, count.traced, count.declined) == (1, True, None)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_recomputes_what_was_taken(reentrant: bool) -> None:
+    query = sample(1, 2, 8, 16).requires_grad_()
+    expected = torch.autograd.grad(call_with(query).square().sum(), query)[0]
+    with flashmoe_science.sdpa():
+        output = checkpoint(call_with, query, use_reentrant=reentrant)
+        output.square().sum().backward()
+    assert taken() == 2
+    torch.testing.assert_close(query.grad, expected)
+
+
+def test_the_default_device_and_a_counter_of_operations_are_no_reason_to_decline() -> None:
+    with torch.device("cpu"), FlopCounterMode(display=False), flashmoe_science.sdpa():
+        call_plainly()
+    assert taken() == 1
+
+
+def test_a_mode_that_watches_functions_sees_pytorchs() -> None:
+    seen = []
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    with flashmoe_science.sdpa(), Watch():
+        call_plainly()
+    assert ORIGINAL in seen
+    assert flashmoe_science.report().reasons() == {"a torch function mode": 1}
 
 
 def call_with(query: torch.Tensor) -> torch.Tensor:
