@@ -26,8 +26,8 @@ class Seen:
     plan: Plan
 
     def breaches(self, name: str) -> set[Breach]:
-        found = (*self.verified.findings, *self.benched.findings)
-        return {each.breach for each in found if name in each.implementation}
+        findings = (*self.verified.findings, *self.benched.findings)
+        return {each.breach for each in findings if name in each.implementation}
 
     def findings(self) -> list[Finding]:
         return [*self.verified.findings, *self.benched.findings]

@@ -34,17 +34,17 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_result_that_was_never_computed(name: str, tmp_path: Path) -> None:
-    found = audits.audited(lab.cheat(name), tmp_path / "audit.log", sealed=True)
-    assert WRONG[name] in {each.breach for each in found.findings if each.grade is Grade.FAILED}
-    assert not any(each.confirmed for each in found.confirmations)
+    audit = audits.audited(lab.cheat(name), tmp_path / "audit.log", sealed=True)
+    assert WRONG[name] in {each.breach for each in audit.findings if each.grade is Grade.FAILED}
+    assert not any(each.confirmed for each in audit.confirmations)
 
 
 @pytest.mark.parametrize("name", SLOW)
 def test_a_saving_that_is_none(name: str, tmp_path: Path) -> None:
     results = audits.claim(lab.cheat(name), 0.2, 0.002)
-    found = audits.audited(lab.cheat(name), tmp_path / "audit.log", results=results)
-    assert {each.breach for each in found.findings} & {Breach.FAST_ONLY_IN_RUN, Breach.BASELINE_SLOWED}
-    assert not any(each.confirmed for each in found.confirmations)
+    audit = audits.audited(lab.cheat(name), tmp_path / "audit.log", results=results)
+    assert {each.breach for each in audit.findings} & {Breach.FAST_ONLY_IN_RUN, Breach.BASELINE_SLOWED}
+    assert not any(each.confirmed for each in audit.confirmations)
 
 
 def race(baseline_ms: float, candidate_ms: float) -> Race:

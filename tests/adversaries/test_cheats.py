@@ -92,9 +92,9 @@ def test_the_baseline_beside_them_is_not_blamed(seen: lab.Seen) -> None:
 )
 def test_a_process_that_is_not_what_it_was(name: str, tmp_path: Path) -> None:
     breach, words = CHANGE_THE_PROCESS[name]
-    found = lab.put_before([lab.cheat(name)], tmp_path / "worker.log")
-    named = [each for each in found.findings() if each.breach is breach]
-    assert named, found.evidence(lab.cheat(name))
+    seen = lab.put_before([lab.cheat(name)], tmp_path / "worker.log")
+    named = [each for each in seen.findings() if each.breach is breach]
+    assert named, seen.evidence(lab.cheat(name))
     assert any(words in each.evidence for each in named)
     assert all(each.implementation == lab.cheat(name) for each in named)
     assert all(len(each.line) < 400 for each in named)

@@ -62,8 +62,8 @@ def test_settings_of_their_own_are_kept_apart(seen: lab.Seen) -> None:
 )
 def test_an_honest_kernel_is_clean_in_the_audit(function: str, tmp_path: Path) -> None:
     name = lab.candidate(FILE, function)
-    found = audits.audited(name, tmp_path / "audit.log", results=audits.claim(name, 0.2, 0.15), sealed=True)
-    assert not found.findings, [each.line for each in found.findings]
-    assert not found.why_not
-    assert found.hidden_checked == 6
-    assert [each.calls_checked for each in found.confirmations] == [4]
+    audit = audits.audited(name, tmp_path / "audit.log", results=audits.claim(name, 0.2, 0.15), sealed=True)
+    assert not audit.findings, [each.line for each in audit.findings]
+    assert not audit.why_not
+    assert audit.hidden_checked == 6
+    assert [each.calls_checked for each in audit.confirmations] == [4]

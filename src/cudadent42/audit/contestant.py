@@ -93,13 +93,13 @@ class Contestant:
         assert self._implementation is not None
         (case,) = ask.cases
         self._ready = None
-        known, device = numerics(case), self._plan.device
-        assert known.refresh is not None
-        sets = tuple(known.input_sets(case, ask.seed, SETS, device))
+        operation_numerics, device = numerics(case), self._plan.device
+        assert operation_numerics.refresh is not None
+        sets = tuple(operation_numerics.input_sets(case, ask.seed, SETS, device))
         with torch.no_grad():
             # What preparation may look at is not what the calls will be given.
             written = tuple(
-                tuple(known.refresh(case, each, derived_seed(0, os.urandom(8), index)))
+                tuple(operation_numerics.refresh(case, each, derived_seed(0, os.urandom(8), index)))
                 for index, each in enumerate(sets)
             )
         output = sets[0].result_like

@@ -30,15 +30,15 @@ def slots(memory: mmap.mmap, count: int, inputs: Sequence[Tensor], output: Tenso
     """``count`` of them, with tensors of these shapes and dtypes, dense, on the CPU."""
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     place = 0
-    found = []
+    all_slots = []
     for _ in range(count):
         tensors = []
         for like in (*inputs, output):
             size = like.numel() * like.element_size()
             tensors.append(whole[place : place + size].view(like.dtype).view(like.shape))
             place += _room(like)
-        found.append(Slot(tuple(tensors[:-1]), tensors[-1]))
-    return found
+        all_slots.append(Slot(tuple(tensors[:-1]), tensors[-1]))
+    return all_slots
 
 
 def _room(tensor: Tensor) -> int:

@@ -57,24 +57,24 @@ def audit(
     on_progress: OnProgress = lambda fraction, what: None,
 ) -> Audited:
     """Races what ``results`` call faster again; with ``sealed``, all. ``measured_s``: what measuring took."""
-    found = Audited()
+    audited = Audited()
     names = claimed(results, sealed=sealed)
     if not names:
-        return found
+        return audited
     if definition(plan.operation).numerics().refresh is None:
-        found.why_not = (
+        audited.why_not = (
             f"the operation {plan.operation} does not say which of its inputs change between calls"
         )
-        return found
+        return audited
     chance = random.Random(random.SystemRandom().getrandbits(128))
     budget_s = (SEALED_SHARE if sealed else SHARE) * measured_s / len(names)
     try:
         with Referee(log) as referee:
             for name in names:
-                _audit_one(plan, results, name, referee, chance, found, budget_s, sealed, on_progress)
+                _audit_one(plan, results, name, referee, chance, audited, budget_s, sealed, on_progress)
     except (AuditLostError, BrokenError) as error:
-        found.why_not = str(error)
-    return found
+        audited.why_not = str(error)
+    return audited
 
 
 def _audit_one(
@@ -83,7 +83,7 @@ def _audit_one(
     name: str,
     referee: Referee,
     chance: random.Random,
-    found: Audited,
+    audited: Audited,
     budget_s: float,
     sealed: bool,
     on_progress: OnProgress,
@@ -93,46 +93,46 @@ def _audit_one(
     try:
         with ring(plan, referee, name, chance) as both:
             for case in hidden_cases(plan, chance, sealed=sealed):
-                _check_hidden(both, case, name, found)
+                _check_hidden(both, case, name, audited)
             rows = rows_to_audit(results, name, chance, sealed=sealed)
             for number, row in enumerate(rows):
                 if number >= FEWEST_CASES and time.monotonic() > stop:
                     break
                 case = case_of(plan, row)
                 on_progress(number / len(rows), f"{case.id}/{name}")
-                _confirm(both, case, row, found)
+                _confirm(both, case, row, audited)
     except (AuditLostError, BrokenError) as error:
         where = case.id if case is not None else ""
         clears = "see audit.log in the run folder"
-        found.findings.append(Finding(Breach.AUDIT_DIED, Grade.SUSPECT, name, where, str(error), clears))
+        audited.findings.append(Finding(Breach.AUDIT_DIED, Grade.SUSPECT, name, where, str(error), clears))
 
 
-def _check_hidden(both: Ring, case: Case, name: str, found: Audited) -> None:
+def _check_hidden(both: Ring, case: Case, name: str, audited: Audited) -> None:
     try:
         judged = both.check(case)
     except DeclinedError:
         return  # to say so is honest
-    found.hidden_checked += len(judged)
+    audited.hidden_checked += len(judged)
     if wrong := _wrong(judged):
         shape = definition(case.operation).shape
         evidence = f"{shape(case)}: {wrong.detail}"
-        found.findings.append(Finding(Breach.HIDDEN_SHAPE, Grade.FAILED, name, "", evidence))
+        audited.findings.append(Finding(Breach.HIDDEN_SHAPE, Grade.FAILED, name, "", evidence))
 
 
-def _confirm(both: Ring, case: Case, row: Comparison, found: Audited) -> None:
+def _confirm(both: Ring, case: Case, row: Comparison, audited: Audited) -> None:
     name = row.implementation
     try:
         race = both.race(case, row.baseline_latency_ms)
     except DeclinedError as error:
         evidence = f"it declines in the audit what it did in the run: {error}"
-        found.findings.append(Finding(Breach.FAST_ONLY_IN_RUN, Grade.FAILED, name, case.id, evidence))
+        audited.findings.append(Finding(Breach.FAST_ONLY_IN_RUN, Grade.FAILED, name, case.id, evidence))
         return
     if wrong := _wrong(race.judged):
         evidence = f"a result of inputs that it saw for the first time is wrong: {wrong.detail}"
-        found.findings.append(Finding(Breach.FAST_ONLY_IN_RUN, Grade.FAILED, name, case.id, evidence))
+        audited.findings.append(Finding(Breach.FAST_ONLY_IN_RUN, Grade.FAILED, name, case.id, evidence))
     elif contradiction := contradicted(row, race, case.id):
-        found.findings.append(contradiction)
-    found.confirmations.append(_confirmation(row, race, case.id))
+        audited.findings.append(contradiction)
+    audited.confirmations.append(_confirmation(row, race, case.id))
 
 
 def _wrong(judged: Sequence[VerifiedCase]) -> VerifiedCase | None:

@@ -104,9 +104,7 @@ def carry_out(start: Start, shown: Shown, with_report: bool) -> NoReturn:
     else:
         _print_outcome(outcome, shown.verbose, with_report)
     if not outcome.verify.passed:
-        fail(
-            "verification failed, so not everything was timed; see verify.json", outcome.exit_code
-        )
+        fail("verification failed, so not everything was timed; see verify.json", outcome.exit_code)
     if outcome.exit_code is ExitCode.NOTHING_MEASURED:
         fail("nothing was timed; the lines 'not timed' above, and in log.jsonl, say why", outcome.exit_code)
     if outcome.exit_code is ExitCode.UNTRUSTED_RESULT:

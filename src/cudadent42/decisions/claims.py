@@ -61,5 +61,5 @@ def claim(results: Results, *, verified: bool) -> Claim:
 
 def with_claim(results: Results, *, verified: bool) -> Results:
     """The results, with whether they may be quoted."""
-    found = claim(results, verified=verified)
-    return replace(results, claim_allowed=found.allowed, claim_reason=found.reason)
+    allowance = claim(results, verified=verified)
+    return replace(results, claim_allowed=allowance.allowed, claim_reason=allowance.reason)

@@ -264,9 +264,9 @@ def _audit(
 
 def _integrity(verified: VerifyReport, benched: BenchReport, audited: Audited, sealed: bool) -> Integrity:
     """What the stages saw of the candidates."""
-    found = dict.fromkeys((*verified.findings, *benched.findings, *audited.findings))
+    findings = dict.fromkeys((*verified.findings, *benched.findings, *audited.findings))
     return Integrity(
-        findings=tuple(found),
+        findings=tuple(findings),
         confirmations=tuple(audited.confirmations),
         hidden_checked=audited.hidden_checked,
         sealed=sealed,

@@ -52,9 +52,9 @@ def background_work(rest_s: float = REST_S) -> BackgroundWork | None:
     """What goes on while this thread sleeps; None as soon as there is nothing, mostly at once."""
     stop = time.monotonic() + rest_s
     while True:
-        found = _probe()
-        if found is None or time.monotonic() > stop:
-            return found
+        work = _probe()
+        if work is None or time.monotonic() > stop:
+            return work
 
 
 def _probe() -> BackgroundWork | None:

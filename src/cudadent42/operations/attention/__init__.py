@@ -85,7 +85,7 @@ _MOST_HIDDEN_LENGTH = 1024
 
 def _unplanned(cases: Sequence[AttentionCase], chance: Random, count: int) -> Sequence[AttentionCase]:
     """Other lengths, of keys alone where the queries' are fixed as in decoding."""
-    found = []
+    unplanned = []
     for number in range(count):
         case = chance.choice(cases)
         keys = other_size([each.seqlen_k for each in cases], _MOST_HIDDEN_LENGTH, chance)
@@ -95,8 +95,8 @@ def _unplanned(cases: Sequence[AttentionCase], chance: Random, count: int) -> Se
         elif case.seqlen_q > 1:
             queries = other_size([each.seqlen_q for each in cases], _MOST_HIDDEN_LENGTH, chance)
         hidden = replace(case, name=f"hidden-{number}", batch=1, seqlen_q=queries, seqlen_k=keys)
-        found.append(hidden)
-    return found
+        unplanned.append(hidden)
+    return unplanned
 
 
 def _implementations() -> tuple[Implementation, ...]:

@@ -149,9 +149,10 @@ class Checks:
         return find_truth(case, inputs.sets[number], heartbeat(self.emit))
 
     def _is_earlier(self, case: Case, inputs: FreshInputs, number: int, result: Tensor) -> bool:
-        known = numerics(case)
+        operation_numerics = numerics(case)
         return any(
-            not grossly_differs(result, known.pytorch(case, earlier)) for earlier in inputs.earlier(number)
+            not grossly_differs(result, operation_numerics.pytorch(case, earlier))
+            for earlier in inputs.earlier(number)
         )
 
     def _fail(self, case: Case, name: str, detail: str) -> None:

@@ -146,20 +146,22 @@ def _integrity(results: Results) -> list[Notice]:
     integrity = results.integrity
     if integrity is None:
         return []
-    found = []
+    integrity_notices = []
     for grade, tone in ((Grade.FAILED, Tone.BAD), (Grade.SUSPECT, Tone.BAD)):
         lines = [text.clean(each.line) for each in integrity.findings if each.grade is grade]
         if lines:
             word = "failed" if grade is Grade.FAILED else "is suspect by"
             title = f"The candidate {word} {text.plural(len(lines), 'check')} of integrity; no speed of it is a claim"
-            found.append(Notice(tone, title, _limited(lines)))
+            integrity_notices.append(Notice(tone, title, _limited(lines)))
     if integrity.sound and results.verdict is Verdict.FASTER and not results.claim_allowed:
-        found.append(Notice(Tone.WARN, text.clean(f"Faster, and no claim: {results.claim_reason}")))
+        integrity_notices.append(
+            Notice(Tone.WARN, text.clean(f"Faster, and no claim: {results.claim_reason}"))
+        )
     if integrity.notes:
-        found.append(
+        integrity_notices.append(
             Notice(Tone.NEUTRAL, "Settings kept apart", _limited(list(map(text.clean, integrity.notes))))
         )
-    return found
+    return integrity_notices
 
 
 def _refused(results: Results) -> list[Notice]:
