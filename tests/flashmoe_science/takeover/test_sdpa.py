@@ -324,7 +324,8 @@ def test_checkpointing_recomputes_what_was_taken(reentrant: bool) -> None:
     with flashmoe_science.sdpa():
         output = checkpoint(call_with, query, use_reentrant=reentrant)
         output.square().sum().backward()
-    assert taken() == 2
+    # The other kind ends the recomputation in the midst of the call, where it has what it needs.
+    assert (taken(), flashmoe_science.report().declined) == (2 if reentrant else 1, 0)
     torch.testing.assert_close(query.grad, expected)
 
 
