@@ -36,6 +36,8 @@ def run(*words: str) -> str:
         ("attention.py", (), "output (1, 8, 256, 64), log-sum-exp (1, 8, 256)"),
         ("experts.py", (), "output (16, 256)"),
         ("explain.py", (), "flash_attention on "),
+        ("own_module.py", (), "taken: flash_attention on "),
+        ("compile_and_export.py", (), "compiled: one graph, "),
         ("read_run.py", ("benchmarks/results/2026-11-20-cpu-default",), "cudadent42 over pytorch: faster"),
     ],
 )
@@ -74,6 +76,17 @@ def test_a_gpt_learns_the_same_with_ours() -> None:
 def test_attention_is_pytorchs_but_for_rounding() -> None:
     (line,) = [line for line in run("examples/attention.py").splitlines() if "difference" in line]
     assert float(line.rpartition(" ")[2]) <= 2**-5
+
+
+def test_an_exported_program_gives_the_same_bits() -> None:
+    assert "same bits at another size: True" in run("examples/compile_and_export.py")
+
+
+def test_a_hand_written_module_trains_as_with_pytorchs_attention() -> None:
+    (line,) = [line for line in run("examples/own_module.py").splitlines() if line.startswith("losses ")]
+    first, second = (float(word.rstrip(";")) for word in line.split() if word.rstrip(";").startswith("0."))
+    assert first == pytest.approx(second, rel=1e-2)
+    assert float(line.split("differ by ")[1].partition("%")[0]) < 2
 
 
 def test_the_plug_in_passes_verification() -> None:
