@@ -1,6 +1,5 @@
 """A hand-written nn.Module with this attention in the place of PyTorch's: the same training step, and its time.
 
-
 python examples/own_module.py [--device cuda]
 """
 
