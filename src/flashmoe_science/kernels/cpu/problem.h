@@ -27,6 +27,10 @@ constexpr int MAX_DEPTH = 128;
 // Where there are so few keys that each one's rounding shows, and time goes elsewhere.
 constexpr int FEW_KEYS = 16;
 constexpr int MAX_DEPTH_FEW_KEYS = 16;
+// Rows of several heads may share keys: reading those is what takes time, and PyTorch sums the products of so few rows
+// in vectors, lane by lane.
+constexpr int FEW_ROWS = 3;
+constexpr int MAX_DEPTH_FEW_ROWS = 16;
 // Below this many multiply-adds waking another thread costs more than it saves.
 constexpr double MIN_PARALLEL_WORK = 2e5;
 constexpr double LOG2_E = 1.4426950408889634;

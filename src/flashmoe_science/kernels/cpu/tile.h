@@ -115,14 +115,13 @@ void add_visible_products(const Job& job, const Workspace& w, const Tile& tile, 
 }
 
 // Scores of keys [first_key, first_key + keys) of the block with the vectors [first, last) of the tile's
-// queries; with block_max also their maxima.
+// queries; with block_max also their maxima. Products are summed in runs of at most `longest`.
 template <class Path>
 void score(
-    const Workspace& w, const Tile& tile, const KeyBlock& block, int first_key, int keys, int depth, int first,
-    int last, int ld, float* block_max) {
+    const Workspace& w, const Tile& tile, const KeyBlock& block, int first_key, int keys, int depth, int longest,
+    int first, int last, int ld, float* block_max) {
     typedef typename Path::Product Product;
     float* const s = w.scores + first_key * ld;
-    const int longest = block.count < FEW_KEYS ? MAX_DEPTH_FEW_KEYS : MAX_DEPTH;
     for (int at = 0; at < depth; at += longest) {
         const int part = smaller(depth - at, longest);
         const char* key = block.key + first_key * block.key_row + at * 4;
@@ -143,18 +142,21 @@ void attend(const Job& job, const Workspace& w, const Tile& tile, const KeyBlock
     const int head_dim = (int)job.problem->head_dim;
     const int depth = Path::PAIRS ? head_dim / 2 : head_dim;
     const Running running = {tile.maximum, tile.sum, w.rescale};
+    const int longest = job.problem->seqlen_q <= FEW_ROWS ? MAX_DEPTH_FEW_ROWS
+                        : block.count < FEW_KEYS         ? MAX_DEPTH_FEW_KEYS
+                                                         : MAX_DEPTH;
     const bool diagonal = block.first + block.count - 1 > tile.diagonal;
 
     if (!diagonal) {
         for (int c = 0; c < columns; ++c) store(w.block_max + c * W, set1(-__builtin_inff()));
-        score<Path>(w, tile, block, 0, block.count, depth, 0, columns, ld, w.block_max);
+        score<Path>(w, tile, block, 0, block.count, depth, longest, 0, columns, ld, w.block_max);
         weigh_block<Path>(job, w, running, block.count, 0, columns, ld);
     } else {
         // Rectangles: each further vector of queries sees W more keys.
         for (int c = 0, from = 0; c < columns; ++c) {
             const int to = visible(tile, block, c);
             if (to == from) continue;
-            score<Path>(w, tile, block, from, to - from, depth, c, columns, ld, nullptr);
+            score<Path>(w, tile, block, from, to - from, depth, longest, c, columns, ld, nullptr);
             from = to;
         }
         mask_scores(tile, block, w.scores, ld, columns, w.block_max);
