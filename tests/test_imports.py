@@ -69,10 +69,12 @@ LAYERS = {
     "remote.core": "cudadent42 base model cost preflight operations suites runs registry plan ledger stages.build "
     "flows",
     "remote.providers": "base model cost runs remote.core",
+    "remote.flows": "base model cost runs registry plan stages.gates flows remote.core remote.providers",
     "remote": "",
     "stages": "",
     "commands": f"{_BELOW_STAGES} cost patterns ledger stages.build stages.gates stages.report worker flows scaffold "
-    "session remote.core remote.providers",
+    "session remote.core "
+    "remote.providers remote.flows",
     "__main__": "base preflight commands",
 }
 """Which part of `cudadent42` may import which, from the bottom up: a row names earlier rows only.
@@ -80,13 +82,8 @@ LAYERS = {
 ``cudadent42`` is the package's version. ``stages`` and ``remote`` are folders of parts, and import nothing themselves.
 """
 
-UPWARD = {
-    (
-        "remote.core",
-        "remote.providers",
-    ): "who runs elsewhere asks the kind of a machine, and calls its provider's module",
-}
-"""Arrows against the order that stay for now, each with its reason."""
+UPWARD: dict[tuple[str, str], str] = {}
+"""Arrows against the order that stay for now, each with its reason. There are none."""
 
 SPLIT = ("stages", "remote")
 """Their folders are parts of their own."""
@@ -249,15 +246,18 @@ def test_a_run_on_a_machine_at_hand_does_not_wait_for_pytorch() -> None:
     """What is checked and agreed on before it, which takes longer than all that is said to the machine otherwise."""
     program = """
 import sys
-from cudadent42.commands.elsewhere import Asked, check
-from cudadent42.commands.machines import agreed_terms
+from cudadent42.commands import elsewhere
 from cudadent42.plan import Choices, RunOptions
 from cudadent42.remote.core.address import parse
+from cudadent42.remote.core.consent import NOBODY
 from cudadent42.remote.core.hosts import Remote
+from cudadent42.remote.core.run import place_of
+from cudadent42.remote.flows.pipeline import RemoteOptions, arguments_of, terms_of
+from cudadent42.remote.providers.ssh import Own
 
-asked = Asked(on="there", run=RunOptions(choices=Choices(suite="small"), device="cpu"))
-check(asked)
-agreed_terms(Remote("there", parse("ssh://there")), asked.run.choices, "cpu", None, None, False, False)
+options = RemoteOptions(on="there", run=RunOptions(choices=Choices(suite="small"), device="cpu"))
+arguments_of(options)
+terms_of(Own(place_of(Remote("there", parse("ssh://there"))), ()), options, NOBODY, print)
 print(sorted({"torch", "scipy", "sqlalchemy"} & sys.modules.keys()))
 """
     environment = os.environ | {"PYTHONPATH": str(SOURCE)}

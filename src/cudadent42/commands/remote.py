@@ -1,32 +1,21 @@
-"""``remote``: other machines, and the runs that were started on them. ``run --on`` is here too."""
+"""``remote``: other machines, and the runs that were started on them."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cudadent42.base.errors import ExitCode
 from cudadent42.commands.common import fail, print_json, say
-from cudadent42.commands.elsewhere import Asked, check, conclude, finish, folder_of, watched
 from cudadent42.commands.help import App
 from cudadent42.commands.options import JsonOption, YesOption
 
 if TYPE_CHECKING:
-    from cudadent42.base.errors import LabError
     from cudadent42.remote.core.hosts import Remote
-    from cudadent42.remote.core.job import Workspace
-    from cudadent42.remote.core.protection import Terms
     from cudadent42.remote.core.record import JobRecord
-    from cudadent42.remote.core.run import Returned
-    from cudadent42.remote.providers.gce.checks import Prepared
-
-Agreed = Callable[["Prepared | None", bool], "Terms"]
-"""On what terms a run is on a machine that is checked and not started (None for one at hand), with a GPU or without."""
 
 remote_app = App(help="Run on other machines, and end what was started there.")
 
@@ -113,10 +102,10 @@ def add(
 
     if (address is None) == (spec is None):
         fail("expected an address, or a specification with --spec FILE", ExitCode.USAGE)
-    target = of_file(spec) if spec is not None else parse(address or "")
+    workspace = of_file(spec) if spec is not None else parse(address or "")
     remote = make(
         name,
-        target,
+        workspace,
         folder=folder,
         python=python,
         after=after,
@@ -216,11 +205,13 @@ def status(
     from cudadent42.remote.core import job as far
     from cudadent42.remote.core import watchdog
     from cudadent42.remote.core.hosts import get
+    from cudadent42.remote.providers import provider_of
 
     if name is None:
         show_machines(as_json)
         return
-    workspace = _workspace(get(name))
+    remote = get(name)
+    workspace = provider_of(remote).reach(remote)
     states, watch = far.jobs(workspace), watchdog.report(workspace)
     if as_json:
         print_json({"remote": name, "jobs": states, "watchdog": watch})
@@ -235,8 +226,10 @@ def unwatch(name: NameArgument) -> None:
     """Remove the watchdog from a machine."""
     from cudadent42.remote.core import watchdog
     from cudadent42.remote.core.hosts import get
+    from cudadent42.remote.providers import provider_of
 
-    watchdog.remove(_workspace(get(name)))
+    remote = get(name)
+    watchdog.remove(provider_of(remote).reach(remote))
     print(f"nothing but you ends the costs of {name} now")
 
 
@@ -249,32 +242,19 @@ def attach(
     yes: YesOption = False,
 ) -> None:
     """Watch a run elsewhere again, and bring it back."""
-    from cudadent42.remote.core.protection import release
-    from cudadent42.remote.core.record import find, remote_of
-    from cudadent42.remote.core.run import bring_back, workspace_of
+    from cudadent42.commands.elsewhere import finish
+    from cudadent42.commands.machines import consent_of
+    from cudadent42.remote.core.protection import Terms
+    from cudadent42.remote.core.record import find
+    from cudadent42.remote.core.terminal import showing
+    from cudadent42.remote.flows import pipeline
 
     record = find(job)
     if record.fetched:
         print(f"{record.job} is back already, in {record.output}")
         return
-    if start and record.cloud is None:
-        fail(f"{record.remote} is no machine that --start could start; leave it out", ExitCode.USAGE)
-    if record.cloud is not None:
-        from cudadent42.commands.machines import consent_of
-        from cudadent42.remote.core.protection import Terms
-        from cudadent42.remote.providers.gce import runs
-
-        ended = runs.attach(record, start, say, _log(), Terms(consent=consent_of(yes)))
-        finish(ended.returned, trouble=ended.trouble)
-    remote = remote_of(record)
-    if remote.start:
-        from cudadent42.remote.providers.sky import run as in_sky
-
-        finish(watched(record.output, lambda: in_sky.attach(remote, record, say, _log())))
-    workspace = workspace_of(remote)
-    returned = watched(record.output, lambda: bring_back(workspace, record, say, _log()))
-    release(workspace, None, say)
-    finish(returned)
+    terms = Terms(consent=consent_of(yes))
+    finish(pipeline.attach(record, terms, say, showing(sys.stderr), start=start))
 
 
 @remote_app.command()
@@ -287,8 +267,8 @@ def stop(
 ) -> None:
     """End a run elsewhere. What it measured can still be brought back with attach."""
     from cudadent42.commands.machines import stop_everything
-    from cudadent42.remote.core import job as far
-    from cudadent42.remote.core.record import find, remote_of, save
+    from cudadent42.remote.core.record import find
+    from cudadent42.remote.flows.stopping import stop_run
 
     if everything:
         if job is not None:
@@ -303,11 +283,7 @@ def stop(
                 f"{record.job} has ended and is not waited for any more; {_word(record)}, in {record.output}"
             )
         return
-    workspace = _workspace(remote_of(record), record)
-    far.stop(workspace, record.job)
-    is_there = far.state(workspace, record.job).state is not far.JobState.NONE
-    if not is_there:
-        save(replace(record, fetched=True))
+    is_there = stop_run(record)
     if as_json:
         print_json({"ended": [record.job]})
         return
@@ -317,91 +293,7 @@ def stop(
     print(f"{record.job} is ended; bring back what it measured with: cudadent42 remote attach {record.job}")
 
 
-def run_there(asked: Asked) -> NoReturn:
-    """``run --on NAME``. All that can be checked without the machine is checked first: one that is paid for is started
-    only after that."""
-    from cudadent42.commands.machines import agreed_terms
-    from cudadent42.remote.core.address import SshAddress
-    from cudadent42.remote.core.hosts import get
-
-    remote = get(asked.on)
-    arguments = check(asked)
-    at_hand = isinstance(remote.address, SshAddress)
-    begin = _on_machine_at_hand if at_hand else _on_cloud_machine
-
-    def agreed(prepared: Prepared | None, has_gpu: bool) -> Terms:
-        on = "cuda:0" if has_gpu and asked.run.device != "cpu" else "cpu"
-        return agreed_terms(remote, asked.run.choices, on, prepared, asked.max_cost, asked.yes, asked.as_json)
-
-    returned, trouble = begin(remote, asked, arguments, agreed)
-    conclude(asked, returned, trouble)
-
-
-def _on_machine_at_hand(
-    remote: Remote, asked: Asked, arguments: tuple[str, ...], agreed: Agreed
-) -> tuple[Returned, None]:
-    from cudadent42.remote.core import job as far
-    from cudadent42.remote.core.checks import check_kernels
-    from cudadent42.remote.core.protection import protect, release
-    from cudadent42.remote.core.run import persistently, run_on, workspace_of
-
-    workspace = workspace_of(remote)
-    architectures = persistently(lambda: far.architectures(workspace), say)
-    terms = agreed(None, bool(architectures))
-    if asked.run.device != "cpu":
-        check_kernels(asked.run.choices, architectures, say)
-    protect(workspace, None, terms, say)
-    output = folder_of(asked)
-    returned = watched(
-        str(output.absolute()), lambda: run_on(workspace, asked.run.device, arguments, output, say, _log())
-    )
-    release(workspace, None, say)
-    return returned, None
-
-
-def _on_cloud_machine(
-    remote: Remote, asked: Asked, arguments: tuple[str, ...], agreed: Agreed
-) -> tuple[Returned, LabError | None]:
-    from cudadent42.remote.core.checks import check_kernels
-    from cudadent42.remote.core.tree import project_root, read_tree
-    from cudadent42.remote.providers.gce import runs
-    from cudadent42.remote.providers.gce.checks import prepare
-
-    read_tree(project_root())  # that it can be sent
-    prepared = prepare(remote, asked.run.device)
-    if asked.run.device != "cpu":
-        check_kernels(asked.run.choices, prepared.architectures, say)
-    terms = agreed(prepared, bool(prepared.accelerator))
-    ended = runs.run(prepared, asked.run.device, arguments, folder_of(asked), say, _log(), terms)
-    return ended.returned, ended.trouble
-
-
-def _workspace(remote: Remote, record: JobRecord | None = None) -> Workspace:
-    """Where runs happen on a remote; of a cloud machine, the one that ``record``, or the last run there, is on."""
-    from cudadent42.remote.core.address import GceAddress, SshAddress
-    from cudadent42.remote.core.record import records
-    from cudadent42.remote.core.run import workspace_of
-    from cudadent42.remote.providers.gce.lease import resume
-
-    if isinstance(remote.address, SshAddress) and (record is None or record.cloud is None):
-        return workspace_of(remote)
-    on_record = [record] if record else [each for each in records() if each.remote == remote.name]
-    clouds = [each.cloud for each in on_record if each.cloud is not None]
-    if record is None and isinstance(remote.address, GceAddress):
-        # Before, the name may have been another machine's.
-        clouds = [cloud for cloud in clouds if cloud.machine == str(remote.address)]
-    if not clouds:
-        fail(f"no run was started on {remote.name} yet", ExitCode.USAGE)
-    return resume(clouds[-1], remote).workspace
-
-
 def _word(record: JobRecord) -> str:
     if not record.fetched:
         return "not brought back"
     return "lost" if record.exit_code is None else f"exit code {record.exit_code}"
-
-
-def _log() -> Callable[[bytes], None]:
-    from cudadent42.remote.core.terminal import showing
-
-    return showing(sys.stderr)

@@ -36,21 +36,9 @@ def run(what: What, how: How, where: Where, elsewhere: Elsewhere, kept: Kept, sh
     """Do everything and write a report."""
     options = run_options(choices_of(what, how), where, kept)
     if elsewhere.on is not None:
-        from cudadent42.commands.elsewhere import Asked
-        from cudadent42.commands.remote import run_there
-        from cudadent42.commands.sky import is_sky, run_in_sky
+        from cudadent42.commands.elsewhere import run_there
 
-        begin = run_in_sky if is_sky(elsewhere.on) else run_there
-        begin(
-            Asked(
-                on=elsewhere.on,
-                run=options,
-                max_cost=elsewhere.max_cost,
-                yes=elsewhere.yes,
-                verbose=shown.verbose,
-                as_json=shown.as_json,
-            )
-        )
+        run_there(elsewhere.on, elsewhere, options, shown)
     if elsewhere.max_cost is not None or elsewhere.yes:
         fail("--max-cost and --yes are about a run elsewhere; name the machine with --on", ExitCode.USAGE)
     _run(options, shown)

@@ -26,8 +26,7 @@ from cudadent42.remote.core.address import (
     check_name,
     parse,
 )
-from cudadent42.remote.providers.gce.policy import STOP, After, Reach, parse_after, parse_reach
-from cudadent42.remote.providers.gce.results import check_bucket
+from cudadent42.remote.core.policy import STOP, After, Reach, check_bucket, parse_after, parse_reach
 
 _KEYS = (
     "address",

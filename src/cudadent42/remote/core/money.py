@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cudadent42.base.errors import UsageError
 from cudadent42.cost.rates import Rate, Rates, user_file
 from cudadent42.ledger.account import restart_on_record
+from cudadent42.remote.core.consent import Consent
 from cudadent42.runs import starts
 
 if TYPE_CHECKING:
@@ -33,6 +33,22 @@ LEAST_S = 60
 ENVIRONMENT = "environment"
 RUN = "run"
 """Parts of an estimate; the others are the machine's own, before and after."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paid:
+    """What of a machine's time a run pays for."""
+
+    rate: str = ""
+    """Its entry in the table of rates; empty for the one that is called like the machine, if there is one."""
+    rented: bool
+    """Started for runs. One that is the user's own costs what it costs."""
+    starting: bool = False
+    """It does not run yet."""
+    own_environment: bool
+    """It has been given no Python that has all that a run needs."""
+    idle_minutes: float = 0.0
+    """It is on for so long after the run, where only its idle limit ends it."""
 
 
 @dataclass(frozen=True)
@@ -85,36 +101,29 @@ def how_to_add(name: str) -> str:
     )
 
 
-def estimate(
-    plan: Plan, rate: Rate, table: Rates, *, starting: bool, own_environment: bool, idle_minutes: float = 0.0
-) -> Estimate:
-    """What a run of ``plan`` costs. The start of its machine counts where that does not run yet, and an environment
-    of our own where the remote has not been given a Python. So do ``idle_minutes``, for a machine that only its idle
-    limit ends."""
+def estimate(plan: Plan, rate: Rate, table: Rates, paid: Paid) -> Estimate:
+    """What a run of ``plan`` costs on a machine of which so much is ``paid`` for."""
     from cudadent42.flows.duration import estimate_s  # PyTorch, which nothing else here needs
 
     parts = []
-    if starting:
+    if paid.starting:
         restart = restart_on_record(starts.load(), rate.name, table.restart)
         parts.append(Part("start", restart.expected_minutes, restart.basis))
-    if own_environment:
+    if paid.own_environment:
         parts.append(Part(ENVIRONMENT, BOOTSTRAP_MINUTES, "of a machine that has nothing yet"))
     parts.append(Part(RUN, estimate_s(plan) / 60, "of the plan, on a slow machine"))
-    if starting or idle_minutes:
+    if paid.starting or paid.idle_minutes:
         parts.append(Part("end", END_S / 60, "until the run is ended and the provider has stopped it"))
-    if idle_minutes:
+    if paid.idle_minutes:
         parts.append(
-            Part("idle", idle_minutes, "until its idle limit ends it, where nothing here does before")
+            Part("idle", paid.idle_minutes, "until its idle limit ends it, where nothing here does before")
         )
     return Estimate(rate, tuple(parts))
 
 
-def allowed_usd(
-    estimate: Estimate, max_cost: float, agreed: bool, ask: Callable[[str], bool] | None
-) -> float:
+def allowed_usd(estimate: Estimate, max_cost: float, consent: Consent) -> float:
     """The sum that the run may cost: ``max_cost``, or the estimate where that is more and the user agrees to it.
 
-    ``agreed`` says so from the start; else ``ask`` puts the question, where there is somebody to answer.
     Raises UsageError where nobody agrees, or for what is no sum.
     """
     if not math.isfinite(max_cost):
@@ -122,7 +131,7 @@ def allowed_usd(
     if estimate.usd <= max_cost:
         return max_cost
     above = f"{estimate.line()}, above --max-cost {max_cost:.2f}"
-    if agreed or (ask is not None and ask(f"{above}; run for up to ${estimate.usd:.2f}?")):
+    if consent.to(f"{above}; run for up to ${estimate.usd:.2f}?"):
         return estimate.usd
     raise UsageError(
         f"{above}; nothing was started. Choose fewer cases or a --budget, raise --max-cost, or agree to it with --yes"

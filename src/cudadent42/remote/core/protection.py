@@ -12,13 +12,13 @@ from cudadent42.cost.rates import Rate
 from cudadent42.remote.core import watchdog
 from cudadent42.remote.core.consent import NOBODY, WHILE_IT_COSTS_S, Consent
 from cudadent42.remote.core.job import BusyError, Workspace
-from cudadent42.remote.core.money import seconds_for
+from cudadent42.remote.core.money import Estimate, seconds_for
+from cudadent42.remote.core.policy import Ending, parse_after
 from cudadent42.remote.core.record import CloudRecord
 from cudadent42.remote.core.run import persistently
 from cudadent42.remote.core.ssh import ConnectionLostError
 from cudadent42.remote.core.terminal import Say
 from cudadent42.remote.core.watchdog import Action, Keeper, Limits
-from cudadent42.remote.providers.gce.policy import Ending, parse_after
 
 IDLE_S = 900
 """A machine that was started for a run is powered off when it had nothing to do for so long. A break in the connection
@@ -50,6 +50,8 @@ class Terms:
     """What the run is estimated to take."""
     consent: Consent = NOBODY
     """To what turns out only there."""
+    estimate: Estimate | None = None
+    """None where the rate is not known, or the machine is the user's own."""
 
 
 ANY_TERMS = Terms()

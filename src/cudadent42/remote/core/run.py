@@ -1,4 +1,4 @@
-"""A run on another machine, in order: send, start, follow, fetch. The one place here that knows the order.
+"""A run on a machine that answers: sent and started (``begin``), followed and fetched (``bring_back``).
 
 What is lost on the way (a connection, this process, this machine) does not end the run: it is picked up again from the
 job's record, here by itself for a while, later with ``cudadent42 remote attach``.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -28,9 +28,7 @@ from cudadent42.remote.core.job import JobState, Workspace
 from cudadent42.remote.core.record import CloudRecord, JobRecord
 from cudadent42.remote.core.ssh import ConnectionLostError, connect
 from cudadent42.remote.core.terminal import Say
-from cudadent42.remote.core.tree import project_root, read_tree
-from cudadent42.remote.providers.sky import cluster, keys
-from cudadent42.remote.providers.sky.cluster import Cluster
+from cudadent42.remote.core.tree import Tree, project_root, read_tree
 from cudadent42.runs import run_folder
 
 RETRY_S = 600.0
@@ -44,6 +42,17 @@ _PLACED_LOG = "remote.log"
 _RUN = "run"
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """A run, as a machine is given it."""
+
+    device: str
+    arguments: tuple[str, ...]
+    """Of ``cudadent42 run`` there."""
+    output: Path
+    """Folder here that the run folder goes to."""
 
 
 @dataclass(frozen=True)
@@ -81,36 +90,28 @@ def workspace_of(remote: Remote) -> Workspace:
     """
     if not isinstance(remote.address, SshAddress):
         raise UsageError(f"{remote.name} is {remote.address}; expected a machine that ssh reaches by itself")
-    if not remote.start:
-        return Workspace(connect(remote.address, host_keys.options(remote.address)), remote)
-    at_sky = Cluster(remote.name)
-    return Workspace(
-        connect(remote.address, keys.options(remote.start)), remote, lambda: cluster.raise_if_lost(at_sky)
-    )
+    return Workspace(connect(remote.address, host_keys.options(remote.address)), remote)
 
 
-def run_on(
-    workspace: Workspace,
-    device: str,
-    arguments: Sequence[str],
-    output: Path,
-    say: Say,
-    on_log: Callable[[bytes], None],
-    cloud: CloudRecord | None = None,
-) -> Returned:
-    """Run ``cudadent42 run ARGUMENTS`` at ``workspace``; its run folder comes to ``output``.
+def working_tree() -> Tree:
+    """What is sent. Raises LabError where it cannot be."""
+    return read_tree(project_root())
+
+
+def begin(workspace: Workspace, request: RunRequest, say: Say, cloud: CloudRecord | None = None) -> JobRecord:
+    """Send the working tree to ``workspace`` and start the run there. Follow it with ``bring_back``.
 
     Raises:
-        ConnectionLostError: the machine did not answer for ``RETRY_S``; the run goes on there, and is on record.
-        LabError: it could not be started, or was lost.
+        ConnectionLostError: the machine did not answer for ``RETRY_S``; the run may go on there, and is on record.
+        LabError: it could not be started.
     """
     name = workspace.remote.name
-    tree = read_tree(project_root())
+    tree = working_tree()
     begun = JobRecord(
         record.new_job(),
         name,
-        str(output.absolute()),
-        tuple(arguments),
+        str(request.output.absolute()),
+        request.arguments,
         datetime.now(timezone.utc).isoformat(),
         cloud=cloud,
         folder=workspace.remote.folder,
@@ -123,7 +124,9 @@ def run_on(
         record.save(begun)  # before the start: what was started is always on record
         rate = cloud.rate if cloud else ""
         persistently(
-            lambda: jobs.start(workspace, begun.job, device, arguments, rate), say, workspace.on_lost
+            lambda: jobs.start(workspace, begun.job, request.device, request.arguments, rate),
+            say,
+            workspace.on_lost,
         )
     except ConnectionLostError:
         raise
@@ -133,14 +136,19 @@ def run_on(
         ):  # what cannot be asked stays on record; a folder that holds something stays
             if jobs.state(workspace, begun.job).state is JobState.NONE:
                 record.forget(begun.job)
-                output.rmdir()  # if the caller made it
+                request.output.rmdir()  # if the caller made it
         raise
     say(f"started {begun.job} on {name}")
-    return bring_back(workspace, begun, say, on_log)
+    return begun
 
 
 def bring_back(workspace: Workspace, begun: JobRecord, say: Say, on_log: Callable[[bytes], None]) -> Returned:
-    """Follow a run that was started to its end and bring its folder back. Raises like ``run_on``."""
+    """Follow a run that was started to its end and bring its folder back.
+
+    Raises:
+        ConnectionLostError: the machine did not answer for ``RETRY_S``; the run goes on there, and is on record.
+        LabError: it was lost.
+    """
     target = Path(begun.output)
     every_s = COPY_EVERY_S if begun.cloud and begun.cloud.spot else None
     log = _Log(begun, on_log)

@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ from cudadent42.remote.core.address import parse
 from cudadent42.remote.core.hosts import Remote, save
 from cudadent42.remote.core.job import BusyError, JobState, State, Workspace
 from cudadent42.remote.core.record import CloudRecord, JobRecord
-from cudadent42.remote.core.run import run_on, workspace_of
+from cudadent42.remote.core.run import Returned, RunRequest, begin, bring_back, workspace_of
 from cudadent42.remote.core.tree import Tree, read_tree
 
 GREETING = """#!/bin/sh
@@ -71,6 +72,18 @@ def test_a_run_that_cannot_be_put_on_record_there_does_not_begin(
     assert not (tmp_path / "ran").exists()
     assert jobs.state(workspace, "job-1").state is JobState.NONE
     assert record.records() == ()
+
+
+def run_on(
+    workspace: Workspace,
+    device: str,
+    arguments: tuple[str, ...],
+    output: Path,
+    say: Callable[[str], None],
+    on_log: Callable[[bytes], None],
+) -> Returned:
+    begun = begin(workspace, RunRequest(device=device, arguments=arguments, output=output), say)
+    return bring_back(workspace, begun, say, on_log)
 
 
 def at(server: Server, python: str = "") -> Workspace:

@@ -17,6 +17,8 @@ from cudadent42.flows.duration import estimate_s
 from cudadent42.plan import Choices, make_plan
 from cudadent42.registry import registry
 from cudadent42.remote.core import money
+from cudadent42.remote.core.consent import Consent
+from cudadent42.remote.core.money import Paid
 from cudadent42.runs import starts
 from cudadent42.runs.starts import StartOutcome
 
@@ -42,13 +44,13 @@ def an_estimate(usd: float) -> money.Estimate:
 def test_the_parts_of_an_estimate() -> None:
     table = rates.load()
     l4 = table.get("gcp-l4")
-    whole = money.estimate(PLAN, l4, table, starting=True, own_environment=True)
+    whole = money.estimate(PLAN, l4, table, Paid(rented=True, starting=True, own_environment=True))
     assert [part.name for part in whole.parts] == ["start", "environment", "run", "end"]
     assert whole.parts[0].minutes == table.restart.expected_minutes
     assert whole.parts[2].minutes * 60 == pytest.approx(estimate_s(PLAN))
     assert whole.usd == pytest.approx(whole.minutes / 60 * 0.71)
     assert f"${whole.usd:.2f}" in whole.line()
-    running = money.estimate(PLAN, l4, table, starting=False, own_environment=False)
+    running = money.estimate(PLAN, l4, table, Paid(rented=True, starting=False, own_environment=False))
     assert [part.name for part in running.parts] == ["run"]
 
 
@@ -57,7 +59,9 @@ def test_the_start_is_as_on_record() -> None:
         begun = starts.request("gce://p/us-central1-a/i", "gcp-l4")
         starts.mark(begun, StartOutcome.READY)
     table = rates.load()
-    estimate = money.estimate(PLAN, table.get("gcp-l4"), table, starting=True, own_environment=False)
+    estimate = money.estimate(
+        PLAN, table.get("gcp-l4"), table, Paid(rented=True, starting=True, own_environment=False)
+    )
     assert "3 starts of gcp-l4 on record" in estimate.parts[0].basis
 
 
@@ -77,38 +81,39 @@ def test_a_rate_that_nobody_said_is_not_guessed(tmp_path: Path) -> None:
     assert rate.usd_per_hour == 2.0
 
 
-def refuse(_: str) -> bool:
+def refuse(_: str, within_s: float | None) -> bool:
     return False
 
 
 def test_within_the_limit_nobody_is_asked() -> None:
-    def ask(_: str) -> bool:
+    def ask(_: str, within_s: float | None) -> bool:
         raise AssertionError
 
-    assert money.allowed_usd(an_estimate(4.9), 5.0, False, ask) == 5.0
-    assert money.allowed_usd(an_estimate(4.9), 5.0, True, None) == 5.0
+    assert money.allowed_usd(an_estimate(4.9), 5.0, Consent(ask=ask)) == 5.0
+    assert money.allowed_usd(an_estimate(4.9), 5.0, Consent(given=True)) == 5.0
 
 
 def test_above_the_limit_somebody_has_to_agree() -> None:
     asked: list[str] = []
 
-    def agree(question: str) -> bool:
+    def agree(question: str, within_s: float | None) -> bool:
+        assert within_s is None
         asked.append(question)
         return True
 
-    assert money.allowed_usd(an_estimate(6.0), 5.0, False, agree) == 6.0
+    assert money.allowed_usd(an_estimate(6.0), 5.0, Consent(ask=agree)) == 6.0
     assert "above --max-cost 5.00; run for up to $6.00?" in asked[0]
-    assert money.allowed_usd(an_estimate(6.0), 5.0, True, None) == 6.0
+    assert money.allowed_usd(an_estimate(6.0), 5.0, Consent(given=True)) == 6.0
     for ask in (None, refuse):
         with pytest.raises(UsageError, match=r"nothing was started.*--yes"):
-            money.allowed_usd(an_estimate(6.0), 5.0, False, ask)
+            money.allowed_usd(an_estimate(6.0), 5.0, Consent(ask=ask))
 
 
 @pytest.mark.parametrize("sum_", [math.inf, math.nan])
 @pytest.mark.parametrize("agreed", [False, True])
 def test_what_is_no_sum_is_no_limit(sum_: float, agreed: bool) -> None:
     with pytest.raises(UsageError, match="expected a sum"):
-        money.allowed_usd(an_estimate(4.9), sum_, agreed, None)
+        money.allowed_usd(an_estimate(4.9), sum_, Consent(given=agreed))
 
 
 def test_the_time_that_a_sum_buys_by_hand() -> None:

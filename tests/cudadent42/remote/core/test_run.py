@@ -17,16 +17,16 @@ from command_line import ROOT, finished, started
 from sshd import SSHD, Server
 
 from cudadent42.base.errors import LabError, UsageError
-from cudadent42.commands.elsewhere import watched
 from cudadent42.plan import Choices, RunOptions
 from cudadent42.remote.core import job as jobs
-from cudadent42.remote.core import record
+from cudadent42.remote.core import record, run
 from cudadent42.remote.core.address import parse
 from cudadent42.remote.core.arguments import forwarded
 from cudadent42.remote.core.hosts import Remote, get, remotes, save
 from cudadent42.remote.core.record import JobRecord
-from cudadent42.remote.core.run import bring_back, persistently, workspace_of
+from cudadent42.remote.core.run import RunRequest, bring_back, persistently, workspace_of
 from cudadent42.remote.core.ssh import ConnectionLostError
+from cudadent42.remote.providers.ssh import AtHand
 
 SMALL = ("--suite", "small", "--case", "tiny", "--dtype", "fp32", "--repeats", "5", "--device", "cpu")
 
@@ -252,13 +252,18 @@ def test_of_a_run_that_is_left_only_what_was_started_is_said(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     record.save(JobRecord("other", "there", str(tmp_path / "other"), (), "2026-09-26T10:00:00+00:00"))
 
-    def lost() -> NoReturn:
-        if begun:
-            record.save(JobRecord("mine", "there", str(tmp_path / "mine"), (), "2026-09-26T09:00:00+00:00"))
+    monkeypatch.setattr(record, "new_job", lambda: "mine")
+
+    def lost(*_: object) -> NoReturn:
         raise ConnectionLostError("it is gone")
 
-    with pytest.raises(ConnectionLostError):
-        watched(str(tmp_path / "mine"), lost)
-    said = capsys.readouterr().err
-    assert ("cudadent42 remote attach mine\n" in said) is begun
-    assert "other" not in said
+    monkeypatch.setattr(run, "RETRY_S", 0.0)
+    monkeypatch.setattr(jobs, "send", (lambda workspace, tree: False) if begun else lost)
+    monkeypatch.setattr(jobs, "start", lost)
+    said: list[str] = []
+    lease = AtHand(workspace_of(Remote("there", parse("ssh://there"))), said.append)
+    with pytest.raises(ConnectionLostError) as error:
+        lease.begin(RunRequest(device="cpu", arguments=(), output=tmp_path / "mine"), lost)
+    lease.failed(error.value)
+    assert any(line.endswith("cudadent42 remote attach mine") for line in said) is begun
+    assert "other" not in "".join(said)

@@ -11,6 +11,8 @@ from cudadent42.base.errors import MachineNotReadyError, UsageError
 from cudadent42.remote.core import record
 from cudadent42.remote.core.address import GceAddress, SpecificationFile
 from cudadent42.remote.core.hosts import Remote
+from cudadent42.remote.core.policy import Ending, Reach
+from cudadent42.remote.core.states import MachineState
 from cudadent42.remote.providers.gce import (
     accelerators,
     creation,
@@ -20,8 +22,7 @@ from cudadent42.remote.providers.gce import (
     results,
     specification,
 )
-from cudadent42.remote.providers.gce.machine import Machine, MachineState
-from cudadent42.remote.providers.gce.policy import Ending, Reach
+from cudadent42.remote.providers.gce.machine import Machine
 from cudadent42.remote.providers.gce.specification import GUEST_ATTRIBUTES, SPECIFICATION_LABEL, Specification
 from cudadent42.runs import starts
 
@@ -127,7 +128,7 @@ def _kept(remote: Remote, wanted: Specification) -> tuple[tuple[Candidate, ...],
     last = [job for job in record.records() if job.remote == remote.name and job.cloud][-1:]
     if not last or last[0].cloud is None:
         return (), ()
-    left = Machine(machine.Provider.GCE, last[0].cloud.machine, wanted.rate)
+    left = Machine(last[0].cloud.machine, wanted.rate)
     waiting = record.waiting_on(left.name)
     if waiting:
         return (), (f"{left.name} is kept for {waiting[-1].job}, which is not brought back yet",)

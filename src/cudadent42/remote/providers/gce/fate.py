@@ -7,10 +7,11 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any
 
-from cudadent42.base.errors import ExitCode, LabError
+from cudadent42.base.errors import ExitCode
+from cudadent42.remote.core.states import MachineOffError, MachineState
 from cudadent42.remote.providers.gce import gcloud
 from cudadent42.remote.providers.gce.failures import CloudError
-from cudadent42.remote.providers.gce.machine import Machine, MachineState, moment
+from cudadent42.remote.providers.gce.machine import Machine, moment
 
 _MOST_OPERATIONS = 50
 SKEW = timedelta(minutes=1)
@@ -40,16 +41,15 @@ _OPERATIONS = {
 }
 
 
-class MachineLostError(LabError):
+class MachineLostError(MachineOffError):
     """The machine that a run was on does not run any more."""
 
     exit_code = ExitCode.NOT_READY
 
     def __init__(self, machine: Machine, state: MachineState, ending: End) -> None:
         self.machine = machine
-        self.state = state
         self.ending = ending
-        super().__init__(f"{machine.name} is {state.value}: {ending}")
+        super().__init__(f"{machine.name} is {state.value}: {ending}", state)
 
 
 @dataclass(frozen=True)

@@ -17,20 +17,22 @@ from cudadent42.base.errors import ExitCode, LabError, MachineNotReadyError
 from cudadent42.cost import rates
 from cudadent42.remote.core import job as jobs
 from cudadent42.remote.core import record
-from cudadent42.remote.core.consent import Consent, agree_to_start
+from cudadent42.remote.core.consent import Consent
 from cudadent42.remote.core.hosts import Remote
 from cudadent42.remote.core.job import JobState, Workspace
+from cudadent42.remote.core.policy import After, Ending, Reach, parse_after
 from cudadent42.remote.core.protection import release, release_when_off
 from cudadent42.remote.core.record import CloudRecord
 from cudadent42.remote.core.ssh import ConnectionLostError, call
+from cudadent42.remote.core.states import MachineState
 from cudadent42.remote.core.terminal import Say
 from cudadent42.remote.providers.gce import checks, creation, gcloud, machine, reach
 from cudadent42.remote.providers.gce.checks import Candidate, Prepared
 from cudadent42.remote.providers.gce.failures import OTHER_ZONE_MAY_DO, CloudError, Failure
 from cudadent42.remote.providers.gce.fate import MachineLostError
 from cudadent42.remote.providers.gce.identity import provider_start, taken_over
-from cudadent42.remote.providers.gce.machine import Machine, MachineState
-from cudadent42.remote.providers.gce.policy import After, Ending, Reach, parse_after
+from cudadent42.remote.providers.gce.machine import Machine
+from cudadent42.remote.providers.gce.unguarded import agree_to_start
 from cudadent42.runs import starts
 from cudadent42.runs.starts import StartOutcome
 
@@ -86,7 +88,7 @@ def begin(prepared: Prepared, say: Say, protect: Protect) -> Lease:
 
 def resume(cloud: CloudRecord, remote: Remote) -> Lease:
     """The lease of a run that was started before. Raises CloudError; MachineLostError where it does not run."""
-    instance = Machine(machine.Provider.GCE, cloud.machine, cloud.rate)
+    instance = Machine(cloud.machine, cloud.rate)
     reach.raise_if_ended(instance, cloud.since)
     return _lease(cloud, instance, remote)
 
@@ -96,7 +98,7 @@ def restart(cloud: CloudRecord, remote: Remote, say: Say, protect: Protect, cons
 
     Raises like ``begin``; UsageError where nobody agrees to its start.
     """
-    instance = Machine(machine.Provider.GCE, cloud.machine, cloud.rate)
+    instance = Machine(cloud.machine, cloud.rate)
     machine.check_made_here(instance)
     description = machine.describe(instance)
     if not machine.has_own_limit(description, datetime.now(timezone.utc)):

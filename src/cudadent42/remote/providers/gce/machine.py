@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from enum import Enum
 from typing import Any
 
 from cudadent42.base.errors import UsageError
 from cudadent42.remote.core.address import GceAddress, parse
+from cudadent42.remote.core.states import MachineState
 from cudadent42.remote.providers.gce import gcloud
 from cudadent42.remote.providers.gce.failures import CloudError, Failure
 from cudadent42.runs import starts
@@ -23,26 +23,6 @@ FRESH_PREFIX = "cudadent42-run-"
 LABEL = "cudadent42"
 FRESH_LABEL = "fresh"
 """What they are labelled with besides; `delete` looks at both."""
-
-
-class Provider(str, Enum):
-    GCE = "gce"
-
-
-class MachineState(str, Enum):
-    """How a machine is. All but the last two cost what it costs to run."""
-
-    STARTING = "starting"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    STOPPED = "stopped"
-    """Its disk still costs something."""
-    GONE = "gone"
-    """Deleted, or never made."""
-
-    @property
-    def costs(self) -> bool:
-        return self not in (MachineState.STOPPED, MachineState.GONE)
 
 
 # https://cloud.google.com/compute/docs/instances/instance-lifecycle
@@ -64,9 +44,8 @@ _STATES = {
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine at a provider."""
+    """An instance."""
 
-    provider: Provider
     name: str
     """As the journal of starts has it: ``gce://PROJECT/ZONE/INSTANCE``."""
     rate: str
@@ -92,7 +71,7 @@ class Machine:
 
 
 def of_address(address: GceAddress, rate: str) -> Machine:
-    return Machine(Provider.GCE, str(address), rate)
+    return Machine(str(address), rate)
 
 
 def of_start(start: MachineStart) -> Machine | None:

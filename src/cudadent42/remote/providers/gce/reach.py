@@ -14,12 +14,13 @@ import shlex
 import time
 
 from cudadent42.remote.core.address import SshAddress
+from cudadent42.remote.core.policy import Reach
 from cudadent42.remote.core.ssh import Connection, connect
+from cudadent42.remote.core.states import MachineState
 from cudadent42.remote.core.terminal import Say
 from cudadent42.remote.providers.gce import fate, gcloud
 from cudadent42.remote.providers.gce.failures import CloudError, Failure
-from cudadent42.remote.providers.gce.machine import Machine, MachineState, state
-from cudadent42.remote.providers.gce.policy import Reach
+from cudadent42.remote.providers.gce.machine import Machine, state
 
 ANSWER_S = 420.0
 """How long a machine may take from its start until its sshd answers; large GPU images take three minutes."""

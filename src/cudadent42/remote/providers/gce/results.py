@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
-from cudadent42.base.errors import UsageError
 from cudadent42.remote.core.terminal import Say
 from cudadent42.remote.providers.gce import gcloud
 from cudadent42.remote.providers.gce.failures import CloudError, Failure
-
-_BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](?:/[A-Za-z0-9][A-Za-z0-9._=-]{0,200}){0,20}")
-
-
-def check_bucket(text: str) -> str:
-    """``text`` if it is empty or a place in a bucket; no wildcard passes. Raises UsageError."""
-    if text and not _BUCKET.fullmatch(text):
-        raise UsageError(f"bucket {text!r}: expected gs://BUCKET or gs://BUCKET/FOLDER")
-    return text
 
 
 def check_exists(bucket: str) -> None:

@@ -24,10 +24,9 @@ from cudadent42.base.reading import read_text
 from cudadent42.base.toml import Table, parse_toml
 from cudadent42.cost import rates
 from cudadent42.remote.core.address import SpecificationFile, check_project, check_zone
+from cudadent42.remote.core.policy import Reach, check_bucket
 from cudadent42.remote.providers.gce import accelerators
 from cudadent42.remote.providers.gce.machine import LABEL
-from cudadent42.remote.providers.gce.policy import Reach
-from cudadent42.remote.providers.gce.results import check_bucket
 
 SCHEMA_VERSION = 1
 MOST_RUN_MINUTES = 7 * 24 * 60

@@ -16,7 +16,7 @@ from typing import Any
 from cudadent42.base.errors import LabError, MachineNotReadyError
 from cudadent42.base.shown import plain
 from cudadent42.remote.core.record import JobRecord
-from cudadent42.remote.providers.gce.machine import MachineState
+from cudadent42.remote.core.states import MachineOffError, MachineState
 from cudadent42.remote.providers.sky.spec import SCHEME
 from cudadent42.runs.starts import MachineStart
 from flashmoe_science.jit.requirements import install_command
@@ -45,12 +45,8 @@ class ClusterError(LabError):
     """SkyPilot did not say, or did not do, what it was asked."""
 
 
-class ClusterLostError(LabError):
-    """It does not run, so trying to reach it is of no use."""
-
-    def __init__(self, message: str, state: MachineState) -> None:
-        super().__init__(message)
-        self.state = state
+class ClusterLostError(MachineOffError):
+    """It does not run any more, as SkyPilot says."""
 
 
 @dataclass(frozen=True)

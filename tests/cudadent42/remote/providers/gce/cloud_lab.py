@@ -12,11 +12,12 @@ from cudadent42.remote.core import hosts, record
 from cudadent42.remote.core.address import SpecificationFile, parse
 from cudadent42.remote.core.consent import Consent
 from cudadent42.remote.core.hosts import Remote
+from cudadent42.remote.core.policy import parse_after
 from cudadent42.remote.core.protection import Terms
-from cudadent42.remote.core.run import Ended
-from cudadent42.remote.providers.gce import runs
-from cudadent42.remote.providers.gce.checks import prepare
-from cudadent42.remote.providers.gce.policy import parse_after
+from cudadent42.remote.core.run import Ended, RunRequest
+from cudadent42.remote.flows import pipeline
+from cudadent42.remote.providers.gce.checks import Prepared, prepare
+from cudadent42.remote.providers.gce.provider import Candidate
 from cudadent42.runs import starts
 from cudadent42.runs.starts import StartOutcome
 
@@ -64,12 +65,21 @@ class Lab:
     def run(
         self, remote: Remote, on_log: Callable[[bytes], None] | None = None, device: str = "cpu"
     ) -> Ended:
-        on_log = self.log.extend if on_log is None else on_log
-        prepared = prepare(remote, device)
-        return runs.run(prepared, device, ARGUMENTS, self.output, self.said.append, on_log, AGREED)
+        return self.run_on(prepare(remote, device), on_log, device)
 
-    def attach(self, start: bool = False) -> Ended:
-        return runs.attach(record.find(None), start, self.said.append, self.log.extend, AGREED)
+    def run_on(
+        self,
+        prepared: Prepared,
+        on_log: Callable[[bytes], None] | None = None,
+        device: str = "cpu",
+        terms: Terms = AGREED,
+    ) -> Ended:
+        request = RunRequest(device=device, arguments=ARGUMENTS, output=self.output)
+        on_log = self.log.extend if on_log is None else on_log
+        return pipeline.carry_out(Candidate(prepared), request, terms, self.said.append, on_log)
+
+    def attach(self, start: bool = False, terms: Terms = AGREED) -> Ended:
+        return pipeline.attach(record.find(None), terms, self.said.append, self.log.extend, start=start)
 
     @property
     def text(self) -> str:

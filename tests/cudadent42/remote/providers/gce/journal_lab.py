@@ -10,8 +10,8 @@ from cudadent42.cost import rates
 from cudadent42.remote.core import record
 from cudadent42.remote.core.address import parse
 from cudadent42.remote.core.hosts import make, save
-from cudadent42.remote.core.machines import Survey, survey
 from cudadent42.remote.core.record import CloudRecord, JobRecord
+from cudadent42.remote.flows.survey import Survey, survey
 from cudadent42.runs import starts
 from cudadent42.runs.starts import StartOutcome
 

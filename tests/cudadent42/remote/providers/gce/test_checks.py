@@ -12,9 +12,9 @@ from standin import read_specification as read
 from cudadent42.base.errors import LabError
 from cudadent42.remote.core.address import SpecificationFile, parse
 from cudadent42.remote.core.hosts import Remote
+from cudadent42.remote.core.policy import parse_after
+from cudadent42.remote.core.states import MachineState
 from cudadent42.remote.providers.gce.checks import Prepared, prepare
-from cudadent42.remote.providers.gce.machine import MachineState
-from cudadent42.remote.providers.gce.policy import parse_after
 from cudadent42.runs import starts
 
 L4 = [

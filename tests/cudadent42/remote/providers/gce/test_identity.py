@@ -11,7 +11,7 @@ from standin import BENCH, Cloud, there
 
 from cudadent42.remote.core import record, watchdog
 from cudadent42.remote.core.address import parse
-from cudadent42.remote.core.stopping import stop_all
+from cudadent42.remote.flows.stopping import stop_all
 from cudadent42.remote.providers.gce import lease, machine
 from cudadent42.remote.providers.gce.identity import provider_start
 from cudadent42.runs import starts

@@ -7,9 +7,10 @@ from standin import BENCH, Cloud, message
 
 from cudadent42.base.errors import UsageError
 from cudadent42.remote.core.address import parse
+from cudadent42.remote.core.states import MachineState
 from cudadent42.remote.providers.gce import machine
 from cudadent42.remote.providers.gce.failures import CloudError, Failure
-from cudadent42.remote.providers.gce.machine import Machine, MachineState, Provider
+from cudadent42.remote.providers.gce.machine import Machine
 from cudadent42.runs import starts
 
 FRESH = "gce://my-project/us-central1-a/cudadent42-run-20261101-120000-abcdef"
@@ -17,7 +18,7 @@ LABELS = {"cudadent42": "fresh"}
 
 
 def of(name: str = BENCH) -> Machine:
-    return Machine(Provider.GCE, name, "gcp-l4")
+    return Machine(name, "gcp-l4")
 
 
 @pytest.mark.parametrize(

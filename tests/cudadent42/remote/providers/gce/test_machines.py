@@ -21,10 +21,10 @@ from cudadent42.remote.core import record
 from cudadent42.remote.core.address import parse
 from cudadent42.remote.core.hosts import make, save
 from cudadent42.remote.core.job import JobState
-from cudadent42.remote.core.machines import Survey
-from cudadent42.remote.core.stopping import Stopped, stop_all
+from cudadent42.remote.core.states import MachineState
+from cudadent42.remote.flows.stopping import Stopped, stop_all
+from cudadent42.remote.flows.survey import Survey
 from cudadent42.remote.providers.gce import lease
-from cudadent42.remote.providers.gce.machine import MachineState
 from cudadent42.runs import starts
 from cudadent42.runs.starts import StartOutcome
 

@@ -19,15 +19,15 @@ from cudadent42.remote.core import job as jobs
 from cudadent42.remote.core.address import parse
 from cudadent42.remote.core.consent import Consent
 from cudadent42.remote.core.hosts import Remote, make
-from cudadent42.remote.core.protection import Terms
+from cudadent42.remote.core.protection import ANY_TERMS, Terms
 from cudadent42.remote.core.record import JobRecord
-from cudadent42.remote.providers.gce import lease, machine, runs
+from cudadent42.remote.providers.gce import lease, machine
 from cudadent42.remote.providers.gce.checks import prepare
 from cudadent42.remote.providers.gce.machine import Machine
 from cudadent42.runs import starts
 from cudadent42.runs.starts import StartOutcome
 
-MACHINE = Machine(machine.Provider.GCE, BENCH, "gcp-l4")
+MACHINE = Machine(BENCH, "gcp-l4")
 
 
 class Killed(BaseException):
@@ -93,7 +93,7 @@ def test_one_that_somebody_started_while_it_was_asked_about_is_theirs(lab: Lab) 
         return True
 
     terms = Terms(consent=Consent(ask=somebody_is_faster))
-    runs.attach(begun, True, lab.said.append, lab.log.extend, terms)
+    lab.attach(start=True, terms=terms)
     assert record.find(begun.job).fetched
     assert "was running before this run, so it is left running" in lab.text
     assert lab.cloud.status() == "RUNNING"
@@ -251,10 +251,10 @@ OTHER = "gce://my-project/us-central1-a/another"
 
 
 def test_what_was_agreed_on_for_another_machine_of_that_name_starts_none(lab: Lab) -> None:
-    begun = left_stopped(lab)
+    left_stopped(lab)
     hosts.save(make("there", parse(OTHER), rate="gcp-l4", unguarded_start=True))
     with pytest.raises(UsageError, match=f"{BENCH} has no limit of its own"):
-        runs.attach(begun, True, lab.said.append, lab.log.extend)
+        lab.attach(start=True, terms=ANY_TERMS)
     assert lab.cloud.status() == "TERMINATED"
 
 

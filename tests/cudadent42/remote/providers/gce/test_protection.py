@@ -14,9 +14,10 @@ from command_line import ROOT, cudadent42
 from standin import BENCH, Cloud
 
 from cudadent42.base.errors import MachineNotReadyError, UsageError
-from cudadent42.commands.machines import agreed_terms
+from cudadent42.commands.common import say
+from cudadent42.commands.machines import consent_of
 from cudadent42.cost import rates
-from cudadent42.plan import Choices
+from cudadent42.plan import Choices, RunOptions
 from cudadent42.remote.core import protection
 from cudadent42.remote.core.address import parse
 from cudadent42.remote.core.consent import NOBODY, WHILE_IT_COSTS_S, Consent
@@ -24,10 +25,11 @@ from cudadent42.remote.core.hosts import Remote, make, save
 from cudadent42.remote.core.money import END_S
 from cudadent42.remote.core.protection import ANY_TERMS, IDLE_S, Limit, Terms, limits_for
 from cudadent42.remote.core.record import CloudRecord
-from cudadent42.remote.core.run import Ended
+from cudadent42.remote.core.run import Ended, RunRequest
 from cudadent42.remote.core.watchdog import Action, Limits
-from cudadent42.remote.providers.gce import runs
+from cudadent42.remote.flows import pipeline
 from cudadent42.remote.providers.gce.checks import prepare
+from cudadent42.remote.providers.gce.provider import Candidate
 from cudadent42.runs import starts
 from cudadent42.runs.starts import StartOutcome
 
@@ -136,8 +138,12 @@ def test_a_machine_that_is_kept_has_no_limits_left(cloud: Cloud, tmp_path: Path)
 
 
 def agreed(remote: Remote, max_cost: float | None, yes: bool = False, as_json: bool = False) -> Limit | None:
-    choices = Choices("small", cases=("tiny",), dtypes=("fp32",))
-    return agreed_terms(remote, choices, "cpu", prepare(remote, "cpu"), max_cost, yes, as_json).limit
+    run = RunOptions(choices=Choices("small", cases=("tiny",), dtypes=("fp32",)), device="cpu")
+    options = pipeline.RemoteOptions(on=remote.name, run=run, max_cost=max_cost, as_json=as_json)
+    offer = Candidate(prepare(remote, "cpu"))
+    terms = pipeline.terms_of(offer, options, consent_of(yes, as_json), say)
+    assert offer.agree(terms, say) == offer
+    return terms.limit
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -207,7 +213,8 @@ def said_by(
 ) -> tuple[Ended, list[str]]:
     said: list[str] = []
     terms = Terms(limit, 0.0, consent)
-    ended = runs.run(prepare(remote, "cpu"), "cpu", (), tmp_path / "out", said.append, lambda _: None, terms)
+    request = RunRequest(device="cpu", arguments=(), output=tmp_path / "out")
+    ended = pipeline.carry_out(Candidate(prepare(remote, "cpu")), request, terms, said.append, lambda _: None)
     return ended, said
 
 

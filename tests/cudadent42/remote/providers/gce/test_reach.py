@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from standin import BENCH, Cloud, message
 
 from cudadent42.remote.core.address import SshAddress
+from cudadent42.remote.core.policy import Reach
 from cudadent42.remote.core.ssh import call
 from cudadent42.remote.providers.gce import reach
 from cudadent42.remote.providers.gce.failures import CloudError, Failure
 from cudadent42.remote.providers.gce.fate import Fate, MachineLostError
-from cudadent42.remote.providers.gce.machine import Machine, Provider
-from cudadent42.remote.providers.gce.policy import Reach
+from cudadent42.remote.providers.gce.machine import Machine
 
-MACHINE = Machine(Provider.GCE, BENCH, "gcp-l4")
+MACHINE = Machine(BENCH, "gcp-l4")
 SINCE = "2026-01-01T00:00:00+00:00"
 STRICT = (
     "/usr/bin/ssh -t -i /home/me/.ssh/google_compute_engine -o CheckHostIP=no -o HashKnownHosts=no "

@@ -16,10 +16,11 @@ from cudadent42.cost import rates
 from cudadent42.remote.core import hosts, record, run
 from cudadent42.remote.core import job as jobs
 from cudadent42.remote.core.job import BusyError
-from cudadent42.remote.core.machines import survey
+from cudadent42.remote.core.protection import ANY_TERMS
 from cudadent42.remote.core.ssh import ConnectionLostError
-from cudadent42.remote.core.stopping import stop_all
-from cudadent42.remote.providers.gce import creation, gcloud, lease, machine, reach, runs
+from cudadent42.remote.flows.stopping import stop_all
+from cudadent42.remote.flows.survey import survey
+from cudadent42.remote.providers.gce import creation, gcloud, lease, machine, reach
 from cudadent42.remote.providers.gce.checks import prepare
 from cudadent42.remote.providers.gce.failures import CloudError, Failure
 from cudadent42.remote.providers.gce.machine import Machine
@@ -106,7 +107,7 @@ def test_one_that_somebody_started_meanwhile_is_left_running(lab: Lab) -> None:
     lab.cloud.add()
     prepared = prepare(lab.remote(), "cpu")
     lab.cloud.add(status="RUNNING")
-    runs.run(prepared, "cpu", ARGUMENTS, lab.output, lab.said.append, lab.log.extend)
+    lab.run_on(prepared, terms=ANY_TERMS)
     assert lab.cloud.status() == "RUNNING"
     assert "was running before this run, so it is left running" in lab.text
     assert lab.outcomes == []
@@ -314,7 +315,7 @@ def test_one_that_is_found_off_while_it_boots_is_over(lab: Lab, monkeypatch: pyt
     lab.cloud.add()
 
     def timed_out(*_: object) -> None:
-        machine.stop(Machine(machine.Provider.GCE, BENCH, "gcp-l4"))
+        machine.stop(Machine(BENCH, "gcp-l4"))
         raise CloudError(Failure.TIMED_OUT, "")
 
     monkeypatch.setattr(reach, "wait", timed_out)

@@ -12,8 +12,8 @@ from standin import read_specification as read
 
 from cudadent42.base.errors import UsageError
 from cudadent42.remote.core.address import GceAddress
+from cudadent42.remote.core.policy import Reach
 from cudadent42.remote.providers.gce.creation import new_addresses, words
-from cudadent42.remote.providers.gce.policy import Reach
 from cudadent42.remote.providers.gce.specification import Specification, load
 
 

@@ -8,10 +8,12 @@ from standin import BENCH
 
 from cudadent42.base.errors import LabError
 from cudadent42.remote.core import record, run
-from cudadent42.remote.core.run import RunLostError
-from cudadent42.remote.providers.gce import runs
+from cudadent42.remote.core.protection import ANY_TERMS
+from cudadent42.remote.core.run import RunLostError, RunRequest
+from cudadent42.remote.flows import pipeline
 from cudadent42.remote.providers.gce.checks import prepare
 from cudadent42.remote.providers.gce.failures import CloudError
+from cudadent42.remote.providers.gce.provider import Candidate
 from cudadent42.runs.starts import StartOutcome
 
 
@@ -87,8 +89,9 @@ def test_one_that_is_taken_away_while_it_boots(lab: Lab) -> None:
         if "waiting" in text:
             lab.cloud.takes_away()
 
+    request = RunRequest(device="cpu", arguments=(), output=lab.output)
     with pytest.raises(LabError, match="it was preempted"):
-        runs.run(prepared, "cpu", (), lab.output, taken_away, lab.log.extend)
+        pipeline.carry_out(Candidate(prepared), request, ANY_TERMS, taken_away, lab.log.extend)
     assert lab.outcomes == [StartOutcome.LOST]
     assert lab.cloud.status() == "TERMINATED"
     assert not record.records()

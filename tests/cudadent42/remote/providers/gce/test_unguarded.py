@@ -22,14 +22,14 @@ from standin import BENCH, Cloud
 
 from cudadent42.base.errors import MachineNotReadyError, UsageError
 from cudadent42.commands import machines
-from cudadent42.commands.machines import agreed_terms
-from cudadent42.plan import Choices
-from cudadent42.remote.core import record
 from cudadent42.remote.core.address import parse
-from cudadent42.remote.core.consent import Consent, agree_to_start
+from cudadent42.remote.core.consent import Consent
 from cudadent42.remote.core.hosts import Remote, config_file, get, make, save
-from cudadent42.remote.providers.gce import machine, runs
+from cudadent42.remote.core.protection import ANY_TERMS
+from cudadent42.remote.providers.gce import machine
 from cudadent42.remote.providers.gce.checks import prepare
+from cudadent42.remote.providers.gce.provider import Candidate
+from cudadent42.remote.providers.gce.unguarded import agree_to_start
 from cudadent42.runs import starts
 from cudadent42.runs.starts import StartOutcome
 
@@ -89,7 +89,7 @@ def test_a_limit_with_the_provider_needs_no_agreement(cloud: Cloud, scheduling: 
     cloud.add(scheduling=scheduling)
     remote = bench(cloud)
     assert prepare(remote, "cpu").guarded
-    agreed_terms(remote, Choices("small", cases=("tiny",)), "cpu", prepare(remote, "cpu"), None, False, False)
+    Candidate(prepare(remote, "cpu")).agree(ANY_TERMS, print)
 
 
 @pytest.mark.parametrize(
@@ -99,15 +99,13 @@ def test_without_one_somebody_has_to_agree(cloud: Cloud, scheduling: dict[str, o
     cloud.add(scheduling=scheduling)
     remote = bench(cloud)
     with pytest.raises(UsageError, match="no limit of its own with the provider"):
-        agreed_terms(
-            remote, Choices("small", cases=("tiny",)), "cpu", prepare(remote, "cpu"), None, False, False
-        )
+        Candidate(prepare(remote, "cpu")).agree(ANY_TERMS, print)
 
 
 def test_one_that_runs_is_not_started(cloud: Cloud) -> None:
     cloud.add(status="RUNNING")
     remote = bench(cloud)
-    agreed_terms(remote, Choices("small", cases=("tiny",)), "cpu", prepare(remote, "cpu"), None, False, False)
+    Candidate(prepare(remote, "cpu")).agree(ANY_TERMS, print)
 
 
 def test_one_that_ran_and_was_stopped_meanwhile_is_not_started_unasked(lab: Lab) -> None:
@@ -115,7 +113,7 @@ def test_one_that_ran_and_was_stopped_meanwhile_is_not_started_unasked(lab: Lab)
     prepared = prepare(lab.remote(), "cpu")
     lab.cloud.add()
     with pytest.raises(MachineNotReadyError, match="is stopped by now; try again"):
-        runs.run(prepared, "cpu", (), lab.output, lab.said.append, lab.log.extend)
+        lab.run_on(prepared, terms=ANY_TERMS)
     assert starts.load() == ()
 
 
@@ -174,7 +172,7 @@ def test_the_start_of_attach_is_agreed_on_too(lab: Lab) -> None:
     key = BENCH.removeprefix("gce://")
     lab.cloud.change(instances={key: {**lab.cloud.state["instances"][key], "status": "TERMINATED"}})
     with pytest.raises(UsageError, match="no limit of its own with the provider"):
-        runs.attach(record.find(None), True, lab.said.append, lab.log.extend)
+        lab.attach(start=True, terms=ANY_TERMS)
     assert lab.cloud.status() == "TERMINATED"
     assert lab.attach(start=True).returned.exit_code == 0
 

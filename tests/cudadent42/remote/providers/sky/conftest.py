@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from sky_lab import BOOTSTRAP, PYTHON, STAND_IN, Sky
 from sshd import Server
 
-from cudadent42.remote.providers.sky import run as sky
+from cudadent42.remote.core import run
 from cudadent42.runs import starts
 
 
@@ -24,7 +24,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (root / "tools/bootstrap.sh").write_text(BOOTSTRAP)
     (root / "tools/bootstrap.sh").chmod(0o755)
     (root / "python").write_text(PYTHON)
-    monkeypatch.setattr(sky, "project_root", lambda: root)
+    monkeypatch.setattr(run, "project_root", lambda: root)
     return root
 
 

@@ -4,13 +4,17 @@ the task there, over a real sshd, and writes the alias for ssh. Its words, exit 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from sshd import Server
 
-from cudadent42.remote.core.run import Ended, Returned
-from cudadent42.remote.providers.sky import run as sky
+from cudadent42.remote.core import record
+from cudadent42.remote.core.protection import ANY_TERMS
+from cudadent42.remote.core.run import Ended, Returned, RunRequest
+from cudadent42.remote.flows import pipeline
+from cudadent42.remote.providers.sky import provider as sky
 from cudadent42.remote.providers.sky.spec import Spec
 from cudadent42.runs import starts
 
@@ -147,8 +151,21 @@ class Sky:
         def show(line: bytes) -> None:
             self.said.append(line.decode())
 
-        kept = sky.kept_start(spec)
-        return sky.run_on_sky(spec, "cpu", arguments, self.output, self.said.append, show, kept)
+        return self.launched(sky.kept_start(spec), spec, arguments, show)
+
+    def launched(
+        self,
+        kept: str | None,
+        spec: Spec = SPEC,
+        arguments: tuple[str, ...] = ("--suite=small",),
+        show: Callable[[bytes], None] = lambda line: None,
+    ) -> Ended:
+        """``kept``: what SkyPilot was asked before."""
+        request = RunRequest(device="cpu", arguments=arguments, output=self.output)
+        return pipeline.carry_out(sky.Wanted(spec, kept), request, ANY_TERMS, self.said.append, show)
+
+    def attach(self) -> Ended:
+        return pipeline.attach(record.find(None), ANY_TERMS, self.said.append, lambda chunk: None)
 
     def run(self, spec: Spec = SPEC, arguments: tuple[str, ...] = ("--suite=small",)) -> Returned:
         return self.ended(spec, arguments).returned

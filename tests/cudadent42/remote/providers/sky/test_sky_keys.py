@@ -23,12 +23,13 @@ from cudadent42.remote.core import hosts, record
 from cudadent42.remote.core import job as jobs
 from cudadent42.remote.core.address import SshAddress
 from cudadent42.remote.core.job import JobState
-from cudadent42.remote.core.machines import survey
-from cudadent42.remote.core.run import Returned, workspace_of
+from cudadent42.remote.core.run import Returned
 from cudadent42.remote.core.ssh import HostKeyError, connect
-from cudadent42.remote.core.stopping import stop_all
+from cudadent42.remote.flows import pipeline
+from cudadent42.remote.flows.stopping import stop_all
+from cudadent42.remote.flows.survey import survey
 from cudadent42.remote.providers.sky import keys
-from cudadent42.remote.providers.sky import run as sky
+from cudadent42.remote.providers.sky.reach import workspace_of
 from cudadent42.runs import starts
 from cudadent42.runs.starts import StartOutcome
 from flashmoe_science.jit.requirements import install_command
@@ -65,7 +66,7 @@ def interrupted(*arguments: object) -> Returned:
 def left_alone(cloud: Sky) -> None:
     """A run that is over on a machine that this one has seen."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sky, "bring_back", interrupted)
+        patch.setattr(pipeline, "bring_back", interrupted)
         with pytest.raises(KeyboardInterrupt):
             cloud.run(KEPT)
 

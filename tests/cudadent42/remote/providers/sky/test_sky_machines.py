@@ -13,17 +13,21 @@ from command_line import cudadent42
 from sky_lab import PYTHON, SPEC, Sky, only_start, says
 
 from cudadent42.base.errors import UsageError
+from cudadent42.commands.common import say
 from cudadent42.commands.machines import show_machines
 from cudadent42.cost import rates
 from cudadent42.remote.core import record
-from cudadent42.remote.core.machines import Survey, survey
+from cudadent42.remote.core.consent import Consent
 from cudadent42.remote.core.record import JobRecord
 from cudadent42.remote.core.run import Returned
-from cudadent42.remote.core.stopping import Stopped, stop_all
-from cudadent42.remote.providers.gce.machine import MachineState
+from cudadent42.remote.core.states import MachineState
+from cudadent42.remote.flows import pipeline
+from cudadent42.remote.flows.stopping import Stopped, stop_all
+from cudadent42.remote.flows.survey import Survey, survey
 from cudadent42.remote.providers.sky import cluster
-from cudadent42.remote.providers.sky import run as sky
+from cudadent42.remote.providers.sky import provider as sky
 from cudadent42.remote.providers.sky.cluster import Cluster, clusters_in
+from cudadent42.remote.providers.sky.spec import Spec
 from cudadent42.runs import starts
 from cudadent42.runs.starts import StartOutcome
 
@@ -180,7 +184,7 @@ def left_alone(cloud: Sky, monkeypatch: pytest.MonkeyPatch) -> Sky:
     def interrupted(*arguments: object) -> Returned:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sky, "bring_back", interrupted)
+    monkeypatch.setattr(pipeline, "bring_back", interrupted)
     with pytest.raises(KeyboardInterrupt):
         cloud.run()
     return cloud
@@ -245,23 +249,23 @@ def test_above_the_limit_nothing_is_asked_for_where_nobody_can_be_asked(cloud: S
 def test_the_command_ends_with_what_may_still_cost(
     cloud: Sky, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from cudadent42.commands.elsewhere import Asked
-    from cudadent42.commands.sky import run_in_sky
+    from cudadent42.commands.elsewhere import run_there
+    from cudadent42.commands.options import Elsewhere, Shown
     from cudadent42.plan import Choices, RunOptions
 
     (tmp_path / "gpu.toml").write_text('cluster = "c42-l4"\nrate = "gcp-l4"\nidle_minutes = 7\n')
     on = f"sky://{tmp_path / 'gpu.toml'}"
     run = RunOptions(choices=Choices("small"), device="cpu", output=tmp_path / "first")
-    asked = Asked(on=on, run=run, verbose=True, max_cost=0.01, yes=True)
+    elsewhere, shown = Elsewhere(on=on, max_cost=0.01, yes=True), Shown(verbose=True)
     with pytest.raises(typer.Exit) as ended:
-        run_in_sky(asked)
+        run_there(on, elsewhere, run, shown)
     assert ended.value.exit_code == 0
     assert {"--device=cpu", "--verbose"} <= set((tmp_path / "first/arguments").read_text().splitlines())
     assert only_start().outcome is StartOutcome.DELETED
     # A run that passed is an error where its machine goes on.
     cloud.will("down-fails")
     with pytest.raises(typer.Exit) as ended:
-        run_in_sky(replace(asked, run=replace(run, output=tmp_path / "second")))
+        run_there(on, elsewhere, replace(run, output=tmp_path / "second"), shown)
     assert ended.value.exit_code == 4
     told = capsys.readouterr()
     assert told.out == "the result\n" * 2
@@ -271,25 +275,28 @@ def test_the_command_ends_with_what_may_still_cost(
 def test_what_was_agreed_on_becomes_the_longest_time(
     cloud: Sky, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    from cudadent42.commands.elsewhere import Asked
-    from cudadent42.commands.sky import _within
     from cudadent42.plan import Choices, RunOptions
 
-    small = Asked(on="", run=RunOptions(choices=Choices("small"), device="cpu"))
-    assert _within(SPEC, small, True) == SPEC
+    def within(spec: Spec, max_cost: float | None = None, yes: bool = False, kept: str | None = None) -> Spec:
+        run = RunOptions(choices=Choices("small"), device="cpu")
+        options = pipeline.RemoteOptions(on="", run=run, max_cost=max_cost)
+        wanted = sky.Wanted(spec, kept)
+        return wanted.agree(pipeline.terms_of(wanted, options, Consent(given=yes), say), say).spec
+
+    assert within(SPEC) == SPEC
     free = replace(SPEC, rate="local")
-    assert _within(free, replace(small, max_cost=0.0), True) == free
-    dear = _within(SPEC, replace(small, max_cost=1000.0), True)
+    assert within(free, 0.0) == free
+    dear = within(SPEC, 1000.0)
     assert dear.max_minutes == SPEC.max_minutes
-    agreed = _within(SPEC, replace(small, max_cost=0.01, yes=True), True)
+    agreed = within(SPEC, 0.01, yes=True)
     assert 5 <= agreed.max_minutes < SPEC.max_minutes
     assert f"ended {agreed.max_minutes} min after" in capsys.readouterr().err
     # Start 6.1, idle 7 and end 3 min are not the run's.
     usd = 0.71 * (60 + 16.1) / 60
-    assert _within(SPEC, replace(small, max_cost=usd), True).max_minutes == pytest.approx(60, abs=1)
+    assert within(SPEC, usd).max_minutes == pytest.approx(60, abs=1)
     # Of one that runs already, its end is paid for all the same.
     usd = 0.71 * (60 + 10) / 60
-    assert _within(SPEC, replace(small, max_cost=usd), False).max_minutes == pytest.approx(60, abs=1)
+    assert within(SPEC, usd, kept="a start").max_minutes == pytest.approx(60, abs=1)
 
 
 def test_at_its_longest_time_a_run_is_ended_and_comes_back(cloud: Sky, project: Path) -> None:

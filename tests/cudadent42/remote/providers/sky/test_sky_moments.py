@@ -13,8 +13,9 @@ from sky_lab import SPEC, Sky, only_start, says
 from cudadent42.base.errors import UsageError
 from cudadent42.remote.core import record
 from cudadent42.remote.core.record import JobRecord
+from cudadent42.remote.core.run import Ended
 from cudadent42.remote.providers.sky import cluster
-from cudadent42.remote.providers.sky import run as sky
+from cudadent42.remote.providers.sky import provider as sky
 from cudadent42.remote.providers.sky.cluster import Cluster
 from cudadent42.remote.providers.sky.spec import Spec
 from cudadent42.runs import starts
@@ -139,5 +140,5 @@ def test_an_interrupt_of_the_end_of_one_that_did_not_run_says_so_too(
     assert only_start().ended is None
 
 
-def run(cloud: Sky, kept: str | None, spec: Spec = SPEC) -> sky.Ended:
-    return sky.run_on_sky(spec, "cpu", (), cloud.output, cloud.said.append, lambda line: None, kept)
+def run(cloud: Sky, kept: str | None, spec: Spec = SPEC) -> Ended:
+    return cloud.launched(kept, spec, ())

@@ -18,11 +18,13 @@ from cudadent42.remote.core.address import parse
 from cudadent42.remote.core.hosts import Remote
 from cudadent42.remote.core.job import State, Workspace
 from cudadent42.remote.core.record import JobRecord
-from cudadent42.remote.core.run import Returned, RunLostError, workspace_of
+from cudadent42.remote.core.run import Returned, RunLostError
 from cudadent42.remote.core.ssh import ConnectionLostError
+from cudadent42.remote.flows import pipeline
 from cudadent42.remote.providers.sky import cluster
-from cudadent42.remote.providers.sky import run as sky
+from cudadent42.remote.providers.sky import provider as sky
 from cudadent42.remote.providers.sky.cluster import Cluster, ClusterError
+from cudadent42.remote.providers.sky.reach import workspace_of
 from cudadent42.remote.providers.sky.spec import Spec
 from cudadent42.runs import starts
 from cudadent42.runs.starts import StartOutcome
@@ -177,9 +179,7 @@ def test_what_may_have_run_is_left_to_the_idle_limit(cloud: Sky, happens: tuple[
     starts_at = sky.kept_start(SPEC)
     cloud.will(*happens)
     with pytest.raises(ConnectionLostError, match="the network is away"):
-        sky.run_on_sky(
-            SPEC, "cpu", ("--suite=small",), cloud.output, cloud.said.append, lambda line: None, starts_at
-        )
+        cloud.launched(starts_at)
     assert [call[0] for call in cloud.calls()] == ["launch"]
     assert only_start().ended is None
     assert (only_start().outcome is StartOutcome.READY) is ("silent" not in happens)
@@ -196,7 +196,7 @@ def test_what_was_given_no_task_is_taken_down(cloud: Sky, happens: tuple[str, ..
     assert sky.kept_start(SPEC) is None
     cloud.will(*happens)
     with pytest.raises(MachineNotReadyError, match="Failed to sync files"):
-        sky.run_on_sky(SPEC, "cpu", (), cloud.output, cloud.said.append, lambda line: None, None)
+        cloud.launched(None, arguments=())
     assert [call[0] for call in cloud.calls()] == ["launch", "down"]
     seen = "status-fails" not in happens  # an end that nobody saw is none
     assert only_start().outcome is (StartOutcome.FAILED if seen else StartOutcome.REQUESTED)
@@ -236,28 +236,27 @@ def test_a_run_that_cannot_be_kept_here_keeps_its_machine(cloud: Sky) -> None:
     assert [call[0] for call in cloud.calls()] == ["launch"]
     assert "is not taken down" in cloud.said[-1]
     (cloud.output / "somebody's").unlink()
-    remote = hosts.get(SPEC.cluster)
-    assert sky.attach(remote, record.find(None), cloud.said.append, lambda chunk: None).exit_code == 0
+    assert cloud.attach().returned.exit_code == 0
     assert "is taken down when it was idle" in cloud.said[-1]
 
 
 def test_a_run_whose_machine_is_gone_or_stopped_is_attached_to(cloud: Sky) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sky, "bring_back", interrupted)
+        patch.setattr(pipeline, "bring_back", interrupted)
         with pytest.raises(KeyboardInterrupt):
             cloud.run()
-    remote, begun = hosts.get(SPEC.cluster), record.find(None)
+    begun = record.find(None)
     cluster.stop(Cluster(SPEC.cluster))
     with pytest.raises(
         RunLostError, match=f"sky start c42-l4 .*, which brings back what {begun.job} measured"
     ):
-        sky.attach(remote, begun, cloud.said.append, lambda chunk: None)
+        cloud.attach()
     assert only_start().outcome is StartOutcome.STOPPED
     with pytest.raises(UsageError, match=f"has what {begun.job} measured, .* sky start c42-l4"):
         sky.kept_start(SPEC)
     cluster.end(Cluster(SPEC.cluster))
     with pytest.raises(RunLostError, match="SkyPilot has no c42-l4 any more: nothing of"):
-        sky.attach(remote, begun, cloud.said.append, lambda chunk: None)
+        cloud.attach()
     assert only_start().outcome is StartOutcome.DELETED
     assert record.find(begun.job).fetched
 
@@ -326,8 +325,8 @@ def interrupted(*arguments: object) -> Returned:
 
 
 def test_what_is_not_brought_back_can_be_attached_to(cloud: Sky, monkeypatch: pytest.MonkeyPatch) -> None:
-    real: Callable[..., Returned] = sky.bring_back
-    monkeypatch.setattr(sky, "bring_back", interrupted)
+    real: Callable[..., Returned] = pipeline.bring_back
+    monkeypatch.setattr(pipeline, "bring_back", interrupted)
     with pytest.raises(KeyboardInterrupt):
         cloud.run()
     assert [call[0] for call in cloud.calls()] == ["launch"]  # what was measured is still there
@@ -341,7 +340,7 @@ def test_interrupted_while_it_comes_up_it_is_said_what_may_go_on(cloud: Sky) -> 
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sky.run_on_sky(SPEC, "cpu", (), cloud.output, cloud.said.append, interrupted, None)
+        cloud.launched(None, arguments=(), show=interrupted)
     assert "remote stop --all" in cloud.said[-1]
     assert only_start().outcome is StartOutcome.REQUESTED
     assert not record.find(None).fetched

@@ -1,4 +1,4 @@
-"""A run on a machine that SkyPilot finds: on record, launched, read back, taken down, in this order.
+"""SkyPilot behind the protocol of providers: a machine that it finds, on record, launched, read back, taken down.
 
 Whatever happens here, the machine ends by itself: SkyPilot's idle limit is set with the launch, and the run's longest
 time is in the task. It is taken down from here only once what was measured is back, or where nothing was.
@@ -8,38 +8,43 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 from cudadent42.base.errors import ExitCode, LabError, MachineNotReadyError, UsageError
-from cudadent42.remote.core import hosts, record
+from cudadent42.remote.core import hosts, money, record
 from cudadent42.remote.core import job as jobs
 from cudadent42.remote.core.address import Address, parse
 from cudadent42.remote.core.hosts import DEFAULT_FOLDER, Remote
 from cudadent42.remote.core.job import JobState, Workspace
+from cudadent42.remote.core.money import Paid
+from cudadent42.remote.core.protection import Terms
+from cudadent42.remote.core.provider import Lease, Machine, Offer
 from cudadent42.remote.core.record import JobRecord
 from cudadent42.remote.core.run import (
-    Ended,
     Returned,
     RunLostError,
-    bring_back,
+    RunRequest,
     give_up,
     persistently,
-    workspace_of,
+    working_tree,
 )
 from cudadent42.remote.core.scripts import script as far_script
 from cudadent42.remote.core.ssh import ConnectionLostError
+from cudadent42.remote.core.states import MachineState
+from cudadent42.remote.core.status import Status
 from cudadent42.remote.core.terminal import Say
-from cudadent42.remote.core.tree import Tree, archive, project_root, read_tree
-from cudadent42.remote.providers.gce.machine import MachineState
-from cudadent42.remote.providers.sky import cluster, keys
+from cudadent42.remote.core.tree import Tree, archive
+from cudadent42.remote.providers.sky import cluster, keys, status
 from cudadent42.remote.providers.sky.cluster import Cluster, ClusterLostError
 from cudadent42.remote.providers.sky.launch import Launched, launch
-from cudadent42.remote.providers.sky.spec import Spec
+from cudadent42.remote.providers.sky.reach import workspace_of
+from cudadent42.remote.providers.sky.spec import SCHEME, Spec, load
 from cudadent42.remote.providers.sky.task import Files, script, task
+from cudadent42.remote.providers.ssh import AtHand, looked_at
 from cudadent42.runs import starts
 from cudadent42.runs.starts import MachineStart, StartOutcome
 
@@ -95,79 +100,202 @@ def _unfetched(start: MachineStart) -> list[JobRecord]:
     return [each for each in record.readable()[0] if cluster.ran_on(each, start) and not each.fetched]
 
 
-def run_on_sky(
-    spec: Spec,
-    device: str,
-    arguments: Sequence[str],
-    output: Path,
-    say: Say,
-    on_output: Callable[[bytes], None],
-    kept: str | None,
-) -> Ended:
-    """Run ``cudadent42 run ARGUMENTS`` on the machine of ``spec``; its run folder comes to ``output``.
+class Held:
+    """The lease of a machine that SkyPilot is asked for: it sends the working tree and starts the run itself."""
 
-    ``kept`` is what ``kept_start`` says.
+    log_is_shown = True
 
-    Raises:
-        UsageError: another terminal has asked for the machine since ``kept_start`` looked.
-        MachineNotReadyError: SkyPilot is not installed, or the machine did not come up; it is taken down again.
-        RunLostError: the machine was taken away.
-        LabError: the run was lost there, or could not be brought back: then the machine is left to its idle limit.
-        ConnectionLostError: the machine does not answer; it is left to its idle limit.
-    """
-    cluster.find_sky()
-    keys.file()  # else what was measured could not be had back after the launch
-    tree = read_tree(project_root())
-    identity = _on_record(spec, kept)
-    begun = JobRecord(
-        record.new_job(),
-        spec.cluster,
-        str(output.absolute()),
-        tuple(arguments),
-        datetime.now(timezone.utc).isoformat(),
-        folder=DEFAULT_FOLDER,
-        address=str(_address(spec)),
-        start=identity,
-    )
-    record.save(begun)
-    say(f"asking SkyPilot for {spec.cluster}; it takes it down after {spec.idle_minutes} idle minutes")
-    launched = _launched(spec, tree, begun, identity, device, say, on_output)
-    workspace = workspace_of(record.remote_of(begun))
-    returned = None
-    try:
-        if _state(workspace, begun, launched, spec, say) is not JobState.NONE:
-            if not launched.arrived:
-                starts.mark(identity, StartOutcome.READY)
-            # SkyPilot has shown the log already.
-            returned = bring_back(workspace, begun, say, lambda chunk: None)
-    except ClusterLostError as error:
-        raise _lost(begun, identity, error) from error
-    except BaseException:
+    def __init__(self, spec: Spec, identity: str, kept: str | None, tree: Tree, say: Say) -> None:
+        self._spec = spec
+        self._identity = identity
+        self._kept = kept
+        self._tree = tree
+        self._say = say
+        self._begun: JobRecord | None = None
+        """Once it may have begun."""
+        self._place: Workspace | None = None
+
+    @property
+    def workspace(self) -> Workspace:
+        assert self._place is not None, "its run has not begun"
+        return self._place
+
+    def begin(self, request: RunRequest, on_log: Callable[[bytes], None]) -> JobRecord:
+        """Lasts until SkyPilot says that the run has ended.
+
+        Raises MachineNotReadyError where the machine did not come up; it is taken down again.
+        """
+        spec, say = self._spec, self._say
+        begun = JobRecord(
+            record.new_job(),
+            spec.cluster,
+            str(request.output.absolute()),
+            request.arguments,
+            datetime.now(timezone.utc).isoformat(),
+            folder=DEFAULT_FOLDER,
+            address=str(_address(spec)),
+            start=self._identity,
+        )
+        record.save(begun)
+        say(f"asking SkyPilot for {spec.cluster}; it takes it down after {spec.idle_minutes} idle minutes")
+        launched = _launched(spec, self._tree, begun, self._identity, request.device, say, on_log)
+        self._begun, self._place = begun, workspace_of(record.remote_of(begun))
+        if _state(self._place, begun, launched, spec, say) is JobState.NONE:
+            self._begun = None
+            record.save(replace(begun, fetched=True))  # there is nothing that could be brought back
+            raise _never_ran(spec, self._identity, launched, self._kept, say)
+        if not launched.arrived:
+            starts.mark(self._identity, StartOutcome.READY)
+        return begun
+
+    def keep(self, returned: Returned) -> None:
+        """It is here."""
+
+    def failed(self, error: BaseException) -> None:
+        """A run that may be there keeps the machine, until it was idle for its minutes."""
+        begun = self._begun
+        if begun is None:
+            return
+        if isinstance(error, ClusterLostError):
+            raise _lost(begun, self._identity, error) from error
         # A run that was lost there is an error, and is back all the same.
         back = record.find(begun.job).fetched
-        trouble = _end(spec, identity, workspace, say) if back else _left(spec, begun)
+        trouble = self.end() if back else _left(self._spec, begun)
         if trouble is not None:
-            say(str(trouble))
-        raise
-    if returned is None:
-        record.save(replace(begun, fetched=True))  # there is nothing that could be brought back
-        raise _never_ran(spec, identity, launched, kept, say)
-    return Ended(returned, _end(spec, identity, workspace, say))
+            self._say(str(trouble))
+
+    def end(self) -> LabError | None:
+        return _end(self._spec, self._identity, self.workspace, self._say)
 
 
-def attach(remote: Remote, begun: JobRecord, say: Say, on_log: Callable[[bytes], None]) -> Returned:
-    """Bring a run back that was left on its machine, which stays until it was idle for its minutes.
+class Adopted(AtHand):
+    """The lease of a run that was left on its machine, which stays until it was idle for its minutes."""
 
-    Raises RunLostError where the machine does not run any more; else like ``run_on_sky``.
-    """
-    try:
-        returned = bring_back(workspace_of(remote), begun, say, on_log)
-    except ClusterLostError as error:
-        raise _lost(begun, remote.start, error) from error
-    say(
-        f"{remote.name} is taken down when it was idle for some minutes; sooner: {Cluster(remote.name).end_command}"
-    )
-    return returned
+    def __init__(self, workspace: Workspace, say: Say, begun: JobRecord) -> None:
+        super().__init__(workspace, say, begun)
+        self._begun = begun
+
+    def failed(self, error: BaseException) -> None:
+        if isinstance(error, ClusterLostError):
+            raise _lost(self._begun, self.workspace.remote.start, error) from error
+        super().failed(error)
+
+    def end(self) -> LabError | None:
+        at = Cluster(self._begun.remote)
+        self._say(f"{at.name} is taken down when it was idle for some minutes; sooner: {at.end_command}")
+        return None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A machine that SkyPilot is to find, or that was kept from a run before."""
+
+    spec: Spec
+    kept: str | None
+    """What ``kept_start`` says."""
+
+    @property
+    def name(self) -> str:
+        return self.spec.cluster
+
+    @property
+    def has_gpu(self) -> bool:
+        return "accelerators" in self.spec.resources or "instance_type" in self.spec.resources
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        return self.spec.architectures
+
+    def cost(self) -> Paid:
+        return Paid(
+            rate=self.spec.rate,
+            rented=True,
+            starting=self.kept is None,
+            own_environment=True,
+            idle_minutes=self.spec.idle_minutes,
+        )
+
+    def agree(self, terms: Terms, say: Say) -> Wanted:
+        """With the longest time that is left for what was agreed on."""
+        if terms.limit is None or terms.estimate is None:
+            return self
+        left = money.run_minutes(terms.limit.usd, terms.estimate)
+        if left is None:
+            return self
+        minutes = min(left, self.spec.max_minutes)
+        say(f"{self.name}: the run is ended {minutes} min after it has arrived there")
+        return replace(self, spec=replace(self.spec, max_minutes=minutes))
+
+    def start(self, terms: Terms, say: Say) -> Lease:
+        """Raises UsageError where another terminal has asked for the machine since ``kept_start`` looked."""
+        cluster.find_sky()
+        keys.file()  # else what was measured could not be had back after the launch
+        tree = working_tree()
+        return Held(self.spec, _on_record(self.spec, self.kept), self.kept, tree, say)
+
+
+@dataclass(frozen=True)
+class SkyMachine:
+    """A machine of SkyPilot's that was started from here."""
+
+    cluster: Cluster
+
+    fresh = True
+    ending = "taking down"
+    ended = "taken down"
+    to_end = "take it down"
+
+    @property
+    def name(self) -> str:
+        return self.cluster.name
+
+    @property
+    def end_command(self) -> str:
+        return self.cluster.end_command
+
+    def attach_command(self, job: str) -> str:
+        return f"{self.cluster.start_command}; then: cudadent42 remote attach {job}"
+
+    def ran(self, begun: JobRecord, start: MachineStart) -> bool:
+        return cluster.ran_on(begun, start)
+
+    def status(self, start: MachineStart, now: datetime) -> Status:
+        return status.ask(self.cluster, start, now)
+
+    def stop(self) -> None:
+        cluster.stop(self.cluster)
+
+    def end(self) -> None:
+        cluster.end(self.cluster)
+
+
+class Sky:
+    """The provider."""
+
+    scheme = SCHEME
+
+    def has(self, remote: Remote) -> bool:
+        return bool(remote.start)
+
+    def ran(self, begun: JobRecord) -> bool:
+        return begun.cloud is None and bool(record.remote_of(begun).start)
+
+    def resolve(self, on: str, device: str, say: Say) -> Offer:
+        if not on.startswith(SCHEME):
+            return looked_at(workspace_of(hosts.get(on)), say)
+        spec = load(Path(on.removeprefix(SCHEME)))
+        cluster.find_sky()
+        return Wanted(spec, kept_start(spec))
+
+    def reach(self, remote: Remote, begun: JobRecord | None = None) -> Workspace:
+        return workspace_of(remote)
+
+    def adopt(self, begun: JobRecord, terms: Terms, say: Say, *, start: bool = False) -> Lease:
+        return Adopted(workspace_of(record.remote_of(begun)), say, begun)
+
+    def machine(self, start: MachineStart) -> Machine | None:
+        at = cluster.of_start(start)
+        return None if at is None else SkyMachine(at)
 
 
 def _address(spec: Spec) -> Address:
@@ -258,15 +386,15 @@ def _may_have_run(launched: Launched, at: Cluster) -> bool:
     if launched.arrived:
         return True
     try:
-        status = cluster.status(at)
+        status_there = cluster.status(at)
     except LabError:
         # A launch that came to its end has shown all that the machine said.
         return launched.exit_code < 0
-    if status is None:
+    if status_there is None:
         return False
     # SkyPilot sets the limit directly before it gives the machine the task. So one without it has not run, and nothing
     # would end it; one with it ends by itself.
-    return status.idle_minutes is None or status.idle_minutes >= 0
+    return status_there.idle_minutes is None or status_there.idle_minutes >= 0
 
 
 def _never_ran(

@@ -10,16 +10,15 @@ from cudadent42.base.errors import LabError
 from cudadent42.remote.core import job as jobs
 from cudadent42.remote.core import record
 from cudadent42.remote.core.job import JobState
-from cudadent42.remote.core.machines import AT_ONCE, Started
 from cudadent42.remote.core.protection import release_when_off
+from cudadent42.remote.core.provider import Machine
 from cudadent42.remote.core.record import JobRecord
-from cudadent42.remote.core.run import bring_back, give_up, workspace_of
+from cudadent42.remote.core.run import bring_back, give_up
 from cudadent42.remote.core.ssh import ConnectionLostError
+from cudadent42.remote.core.states import MachineOffError, MachineState
 from cudadent42.remote.core.terminal import Say
-from cudadent42.remote.providers.gce import lease, machine
-from cudadent42.remote.providers.gce.machine import Machine, MachineState
-from cudadent42.remote.providers.sky import cluster
-from cudadent42.remote.providers.sky.cluster import Cluster, ClusterLostError
+from cudadent42.remote.flows.survey import AT_ONCE, Started
+from cudadent42.remote.providers import provider_of_run
 from cudadent42.runs import starts
 from cudadent42.runs.starts import StartOutcome
 
@@ -40,10 +39,12 @@ def stop_all(started: Sequence[Started], say: Say) -> tuple[Stopped, ...]:
     What a fresh machine has measured is brought back before; where that fails it is stopped and keeps its disk. So
     where a record of a run cannot be read: that run may have been there.
     """
-    known_runs, damaged = record.readable()
+    runs_on_record, damaged = record.readable()
     with_machines = {begun.job for each in started for begun in each.jobs}
     at_hand = [
-        run for run in known_runs if run.cloud is None and not run.fetched and run.job not in with_machines
+        run
+        for run in runs_on_record
+        if run.cloud is None and not run.fetched and run.job not in with_machines
     ]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         machines = pool.map(lambda each: _end_machine(each, damaged, say), started)
@@ -51,28 +52,43 @@ def stop_all(started: Sequence[Started], say: Say) -> tuple[Stopped, ...]:
         return (*machines, *runs)
 
 
+def stop_run(begun: JobRecord) -> bool:
+    """End one run; False where its machine knows nothing of it, so that it is not waited for any more."""
+    workspace = provider_of_run(begun).reach(record.remote_of(begun), begun)
+    jobs.stop(workspace, begun.job)
+    is_there = jobs.state(workspace, begun.job).state is not JobState.NONE
+    if not is_there:
+        record.save(replace(begun, fetched=True))
+    return is_there
+
+
 def _end_machine(started: Started, damaged: Sequence[str], say: Say) -> Stopped:
-    name, target = started.start.machine, started.machine
-    if target is None:
+    name, machine = started.start.machine, started.machine
+    if machine is None:
         return Stopped(name, False, started.problem)
     if started.word == "asked for":
         return Stopped(name, False, f"{started.problem}; try again in some minutes")
-    if isinstance(target, Cluster):
-        return _end_cluster(started, target, damaged, say)
-    unknown = damaged if target.fresh else ()
-    kept = "; ".join(filter(None, [*(_save(begun, say) for begun in started.jobs), *unknown]))
+    stopped = started.state is MachineState.STOPPED
+    unknown = damaged if machine.fresh else ()
+    kept = "; ".join(
+        filter(None, [*(_save(begun, machine, stopped, say) for begun in started.jobs), *unknown])
+    )
     try:
         if not kept:
-            say(f"ending {name}")
-            machine.end(target)
-        elif started.state is not MachineState.STOPPED:
-            say(f"stopping {name}")
-            machine.stop(target)
+            say(f"{machine.ending} {machine.name}")
+            machine.end()
+        elif not stopped:
+            say(f"stopping {machine.name}")
+            machine.stop()
     except LabError as error:
-        return Stopped(name, False, f"{error}; it goes on costing money: {target.end_command}")
-    gone = target.fresh and not kept
+        why = "; ".join(filter(None, [str(error), kept]))
+        return Stopped(name, False, f"{why}; it goes on costing money: {machine.end_command}")
+    gone = machine.fresh and not kept
     outcome = StartOutcome.DELETED if gone else StartOutcome.STOPPED
-    what = f"stopped, and not deleted: {kept}; to delete it: {target.end_command}" if kept else outcome.value
+    what = machine.ended if gone else outcome.value
+    if kept:
+        how = f"to bring it back: {machine.attach_command(started.jobs[-1].job)}; " if started.jobs else ""
+        what = f"stopped, and not {machine.ended}: {kept}; {how}to {machine.to_end}: {machine.end_command}"
     return Stopped(name, True, what + _mark(started, outcome))
 
 
@@ -86,51 +102,6 @@ def _mark(started: Started, outcome: StartOutcome) -> str:
     return ""
 
 
-def _end_cluster(started: Started, target: Cluster, damaged: Sequence[str], say: Say) -> Stopped:
-    """Taken down with its disk, so stopped where what is on it could not be brought back."""
-    name = started.start.machine
-    stopped = started.state is MachineState.STOPPED
-    save = _left_on if stopped else _save_from_cluster
-    kept = "; ".join(filter(None, [*(save(begun, say) for begun in started.jobs), *damaged]))
-    try:
-        if not kept:
-            say(f"taking down {target.name}")
-            cluster.end(target)
-        elif not stopped:
-            say(f"stopping {target.name}")
-            cluster.stop(target)
-    except LabError as error:
-        why = "; ".join(filter(None, [str(error), kept]))
-        return Stopped(name, False, f"{why}; it goes on costing money: {target.end_command}")
-    what = "taken down"
-    if kept:
-        how = f"{cluster.how_to_start(target)}; " if started.jobs else ""
-        what = f"stopped, and not taken down: {kept}; {how}to take it down: {target.end_command}"
-    return Stopped(name, True, what + _mark(started, StartOutcome.STOPPED if kept else StartOutcome.DELETED))
-
-
-def _left_on(begun: JobRecord, say: Say) -> str:
-    """Why the disk of a stopped machine is kept: nothing comes from there before it is started."""
-    return f"its disk has what {begun.job} measured"
-
-
-def _save_from_cluster(begun: JobRecord, say: Say) -> str | None:
-    """As ``_save``, from a machine of SkyPilot's."""
-    try:
-        workspace = workspace_of(record.remote_of(begun))
-        say(f"ending {begun.job} on {begun.remote}")
-        jobs.stop(workspace, begun.job)
-        if jobs.state(workspace, begun.job).state is not JobState.NONE:
-            bring_back(workspace, begun, say, lambda chunk: None)
-            say(f"{begun.job} is back, in {begun.output}")
-        else:
-            record.save(replace(begun, fetched=True))  # there is nothing that could be brought back
-        workspace.connection.close()
-    except LabError as error:
-        return _why_kept(begun, error)
-    return None
-
-
 def _why_kept(begun: JobRecord, error: LabError) -> str | None:
     """A run that was lost is an error and has been brought back all the same."""
     if record.find(begun.job).fetched:
@@ -138,22 +109,24 @@ def _why_kept(begun: JobRecord, error: LabError) -> str | None:
     return f"its disk has what {begun.job} measured, which could not be brought back ({error})"
 
 
-def _save(begun: JobRecord, say: Say) -> str | None:
+def _save(begun: JobRecord, machine: Machine, stopped: bool, say: Say) -> str | None:
     """End a run, and bring it back from a machine that is to be deleted; why its disk is to be kept, or None."""
-    assert begun.cloud is not None
-    fresh = Machine(machine.Provider.GCE, begun.cloud.machine, begun.cloud.rate).fresh
+    if stopped and machine.fresh:
+        return f"its disk has what {begun.job} measured"  # nothing comes from there before it is started
     try:
-        workspace = lease.resume(begun.cloud, record.remote_of(begun)).workspace
-        say(f"ending {begun.job} on {begun.cloud.machine}")
+        workspace = provider_of_run(begun).reach(record.remote_of(begun), begun)
+        say(f"ending {begun.job} on {begun.cloud.machine if begun.cloud else begun.remote}")
         jobs.stop(workspace, begun.job)
-        if fresh and jobs.state(workspace, begun.job).state is not JobState.NONE:
+        if machine.fresh and jobs.state(workspace, begun.job).state is not JobState.NONE:
             bring_back(workspace, begun, say, lambda chunk: None)
             say(f"{begun.job} is back, in {begun.output}")
+        elif machine.fresh:
+            record.save(replace(begun, fetched=True))  # there is nothing that could be brought back
         release_when_off(workspace, say)
         workspace.connection.close()
     except LabError as error:
         # Any other machine keeps its disk; being stopped ends its runs too.
-        if fresh:
+        if machine.fresh:
             return _why_kept(begun, error)
     return None
 
@@ -161,13 +134,13 @@ def _save(begun: JobRecord, say: Say) -> str | None:
 def _end_run(begun: JobRecord) -> Stopped:
     name = f"{begun.job} on {begun.remote}"
     try:
-        workspace = workspace_of(record.remote_of(begun))
+        workspace = provider_of_run(begun).reach(record.remote_of(begun), begun)
         try:
             jobs.stop(workspace, begun.job)
         except ConnectionLostError:
             workspace.on_lost()
             raise
-    except ClusterLostError as error:
+    except MachineOffError as error:
         if error.state is MachineState.GONE:
             give_up(begun)
         return Stopped(name, True, f"ended with its machine: {error}")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudadent42.base.errors import UsageError
-from cudadent42.remote.providers.gce.policy import STOP, After, Ending, Reach, parse_after, parse_reach
+from cudadent42.remote.core.policy import STOP, After, Ending, Reach, parse_after, parse_reach
 
 
 def test_words() -> None:

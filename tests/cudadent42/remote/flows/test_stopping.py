@@ -18,7 +18,7 @@ from cudadent42.remote.core.hosts import Remote, save
 from cudadent42.remote.core.job import JobState
 from cudadent42.remote.core.record import JobRecord
 from cudadent42.remote.core.run import workspace_of
-from cudadent42.remote.core.stopping import stop_all
+from cudadent42.remote.flows.stopping import stop_all
 
 PYTHON = """#!/bin/sh
 mkdir -p "$5"

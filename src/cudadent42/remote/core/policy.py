@@ -1,13 +1,15 @@
-"""What becomes of a machine after a run, and how it is reached: the two choices that a remote keeps."""
+"""The choices that a remote keeps for a cloud machine: its end after a run, how it is reached, where results go."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 
 from cudadent42.base.errors import UsageError
 
 MOST_MINUTES = 7 * 24 * 60
+_BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](?:/[A-Za-z0-9][A-Za-z0-9._=-]{0,200}){0,20}")
 _EXPECTED = "expected stop, keep or keep:MINUTES"
 
 
@@ -63,3 +65,10 @@ def parse_reach(text: str) -> Reach:
         return Reach(text)
     except ValueError as error:
         raise UsageError(f"reach {text!r}: expected {', '.join(member.value for member in Reach)}") from error
+
+
+def check_bucket(text: str) -> str:
+    """``text`` if it is empty or a place in a bucket; no wildcard passes. Raises UsageError."""
+    if text and not _BUCKET.fullmatch(text):
+        raise UsageError(f"bucket {text!r}: expected gs://BUCKET or gs://BUCKET/FOLDER")
+    return text
