@@ -81,8 +81,9 @@ def run_on(
     output: Path,
     say: Callable[[str], None],
     on_log: Callable[[bytes], None],
+    cloud: CloudRecord | None = None,
 ) -> Returned:
-    begun = begin(workspace, RunRequest(device=device, arguments=arguments, output=output), say)
+    begun = begin(workspace, RunRequest(device=device, arguments=arguments, output=output), say, cloud)
     return bring_back(workspace, begun, say, on_log)
 
 
