@@ -251,13 +251,13 @@ from cudadent42.plan import Choices, RunOptions
 from cudadent42.remote.core.address import parse
 from cudadent42.remote.core.consent import NOBODY
 from cudadent42.remote.core.hosts import Remote
-from cudadent42.remote.core.run import place_of
+from cudadent42.remote.core.run import workspace_of
 from cudadent42.remote.flows.pipeline import RemoteOptions, arguments_of, terms_of
 from cudadent42.remote.providers.ssh import Own
 
 options = RemoteOptions(on="there", run=RunOptions(choices=Choices(suite="small"), device="cpu"))
 arguments_of(options)
-terms_of(Own(place_of(Remote("there", parse("ssh://there"))), ()), options, NOBODY, print)
+terms_of(Own(workspace_of(Remote("there", parse("ssh://there"))), ()), options, NOBODY, print)
 print(sorted({"torch", "scipy", "sqlalchemy"} & sys.modules.keys()))
 """
     environment = os.environ | {"PYTHONPATH": str(SOURCE)}

@@ -1,6 +1,6 @@
 """The same run on another machine: send the working tree, start it there, follow it, bring the run folder back.
 
-    core: address -> ssh (connection) -> tree (what is sent) -> job (what runs there) -> run (one that is sent and fetched)
+    core: address -> ssh (connection) -> tree (what is sent) -> job (what runs there) -> run (sent, fetched)
           money (what a run may cost) -> protection (its limits) -> watchdog (which holds them there)
           provider (the protocol of those that have machines)
     providers: ssh (the user's own machines), gce, sky
