@@ -136,16 +136,6 @@ def _lines(each: Started) -> list[str]:
         each.start.machine,
         f"{each.word}, started {since} UTC: {each.minutes:.0f} min, {cost} at {each.start.rate}{after}",
     ]
-    off = each.machine is not None and each.state is not None and not each.state.costs
-    lines += [
-        f"not brought back: {begun.job}; "
-        # One that is off is started for it.
-        + (
-            each.machine.attach_command(begun.job)
-            if off and each.machine
-            else f"cudadent42 remote attach {begun.job}"
-        )
-        for begun in each.jobs
-    ]
+    lines += [f"not brought back: {begun.job}; {each.attach_command(begun.job)}" for begun in each.jobs]
     lines += [each.problem] if each.problem else []
     return [lines[0], *(f"    {line}" for line in lines[1:])]

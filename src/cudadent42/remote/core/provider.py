@@ -2,7 +2,7 @@
 
     Provider.resolve -> Offer (cost, agree, start) -> Lease (begin, end) for a run from here
     Provider.adopt -> Lease for a run whose process here is gone
-    Provider.reach -> Place for a machine that was started before
+    Provider.reach -> Workspace of a machine that was started before
     Provider.machine -> Machine (status, stop, end) for a start on record
 
 A new one is a folder or module of ``remote.providers`` that implements it, and its line in the list there.

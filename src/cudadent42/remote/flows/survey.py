@@ -50,6 +50,11 @@ class Started:
     usd: float | None
     """None where the table has no such rate."""
 
+    def attach_command(self, job: str) -> str:
+        """What brings a run back from it, for a user to type; one that is off is started for that."""
+        off = self.state is not None and not self.state.costs
+        return self.machine.attach_command(job) if self.machine and off else f"cudadent42 remote attach {job}"
+
     @property
     def word(self) -> str:
         """How it is, for a reader."""
