@@ -1,0 +1,74 @@
+"""A result may be quoted only by the decision tree of docs/defences.md."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from cudadent42.decisions.claims import claim, with_claim
+from cudadent42.model.integrity import Breach, Confirmation, Finding, Grade, Integrity
+from cudadent42.model.records import Comparison, Refusal, Results, Verdict
+
+ROW = Comparison("a", "fp32", "mine", "pytorch", 2.0, 1.9, 2.1, Verdict.FASTER, 1.0, 2.0, 25)
+CONFIRMED = Confirmation("a/fp32", "mine", 0.9, 0.8, 1.0, 1.2, 2.1, 12, 4, True)
+SOUND = Integrity(confirmations=(CONFIRMED,))
+FASTER = Results("pytorch", "mine", 2.0, 1.9, 2.1, Verdict.FASTER, 0.02, math.nan, (ROW,), integrity=SOUND)
+
+
+def finding(grade: Grade) -> Finding:
+    return Finding(Breach.KEPT_RESULT, grade, "mine", "a/fp32", "evidence", "what clears it")
+
+
+def test_faster_and_confirmed_is_a_claim() -> None:
+    found = claim(FASTER, verified=True)
+    assert found.allowed
+    assert "1 of 1 cases" in found.reason
+    assert "4 results" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("change", "verified", "words"),
+    [
+        ({"integrity": None}, True, ""),
+        ({}, False, "verification failed"),
+        ({"cases": ()}, True, "nothing was compared"),
+        ({"integrity": replace(SOUND, findings=(finding(Grade.FAILED),))}, True, "kept result (failed)"),
+        ({"integrity": replace(SOUND, findings=(finding(Grade.SUSPECT),))}, True, "what clears it"),
+        ({"refused": Refusal.DISTURBED}, True, "disturbed"),
+        ({"verdict": Verdict.UNDECIDED}, True, "could not tell"),
+        ({"integrity": replace(SOUND, why_not_audited="no reason")}, True, "no reason"),
+        ({"integrity": Integrity()}, True, "no case was audited"),
+        (
+            {
+                "integrity": Integrity(
+                    confirmations=(CONFIRMED, replace(CONFIRMED, case="b/fp32", confirmed=False))
+                )
+            },
+            True,
+            "b/fp32",
+        ),
+        (
+            {"integrity": Integrity(confirmations=(replace(CONFIRMED, implementation="other"),))},
+            True,
+            "no case",
+        ),
+    ],
+)
+def test_what_keeps_a_result_from_being_one(change: dict[str, object], verified: bool, words: str) -> None:
+    found = claim(replace(FASTER, **change), verified=verified)  # type: ignore[arg-type]
+    assert not found.allowed
+    assert words in found.reason
+
+
+def test_a_failed_check_is_named_before_a_suspect_one() -> None:
+    both = Integrity(findings=(finding(Grade.SUSPECT), finding(Grade.FAILED)))
+    assert "(failed)" in claim(replace(FASTER, integrity=both), verified=True).reason
+
+
+@pytest.mark.parametrize("verdict", [Verdict.SLOWER, Verdict.EQUAL])
+def test_what_nobody_gains_by_needs_no_audit(verdict: Verdict) -> None:
+    found = with_claim(replace(FASTER, verdict=verdict, integrity=Integrity()), verified=True)
+    assert found.claim_allowed
+    assert verdict.value in found.claim_reason

@@ -1,0 +1,59 @@
+"""Functions that are not what was imported are named."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from cudadent42.correctness import norms, truth
+from cudadent42.integrity.originals import Originals
+from cudadent42.operations.attention import implementations
+
+
+def names(originals: Originals) -> list[str]:
+    return [each.name for each in originals.replaced()]
+
+
+def test_nothing_is_found_where_nothing_happened() -> None:
+    originals = Originals()
+    torch.nn.functional.scaled_dot_product_attention(*[torch.ones(1, 1, 4, 8)] * 3)
+    truth.heartbeat(lambda event: None)()
+    assert originals.replaced() == []
+
+
+def test_a_clock_a_constant_a_function_and_one_of_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    originals = Originals()
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: 0)
+    monkeypatch.setattr(truth, "ERROR_FACTOR", 1e9)
+    monkeypatch.setattr(norms, "error_norms", lambda a, b: None)
+    monkeypatch.setattr(torch.nn.functional, "softmax", lambda *a: None)
+    found = {each.name: each.of_lab for each in originals.replaced()}
+    assert found == {
+        "time.perf_counter_ns": True,
+        "cudadent42.correctness.truth.ERROR_FACTOR": True,
+        "cudadent42.correctness.norms.error_norms": True,
+        "torch.nn.functional.softmax": False,
+    }
+
+
+def test_other_code_in_the_same_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    originals = Originals()
+
+    def other(result: object, reference: object) -> None:
+        return
+
+    monkeypatch.setattr(norms.error_norms, "__code__", other.__code__)
+    assert "cudadent42.correctness.norms.error_norms" in names(originals)
+
+
+def test_a_frozen_record_that_was_written_to() -> None:
+    originals = Originals()
+    record, prepare = implementations.ALL[0], implementations.ALL[0].prepare
+    object.__setattr__(record, "prepare", lambda case, inputs: None)
+    try:
+        assert "cudadent42.operations.attention.implementations.ALL[0].prepare" in names(originals)
+    finally:
+        object.__setattr__(record, "prepare", prepare)
+    assert originals.replaced() == []

@@ -1,0 +1,69 @@
+"""Settings are everybody's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from cudadent42.integrity import settings
+from cudadent42.integrity.watch import Watch
+from cudadent42.model.integrity import Breach, Finding, Grade
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    before = settings.read()
+    yield
+    settings.write(before)
+
+
+def test_every_setting_can_be_put_back() -> None:
+    before = settings.read()
+    torch.set_num_threads(torch.get_num_threads() + 1)
+    torch.backends.cuda.enable_flash_sdp(not torch.backends.cuda.flash_sdp_enabled())
+    torch.set_default_dtype(torch.float64)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    changed = settings.changes(before, settings.read())
+    assert set(changed) == {
+        "torch.set_num_threads",
+        "flash_sdp",
+        "torch.set_default_dtype",
+        "torch.use_deterministic_algorithms",
+    }
+    assert "torch.set_default_dtype torch.float32 -> torch.float64" in settings.in_words(changed)
+    settings.write(before)
+    assert settings.read() == before
+
+
+def test_each_has_its_own_turn_by_turn() -> None:
+    found: list[Finding] = []
+    watch = Watch()
+    watch.begin({"baseline"}, found.append)
+    threads = torch.get_num_threads()
+    with watch.loading("mine"):
+        torch.set_num_threads(threads + 2)
+    assert torch.get_num_threads() == threads
+    with watch.turn("baseline", counted=True):
+        assert torch.get_num_threads() == threads
+    with watch.turn("mine", counted=True):
+        assert torch.get_num_threads() == threads + 2
+    assert torch.get_num_threads() == threads
+    assert not found
+    assert any("torch.set_num_threads" in note for note in watch.notes())
+
+
+def test_what_a_counted_call_leaves_is_found_once() -> None:
+    found: list[Finding] = []
+    watch = Watch()
+    watch.begin((), found.append)
+    threads = torch.get_num_threads()
+    for step in (1, 2):
+        with watch.turn("mine", "case", counted=True):
+            torch.set_num_threads(threads + step)
+    assert [(each.breach, each.grade, each.implementation) for each in found] == [
+        (Breach.LEFT_SETTINGS, Grade.SUSPECT, "mine")
+    ]
+    assert "put them back" in found[0].line
+    assert torch.get_num_threads() == threads
