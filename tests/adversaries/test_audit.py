@@ -34,7 +34,8 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_result_that_was_never_computed(name: str, tmp_path: Path) -> None:
-    audit = audits.audited(lab.cheat(name), tmp_path / "audit.log", sealed=True)
+    results = audits.claim(lab.cheat(name), 0.2, 0.002)
+    audit = audits.audited(lab.cheat(name), tmp_path / "audit.log", results=results, sealed=True)
     assert WRONG[name] in {each.breach for each in audit.findings if each.grade is Grade.FAILED}
     assert not any(each.confirmed for each in audit.confirmations)
 
