@@ -10,7 +10,7 @@ try:
     from transformers.masking_utils import AttentionMaskInterface
 except ImportError as error:
     raise InputError(
-        f"transformers 5 cannot be imported ({error}); install it with: pip install 'cudadent42[transformers]'"
+        f"transformers 5 cannot be imported ({error}); on Python 3.11 or newer, pip install 'cudadent42[transformers]'"
     ) from error
 
 from flashmoe_science.huggingface.attention import attention_forward

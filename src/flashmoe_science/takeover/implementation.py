@@ -218,7 +218,7 @@ def _activate() -> _Handle:
             for name, function in operators.items():
                 if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key):  # not without CUDA
                     kernel = _replacing(name, key, function)
-                    library.impl(name, kernel, key, with_keyset=True, allow_override=True)
+                    library.impl(name, kernel, key, with_keyset=True)
     return _Handle(library)
 
 
