@@ -42,6 +42,8 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 AVAILABLE = sys.platform == "linux"
 
 _COMMAND_LINE = "cudadent42"
+_PACKAGES = ("cudadent42", "flashmoe_science")
+_RUN_AT_THE_START = ("sitecustomize.py", "usercustomize.py")
 _RUN_AS_PROGRAMS = ("cudadent42.worker.child", "cudadent42.stages.profile.target", "cudadent42.native.build")
 _READ_AT_THE_START = (
     *("PYTHON", "LD_", "LC_", "LANG", "TZ", "MALLOC_", "GLIBC_", "MPL"),
@@ -141,8 +143,7 @@ def _program(command: Any) -> list[str] | None:
 
 def _server_for(environment: Mapping[str, str]) -> _Server | None:
     """None where the program could not be told from one that began afresh only by its speed."""
-    first = environment.get("PYTHONPATH", "").split(os.pathsep)[0]
-    if not AVAILABLE or not first or Path(first) != SOURCE:
+    if not AVAILABLE or not _finds_this_lab(environment.get("PYTHONPATH", "").split(os.pathsep)):
         return None
     settings = _read_at_the_start(environment)
     if _own_server is not None:
@@ -150,6 +151,17 @@ def _server_for(environment: Mapping[str, str]) -> _Server | None:
     if settings not in _servers:
         _servers[settings] = _Server.started(settings, environment)
     return _servers[settings]
+
+
+def _holds(folder: str, names: tuple[str, ...]) -> bool:
+    return any((Path(folder) / name).exists() for name in names)
+
+
+def _finds_this_lab(path: Sequence[str]) -> bool:
+    """And nothing that an interpreter would run at its start."""
+    if str(SOURCE) not in path or any(_holds(folder, _RUN_AT_THE_START) for folder in path):
+        return False
+    return not any(_holds(folder, _PACKAGES) for folder in path[: path.index(str(SOURCE))])
 
 
 def _read_at_the_start(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
