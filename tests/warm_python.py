@@ -276,6 +276,8 @@ def _begin(request: Mapping[str, Any], files: Sequence[int], connection: socket.
     if module == _COMMAND_LINE:
         _serve_this_one()
     sys.argv = arguments[arguments.index("-m") + 1 :]
+    if module in _RUN_AS_PROGRAMS:  # as a program it is a module of its own
+        sys.modules.pop(module, None)
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except BaseException as error:  # noqa: BLE001 - as an interpreter ends
@@ -379,8 +381,6 @@ def _import_everything() -> None:
         if module.name not in left_out:
             with contextlib.suppress(ImportError):  # of an extra that is not installed
                 importlib.import_module(module.name)
-    for name in left_out:
-        sys.modules.pop(name, None)
 
 
 def main() -> None:
