@@ -5,6 +5,15 @@ then uses them, and `accelerate` sets both on a model that is there already. Cal
 the library's own implementations; `flashmoe_science.report` says which and why.
 """
 
+from flashmoe_science.errors import InputError
+
+try:
+    import transformers.integrations.moe  # noqa: F401 there since transformers 5
+except ImportError as error:
+    raise InputError(
+        f"transformers 5 cannot be imported ({error}); on Python 3.11 or newer, pip install 'cudadent42[transformers]'"
+    ) from error
+
 from flashmoe_science.huggingface.acceleration import Acceleration, accelerate
 from flashmoe_science.huggingface.registration import IMPLEMENTATION, register
 

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from flashmoe_science.errors import InputError
-
-try:
-    from transformers import AttentionInterface
-    from transformers.integrations.moe import ExpertsInterface
-    from transformers.masking_utils import AttentionMaskInterface
-except ImportError as error:
-    raise InputError(
-        f"transformers 5 cannot be imported ({error}); on Python 3.11 or newer, pip install 'cudadent42[transformers]'"
-    ) from error
+from transformers import AttentionInterface
+from transformers.integrations.moe import ExpertsInterface
+from transformers.masking_utils import AttentionMaskInterface
 
 from flashmoe_science.huggingface.attention import attention_forward
 from flashmoe_science.huggingface.experts import experts_forward

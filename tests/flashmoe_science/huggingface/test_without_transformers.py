@@ -1,0 +1,24 @@
+"""Without transformers, the kernels are there, and what needs it says how to get it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import sys
+sys.modules["transformers"] = None  # as if it were not installed
+import flashmoe_science
+flashmoe_science.sdpa
+try:
+    flashmoe_science.accelerate
+except flashmoe_science.InputError as error:
+    print(error)
+"""
+
+
+def test_what_is_missing_is_named() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    (line,) = done.stdout.splitlines()
+    assert line.startswith("transformers 5 cannot be imported")
+    assert "pip install 'cudadent42[transformers]'" in line
