@@ -124,8 +124,8 @@ def all_seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_cheat_on_the_gpu_is_named(name: str, all_seen: lab.Seen) -> None:
     own = next(each for each in all_seen.plan.implementations if each.endswith(f":{name}"))
-    found = {each.breach for each in all_seen.findings() if own in each.implementation}
-    assert EXPECTED[name] in found or all_seen.failures(own), all_seen.evidence(own)
+    breaches = {each.breach for each in all_seen.findings() if own in each.implementation}
+    assert EXPECTED[name] in breaches or all_seen.failures(own), all_seen.evidence(own)
 
 
 def test_memory_that_nobody_wrote_is_wrong(all_seen: lab.Seen) -> None:
@@ -142,8 +142,8 @@ def test_an_honest_one_is_clean(name: str, all_seen: lab.Seen) -> None:
 
 
 def test_a_patched_event_is_named(tmp_path: Path) -> None:
-    found = seen(EVENTS, ["patched"], tmp_path, TimerKind.CALL)
+    outcome = seen(EVENTS, ["patched"], tmp_path, TimerKind.CALL)
     assert any(
         each.breach is Breach.REPLACED_FUNCTION and "elapsed_time" in each.evidence
-        for each in found.findings()
+        for each in outcome.findings()
     )

@@ -22,10 +22,10 @@ def finding(grade: Grade) -> Finding:
 
 
 def test_faster_and_confirmed_is_a_claim() -> None:
-    found = claim(FASTER, verified=True)
-    assert found.allowed
-    assert "1 of 1 cases" in found.reason
-    assert "4 results" in found.reason
+    decided = claim(FASTER, verified=True)
+    assert decided.allowed
+    assert "1 of 1 cases" in decided.reason
+    assert "4 results" in decided.reason
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,9 @@ def test_faster_and_confirmed_is_a_claim() -> None:
     ],
 )
 def test_what_keeps_a_result_from_being_one(change: dict[str, object], verified: bool, words: str) -> None:
-    found = claim(replace(FASTER, **change), verified=verified)  # type: ignore[arg-type]
-    assert not found.allowed
-    assert words in found.reason
+    decided = claim(replace(FASTER, **change), verified=verified)  # type: ignore[arg-type]
+    assert not decided.allowed
+    assert words in decided.reason
 
 
 def test_a_failed_check_is_named_before_a_suspect_one() -> None:
@@ -69,6 +69,6 @@ def test_a_failed_check_is_named_before_a_suspect_one() -> None:
 
 @pytest.mark.parametrize("verdict", [Verdict.SLOWER, Verdict.EQUAL])
 def test_what_nobody_gains_by_needs_no_audit(verdict: Verdict) -> None:
-    found = with_claim(replace(FASTER, verdict=verdict, integrity=Integrity()), verified=True)
-    assert found.claim_allowed
-    assert verdict.value in found.claim_reason
+    results = with_claim(replace(FASTER, verdict=verdict, integrity=Integrity()), verified=True)
+    assert results.claim_allowed
+    assert verdict.value in results.claim_reason

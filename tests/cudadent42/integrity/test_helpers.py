@@ -36,9 +36,9 @@ def test_a_process_that_waits_is_at_rest() -> None:
 
 def test_a_child_that_spins_is_found_and_named() -> None:
     with child("while True: pass") as process:
-        found = background_work(0.2)
-    assert found is not None
-    assert str(process.pid) in found.evidence
+        work = background_work(0.2)
+    assert work is not None
+    assert str(process.pid) in work.evidence
 
 
 def test_threads_that_wait_are_at_rest_and_one_that_works_is_not() -> None:
@@ -55,8 +55,8 @@ def test_threads_that_wait_are_at_rest_and_one_that_works_is_not() -> None:
         assert background_work(30.0) is None
         working = threading.Thread(target=work)
         working.start()
-        found = background_work(0.2)
+        at_work = background_work(0.2)
     finally:
         stop.set()
-    assert found is not None
-    assert "thread" in found.evidence
+    assert at_work is not None
+    assert "thread" in at_work.evidence

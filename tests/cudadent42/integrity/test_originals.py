@@ -29,8 +29,8 @@ def test_a_clock_a_constant_a_function_and_one_of_pytorchs(monkeypatch: pytest.M
     monkeypatch.setattr(truth, "ERROR_FACTOR", 1e9)
     monkeypatch.setattr(norms, "error_norms", lambda a, b: None)
     monkeypatch.setattr(torch.nn.functional, "softmax", lambda *a: None)
-    found = {each.name: each.of_lab for each in originals.replaced()}
-    assert found == {
+    replaced = {each.name: each.of_lab for each in originals.replaced()}
+    assert replaced == {
         "time.perf_counter_ns": True,
         "cudadent42.correctness.truth.ERROR_FACTOR": True,
         "cudadent42.correctness.norms.error_norms": True,

@@ -59,11 +59,11 @@ def test_shapes_that_no_plan_shows(case: Case) -> None:
 
     unplanned: Callable[..., list[Case]] | None = definition(case.operation).unplanned  # type: ignore[assignment]
     assert unplanned is not None
-    found = unplanned([case], random.Random(3), 20)
-    assert len(found) == 20
-    assert all(type(each) is type(case) for each in found)
-    assert all(each.tokens != case.tokens for each in found)
-    assert all(0 < each.flops <= case.flops for each in found)
+    shapes = unplanned([case], random.Random(3), 20)
+    assert len(shapes) == 20
+    assert all(type(each) is type(case) for each in shapes)
+    assert all(each.tokens != case.tokens for each in shapes)
+    assert all(0 < each.flops <= case.flops for each in shapes)
 
 
 def test_a_result_of_other_inputs_is_far_off_and_rounding_is_not() -> None:

@@ -38,9 +38,9 @@ def test_every_setting_can_be_put_back() -> None:
 
 
 def test_each_has_its_own_turn_by_turn() -> None:
-    found: list[Finding] = []
+    findings: list[Finding] = []
     watch = Watch()
-    watch.begin({"baseline"}, found.append)
+    watch.begin({"baseline"}, findings.append)
     threads = torch.get_num_threads()
     with watch.loading("mine"):
         torch.set_num_threads(threads + 2)
@@ -50,20 +50,20 @@ def test_each_has_its_own_turn_by_turn() -> None:
     with watch.turn("mine", counted=True):
         assert torch.get_num_threads() == threads + 2
     assert torch.get_num_threads() == threads
-    assert not found
+    assert not findings
     assert any("torch.set_num_threads" in note for note in watch.notes())
 
 
 def test_what_a_counted_call_leaves_is_found_once() -> None:
-    found: list[Finding] = []
+    findings: list[Finding] = []
     watch = Watch()
-    watch.begin((), found.append)
+    watch.begin((), findings.append)
     threads = torch.get_num_threads()
     for step in (1, 2):
         with watch.turn("mine", "case", counted=True):
             torch.set_num_threads(threads + step)
-    assert [(each.breach, each.grade, each.implementation) for each in found] == [
+    assert [(each.breach, each.grade, each.implementation) for each in findings] == [
         (Breach.LEFT_SETTINGS, Grade.SUSPECT, "mine")
     ]
-    assert "put them back" in found[0].line
+    assert "put them back" in findings[0].line
     assert torch.get_num_threads() == threads
