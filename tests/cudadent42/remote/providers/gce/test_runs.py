@@ -18,7 +18,7 @@ from cudadent42.remote.core import job as jobs
 from cudadent42.remote.core.job import BusyError
 from cudadent42.remote.core.protection import ANY_TERMS
 from cudadent42.remote.core.ssh import ConnectionLostError
-from cudadent42.remote.flows.stopping import stop_all
+from cudadent42.remote.flows.stopping import stop_all, stop_run
 from cudadent42.remote.flows.survey import survey
 from cudadent42.remote.providers.gce import creation, gcloud, lease, machine, reach
 from cudadent42.remote.providers.gce.checks import prepare
@@ -419,13 +419,16 @@ def test_a_lost_connection_leaves_the_run_its_machine(lab: Lab, monkeypatch: pyt
 def test_a_second_run_does_not_stop_the_machine_under_the_first(lab: Lab) -> None:
     lab.cloud.add()
     with pytest.raises(KeyboardInterrupt):
-        lab.run(lab.remote("stop", PAUSE="0.7"), interrupt)
+        lab.run(lab.remote("stop", PAUSE="1000"), interrupt)
     [first] = record.records()
     # Its limits are the first one's, so it is refused before anything is sent.
     with pytest.raises(BusyError, match=first.job):
         lab.run(lab.remote("stop"))
     assert lab.cloud.status() == "RUNNING"
     assert f"{BENCH} goes on running" in lab.text
+    stop_run(first)
+    assert lab.attach().returned.exit_code != 0
+    assert lab.cloud.status() == "TERMINATED"
 
 
 @pytest.mark.parametrize("after", ["stop", "keep:30"])
