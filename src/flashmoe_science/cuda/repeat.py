@@ -49,6 +49,11 @@ def matcher(*tensors: torch.Tensor, under_no_grad: bool = False) -> Matches:
     if guards is None or (not under_no_grad and any(tensor.requires_grad for tensor in tensors)):
         return never
     check: Matches = guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    kind = tensors[0].device.type
+    if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
+        # The check sees that autocast is on, not what it casts to.
+        dtype, dtype_of = torch.get_autocast_dtype(kind), torch.get_autocast_dtype
+        return lambda *tensors: check(*tensors) and dtype_of(kind) is dtype
     return check
 
 

@@ -346,6 +346,15 @@ def test_attention_under_autocast(dtype: torch.dtype, compiled: bool) -> None:
     ]
 
 
+def test_autocast_with_two_dtypes_and_the_same_shapes() -> None:
+    """A call that is recognised as like the last one must not keep the last one's dtype."""
+    tensors = attention_tensors(dtype=torch.bfloat16)
+    for dtype in (torch.bfloat16, torch.bfloat16, torch.float16, torch.float16, torch.bfloat16):
+        with torch.autocast("cpu", dtype):
+            assert flash_attention(*tensors).dtype == dtype  # type: ignore[union-attr]
+    assert flash_attention(*tensors).dtype == torch.bfloat16  # type: ignore[union-attr]
+
+
 def test_autocast_that_is_off_or_of_another_device_changes_nothing() -> None:
     tensors = attention_tensors()
     expected = flash_attention(*tensors)
