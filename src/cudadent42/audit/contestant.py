@@ -121,18 +121,18 @@ class Contestant:
         ready = self._of()
         for number, slot in enumerate(ready.arenas[ask.arena][: ask.calls]):
             self._values(ready, ask.seed, number)
-            for shared, own in zip(slot.inputs, ready.written[0], strict=True):
+            for shared, own in zip(slot.inputs, ready.written[number % SETS], strict=True):
                 shared.copy_(own)
             slot.output.fill_(float("nan"))
         return Answer()
 
     @staticmethod
     def _values(ready: _Ready, seed: int, number: int) -> None:
-        """Those of slot ``number``, into the first set."""
+        """Those of slot ``number``, into the set that its call uses: what does not change differs between the sets."""
         refresh = numerics(ready.case).refresh
         assert refresh is not None
         with torch.no_grad():
-            refresh(ready.case, ready.sets[0], derived_seed(seed, "slot", number))
+            refresh(ready.case, ready.sets[number % SETS], derived_seed(seed, "slot", number))
 
     def _run(self, ask: Ask) -> Answer:
         ready, implementation = self._of(), self._implementation
@@ -179,7 +179,7 @@ class Contestant:
         ready = self._of()
         for number in ask.chosen:
             self._values(ready, ask.seed, number)
-            truth = find_truth(ready.case, ready.sets[0])
+            truth = find_truth(ready.case, ready.sets[number % SETS])
             result = ready.arenas[ask.arena][number].output.to(ready.output.device)
             yield judge_gathered(truth, ask.implementation, result, AUDITED)
 
