@@ -39,6 +39,7 @@ CHUNK_TIMEOUT_S = 600
 SANITIZERS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 KERNELS = {
     "attention_forward": "random_attention_calls.py",
+    "attention_backward": "random_backward_calls.py",
     "moe_forward": "random_moe_calls.py",
 }
 
