@@ -68,6 +68,7 @@ def test_a_race_builds_the_kernels_of_its_cases(case: AttentionCase | MoeCase, o
     dtypes = {kernel.macros.get("ELEMENT_BF16") for kernel in needed} - {None}
     assert dtypes == {1 if case.dtype == "bf16" else 0}
     assert len(needed) < len(definition(operation).cuda_kernels(("sm_80", "sm_90"))) / 2
+    assert not any(kernel.function.startswith("attention_backward") for kernel in needed)
 
 
 @pytest.fixture

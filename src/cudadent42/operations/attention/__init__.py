@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 _ELEMENT_BF16 = {"bf16": 1, "fp16": 0}
 """The CUDA kernels' macro for the dtypes that they take."""
+_FUNCTIONS = "attention_"
+"""How the names of attention's CUDA kernels begin; a version of the library lists those of other operations too."""
+_GRADIENTS = "attention_backward"
+"""How those of its gradients begin, which no forward call leads to."""
 
 
 def _parse_case(table: Table, name: str, dtype: str) -> AttentionCase:
@@ -128,7 +132,14 @@ def _cuda_kernels(architectures: Sequence[str]) -> list[CudaKernel]:
 
 
 def _needed(kernels: Sequence[CudaKernel], cases: Sequence[AttentionCase]) -> list[CudaKernel]:
-    """Of a case's dtype and, per kernel, of the smallest compiled head dim that holds it."""
+    return needed_with_gradients(
+        [kernel for kernel in kernels if not kernel.function.startswith(_GRADIENTS)], cases
+    )
+
+
+def needed_with_gradients(kernels: Sequence[CudaKernel], cases: Sequence[AttentionCase]) -> list[CudaKernel]:
+    """Those of both passes, of a case's dtype and, per kernel, of the smallest compiled head dim that holds it."""
+    kernels = [kernel for kernel in kernels if kernel.function.startswith(_FUNCTIONS)]
     # A kernel that was compiled for no head dim takes all that others do.
     largest = max((kernel.macros.get("HEAD_DIM", 0) for kernel in kernels), default=0)
 

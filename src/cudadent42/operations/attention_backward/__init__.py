@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cudadent42.base.toml import Table
 from cudadent42.operations.attention import OPERATION as FORWARD
+from cudadent42.operations.attention import needed_with_gradients
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.operations.attention_backward.case import AttentionBackwardCase
 from cudadent42.operations.interface import Definition, Numerics
@@ -66,7 +67,7 @@ def definition(case_type: type[CaseT]) -> Definition[CaseT, BackwardInputs]:
         differentiates=True,
         cpu_kernels=("attention_backward", *FORWARD.cpu_kernels),
         cuda_kernels=_cuda_kernels,
-        needed=FORWARD.needed,
+        needed=needed_with_gradients,
     )
 
 
