@@ -20,6 +20,7 @@ from flashmoe_science.operators.sharding import register_where_used
 
 _Tensor = torch.Tensor
 _autocast_is_on = autocast.is_on
+_dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 def flash_attention(
@@ -67,7 +68,8 @@ def flash_attention(
         backend: Backend | None
         if query.is_cuda:
             # The steady state: here, as the frame of `cuda.attention.forward` is a tenth of a microsecond of four. What
-            # matches has the same type and dispatch keys, autocast's among them, and is direct but for a tangent.
+            # matches has the same type and dispatch keys, autocast's among them, and is direct but for a tangent and
+            # for a mode that records: make_fx on real tensors leaves their keys alone.
             _, recent_causal, recent_scale, recent_lse, _, matches, call = calls.recent
             if (
                 causal is recent_causal
@@ -78,6 +80,7 @@ def flash_attention(
                     or (type(softmax_scale) is float and softmax_scale == recent_scale)
                 )
                 and forward_ad._current_level < 0
+                and not _dispatch_modes()
                 and matches(query, key, value)
             ):
                 output, lse = call(query, key, value)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
 
 from flashmoe_science import flash_attention, fused_moe, operators, topk_routing
@@ -44,6 +45,16 @@ def layer(hidden: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, logits: tor
 def loss(*tensors: torch.Tensor) -> torch.Tensor:
     out, lse = flash_attention(tensors[0] * 1, *tensors[1:], causal=True, return_lse=True)
     return out.float().square().mean() + lse.mean()
+
+
+def test_a_call_like_the_last_one_is_recorded() -> None:
+    tensors = attention_tensors()
+    flash_attention(*tensors)
+    flash_attention(*tensors)
+    graph = make_fx(lambda *each: flash_attention(*each), tracing_mode="real")(*tensors)
+    assert "flashmoe_science" in graph.code
+    others = [tensor.flip(0) for tensor in tensors]
+    assert torch.equal(graph(*others), flash_attention(*others))
 
 
 def test_attention_passes_all_checks() -> None:
