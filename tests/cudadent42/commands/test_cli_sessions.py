@@ -203,7 +203,7 @@ above = 0
 """
 )
 
-OWN_CLOCK = {"PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", Path(__file__).parent / "own_clock")))}
+OWN_CLOCK = {"PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", Path(__file__).parents[1] / "own_clock")))}
 
 
 @pytest.mark.fresh  # interpreters that take the clock in as they begin
