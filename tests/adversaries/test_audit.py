@@ -15,9 +15,10 @@ from cudadent42.audit.stage import contradicted
 from cudadent42.model.integrity import Breach, Grade
 
 WRONG = {
-    "answer_forged": Breach.FAST_ONLY_IN_RUN,
-    "thread_fills_later": Breach.FAST_ONLY_IN_RUN,
-    "hard_coded_shape": Breach.HIDDEN_SHAPE,
+    # It forges from the seventh call on, which may be one of a shape that the plan does not show.
+    "answer_forged": {Breach.FAST_ONLY_IN_RUN, Breach.HIDDEN_SHAPE},
+    "thread_fills_later": {Breach.FAST_ONLY_IN_RUN},
+    "hard_coded_shape": {Breach.HIDDEN_SHAPE},
 }
 """Their results show it."""
 
@@ -36,7 +37,7 @@ def _one_thread() -> Iterator[None]:
 def test_a_result_that_was_never_computed(name: str, tmp_path: Path) -> None:
     results = audits.claim(lab.cheat(name), 0.2, 0.002)
     audit = audits.audited(lab.cheat(name), tmp_path / "audit.log", results=results, sealed=True)
-    assert WRONG[name] in {each.breach for each in audit.findings if each.grade is Grade.FAILED}
+    assert WRONG[name] & {each.breach for each in audit.findings if each.grade is Grade.FAILED}
     assert not any(each.confirmed for each in audit.confirmations)
 
 

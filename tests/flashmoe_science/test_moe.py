@@ -156,16 +156,16 @@ def test_a_device_without_kernel() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer")
-def test_fake_tensors_are_refused() -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
+def test_fake_tensors_give_fake_results() -> None:
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
     with FakeTensorMode():
         moe = [torch.empty(6, 32), torch.empty(4, 96, 32), torch.empty(4, 32, 48), torch.empty(6, 2)]
         ids = torch.empty(6, 2, dtype=torch.int32)
-        with pytest.raises(InputError, match="has no memory"):
-            fused_moe(*moe, ids)
-        with pytest.raises(InputError, match="logits has no memory"):
-            topk_routing(torch.empty(3, 4), 2)
+        assert fused_moe(*moe, ids).shape == (6, 32)
+        weights, experts = topk_routing(torch.empty(3, 4), 2)
+        assert weights.shape == experts.shape == (3, 2)
+        assert isinstance(weights, FakeTensor)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -217,7 +217,7 @@ def test_bad_routing_arguments_are_refused(changes: Arguments, message: str) -> 
 
 def test_the_package_imports_without_torch() -> None:
     code = (
-        "import flashmoe_science, sys; print('torch' in sys.modules, sorted(flashmoe_science.__all__)[-2:])"
+        "import flashmoe_science, sys; print('torch' in sys.modules, 'fused_moe' in flashmoe_science.__all__)"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout.strip() == "False ['fused_moe', 'topk_routing']"
+    assert done.stdout.strip() == "False True"

@@ -83,7 +83,7 @@ def _specification() -> bytes:
 def write(chance: random.Random, folder: Path, config: Path) -> list[str]:
     """A damaged file in its place; the arguments of the command that reads it."""
     kind = chance.choice(kinds())
-    path = config / "cudadent42" / kind.place[7:] if kind.place.startswith("CONFIG/") else folder / kind.place
+    path = config / "cudadent42" / kind.path[7:] if kind.path.startswith("CONFIG/") else folder / kind.path
     path.parent.mkdir(parents=True, exist_ok=True)
     content = chance.choice(kind.examples)
     how = chance.random()

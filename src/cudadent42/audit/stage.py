@@ -29,6 +29,11 @@ which costs both sides alike. What is not computed at all saves nothing there.""
 CONTRADICTED_RATIO = 1.5
 """From this speed-up on a saving that the audit does not find is a finding; below, it may be noise."""
 
+GROSS_FACTOR = 10.0
+"""How many times the bound of verification an error has to be before a candidate is accused of it. A bound is twice the
+error of PyTorch on the same values, and an honest kernel that passed in the run may lie a little over it on values and
+shapes that nobody tried. What was not computed is off by the size of the result, thousands of bounds."""
+
 SLOWED_RATIO = 2.0
 """The baseline beside the candidate against the baseline alone."""
 
@@ -136,7 +141,22 @@ def _confirm(both: Ring, case: Case, row: Comparison, audited: Audited) -> None:
 
 
 def _wrong(judged: Sequence[VerifiedCase]) -> VerifiedCase | None:
-    return next((each for each in judged if not each.passed), None)
+    """The first that is no result of the inputs it was given."""
+    return next((each for each in judged if not each.passed and _is_gross(each)), None)
+
+
+def _is_gross(judged: VerifiedCase) -> bool:
+    error, bound = judged.error, judged.bound
+    if error is None or bound is None:
+        return True  # of the wrong form, or not a number where there has to be one
+    return any(
+        not found <= GROSS_FACTOR * allowed
+        for found, allowed in (
+            (error.max, bound.max),
+            (error.rms, bound.rms),
+            (error.worst_row, bound.worst_row),
+        )
+    )
 
 
 def _confirmation(row: Comparison, race: Race, case: str) -> Confirmation:

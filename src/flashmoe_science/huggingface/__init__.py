@@ -6,12 +6,14 @@ the library's own implementations; `flashmoe_science.report` says which and why.
 """
 
 from flashmoe_science.errors import InputError
+from flashmoe_science.jit.requirements import install_command
 
 try:
     import transformers.integrations.moe  # noqa: F401 there since transformers 5
 except ImportError as error:
     raise InputError(
-        f"transformers 5 cannot be imported ({error}); on Python 3.11 or newer, pip install 'cudadent42[transformers]'"
+        f"transformers 5 cannot be imported ({error}); on Python 3.11 or newer, install it with: "
+        f"{install_command('transformers')}"
     ) from error
 
 from flashmoe_science.huggingface.acceleration import Acceleration, accelerate

@@ -95,7 +95,8 @@ def test_a_run_leaves_everything_in_its_folder(run: tuple[Path, str, str]) -> No
     assert manifest["build"]["kernels"][0]["recipe"]["sources"]
     assert manifest["command"][:2] == ["cudadent42", "run"]
     stages = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    assert [entry["name"] for entry in stages if entry["event"] == "stage"] == [
+    # What is called faster is audited; whether it is, is the machine's to say.
+    assert [entry["name"] for entry in stages if entry["event"] == "stage" and entry["name"] != "audit"] == [
         "build",
         "verify",
         "bench",
