@@ -25,7 +25,7 @@ from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.operations.attention_backward.case import AttentionBackwardCase
 from cudadent42.operations.moe.case import MoeCase
 from cudadent42.timing.flush import flush_for
-from flashmoe_science import explain, flash_attention, fused_moe, topk_routing
+from flashmoe_science import autocast, explain, flash_attention, fused_moe, topk_routing
 
 State = Callable[[], AbstractContextManager[object]]
 Settings = dict[str, State]
@@ -223,7 +223,7 @@ def attend(given: Attention) -> list[torch.Tensor]:
 def gradients(given: Attention) -> list[torch.Tensor]:
     leaves = [tensor.detach().requires_grad_() for tensor in given.tensors]
     out, lse = flash_attention(*leaves, causal=True, return_lse=True)
-    return list(torch.autograd.grad((out, lse), leaves, (given.gradient, torch.ones_like(lse))))
+    return list(torch.autograd.grad((out, lse), leaves, (given.gradient.to(out.dtype), torch.ones_like(lse))))
 
 
 def _experts(device: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -235,6 +235,10 @@ def _experts(device: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         )
         for name, shape in shapes.items()
     }
+
+
+def _weights(given: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    return given["hidden_states"], given["w13"], given["w2"]
 
 
 def mix(given: dict[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -283,8 +287,17 @@ def test_settings(name: str) -> None:
 def _check(state: State, device: str, dtypes: tuple[torch.dtype, ...]) -> None:
     given = [_attention(dtype, device) for dtype in dtypes]
     experts = _experts(device, dtypes[-1])
-    plain = [(attend(each), gradients(each)) for each in given]
-    mixed, words = mix(experts), str(explain(flash_attention, *given[0].tensors))
+    with state():  # Under autocast a call is that of cast tensors, and gradients are cast back.
+        used = [Attention(autocast.cast(*each.tensors), each.gradient) for each in given]
+        of_experts = dict(zip(("hidden_states", "w13", "w2"), autocast.cast(*_weights(experts)), strict=True))
+    plain = [
+        (
+            attend(each),
+            [gradient.to(own.dtype) for gradient, own in zip(gradients(each), of.tensors, strict=True)],
+        )
+        for each, of in zip(used, given, strict=True)
+    ]
+    mixed, words = mix({**experts, **of_experts}), str(explain(flash_attention, *given[0].tensors))
     with state():
         attended = [attend(each) for each in given]
         differentiated = [gradients(each) for each in given] if _records() else [each[1] for each in plain]
