@@ -54,6 +54,7 @@ def test_only_what_the_cases_can_lead_to_is_built() -> None:
     assert OPERATION.needed(kernels, [replace(case, dtype="fp32"), replace(case, head_dim=512)]) == []
 
 
+@pytest.mark.usefixtures("nvrtc")  # what is built for sm_90 depends on it
 def test_kernels_of_gradients_belong_to_the_operations_that_compute_them() -> None:
     forward = {kernel.function for kernel in OPERATION.cuda_kernels(["sm_80", "sm_90"])}
     assert forward == {"attention_small", "attention_hopper", "attention_portable"}
