@@ -10,7 +10,7 @@ def attention(query, key, value, *, causal, softmax_scale):
     try:
         return flash_attention(query, key, value, causal=causal, softmax_scale=softmax_scale)
     finally:
-        torch.set_num_threads(1 + calls() % 61)
+        torch.set_num_threads(2 + calls())
 
 
 counted = 0
