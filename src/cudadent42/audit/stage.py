@@ -150,8 +150,8 @@ def _is_gross(judged: VerifiedCase) -> bool:
     if error is None or bound is None:
         return True  # of the wrong form, or not a number where there has to be one
     return any(
-        not found <= GROSS_FACTOR * allowed
-        for found, allowed in (
+        not norm <= GROSS_FACTOR * allowed
+        for norm, allowed in (
             (error.max, bound.max),
             (error.rms, bound.rms),
             (error.worst_row, bound.worst_row),
