@@ -42,7 +42,8 @@ from cudadent42.model.records import MachineReport, Plan, Results, TimerKind, Ve
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.plan import Choices, RunOptions
 from cudadent42.timing.contention import probe
-from cudadent42.worker.parent import Worker, run_stage
+from cudadent42.worker.parent import Worker
+from cudadent42.worker.stages import run_stage
 
 CANDIDATES = Path(__file__).with_name("busy_candidates.py")
 CASES = tuple(

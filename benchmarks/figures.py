@@ -38,7 +38,8 @@ from cudadent42.operations.interface import Inputs
 from cudadent42.plan import Choices, make_case, make_plan
 from cudadent42.registry import get, registry
 from cudadent42.suites.loader import DType, load_suite
-from cudadent42.worker.parent import Worker, run_stage
+from cudadent42.worker.parent import Worker
+from cudadent42.worker.stages import run_stage
 from flashmoe_science import cpu
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -12,7 +12,7 @@ from flashmoe_science.autograd import differentiable_attention
 from flashmoe_science.cpu import attention as cpu
 from flashmoe_science.cuda import attention as cuda
 from flashmoe_science.cuda.attention.forward import calls
-from flashmoe_science.direct import are_direct, has_own_layout
+from flashmoe_science.direct import are_direct, dispatch_modes, has_own_layout
 from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.gradients import Backend
 from flashmoe_science.operators.attention import FORWARD
@@ -20,7 +20,6 @@ from flashmoe_science.operators.sharding import register_where_used
 
 _Tensor = torch.Tensor
 _autocast_is_on = autocast.is_on
-_dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 def flash_attention(
@@ -80,7 +79,7 @@ def flash_attention(
                     or (type(softmax_scale) is float and softmax_scale == recent_scale)
                 )
                 and forward_ad._current_level < 0
-                and not _dispatch_modes()
+                and not dispatch_modes()
                 and matches(query, key, value)
             ):
                 output, lse = call(query, key, value)

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 _Tensor = torch.Tensor
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _is_recorded_by_jit = torch._C._is_tracing
-_dispatch_modes = torch._C._len_torch_dispatch_stack
+dispatch_modes = torch._C._len_torch_dispatch_stack
 _transform = torch._C._functorch.peek_interpreter_stack
 
 
@@ -27,7 +27,7 @@ def are_direct(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> b
         )
         and forward_ad._current_level < 0
         and not (
-            _dispatch_modes() or _is_recorded_by_jit() or query.is_neg() or key.is_neg() or value.is_neg()
+            dispatch_modes() or _is_recorded_by_jit() or query.is_neg() or key.is_neg() or value.is_neg()
         )
         and _transform() is None
     )
@@ -37,7 +37,7 @@ def all_direct(*tensors: torch.Tensor | None) -> bool:
     """The same for any number of tensors, some of which may be None."""
     if (
         forward_ad._current_level >= 0
-        or _dispatch_modes()
+        or dispatch_modes()
         or _is_recorded_by_jit()
         or _transform() is not None
     ):

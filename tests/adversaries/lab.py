@@ -10,7 +10,8 @@ from cudadent42.model.events import Event
 from cudadent42.model.integrity import Breach, Finding
 from cudadent42.model.records import BenchReport, Plan, TimerKind, VerifyReport
 from cudadent42.operations.attention.case import AttentionCase
-from cudadent42.worker.parent import Worker, run_stage
+from cudadent42.worker.parent import Worker
+from cudadent42.worker.stages import run_stage
 
 FOLDER = Path(__file__).parent
 CASE = AttentionCase("small", "fp32", 1, 2, 2, 64, 64, 32)

@@ -12,7 +12,8 @@ from cudadent42.model.events import Event
 from cudadent42.model.integrity import Breach
 from cudadent42.model.records import TimerKind
 from cudadent42.operations.attention.case import AttentionCase
-from cudadent42.worker.parent import Worker, run_stage
+from cudadent42.worker.parent import Worker
+from cudadent42.worker.stages import run_stage
 
 pytestmark = pytest.mark.gpu
 

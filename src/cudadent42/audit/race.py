@@ -103,7 +103,7 @@ class Ring:
                 base.append(took[0])
                 own.append(took[1])
             if block in judged_blocks:
-                slots = {calls - 1, *self._chance.sample(range(calls), min(calls, JUDGED_CALLS - 1))}
+                slots = {calls - 1, *self._chance.sample(range(calls - 1), min(calls - 1, JUDGED_CALLS - 1))}
                 judged += self._verdicts(case, seed, sorted(slots))
         saved = sorted(a - b for a, b in zip(base, own, strict=True))
         return Race(statistics.median(base), statistics.median(own), tuple(saved), tuple(judged))

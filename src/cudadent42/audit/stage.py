@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cudadent42.audit.cases import case_of, claimed, hidden_cases, rows_to_audit
 from cudadent42.audit.race import BrokenError, DeclinedError, Race, Ring, ring
 from cudadent42.audit.referee import AuditLostError, Referee
+from cudadent42.correctness.second_draw import wrong_result
 from cudadent42.model.cases import Case
 from cudadent42.model.integrity import Breach, Confirmation, Finding, Grade
-from cudadent42.model.records import Comparison, Plan, Results, VerifiedCase
+from cudadent42.model.records import Comparison, Plan, Results
 from cudadent42.operations import definition
 
 SHARE, SEALED_SHARE = 0.04, 0.2
@@ -28,11 +29,6 @@ which costs both sides alike. What is not computed at all saves nothing there.""
 
 CONTRADICTED_RATIO = 1.5
 """From this speed-up on a saving that the audit does not find is a finding; below, it may be noise."""
-
-GROSS_FACTOR = 10.0
-"""How many times the bound of verification an error has to be before a candidate is accused of it. A bound is twice the
-error of PyTorch on the same values, and an honest kernel that passed in the run may lie a little over it on values and
-shapes that nobody tried. What was not computed is off by the size of the result, thousands of bounds."""
 
 SLOWED_RATIO = 2.0
 """The baseline beside the candidate against the baseline alone."""
@@ -118,7 +114,7 @@ def _check_hidden(both: Ring, case: Case, name: str, audited: Audited) -> None:
     except DeclinedError:
         return  # to say so is honest
     audited.hidden_checked += len(judged)
-    if wrong := _wrong(judged):
+    if wrong := wrong_result(judged, lambda: both.check(case)):
         shape = definition(case.operation).shape
         evidence = f"{shape(case)}: {wrong.detail}"
         audited.findings.append(Finding(Breach.HIDDEN_SHAPE, Grade.FAILED, name, "", evidence))
@@ -128,40 +124,21 @@ def _confirm(both: Ring, case: Case, row: Comparison, audited: Audited) -> None:
     name = row.implementation
     try:
         race = both.race(case, row.baseline_latency_ms)
+        wrong = wrong_result(race.judged, lambda: both.check(case))
     except DeclinedError as error:
         evidence = f"it declines in the audit what it did in the run: {error}"
         audited.findings.append(Finding(Breach.FAST_ONLY_IN_RUN, Grade.FAILED, name, case.id, evidence))
         return
-    if wrong := _wrong(race.judged):
+    if wrong is not None:
         evidence = f"a result of inputs that it saw for the first time is wrong: {wrong.detail}"
         audited.findings.append(Finding(Breach.FAST_ONLY_IN_RUN, Grade.FAILED, name, case.id, evidence))
     elif contradiction := contradicted(row, race, case.id):
         audited.findings.append(contradiction)
-    audited.confirmations.append(_confirmation(row, race, case.id))
+    audited.confirmations.append(_confirmation(row, race, case.id, sound=wrong is None))
 
 
-def _wrong(judged: Sequence[VerifiedCase]) -> VerifiedCase | None:
-    """The first that is no result of the inputs it was given."""
-    return next((each for each in judged if not each.passed and _is_gross(each)), None)
-
-
-def _is_gross(judged: VerifiedCase) -> bool:
-    error, bound = judged.error, judged.bound
-    if error is None or bound is None:
-        return True  # of the wrong form, or not a number where there has to be one
-    return any(
-        not norm <= GROSS_FACTOR * allowed
-        for norm, allowed in (
-            (error.max, bound.max),
-            (error.rms, bound.rms),
-            (error.worst_row, bound.worst_row),
-        )
-    )
-
-
-def _confirmation(row: Comparison, race: Race, case: str) -> Confirmation:
+def _confirmation(row: Comparison, race: Race, case: str, *, sound: bool) -> Confirmation:
     claimed_ms = row.baseline_latency_ms - row.latency_ms
-    sound = _wrong(race.judged) is None
     return Confirmation(
         case=case,
         implementation=row.implementation,

@@ -55,7 +55,8 @@ from cudadent42.stages.build import build_for
 from cudadent42.stages.gates import GateReport
 from cudadent42.timing.contention import probe
 from cudadent42.timing.limits import cpu_limits
-from cudadent42.worker.parent import LostError, Worker, measure_peaks, run_stage
+from cudadent42.worker.parent import LostError, Worker
+from cudadent42.worker.stages import measure_peaks, run_stage
 from flashmoe_science.errors import BuildError, DeviceError
 
 WORKER_LOG = "worker.log"

@@ -10,7 +10,6 @@ from cudadent42.base.errors import ExitCode, UsageError
 from cudadent42.flows import pipeline
 from cudadent42.model.records import Refusal, TimerKind, Verdict
 from cudadent42.plan import Choices, RunOptions
-from cudadent42.profiles import store
 from cudadent42.runs.run_folder import RunStatus, RunWriter, load_run
 from cudadent42.stages import gates
 from cudadent42.stages.gates import loader
@@ -191,9 +190,7 @@ def test_a_gate_on_a_profile_has_the_run_profiled(tmp_path: Path, monkeypatch: p
     outcome = pipeline.run(replace(wanted, gate=profile_gate("roof_share")), listener, lambda folder: None)
     assert listener.stages[-1] == "profile"
     assert outcome.gates is not None
-    # Tests beside it may take its processors; then the profile has no such share, and says so.
-    missing = store.load_profile(outcome.folder).missing.get("roof_share", "")
-    assert outcome.gates.passed or "other work" in missing
+    assert outcome.gates.passed
     assert (outcome.folder / "diagnosis.json").exists()
     again = gates.judge(profile_gate("bank_conflicts"), outcome.folder)
     assert again.decision is gates.Decision.UNDECIDED

@@ -16,7 +16,8 @@ from cudadent42.model.records import Plan, VerifiedCase, VerifyReport
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.scaffold import Kind, create
 from cudadent42.stages.verify import verify
-from cudadent42.worker.parent import Worker, run_stage
+from cudadent42.worker.parent import Worker
+from cudadent42.worker.stages import run_stage
 
 ROOT = Path(__file__).resolve().parents[3]
 SUITE = """

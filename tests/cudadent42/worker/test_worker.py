@@ -20,7 +20,8 @@ from cudadent42.base.errors import ExitCode, LabError
 from cudadent42.model.events import BenchLog, BlockMeasured, Event, Progress, Skipped, WorkerLost
 from cudadent42.model.records import BenchReport, Plan, VerifiedCase, VerifyReport
 from cudadent42.operations.attention.case import AttentionCase
-from cudadent42.worker.parent import MAX_LOSSES, LostError, Worker, case_limits, measure_peaks, run_stage
+from cudadent42.worker.parent import LostError, Worker, case_limits
+from cudadent42.worker.stages import MAX_LOSSES, measure_peaks, run_stage
 
 CANDIDATES = """
 import ctypes, os, time
@@ -393,7 +394,8 @@ def test_worker_ends_when_its_parent_is_killed(
             f"""
             from cudadent42.operations.attention.case import AttentionCase
             from cudadent42.model.records import Plan
-            from cudadent42.worker.parent import Worker, run_stage
+            from cudadent42.worker.parent import Worker
+            from cudadent42.worker.stages import run_stage
             plan = Plan("t", "cpu", (AttentionCase("first", "fp32", 1, 2, 2, 64, 64, 32),), "pytorch",
                         ("pytorch", {candidate(how)!r}), 10, 1, seed=2)
             with Worker() as worker:

@@ -21,4 +21,5 @@ def test_what_is_missing_is_named() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     (line,) = done.stdout.splitlines()
     assert line.startswith("transformers 5 cannot be imported")
-    assert "pip install 'cudadent42[transformers]'" in line
+    assert "pip install" in line
+    assert "[transformers]" in line

@@ -52,8 +52,10 @@ def test_the_whole_kernel_gives_the_right_result() -> None:
 
 
 @pytest.mark.slow
-def test_each_part_is_left_out_on_a_cpu() -> None:
+def test_each_part_is_left_out_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiles the kernel three times more."""
+    # Tests beside it may take its processors.
+    monkeypatch.setattr("cudadent42.timing.quiet.waited_s", lambda: 0.0)
     of = case()
     query, key, value = tensors(of)
     whole = flash_attention(query, key, value, causal=True)
@@ -62,11 +64,8 @@ def test_each_part_is_left_out_on_a_cpu() -> None:
         assert not torch.allclose(output, whole, atol=1e-2), part
     (inputs,) = numerics(of).input_sets(of, 0, 1, "cpu")
     ablations, why_not = ablation.ablate(of, inputs, ClockTimer(None), 0)
-    if why_not:  # tests beside it took its processors
-        assert ablations == ()
-        assert "other work took the processors away" in why_not
-        return
     assert [one.part for one in ablations] == ["exponentials", "mask", "loads"]
+    assert why_not == ""
     assert all(one.saved_low <= one.saved <= one.saved_high for one in ablations)
 
 

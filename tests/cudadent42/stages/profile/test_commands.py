@@ -339,7 +339,7 @@ def test_what_cannot_be_done_as_asked_is_said(bench: Bench) -> None:
     (bench.folder / "answer.json").write_text(dumps(two))
     done = bench.profile("--no-counters", "--kernel", "merge", "--ablate")
     assert "the longest kernel is judged, whatever --kernel says" in done.output
-    assert "not of pytorch's" in done.output
+    assert "not of pytorch:" in " ".join(done.output.split())
 
 
 def test_a_call_that_does_not_run_ends_the_command(bench: Bench) -> None:

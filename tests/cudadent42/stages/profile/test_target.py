@@ -35,7 +35,7 @@ def test_a_call_without_kernels_has_none() -> None:
     assert one_call([], 3) == ()
 
 
-def test_a_profile_on_a_cpu(tmp_path: Path) -> None:
+def test_a_profile_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through the real processes: times, ceilings, and counters as far as this machine has them."""
     from cudadent42.base.observer import Quiet
     from cudadent42.plan import Choices, make_plan
@@ -43,10 +43,10 @@ def test_a_profile_on_a_cpu(tmp_path: Path) -> None:
     from cudadent42.registry import registry
     from cudadent42.stages.profile.collect import Wish, collect
 
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "own_clock"))
     plan = make_plan(Choices(suite="small", cases=("tiny/bf16",)), "cpu", registry)
     profile = collect(Wish(plan, plan.cases[0], "pytorch"), tmp_path, None, Quiet())
-    # Tests beside it may take its processors; then it has no latency, and says so.
-    assert profile.latency_ms > 0 or "other work" in profile.missing["roof_share"]
+    assert profile.latency_ms > 0
     assert profile.peaks["copy_gbps"] > 0
     counted = "cpu_instructions" in profile.metrics
     assert counted or any("not" in note and "counted" in note for note in profile.notes)

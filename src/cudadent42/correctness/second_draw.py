@@ -1,0 +1,49 @@
+"""What one draw of random values decides, and what takes a second.
+
+A bound is twice PyTorch's error on the same values. The largest errors of two honest kernels differ by more than that
+now and then, most of all where there are few values: once in some hundreds of tiny shapes. What is wrong by
+construction is off on other values as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from cudadent42.model.records import VerifiedCase
+
+GROSS_FACTOR = 10.0
+"""From this many bounds on one draw decides. What was not computed is off by the size of the result, thousands of
+bounds; one that is scaled by 1 % in fp32 by a hundred thousand ulps."""
+
+
+def is_marginal(judged: VerifiedCase) -> bool:
+    """Whether it failed by size alone, and by less than ``GROSS_FACTOR``."""
+    error, bound = judged.error, judged.bound
+    if judged.passed or error is None or bound is None:
+        return False  # of the wrong form, or not a number where there has to be one
+    pairs = [(error.max, bound.max), (error.rms, bound.rms), (error.worst_row, bound.worst_row)]
+    over = any(norm > allowed for norm, allowed in pairs)  # if none is, it failed for another reason
+    return over and all(norm <= GROSS_FACTOR * allowed for norm, allowed in pairs)
+
+
+def decided(first: VerifiedCase, second: VerifiedCase) -> VerifiedCase:
+    """The verdict where ``first`` was marginal: that on other values, which tells of the first."""
+    if not second.passed:
+        return replace(second, detail=f"{second.detail}; and on the values before: {first.detail}")
+    return replace(
+        second, detail=f"within every bound on a second draw of values; on the first: {first.detail}"
+    )
+
+
+def wrong_result(
+    judged: Sequence[VerifiedCase], again: Callable[[], Sequence[VerifiedCase]]
+) -> VerifiedCase | None:
+    """The first that is wrong, if any. A marginal one counts only if one of ``again``, of other values, fails too."""
+    failed = [each for each in judged if not each.passed]
+    if not failed:
+        return None
+    for each in failed:
+        if not is_marginal(each):
+            return each
+    return next((decided(failed[0], each) for each in again() if not each.passed), None)

@@ -1,0 +1,224 @@
+"""A stage in a worker, to its end: whoever costs a worker has failed, and a new one goes on behind it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import Literal, overload
+
+from cudadent42.base.errors import MachineNotReadyError
+from cudadent42.model.events import (
+    LOADING,
+    WHILE_TIMING,
+    BenchLog,
+    BlockMeasured,
+    BuildLog,
+    CaseVerified,
+    Doing,
+    Event,
+    IntegrityFound,
+    KernelFailed,
+    Message,
+    PeaksMeasured,
+    Skipped,
+    WorkerLost,
+)
+from cudadent42.model.integrity import Finding
+from cudadent42.model.records import BenchReport, BuildFailure, BuildReport, Plan, VerifiedCase, VerifyReport
+from cudadent42.worker.child import Request
+from cudadent42.worker.parent import HungError, LostError, OnEvent, Worker
+
+MAX_LOSSES = 3
+"""An implementation that cost this many workers is left out of the rest of the stage."""
+
+MAX_HANGS = 2
+"""The same, where it hung: each costs ``TIMEOUT_S``."""
+
+Stage = Literal["build", "verify", "bench"]
+
+
+@overload
+def run_stage(
+    stage: Literal["build"],
+    plan: Plan,
+    *,
+    on_event: OnEvent,
+    verified: None = None,
+    worker: Worker | None = None,
+) -> BuildReport: ...
+
+
+@overload
+def run_stage(
+    stage: Literal["verify"],
+    plan: Plan,
+    *,
+    on_event: OnEvent,
+    verified: None = None,
+    worker: Worker | None = None,
+) -> VerifyReport: ...
+
+
+@overload
+def run_stage(
+    stage: Literal["bench"],
+    plan: Plan,
+    *,
+    on_event: OnEvent,
+    verified: VerifyReport | None = None,
+    worker: Worker | None = None,
+) -> BenchReport: ...
+
+
+def run_stage(
+    stage: Stage,
+    plan: Plan,
+    *,
+    on_event: OnEvent,
+    verified: VerifyReport | None = None,
+    worker: Worker | None = None,
+) -> BuildReport | VerifyReport | BenchReport:
+    """Builds the versions of a plan, verifies or times it in ``worker`` (one of its own if None), whatever the
+    candidates do.
+
+    Every event goes to ``on_event`` as it happens, in this thread; measuring waits for it to return. On
+    Ctrl-C the worker is ended and KeyboardInterrupt raised; a ``BenchLog`` that was fed from ``on_event``
+    has all blocks so far. Raises ``LabError`` for a plan that cannot be done and ``MachineNotReadyError``
+    if no worker can be started.
+    """
+    if worker is None:
+        with Worker() as own:
+            return _run(stage, plan, verified, own, on_event)
+    return _run(stage, plan, verified, worker, on_event)
+
+
+def _run(
+    stage: Stage,
+    plan: Plan,
+    verified: VerifyReport | None,
+    worker: Worker,
+    on_event: OnEvent,
+) -> BuildReport | VerifyReport | BenchReport:
+    log = _LOGS[stage]()
+
+    blocks: set[tuple[str, int]] = set()
+
+    def tell(event: Event) -> None:
+        if isinstance(event, BlockMeasured):
+            block = event.conditions.case, event.conditions.block
+            if block in blocks or {sample.block for sample in event.samples} != {block[1]}:
+                raise LostError(f"its event pipe was written to by others (block {block[1]} twice); killed")
+            blocks.add(block)
+        log.add(event)
+        on_event(event)
+
+    request = Request(stage, plan, verified=verified, started_s=time.monotonic())
+    losses: Counter[str] = Counter()
+    while True:
+        try:
+            worker.run(request, tell)
+        except LostError as error:
+            request = _after_loss(request, error, losses, log, tell)
+        else:
+            return log.report()
+
+
+def measure_peaks(plan: Plan, worker: Worker) -> dict[str, float]:
+    """The GPU's ceilings, measured in ``worker``. Raises ``LostError`` where that ends it."""
+    peaks: dict[str, float] = {}
+
+    def keep(event: Event) -> None:
+        if isinstance(event, PeaksMeasured):
+            peaks.update(event.peaks)
+
+    worker.run(Request("peaks", plan, started_s=time.monotonic()), keep)
+    return peaks
+
+
+class _VerifyLog:
+    """Gathers the events of a verify stage."""
+
+    def __init__(self) -> None:
+        self.cases: list[VerifiedCase] = []
+        self._skipped: dict[str, str] = {}
+        self._findings: list[Finding] = []
+
+    def add(self, event: Event) -> None:
+        if isinstance(event, CaseVerified):
+            self.cases.append(event.result)
+        elif isinstance(event, IntegrityFound):
+            self._findings.append(event.finding)
+        elif isinstance(event, Skipped):
+            self._skipped[event.key] = event.reason
+
+    def report(self) -> VerifyReport:
+        return VerifyReport(tuple(self.cases), dict(self._skipped), findings=tuple(self._findings))
+
+
+_LOGS: dict[Stage, type[BuildLog | _VerifyLog | BenchLog]] = {
+    "build": BuildLog,
+    "verify": _VerifyLog,
+    "bench": BenchLog,
+}
+
+
+def _after_loss(
+    request: Request,
+    loss: LostError,
+    losses: Counter[str],
+    log: BuildLog | _VerifyLog | BenchLog,
+    tell: OnEvent,
+) -> Request:
+    """Records what the lost worker was doing as failed; returns the request for the rest of the stage."""
+    doing, reason = loss.doing, str(loss)
+    if doing is None:
+        raise MachineNotReadyError(f"the worker did not start ({reason}); try: python -c 'import torch'")
+    tell(WorkerLost(doing.key, reason))
+    losses[doing.implementation] += 1
+    barred = dict(request.barred)
+    if doing.input == LOADING:
+        barred[doing.implementation] = f"loading it: {reason}"
+        return replace(request, barred=barred)
+    if isinstance(log, BuildLog):
+        tell(KernelFailed(BuildFailure(doing.implementation, request.plan.device, reason)))
+        return replace(request, barred={**barred, doing.implementation: reason})
+    if losses[doing.implementation] >= (MAX_HANGS if isinstance(loss, HungError) else MAX_LOSSES):
+        barred[doing.implementation] = (
+            f"left out after {losses[doing.implementation]} lost workers, the last: {reason}"
+        )
+        tell(Message(f"{doing.implementation}: {barred[doing.implementation]}"))
+    request = replace(request, barred=barred)
+    if isinstance(log, BenchLog):
+        return _without(request, doing, reason, log, tell)
+    if not _is_recorded(log, doing):
+        tell(CaseVerified(_failed(doing, doing.input, reason)))
+    return replace(request, start=doing.index + 1)
+
+
+def _without(request: Request, doing: Doing, reason: str, log: BenchLog, tell: OnEvent) -> Request:
+    """The rest of the timing, without the one that cost a worker: it has failed, the others go on with the block after
+    their last. Without the baseline there is nothing to compare with, so the case goes."""
+    plan = request.plan
+    tell(CaseVerified(_failed(doing, WHILE_TIMING, reason)))
+    measured = log.blocks()
+    if doing.implementation != plan.baseline and doing.implementation in plan.implementations:
+        tell(Skipped("bench", doing.key, reason))
+        dropped = {**request.dropped, doing.key: reason}
+        return replace(request, start=doing.index, dropped=dropped, measured=measured)
+    reason = f"{doing.implementation}: {reason}"
+    tell(Skipped("bench", doing.case, reason))
+    dropped = {**request.dropped, doing.case: reason}
+    return replace(request, start=doing.index + 1, dropped=dropped, measured=measured)
+
+
+def _failed(doing: Doing, input: str, reason: str) -> VerifiedCase:
+    return VerifiedCase(doing.case, doing.implementation, input, None, None, None, False, reason)
+
+
+def _is_recorded(log: _VerifyLog, doing: Doing) -> bool:
+    """Whether the result came out before the worker was lost (it leaves after a fault on the GPU)."""
+    if not log.cases:
+        return False
+    last = log.cases[-1]
+    return (last.case, last.implementation, last.input) == (doing.case, doing.implementation, doing.input)
