@@ -66,6 +66,7 @@ LAYERS = {
     "stages.gates stages.report worker audit",
     "scaffold": "base",
     "session": f"{_BELOW_STAGES} cost patterns stages.gates stages.report flows",
+    "schemas": "base model decisions runs profiles flows session",
     "remote.core": "cudadent42 base model cost preflight operations suites runs registry plan ledger stages.build "
     "flows",
     "remote.providers": "base model cost runs remote.core",
@@ -73,7 +74,7 @@ LAYERS = {
     "remote": "",
     "stages": "",
     "commands": f"{_BELOW_STAGES} cost patterns ledger stages.build stages.gates stages.report worker flows scaffold "
-    "session remote.core "
+    "session schemas remote.core "
     "remote.providers remote.flows",
     "__main__": "base preflight commands",
 }

@@ -27,6 +27,10 @@ class ExtensionPoint:
         """All there are; the built-in ones first, sorted. Imports none of them."""
         return tuple(dict.fromkeys((*_folders(self.name), *sorted(published(self.name)))))
 
+    def built_in(self) -> tuple[str, ...]:
+        """Those that come with this package, sorted: the same on every machine."""
+        return _folders(self.name)
+
     def load(self, name: str) -> object:
         """The extension of that name. Raises UsageError where there is none, or it cannot be imported."""
         if name in _folders(self.name):

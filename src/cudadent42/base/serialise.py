@@ -25,7 +25,8 @@ T = TypeVar("T")
 _FLOAT_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
-_TAGGED = "tagged"
+TAGGED = "tagged"
+"""Under which a field's metadata have its `Tagged`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +39,13 @@ class Tagged:
     type_of: Callable[[str], type[Any]]
     untagged: Callable[[Collection[str]], str]
     """The name, from the fields, for records that were written without one."""
+    names: Callable[[], Collection[str]]
+    """Of the members that are always there; more may come with other packages."""
 
     @property
     def metadata(self) -> Mapping[str, Tagged]:
         """For ``dataclasses.field``."""
-        return {_TAGGED: self}
+        return {TAGGED: self}
 
     def encode(self, value: Any) -> Any:
         if isinstance(value, tuple):
@@ -81,7 +84,7 @@ def encode(value: object) -> Any:
 
 
 def _encode_field(field: dataclasses.Field[Any], value: object) -> Any:
-    tagged: Tagged | None = field.metadata.get(_TAGGED)
+    tagged: Tagged | None = field.metadata.get(TAGGED)
     return encode(value) if tagged is None else tagged.encode(value)
 
 
@@ -180,7 +183,7 @@ def _decode_record(kind: Any, data: Any, where: str) -> Any:
     ]
     if missing:
         raise ValueError(f"{where}: field {missing[0]!r} is missing")
-    unions = {f.name: f.metadata[_TAGGED] for f in dataclasses.fields(kind) if _TAGGED in f.metadata}
+    unions = {f.name: f.metadata[TAGGED] for f in dataclasses.fields(kind) if TAGGED in f.metadata}
     return kind(
         **{
             name: unions[name].decode(item, f"{where}.{name}")

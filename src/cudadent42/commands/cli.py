@@ -103,7 +103,7 @@ MEASURE, DECIDE, LOOK, KEEP = "Measure", "Decide", "Look up", "Sessions, machine
 for heading, commands in {
     MEASURE: (run.run, run.bench, stages.preflight, stages.build, stages.verify, stages.report),
     DECIDE: (gate.gate, race.compare, race.bisect, profile.profile, profile.doctor),
-    LOOK: (inventory.suites, inventory.implementations, history.history, new.new),
+    LOOK: (inventory.suites, inventory.implementations, inventory.schemas, history.history, new.new),
 }.items():
     for command in commands:
         app.command(rich_help_panel=heading)(command)

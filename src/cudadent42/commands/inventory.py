@@ -1,10 +1,19 @@
-"""What there is: ``suites``, ``implementations``, and the kept kernels (``cache``)."""
+"""What there is: ``suites``, ``implementations``, ``schemas``, and the kept kernels (``cache``)."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from cudadent42.commands.common import console_for, encoded, print_json, print_line
 from cudadent42.commands.help import App
 from cudadent42.commands.options import DeviceOption, JsonOption
+
+if TYPE_CHECKING:
+    from cudadent42.schemas import File
 
 cache_app = App(help="Show or remove the compiled kernels.")
 
@@ -48,6 +57,51 @@ def implementations(
             print(f"{operation}:")
             shown = operation
         print(f"  {name:21}{description}" + (f" (not here: {reason})" if reason else ""))
+
+
+def schemas(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="The schema to print. Without it, the schemas are listed."),
+    ] = None,
+    output_dir: Annotated[
+        Path | None,
+        typer.Option("--output-dir", metavar="FOLDER", help="Write all schemas into this folder."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the JSON Schemas of the files that runs and sessions leave."""
+    from cudadent42.base.files import disk_errors, write_text
+    from cudadent42.schemas import FILES, schema
+
+    if name is not None:
+        print(json.dumps(schema(name), indent=2))
+        return
+    written = {}
+    if output_dir is not None:
+        with disk_errors(output_dir):
+            output_dir.mkdir(parents=True, exist_ok=True)
+        for each in FILES:
+            written[each] = output_dir / f"{each}.schema.json"
+            write_text(written[each], json.dumps(schema(each), indent=2) + "\n")
+    if as_json:
+        print_json(
+            {"schemas": [{**_listed(file), "written": written.get(file.name)} for file in FILES.values()]}
+        )
+        return
+    for file in FILES.values():
+        what = f"each line of {file.file}" if file.by_line else file.file
+        print(f"{file.name:16}version {file.version}  {written.get(file.name, what)}")
+
+
+def _listed(file: File) -> dict[str, object]:
+    return {
+        "name": file.name,
+        "file": file.file,
+        "version": file.version,
+        "id": file.id,
+        "by_line": file.by_line,
+    }
 
 
 @cache_app.command("list")

@@ -67,7 +67,9 @@ def run(options: ProfileOptions, observer: Observer) -> Outcome:
         )
         profile = collect(wish, path, built, observer)
         diagnosis = diagnose(profile)
-        folder.log("profiled", bound=diagnosis.bound, causes=[finding.rule for finding in diagnosis.causes])
+        folder.log(
+            "profiled", bound=diagnosis.bound, causes=tuple(finding.rule for finding in diagnosis.causes)
+        )
         store.write(path, profile, diagnosis)
     report.write(path)
     return Outcome(path, diagnosis)

@@ -81,7 +81,7 @@ def untagged_operation(fields: Collection[str]) -> str:
     return "moe" if "experts" in fields else DEFAULT_OPERATION
 
 
-TAGGED = Tagged("operation", case_type, untagged_operation)
+TAGGED = Tagged("operation", case_type, untagged_operation, OPERATIONS.built_in)
 """How a record's field is written and read that holds cases of any operation: ``field(metadata=TAGGED.metadata)``."""
 
 

@@ -199,6 +199,8 @@ class VerifiedCase:
 
 @dataclass(frozen=True)
 class VerifyReport:
+    """``verify.json``."""
+
     cases: tuple[VerifiedCase, ...]
     skipped: dict[str, str] = field(default_factory=dict)
     """What was not verified, with the reason: ``Case.id/implementation`` that the implementation does not

@@ -181,6 +181,8 @@ class Threshold:
 
 @dataclass(frozen=True)
 class Diagnosis:
+    """What follows from a profile."""
+
     schema_version: int
     case: str
     implementation: str

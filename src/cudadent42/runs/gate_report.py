@@ -12,7 +12,9 @@ GATES = "gates.json"
 
 
 @dataclass(frozen=True)
-class _Document:
+class GatesDocument:
+    """``gates.json``."""
+
     schema_version: int
     decision: Decision
     exit_code: int
@@ -22,11 +24,11 @@ class _Document:
 def write_report(folder: Path, report: GateReport) -> Path:
     """``gates.json`` in a run folder, replaced atomically."""
     path = folder / GATES
-    write_json(path, _Document(SCHEMA_VERSION, report.decision, int(report.exit_code), report))
+    write_json(path, GatesDocument(SCHEMA_VERSION, report.decision, int(report.exit_code), report))
     return path
 
 
 def read_report(folder: Path) -> GateReport | None:
     """What ``write_report`` wrote; None where there is none. Raises UsageError where it cannot be read."""
-    document = read_record(_Document, folder / GATES, SCHEMA_VERSION)
+    document = read_record(GatesDocument, folder / GATES, SCHEMA_VERSION)
     return None if document is None else document.report

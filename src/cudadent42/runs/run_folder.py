@@ -20,7 +20,7 @@ from datetime import datetime, timezone
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
-from typing import TextIO, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from cudadent42 import __version__
 from cudadent42.base.errors import UsageError
@@ -28,7 +28,15 @@ from cudadent42.base.files import decode_file, disk_errors, read_json, write_jso
 from cudadent42.base.reading import in_range, parse_json, read_text
 from cudadent42.base.serialise import encode
 from cudadent42.model.cases import Case
-from cudadent42.model.records import BuildReport, MachineReport, Plan, Results, Sample, VerifyReport
+from cudadent42.model.records import (
+    BuildReport,
+    Conditions,
+    MachineReport,
+    Plan,
+    Results,
+    Sample,
+    VerifyReport,
+)
 from cudadent42.operations import definition
 from cudadent42.operations.interface import COMMON_COLUMNS
 from cudadent42.runs import kernel_sources
@@ -81,6 +89,30 @@ class Manifest:
     """Variables that change what is measured, such as ``OMP_NUM_THREADS``."""
     sources: dict[str, KernelSource] = field(default_factory=dict)
     """By implementation: the code of those that are not of this project's source."""
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A line of ``log.jsonl``. What an event does not have is left out."""
+
+    time: str
+    """UTC, ISO 8601."""
+    event: str
+    """``stage``, ``note``, ``detail``, ``block``, ``skipped`` or ``profiled``."""
+    name: str | None = None
+    """Of the stage that begins."""
+    text: str | None = None
+    """Of a note or a detail."""
+    key: str | None = None
+    """What is skipped: ``Case.id`` or ``Case.id/implementation``."""
+    reason: str | None = None
+    """Why it is skipped."""
+    conditions: Conditions | None = None
+    """Of the block that was measured."""
+    bound: str | None = None
+    """What the profiled kernel runs against."""
+    causes: tuple[str, ...] | None = None
+    """Rules that explain the profile, the best first."""
 
 
 @dataclass(frozen=True)
@@ -216,9 +248,10 @@ class RunWriter:
         self._write_row(cells[column] for column in self._columns)
         self.sample_count += 1
 
-    def log(self, event: str, **fields: object) -> None:
-        """One line of ``log.jsonl``."""
-        line = json.dumps({"time": _now(), "event": event, **{k: encode(v) for k, v in fields.items()}})
+    def log(self, event: str, **fields: Any) -> None:
+        """One line of ``log.jsonl``; ``fields`` are those of `LogLine`."""
+        record = encode(LogLine(_now(), event, **fields))
+        line = json.dumps({name: value for name, value in record.items() if value is not None})
         with disk_errors(self.path):
             self._log.write(line + "\n")
             self._log.flush()
