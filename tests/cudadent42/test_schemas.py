@@ -147,11 +147,8 @@ def test_every_kind_of_event_of_a_session_has_a_schema() -> None:
 @settings(deadline=None)  # the first takes the time of all imports
 @given(data=st.data())
 def test_what_sessions_and_bisections_write_fits(name: str, data: st.DataObject) -> None:
-    kind = FILES[name].kind
-    if kind is None:
-        line = to_line(data.draw(st.from_type(Entry)))
-    else:
-        line = dumps(data.draw(st.from_type(kind)))
+    record = data.draw(st.from_type(FILES[name].kind or Entry))
+    line = to_line(record) if isinstance(record, Entry) else dumps(record)
     assert [error.message for error in validator(name).iter_errors(json.loads(line))] == []
 
 
