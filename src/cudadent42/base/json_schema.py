@@ -138,7 +138,7 @@ def _described(kind: type[Any]) -> Schema:
 
 
 @functools.cache
-def _field_docstrings(kind: type[Any]) -> dict[str, str]:
+def _field_docstrings(kind: Any) -> dict[str, str]:
     """By field, the string that stands below it in the class's source."""
     docstrings: dict[str, str] = {}
     for each in reversed(kind.__mro__):
