@@ -141,7 +141,7 @@ def _described(kind: type[Any]) -> Schema:
 def _field_docstrings(kind: Any) -> dict[str, str]:
     """By field, the string that stands below it in the class's source."""
     docstrings: dict[str, str] = {}
-    for each in reversed(kind.__mro__):
+    for each in reversed(inspect.getmro(kind)):
         if dataclasses.is_dataclass(each):
             docstrings.update(_below_fields(each))
     return docstrings
