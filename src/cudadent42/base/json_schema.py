@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import functools
 import inspect
 import textwrap
 import types
@@ -137,8 +136,7 @@ def _described(kind: type[Any]) -> Schema:
     return {"title": kind.__name__} if made_up else {"title": kind.__name__, "description": _prose(text)}
 
 
-@functools.cache
-def _field_docstrings(kind: Any) -> dict[str, str]:
+def _field_docstrings(kind: type[Any]) -> dict[str, str]:
     """By field, the string that stands below it in the class's source."""
     docstrings: dict[str, str] = {}
     for each in reversed(inspect.getmro(kind)):
