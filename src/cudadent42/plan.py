@@ -82,7 +82,16 @@ def make_plan(choices: Choices, device: str, registry: Callable[[str], Mapping[s
         described = f"the suite {suite.cpu_suite}, which on CPU takes the place of {suite.name},"
         suite = load_suite(suite.cpu_suite)
     dtypes = _unique(parse_dtype(text, "--dtype") for text in choices.dtypes) or suite.dtypes
-    cases = tuple(make_case(shape, dtype.value) for dtype in dtypes for shape in suite.shapes)
+    cases = tuple(
+        make_case(shape, dtype.value)
+        for dtype in dtypes
+        for shape in suite.shapes
+        if suite.own_dtypes.get(shape.name, dtype.value) == dtype.value
+    )
+    if not cases:
+        raise UsageError(
+            f"--dtype: no case of {described} is in {', '.join(dtype.value for dtype in dtypes)}"
+        )
     return Plan(
         suite=suite.name,
         device=device,
@@ -97,6 +106,7 @@ def make_plan(choices: Choices, device: str, registry: Callable[[str], Mapping[s
         cache=choices.cache or suite.cache,
         precision=_between("--precision", choices.precision, MIN_PRECISION, MAX_PRECISION),
         budget_s=_between("--budget", choices.budget_s, 1.0, MAX_BUDGET_S),
+        script=suite.script,
     )
 
 

@@ -106,6 +106,7 @@ def carry_out(start: Start, shown: Shown, with_report: bool) -> NoReturn:
 def _print_outcome(outcome: Outcome, verbose: bool, with_report: bool) -> None:
     from cudadent42.commands import tables
     from cudadent42.stages.report.facts import rivals_line
+    from cudadent42.stages.report.script import prediction_line
 
     console = console_for()
     print_line(console, tables.verify_line(outcome.verify))
@@ -121,5 +122,7 @@ def _print_outcome(outcome: Outcome, verbose: bool, with_report: bool) -> None:
     against_others = rivals_line(outcome.results, outcome.results.candidate)
     if against_others:
         print_line(console, against_others)
+    if outcome.results.prediction is not None:
+        print_line(console, prediction_line(outcome.results.prediction))
     if outcome.gates:
         print_gates(outcome.gates)

@@ -11,6 +11,7 @@ import numpy as np
 
 from cudadent42.base.seeds import derived_seed
 from cudadent42.decisions.floor import floor_ms
+from cudadent42.decisions.prediction import predict
 from cudadent42.decisions.schedule import control_name
 from cudadent42.decisions.statistics import (
     Floats,
@@ -23,6 +24,7 @@ from cudadent42.decisions.statistics import (
 from cudadent42.decisions.verdicts import MIN_BLOCKS, decide, decide_many
 from cudadent42.model.cases import Case
 from cudadent42.model.records import Comparison, Plan, Refusal, Results, Sample, TimerKind, Verdict
+from cudadent42.model.script import Prediction
 
 RULES = 2
 """Of deciding, counted up when the same samples may get another word or number. 1: blocks in which the processors were
@@ -92,6 +94,7 @@ def compare(
     )
     low, high = mean.interval()
     refused = next((pair.refused for pair in headline if pair.refused), None)
+    ratios, without_ratio = _ratios(plan, headline, skipped)
     decided = headline and refused is None
     return Results(
         baseline=plan.baseline,
@@ -114,7 +117,39 @@ def compare(
         detectable_effect=float(np.median(effects)) if effects else math.nan,
         refused=refused,
         rules=rules,
+        prediction=_prediction(plan, ratios, without_ratio),
     )
+
+
+def candidate_ratios(
+    plan: Plan, samples: Sequence[Sample], skipped: Mapping[str, str], peaks: Mapping[str, float]
+) -> tuple[dict[str, RatioEstimate], dict[str, str]]:
+    """Of the candidate, by ``Case.id``; and why the other cases have none."""
+    others = [name for name in plan.implementations if name != plan.baseline]
+    if not others:
+        return _ratios(plan, [], skipped)
+    return _ratios(plan, _pairs(plan, _table(samples, skipped), others[0], peaks, RULES), skipped)
+
+
+def _ratios(
+    plan: Plan, pairs: Sequence[_Pair], skipped: Mapping[str, str]
+) -> tuple[dict[str, RatioEstimate], dict[str, str]]:
+    """A refused measurement is none for a prediction either."""
+    ratios = {pair.case.id: pair.estimate for pair in pairs if pair.refused is None}
+    reasons = {pair.case.id: pair.refused.value for pair in pairs if pair.refused is not None}
+    for key, reason in skipped.items():
+        reasons.setdefault("/".join(key.split("/")[:2]), reason)
+    return ratios, reasons
+
+
+def _prediction(
+    plan: Plan, ratios: Mapping[str, RatioEstimate], without_ratio: Mapping[str, str]
+) -> Prediction | None:
+    """None without a script, and where the script ran on a device of another kind."""
+    if plan.script is None or plan.script.device != plan.device.partition(":")[0]:
+        return None
+    seed = derived_seed(plan.seed, "prediction")
+    return predict(plan.script, ratios, left_out=without_ratio, seed=seed)
 
 
 def control_offset(control: RatioEstimate, margin: float) -> float:

@@ -14,6 +14,7 @@ from enum import Enum
 from cudadent42.model.cases import TAGGED
 from cudadent42.model.cases import Case as Case  # re-exported: a plan's part
 from cudadent42.model.integrity import Finding, Integrity
+from cudadent42.model.script import Prediction, Script
 from flashmoe_science.jit.records import KernelBuild
 
 
@@ -114,6 +115,8 @@ class Plan:
     most blocks. None: exactly ``repeats`` blocks."""
     budget_s: float | None = None
     """Time after which no further round of blocks begins."""
+    script: Script | None = None
+    """That the cases were recorded from, where the suite is of `cudadent42 capture`."""
 
     @property
     def operation(self) -> str:
@@ -362,3 +365,5 @@ class Results:
     """Whether the result may be quoted (``decisions.claims``)."""
     claim_reason: str = ""
     """Why, or why not."""
+    prediction: Prediction | None = None
+    """What the recorded script would gain, where the plan has one that ran on such a device."""

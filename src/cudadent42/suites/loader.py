@@ -6,7 +6,8 @@ that names it, because a misspelt option that is ignored costs a whole run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from importlib import resources
 from pathlib import Path
@@ -17,8 +18,10 @@ from cudadent42.base.reading import read_text
 from cudadent42.base.toml import Table, did_you_mean, parse_toml
 from cudadent42.model.cases import DEFAULT_OPERATION, Case
 from cudadent42.model.records import CacheState, TimerKind
+from cudadent42.model.script import Script
 from cudadent42.operations import definition, names
 from cudadent42.operations.interface import Definition
+from cudadent42.suites.script import CALL_KEYS, script_of
 
 
 class DType(str, Enum):
@@ -44,6 +47,10 @@ class Suite:
     """Each case once, in the first of the dtypes."""
     cpu_suite: str | None
     """The suite that a run on CPU takes instead, where this one is too large for it."""
+    own_dtypes: Mapping[str, str] = field(default_factory=dict)
+    """Of cases that are in one dtype only, by ``Case.name``."""
+    script: Script | None = None
+    """That the cases were recorded from."""
 
     @property
     def operation(self) -> str:
@@ -67,6 +74,7 @@ _SUITE_KEYS = frozenset(
         "operation",
         "cpu_suite",
         "case",
+        "script",
     )
 )
 
@@ -126,6 +134,8 @@ def parse_suite(text: str, where: str) -> Suite:
             _parse_shape(item, f"{where}, case {i + 1}", chosen, dtypes[0]) for i, item in enumerate(cases)
         ),
         cpu_suite=table.name("cpu_suite") if table.has("cpu_suite") else None,
+        own_dtypes=_own_dtypes(cases, where, dtypes),
+        script=script_of(table, cases, dtypes[0].value) if table.has("script") else None,
     )
     _check_unique([shape.name for shape in suite.shapes], "case", where)
     _check_unique(list(suite.implementations), "implementation", where)
@@ -147,9 +157,20 @@ def _parse_shape(item: object, where: str, chosen: Definition[Any, Any], dtype: 
         raise UsageError(f"{where}: expected a table, found {item!r}")
     name = Table(item, where).name("name")
     table = Table(item, f"{where} ({name})")
-    table.check_keys({"name", *chosen.case_keys})
-    case: Case = chosen.parse_case(table, name, dtype.value)
+    table.check_keys({"name", "dtype", *CALL_KEYS, *chosen.case_keys})
+    case: Case = chosen.parse_case(
+        table, name, table.word("dtype", [each.value for each in DType], dtype.value)
+    )
     return case
+
+
+def _own_dtypes(cases: Sequence[Any], where: str, dtypes: Sequence[DType]) -> dict[str, str]:
+    own = {case["name"]: case["dtype"] for case in cases if isinstance(case, dict) and "dtype" in case}
+    listed = [dtype.value for dtype in dtypes]
+    for name, dtype in own.items():
+        if dtype not in listed:
+            raise UsageError(f"{where}: the case {name} is in {dtype}, which dtypes = {listed} does not list")
+    return own
 
 
 def _check_unique(names: list[str], kind: str, where: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.toml import MAX_SIZE, Table
-from cudadent42.operations.attention.case import AttentionCase
+from cudadent42.operations.attention.case import AttentionCase, overlap
 from cudadent42.operations.interface import Definition, Numerics, Parts, other_size
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def _parse_case(table: Table, name: str, dtype: str) -> AttentionCase:
     head_dim = table.integer("head_dim", 8, 512, None)
     if head_dim % 8:
         raise UsageError(f"{table.where}: head_dim = {head_dim}; expected a multiple of 8")
-    return AttentionCase(
+    case = AttentionCase(
         name=name,
         dtype=dtype,
         batch=table.integer("batch", 1, MAX_SIZE, None),
@@ -51,7 +51,44 @@ def _parse_case(table: Table, name: str, dtype: str) -> AttentionCase:
         seqlen_k=table.integer("seqlen_k", 1, MAX_SIZE, both),
         head_dim=head_dim,
         causal=table.value("causal", bool, "true or false", False),
+        softmax_scale=_scale(table),
+        query_strides=_strides(table, "query_strides"),
+        key_strides=_strides(table, "key_strides"),
+        value_strides=_strides(table, "value_strides"),
     )
+    for tensor, (shape, strides) in zip(("query", "key", "value"), case.laid_out(), strict=True):
+        if strides and overlap(shape, (*strides, 1)):
+            raise UsageError(
+                f"{table.where}: {tensor}_strides = {list(strides)}: rows of shape {list(shape)} would overlap"
+            )
+    return case
+
+
+_LARGEST_SCALE = 1e38
+_LARGEST_STRIDE = 1 << 40
+
+
+def _scale(table: Table) -> float | None:
+    if not table.has("softmax_scale"):
+        return None
+    scale = table.number("softmax_scale", _LARGEST_SCALE, "a number above 0", None)
+    if scale == 0:
+        raise UsageError(f"{table.where}: softmax_scale = 0; expected a number above 0")
+    return scale
+
+
+def _strides(table: Table, key: str) -> tuple[int, ...]:
+    """Of batch, heads and rows; empty where the suite has none."""
+    strides = table.value(key, list, "three whole numbers, of batch, heads and rows", [])
+    if strides and (
+        len(strides) != 3
+        or any(type(each) is not int or not 1 <= each <= _LARGEST_STRIDE for each in strides)
+    ):
+        raise UsageError(
+            f"{table.where}: {key} = {strides!r}; expected three whole numbers from 1: the elements between "
+            "neighbours in batch, heads and rows"
+        )
+    return tuple(strides)
 
 
 def _cells(case: AttentionCase) -> Mapping[str, object]:
@@ -75,7 +112,10 @@ def _shape(case: AttentionCase) -> str:
     length = f"{case.seqlen_q}"
     if case.seqlen_k != case.seqlen_q:
         length += f"/{case.seqlen_k}"
-    return f"{case.batch} × {heads} × {length} × {case.head_dim}" + (" causal" if case.causal else "")
+    phrase = f"{case.batch} × {heads} × {length} × {case.head_dim}" + (" causal" if case.causal else "")
+    if case.softmax_scale is not None:
+        phrase += f" scale {case.softmax_scale:g}"
+    return phrase + (" strided" if case.query_strides or case.key_strides or case.value_strides else "")
 
 
 def _shape_legend(cases: Sequence[AttentionCase]) -> str:
@@ -99,7 +139,7 @@ def _unplanned(cases: Sequence[AttentionCase], chance: Random, count: int) -> Se
         elif case.seqlen_q > 1:
             queries = other_size([each.seqlen_q for each in cases], _MOST_HIDDEN_LENGTH, chance)
         hidden = replace(case, name=f"hidden-{number}", batch=1, seqlen_q=queries, seqlen_k=keys)
-        unplanned.append(hidden)
+        unplanned.append(replace(hidden, query_strides=(), key_strides=(), value_strides=()))
     return unplanned
 
 
@@ -184,7 +224,10 @@ OPERATION = Definition(
     case_type=AttentionCase,
     baseline="pytorch",
     case_keys=frozenset(
-        ("batch", "num_heads", "num_kv_heads", "seqlen", "seqlen_q", "seqlen_k", "head_dim", "causal")
+        (
+            *("batch", "num_heads", "num_kv_heads", "seqlen", "seqlen_q", "seqlen_k", "head_dim", "causal"),
+            *("softmax_scale", "query_strides", "key_strides", "value_strides"),
+        )
     ),
     parse_case=_parse_case,
     columns=(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,6 +26,12 @@ class AttentionCase:
     seqlen_k: int
     head_dim: int
     causal: bool = False
+    softmax_scale: float | None = None
+    """None: 1/sqrt(head_dim)."""
+    query_strides: tuple[int, ...] = ()
+    """Of batch, heads and rows, in elements, where a row's entries lie side by side; empty for a contiguous tensor."""
+    key_strides: tuple[int, ...] = ()
+    value_strides: tuple[int, ...] = ()
 
     @property
     def id(self) -> str:
@@ -58,4 +66,33 @@ class AttentionCase:
 
     def memory_bytes(self, sets: int) -> int:
         """Bytes of so many sets of inputs, with an output each."""
-        return sets * self.bytes_min
+        return sets * (self.bytes_min + self.gap_bytes)
+
+    @property
+    def gap_bytes(self) -> int:
+        """Between the rows of inputs whose strides say that other things lie there."""
+        gaps = 0
+        for shape, strides in self.laid_out():
+            if strides:
+                spanned = 1 + sum(
+                    (size - 1) * stride for size, stride in zip(shape, (*strides, 1), strict=True)
+                )
+                gaps += max(0, spanned - math.prod(shape))
+        return element_bytes(self.dtype) * gaps
+
+    def laid_out(self) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+        """Shape and strides of query, key and value."""
+        query = (self.batch, self.num_heads, self.seqlen_q, self.head_dim)
+        key = (self.batch, self.num_kv_heads, self.seqlen_k, self.head_dim)
+        return (query, self.query_strides), (key, self.key_strides), (key, self.value_strides)
+
+
+def overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether entries may share a place in memory."""
+    spanned = 1
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size > 1:
+            if stride < spanned:
+                return True
+            spanned += (size - 1) * stride
+    return False

@@ -56,25 +56,40 @@ def random_inputs(case: AttentionCase, seed: int, index: int, device: str) -> At
     """Standard normal values, rounded to the case's dtype. ``index`` numbers the sets of one case."""
     generator = torch.Generator(device=device).manual_seed(derived_seed(seed, case.id, index))
 
-    def normal(heads: int, seqlen: int) -> Tensor:
-        shape = (case.batch, heads, seqlen, case.head_dim)
-        return torch.randn(shape, generator=generator, dtype=torch.float32, device=device).to(
-            DTYPES[case.dtype]
-        )
+    def normal(shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+        values = torch.randn(shape, generator=generator, dtype=torch.float32, device=device)
+        return _laid_out(values.to(DTYPES[case.dtype]), strides)
 
-    return AttentionInputs(
-        normal(case.num_heads, case.seqlen_q),
-        normal(case.num_kv_heads, case.seqlen_k),
-        normal(case.num_kv_heads, case.seqlen_k),
+    query, key, value = (normal(*each) for each in case.laid_out())
+    return AttentionInputs(query, key, value, case.softmax_scale)
+
+
+def _laid_out(values: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """The values in memory of these strides."""
+    if not strides:
+        return values
+    spanned = 1 + sum(
+        (size - 1) * stride for size, stride in zip(values.shape, (*strides, 1), strict=True) if size
     )
+    memory = torch.zeros(spanned, dtype=values.dtype, device=values.device)
+    return memory.as_strided(values.shape, (*strides, 1)).copy_(values)
 
 
 def refresh(case: AttentionCase, inputs: AttentionInputs, seed: int) -> tuple[Tensor, ...]:
     """New standard normal values in the place of all three."""
     generator = torch.Generator(device=inputs.query.device).manual_seed(derived_seed(seed, case.id))
     for tensor in inputs.tensors:
-        tensor.normal_(generator=generator)
+        write_normal(tensor, generator)
     return inputs.tensors
+
+
+def write_normal(tensor: Tensor, generator: torch.Generator) -> None:
+    """The same values whatever the strides: what normal_ gives to entries that are apart depends on their order."""
+    if tensor.is_contiguous():
+        tensor.normal_(generator=generator)
+    else:
+        dense = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        tensor.copy_(dense.normal_(generator=generator))
 
 
 # ---------------------------------------------------------------- inputs that are hard to get right

@@ -30,7 +30,7 @@ class AttentionBackwardCase(AttentionCase):
 
     def memory_bytes(self, sets: int) -> int:
         """With what autograd keeps of the forward pass of each set."""
-        return sets * self.bytes_min
+        return sets * (self.bytes_min + self.gap_bytes)
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def refresh(case: AttentionBackwardCase, inputs: BackwardInputs, seed: int) -> t
     whole = isinstance(case, AttentionTrainingStepCase)
     written = inputs.tensors if whole else (inputs.output_gradient,)
     for tensor in written:
-        tensor.normal_(generator=generator)
+        forward.write_normal(tensor, generator)
     return written
 
 

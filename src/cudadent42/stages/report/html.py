@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 
 from cudadent42.model import text
 from cudadent42.model.records import VerifiedCase
-from cudadent42.stages.report import facts, gates, keys, notices, pages, profile, svg
+from cudadent42.stages.report import facts, gates, keys, notices, pages, profile, script, svg
 from cudadent42.stages.report.cases import CaseRow, shares_of_bound
 from cudadent42.stages.report.figures.control import control
 from cudadent42.stages.report.figures.errors import errors
@@ -73,6 +73,7 @@ def render(view: View) -> str:
             rivals_line=facts.rivals_line(view.run.results, view.candidate_name),
             gate_line=gates.headline(judged) if judged else "",
             gate_rows=gates.rows(judged) if judged else [],
+            script=script.section(view),
             cards=cards,
             sample_line=_sample_line(view, samples),
             lane_key=keys.lane_key(view, samples),

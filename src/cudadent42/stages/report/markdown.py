@@ -10,7 +10,7 @@ from cudadent42.decisions.words import report_lines
 from cudadent42.model import text
 from cudadent42.model.records import Comparison, Verdict
 from cudadent42.profiles.text import ablations, known, times, unasked
-from cudadent42.stages.report import facts, gates, notices
+from cudadent42.stages.report import facts, gates, notices, script
 from cudadent42.stages.report.cases import CaseRow, shares_of_bound
 from cudadent42.stages.report.rivals import Standing, standings
 from cudadent42.stages.report.view import Tone, View
@@ -28,6 +28,7 @@ def render(view: View) -> str:
         *_tally(view),
         "" if view.profile_alone else _table(view),
         *_gates(view),
+        *_script(view),
         *_profile(view),
         escape(facts.rivals_line(view.run.results, view.candidate_name)),
         escape(view.verification_line),
@@ -77,6 +78,24 @@ def _profile(view: View) -> Iterable[str]:
         )
         yield "\n".join([head, *rows])
     yield f"Next: {escape(diagnosis.next_step)}"
+
+
+def _script(view: View) -> Iterable[str]:
+    """What the script would gain that the suite was recorded from."""
+    part = script.section(view)
+    if part is None:
+        return
+    first, *others = part.lines
+    yield f"**{escape(part.title)}.** {escape(first)}"
+    yield from map(escape, others)
+    if part.stays:
+        head = "| stays as it is | reason | calls | share |\n| --- | --- | ---: | ---: |"
+        rows = (
+            f"| {escape(row.what)} | {escape(row.reason)} | {row.calls} | {row.share} |" for row in part.stays
+        )
+        yield "\n".join([head, *rows])
+    if part.notes:
+        yield "\n".join(f"* {escape(note)}" for note in part.notes)
 
 
 def _gates(view: View) -> Iterable[str]:
