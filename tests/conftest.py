@@ -16,7 +16,7 @@ from cudadent42.base.git import REPOSITORY_VARIABLES
 # For warm_python.py: in importlib's import mode a test's folder is not on the path.
 sys.path.append(str(Path(__file__).parent))
 
-from warm_python import WarmPopen
+from warm_python import FreshPopen, WarmPopen
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -56,11 +56,18 @@ def _homes_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _warm_processes() -> Iterator[None]:
+    """The lab's processes begin with what they would import, those that fixtures of any scope start too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", WarmPopen)
+        yield
+
+
 @pytest.fixture(autouse=True)
-def _warm_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lab's processes begin with what they would import; those that fixtures of wider scopes start do not."""
-    if request.node.get_closest_marker("fresh") is None:
-        monkeypatch.setattr(subprocess, "Popen", WarmPopen)
+def _fresh_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.node.get_closest_marker("fresh") is not None:
+        monkeypatch.setattr(subprocess, "Popen", FreshPopen)
 
 
 @pytest.fixture(scope="session")

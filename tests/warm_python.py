@@ -49,6 +49,13 @@ _READ_AT_THE_START = (
     *("PYTHON", "LD_", "LC_", "LANG", "TZ", "MALLOC_", "GLIBC_", "MPL"),
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_", "ATEN_", "TORCH", "CUDA_", "NVIDIA_"),
 )
+_AT_FIRST_USE = (
+    "torch",
+    "torch.nn.attention.bias",  # and with it torch._dynamo and sympy, most of a worker's time
+    "flashmoe_science.attention",
+    "flashmoe_science.moe",
+    "flashmoe_science.explanation",
+)
 _FOR_EVERY_PROGRAM = ("PATH", "HOME", "USER", "TMPDIR")
 _READ_BY_THE_CHILD = ("PYTHONPATH", "PYTHONUNBUFFERED")
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
@@ -58,7 +65,7 @@ _POLL_S = 0.0005
 _UNWRITTEN_OUTPUT = 120
 """Exit code of an interpreter that could not write what was left of its standard output."""
 
-_fresh_popen = subprocess.Popen
+FreshPopen = subprocess.Popen
 _servers: dict[tuple[tuple[str, str], ...], _Server] = {}
 """By what was read at their start."""
 _own_server: _Server | None = None
@@ -185,7 +192,7 @@ class _Server:
     def started(cls, settings: tuple[tuple[str, str], ...], environment: Mapping[str, str]) -> _Server:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            process = _fresh_popen(
+            process = FreshPopen(
                 [sys.executable, __file__, str(theirs.fileno())],
                 # No more than that: by a mark in its environment a process counts among those of a worker.
                 env={
@@ -372,8 +379,7 @@ def _serve_this_one() -> None:
 
 
 def _import_everything() -> None:
-    import torch  # noqa: F401
-
+    """All that a command or its worker imports sooner or later; what needs an extra is left to those that ask for it."""
     import cudadent42
 
     left_out = {*_RUN_AS_PROGRAMS, "cudadent42.__main__"}
@@ -381,6 +387,8 @@ def _import_everything() -> None:
         if module.name not in left_out:
             with contextlib.suppress(ImportError):  # of an extra that is not installed
                 importlib.import_module(module.name)
+    for name in _AT_FIRST_USE:
+        importlib.import_module(name)
 
 
 def main() -> None:

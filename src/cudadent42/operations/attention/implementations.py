@@ -32,7 +32,6 @@ def prepare_sdpa(case: AttentionCase, inputs: AttentionInputs) -> Call:
     take PyTorch's own bottom-right bias; with more queries than keys the first rows see no key and are
     zeros, and the rest is the equal-lengths case.
     """
-    from torch.nn.attention.bias import causal_lower_right
     from torch.nn.functional import scaled_dot_product_attention as sdpa
 
     query, key, value = inputs.query, inputs.key, inputs.value
@@ -50,6 +49,8 @@ def prepare_sdpa(case: AttentionCase, inputs: AttentionInputs) -> Call:
 
         return padded
     if case.causal and case.seqlen_q < case.seqlen_k:
+        from torch.nn.attention.bias import causal_lower_right  # a second: it imports torch.compile's machinery
+
         bias: Any = causal_lower_right(case.seqlen_q, case.seqlen_k)
         return partial(call, query, attn_mask=bias)
     return partial(call, query, is_causal=case.causal)
