@@ -214,7 +214,9 @@ def open_cloud(keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
             },
         )
         write_tool(
-            tmp_path / "tools/gcloud", f'#!/bin/sh\nexec "{sys.executable}" "{HERE}/gcloud_standin.py" "$@"\n'
+            tmp_path / "tools/gcloud",
+            # It needs nothing of the environment's packages.
+            f'#!/bin/sh\nexec "{sys.executable}" -I -S "{HERE}/gcloud_standin.py" "$@"\n',
         )
         # An instance's sshd is on the usual port; the tests' is not. Nothing of a user's own hosts is trusted.
         (tmp_path / "ssh_config").write_text(
