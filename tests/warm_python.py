@@ -379,7 +379,7 @@ def _serve_this_one() -> None:
 
 
 def _import_everything() -> None:
-    """All that a command or its worker imports sooner or later; what needs an extra is left to those that ask for it."""
+    """All that a command or its worker imports sooner or later; an extra is left to what asks for it."""
     import cudadent42
 
     left_out = {*_RUN_AS_PROGRAMS, "cudadent42.__main__"}

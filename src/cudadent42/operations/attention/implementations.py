@@ -49,7 +49,8 @@ def prepare_sdpa(case: AttentionCase, inputs: AttentionInputs) -> Call:
 
         return padded
     if case.causal and case.seqlen_q < case.seqlen_k:
-        from torch.nn.attention.bias import causal_lower_right  # a second: it imports torch.compile's machinery
+        # Here, and not above: it imports the machinery of torch.compile, a second of a processor.
+        from torch.nn.attention.bias import causal_lower_right
 
         bias: Any = causal_lower_right(case.seqlen_q, case.seqlen_k)
         return partial(call, query, attn_mask=bias)

@@ -82,7 +82,7 @@ class State:
     """The state, for one change; calls take turns."""
 
     def __enter__(self) -> dict:
-        self.lock = open(f"{FOLDER}/lock", "w")  # noqa: SIM115 - until the end of the change
+        self.lock = open(f"{FOLDER}/lock", "w")
         fcntl.flock(self.lock, fcntl.LOCK_EX)
         self.content = json.loads(read(f"{FOLDER}/state.json"))
         return self.content
