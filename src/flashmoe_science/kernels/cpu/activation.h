@@ -20,6 +20,7 @@ INLINE F magnitude(F x) { return max(x, negative(x)); }
 INLINE F exp_to_zero(F x) {
     // Split as x = n ln 2 + r before the product, whose rounding would count n times: n * LN2_HIGH is exact.
     constexpr float LN2_HIGH = 0x1.62e4p-1f, LN2_LOW = 0x1.7f7d1cp-20f;
+    x = max(set1(-104.5f), x);  // 2^-150.8
     const F t = mul(x, set1(ACTIVATION_LOG2_E));
     const F rounded = add(t, set1(ROUND_MAGIC));
     const F n = sub(rounded, set1(ROUND_MAGIC));

@@ -235,11 +235,11 @@ int divide(BackwardJob& job, int threads) {
     const AttentionBackwardProblem& p = *job.problem;
     const double pairs = (double)p.seqlen_q * p.seqlen_k * (job.causal ? 0.5 : 1.0);
     if ((double)p.batch * p.heads * pairs * p.head_dim * 5 < MIN_PARALLEL_WORK) threads = 1;
-    job.tile_queries = (int)smaller<int64_t>(TILE_QUERIES, up_to_multiple(p.seqlen_q, W));
+    job.tile_queries = (int)smaller<int64_t>(GRADIENT_TILE_QUERIES, up_to_multiple(p.seqlen_q, W));
     const int64_t tiles = (p.seqlen_q + job.tile_queries - 1) / job.tile_queries;
     job.whole_spaces = threads == 1 || job.spaces >= 2 * threads || job.spaces % threads == 0;
     int64_t strip_tiles = larger<int64_t>(1, STRIP_BYTES / (int64_t)(tile_floats(job) * sizeof(float)));
-    strip_tiles = smaller<int64_t>(smaller<int64_t>(strip_tiles, MAX_TASK_TILES), tiles);
+    strip_tiles = smaller<int64_t>(smaller<int64_t>(strip_tiles, MAX_STRIP_TILES), tiles);
     if (!job.whole_spaces) {
         const int64_t shared = job.spaces * job.group * tiles / (threads * STRIPS_PER_THREAD);
         strip_tiles = larger<int64_t>(1, smaller(strip_tiles, shared));

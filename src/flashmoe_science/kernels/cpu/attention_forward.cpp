@@ -1,7 +1,7 @@
 // Exact attention, forward, with online softmax: out = softmax(softmax_scale * Q K^T) V, never holding the
 // scores of more than one tile.
 //
-// A tile is up to 64 queries of one head (or, where few queries share a key/value head, of its whole group).
+// A tile is up to 64 queries (16 with AVX2) of one head (or, where few queries share a key/value head, of its whole group).
 // Queries lie in vector lanes, so S^T = K Q^T and O^T = V^T P^T read K and V row-major, in place, by
 // broadcast, and maxima and sums over keys are vertical. Key blocks are visited in order; each block's P V
 // starts from zero and is added to the rescaled output, which also makes the summation blocked. Only Q and O
@@ -132,8 +132,10 @@ int divide(Job& job, int threads) {
         tile = smaller(tile, up_to_multiple((job.rows + wanted - 1) / wanted, W));
     job.tile_queries = tile;
     const int64_t tiles = (job.rows + tile - 1) / tile;
-    const int64_t shared = tiles * job.row_spaces / (threads * (job.causal ? 4 : 2));
-    job.task_tiles = (int)larger<int64_t>(1, smaller<int64_t>(smaller<int64_t>(shared, tiles), MAX_TASK_TILES));
+    const int64_t each = tiles * job.row_spaces / threads;
+    const int64_t shared = larger(each / (job.causal ? 4 : 2), smaller<int64_t>(each, MIN_TASK_QUERIES / tile));
+    job.task_tiles =
+        (int)larger<int64_t>(1, smaller<int64_t>(smaller<int64_t>(shared, tiles), MAX_TASK_QUERIES / tile));
     job.tasks_per_space = (tiles + job.task_tiles - 1) / job.task_tiles;
     job.tasks = job.tasks_per_space * job.row_spaces;
     return (int)smaller<int64_t>(threads, job.tasks);
@@ -163,7 +165,7 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_attention_forward
     // One query, aligned bottom-right, sees every key.
     job.causal = p.causal && p.seqlen_q > 1;
     const int64_t group = p.heads / p.kv_heads;
-    job.fold = !job.causal && p.seqlen_q < TILE_QUERIES ? group : 1;
+    job.fold = !job.causal && p.seqlen_q < FOLD_QUERIES ? group : 1;
     job.rows = job.fold * p.seqlen_q;
     job.row_spaces = p.batch * p.heads / job.fold;
     job.next_task = 0;

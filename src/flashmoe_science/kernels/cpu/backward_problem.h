@@ -15,6 +15,10 @@ struct AttentionBackwardProblem {
 
 namespace {
 
+// The order of the sums, and so the gradients' bits, follow from it.
+constexpr int GRADIENT_TILE_QUERIES = 64;
+constexpr int MAX_STRIP_TILES = 4;
+
 struct BackwardJob {
     const AttentionBackwardProblem* problem;
     const char *query, *key, *value, *out, *grad_out, *grad_lse;  // grad_lse may be null
@@ -58,7 +62,7 @@ struct QueryTile {
 };
 
 struct BackwardWorkspace {
-    QueryTile tile[MAX_TASK_TILES];
+    QueryTile tile[MAX_STRIP_TILES];
     float *scores, *gradients;  // [key][ld]: scores, then weights; gradients of the weights, then of the scores
     float *weight_pairs, *gradient_pairs, *gradient_key_pairs;  // bf16: pairs along queries, and along keys
     float *key, *value;         // copies of a block

@@ -206,7 +206,7 @@ void start_tile(
     tile.keys = larger<int64_t>(0, smaller<int64_t>(p.seqlen_k, tile.diagonal + tile.rows));
     if (job.grad_query) memset(tile.grad_query, 0, sizeof(float) * tile.rows * job.row);
     if (tile.keys == 0) return;
-    const char* row[TILE_QUERIES];
+    const char* row[GRADIENT_TILE_QUERIES];
     for (int i = 0; i < tile.rows; ++i) row[i] = tile.query + i * p.query_stride[2];
     Path::load_columns(row, tile.rows, head_dim, tile.query_columns, ld, columns);
     if (job.needs_score_gradients) {

@@ -24,26 +24,30 @@ struct Exp2Coefficients<6> {
                                   0x1.3b2dep-7f, 0x1.5f082ep-10f, 0x1.416b5ep-13f};
 };
 
-// x[i] = 2^f[i] for |f[i]| <= 1/2. N independent chains.
+constexpr float SPARE_FACTOR = 1.0f / (1 << SPARE);
+
+// x[i] = 2^(f[i] - SPARE) for |f[i]| <= 1/2. N independent chains.
 template <int DEGREE, int N>
 INLINE void power_of_fraction(const F f[N], F x[N]) {
     using Coefficients = Exp2Coefficients<DEGREE>;
 #pragma GCC unroll 16
-    for (int i = 0; i < N; ++i) x[i] = set1(Coefficients::c[DEGREE]);
+    for (int i = 0; i < N; ++i) x[i] = set1(Coefficients::c[DEGREE] * SPARE_FACTOR);
 #pragma GCC unroll 8
     for (int k = DEGREE - 1; k >= 0; --k)
 #pragma GCC unroll 16
-        for (int i = 0; i < N; ++i) x[i] = madd(x[i], f[i], set1(Coefficients::c[k]));
+        for (int i = 0; i < N; ++i) x[i] = madd(x[i], f[i], set1(Coefficients::c[k] * SPARE_FACTOR));
 }
 
 // x[i] = 2^t[i] for t[i] at most zero, subnormal numbers included; 0 for minus infinity, NaN for NaN.
 template <int DEGREE, int N>
 INLINE void exp2_to_zero(const F t[N], F x[N]) {
-    F f[N], rounded[N];
+    F within[N], f[N], rounded[N];
 #pragma GCC unroll 16
-    for (int i = 0; i < N; ++i) rounded[i] = add(t[i], set1(ROUND_MAGIC));
+    for (int i = 0; i < N; ++i) within[i] = bounded(t[i]);
 #pragma GCC unroll 16
-    for (int i = 0; i < N; ++i) f[i] = sub(t[i], sub(rounded[i], set1(ROUND_MAGIC)));
+    for (int i = 0; i < N; ++i) rounded[i] = add(within[i], set1(ROUND_MAGIC));
+#pragma GCC unroll 16
+    for (int i = 0; i < N; ++i) f[i] = sub(within[i], sub(rounded[i], set1(ROUND_MAGIC)));
     power_of_fraction<DEGREE, N>(f, x);
 #pragma GCC unroll 16
     for (int i = 0; i < N; ++i) x[i] = times_power(x[i], rounded[i], t[i]);

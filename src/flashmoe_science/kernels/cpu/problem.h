@@ -19,9 +19,15 @@ struct AttentionProblem {
 
 namespace {
 
-constexpr int TILE_QUERIES = 64;
+// As many queries as one pass of the products keeps in registers: a tile's queries, scores and output are then contiguous.
+constexpr int TILE_QUERIES = MAX_COLUMNS * W;
 constexpr int BLOCK_KEYS = 64;
-constexpr int MAX_TASK_TILES = 4;
+// Queries that share a prepared block of keys, at most, and where threads leave it open, at least.
+constexpr int MAX_TASK_QUERIES = 256;
+constexpr int MIN_TASK_QUERIES = 64;
+constexpr int MAX_TASK_TILES = MAX_TASK_QUERIES / W;
+// Below this many queries the heads of a group share row spaces.
+constexpr int FOLD_QUERIES = 64;
 // Longest run of products summed in one register: a longer head dimension is summed in parts, for accuracy.
 constexpr int MAX_DEPTH = 128;
 // Where there are so few keys that each one's rounding shows, and time goes elsewhere.

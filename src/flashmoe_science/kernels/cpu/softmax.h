@@ -73,7 +73,8 @@ INLINE void weigh_rows(float* s, ptrdiff_t ld, float scale, const F base[G], F t
 template <int G>
 static void weigh(
     float* s, ptrdiff_t ld, int keys, int column, const float* base_of, const Running& running, float scale) {
-    constexpr int ROWS = 4 / G;
+    // No more vectors at a time than columns of a product: with more, the registers of AVX2 would spill.
+    constexpr int ROWS = MAX_COLUMNS / G;
     F base[G], total[G];
 #pragma GCC unroll 4
     for (int g = 0; g < G; ++g) {

@@ -69,7 +69,8 @@ void mask_scores(const Tile& tile, const KeyBlock& block, float* s, ptrdiff_t ld
 template <class Path>
 void weigh_block(const Job& job, const Workspace& w, const Running& running, int keys, int first, int last, int ld) {
     int column = first;
-    for (; column + 4 <= last; column += 4) raise_maxima<4>(running, column, w.block_max, job.scale);
+    for (; column + MAX_COLUMNS <= last; column += MAX_COLUMNS)
+        raise_maxima<MAX_COLUMNS>(running, column, w.block_max, job.scale);
     for (; column < last; ++column) raise_maxima<1>(running, column, w.block_max, job.scale);
     if constexpr (Path::PAIRS) {
 #ifdef __AVX512BF16__

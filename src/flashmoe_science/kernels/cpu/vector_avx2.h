@@ -26,16 +26,16 @@ INLINE F keep_from(F x, int lane) {
     return _mm256_blendv_ps(x, set1(-__builtin_inff()), _mm256_castsi256_ps(drop));
 }
 
-// The low bits are then n + SPARE with the exponent's bias: SPARE keeps the power a normal number, and the product with
-// 2^-SPARE rounds one that is not.
-constexpr int SPARE = 32;
+// The low bits are then n + SPARE with the exponent's bias. Polynomials give 2^(f - SPARE), so that one product takes n as
+// far as the subnormal numbers with a power that is a normal number, or zero at LOWEST - 1.
+constexpr int SPARE = 24;
 constexpr float ROUND_MAGIC = ROUND_BASE + 127 + SPARE;
 
-INLINE F times_power(F x, F rounded, F t) {
-    const F power = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(rounded), 23));
-    const F counts = _mm256_cmp_ps(t, set1(LOWEST), _CMP_NLT_UQ);
-    // Zeros before the last product: one that underflows is slow on some processors.
-    return mul(_mm256_and_ps(counts, mul(x, power)), set1(0x1p-32f));
+// Zeros come from a power of zero: a product that underflows is slow on some processors.
+INLINE F bounded(F t) { return max(set1(LOWEST - 1), t); }
+
+INLINE F times_power(F x, F rounded, F) {
+    return mul(x, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(rounded), 23)));
 }
 
 // Rows become columns: x[i] lane j <-> x[j] lane i.

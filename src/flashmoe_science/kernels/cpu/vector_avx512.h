@@ -29,7 +29,10 @@ INLINE F keep_from(F x, int lane) {
     return _mm512_mask_blend_ps((__mmask16)keep, set1(-__builtin_inff()), x);
 }
 
+constexpr int SPARE = 0;
 constexpr float ROUND_MAGIC = ROUND_BASE;
+
+INLINE F bounded(F t) { return t; }
 
 INLINE F times_power(F x, F rounded, F t) {
     const __mmask16 counts = _mm512_cmp_ps_mask(t, set1(LOWEST), _CMP_NLT_UQ);

@@ -46,16 +46,15 @@ INLINE F keep_from(F x, int lane) {
     return select(index >= lane, x, set1(-__builtin_inff()));
 }
 
-// The low bits are then n + SPARE with the exponent's bias: SPARE keeps the power a normal number, and the product with
-// 2^-SPARE rounds one that is not.
-constexpr int SPARE = 32;
+// The low bits are then n + SPARE with the exponent's bias. Polynomials give 2^(f - SPARE), so that one product takes n as
+// far as the subnormal numbers with a power that is a normal number, or zero at LOWEST - 1.
+constexpr int SPARE = 24;
 constexpr float ROUND_MAGIC = ROUND_BASE + 127 + SPARE;
 
-INLINE F times_power(F x, F rounded, F t) {
-    const F power = (F)((U)rounded << 23);
-    // Zeros before the last product: one that underflows is slow on some processors.
-    return mul(select(t < set1(LOWEST), set1(0.0f), mul(x, power)), set1(0x1p-32f));
-}
+// Zeros come from a power of zero: a product that underflows is slow on some processors.
+INLINE F bounded(F t) { return max(set1(LOWEST - 1), t); }
+
+INLINE F times_power(F x, F rounded, F) { return mul(x, (F)((U)rounded << 23)); }
 
 // Rows become columns: x[i] lane j <-> x[j] lane i.
 INLINE void transpose(F x[W]) {
