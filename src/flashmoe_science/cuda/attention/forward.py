@@ -47,6 +47,11 @@ def _make_call(tensors: Tensors, options: Options, index: int) -> Call:
     query, key, value = tensors
     causal, softmax_scale, return_lse, choice = options
     _check_dtype(query)
+    if softmax_scale == 0:
+        # Scores are 0, or NaN where a product is infinite or NaN: so they are with a query that was multiplied by 0.
+        return _with_query_times_zero(
+            _make_call((query * 0, key, value), (causal, 1.0, return_lse, choice), index)
+        )
     device = device_of(index)
     make_context_current(index)
     output = result_like(query)
@@ -176,6 +181,13 @@ def _check_dtype(query: torch.Tensor) -> None:
         )
 
 
+def _with_query_times_zero(call: Call) -> Call:
+    def zeroed(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[Any, ...]:
+        return call(query * 0, key, value)
+
+    return zeroed
+
+
 def _nothing(query: int, key: int, value: int, output: int, lse: int, stream: int) -> None:
     """The launch of a call without output elements."""
 
@@ -208,6 +220,13 @@ def prepare(output: Layout, return_lse: bool, launch: Launch, device: int, alloc
     return call
 
 
+def _kernels_scale(head_dim: int, softmax_scale: float | None) -> float:
+    """What a kernel is given; 1 for 0, as the query is then multiplied by 0 before."""
+    if softmax_scale is None:
+        return 1 / math.sqrt(head_dim)
+    return float(softmax_scale) or 1.0
+
+
 def _problem(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -227,7 +246,7 @@ def _problem(
         head_dim=head_dim,
         dtype=query.dtype,
         causal=causal,
-        softmax_scale=1 / math.sqrt(head_dim) if softmax_scale is None else float(softmax_scale),
+        softmax_scale=_kernels_scale(head_dim, softmax_scale),
         return_lse=return_lse,
         query_strides=strides_of("query", query),
         key_strides=strides_of("key", key),

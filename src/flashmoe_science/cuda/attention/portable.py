@@ -19,7 +19,7 @@ from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import limits
 from flashmoe_science.jit.nvrtc import CudaKernel
 
-_REST = struct.Struct("12q 10i f 2I")  # the fields of AttentionParameters after the pointers
+_REST = struct.Struct("12q 10i f I")  # the fields of AttentionParameters after the pointers
 _ARGUMENT_BYTES = -(-(ADDRESSES.size + _REST.size) // 8) * 8
 _NO_MASK = 1 << 30
 _MOST_BLOCKS = 1 << 31
@@ -115,7 +115,6 @@ def _fields(problem: Problem, configuration: PortableConfiguration, device: Devi
     # A negative scale flips the query's signs, so that the kernel's scale, and with it the row maximum, stays
     # positive.
     scale = abs(problem.softmax_scale) * math.log2(math.e)
-    keep = 0 if scale == 0 else 0xFFFFFFFF
     flip = 0x80008000 if problem.softmax_scale < 0 else 0
     return (
         *(stride * element for tensor in strides for stride in tensor),
@@ -129,8 +128,7 @@ def _fields(problem: Problem, configuration: PortableConfiguration, device: Devi
         -(-problem.seqlen_q // configuration.block_m),
         problem.batch * problem.num_heads,
         _slices_per_section(problem, device),
-        scale or 1.0,
-        keep,
+        scale,
         flip,
     )
 

@@ -34,6 +34,7 @@ class Problem:
     dtype: torch.dtype
     causal: bool
     softmax_scale: float
+    """Not zero."""
     return_lse: bool
     query_strides: Strides
     key_strides: Strides

@@ -25,6 +25,5 @@ struct AttentionParameters {
     int num_slices;         // batch x num_heads
     int slices_per_section;  // heads whose tiles are interleaved, so that their keys and values share the L2 cache
     float scale_log2;       // |softmax_scale| x log2(e), positive
-    uint32 query_and;       // query elements are (q & query_and) ^ query_xor, two at a time: identity is ~0 and 0,
-    uint32 query_xor;       // a negative softmax scale flips signs, a zero one clears the query
+    uint32 query_xor;       // query elements are q ^ query_xor, two at a time: a negative softmax scale flips signs
 };

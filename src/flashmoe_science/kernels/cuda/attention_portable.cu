@@ -295,13 +295,13 @@ attention_portable(const __grid_constant__ AttentionParameters p) {
         copy_keys(b, Flag<false>{});
         copy_commit();
         const auto prepare_query = [&]() {
-            if (p.query_and != ~0u || p.query_xor != 0) {
+            if (p.query_xor != 0) {
                 for (int c = lane; c < kWarpRows * T::kRowBytes / kChunkBytes; c += 32) {
                     Chunk q = load_shared(warp_query + c * kChunkBytes);
-                    q.x = (q.x & p.query_and) ^ p.query_xor;
-                    q.y = (q.y & p.query_and) ^ p.query_xor;
-                    q.z = (q.z & p.query_and) ^ p.query_xor;
-                    q.w = (q.w & p.query_and) ^ p.query_xor;
+                    q.x ^= p.query_xor;
+                    q.y ^= p.query_xor;
+                    q.z ^= p.query_xor;
+                    q.w ^= p.query_xor;
                     store_shared(warp_query + c * kChunkBytes, q);
                 }
                 __syncwarp();

@@ -12,8 +12,8 @@
 #include "types.cuh"
 
 constexpr float kSlack = 8.0f;
-// Below every finite score times scale, and finite, so that nothing here ever subtracts infinities.
-constexpr float kNoShift = -3.0e38f;
+// The least finite float: no finite score times scale is below it, and nothing here ever subtracts infinities.
+constexpr float kNoShift = -3.402823466e38f;
 
 __device__ __forceinline__ float quad_max(float x) {
     return over_quad(x, [](float a, float b) { return fmaxf(a, b); });

@@ -47,3 +47,22 @@ def test_misaligned_tensors_are_named() -> None:
     shifted = torch.zeros(k.numel() + 1, dtype=k.dtype)[1:].view(k.shape)
     with pytest.raises(InputError, match="key does not start at a multiple of 16"):
         call(q, shifted, v)
+
+
+def test_a_scale_of_zero_is_a_query_times_zero() -> None:
+    """0 times what is not finite is NaN; kernels are given a scale of 1, so that masked keys stay masked."""
+    seen: list[torch.Tensor] = []
+    q, k, v = tensors()
+    q.fill_(3.0)
+    q[0, 0, 0, 0], q[1, 2, 3, 4] = float("inf"), float("nan")
+    forward._with_query_times_zero(lambda *given: seen.extend(given))(q, k, v)
+    query, key, value = seen
+    assert key is k
+    assert value is v
+    assert (query.isnan() == ~q.isfinite()).all()
+    assert query.nan_to_num(0.0).eq(0).all()
+    assert query.stride() == q.stride()
+    problem = forward._problem(q, k, v, q, False, 0.0, False)
+    assert problem.softmax_scale == 1.0
+    assert forward._problem(q, k, v, q, False, -0.5, False).softmax_scale == -0.5
+    assert forward._problem(q, k, v, q, False, None, False).softmax_scale == 0.125

@@ -79,7 +79,34 @@ def test_grouped_heads(kv_heads: int, head_dim: int) -> None:
         assert_right(q, k, v, causal=causal)
 
 
-@pytest.mark.parametrize("scale", [-0.3, 0.0, 1e-6, 1.0])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 130), (200, 200), (600, 600)])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_scale_of_zero(head_dim: int, seqlen_q: int, seqlen_k: int, causal: bool) -> None:
+    """Finite scores become 0, so outputs are means; 0 times infinity is NaN, and masked keys stay masked."""
+    q, k, v = random_qkv((seqlen_q, seqlen_k), head_dim)
+    q[0, 0, 0, 5], k[0, 1, seqlen_k // 2, 7] = -math.inf, math.inf
+    exact, exact_lse = reference(q.float() * 0, k, v, causal, 1.0, torch.float64)
+    out, lse = forward(q, k, v, causal=causal, softmax_scale=0.0, return_lse=True)
+    assert lse is not None
+    torch.testing.assert_close(out.double(), exact, atol=4e-3, rtol=8e-3, equal_nan=True)
+    torch.testing.assert_close(lse.double(), exact_lse, atol=1e-3, rtol=1e-5, equal_nan=True)
+    assert exact.isnan().any()
+    assert exact.isfinite().any()
+
+
+@pytest.mark.parametrize("top", [2.9e38, 3.2e38])
+def test_scores_near_the_least_number(top: float) -> None:
+    """Every score of a row, in units of log2, is near the least finite float: all keys count the same."""
+    q, k, v = random_qkv((200, 200), 64)
+    q.zero_()
+    k.zero_()
+    q[..., 0], k[..., 0] = 2.0**63, -(2.0**64)
+    scale = top / 2.0**127 / math.log2(math.e)
+    assert_right(q, k, v, causal=False, scale=scale)
+
+
+@pytest.mark.parametrize("scale", [-0.3, 1e-6, 1.0])
 def test_softmax_scales(scale: float) -> None:
     for head_dim in (64, 128):
         assert_right(*random_qkv((200, 200), head_dim), causal=True, scale=scale)
