@@ -67,6 +67,7 @@ LAYERS = {
     "scaffold": "base",
     "session": f"{_BELOW_STAGES} cost patterns stages.gates stages.report flows",
     "schemas": "base model decisions runs profiles flows session",
+    "recording": "base model decisions runs",
     "remote.core": "cudadent42 base model cost preflight operations suites runs registry plan ledger stages.build "
     "flows",
     "remote.providers": "base model cost runs remote.core",

@@ -17,6 +17,7 @@ from cudadent42 import __version__
 from cudadent42.base.errors import ExitCode, LabError
 from cudadent42.base.shown import PlainStream, message
 from cudadent42.commands import (
+    capture,
     cost,
     gate,
     history,
@@ -52,7 +53,9 @@ class _Group(Group):
     """The commands, with one place for errors, and ``--debug`` allowed after the command's name too."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if "--debug" in args:
+        if (
+            "--debug" in args and "capture" not in args[: args.index("--debug")]
+        ):  # behind it, it may be the script's
             args = ["--debug", *(argument for argument in args if argument != "--debug")]
         try:
             return super().parse_args(ctx, args)
@@ -107,6 +110,9 @@ for heading, commands in {
 }.items():
     for command in commands:
         app.command(rich_help_panel=heading)(command)
+# What stands behind a script is the script's, and -m MODULE is a script too.
+OF_A_SCRIPT = {"allow_interspersed_args": False, "ignore_unknown_options": True}
+app.command(rich_help_panel=MEASURE, context_settings=OF_A_SCRIPT)(capture.capture)
 for name, group in {
     "session": session.session_app,
     "remote": remote.remote_app,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from cudadent42.base.errors import ExitCode
 from cudadent42.base.shown import message, plain, unfiltered
 from cudadent42.commands import trace
 
@@ -150,7 +149,7 @@ def watching(verbose: bool) -> Iterator[Observer]:
         yield trace.Heard(watcher)
 
 
-def fail(text: str, code: ExitCode) -> NoReturn:
+def fail(text: str, code: int) -> NoReturn:
     """End with an error: a message on standard error, and a document where one was asked for and none was printed."""
     trace.current().lines.extend(text.splitlines())
     text = message(text)

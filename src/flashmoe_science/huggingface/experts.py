@@ -72,10 +72,8 @@ def why_not_weights(experts: Any) -> str | None:
     return None
 
 
-def _attempt(
-    experts: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
-) -> torch.Tensor | str:
-    """The result, or why not."""
+def why_not_call(experts: Any, hidden_states: torch.Tensor, top_k_weights: torch.Tensor) -> str | None:
+    """Why the kernels do not take a call of these experts; None if they do."""
     reason = why_not_weights(experts)
     if reason is not None:
         return reason
@@ -86,6 +84,22 @@ def _attempt(
         return "gradients of experts are not there yet"
     if hidden_states.device != w13.device or hidden_states.dim() != 2 or hidden_states.shape[0] == 0:
         return "tokens of another form"
+    return None
+
+
+def activation_of(experts: Any) -> str | None:
+    """As `fused_moe` calls it; None for one that it has not."""
+    return _GATED.get(type(experts.act_fn).__name__)
+
+
+def _attempt(
+    experts: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor | str:
+    """The result, or why not."""
+    reason = why_not_call(experts, hidden_states, top_k_weights)
+    if reason is not None:
+        return reason
+    w13, w2 = experts.gate_up_proj, experts.down_proj
     # As the library's own implementation does where autocast left the tokens in float32.
     tokens = hidden_states.to(w13.dtype).contiguous()
     weights, ids = top_k_weights.float().contiguous(), top_k_index.contiguous()

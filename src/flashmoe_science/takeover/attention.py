@@ -37,13 +37,11 @@ def attempt(
         grouped: whether several query heads may share a key head.
         lower_right: a causal call is aligned bottom-right instead, as FlashAttention's are.
     """
-    if dropout_p != 0:
-        return "dropout"
-    reason = why_not(query, key, value, scale, grouped=grouped)
+    reason = why_not_without_mask(
+        query, key, value, dropout_p=dropout_p, is_causal=is_causal, scale=scale, grouped=grouped
+    )
     if reason is not None:
         return reason
-    if is_causal is not True and is_causal is not False:
-        return "is_causal is no bool"
     if attn_mask is not None:
         if is_causal:
             return "a mask in a causal call"
@@ -58,8 +56,6 @@ def attempt(
         ranges = None
     if is_causal:
         seqlen_q, seqlen_k = query.shape[2], key.shape[2]
-        if seqlen_q > seqlen_k:
-            return "more queries than keys in a causal call"
         if seqlen_q < seqlen_k and not lower_right:
             # No row sees the keys behind the last query; of what is left the two alignments are one.
             key, value = key[:, :, :seqlen_q], value[:, :, :seqlen_q]
@@ -77,6 +73,29 @@ def attempt(
         return "an argument that the kernel refuses"
     except (DeviceError, BuildError) as error:
         return _failures.setdefault(kernel, summary(error))
+
+
+def why_not_without_mask(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    grouped: bool,
+) -> str | None:
+    """Why the kernels do not take a call, whatever its mask; None if they do. Arguments as in `attempt`."""
+    if dropout_p != 0:
+        return "dropout"
+    reason = why_not(query, key, value, scale, grouped=grouped)
+    if reason is not None:
+        return reason
+    if is_causal is not True and is_causal is not False:
+        return "is_causal is no bool"
+    if is_causal and query.shape[2] > key.shape[2]:
+        return "more queries than keys in a causal call"
+    return None
 
 
 def _output(

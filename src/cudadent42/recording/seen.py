@@ -1,0 +1,323 @@
+"""Where calls are seen: PyTorch's attention, transformers' attention and experts, and this project's own functions.
+
+The functions themselves are replaced while a recorder is there. A dispatch mode would see compiled graphs no better,
+and a function mode neither other threads nor a takeover; each would slow every other operation of the script.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.jit._builtins
+from torch.compiler import is_dynamo_compiling
+from torch.nn import functional
+
+from cudadent42.recording import problems
+from cudadent42.recording.problems import Problem
+from cudadent42.recording.recorder import Recorder
+from cudadent42.recording.records import Kind
+from cudadent42.recording.replaced import after_import, replaced
+from flashmoe_science.takeover.conditions import why_not_plain
+from flashmoe_science.takeover.sdpa import _as_autocast, _is_causal_bias
+from flashmoe_science.takeover.tracing import constant_result
+
+_BASELINES = {"grouped_mm": "grouped_mm", "cudadent42": "grouped_mm", "eager": "expert_loop"}
+"""The lab's implementations by transformers' names of experts."""
+_SEEN_BELOW = (None, "sdpa", "cudadent42", "paged|sdpa")
+"""Transformers' names of attention that come to PyTorch's function or to ours."""
+
+
+@contextmanager
+def seen_by(recorder: Recorder) -> Iterator[None]:
+    """Inside, calls of attention and experts go through the recorder."""
+    attention = importlib.import_module("flashmoe_science.attention").flash_attention
+    moe = importlib.import_module("flashmoe_science.moe").fused_moe
+    sdpa = functional.scaled_dot_product_attention
+    replacing = _sdpa(recorder, sdpa)
+    # torch.jit.script, which compiles what it finds there, is to find the operator.
+    torch.jit._builtins._register_builtin(replacing, "aten::scaled_dot_product_attention")
+    with ExitStack() as stack:
+        stack.enter_context(
+            replaced(
+                {
+                    sdpa: replacing,
+                    attention: _flash_attention(recorder, attention),
+                    moe: _fused_moe(recorder, moe),
+                }
+            )
+        )
+        stack.enter_context(
+            after_import(
+                {
+                    "transformers.modeling_utils": functools.partial(
+                        _see_interface, stack, "AttentionInterface", functools.partial(_layer, recorder)
+                    ),
+                    "transformers.integrations.moe": functools.partial(
+                        _see_interface, stack, "ExpertsInterface", functools.partial(_experts, recorder)
+                    ),
+                }
+            )
+        )
+        yield
+
+
+# ---------------------------------------------------------------- PyTorch
+
+
+def _sdpa(recorder: Recorder, previous: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    traced = _traced(recorder)
+
+    def scaled_dot_product_attention(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        if is_dynamo_compiling():
+            traced()
+            return previous(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+
+        def call() -> torch.Tensor:
+            if attn_mask is not None and _is_causal_bias(attn_mask) and previous is _ORIGINAL:
+                # Its class knows PyTorch's function by the attribute that is replaced, so it is asked directly.
+                bias: Any = attn_mask
+                result: torch.Tensor = bias._dispatch(
+                    query, key, value, bias, dropout_p, is_causal, scale, enable_gqa
+                )
+                return result
+            return previous(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+
+        if not recorder.active:
+            return call()
+        reason = why_not_plain(query, key, value)
+        if reason is not None:
+            return recorder.call(
+                reason,
+                lambda: problems.elsewhere(Kind.ATTENTION, "attention", query, reason),
+                (query,) if isinstance(query, torch.Tensor) else (torch.empty(0),),
+                call,
+            )
+        variant = attn_mask.variant.name if _is_causal_bias(attn_mask) else None  # type: ignore[union-attr]
+        plain_mask = attn_mask if variant is None else None
+        flash = torch._C._get_flash_sdp_enabled()
+        described = (
+            None if plain_mask is None else (plain_mask.dtype, plain_mask.shape),
+            *(variant, bool(dropout_p), is_causal, scale, enable_gqa, flash),
+        )
+
+        def problem() -> Problem:
+            # Values do not matter here; a cast says which dtype and strides the kernels would see.
+            cast = _as_autocast(query, key, value)
+            return problems.attention(
+                *cast,
+                causal=is_causal or variant is not None,
+                lower_right=variant == "LOWER_RIGHT",
+                scale=scale,
+                grouped=enable_gqa is True,
+                mask=None if plain_mask is None else problems.mask_kind(plain_mask),
+                dropout_p=dropout_p,
+                reason=None if flash else "torch.nn.attention.sdpa_kernel asks for others",
+            )
+
+        tensors = (query, key, value) if plain_mask is None else (query, key, value, plain_mask)
+        return recorder.call(("sdpa", *_key(query, key, value), *described), problem, tensors, call)
+
+    return scaled_dot_product_attention
+
+
+_ORIGINAL = torch._C._nn.scaled_dot_product_attention
+
+
+def _key(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[object, ...]:
+    """What of the tensors makes a problem another one."""
+    kind = query.device.type
+    autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    return (
+        *(query.dtype, query.shape, query.stride(), kind, autocast),
+        *(key.dtype, key.shape, key.stride(), value.shape, value.stride()),
+    )
+
+
+def _traced(recorder: Recorder) -> Callable[[], None]:
+    @constant_result
+    def traced() -> None:
+        recorder.traced()
+
+    return traced
+
+
+# ---------------------------------------------------------------- this project
+
+
+def _flash_attention(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    traced = _traced(recorder)
+
+    @functools.wraps(original)
+    def flash_attention(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        causal: bool = False,
+        softmax_scale: float | None = None,
+        return_lse: bool = False,
+    ) -> Any:
+        if is_dynamo_compiling():
+            traced()
+            return original(
+                query, key, value, causal=causal, softmax_scale=softmax_scale, return_lse=return_lse
+            )
+
+        def call() -> Any:
+            return original(
+                query, key, value, causal=causal, softmax_scale=softmax_scale, return_lse=return_lse
+            )
+
+        if not recorder.active or why_not_plain(query, key, value) is not None:
+            return call()
+
+        def problem() -> Problem:
+            return problems.attention(
+                *_as_autocast(query, key, value),
+                causal=causal,
+                lower_right=True,
+                scale=softmax_scale,
+                grouped=True,
+            )
+
+        described = ("ours", *_key(query, key, value), causal, softmax_scale)
+        return recorder.call(described, problem, (query, key, value), call, ours=True)
+
+    return flash_attention
+
+
+def _fused_moe(recorder: Recorder, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    traced = _traced(recorder)
+
+    @functools.wraps(original)
+    def fused_moe(
+        hidden_states: torch.Tensor,
+        w13: torch.Tensor,
+        w2: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        **options: Any,
+    ) -> torch.Tensor:
+        if is_dynamo_compiling():
+            traced()
+            return original(hidden_states, w13, w2, topk_weights, topk_ids, **options)
+
+        def call() -> torch.Tensor:
+            return original(hidden_states, w13, w2, topk_weights, topk_ids, **options)
+
+        if not recorder.active or why_not_plain(hidden_states, w13, w2) is not None:
+            return call()
+        activation = str(options.get("activation", "silu"))
+
+        def problem() -> Problem:
+            layout = options.get("w13_layout", "concat")
+            return problems.experts(
+                *(hidden_states, w13, w2, topk_ids.shape[-1], activation),
+                baseline="grouped_mm",
+                reason=None if layout == "concat" else "interleaved weights, which a suite cannot have",
+            )
+
+        described = (
+            *("experts", hidden_states.shape, w13.shape, w2.shape, w2.dtype, w2.device.type),
+            *(topk_ids.shape[-1], activation),
+        )
+        return recorder.call(described, problem, (hidden_states, w13, w2), call, ours=True)
+
+    return fused_moe
+
+
+# ---------------------------------------------------------------- transformers
+
+Seeing = Callable[[Callable[..., Any], "str | None"], Callable[..., Any]]
+"""From an implementation and transformers' name of it to one that is seen."""
+
+
+def _see_interface(stack: ExitStack, name: str, seeing: Seeing, module: ModuleType) -> None:
+    """Has what a registry of transformers gives out go through the recorder."""
+    interface = getattr(module, name)
+    original = interface.get_interface
+
+    @functools.wraps(original)
+    def get_interface(self: Any, implementation: str | None, default: Callable[..., Any]) -> Any:
+        function = original(self, implementation, default)
+        return function if is_dynamo_compiling() else seeing(function, implementation)
+
+    interface.get_interface = get_interface
+    stack.callback(setattr, interface, "get_interface", original)
+
+
+def _layer(recorder: Recorder, function: Callable[..., Any], name: str | None) -> Callable[..., Any]:
+    """Attention as a model's layers call it, where it does not come to PyTorch's function."""
+    if name in _SEEN_BELOW or not recorder.active:
+        return function
+
+    def attention(
+        module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any, **options: Any
+    ) -> Any:
+        reason = f"transformers' {name} attention"
+        return recorder.call(
+            (name, *_key(query, key, value)),
+            lambda: problems.attention(
+                *(query, key, value), causal=False, lower_right=False, scale=None, grouped=True, reason=reason
+            ),
+            (query, key, value),
+            lambda: function(module, query, key, value, *others, **options),
+        )
+
+    return attention
+
+
+def _experts(recorder: Recorder, function: Callable[..., Any], name: str | None) -> Callable[..., Any]:
+    if not recorder.active:
+        return function
+
+    def experts(
+        module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> Any:
+        ours = importlib.import_module("flashmoe_science.huggingface.experts")
+        w13 = getattr(module, "gate_up_proj", None)
+        w2 = getattr(module, "down_proj", None)
+        top_k = top_k_index.shape[-1]
+        needed = torch.is_grad_enabled() and (hidden_states.requires_grad or top_k_weights.requires_grad)
+
+        def problem() -> Problem:
+            reason = ours.why_not_call(module, hidden_states, top_k_weights)
+            if reason is None and name not in _BASELINES:
+                reason = f"transformers' {name} experts, which the lab does not race"
+            if w13 is None or w2 is None:
+                return problems.elsewhere(Kind.EXPERTS, "experts", hidden_states, reason)
+            return problems.experts(
+                *(hidden_states, w13, w2, top_k, ours.activation_of(module)),
+                baseline=_BASELINES.get(str(name), ""),
+                reason=reason,
+            )
+
+        sizes = None if w2 is None else (w2.shape, w2.dtype, w2.device.type, w2.requires_grad)
+        return recorder.call(
+            (name, hidden_states.shape, hidden_states.dtype, sizes, top_k, needed, id(type(module))),
+            problem,
+            tuple(each for each in (hidden_states, w13, w2, top_k_weights) if each is not None),
+            lambda: function(module, hidden_states, top_k_index, top_k_weights),
+        )
+
+    return experts
