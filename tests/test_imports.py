@@ -75,7 +75,7 @@ LAYERS = {
     "remote": "",
     "stages": "",
     "commands": f"{_BELOW_STAGES} cost patterns ledger stages.build stages.gates stages.report worker flows scaffold "
-    "session schemas remote.core "
+    "session recording schemas remote.core "
     "remote.providers remote.flows",
     "__main__": "base preflight commands",
 }

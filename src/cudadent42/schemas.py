@@ -14,9 +14,11 @@ from cudadent42.decisions.gates import SCHEMA_VERSION as GATES_VERSION
 from cudadent42.flows.race import bisect
 from cudadent42.flows.race.journal import ENTRIES, SETUP
 from cudadent42.model.records import Results, VerifyReport
+from cudadent42.model.script import Replay
 from cudadent42.profiles.records import DIAGNOSIS, PROFILE, Diagnosis, Profile
 from cudadent42.profiles.records import SCHEMA_VERSION as PROFILE_VERSION
 from cudadent42.runs.gate_report import GATES, GatesDocument
+from cudadent42.runs.replays import REPLAY
 from cudadent42.runs.run_folder import LOG, MANIFEST, RESULTS, VERIFY, LogLine, Manifest
 from cudadent42.runs.run_folder import SCHEMA_VERSION as RUN_VERSION
 from cudadent42.session.clock import Instant
@@ -55,6 +57,7 @@ FILES: Mapping[str, File] = {
         File("gates", GATES, GATES_VERSION, GatesDocument),
         File("profile", PROFILE, PROFILE_VERSION, Profile),
         File("diagnosis", DIAGNOSIS, PROFILE_VERSION, Diagnosis),
+        File("replay", REPLAY, RUN_VERSION, Replay),
         File("bisection", SETUP, bisect.SCHEMA_VERSION, bisect.Setup),
         File("bisection-step", ENTRIES, bisect.SCHEMA_VERSION, bisect.Step, by_line=True),
         File("session-event", EVENTS, SESSION_VERSION, None, by_line=True),

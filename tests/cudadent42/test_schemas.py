@@ -143,7 +143,7 @@ def test_every_kind_of_event_of_a_session_has_a_schema() -> None:
     assert [each["properties"]["event"]["const"] for each in members] == list(KINDS)
 
 
-@pytest.mark.parametrize("name", ["session-event", "bisection", "bisection-step"])
+@pytest.mark.parametrize("name", ["session-event", "bisection", "bisection-step", "replay"])
 @settings(deadline=None)  # the first takes the time of all imports
 @given(data=st.data())
 def test_what_sessions_and_bisections_write_fits(name: str, data: st.DataObject) -> None:

@@ -23,7 +23,7 @@ def capture(
     command: Annotated[
         list[str],
         typer.Argument(
-            metavar="SCRIPT [ARGUMENTS]...",
+            metavar="SCRIPT",
             help="The script and its arguments. Everything behind the script belongs to it; -m MODULE is a script too.",
         ),
     ],
