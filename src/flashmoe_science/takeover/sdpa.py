@@ -18,7 +18,9 @@ import torch.jit._builtins
 from torch.compiler import is_dynamo_compiling
 from torch.nn import functional
 
+from flashmoe_science import autocast
 from flashmoe_science.takeover.attention import attempt
+from flashmoe_science.takeover.conditions import why_not_plain
 from flashmoe_science.takeover.counts import Entry, count
 
 _NAME = "scaled_dot_product_attention"
@@ -48,7 +50,7 @@ def scaled_dot_product_attention(
         count(Entry.SDPA, "torch.nn.attention.sdpa_kernel asks for others")
         return _call(previous, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     result = attempt(
-        *_as_autocast(query, key, value),
+        *_seen(query, key, value),
         attn_mask=attn_mask,
         dropout_p=dropout_p,
         is_causal=is_causal,
@@ -144,7 +146,7 @@ def _with_causal_bias(
         sizes = (query.shape[-2], key.shape[-2]) if query.dim() == 4 == key.dim() else None
         if sizes == (bias.seq_len_q, bias.seq_len_kv) and sizes[0] != sizes[1] and _flash_is_allowed():
             result = attempt(
-                *_as_autocast(query, key, value),
+                *_seen(query, key, value),
                 attn_mask=None,
                 dropout_p=dropout_p,
                 is_causal=True,
@@ -173,21 +175,11 @@ def _call(
     return function(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
-def _as_autocast(*tensors: torch.Tensor) -> tuple[Any, ...]:
-    """As autocast gives them to PyTorch's own function, which is in its list."""
-    first = tensors[0]
-    if not isinstance(first, torch.Tensor):
-        return tensors
-    kind = first.device.type
-    if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
-        return tensors
-    dtype = torch.get_autocast_dtype(kind)
-    return tuple(
-        tensor.to(dtype)
-        if isinstance(tensor, torch.Tensor)
-        and tensor.dtype is not dtype
-        and tensor.dtype in (torch.float32, torch.bfloat16, torch.float16)
-        and (is_dynamo_compiling() or type(tensor) is torch.Tensor)
-        else tensor
-        for tensor in tensors
-    )
+def _seen(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As autocast gives them to PyTorch's own function, which is in its list. What is declined in any case stays as it
+    is: a subclass or a mode would see the cast."""
+    if (is_dynamo_compiling() or autocast.is_on()) and why_not_plain(query, key, value) is None:
+        query, key, value = autocast.cast(query, key, value)
+    return query, key, value

@@ -16,7 +16,7 @@ from torch.library import opcheck
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from flashmoe_science import InputError, flash_attention, fused_moe, operators, topk_routing
+from flashmoe_science import DeviceError, InputError, flash_attention, fused_moe, operators, topk_routing
 from flashmoe_science.checkpoint import context_fn, save_list
 from flashmoe_science.cpu import attention as cpu_attention
 
@@ -367,6 +367,13 @@ def test_autocast_that_is_off_or_of_another_device_changes_nothing() -> None:
         torch.set_autocast_enabled("cuda", False)
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(InputError, match="float64"):
         flash_attention(*(tensor.double() for tensor in tensors))
+
+
+def test_autocast_does_not_change_what_is_said_of_another_device() -> None:
+    """PyTorch has no autocast for meta, and an error of its own for whoever asks."""
+    tensors = tuple(tensor.to("meta") for tensor in attention_tensors())
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(DeviceError, match="no kernel for meta"):
+        flash_attention(*tensors)
 
 
 def test_experts_under_autocast() -> None:

@@ -343,10 +343,24 @@ def test_a_mode_that_watches_functions_sees_pytorchs() -> None:
             seen.append(function)
             return function(*args, **(kwargs or {}))
 
-    with flashmoe_science.sdpa(), Watch():
-        call_plainly()
-    assert ORIGINAL in seen
+    query = sample(1, 2, 5, 16)
+    with flashmoe_science.sdpa(), torch.autocast("cpu", torch.bfloat16), Watch():
+        F.scaled_dot_product_attention(query, query, query)
+    assert seen == [ORIGINAL]
     assert flashmoe_science.report().reasons() == {"a torch function mode": 1}
+
+
+def test_autocast_casts_what_pytorchs_function_would_have_cast() -> None:
+    query = torch.randn(1, 2, 5, 16, generator=torch.Generator().manual_seed(0))
+    for dtype in (torch.float32, torch.float16, torch.float8_e4m3fn):
+        tensor = query.to(dtype)
+        with torch.autocast("cpu", torch.bfloat16):
+            expected = call_with(tensor)
+            with flashmoe_science.sdpa():
+                output = call_with(tensor)
+        assert output.dtype == expected.dtype == torch.bfloat16
+        torch.testing.assert_close(output, expected, atol=2e-2, rtol=2e-2)
+    assert taken() == 3
 
 
 def call_with(query: torch.Tensor) -> torch.Tensor:
