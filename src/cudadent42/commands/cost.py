@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from datetime import date, datetime, timezone
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,11 +11,12 @@ import typer
 
 from cudadent42.base.errors import LabError, UsageError
 from cudadent42.commands.common import console_for, print_json, print_line
+from cudadent42.commands.grouped import grouped
 from cudadent42.commands.help import App
 from cudadent42.commands.options import JsonOption, LedgerOption
 
 if TYPE_CHECKING:
-    from cudadent42.cost.rates import Rates, Restart
+    from cudadent42.cost.rates import Rate, Rates, Restart
 
 cost_app = App(invoke_without_command=True, help="Show what runs, sessions and machines cost.")
 
@@ -80,8 +81,49 @@ def cost(context: typer.Context, ledger: LedgerOption = None, as_json: JsonOptio
         print_line(console, f"note: {line}")
 
 
+@dataclass(frozen=True)
+class RestartGiven:
+    """What is said of restarts in place of what is on record."""
+
+    restart: Annotated[
+        str | None,
+        typer.Option(
+            "--restart", metavar="TIME", help="The time that a restart takes. Default: the mean on record."
+        ),
+    ] = None
+    failure_rate: Annotated[
+        float | None,
+        typer.Option(
+            "--failure-rate",
+            metavar="SHARE",
+            help="The share of starts that fail. Default: the share on record.",
+        ),
+    ] = None
+    failure_time: Annotated[
+        str | None,
+        typer.Option(
+            "--failure-time",
+            metavar="TIME",
+            help="The time that a failed start costs. Default: the mean on record.",
+        ),
+    ] = None
+
+    def over(self, on_record: Restart) -> Restart:
+        """``on_record`` with what was given. Raises UsageError."""
+        given: dict[str, float] = {}
+        if self.restart is not None:
+            given["minutes"] = minutes_of(self.restart, "--restart")
+        if self.failure_rate is not None:
+            given["failure_rate"] = self.failure_rate
+        if self.failure_time is not None:
+            given["failure_minutes"] = minutes_of(self.failure_time, "--failure-time")
+        return replace(on_record, **given, basis="as given") if given else on_record
+
+
 @cost_app.command()
+@grouped
 def advise(
+    *,
     idle: Annotated[
         str,
         typer.Option(
@@ -96,28 +138,7 @@ def advise(
             help="The machine's rate; `cost rates` lists them. Default: $CUDADENT42_RATE.",
         ),
     ] = None,
-    restart: Annotated[
-        str | None,
-        typer.Option(
-            "--restart", metavar="TIME", help="The time that a restart takes. Default: the mean on record."
-        ),
-    ] = None,
-    failure_rate: Annotated[
-        float | None,
-        typer.Option(
-            "--failure-rate",
-            metavar="SHARE",
-            help="The share of starts that fail. Default: the share on record.",
-        ),
-    ] = None,
-    failure_time: Annotated[
-        str | None,
-        typer.Option(
-            "--failure-time",
-            metavar="TIME",
-            help="The time that a failed start costs. Default: the mean on record.",
-        ),
-    ] = None,
+    given: RestartGiven,
     engineer: Annotated[
         float | None,
         typer.Option(
@@ -135,20 +156,8 @@ def advise(
 
     table = rates.load()
     rate = table.get(machine or rates.of_this_machine())
-    expected = _restart_of(rate.name, table, ledger)
-    if restart is not None:
-        expected = replace(expected, minutes=minutes_of(restart, "--restart"), basis="as given")
-    if failure_rate is not None:
-        expected = replace(expected, failure_rate=failure_rate, basis="as given")
-    if failure_time is not None:
-        expected = replace(
-            expected, failure_minutes=minutes_of(failure_time, "--failure-time"), basis="as given"
-        )
-    hour = table.engineer
-    if engineer is not None:
-        if not engineer >= 0:
-            raise UsageError(f"--engineer {engineer}: expected US dollars per hour, from 0 on")
-        hour = replace(hour, usd_per_hour=engineer, looked_up=date.today(), source="--engineer")
+    expected = given.over(_restart_of(rate.name, table, ledger))
+    hour = table.engineer if engineer is None else _engineer(table, engineer)
     advice = weigh(rate, hour, minutes_of(idle, "--idle"), expected)
     stale = rates.stale_lines((rate, hour), date.today())
     if as_json:
@@ -156,6 +165,13 @@ def advise(
         return
     for line in (*advice.lines(), *(f"note: {line}" for line in stale)):
         print(line)
+
+
+def _engineer(table: Rates, usd_per_hour: float) -> Rate:
+    """The table's engineer at the price that was given. Raises UsageError."""
+    if not usd_per_hour >= 0:
+        raise UsageError(f"--engineer {usd_per_hour}: expected US dollars per hour, from 0 on")
+    return replace(table.engineer, usd_per_hour=usd_per_hour, looked_up=date.today(), source="--engineer")
 
 
 @cost_app.command("rates")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,24 +37,31 @@ CountersOption = Annotated[
 ]
 
 
-@grouped
-def profile(
-    *,
-    case: Annotated[str, typer.Argument(metavar="CASE", help="A case of the suite, as name or name/dtype.")],
-    suite: SuiteOption = "default",
+@dataclass(frozen=True)
+class Profiled:
+    """What is profiled."""
+
+    case: Annotated[str, typer.Argument(metavar="CASE", help="A case of the suite, as name or name/dtype.")]
+    suite: SuiteOption = "default"
     implementation: Annotated[
         str,
         typer.Option("--implementation", "-i", metavar="NAME", help="The implementation that is profiled."),
-    ] = "cudadent42",
-    full: FullOption = False,
-    counters: CountersOption = True,
+    ] = "cudadent42"
+
+
+@dataclass(frozen=True)
+class Means:
+    """By what it is profiled."""
+
+    full: FullOption = False
+    counters: CountersOption = True
     ablate: Annotated[
         bool | None,
         typer.Option(
             "--ablate/--no-ablate",
             help="Also time the kernel without exponentials, mask and loads. Default: on a GPU without counters.",
         ),
-    ] = None,
+    ] = None
     kernel: Annotated[
         str,
         typer.Option(
@@ -61,7 +69,14 @@ def profile(
             metavar="REGEX",
             help="Of a call with several kernels, profile those with such a name.",
         ),
-    ] = "",
+    ] = ""
+
+
+@grouped
+def profile(
+    *,
+    profiled: Profiled,
+    means: Means,
     seed: SeedOption = 0,
     where: Where,
     l2: CacheStateOption = None,
@@ -76,27 +91,27 @@ def profile(
     from cudadent42.flows.profile import ProfileOptions, run
     from cudadent42.model.implementations import OURS
 
-    what = What(suite=suite, case=[case], implementations=[implementation, OURS])
+    what = What(suite=profiled.suite, case=[profiled.case], implementations=[profiled.implementation, OURS])
     options = ProfileOptions(
         run=run_options(choices_of(what, How(seed=seed, l2=l2)), where, Kept(output_dir=output_dir)),
-        implementation=implementation,
-        full=full,
-        counters=counters,
-        ablate=ablate,
-        kernel=kernel,
+        implementation=profiled.implementation,
+        full=means.full,
+        counters=means.counters,
+        ablate=means.ablate,
+        kernel=means.kernel,
     )
     with observer(console_for(stderr=True), shown.verbose) as watcher:
         outcome = run(options, watcher)
     _show(outcome.diagnosis, outcome.folder, shown)
 
 
-@grouped
-def doctor(
-    *,
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+@dataclass(frozen=True)
+class Examined:
+    """What is looked at, and by what."""
+
     case: Annotated[
         str, typer.Option("--case", metavar="NAME", help="The case that is looked at. Default: the slowest.")
-    ] = "",
+    ] = ""
     implementation: Annotated[
         str,
         typer.Option(
@@ -105,7 +120,7 @@ def doctor(
             metavar="NAME",
             help="The implementation that is looked at. Default: the candidate.",
         ),
-    ] = "",
+    ] = ""
     before: Annotated[
         Path | None,
         typer.Option(
@@ -113,16 +128,23 @@ def doctor(
             metavar="FOLDER",
             help="A run folder with an earlier profile, which is shown beside this one.",
         ),
-    ] = None,
-    full: FullOption = False,
-    counters: CountersOption = True,
+    ] = None
+    full: FullOption = False
+    counters: CountersOption = True
     measure: Annotated[
         bool,
         typer.Option(
             "--measure/--no-measure",
             help="Profile where this is the machine of the run. This is the default.",
         ),
-    ] = True,
+    ] = True
+
+
+@grouped
+def doctor(
+    *,
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    examined: Examined,
     shown: Shown,
 ) -> None:
     """Find what holds a run's slowest case back and what to try next.
@@ -134,23 +156,22 @@ def doctor(
     from cudadent42.profiles.compare import changes, load
     from cudadent42.stages import report as reports
 
-    earlier = (
-        load(before) if before is not None else None
-    )  # found wrong now rather than after the measurement
+    # What is wrong with it is said before anything is measured.
+    earlier = None if examined.before is None else load(examined.before)
     with observer(console_for(stderr=True), shown.verbose) as watcher:
         watcher.stage("profile")
         diagnosis = examine(
             folder,
-            case=case,
-            implementation=implementation,
-            measure=measure,
-            full=full,
-            counters=counters,
+            case=examined.case,
+            implementation=examined.implementation,
+            measure=examined.measure,
+            full=examined.full,
+            counters=examined.counters,
             observer=watcher,
         )
         watcher.stage("report")
         differences = changes(earlier, load(folder)) if earlier is not None else ()
-        reports.write(folder, before=before)
+        reports.write(folder, before=examined.before)
     _show(diagnosis, folder, shown, differences)
 
 

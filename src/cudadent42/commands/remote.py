@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 
 from cudadent42.base.errors import ExitCode
 from cudadent42.commands.common import fail, print_json, say
+from cudadent42.commands.grouped import grouped
 from cudadent42.commands.help import App
 from cudadent42.commands.options import JsonOption, YesOption
 
@@ -25,8 +27,66 @@ JobArgument = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What is kept of a machine beside its name and address."""
+
+    after: Annotated[
+        str | None,
+        typer.Option(
+            "--after",
+            metavar="POLICY",
+            help="What becomes of a cloud machine after a run: stop, keep or keep:MINUTES. One made for the "
+            "run is deleted in place of stopped. Default: stop.",
+        ),
+    ] = None
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            "--rate", metavar="NAME", help="The price of a gce:// machine, by name; `cost rates` lists them."
+        ),
+    ] = None
+    reach: Annotated[
+        str | None,
+        typer.Option(
+            "--reach", metavar="WAY", help="How a gce:// machine is reached: auto, iap or internal."
+        ),
+    ] = None
+    results: Annotated[
+        str | None,
+        typer.Option(
+            "--results", metavar="gs://BUCKET", help="Where a gce:// machine copies its run folders."
+        ),
+    ] = None
+    unguarded_start: Annotated[
+        bool,
+        typer.Option(
+            "--unguarded-start",
+            help="Agree that until a gce:// machine answers, nothing but this computer would end it.",
+        ),
+    ] = False
+    folder: Annotated[
+        str | None,
+        typer.Option(
+            "--folder",
+            metavar="FOLDER",
+            help="The folder there that runs happen in. Default: cudadent42-remote in the home folder.",
+        ),
+    ] = None
+    python: Annotated[
+        str,
+        typer.Option(
+            "--python",
+            metavar="FILE",
+            help="A Python there that has torch, which is used as it is. Default: a .venv of our own.",
+        ),
+    ] = ""
+
+
 @remote_app.command()
+@grouped
 def add(
+    *,
     name: NameArgument,
     address: Annotated[
         str | None,
@@ -43,56 +103,7 @@ def add(
             help="In place of an address: a TOML file of the machine that is made for each run.",
         ),
     ] = None,
-    after: Annotated[
-        str | None,
-        typer.Option(
-            "--after",
-            metavar="POLICY",
-            help="What becomes of a cloud machine after a run: stop, keep or keep:MINUTES. One made for the "
-            "run is deleted in place of stopped. Default: stop.",
-        ),
-    ] = None,
-    rate: Annotated[
-        str | None,
-        typer.Option(
-            "--rate", metavar="NAME", help="The price of a gce:// machine, by name; `cost rates` lists them."
-        ),
-    ] = None,
-    reach: Annotated[
-        str | None,
-        typer.Option(
-            "--reach", metavar="WAY", help="How a gce:// machine is reached: auto, iap or internal."
-        ),
-    ] = None,
-    results: Annotated[
-        str | None,
-        typer.Option(
-            "--results", metavar="gs://BUCKET", help="Where a gce:// machine copies its run folders."
-        ),
-    ] = None,
-    unguarded_start: Annotated[
-        bool,
-        typer.Option(
-            "--unguarded-start",
-            help="Agree that until a gce:// machine answers, nothing but this computer would end it.",
-        ),
-    ] = False,
-    folder: Annotated[
-        str | None,
-        typer.Option(
-            "--folder",
-            metavar="FOLDER",
-            help="The folder there that runs happen in. Default: cudadent42-remote in the home folder.",
-        ),
-    ] = None,
-    python: Annotated[
-        str,
-        typer.Option(
-            "--python",
-            metavar="FILE",
-            help="A Python there that has torch, which is used as it is. Default: a .venv of our own.",
-        ),
-    ] = "",
+    kept: Kept,
 ) -> None:
     """Name a machine."""
     from cudadent42.cost import rates
@@ -103,17 +114,7 @@ def add(
     if (address is None) == (spec is None):
         fail("expected an address, or a specification with --spec FILE", ExitCode.USAGE)
     workspace = of_file(spec) if spec is not None else parse(address or "")
-    remote = make(
-        name,
-        workspace,
-        folder=folder,
-        python=python,
-        after=after,
-        rate=rate,
-        reach=reach,
-        results=results,
-        unguarded_start=unguarded_start,
-    )
+    remote = make(name, workspace, **vars(kept))
     if remote.rate:
         rates.load().get(remote.rate)
     _warn_of_waiting(remote)

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +31,7 @@ from cudadent42.commands.options import (
 if TYPE_CHECKING:
     from cudadent42.runs.run_folder import RunWriter
     from cudadent42.session.desk import Desk
+    from cudadent42.session.events import Settings
     from cudadent42.session.folder import Session
     from cudadent42.session.steps import Step
 
@@ -54,14 +56,85 @@ BesideOption = Annotated[
         "Default: the suite's.",
     ),
 ]
+RaceSuiteOption = Annotated[
+    str, typer.Option("--race-suite", metavar="NAME|FILE", help="The suite on which changes are raced.")
+]
+ChangedOption = Annotated[
+    str,
+    typer.Option(
+        "--implementation",
+        metavar="FILE",
+        help="What is changed: path/to/file.py:callable or kernel.toml in the project. Default: flashmoe_science.",
+    ),
+]
+RateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--rate",
+        metavar="NAME",
+        help="What an hour of the machine costs, by name; `cudadent42 cost rates` lists them.",
+    ),
+]
+MinutesOption = Annotated[
+    float | None,
+    typer.Option(
+        "--budget-minutes",
+        metavar="MINUTES",
+        help="The time after which the session ends. Default: the protocol's.",
+        min=0.01,
+    ),
+]
+MoneyOption = Annotated[
+    float | None,
+    typer.Option("--budget-money", metavar="USD", help="The cost at which the session ends.", min=0.01),
+]
 OverrideOption = Annotated[
     str,
     typer.Option("--override", metavar="REASON", help="Go on against a rule. The reason is put on record."),
 ]
 
 
+@dataclass(frozen=True)
+class Subject:
+    """What a session is about: what it measures, what is changed, and what it may cost."""
+
+    suite: SuiteOption = "default"
+    dtype: DTypeOption = None
+    case: CaseOption = None
+    beside: BesideOption = None
+    repeats: RepeatsOption = None
+    device: DeviceOption = "auto"
+    race_suite: RaceSuiteOption = "race"
+    implementation: ChangedOption = ""
+    rate: RateOption = None
+    budget_minutes: MinutesOption = None
+    budget_money: MoneyOption = None
+    ignore_preflight: IgnoreOption = False
+
+    def settings(self) -> Settings:
+        """With files named from the project's folder. Raises UsageError."""
+        from cudadent42.session.events import Settings
+
+        return Settings(
+            suite=_from_project(self.suite),
+            race_suite=_from_project(self.race_suite),
+            dtypes=split(self.dtype),
+            cases=split(self.case),
+            implementations=tuple(_from_project(name) for name in split(self.beside)),
+            repeats=self.repeats,
+            device=self.device,
+            entry=_from_project(self.implementation),
+            ignore_preflight=self.ignore_preflight,
+            rate=self.rate or _default_rate(),
+            budget_minutes=self.budget_minutes or 0.0,
+            budget_usd=self.budget_money,
+        )
+
+
 @session_app.command()
+@grouped
 def start(
+    *,
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="The name of the session and of its folder.")
     ] = "session",
@@ -71,65 +144,13 @@ def start(
             "--protocol", metavar="NAME|FILE", help="The protocol: default, or the path of a TOML file."
         ),
     ] = "default",
-    suite: SuiteOption = "default",
-    dtype: DTypeOption = None,
-    case: CaseOption = None,
-    beside: BesideOption = None,
-    repeats: RepeatsOption = None,
-    device: DeviceOption = "auto",
-    race_suite: Annotated[
-        str, typer.Option("--race-suite", metavar="NAME|FILE", help="The suite on which changes are raced.")
-    ] = "race",
-    implementation: Annotated[
-        str,
-        typer.Option(
-            "--implementation",
-            metavar="FILE",
-            help="What is changed: path/to/file.py:callable or kernel.toml in the project. Default: flashmoe_science.",
-        ),
-    ] = "",
-    rate: Annotated[
-        str | None,
-        typer.Option(
-            "--rate",
-            metavar="NAME",
-            help="What an hour of the machine costs, by name; `cudadent42 cost rates` lists them.",
-        ),
-    ] = None,
-    budget_minutes: Annotated[
-        float | None,
-        typer.Option(
-            "--budget-minutes",
-            metavar="MINUTES",
-            help="The time after which the session ends. Default: the protocol's.",
-            min=0.01,
-        ),
-    ] = None,
-    budget_money: Annotated[
-        float | None,
-        typer.Option("--budget-money", metavar="USD", help="The cost at which the session ends.", min=0.01),
-    ] = None,
-    ignore_preflight: IgnoreOption = False,
+    subject: Subject,
     as_json: JsonOption = False,
 ) -> None:
     """Begin a session in this project."""
     from cudadent42.session import clock, folder, steps
-    from cudadent42.session.events import Settings
 
-    settings = Settings(
-        suite=_from_project(suite),
-        race_suite=_from_project(race_suite),
-        dtypes=split(dtype),
-        cases=split(case),
-        implementations=tuple(_from_project(name) for name in split(beside)),
-        repeats=repeats,
-        device=device,
-        entry=_from_project(implementation),
-        ignore_preflight=ignore_preflight,
-        rate=rate or _default_rate(),
-        budget_minutes=budget_minutes or 0.0,
-        budget_usd=budget_money,
-    )
+    settings = subject.settings()
     if "/" in protocol or protocol.endswith(".toml"):
         protocol = os.path.abspath(protocol)
     os.chdir(folder.project(Path.cwd()))  # what the settings name lies there, wherever the command was given
