@@ -49,7 +49,8 @@ EntryOption = Annotated[
         "--implementation",
         metavar="FILE",
         rich_help_panel=WHAT,
-        help="What is taken from each version: path/to/file.py:callable or kernel.toml. Default: flashmoe_science.",
+        help="What is taken from each version: path/to/file.py:callable, kernel.toml, or a variant of our kernels such "
+        "as 'cudadent42[portable]'. Default: flashmoe_science, with its own choice of kernels.",
     ),
 ]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.reading import expanded
@@ -28,6 +28,9 @@ Prepare = Callable[[Any, Any], Call]
 
 OURS = "cudadent42"
 """The implementation whose kernels this project compiles."""
+
+OUR_PACKAGE = "flashmoe_science"
+"""Where they are."""
 
 ENTRY_POINT_GROUP = "cudadent42.implementations"
 
@@ -70,8 +73,16 @@ class Implementation:
     again when they change. Heard of those only that come with the lab."""
     compiling_s: float = 0.0
     """How long its first call on a case may be silent beyond other calls: it compiles, or tries out configurations."""
-    variants: Callable[[Implementation, str], Implementation] | None = None
-    """From it and the full name of a variant, ``name[variant]``, to that. Raises UsageError, naming those there are."""
+    variants: Varies | None = None
+    """Those whose names have brackets; None for none."""
+
+
+class Varies(Protocol):
+    """The variants of an implementation."""
+
+    def __call__(self, base: Implementation, name: str, package: str = OUR_PACKAGE) -> Implementation:
+        """The variant of ``base`` with this full name, ``name[variant]``. Its kernels are those of ``package``,
+        which may be a version of ours. Raises UsageError, naming those there are."""
 
 
 def split_variant(name: str) -> tuple[str, str | None]:
@@ -97,6 +108,11 @@ def named(name: str, available: Mapping[str, Implementation]) -> Implementation 
 def is_ours(name: str) -> bool:
     """Whether this project compiles its kernels: `OURS` or a variant of it."""
     return split_variant(name)[0] == OURS
+
+
+def is_our_variant(name: str) -> bool:
+    """Whether this names one of this project's kernels in brackets."""
+    return is_ours(name) and name != OURS
 
 
 def why_not(implementation: Implementation, device: str) -> str | None:

@@ -82,7 +82,8 @@ class Version:
     digest: str
     """SHA-256 over the files that were exported: their address in the cache of sources."""
     entry: str = ""
-    """``path/to/file.py:callable`` or ``path/to/kernel.toml`` in the tree; empty for ``flashmoe_science``."""
+    """``path/to/file.py:callable`` or ``path/to/kernel.toml`` in the tree; empty for ``flashmoe_science``, and
+    ``cudadent42[variant]`` for one of its kernels."""
 
 
 @dataclass(frozen=True)

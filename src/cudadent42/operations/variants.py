@@ -9,6 +9,7 @@ prepared.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
@@ -17,7 +18,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.toml import did_you_mean
-from cudadent42.model.implementations import Implementation, Prepare, UnsupportedCaseError, split_variant
+from cudadent42.model.implementations import (
+    OUR_PACKAGE,
+    Implementation,
+    Prepare,
+    UnsupportedCaseError,
+    split_variant,
+)
 
 if TYPE_CHECKING:
     from flashmoe_science.cuda.choice import Choice, Selection
@@ -42,6 +49,16 @@ class Variant:
     """The CUDA kernel's name, or the CPU's instruction set."""
     changes: Mapping[str, object]
     """Fields of the CUDA kernel's configuration, a dot before those of a part of it: ``up.stages``."""
+    package: str = OUR_PACKAGE
+    """Whose kernels they are: this one's, or those of a version of it under its private name."""
+
+    def module(self, name: str) -> Any:
+        """``name`` in the package. Raises ImportError where a version has none of that name."""
+        return importlib.import_module(f"{self.package}.{name}")
+
+    def instruction_set(self) -> Any:
+        """Of a CPU kernel, as its package has it."""
+        return self.module("jit.host").InstructionSet(self.kernel)
 
 
 @dataclass(frozen=True)
@@ -53,13 +70,14 @@ class Variants:
     example: str
     """A name that sets a field."""
     prepare: Callable[[Variant], Prepare]
+    package: str = OUR_PACKAGE
 
     def implementation(self, base: Implementation, name: str) -> Implementation:
         """The variant of ``base`` whose full name this is. Raises UsageError, which names the variants there are."""
         _, text = split_variant(name)
         assert text is not None
         variant = self._parse(name, text)
-        on_cpu = variant.kernel in _instruction_sets() and not variant.changes
+        on_cpu = variant.kernel in _instruction_sets(self.package) and not variant.changes
         on_cuda = variant.kernel in self.configurations
         return replace(
             base,
@@ -76,12 +94,12 @@ class Variants:
         """Which there are."""
         return (
             f"On CUDA: {', '.join(self.configurations)}, and fields of their configurations, as in {self.example}. "
-            f"On CPU: {', '.join(_instruction_sets())}"
+            f"On CPU: {', '.join(_instruction_sets(self.package))}"
         )
 
     def _parse(self, name: str, text: str) -> Variant:
         kernel, *assignments = text.split(",")
-        names = (*self.configurations, *_instruction_sets())
+        names = (*self.configurations, *_instruction_sets(self.package))
         if kernel not in names:
             raise UsageError(
                 f"{name!r}: there is no variant {kernel!r}{did_you_mean(kernel, names)}. {self.words()}"
@@ -100,7 +118,15 @@ class Variants:
                     f"it has {', '.join(kinds)}"
                 )
             changes[field] = _value(name, field, value, kinds[field])
-        return Variant(kernel, changes)
+        return Variant(kernel, changes, self.package)
+
+
+def configurations(folder: str, **records: str) -> dict[str, type]:
+    """The records of kernels by the kernel's name, each in the module of that name below ``folder``."""
+    return {
+        kernel: getattr(importlib.import_module(f"{folder}.{kernel}"), record)
+        for kernel, record in records.items()
+    }
 
 
 def settable(configuration: type) -> dict[str, type]:
@@ -157,8 +183,6 @@ def choice(
     ``declined``: how kernels that leave some problems to faster ones would do them. Raises UnsupportedCaseError for a
     problem that the kernel cannot take.
     """
-    from flashmoe_science.cuda.choice import Choice
-
     kind = next(each for each in selection.modules if each.value == variant.kernel)
     module = selection.modules[kind]
     usual = module.choose(problem, device)
@@ -170,28 +194,26 @@ def choice(
         raise UnsupportedCaseError(
             f"the {kind.value} kernel does not take it: {module.why_not(problem, device)}"
         )
-    return Choice(kind, changed(configuration, variant.changes), "asked for by its name")
+    made: Choice = variant.module("cuda.choice").Choice(
+        kind, changed(configuration, variant.changes), "asked for by its name"
+    )
+    return made
 
 
-def compiled(selection: Selection[P], problem: P, device: Device, made: Choice) -> Choice:
+def compiled(variant: Variant, selection: Selection[P], problem: P, device: Device, made: Choice) -> Choice:
     """The choice, compiled and loaded. Raises UnsupportedCaseError where it does not compile as it should: registers
     spilt, too much shared memory."""
-    from flashmoe_science.cuda.driver import make_context_current
-    from flashmoe_science.errors import BuildError
-
-    make_context_current(device.index)
+    variant.module("cuda.driver").make_context_current(device.index)
     try:
         selection.plan(problem, device, made)
-    except BuildError as error:
+    except variant.module("errors").BuildError as error:
         raise UnsupportedCaseError(f"it does not build: {str(error).splitlines()[0]}") from error
     return made
 
 
 @cache
-def _instruction_sets() -> tuple[str, ...]:
-    from flashmoe_science.jit.host import InstructionSet
-
-    return tuple(each.value for each in InstructionSet)
+def _instruction_sets(package: str) -> tuple[str, ...]:
+    return tuple(each.value for each in importlib.import_module(f"{package}.jit.host").InstructionSet)
 
 
 def _missing(name: str) -> str | None:

@@ -15,7 +15,7 @@ from typing import Any
 from cudadent42.base.errors import MachineNotReadyError, UsageError
 from cudadent42.base.serialise import decode, encode
 from cudadent42.model.events import BUILDING, Doing, Event, KernelBuilt, KernelFailed, Message, Progress
-from cudadent42.model.implementations import is_kernel_file
+from cudadent42.model.implementations import is_kernel_file, split_variant, why_not
 from cudadent42.model.records import BuildFailure, Plan, Version
 from cudadent42.native.build import build_file
 from cudadent42.operations import definition
@@ -42,7 +42,9 @@ def build_versions(
             _build_file(name, version, plan, emit)
             continue
         try:
-            implementation(name, plan.operation, plan.versions)  # importing its Python is part of building it
+            made = implementation(name, plan.operation, plan.versions)  # importing it is part of building it
+            if reason := why_not(made, plan.device):
+                raise UsageError(reason)
             own = package(name, plan.versions)
             if own is None:
                 continue
@@ -51,7 +53,7 @@ def build_versions(
             emit(KernelFailed(BuildFailure(name, plan.device, str(error))))
             continue
         try:
-            for built in _builds(own, plan):
+            for built in _builds(own, version, plan):
                 emit(KernelBuilt(decode(KernelBuild, encode(built))))
         except (AttributeError, TypeError, ValueError) as error:
             emit(
@@ -85,15 +87,26 @@ def _architecture(plan: Plan) -> str:
     return device_architecture(*torch.cuda.get_device_capability(plan.device))
 
 
-def _builds(own: ModuleType, plan: Plan) -> Iterator[Any]:
+def _builds(own: ModuleType, version: Version, plan: Plan) -> Iterator[Any]:
     """Kernel builds of the version, as records of its own."""
     backend = import_module(f"{own.__name__}.{plan.device.partition(':')[0]}", own.__name__)
     if plan.device == "cpu":
-        yield from backend.build()
+        yield from backend.build(*_of_variant(own, version, plan))
         return
+    if version.entry:
+        return  # what a variant is depends on the GPU and the case: it compiles when it is verified
     compile_kernel = import_module(f"{own.__name__}.jit.nvrtc", own.__name__).compile_kernel
     cache = import_module(f"{own.__name__}.jit.cache", own.__name__).default_cache()
     kernels = definition(plan.operation).needed(backend.kernels((_architecture(plan),)), plan.cases)
     # NVRTC compiles in threads of its caller and without Python's lock.
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         yield from pool.map(lambda kernel: compile_kernel(kernel, cache), kernels)
+
+
+def _of_variant(own: ModuleType, version: Version, plan: Plan) -> tuple[Any, ...]:
+    """The kernels of a CPU variant and its instruction set; nothing for those that calls take."""
+    _, named = split_variant(version.entry)
+    if named is None:
+        return ()
+    host = import_module(f"{own.__name__}.jit.host", own.__name__)
+    return definition(plan.operation).cpu_kernels, host.InstructionSet(named)

@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from cudadent42.base import durable, git
 from cudadent42.base.errors import MachineNotReadyError, UsageError
 from cudadent42.base.reading import expanded, read_bytes
-from cudadent42.model.implementations import is_kernel_file, is_plug_in
+from cudadent42.model.implementations import OUR_PACKAGE, is_kernel_file, is_our_variant, is_plug_in
 from cudadent42.model.records import Version
 from flashmoe_science.errors import DeviceError
 from flashmoe_science.jit.cache import default_cache
@@ -29,7 +29,7 @@ from flashmoe_science.jit.cache import default_cache
 WORKING_TREE = "WORKTREE"
 """Names the files as they are now, those that git does not track included, unless it ignores them."""
 
-PACKAGE = "flashmoe_science"
+PACKAGE = OUR_PACKAGE
 PACKAGE_FOLDERS = (f"src/{PACKAGE}", PACKAGE)
 """Where a tree may have the package."""
 
@@ -56,25 +56,33 @@ def export(revision: str, repository: Path | None = None, entry: str = "") -> Ve
         revision: anything that git understands; a folder begins with ``/``, ``./``, ``../`` or ``~``.
         repository: a folder in the git repository; the current one if None.
         entry: ``path/to/file.py:callable`` or ``path/to/kernel.toml`` in the tree; then the whole tree is exported.
-            Empty: the package ``flashmoe_science``.
+            Empty, or a variant such as ``cudadent42[portable]``: the package ``flashmoe_science``.
 
     Raises:
         UsageError: there is no such revision or folder, or it lacks what is to be raced.
     """
-    if entry and not is_plug_in(entry):
+    if not (is_of_package(entry) or is_plug_in(entry)):
         raise _no_entry(entry)
+    file = "" if is_of_package(entry) else entry
     folder = as_folder(revision)
     if folder is not None:
-        return _keep(_folder_files(folder, entry), folder.resolve().name, "", entry)
+        return _keep(_folder_files(folder, file), folder.resolve().name, "", entry)
     root = repository_root(repository)
     if revision == WORKING_TREE:
-        return _keep(_working_files(root, entry), revision, "", entry)
+        return _keep(_working_files(root, file), revision, "", entry)
     commit = resolve(revision, root)
-    return _keep(_committed_files(root, commit, entry), revision, commit, entry)
+    return _keep(_committed_files(root, commit, file), revision, commit, entry)
+
+
+def is_of_package(entry: str) -> bool:
+    """Whether the package ``flashmoe_science`` is raced, as it chooses its kernels or by a variant of its name."""
+    return not entry or is_our_variant(entry)
 
 
 def check_entry(entry: str, tree: Path) -> None:
     """Raises UsageError unless the entry names a file in the tree; see `export`."""
+    if is_of_package(entry):
+        return
     if not is_plug_in(entry):
         raise _no_entry(entry)
     path = PurePosixPath(entry_file(entry))
@@ -85,7 +93,9 @@ def check_entry(entry: str, tree: Path) -> None:
 
 
 def _no_entry(entry: str) -> UsageError:
-    return UsageError(f"--implementation {entry!r}: expected {_ENTRY}, in the tree")
+    return UsageError(
+        f"--implementation {entry!r}: expected {_ENTRY}, in the tree, or a variant such as 'cudadent42[portable]'"
+    )
 
 
 def entry_file(entry: str) -> str:

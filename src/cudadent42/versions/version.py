@@ -11,6 +11,7 @@ from typing import Any
 
 from cudadent42.base.errors import UsageError
 from cudadent42.model.implementations import (
+    OURS,
     Call,
     Implementation,
     Prepare,
@@ -21,7 +22,7 @@ from cudadent42.model.records import Version
 from cudadent42.native.implementation import load as load_kernel
 from cudadent42.operations import definition
 from cudadent42.versions.loading import import_module, import_tree
-from cudadent42.versions.sources import PACKAGE, checked_folder_of
+from cudadent42.versions.sources import PACKAGE, checked_folder_of, is_of_package
 
 _NOT_DONE = ("InputError", "NoKernelError")
 
@@ -34,13 +35,45 @@ def implementation(name: str, operation: str, versions: Mapping[str, Version]) -
     if is_kernel_file(version.entry):
         kernel = load_kernel(str(kernel_file(version)), operation)
         return replace(kernel, name=name, description=f"{version.entry} of {version.revision}")
+    own = package(name, versions)
+    if own is not None and version.entry:
+        return _variant(name, operation, version, own)
     function = _function(name, operation, versions)
     prepare = definition(operation).plug_in(tolerant(function, name))
-    own = package(name, versions)
     if own is not None:
         prepare = _translated(prepare, import_module(f"{own.__name__}.errors", version.revision))
     description = f"{version.entry or definition(operation).function} of {version.revision}"
     return Implementation(name, description, _DEVICES, prepare, operation=operation)
+
+
+def _variant(name: str, operation: str, version: Version, own: ModuleType) -> Implementation:
+    """A variant of the version's kernels, with the fields that their configurations have in that version.
+
+    Raises UsageError where that version has no such variant, or kernels that could not be asked for by name yet.
+    """
+    built_in = {each.name: each for each in definition(operation).implementations()}
+    variants = built_in[OURS].variants if OURS in built_in else None
+    if variants is None:
+        raise UsageError(
+            f"{version.entry!r}: the kernels of {operation} have no variants; leave out the brackets"
+        )
+    cannot = f"the kernels of {version.revision} cannot be asked for by name, as {version.entry!r} is"
+    try:
+        made = variants(built_in[OURS], version.entry, own.__name__)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(
+            f"{cannot} ({error}); take a later version, or leave out --implementation"
+        ) from error
+
+    def prepare(case: Any, inputs: Any) -> Call:
+        try:
+            return made.prepare(case, inputs)
+        except (ImportError, AttributeError, TypeError) as error:
+            raise UnsupportedCaseError(f"{cannot} ({error})") from error
+
+    errors = import_module(f"{own.__name__}.errors", version.revision)
+    description = f"{version.entry} of {version.revision}"
+    return replace(made, name=name, description=description, prepare=_translated(prepare, errors))
 
 
 def _translated(prepare: Prepare, errors: ModuleType) -> Prepare:
@@ -70,7 +103,7 @@ def kernel_file(version: Version) -> Path:
 def package(name: str, versions: Mapping[str, Version]) -> ModuleType | None:
     """The package ``flashmoe_science`` of a version; None for a version of somebody else's tree."""
     version = versions[name]
-    if version.entry:
+    if not is_of_package(version.entry):
         return None
     return import_module(
         f"{_private(name, versions, [checked_folder_of(version)])}.{PACKAGE}", version.revision

@@ -305,7 +305,7 @@ def test_what_does_not_build_is_left_out_and_says_why(monkeypatch: pytest.Monkey
     with pytest.raises(
         UnsupportedCaseError, match=r"^it does not build: attention_portable spills 12 bytes$"
     ):
-        compiled(Spilling(), problem_of(), H200, made)  # type: ignore[arg-type]
+        compiled(Variant("portable", {}), Spilling(), problem_of(), H200, made)  # type: ignore[arg-type]
 
 
 def test_a_configuration_that_does_not_fit_the_case_is_refused_by_its_kernel() -> None:
@@ -334,7 +334,9 @@ def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("attention.forward", "attention.gradients.backward", "moe.forward"):
         monkeypatch.setattr(sys.modules[f"flashmoe_science.cuda.{module}"], "device_of", lambda index: H200)
     for implementations in (attention, attention_backward, moe):
-        monkeypatch.setattr(implementations, "compiled", lambda selection, problem, device, made: made)
+        monkeypatch.setattr(
+            implementations, "compiled", lambda variant, selection, problem, device, made: made
+        )
 
 
 @pytest.mark.usefixtures("without_a_gpu")

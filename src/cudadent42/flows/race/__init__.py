@@ -52,7 +52,8 @@ class RaceOptions:
     repository: Path | None = None
     """A folder in the git repository; the current one if None."""
     entry: str = ""
-    """``path/to/file.py:callable`` or ``path/to/kernel.toml`` in the tree; empty for ``flashmoe_science``."""
+    """``path/to/file.py:callable`` or ``path/to/kernel.toml`` in the tree; empty for ``flashmoe_science``, and
+    ``cudadent42[variant]`` for one of its kernels."""
 
 
 def with_defaults(choices: Choices) -> Choices:

@@ -27,6 +27,7 @@ from cudadent42.versions.sources import (
     WORKING_TREE,
     as_folder,
     export,
+    is_of_package,
     repository_root,
     resolve,
 )
@@ -170,7 +171,7 @@ class _Search:
             ending = Ending.NO_DIFFERENCE if ends.mark is Mark.GOOD else Ending.UNDECIDED
             return self._result(ending)
         with tempfile.TemporaryDirectory(prefix="cudadent42-bisect-") as scratch:
-            paths = () if self._setup.entry else PACKAGE_FOLDERS
+            paths = PACKAGE_FOLDERS if is_of_package(self._setup.entry) else ()
             search = Bisection(Path(scratch) / "git", self._root, self._setup.good, self._setup.bad, paths)
             while (position := search.position()).next:
                 step = self._judged(Role.STEP, position.next, self._good)

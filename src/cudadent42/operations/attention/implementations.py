@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cudadent42.model.implementations import Call, Implementation, UnsupportedCaseError
+from cudadent42.model.implementations import OUR_PACKAGE, Call, Implementation, UnsupportedCaseError
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.operations.peers import needs
-from cudadent42.operations.variants import Variant, Variants, choice, compiled
+from cudadent42.operations.variants import Variant, Variants, choice, compiled, configurations
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,52 +86,50 @@ def _prepare_variant(variant: Variant, case: AttentionCase, inputs: AttentionInp
     query, key, value, causal = inputs.query, inputs.key, inputs.value, case.causal
     scale = inputs.softmax_scale
     if query.is_cpu:
-        from flashmoe_science.cpu.attention import forward as cpu_forward
-        from flashmoe_science.jit.host import InstructionSet
-
-        named = InstructionSet(variant.kernel)
-
-        def on_cpu() -> Tensor:
-            return cpu_forward(
-                *(query, key, value),
-                causal=causal,
-                softmax_scale=scale,
-                return_lse=False,
-                instruction_set=named,
-            )[0]
-
-        return on_cpu
-    from flashmoe_science.cuda.attention import forward
-    from flashmoe_science.cuda.attention.forward import asked
-    from flashmoe_science.cuda.attention.select import FORWARD
-
+        on_cpu = partial(
+            variant.module("cpu.attention").forward,
+            *(query, key, value),
+            causal=causal,
+            softmax_scale=scale,
+            return_lse=False,
+            instruction_set=variant.instruction_set(),
+        )
+        return lambda: on_cpu()[0]
+    asked, selection = variant.module("cuda.attention.forward").asked, _selection(variant)
     problem, device = asked(query, key, value, causal, scale, False, None)
-    made = compiled(FORWARD, problem, device, variant_choice(variant, problem, device))
+    made = compiled(variant, selection, problem, device, variant_choice(variant, problem, device))
+    forward = variant.module("cuda.attention").forward
     on_cuda = partial(forward, query, key, value, causal=causal, softmax_scale=scale, choice=made)
     return lambda: on_cuda()[0]
 
 
 def variant_choice(variant: Variant, problem: Problem, device: Device) -> Choice:
     """What a variant is for a problem. Raises UnsupportedCaseError."""
-    from flashmoe_science.cuda.attention import KernelKind, small
-    from flashmoe_science.cuda.attention.select import FORWARD
+    attention = variant.module("cuda.attention")
+    declined = {attention.KernelKind.SMALL: variant.module("cuda.attention.small").configuration_for}
+    return choice(variant, _selection(variant), problem, device, declined)
 
-    return choice(variant, FORWARD, problem, device, {KernelKind.SMALL: small.configuration_for})
+
+def _selection(variant: Variant) -> Any:
+    return variant.module("cuda.attention.select").FORWARD
 
 
-def _variants() -> Variants:
-    from flashmoe_science.configs.attention.hopper import HopperConfiguration
-    from flashmoe_science.configs.attention.portable import PortableConfiguration
-    from flashmoe_science.configs.attention.small import SmallConfiguration
-
-    kernels = {"small": SmallConfiguration, "hopper": HopperConfiguration, "portable": PortableConfiguration}
+def _variants(package: str = OUR_PACKAGE) -> Variants:
     return Variants(
-        kernels, "cudadent42[portable,block_n=48]", lambda variant: partial(_prepare_variant, variant)
+        configurations(
+            f"{package}.configs.attention",
+            small="SmallConfiguration",
+            hopper="HopperConfiguration",
+            portable="PortableConfiguration",
+        ),
+        "cudadent42[portable,block_n=48]",
+        lambda variant: partial(_prepare_variant, variant),
+        package,
     )
 
 
-def _variant(base: Implementation, name: str) -> Implementation:
-    return _variants().implementation(base, name)
+def _variant(base: Implementation, name: str, package: str = OUR_PACKAGE) -> Implementation:
+    return _variants(package).implementation(base, name)
 
 
 # ---------------------------------------------------------------- peers, never a dependency

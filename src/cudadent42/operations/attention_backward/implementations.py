@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cudadent42.model.implementations import Call, Implementation, Prepare, UnsupportedCaseError
+from cudadent42.model.implementations import (
+    OUR_PACKAGE,
+    Call,
+    Implementation,
+    Prepare,
+    UnsupportedCaseError,
+)
 from cudadent42.operations.attention import implementations as forward
 from cudadent42.operations.attention.implementations import prepare_sdpa
 from cudadent42.operations.attention_backward.case import AttentionBackwardCase, AttentionTrainingStepCase
@@ -93,44 +100,46 @@ class _VariantBackend:
 
 def _prepare_variant(variant: Variant, case: AttentionBackwardCase, inputs: AttentionInputs) -> Call:
     """The forward pass, recorded with the variant's backward pass."""
-    from flashmoe_science.autograd import differentiable_attention
-
     query, key, value, scale = inputs.query, inputs.key, inputs.value, inputs.softmax_scale
     if query.is_cpu:
-        from flashmoe_science.cpu import attention as cpu
-        from flashmoe_science.jit.host import InstructionSet
-
-        named = InstructionSet(variant.kernel)
+        cpu, named = variant.module("cpu.attention"), variant.instruction_set()
         backend = _VariantBackend(
             partial(cpu.forward, instruction_set=named), partial(cpu.backward, instruction_set=named)
         )
     else:
-        from flashmoe_science.cuda import attention as cuda
-        from flashmoe_science.cuda.attention.gradients.backward import asked
-        from flashmoe_science.cuda.attention.gradients.select import BACKWARD
-
+        cuda, selection = variant.module("cuda.attention"), _selection(variant)
+        asked = variant.module("cuda.attention.gradients.backward").asked
         problem, device = asked(query, key, value, case.causal, scale, None)
-        made = compiled(BACKWARD, problem, device, choice(variant, BACKWARD, problem, device))
+        made = compiled(variant, selection, problem, device, choice(variant, selection, problem, device))
         backend = _VariantBackend(cuda.forward, partial(cuda.backward, choice=made))
     call = partial(
-        differentiable_attention, backend, query, key, value, causal=case.causal, softmax_scale=scale
+        variant.module("autograd").differentiable_attention,
+        *(backend, query, key, value),
+        causal=case.causal,
+        softmax_scale=scale,
     )
     return lambda: call()[0]
 
 
-def _variants(operation: str) -> Variants:
-    from flashmoe_science.configs.attention.backward import PortableBackward
-    from flashmoe_science.configs.attention.backward_hopper import HopperBackward
+def _selection(variant: Variant) -> Any:
+    return variant.module("cuda.attention.gradients.select").BACKWARD
 
+
+def _variants(operation: str, package: str = OUR_PACKAGE) -> Variants:
+    records = f"{package}.configs.attention"
     return Variants(
-        {"hopper": HopperBackward, "portable": PortableBackward},
+        {
+            "hopper": importlib.import_module(f"{records}.backward_hopper").HopperBackward,
+            "portable": importlib.import_module(f"{records}.backward").PortableBackward,
+        },
         "cudadent42[portable,query.block_n=32]",
         lambda variant: prepare_with(operation, partial(_prepare_variant, variant)),
+        package,
     )
 
 
-def _variant(operation: str, base: Implementation, name: str) -> Implementation:
-    return _variants(operation).implementation(base, name)
+def _variant(operation: str, base: Implementation, name: str, package: str = OUR_PACKAGE) -> Implementation:
+    return _variants(operation, package).implementation(base, name)
 
 
 def implementations(operation: str) -> tuple[Implementation, ...]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from cudadent42.model.implementations import Call, Implementation, UnsupportedCaseError
+from cudadent42.model.implementations import OUR_PACKAGE, Call, Implementation, UnsupportedCaseError
 from cudadent42.operations.moe.case import MoeCase
 from cudadent42.operations.peers import needs
-from cudadent42.operations.variants import Variant, Variants, choice, compiled
+from cudadent42.operations.variants import Variant, Variants, choice, compiled, configurations
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,57 +93,53 @@ def _prepare_ours(case: MoeCase, inputs: MoeInputs) -> Call:
 
 
 def _prepare_variant(variant: Variant, case: MoeCase, inputs: MoeInputs) -> Call:
-    from flashmoe_science.moe_arguments import Activation, W13Layout
-
-    tensors, activation = inputs.tensors, Activation(case.activation)
+    arguments = variant.module("moe_arguments")
+    tensors, activation = inputs.tensors, arguments.Activation(case.activation)
     if inputs.hidden_states.is_cpu:
-        from flashmoe_science.cpu.moe import forward as cpu_forward
-        from flashmoe_science.jit.host import InstructionSet
-
-        named = InstructionSet(variant.kernel)
-        return partial(cpu_forward, *tensors, activation=activation, instruction_set=named)
-    from flashmoe_science.cuda.moe import forward
-    from flashmoe_science.cuda.moe.forward import asked
-    from flashmoe_science.cuda.moe.select import FORWARD
-
-    problem, device = asked(tensors, activation, W13Layout.CONCAT, None)
-    made = compiled(FORWARD, problem, device, variant_choice(variant, problem, device))
-    return partial(forward, *tensors, activation=activation, choice=made)
+        forward = variant.module("cpu.moe").forward
+        return partial(forward, *tensors, activation=activation, instruction_set=variant.instruction_set())
+    asked, selection = variant.module("cuda.moe.forward").asked, _selection(variant)
+    problem, device = asked(tensors, activation, arguments.W13Layout.CONCAT, None)
+    made = compiled(variant, selection, problem, device, variant_choice(variant, problem, device))
+    return partial(variant.module("cuda.moe").forward, *tensors, activation=activation, choice=made)
 
 
 def variant_choice(variant: Variant, problem: MoeProblem, device: Device) -> Choice:
     """What a variant is for a problem. Raises UnsupportedCaseError."""
-    from flashmoe_science.configs.moe import few
-    from flashmoe_science.cuda.moe import MoeKind
-    from flashmoe_science.cuda.moe.select import FORWARD
 
     def for_most_rows(problem: MoeProblem, device: Device) -> FewConfiguration:
         """The way for few tokens beyond the rows up to which it is the fastest."""
-        configurations = few.all_configurations(device.architecture)
-        if not configurations:
+        tiles: Sequence[FewConfiguration] = variant.module("configs.moe.few").all_configurations(
+            device.architecture
+        )
+        if not tiles:
             raise UnsupportedCaseError(f"the way for few tokens has no tiles for {device.architecture}")
-        return configurations[-1]
+        return tiles[-1]
 
-    return choice(variant, FORWARD, problem, device, {MoeKind.FEW: for_most_rows})
+    declined = {variant.module("cuda.moe").MoeKind.FEW: for_most_rows}
+    return choice(variant, _selection(variant), problem, device, declined)
 
 
-def _variants() -> Variants:
-    from flashmoe_science.configs.moe.few import FewConfiguration
-    from flashmoe_science.configs.moe.hopper import MoeHopperConfiguration
-    from flashmoe_science.configs.moe.portable import PortableMoeConfiguration
+def _selection(variant: Variant) -> Any:
+    return variant.module("cuda.moe.select").FORWARD
 
-    kernels = {
-        "few": FewConfiguration,
-        "hopper": MoeHopperConfiguration,
-        "portable": PortableMoeConfiguration,
-    }
+
+def _variants(package: str = OUR_PACKAGE) -> Variants:
     return Variants(
-        kernels, "cudadent42[hopper,stages=3]", lambda variant: partial(_prepare_variant, variant)
+        configurations(
+            f"{package}.configs.moe",
+            few="FewConfiguration",
+            hopper="MoeHopperConfiguration",
+            portable="PortableMoeConfiguration",
+        ),
+        "cudadent42[hopper,stages=3]",
+        lambda variant: partial(_prepare_variant, variant),
+        package,
     )
 
 
-def _variant(base: Implementation, name: str) -> Implementation:
-    return _variants().implementation(base, name)
+def _variant(base: Implementation, name: str, package: str = OUR_PACKAGE) -> Implementation:
+    return _variants(package).implementation(base, name)
 
 
 # ---------------------------------------------------------------- peers, never a dependency

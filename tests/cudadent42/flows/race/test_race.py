@@ -106,6 +106,46 @@ def test_a_version_that_does_not_build(tmp_path: Path) -> None:
     assert failures.failures[0].log.startswith("kernel.cpp:1")
 
 
+SOURCES = str(Path(__file__).parents[4] / "src")
+
+
+def test_a_variant_of_two_versions(tmp_path: Path) -> None:
+    """Each version's own kernel of that name, also where its calls would take another."""
+    outcome = raced(tmp_path, SOURCES, SOURCES, entry="cudadent42[portable]")
+    assert outcome.verify.passed
+    assert outcome.results.cases[0].blocks == 8
+    run = load_run(outcome.folder)
+    assert run.build is not None
+    assert {built.recipe.architecture.partition(":")[2] for built in run.build.kernels} == {"portable"}
+    assert {version.entry for version in run.plan.versions.values()} == {"cudadent42[portable]"}
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("cudadent42[portible]", "there is no variant 'portible' (did you mean 'portable'?)"),
+        ("cudadent42[portable,blok_m=8]", "the portable kernel has no field 'blok_m'"),
+        ("cudadent42[portable,block_m=8]", "runs on cuda, not on cpu"),
+    ],
+)
+def test_a_variant_that_no_version_has(tmp_path: Path, entry: str, words: str) -> None:
+    with pytest.raises(BuildFailedError):
+        raced(tmp_path, SOURCES, SOURCES, entry=entry)
+    build = load_run(tmp_path / "run").build
+    assert build is not None
+    assert len(build.failures) == 2
+    assert words in build.failures[0].message
+
+
+def test_a_version_whose_kernels_have_no_names_yet(tmp_path: Path) -> None:
+    tree = r.package(tmp_path / "tree", BROKEN)
+    with pytest.raises(BuildFailedError):
+        raced(tmp_path, str(tree), str(tree), entry="cudadent42[portable]")
+    build = load_run(tmp_path / "run").build
+    assert build is not None
+    assert "the kernels of tree cannot be asked for by name" in build.failures[0].message
+
+
 def cpp_repository(tmp_path: Path) -> tuple[Path, Path]:
     """One commit with the C++ kernel that `new` writes; its source."""
     root = tmp_path / "repo"

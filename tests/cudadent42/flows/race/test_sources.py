@@ -9,7 +9,14 @@ import pytest
 import repositories as r
 
 from cudadent42.base.errors import UsageError
-from cudadent42.versions.sources import WORKING_TREE, check_folder, checked_folder_of, export, folder_of
+from cudadent42.versions.sources import (
+    WORKING_TREE,
+    check_entry,
+    check_folder,
+    checked_folder_of,
+    export,
+    folder_of,
+)
 
 
 def tree(path: Path) -> dict[str, str]:
@@ -177,3 +184,9 @@ def test_a_tree_is_on_the_disk_before_it_has_its_name(
     monkeypatch.setattr(Path, "rename", renamed)
     folder = folder_of(export("HEAD", r.repository(tmp_path / "repo"), r.ENTRY))
     assert str(folder.parent) in flushed
+
+
+def test_a_variant_needs_no_file_in_the_tree(tmp_path: Path) -> None:
+    check_entry("cudadent42[portable]", tmp_path)
+    with pytest.raises(UsageError, match=r"or a variant such as 'cudadent42\[portable\]'"):
+        check_entry("cudadent42", tmp_path)
