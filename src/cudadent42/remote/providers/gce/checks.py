@@ -82,10 +82,10 @@ def prepare(remote: Remote, device: str) -> Prepared:
 
 
 def _of_instance(remote: Remote, address: GceAddress) -> Prepared:
-    instance = machine.of_address(address, remote.rate)
-    machine.check_made_here(instance)
+    instance = Machine(str(address), remote.rate)
+    instance.check_made_here()
     _check_nothing_waits(instance)
-    description = machine.describe(instance)
+    description = instance.describe()
     _check_host_keys(address, description)
     _check_disks(remote, description)
     accelerator = _accelerator(description)
@@ -107,7 +107,7 @@ def _of_instance(remote: Remote, address: GceAddress) -> Prepared:
 
 def _of_specification(remote: Remote, wanted: Specification) -> Prepared:
     creation.check_image(wanted)
-    new = (machine.of_address(address, wanted.rate) for address in creation.new_addresses(wanted))
+    new = (Machine(str(address), wanted.rate) for address in creation.new_addresses(wanted))
     kept, notes = _kept(remote, wanted)
     return Prepared(
         remote,
@@ -132,9 +132,9 @@ def _kept(remote: Remote, wanted: Specification) -> tuple[tuple[Candidate, ...],
     waiting = record.waiting_on(left.name)
     if waiting:
         return (), (f"{left.name} is kept for {waiting[-1].job}, which is not brought back yet",)
-    if not machine.is_on_record(left):
+    if not left.is_on_record:
         return (), (f"{left.name} is on no record of starts here, so it is not used again",)
-    description = machine.find(left)
+    description = left.find()
     state = machine.state_in(description)
     if description is None or state is MachineState.STOPPING:
         return (), ()

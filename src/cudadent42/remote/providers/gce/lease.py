@@ -99,11 +99,11 @@ def restart(cloud: CloudRecord, remote: Remote, say: Say, protect: Protect, cons
     Raises like ``begin``; UsageError where nobody agrees to its start.
     """
     instance = Machine(cloud.machine, cloud.rate)
-    machine.check_made_here(instance)
-    description = machine.describe(instance)
+    instance.check_made_here()
+    description = instance.describe()
     if not machine.has_own_limit(description, datetime.now(timezone.utc)):
         agree_to_start(remote, instance, consent)
-        description = machine.describe(instance)  # somebody else may have been faster than the answer
+        description = instance.describe()  # somebody else may have been faster than the answer
     state = machine.state_in(description)
     cloud = replace(cloud, since=_now())
     if state in (MachineState.RUNNING, MachineState.STARTING):
@@ -113,7 +113,7 @@ def restart(cloud: CloudRecord, remote: Remote, say: Say, protect: Protect, cons
         raise MachineNotReadyError(f"{instance.name} is {state.value} by now; try again")
     checks.settle(instance, description)
     # What the run measured is on its disk, so no failure of the start deletes it.
-    return _started(instance, lambda: machine.start(instance), cloud, remote, say, protect, machine.stop)
+    return _started(instance, instance.start, cloud, remote, say, protect, Machine.stop)
 
 
 def finish(lease: Lease, say: Say) -> None:
@@ -164,7 +164,7 @@ def _start_to_end(lease: Lease, say: Say) -> str | None:
 def end(lease: Lease, say: Say) -> None:
     """Stop or delete it. Raises StillRunningError where that fails; its entry in the journal stays open then."""
     lease.workspace.connection.close()
-    instance, how = lease.machine, machine.end
+    instance, how = lease.machine, Machine.end
     # From another terminal, while this one's run went on.
     others = [
         begun.job
@@ -176,7 +176,7 @@ def end(lease: Lease, say: Say) -> None:
             f"{instance.name} is not deleted, since what {', '.join(others)} measured is only there; bring it back "
             f"with: cudadent42 remote attach {others[-1]} --start"
         )
-        how = machine.stop
+        how = Machine.stop
     _end(instance, lease.cloud.start, StartOutcome.STOPPED, "", say, how)
 
 
@@ -211,7 +211,7 @@ def _begin(candidate: Candidate, prepared: Prepared, say: Say, protect: Protect)
     )
     made = candidate.state is MachineState.GONE
     # Since it was looked at, kernels were compiled and a question was answered: somebody else may have started it.
-    description = None if made else machine.find(instance)
+    description = None if made else instance.find()
     state = machine.state_in(description)
     if description is not None and state in (MachineState.RUNNING, MachineState.STARTING):
         ours = checks.open_start(instance, description)
@@ -228,7 +228,7 @@ def _begin(candidate: Candidate, prepared: Prepared, say: Say, protect: Protect)
             assert prepared.specification is not None
             creation.create(instance, prepared.specification)
         else:
-            machine.start(instance)
+            instance.start()
 
     def ready(lease: Lease) -> None:
         protect(lease)
@@ -261,7 +261,7 @@ def _started(
     remote: Remote,
     say: Say,
     ready: Protect,
-    take_back: Callable[[Machine], None] = machine.end,
+    take_back: Callable[[Machine], None] = Machine.end,
 ) -> Lease:
     """Start a machine that does not run; an error or an interrupt on the way ends it again, with ``take_back``."""
     # The last moment at which a refusal costs nothing.
@@ -306,7 +306,7 @@ def _take_back(
         _put_on_record(identity, StartOutcome.LOST, str(error.ending), say)
         return
     try:
-        now = machine.state(instance)
+        now = instance.state()
     except BaseException as unknown:
         say(
             f"{unknown}\nwhether {instance.name} runs is not known; if it does, end it with: {instance.end_command}"
@@ -314,7 +314,7 @@ def _take_back(
         if isinstance(unknown, LabError):
             return
         raise
-    if now.costs or (now is MachineState.STOPPED and instance.fresh and how is machine.end):
+    if now.costs or (now is MachineState.STOPPED and instance.fresh and how is Machine.end):
         try:
             _end(instance, identity, StartOutcome.FAILED, reason, say, how)
         except StillRunningError as failed:
@@ -341,10 +341,10 @@ def _end(
     outcome: StartOutcome,
     reason: str,
     say: Say,
-    how: Callable[[Machine], None] = machine.end,
+    how: Callable[[Machine], None] = Machine.end,
 ) -> None:
     """End a machine; what the provider says counts, not whether the call for it went well."""
-    deletes = instance.fresh and how is machine.end
+    deletes = instance.fresh and how is Machine.end
     verb, ended = ("deleting", "deleted") if deletes else ("stopping", "stopped")
     say(f"{verb} {instance.name}")
     failed: BaseException | None = None
@@ -367,7 +367,7 @@ def _end(
 
 def _has_ended(instance: Machine, wanted: MachineState) -> bool:
     try:
-        return machine.state(instance) in (wanted, MachineState.GONE)
+        return instance.state() in (wanted, MachineState.GONE)
     except LabError:
         return False
 
@@ -432,7 +432,7 @@ def _put_ready_on_record(instance: Machine, identity: str, say: Say) -> None:
     """With what the provider calls the start that the machine runs from, where it can be asked."""
     called = ""
     with suppress(CloudError):
-        called = provider_start(machine.describe(instance))
+        called = provider_start(instance.describe())
     _put_on_record(identity, StartOutcome.READY, "", say, called=called)
 
 
@@ -460,7 +460,7 @@ def _our_start(lease: Lease, identity: str, say: Say) -> str | None:
     """
     instance = lease.machine
     try:
-        description = machine.find(instance)
+        description = instance.find()
         all_starts = starts.load()
         mine = [
             each

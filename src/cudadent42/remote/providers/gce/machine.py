@@ -1,7 +1,7 @@
 """One rented machine: what it is called, what an hour of it costs, how it is, and how it is started and ended.
 
-The narrow way to any machine that was started from here: the journal of starts (`cudadent42.runs.starts`) has its
-name, and `of_start` gives it back, so that whoever reads the journal can ask for it and end it.
+The journal of starts (`cudadent42.runs.starts`) has its name: by that, whoever reads the journal can ask for it and end
+it (`status.of_start`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from cudadent42.base.errors import UsageError
 from cudadent42.remote.core.address import GceAddress, parse
+from cudadent42.remote.core.record import JobRecord
 from cudadent42.remote.core.states import MachineState
 from cudadent42.remote.providers.gce import gcloud
 from cudadent42.remote.providers.gce.failures import CloudError, Failure
@@ -69,59 +70,91 @@ class Machine:
         at = self.address
         return f"gcloud compute instances {verb} {at.instance} --zone={at.zone} --project={at.project}"
 
+    ending = "ending"
+    ended = "deleted"
+    to_end = "delete it"
 
-def of_address(address: GceAddress, rate: str) -> Machine:
-    return Machine(str(address), rate)
+    def attach_command(self, job: str) -> str:
+        return f"cudadent42 remote attach {job} --start"
 
+    def ran(self, begun: JobRecord, start: MachineStart) -> bool:
+        return begun.cloud is not None and begun.cloud.machine == self.name
 
-def of_start(start: MachineStart) -> Machine | None:
-    """The machine of a line of the journal; None where it names none of a provider that is known here."""
-    try:
-        address = parse(start.machine)
-    except UsageError:
-        return None
-    return of_address(address, start.rate) if isinstance(address, GceAddress) else None
+    @property
+    def is_on_record(self) -> bool:
+        """Whether it was ever asked for from here."""
+        return any(start.machine == self.name for start in starts.load())
 
+    def check_made_here(self) -> None:
+        """Raises UsageError for a machine that was made for a run, and not from here: somebody else's run may be on it.
 
-def check_made_here(machine: Machine) -> None:
-    """Raises UsageError for a machine that was made for a run, and not from here: somebody else's run may be on it.
+        Which were made here is known from the journal of starts: none is made that is not on record, and none of
+        another's comes onto it.
+        """
+        if self.fresh and not self.is_on_record:
+            raise UsageError(
+                f"{self.name} was made for a run from another place: it is on no record of starts here, so it is "
+                f"neither used nor deleted; if it is certain that nobody needs it, end it with: {self.end_command}"
+            )
 
-    Which were made here is known from the journal of starts: none is made that is not on record, and none of another's
-    comes onto it.
-    """
-    if machine.fresh and not is_on_record(machine):
-        raise UsageError(
-            f"{machine.name} was made for a run from another place: it is on no record of starts here, so it is "
-            f"neither used nor deleted; if it is certain that nobody needs it, end it with: {machine.end_command}"
-        )
+    def describe(self) -> dict[str, Any]:
+        """All that the provider says of it. Raises CloudError; with NO_INSTANCE where there is none."""
+        description = gcloud.ask(f"looking at {self.name}", *self._words("describe"))
+        if not isinstance(description, dict):
+            raise CloudError(Failure.UNKNOWN, f"expected an instance, found {description!r:.200}", self.name)
+        return description
 
+    def find(self) -> dict[str, Any] | None:
+        """As ``describe``; None where there is no such machine."""
+        try:
+            return self.describe()
+        except CloudError as error:
+            if error.failure is Failure.NO_INSTANCE:
+                return None
+            raise
 
-def is_on_record(machine: Machine) -> bool:
-    """Whether it was ever asked for from here."""
-    return any(start.machine == machine.name for start in starts.load())
+    def state(self) -> MachineState:
+        """How it is now, asked of the provider. Raises CloudError where that cannot be told."""
+        return state_in(self.find())
 
+    def start(self) -> None:
+        """Start it; nothing happens to one that runs. It must be on record before. Raises CloudError."""
+        gcloud.change(f"starting {self.name}", *self._words("start"))
 
-def describe(machine: Machine) -> dict[str, Any]:
-    """All that the provider says of it. Raises CloudError; with NO_INSTANCE where there is none."""
-    description = gcloud.ask(f"looking at {machine.name}", *_words("describe", machine))
-    if not isinstance(description, dict):
-        raise CloudError(Failure.UNKNOWN, f"expected an instance, found {description!r:.200}", machine.name)
-    return description
+    def stop(self) -> None:
+        """Stop it, and wait until it is; nothing happens to one that is stopped or gone. Raises CloudError."""
+        self._unless_gone("stopping", "stop")
 
+    def delete(self) -> None:
+        """Delete one that was made for a run, disk and all; nothing happens to one that is gone.
 
-def find(machine: Machine) -> dict[str, Any] | None:
-    """As ``describe``; None where there is no such machine."""
-    try:
-        return describe(machine)
-    except CloudError as error:
-        if error.failure is Failure.NO_INSTANCE:
-            return None
-        raise
+        Raises CloudError; UsageError for a machine that is not labelled as made for a run, or was made elsewhere.
+        """
+        description = self.find()
+        if description is None:
+            return
+        if not self.fresh or description.get("labels", {}).get(LABEL) != FRESH_LABEL:
+            raise UsageError(
+                f"{self.name} was not made for a run here, so it is not deleted; stop it instead"
+            )
+        self.check_made_here()
+        self._unless_gone("deleting", "delete")
 
+    def end(self) -> None:
+        """What ends its cost: delete one that was made for a run, stop any other. Raises like them."""
+        (self.delete if self.fresh else self.stop)()
 
-def state(machine: Machine) -> MachineState:
-    """How it is now, asked of the provider. Raises CloudError where that cannot be told."""
-    return state_in(find(machine))
+    def _unless_gone(self, doing: str, verb: str) -> None:
+        try:
+            gcloud.change(f"{doing} {self.name}", *self._words(verb))
+        except CloudError as error:
+            if error.failure is not Failure.NO_INSTANCE:
+                raise
+
+    def _words(self, verb: str) -> tuple[str, ...]:
+        at = self.address
+        zone = (f"--project={at.project}", f"--zone={at.zone}")
+        return ("compute", "instances", verb, *zone, "--quiet", at.instance)
 
 
 def state_in(description: dict[str, Any] | None) -> MachineState:
@@ -150,53 +183,3 @@ def moment(text: object) -> datetime | None:
     except ValueError:
         return None
     return parsed if parsed.tzinfo else None
-
-
-def start(machine: Machine) -> None:
-    """Start it; nothing happens to one that runs. It must be on record before. Raises CloudError."""
-    gcloud.change(f"starting {machine.name}", *_words("start", machine))
-
-
-def stop(machine: Machine) -> None:
-    """Stop it, and wait until it is; nothing happens to one that is stopped or gone. Raises CloudError."""
-    _unless_gone(f"stopping {machine.name}", *_words("stop", machine))
-
-
-def delete(machine: Machine) -> None:
-    """Delete one that was made for a run, disk and all; nothing happens to one that is gone.
-
-    Raises CloudError; UsageError for a machine that is not labelled as made for a run, or was made elsewhere.
-    """
-    description = find(machine)
-    if description is None:
-        return
-    if not machine.fresh or description.get("labels", {}).get(LABEL) != FRESH_LABEL:
-        raise UsageError(f"{machine.name} was not made for a run here, so it is not deleted; stop it instead")
-    check_made_here(machine)
-    _unless_gone(f"deleting {machine.name}", *_words("delete", machine))
-
-
-def end(machine: Machine) -> None:
-    """What ends its cost: delete one that was made for a run, stop any other. Raises like them."""
-    (delete if machine.fresh else stop)(machine)
-
-
-def _unless_gone(doing: str, *words: str) -> None:
-    try:
-        gcloud.change(doing, *words)
-    except CloudError as error:
-        if error.failure is not Failure.NO_INSTANCE:
-            raise
-
-
-def _words(verb: str, machine: Machine) -> tuple[str, ...]:
-    at = machine.address
-    return (
-        "compute",
-        "instances",
-        verb,
-        f"--project={at.project}",
-        f"--zone={at.zone}",
-        "--quiet",
-        at.instance,
-    )

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
 
 from cudadent42.base.errors import LabError, UsageError
 from cudadent42.remote.core import hosts, record
@@ -27,14 +26,12 @@ from cudadent42.remote.core.record import JobRecord
 from cudadent42.remote.core.run import Returned, RunLostError, RunRequest, begin, give_up
 from cudadent42.remote.core.ssh import ConnectionLostError
 from cudadent42.remote.core.states import MachineState
-from cudadent42.remote.core.status import Status
 from cudadent42.remote.core.terminal import Say
 from cudadent42.remote.providers.gce import lease as leases
-from cudadent42.remote.providers.gce import machine, results, status
+from cudadent42.remote.providers.gce import results, status
 from cudadent42.remote.providers.gce.checks import Prepared, prepare
 from cudadent42.remote.providers.gce.fate import MachineLostError
 from cudadent42.remote.providers.gce.lease import Lease, StillRunningError
-from cudadent42.remote.providers.gce.machine import Machine
 from cudadent42.remote.providers.gce.unguarded import agree_to_start
 from cudadent42.runs.starts import MachineStart
 
@@ -139,44 +136,6 @@ class Candidate:
         return Held(leases.begin(self.prepared, say, _protecting(terms, say)), say)
 
 
-@dataclass(frozen=True)
-class Instance:
-    """An instance that was started from here."""
-
-    machine: Machine
-
-    ending = "ending"
-    ended = "deleted"
-    to_end = "delete it"
-
-    @property
-    def name(self) -> str:
-        return self.machine.name
-
-    @property
-    def fresh(self) -> bool:
-        return self.machine.fresh
-
-    @property
-    def end_command(self) -> str:
-        return self.machine.end_command
-
-    def attach_command(self, job: str) -> str:
-        return f"cudadent42 remote attach {job} --start"
-
-    def ran(self, begun: JobRecord, start: MachineStart) -> bool:
-        return begun.cloud is not None and begun.cloud.machine == self.name
-
-    def status(self, start: MachineStart, now: datetime) -> Status:
-        return status.ask(self.machine, start, now)
-
-    def stop(self) -> None:
-        machine.stop(self.machine)
-
-    def end(self) -> None:
-        machine.end(self.machine)
-
-
 class Gce:
     """The provider."""
 
@@ -218,8 +177,7 @@ class Gce:
         return Held(lease, say)
 
     def machine(self, start: MachineStart) -> AnyMachine | None:
-        instance = machine.of_start(start)
-        return None if instance is None else Instance(instance)
+        return status.of_start(start)
 
 
 def _protecting(terms: Terms, say: Say) -> leases.Protect:
@@ -272,7 +230,7 @@ def _settled(error: MachineLostError) -> MachineState:
     while now is MachineState.STOPPING and time.monotonic() - begun < _STOPPING_S:
         time.sleep(_STOPPING_PAUSE_S)
         try:
-            now = machine.state(error.machine)
+            now = error.machine.state()
         except LabError:
             break
     return now

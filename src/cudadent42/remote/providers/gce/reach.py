@@ -20,7 +20,7 @@ from cudadent42.remote.core.states import MachineState
 from cudadent42.remote.core.terminal import Say
 from cudadent42.remote.providers.gce import fate, gcloud
 from cudadent42.remote.providers.gce.failures import CloudError, Failure
-from cudadent42.remote.providers.gce.machine import Machine, state
+from cudadent42.remote.providers.gce.machine import Machine
 
 ANSWER_S = 420.0
 """How long a machine may take from its start until its sshd answers; large GPU images take three minutes."""
@@ -119,7 +119,7 @@ def wait(machine: Machine, reach: Reach, since: str, say: Say, patience_s: float
 
 def raise_if_ended(machine: Machine, since: str) -> None:
     """Raises MachineLostError where the machine does not run or is ending; CloudError where that cannot be told."""
-    current = state(machine)
+    current = machine.state()
     if current in (MachineState.STOPPING, MachineState.STOPPED, MachineState.GONE):
         raise fate.MachineLostError(machine, current, fate.what_happened(machine, since))
 

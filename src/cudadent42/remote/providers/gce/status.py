@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 
-from cudadent42.base.errors import LabError
+from cudadent42.base.errors import LabError, UsageError
+from cudadent42.remote.core.address import GceAddress, parse
 from cudadent42.remote.core.states import MachineState
 from cudadent42.remote.core.status import ENDED, NOT_ANSWERED, Corrected, Status, correct, is_under_way
 from cudadent42.remote.providers.gce import fate, machine
@@ -14,10 +16,26 @@ from cudadent42.remote.providers.gce.machine import Machine
 from cudadent42.runs.starts import MachineStart, StartOutcome
 
 
-def ask(instance: Machine, start: MachineStart, now: datetime) -> Status:
-    """How an instance is; the journal is told where it was wrong."""
+@dataclass(frozen=True)
+class Started(Machine):
+    """An instance of a line of the journal."""
+
+    def status(self, start: MachineStart, now: datetime) -> Status:
+        return _status(self, start, now)
+
+
+def of_start(start: MachineStart) -> Started | None:
+    """The instance that a line of the journal names; None where it names none."""
     try:
-        description = machine.find(instance)
+        address = parse(start.machine)
+    except UsageError:
+        return None
+    return Started(str(address), start.rate) if isinstance(address, GceAddress) else None
+
+
+def _status(instance: Machine, start: MachineStart, now: datetime) -> Status:
+    try:
+        description = instance.find()
         state = machine.state_in(description)
         runs = state in (MachineState.STARTING, MachineState.RUNNING)
         other = taken_over(instance, description, start) if runs and description is not None else None

@@ -17,8 +17,9 @@ from cudadent42.base.errors import LabError, MachineNotReadyError
 from cudadent42.base.shown import plain
 from cudadent42.remote.core.record import JobRecord
 from cudadent42.remote.core.states import MachineOffError, MachineState
+from cudadent42.remote.core.status import ENDED, NOT_ANSWERED, Status, correct, is_under_way
 from cudadent42.remote.providers.sky.spec import SCHEME
-from cudadent42.runs.starts import MachineStart
+from cudadent42.runs.starts import MachineStart, StartOutcome
 from flashmoe_science.jit.requirements import install_command
 
 TIMEOUT_S = 300
@@ -29,6 +30,8 @@ START_IDLE_MINUTES = 10
 """Of a stopped machine that a user starts to bring something back: nothing else would end it."""
 RUNS_AGAIN = "it runs, although it had ended"
 """Why a start that is over on record is not: somebody started the machine again, by its own disk and key."""
+IS_STOPPED = "SkyPilot says that it is stopped"
+IS_GONE = "SkyPilot has no such machine any more"
 _LOOK = "look with `sky status --refresh`"
 
 # INIT is also one whose launch failed, and one that does not answer; all but STOPPED may cost what it costs to run.
@@ -50,22 +53,7 @@ class ClusterLostError(MachineOffError):
 
 
 @dataclass(frozen=True)
-class Cluster:
-    name: str
-
-    @property
-    def end_command(self) -> str:
-        """What ends it, for a user to type."""
-        return f"sky down {self.name}"
-
-    @property
-    def start_command(self) -> str:
-        """What starts a stopped one again, with an idle limit that takes it down."""
-        return f"sky start {self.name} --idle-minutes-to-autostop={START_IDLE_MINUTES} --down"
-
-
-@dataclass(frozen=True)
-class Status:
+class Reported:
     """What SkyPilot says of a machine."""
 
     word: str
@@ -74,22 +62,120 @@ class Status:
     files are there, directly before the task is given to the machine (``_execute_dag`` in ``sky/execution.py``)."""
 
 
+@dataclass(frozen=True)
+class Cluster:
+    """A machine of SkyPilot's, by its name there."""
+
+    name: str
+
+    fresh = True
+    ending = "taking down"
+    ended = "taken down"
+    to_end = "take it down"
+
+    @property
+    def end_command(self) -> str:
+        return f"sky down {self.name}"
+
+    @property
+    def how_to_start(self) -> str:
+        """What starts a stopped one again, with an idle limit that takes it down; for a user to type."""
+        return f"sky start {self.name} --idle-minutes-to-autostop={START_IDLE_MINUTES} --down"
+
+    def attach_command(self, job: str) -> str:
+        return f"{self.how_to_start}; then: cudadent42 remote attach {job}"
+
+    def ran(self, begun: JobRecord, start: MachineStart) -> bool:
+        """Under that machine's name there may have been another before it."""
+        if begun.cloud is not None or begun.remote != self.name:
+            return False
+        if begun.start == start.id:
+            return True
+        try:
+            return datetime.fromisoformat(begun.started) >= datetime.fromisoformat(start.requested)
+        except (ValueError, TypeError):
+            return True  # a record that was damaged: in doubt it was
+
+    def reported(self, refresh: bool = True) -> Reported | None:
+        """What SkyPilot says of it, asked of the cloud unless ``refresh`` is off; None where it has no such machine.
+
+        Raises LabError where that cannot be told: it may cost money.
+        """
+        # All are asked for: of one that it does not know, SkyPilot speaks in another way.
+        done = _sky("status", *(("--refresh",) if refresh else ()), "--output=json")
+        if done.returncode != 0:
+            raise ClusterError(f"SkyPilot does not say how {self.name} is ({_last_words(done)}); {_LOOK}")
+        clusters = clusters_in(done.stdout)
+        if clusters is None:
+            raise ClusterError(f"what SkyPilot says of its machines cannot be read here; {_LOOK}")
+        return clusters.get(self.name)
+
+    def state(self, refresh: bool = True) -> MachineState:
+        """How it is now; raises as ``reported``."""
+        reported = self.reported(refresh)
+        if reported is None:
+            return MachineState.GONE
+        if reported.word not in _STATES:
+            raise ClusterError(
+                f"SkyPilot says {reported.word!r} of {self.name}, which is not known here; {_LOOK}"
+            )
+        return _STATES[reported.word]
+
+    def status(self, start: MachineStart, now: datetime) -> Status:
+        """SkyPilot forgets machines that are gone, and when they went."""
+        try:
+            state = self.state()
+        except LabError as error:
+            return Status(None, f"{error}; end it with: {self.end_command}")
+        had_ended = start.outcome in ENDED
+        if state.costs:
+            return Status(state, "", correct(start, StartOutcome.READY, RUNS_AGAIN) if had_ended else None)
+        if is_under_way(start, now):
+            return Status(state, NOT_ANSWERED)
+        if state is MachineState.STOPPED:
+            left = f"its disk costs until it is taken down: {self.end_command}"
+            return Status(
+                state, left, None if had_ended else correct(start, StartOutcome.STOPPED, IS_STOPPED)
+            )
+        never = start.outcome is StartOutcome.REQUESTED
+        outcome = StartOutcome.FAILED if never else StartOutcome.DELETED
+        return Status(state, "", correct(start, outcome, IS_GONE))
+
+    def raise_if_lost(self) -> None:
+        """Raises ClusterLostError where it does not run any more; where SkyPilot does not say, it may."""
+        try:
+            current = self.state()
+        except LabError:
+            return
+        if current is MachineState.GONE:
+            raise ClusterLostError(f"SkyPilot has no {self.name} any more", current)
+        if current is MachineState.STOPPED:
+            raise ClusterLostError(f"{self.name} is stopped; {self.how_to_bring_back}", current)
+
+    @property
+    def how_to_bring_back(self) -> str:
+        """What brings back what is on the disk of a stopped one."""
+        return f"start it with: {self.how_to_start}; then: cudadent42 remote attach"
+
+    def end(self) -> None:
+        """Take it down, disk and all; nothing happens to one that is gone. Raises LabError."""
+        self._change("down", "take it down", MachineState.GONE)
+
+    def stop(self) -> None:
+        """Stop it, and keep its disk; not every cloud can. Raises LabError."""
+        self._change("stop", "stop it", MachineState.STOPPED)
+
+    def _change(self, verb: str, doing: str, wanted: MachineState) -> None:
+        """Have it done, and see that it was: ``sky down`` and ``sky stop`` say on standard output that they failed, and
+        end with exit code 0. SkyPilot's own list is asked then, which a failure leaves as it was."""
+        done = _sky(verb, "--yes", self.name, timeout_s=_END_TIMEOUT_S)
+        if done.returncode != 0 or self.state(refresh=False) not in (wanted, MachineState.GONE):
+            raise ClusterError(f"SkyPilot could not {doing} ({_last_words(done)})")
+
+
 def of_start(start: MachineStart) -> Cluster | None:
     """The machine of a line of the journal; None where it is none of SkyPilot's."""
     return Cluster(start.machine.removeprefix(SCHEME)) if start.machine.startswith(SCHEME) else None
-
-
-def ran_on(begun: JobRecord, start: MachineStart) -> bool:
-    """Whether a run was on the machine of a start. Under that machine's name there may have been another before it."""
-    at = of_start(start)
-    if at is None or begun.cloud is not None or begun.remote != at.name:
-        return False
-    if begun.start == start.id:
-        return True
-    try:
-        return datetime.fromisoformat(begun.started) >= datetime.fromisoformat(start.requested)
-    except (ValueError, TypeError):
-        return True  # a record that was damaged: in doubt it was
 
 
 def find_sky() -> str:
@@ -102,72 +188,7 @@ def find_sky() -> str:
     return path
 
 
-def status(cluster: Cluster, refresh: bool = True) -> Status | None:
-    """What SkyPilot says of it, asked of the cloud unless ``refresh`` is off; None where it has no such machine.
-
-    Raises LabError where that cannot be told: it may cost money.
-    """
-    # All are asked for: of one that it does not know, SkyPilot speaks in another way.
-    done = _sky("status", *(("--refresh",) if refresh else ()), "--output=json")
-    if done.returncode != 0:
-        raise ClusterError(f"SkyPilot does not say how {cluster.name} is ({_last_words(done)}); {_LOOK}")
-    clusters = clusters_in(done.stdout)
-    if clusters is None:
-        raise ClusterError(f"what SkyPilot says of its machines cannot be read here; {_LOOK}")
-    return clusters.get(cluster.name)
-
-
-def state(cluster: Cluster, refresh: bool = True) -> MachineState:
-    """How it is now; as ``status``."""
-    reported = status(cluster, refresh)
-    if reported is None:
-        return MachineState.GONE
-    if reported.word not in _STATES:
-        raise ClusterError(
-            f"SkyPilot says {reported.word!r} of {cluster.name}, which is not known here; {_LOOK}"
-        )
-    return _STATES[reported.word]
-
-
-def end(cluster: Cluster) -> None:
-    """Take it down, disk and all; nothing happens to one that is gone. Raises LabError."""
-    _change("down", "take it down", cluster, MachineState.GONE)
-
-
-def stop(cluster: Cluster) -> None:
-    """Stop it, and keep its disk; not every cloud can. Raises LabError."""
-    _change("stop", "stop it", cluster, MachineState.STOPPED)
-
-
-def raise_if_lost(cluster: Cluster) -> None:
-    """Raises ClusterLostError where it does not run any more; where SkyPilot does not say, it may."""
-    try:
-        current = state(cluster)
-    except LabError:
-        return
-    if current is MachineState.GONE:
-        raise ClusterLostError(f"SkyPilot has no {cluster.name} any more", current)
-    if current is MachineState.STOPPED:
-        raise ClusterLostError(f"{cluster.name} is stopped; {how_to_start(cluster)}", current)
-
-
-def how_to_start(cluster: Cluster) -> str:
-    """What brings back what is on the disk of a stopped one."""
-    return f"start it with: {cluster.start_command}; then: cudadent42 remote attach"
-
-
-def _change(verb: str, doing: str, cluster: Cluster, wanted: MachineState) -> None:
-    """Have it done, and see that it was: ``sky down`` and ``sky stop`` say on standard output that they failed, and end
-    with exit code 0. SkyPilot's own list is asked then, which a failure leaves as it was."""
-    done = _sky(verb, "--yes", cluster.name, timeout_s=_END_TIMEOUT_S)
-    if done.returncode == 0:
-        current = state(cluster, refresh=False)
-        if current in (wanted, MachineState.GONE):
-            return
-    raise ClusterError(f"SkyPilot could not {doing} ({_last_words(done)})")
-
-
-def clusters_in(text: str) -> dict[str, Status] | None:
+def clusters_in(text: str) -> dict[str, Reported] | None:
     """Each cluster by its name, in what ``sky status --output=json`` prints; None where there is no such list.
 
     There may be other lines around the list: of a server that is started, of a version that is old.
@@ -182,7 +203,7 @@ def clusters_in(text: str) -> dict[str, Status] | None:
         except ValueError:
             continue
         if isinstance(document, list) and all(_is_cluster(each) for each in document):
-            return {each["name"]: Status(each["status"], _minutes(each)) for each in document}
+            return {each["name"]: Reported(each["status"], _minutes(each)) for each in document}
     return None
 
 

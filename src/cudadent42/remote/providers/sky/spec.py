@@ -11,6 +11,7 @@ from cudadent42.base.errors import UsageError
 from cudadent42.base.reading import read_text
 from cudadent42.base.toml import Table, parse_toml
 from cudadent42.cost import rates
+from cudadent42.remote.core.address import SshAddress
 
 SCHEME = "sky://"
 """Before the path of a file, in ``run --on``; before a machine's name, in the journal of starts."""
@@ -75,6 +76,11 @@ class Spec:
     def machine(self) -> str:
         """Its name in the journal of starts."""
         return f"{SCHEME}{self.cluster}"
+
+    @property
+    def address(self) -> SshAddress:
+        """The alias for ssh that SkyPilot writes."""
+        return SshAddress(self.cluster)
 
     @property
     def architectures(self) -> tuple[str, ...]:

@@ -10,10 +10,10 @@ from journal_lab import FRESH, LABELS, a_job, a_start, look, of
 from standin import BENCH, Cloud, there
 
 from cudadent42.remote.core import record, watchdog
-from cudadent42.remote.core.address import parse
 from cudadent42.remote.flows.stopping import stop_all
-from cudadent42.remote.providers.gce import lease, machine
+from cudadent42.remote.providers.gce import lease
 from cudadent42.remote.providers.gce.identity import provider_start
+from cudadent42.remote.providers.gce.machine import Machine
 from cudadent42.runs import starts
 from cudadent42.runs.starts import StartOutcome
 
@@ -154,7 +154,7 @@ def test_an_end_for_which_nobody_can_be_asked_is_carried_out(lab: Lab) -> None:
 def test_a_start_that_is_found_stopped_ended_when_the_provider_says(lab: Lab) -> None:
     lab.cloud.add()
     lab.run(lab.remote("keep"))
-    machine.stop(machine.of_address(parse(BENCH), "gcp-l4"))
+    Machine(BENCH, "gcp-l4").stop()
     stopped = lab.cloud.state["instances"][KEY]["lastStopTimestamp"]
     lab.output.rename(lab.output.parent / "first")
     lab.run(lab.remote("stop"))

@@ -8,9 +8,9 @@ from standin import BENCH, Cloud, message
 from cudadent42.base.errors import UsageError
 from cudadent42.remote.core.address import parse
 from cudadent42.remote.core.states import MachineState
-from cudadent42.remote.providers.gce import machine
 from cudadent42.remote.providers.gce.failures import CloudError, Failure
 from cudadent42.remote.providers.gce.machine import Machine
+from cudadent42.remote.providers.gce.status import of_start
 from cudadent42.runs import starts
 
 FRESH = "gce://my-project/us-central1-a/cudadent42-run-20261101-120000-abcdef"
@@ -34,31 +34,31 @@ def of(name: str = BENCH) -> Machine:
 )
 def test_states(cloud: Cloud, status: str, state: MachineState, costs: bool) -> None:
     cloud.add(status=status)
-    assert machine.state(of()) is state
+    assert of().state() is state
     assert state.costs is costs
 
 
 def test_a_status_that_is_not_known_is_not_taken_for_stopped(cloud: Cloud) -> None:
     cloud.add(status="HIBERNATING")
     with pytest.raises(CloudError, match="HIBERNATING"):
-        machine.state(of())
+        of().state()
 
 
 def test_from_stopped_to_running_and_back(cloud: Cloud) -> None:
     cloud.add()
-    machine.start(of())
-    assert machine.state(of()) is MachineState.RUNNING
-    machine.end(of())
-    assert machine.state(of()) is MachineState.STOPPED
+    of().start()
+    assert of().state() is MachineState.RUNNING
+    of().end()
+    assert of().state() is MachineState.STOPPED
     assert cloud.calls("compute", "instances", "stop")
 
 
 def test_a_fresh_one_ends_by_being_deleted(cloud: Cloud) -> None:
     cloud.add(FRESH, status="RUNNING", labels=LABELS)
     starts.request(FRESH, "gcp-l4")
-    machine.end(of(FRESH))
-    assert machine.state(of(FRESH)) is MachineState.GONE
-    machine.end(of(FRESH))  # gone already
+    of(FRESH).end()
+    assert of(FRESH).state() is MachineState.GONE
+    of(FRESH).end()  # gone already
 
 
 def test_what_was_made_for_a_run_from_another_laptop_is_not_deleted(cloud: Cloud) -> None:
@@ -66,7 +66,7 @@ def test_what_was_made_for_a_run_from_another_laptop_is_not_deleted(cloud: Cloud
     cloud.add(FRESH, status="RUNNING", labels=LABELS)
     starts.request(BENCH, "gcp-l4")
     with pytest.raises(UsageError, match="made for a run from another place"):
-        machine.end(of(FRESH))
+        of(FRESH).end()
     assert cloud.status(FRESH) == "RUNNING"
 
 
@@ -74,21 +74,21 @@ def test_what_was_made_for_a_run_from_another_laptop_is_not_deleted(cloud: Cloud
 def test_what_was_not_made_here_is_not_deleted(cloud: Cloud, name: str, labels: dict[str, str]) -> None:
     cloud.add(name, status="RUNNING", labels=labels)
     with pytest.raises(UsageError, match="not made for a run here"):
-        machine.delete(of(name))
+        of(name).delete()
     assert cloud.status(name) == "RUNNING"
     assert not cloud.calls("compute", "instances", "delete")
 
 
 def test_the_end_of_one_that_is_gone(cloud: Cloud) -> None:
-    machine.stop(of())
-    machine.delete(of(FRESH))
+    of().stop()
+    of(FRESH).delete()
 
 
 def test_failures_are_told_apart(cloud: Cloud) -> None:
     cloud.add()
     cloud.fails("compute instances start", "permission")
     with pytest.raises(CloudError) as caught:
-        machine.start(of())
+        of().start()
     assert caught.value.failure is Failure.PERMISSION
     assert message("permission") in str(caught.value)
 
@@ -98,13 +98,13 @@ def test_without_the_tool(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path_factory.mktemp("empty")))
     with pytest.raises(CloudError, match=r"gcloud is not installed; install the Google Cloud CLI"):
-        machine.state(of())
+        of().state()
 
 
 def test_what_is_said_cannot_move_the_cursor(cloud: Cloud) -> None:
     cloud.fails("compute instances describe", "ERROR: \x1b]0;title\x07\x1b[2J odd\nnext")
     with pytest.raises(CloudError) as caught:
-        machine.state(of())
+        of().state()
     assert "\x1b" not in str(caught.value)
     assert "odd\nnext" in str(caught.value)
 
@@ -112,8 +112,13 @@ def test_what_is_said_cannot_move_the_cursor(cloud: Cloud) -> None:
 def test_the_way_back_from_the_journal(cloud: Cloud) -> None:
     for name in (BENCH, FRESH, "ssh://host", "some other machine"):
         starts.request(name, "gcp-l4")
-    machines = [machine.of_start(start) for start in starts.load()]
-    assert machines == [of(BENCH), of(FRESH), None, None]
+    machines = [of_start(start) for start in starts.load()]
+    assert [machine and (machine.name, machine.rate) for machine in machines] == [
+        (BENCH, "gcp-l4"),
+        (FRESH, "gcp-l4"),
+        None,
+        None,
+    ]
     assert machines[0] is not None
     assert machines[0].address == parse(BENCH)
     assert not machines[0].fresh

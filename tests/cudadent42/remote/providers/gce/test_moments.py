@@ -21,7 +21,7 @@ from cudadent42.remote.core.consent import Consent
 from cudadent42.remote.core.hosts import Remote, make
 from cudadent42.remote.core.protection import ANY_TERMS, Terms
 from cudadent42.remote.core.record import JobRecord
-from cudadent42.remote.providers.gce import lease, machine
+from cudadent42.remote.providers.gce import lease
 from cudadent42.remote.providers.gce.checks import prepare
 from cudadent42.remote.providers.gce.machine import Machine
 from cudadent42.runs import starts
@@ -42,7 +42,7 @@ def left_stopped(lab: Lab, after: str = "stop") -> JobRecord:
     begun = record.find(None)
     assert begun.cloud is not None
     jobs.stop(lease.resume(begun.cloud, record.remote_of(begun)).workspace, begun.job)
-    machine.stop(MACHINE)
+    MACHINE.stop()
     return begun
 
 

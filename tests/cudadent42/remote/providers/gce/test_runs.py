@@ -20,7 +20,7 @@ from cudadent42.remote.core.protection import ANY_TERMS
 from cudadent42.remote.core.ssh import ConnectionLostError
 from cudadent42.remote.flows.stopping import stop_all, stop_run
 from cudadent42.remote.flows.survey import survey
-from cudadent42.remote.providers.gce import creation, gcloud, lease, machine, reach
+from cudadent42.remote.providers.gce import creation, gcloud, lease, reach
 from cudadent42.remote.providers.gce.checks import prepare
 from cudadent42.remote.providers.gce.failures import CloudError, Failure
 from cudadent42.remote.providers.gce.machine import Machine
@@ -315,7 +315,7 @@ def test_one_that_is_found_off_while_it_boots_is_over(lab: Lab, monkeypatch: pyt
     lab.cloud.add()
 
     def timed_out(*_: object) -> None:
-        machine.stop(Machine(BENCH, "gcp-l4"))
+        Machine(BENCH, "gcp-l4").stop()
         raise CloudError(Failure.TIMED_OUT, "")
 
     monkeypatch.setattr(reach, "wait", timed_out)
@@ -456,13 +456,13 @@ def test_a_stop_that_happened_although_the_call_for_it_failed(lab: Lab) -> None:
 
 def test_an_interrupt_of_the_stop_waits_for_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.cloud.add()
-    stop = machine.stop
+    stop = Machine.stop
 
     def interrupted(instance: Machine) -> None:
         stop(instance)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(machine, "stop", interrupted)
+    monkeypatch.setattr(Machine, "stop", interrupted)
     with pytest.raises(KeyboardInterrupt):
         lab.run(lab.remote())
     assert f"{BENCH} is stopped" in lab.said

@@ -26,8 +26,8 @@ from cudadent42.remote.core.address import parse
 from cudadent42.remote.core.consent import Consent
 from cudadent42.remote.core.hosts import Remote, config_file, get, make, save
 from cudadent42.remote.core.protection import ANY_TERMS
-from cudadent42.remote.providers.gce import machine
 from cudadent42.remote.providers.gce.checks import prepare
+from cudadent42.remote.providers.gce.machine import Machine
 from cudadent42.remote.providers.gce.provider import Candidate
 from cudadent42.remote.providers.gce.unguarded import agree_to_start
 from cudadent42.runs import starts
@@ -118,7 +118,7 @@ def test_one_that_ran_and_was_stopped_meanwhile_is_not_started_unasked(lab: Lab)
 
 
 def test_it_is_asked_once(cloud: Cloud) -> None:
-    instance = machine.of_address(parse(BENCH), "gcp-l4")
+    instance = Machine(BENCH, "gcp-l4")
     heard: list[str] = []
     with pytest.raises(UsageError):
         agree_to_start(bench(cloud), instance, answering(False, heard))
@@ -149,7 +149,7 @@ def test_it_is_kept_in_the_file_of_remotes(cloud: Cloud, tmp_path: Path) -> None
 def test_an_answer_is_not_kept_for_another_machine_of_that_name(cloud: Cloud) -> None:
     before = bench(cloud)
     save(make("bench", parse("gce://my-project/us-central1-a/another"), rate="gcp-l4"))
-    agree_to_start(before, machine.of_address(parse(BENCH), "gcp-l4"), answering(True, []))
+    agree_to_start(before, Machine(BENCH, "gcp-l4"), answering(True, []))
     assert not get("bench").unguarded_start
 
 

@@ -24,7 +24,7 @@ from cudadent42.remote.core.states import MachineState
 from cudadent42.remote.flows import pipeline
 from cudadent42.remote.flows.stopping import Stopped, stop_all
 from cudadent42.remote.flows.survey import Survey, survey
-from cudadent42.remote.providers.sky import cluster
+from cudadent42.remote.providers.sky import lease
 from cudadent42.remote.providers.sky import provider as sky
 from cudadent42.remote.providers.sky.cluster import Cluster, clusters_in
 from cudadent42.remote.providers.sky.spec import Spec
@@ -223,7 +223,7 @@ def test_what_cannot_be_brought_back_keeps_its_disk(left_alone: Sky, stops: bool
 
 def test_runs_whose_machine_is_gone_keep_nothing_from_being_ended(left_alone: Sky) -> None:
     """There is nothing to end, and nothing to bring back; it is said once."""
-    cluster.end(Cluster(SPEC.cluster))
+    Cluster(SPEC.cluster).end()
     left_alone.server.cut()  # as its connections are
     assert look().started == ()
     (done,) = stop_all((), print)
@@ -306,7 +306,7 @@ def test_at_its_longest_time_a_run_is_ended_and_comes_back(cloud: Sky, project: 
         (project / "tools/bootstrap.sh").read_text().replace("exit 0", "sleep 1; exit 0")
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sky, "task", hasty)
+        patch.setattr(lease, "task", hasty)
         returned = cloud.run()
     assert returned.exit_code != 0
     assert (cloud.output / "remote.log").read_text().startswith("measuring\n")

@@ -14,7 +14,6 @@ from cudadent42.base.errors import UsageError
 from cudadent42.remote.core import record
 from cudadent42.remote.core.record import JobRecord
 from cudadent42.remote.core.run import Ended
-from cudadent42.remote.providers.sky import cluster
 from cudadent42.remote.providers.sky import provider as sky
 from cudadent42.remote.providers.sky.cluster import Cluster
 from cudadent42.remote.providers.sky.spec import Spec
@@ -118,7 +117,7 @@ def test_an_interrupt_of_the_end_says_what_may_go_on(cloud: Sky, monkeypatch: py
     def interrupted(at: Cluster) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cluster, "end", interrupted)
+    monkeypatch.setattr(Cluster, "end", interrupted)
     with pytest.raises(KeyboardInterrupt):
         cloud.run()
     assert "it may still cost money: sky status --refresh, sky down c42-l4" in cloud.said[-1]
@@ -133,7 +132,7 @@ def test_an_interrupt_of_the_end_of_one_that_did_not_run_says_so_too(
     def interrupted(at: Cluster) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cluster, "end", interrupted)
+    monkeypatch.setattr(Cluster, "end", interrupted)
     with pytest.raises(KeyboardInterrupt):
         cloud.run()
     assert "it may still cost money: sky status --refresh, sky down c42-l4" in cloud.said[-1]

@@ -21,7 +21,6 @@ from cudadent42.remote.core.record import JobRecord
 from cudadent42.remote.core.run import Returned, RunLostError
 from cudadent42.remote.core.ssh import ConnectionLostError
 from cudadent42.remote.flows import pipeline
-from cudadent42.remote.providers.sky import cluster
 from cudadent42.remote.providers.sky import provider as sky
 from cudadent42.remote.providers.sky.cluster import Cluster, ClusterError
 from cudadent42.remote.providers.sky.reach import workspace_of
@@ -246,7 +245,7 @@ def test_a_run_whose_machine_is_gone_or_stopped_is_attached_to(cloud: Sky) -> No
         with pytest.raises(KeyboardInterrupt):
             cloud.run()
     begun = record.find(None)
-    cluster.stop(Cluster(SPEC.cluster))
+    Cluster(SPEC.cluster).stop()
     with pytest.raises(
         RunLostError, match=f"sky start c42-l4 .*, which brings back what {begun.job} measured"
     ):
@@ -254,7 +253,7 @@ def test_a_run_whose_machine_is_gone_or_stopped_is_attached_to(cloud: Sky) -> No
     assert only_start().outcome is StartOutcome.STOPPED
     with pytest.raises(UsageError, match=f"has what {begun.job} measured, .* sky start c42-l4"):
         sky.kept_start(SPEC)
-    cluster.end(Cluster(SPEC.cluster))
+    Cluster(SPEC.cluster).end()
     with pytest.raises(RunLostError, match="SkyPilot has no c42-l4 any more: nothing of"):
         cloud.attach()
     assert only_start().outcome is StartOutcome.DELETED
