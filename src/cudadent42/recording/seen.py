@@ -24,7 +24,7 @@ from cudadent42.recording.recorder import Recorder
 from cudadent42.recording.records import Kind
 from cudadent42.recording.replaced import after_import, replaced
 from flashmoe_science.takeover.conditions import why_not_plain
-from flashmoe_science.takeover.sdpa import _as_autocast, _is_causal_bias
+from flashmoe_science.takeover.sdpa import _is_causal_bias, as_autocast
 from flashmoe_science.takeover.tracing import constant_result
 
 _BASELINES = {"grouped_mm": "grouped_mm", "cudadent42": "grouped_mm", "eager": "expert_loop"}
@@ -122,7 +122,7 @@ def _sdpa(recorder: Recorder, previous: Callable[..., torch.Tensor]) -> Callable
 
         def problem() -> Problem:
             # Values do not matter here; a cast says which dtype and strides the kernels would see.
-            cast = _as_autocast(query, key, value)
+            cast = as_autocast(query, key, value)
             return problems.attention(
                 *cast,
                 causal=is_causal or variant is not None,
@@ -193,7 +193,7 @@ def _flash_attention(recorder: Recorder, original: Callable[..., Any]) -> Callab
 
         def problem() -> Problem:
             return problems.attention(
-                *_as_autocast(query, key, value),
+                *as_autocast(query, key, value),
                 causal=causal,
                 lower_right=True,
                 scale=softmax_scale,

@@ -50,7 +50,7 @@ def scaled_dot_product_attention(
         count(Entry.SDPA, "torch.nn.attention.sdpa_kernel asks for others")
         return _call(previous, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     result = attempt(
-        *_seen(query, key, value),
+        *as_autocast(query, key, value),
         attn_mask=attn_mask,
         dropout_p=dropout_p,
         is_causal=is_causal,
@@ -146,7 +146,7 @@ def _with_causal_bias(
         sizes = (query.shape[-2], key.shape[-2]) if query.dim() == 4 == key.dim() else None
         if sizes == (bias.seq_len_q, bias.seq_len_kv) and sizes[0] != sizes[1] and _flash_is_allowed():
             result = attempt(
-                *_seen(query, key, value),
+                *as_autocast(query, key, value),
                 attn_mask=None,
                 dropout_p=dropout_p,
                 is_causal=True,
@@ -175,7 +175,7 @@ def _call(
     return function(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
-def _seen(
+def as_autocast(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As autocast gives them to PyTorch's own function, which is in its list. What is declined in any case stays as it
