@@ -43,7 +43,8 @@ AVAILABLE = sys.platform == "linux"
 
 _COMMAND_LINE = "cudadent42"
 _PACKAGES = ("cudadent42", "flashmoe_science")
-_RUN_AT_THE_START = ("sitecustomize.py", "usercustomize.py")
+_CUSTOMISATION = ("sitecustomize.py",)
+_RUN_AT_THE_START = ("usercustomize.py",)
 _RUN_AS_PROGRAMS = ("cudadent42.worker.child", "cudadent42.stages.profile.target", "cudadent42.native.build")
 _READ_AT_THE_START = (
     *("PYTHON", "LD_", "LC_", "LANG", "TZ", "MALLOC_", "GLIBC_", "MPL"),
@@ -165,7 +166,7 @@ def _holds(folder: str, names: tuple[str, ...]) -> bool:
 
 
 def _finds_this_lab(path: Sequence[str]) -> bool:
-    """And nothing that an interpreter would run at its start."""
+    """And nothing that an interpreter would run at its start, but for a ``sitecustomize``, which a fork can run too."""
     if str(SOURCE) not in path or any(_holds(folder, _RUN_AT_THE_START) for folder in path):
         return False
     return not any(_holds(folder, _PACKAGES) for folder in path[: path.index(str(SOURCE))])
@@ -278,6 +279,8 @@ def _begin(request: Mapping[str, Any], files: Sequence[int], connection: socket.
     connection.close()
     _take_files(files, request["targets"])
     _set_up(request["arguments"])
+    if any(_holds(folder, _CUSTOMISATION) for folder in _own_path()):
+        _customise()
     arguments = request["arguments"]
     module = arguments[arguments.index("-m") + 1]
     if module == _COMMAND_LINE:
@@ -351,13 +354,23 @@ def _set_up(arguments: Sequence[str]) -> None:
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     tempfile.tempdir = None
-    own = [os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    sys.path[:] = [*own, *sys.path]
+    sys.path[:] = [os.getcwd(), *_own_path(), *sys.path]
     sys.orig_argv = [sys.executable, *arguments]
     if list(arguments[:2]) == ["-X", "faulthandler"]:
         import faulthandler
 
         faulthandler.enable()
+
+
+def _own_path() -> list[str]:
+    return [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+
+
+def _customise() -> None:
+    """Run ``sitecustomize`` before anything of the lab is imported, as an interpreter that begins does."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in (_COMMAND_LINE, "sitecustomize")]:
+        del sys.modules[name]
+    importlib.import_module("sitecustomize")
 
 
 def _serve_this_one() -> None:

@@ -181,7 +181,6 @@ def test_a_misspelt_metric_of_a_profile_is_found_before_anything_is_measured(tmp
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.fresh  # interpreters that take the clock in as they begin
 def test_a_gate_on_a_profile_has_the_run_profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "own_clock"))
     (tmp_path / "mine.py").write_text(PLUG_IN)
