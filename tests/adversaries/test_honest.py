@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import audits
 import lab
 import pytest
+
+from cudadent42.audit.stage import Audited
 
 FILE = lab.FOLDER / "honest" / "ordinary.py"
 FUNCTIONS = [
@@ -57,13 +58,27 @@ def test_settings_of_their_own_are_kept_apart(seen: lab.Seen) -> None:
         assert any(name in line and words in line for line in notes.splitlines()), notes
 
 
-@pytest.mark.parametrize(
-    "function", ["one_output_for_each_shape", "a_thread_that_waits", "keeps_scratch_memory"]
-)
-def test_an_honest_kernel_is_clean_in_the_audit(function: str, tmp_path: Path) -> None:
-    name = lab.candidate(FILE, function)
-    audit = audits.audited(name, tmp_path / "audit.log", results=audits.claim(name, 0.2, 0.15), sealed=True)
-    assert not audit.findings, [each.line for each in audit.findings]
+IN_THE_AUDIT = [
+    lab.candidate(FILE, function)
+    for function in ("one_output_for_each_shape", "a_thread_that_waits", "keeps_scratch_memory")
+]
+
+
+@pytest.fixture(scope="module")
+def audit(tmp_path_factory: pytest.TempPathFactory) -> Audited:
+    """One audit of them all."""
+    log = tmp_path_factory.mktemp("honest-audit") / "audit.log"
+    return audits.audited(IN_THE_AUDIT, log, results=audits.claim(IN_THE_AUDIT, 0.2, 0.15), sealed=True)
+
+
+def test_honest_kernels_are_checked_on_every_hidden_shape(audit: Audited) -> None:
     assert not audit.why_not
-    assert audit.hidden_checked == 6
-    assert [each.calls_checked for each in audit.confirmations] == [4]
+    assert audit.hidden_checked == 6 * len(IN_THE_AUDIT)
+
+
+@pytest.mark.parametrize("name", IN_THE_AUDIT, ids=lambda name: name.rpartition("/")[2])
+def test_an_honest_kernel_is_clean_in_the_audit(name: str, audit: Audited) -> None:
+    findings = [each for each in audit.findings if each.implementation == name]
+    assert not findings, [each.line for each in findings]
+    (confirmation,) = (each for each in audit.confirmations if each.implementation == name)
+    assert confirmation.calls_checked == 4

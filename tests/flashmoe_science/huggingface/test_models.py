@@ -15,6 +15,8 @@ pytest.importorskip("transformers", "5.0", reason="needs transformers 5")
 
 from flashmoe_science.huggingface import IMPLEMENTATION
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TEXT = [name for name, model in MODELS.items() if model.generates]
 each_model = pytest.mark.parametrize("name", MODELS)
 each_generator = pytest.mark.parametrize("name", TEXT)
