@@ -31,6 +31,9 @@ from cudadent42.registry import get, trusted
 SETS = 3
 """Of the contestant's own, which the calls use by turns."""
 
+CANDIDATES = 1
+"""Of the judge's arenas, the other contestant's."""
+
 AUDITED = "audited"
 """``VerifiedCase.input`` of results of an audit."""
 
@@ -118,12 +121,14 @@ class Contestant:
         return Answer()
 
     def _fill(self, ask: Ask) -> Answer:
+        """The same values into all arenas: no contestant sees another's. Drawing them takes longer than copying."""
         ready = self._of()
-        for number, slot in enumerate(ready.arenas[ask.arena][: ask.calls]):
+        for number in range(ask.calls):
             self._values(ready, ask.seed, number)
-            for shared, own in zip(slot.inputs, ready.written[number % SETS], strict=True):
-                shared.copy_(own)
-            slot.output.fill_(float("nan"))
+            for arena in ready.arenas:
+                for shared, own in zip(arena[number].inputs, ready.written[number % SETS], strict=True):
+                    shared.copy_(own)
+                arena[number].output.fill_(float("nan"))
         return Answer()
 
     @staticmethod
@@ -180,7 +185,7 @@ class Contestant:
         for number in ask.chosen:
             self._values(ready, ask.seed, number)
             truth = find_truth(ready.case, ready.sets[number % SETS])
-            result = ready.arenas[ask.arena][number].output.to(ready.output.device)
+            result = ready.arenas[CANDIDATES][number].output.to(ready.output.device)
             yield judge_gathered(truth, ask.implementation, result, AUDITED)
 
     def _of(self) -> _Ready:

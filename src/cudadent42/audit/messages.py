@@ -15,7 +15,7 @@ class Task(str, Enum):
     READY = "ready"
     """Memory for a case, and preparation."""
     FILL = "fill"
-    """New inputs into the shared memory of ``arena``, and NaN into its outputs. Of the judge."""
+    """New inputs into all shared memories, and NaN into their outputs. Of the judge."""
     STAGE = "stage"
     """Inputs into the device's memory, where that is another."""
     RUN = "run"
@@ -23,7 +23,7 @@ class Task(str, Enum):
     FETCH = "fetch"
     """Outputs out of the device's memory."""
     JUDGE = "judge"
-    """Outputs in the shared memory of ``arena``. Of the judge."""
+    """The candidate's outputs. Of the judge."""
 
 
 class Pace(str, Enum):
@@ -45,8 +45,6 @@ class Ask:
     """The one that is made ready."""
     calls: int = 0
     """Slots that are made, used or filled."""
-    arena: int = 0
-    """0: the judge's own; 1: the other contestant's."""
     seed: int = 0
     pace: Pace = Pace.CALLS
     chosen: tuple[int, ...] = ()

@@ -1,4 +1,5 @@
-"""The process that the contestants are forked from: ``python -m cudadent42.audit.nursery SOCKET PARENT``.
+"""The process that the contestants are forked from: a branch of the run's worker, where there is one, else
+``python -m cudadent42.audit.nursery SOCKET PARENT OPERATION``.
 
 It has imported PyTorch and what the lab needs, which takes seconds. It neither runs an operation of PyTorch's nor loads
 anything of a candidate, so each contestant begins at once, and as clean as a process of its own.
@@ -13,14 +14,21 @@ import socket
 import struct
 import sys
 
+from cudadent42.operations import definition
+from cudadent42.worker.branch import Trunk
 from cudadent42.worker.processes import tie_to_parent
 
-PIPES = 2
-"""File descriptors ahead of those of the shared memories: requests, answers."""
+PIPES = 3
+"""File descriptors ahead of those of the shared memories: requests, answers, the log."""
 
-MOST_FILES = 4
+MOST_FILES = 5
 
 _PID = struct.Struct("q")
+
+
+def trunk(operation: str) -> Trunk:
+    """Of a worker that is to branch off a nursery."""
+    return Trunk("cudadent42.audit.nursery", operation)
 
 
 def fork(nursery: socket.socket, files: list[int]) -> int:
@@ -33,9 +41,16 @@ def fork(nursery: socket.socket, files: list[int]) -> int:
     return pid
 
 
-def _serve(requests: socket.socket) -> None:
-    for module in ("cudadent42.audit.contestant", "cudadent42.operations.attention.numerics"):
-        importlib.import_module(module)
+def preload(operation: str) -> None:
+    """What every contestant needs."""
+    importlib.import_module("cudadent42.audit.contestant")
+    importlib.import_module("flashmoe_science")
+    definition(operation).numerics()
+    definition(operation).implementations()
+
+
+def serve(requests: socket.socket) -> None:
+    """Forks a contestant at each request, until the socket's other end is closed."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for contestants: they are killed
     while True:
         message, files, _, _ = socket.recv_fds(requests, 1, MOST_FILES)
@@ -55,14 +70,16 @@ def _serve(requests: socket.socket) -> None:
 
 
 def _contest(files: list[int]) -> None:
-    from cudadent42.audit.contestant import serve
-
+    contestant = importlib.import_module("cudadent42.audit.contestant")
     try:
-        serve(files[0], files[1], files[PIPES:])
+        for standard in (1, 2):
+            os.dup2(files[2], standard)
+        contestant.serve(files[0], files[1], files[PIPES:])
     finally:
         os._exit(0)
 
 
 if __name__ == "__main__":
     tie_to_parent(int(sys.argv[2]))
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    preload(sys.argv[3])
+    serve(socket.socket(fileno=int(sys.argv[1])))

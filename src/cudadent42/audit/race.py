@@ -83,7 +83,7 @@ class Ring:
         """Results of one turn, judged. Raises DeclinedError, BrokenError and AuditLostError."""
         self._ready(case, calls)
         seed = self._chance.getrandbits(62)
-        self._fill(seed, calls, (1,))
+        self._fill(seed, calls)
         self._turn(self._candidate, calls, Pace.CALLS)
         return self._verdicts(case, seed, range(calls))
 
@@ -97,7 +97,7 @@ class Ring:
         judged: list[VerifiedCase] = []
         for block in range(-1, BLOCKS):  # the first warms up
             seed = self._chance.getrandbits(62)
-            self._fill(seed, calls, (0, 1))
+            self._fill(seed, calls)
             took = self._both(calls)
             if block >= 0:
                 base.append(took[0])
@@ -146,17 +146,12 @@ class Ring:
             turn = party.take_turn(Ask(Task.READY, cases=(case,), calls=calls, seed=self._weights))
             _require(turn.answer)
 
-    def _fill(self, seed: int, calls: int, arenas: Sequence[int]) -> None:
-        for arena in arenas:
-            _require(
-                self._judge.take_turn(
-                    Ask(Task.FILL, seed=seed + (1 - arena), calls=calls, arena=arena)
-                ).answer
-            )
+    def _fill(self, seed: int, calls: int) -> None:
+        _require(self._judge.take_turn(Ask(Task.FILL, seed=seed, calls=calls)).answer)
 
     def _verdicts(self, case: Case, seed: int, chosen: Sequence[int]) -> tuple[VerifiedCase, ...]:
         """Of the candidate's results, by values that are made again from the seed."""
-        ask = Ask(Task.JUDGE, implementation=self._name, seed=seed, arena=1, chosen=tuple(chosen))
+        ask = Ask(Task.JUDGE, implementation=self._name, seed=seed, chosen=tuple(chosen))
         answer = self._judge.take_turn(ask).answer
         _require(answer)
         return answer.judged

@@ -13,7 +13,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -23,13 +23,16 @@ from cudadent42.audit.messages import Answer, Ask
 from cudadent42.audit.nursery import fork
 from cudadent42.base.serialise import dumps, loads
 from cudadent42.timing.processor_time import descendants, process_ns
-from cudadent42.worker.processes import MARK, end_all
+from cudadent42.worker.branch import Branch
+from cudadent42.worker.processes import MARK
 
 START_TIMEOUT_S = 180.0
 """Longest time until the nursery has imported PyTorch from a cold disk."""
 
 TIMEOUT_S = 120.0
 """Longest time that one request may take: compiling a kernel takes up to 30 s."""
+
+_KILL_WAIT_S = 10.0
 
 _MOST_ANSWER_BYTES = 1 << 22
 
@@ -108,23 +111,37 @@ class Party:
 
 
 class Referee:
-    """A context manager: at its end every process of the audit is gone."""
+    """A context manager: at its end every process of the audit is gone.
 
-    def __init__(self, log: Path) -> None:
+    ``nursery``: a worker's branch, which is closed too; None starts one.
+    """
+
+    def __init__(self, log: Path, operation: str, nursery: Branch | None = None) -> None:
         self._log_path = log
+        self._operation = operation
+        self._nursery = nursery
         self._parties: list[Party] = []
-        self._log: IO[bytes] | None = None
+        self._resources = ExitStack()
 
     def __enter__(self) -> Referee:
+        with ExitStack() as resources:
+            self._log = resources.enter_context(self._log_path.open("ab"))
+            nursery = self._nursery or self._start_nursery(resources)
+            self._requests = resources.enter_context(nursery).requests
+            self._requests.settimeout(START_TIMEOUT_S)
+            self._resources = resources.pop_all()
+        return self
+
+    def _start_nursery(self, resources: ExitStack) -> Branch:
         mine, theirs = socket.socketpair()
-        self._log = self._log_path.open("ab")
-        self._mark = uuid.uuid4().hex
+        mark = uuid.uuid4().hex
         root = str(Path(__file__).resolve().parents[2])
-        environment = {**os.environ, MARK: self._mark}
+        environment = {**os.environ, MARK: mark}
         paths = [root, environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-        self._nursery = subprocess.Popen(
-            [sys.executable, "-m", "cudadent42.audit.nursery", str(theirs.fileno()), str(os.getpid())],
+        command = [sys.executable, "-m", "cudadent42.audit.nursery"]
+        process = subprocess.Popen(
+            [*command, str(theirs.fileno()), str(os.getpid()), self._operation],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
@@ -133,9 +150,8 @@ class Referee:
             start_new_session=True,
         )
         theirs.close()
-        mine.settimeout(START_TIMEOUT_S)
-        self._socket = mine
-        return self
+        resources.callback(_wait_for, process)
+        return Branch(mine, mark, process.pid)
 
     def __exit__(
         self,
@@ -145,19 +161,14 @@ class Referee:
     ) -> None:
         for party in self._parties:
             party.close()
-        end_all(self._nursery.pid, self._mark, runs=self._nursery.poll() is None)
-        with suppress(subprocess.TimeoutExpired):
-            self._nursery.wait(10.0)
-        self._socket.close()
-        if self._log is not None:
-            self._log.close()
+        self._resources.close()
 
     def start(self, memories: Sequence[int]) -> Party:
         """A contestant that sees these shared memories, its own first. Raises AuditLostError."""
         requests, to_contestant = os.pipe()
         from_contestant, answers = os.pipe()
         try:
-            pid = fork(self._socket, [requests, answers, *memories])
+            pid = fork(self._requests, [requests, answers, self._log.fileno(), *memories])
         except (EOFError, OSError) as error:
             raise AuditLostError(f"the audit's processes did not start ({error})") from error
         finally:
@@ -166,6 +177,11 @@ class Referee:
         party = Party(pid, to_contestant, from_contestant)
         self._parties.append(party)
         return party
+
+
+def _wait_for(process: subprocess.Popen[bytes]) -> None:
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_KILL_WAIT_S)
 
 
 def shared_memory(size: int) -> IO[bytes]:

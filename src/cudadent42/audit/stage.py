@@ -16,6 +16,7 @@ from cudadent42.model.cases import Case
 from cudadent42.model.integrity import Breach, Confirmation, Finding, Grade
 from cudadent42.model.records import Comparison, Plan, Results
 from cudadent42.operations import definition
+from cudadent42.worker.branch import Branch
 
 SHARE, SEALED_SHARE = 0.04, 0.2
 """Of the time that measuring took, after which no further case is audited."""
@@ -55,9 +56,13 @@ def audit(
     log: Path,
     measured_s: float,
     sealed: bool = False,
+    nursery: Branch | None = None,
     on_progress: OnProgress = lambda fraction, what: None,
 ) -> Audited:
-    """Races what ``results`` call faster again; with ``sealed``, all. ``measured_s``: what measuring took."""
+    """Races what ``results`` call faster again; with ``sealed``, all.
+
+    ``measured_s``: what measuring took. ``nursery``: a branch of the worker's; without one a process is started.
+    """
     audited = Audited()
     names = claimed(results, sealed=sealed)
     if not names:
@@ -70,7 +75,7 @@ def audit(
     chance = random.Random(random.SystemRandom().getrandbits(128))
     budget_s = (SEALED_SHARE if sealed else SHARE) * measured_s / len(names)
     try:
-        with Referee(log) as referee:
+        with Referee(log, plan.operation, nursery) as referee:
             for name in names:
                 _audit_one(plan, results, name, referee, chance, audited, budget_s, sealed, on_progress)
     except (AuditLostError, BrokenError) as error:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cudadent42 import ledger
+from cudadent42.audit import nursery
 from cudadent42.audit.cases import claimed
 from cudadent42.audit.stage import Audited, audit
 from cudadent42.base.errors import BuildFailedError, ExitCode, LabError, MachineNotReadyError, UsageError
@@ -55,6 +56,7 @@ from cudadent42.stages.build import build_for
 from cudadent42.stages.gates import GateReport
 from cudadent42.timing.contention import probe
 from cudadent42.timing.limits import cpu_limits
+from cudadent42.worker.branch import Branch
 from cudadent42.worker.parent import LostError, Worker
 from cudadent42.worker.stages import measure_peaks, run_stage
 from flashmoe_science.errors import BuildError, DeviceError
@@ -217,10 +219,11 @@ def execute(
     source = revision()
     path = options.output or create_default_folder(plan.suite, source)
     writer = RunWriter(path, plan, prepared.machine, source, options.command, options.save_samples)
-    with _entered_in_ledger(path, observer), writer as folder:
+    trunk = nursery.trunk(plan.operation) if options.sealed or options.audits else None
+    with _entered_in_ledger(path, observer), writer as folder, ExitStack() as branches:
         opened(folder)
         recorded = _Recorded(observer, folder)
-        with Worker(path / WORKER_LOG) as worker:
+        with Worker(path / WORKER_LOG, trunk=trunk) as worker:
             built = build(plan, worker, recorded)
             folder.set_build(built)
             require(built)
@@ -230,11 +233,14 @@ def execute(
             benched = _bench(plan, verified, worker, recorded, folder)
             measured_s = time.monotonic() - began_s
             peaks = _peaks(plan, worker, recorded)
+            branch = worker.hand_over_branch()
+            if branch is not None:
+                branches.enter_context(branch)
         verified = replace(verified, cases=(*verified.cases, *benched.rechecked))
         folder.write_verify(verified)
         recorded.stage("compare")
         results = compare(plan, benched.samples, benched.skipped, peaks)
-        audited = _audit(options, plan, results, path / AUDIT_LOG, measured_s, recorded)
+        audited = _audit(options, plan, results, path / AUDIT_LOG, measured_s, branch, recorded)
         integrity = _integrity(verified, benched, audited, options.sealed)
         results = with_claim(replace(results, integrity=integrity), verified=verified.passed)
         folder.write_results(results)
@@ -249,14 +255,26 @@ def execute(
 
 
 def _audit(
-    options: RunOptions, plan: Plan, results: Results, log: Path, measured_s: float, observer: Observer
+    options: RunOptions,
+    plan: Plan,
+    results: Results,
+    log: Path,
+    measured_s: float,
+    branch: Branch | None,
+    observer: Observer,
 ) -> Audited:
     """Of what is called faster, and of everything where that is asked for."""
     if not (options.sealed or options.audits) or not claimed(results, sealed=options.sealed):
         return Audited(why_not="" if options.audits else "this run was not to be audited")
     observer.stage("audit")
     audited = audit(
-        plan, results, log=log, measured_s=measured_s, sealed=options.sealed, on_progress=observer.advance
+        plan,
+        results,
+        log=log,
+        measured_s=measured_s,
+        sealed=options.sealed,
+        nursery=branch,
+        on_progress=observer.advance,
     )
     for finding in audited.findings:
         observer.note(finding.line)

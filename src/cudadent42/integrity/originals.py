@@ -11,6 +11,7 @@ import sys
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -55,23 +56,23 @@ class Originals:
 
     def __init__(self) -> None:
         self._spaces = dict(_spaces())
-        self._seen = {label: _snapshot(space) for label, space in self._spaces.items()}
-        self._kernels = _kernels()
+        self._seen = {label: _Snapshot(space) for label, space in self._spaces.items()}
+        self._dumps = _dumps()
         self._modes = _modes()
 
     def replaced(self) -> list[Replaced]:
-        """What is not as it was. A few milliseconds."""
+        """What is not as it was. Below a millisecond, where everything is."""
         replaced = []
         for label, space in self._spaces.items():
+            names = self._seen[label].replaced(space)
             of_lab = not label.startswith("torch")
-            now: Mapping[str, Any] = space
-            for name, seen in self._seen[label].items():
-                if not _same(seen, now.get(name)) and f"{label}.{name}" not in _BY_TORCH:
-                    replaced.append(Replaced(f"{label}.{name}", of_lab))
+            replaced += [
+                Replaced(f"{label}.{name}", of_lab) for name in names if f"{label}.{name}" not in _BY_TORCH
+            ]
         replaced += [
             Replaced(f"the kernel of torch.ops.aten.{name}", False)
-            for name, kernel in _kernels().items()
-            if kernel != self._kernels.get(name)
+            for name, dump in _dumps().items()
+            if dump != self._dumps.get(name) and _kernels(dump) != _kernels(self._dumps.get(name, ""))
         ]
         if _modes() != self._modes:
             replaced.append(Replaced("torch's stack of function and dispatch modes", False))
@@ -115,11 +116,38 @@ def _records(module: str, space: Mapping[str, Any]) -> Iterator[tuple[str, Mappi
                 yield f"{module}.{name}{place}", vars(each)
 
 
-_Seen = tuple[Any, ...]
+class _Snapshot:
+    """What matters of one space, laid out so that it is compared by loops in C."""
+
+    def __init__(self, space: Mapping[str, Any]) -> None:
+        items = {name: item for name, item in list(space.items()) if _matters(name, item)}
+        self._names = tuple(items)
+        self._items = tuple(items.values())
+        self._functions = tuple(item for item in self._items if isinstance(item, types.FunctionType))
+        self._bodies = tuple(tuple(map(part, self._functions)) for part in _BODY)
+
+    def replaced(self, space: Mapping[str, Any]) -> list[str]:
+        """Names."""
+        bodies = (map(part, self._functions) for part in _BODY)
+        if all(map(is_, map(space.get, self._names), self._items)) and all(
+            all(map(is_, now, seen)) for now, seen in zip(bodies, self._bodies, strict=True)
+        ):
+            return []
+        other_bodies = {
+            id(function)
+            for part, seen in zip(_BODY, self._bodies, strict=True)
+            for function, original in zip(self._functions, seen, strict=True)
+            if part(function) is not original
+        }
+        return [
+            name
+            for name, item in zip(self._names, self._items, strict=True)
+            if id(item) in other_bodies or not _same(item, space.get(name))
+        ]
 
 
-def _snapshot(space: Mapping[str, Any]) -> dict[str, _Seen]:
-    return {name: _seen(item) for name, item in list(space.items()) if _matters(name, item)}
+_BODY = (attrgetter("__code__"), attrgetter("__defaults__"), attrgetter("__kwdefaults__"))
+"""Of a function, what can be exchanged while it stays the same object."""
 
 
 def _matters(name: str, item: Any) -> bool:
@@ -128,35 +156,28 @@ def _matters(name: str, item: Any) -> bool:
     return callable(item) or isinstance(item, (property, staticmethod, classmethod, *_PRIMITIVE))
 
 
-def _seen(item: Any) -> _Seen:
-    if isinstance(item, types.FunctionType):
-        return item, item.__code__, item.__defaults__, item.__kwdefaults__
-    return (item,)
+def _same(original: Any, now: Any) -> bool:
+    """Numbers and words of one value may be two objects, and a module may count with them."""
+    return original is now or (
+        isinstance(original, _PRIMITIVE) and type(original) is type(now) and bool(original == now)
+    )
 
 
-def _same(seen: _Seen, now: Any) -> bool:
-    original = seen[0]
-    if original is not now:
-        # Numbers and words of one value may be two objects, and a module may count with them.
-        return isinstance(original, _PRIMITIVE) and type(original) is type(now) and original == now
-    if len(seen) == 1:
-        return True
-    return now.__code__ is seen[1] and now.__defaults__ is seen[2] and now.__kwdefaults__ is seen[3]
-
-
-def _kernels() -> dict[str, tuple[str, ...]]:
-    """By operator, where the kernels behind it were registered."""
-    kernels = {}
+def _dumps() -> dict[str, str]:
+    """By operator, the dispatcher's words on what is registered for it."""
+    dumps = {}
     for name in OPERATORS:
         try:
-            text = torch._C._dispatch_dump(f"aten::{name}")
+            dumps[name] = torch._C._dispatch_dump(f"aten::{name}")
         except RuntimeError:  # not an operator of this PyTorch
             continue
-        lines = (line.strip() for line in text.splitlines())
-        kernels[name] = tuple(
-            line for line in lines if line.split(":")[0].split("[")[0].strip() in _KERNEL_KEYS
-        )
-    return kernels
+    return dumps
+
+
+def _kernels(dump: str) -> tuple[str, ...]:
+    """Where the kernels that matter were registered."""
+    lines = (line.strip() for line in dump.splitlines())
+    return tuple(line for line in lines if line.split(":")[0].split("[")[0].strip() in _KERNEL_KEYS)
 
 
 def _modes() -> tuple[int, int]:

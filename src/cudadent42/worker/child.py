@@ -1,4 +1,5 @@
-"""The worker's side of the process boundary: ``python -m cudadent42.worker.child EVENT_FD NOTE_FD PARENT``.
+"""The worker's side of the process boundary:
+``python -m cudadent42.worker.child EVENT_FD NOTE_FD PARENT [SOCKET_FD MODULE ARGUMENT]``, the last three of a branch.
 
 Requests come as JSON lines on standard input, events go out on a pipe of their own, so that a candidate may
 print what it likes. After each event the worker waits for an acknowledgement: the parent's handling
@@ -23,6 +24,7 @@ from cudadent42.base.seeds import derived_seed
 from cudadent42.base.serialise import dumps, loads
 from cudadent42.model.events import Event, PeaksMeasured, StageDone, StageFailed, to_line
 from cudadent42.model.records import Plan, VerifyReport
+from cudadent42.worker.branch import Trunk, branch_off
 from cudadent42.worker.processes import tie_to_parent
 
 if TYPE_CHECKING:
@@ -159,5 +161,7 @@ def _run(request: Request, channel: _Channel, watch: Watch) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 4:
+        branch_off(Trunk(*sys.argv[5:]), int(sys.argv[4]))  # ahead of any thread
     tie_to_parent(int(sys.argv[3]))
     serve(_Channel(int(sys.argv[1]), int(sys.argv[2])))

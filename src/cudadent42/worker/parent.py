@@ -11,12 +11,13 @@ import os
 import secrets
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +36,7 @@ from cudadent42.model.events import (
 )
 from cudadent42.model.records import Plan
 from cudadent42.registry import registry
+from cudadent42.worker.branch import Branch, Trunk
 from cudadent42.worker.child import DEVICE_LOST_EXIT, NOTE_BYTES, Request
 from cudadent42.worker.output import OutputLog
 from cudadent42.worker.processes import MARK, end_all
@@ -83,10 +85,16 @@ class HungError(LostError):
 class Worker:
     """A worker process, started when first needed and again after it is lost. A context manager.
 
-    ``log_path`` receives what the worker and the candidates print; None discards it.
+    ``log_path`` receives what the worker and the candidates print; None discards it. With ``trunk``, a branch is forked
+    from each worker before it loads anything of a candidate.
     """
 
-    def __init__(self, log_path: Path | None = None, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self, log_path: Path | None = None, timeout_s: float = TIMEOUT_S, trunk: Trunk | None = None
+    ) -> None:
+        self._trunk = trunk
+        self._branch: Branch | None = None
+        self._spared: tuple[int, ...] = ()
         self._log_path = log_path
         self._timeout_s = timeout_s
         self._at_work = False
@@ -115,13 +123,27 @@ class Worker:
         """Ends the process, whatever it is doing."""
         process, self._process = self._process, None
         if process is not None:
-            self._kill(process, self._mark)
+            self._kill(process, self._mark, self._spared)
             os.close(self._events)
             for file in (self._note, self._log):
                 if file is not None:
                     file.close()
+            if self._branch is not None:
+                self._branch.close()
+        self._branch, self._spared = None, ()
         self._pending = b""
         self._at_work = False
+
+    def hand_over_branch(self) -> Branch | None:
+        """The running worker's branch, which is the caller's to close from here on; None where there is none."""
+        branch, self._branch = self._branch, None
+        if branch is not None:
+            try:
+                self._spared = (branch.pid,)
+            except OSError:
+                branch.close()
+                return None
+        return branch
 
     @property
     def pid(self) -> int | None:
@@ -182,16 +204,24 @@ class Worker:
         paths = [package_root, environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         command = [sys.executable, "-X", "faulthandler", "-m", "cudadent42.worker.child"]
+        command += [str(write_fd), str(note_fd), str(os.getpid())]
+        theirs: socket.socket | None = None
+        if self._trunk is not None:
+            mine, theirs = socket.socketpair()
+            self._branch = Branch(mine, self._mark)
+            command += [str(theirs.fileno()), self._trunk.module, self._trunk.argument]
         self._process = subprocess.Popen(
-            [*command, str(write_fd), str(note_fd), str(os.getpid())],
+            command,
             stdin=subprocess.PIPE,
             stdout=self._log.file,
             stderr=self._log.file,
-            pass_fds=(write_fd, note_fd),
+            pass_fds=(write_fd, note_fd, *([theirs.fileno()] if theirs is not None else [])),
             env=environment,
             start_new_session=True,  # Ctrl-C goes to the parent, which ends the group
         )
         os.close(write_fd)
+        if theirs is not None:
+            theirs.close()
         os.set_blocking(read_fd, False)
         self._events = read_fd
 
@@ -268,8 +298,8 @@ class Worker:
         return f": {line}" if line else ""
 
     @staticmethod
-    def _kill(process: subprocess.Popen[bytes], mark: str) -> None:
-        end_all(process.pid, mark, runs=process.poll() is None)
+    def _kill(process: subprocess.Popen[bytes], mark: str, spared: Sequence[int]) -> None:
+        end_all(process.pid, mark, runs=process.poll() is None, spared=spared)
         if process.stdin is not None:
             with suppress(BrokenPipeError):
                 process.stdin.close()

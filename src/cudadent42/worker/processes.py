@@ -13,7 +13,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,18 +33,25 @@ def tie_to_parent(parent: int) -> None:
         return
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), *[ctypes.c_ulong(0)] * 3)
-    prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), *[ctypes.c_ulong(0)] * 3)
+    adopt_orphans()
     if os.getppid() != parent:  # it was gone before it could be asked for
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def end_all(worker: int, mark: str, *, runs: bool) -> None:
-    """Kill the worker and all that came from it. ``runs``: it has not been waited for, so its number is its own."""
+def adopt_orphans() -> None:
+    """Takes in the processes below this one whose parents are gone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), *[ctypes.c_ulong(0)] * 3)
+
+
+def end_all(worker: int, mark: str, *, runs: bool, spared: Collection[int] = ()) -> None:
+    """Kill the worker and all that came from it, but ``spared``. ``runs``: it has not been waited for, so its number is
+    its own."""
     if runs:
         with suppress(ProcessLookupError):  # it starts nothing any more, and goes on adopting
             os.kill(worker, signal.SIGSTOP)
     for _ in range(_ROUNDS):
-        others = [*(_below(worker) if runs else ()), *_marked(mark, worker)]
+        others = {*(_below(worker) if runs else ()), *_marked(mark, worker)}.difference(spared)
         for process in others:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
