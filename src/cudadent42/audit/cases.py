@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from cudadent42.decisions.sampling import sample_size
 from cudadent42.model.cases import Case
 from cudadent42.model.records import Comparison, Plan, Results, Verdict
 from cudadent42.operations import definition
@@ -26,7 +27,9 @@ def claimed(results: Results, *, sealed: bool) -> tuple[str, ...]:
 def rows_to_audit(
     results: Results, implementation: str, chance: random.Random, *, sealed: bool
 ) -> list[Comparison]:
-    """In an order that nobody can foresee: the audit may not have the time for all."""
+    """Of what is claimed, a random sample that would meet a false claim (`sampling.sample_size`); with ``sealed``, all.
+
+    In an order that nobody can foresee: the audit may not have the time for all."""
     rows = [
         row
         for row in (*results.cases, *results.others)
@@ -34,7 +37,7 @@ def rows_to_audit(
     ]
     faster = [row for row in rows if row.verdict is Verdict.FASTER]
     chosen = rows if sealed or not faster else faster
-    return chance.sample(chosen, len(chosen))
+    return chance.sample(chosen, len(chosen) if sealed else sample_size(len(chosen)))
 
 
 def case_of(plan: Plan, row: Comparison) -> Case:

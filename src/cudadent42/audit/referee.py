@@ -65,7 +65,7 @@ class Party:
         """Raises AuditLostError."""
         line = (dumps(ask, indent=None) + "\n").encode()
         self._signal(signal.SIGCONT)
-        ran_ns = self._ran_ns()
+        ran_ns = self.ran_ns()
         began_ns = time.perf_counter_ns()
         try:
             while line:
@@ -75,7 +75,7 @@ class Party:
         reply = self._reply(timeout_s)
         wall_ns = time.perf_counter_ns() - began_ns
         self._signal(signal.SIGSTOP)
-        ran_ns = self._ran_ns() - ran_ns
+        ran_ns = self.ran_ns() - ran_ns
         try:
             answer = loads(Answer, reply)
         except ValueError as error:
@@ -102,7 +102,8 @@ class Party:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(process, number)
 
-    def _ran_ns(self) -> int:
+    def ran_ns(self) -> int:
+        """Nanoseconds that it and all below it were running."""
         return sum(map(process_ns, (self.pid, *descendants(str(self.pid)))))
 
     def close(self) -> None:
@@ -129,6 +130,8 @@ class Referee:
             nursery = self._nursery or self._start_nursery(resources)
             self._requests = resources.enter_context(nursery).requests
             self._requests.settimeout(START_TIMEOUT_S)
+            self._nursery_pid = nursery.pid
+            self._ran_before_ns = process_ns(nursery.pid) if self._nursery is not None else 0
             self._resources = resources.pop_all()
         return self
 
@@ -162,6 +165,11 @@ class Referee:
         for party in self._parties:
             party.close()
         self._resources.close()
+
+    def processor_s(self) -> float:
+        """Of all processes until now; of a nursery that the worker branched off, what it did since."""
+        ran_ns = process_ns(self._nursery_pid) - self._ran_before_ns
+        return (ran_ns + sum(party.ran_ns() for party in self._parties)) / 1e9
 
     def start(self, memories: Sequence[int]) -> Party:
         """A contestant that sees these shared memories, its own first. Raises AuditLostError."""

@@ -13,7 +13,7 @@ from cudadent42.audit.race import BrokenError, DeclinedError, Race, Ring, ring
 from cudadent42.audit.referee import AuditLostError, Referee
 from cudadent42.correctness.second_draw import wrong_result
 from cudadent42.model.cases import Case
-from cudadent42.model.integrity import Breach, Confirmation, Finding, Grade
+from cudadent42.model.integrity import Breach, Confirmation, Finding, Grade, Spent
 from cudadent42.model.records import Comparison, Plan, Results
 from cudadent42.operations import definition
 from cudadent42.worker.branch import Branch
@@ -47,6 +47,8 @@ class Audited:
     confirmations: list[Confirmation] = field(default_factory=list)
     hidden_checked: int = 0
     why_not: str = ""
+    spent: Spent = field(default_factory=Spent)
+    """Of all its processes."""
 
 
 def audit(
@@ -74,12 +76,19 @@ def audit(
         return audited
     chance = random.Random(random.SystemRandom().getrandbits(128))
     budget_s = (SEALED_SHARE if sealed else SHARE) * measured_s / len(names)
+    began_s, ran_s = time.perf_counter(), time.process_time()
+    others_s = 0.0
     try:
         with Referee(log, plan.operation, nursery) as referee:
-            for name in names:
-                _audit_one(plan, results, name, referee, chance, audited, budget_s, sealed, on_progress)
+            try:
+                for name in names:
+                    _audit_one(plan, results, name, referee, chance, audited, budget_s, sealed, on_progress)
+            finally:
+                others_s = referee.processor_s()
     except (AuditLostError, BrokenError) as error:
         audited.why_not = str(error)
+    ran_s, wall_s = time.process_time() - ran_s, time.perf_counter() - began_s
+    audited.spent = Spent(ran_s + others_s, wall_s)
     return audited
 
 

@@ -291,6 +291,8 @@ def _integrity(verified: VerifyReport, benched: BenchReport, audited: Audited, s
         sealed=sealed,
         why_not_audited=audited.why_not,
         notes=benched.kept_apart,
+        measuring=benched.measuring,
+        checks={**benched.checks, **({"audit": audited.spent} if audited.spent.wall_s else {})},
     )
 
 

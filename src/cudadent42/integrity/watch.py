@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from cudadent42.integrity import settings
+from cudadent42.integrity.account import Account
 from cudadent42.integrity.helpers import FIRST_REST_S, REST_S, background_work
 from cudadent42.integrity.originals import Originals
 from cudadent42.integrity.settings import Settings
@@ -31,7 +33,9 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        self._originals = Originals()
+        self.account = Account()
+        with self.account.of("functions"):
+            self._originals = Originals()
         self._pristine: Settings = settings.read()
         self._own: dict[str, Settings] = {}
         self.trusted: frozenset[str] = frozenset()
@@ -61,10 +65,12 @@ class Watch:
         try:
             yield
         finally:
+            began_s = time.perf_counter()
             after = settings.read()
             self._own[name] = after
             if after != self._pristine:
                 settings.write(self._pristine)
+            self.account.add_work("settings", time.perf_counter() - began_s)
             if counted and after != own:
                 words = settings.in_words(settings.changes(own, after))
                 self.report(
@@ -86,7 +92,10 @@ class Watch:
 
     def look(self, names: Sequence[str], case: str = "") -> None:
         """Between blocks: whether functions are what they were. ``names``: of whom one is to blame."""
-        replaced = self._originals.replaced()
+        if self._is_alone(names):
+            return
+        with self.account.of("functions"):
+            replaced = self._originals.replaced()
         for of_lab, grade, clears in ((True, Grade.FAILED, ""), (False, Grade.SUSPECT, OWN_PROCESS)):
             replaced_names = [each.name for each in replaced if each.of_lab is of_lab]
             if replaced_names:
@@ -100,7 +109,10 @@ class Watch:
 
     def rest(self, names: Sequence[str], case: str = "", *, first: bool = False) -> None:
         """Waits until nothing goes on. ``first``: right after preparing, where that may take long."""
-        work = background_work(FIRST_REST_S if first else REST_S)
+        if self._is_alone(names):
+            return
+        with self.account.of("rest"):
+            work = background_work(FIRST_REST_S if first else REST_S)
         if work is not None and not first:
             self.report(
                 Breach.BACKGROUND_WORK, Grade.SUSPECT, self.blamed(names), case, work.evidence, AT_REST
@@ -120,6 +132,10 @@ class Watch:
             if changed := settings.changes(self._pristine, own):
                 words = settings.in_words(changed)
                 yield f"{name} runs with settings of its own, which nobody else's calls see: {words}"
+
+    def _is_alone(self, names: Sequence[str]) -> bool:
+        """Whether the lab's own code was all that ever ran here."""
+        return not self._own and self.trusted.issuperset(names)
 
     def blamed(self, names: Sequence[str]) -> str:
         """Those of them that may have done what nobody else does."""

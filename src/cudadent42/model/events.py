@@ -9,7 +9,7 @@ from typing import Any
 
 from cudadent42.base.reading import parse_json
 from cudadent42.base.serialise import decode, encode
-from cudadent42.model.integrity import Finding
+from cudadent42.model.integrity import Finding, Spent
 from cudadent42.model.records import BenchReport, BuildFailure, BuildReport, Conditions, Sample, VerifiedCase
 from flashmoe_science.jit.records import KernelBuild
 
@@ -90,6 +90,14 @@ class KeptApart:
 
 
 @dataclass(frozen=True)
+class Accounted:
+    """What a bench stage took until its end, and its checks of that."""
+
+    measuring: Spent
+    checks: dict[str, Spent]
+
+
+@dataclass(frozen=True)
 class Message:
     text: str
 
@@ -126,6 +134,7 @@ Event = (
     | Skipped
     | IntegrityFound
     | KeptApart
+    | Accounted
     | Message
     | WorkerLost
     | StageDone
@@ -139,7 +148,7 @@ _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
         *(Progress, Alive, KernelBuilt, KernelFailed, CaseVerified, BlockMeasured, PeaksMeasured),
-        *(Skipped, IntegrityFound, KeptApart, Message, WorkerLost, StageDone, StageFailed),
+        *(Skipped, IntegrityFound, KeptApart, Accounted, Message, WorkerLost, StageDone, StageFailed),
     )
 }
 
@@ -201,6 +210,8 @@ class BenchLog:
         self._conditions: list[Conditions] = []
         self._findings: list[Finding] = []
         self._kept_apart: list[str] = []
+        self._measuring = Spent()
+        self._checks: dict[str, Spent] = {}
 
     def add(self, event: Event) -> None:
         if isinstance(event, BlockMeasured):
@@ -214,6 +225,10 @@ class BenchLog:
             self._findings.append(event.finding)
         elif isinstance(event, KeptApart):
             self._kept_apart.append(event.text)
+        elif isinstance(event, Accounted):
+            self._measuring += event.measuring
+            for check, spent in event.checks.items():
+                self._checks[check] = self._checks.get(check, Spent()) + spent
 
     def blocks(self) -> dict[str, int]:
         """How many blocks of each case there are."""
@@ -227,6 +242,8 @@ class BenchLog:
             tuple(self._conditions),
             tuple(self._findings),
             tuple(dict.fromkeys(self._kept_apart)),
+            self._measuring,
+            dict(self._checks),
         )
 
 

@@ -55,6 +55,18 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Spent:
+    """What something took."""
+
+    processor_s: float = 0.0
+    """Seconds that threads were running, of all processes that it needs."""
+    wall_s: float = 0.0
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(self.processor_s + other.processor_s, self.wall_s + other.wall_s)
+
+
+@dataclass(frozen=True)
 class Confirmation:
     """One case as the audit saw it: processes apart, inputs of its own for every call, the parent's clock."""
 
@@ -87,6 +99,10 @@ class Integrity:
     """Of a run that would have needed it."""
     notes: tuple[str, ...] = field(default=())
     """What was kept apart and is no offence, such as settings of PyTorch that a plug-in chose for itself."""
+    measuring: Spent = field(default_factory=Spent)
+    """The bench stage with the checks inside it, in the worker."""
+    checks: dict[str, Spent] = field(default_factory=dict)
+    """By check, what it took; ``audit`` is the one that runs outside of the bench stage."""
 
     @property
     def sound(self) -> bool:

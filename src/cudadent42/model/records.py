@@ -13,7 +13,7 @@ from enum import Enum
 
 from cudadent42.model.cases import TAGGED
 from cudadent42.model.cases import Case as Case  # re-exported: a plan's part
-from cudadent42.model.integrity import Finding, Integrity
+from cudadent42.model.integrity import Finding, Integrity, Spent
 from cudadent42.model.script import Prediction, Script
 from flashmoe_science.jit.records import KernelBuild
 
@@ -290,6 +290,10 @@ class BenchReport:
     """What was seen of the implementations between the blocks."""
     kept_apart: tuple[str, ...] = ()
     """Settings of their own, in words."""
+    measuring: Spent = field(default_factory=Spent)
+    """All of the stage, in workers that came to its end."""
+    checks: dict[str, Spent] = field(default_factory=dict)
+    """Of that, what was spent on looking at the implementations."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ START_TIMEOUT_S = 180.0
 
 @dataclass(frozen=True)
 class Trunk:
-    """What a branch does: ``preload(argument)`` of the module runs in the worker, its ``serve(socket)`` in the branch."""
+    """What a branch does: ``module.preload(argument)`` runs in the worker, ``module.serve(socket)`` in the branch."""
 
     module: str
     argument: str
@@ -58,7 +58,8 @@ class Branch:
     def _runs(self) -> bool:
         """Whether its process is there, so that its number is its own."""
         try:
-            return bool(self.requests.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+            self.requests.setblocking(False)
+            return bool(self.requests.recv(1, socket.MSG_PEEK))
         except BlockingIOError:
             return True
         except OSError:

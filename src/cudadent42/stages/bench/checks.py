@@ -51,6 +51,7 @@ class Checks:
     def __init__(self, plan: Plan, watch: Watch, emit: Emit, fresh_seed: SeedSource) -> None:
         self.plan = plan
         self.watch = watch
+        self.account = watch.account
         self.emit = emit
         self._fresh_seed = fresh_seed
         self._random = random.Random(fresh_seed())
@@ -60,12 +61,14 @@ class Checks:
 
     def refill(self, inputs: FreshInputs) -> None:
         """Ahead of a visit, and behind preparation."""
-        inputs.refill(self._fresh_seed())
+        with self.account.of("refill"):
+            inputs.refill(self._fresh_seed())
 
     def before_block(self) -> None:
         """What one side left in the GPU's cache for good does not speed up its next block."""
         if self._persisting is not None:
-            self._persisting.reset()
+            with self.account.of("cache"):
+                self._persisting.reset()
 
     def chosen(self, blocks: range) -> int:
         """The block of a visit whose outputs are checked, a warm-up block where it has no other.
@@ -78,11 +81,13 @@ class Checks:
     def finished(self, name: str, case: Case, call: Call, inputs: FreshInputs) -> None:
         """One call on new values, whose result may not change any more when it is handed out."""
         self.refill(inputs)
-        output = call()
-        before = copies(output)
-        self.watch.rest((name,), case.id, first=True)
-        synchronize(self.plan.device)
-        if not same(output, before):
+        with self.account.of("finished"):
+            output = call()
+            before = copies(output)
+            self.watch.rest((name,), case.id, first=True)
+            synchronize(self.plan.device)
+            stayed = same(output, before)
+        if not stayed:
             on_gpu = self.plan.device.startswith("cuda")
             breach = Breach.UNJOINED_WORK if on_gpu else Breach.LATE_WORK
             where = "the stream it was called in" if on_gpu else "the call"
@@ -99,7 +104,9 @@ class Checks:
         self.watch.rest(names, case.id)
         if not inputs.refillable:
             return
-        if inputs.changed:
+        with self.account.of("refill"):
+            changed = inputs.changed
+        if changed:
             evidence = "its inputs' values are not those that were written before the block"
             self._report(Breach.CHANGED_INPUTS, Grade.FAILED, names, case, evidence)
             return  # what is right for them, nobody can say any more
@@ -107,9 +114,10 @@ class Checks:
         base = readings.get(self.plan.baseline)
         if base is not None:
             references[base.input_set] = numerics(case).gathered(base.output)
-        for name in names:
-            if name != self.plan.baseline and f"{case.id}/{name}" not in self.wrong:
-                self._screen(case, name, readings[name], inputs, references)
+        with self.account.of("outputs"):
+            for name in names:
+                if name != self.plan.baseline and f"{case.id}/{name}" not in self.wrong:
+                    self._screen(case, name, readings[name], inputs, references)
 
     def _look_at_the_gpu(self, case: Case, names: Sequence[str], readings: Mapping[str, Reading]) -> None:
         for name in names:

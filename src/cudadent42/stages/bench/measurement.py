@@ -17,6 +17,7 @@ from cudadent42.integrity.watch import Watch
 from cudadent42.model.cases import Case
 from cudadent42.model.device import raise_if_device_lost, synchronize, use_device, use_threads
 from cudadent42.model.events import (
+    Accounted,
     BenchLog,
     BlockMeasured,
     CaseVerified,
@@ -31,6 +32,7 @@ from cudadent42.model.events import (
     no_mark,
 )
 from cudadent42.model.implementations import NOT_DONE, Call, Implementation, UnsupportedCaseError
+from cudadent42.model.integrity import Spent
 from cudadent42.model.records import BenchReport, Plan, Sample, TimerKind, VerifiedCase, VerifyReport
 from cudadent42.operations import numerics
 from cudadent42.operations.interface import Inputs
@@ -126,6 +128,7 @@ def measure(
         )
     if plan.timer is TimerKind.CPU and plan.device != "cpu":
         raise UsageError(f"the cpu timer is for the CPU, not for {plan.device}; use --timer call")
+    wall_s, ran_s = time.perf_counter(), time.process_time()
     use_device(plan.device)
     use_threads(plan.timer)
     log = BenchLog()
@@ -153,6 +156,8 @@ def measure(
         tell(Progress("bench", index + 1, len(planned), visit.case.id, fraction))
     for note in watch.notes():
         tell(KeptApart(note))
+    measuring = Spent(time.process_time() - ran_s, time.perf_counter() - wall_s)
+    tell(Accounted(measuring, watch.account.settled()))
     return log.report()
 
 
@@ -312,7 +317,7 @@ class _Session:
         for entrant in ready.entrants:
             each = entrant.implementation
             if self._prepares_again(each) and each.name not in read:
-                with each.context():
+                with self.checks.account.of("refill"), each.context():
                     calls = [each.prepare(case, inputs) for inputs in ready.inputs.sets]
                     read[each.name] = self.timer.calibrate(calls, entrant.inner)
         entrants = [
@@ -388,8 +393,10 @@ class _Session:
         for turn in alternating(order, passes):
             for entrant in turn:
                 self.mark(Doing(index, case.id, entrant.name))
-                for inputs in poisoned:
-                    poison_freed_memory(inputs)
+                if poisoned:
+                    with self.checks.account.of("outputs"):
+                        for inputs in poisoned:
+                            poison_freed_memory(inputs)
                 own_turn = self.checks.watch.turn(entrant.implementation.name, case.id, counted=True)
                 with own_turn, entrant.implementation.context():
                     readings[entrant.name].append(entrant.read())

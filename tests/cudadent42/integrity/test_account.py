@@ -1,0 +1,47 @@
+"""What checks cost is counted once, where they are nested too."""
+
+from __future__ import annotations
+
+from cudadent42.integrity.account import Account
+from cudadent42.integrity.watch import Watch
+from cudadent42.model.integrity import Spent
+
+
+def test_what_is_inside_another_check_counts_once() -> None:
+    account = Account()
+    with account.of("outer"), account.of("inner"):
+        account.add_work("settings", 1.0)
+        sum(range(10_000))
+    spent = account.settled()
+    assert list(spent) == ["outer"]
+    assert 0.0 < spent["outer"].processor_s <= 2.0 * spent["outer"].wall_s
+    assert account.settled() == {}
+
+
+def test_a_check_that_fails_is_counted_and_closed() -> None:
+    account = Account()
+    try:
+        with account.of("outer"):
+            raise ValueError
+    except ValueError:
+        pass
+    account.add_work("settings", 2.0)
+    spent = account.settled()
+    assert set(spent) == {"outer", "settings"}
+    assert spent["settings"] == Spent(2.0, 2.0)
+
+
+def test_nobody_looks_where_only_the_labs_own_code_ran() -> None:
+    watch = Watch()
+    watch.begin({"pytorch"}, lambda finding: None)
+    watch.account.settled()
+    with watch.turn("pytorch", counted=True):
+        pass
+    watch.look(("pytorch",))
+    watch.rest(("pytorch",))
+    assert watch.account.settled() == {}
+    with watch.turn("mine"):
+        pass
+    watch.look(("pytorch",))
+    watch.rest(("pytorch",))
+    assert {"functions", "rest"} <= set(watch.account.settled())
