@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 import time
 from collections.abc import Callable
@@ -75,11 +76,9 @@ def test_a_branch_that_nobody_takes_ends_with_its_worker() -> None:
 
 
 def test_a_nursery_that_is_gone_loses_the_audit_and_nothing_else(tmp_path: Path) -> None:
-    import socket
-
     mine, theirs = socket.socketpair()
     theirs.close()
     log = tmp_path / "audit.log"
-    with Referee(log, "attention", Branch(mine, "nobody", pid=os.getpid() + (1 << 22))) as referee:
-        with pytest.raises(AuditLostError, match="did not start"):
-            referee.start([])
+    nobody = Branch(mine, "nobody", pid=os.getpid() + (1 << 22))
+    with Referee(log, "attention", nobody) as referee, pytest.raises(AuditLostError, match="did not start"):
+        referee.start([])
