@@ -68,7 +68,9 @@ def main() -> None:
         for number in range(chosen.count):
             for mode in chosen.mode or ("default", "sealed"):
                 folder = Path(scratch, f"{mode}-{number}")
-                row = one(folder, f"{plug_in}:attention", chosen.suite, chosen.repeats, sealed=mode == "sealed")
+                row = one(
+                    folder, f"{plug_in}:attention", chosen.suite, chosen.repeats, sealed=mode == "sealed"
+                )
                 document["rows"].append(row)
                 path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
                 print(json.dumps({key: value for key, value in row.items() if key != "checks"}), flush=True)
@@ -82,7 +84,16 @@ def branch_s() -> float:
 
 def one(folder: Path, plug_in: str, suite: str, repeats: int, *, sealed: bool) -> dict[str, Any]:
     command = [sys.executable, "-m", "cudadent42", "run", "--suite", suite, "--repeats", str(repeats)]
-    command += ["--implementations", plug_in, "--timer", "cpu", "--device", "cpu", "--output-dir", str(folder)]
+    command += [
+        "--implementations",
+        plug_in,
+        "--timer",
+        "cpu",
+        "--device",
+        "cpu",
+        "--output-dir",
+        str(folder),
+    ]
     command += ["--ignore-preflight", *(["--sealed"] if sealed else [])]
     began_s, ran_s = time.perf_counter(), children_s()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
