@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from cudadent42.base.git import REPOSITORY_VARIABLES
 
@@ -28,6 +29,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # In a hook of git, tests that make repositories would make their commits in the one that the hook is of.
     for name in REPOSITORY_VARIABLES:
         os.environ.pop(name, None)
+    # How long an example takes decides nothing: other tests, and whatever else runs here, use the same processors.
+    settings.register_profile("cudadent42", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("cudadent42")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

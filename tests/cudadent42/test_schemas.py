@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cudadent42.base.json_schema import schema_of
@@ -144,7 +144,6 @@ def test_every_kind_of_event_of_a_session_has_a_schema() -> None:
 
 
 @pytest.mark.parametrize("name", ["session-event", "bisection", "bisection-step", "replay"])
-@settings(deadline=None)  # the first takes the time of all imports
 @given(data=st.data())
 def test_what_sessions_and_bisections_write_fits(name: str, data: st.DataObject) -> None:
     record = data.draw(st.from_type(FILES[name].kind or Entry))
@@ -179,7 +178,6 @@ def test_a_record_describes_itself() -> None:
     assert made["$defs"]["Inner"]["properties"]["word"] == {"enum": [each.value for each in Verdict]}
 
 
-@settings(deadline=None)
 @given(
     st.builds(
         Outer,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cudadent42.base.append import AppendOnlyFile, whole_lines
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"])), max_size=4),
     st.binary(),

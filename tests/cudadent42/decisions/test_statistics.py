@@ -120,7 +120,7 @@ def test_difference_of_half_the_margin_is_never_called() -> None:
 LATENCIES = st.lists(st.floats(1e-3, 1e3), min_size=8, max_size=30)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(LATENCIES, st.floats(0.1, 10.0))
 def test_scaling_both_sides_changes_nothing(values: list[float], factor: float) -> None:
     baseline = np.array(values)
@@ -130,7 +130,7 @@ def test_scaling_both_sides_changes_nothing(values: list[float], factor: float) 
     np.testing.assert_allclose(one.resampled, other.resampled)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(LATENCIES, st.floats(0.0, 0.2))
 def test_exchanging_the_sides_exchanges_the_verdict(values: list[float], margin: float) -> None:
     one = np.array(values)
@@ -142,7 +142,6 @@ def test_exchanging_the_sides_exchanges_the_verdict(values: list[float], margin:
     assert backward is opposite.get(forward, backward) or undecided_or_equal
 
 
-@settings(deadline=None)
 @given(LATENCIES)
 def test_interval_holds_the_estimate_of_exact_pairs(values: list[float]) -> None:
     baseline = np.array(values)

@@ -118,7 +118,7 @@ def with_strides(tensor: torch.Tensor, order: list[int], padding: int) -> torch.
     return wide[..., : tensor.shape[3]].permute(*back, 3)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(strided_cases())
 def test_any_shape_stride_mask_and_scale(case: dict) -> None:  # type: ignore[type-arg]
     tensors = inputs(

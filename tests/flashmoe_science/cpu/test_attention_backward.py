@@ -114,7 +114,7 @@ def with_strides(tensor: torch.Tensor, order: list[int], padding: int) -> torch.
     return wide[..., : tensor.shape[3]].permute(*back, 3)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(strided_cases())
 def test_any_shape_stride_mask_scale_and_need(drawn: tuple[Case, InstructionSet, int, Needs]) -> None:
     case, instruction_set, threads, needs = drawn

@@ -99,7 +99,7 @@ def test_interleaved_weights_give_the_same_bits(activation: Activation, dtype: t
     assert torch.equal(out, concat)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     tokens=st.integers(0, 20),
     hidden=st.integers(1, 9),
@@ -223,7 +223,7 @@ def test_out_is_written_and_returned() -> None:
 # ---------------------------------------------------------------- routing
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     tokens=st.integers(0, 12),
     experts=st.integers(1, 20),

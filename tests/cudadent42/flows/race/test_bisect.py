@@ -268,7 +268,7 @@ def test_a_bad_commit_that_is_older_than_the_good_one(tmp_path: Path, track: Tra
         search(tmp_path, commits[3], commits[0])
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.binary(max_size=40))
 def test_any_last_line_that_is_torn_costs_no_other(
     tmp_path_factory: pytest.TempPathFactory, torn: bytes

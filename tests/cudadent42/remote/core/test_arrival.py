@@ -224,7 +224,7 @@ def archive_of_a_job() -> bytes:
     return plain.getvalue()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.lists(st.tuples(st.integers(0, 1 << 16), st.binary(min_size=1, max_size=12)), max_size=4))
 def test_a_damaged_archive_is_an_error_in_words(
     changes: list[tuple[int, bytes]], archive_of_a_job: bytes, tmp_path_factory: pytest.TempPathFactory

@@ -419,7 +419,7 @@ def test_a_damaged_answer(server: Server) -> None:
             jobs.parse_state(text)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.one_of(

@@ -52,7 +52,7 @@ def route() -> Run:
     return run
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     slots=st.one_of(st.integers(1, 40), st.integers(1, 3 * CHUNK)),
     experts=st.integers(1, CAPACITY),

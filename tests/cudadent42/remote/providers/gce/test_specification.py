@@ -172,7 +172,7 @@ HOSTILE = st.one_of(
 TEXTS = [name for name, kind in Specification.__annotations__.items() if kind == "str" and name != "rate"]
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.dictionaries(st.sampled_from([*TEXTS, "zones", "scopes", "labels", "metadata"]), HOSTILE, min_size=1)
 )
