@@ -26,17 +26,15 @@
 #include "parallel.h"
 #include "python_call.h"
 #include "scratch.h"
+#include "split.h"
 #include "tile.h"
 
 namespace {
 
+// Rows of a row space, those of its `part`th task, against keys [first_key, last_key).
 template <class Path>
-void run_task(const Job& job, Workspace& w, int64_t task) {
+void run_task(const Job& job, Workspace& w, int64_t space, int64_t part, int64_t first_key, int64_t last_key) {
     const AttentionProblem& p = *job.problem;
-    // Later queries of a causal mask see more keys: longest tasks first.
-    const int64_t space = task % job.row_spaces;
-    int64_t part = task / job.row_spaces;
-    if (job.causal) part = job.tasks_per_space - 1 - part;
     const int64_t heads = p.heads / job.fold;
     const int64_t batch = space / heads;
     const int64_t head = space % heads * job.fold;
@@ -58,7 +56,8 @@ void run_task(const Job& job, Workspace& w, int64_t task) {
         start_tile<Path>(job, tile, query, out, up_to_multiple(tile.rows, W) / W, ld);
         keys = larger(keys, tile.keys);
     }
-    for (int64_t first = 0; first < keys; first += BLOCK_KEYS) {
+    keys = smaller(keys, last_key);
+    for (int64_t first = first_key; first < keys; first += BLOCK_KEYS) {
         const int64_t from = NO_LOADS ? 0 : first;
         KeyBlock block;
         block.first = first;
@@ -72,9 +71,27 @@ void run_task(const Job& job, Workspace& w, int64_t task) {
             if (first < w.tile[t].keys)
                 attend<Path>(job, w, w.tile[t], block, up_to_multiple(w.tile[t].rows, W) / W, ld);
     }
+    if (job.parts > 1) {
+        if (!is_last_part(job, space)) return;
+        use_part(job, w, space, 0);
+        for (int t = 0; t < tiles; ++t)
+            for (int c = 0; c < up_to_multiple(w.tile[t].rows, W) / W; ++c)
+                combine_column(job, w.tile[t], c, (int)p.head_dim, ld, 1);
+    }
     float* lse = job.lse ? job.lse + (batch * p.heads + head) * p.seqlen_q : nullptr;
     for (int t = 0; t < tiles; ++t)
         finish_tile<Path>(job, w, w.tile[t], lse, up_to_multiple(w.tile[t].rows, W) / W, ld);
+}
+
+template <class T>
+void run_decode(const Job& job, Workspace& w, int64_t space, int64_t first_key, int64_t last_key) {
+    decode<T>(job, w, space, first_key, last_key);
+    if (job.parts > 1) {
+        if (!is_last_part(job, space)) return;
+        use_part(job, w, space, 0);
+        combine_column(job, w.tile[0], 0, 1, 0, up_to_multiple(job.problem->head_dim, W) / W);
+    }
+    finish_decode<T>(job, w.tile[0], space);
 }
 
 bool arrange(const Job& job, Workspace& w) {
@@ -114,10 +131,22 @@ void work(void* data) {
     for (;;) {
         const int64_t task = __atomic_fetch_add(&job.next_task, 1, __ATOMIC_RELAXED);
         if (task >= job.tasks) return;
+        const int64_t space = task % job.row_spaces;
+        int64_t part = task / job.row_spaces;
+        int64_t first_key = 0, last_key = job.problem->seqlen_k;
+        if (job.parts > 1) {
+            use_part(job, w, space, part);
+            first_key = part * job.part_keys;
+            last_key = smaller(last_key, first_key + job.part_keys);
+            part = 0;
+        } else if (job.causal) {
+            // Later queries of a causal mask see more keys: longest tasks first.
+            part = job.tasks_per_space - 1 - part;
+        }
         if (job.rows == 1)
-            decode<typename Path::Element>(job, w, task);
+            run_decode<typename Path::Element>(job, w, space, first_key, last_key);
         else
-            run_task<Path>(job, w, task);
+            run_task<Path>(job, w, space, part, first_key, last_key);
     }
 }
 
@@ -127,6 +156,15 @@ int divide(Job& job, int threads) {
     const double pairs = (double)p.seqlen_q * p.seqlen_k * (job.causal ? 0.5 : 1.0);
     if ((double)p.batch * p.heads * pairs * p.head_dim * 2 < MIN_PARALLEL_WORK) threads = 1;
     int tile = (int)smaller<int64_t>(TILE_QUERIES, up_to_multiple(job.rows, W));
+    job.part_keys = keys_of_part(job);
+    job.parts = larger<int64_t>(1, (p.seqlen_k + job.part_keys - 1) / job.part_keys);
+    if (job.parts > 1) {
+        job.tile_queries = tile;
+        job.task_tiles = (int)((job.rows + tile - 1) / tile);
+        job.tasks_per_space = 1;
+        job.tasks = job.parts * job.row_spaces;
+        return (int)smaller<int64_t>(threads, job.tasks);
+    }
     const int64_t wanted = (threads + job.row_spaces - 1) / job.row_spaces;
     if ((job.rows + tile - 1) / tile < wanted)
         tile = smaller(tile, up_to_multiple((job.rows + wanted - 1) / wanted, W));
@@ -171,11 +209,20 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_attention_forward
     job.next_task = 0;
     job.out_of_memory = 0;
     threads = divide(job, threads);
+    void* memory = nullptr;
+    if (job.parts > 1) {
+        const size_t floats = job.row_spaces * job.parts * part_floats(job);
+        if (posix_memalign(&memory, 64, floats * sizeof(float) + job.row_spaces * sizeof(int)) != 0) return OUT_OF_MEMORY;
+        job.part_sums = (float*)memory;
+        job.parts_done = (int*)(job.part_sums + floats);
+        memset(job.parts_done, 0, job.row_spaces * sizeof(int));
+    }
     switch (p.element_type) {
         case FLOAT32: run_on_threads(work<DirectPath>, &job, threads); break;
         case BFLOAT16: run_on_threads(work<BFloat16Path>, &job, threads); break;
         case FLOAT16: run_on_threads(work<WidenPath<Half>>, &job, threads); break;
     }
+    free(memory);
     return job.out_of_memory ? OUT_OF_MEMORY : SUCCESS;
 }
 

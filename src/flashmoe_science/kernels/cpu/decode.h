@@ -66,18 +66,18 @@ INLINE void add_values(
     for (int g = 0; g < G; ++g) store(out + d + g * W, madd(load(out + d + g * W), rescale, sum[g]));
 }
 
+// The query of a row space against keys [first_key, last_key): unnormalised output, sum by lanes, maximum in every lane.
 template <class T>
-void decode(const Job& job, const Workspace& w, int64_t task) {
+void decode(const Job& job, const Workspace& w, int64_t space, int64_t first_key, int64_t last_key) {
     const AttentionProblem& p = *job.problem;
     const Tile& tile = w.tile[0];
     const int head_dim = (int)p.head_dim;
-    const int64_t batch = task / p.heads;
-    const int64_t head = task % p.heads;
+    const int64_t batch = space / p.heads;
+    const int64_t head = space % p.heads;
     const int64_t kv_head = head / (p.heads / p.kv_heads);
     const T* query = (const T*)(job.query + batch * p.query_stride[0] + head * p.query_stride[1]);
     const char* key = job.key + batch * p.key_stride[0] + kv_head * p.key_stride[1];
     const char* value = job.value + batch * p.value_stride[0] + kv_head * p.value_stride[1];
-    T* out = (T*)(job.out + batch * p.out_stride[0] + head * p.out_stride[1]);
 
     const F sign = set1(job.query_factor);
     for (int d = 0; d < head_dim; d += W) {
@@ -88,9 +88,9 @@ void decode(const Job& job, const Workspace& w, int64_t task) {
     const Running running = {tile.maximum, tile.sum, w.rescale};
     store(tile.maximum, set1(-__builtin_inff()));
     store(tile.sum, set1(0.0f));
-    for (int64_t first = 0; first < p.seqlen_k; first += BLOCK_KEYS) {
+    for (int64_t first = first_key; first < last_key; first += BLOCK_KEYS) {
         const int64_t from = NO_LOADS ? 0 : first;
-        const int keys = (int)smaller<int64_t>(BLOCK_KEYS, p.seqlen_k - first);
+        const int keys = (int)smaller<int64_t>(BLOCK_KEYS, last_key - first);
         const int vectors = up_to_multiple(keys, W) / W;
         score_keys<T>(tile.query, key + from * p.key_stride[2], p.key_stride[2], keys, head_dim, w.scores);
         F highest = set1(-__builtin_inff());
@@ -115,13 +115,20 @@ void decode(const Job& job, const Workspace& w, int64_t task) {
         if (d < head_dim)
             add_values<T, 1>(w.scores, rows, p.value_stride[2], keys, d, head_dim, rescale, tile.out);
     }
+}
+
+template <class T>
+void finish_decode(const Job& job, const Tile& tile, int64_t space) {
+    const AttentionProblem& p = *job.problem;
+    const int head_dim = (int)p.head_dim;
+    T* out = (T*)(job.out + space / p.heads * p.out_stride[0] + space % p.heads * p.out_stride[1]);
     float sum = 0.0f;
     for (int i = 0; i < W; ++i) sum += tile.sum[i];
     // Without keys zero, by zero over one.
     const F divisor = set1(p.seqlen_k == 0 ? 1.0f : sum);
     for (int d = 0; d < head_dim; d += W) store_first(out + d, div(load(tile.out + d), divisor), head_dim - d);
     if (job.lse != nullptr)
-        job.lse[task] = p.seqlen_k == 0 ? -__builtin_inff()
+        job.lse[space] = p.seqlen_k == 0 ? -__builtin_inff()
                                         : (float)(tile.maximum[0] * ((double)job.scale / LOG2_E) + log((double)sum));
 }
 

@@ -63,6 +63,10 @@ struct Job {
     int task_tiles;
     int64_t tasks_per_space;
     int64_t tasks;
+    int64_t parts;        // of the keys, each a task; 1: they are not split
+    int64_t part_keys;
+    float* part_sums;     // [row_spaces][parts]
+    int* parts_done;      // [row_spaces]
     int64_t next_task;
     int out_of_memory;
 };
