@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cudadent42.session.report.view import Row, View
-from cudadent42.stages.report.markdown import escape
+from cudadent42.stages.report.escaping import escape
 
 
 def render(view: View) -> str:

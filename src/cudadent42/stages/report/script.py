@@ -1,4 +1,4 @@
-"""The report's section about the script that a suite was recorded from: what all of it would gain."""
+"""What a report says of the script that a suite was recorded from: what all of it would gain."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ScriptSection:
     notes: tuple[str, ...]
 
 
-def section(view: View) -> ScriptSection | None:
+def described(view: View) -> ScriptSection | None:
     """None where the suite was not recorded from a script."""
     script = view.run.plan.script
     if script is None:
