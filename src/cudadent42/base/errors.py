@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from flashmoe_science.errors import BuildError, DeviceError, InputError
+
 
 class ExitCode(IntEnum):
     """What the process returns; the same for every command."""
@@ -45,3 +47,19 @@ class MachineNotReadyError(LabError):
 
 class BuildFailedError(LabError):
     exit_code = ExitCode.BUILD_FAILED
+
+
+EXPECTED = (LabError, InputError, DeviceError, BuildError, OSError)
+"""Errors of a task that have words for a user. Any other is a defect of this program."""
+
+
+def in_words(error: BaseException) -> tuple[str, ExitCode]:
+    """One of `EXPECTED` in one line, and the exit code of its kind."""
+    if isinstance(error, LabError):
+        return str(error), error.exit_code
+    if isinstance(error, OSError):
+        name = f"{error.filename}: " if error.filename else ""
+        return name + (error.strerror or str(error)), ExitCode.USAGE
+    if isinstance(error, DeviceError):
+        return str(error), ExitCode.NOT_READY
+    return str(error), ExitCode.BUILD_FAILED if isinstance(error, BuildError) else ExitCode.USAGE

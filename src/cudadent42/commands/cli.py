@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn, TextIO, cast
 import typer
 
 from cudadent42 import __version__
-from cudadent42.base.errors import ExitCode, LabError
+from cudadent42.base.errors import EXPECTED, ExitCode, LabError, in_words
 from cudadent42.base.shown import PlainStream, message
 from cudadent42.commands import (
     capture,
@@ -23,6 +23,7 @@ from cudadent42.commands import (
     history,
     inventory,
     ledger,
+    mcp,
     new,
     patterns,
     profile,
@@ -90,7 +91,7 @@ class _Group(Group):
                 raise typer.Exit(BROKEN_PIPE) from None
             if ctx.params.get("debug"):
                 raise
-            fail(*_in_words(error))
+            fail(*in_words(error))
         except Exception as error:
             if ctx.params.get("debug"):
                 raise
@@ -106,7 +107,7 @@ MEASURE, DECIDE, LOOK, KEEP = "Measure", "Decide", "Look up", "Sessions, machine
 for heading, commands in {
     MEASURE: (run.run, run.bench, stages.preflight, stages.build, stages.verify, stages.report),
     DECIDE: (gate.gate, race.compare, race.bisect, profile.profile, profile.doctor),
-    LOOK: (inventory.suites, inventory.implementations, inventory.schemas, history.history, new.new),
+    LOOK: (inventory.suites, inventory.implementations, inventory.schemas, history.history, new.new, mcp.mcp),
 }.items():
     for command in commands:
         app.command(rich_help_panel=heading)(command)
@@ -122,17 +123,6 @@ for name, group in {
     "cache": inventory.cache_app,
 }.items():
     app.add_typer(group, name=name, rich_help_panel=KEEP)
-
-
-def _in_words(error: InputError | DeviceError | BuildError | OSError) -> tuple[str, ExitCode]:
-    """An error of the kernels or of the operating system, in one line, and the exit code of its kind."""
-    if isinstance(error, OSError):
-        return (f"{error.filename}: " if error.filename else "") + (
-            error.strerror or str(error)
-        ), ExitCode.USAGE
-    if isinstance(error, DeviceError):
-        return str(error), ExitCode.NOT_READY
-    return str(error), ExitCode.BUILD_FAILED if isinstance(error, BuildError) else ExitCode.USAGE
 
 
 def _wrong_usage(error: Any) -> NoReturn:
@@ -203,10 +193,7 @@ def _with_traceback(error: Exception) -> ExitCode:
         print(f"error: {message(_as_defect(error))}", file=sys.stderr)
         return ExitCode.INTERNAL_ERROR
     traceback.print_exception(error)
-    if isinstance(error, LabError):
-        return error.exit_code
-    expected = (InputError, DeviceError, BuildError, OSError)
-    return _in_words(error)[1] if isinstance(error, expected) else ExitCode.INTERNAL_ERROR
+    return in_words(error)[1] if isinstance(error, EXPECTED) else ExitCode.INTERNAL_ERROR
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

@@ -32,13 +32,13 @@ def cost(context: typer.Context, ledger: LedgerOption = None, as_json: JsonOptio
     """
     if context.invoked_subcommand is not None:
         return
-    from cudadent42.commands.ledger import open_ledger
     from cudadent42.commands.tables import plain_table
     from cudadent42.cost import rates
+    from cudadent42.ledger import open_for_reading
     from cudadent42.ledger.account import Account, bill
 
     table = rates.load()
-    opened = open_ledger(ledger)
+    opened = open_for_reading(ledger)
     from cudadent42.ledger import queries
 
     sessions, outside, starts = opened.read(
@@ -215,11 +215,11 @@ def minutes_of(text: str, option: str) -> float:
 
 def _restart_of(rate: str, table: Rates, ledger: str | None) -> Restart:
     """What restarts take by the ledger; by the table where there is no ledger."""
-    from cudadent42.commands.ledger import open_ledger
+    from cudadent42.ledger import open_for_reading
     from cudadent42.ledger.account import restart_on_record
 
     try:
-        opened = open_ledger(ledger)
+        opened = open_for_reading(ledger)
         from cudadent42.ledger import queries
 
         starts = opened.read(queries.start_lines)

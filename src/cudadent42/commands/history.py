@@ -44,12 +44,12 @@ def history(
     """
     from cudadent42.base.errors import UsageError
     from cudadent42.base.toml import did_you_mean
-    from cudadent42.commands.ledger import open_ledger
+    from cudadent42.ledger import open_for_reading
     from cudadent42.model.history import tracks
 
     if output is not None and output.suffix not in (".html", ".svg"):
         raise UsageError(f"--output {output}: expected a name that ends in .html or .svg")
-    opened = open_ledger(ledger)
+    opened = open_for_reading(ledger)
     from cudadent42.ledger import queries
 
     cases = opened.read(queries.known_cases)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from cudadent42.commands.common import console_for, print_json, print_line
 from cudadent42.commands.help import App
 from cudadent42.commands.options import JsonOption, LedgerOption, VerboseOption
-
-if TYPE_CHECKING:
-    from cudadent42.ledger.database import Ledger
 
 _REBUILD_THERE = "run `cudadent42 ledger rebuild` on"
 
@@ -76,7 +73,9 @@ def list_runs(
     as_json: JsonOption = False,
 ) -> None:
     """Show the latest runs."""
-    opened = open_ledger(ledger)
+    from cudadent42.ledger import open_for_reading
+
+    opened = open_for_reading(ledger)
     from cudadent42.commands.tables import plain_table
     from cudadent42.ledger import queries
 
@@ -108,7 +107,9 @@ def list_runs(
 @ledger_app.command()
 def status(ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
     """Show where the ledger is, how much it holds and whether it is undamaged."""
-    opened = open_ledger(ledger)
+    from cudadent42.ledger import open_for_reading
+
+    opened = open_for_reading(ledger)
     from cudadent42.ledger import queries
 
     opened.check()
@@ -128,24 +129,3 @@ def status(ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
         )
     if contents.rebuild_on:
         print(f"rows of other machines are missing: {_REBUILD_THERE} {', '.join(contents.rebuild_on)}")
-
-
-def open_ledger(named: str | None) -> Ledger:
-    """The ledger for reading. Raises LabError where there is none, or it cannot be used.
-
-    What needs SQLAlchemy is imported after this, which says so where it is missing.
-    """
-    from cudadent42.base.errors import UsageError
-    from cudadent42.ledger import require_location
-
-    location = require_location(named)
-    from cudadent42.ledger.database import connect, exists
-
-    opened = connect(location) if exists(location) else None
-    if opened is None or opened.is_empty():
-        raise UsageError(
-            f"there is no ledger at {location if opened is None else opened.name} yet; runs enter it as they end, "
-            "and `cudadent42 ledger rebuild` reads the existing ones"
-        )
-    opened.require_version()
-    return opened

@@ -66,3 +66,23 @@ def with_claim(results: Results, *, verified: bool) -> Results:
     """The results, with whether they may be quoted."""
     allowance = claim(results, verified=verified)
     return replace(results, claim_allowed=allowance.allowed, claim_reason=allowance.reason)
+
+
+def quotable(results: Results, run: str) -> str:
+    """The one sentence that may be quoted of a run of this name; empty where there is no claim."""
+    if not results.claim_allowed:
+        return ""
+    low, high = results.speedup_geomean_ci_low, results.speedup_geomean_ci_high
+    cases = "1 case" if len(results.cases) == 1 else f"{len(results.cases)} cases"
+    return (
+        f"{results.candidate} is {_RELATIONS[results.verdict]} {results.baseline}: {results.speedup_geomean:.3f}× its "
+        f"speed (95 % interval {low:.3f} to {high:.3f}; geometric mean of {cases}; run {run})."
+    )
+
+
+_RELATIONS = {
+    Verdict.FASTER: "faster than",
+    Verdict.SLOWER: "slower than",
+    Verdict.EQUAL: "as fast as",
+}
+"""There is no claim of what is undecided."""

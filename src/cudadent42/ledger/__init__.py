@@ -17,6 +17,7 @@ from cudadent42.ledger.remembered import remember
 from flashmoe_science.jit.requirements import install_command
 
 if TYPE_CHECKING:
+    from cudadent42.ledger.database import Ledger
     from cudadent42.ledger.store import Rebuilt
 
 REBUILD = "`cudadent42 ledger rebuild` puts it in later"
@@ -86,6 +87,24 @@ def require_location(named: str | None = None) -> Path | str:
     if not is_installed():
         raise MachineNotReadyError(f"the ledger needs SQLAlchemy: {install_command('ledger')}")
     return location
+
+
+def open_for_reading(named: str | None = None) -> Ledger:
+    """The ledger as it is. Raises LabError where there is none, or it cannot be used.
+
+    What needs SQLAlchemy is imported after this, which says so where it is missing.
+    """
+    location = require_location(named)
+    from cudadent42.ledger.database import connect, exists
+
+    opened = connect(location) if exists(location) else None
+    if opened is None or opened.is_empty():
+        raise UsageError(
+            f"there is no ledger at {location if opened is None else opened.name} yet; runs enter it as they end, "
+            "and `cudadent42 ledger rebuild` reads the existing ones"
+        )
+    opened.require_version()
+    return opened
 
 
 def is_installed() -> bool:
