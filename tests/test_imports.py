@@ -68,6 +68,7 @@ LAYERS = {
     "session": f"{_BELOW_STAGES} cost patterns stages.gates stages.report flows",
     "schemas": "base model decisions runs profiles flows session",
     "recording": "base model decisions runs",
+    "agents": "cudadent42 base model decisions cost preflight runs plan profiles ledger worker flows",
     "remote.core": "cudadent42 base model cost preflight operations suites runs registry plan ledger stages.build "
     "flows",
     "remote.providers": "base model cost runs remote.core",
@@ -75,7 +76,7 @@ LAYERS = {
     "remote": "",
     "stages": "",
     "commands": f"{_BELOW_STAGES} cost patterns ledger stages.build stages.gates stages.report worker flows scaffold "
-    "session recording schemas remote.core "
+    "session recording schemas agents remote.core "
     "remote.providers remote.flows",
     "__main__": "base preflight commands",
 }

@@ -1,4 +1,4 @@
-"""What an agent may name: files below the project that the server was started for, and names of the lab's own things."""
+"""What an agent may name: files below the project that the server was started for, and what the lab has itself."""
 
 from __future__ import annotations
 

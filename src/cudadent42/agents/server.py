@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
@@ -11,12 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import anyio
-import mcp_types as types
+from mcp import types
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import Server
 from mcp.server.stdio import stdio_server
-from mcp_types.version import is_version_at_least
 
 from cudadent42 import __version__
 from cudadent42.agents.desk import Desk
@@ -71,7 +70,7 @@ class _Client:
                 f"{question} The person has to say, and this client cannot ask; ask for less, or have the server "
                 "started with a higher --ask-above"
             )
-        if not is_version_at_least(self.context.protocol_version, _QUESTIONS_IN_RESULTS):
+        if self.context.protocol_version < _QUESTIONS_IN_RESULTS:  # versions are dates
             return _agreed(
                 await self.context.session.elicit_form(question, _AGREEMENT, self.context.request_id)
             )
@@ -161,4 +160,4 @@ def serve(root: Path, limits: Limits, ready: Callable[[], None] = lambda: None) 
             ready()
             await server.run(read, write, server.create_initialization_options())
 
-    anyio.run(run)
+    asyncio.run(run())

@@ -117,7 +117,7 @@ class Service:
     # ------------------------------------------------------------ races
 
     async def _race_start(self, wanted: tools.RaceArguments, person: Person) -> tools.RaceStarted:
-        task = self._race(wanted)
+        task = await asyncio.to_thread(self._race, wanted)
         allowance = await self._allowed("a race", wanted, person)
         job = await self._start("race", task, task.device, allowance)
         return tools.RaceStarted(job.name, allowance.minutes, allowance.usd)
@@ -126,6 +126,7 @@ class Service:
         device = parse_device(wanted.device)
         if not wanted.against:
             return Race(device, self._choices(wanted, "default"), wanted.sealed)
+        against = self.project.revision(wanted.against)
         if wanted.implementation and not is_plug_in(wanted.implementation):
             raise UsageError(
                 f"implementation {wanted.implementation!r}: against a revision, expected a file of the project or "
@@ -141,7 +142,7 @@ class Service:
             path = Path(file + ".py" if colon else function)
             entry = path.relative_to(top.resolve()).as_posix() + (f":{function}" if colon else "")
         choices = self._choices(wanted, "race", with_implementation=False)
-        return Race(device, choices, wanted.sealed, self.project.revision(wanted.against), entry)
+        return Race(device, choices, wanted.sealed, against, entry)
 
     async def _race_status(self, wanted: tools.StatusArguments, person: Person) -> tools.RaceStatus:
         job = self._job(wanted.race)

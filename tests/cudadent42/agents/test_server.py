@@ -1,0 +1,463 @@
+"""The tools as an agent's client sees them, by the SDK's own client, in memory and over standard input and output."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cudadent42.agents.tools import TOOLS
+from cudadent42.base.json_schema import schema_of
+from cudadent42.base.serialise import decode
+from cudadent42.decisions.allowance import Limits
+from cudadent42.model.records import Results
+
+mcp = pytest.importorskip("mcp", reason="needs the extra mcp; ./test.sh installs it")
+jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema; ./test.sh installs it")
+
+make_server = pytest.importorskip("cudadent42.agents.server").make_server
+
+ROOT = Path(__file__).resolve().parents[3]
+LIMITS = Limits(minutes=30.0, usd=5.0, ask_above_usd=1.0)
+MODES = ("legacy", "auto")
+"""Of the protocol: with a handshake, and without."""
+
+SUITE = """
+name = "agents"
+dtypes = ["fp32"]
+repeats = 8
+warmup = 1
+timer = "cpu"
+case = [{ name = "small", batch = 1, num_heads = 2, seqlen = 64, head_dim = 32 }]
+"""
+MINE = """
+from flashmoe_science import flash_attention
+
+
+def attention(query, key, value, *, causal, softmax_scale):
+    return flash_attention(query, key, value, causal=causal, softmax_scale=softmax_scale)
+"""
+WITHOUT_END = MINE + "\nimport time\nwhile True:\n    time.sleep(1)\n"
+ANY = {"max_minutes": 30, "max_money": 0}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    root = tmp_path / "project"
+    root.mkdir()
+    (root / "agents.toml").write_text(SUITE)
+    (root / "mine.py").write_text(MINE)
+    (root / "without_end.py").write_text(WITHOUT_END)
+    return root.resolve()
+
+
+@pytest.fixture
+def costly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of 3 US dollars an hour."""
+    folder = tmp_path / "config/cudadent42"
+    folder.mkdir(parents=True)
+    (folder / "rates.toml").write_text(
+        'schema_version = 1\n[[rate]]\nname = "mine"\nusd_per_hour = 3.0\ndate = 2026-11-01\nsource = "a test"\n'
+    )
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("CUDADENT42_RATE", "mine")
+
+
+def with_client(
+    root: Path,
+    use: Callable[[Any], Awaitable[None]],
+    *,
+    mode: str = "auto",
+    limits: Limits = LIMITS,
+    **more: Any,
+) -> None:
+    async def run() -> None:
+        async with mcp.Client(make_server(root, limits), mode=mode, **more) as client:
+            await use(client)
+
+    asyncio.run(run())
+
+
+async def answer(client: Any, tool: str, **arguments: Any) -> Any:
+    """What a tool gives; the client has checked it against the schema that is published for it."""
+    result = await client.call_tool(tool, arguments)
+    assert not result.is_error, result.content
+    assert json.loads(result.content[0].text) == result.structured_content
+    return result.structured_content
+
+
+async def refusal(client: Any, tool: str, **arguments: Any) -> str:
+    result = await client.call_tool(tool, arguments)
+    assert result.is_error, result.structured_content
+    text: str = result.content[0].text
+    return text
+
+
+async def ended(client: Any, race: str, told: list[tuple[float, str]] | None = None) -> Any:
+    """The status of a race once it is over."""
+
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
+        assert total == 1.0
+        if told is not None:
+            told.append((progress, message or ""))
+
+    while True:
+        result = await client.call_tool("race_status", {"race": race, "wait_s": 60}, progress_callback=hear)
+        if result.structured_content["state"] != "running":
+            return result.structured_content
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_tool_is_described(project: Path, mode: str) -> None:
+    async def use(client: Any) -> None:
+        listed = {tool.name: tool for tool in (await client.list_tools()).tools}
+        assert list(listed) == [
+            *("preflight", "verify", "race_start", "race_status", "race_result", "doctor", "history"),
+            *("budget", "stop"),
+        ]
+        for name, tool in listed.items():
+            for schema in (tool.input_schema, tool.output_schema):
+                jsonschema.Draft202012Validator.check_schema(schema)
+                assert schema["type"] == "object"
+            assert tool.output_schema == schema_of(TOOLS[name].gives)
+            assert tool.input_schema["additionalProperties"] is False
+            assert tool.description
+        assert {name for name, tool in listed.items() if tool.annotations.read_only_hint} == {
+            *("preflight", "race_status", "race_result", "history", "budget"),
+        }
+        assert [name for name, tool in listed.items() if tool.annotations.destructive_hint] == ["stop"]
+        for name in ("verify", "race_start", "doctor"):
+            assert {"max_minutes", "max_money"} <= set(listed[name].input_schema["required"])
+
+    with_client(project, use, mode=mode)
+
+
+def test_a_result_has_the_schema_of_its_file() -> None:
+    """The run folder's `results.json` and what race_result gives are one record."""
+    assert schema_of(TOOLS["race_result"].gives)["$defs"]["Results"] == {
+        key: value for key, value in schema_of(Results).items() if key != "$defs"
+    }
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "says"),
+    [
+        ("race_start", {}, "field 'max_minutes' is missing"),
+        ("race_start", {"max_minutes": 1}, "field 'max_money' is missing"),
+        ("race_start", {"max_minutes": 31, "max_money": 0}, "up to 30, which the person"),
+        ("race_start", {"max_minutes": 1, "max_money": 6}, "from 0 to 5, which is left"),
+        ("race_start", {**ANY, "max_minutes": "1"}, "max_minutes: expected"),
+        ("race_start", {**ANY, "timer": "--sealed"}, "timer: '--sealed'"),
+        ("race_start", {**ANY, "options": "--ignore-preflight"}, "unknown field 'options'"),
+        ("race_start", {**ANY, "implementation": "../mine.py:attention"}, "outside of the project"),
+        ("race_start", {**ANY, "implementation": "--ignore-preflight"}, "not the name of an implementation"),
+        ("race_start", {**ANY, "suite": "/etc/hosts.toml"}, "outside of the project"),
+        ("race_start", {**ANY, "device": "cuda:0; true"}, "expected auto, cpu, cuda or cuda:N"),
+        (
+            "race_start",
+            {**ANY, "against": "--output=x", "implementation": "mine.py:attention"},
+            "no git revision",
+        ),
+        (
+            "race_start",
+            {**ANY, "against": "HEAD", "implementation": "pytorch"},
+            "expected a file of the project",
+        ),
+        ("race_start", {**ANY, "against": "HEAD", "implementation": "mine.py:attention"}, "has no revisions"),
+        ("verify", {**ANY, "implementation": "none.py:attention"}, "has no file 'none.py'"),
+        ("doctor", {**ANY, "folder": "../.."}, "outside of the project"),
+        ("race_status", {"race": "race-1"}, "started no 'race-1'; there are none"),
+        ("race_status", {"race": "1; true"}, "started no '1; true'"),
+        ("stop", {"race": "1"}, "started no '1'"),
+        ("stop", {"race": 1}, "race: expected"),
+        ("history", {}, "no ledger is kept"),
+        ("shell", {"command": "true"}, "there is no tool 'shell'"),
+    ],
+)
+def test_what_is_refused_says_why_and_starts_nothing(
+    project: Path, tool: str, arguments: dict[str, Any], says: str
+) -> None:
+    async def use(client: Any) -> None:
+        text = await refusal(client, tool, **arguments)
+        assert says in text
+        assert "(exit code " in text
+        assert (await answer(client, "budget"))["starts"] == []
+
+    with_client(project, use)
+
+
+Answer = mcp.types.ElicitResult
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("given", "begins"),
+    [
+        (Answer(action="accept", content={"agree": True}), True),
+        (Answer(action="accept", content={"agree": False}), False),
+        (Answer(action="decline"), False),
+        (Answer(action="cancel"), False),
+    ],
+    ids=["agreed", "not agreed", "declined", "cancelled"],
+)
+@pytest.mark.usefixtures("costly")
+def test_the_person_is_asked_above_the_threshold(project: Path, mode: str, given: Any, begins: bool) -> None:
+    asked: list[str] = []
+
+    async def ask(context: Any, params: Any) -> Any:
+        asked.append(params.message)
+        return given
+
+    async def use(client: Any) -> None:
+        wish = {"implementation": "without_end.py:attention", "suite": "agents.toml", "device": "cpu"}
+        result = await client.call_tool("race_start", {**wish, "max_minutes": 30, "max_money": 2})
+        assert len(asked) == 1
+        assert "30 minutes and costs up to 1.50 US dollars (mine, 3 an hour)" in asked[0]
+        assert result.is_error is not begins
+        budget = await answer(client, "budget")
+        assert [each["state"] for each in budget["starts"]] == (["running"] if begins else [])
+        assert budget["committed_usd"] == (1.5 if begins else 0)
+        if begins:
+            assert "from 0 to 3.5" in await refusal(client, "race_start", **wish, max_minutes=1, max_money=4)
+            await answer(client, "stop", race="race-1")
+            assert 0 < (await answer(client, "budget"))["committed_usd"] < 1.5
+
+    with_client(project, use, mode=mode, elicitation_callback=ask)
+
+
+@pytest.mark.usefixtures("costly")
+@pytest.mark.parametrize("mode", MODES)
+def test_where_nobody_can_be_asked_nothing_begins(project: Path, mode: str) -> None:
+    async def use(client: Any) -> None:
+        text = await refusal(client, "race_start", max_minutes=30, max_money=2)
+        assert "this client cannot ask" in text
+        assert (await answer(client, "budget"))["starts"] == []
+
+    with_client(project, use, mode=mode)
+
+
+def test_one_race_at_a_time_whoever_started_it_and_stop_ends_it(project: Path) -> None:
+    wish = {**ANY, "implementation": "without_end.py:attention", "suite": "agents.toml", "device": "cpu"}
+
+    async def use(client: Any) -> None:
+        assert (await answer(client, "race_start", **wish))["race"] == "race-1"
+        assert "at work for an agent already" in await refusal(client, "race_start", **wish)
+        assert "goes on" in await refusal(client, "race_result", race="race-1")
+
+        async def other(another: Any) -> None:
+            assert "at work for an agent already" in await refusal(another, "verify", **wish)
+            assert "started no 'race-1'" in await refusal(another, "stop", race="race-1")
+
+        async with mcp.Client(make_server(project, LIMITS)) as another:
+            await other(another)
+        status = await answer(client, "stop", race="race-1")
+        assert (status["state"], status["error"]) == ("stopped", "stopped: the agent asked for it")
+        assert await answer(client, "stop", race="race-1") == status
+        assert "stopped: the agent asked for it" in await refusal(client, "race_result", race="race-1")
+        assert (await answer(client, "race_start", **wish))[
+            "race"
+        ] == "race-2"  # which the end of the server stops
+
+    with_client(project, use)
+
+
+def test_a_start_ends_when_its_minutes_are_over(project: Path) -> None:
+    wish = {
+        "implementation": "without_end.py:attention",
+        "suite": "agents.toml",
+        "device": "cpu",
+        "max_money": 0,
+    }
+
+    async def use(client: Any) -> None:
+        race = (await answer(client, "race_start", **wish, max_minutes=0.001))["race"]
+        status = await ended(client, race)
+        assert (status["state"], status["error"]) == ("stopped", "stopped: its 0.001 minutes are over")
+        assert "its 0.001 minutes are over" in await refusal(client, "verify", **wish, max_minutes=0.001)
+
+    with_client(project, use)
+
+
+def test_an_error_of_the_lab_is_passed_on_with_its_exit_code(project: Path) -> None:
+    async def use(client: Any) -> None:
+        wish = {**ANY, "device": "cpu", "suite": "agents.toml"}
+        text = await refusal(client, "verify", **wish, cases=["large"])
+        assert "unknown case 'large'" in text
+        assert "(exit code 2)" in text
+        text = await refusal(client, "verify", **wish | {"device": "cuda:99"})
+        assert "this machine is not ready" in text
+        assert "(exit code 4)" in text
+
+    with_client(project, use)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_from_preflight_to_a_result(project: Path, mode: str) -> None:
+    wish = {**ANY, "implementation": "mine.py:attention", "suite": "agents.toml", "device": "cpu"}
+    told: list[tuple[float, str]] = []
+
+    async def use(client: Any) -> None:
+        assert (await answer(client, "preflight", device="cpu"))["ready"]
+        verified = await answer(client, "verify", **wish)
+        assert (verified["passed"], verified["wrong"], verified["findings"]) == (True, [], [])
+        race = (await answer(client, "race_start", **wish))["race"]
+        status = await ended(client, race, told)
+        assert (status["state"], status["progress"]) == ("finished", 1.0)
+        result = await answer(client, "race_result", race=race)
+        results = decode(Results, result["results"])
+        assert result["claim_allowed"] == results.claim_allowed
+        assert bool(result["quote"]) == results.claim_allowed
+        assert (project / result["folder"] / "results.json").is_file()
+        assert json.loads((project / result["folder"] / "manifest.json").read_text())["command"] == [
+            *("cudadent42", "mcp", "race_start")
+        ]
+        diagnosis = await answer(client, "doctor", **ANY, folder=result["folder"], measure=False)
+        assert diagnosis["next_step"]
+        # Who edits the result finds no claim in it, but an error.
+        path = project / result["folder"] / "results.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "speedup_geomean": 9.0}))
+        assert "does not follow" in await refusal(client, "race_result", race=race)
+
+    with_client(project, use, mode=mode)
+    progress = [fraction for fraction, _ in told]
+    assert progress
+    assert {what for _, what in told} <= {
+        "starting",
+        "preflight",
+        "build",
+        "verify",
+        "bench",
+        "compare",
+        "audit",
+        "report",
+    }
+
+
+def test_runs_enter_the_history(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sqlalchemy", reason="needs the extra ledger")
+    monkeypatch.setenv("CUDADENT42_LEDGER", str(tmp_path / "ledger.sqlite"))
+
+    async def use(client: Any) -> None:
+        assert "there is no ledger" in await refusal(client, "history")
+        race = (
+            await answer(
+                client,
+                "race_start",
+                **ANY,
+                suite="agents.toml",
+                device="cpu",
+                implementation="mine.py:attention",
+            )
+        )["race"]
+        await ended(client, race)
+        assert (await answer(client, "history"))["cases"] == [{"name": "small", "runs": 1}]
+        (track,) = (await answer(client, "history", case="small/fp32"))["tracks"]
+        assert len(track["points"]) == 1
+        assert "no comparison of the case 'large'" in await refusal(client, "history", case="large")
+
+    with_client(project, use)
+
+
+# ---------------------------------------------------------------- the command
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+
+
+def mapped(process: int) -> str:
+    return Path(f"/proc/{process}/maps").read_text()
+
+
+@pytest.mark.fresh
+@pytest.mark.parametrize("mode", MODES)
+def test_the_command_serves_on_standard_input_and_output(project: Path, mode: str) -> None:
+    command = mcp.StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "cudadent42", "mcp", "--project", str(project), "--max-minutes", "20", "--max-cost", "0"],
+        env=environment(),
+    )
+
+    async def run() -> None:
+        async with mcp.Client(mcp.stdio_client(command), mode=mode) as client:
+            budget = await answer(client, "budget")
+            assert (budget["max_minutes"], budget["max_money"]) == (20, 0)
+            assert len((await client.list_tools()).tools) == len(TOOLS)
+            assert "up to 20" in await refusal(client, "race_start", max_minutes=21, max_money=0)
+            assert (await answer(client, "preflight", device="cpu"))["ready"]
+            wish = {"implementation": "mine.py:attention", "suite": "agents.toml", "device": "cpu"}
+            race = (await answer(client, "race_start", **wish, max_minutes=20, max_money=0))["race"]
+            assert (await ended(client, race))["state"] == "finished"
+            assert (await answer(client, "race_result", race=race))["verified"]
+            if sys.platform == "linux":
+                mine = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+                servers = [
+                    pid for pid in mine if b"mcp" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                ]
+                assert len(servers) == 1
+                assert "libtorch" not in mapped(int(servers[0]))
+
+    asyncio.run(run())
+
+
+@pytest.mark.fresh
+def test_neither_start_nor_listing_nor_refusing_imports_torch(project: Path) -> None:
+    program = """
+import asyncio, sys
+from pathlib import Path
+from mcp import Client
+from cudadent42.agents.server import make_server
+from cudadent42.decisions.allowance import Limits
+
+async def run():
+    async with Client(make_server(Path(sys.argv[1]), Limits(1, 1, 1))) as client:
+        await client.list_tools()
+        await client.call_tool("budget", {})
+        await client.call_tool("race_start", {"max_minutes": 2, "max_money": 0})
+
+asyncio.run(run())
+print(sorted({"torch", "scipy", "matplotlib"} & sys.modules.keys()))
+"""
+    command = [sys.executable, "-c", program, str(project)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--max-minutes", "-1"], "--max-minutes -1"),
+        (["--max-cost", "nan"], "--max-cost nan"),
+        (["--project", "nowhere"], "--project nowhere: expected a folder"),
+    ],
+)
+def test_bad_options_of_the_command(tmp_path: Path, options: list[str], says: str) -> None:
+    command = [sys.executable, "-m", "cudadent42", "mcp", *options]
+    done = subprocess.run(command, env=environment(), cwd=tmp_path, capture_output=True, text=True, input="")
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
+@pytest.mark.fresh
+def test_without_the_extra_the_command_names_it(tmp_path: Path) -> None:
+    program = (
+        "import sys, importlib.util\n"
+        "real = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *more: None if name == 'mcp' else real(name, *more)\n"
+        "sys.argv = ['cudadent42', 'mcp']\n"
+        "from cudadent42.__main__ import main\n"
+        "sys.exit(main())\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment(), cwd=tmp_path, capture_output=True, text=True, input="")
+    assert done.returncode == 4
+    assert "the server needs the package mcp: " in done.stderr
+    assert "[mcp]" in done.stderr
