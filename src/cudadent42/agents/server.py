@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from mcp import types
 from mcp.server.context import ServerRequestContext
@@ -44,7 +44,7 @@ _AGREEMENT: dict[str, Any] = {
     "required": ["agree"],
 }
 
-Context = ServerRequestContext[Service]
+Context: TypeAlias = ServerRequestContext[Service]
 
 
 class _UnansweredError(Exception):
