@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from collections.abc import Iterator
@@ -48,13 +49,17 @@ NOT_IMPORTED = {
 """What an extra brings without being imported by name, and the base never."""
 
 
-def imported(package: str) -> Iterator[str]:
+@functools.cache
+def imported(package: str) -> frozenset[str]:
     """Third-party modules that a package imports, lazily or not, or looks for by name."""
-    for path in (ROOT / "src" / package).rglob("*.py"):
-        if "@" in path.name:  # a template
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            yield from filter(is_third_party, names(node))
+    return frozenset(
+        name
+        for path in (ROOT / "src" / package).rglob("*.py")
+        if "@" not in path.name  # of a template
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in names(node)
+        if is_third_party(name)
+    )
 
 
 def names(node: ast.AST) -> Iterator[str]:

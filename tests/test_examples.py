@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import re
@@ -15,7 +16,9 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 
 
+@functools.cache
 def run(*words: str) -> str:
+    """Standard output; what several tests look at runs once."""
     done = subprocess.run(
         [sys.executable, *words],
         cwd=ROOT,

@@ -6,6 +6,7 @@ that one which a later torch adds fails `test_every_setter_is_tried` until it is
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 import types
@@ -270,6 +271,11 @@ def of_the_lab(case: Any) -> list[torch.Tensor]:
     return made
 
 
+@functools.cache
+def _plainly(case: Any) -> list[torch.Tensor]:
+    return of_the_lab(case)
+
+
 def same_bits(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     return len(one) == len(other) and all(
         a.dtype == b.dtype
@@ -337,7 +343,7 @@ which do not follow them but for the number of threads."""
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
 @pytest.mark.parametrize("name", STATES)
 def test_what_the_lab_allocates(name: str, case: Any) -> None:
-    plain = of_the_lab(case)
+    plain = _plainly(case)
     with STATES[name]():
         if not _records() and case.operation == "attention_backward":
             pytest.skip("PyTorch's own gradients need autograd")

@@ -28,7 +28,7 @@ NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="the emu
 
 _FLAGS = (
     "-std=c++20",
-    "-O1",
+    "-Og",  # the quickest of all to compile; how fast it runs matters less
     "-w",
     "-U_FORTIFY_SOURCE",
     # A "unique" symbol would be that of the first library in the process, in which it may be of another kind.

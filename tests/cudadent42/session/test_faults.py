@@ -184,10 +184,14 @@ def test_killed_at_some_writes(project: Path, offset: int) -> None:
     assert _killed_at_each(project, offset, FEW) > 150
 
 
+PARTS = 8
+"""In which every write is tried, so that processes of tests can share them."""
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_killed_at_every_write(project: Path) -> None:
-    assert _killed_at_each(project, 1, 1) > 150
+@pytest.mark.parametrize("first", range(1, PARTS + 1))
+def test_killed_at_every_write(project: Path, first: int) -> None:
+    assert _killed_at_each(project, first, PARTS) > 150
 
 
 def _killed_at_each(project: Path, number: int, stride: int) -> int:
