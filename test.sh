@@ -9,4 +9,7 @@ prepare_environment dev
     fail "$python lacks the tools of the tests. Install them with" \
         "  $python -m pip install pytest pytest-timeout pytest-xdist hypothesis"
 cd "$root"
+# Each process of tests takes ten seconds to rewrite their assertions, and each interpreter that a test starts two to
+# compile the lab, unless what was compiled is kept.
+unset PYTHONDONTWRITEBYTECODE
 exec "$python" -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal "$@"

@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, settings
 
 from cudadent42.base.git import REPOSITORY_VARIABLES
 
-# For warm_python.py: in importlib's import mode a test's folder is not on the path.
+# For dearest.py and warm_python.py: in importlib's import mode a test's folder is not on the path.
 sys.path.append(str(Path(__file__).parent))
 
+from dearest import Dearest
 from warm_python import FreshPopen, WarmPopen
 
 
@@ -26,6 +27,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # By default OpenMP's threads spin for each other, and several processes of tests share a machine: six times the
     # processor time. libgomp reads it when it is loaded, so before anything imports torch; tests' processes inherit it.
     os.environ["OMP_WAIT_POLICY"] = "passive"
+    if count := config.getoption("--dearest"):
+        config.pluginmanager.register(Dearest(count))
     # In a hook of git, tests that make repositories would make their commits in the one that the hook is of.
     for name in REPOSITORY_VARIABLES:
         os.environ.pop(name, None)
@@ -38,6 +41,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--net", action="store_true", help="also run the tests that need the network")
     parser.addoption(
         "--update-snapshots", action="store_true", help="write the texts under tests/snapshots again"
+    )
+    parser.addoption(
+        "--dearest", type=int, metavar="N", help="name the N tests that took most processor time"
     )
     parser.addoption("--slow", action="store_true", help="also run the tests that take more than ten seconds")
 

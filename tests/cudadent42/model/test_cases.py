@@ -118,3 +118,16 @@ def test_what_is_published_wrongly_says_so(published: None) -> None:
         case_type("absent")
     with pytest.raises(TypeError, match="'number' is a int; expected a Definition"):
         case_type("number")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_scores_are_the_pairs_that_the_mask_lets_through(causal: bool) -> None:
+    for seqlen_q in range(9):
+        for seqlen_k in range(9):
+            case = AttentionCase("a", "fp16", 2, 3, 3, seqlen_q, seqlen_k, 64, causal=causal)
+            pairs = sum(
+                not causal or key <= query + seqlen_k - seqlen_q
+                for query in range(seqlen_q)
+                for key in range(seqlen_k)
+            )
+            assert case.scores == 2 * 3 * pairs

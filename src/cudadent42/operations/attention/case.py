@@ -47,9 +47,10 @@ class AttentionCase:
         """Number of query-key pairs that the mask lets through, over all heads (bottom-right aligned)."""
         pairs = self.seqlen_q * self.seqlen_k
         if self.causal:
-            first = self.seqlen_k - self.seqlen_q + 1  # keys seen by query row 0
-            rows = range(self.seqlen_q)
-            pairs = sum(max(0, first + row) for row in rows)
+            fewest = max(1, self.seqlen_k - self.seqlen_q + 1)  # keys of the first query row that sees any
+            pairs = (
+                (fewest + self.seqlen_k) * (self.seqlen_k - fewest + 1) // 2
+            )  # each further row sees one more
         return self.batch * self.num_heads * pairs
 
     @property
