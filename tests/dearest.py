@@ -1,7 +1,7 @@
 """Where the processor's time goes: ``--dearest 20`` names the tests that took most of it.
 
-A test's is that of its process and of those that it waited for, with the set-up of fixtures that it was the first to ask
-for. How busy the machine is changes it little, unlike the time on the wall.
+A test's is that of its process and of those that it waited for, with the set-up of fixtures that it was the first to
+ask for. How busy the machine is changes it little, unlike the time on the wall.
 """
 
 from __future__ import annotations
