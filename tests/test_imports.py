@@ -65,6 +65,7 @@ LAYERS = {
     "flows": f"{_BELOW_STAGES} cost patterns ledger stages.build stages.verify stages.bench stages.profile "
     "stages.gates stages.report worker audit",
     "scaffold": "base",
+    "tune": f"{_BELOW_STAGES} cost stages.build stages.report worker flows",
     "session": f"{_BELOW_STAGES} cost patterns stages.gates stages.report flows",
     "schemas": "base model decisions runs profiles flows session",
     "recording": "base model decisions runs",
@@ -76,7 +77,7 @@ LAYERS = {
     "remote": "",
     "stages": "",
     "commands": f"{_BELOW_STAGES} cost patterns ledger stages.build stages.gates stages.report worker flows scaffold "
-    "session recording schemas agents remote.core "
+    "session recording schemas agents tune remote.core "
     "remote.providers remote.flows",
     "__main__": "base preflight commands",
 }

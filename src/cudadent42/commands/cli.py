@@ -33,6 +33,7 @@ from cudadent42.commands import (
     session,
     stages,
     trace,
+    tune,
 )
 from cudadent42.commands.common import answer_error, fail
 from cudadent42.commands.help import App, Group
@@ -114,6 +115,7 @@ for heading, commands in {
 # What stands behind a script is the script's, and -m MODULE is a script too.
 OF_A_SCRIPT = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 app.command(rich_help_panel=MEASURE, context_settings=OF_A_SCRIPT)(capture.capture)
+app.add_typer(tune.tune_app, name="tune", rich_help_panel=DECIDE)
 for name, group in {
     "session": session.session_app,
     "remote": remote.remote_app,

@@ -17,10 +17,11 @@ from cudadent42.base.reading import expanded
 from cudadent42.base.serialise import dumps, loads
 from cudadent42.model.cases import Case
 from cudadent42.model.records import BuildFailure, BuildReport
-from cudadent42.native import specification
+from cudadent42.native import kernels, specification
 from cudadent42.native.specification import Language
 from cudadent42.operations.attention.case import AttentionCase
 from flashmoe_science.errors import BuildError, DeviceError
+from flashmoe_science.jit.limits import base_architecture
 from flashmoe_science.jit.records import KernelBuild
 
 TIMEOUT_S = 600.0
@@ -103,6 +104,29 @@ def build_file(
     return [*answer.report.kernels, *answer.report.failures]
 
 
+def code_of(
+    file: Path, case: Case, architecture: str, built: Sequence[KernelBuild | BuildFailure]
+) -> tuple[KernelBuild, str] | str:
+    """Of what `build_file` built, the kernel that a case gets and how it is launched, or why there is none.
+
+    ``architecture`` is empty on a CPU.
+    """
+    kernel = specification.load(file)
+    assert isinstance(case, AttentionCase)
+    base = base_architecture(architecture) if architecture else None
+    reason = kernel.why_not(case, base)
+    if reason is not None:
+        return reason
+    configuration = kernel.find(case.dtype, case.head_dim, base)
+    assert configuration is not None
+    macros = kernels.macros_of(kernel, configuration, case, base)
+    for build in built:
+        if isinstance(build, KernelBuild) and build.recipe.configuration == macros:
+            shared = configuration.dynamic_shared_bytes(case.head_dim)
+            return build, repr((configuration.threads, shared, configuration.grid))
+    return next((each.message for each in built if isinstance(each, BuildFailure)), "it was not compiled")
+
+
 def _death(code: int) -> str:
     if code < 0:
         return f"the compiler died: signal {-code} ({signal.Signals(-code).name})"
@@ -121,8 +145,6 @@ def _environment() -> dict[str, str]:
 
 def answer(request: Request) -> Answer:
     """Compile what is asked for, in this process."""
-    from cudadent42.native import kernels
-
     kernel = specification.load(Path(request.file))
     built: list[KernelBuild] = []
     failures: list[BuildFailure] = []

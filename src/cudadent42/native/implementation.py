@@ -12,6 +12,7 @@ from cudadent42.model.implementations import Call, Implementation, UnsupportedCa
 from cudadent42.native import kernels, specification
 from cudadent42.native.problem import Problem, blocks, fill
 from cudadent42.native.specification import Language, Specification
+from cudadent42.native.tuned import tuned_for
 from cudadent42.operations.attention.case import AttentionCase
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def _prepare_host(kernel: Specification, case: AttentionCase, inputs: AttentionI
     from cudadent42.correctness.guards import empty_like
     from flashmoe_science.jit import host
 
+    kernel = tuned_for(kernel, case, host.cpu_name(), 0)
     _require(kernel, case, inputs, None)
     configuration = kernel.find(case.dtype, case.head_dim, None)
     assert configuration is not None
@@ -88,6 +90,7 @@ def _prepare_cuda(kernel: Specification, case: AttentionCase, inputs: AttentionI
     from flashmoe_science.cuda.launch import Launcher
 
     device = device_of(inputs.query.get_device())
+    kernel = tuned_for(kernel, case, device.name, device.multiprocessors)
     _require(kernel, case, inputs, device.architecture)
     configuration = kernel.find(case.dtype, case.head_dim, device.architecture)
     assert configuration is not None

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from cudadent42.native.problem import ELEMENTS
 from cudadent42.native.specification import Configuration, Specification
+from cudadent42.operations.attention.case import AttentionCase
 from flashmoe_science.jit import host
 from flashmoe_science.jit.limits import base_architecture
 from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel, toolkit_include_directories
@@ -57,9 +58,23 @@ def build_host(specification: Specification, configuration: Configuration, dtype
         specification.source,
         specification.entry,
         host.choose_instruction_set(),
-        macros={_ELEMENT: ELEMENTS[dtype], **configuration.macros},
+        macros=host_macros(configuration, dtype),
         include_directories=(INCLUDE_DIRECTORY,),
     )
+
+
+def host_macros(configuration: Configuration, dtype: str) -> dict[str, int]:
+    """What a ``.cpp`` is compiled with for a dtype."""
+    return {_ELEMENT: ELEMENTS[dtype], **configuration.macros}
+
+
+def macros_of(
+    specification: Specification, configuration: Configuration, case: AttentionCase, architecture: str | None
+) -> dict[str, int]:
+    """What a case's code is compiled with; ``architecture`` is None on a CPU."""
+    if architecture is None:
+        return host_macros(configuration, case.dtype)
+    return dict(cuda_kernel(specification, configuration, case.dtype, case.head_dim, architecture).macros)
 
 
 def cuda_kernels(

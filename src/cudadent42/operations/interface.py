@@ -13,12 +13,14 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from cudadent42.model.cases import Case
+from cudadent42.model.implementations import UnsupportedCaseError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from cudadent42.base.toml import Table
     from cudadent42.model.implementations import Call, Implementation, Prepare
+    from flashmoe_science.cuda.choice import Choice, Tuned
     from flashmoe_science.cuda.device import Device
     from flashmoe_science.jit.nvrtc import CudaKernel
 
@@ -158,6 +160,23 @@ def _none_needed(kernels: Sequence[CudaKernel], cases: Sequence[Case]) -> list[C
     return []
 
 
+@dataclass(frozen=True)
+class Configured:
+    """What a variant of this project's kernel, or its own choice, is for a case on a GPU."""
+
+    choice: Choice
+    kernels: tuple[CudaKernel, ...]
+    """That depend on the configuration."""
+
+
+def _no_variants(name: str, case: Case, device: Device) -> Configured:
+    raise UnsupportedCaseError(f"{case.operation} has no variants whose kernels can be named")
+
+
+def _not_tuned() -> Tuned[Any] | None:
+    return None
+
+
 def _several(case: Case, device: Device) -> CudaKernel | None:
     return None
 
@@ -203,6 +222,11 @@ class Definition(Generic[CaseT, InputsT]):
     """Of a version's kernels, other operations' too, those that the cases can lead to."""
     compiled: Callable[[CaseT, Device], CudaKernel | None] = _several
     """The one kernel that a call of this project's implementation compiles for a GPU; None where there are several."""
+    configured: Callable[[str, CaseT, Device], Configured] = _no_variants
+    """What an implementation of that name, this project's own or a variant of it, takes for a case on a GPU, which need
+    not be here. Raises UnsupportedCaseError where it does not take the case."""
+    tuned: Callable[[], Tuned[Any] | None] = _not_tuned
+    """How tables of tuned configurations speak of this project's kernels; None where none is asked."""
     without: Callable[[CaseT, InputsT], Parts] = _no_parts
     """For profiles: this project's kernel with and without parts of its work."""
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from flashmoe_science.cuda.device import Device
 
 P = TypeVar("P")
-ConfigurationT = TypeVar("ConfigurationT")
 
 COMPILING_S = 120.0
 """The first call of a variant compiles its kernels."""
@@ -74,9 +73,8 @@ class Variants:
 
     def implementation(self, base: Implementation, name: str) -> Implementation:
         """The variant of ``base`` whose full name this is. Raises UsageError, which names the variants there are."""
+        variant = self.parse(name)
         _, text = split_variant(name)
-        assert text is not None
-        variant = self._parse(name, text)
         on_cpu = variant.kernel in _instruction_sets(self.package) and not variant.changes
         on_cuda = variant.kernel in self.configurations
         return replace(
@@ -97,7 +95,10 @@ class Variants:
             f"On CPU: {', '.join(_instruction_sets(self.package))}"
         )
 
-    def _parse(self, name: str, text: str) -> Variant:
+    def parse(self, name: str) -> Variant:
+        """What the brackets of a full name say. Raises UsageError, which names the variants there are."""
+        _, text = split_variant(name)
+        assert text is not None
         kernel, *assignments = text.split(",")
         names = (*self.configurations, *_instruction_sets(self.package))
         if kernel not in names:
@@ -160,17 +161,6 @@ def _value(name: str, field: str, text: str, kind: type) -> object:
     raise UsageError(f"{name!r}: {field} is {text!r}; expected {expected}")
 
 
-def changed(configuration: ConfigurationT, changes: Mapping[str, object]) -> ConfigurationT:
-    """With these fields, and everything else as it is."""
-    own = {field: value for field, value in changes.items() if "." not in field}
-    for part in {field.partition(".")[0] for field in changes if "." in field}:
-        inner = {
-            field.partition(".")[2]: value for field, value in changes.items() if field.startswith(f"{part}.")
-        }
-        own[part] = changed(getattr(configuration, part), inner)
-    return replace(configuration, **own)  # type: ignore[type-var]
-
-
 def choice(
     variant: Variant,
     selection: Selection[P],
@@ -183,6 +173,8 @@ def choice(
     ``declined``: how kernels that leave some problems to faster ones would do them. Raises UnsupportedCaseError for a
     problem that the kernel cannot take.
     """
+    from flashmoe_science.tuned.configuration import changed
+
     kind = next(each for each in selection.modules if each.value == variant.kernel)
     module = selection.modules[kind]
     usual = module.choose(problem, device)

@@ -13,11 +13,10 @@ from cudadent42.base.reading import read_bytes
 from cudadent42.model import implementations
 from cudadent42.model.records import Plan
 from cudadent42.native import specification
+from cudadent42.native.tuned import files_of
 from cudadent42.runs.source import ask
 
 _SHORT = 8
-_HEADERS = ("*.h", "*.hpp", "*.cuh")
-"""Beside a kernel's source, these are taken to be included by it."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +61,7 @@ def _files(name: str) -> Sequence[Path]:
     path = implementations.plug_in_file(name)
     if not implementations.is_kernel_file(name):
         return [path]
-    source = specification.load(path).source
-    headers = sorted(header for pattern in _HEADERS for header in source.parent.glob(pattern))
-    return [path, source, *headers]
+    return files_of(specification.load(path))
 
 
 def _of_files(files: Sequence[Path]) -> KernelSource:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.launch import LaunchPlan
 from flashmoe_science.errors import InputError, KernelDefectError, NoKernelError
-from flashmoe_science.jit.nvrtc import CudaKernel
+from flashmoe_science.jit.nvrtc import CudaKernel, sources_digest
+from flashmoe_science.tuned.configuration import changed, typed
+from flashmoe_science.tuned.lookup import lookup
 
 P = TypeVar("P")
 P_contra = TypeVar("P_contra", contravariant=True)
@@ -67,6 +69,30 @@ class Refusal:
 
 
 @dataclass(frozen=True)
+class Tuned(Generic[P]):
+    """How tables of tuned configurations speak of an operation's kernels and problems."""
+
+    operation: str
+    """In ``attention.portable``."""
+    configurations: Mapping[Enum, type]
+    """Of the kernels that a table may configure."""
+    sources: Mapping[Enum, tuple[str, ...]]
+    """What they are compiled from, below the folder of the kernels."""
+    fields: Callable[[P], Mapping[str, int | bool | str]]
+    """A problem, by the names that regions use."""
+    declined: Mapping[Enum, Callable[[P, Device], Any]] = field(default_factory=dict)
+    """How kernels that leave some problems to faster ones would do them."""
+
+    def names(self) -> dict[str, Enum]:
+        """The kernels, as tables name them."""
+        return {f"{self.operation}.{kind.value}": kind for kind in self.configurations}
+
+    def digest(self, name: str) -> str:
+        """Of what the kernel of that name is compiled from."""
+        return sources_digest(self.sources[self.names()[name]])
+
+
+@dataclass(frozen=True)
 class Selection(Generic[P]):
     """The kernels of one operation, and the choice among them."""
 
@@ -84,6 +110,8 @@ class Selection(Generic[P]):
     """What to use where there is no kernel."""
     preference: Callable[[P, Device], Sequence[Enum]] | None = None
     """Another order for some problems."""
+    tuned: Tuned[P] | None = None
+    """How tables of tuned configurations speak of it; None: none is asked."""
 
     def kernels(self, architecture: str) -> list[CudaKernel]:
         """Everything that a call could take on an architecture, each kernel once."""
@@ -120,8 +148,9 @@ class Selection(Generic[P]):
             if reason is None:
                 reason = self.modules[kind].why_not(problem, device)
             if reason is None:
-                assert index > order.index(choice.kernel)
-                reason = f"it could, but {choice.kernel.value} is preferred for this problem"
+                preferred = index > order.index(choice.kernel)
+                why = "is preferred" if preferred else "was tuned and is faster"
+                reason = f"it could, but {choice.kernel.value} {why} for this problem"
             refusals.append(Refusal(kind, reason))
         return refusals
 
@@ -154,10 +183,38 @@ class Selection(Generic[P]):
 
     def _choices(self, problem: P, device: Device, named: str | None) -> Iterator[Choice]:
         """What the kernels that take the problem would use, the preferred one first."""
+        if not named and (tuned := self._tuned(problem, device)) is not None:
+            yield tuned
         for kind in self._order(problem, device) if not named else (self._named(named),):
             choice = self.modules[kind].choose(problem, device)
             if choice is not None:
                 yield choice
+
+    def _tuned(self, problem: P, device: Device) -> Choice | None:
+        """What a table has for the problem. What its kernel cannot do now is as if it were not there."""
+        if self.tuned is None or not device.name:
+            return None
+        names = self.tuned.names()
+        tuned = lookup(
+            tuple(names), self.tuned.digest, device.name, device.multiprocessors, self.tuned.fields(problem)
+        )
+        if tuned is None:
+            return None
+        kind = names[tuned.entry.kernel]
+        usual = self.modules[kind].choose(problem, device)
+        try:
+            if usual is not None:
+                configuration = usual.configuration
+            elif kind in self.tuned.declined:
+                configuration = self.tuned.declined[kind](problem, device)
+            else:
+                return None
+            settings = typed(self.tuned.configurations[kind], tuned.entry.settings)
+            configuration = changed(configuration, settings)
+            self.modules[kind].check(problem, configuration)
+        except InputError:
+            return None
+        return Choice(kind, configuration, tuned.reason)
 
     def _order(self, problem: P, device: Device) -> Sequence[Enum]:
         return tuple(self.modules) if self.preference is None else self.preference(problem, device)

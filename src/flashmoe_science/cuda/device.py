@@ -22,6 +22,8 @@ class Device:
     l2_bytes: int
     nvrtc: tuple[int, int] = (13, 0)
     """Version of the compiler that kernels for it are made with."""
+    name: str = ""
+    """As PyTorch gives it, by which tables of tuned configurations know it; empty: none is asked."""
 
 
 @functools.cache
@@ -34,19 +36,20 @@ def device_of(index: int) -> Device:
         multiprocessors=properties.multi_processor_count,
         l2_bytes=properties.L2_cache_size,
         nvrtc=nvrtc_version(),
+        name=properties.name,
     )
 
 
 _MIB = 1 << 20
 GPUS = {
-    "T4": Device(0, "sm_75", 40, 4 * _MIB),
-    "A100": Device(0, "sm_80", 108, 40 * _MIB),
-    "A10": Device(0, "sm_86", 72, 6 * _MIB),
-    "L4": Device(0, "sm_89", 58, 48 * _MIB),
-    "L40S": Device(0, "sm_89", 142, 96 * _MIB),
-    "RTX 4090": Device(0, "sm_89", 128, 72 * _MIB),
-    "H100": Device(0, "sm_90", 132, 50 * _MIB),
-    "H200": Device(0, "sm_90", 132, 50 * _MIB),
-    "B200": Device(0, "sm_100", 148, 126 * _MIB),
+    "T4": Device(0, "sm_75", 40, 4 * _MIB, name="Tesla T4"),
+    "A100": Device(0, "sm_80", 108, 40 * _MIB, name="NVIDIA A100-SXM4-80GB"),
+    "A10": Device(0, "sm_86", 72, 6 * _MIB, name="NVIDIA A10"),
+    "L4": Device(0, "sm_89", 58, 48 * _MIB, name="NVIDIA L4"),
+    "L40S": Device(0, "sm_89", 142, 96 * _MIB, name="NVIDIA L40S"),
+    "RTX 4090": Device(0, "sm_89", 128, 72 * _MIB, name="NVIDIA GeForce RTX 4090"),
+    "H100": Device(0, "sm_90", 132, 50 * _MIB, name="NVIDIA H100 80GB HBM3"),
+    "H200": Device(0, "sm_90", 132, 50 * _MIB, name="NVIDIA H200"),
+    "B200": Device(0, "sm_100", 148, 126 * _MIB, name="NVIDIA B200"),
 }
 """GPUs by name, with NVIDIA's published figures of their largest form: to ask about one that is not there."""

@@ -163,6 +163,16 @@ def _flags(kernel: CudaKernel) -> tuple[str, ...]:
     return (f"--gpu-architecture={kernel.architecture}", *_FLAGS, *uncached, *includes, *macros)
 
 
+@functools.cache
+def sources_digest(names: tuple[str, ...]) -> str:
+    """SHA-256 of these kernels' files below `KERNEL_DIRECTORY` and of all that they include."""
+    digest = hashlib.sha256()
+    for name in names:
+        for path, text in sorted(_sources(CudaKernel(name, "", "", {}, 1, 0)).items()):
+            digest.update(hashlib.sha256(path.encode()).digest() + hashlib.sha256(text).digest())
+    return digest.hexdigest()
+
+
 def _sources(kernel: CudaKernel) -> dict[str, bytes]:
     """The kernel's file and every file of ours that it includes, directly or not, by relative path.
 

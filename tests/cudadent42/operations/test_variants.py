@@ -34,7 +34,7 @@ from cudadent42.operations.attention_backward.inputs import BackwardInputs
 from cudadent42.operations.moe import implementations as moe
 from cudadent42.operations.moe.case import MoeCase
 from cudadent42.operations.moe.inputs import MoeInputs
-from cudadent42.operations.variants import Variant, changed, compiled, settable
+from cudadent42.operations.variants import Variant, compiled, settable
 from cudadent42.plan import Choices, make_plan
 from cudadent42.registry import get, registry
 from cudadent42.stages.build import build
@@ -55,6 +55,7 @@ from flashmoe_science.errors import InputError, KernelDefectError
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.moe_arguments import Activation, W13Layout
+from flashmoe_science.tuned.configuration import changed
 
 H200 = Device(index=0, architecture="sm_90", multiprocessors=132, l2_bytes=60 << 20)
 AVAILABLE = host.available_instruction_sets()
@@ -66,8 +67,7 @@ def problem_of(batch: int = 4, seqlen: int = 4096, head_dim: int = 128, causal: 
 
 
 def chosen(name: str, problem: Problem) -> Choice:
-    _, text = split_variant(name)
-    variant = attention._variants()._parse(name, str(text))
+    variant = attention._variants().parse(name)
     return attention.variant_choice(variant, problem, H200)
 
 
@@ -177,9 +177,9 @@ def test_an_instruction_set_that_this_cpu_lacks_says_what_is_missing(monkeypatch
 )
 def test_the_names_are_those_of_the_kernels(made: variants.Variants, selection: Selection[Any]) -> None:
     assert set(made.configurations) == {kind.value for kind in selection.modules}
-    base, text = split_variant(made.example)
+    base, _ = split_variant(made.example)
     assert base == "cudadent42"
-    assert made._parse(made.example, str(text)).changes
+    assert made.parse(made.example).changes
 
 
 # ---------------------------------------------------------------- on CPU
@@ -286,7 +286,7 @@ def test_parts_of_a_configuration_are_set_by_a_dot() -> None:
         w13_layout=W13Layout.CONCAT,
         ids64=False,
     )
-    variant = moe._variants()._parse("n", "few,up.way=tiles,up.stages=3,max_slots=512")
+    variant = moe._variants().parse("n[few,up.way=tiles,up.stages=3,max_slots=512]")
     made = moe.variant_choice(variant, problem, H200).configuration
     usual = moe.variant_choice(Variant("few", {}), problem, H200).configuration
     assert made == replace(usual, up=replace(usual.up, way=FewWay.TILES, stages=3), max_slots=512)
@@ -405,7 +405,6 @@ SUITES = sorted((Path(__file__).parents[3] / "benchmarks/suites").glob("*.toml")
 
 def choice_of(name: str, case: Case) -> tuple[KernelModule[Any], Any, Choice]:
     """The variant of a name for a case on an H200: its kernel's module, the problem, and the choice."""
-    text = str(split_variant(name)[1])
     dtype = torch.bfloat16
     if isinstance(case, MoeCase):
         tokens = torch.empty(case.tokens, case.hidden, dtype=dtype, device="meta")
@@ -415,13 +414,13 @@ def choice_of(name: str, case: Case) -> tuple[KernelModule[Any], Any, Choice]:
         ids = torch.empty(case.tokens, case.top_k, dtype=torch.int32, device="meta")
         tensors = tokens, w13, w2, weights, ids
         routed, _ = moe_asked(tensors, Activation.SILU, W13Layout.CONCAT, H200)
-        made = moe.variant_choice(moe._variants()._parse(name, text), routed, H200)
+        made = moe.variant_choice(moe._variants().parse(name), routed, H200)
         return MOE.modules[made.kernel], routed, made
     assert isinstance(case, AttentionCase)
     query = torch.empty(case.batch, case.num_heads, case.seqlen_q, case.head_dim, dtype=dtype, device="meta")
     key = torch.empty(case.batch, case.num_kv_heads, case.seqlen_k, case.head_dim, dtype=dtype, device="meta")
     problem, _ = asked(query, key, key, case.causal, None, False, H200)
-    made = attention.variant_choice(attention._variants()._parse(name, text), problem, H200)
+    made = attention.variant_choice(attention._variants().parse(name), problem, H200)
     return FORWARD.modules[made.kernel], problem, made
 
 

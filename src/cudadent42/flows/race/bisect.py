@@ -12,12 +12,12 @@ from enum import Enum
 from pathlib import Path
 
 from cudadent42.base.errors import BuildFailedError, ExitCode, LabError, UsageError
+from cudadent42.base.journal import Files, Journal
 from cudadent42.base.observer import Forwarding, Observer
 from cudadent42.flows import pipeline
 from cudadent42.flows.pipeline import Outcome, Prepared
 from cudadent42.flows.race import RaceOptions, as_run, ignore_folder
 from cudadent42.flows.race.history import Bisection, Mark, parent_of, subject
-from cudadent42.flows.race.journal import Journal
 from cudadent42.model.records import Version
 from cudadent42.plan import Choices, RunOptions, for_versions
 from cudadent42.runs.run_folder import load_manifest
@@ -31,6 +31,8 @@ from cudadent42.versions.sources import (
     repository_root,
     resolve,
 )
+
+FILES = Files("bisect.json", "steps.jsonl", "commits, gates or options")
 
 RETRY_PRECISION = 0.5
 """Of the precision, where a race was undecided and is run once more."""
@@ -141,7 +143,7 @@ def bisect(good: str, bad: str, options: RaceOptions, observer: Observer) -> Bis
         device=run.device,
     )
     folder = run.output or Path("bisects") / f"{setup.good[:8]}-{setup.bad[:8]}"
-    with Journal(folder, setup, Setup, Step) as journal:
+    with Journal(folder, FILES, setup, Setup, Step) as journal:
         return _Search(root, setup, run, observer, folder, journal).run()
 
 

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from cudadent42.base.errors import UsageError
 from cudadent42.base.toml import MAX_SIZE, Table
 from cudadent42.operations.attention.case import AttentionCase, overlap
-from cudadent42.operations.interface import Definition, Numerics, Parts, other_size
+from cudadent42.operations.interface import Configured, Definition, Numerics, Parts, other_size
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from cudadent42.model.implementations import Call, Implementation
     from cudadent42.operations.attention.inputs import AttentionInputs
+    from flashmoe_science.cuda.choice import Tuned
     from flashmoe_science.cuda.device import Device
     from flashmoe_science.jit.nvrtc import CudaKernel
 
@@ -214,6 +215,18 @@ def _without(case: AttentionCase, inputs: AttentionInputs) -> Parts:
     return without(case, inputs)
 
 
+def _configured(name: str, case: AttentionCase, device: Device) -> Configured:
+    from cudadent42.operations.attention.configured import configured
+
+    return configured(name, case, device)
+
+
+def _tuned() -> Tuned[Any]:
+    from flashmoe_science.cuda.attention.select import TUNED
+
+    return TUNED
+
+
 def _numerics() -> Numerics[AttentionCase, AttentionInputs]:
     from cudadent42.operations.attention.numerics import NUMERICS
 
@@ -246,6 +259,8 @@ OPERATION = Definition(
     needed=_needed,
     compiled=_compiled,
     without=_without,
+    configured=_configured,
+    tuned=_tuned,
     numerics=_numerics,
     unplanned=_unplanned,
 )

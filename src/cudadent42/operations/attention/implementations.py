@@ -132,6 +132,11 @@ def _variant(base: Implementation, name: str, package: str = OUR_PACKAGE) -> Imp
     return _variants(package).implementation(base, name)
 
 
+def parse_variant(name: str) -> Variant:
+    """What a variant's full name says. Raises UsageError, which names the variants there are."""
+    return _variants().parse(name)
+
+
 # ---------------------------------------------------------------- peers, never a dependency
 
 

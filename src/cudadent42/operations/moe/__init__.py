@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.toml import MAX_SIZE, Table, did_you_mean
-from cudadent42.operations.interface import Definition, Numerics, other_size
+from cudadent42.operations.interface import Configured, Definition, Numerics, other_size
 from cudadent42.operations.moe.activations import ACTIVATIONS
 from cudadent42.operations.moe.case import MoeCase
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from cudadent42.model.implementations import Call, Implementation
     from cudadent42.operations.moe.inputs import MoeInputs
+    from flashmoe_science.cuda.choice import Tuned
+    from flashmoe_science.cuda.device import Device
     from flashmoe_science.jit.nvrtc import CudaKernel
 
 _SIZE_STEP = 16
@@ -135,6 +137,18 @@ def _needed(kernels: Sequence[CudaKernel], cases: Sequence[MoeCase]) -> list[Cud
     ]
 
 
+def _configured(name: str, case: MoeCase, device: Device) -> Configured:
+    from cudadent42.operations.moe.configured import configured
+
+    return configured(name, case, device)
+
+
+def _tuned() -> Tuned[Any]:
+    from flashmoe_science.cuda.moe.select import TUNED
+
+    return TUNED
+
+
 def _numerics() -> Numerics[MoeCase, MoeInputs]:
     from cudadent42.operations.moe.numerics import NUMERICS
 
@@ -160,6 +174,8 @@ OPERATION = Definition(
     cpu_kernels=("moe_forward", "peaks"),
     cuda_kernels=_cuda_kernels,
     needed=_needed,
+    configured=_configured,
+    tuned=_tuned,
     numerics=_numerics,
     unplanned=_unplanned,
 )

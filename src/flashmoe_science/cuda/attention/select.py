@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from flashmoe_science.configs.attention.hopper import HopperConfiguration
+from flashmoe_science.configs.attention.portable import PortableConfiguration
+from flashmoe_science.configs.attention.small import SmallConfiguration
 from flashmoe_science.cuda.attention import hopper, portable, small
 from flashmoe_science.cuda.attention.problem import KernelKind, Problem
-from flashmoe_science.cuda.choice import Choice, KernelModule, Selection
+from flashmoe_science.cuda.choice import Choice, KernelModule, Selection, Tuned
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.jit.nvrtc import CudaKernel
 
@@ -32,6 +35,39 @@ def _preference(problem: Problem, device: Device) -> tuple[KernelKind, ...]:
     return _PREFERENCE_FOR_FEW_TILES if few else _PREFERENCE
 
 
+_DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+def fields(problem: Problem) -> dict[str, int | bool | str]:
+    """A problem by the names that regions of tuned configurations use: those of the lab's cases."""
+    return {
+        "dtype": _DTYPE_NAMES[problem.dtype],
+        "batch": problem.batch,
+        "num_heads": problem.num_heads,
+        "num_kv_heads": problem.num_kv_heads,
+        "seqlen_q": problem.seqlen_q,
+        "seqlen_k": problem.seqlen_k,
+        "head_dim": problem.head_dim,
+        "causal": problem.causal,
+    }
+
+
+TUNED = Tuned[Problem](
+    operation="attention",
+    configurations={
+        KernelKind.SMALL: SmallConfiguration,
+        KernelKind.HOPPER: HopperConfiguration,
+        KernelKind.PORTABLE: PortableConfiguration,
+    },
+    sources={
+        KernelKind.SMALL: ("attention_small.cu",),
+        KernelKind.HOPPER: ("attention_hopper.cu",),
+        KernelKind.PORTABLE: ("attention_portable.cu",),
+    },
+    fields=fields,
+    declined={KernelKind.SMALL: small.configuration_for},
+)
+
 FORWARD = Selection[Problem](
     modules={KernelKind.SMALL: small, KernelKind.HOPPER: hopper, KernelKind.PORTABLE: portable},
     override_variable=OVERRIDE_VARIABLE,
@@ -39,6 +75,7 @@ FORWARD = Selection[Problem](
     describe=lambda problem: f"{problem.dtype} with head_dim {problem.head_dim}",
     instead="float16, or torch's scaled_dot_product_attention",
     preference=_preference,
+    tuned=TUNED,
 )
 select, plan = FORWARD.select, FORWARD.plan
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from flashmoe_science.cuda.choice import KernelModule, Selection
+import torch
+
+from flashmoe_science.configs.moe.few import FewConfiguration, FewWay
+from flashmoe_science.configs.moe.hopper import MoeHopperConfiguration
+from flashmoe_science.configs.moe.portable import PortableMoeConfiguration
+from flashmoe_science.cuda.choice import KernelModule, Selection, Tuned
 from flashmoe_science.cuda.moe import few, hopper, portable, topk
 from flashmoe_science.cuda.moe.problem import MoeKind, MoeProblem
 from flashmoe_science.jit.nvrtc import CudaKernel
@@ -17,12 +22,44 @@ def _describe(problem: MoeProblem) -> str:
     )
 
 
+_DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+def fields(problem: MoeProblem) -> dict[str, int | bool | str]:
+    """A problem by the names that regions of tuned configurations use: those of the lab's cases."""
+    return {
+        "dtype": _DTYPE_NAMES[problem.dtype],
+        "tokens": problem.tokens,
+        "hidden": problem.hidden,
+        "intermediate": problem.intermediate,
+        "experts": problem.experts,
+        "top_k": problem.top_k,
+        "activation": problem.activation.value,
+    }
+
+
+TUNED = Tuned[MoeProblem](
+    operation="moe",
+    configurations={
+        MoeKind.FEW: FewConfiguration,
+        MoeKind.HOPPER: MoeHopperConfiguration,
+        MoeKind.PORTABLE: PortableMoeConfiguration,
+    },
+    sources={
+        MoeKind.FEW: tuple(f"moe_few_{way.value}.cu" for way in FewWay),
+        MoeKind.HOPPER: ("moe_hopper.cu",),
+        MoeKind.PORTABLE: ("moe_portable.cu",),
+    },
+    fields=fields,
+)
+
 FORWARD = Selection[MoeProblem](
     modules={MoeKind.FEW: few, MoeKind.HOPPER: hopper, MoeKind.PORTABLE: portable},
     override_variable=OVERRIDE_VARIABLE,
     noun="mixture-of-experts kernel",
     describe=_describe,
     instead="torch.nn.functional.grouped_mm",
+    tuned=TUNED,
 )
 select, plan = FORWARD.select, FORWARD.plan
 

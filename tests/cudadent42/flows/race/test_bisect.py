@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudadent42.base.errors import BuildFailedError, ExitCode, UsageError
+from cudadent42.base.journal import Journal
 from cudadent42.flows import pipeline
 from cudadent42.flows.race import RaceOptions
-from cudadent42.flows.race.bisect import BisectResult, Ending, Role, bisect
+from cudadent42.flows.race.bisect import FILES, BisectResult, Ending, Role, bisect
 from cudadent42.flows.race.history import Mark
-from cudadent42.flows.race.journal import Journal
 from cudadent42.model.records import (
     Comparison,
     MachineReport,
@@ -239,7 +239,7 @@ def test_a_folder_is_about_one_bisection(tmp_path: Path, track: Track) -> None:
 def test_killed_while_the_folder_was_made(tmp_path: Path) -> None:
     (tmp_path / ".lock").touch()
     (tmp_path / ".bisect.json.abcd1234").write_text('{"schema_ver')
-    with Journal(tmp_path, Version("a", "", "d", ""), Version, Version) as journal:
+    with Journal(tmp_path, FILES, Version("a", "", "d", ""), Version, Version) as journal:
         assert journal.entries == ()
 
 
@@ -275,11 +275,11 @@ def test_any_last_line_that_is_torn_costs_no_other(
 ) -> None:
     folder = tmp_path_factory.mktemp("journal") / "j"
     setup = Version("a", "b", "c")
-    with Journal(folder, setup, Version, Version) as journal:
+    with Journal(folder, FILES, setup, Version, Version) as journal:
         journal.append(replace(setup, revision="first"))
     with (folder / "steps.jsonl").open("ab") as file:
         file.write(torn.replace(b"\n", b""))
-    with Journal(folder, setup, Version, Version) as journal:
+    with Journal(folder, FILES, setup, Version, Version) as journal:
         journal.append(replace(setup, revision="second"))
-    with Journal(folder, setup, Version, Version) as journal:
+    with Journal(folder, FILES, setup, Version, Version) as journal:
         assert [entry.revision for entry in journal.entries] == ["first", "second"]

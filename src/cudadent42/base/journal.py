@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TextIO, TypeVar
@@ -18,21 +19,29 @@ from cudadent42.base.serialise import dumps, encode, loads
 SetupT = TypeVar("SetupT")
 EntryT = TypeVar("EntryT")
 
-SETUP = "bisect.json"
-ENTRIES = "steps.jsonl"
 LOCK = ".lock"
+
+
+@dataclass(frozen=True)
+class Files:
+    """How the two files of a journal are called, and what distinguishes its setups."""
+
+    setup: str
+    entries: str
+    differs: str
+    """What may differ between two setups, in words: ``commits, gates or options``."""
 
 
 class Journal(Generic[SetupT, EntryT]):
     """A context manager; one process at a time."""
 
     def __init__(
-        self, folder: Path, setup: SetupT, setup_kind: type[SetupT], entry_kind: type[EntryT]
+        self, folder: Path, files: Files, setup: SetupT, setup_kind: type[SetupT], entry_kind: type[EntryT]
     ) -> None:
         """Opens the folder, or makes it. Raises UsageError where it is about something else than ``setup``, of a newer
         version, or in use."""
         self._folder = folder
-        self._entry_kind = entry_kind
+        self._path = folder / files.entries
         newest: Any = getattr(setup, "schema_version", 1)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -48,21 +57,24 @@ class Journal(Generic[SetupT, EntryT]):
             raise UsageError(
                 f"{folder} is in use by another process; wait for it or choose another folder"
             ) from error
-        recorded = read_record(setup_kind, folder / SETUP, newest)
+        recorded = read_record(setup_kind, folder / files.setup, newest)
         if recorded is None:
             # A process that was killed while it wrote the first file leaves half of that under another name.
-            if any(path.name != LOCK and not path.name.startswith(f".{SETUP}.") for path in folder.iterdir()):
+            if any(
+                path.name != LOCK and not path.name.startswith(f".{files.setup}.")
+                for path in folder.iterdir()
+            ):
                 raise UsageError(
                     f"{folder} is not empty and holds something else; choose another with --output-dir"
                 )
-            write_json(folder / SETUP, setup)
+            write_json(folder / files.setup, setup)
         elif encode(recorded) != encode(setup):
             raise UsageError(
-                f"{folder} is about other commits, gates or options; repeat those to go on with it, "
+                f"{folder} is about other {files.differs}; repeat those to go on with it, "
                 "or choose another with --output-dir"
             )
-        self._entries = self._read()
-        self._file = AppendOnlyFile(folder / ENTRIES, create=True)
+        self._entries = read_entries(self._path, entry_kind)
+        self._file = AppendOnlyFile(self._path, create=True)
 
     def __enter__(self) -> Journal[SetupT, EntryT]:
         return self
@@ -86,17 +98,17 @@ class Journal(Generic[SetupT, EntryT]):
             raise UsageError(f"cannot write to {self._folder}: {error.strerror}; free some space") from error
         self._entries.append(entry)
 
-    def _read(self) -> list[EntryT]:
-        """The entries on disk, without a torn last line."""
-        path = self._folder / ENTRIES
-        try:
-            data = read_bytes(path)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-        try:
-            lines = whole_lines(data).decode("utf-8").split("\n")
-            return [loads(self._entry_kind, line) for line in lines if line]
-        except (ValueError, json.JSONDecodeError) as error:
-            raise UsageError(f"{path} cannot be read: {error}") from error
+
+def read_entries(path: Path, kind: type[EntryT]) -> list[EntryT]:
+    """The entries on disk, without a torn last line; none where there is no file. Raises UsageError."""
+    try:
+        data = read_bytes(path)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        lines = whole_lines(data).decode("utf-8").split("\n")
+        return [loads(kind, line) for line in lines if line]
+    except (ValueError, json.JSONDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error

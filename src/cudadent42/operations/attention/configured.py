@@ -1,0 +1,36 @@
+"""What this project's attention, or a variant of it, takes for a case: kernel, configuration, and what is compiled."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cudadent42.model.dtypes import DTYPES
+from cudadent42.model.implementations import NOT_DONE, OURS, UnsupportedCaseError
+from cudadent42.operations.attention.case import AttentionCase
+from cudadent42.operations.attention.implementations import parse_variant, variant_choice
+from cudadent42.operations.interface import Configured
+from flashmoe_science.cuda.attention import compiled
+from flashmoe_science.cuda.attention.forward import asked
+from flashmoe_science.cuda.attention.select import FORWARD
+from flashmoe_science.cuda.device import Device
+
+
+def configured(name: str, case: AttentionCase, device: Device) -> Configured:
+    """As `Definition.configured`."""
+
+    def tensor(heads: int, rows: int) -> Tensor:
+        return torch.empty(case.batch, heads, rows, case.head_dim, dtype=DTYPES[case.dtype], device="meta")
+
+    keys = tensor(case.num_kv_heads, case.seqlen_k)
+    try:
+        query = tensor(case.num_heads, case.seqlen_q)
+        problem, _ = asked(query, keys, keys, case.causal, None, False, device)
+        if name == OURS:
+            choice = FORWARD.select(problem, device)
+        else:
+            choice = variant_choice(parse_variant(name), problem, device)
+            FORWARD.modules[choice.kernel].check(problem, choice.configuration)
+    except NOT_DONE as error:
+        raise UnsupportedCaseError(str(error)) from error
+    return Configured(choice, (compiled(choice, problem.dtype, device.architecture),))

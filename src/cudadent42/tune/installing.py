@@ -1,0 +1,95 @@
+"""What `tune install` and `tune check` do: put winners into a table, and look through the tables that there are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cudadent42.base.errors import UsageError
+from cudadent42.native import specification
+from cudadent42.operations import definition, names
+from cudadent42.tune import journal as events
+from cudadent42.tune.journal import TuningJournal, read
+from cudadent42.tune.state import fold
+from cudadent42.tune.table import InstalledTable, install
+from flashmoe_science.tuned.lookup import KERNELS_FOLDER, PACKAGE_FOLDER, refresh, user_folder
+from flashmoe_science.tuned.table import TableEntry, TableError, parse_table
+
+
+def install_tuning(folder: Path, *, package: bool) -> InstalledTable:
+    """What the tuning in ``folder`` confirmed, into the user's table or, for whoever works on this package, its own.
+
+    Raises UsageError where nothing is confirmed, or a kernel in a file of its own is to go into the package.
+    """
+    setup, entries = read(folder)
+    state = fold(setup, entries)
+    if package and setup.kernel.startswith("file:"):
+        raise UsageError(
+            f"{folder} is of a kernel in a file of its own; only the library's go into the package"
+        )
+    target = PACKAGE_FOLDER if package else user_folder()
+    with TuningJournal(folder, setup) as journal:
+        table = install(state, folder, target)
+        journal.append(events.Installed(str(table.path), len(table.entries)))
+    refresh()
+    return table
+
+
+@dataclass(frozen=True)
+class CheckedEntry:
+    """One entry of a table that is here."""
+
+    table: str
+    kernel: str
+    device: str
+    ratio: float
+    low: float
+    high: float
+    problem: str
+    """Why it is not used; empty where it is."""
+
+
+def check() -> tuple[CheckedEntry, ...]:
+    """Every entry of every table, and whether it is for the sources that are here."""
+    checked: list[CheckedEntry] = []
+    for folder in (user_folder(), PACKAGE_FOLDER):
+        for path in sorted(folder.glob("*.toml")):
+            try:
+                entries = parse_table(path.read_text(encoding="utf-8", errors="replace"), str(path))
+            except (OSError, TableError) as error:
+                checked.append(CheckedEntry(str(path), "", "", 0.0, 0.0, 0.0, str(error)))
+                continue
+            for entry in entries:
+                checked.append(
+                    CheckedEntry(
+                        str(path),
+                        entry.kernel,
+                        entry.device,
+                        entry.ratio,
+                        entry.low,
+                        entry.high,
+                        _problem(entry, path),
+                    )
+                )
+    return tuple(checked)
+
+
+def _problem(entry: TableEntry, table: Path) -> str:
+    if entry.kernel.startswith("file:"):
+        return _problem_of_file(entry, table)
+    for operation in names():
+        tuned = definition(operation).tuned()
+        if tuned is not None and entry.kernel in tuned.names():
+            same = tuned.digest(entry.kernel) == entry.digest
+            return "" if same else "tuned for other sources of the kernel; tune it again"
+    return f"there is no kernel {entry.kernel!r}"
+
+
+def _problem_of_file(entry: TableEntry, table: Path) -> str:
+    """Where the kernel itself lies is not on record: what can be told is whether the file of its settings is whole."""
+    path = table.parent / KERNELS_FOLDER / entry.file
+    try:
+        specification.load(path)
+    except UsageError as error:
+        return str(error)
+    return ""

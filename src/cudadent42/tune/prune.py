@@ -1,0 +1,167 @@
+"""What leaves before anything runs: arms that do not compile, spill, or do not fit, and arms of equal machine code.
+
+Needs no GPU: NVRTC's report says what a kernel takes of a target that is not there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cudadent42.base.errors import UsageError
+from cudadent42.model.cases import Case
+from cudadent42.model.implementations import UnsupportedCaseError
+from cudadent42.native.build import build_file, code_of
+from cudadent42.operations import definition
+from cudadent42.tune.space import DEFAULT, Arm, Space
+from flashmoe_science.errors import BuildError
+from flashmoe_science.jit.records import KernelBuild, Resources
+
+LAUNCH_DECIDES = frozenset(("portable", "hopper"))
+"""The library's kernels whose launches follow from code, threads and shared memory alone. Of others, only equal
+configurations count as the same arm."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What arms are compiled for."""
+
+    device: str
+    """``cpu`` or ``cuda``."""
+    architecture: str = ""
+    """Of CUDA: ``sm_90``."""
+    gpu: str = ""
+    """A name of `flashmoe_science.cuda.device.GPUS`; of the library's kernels alone, where this machine has no GPU."""
+
+
+@dataclass(frozen=True)
+class CompiledArm:
+    """What compiling an arm said, by ``Case.id``."""
+
+    arm: str
+    code: dict[str, str] = field(default_factory=dict)
+    """Digest of the machine code and of the launch that a case gets."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Why the arm is not raced on a case."""
+    resources: dict[str, str] = field(default_factory=dict)
+    """``128 registers, 48 KiB``."""
+
+
+def compile_arm(
+    space: Space, arm: Arm, implementation: str, cases: Sequence[Case], target: Target
+) -> CompiledArm:
+    """Compile an arm for every case. Defects of the default are its own: it is what there is."""
+    compiled = (
+        _library(implementation, cases, target) if space.of_library else _file(implementation, cases, target)
+    )
+    code: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    resources: dict[str, str] = {}
+    for case in cases:
+        result = compiled(case)
+        if isinstance(result, str):
+            refused[case.id] = result
+            continue
+        reason = "" if arm.name == DEFAULT else _defect(result.resources)
+        if reason:
+            refused[case.id] = reason
+        else:
+            code[case.id] = result.digest
+        if result.resources:
+            resources[case.id] = "; ".join(map(_said, result.resources))
+    return CompiledArm(arm.name, code, refused, resources)
+
+
+@dataclass(frozen=True)
+class _Code:
+    digest: str
+    resources: tuple[Resources, ...] = ()
+
+
+Compiled = Callable[[Case], _Code | str]
+"""The code of a case, or why there is none."""
+
+
+def _file(implementation: str, cases: Sequence[Case], target: Target) -> Compiled:
+    """All that the cases need of a kernel's file, compiled in one process."""
+    architectures = (target.architecture,) if target.architecture else ()
+    built = build_file(implementation, target.device, architectures, cases)
+
+    def code(case: Case) -> _Code | str:
+        own = code_of(Path(implementation), case, target.architecture, built)
+        if isinstance(own, str):
+            return own
+        build, launch = own
+        digest = _digest(build.artifact.read_bytes(), launch)
+        return _Code(digest, () if build.resources is None else (build.resources,))
+
+    return code
+
+
+def _library(implementation: str, cases: Sequence[Case], target: Target) -> Compiled:
+    from flashmoe_science.cuda.device import GPUS, device_of
+    from flashmoe_science.jit.nvrtc import compile_kernel
+
+    if target.device == "cpu":
+        raise UsageError("the library's CPU kernels have nothing to tune; name a GPU, or a kernel in a file")
+    device = GPUS[target.gpu] if target.gpu else device_of(0)
+
+    def code(case: Case) -> _Code | str:
+        try:
+            configured = definition(case.operation).configured(implementation, case, device)
+            # Of one case and the next the cache has the same kernel.
+            builds = [compile_kernel(kernel, allow_defects=True) for kernel in configured.kernels]
+        except (UnsupportedCaseError, BuildError) as error:
+            return str(error).splitlines()[0]
+        choice = configured.choice
+        own = "" if choice.kernel.value in LAUNCH_DECIDES else repr(choice.configuration)
+        parts = [(build.artifact.read_bytes(), _launch(build)) for build in builds]
+        digest = _digest(
+            b"".join(text for text, _ in parts), repr((choice.kernel.value, own, [b for _, b in parts]))
+        )
+        return _Code(digest, tuple(build.resources for build in builds if build.resources))
+
+    return code
+
+
+def _launch(build: KernelBuild) -> tuple[int, int]:
+    resources = build.resources
+    return (resources.threads_per_block, resources.dynamic_shared_bytes) if resources else (0, 0)
+
+
+def _digest(code: bytes, launch: str) -> str:
+    return hashlib.sha256(hashlib.sha256(code).digest() + launch.encode()).hexdigest()
+
+
+def _defect(resources: Sequence[Resources]) -> str:
+    """What makes a kernel slower than it should be, as the end of a sentence about it; empty where nothing does."""
+    spilt = sum(each.spill_store_bytes + each.spill_load_bytes for each in resources)
+    if spilt:
+        return f"spills {spilt} bytes of registers"
+    stack = max((each.stack_bytes for each in resources), default=0)
+    return f"has a stack frame of {stack} bytes" if stack else ""
+
+
+def _said(resources: Resources) -> str:
+    shared = resources.static_shared_bytes + resources.dynamic_shared_bytes
+    return f"{resources.registers_per_thread} registers, {shared / 1024:.0f} KiB"
+
+
+def representatives(compiled: Sequence[CompiledArm], case: str) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The arms that are raced on a case (``Case.id``), and why the others are not.
+
+    Of arms with equal code the first stands for all: the default, where it is among them.
+    """
+    first: dict[str, str] = {}
+    out: dict[str, str] = {}
+    for item in compiled:
+        digest = item.code.get(case)
+        if digest is None:
+            out[item.arm] = item.refused.get(case, "it was not compiled")
+        elif digest in first:
+            out[item.arm] = f"the same machine code as {first[digest]}"
+        else:
+            first[digest] = item.arm
+    return tuple(first.values()), out

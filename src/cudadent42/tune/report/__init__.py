@@ -1,0 +1,1 @@
+"""What a tuning came to, as a page and as lines."""

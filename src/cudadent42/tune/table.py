@@ -1,0 +1,139 @@
+"""Winners as entries of the tables that the library and the lab ask (`flashmoe_science.tuned`)."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cudadent42.base.errors import UsageError
+from cudadent42.base.files import write_text
+from cudadent42.tune.journal import Confirmed
+from cudadent42.tune.regions import Area, Cell, areas, fields_of
+from cudadent42.tune.space import DEFAULT
+from cudadent42.tune.state import State
+from flashmoe_science.tuned.lookup import KERNELS_FOLDER
+from flashmoe_science.tuned.table import SCHEMA_VERSION, TableEntry, TableError, parse_table
+
+
+@dataclass(frozen=True)
+class InstalledTable:
+    path: Path
+    entries: tuple[TableEntry, ...]
+    """That were added."""
+
+
+def winning_areas(state: State) -> list[Area]:
+    """The regions of what is confirmed. A case that is not finished counts as one in which the default stays."""
+    winners = {each.case: each.arm for each in state.winners}
+    cells = [Cell(case.id, fields_of(case), winners.get(case.id, DEFAULT)) for case in state.setup.plan.cases]
+    return areas(cells, state.setup.regions, DEFAULT)
+
+
+def entries_of(state: State, name: str) -> tuple[TableEntry, ...]:
+    """The entries of a tuning called ``name``. Each stands for its least certain case: the lowest lower bound."""
+    setup = state.setup
+    confirmed = {each.case: each for each in state.winners}
+    entries = []
+    for area in winning_areas(state):
+        runs: list[Confirmed] = [confirmed[case] for case in area.cases]
+        least = min(runs, key=lambda each: each.low)
+        settings = setup.settings[area.winner]
+        in_file = Path(setup.arms[area.winner])
+        entries.append(
+            TableEntry(
+                kernel=setup.kernel,
+                digest=setup.kernel_digest,
+                device=setup.device.name,
+                multiprocessors=setup.device.multiprocessors,
+                region=area.region,
+                settings=settings,
+                ratio=round(least.ratio, 4),
+                low=round(least.low, 4),
+                high=round(least.high, 4),
+                evidence=tuple(f"{name}/{each.run}" for each in runs),
+                file=f"{setup.kernel_digest[:12]}-{in_file.name}" if setup.kernel.startswith("file:") else "",
+            )
+        )
+    return tuple(entries)
+
+
+def install(state: State, tuning: Path, folder: Path) -> InstalledTable:
+    """Put what is confirmed into the table of its kernel and device in ``folder``.
+
+    Entries for other sources, and those whose region the tuning raced again, make room. Raises UsageError where nothing
+    is confirmed, or the table that is there cannot be read.
+    """
+    setup = state.setup
+    new = entries_of(state, tuning.name)
+    if not new:
+        raise UsageError(
+            f"{tuning}: no configuration is confirmed to be faster, so there is nothing to install"
+        )
+    path = folder / f"{_slug(setup.kernel)}-{_slug(setup.device.name)}.toml"
+    folder.mkdir(parents=True, exist_ok=True)
+    for entry, area in zip(new, winning_areas(state), strict=True):
+        if entry.file:
+            (folder / KERNELS_FOLDER).mkdir(exist_ok=True)
+            shutil.copyfile(setup.arms[area.winner], folder / KERNELS_FOLDER / entry.file)
+    raced = [fields_of(case) for case in setup.plan.cases]
+    kept = tuple(
+        entry
+        for entry in _existing(path)
+        if entry.digest == setup.kernel_digest and not any(entry.region.holds(each) for each in raced)
+    )
+    write_text(path, table_text((*new, *kept)))
+    return InstalledTable(path, new)
+
+
+def _existing(path: Path) -> Sequence[TableEntry]:
+    try:
+        return parse_table(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else ()
+    except TableError as error:
+        raise UsageError(f"{error}; mend or remove the table") from error
+
+
+def table_text(entries: Sequence[TableEntry]) -> str:
+    """A table, as `parse_table` reads it."""
+    blocks = [
+        "# Written by `cudadent42 tune install`: configurations that were raced and confirmed to be faster.",
+        f"schema_version = {SCHEMA_VERSION}",
+    ]
+    for entry in entries:
+        lines = [
+            "",
+            "[[entry]]",
+            f"kernel = {_text(entry.kernel)}",
+            f"digest = {_text(entry.digest)}",
+            f"device = {_text(entry.device)}",
+            f"multiprocessors = {entry.multiprocessors}",
+            f"settings = {_inline(entry.settings)}",
+            f"same = {_inline(entry.region.same)}",
+            f"between = {_inline({name: list(ends) for name, ends in entry.region.between.items()})}",
+            f"ratio = {entry.ratio!r}",
+            f"interval = [{entry.low!r}, {entry.high!r}]",
+            f"evidence = [{', '.join(map(_text, entry.evidence))}]",
+        ]
+        blocks += [*lines, *([f"file = {_text(entry.file)}"] if entry.file else [])]
+    return "\n".join(blocks) + "\n"
+
+
+def _text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _inline(values: Mapping[str, object]) -> str:
+    return "{ " + ", ".join(f"{_text(name)} = {_plain(value)}" for name, value in values.items()) + " }"
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return _text(value) if isinstance(value, str) else str(value)
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-").lower()

@@ -1,0 +1,116 @@
+"""The look into the tables, once for each new shape: a plan keeps what came of it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from flashmoe_science.tuned.table import TableEntry, TableError, Value, parse_table
+
+SWITCH_VARIABLE = "FLASHMOE_TUNED"
+"""``off``: no table is asked, and every kernel is configured by the usual choice."""
+
+PACKAGE_FOLDER = Path(__file__).parent / "tables"
+
+KERNELS_FOLDER = "kernels"
+"""Beside a table: kernels in files of their own, with the settings of an entry."""
+
+_MOST_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class TunedEntry:
+    """An entry, and the table that it stands in."""
+
+    entry: TableEntry
+    table: Path
+
+    @property
+    def reason(self) -> str:
+        """Where a configuration came from, for `explain`."""
+        entry = self.entry
+        return (
+            f"tuned on {entry.device}: {entry.ratio:.3f}x the usual choice ({entry.low:.3f} to {entry.high:.3f}), "
+            f"by {self.table}"
+        )
+
+
+def user_folder() -> Path:
+    """``$XDG_CONFIG_HOME/flashmoe_science/tuned``, else the same under ``~/.config``."""
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    # The XDG specification: a relative path is invalid and to be ignored.
+    root = Path(base) if base.startswith("/") else Path(os.path.expanduser("~")) / ".config"
+    return root / "flashmoe_science" / "tuned"
+
+
+def switched_off() -> bool:
+    return os.environ.get(SWITCH_VARIABLE, "").lower() in ("off", "0", "no")
+
+
+def lookup(
+    kernels: tuple[str, ...],
+    digest: Callable[[str], str],
+    device: str,
+    multiprocessors: int,
+    problem: Mapping[str, Value],
+) -> TunedEntry | None:
+    """The first entry for one of these kernels whose region holds the problem; the user's tables come first.
+
+    Args:
+        kernels: names, as ``TableEntry.kernel``.
+        digest: from one of them to the digest of its sources now; asked only where an entry fits otherwise.
+        device: its name.
+        multiprocessors: 0 on a CPU.
+
+    An entry for other sources is ignored, with one warning.
+    """
+    if switched_off():
+        return None
+    for tuned in entries():
+        entry = tuned.entry
+        if (
+            entry.kernel in kernels
+            and (entry.device, entry.multiprocessors) == (device, multiprocessors)
+            and entry.region.holds(problem)
+        ):
+            if entry.digest == digest(entry.kernel):
+                return tuned
+            _warn_of_other_sources(entry.kernel, tuned.table)
+    return None
+
+
+@functools.cache
+def entries() -> tuple[TunedEntry, ...]:
+    """Of all tables, as they were when they were first asked. A table that cannot be read is left out, with a
+    warning."""
+    every: list[TunedEntry] = []
+    for folder in (user_folder(), PACKAGE_FOLDER):
+        for path in sorted(folder.glob("*.toml")):
+            try:
+                with path.open("rb") as file:
+                    text = file.read(_MOST_BYTES).decode()
+                every += [TunedEntry(entry, path) for entry in parse_table(text, str(path))]
+            except (OSError, ValueError) as error:
+                reason = str(error) if isinstance(error, TableError) else f"{path} cannot be read: {error}"
+                warnings.warn(f"tuned configurations are not used: {reason}", RuntimeWarning, stacklevel=2)
+    return tuple(every)
+
+
+def refresh() -> None:
+    """Read the tables again at the next look; plans that were made before stay."""
+    entries.cache_clear()
+    _warn_of_other_sources.cache_clear()
+
+
+@functools.cache
+def _warn_of_other_sources(kernel: str, table: Path) -> None:
+    warnings.warn(
+        f"{table} was tuned for other sources of {kernel}; its entries for that kernel are ignored until "
+        f"`cudadent42 tune` is run again. {SWITCH_VARIABLE}=off asks no table",
+        RuntimeWarning,
+        stacklevel=3,
+    )

@@ -1,0 +1,262 @@
+"""Tunings with the real journal, state and coordinator; what is measured is invented."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from simulated import CASES, Simulated, setup
+
+from cudadent42.base.errors import UsageError
+from cudadent42.base.observer import Quiet
+from cudadent42.decisions.racing import Cause, exhaustive
+from cudadent42.tune import journal as events
+from cudadent42.tune.coordinator import STOP, Coordinator, Limits
+from cudadent42.tune.journal import FILES, Setup, TuningJournal, read
+from cudadent42.tune.rungs import next_step
+from cudadent42.tune.space import DEFAULT
+from cudadent42.tune.state import State, fold
+
+
+def tune(folder: Path, engine: Simulated, about: Setup | None = None, limits: Limits | None = None) -> State:
+    about = about or setup()
+    with TuningJournal(folder, about) as journal:
+        return Coordinator(folder, journal, about, limits or Limits(), Quiet()).run(engine)
+
+
+def test_the_best_arm_is_confirmed_in_every_case(tmp_path: Path) -> None:
+    engine = Simulated({"BLOCK=3": 0.06, "BLOCK=5": -0.2, "BLOCK=6": 0.03})
+    state = tune(tmp_path / "t", engine)
+    assert state.finished
+    assert [(each.case, each.arm) for each in state.winners] == [(case.id, "BLOCK=3") for case in CASES]
+    short = state.cases["short/fp32"]
+    assert short.settled is not None
+    assert {each.leaving.arm for each in short.departed if each.leaving.cause is Cause.NO_GAIN} >= {"BLOCK=5"}
+    assert DEFAULT in short.alive
+    assert next_step(state) is None
+    # What is read back, also by somebody else, is the same state.
+    about, entries = read(tmp_path / "t")
+    assert fold(about, entries) == state
+
+
+def test_arms_of_one_code_are_raced_once_and_never_beside_the_default(tmp_path: Path) -> None:
+    same = tuple(f"BLOCK={number}" for number in range(7))
+    state = tune(tmp_path / "t", Simulated({"BLOCK=7": -0.1}, same=same))
+    case = state.cases["short/fp32"]
+    assert case.raced == (DEFAULT, "BLOCK=7")
+    assert case.pruned["BLOCK=2"] == "the same machine code as default"
+    assert state.winners == ()
+    assert state.finished
+
+
+def test_where_nothing_is_faster_the_default_stays_and_no_confirmation_is_run(tmp_path: Path) -> None:
+    state = tune(tmp_path / "t", Simulated({f"BLOCK={number}": -0.05 for number in range(8)}))
+    assert state.finished
+    assert all(case.settled and case.settled.leader == DEFAULT for case in state.cases.values())
+    assert all(case.confirmations == 0 for case in state.cases.values())
+
+
+def test_a_winner_that_is_not_confirmed_does_not_win(tmp_path: Path) -> None:
+    state = tune(tmp_path / "t", Simulated({"BLOCK=1": 0.06}, confirmed_gains={"BLOCK=1": 0.01}))
+    assert state.finished
+    assert state.winners == ()
+    confirmed = state.cases["long/fp32"].confirmed
+    assert confirmed is not None
+    assert not confirmed.holds
+
+
+def test_a_confirmation_that_the_time_ended_says_nothing_and_is_run_again(tmp_path: Path) -> None:
+    engine = Simulated({"BLOCK=1": 0.06}, hurried=1)
+    state = tune(tmp_path / "t", engine)
+    assert "the budget ended the confirmation" in state.paused
+    assert all(case.confirmed is None for case in state.cases.values())
+    assert len(tune(tmp_path / "t", engine).winners) == 2
+
+
+def test_an_arm_that_is_wrong_is_out_with_its_reason(tmp_path: Path) -> None:
+    state = tune(
+        tmp_path / "t", Simulated({"BLOCK=1": 0.5, "BLOCK=2": 0.06}, wrong={"BLOCK=1": "failed verification"})
+    )
+    assert state.cases["short/fp32"].out == {"BLOCK=1": "failed verification"}
+    assert {each.arm for each in state.winners} == {"BLOCK=2"}
+
+
+def test_a_default_that_cannot_be_raced_settles_the_case(tmp_path: Path) -> None:
+    state = tune(tmp_path / "t", Simulated(wrong={DEFAULT: "it is wrong"}))
+    assert state.finished
+    settled = state.cases["short/fp32"].settled
+    assert settled is not None
+    assert "default" in settled.reason
+
+
+def test_jobs_that_fail_are_tried_again_and_their_blocks_count(tmp_path: Path) -> None:
+    about = setup(arms=3)
+    engine = Simulated({"BLOCK=1": 0.06}, failing=2)
+    state = tune(tmp_path / "t", engine, about)
+    first = "short/fp32#0.0"
+    assert state.jobs[first].failures == 2
+    assert state.jobs[first].blocks == about.rules.rungs[0]
+    attempts = [(attempt, seed) for name, attempt, seed in engine.jobs if name == first]
+    assert [attempt for attempt, _ in attempts] == [1, 2, 3]
+    assert len({seed for _, seed in attempts}) == 3
+    assert len(state.winners) == 2
+
+
+def test_an_arm_whose_races_always_fail_is_out(tmp_path: Path) -> None:
+    about = setup(arms=1, cases=CASES[:1])
+    state = tune(
+        tmp_path / "t", Simulated(failing=10**6), replace(about, rules=replace(about.rules, rungs=(60,)))
+    )
+    assert state.finished
+    assert "3 races failed, the last: the worker died" in state.cases["short/fp32"].out["BLOCK=0"]
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing of the process goes on behind it."""
+
+
+class Dying(TuningJournal):
+    """A journal whose process is killed behind, before or within a write."""
+
+    def __init__(self, folder: Path, about: Setup, chance: random.Random, writes: int) -> None:
+        super().__init__(folder, about)
+        self._path = folder / FILES.entries
+        self._chance = chance
+        self._writes = writes
+
+    def append(self, event: events.Event) -> events.Entry:
+        self._writes -= 1
+        if self._writes:
+            return super().append(event)
+        way = self._chance.choice(["before", "within", "behind"])
+        if way != "before":
+            super().append(event)
+        if way == "within":
+            data = self._path.read_bytes()
+            last = data[: data[:-1].rfind(b"\n") + 1]
+            torn = data[len(last) :]
+            os.truncate(self._path, len(last) + self._chance.randrange(len(torn)))
+        raise Killed
+
+
+def counts(state: State) -> dict[str, dict[str, int]]:
+    return {case.case: {arm: len(row) for arm, row in case.rows.items()} for case in state.cases.values()}
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.randoms(use_true_random=False))
+def test_kills_at_any_write_lose_nothing_and_count_nothing_twice(
+    tmp_path_factory: pytest.TempPathFactory, chance: random.Random
+) -> None:
+    """Four kills in each of 25 tunings: a hundred."""
+    folder = tmp_path_factory.mktemp("tuning") / "t"
+    about = setup(arms=7)
+    engine = Simulated({"BLOCK=3": 0.10, "BLOCK=4": -0.2}, same=("BLOCK=6",))
+    for _ in range(4):
+        with Dying(folder, about, chance, chance.randrange(1, 60)) as journal:
+            coordinator = Coordinator(folder, journal, about, Limits(), Quiet())
+            try:
+                coordinator.run(engine)
+            except Killed:
+                on_disk = fold(*read(folder))
+                # The file holds what the process knew; of the last write, all of it or nothing.
+                known_blocks = sum(job.blocks for job in coordinator.state.jobs.values())
+                assert sum(job.blocks for job in on_disk.jobs.values()) - known_blocks in (0, 1)
+    state = tune(folder, engine, about)
+    assert state.finished
+    assert {each.arm for each in state.winners} == {"BLOCK=3"}
+    for case in state.cases.values():
+        began = about.rules.rungs
+        for arm, number in counts(state)[case.case].items():
+            departed = [each.blocks for each in case.departed if each.leaving.arm == arm]
+            if arm != DEFAULT:
+                assert number == (departed[0] if departed else began[-1]), (case.case, arm)
+    for name, job in state.jobs.items():
+        rung = int(name.rpartition("#")[2].partition(".")[0])
+        assert job.blocks == about.rules.rungs[rung] - (about.rules.rungs[rung - 1] if rung else 0)
+
+
+def test_a_journal_of_another_tuning_is_refused(tmp_path: Path) -> None:
+    tune(tmp_path / "t", Simulated())
+    with pytest.raises(UsageError, match="is about other spaces"):
+        tune(tmp_path / "t", Simulated(), replace(setup(), kernel_digest="another"))
+
+
+def test_two_coordinators_do_not_share_a_tuning(tmp_path: Path) -> None:
+    with TuningJournal(tmp_path / "t", setup()), pytest.raises(UsageError, match="in use"):
+        TuningJournal(tmp_path / "t", setup())
+
+
+class Clock:
+    """Moves by ten seconds at every look."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 10.0
+        return self.now_s
+
+
+def test_a_budget_is_never_passed_and_the_same_command_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.monotonic", Clock())
+    engine = Simulated({"BLOCK=3": 0.06})
+    spent = 0.0
+    for budget_s in (100.0, 200.0, 300.0):
+        state = tune(tmp_path / "t", engine, limits=Limits(budget_s=budget_s))
+        assert "budget is used up" in state.paused
+        assert spent < state.spent_s <= budget_s
+        spent = state.spent_s
+    state = tune(tmp_path / "t", engine)
+    assert state.finished
+    assert not state.paused
+
+
+def test_money_is_never_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.monotonic", Clock())
+    state = tune(tmp_path / "t", Simulated(), limits=Limits(usd=0.3, usd_per_hour=3.0))
+    assert state.paused
+    assert 0.25 < state.spent_usd <= 0.3
+
+
+def test_it_stops_when_it_is_asked_to(tmp_path: Path) -> None:
+    class Asked(Simulated):
+        def race(self, job, *, run, seed, on_result):  # type: ignore[no-untyped-def]
+            if self.blocks > 10:
+                (tmp_path / "t" / STOP).touch()
+            super().race(job, run=run, seed=seed, on_result=on_result)
+
+    state = tune(tmp_path / "t", Asked())
+    assert state.paused == "it was asked to stop"
+    assert tune(tmp_path / "t", Simulated()).finished
+
+
+def test_twenty_sweeps_install_what_was_planted_and_cost_a_part_of_a_sweep(tmp_path: Path) -> None:
+    about = setup(arms=24, cases=CASES[:1], rules=None)
+    about = replace(about, rules=replace(about.rules, rungs=(6, 18, 54)))
+    installed, blocks = 0, 0
+    for number in range(20):
+        chance = random.Random(number)
+        gains = {arm: min(chance.gauss(-0.05, 0.05), 0.03) for arm in about.settings}
+        planted = f"BLOCK={number}"
+        gains[planted] = 0.06
+        seeded = replace(about, plan=replace(about.plan, seed=number))
+        state = tune(tmp_path / f"t{number}", Simulated(gains), seeded)
+        installed += [each.arm for each in state.winners] == [planted]
+        blocks += sum(len(row) for arm, row in state.cases["short/fp32"].rows.items() if arm != DEFAULT)
+    assert installed == 20
+    assert blocks <= 20 * exhaustive(24, about.rules) / 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_arms_of_equal_speed_are_not_installed(tmp_path: Path, seed: int) -> None:
+    about = setup(arms=12)
+    about = replace(about, plan=replace(about.plan, seed=seed))
+    assert tune(tmp_path / "t", Simulated(), about).winners == ()

@@ -1,0 +1,148 @@
+"""A tuning of a real kernel on this CPU, from the space to the table: compiled, verified, raced and confirmed by the
+lab's own worker. By a clock of the tests' own, so that no other work on the machine decides anything."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cudadent42.base.errors import UsageError
+from cudadent42.base.observer import Quiet
+from cudadent42.model.records import TimerKind
+from cudadent42.native import specification
+from cudadent42.native.tuned import tuned_for
+from cudadent42.operations.attention.case import AttentionCase
+from cudadent42.plan import Choices
+from cudadent42.runs.run_folder import RunStatus, load_run
+from cudadent42.scaffold import Kind, create
+from cudadent42.tune import installing
+from cudadent42.tune.coordinator import Limits
+from cudadent42.tune.flow import go_on
+from cudadent42.tune.opening import Opened, Request, open_tuning, reopen
+from cudadent42.tune.report.page import PAGE
+from cudadent42.tune.space import DEFAULT
+from flashmoe_science.jit import host
+from flashmoe_science.tuned.lookup import refresh
+
+SUITE = """
+name = "unit"
+dtypes = ["fp32"]
+repeats = 12
+warmup = 1
+case = [
+    { name = "one", batch = 1, num_heads = 1, seqlen = 16, head_dim = 8 },
+    { name = "two", batch = 1, num_heads = 1, seqlen = 32, head_dim = 8 },
+]
+"""
+
+SPACE = """
+schema_version = 1
+name = "planted"
+kernel = "k/k.toml"
+where = "COST != 104 or WRONG == 0"
+regions = ["seqlen_q", "seqlen_k"]
+
+[space]
+COST = [94, 100, 104]
+WRONG = [0, 1]
+UNUSED = [0, 1]
+"""
+
+
+@pytest.fixture
+def request_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
+    """A kernel whose arms differ in a clock's ``COST``; one macro makes it wrong, one changes nothing."""
+    paths = (Path(__file__).parents[3] / "src", Path(__file__).parent / "own_clock")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    refresh()
+    create("k", Kind.CPU, tmp_path)
+    source = tmp_path / "k/k.cpp"
+    text = source.read_text().replace("(float)(sum[d] / weights)", "(float)(sum[d] / weights) + WRONG")
+    source.write_text(text + "\nCUDADENT42_EXPORT int cost(void) { return COST; }\n")
+    kernel = tmp_path / "k/k.toml"
+    kernel.write_text(
+        kernel.read_text() + "\n[[configuration]]\nmacros = { COST = 100, WRONG = 0, UNUSED = 0 }\n"
+    )
+    (tmp_path / "suite.toml").write_text(SUITE)
+    (tmp_path / "space.toml").write_text(SPACE)
+    return Request(
+        space=tmp_path / "space.toml",
+        choices=Choices(suite=str(tmp_path / "suite.toml"), timer=TimerKind.CPU),
+        device="cpu",
+        folder=tmp_path / "tuning",
+        rungs=(6, 12),
+        ignore_preflight=True,
+    )
+
+
+def opened(request: Request) -> Opened:
+    return open_tuning(request, Quiet())
+
+
+@pytest.mark.fresh  # interpreters that take the clock in as they begin
+def test_a_planted_arm_is_installed_and_arms_of_equal_code_are_not(
+    request_of: Request, tmp_path: Path
+) -> None:
+    state = go_on(opened(request_of), Limits(), Quiet(), audits=False)
+    assert state.finished
+    one = state.cases["one/fp32"]
+    planted = "COST=94, WRONG=0, UNUSED=0"
+    assert {each.arm for each in state.winners} == {planted}
+    assert one.pruned["COST=94, WRONG=0, UNUSED=1"] == f"the same machine code as {planted}"
+    assert one.pruned["COST=100, WRONG=0, UNUSED=0"] == "the same machine code as default"
+    assert "verification" in one.out["COST=94, WRONG=1, UNUSED=0"]
+    for winner in state.winners:
+        assert winner.ratio == pytest.approx(100 / 94, rel=0.01)
+        run = load_run(tmp_path / "tuning" / winner.run)
+        assert run.manifest.status is RunStatus.FINISHED
+        assert run.manifest.environment["FLASHMOE_TUNED"] == "off"
+        assert run.plan.baseline == str(tmp_path / "k/k.toml")
+    assert "FLASHMOE_TUNED" not in os.environ
+    seeds = {load_run(path).plan.seed for path in (tmp_path / "tuning/races").iterdir()}
+    assert len(seeds) == len(list((tmp_path / "tuning/races").iterdir()))
+
+    page = (tmp_path / "tuning" / PAGE).read_text()
+    assert "Faster than the default in 2 of 2 cases" in page
+    assert page.count("<svg") == 4
+    assert "seqlen_q 16 to 32" in page
+
+    # Once more: nothing is left to do.
+    again = go_on(reopen(tmp_path / "tuning", Quiet(), ignore_preflight=True), Limits(), Quiet())
+    assert again.arm_blocks == state.arm_blocks
+
+    table = installing.install_tuning(tmp_path / "tuning", package=False)
+    assert [(entry.region.between, entry.settings["COST"]) for entry in table.entries] == [
+        ({"seqlen_q": (16, 32), "seqlen_k": (16, 32)}, 94)
+    ]
+    assert [entry.problem for entry in installing.check()] == [""]
+    kernel = specification.load(tmp_path / "k/k.toml")
+
+    def cost(seqlen: int, head_dim: int = 8) -> int:
+        case = AttentionCase("any", "fp32", 1, 1, 1, seqlen, seqlen, head_dim)
+        chosen = tuned_for(kernel, case, host.cpu_name(), 0).find("fp32", head_dim, None)
+        assert chosen is not None
+        return chosen.macros["COST"]
+
+    assert [cost(16), cost(24), cost(32), cost(33), cost(15), cost(24, 16)] == [94, 94, 94, 100, 100, 100]
+    # Another kernel under the same name is not configured by it.
+    source = tmp_path / "k/k.cpp"
+    source.write_text(source.read_text() + "\n// changed\n")
+    refresh()
+    with pytest.warns(RuntimeWarning, match="tuned for other sources of file:k"):
+        assert cost(24) == 100
+    with pytest.raises(UsageError, match="the kernel changed since"):
+        reopen(tmp_path / "tuning", Quiet())
+
+
+@pytest.mark.fresh
+def test_where_nothing_is_faster_nothing_is_installed(request_of: Request, tmp_path: Path) -> None:
+    space = tmp_path / "space.toml"
+    space.write_text(space.read_text().replace("[94, 100, 104]", "[100, 104]"))
+    state = go_on(opened(request_of), Limits(), Quiet(), audits=False)
+    assert state.finished
+    assert all(case.leader == DEFAULT for case in state.cases.values())
+    with pytest.raises(UsageError, match="nothing to install"):
+        installing.install_tuning(tmp_path / "tuning", package=False)

@@ -1,0 +1,203 @@
+"""Tables of tuned configurations: what a table may say, whose is asked first, and what a call then takes."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashmoe_science import explain, flash_attention
+from flashmoe_science.cuda.attention.select import TUNED
+from flashmoe_science.cuda.moe.select import TUNED as MOE_TUNED
+from flashmoe_science.errors import InputError
+from flashmoe_science.tuned.configuration import typed
+from flashmoe_science.tuned.lookup import PACKAGE_FOLDER, SWITCH_VARIABLE, refresh, user_folder
+from flashmoe_science.tuned.table import Region, TableError, parse_table
+
+ENTRY = """
+schema_version = 1
+
+[[entry]]
+kernel = "attention.portable"
+digest = "{digest}"
+device = "NVIDIA H200"
+multiprocessors = 132
+settings = {{ block_n = {block_n} }}
+same = {{ dtype = "bf16", causal = false, head_dim = 128 }}
+between = {{ seqlen_k = [1024, 4096] }}
+ratio = 1.05
+interval = [1.03, 1.07]
+evidence = ["a-run"]
+"""
+
+
+def table(block_n: int = 48, digest: str | None = None) -> str:
+    return ENTRY.format(digest=digest or TUNED.digest("attention.portable"), block_n=block_n)
+
+
+@pytest.fixture
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of the user's tables."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr("flashmoe_science.tuned.lookup.PACKAGE_FOLDER", tmp_path / "package")
+    folder = user_folder()
+    folder.mkdir(parents=True)
+    (tmp_path / "package").mkdir()
+    refresh()
+    yield folder
+    refresh()
+
+
+def explained(
+    seqlen_k: int = 2048, gpu: str = "H200", dtype: torch.dtype = torch.bfloat16
+) -> tuple[str, int, str]:
+    query = torch.empty(1, 8, 2048, 128, dtype=dtype, device="meta")
+    key = torch.empty(1, 8, seqlen_k, 128, dtype=dtype, device="meta")
+    said = explain(flash_attention, query, key, key, gpu=gpu)
+    return said.kernel, said.configuration.block_n, said.reason
+
+
+def test_a_call_in_the_region_takes_what_the_table_says_and_explains_it(user: Path) -> None:
+    before = explained()
+    (user / "t.toml").write_text(table())
+    refresh()
+    kernel, block_n, reason = explained()
+    assert before[0] == "hopper"
+    assert (kernel, block_n) == ("portable", 48)
+    assert reason == f"tuned on NVIDIA H200: 1.050x the usual choice (1.030 to 1.070), by {user / 't.toml'}"
+    for other in (explained(512), explained(5000), explained(gpu="H100"), explained(dtype=torch.float16)):
+        assert "tuned" not in other[2]
+    assert explained(1024)[1] == explained(4096)[1] == 48
+
+
+def test_the_switch_and_the_override_go_before_the_table(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (user / "t.toml").write_text(table())
+    refresh()
+    monkeypatch.setenv(SWITCH_VARIABLE, "off")
+    assert "tuned" not in explained()[2]
+    monkeypatch.delenv(SWITCH_VARIABLE)
+    monkeypatch.setenv("FLASHMOE_CUDA_KERNEL", "hopper")
+    assert explained()[0] == "hopper"
+
+
+def test_the_users_table_goes_before_the_packages(user: Path, tmp_path: Path) -> None:
+    (tmp_path / "package/a.toml").write_text(table(32))
+    refresh()
+    assert explained()[1] == 32
+    (user / "z.toml").write_text(table(48))
+    refresh()
+    assert explained()[1] == 48
+
+
+def test_entries_for_other_sources_are_ignored_with_one_warning(user: Path) -> None:
+    (user / "t.toml").write_text(table(digest="0" * 64))
+    refresh()
+    with pytest.warns(RuntimeWarning, match=r"was tuned for other sources of attention\.portable") as record:
+        kernels = {explained(keys)[0] for keys in (2048, 1500)}
+    assert kernels == {"hopper"}
+    assert len(record) == 1
+
+
+def test_settings_that_the_kernel_has_no_place_for_are_as_if_they_were_not_there(user: Path) -> None:
+    text = table()
+    for settings in ("block_x = 48", 'block_n = "wide"', "overlap = 3"):
+        (user / "t.toml").write_text(text.replace("block_n = 48", settings))
+        refresh()
+        assert explained()[0] == "hopper"
+
+
+def test_a_table_that_cannot_be_read_is_left_out_with_a_warning(user: Path) -> None:
+    (user / "bad.toml").write_text("[[entry]")
+    (user / "good.toml").write_text(table())
+    refresh()
+    with pytest.warns(
+        RuntimeWarning, match="tuned configurations are not used: .*bad.toml is not valid TOML"
+    ):
+        assert explained()[1] == 48
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("schema_version = 1", "schema_version = 2", "reads 1"),
+        ("ratio = 1.05", "ratio = 'a'", "expected a ratio"),
+        ("interval = [1.03, 1.07]", "interval = [0.99, 1.07]", "interval above 1"),
+        ("interval = [1.03, 1.07]", "interval = [1.03]", "two numbers"),
+        ("seqlen_k = [1024, 4096]", "seqlen_k = [4096, 1024]", "expected [low, high]"),
+        ("seqlen_k = [1024, 4096]", "seqlen_k = 3", "expected [low, high]"),
+        ('evidence = ["a-run"]', "evidence = [1]", "run folders"),
+        ('kernel = "attention.portable"', "kernel = 3", "expected text"),
+        ("block_n = 48", "block_n = 4.5", "whole numbers"),
+        ("multiprocessors = 132", "multiprocessors = 132\nunknown = 1", "expected some of"),
+        ("multiprocessors = 132", 'file = "../x.toml"', "beside the table"),
+    ],
+)
+def test_what_a_table_may_not_say(old: str, new: str, problem: str) -> None:
+    text = table(digest="1")
+    assert old in text
+    with pytest.raises(TableError) as raised:
+        parse_table(text.replace(old, new), "here")
+    assert problem in str(raised.value)
+    assert str(raised.value).startswith("here")
+
+
+@given(st.text())
+def test_any_text_is_a_table_or_an_error(text: str) -> None:
+    try:
+        assert parse_table(f"schema_version = 1\n{text}", "here") is not None
+    except TableError:
+        return
+
+
+@given(st.integers(-5, 5), st.integers(-5, 5), st.integers(-5, 5), st.sampled_from(["bf16", "fp16"]))
+def test_a_region_is_closed_and_a_field_that_is_missing_does_not_fit(
+    x: int, low: int, more: int, dtype: str
+) -> None:
+    region = Region({"dtype": "bf16"}, {"x": (low, low + abs(more))})
+    assert region.holds({"x": x, "dtype": dtype}) is (low <= x <= low + abs(more) and dtype == "bf16")
+    assert not region.holds({"x": x})
+    assert not region.holds({"dtype": "bf16"})
+
+
+@pytest.mark.parametrize("tuned", [TUNED, MOE_TUNED])
+def test_every_kernel_that_a_table_may_configure_has_sources(tuned: object) -> None:
+    assert isinstance(tuned, type(TUNED))
+    digests = {tuned.digest(name) for name in tuned.names()}
+    assert len(digests) == len(tuned.names())
+    assert all(len(digest) == 64 for digest in digests)
+
+
+def test_values_of_parts_and_enumerations_are_read() -> None:
+    from flashmoe_science.configs.moe.few import FewConfiguration, FewWay
+
+    assert typed(FewConfiguration, {"up.way": "tiles", "max_slots": 512}) == {
+        "up.way": FewWay.TILES,
+        "max_slots": 512,
+    }
+    for wrong in ({"up.way": "nowhere"}, {"up.none": 1}, {"max_slots": True}):
+        with pytest.raises(InputError):
+            typed(FewConfiguration, wrong)
+
+
+def test_tables_of_the_package_are_sound_and_for_its_sources() -> None:
+    for path in PACKAGE_FOLDER.glob("*.toml"):
+        for entry in parse_table(path.read_text(), str(path)):
+            tuned = TUNED if entry.kernel.startswith("attention.") else MOE_TUNED
+            assert entry.digest == tuned.digest(entry.kernel), "tune again, or take the entry out"
+
+
+def test_no_table_is_opened_for_a_shape_that_has_its_plan(
+    user: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    explained()
+    monkeypatch.setattr(Path, "open", None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        explained()
+    assert SWITCH_VARIABLE not in os.environ
