@@ -29,8 +29,8 @@ FOLDERS = [
 ]
 
 _BELOW_STAGES = (
-    "cudadent42 base model decisions preflight operations suites timing native runs versions registry plan correctness "
-    "profiles integrity"
+    "cudadent42 base model sandbox decisions preflight operations suites timing native runs versions registry plan "
+    "correctness profiles integrity"
 )
 """A stage may use all of these, and no stage."""
 
@@ -38,15 +38,16 @@ LAYERS = {
     "cudadent42": "",
     "base": "cudadent42",
     "model": "base",
+    "sandbox": "base model",
     "cost": "base model",
     "decisions": "base model",
-    "preflight": "base model",
+    "preflight": "base model sandbox",
     "timing": "base model",
     "operations": "base model timing",
     "suites": "base model operations",
     "correctness": "base model operations",
     "integrity": "base model timing operations correctness",
-    "native": "base model operations suites correctness",
+    "native": "base model sandbox operations suites correctness",
     "runs": "cudadent42 base model decisions operations suites native",
     "versions": "base model operations native",
     "registry": "base model operations native versions",
@@ -60,8 +61,8 @@ LAYERS = {
     "stages.profile": _BELOW_STAGES,
     "stages.gates": _BELOW_STAGES,
     "stages.report": _BELOW_STAGES,
-    "worker": "base model timing operations integrity versions registry stages.verify stages.bench",
-    "audit": "base model timing operations correctness decisions registry worker",
+    "worker": "base model sandbox timing operations integrity versions registry stages.verify stages.bench",
+    "audit": "base model sandbox timing operations correctness decisions registry worker",
     "flows": f"{_BELOW_STAGES} cost patterns ledger stages.build stages.verify stages.bench stages.profile "
     "stages.gates stages.report worker audit",
     "scaffold": "base",

@@ -454,6 +454,15 @@ esac
 status_disk=$status
 show disk "$status"
 
+# ---- sandbox: confines candidates, for --untrusted
+detail='' problem='' skipped='' cause='' fix='' status=ok
+skip 'asked of the kernel by `cudadent42 preflight`'
+case $problem in
+    '') [ -z "$skipped" ] || status=skip ;;
+esac
+status_sandbox=$status
+show sandbox "$status"
+
 # ---- compiler: compiles the CPU kernel at first use
 detail='' problem='' skipped='' cause='' fix='' status=ok
 v_reason='no C++ compiler was found'

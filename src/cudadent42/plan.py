@@ -14,6 +14,7 @@ from cudadent42.decisions.margin import default_margin
 from cudadent42.model.cases import Case
 from cudadent42.model.implementations import Implementation, is_kernel_file, is_plug_in, named, plug_in_file
 from cudadent42.model.records import CacheState, Plan, TimerKind, Version
+from cudadent42.model.sandbox import Protection
 from cudadent42.native import specification
 from cudadent42.suites.loader import MAX_REPEATS, MAX_WARMUP, Suite, load_suite, parse_dtype
 
@@ -57,6 +58,10 @@ class RunOptions:
     with_report: bool = True
     sealed: bool = False
     """Audit everything, whatever the result (docs/defences.md)."""
+    untrusted: bool = False
+    """Confine candidates to a sandbox (docs/defences.md)."""
+    accepted_missing: tuple[Protection, ...] = ()
+    """What the sandbox may do without."""
     audits: bool = True
     """Audit what is called faster. Without, there is no claim."""
     command: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ from cudadent42.model.events import Event
 from cudadent42.model.integrity import Breach, Finding
 from cudadent42.model.records import BenchReport, Plan, TimerKind, VerifyReport
 from cudadent42.operations.attention.case import AttentionCase
+from cudadent42.sandbox.launch import Sandbox
 from cudadent42.worker.parent import Worker
 from cudadent42.worker.stages import run_stage
 
@@ -59,14 +60,16 @@ def plan_for(names: Sequence[str], timer: TimerKind = TimerKind.CALL, repeats: i
     )
 
 
-def put_before(names: Sequence[str], log: Path, timer: TimerKind = TimerKind.CALL) -> Seen:
+def put_before(
+    names: Sequence[str], log: Path, timer: TimerKind = TimerKind.CALL, sandbox: Sandbox | None = None
+) -> Seen:
     """Verify and bench, in one worker."""
     plan = plan_for(names, timer)
 
     def ignore(event: Event) -> None:
         return
 
-    with Worker(log) as worker:
+    with Worker(log, sandbox=sandbox) as worker:
         verified = run_stage("verify", plan, on_event=ignore, worker=worker)
         benched = run_stage("bench", plan, on_event=ignore, verified=verified, worker=worker)
     return Seen(verified, benched, plan)

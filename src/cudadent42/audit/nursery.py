@@ -1,8 +1,9 @@
 """The process that the contestants are forked from: a branch of the run's worker, where there is one, else
-``python -m cudadent42.audit.nursery SOCKET PARENT OPERATION``.
+``python -m cudadent42.audit.nursery SOCKET PARENT OPERATION [POLICY]``.
 
 It has imported PyTorch and what the lab needs, which takes seconds. It neither runs an operation of PyTorch's nor loads
-anything of a candidate, so each contestant begins at once, and as clean as a process of its own.
+anything of a candidate, so each contestant begins at once, and as clean as a process of its own. With the policy of a
+sandbox each confines itself, apart from the other, before it loads anything.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import struct
 import sys
 
 from cudadent42.operations import definition
+from cudadent42.sandbox.enter import enter
+from cudadent42.sandbox.policy import Policy
 from cudadent42.worker.branch import Trunk
 from cudadent42.worker.processes import tie_to_parent
 
@@ -49,7 +52,7 @@ def preload(operation: str) -> None:
     definition(operation).implementations()
 
 
-def serve(requests: socket.socket) -> None:
+def serve(requests: socket.socket, policy: Policy | None = None) -> None:
     """Forks a contestant at each request, until the socket's other end is closed."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for contestants: they are killed
     while True:
@@ -63,17 +66,20 @@ def serve(requests: socket.socket) -> None:
             requests.close()
             os.setsid()
             tie_to_parent(own)
-            _contest(files)
+            _contest(files, policy)
         for file in files:
             os.close(file)
         requests.send(_PID.pack(pid))
 
 
-def _contest(files: list[int]) -> None:
+def _contest(files: list[int], policy: Policy | None) -> None:
     contestant = importlib.import_module("cudadent42.audit.contestant")
     try:
         for standard in (1, 2):
             os.dup2(files[2], standard)
+        if policy is not None:
+            enter(policy)
+            sys.path.insert(0, policy.folder)
         contestant.serve(files[0], files[1], files[PIPES:])
     finally:
         os._exit(0)
@@ -82,4 +88,5 @@ def _contest(files: list[int]) -> None:
 if __name__ == "__main__":
     tie_to_parent(int(sys.argv[2]))
     preload(sys.argv[3])
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    given = Policy.from_json(sys.argv[4]) if len(sys.argv) > 4 else None
+    serve(socket.socket(fileno=int(sys.argv[1])), given)

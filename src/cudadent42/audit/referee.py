@@ -22,6 +22,7 @@ from typing import IO
 from cudadent42.audit.messages import Answer, Ask
 from cudadent42.audit.nursery import fork
 from cudadent42.base.serialise import dumps, loads
+from cudadent42.sandbox.launch import FOLDER, Sandbox
 from cudadent42.timing.processor_time import descendants, process_ns
 from cudadent42.worker.branch import Branch
 from cudadent42.worker.processes import MARK
@@ -114,10 +115,15 @@ class Party:
 class Referee:
     """A context manager: at its end every process of the audit is gone.
 
-    ``nursery``: a worker's branch, which is closed too; None starts one.
+    ``nursery``: a worker's branch, which is closed too; None starts one. ``sandbox`` is what each contestant is
+    confined to, apart from the other; no branch of a worker can do that.
     """
 
-    def __init__(self, log: Path, operation: str, nursery: Branch | None = None) -> None:
+    def __init__(
+        self, log: Path, operation: str, nursery: Branch | None = None, sandbox: Sandbox | None = None
+    ) -> None:
+        assert nursery is None or sandbox is None
+        self._sandbox = sandbox
         self._log_path = log
         self._operation = operation
         self._nursery = nursery
@@ -143,13 +149,18 @@ class Referee:
         paths = [root, environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         command = [sys.executable, "-m", "cudadent42.audit.nursery"]
+        command += [str(theirs.fileno()), str(os.getpid()), self._operation]
+        if self._sandbox is not None:
+            command.append(self._sandbox.policy.to_json())
+            environment = self._sandbox.environment(environment)
         process = subprocess.Popen(
-            [*command, str(theirs.fileno()), str(os.getpid()), self._operation],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
             pass_fds=(theirs.fileno(),),
             env=environment,
+            cwd=None if self._sandbox is None else FOLDER,
             start_new_session=True,
         )
         theirs.close()
@@ -165,6 +176,8 @@ class Referee:
         for party in self._parties:
             party.close()
         self._resources.close()
+        if self._sandbox is not None:
+            self._sandbox.settle()
 
     def processor_s(self) -> float:
         """Of all processes until now; of a nursery that the worker branched off, what it did since."""

@@ -16,6 +16,7 @@ from cudadent42.model.cases import Case
 from cudadent42.model.integrity import Breach, Confirmation, Finding, Grade, Spent
 from cudadent42.model.records import Comparison, Plan, Results
 from cudadent42.operations import definition
+from cudadent42.sandbox.launch import Sandbox
 from cudadent42.worker.branch import Branch
 
 SHARE, SEALED_SHARE = 0.04, 0.2
@@ -59,11 +60,13 @@ def audit(
     measured_s: float,
     sealed: bool = False,
     nursery: Branch | None = None,
+    sandbox: Sandbox | None = None,
     on_progress: OnProgress = lambda fraction, what: None,
 ) -> Audited:
     """Races what ``results`` call faster again; with ``sealed``, all.
 
     ``measured_s``: what measuring took. ``nursery``: a branch of the worker's; without one a process is started.
+    ``sandbox`` confines each process that runs an implementation, and goes with no branch.
     """
     audited = Audited()
     names = claimed(results, sealed=sealed)
@@ -79,7 +82,7 @@ def audit(
     began_s, ran_s = time.perf_counter(), time.process_time()
     others_s = 0.0
     try:
-        with Referee(log, plan.operation, nursery) as referee:
+        with Referee(log, plan.operation, nursery, sandbox) as referee:
             try:
                 for name in names:
                     _audit_one(plan, results, name, referee, chance, audited, budget_s, sealed, on_progress)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cudadent42.base.observer import Observer
-    from cudadent42.commands.options import How, Kept, What, Where
+    from cudadent42.commands.options import Confined, How, Kept, What, Where
     from cudadent42.decisions.gates import GateFile
     from cudadent42.plan import Choices, RunOptions
 
@@ -46,9 +46,13 @@ def choices_of(what: What, how: How) -> Choices:
     )
 
 
-def run_options(choices: Choices, where: Where, kept: Kept, *, with_report: bool = True) -> RunOptions:
+def run_options(
+    choices: Choices, where: Where, kept: Kept, confined: Confined, *, with_report: bool = True
+) -> RunOptions:
     """What a command asks of a run. Raises UsageError where its gates are not understood."""
     from cudadent42.plan import RunOptions
+
+    checked(confined)
 
     return RunOptions(
         choices=choices,
@@ -59,8 +63,19 @@ def run_options(choices: Choices, where: Where, kept: Kept, *, with_report: bool
         save_samples=kept.save_csv,
         with_report=with_report,
         sealed=kept.sealed,
+        untrusted=confined.untrusted,
+        accepted_missing=tuple(confined.accept_missing or ()),
         command=command_line(),
     )
+
+
+def checked(confined: Confined) -> Confined:
+    """Raises UsageError where something of a sandbox is said, and none is asked for."""
+    from cudadent42.base.errors import UsageError
+
+    if confined.accept_missing and not confined.untrusted:
+        raise UsageError("--accept-missing is about a sandbox; give --untrusted with it")
+    return confined
 
 
 def _gates(name: str) -> GateFile:

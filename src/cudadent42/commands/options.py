@@ -11,6 +11,7 @@ import typer
 from cudadent42.commands import completion
 from cudadent42.commands.help import HOW, KEPT, OUTPUT, WHAT, WHERE
 from cudadent42.model.records import CacheState, TimerKind
+from cudadent42.model.sandbox import Protection
 
 SuiteOption = Annotated[
     str,
@@ -131,6 +132,23 @@ SealedOption = Annotated[
         help="Audit all cases and implementations, and other shapes, in processes apart. Up to a quarter longer.",
     ),
 ]
+UntrustedOption = Annotated[
+    bool,
+    typer.Option(
+        "--untrusted",
+        rich_help_panel=WHERE,
+        help="Confine candidates to a sandbox: no network, no files but their own, limits. Refused where it cannot be.",
+    ),
+]
+AcceptMissingOption = Annotated[
+    list[Protection] | None,
+    typer.Option(
+        "--accept-missing",
+        metavar="|".join(Protection),
+        rich_help_panel=WHERE,
+        help="With --untrusted: do without this protection where the machine has none. Repeat the option for more.",
+    ),
+]
 IgnoreOption = Annotated[
     bool,
     typer.Option(
@@ -242,6 +260,14 @@ class Where:
 
     device: DeviceOption = "auto"
     ignore_preflight: IgnoreOption = False
+
+
+@dataclass(frozen=True)
+class Confined:
+    """What candidates are kept from."""
+
+    untrusted: UntrustedOption = False
+    accept_missing: AcceptMissingOption = None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from cudadent42.commands.common import choices_of, console_for, print_json, prin
 from cudadent42.commands.grouped import grouped
 from cudadent42.commands.options import (
     CacheStateOption,
+    Confined,
     How,
     Kept,
     OutputOption,
@@ -93,7 +94,9 @@ def profile(
 
     what = What(suite=profiled.suite, case=[profiled.case], implementations=[profiled.implementation, OURS])
     options = ProfileOptions(
-        run=run_options(choices_of(what, How(seed=seed, l2=l2)), where, Kept(output_dir=output_dir)),
+        run=run_options(
+            choices_of(what, How(seed=seed, l2=l2)), where, Kept(output_dir=output_dir), Confined()
+        ),
         implementation=profiled.implementation,
         full=means.full,
         counters=means.counters,

@@ -18,7 +18,7 @@ from cudadent42.commands.common import (
 )
 from cudadent42.commands.grouped import grouped
 from cudadent42.commands.help import KEPT, WHAT
-from cudadent42.commands.options import CaseOption, DTypeOption, How, Kept, Shown, What, Where
+from cudadent42.commands.options import CaseOption, Confined, DTypeOption, How, Kept, Shown, What, Where
 from cudadent42.commands.run import carry_out
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ def compare(
     raced: Raced,
     how: How,
     where: Where,
+    confined: Confined,
     kept: Kept,
     with_report: Annotated[
         bool,
@@ -93,16 +94,18 @@ def compare(
     """
     from cudadent42.flows import race
 
-    options = _race_options(raced, how, where, kept, with_report)
+    options = _race_options(raced, how, where, kept, confined, with_report)
     carry_out(partial(race.race, rev_a, rev_b, options), shown, with_report)
 
 
-def _race_options(raced: Raced, how: How, where: Where, kept: Kept, with_report: bool = True) -> RaceOptions:
+def _race_options(
+    raced: Raced, how: How, where: Where, kept: Kept, confined: Confined, with_report: bool = True
+) -> RaceOptions:
     from cudadent42.flows.race import RaceOptions, with_defaults
 
     choices = choices_of(What(suite=raced.suite, dtype=raced.dtype, case=raced.case), how)
     return RaceOptions(
-        run=run_options(with_defaults(choices), where, kept, with_report=with_report),
+        run=run_options(with_defaults(choices), where, kept, confined, with_report=with_report),
         repository=raced.repository,
         entry=raced.implementation,
     )
@@ -125,6 +128,7 @@ def bisect(
     raced: Raced,
     how: How,
     where: Where,
+    confined: Confined,
     output_dir: Annotated[
         Path | None,
         typer.Option(
@@ -143,7 +147,7 @@ def bisect(
     from cudadent42.base.progress import observer
     from cudadent42.flows.race.bisect import bisect as search
 
-    options = _race_options(raced, how, where, Kept(gate=gate, output_dir=output_dir))
+    options = _race_options(raced, how, where, Kept(gate=gate, output_dir=output_dir), confined)
     with observer(console_for(stderr=True), shown.verbose) as watcher:
         result = search(good, bad, options, watcher)
     if shown.as_json:

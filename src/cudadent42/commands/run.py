@@ -22,7 +22,7 @@ from cudadent42.commands.common import (
 )
 from cudadent42.commands.gate import gates_document, print_gates
 from cudadent42.commands.grouped import grouped
-from cudadent42.commands.options import Elsewhere, How, Kept, Shown, What, Where
+from cudadent42.commands.options import Confined, Elsewhere, How, Kept, Shown, What, Where
 
 if TYPE_CHECKING:
     from cudadent42.base.observer import Observer
@@ -32,9 +32,17 @@ if TYPE_CHECKING:
 
 
 @grouped
-def run(what: What, how: How, where: Where, elsewhere: Elsewhere, kept: Kept, shown: Shown) -> None:
+def run(
+    what: What,
+    how: How,
+    where: Where,
+    confined: Confined,
+    elsewhere: Elsewhere,
+    kept: Kept,
+    shown: Shown,
+) -> None:
     """Do everything and write a report."""
-    options = run_options(choices_of(what, how), where, kept)
+    options = run_options(choices_of(what, how), where, kept, confined)
     if elsewhere.on is not None:
         from cudadent42.commands.elsewhere import run_there
 
@@ -45,12 +53,12 @@ def run(what: What, how: How, where: Where, elsewhere: Elsewhere, kept: Kept, sh
 
 
 @grouped
-def bench(what: What, how: How, where: Where, kept: Kept, shown: Shown) -> None:
+def bench(what: What, how: How, where: Where, confined: Confined, kept: Kept, shown: Shown) -> None:
     """Do everything but the report.
 
     Verification cannot be left out: what is wrong is not timed.
     """
-    _run(run_options(choices_of(what, how), where, kept, with_report=False), shown)
+    _run(run_options(choices_of(what, how), where, kept, confined, with_report=False), shown)
 
 
 def _run(options: RunOptions, shown: Shown) -> None:

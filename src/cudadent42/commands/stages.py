@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +12,7 @@ import typer
 from cudadent42.base.errors import ExitCode
 from cudadent42.commands import trace
 from cudadent42.commands.common import (
+    checked,
     choices_of,
     console_for,
     encoded,
@@ -21,12 +24,15 @@ from cudadent42.commands.common import (
 )
 from cudadent42.commands.grouped import grouped
 from cudadent42.commands.options import (
+    AcceptMissingOption,
+    Confined,
     DeviceOption,
     How,
     JsonOption,
     Kept,
     SeedOption,
     Shown,
+    UntrustedOption,
     VerboseOption,
     What,
     Where,
@@ -34,6 +40,7 @@ from cudadent42.commands.options import (
 
 if TYPE_CHECKING:
     from cudadent42.model.records import MachineReport
+    from cudadent42.sandbox.launch import Sandbox
 
 
 def preflight(
@@ -91,6 +98,8 @@ def build(
             "Default: cudadent42.",
         ),
     ] = None,
+    untrusted: UntrustedOption = False,
+    accept_missing: AcceptMissingOption = None,
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -103,13 +112,16 @@ def build(
     from cudadent42.stages.build import buildable, choose_device
 
     target = choose_device(device, offline=bool(arch))
-    with watching(verbose) as watcher:
+    kernel_names = buildable(split(implementations))
+    confined = checked(Confined(untrusted, accept_missing))
+    with watching(verbose) as watcher, _sandbox(target, kernel_names, confined) as sandbox:
         watcher.stage("build")
         report = build_kernels(
             target,
             split(arch),
             lambda done, total, what: watcher.advance(done / total, what),
-            implementations=buildable(split(implementations)),
+            implementations=kernel_names,
+            sandbox=sandbox,
         )
     if as_json:
         print_json({"passed": report.passed, **encoded(report)})
@@ -129,8 +141,19 @@ def build(
         raise typer.Exit(ExitCode.BUILD_FAILED)
 
 
+def _sandbox(device: str, names: Sequence[str], confined: Confined) -> AbstractContextManager[Sandbox | None]:
+    """Of the compilers of kernel files."""
+    from cudadent42.flows import sandboxing
+    from cudadent42.model.implementations import is_kernel_file, plug_in_file
+
+    if not confined.untrusted:
+        return nullcontext()
+    files = [plug_in_file(name) for name in names if is_kernel_file(name)]
+    return sandboxing.untrusted(device, files, confined.accept_missing or ())
+
+
 @grouped
-def verify(*, what: What, seed: SeedOption = 0, where: Where, shown: Shown) -> None:
+def verify(*, what: What, seed: SeedOption = 0, where: Where, confined: Confined, shown: Shown) -> None:
     """Check results against float64.
 
     Every case of the suite, and adversarial inputs.
@@ -138,7 +161,7 @@ def verify(*, what: What, seed: SeedOption = 0, where: Where, shown: Shown) -> N
     from cudadent42.commands import tables
     from cudadent42.flows import pipeline
 
-    options = run_options(choices_of(what, How(seed=seed)), where, Kept())
+    options = run_options(choices_of(what, How(seed=seed)), where, Kept(), confined)
     with watching(shown.verbose) as watcher:
         report = pipeline.verify_only(options, watcher)
     if shown.as_json:

@@ -20,6 +20,7 @@ from cudadent42.base.observer import Forwarding, Observer
 from cudadent42.decisions.claims import with_claim
 from cudadent42.decisions.compare import compare
 from cudadent42.decisions.verdicts import MIN_BLOCKS
+from cudadent42.flows.sandboxing import candidates_of, untrusted
 from cudadent42.model import implementations
 from cudadent42.model.device_names import parse_device
 from cudadent42.model.events import (
@@ -51,6 +52,7 @@ from cudadent42.preflight.text import troubles
 from cudadent42.registry import get, registry
 from cudadent42.runs.run_folder import RunWriter, check_output, create_default_folder
 from cudadent42.runs.source import revision
+from cudadent42.sandbox.launch import Sandbox
 from cudadent42.stages import gates, report
 from cudadent42.stages.build import build_for
 from cudadent42.stages.gates import GateReport
@@ -215,6 +217,17 @@ def execute(
     prepared: Prepared, options: RunOptions, observer: Observer, opened: Callable[[RunWriter], None]
 ) -> Outcome:
     """``run`` from building on."""
+    with _confined(options, prepared.plan) as sandbox:
+        return _execute(prepared, options, observer, opened, sandbox)
+
+
+def _execute(
+    prepared: Prepared,
+    options: RunOptions,
+    observer: Observer,
+    opened: Callable[[RunWriter], None],
+    sandbox: Sandbox | None,
+) -> Outcome:
     plan = prepared.plan
     source = revision()
     path = options.output or create_default_folder(plan.suite, source)
@@ -223,8 +236,11 @@ def execute(
     with _entered_in_ledger(path, observer), writer as folder, ExitStack() as branches:
         opened(folder)
         recorded = _Recorded(observer, folder)
-        with Worker(path / WORKER_LOG, trunk=trunk) as worker:
-            built = build(plan, worker, recorded)
+        if sandbox is not None:
+            folder.set_sandbox(sandbox.report)
+            recorded.note(f"sandbox: {sandbox.report.summary}")
+        with Worker(path / WORKER_LOG, trunk=trunk, sandbox=sandbox) as worker:
+            built = build(plan, worker, recorded, sandbox)
             folder.set_build(built)
             require(built)
             verified = verify(plan, worker, recorded)
@@ -240,14 +256,19 @@ def execute(
         folder.write_verify(verified)
         recorded.stage("compare")
         results = compare(plan, benched.samples, benched.skipped, peaks)
-        audited = _audit(options, plan, results, path / AUDIT_LOG, measured_s, branch, recorded)
+        audited = _audit(options, plan, results, path / AUDIT_LOG, measured_s, branch, recorded, sandbox)
         integrity = _integrity(verified, benched, audited, options.sealed)
         results = with_claim(replace(results, integrity=integrity), verified=verified.passed)
         folder.write_results(results)
         if options.with_report:
             recorded.stage("report")
     if options.gate and gates.wants_profile(options.gate):
-        _profile(path, observer)
+        if sandbox is None:
+            _profile(path, observer)
+        else:
+            observer.note(
+                "the run is not profiled: a profiler works outside of a sandbox, and would take the candidate there"
+            )
     judged = gates.judge(options.gate, path) if options.gate else None
     if options.with_report:
         report.write(path)  # of the finished run, so once the folder is closed
@@ -262,6 +283,7 @@ def _audit(
     measured_s: float,
     branch: Branch | None,
     observer: Observer,
+    sandbox: Sandbox | None,
 ) -> Audited:
     """Of what is called faster, and of everything where that is asked for."""
     if not (options.sealed or options.audits) or not claimed(results, sealed=options.sealed):
@@ -274,6 +296,7 @@ def _audit(
         measured_s=measured_s,
         sealed=options.sealed,
         nursery=branch,
+        sandbox=sandbox,
         on_progress=observer.advance,
     )
     for finding in audited.findings:
@@ -321,18 +344,31 @@ def _entered_in_ledger(path: Path, observer: Observer) -> Iterator[None]:
 def verify_only(options: RunOptions, observer: Observer) -> VerifyReport:
     """The run up to verification, without a folder."""
     plan = prepare(options, observer).plan
-    with Worker() as worker:
-        require(build(plan, worker, observer))
+    with _confined(options, plan) as sandbox, Worker(sandbox=sandbox) as worker:
+        if sandbox is not None:
+            observer.note(f"sandbox: {sandbox.report.summary}")
+        require(build(plan, worker, observer, sandbox))
         return verify(plan, worker, observer)
 
 
-def build(plan: Plan, worker: Worker, observer: Observer) -> BuildReport:
+@contextmanager
+def _confined(options: RunOptions, plan: Plan) -> Iterator[Sandbox | None]:
+    """The sandbox of the plan's candidates, where one is asked for. Raises MachineNotReadyError where it cannot be."""
+    if not options.untrusted:
+        yield None
+        return
+    files, versions = candidates_of(plan)
+    with untrusted(plan.device, files, options.accepted_missing, versions=versions) as sandbox:
+        yield sandbox
+
+
+def build(plan: Plan, worker: Worker, observer: Observer, sandbox: Sandbox | None = None) -> BuildReport:
     """Build what the plan needs, and tell what failed. Versions build themselves, in the worker."""
     observer.stage("build")
     if plan.versions:
         built = run_stage("build", plan, on_event=lambda event: _tell(event, observer), worker=worker)
     else:
-        built = build_for(plan, lambda done, total, what: observer.advance(done / total, what))
+        built = build_for(plan, lambda done, total, what: observer.advance(done / total, what), sandbox)
     for failure in built.failures:
         observer.note(f"{failure.kernel} for {failure.architecture}: {failure.message}")
         for line in failure.log.splitlines()[-_LOG_LINES:]:

@@ -20,12 +20,15 @@ from cudadent42.model.records import BuildFailure, BuildReport
 from cudadent42.native import kernels, specification
 from cudadent42.native.specification import Language
 from cudadent42.operations.attention.case import AttentionCase
+from cudadent42.sandbox.launch import FOLDER, Sandbox
 from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.jit.limits import base_architecture
 from flashmoe_science.jit.records import KernelBuild
 
 TIMEOUT_S = 600.0
 """Of all kernels of one file; one takes seconds."""
+
+_MOST_ANSWER_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -46,13 +49,18 @@ class Answer:
 
 
 def build_file(
-    name: str, device: str, architectures: Sequence[str], cases: Sequence[Case]
+    name: str,
+    device: str,
+    architectures: Sequence[str],
+    cases: Sequence[Case],
+    sandbox: Sandbox | None = None,
 ) -> list[KernelBuild | BuildFailure]:
     """The kernels of a file that the cases can lead to; of all that it has without any.
 
     Args:
         device: ``cpu`` or ``cuda``.
         architectures: of CUDA.
+        sandbox: what the compiler is confined to; what it compiles is then not kept.
 
     Raises:
         UsageError: the file makes no sense, or is for the other kind of device.
@@ -76,13 +84,24 @@ def build_file(
         head_dims=tuple(dict.fromkeys(case.head_dim for case in own)),
     )
     architecture = ", ".join(architectures) or platform.machine()
-    with tempfile.NamedTemporaryFile(prefix="cudadent42-", suffix=".json") as result:
-        command = [sys.executable, "-X", "faulthandler", "-m", "cudadent42.native.build", result.name]
+    with tempfile.TemporaryFile() as result:
+        command = [
+            sys.executable,
+            "-X",
+            "faulthandler",
+            "-m",
+            "cudadent42.native.build",
+            str(result.fileno()),
+        ]
+        if sandbox is not None:
+            command = sandbox.command(command)
         try:
             done = subprocess.run(
                 command,
                 input=dumps(request, indent=None),
-                env=_environment(),
+                env=_environment() if sandbox is None else sandbox.environment(_environment()),
+                cwd=None if sandbox is None else FOLDER,
+                pass_fds=(result.fileno(),),
                 capture_output=True,
                 text=True,
                 errors="replace",
@@ -95,10 +114,16 @@ def build_file(
                     kernel.entry, architecture, f"it was still compiling after {TIMEOUT_S:.0f} s; killed"
                 )
             ]
-        text = Path(result.name).read_text(encoding="utf-8")
+        result.seek(0)
+        text = result.read(_MOST_ANSWER_BYTES).decode(errors="replace")
     if done.returncode != 0 or not text:
         return [BuildFailure(kernel.entry, architecture, _death(done.returncode), done.stderr)]
-    answer = loads(Answer, text)
+    try:
+        answer = loads(Answer, text)
+    except ValueError as error:
+        return [
+            BuildFailure(kernel.entry, architecture, f"the compiling process answered nonsense ({error})")
+        ]
     if answer.not_ready:
         raise MachineNotReadyError(answer.not_ready)
     return [*answer.report.kernels, *answer.report.failures]
@@ -171,8 +196,9 @@ def answer(request: Request) -> Answer:
 
 
 def main() -> int:
-    """``python -m cudadent42.native.build RESULT``, with a request on standard input."""
-    Path(sys.argv[1]).write_text(dumps(answer(loads(Request, sys.stdin.read()))), encoding="utf-8")
+    """``python -m cudadent42.native.build DESCRIPTOR``, with a request on standard input."""
+    with open(int(sys.argv[1]), "w", encoding="utf-8") as result:
+        result.write(dumps(answer(loads(Request, sys.stdin.read()))))
     return 0
 
 

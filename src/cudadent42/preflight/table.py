@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from cudadent42.preflight import gpu, host, network, profiler, python, toolchain
+from cudadent42.preflight import confinement, gpu, host, network, profiler, python, toolchain
 
 DEFINITIONS = (
     *python.DEFINITIONS,
     *network.DEFINITIONS,
     *host.DEFINITIONS,
+    *confinement.DEFINITIONS,
     *toolchain.DEFINITIONS,
     *gpu.DEFINITIONS,
     *profiler.DEFINITIONS,

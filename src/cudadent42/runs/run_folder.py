@@ -37,6 +37,7 @@ from cudadent42.model.records import (
     Sample,
     VerifyReport,
 )
+from cudadent42.model.sandbox import SandboxReport
 from cudadent42.operations import definition
 from cudadent42.operations.interface import COMMON_COLUMNS
 from cudadent42.runs import kernel_sources
@@ -89,6 +90,8 @@ class Manifest:
     """Variables that change what is measured, such as ``OMP_NUM_THREADS``."""
     sources: dict[str, KernelSource] = field(default_factory=dict)
     """By implementation: the code of those that are not of this project's source."""
+    sandbox: SandboxReport | None = None
+    """What candidates were confined by; None for a run without ``--untrusted``."""
 
 
 @dataclass(frozen=True)
@@ -236,6 +239,10 @@ class RunWriter:
 
     def set_build(self, build: BuildReport) -> None:
         self._manifest = replace(self._manifest, build=build)
+        self._write_manifest()
+
+    def set_sandbox(self, sandbox: SandboxReport) -> None:
+        self._manifest = replace(self._manifest, sandbox=sandbox)
         self._write_manifest()
 
     def write_verify(self, report: VerifyReport) -> None:

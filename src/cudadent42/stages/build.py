@@ -18,6 +18,7 @@ from cudadent42.model.records import BuildFailure, BuildReport, Plan
 from cudadent42.native.build import build_file
 from cudadent42.operations import definition, names
 from cudadent42.preflight.runner import chosen_device, gather
+from cudadent42.sandbox.launch import Sandbox
 from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.jit.cache import Cleared, CompileCache, default_cache, empty_cache
 from flashmoe_science.jit.limits import device_architecture
@@ -33,12 +34,13 @@ OnProgress = Callable[[int, int, str], None]
 _ARCHITECTURE = re.compile(r"sm_\d{2,3}[af]?")
 
 
-def build_for(plan: Plan, on_progress: OnProgress) -> BuildReport:
+def build_for(plan: Plan, on_progress: OnProgress, sandbox: Sandbox | None = None) -> BuildReport:
     """The kernels of its implementations that the plan's cases can lead to on its device.
 
-    What adversarial inputs of other shapes need besides is compiled at its first use in verification.
+    What adversarial inputs of other shapes need besides is compiled at its first use in verification. ``sandbox``
+    confines the compilers of other people's files.
     """
-    return build(plan.device, (), on_progress, plan.cases, plan.implementations)
+    return build(plan.device, (), on_progress, plan.cases, plan.implementations, sandbox)
 
 
 def build(
@@ -47,6 +49,7 @@ def build(
     on_progress: OnProgress,
     cases: Sequence[Case] = (),
     implementations: Sequence[str] = (OURS,),
+    sandbox: Sandbox | None = None,
 ) -> BuildReport:
     """Build for ``cpu``, for ``cuda:N``, or for named CUDA architectures, which need not be present.
 
@@ -72,7 +75,7 @@ def build(
             built += _build_cuda(architectures, on_progress, cases)
         for done, name in enumerate(kernel_files):
             on_progress(done, len(kernel_files), name)
-            built += build_file(name, device.partition(":")[0], architectures, cases)
+            built += build_file(name, device.partition(":")[0], architectures, cases, sandbox)
     except DeviceError as error:
         raise MachineNotReadyError(str(error)) from error
     return BuildReport(

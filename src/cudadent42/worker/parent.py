@@ -36,6 +36,7 @@ from cudadent42.model.events import (
 )
 from cudadent42.model.records import Plan
 from cudadent42.registry import registry
+from cudadent42.sandbox.launch import FOLDER, Sandbox
 from cudadent42.worker.branch import Branch, Trunk
 from cudadent42.worker.child import DEVICE_LOST_EXIT, NOTE_BYTES, Request
 from cudadent42.worker.output import OutputLog
@@ -86,13 +87,19 @@ class Worker:
     """A worker process, started when first needed and again after it is lost. A context manager.
 
     ``log_path`` receives what the worker and the candidates print; None discards it. With ``trunk``, a branch is forked
-    from each worker before it loads anything of a candidate.
+    from each worker before it loads anything of a candidate. ``sandbox`` is what it is confined to, with all that it
+    starts; a branch of it would be in there too, so there is none.
     """
 
     def __init__(
-        self, log_path: Path | None = None, timeout_s: float = TIMEOUT_S, trunk: Trunk | None = None
+        self,
+        log_path: Path | None = None,
+        timeout_s: float = TIMEOUT_S,
+        trunk: Trunk | None = None,
+        sandbox: Sandbox | None = None,
     ) -> None:
-        self._trunk = trunk
+        self._trunk = trunk if sandbox is None else None
+        self._sandbox = sandbox
         self._branch: Branch | None = None
         self._spared: tuple[int, ...] = ()
         self._log_path = log_path
@@ -124,6 +131,8 @@ class Worker:
         process, self._process = self._process, None
         if process is not None:
             self._kill(process, self._mark, self._spared)
+            if self._sandbox is not None:
+                self._sandbox.settle()
             os.close(self._events)
             for file in (self._note, self._log):
                 if file is not None:
@@ -204,7 +213,12 @@ class Worker:
         paths = [package_root, environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         command = [sys.executable, "-X", "faulthandler", "-m", "cudadent42.worker.child"]
-        command += [str(write_fd), str(note_fd), str(os.getpid())]
+        command += [str(write_fd), str(note_fd)]
+        if self._sandbox is None:
+            command.append(str(os.getpid()))
+        else:
+            command = self._sandbox.command(command)
+            environment = self._sandbox.environment(environment)
         theirs: socket.socket | None = None
         if self._trunk is not None:
             mine, theirs = socket.socketpair()
@@ -217,6 +231,7 @@ class Worker:
             stderr=self._log.file,
             pass_fds=(write_fd, note_fd, *([theirs.fileno()] if theirs is not None else [])),
             env=environment,
+            cwd=None if self._sandbox is None else FOLDER,
             start_new_session=True,  # Ctrl-C goes to the parent, which ends the group
         )
         os.close(write_fd)

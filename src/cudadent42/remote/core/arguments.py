@@ -33,10 +33,12 @@ def forwarded(
         or None,
         "--device": run.device,
     }
+    accepted = tuple(f"--accept-missing={each.value}" for each in run.accepted_missing)
     flags = {
         "--no-save-csv": not run.save_samples,
         "--ignore-preflight": run.ignore_preflight,
         "--sealed": run.sealed,
+        "--untrusted": run.untrusted,
         "--verbose": verbose,
         "--json": as_json,
     }
@@ -44,6 +46,7 @@ def forwarded(
     return (
         *(f"{name}={value}" for name, value in options.items() if value is not None),
         *(flag for flag, wanted in flags.items() if wanted),
+        *accepted,
     )
 
 

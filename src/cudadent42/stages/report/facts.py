@@ -42,6 +42,11 @@ def run_facts(view: View) -> Rows:
         rows.append(("source", text.clean(f"{revision.commit[:12]}{branch}, {state}")))
     for name, its in manifest.sources.items():
         rows.append((f"source of {text.implementation(name)}", text.clean(its.label)))
+    if manifest.sandbox is not None:
+        rows.append(("sandbox", text.clean(manifest.sandbox.summary)))
+        rows += [
+            ("done without", f"protection of {each.value}") for each in manifest.sandbox.accepted_missing
+        ]
     rows += [(name, text.clean(value)) for name, value in sorted(manifest.environment.items())]
     return rows
 

@@ -1,0 +1,1 @@
+skip 'asked of the kernel by `cudadent42 preflight`'
