@@ -239,7 +239,7 @@ def test_the_audit_confines_each_contestant(sealed: bool, scene: Path, sandbox: 
     log = scene / "audit.log"
     name = candidate(scene, "disturbs_others")
     plan = lab.plan_for([name], TimerKind.CPU)
-    results = audits.claim(name, 0.2, 0.15)
+    results = audits.claim([name], 0.2, 0.15)
     audited = audit(plan, results, log=log, measured_s=1.0, sealed=sealed, sandbox=sandbox)
     outcomes = attempts(log.read_text())
     assert len(outcomes) == 4
