@@ -12,7 +12,6 @@ from cudadent42.base.json_schema import DIALECT, Builder, Schema
 from cudadent42.base.toml import did_you_mean
 from cudadent42.decisions.gates import SCHEMA_VERSION as GATES_VERSION
 from cudadent42.flows.race import bisect
-from cudadent42.flows.race.journal import ENTRIES, SETUP
 from cudadent42.model.records import Results, VerifyReport
 from cudadent42.model.script import Replay
 from cudadent42.profiles.records import DIAGNOSIS, PROFILE, Diagnosis, Profile
@@ -58,8 +57,8 @@ FILES: Mapping[str, File] = {
         File("profile", PROFILE, PROFILE_VERSION, Profile),
         File("diagnosis", DIAGNOSIS, PROFILE_VERSION, Diagnosis),
         File("replay", REPLAY, RUN_VERSION, Replay),
-        File("bisection", SETUP, bisect.SCHEMA_VERSION, bisect.Setup),
-        File("bisection-step", ENTRIES, bisect.SCHEMA_VERSION, bisect.Step, by_line=True),
+        File("bisection", bisect.FILES.setup, bisect.SCHEMA_VERSION, bisect.Setup),
+        File("bisection-step", bisect.FILES.entries, bisect.SCHEMA_VERSION, bisect.Step, by_line=True),
         File("session-event", EVENTS, SESSION_VERSION, None, by_line=True),
     )
 }
