@@ -45,7 +45,10 @@ _COMMAND_LINE = "cudadent42"
 _PACKAGES = ("cudadent42", "flashmoe_science")
 _CUSTOMISATION = ("sitecustomize.py",)
 _RUN_AT_THE_START = ("usercustomize.py",)
-_RUN_AS_PROGRAMS = ("cudadent42.worker.child", "cudadent42.stages.profile.target", "cudadent42.native.build")
+_RUN_AS_PROGRAMS = (
+    *("cudadent42.worker.child", "cudadent42.stages.profile.target", "cudadent42.native.build"),
+    "cudadent42.recording.child",
+)
 _READ_AT_THE_START = (
     *("PYTHON", "LD_", "LC_", "LANG", "TZ", "MALLOC_", "GLIBC_", "MPL"),
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_", "ATEN_", "TORCH", "CUDA_", "NVIDIA_"),

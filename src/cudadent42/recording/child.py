@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> None:
     mode, result, script, *others = arguments
     process = os.getpid()
     recorder = Recorder(belongs_to_command=True)
-    sys.argv = [script, *others]
+    sys.argv = others if script == "-m" else [script, *others]
     try:
         with _around(mode, recorder):
             if script == "-m":
