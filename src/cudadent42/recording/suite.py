@@ -164,8 +164,9 @@ def _of_groups(groups: Sequence[tuple[int, Group]], runs: int) -> list[Part]:
     of_backward = _variance(
         [(group.backward_calls, group.backward_seconds, group.backward_squares) for group in all_groups]
     )
-    mean = fmean(forward) / max(1, calls)
-    step = mean + fmean(backward) / max(1, steps)
+    mean = sum(group.seconds for group in all_groups) / sum(group.calls for group in all_groups)
+    all_steps = sum(group.backward_calls for group in all_groups)
+    step = mean + sum(group.backward_seconds for group in all_groups) / max(1, all_steps)
 
     def part(operation: str, count: int, seconds: tuple[float, ...], spread: float) -> Part:
         return Part(
