@@ -1,10 +1,10 @@
 """Python processes for tests that begin as a fork of an interpreter which has imported torch and the lab already.
 
 Importing them is two to three seconds of a processor, for each command and once more for its worker. `WarmPopen` is
-`subprocess.Popen` but for ``python -m cudadent42...``, which it has forked by a server: a process of its own, with the
-arguments, environment, folder, files and parent that it would have had, and with the signals of a terminal. Everything
-else is started as ever, and so is a command whose environment holds what an interpreter or its libraries read once, at
-their start.
+`subprocess.Popen` but for ``python -m cudadent42...`` and the scripts of examples and benchmarks. These it has forked by
+a server: a process of its own, with the arguments, environment, folder, files and parent that it would have had, and
+with the signals of a terminal. Everything else is started as ever, and so is a command whose environment holds what an
+interpreter or its libraries read once, at their start.
 
 A command line gets a server of its own, for what it starts in turn. It is forked before the command begins, so that
 nothing of the command is in its children.
@@ -45,6 +45,7 @@ _COMMAND_LINE = "cudadent42"
 _PACKAGES = ("cudadent42", "flashmoe_science")
 _CUSTOMISATION = ("sitecustomize.py",)
 _RUN_AT_THE_START = ("usercustomize.py",)
+_SCRIPTS = ("examples", "benchmarks")
 _RUN_AS_PROGRAMS = (
     *("cudadent42.worker.child", "cudadent42.stages.profile.target", "cudadent42.native.build"),
     "cudadent42.recording.child",
@@ -106,7 +107,7 @@ class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
         gid, gids, uid, umask, start_new_session = more[:5]
         group = more[5] if len(more) > 5 else -1
         environment = dict(os.environ if env is None else env)
-        arguments = _program(args)
+        arguments = _program(args, cwd)
         server = None
         if (
             arguments is not None
@@ -137,8 +138,9 @@ class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
 
 
-def _program(command: Any) -> list[str] | None:
-    """The arguments of a Python that runs one of the lab's programs: ``["-X", "faulthandler", "-m", MODULE, ...]``."""
+def _program(command: Any, folder: Any) -> list[str] | None:
+    """The arguments of a Python that runs one of the lab's programs: ``["-X", "faulthandler", "-m", MODULE, ...]``, or
+    ``[SCRIPT, ...]``."""
     if isinstance(command, (str, bytes, os.PathLike)):
         return None
     words = [os.fspath(word) for word in command]
@@ -147,9 +149,15 @@ def _program(command: Any) -> list[str] | None:
     options = words[1:]
     if options[:2] == ["-X", "faulthandler"]:
         options = options[2:]
+    if options and _is_own_script(Path(folder or os.getcwd(), options[0])):
+        return words[1:]
     if len(options) < 2 or options[0] != "-m" or options[1] not in (_COMMAND_LINE, *_RUN_AS_PROGRAMS):
         return None
     return words[1:]
+
+
+def _is_own_script(path: Path) -> bool:
+    return path.suffix == ".py" and path.resolve().parent in (SOURCE.parent / name for name in _SCRIPTS)
 
 
 def _server_for(environment: Mapping[str, str]) -> _Server | None:
@@ -285,14 +293,26 @@ def _begin(request: Mapping[str, Any], files: Sequence[int], connection: socket.
     if any(_holds(folder, _CUSTOMISATION) for folder in _own_path()):
         _customise()
     arguments = request["arguments"]
+    if arguments[0].endswith(".py"):
+        _run(lambda: _run_script(arguments))
     module = arguments[arguments.index("-m") + 1]
     if module == _COMMAND_LINE:
         _serve_this_one()
     sys.argv = arguments[arguments.index("-m") + 1 :]
     if module in _RUN_AS_PROGRAMS:  # as a program it is a module of its own
         sys.modules.pop(module, None)
+    _run(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True))
+
+
+def _run_script(arguments: Sequence[str]) -> None:
+    sys.argv = list(arguments)
+    sys.path[0] = str(Path(arguments[0]).resolve().parent)
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
+def _run(program: Callable[[], object]) -> NoReturn:
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        program()
     except BaseException as error:  # noqa: BLE001 - as an interpreter ends
         _end(_exit_code(error))
     _end(0)
