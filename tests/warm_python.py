@@ -1,8 +1,8 @@
 """Python processes for tests that begin as a fork of an interpreter which has imported torch and the lab already.
 
 Importing them is two to three seconds of a processor, for each command and once more for its worker. `WarmPopen` is
-`subprocess.Popen` but for ``python -m cudadent42...`` and the scripts of examples and benchmarks. These it has forked by
-a server: a process of its own, with the arguments, environment, folder, files and parent that it would have had, and
+`subprocess.Popen` but for ``python -m cudadent42...`` and the scripts of examples and benchmarks. These it has forked
+by a server: a process of its own, with the arguments, environment, folder, files and parent that it would have had, and
 with the signals of a terminal. Everything else is started as ever, and so is a command whose environment holds what an
 interpreter or its libraries read once, at their start.
 
