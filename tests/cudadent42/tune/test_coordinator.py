@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,10 +19,11 @@ from cudadent42.base.observer import Quiet
 from cudadent42.decisions.racing import Cause, exhaustive
 from cudadent42.tune import journal as events
 from cudadent42.tune.coordinator import STOP, Coordinator, Limits
+from cudadent42.tune.engine import Block, OnResult, Unfit
 from cudadent42.tune.journal import FILES, Setup, TuningJournal, read
 from cudadent42.tune.rungs import next_step
 from cudadent42.tune.space import DEFAULT
-from cudadent42.tune.state import State, fold
+from cudadent42.tune.state import Job, State, fold
 
 
 def tune(folder: Path, engine: Simulated, about: Setup | None = None, limits: Limits | None = None) -> State:
@@ -167,18 +170,49 @@ def test_kills_at_any_write_lose_nothing_and_count_nothing_twice(
                 # The file holds what the process knew; of the last write, all of it or nothing.
                 known_blocks = sum(job.blocks for job in coordinator.state.jobs.values())
                 assert sum(job.blocks for job in on_disk.jobs.values()) - known_blocks in (0, 1)
-    state = tune(folder, engine, about)
+    assert_nothing_is_missing_or_twice(tune(folder, engine, about))
+
+
+def assert_nothing_is_missing_or_twice(state: State) -> None:
+    """Of a tuning in which BLOCK=3 is the best."""
+    rungs = state.setup.rules.rungs
     assert state.finished
     assert {each.arm for each in state.winners} == {"BLOCK=3"}
     for case in state.cases.values():
-        began = about.rules.rungs
         for arm, number in counts(state)[case.case].items():
             departed = [each.blocks for each in case.departed if each.leaving.arm == arm]
             if arm != DEFAULT:
-                assert number == (departed[0] if departed else began[-1]), (case.case, arm)
+                assert number == (departed[0] if departed else rungs[-1]), (case.case, arm)
     for name, job in state.jobs.items():
         rung = int(name.rpartition("#")[2].partition(".")[0])
-        assert job.blocks == about.rules.rungs[rung] - (about.rules.rungs[rung - 1] if rung else 0)
+        assert job.blocks == rungs[rung] - (rungs[rung - 1] if rung else 0)
+
+
+class Slow(Simulated):
+    """A block takes a moment, in which its process can be killed."""
+
+    def race(self, job: Job, *, run: str, seed: int, on_result: OnResult) -> None:
+        def later(result: Block | Unfit) -> None:
+            time.sleep(0.002)
+            on_result(result)
+
+        super().race(job, run=run, seed=seed, on_result=later)
+
+
+def test_a_process_that_is_killed_at_any_moment_leaves_a_tuning_that_goes_on(tmp_path: Path) -> None:
+    """Real processes, ended by SIGKILL; how far each comes is chance."""
+    chance = random.Random(7)
+    about = setup(arms=7)
+    engine = Slow({"BLOCK=3": 0.10, "BLOCK=4": -0.2}, same=("BLOCK=6",))
+    for number in range(2):
+        folder = tmp_path / f"t{number}"
+        for _ in range(10):
+            worker = multiprocessing.get_context("fork").Process(target=tune, args=(folder, engine, about))
+            worker.start()
+            worker.join(chance.uniform(0.0, 0.2))
+            worker.kill()
+            worker.join()
+        assert_nothing_is_missing_or_twice(tune(folder, engine, about))
 
 
 def test_a_journal_of_another_tuning_is_refused(tmp_path: Path) -> None:

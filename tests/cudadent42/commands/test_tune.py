@@ -1,0 +1,129 @@
+"""``tune`` as it is typed: what is refused and with which words, and what a tuning says of itself."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cudadent42.base.errors import UsageError
+from cudadent42.base.observer import Quiet
+from cudadent42.commands.cli import app
+from cudadent42.commands.tune import _rungs, seconds
+from cudadent42.tune.coordinator import Coordinator, Limits
+from cudadent42.tune.journal import TuningJournal
+
+sys.path.append(str(Path(__file__).parents[1] / "tune"))
+from simulated import Simulated, setup
+
+SPACE = 'schema_version = 1\nname = "s"\nkernel = "cudadent42[portable]"\n[space]\nblock_n = [32, 64, 4096]\n'
+
+
+@pytest.fixture
+def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("CUDADENT42_RATE", raising=False)
+    (tmp_path / "s.toml").write_text(SPACE)
+    return lambda *words: CliRunner().invoke(app, ["tune", *words], prog_name="cudadent42")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of a tuning that is finished, in which an arm is faster."""
+    path = tmp_path / "t"
+    with TuningJournal(path, setup()) as journal:
+        Coordinator(path, journal, setup(), Limits(), Quiet()).run(Simulated({"BLOCK=3": 0.06}))
+    return path
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_a_dry_run_needs_no_gpu(invoke: Callable[..., Any]) -> None:
+    words = ("s.toml", "--suite", "small", "--dry-run", "--gpu", "h200", "--dtype", "bf16", "--case", "tiny")
+    result = invoke(*words)
+    assert result.exit_code == 0, result.output
+    assert "3 configurations beside the default" in result.output
+    assert "of shared memory per block" in result.output
+    document = json.loads(invoke(*words, "--json").stdout)
+    assert document["arms"] == 4
+    assert [each["arm"] for each in document["compiled"]] == [
+        "default",
+        "block_n=32",
+        "block_n=64",
+        "block_n=4096",
+    ]
+    assert not Path("tunings").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("none.toml",), "cannot read the space none.toml"),
+        (("s.toml", "--gpu", "H200"), "--gpu is for --dry-run"),
+        (("s.toml", "--dry-run", "--gpu", "H900"), "expected one of T4"),
+        (("s.toml", "--rungs", "6,4"), "expected rising numbers of blocks"),
+        (("status", "none"), "holds no tuning"),
+        (("stop", "none"), "holds no tuning"),
+        (("resume", "none"), "holds no tuning"),
+    ],
+)
+def test_what_is_wrong_is_said(invoke: Callable[..., Any], words: tuple[str, ...], problem: str) -> None:
+    result = invoke(*words)
+    assert result.exit_code == 2
+    said = " ".join(result.output.split())
+    assert problem in said or problem in said.replace(str(Path.cwd()) + "/", "")
+
+
+@pytest.mark.parametrize(("text", "value"), [("90s", 90), ("30m", 1800), ("1.5h", 5400)])
+def test_a_budget_is_a_time(text: str, value: float) -> None:
+    assert seconds(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "h", "2", "2d", "-1h", "nanh", "infh", "1e30h"])
+def test_what_is_no_budget_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="expected a time"):
+        seconds(text)
+
+
+@pytest.mark.parametrize("text", ["6,6", "3,9", "6,a", "6,", "6,1000000", "-6,9"])
+def test_what_are_no_rungs_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="expected rising"):
+        _rungs(text)
+    assert _rungs("6, 18") == (6, 18)
+
+
+def test_a_tuning_says_how_it_stands(invoke: Callable[..., Any], folder: Path) -> None:
+    result = invoke("status", str(folder))
+    assert result.exit_code == 0
+    assert "Faster than the default in 2 of 2 cases" in result.output
+    assert "short/fp32: BLOCK=3 1.06" in result.output
+    document = json.loads(invoke("status", str(folder), "--json").stdout)
+    assert document["finished"]
+    assert {winner["arm"] for winner in document["winners"]} == {"BLOCK=3"}
+    assert invoke("report", str(folder)).exit_code == 0
+    assert "<svg" in (folder / "report.html").read_text()
+    assert "stops behind its block" in invoke("stop", str(folder)).output
+
+
+def test_tables_are_looked_through(invoke: Callable[..., Any], tmp_path: Path) -> None:
+    assert "no table of tuned configurations is installed" in invoke("check").output
+    tables = tmp_path / "config/flashmoe_science/tuned"
+    tables.mkdir(parents=True)
+    (tables / "bad.toml").write_text("schema_version = 9")
+    assert "reads 1" in " ".join(invoke("check").output.split())
+
+
+def test_max_cost_needs_a_rate(
+    invoke: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cudadent42.tune import opening
+
+    monkeypatch.setattr(opening, "reopen", lambda *_, **__: None)
+    result = invoke("resume", str(folder), "--max-cost", "5")
+    assert result.exit_code == 2
+    assert "name its rate with --rate" in " ".join(result.output.split())
