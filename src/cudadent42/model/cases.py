@@ -8,6 +8,7 @@ publish under the entry-point group of that name.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import fields
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from cudadent42.base.extensions import ExtensionPoint
@@ -87,3 +88,16 @@ TAGGED = Tagged("operation", case_type, untagged_operation, OPERATIONS.built_in)
 
 def element_bytes(dtype: str) -> int:
     return 4 if dtype == "fp32" else 2
+
+
+def plain_fields(case: Case) -> dict[str, int | bool | str]:
+    """The sizes, switches and words of a case but for its name: what tables of tuned configurations speak of."""
+    values = {field.name: getattr(case, field.name) for field in fields(case) if field.name != "name"}
+    return {name: value for name, value in values.items() if isinstance(value, int | str)}
+
+
+def is_plain(case: Case) -> bool:
+    """Whether all that a case says besides is what it says by default: no strides or scale of its own."""
+    plain = plain_fields(case)
+    others = [field for field in fields(case) if field.name != "name" and field.name not in plain]
+    return all(getattr(case, field.name) == field.default for field in others)

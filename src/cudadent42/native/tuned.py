@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from cudadent42.base.errors import UsageError
+from cudadent42.model.cases import plain_fields
 from cudadent42.native import specification
 from cudadent42.native.specification import Specification
 from cudadent42.operations.attention.case import AttentionCase
@@ -38,9 +39,8 @@ def sources_digest(kernel: Specification) -> str:
 
 def tuned_for(kernel: Specification, case: AttentionCase, device: str, multiprocessors: int) -> Specification:
     """The kernel, in the configuration that a table has for the case on a device; as it is where none has one."""
-    problem = {name: value for name, value in asdict(case).items() if name != "name"}
     digest = functools.partial(_digest, kernel)
-    tuned = lookup((table_name(kernel),), digest, device, multiprocessors, problem)
+    tuned = lookup((table_name(kernel),), digest, device, multiprocessors, plain_fields(case))
     if tuned is None:
         return kernel
     try:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from cudadent42.model.cases import Case
 from flashmoe_science.tuned.table import Region, Value
 
 
@@ -32,11 +31,6 @@ class Area:
     winner: str
     region: Region
     cases: tuple[str, ...]
-
-
-def fields_of(case: Case) -> dict[str, Value]:
-    """Of a case, by the names that regions use: all but its name."""
-    return {field.name: getattr(case, field.name) for field in fields(case) if field.name != "name"}
 
 
 def areas(cells: Sequence[Cell], along: Sequence[str], default: str) -> list[Area]:

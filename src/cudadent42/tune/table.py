@@ -11,8 +11,9 @@ from pathlib import Path
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.files import write_text
+from cudadent42.model.cases import is_plain, plain_fields
 from cudadent42.tune.journal import Confirmed
-from cudadent42.tune.regions import Area, Cell, areas, fields_of
+from cudadent42.tune.regions import Area, Cell, areas
 from cudadent42.tune.space import DEFAULT
 from cudadent42.tune.state import State
 from flashmoe_science.tuned.lookup import KERNELS_FOLDER
@@ -27,9 +28,17 @@ class InstalledTable:
 
 
 def winning_areas(state: State) -> list[Area]:
-    """The regions of what is confirmed. A case that is not finished counts as one in which the default stays."""
+    """The regions of what is confirmed.
+
+    A case that is not finished counts as one in which the default stays. One with strides or a scale of its own is left
+    out: a table does not speak of them.
+    """
     winners = {each.case: each.arm for each in state.winners}
-    cells = [Cell(case.id, fields_of(case), winners.get(case.id, DEFAULT)) for case in state.setup.plan.cases]
+    cells = [
+        Cell(case.id, plain_fields(case), winners.get(case.id, DEFAULT))
+        for case in state.setup.plan.cases
+        if is_plain(case)
+    ]
     return areas(cells, state.setup.regions, DEFAULT)
 
 
@@ -79,7 +88,7 @@ def install(state: State, tuning: Path, folder: Path) -> InstalledTable:
         if entry.file:
             (folder / KERNELS_FOLDER).mkdir(exist_ok=True)
             shutil.copyfile(setup.arms[area.winner], folder / KERNELS_FOLDER / entry.file)
-    raced = [fields_of(case) for case in setup.plan.cases]
+    raced = [plain_fields(case) for case in setup.plan.cases if is_plain(case)]
     kept = tuple(
         entry
         for entry in _existing(path)

@@ -12,10 +12,11 @@ from simulated import Simulated, setup
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.observer import Quiet
+from cudadent42.model.cases import is_plain, plain_fields
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.tune.coordinator import Coordinator, Limits
 from cudadent42.tune.journal import Setup, TuningJournal
-from cudadent42.tune.regions import Cell, areas, fields_of
+from cudadent42.tune.regions import Cell, areas
 from cudadent42.tune.report.page import render
 from cudadent42.tune.report.view import view_of
 from cudadent42.tune.space import DEFAULT
@@ -83,7 +84,9 @@ def test_neighbours_are_joined_and_a_gap_with_another_winner_is_not_bridged() ->
 
 def test_a_cases_fields_are_all_but_its_name() -> None:
     case = AttentionCase("n", "bf16", 1, 2, 2, 3, 4, 8, causal=True)
-    assert fields_of(case) == {
+    assert is_plain(case)
+    assert not is_plain(replace(case, query_strides=(48, 24, 8)))
+    assert plain_fields(case) == {
         "dtype": "bf16",
         "batch": 1,
         "num_heads": 2,

@@ -1,0 +1,220 @@
+"""Tunings of a real kernel on this CPU, many times: is what was planted installed, and does a killed one go on?
+
+    python benchmarks/tuning.py --sweeps 20 --kills 100 --output benchmarks/results/<date>-tuning
+
+The kernel is attention with a loop behind it, whose length is the macro ``COST``: one configuration has 6 % less of it
+than the default, the others have more, and each comes twice, with a macro that changes no code. What is counted:
+
+* sweeps in which the planted configuration, and no other, was confirmed and installed;
+* configurations of the default's own code that were installed;
+* blocks, against those of a sweep that measures every configuration with the blocks of the last rung;
+* kills, by SIGKILL at moments drawn evenly from the time of a whole sweep, behind which the same command went on;
+  blocks that were on record before and not after, and blocks that are there twice.
+
+Run it on an idle machine: it times by the processor's clock, but the sweeps of a busy machine take long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from provenance import provenance
+
+from cudadent42.decisions.racing import exhaustive
+from cudadent42.scaffold import Kind, create
+from cudadent42.tune.journal import FILES, read
+from cudadent42.tune.space import DEFAULT
+from cudadent42.tune.state import fold
+
+ROOT = Path(__file__).resolve().parent.parent
+
+PLANTED = 94
+COSTS = (PLANTED, 100, 103, 106, 110, 115, 120, 130)
+
+SUITE = """
+name = "unit"
+dtypes = ["fp32"]
+repeats = 25
+warmup = 2
+case = [{ name = "one", batch = 1, num_heads = 1, seqlen = 16, head_dim = 8 }]
+"""
+
+LOOP = """
+CUDADENT42_EXPORT int k(const Cudadent42Attention *problem) {
+    const int status = attention(problem);
+    volatile double product = 1.0;
+    for (long long i = 0; i < 400LL * COST; i++) product = product * 1.0000001;
+    return status;
+}
+"""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One tuning to its end."""
+
+    seed: int
+    winners: tuple[str, ...]
+    installed: int
+    arm_blocks: int
+    """Of configurations beside the default."""
+    exhaustive_blocks: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Killed:
+    """One tuning that was killed some times."""
+
+    kills: int
+    failures: tuple[str, ...]
+    """What the same command said where it did not go on."""
+    lost: int
+    twice: int
+
+
+def project(folder: Path) -> Path:
+    """The kernel, its suite and its space."""
+    create("k", Kind.CPU, folder)
+    source = folder / "k/k.cpp"
+    text = source.read_text()
+    head, mark, rest = text.partition("CUDADENT42_EXPORT int k(")
+    if not mark:
+        raise SystemExit("the scaffold's kernel is not what this script expects")
+    source.write_text(f"{head}static int attention({rest}{LOOP}")
+    kernel = folder / "k/k.toml"
+    kernel.write_text(kernel.read_text() + "\n[[configuration]]\nmacros = { COST = 100, UNUSED = 0 }\n")
+    (folder / "suite.toml").write_text(SUITE)
+    space = f'schema_version = 1\nname = "s"\nkernel = "k/k.toml"\n[space]\nCOST = {list(COSTS)}\nUNUSED = [0, 1]\n'
+    (folder / "space.toml").write_text(space)
+    return folder
+
+
+def command(folder: Path, seed: int) -> list[str]:
+    return [
+        *(sys.executable, "-m", "cudadent42", "tune", "run", "space.toml", "--suite", "./suite.toml"),
+        *("--device", "cpu", "--timer", "cpu", "--seed", str(seed), "--ignore-preflight", "--json"),
+        *("--output-dir", str(folder / "tuning")),
+    ]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    own = {"XDG_CONFIG_HOME": str(folder / "config"), "CUDADENT42_LEDGER": "none"}
+    return {**os.environ, **own, "PYTHONPATH": str(ROOT / "src")}
+
+
+def sweep(seed: int) -> Sweep:
+    with tempfile.TemporaryDirectory() as name:
+        folder = project(Path(name))
+        began = time.monotonic()
+        options: dict[str, Any] = {
+            "cwd": folder,
+            "env": environment(folder),
+            "capture_output": True,
+            "text": True,
+        }
+        subprocess.run(command(folder, seed), check=True, **options)
+        seconds = time.monotonic() - began
+        install = [sys.executable, "-m", "cudadent42", "tune", "install", str(folder / "tuning"), "--json"]
+        done = subprocess.run(install, check=False, **options)
+        installed = len(json.loads(done.stdout)["entries"]) if done.returncode == 0 else 0
+        state = fold(*read(folder / "tuning"))
+        rows = [len(row) for case in state.cases.values() for arm, row in case.rows.items() if arm != DEFAULT]
+        raced = sum(len(case.raced) - 1 for case in state.cases.values())
+        return Sweep(
+            seed,
+            tuple(winner.arm for winner in state.winners),
+            installed,
+            sum(rows),
+            exhaustive(raced, state.setup.rules),
+            seconds,
+        )
+
+
+def killed(seed: int, kills: int, whole_s: float, chance: random.Random) -> Killed:
+    failures: list[str] = []
+    lost = 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = project(Path(name))
+        journal = folder / "tuning" / FILES.entries
+        options: dict[str, Any] = {"cwd": folder, "env": environment(folder), "text": True}
+        for _ in range(kills):
+            before = journal.read_bytes() if journal.exists() else b""
+            process = subprocess.Popen(
+                command(folder, seed), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, **options
+            )
+            with suppress(subprocess.TimeoutExpired):
+                _, said = process.communicate(timeout=chance.uniform(0.0, whole_s))
+                if process.returncode != 0:
+                    failures.append(said[-300:])
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            after = journal.read_bytes() if journal.exists() else b""
+            lost += not after.startswith(before[: before.rfind(b"\n") + 1])
+        last = subprocess.run(command(folder, seed), check=False, capture_output=True, **options)
+        if last.returncode != 0:
+            failures.append(last.stderr[-300:])
+        blocks = Counter(
+            (entry.event.job, entry.event.attempt, entry.event.block)
+            for entry in read(folder / "tuning")[1]
+            if type(entry.event).event == "block"
+        )
+        return Killed(kills, tuple(failures), lost, sum(count - 1 for count in blocks.values()))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--sweeps", type=int, default=20)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--kills-per-tuning", type=int, default=5)
+    parser.add_argument("--output", type=Path, required=True)
+    given = parser.parse_args()
+    given.output.mkdir(parents=True, exist_ok=True)
+    sweeps = []
+    for seed in range(given.sweeps):
+        sweeps.append(sweep(seed))
+        print(sweeps[-1], flush=True)
+    whole_s = sorted(each.seconds for each in sweeps)[len(sweeps) // 2] if sweeps else 60.0
+    chance = random.Random(0)
+    kills = []
+    for number in range(given.kills // given.kills_per_tuning):
+        kills.append(killed(number, given.kills_per_tuning, whole_s, chance))
+        print(kills[-1], flush=True)
+    planted = f"COST={PLANTED}, UNUSED=0"
+    summary = {
+        "planted_installed": sum(each.winners == (planted,) and each.installed == 1 for each in sweeps),
+        "sweeps": len(sweeps),
+        "blocks_share": sum(each.arm_blocks for each in sweeps)
+        / max(1, sum(each.exhaustive_blocks for each in sweeps)),
+        "kills": sum(each.kills for each in kills),
+        "kills_that_did_not_go_on": sum(len(each.failures) for each in kills),
+        "blocks_lost": sum(each.lost for each in kills),
+        "blocks_twice": sum(each.twice for each in kills),
+    }
+    document = {
+        "provenance": provenance("cpu"),
+        "summary": summary,
+        "sweeps": [asdict(each) for each in sweeps],
+        "kills": [asdict(each) for each in kills],
+    }
+    (given.output / "tuning.json").write_text(json.dumps(document, indent=2) + "\n")
+    print(json.dumps(summary, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
