@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from cudadent42.decisions.allowance import Limits
+from cudadent42.schemas import FILES, schema
 
+jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema; ./test.sh installs it")
 mcp = pytest.importorskip("mcp", reason="needs the extra mcp; ./test.sh installs it")
 make_server = pytest.importorskip("cudadent42.agents.server").make_server
 
@@ -85,6 +87,16 @@ class Agent:
         return await self.ask("race_result", race=started["race"])
 
 
+def check_schemas(runs: Path) -> None:
+    """Of races of revisions, as they are written."""
+    folders = list(runs.iterdir())
+    assert len(folders) == 3
+    for folder in folders:
+        for name in ("manifest", "results", "verify"):
+            document = json.loads((folder / FILES[name].file).read_text())
+            assert list(jsonschema.Draft202012Validator(schema(name)).iter_errors(document)) == []
+
+
 @pytest.mark.slow
 def test_an_agent_makes_a_kernel_faster_three_times_and_ends_with_a_claim(project: Path) -> None:
     quotes = []
@@ -104,6 +116,7 @@ def test_an_agent_makes_a_kernel_faster_three_times_and_ends_with_a_claim(projec
                 commit(project, f"{times} times")
 
     asyncio.run(loop())
+    check_schemas(project / "runs")
     assert len(set(quotes)) == 3
     for quote in quotes:
         assert "is faster than HEAD@" in quote

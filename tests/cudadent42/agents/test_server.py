@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -44,7 +45,17 @@ from flashmoe_science import flash_attention
 def attention(query, key, value, *, causal, softmax_scale):
     return flash_attention(query, key, value, causal=causal, softmax_scale=softmax_scale)
 """
-WITHOUT_END = MINE + "\nimport time\nwhile True:\n    time.sleep(1)\n"
+WITHOUT_END = """
+import os, pathlib, subprocess, sys, time
+
+other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)
+written = pathlib.Path(__file__).with_name("processes.tmp")
+written.write_text(f"{os.getpid()} {other.pid}")
+written.rename(written.with_name("processes"))
+while True:
+    time.sleep(1)
+"""
+"""It never comes to an end, and starts a process in a session of its own."""
 ANY = {"max_minutes": 30, "max_money": 0}
 
 
@@ -113,6 +124,29 @@ async def ended(client: Any, race: str, told: list[tuple[float, str]] | None = N
         result = await client.call_tool("race_status", {"race": race, "wait_s": 60}, progress_callback=hear)
         if result.structured_content["state"] != "running":
             return result.structured_content
+
+
+async def processes(project: Path) -> list[int]:
+    """Those of ``without_end``, once they are there."""
+    while not (project / "processes").exists():
+        await asyncio.sleep(0.05)
+    return [int(word) for word in (project / "processes").read_text().split()]
+
+
+async def until_gone(pids: list[int]) -> None:
+    while any(runs(pid) for pid in pids):
+        await asyncio.sleep(0.05)
+
+
+def runs(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+ONLY_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -269,6 +303,58 @@ def test_one_race_at_a_time_whoever_started_it_and_stop_ends_it(project: Path) -
     with_client(project, use)
 
 
+@ONLY_LINUX
+def test_stop_ends_all_that_a_race_started_and_nothing_else(project: Path) -> None:
+    wish = {**ANY, "implementation": "without_end.py:attention", "suite": "agents.toml", "device": "cpu"}
+
+    async def use(client: Any) -> None:
+        bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, cwd=project)
+        race = (await answer(client, "race_start", **wish))["race"]
+        pids = await processes(project)
+        assert all(map(runs, pids))
+        await answer(client, "stop", race=race)
+        await until_gone(pids)
+        assert runs(bystander.pid)
+        bystander.communicate(b"\n")
+
+    with_client(project, use)
+
+
+@ONLY_LINUX
+@pytest.mark.fresh
+def test_the_race_of_a_server_that_is_killed_ends_with_it(project: Path) -> None:
+    """Spoken to by hand, as a client of another make does."""
+    wish = {**ANY, "implementation": "without_end.py:attention", "suite": "agents.toml", "device": "cpu"}
+    client = {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "a test", "version": "1"},
+    }
+    messages = (
+        {"id": 1, "method": "initialize", "params": client},
+        {"method": "notifications/initialized"},
+        {"id": 2, "method": "tools/call", "params": {"name": "race_start", "arguments": wish}},
+    )
+    command = [sys.executable, "-m", "cudadent42", "mcp", "--project", str(project)]
+    with subprocess.Popen(
+        command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        for message in messages:
+            server.stdin.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+            server.stdin.flush()
+        answers = [json.loads(server.stdout.readline()) for _ in range(2)]
+        assert answers[0]["result"]["serverInfo"]["name"] == "cudadent42"
+        assert answers[1]["result"]["structuredContent"]["race"] == "race-1"
+        candidate, other = asyncio.run(processes(project))
+        server.kill()
+    try:
+        asyncio.run(until_gone([candidate]))
+    finally:
+        os.kill(other, signal.SIGKILL)  # a session of its own outlives a lab that is killed without a word
+
+
 def test_a_start_ends_when_its_minutes_are_over(project: Path) -> None:
     wish = {
         "implementation": "without_end.py:attention",
@@ -328,7 +414,8 @@ def test_from_preflight_to_a_result(project: Path, mode: str) -> None:
 
     with_client(project, use, mode=mode)
     progress = [fraction for fraction, _ in told]
-    assert progress
+    assert progress == sorted(progress)
+    assert all(0 <= fraction <= 1 for fraction in progress)
     assert {what for _, what in told} <= {
         "starting",
         "preflight",
