@@ -248,6 +248,12 @@ def run(tmp_path: Path) -> RunFolder:
     return make_run(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def default_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The same, for tests that change nothing of it."""
+    return make_run(tmp_path_factory.mktemp("run"))
+
+
 @pytest.fixture
 def small(tmp_path: Path) -> RunFolder:
     """A complete run of three cases."""

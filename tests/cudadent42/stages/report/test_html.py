@@ -105,22 +105,26 @@ def parse(run: RunFolder) -> Page:
     return page
 
 
-def test_refers_to_nothing_outside_itself(run: RunFolder) -> None:
-    page = parse(run)
+@pytest.fixture(scope="module")
+def page(default_run: RunFolder) -> Page:
+    """That of the default run: making it takes a second of a processor."""
+    return parse(default_run)
+
+
+def test_refers_to_nothing_outside_itself(default_run: RunFolder, page: Page) -> None:
     for tag, name, value in page.attributes:
         if name in ("src", "href", "xlink:href", "srcset", "action", "data", "poster"):
             assert value.startswith(("#", "data:,")), (tag, name, value)
-    text = html.render(View(run))
+    text = html.render(View(default_run))
     assert "url(" not in re.sub(r"url\(#[\w-]+\)", "", text)
     assert "@import" not in text
     assert page.tags["script"] == page.tags["iframe"] == page.tags["img"] == page.tags["object"] == 0
 
 
-def test_every_case_is_in_the_table_with_its_numbers(run: RunFolder) -> None:
-    page = parse(run)
+def test_every_case_is_in_the_table_with_its_numbers(default_run: RunFolder, page: Page) -> None:
     rows = [row for row in page.tables["cases"][1:] if len(row) > 1]
-    assert len(rows) == len(run.plan.cases) == 24
-    first = run.results.cases[0]  # type: ignore[union-attr]
+    assert len(rows) == len(default_run.plan.cases) == 24
+    first = default_run.results.cases[0]  # type: ignore[union-attr]
     row = page.row("cases", "tiny")
     assert row[1] == "1 × 1 × 32 × 64"
     assert row[2] == f"{first.speedup:.2f}×"
@@ -140,8 +144,7 @@ def test_identities_are_unique_and_references_resolve(small: RunFolder) -> None:
             assert value[1:] in ids
 
 
-def test_accessible_structure(run: RunFolder) -> None:
-    page = parse(run)
+def test_accessible_structure(page: Page) -> None:
     assert [level for level, _ in page.headings].count("h1") == 1
     pictures = [value for tag, name, value in page.attributes if tag == "svg" and name == "role"]
     named = [value for tag, name, value in page.attributes if tag == "svg" and name == "aria-labelledby"]
@@ -151,8 +154,10 @@ def test_accessible_structure(run: RunFolder) -> None:
     assert ("html", "lang", "en") in page.attributes
 
 
-def test_states_verdict_noise_floor_verification_machine_and_command(run: RunFolder) -> None:
-    words = parse(run).words
+def test_states_verdict_noise_floor_verification_machine_and_command(
+    default_run: RunFolder, page: Page
+) -> None:
+    words = page.words
     assert "cudadent42 is faster than pytorch: " in words
     assert "95 % interval" in words
     assert "Noise floor" in words
@@ -290,8 +295,7 @@ def test_a_rival_that_was_not_timed_everywhere_says_so(make) -> None:  # type: i
     assert means[2].endswith("5 of 12 cases")
 
 
-def test_the_list_of_contents_leads_to_every_section(run: RunFolder) -> None:
-    page = parse(run)
+def test_the_list_of_contents_leads_to_every_section(page: Page) -> None:
     sections = [value for tag, name, value in page.attributes if (tag, name) == ("h2", "id")]
     assert [value for tag, name, value in page.attributes if (tag, name) == ("a", "href")] == [
         f"#{name}" for name in sections
