@@ -130,7 +130,7 @@ def _print_outcome(outcome: Outcome, verbose: bool, with_report: bool) -> None:
     against_others = rivals_line(outcome.results, outcome.results.candidate)
     if against_others:
         print_line(console, against_others)
-    if outcome.results.prediction is not None:
+    if outcome.results.prediction is not None and outcome.exit_code is not ExitCode.UNTRUSTED_RESULT:
         print_line(console, prediction_line(outcome.results.prediction))
     if outcome.gates:
         print_gates(outcome.gates)

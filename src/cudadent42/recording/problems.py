@@ -142,6 +142,14 @@ def suite_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int
     return told
 
 
+def are_experts(tokens: object, w2: object, ids: object) -> bool:
+    """Whether these have the dimensions of `experts`; whoever is called says what is wrong with others."""
+    return all(
+        isinstance(tensor, torch.Tensor) and tensor.dim() == dimensions
+        for tensor, dimensions in ((tokens, 2), (w2, 3), (ids, 2))
+    )
+
+
 def experts(
     tokens: torch.Tensor,
     w13: torch.Tensor,

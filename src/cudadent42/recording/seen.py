@@ -24,7 +24,7 @@ from cudadent42.recording.recorder import Recorder
 from cudadent42.recording.records import Kind
 from cudadent42.recording.replaced import after_import, replaced
 from flashmoe_science.takeover.conditions import why_not_plain
-from flashmoe_science.takeover.sdpa import _is_causal_bias, as_autocast
+from flashmoe_science.takeover.sdpa import as_autocast, is_causal_bias
 from flashmoe_science.takeover.tracing import constant_result
 
 _BASELINES = {"grouped_mm": "grouped_mm", "cudadent42": "grouped_mm", "eager": "expert_loop"}
@@ -91,7 +91,7 @@ def _sdpa(recorder: Recorder, previous: Callable[..., torch.Tensor]) -> Callable
             )
 
         def call() -> torch.Tensor:
-            if attn_mask is not None and _is_causal_bias(attn_mask) and previous is _ORIGINAL:
+            if attn_mask is not None and is_causal_bias(attn_mask) and previous is _ORIGINAL:
                 # Its class knows PyTorch's function by the attribute that is replaced, so it is asked directly.
                 bias: Any = attn_mask
                 result: torch.Tensor = bias._dispatch(
@@ -112,12 +112,13 @@ def _sdpa(recorder: Recorder, previous: Callable[..., torch.Tensor]) -> Callable
                 (query,) if isinstance(query, torch.Tensor) else (torch.empty(0),),
                 call,
             )
-        variant = attn_mask.variant.name if _is_causal_bias(attn_mask) else None  # type: ignore[union-attr]
+        variant = attn_mask.variant.name if is_causal_bias(attn_mask) else None  # type: ignore[union-attr]
         plain_mask = attn_mask if variant is None else None
         flash = torch._C._get_flash_sdp_enabled()
+        masks = (plain_mask,) if isinstance(plain_mask, torch.Tensor) else ()
         described = (
-            None if plain_mask is None else (plain_mask.dtype, plain_mask.shape),
-            *(variant, bool(dropout_p), is_causal, scale, enable_gqa, flash),
+            *((mask.dtype, mask.shape) for mask in masks),
+            *(type(plain_mask), variant, bool(dropout_p), is_causal, _number(scale), enable_gqa, flash),
         )
 
         def problem() -> Problem:
@@ -129,12 +130,12 @@ def _sdpa(recorder: Recorder, previous: Callable[..., torch.Tensor]) -> Callable
                 lower_right=variant == "LOWER_RIGHT",
                 scale=scale,
                 grouped=enable_gqa is True,
-                mask=None if plain_mask is None else problems.mask_kind(plain_mask),
+                mask=problems.mask_kind(masks[0]) if masks else None if plain_mask is None else "no mask",
                 dropout_p=dropout_p,
                 reason=None if flash else "torch.nn.attention.sdpa_kernel asks for others",
             )
 
-        tensors = (query, key, value) if plain_mask is None else (query, key, value, plain_mask)
+        tensors = (query, key, value, *masks)
         return recorder.call(("sdpa", *_key(query, key, value), *described), problem, tensors, call)
 
     return scaled_dot_product_attention
@@ -151,6 +152,11 @@ def _key(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[o
         *(query.dtype, query.shape, query.stride(), kind, autocast),
         *(key.dtype, key.shape, key.stride(), value.shape, value.stride()),
     )
+
+
+def _number(scale: object) -> object:
+    """Nothing that a key would keep alive."""
+    return scale if scale is None or isinstance(scale, (int, float)) else type(scale)
 
 
 def _traced(recorder: Recorder) -> Callable[[], None]:
@@ -200,7 +206,7 @@ def _flash_attention(recorder: Recorder, original: Callable[..., Any]) -> Callab
                 grouped=True,
             )
 
-        described = ("ours", *_key(query, key, value), causal, softmax_scale)
+        described = ("ours", *_key(query, key, value), causal, _number(softmax_scale))
         return recorder.call(described, problem, (query, key, value), call, ours=True)
 
     return flash_attention
@@ -225,7 +231,11 @@ def _fused_moe(recorder: Recorder, original: Callable[..., torch.Tensor]) -> Cal
         def call() -> torch.Tensor:
             return original(hidden_states, w13, w2, topk_weights, topk_ids, **options)
 
-        if not recorder.active or why_not_plain(hidden_states, w13, w2) is not None:
+        if (
+            not recorder.active
+            or why_not_plain(hidden_states, w13, w2) is not None
+            or not problems.are_experts(hidden_states, w2, topk_ids)
+        ):
             return call()
         activation = str(options.get("activation", "silu"))
 
@@ -298,13 +308,15 @@ def _experts(recorder: Recorder, function: Callable[..., Any], name: str | None)
         w13 = getattr(module, "gate_up_proj", None)
         w2 = getattr(module, "down_proj", None)
         top_k = top_k_index.shape[-1]
+        plain = w13 is not None and problems.are_experts(hidden_states, w2, top_k_index)
         needed = torch.is_grad_enabled() and (hidden_states.requires_grad or top_k_weights.requires_grad)
 
         def problem() -> Problem:
             reason = ours.why_not_call(module, hidden_states, top_k_weights)
             if reason is None and name not in _BASELINES:
                 reason = f"transformers' {name} experts, which the lab does not race"
-            if w13 is None or w2 is None:
+            if not plain or w13 is None or w2 is None:
+                reason = reason or "tensors of another form"
                 return problems.elsewhere(Kind.EXPERTS, "experts", hidden_states, reason)
             return problems.experts(
                 *(hidden_states, w13, w2, top_k, ours.activation_of(module)),

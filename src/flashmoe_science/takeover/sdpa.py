@@ -44,7 +44,7 @@ def scaled_dot_product_attention(
     previous = _switch.previous
     if not _switch.on:
         return _call(previous, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    if attn_mask is not None and _is_causal_bias(attn_mask):
+    if attn_mask is not None and is_causal_bias(attn_mask):
         return _with_causal_bias(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if not _flash_is_allowed():
         count(Entry.SDPA, "torch.nn.attention.sdpa_kernel asks for others")
@@ -125,7 +125,7 @@ _switch = _Switch()
 torch.jit._builtins._register_builtin(scaled_dot_product_attention, f"aten::{_NAME}")
 
 
-def _is_causal_bias(mask: object) -> bool:
+def is_causal_bias(mask: object) -> bool:
     return type(mask).__module__ == "torch.nn.attention.bias" and type(mask).__name__ == "CausalBias"
 
 

@@ -189,3 +189,40 @@ def test_importing_the_lab_stays_cheap() -> None:
         text=True,
     )
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+EXAMPLES = [
+    # Two layers, two steps, once with PyTorch's attention and once with ours.
+    ("train_gpt.py", ("--steps", "2", "--length", "32"), {"attention_training_step": (8, 4)}, ()),
+    # One step for the comparison and ten that are timed, of each.
+    ("own_module.py", (), {"attention_training_step": (22, 11)}, ()),
+    # Four layers; a warm-up of two tokens and three more, of each: a prompt and the tokens behind it.
+    ("serve_qwen3_moe.py", ("--tokens", "3"), {"attention": (40, 20), "moe": (40, 20)}, ("transformers",)),
+]
+
+
+@pytest.mark.parametrize(("script", "words", "counts", "packages"), EXAMPLES, ids=lambda each: str(each)[:20])
+def test_the_examples_counts_are_what_they_do(
+    script: str,
+    words: tuple[str, ...],
+    counts: dict[str, tuple[int, int]],
+    packages: tuple[str, ...],
+    tmp_path: Path,
+) -> None:
+    """All calls of each operation, and how many of them are ours."""
+    for package in packages:
+        pytest.importorskip(package)
+    done = lab("capture", ROOT / "examples" / script, *words, folder=tmp_path)
+    if "DeviceError" in done.stderr:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 0, done.stderr
+    recorded = {}
+    for path in tmp_path.glob("*.toml"):
+        suite = load_suite(str(path))
+        assert suite.script is not None
+        assert suite.script.unchanged == ()
+        recorded[suite.operation] = (
+            sum(each.calls for each in suite.script.calls),
+            sum(each.calls for each in suite.script.calls if each.ours),
+        )
+    assert recorded == counts

@@ -348,6 +348,35 @@ def test_what_fails_is_not_counted_and_fails_as_before() -> None:
     assert sum(group.calls for group in record(script)[0].groups) == 1
 
 
+def wrong_calls() -> list[Callable[[], Any]]:
+    query, sdpa = torch.randn(1, 2, 8, 16), functional
+    ids = torch.zeros(8, 2, dtype=torch.int64)
+    return [
+        lambda: sdpa.scaled_dot_product_attention(query, query, 3),  # type: ignore[arg-type]
+        lambda: sdpa.scaled_dot_product_attention(None, query, query),  # type: ignore[arg-type]
+        lambda: sdpa.scaled_dot_product_attention(query, query, query, [1]),  # type: ignore[arg-type]
+        lambda: sdpa.scaled_dot_product_attention(query, query, query, scale="x"),  # type: ignore[arg-type]
+        lambda: flashmoe_science.flash_attention(query[0], query, query),
+        lambda: flashmoe_science.flash_attention(query, query, query, softmax_scale="x"),  # type: ignore[arg-type]
+        lambda: flashmoe_science.fused_moe(query, query, query[0, 0], query, ids),
+        lambda: flashmoe_science.fused_moe(
+            query[0, 0], query[0], query[0], query[0, 0], ids, activation="no"
+        ),
+        lambda: flashmoe_science.fused_moe(query[0, 0], query[0], query[0], query[0, 0], None),  # type: ignore[arg-type]
+    ]
+
+
+@pytest.mark.parametrize("number", range(len(wrong_calls())))
+def test_wrong_calls_say_what_they_say_without_a_recorder(number: int) -> None:
+    with pytest.raises(Exception) as expected:  # noqa: PT011 whatever it is
+        wrong_calls()[number]()
+    recorder = Recorder()
+    with recorded(recorder), pytest.raises(type(expected.value)) as raised:
+        wrong_calls()[number]()
+    assert str(raised.value).partition("(")[2] == str(expected.value).partition("(")[2]
+    assert recorder.recording().groups == ()
+
+
 @pytest.mark.parametrize("kind", ["nested", "subclass", "vmap"])
 def test_tensors_that_are_not_plain(kind: str) -> None:
     query, _, _ = qkv()

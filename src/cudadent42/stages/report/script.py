@@ -82,6 +82,9 @@ def _answer(view: View, script: Script, prediction: Prediction | None) -> Iterat
         else:
             yield "Nothing is predicted: the run has no comparison."
         return
+    integrity = view.run.results.integrity if view.run.results else None
+    if integrity is not None and not integrity.sound:
+        yield "The result that this rests on is not to be trusted: see above."
     yield prediction_line(prediction)
     if prediction.share:
         share = f"{text.percent(prediction.share_low)} to {text.percent(prediction.share_high)}"
