@@ -63,6 +63,7 @@ def explain(
         InputError: arguments that the function refuses, or a GPU that is not in the list.
         DeviceError: no kernel takes the call.
     """
+    function = inspect.unwrap(function)  # of one that stands in its place, as a recorder's does
     if function not in _OPERATIONS:
         raise InputError(
             f"there is nothing to explain about {getattr(function, '__name__', function)!r}; "
@@ -171,6 +172,6 @@ class _Operation:
 _MOE_TENSORS = ("hidden_states", "w13", "w2", "topk_weights", "topk_ids")
 _CPU_KERNELS = {"flash_attention": "attention_forward", "fused_moe": "moe_forward"}
 _OPERATIONS: dict[Callable[..., Any], _Operation] = {
-    flash_attention: _Operation(_check_attention, _attention_on_cuda),
-    fused_moe: _Operation(_check_moe, _moe_on_cuda),
+    inspect.unwrap(flash_attention): _Operation(_check_attention, _attention_on_cuda),
+    inspect.unwrap(fused_moe): _Operation(_check_moe, _moe_on_cuda),
 }

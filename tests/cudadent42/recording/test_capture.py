@@ -201,7 +201,9 @@ EXAMPLES = [
 ]
 
 
-@pytest.mark.parametrize(("script", "words", "counts", "packages"), EXAMPLES, ids=lambda each: str(each)[:20])
+@pytest.mark.parametrize(
+    ("script", "words", "counts", "packages"), EXAMPLES, ids=[each[0] for each in EXAMPLES]
+)
 def test_the_examples_counts_are_what_they_do(
     script: str,
     words: tuple[str, ...],

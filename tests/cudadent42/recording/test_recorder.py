@@ -427,6 +427,15 @@ def test_names_are_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     assert recorder.torch is torch
 
 
+def test_what_is_explained_is_the_function_itself() -> None:
+    query, key, value = qkv()
+    expected = flashmoe_science.explain(flashmoe_science.flash_attention, query, key, value)
+    _, explained = record(
+        lambda: flashmoe_science.explain(flashmoe_science.flash_attention, query, key, value)
+    )
+    assert explained == expected
+
+
 def test_graphs_of_torch_compile_are_named_and_still_right() -> None:
     query, key, value = qkv()
 
