@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import json
 import os
@@ -23,12 +24,17 @@ import pytest
 import cudadent42
 from cudadent42.audit.stage import audit
 from cudadent42.base.errors import MachineNotReadyError
-from cudadent42.flows import sandboxing
+from cudadent42.base.observer import Quiet
+from cudadent42.flows import pipeline, sandboxing
 from cudadent42.model.integrity import Breach
 from cudadent42.model.records import TimerKind
 from cudadent42.model.sandbox import Layer
+from cudadent42.plan import Choices, RunOptions
+from cudadent42.runs.run_folder import load_run
 from cudadent42.sandbox.launch import Sandbox
 from cudadent42.sandbox.policy import Limits
+from cudadent42.scaffold import Kind, create
+from cudadent42.stages.build import build
 from flashmoe_science.jit.cache import cache_directory
 
 HOSTILE = lab.FOLDER / "hostile"
@@ -247,6 +253,81 @@ def test_the_audit_confines_each_contestant(sealed: bool, scene: Path, sandbox: 
     assert not audited.why_not
     assert Breach.AUDIT_DIED not in {finding.breach for finding in audited.findings}
     assert [each.implementation for each in audited.confirmations] == [name]
+
+
+HONEST_FUNCTIONS = [
+    node.name
+    for node in ast.parse(HONEST.read_text()).body
+    if isinstance(node, ast.FunctionDef) and [each.arg for each in node.args.kwonlyargs]
+]
+
+
+@pytest.fixture(scope="module")
+def honest(scene: Path, sandbox: Sandbox) -> lab.Seen:
+    names = [lab.candidate(HONEST, name) for name in HONEST_FUNCTIONS]
+    at_import = sorted((lab.FOLDER / "honest").glob("*_at_import.py"))
+    return lab.put_before([*names, *map(lab.candidate, at_import)], scene / "honest.log", sandbox=sandbox)
+
+
+def test_honest_candidates_do_not_notice(honest: lab.Seen) -> None:
+    assert len(honest.plan.implementations) >= 25
+    for name in honest.plan.implementations:
+        assert not honest.breaches(name), honest.evidence(name)
+        assert not honest.failures(name), honest.failures(name)
+    assert honest.benched.skipped == {}
+
+
+def test_a_run_says_what_its_candidates_were_confined_by(scene: Path, sandbox: Sandbox) -> None:
+    suite = scene / "untrusted.toml"
+    suite.write_text(
+        'name = "untrusted"\ndtypes = ["fp32"]\nrepeats = 6\nwarmup = 1\n'
+        "case = [{ name = 'small', batch = 1, num_heads = 2, seqlen = 64, head_dim = 32 }]\n"
+    )
+    options = RunOptions(
+        choices=Choices(
+            suite=str(suite), implementations=(lab.candidate(HONEST, "plain"),), timer=TimerKind.CPU
+        ),
+        device="cpu",
+        ignore_preflight=True,
+        output=scene / "whole",
+        untrusted=True,
+    )
+    outcome = pipeline.run(options, Quiet(), lambda opened: None)
+    kept = load_run(outcome.folder).manifest.sandbox
+    assert kept is not None
+    assert [state.layer for state in kept.layers] == [state.layer for state in sandbox.report.layers]
+    assert kept.accepted_missing == ()
+    page = (outcome.folder / "report.md").read_text()
+    assert kept.summary in page
+    assert outcome.verify.passed
+
+
+def test_kernels_of_files_are_compiled_in_the_sandbox(scene: Path) -> None:
+    """What is compiled there stays there: the user's cache gets nothing."""
+    create("mine", Kind.CPU, scene)
+    with sandboxing.untrusted("cpu", [scene / "mine" / "mine.toml"]) as made:
+        built = build("cpu", (), lambda *_: None, [lab.CASE], [str(scene / "mine" / "mine.toml")], made)
+        assert built.passed, built.failures
+        assert built.kernels
+        assert not any(kernel.cached for kernel in built.kernels)
+        name = str(scene / "mine" / "mine.toml")
+        assert not lab.put_before([name], scene / "mine.log", sandbox=made).failures(name)
+    kept = os.listdir(cache_directory())
+    assert not [name for name in kept for kernel in built.kernels if name.startswith(kernel.key)]
+
+
+def test_a_source_that_leads_out_of_its_folder_is_not_compiled(scene: Path) -> None:
+    """Its text would be in the compiler's words."""
+    create("leads_out", Kind.CPU, scene)
+    source = scene / "leads_out" / "leads_out.cpp"
+    source.unlink()
+    secret = scene / "home" / ".ssh" / "key.cpp"
+    secret.write_text(SECRET)
+    source.symlink_to(secret)
+    with sandboxing.untrusted("cpu", [scene / "leads_out" / "leads_out.toml"]) as made:
+        built = build("cpu", (), lambda *_: None, [lab.CASE], [str(source.with_suffix(".toml"))], made)
+    assert not built.passed
+    assert SECRET.split()[1] not in "".join(failure.log + failure.message for failure in built.failures)
 
 
 def test_a_sandbox_that_is_not_as_it_was_runs_nothing(scene: Path, sandbox: Sandbox) -> None:
