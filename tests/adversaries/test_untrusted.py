@@ -302,9 +302,12 @@ def test_a_run_says_what_its_candidates_were_confined_by(scene: Path, sandbox: S
     assert outcome.verify.passed
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_kernels_of_files_are_compiled_in_the_sandbox(scene: Path) -> None:
     """What is compiled there stays there: the user's cache gets nothing."""
     create("mine", Kind.CPU, scene)
+    with (scene / "mine" / "mine.cpp").open("a") as source:
+        source.write(f"// {uuid.uuid4()}\n")  # so that no cache has it
     with sandboxing.untrusted("cpu", [scene / "mine" / "mine.toml"]) as made:
         built = build("cpu", (), lambda *_: None, [lab.CASE], [str(scene / "mine" / "mine.toml")], made)
         assert built.passed, built.failures
@@ -316,6 +319,7 @@ def test_kernels_of_files_are_compiled_in_the_sandbox(scene: Path) -> None:
     assert not [name for name in kept for kernel in built.kernels if name.startswith(kernel.key)]
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_a_source_that_leads_out_of_its_folder_is_not_compiled(scene: Path) -> None:
     """Its text would be in the compiler's words."""
     create("leads_out", Kind.CPU, scene)

@@ -277,7 +277,9 @@ def test_no_privilege_is_left(scratch: Path) -> None:
         policy(scratch), PYTHON, "-c", program, accepted=("files", "network", "processes", "limits")
     )
     fields = dict(re.findall(r"^(\w+):\s+(\S+)", outcome.printed, re.MULTILINE))
-    for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+    # Without a user namespace, a user who is not root cannot shrink what a program of root's would get; none runs.
+    bounding = ("CapBnd",) if outcome.layers["USER"] or os.geteuid() == 0 else ()
+    for name in ("CapInh", "CapPrm", "CapEff", "CapAmb", *bounding):
         assert int(fields[name], 16) == 0, name
     assert fields["NoNewPrivs"] == "1"
     assert fields["Seccomp"] == "2"
