@@ -97,6 +97,16 @@ class Raced:
 class Spent:
     """What it may take."""
 
+    gpus: Annotated[
+        int,
+        typer.Option(
+            "--gpus",
+            metavar="N",
+            min=1,
+            rich_help_panel=WHERE,
+            help="GPUs of this machine that share the cases. A case is raced on one of them.",
+        ),
+    ] = 1
     budget: Annotated[
         str | None,
         typer.Option(
@@ -298,7 +308,7 @@ def _go_on(opened: Any, spent: Spent, watcher: Any) -> State:
     if spent.max_cost is not None and rate <= 0:
         raise UsageError("--max-cost needs to know what the machine costs; name its rate with --rate")
     limits = Limits(None if spent.budget is None else seconds(spent.budget), spent.max_cost, rate)
-    return go_on(opened, limits, watcher)
+    return go_on(opened, limits, watcher, gpus=spent.gpus)
 
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,16 +54,24 @@ class Coordinator:
         self._limits = limits
         self._observer = observer
         self._longest_s = 0.0
+        self._writing = threading.RLock()
+        self._confirming = threading.Lock()
+        self._halted = ""
         self.state = fold(setup, journal.entries)
 
-    def run(self, engine: Engine) -> State:
-        """To the end, or to a limit: then ``state.paused`` says which. Raises LabError where the work cannot go on."""
+    def run(self, *engines: Engine) -> State:
+        """To the end, or to a limit: then ``state.paused`` says which. Raises LabError where the work cannot go on.
+
+        Each engine has cases of its own, so that the blocks of a race are of one device. Nothing else depends on how
+        many there are: the journal knows jobs and not engines.
+        """
         (self._folder / STOP).unlink(missing_ok=True)
         self._record(events.Opened(platform.node(), self._limits.usd_per_hour))
         try:
-            while (step := next_step(self.state)) is not None:
+            while isinstance(step := next_step(self.state), Compile):
                 self._check()
-                self._do(step, engine)
+                self._compile(step, engines[0])
+            self._race_all(engines)
         except LimitReachedError as limit:
             self._record(events.Paused(str(limit)))
             self._observer.note(f"paused: {limit}; the same command goes on")
@@ -71,13 +80,39 @@ class Coordinator:
             raise
         return self.state
 
+    def _race_all(self, engines: Sequence[Engine]) -> None:
+        """Every engine in a thread of its own: what takes time goes on in processes."""
+        cases = list(self.state.cases)
+        if len(engines) == 1:
+            self._lane(engines[0], cases)
+            return
+        with ThreadPoolExecutor(max_workers=len(engines)) as pool:
+            lanes = [
+                pool.submit(self._lane, engine, cases[number :: len(engines)])
+                for number, engine in enumerate(engines)
+            ]
+            try:
+                for lane in as_completed(lanes):
+                    lane.result()
+            except BaseException as error:
+                self._halted = str(error) or "interrupted"  # the other lanes end behind their blocks
+                raise
+
+    def _lane(self, engine: Engine, cases: Sequence[str]) -> None:
+        while (step := next_step(self.state, cases)) is not None:
+            self._check()
+            self._do(step, engine)
+
     def _record(self, event: events.Event) -> None:
-        before_s = self.state.spent_s
-        self.state = after(self.state, self._journal.append(event))
-        self._longest_s = max(self._longest_s, self.state.spent_s - before_s)
+        with self._writing:
+            before_s = self.state.spent_s
+            self.state = after(self.state, self._journal.append(event))
+            self._longest_s = max(self._longest_s, self.state.spent_s - before_s)
 
     def _check(self) -> None:
         """Raises LimitReachedError where the next entry might lie beyond a limit, going by the longest wait for one."""
+        if self._halted:
+            raise LimitReachedError(self._halted)
         if (self._folder / STOP).exists():
             raise LimitReachedError("it was asked to stop")
         left_s = self._left_s()
@@ -96,9 +131,7 @@ class Coordinator:
         return min(left, default=None)
 
     def _do(self, step: Step, engine: Engine) -> None:
-        if isinstance(step, Compile):
-            self._compile(step, engine)
-        elif isinstance(step, Race):
+        if isinstance(step, Race):
             self._race(step, engine)
         elif isinstance(step, Decide):
             self._record(events.RungDone(step.case, step.rung, step.leader, step.left))
@@ -108,8 +141,10 @@ class Coordinator:
             )
         elif isinstance(step, Settle):
             self._record(events.Settled(step.case, step.leader, step.unseparated, step.reason))
-        else:
-            self._confirm(step, engine)
+        elif isinstance(step, Confirm):
+            with self._confirming:  # one at a time: it is the interval that is kept
+                self._check()
+                self._confirm(step, engine)
 
     def _compile(self, step: Compile, engine: Engine) -> None:
         """NVRTC and compilers run in processes of their own, so as many as there are processors."""

@@ -1,4 +1,4 @@
-"""The engine of this machine: the lab's own worker, timers and checks, one race after another on one device."""
+"""The engine of a device of this machine: the lab's own worker, timers and checks, one race after another."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from cudadent42.base.errors import ExitCode
+from cudadent42.base.errors import ExitCode, UsageError
 from cudadent42.base.observer import Observer
 from cudadent42.decisions.verdicts import MIN_BLOCKS
 from cudadent42.flows import pipeline
@@ -32,6 +32,22 @@ CONFIRMING_BLOCKS = 54
 WORKER_LOG = "worker.log"
 
 
+def devices(plan: Plan, count: int) -> tuple[str, ...]:
+    """So many GPUs of this machine, of one kind. Raises UsageError where there are not."""
+    if count == 1:
+        return (plan.device,)
+    if plan.device == "cpu":
+        raise UsageError(f"--gpus {count}: this tuning is on the CPU, of which there is one")
+    import torch
+
+    names = [torch.cuda.get_device_properties(index).name for index in range(torch.cuda.device_count())]
+    if len(names) < count or len(set(names[:count])) > 1:
+        raise UsageError(
+            f"--gpus {count}: expected as many GPUs of one kind; there are {', '.join(names) or 'none'}"
+        )
+    return tuple(f"cuda:{index}" for index in range(count))
+
+
 class ThisMachine:
     """An `Engine`, and a context manager: the worker lives from one job to the next."""
 
@@ -43,12 +59,15 @@ class ThisMachine:
         observer: Observer,
         *,
         audits: bool = True,
+        device: str = "",
     ) -> None:
+        """``device``: another of this machine than the setup's, of the same kind."""
         self._setup = setup
         self._folder = folder
         self._machine = machine
         self._observer = observer
         self._audits = audits
+        self._device = device or setup.plan.device
         self._space: Space = spaces.load(Path(setup.space))
         self._cases = {case.id: case for case in setup.plan.cases}
         self._names = {implementation: arm for arm, implementation in setup.arms.items()}
@@ -115,6 +134,7 @@ class ThisMachine:
         names = [self._setup.arms[arm] for arm in (DEFAULT, *arms)]
         return replace(
             self._setup.plan,
+            device=self._device,
             cases=(case,),
             baseline=names[0],
             implementations=tuple(names),
@@ -125,7 +145,7 @@ class ThisMachine:
 
     def _open_worker(self) -> Worker:
         if self._worker is None:
-            self._worker = Worker(self._folder / WORKER_LOG)
+            self._worker = Worker(self._folder / f"{self._device.replace(':', '-')}-{WORKER_LOG}")
         return self._worker
 
     def _verify(self, plan: Plan, case: Case, worker: Worker) -> VerifyReport:

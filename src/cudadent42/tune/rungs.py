@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from cudadent42.decisions.racing import Leaving, Row, leader_of, leaving, unseparated
@@ -52,15 +52,16 @@ class Confirm:
 Step = Compile | Race | Decide | Settle | Confirm
 
 
-def next_step(state: State) -> Step | None:
-    """None where nothing is left to do.
+def next_step(state: State, cases: Collection[str] | None = None) -> Step | None:
+    """None where nothing is left to do, of these cases (``Case.id``) or of all.
 
     The cases take turns, a rung each, so that where a budget ends the tuning, all have come equally far.
     """
     missing = tuple(arm for arm in state.setup.arms if arm not in state.compiled)
     if missing:
         return Compile(missing)
-    for case in sorted((case for case in state.cases.values() if not case.finished), key=_turn):
+    waiting = [case for case in state.cases.values() if not case.finished]
+    for case in sorted((case for case in waiting if cases is None or case.case in cases), key=_turn):
         return _step(state, case)
     return None
 

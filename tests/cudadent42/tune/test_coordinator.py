@@ -294,3 +294,32 @@ def test_arms_of_equal_speed_are_not_installed(tmp_path: Path, seed: int) -> Non
     about = setup(arms=12)
     about = replace(about, plan=replace(about.plan, seed=seed))
     assert tune(tmp_path / "t", Simulated(), about).winners == ()
+
+
+def test_several_devices_share_the_cases_and_a_case_stays_on_one(tmp_path: Path) -> None:
+    about = setup()
+    engines = [Simulated({"BLOCK=3": 0.06}) for _ in range(2)]
+    with TuningJournal(tmp_path / "t", about) as journal:
+        state = Coordinator(tmp_path / "t", journal, about, Limits(), Quiet()).run(*engines)
+    assert len(state.winners) == 2
+    raced = [{name.partition("#")[0] for name, _, _ in engine.jobs} for engine in engines]
+    assert sorted(map(sorted, raced)) == [["long/fp32"], ["short/fp32"]]
+    assert fold(*read(tmp_path / "t")) == state
+    # In whatever order their blocks came, the result is that of one device.
+    assert {each.case: each.arm for each in state.winners} == {
+        each.case: each.arm for each in tune(tmp_path / "one", Simulated({"BLOCK=3": 0.06})).winners
+    }
+
+
+def test_what_ends_one_device_ends_the_others_behind_their_blocks(tmp_path: Path) -> None:
+    class Broken(Simulated):
+        def race(self, job: Job, *, run: str, seed: int, on_result: OnResult) -> None:
+            raise KeyboardInterrupt
+
+    about = setup()
+    with TuningJournal(tmp_path / "t", about) as journal:
+        coordinator = Coordinator(tmp_path / "t", journal, about, Limits(), Quiet())
+        with pytest.raises(KeyboardInterrupt):
+            coordinator.run(Broken(), Slow({"BLOCK=3": 0.06}))
+    assert coordinator.state.paused == "interrupted"
+    assert tune(tmp_path / "t", Simulated({"BLOCK=3": 0.06})).finished
