@@ -149,12 +149,12 @@ class Contestant:
         stale = ready.output
         with implementation.context():
             for number, slot in enumerate(ready.slots[: ask.calls]):
-                place = number % SETS
-                for own, shared in zip(ready.written[place], slot.inputs, strict=True):
+                chosen = number % SETS
+                for own, shared in zip(ready.written[chosen], slot.inputs, strict=True):
                     own.detach().copy_(shared)
-                call = ready.calls[place]
+                call = ready.calls[chosen]
                 if anew:
-                    call = implementation.prepare(ready.case, ready.sets[place])
+                    call = implementation.prepare(ready.case, ready.sets[chosen])
                 if ask.pace is Pace.CALLS:
                     output = call()
                     if wrong := wrong_kind(output):

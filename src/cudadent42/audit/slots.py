@@ -29,14 +29,14 @@ def bytes_of(inputs: Sequence[Tensor], output: Tensor) -> int:
 def slots(memory: mmap.mmap, count: int, inputs: Sequence[Tensor], output: Tensor) -> list[Slot]:
     """``count`` of them, with tensors of these shapes and dtypes, dense, on the CPU."""
     whole = torch.frombuffer(memory, dtype=torch.uint8)
-    place = 0
+    offset = 0
     all_slots = []
     for _ in range(count):
         tensors = []
         for like in (*inputs, output):
             size = like.numel() * like.element_size()
-            tensors.append(whole[place : place + size].view(like.dtype).view(like.shape))
-            place += _room(like)
+            tensors.append(whole[offset : offset + size].view(like.dtype).view(like.shape))
+            offset += _room(like)
         all_slots.append(Slot(tuple(tensors[:-1]), tensors[-1]))
     return all_slots
 

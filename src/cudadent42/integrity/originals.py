@@ -112,8 +112,8 @@ def _records(module: str, space: Mapping[str, Any]) -> Iterator[tuple[str, Mappi
     for name, item in list(space.items()):
         for number, each in enumerate(item if isinstance(item, tuple) else (item,)):
             if dataclasses.is_dataclass(each) and not isinstance(each, type) and hasattr(each, "__dict__"):
-                place = f"[{number}]" if isinstance(item, tuple) else ""
-                yield f"{module}.{name}{place}", vars(each)
+                index = f"[{number}]" if isinstance(item, tuple) else ""
+                yield f"{module}.{name}{index}", vars(each)
 
 
 class _Snapshot:

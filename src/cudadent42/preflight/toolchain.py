@@ -139,10 +139,10 @@ def named_cache_directory() -> Path:
 def is_open_to_others(directory: Path) -> bool:
     """Whether this user owns the directory and others may write to it."""
     try:
-        info = directory.stat()
+        status = directory.stat()
     except OSError:
         return False
-    return info.st_uid == os.getuid() and bool(info.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+    return status.st_uid == os.getuid() and bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
 DEFINITIONS = (

@@ -65,7 +65,7 @@ def _make(folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Place:
+class Checkout:
     """Where a trap is laid."""
 
     root: Path
@@ -76,7 +76,7 @@ class Place:
     mark: Path
 
 
-Lay = Callable[[Place], None]
+Lay = Callable[[Checkout], None]
 
 
 @dataclass(frozen=True)
@@ -88,98 +88,100 @@ class Trap:
 
 
 def settings(**values: str) -> Lay:
-    """Each ``a__b`` is ``a.b``; ``PROGRAM`` and ``SCRIPT`` in a value are the place's."""
+    """Each ``a__b`` is ``a.b``; ``PROGRAM`` and ``SCRIPT`` in a value are the checkout's."""
 
-    def lay(place: Place) -> None:
+    def lay(checkout: Checkout) -> None:
         for key, value in values.items():
-            value = value.replace("PROGRAM", place.program).replace("SCRIPT", str(place.script))
-            told(place.root, "config", key.replace("__", "."), value)
+            value = value.replace("PROGRAM", checkout.program).replace("SCRIPT", str(checkout.script))
+            told(checkout.root, "config", key.replace("__", "."), value)
 
     return lay
 
 
 def attributes(line: str, *others: Lay) -> Lay:
-    def lay(place: Place) -> None:
+    def lay(checkout: Checkout) -> None:
         # Part of the repository's files, as in a clone.
-        (place.root / ".gitattributes").write_text(line + "\n")
-        told(place.root, "add", ".gitattributes")
-        told(place.root, "commit", "-q", "-m", "attributes")
+        (checkout.root / ".gitattributes").write_text(line + "\n")
+        told(checkout.root, "add", ".gitattributes")
+        told(checkout.root, "commit", "-q", "-m", "attributes")
         for other in others:
-            other(place)
-        (place.root / "kernel.py").write_text("changed\n")
+            other(checkout)
+        (checkout.root / "kernel.py").write_text("changed\n")
 
     return lay
 
 
-def hooks(place: Place) -> None:
-    folder = place.root / ".git" / "theirs"
+def hooks(checkout: Checkout) -> None:
+    folder = checkout.root / ".git" / "theirs"
     folder.mkdir()
     for name in ("reference-transaction", "post-index-change", "post-checkout", "pre-auto-gc"):
-        (folder / name).write_text(f"#!/bin/sh\n{place.program}\n")
+        (folder / name).write_text(f"#!/bin/sh\n{checkout.program}\n")
         (folder / name).chmod(0o755)
-    told(place.root, "config", "core.hooksPath", str(folder))
+    told(checkout.root, "config", "core.hooksPath", str(folder))
 
 
-def included(place: Place) -> None:
-    (place.root / "more.config").write_text(f'[filter "trap"]\n\tclean = "{place.program}"\n')
-    told(place.root, "config", "include.path", "../more.config")
+def included(checkout: Checkout) -> None:
+    (checkout.root / "more.config").write_text(f'[filter "trap"]\n\tclean = "{checkout.program}"\n')
+    told(checkout.root, "config", "include.path", "../more.config")
 
 
-def of_the_worktree(place: Place) -> None:
-    told(place.root, "config", "extensions.worktreeConfig", "true")
-    told(place.root, "config", "--worktree", "filter.trap.clean", place.program)
+def of_the_worktree(checkout: Checkout) -> None:
+    told(checkout.root, "config", "extensions.worktreeConfig", "true")
+    told(checkout.root, "config", "--worktree", "filter.trap.clean", checkout.program)
 
 
-def missing_object(place: Place) -> None:
+def missing_object(checkout: Checkout) -> None:
     """A partial clone that lacks a blob, which git fetches when it is asked for."""
-    name = told(place.root, "rev-parse", "HEAD:kernel.py")
-    (place.root / ".git/objects" / name[:2] / name[2:]).unlink()
+    name = told(checkout.root, "rev-parse", "HEAD:kernel.py")
+    (checkout.root / ".git/objects" / name[:2] / name[2:]).unlink()
     settings(
         core__repositoryFormatVersion="1",
         extensions__partialClone="origin",
         remote__origin__promisor="true",
         remote__origin__fetch="+refs/heads/*:refs/remotes/origin/*",
-    )(place)
+    )(checkout)
 
 
-def fetched_by_a_command(place: Place) -> None:
-    missing_object(place)
-    settings(remote__origin__url="ext::SCRIPT", protocol__ext__allow="always")(place)
+def fetched_by_a_command(checkout: Checkout) -> None:
+    missing_object(checkout)
+    settings(remote__origin__url="ext::SCRIPT", protocol__ext__allow="always")(checkout)
 
 
-def fetched_by_a_program_of_the_far_side(place: Place) -> None:
-    missing_object(place)
-    settings(remote__origin__url=str(place.root), remote__origin__uploadpack=f"{place.program};false")(place)
+def fetched_by_a_program_of_the_far_side(checkout: Checkout) -> None:
+    missing_object(checkout)
+    settings(remote__origin__url=str(checkout.root), remote__origin__uploadpack=f"{checkout.program};false")(
+        checkout
+    )
 
 
 def submodule(*more: Lay) -> Lay:
     """A submodule whose own settings have the filter, with a file that may have changed."""
 
-    def lay(place: Place) -> None:
-        origin = repository(place.root.parent / "origin")
-        told(place.root, "submodule", "--quiet", "add", str(origin), "sub")
-        told(place.root, "commit", "-q", "-m", "submodule")
-        inner = place.root / "sub"
-        told(inner, "config", "filter.trap.clean", place.program)
-        told(inner, "config", "filter.trap.smudge", place.program)
-        told(inner, "config", "diff.external", f"{place.program};:")
-        (place.root / ".git/modules/sub/info").mkdir(exist_ok=True)
-        (place.root / ".git/modules/sub/info/attributes").write_text("* filter=trap\n")
+    def lay(checkout: Checkout) -> None:
+        origin = repository(checkout.root.parent / "origin")
+        told(checkout.root, "submodule", "--quiet", "add", str(origin), "sub")
+        told(checkout.root, "commit", "-q", "-m", "submodule")
+        inner = checkout.root / "sub"
+        told(inner, "config", "filter.trap.clean", checkout.program)
+        told(inner, "config", "filter.trap.smudge", checkout.program)
+        told(inner, "config", "diff.external", f"{checkout.program};:")
+        (checkout.root / ".git/modules/sub/info").mkdir(exist_ok=True)
+        (checkout.root / ".git/modules/sub/info/attributes").write_text("* filter=trap\n")
         (inner / "kernel.py").write_text("3\n")
         for other in more:
-            other(place)
-        place.mark.unlink(missing_ok=True)
+            other(checkout)
+        checkout.mark.unlink(missing_ok=True)
 
     return lay
 
 
-def signed(place: Place) -> None:
+def signed(checkout: Checkout) -> None:
     """A commit with a signature, which ``log.showSignature`` has a program look at."""
-    commit = told(place.root, "cat-file", "commit", "HEAD")
+    commit = told(checkout.root, "cat-file", "commit", "HEAD")
     head, _, message = commit.partition("\n\n")
     signature = "gpgsig -----BEGIN PGP SIGNATURE-----\n \n x\n -----END PGP SIGNATURE-----"
     name = told(
-        place.root,
+        checkout.root,
         "hash-object",
         "-t",
         "commit",
@@ -187,20 +189,20 @@ def signed(place: Place) -> None:
         "--stdin",
         given=f"{head}\n{signature}\n\n{message}\n",
     )
-    told(place.root, "update-ref", "HEAD", name)
-    settings(gpg__program="SCRIPT", log__showSignature="true")(place)
+    told(checkout.root, "update-ref", "HEAD", name)
+    settings(gpg__program="SCRIPT", log__showSignature="true")(checkout)
 
 
-def diverged(place: Place) -> None:
-    attributes("* merge=trap", settings(merge__trap__driver="PROGRAM"))(place)
-    told(place.root, "commit", "-q", "-a", "-m", "here")
-    told(place.root, "checkout", "-q", "-b", "side", "HEAD~1")
-    (place.root / "kernel.py").write_text("there\n")
-    told(place.root, "commit", "-q", "-a", "-m", "there")
-    told(place.root, "checkout", "-q", "main")
+def diverged(checkout: Checkout) -> None:
+    attributes("* merge=trap", settings(merge__trap__driver="PROGRAM"))(checkout)
+    told(checkout.root, "commit", "-q", "-a", "-m", "here")
+    told(checkout.root, "checkout", "-q", "-b", "side", "HEAD~1")
+    (checkout.root / "kernel.py").write_text("there\n")
+    told(checkout.root, "commit", "-q", "-a", "-m", "there")
+    told(checkout.root, "checkout", "-q", "main")
 
 
-def aliases(place: Place) -> None:
+def aliases(checkout: Checkout) -> None:
     """Also of git's own words, which they cannot replace."""
     for word in (
         "trap",
@@ -213,7 +215,7 @@ def aliases(place: Place) -> None:
         "rev-parse",
         "update-index",
     ):
-        told(place.root, "config", f"alias.{word}", f"!{place.program}")
+        told(checkout.root, "config", f"alias.{word}", f"!{checkout.program}")
 
 
 CLEAN = attributes("* filter=trap", settings(filter__trap__clean="PROGRAM"))
@@ -269,12 +271,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def checkout(tmp_path: Path) -> Checkout:
     mark, script = tmp_path / "started", tmp_path / "script"
     program = f"touch {mark}; timeout 2 cat"
     script.write_text(f"#!/bin/sh\n{program}\n")
     script.chmod(0o755)
-    return Place(repository(tmp_path / "theirs"), program, script, mark)
+    return Checkout(repository(tmp_path / "theirs"), program, script, mark)
 
 
 def every_call(root: Path, scratch: Path) -> list[str]:
@@ -322,12 +324,12 @@ def every_call(root: Path, scratch: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", TRAPS)
-def test_nothing_of_a_repositorys_settings_is_started(name: str, place: Place, tmp_path: Path) -> None:
+def test_nothing_of_a_repositorys_settings_is_started(name: str, checkout: Checkout, tmp_path: Path) -> None:
     trap = TRAPS[name]
-    trap.lay(place)
-    place.mark.unlink(missing_ok=True)
-    refused = every_call(place.root, tmp_path / "scratch")
-    assert not place.mark.exists()
+    trap.lay(checkout)
+    checkout.mark.unlink(missing_ok=True)
+    refused = every_call(checkout.root, tmp_path / "scratch")
+    assert not checkout.mark.exists()
     # What lacks an object cannot be read; all else works, with the files as they lie there.
     if name.startswith("remote."):
         assert any("kernel.py is missing" in reason for reason in refused)
@@ -336,73 +338,73 @@ def test_nothing_of_a_repositorys_settings_is_started(name: str, place: Place, t
 
 
 @pytest.mark.parametrize("name", TRAPS)
-def test_each_trap_is_one(name: str, place: Place) -> None:
+def test_each_trap_is_one(name: str, checkout: Checkout) -> None:
     """git itself starts the program, so that the test above is about something."""
     trap = TRAPS[name]
-    trap.lay(place)
-    place.mark.unlink(missing_ok=True)
-    told(place.root, *trap.springs, given=trap.given, check=False)
-    assert place.mark.exists()
+    trap.lay(checkout)
+    checkout.mark.unlink(missing_ok=True)
+    told(checkout.root, *trap.springs, given=trap.given, check=False)
+    assert checkout.mark.exists()
 
 
-def test_the_users_own_filters_hold(place: Place, tmp_path: Path) -> None:
-    """Those of large files, as a rule; a repository cannot put others in their place."""
+def test_the_users_own_filters_hold(checkout: Checkout, tmp_path: Path) -> None:
+    """Those of large files, as a rule; a repository cannot put others in their checkout."""
     own = tmp_path / "own"
     told(tmp_path, "config", "--global", "filter.trap.clean", f"touch {own}; tr a-z A-Z")
-    CLEAN(place)
-    snapshot = Tree(place.root).snapshot()
-    assert git.text(place.root, "show", names=(f"{snapshot}:kernel.py",)) == "CHANGED\n"
+    CLEAN(checkout)
+    snapshot = Tree(checkout.root).snapshot()
+    assert git.text(checkout.root, "show", names=(f"{snapshot}:kernel.py",)) == "CHANGED\n"
     assert own.exists()
-    assert not place.mark.exists()
+    assert not checkout.mark.exists()
 
 
-def test_a_name_that_cannot_be_given_again(place: Place) -> None:
-    attributes("* filter=a=b", settings(**{"filter__a=b__clean": "PROGRAM"}))(place)
-    place.mark.unlink(missing_ok=True)
+def test_a_name_that_cannot_be_given_again(checkout: Checkout) -> None:
+    attributes("* filter=a=b", settings(**{"filter__a=b__clean": "PROGRAM"}))(checkout)
+    checkout.mark.unlink(missing_ok=True)
     with pytest.raises(
         git.GitError, match=r"'filter\.a=b\.clean' names a program and cannot be switched off"
     ):
-        git.text(place.root, "status")
+        git.text(checkout.root, "status")
     with suppress(git.GitError):
-        every_call(place.root, place.root.parent / "scratch")
-    assert not place.mark.exists()
-    told(place.root, "add", "-A")
-    assert place.mark.exists()
+        every_call(checkout.root, checkout.root.parent / "scratch")
+    assert not checkout.mark.exists()
+    told(checkout.root, "add", "-A")
+    assert checkout.mark.exists()
 
 
-def test_a_bare_repository_among_the_files(place: Place) -> None:
+def test_a_bare_repository_among_the_files(checkout: Checkout) -> None:
     """git takes a folder that looks like a repository for one, wherever it came from."""
-    bare = place.root / "data"
-    shutil.copytree(place.root / ".git", bare)
+    bare = checkout.root / "data"
+    shutil.copytree(checkout.root / ".git", bare)
     told(bare, "config", "core.bare", "false")
     told(bare, "config", "core.worktree", "..")
-    told(bare, "config", "core.fsmonitor", place.program)
+    told(bare, "config", "core.fsmonitor", checkout.program)
     told(bare, "status")
-    assert place.mark.exists()
-    place.mark.unlink()
+    assert checkout.mark.exists()
+    checkout.mark.unlink()
     find(bare)
     revision_of(bare)
-    assert not place.mark.exists()
+    assert not checkout.mark.exists()
 
 
-def test_files_elsewhere_are_not_taken_for_the_repositorys(place: Place, tmp_path: Path) -> None:
+def test_files_elsewhere_are_not_taken_for_the_repositorys(checkout: Checkout, tmp_path: Path) -> None:
     (tmp_path / "private").mkdir()
     (tmp_path / "private/key").write_text("secret")
-    told(place.root, "config", "core.worktree", str(tmp_path / "private"))
+    told(checkout.root, "config", "core.worktree", str(tmp_path / "private"))
     with pytest.raises(
         git.GitError, match=r"its settings say that its files are in .*private \(core.worktree\)"
     ):
-        git.root(place.root)
-    assert find(place.root) is None
+        git.root(checkout.root)
+    assert find(checkout.root) is None
 
 
-def test_submodules_at_another_commit_are_in_a_snapshot(place: Place) -> None:
-    submodule()(place)
-    told(place.root / "sub", "checkout", "-q", "--force", "HEAD~1")
-    tree = Tree(place.root)
+def test_submodules_at_another_commit_are_in_a_snapshot(checkout: Checkout) -> None:
+    submodule()(checkout)
+    told(checkout.root / "sub", "checkout", "-q", "--force", "HEAD~1")
+    tree = Tree(checkout.root)
     changed = tree.patch(tree.head(), tree.snapshot())
     assert b"+Subproject commit" in changed
-    revision = revision_of(place.root)
+    revision = revision_of(checkout.root)
     assert revision is not None
     assert "+Subproject commit" in revision.diff
 

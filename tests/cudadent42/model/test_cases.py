@@ -47,10 +47,10 @@ def plan(case: object) -> Plan:
 def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Operations of an installed package."""
     (tmp_path / "attention_twin.py").write_text(TWIN)
-    info = tmp_path / "attention_twin-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: attention-twin\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
+    metadata = tmp_path / "attention_twin-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: attention-twin\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(
         "[cudadent42.operations]\n"
         "attention_twin = attention_twin:OPERATION\n"
         "absent = attention_twin:ABSENT\n"

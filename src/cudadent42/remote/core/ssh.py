@@ -116,8 +116,8 @@ def _control_folder() -> Path:
         )
     folder = short[0]
     folder.mkdir(mode=0o700, exist_ok=True)
-    info = folder.lstat()
-    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise LabError(f"{folder} is not a folder of yours alone; connections are shared there: remove it")
     return folder
 

@@ -74,11 +74,11 @@ def _exists(root: Path, name: bytes) -> bool:
 
 def _update(digest: hashlib._Hash, root: Path, name: bytes) -> None:
     path = os.path.join(os.fsencode(root), name)
-    info = os.lstat(path)
-    if stat.S_ISLNK(info.st_mode):
+    status = os.lstat(path)
+    if stat.S_ISLNK(status.st_mode):
         kind, content = b"link", hashlib.sha256(os.readlink(path)).digest()
     else:
-        kind = b"executable" if info.st_mode & stat.S_IXUSR else b"file"
+        kind = b"executable" if status.st_mode & stat.S_IXUSR else b"file"
         content = _digest_of(Path(os.fsdecode(path)))
     digest.update(b"%d %s %s " % (len(name), kind, name) + content)
 

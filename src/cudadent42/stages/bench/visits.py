@@ -44,8 +44,8 @@ def visits(plan: Plan) -> list[Visit]:
     each = rounds(plan.repeats)
     if not _fits(plan):
         return [
-            Visit(case, blocks, (place + 1) / count)
-            for place, case in enumerate(plan.cases)
+            Visit(case, blocks, (index + 1) / count)
+            for index, case in enumerate(plan.cases)
             for blocks in each
         ]
     warming = [Visit(case, range(0), 1.0) for case in plan.cases if plan.warmup]

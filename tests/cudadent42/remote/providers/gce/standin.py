@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from sshd import Server, serve
 
-from cudadent42.remote.providers.gce import lease, provider, reach
+from cudadent42.remote.providers.gce import lease, reach, starting
 from cudadent42.remote.providers.gce.specification import Specification, load
 
 HERE = Path(__file__).parent
@@ -226,8 +226,8 @@ def open_cloud(keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
         monkeypatch.setenv("STANDIN", str(folder))
         for module, name in (
             (reach, "_PAUSE_S"),
-            (lease, "_DRIVER_PAUSE_S"),
-            (provider, "_STOPPING_PAUSE_S"),
+            (starting, "_DRIVER_PAUSE_S"),
+            (lease, "_STOPPING_PAUSE_S"),
         ):
             monkeypatch.setattr(module, name, 0.05)
         _check_sudo(tmp_path, keys, server, there)

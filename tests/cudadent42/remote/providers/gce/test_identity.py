@@ -11,7 +11,7 @@ from standin import BENCH, Cloud, there
 
 from cudadent42.remote.core import record, watchdog
 from cudadent42.remote.flows.stopping import stop_all
-from cudadent42.remote.providers.gce import lease
+from cudadent42.remote.providers.gce import starting
 from cudadent42.remote.providers.gce.identity import provider_start
 from cudadent42.remote.providers.gce.machine import Machine
 from cudadent42.runs import starts
@@ -138,7 +138,7 @@ def test_attach_leaves_their_machine_running_and_without_our_limits(lab: Lab) ->
     assert lab.outcomes == [StartOutcome.STOPPED]
     [begun_job] = record.records()
     assert begun_job.cloud is not None
-    watch = watchdog.report(lease.resume(begun_job.cloud, lab.remote()).workspace)
+    watch = watchdog.report(starting.workspace_of(begun_job.cloud, lab.remote()))
     assert watch is not None
     assert (watch.idle_s, watch.budget_s) == (0, 0)
 

@@ -24,7 +24,7 @@ from cudadent42.remote.core.job import JobState
 from cudadent42.remote.core.states import MachineState
 from cudadent42.remote.flows.stopping import Stopped, stop_all
 from cudadent42.remote.flows.survey import Survey
-from cudadent42.remote.providers.gce import lease
+from cudadent42.remote.providers.gce import starting
 from cudadent42.runs import starts
 from cudadent42.runs.starts import StartOutcome
 
@@ -247,7 +247,7 @@ def test_a_run_is_ended_before_its_machine(cloud: Cloud) -> None:
     assert begun.cloud is not None
     from cudadent42.remote.core.hosts import get
 
-    workspace = lease.resume(begun.cloud, get(begun.remote)).workspace
+    workspace = starting.workspace_of(begun.cloud, get(begun.remote))
     (cloud.server.folder / "home/cudadent42-remote/tree").mkdir(parents=True)
     jobs.start(workspace, begun.job, "cpu", ())
     (done,) = stop_all(look().started, print)
@@ -261,7 +261,7 @@ def test_what_a_fresh_one_measured_is_brought_back_before_it_is_deleted(cloud: C
     assert begun.cloud is not None
     from cudadent42.remote.core.hosts import get
 
-    workspace = lease.resume(begun.cloud, get(begun.remote)).workspace
+    workspace = starting.workspace_of(begun.cloud, get(begun.remote))
     (cloud.server.folder / "home/cudadent42-remote/tree").mkdir(parents=True)
     jobs.start(workspace, begun.job, "cpu", ())
     samples = cloud.server.folder / "home/cudadent42-remote/jobs" / begun.job / "run/samples.csv"

@@ -21,8 +21,9 @@ from cudadent42.remote.core.consent import Consent
 from cudadent42.remote.core.hosts import Remote, make
 from cudadent42.remote.core.protection import ANY_TERMS, Terms
 from cudadent42.remote.core.record import JobRecord
-from cudadent42.remote.providers.gce import lease
+from cudadent42.remote.providers.gce import starting
 from cudadent42.remote.providers.gce.checks import prepare
+from cudadent42.remote.providers.gce.lease import Lease
 from cudadent42.remote.providers.gce.machine import Machine
 from cudadent42.runs import starts
 from cudadent42.runs.starts import StartOutcome
@@ -41,7 +42,7 @@ def left_stopped(lab: Lab, after: str = "stop") -> JobRecord:
         lab.run(lab.remote(after, PAUSE="0.3"), interrupt)
     begun = record.find(None)
     assert begun.cloud is not None
-    jobs.stop(lease.resume(begun.cloud, record.remote_of(begun)).workspace, begun.job)
+    jobs.stop(starting.workspace_of(begun.cloud, record.remote_of(begun)), begun.job)
     MACHINE.stop()
     return begun
 
@@ -110,7 +111,7 @@ def test_an_interrupt_before_the_stop_says_what_runs(lab: Lab, monkeypatch: pyte
     def interrupted(workspace: object) -> list[str]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(lease, "_running", interrupted)
+    monkeypatch.setattr(Lease, "_running", interrupted)
     with pytest.raises(KeyboardInterrupt):
         lab.run(lab.remote())
     assert f"{BENCH} goes on running at $0.71 an hour" in lab.text
@@ -159,7 +160,7 @@ def test_a_run_that_its_machine_does_not_know_is_waited_for_no_longer(lab: Lab) 
         lab.run(lab.remote(), interrupt)
     begun = record.find(None)
     assert begun.cloud is not None
-    workspace = lease.resume(begun.cloud, record.remote_of(begun)).workspace
+    workspace = starting.workspace_of(begun.cloud, record.remote_of(begun))
     jobs.stop(workspace, begun.job)
     jobs.forget(workspace, begun.job)
     with pytest.raises(LabError, match="knows no run"):
@@ -181,7 +182,7 @@ def test_limits_of_a_start_that_is_taken_back_do_not_hold_for_the_next_one(
     def interrupted(*_: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(lease, "provider_start", interrupted)
+    monkeypatch.setattr(starting, "provider_start", interrupted)
     with pytest.raises(KeyboardInterrupt):
         _ = lab.attach(start=True) if again else lab.run(lab.remote())
     assert lab.cloud.status() == "TERMINATED"
@@ -197,8 +198,8 @@ def test_a_second_interrupt_while_limits_are_taken_back_ends_the_machine_all_the
     def interrupted(*_: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(lease, "provider_start", interrupted)
-    monkeypatch.setattr(lease, "release_when_off", interrupted)
+    monkeypatch.setattr(starting, "provider_start", interrupted)
+    monkeypatch.setattr(starting, "release_when_off", interrupted)
     with pytest.raises(KeyboardInterrupt):
         lab.run(lab.remote())
     assert lab.cloud.status() == "TERMINATED"

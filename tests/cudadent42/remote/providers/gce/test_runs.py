@@ -20,7 +20,7 @@ from cudadent42.remote.core.protection import ANY_TERMS
 from cudadent42.remote.core.ssh import ConnectionLostError
 from cudadent42.remote.flows.stopping import stop_all, stop_run
 from cudadent42.remote.flows.survey import survey
-from cudadent42.remote.providers.gce import creation, gcloud, lease, reach
+from cudadent42.remote.providers.gce import creation, gcloud, lease, reach, starting
 from cudadent42.remote.providers.gce.checks import prepare
 from cudadent42.remote.providers.gce.failures import CloudError, Failure
 from cudadent42.remote.providers.gce.machine import Machine
@@ -122,7 +122,7 @@ def test_a_second_run_that_is_refused_cancels_no_shutdown(lab: Lab, monkeypatch:
         raise LabError("no limit holds there")
 
     with pytest.raises(LabError, match="no limit"):
-        lease.begin(prepared, lab.said.append, refuse)
+        starting.begin(prepared, lab.said.append, refuse)
     assert lab.cloud.sudo == ["-n shutdown -h +30"]
 
 
@@ -244,7 +244,7 @@ def test_one_with_a_run_that_was_not_brought_back_is_left_alone(lab: Lab) -> Non
     waiting = record.records()[0]
     assert waiting.cloud is not None
     # Here, all instances are the same machine, which runs one at a time.
-    jobs.stop(lease.resume(waiting.cloud, hosts.get(waiting.remote)).workspace, waiting.job)
+    jobs.stop(starting.workspace_of(waiting.cloud, hosts.get(waiting.remote)), waiting.job)
     lab.run(lab.fresh())
     assert lab.cloud.names() == [first]
     assert f"gce://{first} is kept for {waiting.job}, which is not brought back yet" in lab.said
@@ -271,7 +271,7 @@ def test_what_may_still_come_to_be_stays_on_record(
 
 
 def test_a_driver_is_waited_for_and_missed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "DRIVER_S", 0.0)
+    monkeypatch.setattr(starting, "DRIVER_S", 0.0)
     monkeypatch.setattr(jobs, "architectures", lambda workspace: ())
     with pytest.raises(LabError, match="no NVIDIA driver answers"):
         lab.run(lab.fresh(machine_type="g2-standard-8"), device="cuda")
@@ -344,7 +344,7 @@ def test_an_interrupt_while_it_is_put_on_record_stops_it(lab: Lab, monkeypatch: 
     def interrupted(*_: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(lease, "provider_start", interrupted)
+    monkeypatch.setattr(starting, "provider_start", interrupted)
     with pytest.raises(KeyboardInterrupt):
         lab.run(lab.remote())
     assert lab.cloud.status() == "TERMINATED"
@@ -359,7 +359,7 @@ def test_what_the_provider_does_not_say_keeps_no_run_from_beginning(
     def refuse(*_: object) -> str:
         raise CloudError(Failure.PERMISSION, "")
 
-    monkeypatch.setattr(lease, "provider_start", refuse)
+    monkeypatch.setattr(starting, "provider_start", refuse)
     assert lab.run(lab.remote()).returned.exit_code == 0
     assert lab.outcomes == [StartOutcome.STOPPED]
 
