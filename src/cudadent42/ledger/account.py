@@ -21,6 +21,9 @@ MACHINES = "machines outside sessions"
 _S_PER_HOUR = 3600.0
 _S_PER_MINUTE = 60.0
 
+Price = Callable[[str, float], float | None]
+"""US dollars of so many seconds at a rate, by its name; None where the table has none."""
+
 
 @dataclass(frozen=True)
 class Account:
@@ -72,65 +75,73 @@ def bill(
     """
     notes: list[str] = []
     usd = _pricer(rates, notes)
-    accounts = []
-    for session in sessions:
-        own = [start for start in starts if start.session == session.id]
-        seconds = sum(_start_seconds(start, now) for start in own) if own else session.seconds or 0.0
-        money = (
-            [usd(start.rate, _start_seconds(start, now)) for start in own]
-            if own
-            else [usd(session.rate, seconds)]
-        )
-        accounts.append(
-            Account(
-                name=session.name,
-                started=session.started,
-                rate=_joined(start.rate for start in own) if own else session.rate,
-                attempts=session.runs,
-                minutes=seconds / _S_PER_MINUTE,
-                usd=_sum(money),
-                results=session.results,
-                verdicts=session.decided,
-                undecided=session.undecided,
-            )
-        )
+    accounts = [
+        _of_session(session, [start for start in starts if start.session == session.id], usd, now)
+        for session in sessions
+    ]
     session_ids = {session.id for session in sessions}
     free = [start for start in starts if start.session is None or start.session not in session_ids]
     if outside:
         paid = [run for run in outside if not any(_covers(start, run, now) for start in free)]
-        accounts.append(
-            Account(
-                name=OUTSIDE,
-                started=None,
-                rate=_joined(run.rate for run in outside),
-                attempts=len(outside),
-                minutes=sum(run.seconds or 0.0 for run in paid) / _S_PER_MINUTE,
-                usd=_sum([usd(run.rate, run.seconds or 0.0) for run in paid]),
-                results=sum(run.results for run in outside),
-                verdicts=sum(run.decided for run in outside),
-                undecided=sum(run.undecided for run in outside),
-            )
-        )
+        accounts.append(_of_runs(outside, paid, usd))
     if free:
-        accounts.append(
-            Account(
-                name=MACHINES,
-                started=None,
-                rate=_joined(start.rate for start in free),
-                attempts=len(free),
-                minutes=sum(_start_seconds(start, now) for start in free) / _S_PER_MINUTE,
-                usd=_sum([usd(start.rate, _start_seconds(start, now)) for start in free]),
-                results=0,
-                verdicts=0,
-                undecided=0,
-            )
-        )
+        accounts.append(_of_machines(free, usd, now))
     notes += [
         f"the machine {start.machine} has been running since {start.requested}, as far as is known"
         for start in starts
         if start.ended is None
     ]
     return Bill(tuple(accounts), _total(accounts), tuple(notes))
+
+
+def _of_session(session: SessionLine, own: Sequence[StartLine], usd: Price, now: datetime) -> Account:
+    """``own``: the starts of its machines."""
+    seconds = sum(_start_seconds(start, now) for start in own) if own else session.seconds or 0.0
+    money = (
+        [usd(start.rate, _start_seconds(start, now)) for start in own]
+        if own
+        else [usd(session.rate, seconds)]
+    )
+    return Account(
+        name=session.name,
+        started=session.started,
+        rate=_joined(start.rate for start in own) if own else session.rate,
+        attempts=session.runs,
+        minutes=seconds / _S_PER_MINUTE,
+        usd=_sum(money),
+        results=session.results,
+        verdicts=session.decided,
+        undecided=session.undecided,
+    )
+
+
+def _of_runs(outside: Sequence[RunCost], paid: Sequence[RunCost], usd: Price) -> Account:
+    """``paid``: those of them that are on no machine's account."""
+    return Account(
+        name=OUTSIDE,
+        started=None,
+        rate=_joined(run.rate for run in outside),
+        attempts=len(outside),
+        minutes=sum(run.seconds or 0.0 for run in paid) / _S_PER_MINUTE,
+        usd=_sum([usd(run.rate, run.seconds or 0.0) for run in paid]),
+        results=sum(run.results for run in outside),
+        verdicts=sum(run.decided for run in outside),
+        undecided=sum(run.undecided for run in outside),
+    )
+
+
+def _of_machines(free: Sequence[StartLine], usd: Price, now: datetime) -> Account:
+    return Account(
+        name=MACHINES,
+        started=None,
+        rate=_joined(start.rate for start in free),
+        attempts=len(free),
+        minutes=sum(_start_seconds(start, now) for start in free) / _S_PER_MINUTE,
+        usd=_sum([usd(start.rate, _start_seconds(start, now)) for start in free]),
+        results=0,
+        verdicts=0,
+        undecided=0,
+    )
 
 
 _MIN_STARTS = 3
@@ -199,7 +210,7 @@ def _total(accounts: Sequence[Account]) -> Account:
     )
 
 
-def _pricer(rates: Rates, notes: list[str]) -> Callable[[str, float], float | None]:
+def _pricer(rates: Rates, notes: list[str]) -> Price:
     """Money for seconds at a rate; the first time that a rate is missing goes into the notes."""
     missing: set[str] = set()
 

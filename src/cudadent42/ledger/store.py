@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -122,28 +122,14 @@ def rebuild(
     with suppress(UsageError):  # the rebuild itself does not depend on it
         remember(location, (*run_folders, *session_folders))
     problems: list[str] = []
-    seen_samples = seen_runs = 0
-    read: list[SessionRows] = []
-    for folder in session_folders:
-        try:
-            read.append(read_session(folder))
-        except UsageError as error:
-            problems.append(str(error))
-    owners = {Path(rows.session["path"]): rows.session["id"] for rows in read}
+    read = _read_sessions(session_folders, problems)
     ledger.write(lambda connection: _replace_sessions(connection, read))
-    batch: list[RunRows] = []
-    for done, folder in enumerate(run_folders, 1):
-        owner = session_of(folder)
-        try:
-            batch.append(read_run(folder, owners.get(owner.absolute()) if owner else None))
-        except UsageError as error:
-            problems.append(str(error))
-        if len(batch) == _BATCH or done == len(run_folders):
-            full, batch = batch, []
-            ledger.write(lambda connection, full=full: _replace_runs(connection, full))  # type: ignore[misc]
-            seen_runs += len(full)
-            seen_samples += sum(rows.run["samples"] for rows in full)
-            on_progress(done, len(run_folders))
+    owners = {Path(rows.session["path"]): rows.session["id"] for rows in read}
+    seen_runs = seen_samples = 0
+    for batch in _read_runs(run_folders, owners, problems, on_progress):
+        ledger.write(lambda connection, batch=batch: _replace_runs(connection, batch))  # type: ignore[misc]
+        seen_runs += len(batch)
+        seen_samples += sum(rows.run["samples"] for rows in batch)
 
     def finish(connection: Connection) -> int:
         _replace_starts(connection)
@@ -166,6 +152,34 @@ def rebuild(
         roots=searched,
         seconds=time.monotonic() - began_s,
     )
+
+
+def _read_sessions(folders: Sequence[Path], problems: list[str]) -> list[SessionRows]:
+    """What cannot be read is added to the ``problems``."""
+    read = []
+    for folder in folders:
+        try:
+            read.append(read_session(folder))
+        except UsageError as error:
+            problems.append(str(error))
+    return read
+
+
+def _read_runs(
+    folders: Sequence[Path], owners: Mapping[Path, str], problems: list[str], on_progress: OnProgress
+) -> Iterator[list[RunRows]]:
+    """In batches; ``owners``: the identity of a session by its folder. Progress is told once a batch is taken."""
+    batch: list[RunRows] = []
+    for done, folder in enumerate(folders, 1):
+        owner = session_of(folder)
+        try:
+            batch.append(read_run(folder, owners.get(owner.absolute()) if owner else None))
+        except UsageError as error:
+            problems.append(str(error))
+        if len(batch) == _BATCH or done == len(folders):
+            yield batch
+            batch = []
+            on_progress(done, len(folders))
 
 
 # ---------------------------------------------------------------- finding folders
