@@ -168,8 +168,8 @@ def _make_scratch(policy: Policy, own_tree: bool) -> str:
     os.environ.update(private_places(scratch))
     for name in ("home", "tmp", "cache"):
         os.mkdir(f"{scratch}/{name}", mode=0o700)
-    for place, target in policy.links.items():
-        link = Path(scratch, "cache", place)
+    for below, target in policy.links.items():
+        link = Path(scratch, "cache", below)
         for folder in reversed(link.parents):
             folder.mkdir(mode=0o700, exist_ok=True)
         link.symlink_to(target)

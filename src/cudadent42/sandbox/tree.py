@@ -142,7 +142,7 @@ def _mounts_below(target: str) -> list[str]:
     below = []
     with suppress(FileNotFoundError), open("/proc/self/mountinfo", encoding="utf-8") as lines:
         for line in lines:
-            place = line.split()[4].encode().decode("unicode_escape")
-            if place.startswith(target.rstrip("/") + "/"):
-                below.append(place)
+            point = line.split()[4].encode().decode("unicode_escape")
+            if point.startswith(target.rstrip("/") + "/"):
+                below.append(point)
     return below

@@ -55,11 +55,11 @@ def survivors(state: State, sheet: svg.Sheet) -> str:
         xs, ys = _steps(case, rungs)
         role = _ROLES[number % len(_ROLES)]
         marks.rule(axes, xs, ys, role, 2, zorder=3)
-        place = ys[-1]
-        while any(abs(place - other) < most * 0.07 for other in ends):
-            place += most * 0.07
-        ends.append(place)
-        marks.write(axes, xs[-1] + rungs[-1] * 0.02, place, text.shorten(case.case, 20), role=role)
+        height = ys[-1]
+        while any(abs(height - other) < most * 0.07 for other in ends):
+            height += most * 0.07
+        ends.append(height)
+        marks.write(axes, xs[-1] + rungs[-1] * 0.02, height, text.shorten(case.case, 20), role=role)
     return svg.render(
         fig,
         prefix="survivors",
