@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from cudadent42.decisions.claims import claim, with_claim
+from cudadent42.decisions.claims import claim, quotable, with_claim
 from cudadent42.model.integrity import Breach, Confirmation, Finding, Grade, Integrity
 from cudadent42.model.records import Comparison, Refusal, Results, Verdict
 
@@ -72,3 +72,23 @@ def test_what_nobody_gains_by_needs_no_audit(verdict: Verdict) -> None:
     results = with_claim(replace(FASTER, verdict=verdict, integrity=Integrity()), verified=True)
     assert results.claim_allowed
     assert verdict.value in results.claim_reason
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [
+        (Verdict.FASTER, "mine is faster than pytorch: 2.000× its speed"),
+        (Verdict.EQUAL, "mine is as fast as pytorch: 2.000× its speed"),
+        (Verdict.SLOWER, "mine is slower than pytorch: 2.000× its speed"),
+    ],
+)
+def test_a_claim_has_one_sentence_with_its_interval_and_run(verdict: Verdict, words: str) -> None:
+    results = with_claim(replace(FASTER, verdict=verdict), verified=True)
+    sentence = quotable(results, "a-run")
+    assert sentence.startswith(words)
+    assert sentence.endswith("(95 % interval 1.900 to 2.100; geometric mean of 1 case; run a-run).")
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_where_there_is_no_claim_there_is_nothing_to_quote(verdict: Verdict) -> None:
+    assert quotable(with_claim(replace(FASTER, verdict=verdict), verified=False), "a-run") == ""
