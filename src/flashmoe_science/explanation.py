@@ -17,10 +17,11 @@ from flashmoe_science.cuda.choice import Selection
 from flashmoe_science.cuda.device import GPUS, Device
 from flashmoe_science.cuda.moe.forward import asked as asked_of_moe
 from flashmoe_science.cuda.moe.select import FORWARD as MOE
-from flashmoe_science.errors import InputError
+from flashmoe_science.errors import DeviceError, InputError
 from flashmoe_science.jit import host
 from flashmoe_science.moe import fused_moe
 from flashmoe_science.moe_arguments import Activation, W13Layout, check_moe_arguments, parse_choice
+from flashmoe_science.quantized import NO_QUANTIZED_CUDA, both_scales, check_quantized_arguments
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,8 @@ def _attention_on_cuda(arguments: dict[str, Any], gpu: Device | None) -> Explana
 def _moe_on_cuda(arguments: dict[str, Any], gpu: Device | None) -> Explanation:
     activation = parse_choice(Activation, arguments["activation"], "activation")
     layout = parse_choice(W13Layout, arguments["w13_layout"], "w13_layout")
+    if arguments["w13_scales"] is not None or arguments["w2_scales"] is not None:
+        raise DeviceError(NO_QUANTIZED_CUDA)
     problem, device = asked_of_moe(tuple(arguments[name] for name in _MOE_TENSORS), activation, layout, gpu)
     return _on_cuda("fused_moe", MOE, problem, device)
 
@@ -121,7 +124,13 @@ def _check_moe(arguments: dict[str, Any]) -> torch.Tensor:
     activation = parse_choice(Activation, arguments["activation"], "activation")
     parse_choice(W13Layout, arguments["w13_layout"], "w13_layout")
     hidden_states, w13, w2, weights, ids = (arguments[name] for name in _MOE_TENSORS)
-    check_moe_arguments(hidden_states, w13, w2, weights, ids, activation, arguments["out"])
+    scales = arguments["w13_scales"], arguments["w2_scales"]
+    if scales == (None, None):
+        check_moe_arguments(hidden_states, w13, w2, weights, ids, activation, arguments["out"])
+    else:
+        check_quantized_arguments(
+            hidden_states, w13, w2, weights, ids, *both_scales(*scales), activation, arguments["out"]
+        )
     assert isinstance(hidden_states, torch.Tensor)
     return hidden_states
 

@@ -10,6 +10,7 @@ from torch.compiler import is_dynamo_compiling
 
 from flashmoe_science import autocast
 from flashmoe_science.cpu import moe as cpu_moe
+from flashmoe_science.cpu import moe_quantized as cpu_moe_quantized
 from flashmoe_science.cuda import moe as cuda_moe
 from flashmoe_science.cuda.moe import topk as cuda_topk
 from flashmoe_science.direct import all_direct, has_own_layout
@@ -24,8 +25,10 @@ from flashmoe_science.moe_arguments import (
     reject_moe_gradients,
 )
 from flashmoe_science.operators.moe import FUSED_MOE
+from flashmoe_science.operators.moe_quantized import FUSED_MOE_QUANTIZED
 from flashmoe_science.operators.routing import TOPK_ROUTING
 from flashmoe_science.operators.sharding import register_where_used
+from flashmoe_science.quantized import both_scales
 
 _ACTIVATIONS = {member.value: member for member in Activation}
 _LAYOUTS = {member.value: member for member in W13Layout}
@@ -43,6 +46,8 @@ def fused_moe(
     activation: str = "silu",
     w13_layout: str = "concat",
     out: torch.Tensor | None = None,
+    w13_scales: torch.Tensor | None = None,
+    w2_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The weighted sum of each token's chosen experts, two-layer perceptrons with a gate (forward only).
 
@@ -64,6 +69,12 @@ def fused_moe(
             "relu2_no_mul".
         w13_layout: "concat" (all gate rows, then all up rows) or "interleaved" (gate 0, up 0, gate 1, ...).
         out: (tokens, hidden), contiguous, where to write the result; memory of its own. A new tensor if None.
+        w13_scales: (experts, rows of w13, groups), of hidden_states' dtype, where w13 and w2 are quantised (CPU only):
+            int8, or uint8 with two weights of 4 bits in a byte, the first in the low half, each stored with 8 added.
+            w13's last dimension is then hidden / 2. A weight is its number times its group's scale; a group is
+            hidden / groups neighbours in a row, a multiple of 32. Products are summed in float32 and no weight is
+            rounded. `flashmoe_science.quantized.quantized` makes such weights.
+        w2_scales: (experts, hidden, groups), the same for w2.
 
     Returns:
         (tokens, hidden), like hidden_states.
@@ -77,8 +88,22 @@ def fused_moe(
     improve transformer (2020), arXiv:2002.05202.
 
     Where `flash_attention` is an operator this is one, too: ``torch.ops.flashmoe_science.fused_moe``. Under
-    torch.autocast hidden_states, w13 and w2 are cast to its dtype, and topk_weights to float32.
+    torch.autocast hidden_states, w13 and w2 are cast to its dtype, and topk_weights to float32. With scales it is
+    the operator ``fused_moe_quantized``, and autocast leaves the numbers of w13 and w2 as they are.
     """
+    if w13_scales is not None or w2_scales is not None:
+        return _fused_moe_quantized(
+            hidden_states,
+            w13,
+            w2,
+            topk_weights,
+            topk_ids,
+            w13_scales,
+            w2_scales,
+            activation=activation,
+            w13_layout=w13_layout,
+            out=out,
+        )
     if is_dynamo_compiling():
         return _fused_moe_dispatched(
             hidden_states, w13, w2, topk_weights, topk_ids, activation, w13_layout, out
@@ -213,6 +238,53 @@ def _fused_moe_dispatched(
         hidden_states, w13, w2, topk_weights, topk_ids, _word(activation), _word(w13_layout)
     )
     return result if out is None else out.copy_(result)
+
+
+def _fused_moe_quantized(
+    hidden_states: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    w13_scales: torch.Tensor | None,
+    w2_scales: torch.Tensor | None,
+    *,
+    activation: str,
+    w13_layout: str,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    w13_scales, w2_scales = both_scales(w13_scales, w2_scales)
+    tensors = (hidden_states, w13, w2, topk_weights, topk_ids, w13_scales, w2_scales)
+    given = all(isinstance(tensor, torch.Tensor) for tensor in tensors)
+    if given and (is_dynamo_compiling() or autocast.is_on()):
+        hidden_states, w13_scales, w2_scales = autocast.cast(hidden_states, w13_scales, w2_scales)
+        topk_weights = topk_weights.float()
+    if given and (is_dynamo_compiling() or not all_direct(*tensors, out)):
+        # The operator checks.
+        result: torch.Tensor = FUSED_MOE_QUANTIZED(
+            hidden_states,
+            w13,
+            w2,
+            topk_weights,
+            topk_ids,
+            w13_scales,
+            w2_scales,
+            _word(activation),
+            _word(w13_layout),
+        )
+        return result if out is None else out.copy_(result)
+    return cpu_moe_quantized.forward(
+        hidden_states,
+        w13,
+        w2,
+        topk_weights,
+        topk_ids,
+        w13_scales,
+        w2_scales,
+        activation=parse_choice(Activation, activation, "activation"),
+        w13_layout=parse_choice(W13Layout, w13_layout, "w13_layout"),
+        out=out,
+    )
 
 
 def _topk_routing_dispatched(

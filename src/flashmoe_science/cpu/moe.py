@@ -33,7 +33,7 @@ from flashmoe_science.plans import keep
 _MAX_PLANS = 4096
 
 
-class _Problem(ctypes.Structure):
+class Problem(ctypes.Structure):
     """MoeProblem of moe_forward.cpp."""
 
     _fields_ = (
@@ -46,6 +46,8 @@ class _Problem(ctypes.Structure):
         ("activation", ctypes.c_int64),
         ("interleaved", ctypes.c_int64),
         ("ids64", ctypes.c_int64),
+        ("w13_group", ctypes.c_int64),
+        ("w2_group", ctypes.c_int64),
     )
 
 
@@ -55,7 +57,7 @@ class _Plan:
     """flashmoe_moe_forward, as a built-in function, for the chosen instruction set."""
     address: int
     """Of `problem`."""
-    problem: _Problem
+    problem: Problem
     out_shape: tuple[int, int]
     out_strides: tuple[int, int]
     """In elements."""
@@ -131,7 +133,12 @@ def forward(
             out, hidden_states=hidden_states, w13=w13, w2=w2, topk_weights=topk_weights, topk_ids=topk_ids
         )
     if plan.launch(
-        plan.address, *(tensor.data_ptr() for tensor in tensors), out.data_ptr(), torch.get_num_threads()
+        plan.address,
+        *(tensor.data_ptr() for tensor in tensors),
+        out.data_ptr(),
+        0,
+        0,
+        torch.get_num_threads(),
     ):
         reject_without_memory(
             hidden_states=hidden_states,
@@ -186,7 +193,7 @@ def _make_plan(
     instruction_set: InstructionSet | None,
 ) -> _Plan:
     experts, hidden, intermediate = w2.shape
-    problem = _Problem(
+    problem = Problem(
         element_type=ELEMENT_TYPES[hidden_states.dtype],
         tokens=hidden_states.shape[0],
         hidden=hidden,

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from flashmoe_science.operators.attention import BACKWARD, FORWARD
 from flashmoe_science.operators.moe import FUSED_MOE
+from flashmoe_science.operators.moe_quantized import FUSED_MOE_QUANTIZED
 
 Shape = Sequence[int]
 
@@ -60,6 +61,23 @@ def fused_moe(
     return 2 * tokens * chosen * (w13[1] * w13[2] + w2[1] * w2[2])
 
 
+def fused_moe_quantized(
+    hidden_states: Shape,
+    w13: Shape,
+    w2: Shape,
+    topk_weights: Shape,
+    topk_ids: Shape,
+    *options: Any,
+    **named: Any,
+) -> int:
+    """As `fused_moe`; sizes of packed weights are taken from the tokens and the rows."""
+    tokens, chosen = topk_ids
+    hidden = hidden_states[1]
+    intermediate = w2[2] * hidden // w13[2]
+    return 2 * tokens * chosen * hidden * (w13[1] + intermediate)
+
+
 register_flop_formula(FORWARD.overloadpacket)(attention_forward)
 register_flop_formula(BACKWARD.overloadpacket)(attention_backward)
 register_flop_formula(FUSED_MOE.overloadpacket)(fused_moe)
+register_flop_formula(FUSED_MOE_QUANTIZED.overloadpacket)(fused_moe_quantized)

@@ -17,7 +17,7 @@ IDS = (-1, 0, 2, 1, 3, 2**31 - 1, -(2**31), 0)
 
 def main() -> None:
     launch = ctypes.CDLL(sys.argv[1]).flashmoe_moe_forward
-    launch.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_int]
+    launch.argtypes = [ctypes.c_void_p] * 9 + [ctypes.c_int]
     libc = ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p
     libc.malloc.argtypes = [ctypes.c_size_t]
@@ -28,8 +28,8 @@ def main() -> None:
     ):
         tokens, hidden, intermediate, experts, top_k = shape
         interleaved = wide if activation in GATED else 0
-        problem = (ctypes.c_int64 * 9)(
-            element_type, tokens, hidden, intermediate, experts, top_k, activation, interleaved, wide
+        problem = (ctypes.c_int64 * 11)(
+            element_type, tokens, hidden, intermediate, experts, top_k, activation, interleaved, wide, 0, 0
         )
         size = 4 if element_type == 0 else 2
         rows = (2 if activation in GATED else 1) * intermediate
@@ -49,7 +49,7 @@ def main() -> None:
         ids = (number * slots).from_address(buffers[4])
         for slot in range(slots):
             ids[slot] = IDS[slot % len(IDS)]
-        assert launch(ctypes.addressof(problem), *buffers, threads) == 0
+        assert launch(ctypes.addressof(problem), *buffers, None, None, threads) == 0
         for buffer in buffers:
             libc.free(buffer)
     print("passed")

@@ -5,6 +5,8 @@
 // second each slot's result, in the tensors' type. The combination then reads a token's k results. All sums are in fp32
 // and in an order that does not depend on the number of threads.
 //
+// Weights of 8 or 4 bits with scales of groups (quantized.h) are compiled from this file with WEIGHT_BITS set.
+//
 // Weights and tokens are read where they lie (dot.h); what is written in between is all that a call allocates. Many
 // tokens are taken in chunks, so that this stays small. A task is one expert's block of weight rows with up to TASK_TOKENS
 // tokens; threads take tasks from a counter.
@@ -15,6 +17,12 @@
 #include "dot.h"
 #include "parallel.h"
 #include "python_call.h"
+#include "quantized.h"
+
+// Bits of a weight; 0: weights have the tokens' type.
+#ifndef WEIGHT_BITS
+#define WEIGHT_BITS 0
+#endif
 
 enum ElementType : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 enum Status : int { SUCCESS = 0, OUT_OF_MEMORY = 1, NULL_TENSOR = 2 };
@@ -26,6 +34,7 @@ struct MoeProblem {
     int64_t activation;
     int64_t interleaved;  // w13's rows: gate 0, up 0, gate 1, ...
     int64_t ids64;        // ids are int64, not int32
+    int64_t w13_group, w2_group;  // numbers that share a scale, along the depth; for quantised weights
 };
 
 namespace {
@@ -50,9 +59,16 @@ constexpr T smaller(T a, T b) { return a < b ? a : b; }
 template <class T>
 constexpr T larger(T a, T b) { return a > b ? a : b; }
 
+// Weights of all experts, and their scales where they are quantised: of the tokens' type, a row's beside each other.
+struct Matrix {
+    const char *data, *scales;
+    int64_t row_bytes, groups;
+};
+
 struct Job {
     const MoeProblem* problem;
-    const char *hidden_states, *w13, *w2;
+    const char* hidden_states;
+    Matrix w13, w2;
     const float* weights;
     const void* ids;
     char* out;
@@ -132,17 +148,45 @@ Part part_of(const Job& job, int64_t task, int64_t rows) {
     return part;
 }
 
+// How rows of weights of the tokens' type are multiplied with tokens.
 template <class Dot>
-void project_up(Job& job, int64_t task) {
+struct PlainRows {
     typedef typename Dot::Element Element;
+    static constexpr int BITS = 8 * sizeof(Element);
+    // Rows first, first + step, ... of the matrix.
+    static void multiply(
+        const Matrix& matrix, int64_t first, int64_t step, int64_t rows, const char* const* tokens, int count,
+        int64_t depth, float* out) {
+        dot_rows<Dot>(
+            matrix.data + first * matrix.row_bytes, step * matrix.row_bytes, (int)rows, tokens, count, (int)depth, out,
+            TASK_ROWS);
+    }
+};
+
+template <class Weights, class T>
+struct QuantizedRows {
+    typedef T Element;
+    static constexpr int BITS = Weights::BITS;
+    static void multiply(
+        const Matrix& matrix, int64_t first, int64_t step, int64_t rows, const char* const* tokens, int count,
+        int64_t depth, float* out) {
+        quantized_rows<Weights, T>(
+            matrix.data + first * matrix.row_bytes, step * matrix.row_bytes,
+            (const T*)matrix.scales + first * matrix.groups, step * matrix.groups, (int)rows, tokens, count, (int)depth,
+            (int)(depth / matrix.groups), out, TASK_ROWS);
+    }
+};
+
+template <class Rows>
+void project_up(Job& job, int64_t task) {
+    typedef typename Rows::Element Element;
     const MoeProblem& p = *job.problem;
     const Part part = part_of(job, task, p.intermediate);
     const bool gated = is_gated(p.activation);
     const int64_t row_bytes = p.hidden * sizeof(Element);
-    const char* const expert = job.w13 + part.expert * p.intermediate * (gated ? 2 : 1) * row_bytes;
-    const int64_t step = gated && p.interleaved ? 2 * row_bytes : row_bytes;
-    const char* const gate = expert + part.row * step;
-    const char* const up = gate + (p.interleaved ? row_bytes : p.intermediate * row_bytes);
+    const int64_t step = gated && p.interleaved ? 2 : 1;
+    const int64_t gate = part.expert * p.intermediate * (gated ? 2 : 1) + part.row * step;
+    const int64_t up = gate + (p.interleaved ? 1 : p.intermediate);
     for (int64_t first = 0; first < part.count; first += TILE_TOKENS) {
         const int count = (int)smaller<int64_t>(TILE_TOKENS, part.count - first);
         const char* token[TILE_TOKENS];
@@ -150,8 +194,8 @@ void project_up(Job& job, int64_t task) {
         for (int i = 0; i < count; ++i)
             token[i] = job.hidden_states +
                        (job.first_token + job.slots[part.first + first + i] / p.top_k) * row_bytes;
-        dot_rows<Dot>(gate, step, (int)part.rows, token, count, (int)p.hidden, projected[0], TASK_ROWS);
-        if (gated) dot_rows<Dot>(up, step, (int)part.rows, token, count, (int)p.hidden, projected[1], TASK_ROWS);
+        Rows::multiply(job.w13, gate, step, part.rows, token, count, p.hidden, projected[0]);
+        if (gated) Rows::multiply(job.w13, up, step, part.rows, token, count, p.hidden, projected[1]);
         for (int i = 0; i < count; ++i) {
             Element* const to = (Element*)job.between + (part.first + first + i) * p.intermediate + part.row;
             for (int r = 0; r < part.rows; r += W) {
@@ -163,19 +207,19 @@ void project_up(Job& job, int64_t task) {
     }
 }
 
-template <class Dot>
+template <class Rows>
 void project_down(Job& job, int64_t task) {
-    typedef typename Dot::Element Element;
+    typedef typename Rows::Element Element;
     const MoeProblem& p = *job.problem;
     const Part part = part_of(job, task, p.hidden);
     const int64_t row_bytes = p.intermediate * sizeof(Element);
-    const char* const rows = job.w2 + (part.expert * p.hidden + part.row) * row_bytes;
+    const int64_t row = part.expert * p.hidden + part.row;
     for (int64_t first = 0; first < part.count; first += TILE_TOKENS) {
         const int count = (int)smaller<int64_t>(TILE_TOKENS, part.count - first);
         const char* token[TILE_TOKENS];
         float projected[TILE_TOKENS * TASK_ROWS];
         for (int i = 0; i < count; ++i) token[i] = job.between + (part.first + first + i) * row_bytes;
-        dot_rows<Dot>(rows, row_bytes, (int)part.rows, token, count, (int)p.intermediate, projected, TASK_ROWS);
+        Rows::multiply(job.w2, row, 1, part.rows, token, count, p.intermediate, projected);
         for (int i = 0; i < count; ++i) {
             Element* const to = (Element*)job.down + job.slots[part.first + first + i] * p.hidden + part.row;
             for (int r = 0; r < part.rows; r += W) store_first(to + r, load(projected + i * TASK_ROWS + r), W);
@@ -184,9 +228,9 @@ void project_down(Job& job, int64_t task) {
 }
 
 // out = sum over the choices of their weight times their result, in the order of the choices.
-template <class Dot>
+template <class Rows>
 void combine(Job& job, int64_t task) {
-    typedef typename Dot::Element Element;
+    typedef typename Rows::Element Element;
     const MoeProblem& p = *job.problem;
     const int64_t last = smaller<int64_t>(job.chunk_tokens, (task + 1) * COMBINE_TOKENS);
     for (int64_t token = task * COMBINE_TOKENS; token < last; ++token) {
@@ -220,26 +264,45 @@ void run(Job& job, int64_t tasks, int threads) {
     run_on_threads(work<do_task>, &job, (int)smaller<int64_t>(threads, tasks));
 }
 
-template <class Dot>
+template <class Rows>
 void run_chunk(Job& job, int threads) {
     const MoeProblem& p = *job.problem;
+    job.w13.row_bytes = p.hidden * Rows::BITS / 8;
+    job.w2.row_bytes = p.intermediate * Rows::BITS / 8;
     const int64_t groups = job.task[job.active];
     job.blocks = (p.intermediate + TASK_ROWS - 1) / TASK_ROWS;
-    if (groups > 0) run<project_up<Dot>>(job, groups * job.blocks, threads);
+    if (groups > 0) run<project_up<Rows>>(job, groups * job.blocks, threads);
     job.blocks = (p.hidden + TASK_ROWS - 1) / TASK_ROWS;
-    if (groups > 0) run<project_down<Dot>>(job, groups * job.blocks, threads);
-    run<combine<Dot>>(job, (job.chunk_tokens + COMBINE_TOKENS - 1) / COMBINE_TOKENS, threads);
+    if (groups > 0) run<project_down<Rows>>(job, groups * job.blocks, threads);
+    run<combine<Rows>>(job, (job.chunk_tokens + COMBINE_TOKENS - 1) / COMBINE_TOKENS, threads);
 }
+
+#if WEIGHT_BITS == 8
+template <class T>
+using RowsOf = QuantizedRows<Int8Weights, T>;
+#elif WEIGHT_BITS == 4
+template <class T>
+using RowsOf = QuantizedRows<Int4Weights, T>;
+#else
+template <class T>
+using RowsOf = PlainRows<WidenDot<T>>;
+#endif
+#if WEIGHT_BITS == 0
+typedef PlainRows<BFloat16Dot> BFloat16Rows;
+#else
+typedef RowsOf<BFloat16> BFloat16Rows;
+#endif
 
 }  // namespace
 
-// After OUT_OF_MEMORY and NULL_TENSOR (a tensor that is not empty has no memory) nothing was written.
+// w13_scales and w2_scales are null unless weights are quantised. After OUT_OF_MEMORY and NULL_TENSOR (a tensor that is not empty has no memory) nothing was written.
 extern "C" __attribute__((visibility("default"))) int flashmoe_moe_forward(
     const MoeProblem* problem, const void* hidden_states, const void* w13, const void* w2, const float* weights,
-    const void* ids, void* out, int threads) {
+    const void* ids, void* out, const void* w13_scales, const void* w2_scales, int threads) {
     const MoeProblem& p = *problem;
     if (p.tokens == 0) return SUCCESS;
     if (!hidden_states || !w13 || !w2 || !weights || !ids || !out) return NULL_TENSOR;
+    if (WEIGHT_BITS != 0 && (!w13_scales || !w2_scales)) return NULL_TENSOR;
     const int64_t size = p.element_type == FLOAT32 ? 4 : 2;
     const int64_t slot_bytes = (p.hidden + p.intermediate) * size;
     const int64_t chunk = smaller(
@@ -249,8 +312,8 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_moe_forward(
     Job job = {};
     job.problem = problem;
     job.hidden_states = (const char*)hidden_states;
-    job.w13 = (const char*)w13;
-    job.w2 = (const char*)w2;
+    job.w13 = {(const char*)w13, (const char*)w13_scales, 0, p.w13_group > 0 ? p.hidden / p.w13_group : 0};
+    job.w2 = {(const char*)w2, (const char*)w2_scales, 0, p.w2_group > 0 ? p.intermediate / p.w2_group : 0};
     job.weights = weights;
     job.ids = ids;
     job.out = (char*)out;
@@ -279,26 +342,26 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_moe_forward(
         job.chunk_tokens = smaller(chunk, p.tokens - job.first_token);
         sort_slots(job, count);
         switch (p.element_type) {
-            case FLOAT32: run_chunk<WidenDot<float>>(job, threads); break;
-            case BFLOAT16: run_chunk<BFloat16Dot>(job, threads); break;
-            case FLOAT16: run_chunk<WidenDot<Half>>(job, threads); break;
+            case FLOAT32: run_chunk<RowsOf<float>>(job, threads); break;
+            case BFLOAT16: run_chunk<BFloat16Rows>(job, threads); break;
+            case FLOAT16: run_chunk<RowsOf<Half>>(job, threads); break;
         }
     }
     free(memory);
     return SUCCESS;
 }
 
-// The same as a Python function of eight integers: the addresses above and the number of threads. Returns SUCCESS or
+// The same as a Python function of ten integers: the addresses above and the number of threads. Returns SUCCESS or
 // NULL_TENSOR, raises MemoryError. Other Python threads run meanwhile.
 static PyObject* moe_forward_call(PyObject*, PyObject* const* arguments, intptr_t count) {
-    constexpr int COUNT = 8;
+    constexpr int COUNT = 10;
     void* value[COUNT] = {};
     for (int i = 0; i < COUNT && i < count; ++i) value[i] = PyLong_AsVoidPtr(arguments[i]);
     if (PyErr_Occurred()) return nullptr;
     void* const state = PyEval_SaveThread();
     const int status = flashmoe_moe_forward(
         (const MoeProblem*)value[0], value[1], value[2], value[3], (const float*)value[4], value[5], value[6],
-        (int)(intptr_t)value[7]);
+        value[7], value[8], (int)(intptr_t)value[9]);
     PyEval_RestoreThread(state);
     return status == OUT_OF_MEMORY ? PyErr_NoMemory() : PyLong_FromLong(status);
 }

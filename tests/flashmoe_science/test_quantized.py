@@ -1,0 +1,220 @@
+"""Experts with weights of 8 or 4 bits, against the dequantised reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from moe_reference import Moe, assert_as_exact_as_torch, exact_moe, interleaved, make_moe
+
+from flashmoe_science import DeviceError, InputError, explain, fused_moe
+from flashmoe_science.cpu import moe_quantized
+from flashmoe_science.jit import host
+from flashmoe_science.jit.host import InstructionSet
+from flashmoe_science.moe_arguments import Activation
+from flashmoe_science.operators.moe_quantized import FUSED_MOE_QUANTIZED
+from flashmoe_science.quantized import dequantized, quantized
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+AVAILABLE = host.available_instruction_sets()
+
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+each_width = pytest.mark.parametrize("bits", [8, 4])
+each_instruction_set = pytest.mark.parametrize(
+    "instruction_set",
+    [
+        pytest.param(
+            each, marks=pytest.mark.skipif(each not in AVAILABLE, reason=f"this CPU lacks {each.value}")
+        )
+        for each in InstructionSet
+    ],
+    ids=lambda each: each.value,
+)
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """One call."""
+
+    tensors: tuple[torch.Tensor, ...]
+    scales: dict[str, torch.Tensor]
+    plain: Moe
+    """The same with weights that are dequantised in float64."""
+
+
+def make(
+    tokens: int,
+    hidden: int,
+    intermediate: int,
+    experts: int,
+    top_k: int,
+    *,
+    bits: int,
+    groups: tuple[int, int],
+    dtype: torch.dtype = torch.float32,
+    activation: Activation = Activation.SILU,
+) -> Quantized:
+    moe = make_moe(tokens, hidden, intermediate, experts, top_k, dtype=dtype, activation=activation)
+    w13, w13_scales = quantized(moe.w13, bits=bits, group=groups[0])
+    w2, w2_scales = quantized(moe.w2, bits=bits, group=groups[1])
+    exact = [dequantized(*pair, torch.float64) for pair in ((w13, w13_scales), (w2, w2_scales))]
+    return Quantized(
+        (moe.hidden_states, w13, w2, moe.topk_weights, moe.topk_ids),
+        {"w13_scales": w13_scales, "w2_scales": w2_scales},
+        Moe(moe.hidden_states, *exact, moe.topk_weights, moe.topk_ids),
+    )
+
+
+def assert_right(out: torch.Tensor, made: Quantized, activation: Activation = Activation.SILU) -> None:
+    """As exact as PyTorch is with the dequantised weights in the tokens' dtype."""
+    exact = exact_moe(made.plain, activation)
+    dtype = made.plain.hidden_states.dtype
+    rounded = Moe(
+        made.plain.hidden_states,
+        made.plain.w13.to(dtype),
+        made.plain.w2.to(dtype),
+        made.plain.topk_weights,
+        made.plain.topk_ids,
+    )
+    assert_as_exact_as_torch(out, rounded, activation, exact)
+
+
+@each_instruction_set
+@each_dtype
+@each_width
+@pytest.mark.parametrize(
+    ("sizes", "groups"),
+    [
+        ((1, 32, 32, 1, 1), (32, 32)),
+        ((1, 256, 192, 8, 3), (64, 32)),
+        ((5, 128, 96, 4, 4), (128, 96)),
+        ((37, 192, 64, 5, 2), (96, 64)),
+        ((3, 2048, 768, 2, 1), (128, 128)),
+    ],
+)
+def test_shapes_on_every_instruction_set(
+    instruction_set: InstructionSet,
+    dtype: torch.dtype,
+    bits: int,
+    sizes: tuple[int, ...],
+    groups: tuple[int, int],
+) -> None:
+    made = make(*sizes, bits=bits, groups=groups, dtype=dtype)  # type: ignore[misc]
+    out = moe_quantized.forward(
+        *made.tensors,
+        **made.scales,
+        instruction_set=instruction_set,  # type: ignore[arg-type]
+    )
+    assert_right(out, made)
+
+
+@each_width
+@pytest.mark.parametrize("activation", Activation, ids=lambda each: each.value)
+def test_activations(activation: Activation, bits: int) -> None:
+    made = make(9, 64, 96, 4, 2, bits=bits, groups=(32, 32), activation=activation)
+    assert_right(fused_moe(*made.tensors, **made.scales, activation=activation.value), made, activation)
+
+
+@each_width
+def test_an_interleaved_layout_has_the_same_bits(bits: int) -> None:
+    made = make(4, 64, 96, 4, 2, bits=bits, groups=(32, 32))
+    hidden, w13, *others = made.tensors
+    scales = {**made.scales, "w13_scales": interleaved(made.scales["w13_scales"])}
+    result = fused_moe(hidden, interleaved(w13), *others, **scales, w13_layout="interleaved")
+    assert torch.equal(result, fused_moe(*made.tensors, **made.scales))
+
+
+@each_width
+def test_every_number_stands_for_itself(bits: int) -> None:
+    """The numbers of a row, one after the other, by tokens that are rows of the identity."""
+    size, low = 256, -(2 ** (bits - 1))
+    numbers = torch.arange(size).remainder(2**bits) + low
+    w13 = numbers.expand(1, 16, size)
+    packed = (
+        w13.to(torch.int8).contiguous()
+        if bits == 8
+        else ((w13[..., ::2] + 8) | (w13[..., 1::2] + 8) << 4).to(torch.uint8).contiguous()
+    )
+    scales = torch.ones(1, 16, 1)
+    assert torch.equal(dequantized(packed, scales), w13.float())
+    w2, w2_scales = quantized(torch.zeros(1, size, 32), bits=bits, group=32)
+    wide = torch.cat((packed, packed), dim=1)
+    w2 = w2 if bits == 8 else torch.full_like(w2, 0x88)
+    w2[0, :, 0] = 1 if bits == 8 else 0x89
+    out = fused_moe(
+        torch.eye(size), wide, w2, torch.ones(size, 1), torch.zeros(size, 1, dtype=torch.int32),
+        w13_scales=torch.ones(1, 32, 1), w2_scales=torch.ones_like(w2_scales), activation="relu2_no_mul",
+    )  # fmt: skip
+    torch.testing.assert_close(out, numbers.float().relu().square().view(size, 1).expand(size, size))
+
+
+def test_rounding_to_fewer_bits_is_within_half_a_step() -> None:
+    weights = torch.randn(2, 16, 128, generator=torch.Generator().manual_seed(0))
+    weights[0, 0, :32] = 0
+    for bits in (8, 4):
+        numbers, scales = quantized(weights, bits=bits, group=32)
+        error = (dequantized(numbers, scales) - weights).unflatten(-1, (-1, 32)).abs()
+        assert (error <= 0.5001 * scales.unsqueeze(-1)).all()
+
+
+def test_the_same_bits_on_any_number_of_threads_and_into_out() -> None:
+    made = make(6, 128, 64, 4, 2, bits=4, groups=(64, 32), dtype=torch.bfloat16)
+    threads = torch.get_num_threads()
+    try:
+        results = []
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            results.append(fused_moe(*made.tensors, **made.scales))
+    finally:
+        torch.set_num_threads(threads)
+    out = torch.empty_like(results[0])
+    assert fused_moe(*made.tensors, **made.scales, out=out) is out
+    assert all(torch.equal(result, out) for result in results)
+
+
+def test_a_compiled_call_is_the_operator() -> None:
+    made = make(6, 128, 64, 4, 2, bits=4, groups=(64, 32), dtype=torch.bfloat16)
+
+    def layer(*tensors: torch.Tensor) -> torch.Tensor:
+        return fused_moe(*tensors[:5], w13_scales=tensors[5], w2_scales=tensors[6]) * 1
+
+    tensors = (*made.tensors, *made.scales.values())
+    compiled: Any = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(*tensors), layer(*tensors))
+    torch.library.opcheck(FUSED_MOE_QUANTIZED, tensors)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"w2_scales": None}, "w13_scales is given but w2_scales is not"),
+    ({"w13": torch.zeros(4, 128, 128)}, "expected int8, or uint8"),
+    ({"w2": torch.zeros(4, 128, 64, dtype=torch.int8)}, "w13 is torch.uint8 but w2 is torch.int8"),
+    (
+        {"w13_scales": torch.ones(4, 128, 2)},
+        "w13_scales is torch.float32 but hidden_states is torch.bfloat16",
+    ),
+    ({"w13_scales": torch.ones(4, 128, 8, dtype=torch.bfloat16)}, "8 groups for rows of 128 weights"),
+    ({"w13_scales": torch.ones(4, 64, 2, dtype=torch.bfloat16)}, "expected the same experts and rows"),
+    ({"w2": torch.zeros(4, 128, 16, dtype=torch.uint8)}, "w13 has 128 rows for each expert"),
+    ({"w13": torch.zeros(4, 128, dtype=torch.uint8)}, "w13 has 2 dimensions"),
+    ({"hidden_states": torch.zeros(6, 128, dtype=torch.float64)}, "hidden_states has dtype torch.float64"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
+    made = make(6, 128, 64, 4, 2, bits=4, groups=(64, 32), dtype=torch.bfloat16)
+    names = ("hidden_states", "w13", "w2", "topk_weights", "topk_ids")
+    arguments = {**dict(zip(names, made.tensors, strict=True)), **made.scales, **change}
+    with pytest.raises(InputError, match=message):
+        fused_moe(**arguments)
+    with pytest.raises(InputError, match=message):
+        explain(fused_moe, **arguments)
+
+
+def test_explain_says_that_there_is_no_cuda_kernel() -> None:
+    made = make(6, 128, 64, 4, 2, bits=8, groups=(64, 32), dtype=torch.bfloat16)
+    assert explain(fused_moe, *made.tensors, **made.scales).kernel == "moe_forward"
+    with pytest.raises(DeviceError, match="no CUDA kernel for quantised experts"):
+        explain(fused_moe, *made.tensors, **made.scales, gpu="H200")
