@@ -70,7 +70,8 @@ def examine(
                     f"its own with `cudadent42 profile`, or move {PROFILE} away"
                 )
             profile, note = kept, f"the kept profile with counters is judged: {'; '.join(latest.notes)}"
-    diagnosis = diagnose(replace(profile, notes=(*profile.notes, note)) if note else profile)
+    added = tuple(one for one in (note, _instruction_sets(run)) if one and one not in profile.notes)
+    diagnosis = diagnose(replace(profile, notes=(*profile.notes, *added)))
     store.write(folder, profile, diagnosis)
     return diagnosis
 
@@ -136,6 +137,30 @@ def _why_not_here(run: RunFolder) -> str | None:
     if there and there != here:
         return f"the run was made on {there}, this machine has {here}"
     return None
+
+
+def _instruction_sets(run: RunFolder) -> str:
+    """Which instructions a run on CPU was made with, ours and PyTorch's; empty where the folder does not say."""
+    if run.plan.device != "cpu" or run.build is None:
+        return ""
+    # "x86_64:avx2+avx2+fma+f16c": the set, then what it needs.
+    architectures = (
+        build.recipe.architecture for build in run.build.kernels if build.recipe.backend == "host"
+    )
+    ours = dict.fromkeys(each.partition(":")[2].partition("+")[0] for each in architectures)
+    if not any(ours):
+        return ""
+    note = f"instruction sets: our kernels were compiled for {', '.join(ours)}"
+    theirs = run.machine.facts.get("torch_cpu_capability")
+    if not theirs:
+        return note
+    limits = [
+        f"{name}={run.manifest.environment[name]}"
+        for name in ("ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
+        if name in run.manifest.environment
+    ]
+    libraries = f"held by {', '.join(limits)}" if limits else "which choose for themselves"
+    return f"{note}; PyTorch's took {theirs}, but for MKL's and oneDNN's, {libraries}"
 
 
 def _case(run: RunFolder, wanted: str) -> Case:

@@ -133,7 +133,12 @@ def _torch(context: Context) -> Finding:
     if torch is None:
         return Finding("not installed", "missing", values, {"torch": None})
     version, threads = str(torch.__version__), torch.get_num_threads()
-    facts = {"torch": version, "torch_cuda": torch.version.cuda, "torch_threads": threads}
+    facts = {
+        "torch": version,
+        "torch_cuda": torch.version.cuda,
+        "torch_threads": threads,
+        "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
     problem = "old" if release(version) < TORCH.minimum else None
     return Finding(f"{version}, {threads} threads", problem, values | {"version": version}, facts)
 

@@ -20,6 +20,14 @@ from cudadent42.profiles.records import Diagnosis, Profile
 from cudadent42.runs.run_folder import RunFolder, RunStatus
 from cudadent42.stages.report.cases import AFTER_TIMING, RANDOM, CaseRow, shares_of_bound
 
+_SETS = {
+    "avx2": "AVX2",
+    "avx512": "AVX-512",
+    "avx512_bf16": "AVX-512 with BF16",
+    "portable": "no vector instructions of its own",
+}
+"""Instruction sets that our kernels are compiled for, as a reader knows them."""
+
 
 class Tone(str, Enum):
     """How a statement is to be taken."""
@@ -76,7 +84,15 @@ class View:
     @property
     def place(self) -> str:
         """The device, with the instruction set where ratios depend on it."""
+        if self.held_to:
+            return f"{self.device}, held to {self.held_to}"
         return f"{self.device} with {self.instruction_set}" if self.instruction_set else self.device
+
+    @property
+    def held_to(self) -> str:
+        """The instruction set that a run on CPU was told to take, in place of the processor's best; empty if none."""
+        named = self.run.manifest.environment.get("FLASHMOE_CPU_ISA", "")
+        return _SETS.get(named, text.clean(named)) if self.run.plan.device == "cpu" else ""
 
     @property
     def baseline(self) -> str:

@@ -43,6 +43,21 @@ def test_a_run_is_judged_by_its_folder_where_its_machine_is_not_here(run: Path) 
     assert profile.architecture == "sm_90"
 
 
+def test_a_diagnosis_of_a_cpu_s_run_names_its_instruction_sets(tmp_path: Path) -> None:
+    folder = shutil.copytree(RESULTS / "2026-11-20-cpu-default", tmp_path / "run")
+    assert (
+        "instruction sets: our kernels were compiled for avx512_bf16" in examine(folder, measure=False).notes
+    )
+    machine = json.loads((folder / "manifest.json").read_text())
+    machine["machine"]["facts"]["torch_cpu_capability"] = "AVX2"
+    (folder / "manifest.json").write_text(json.dumps(machine))
+    note = (
+        "instruction sets: our kernels were compiled for avx512_bf16; PyTorch's took AVX2, but for MKL's and oneDNN's, "
+        "which choose for themselves"
+    )
+    assert note in examine(folder, measure=False).notes
+
+
 def test_the_slowest_case_is_taken_unless_one_is_named(run: Path) -> None:
     results = json.loads((run / "results.json").read_text())
     slowest = min(results["cases"], key=lambda one: one["speedup"])

@@ -1,0 +1,27 @@
+"""A result on a CPU says which instructions it was made with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cudadent42.runs.run_folder import RunFolder
+from cudadent42.stages.report.view import View
+
+
+def with_environment(run: RunFolder, **environment: str) -> RunFolder:
+    facts = {**run.machine.facts, "cpu_features": "avx2 fma f16c avx512f"}
+    machine = replace(run.machine, facts=facts)
+    return replace(run, manifest=replace(run.manifest, machine=machine, environment=environment))
+
+
+def test_a_result_names_the_instruction_set_of_the_processor(small: RunFolder) -> None:
+    assert View(with_environment(small)).subline.endswith("with AVX-512")
+
+
+@pytest.mark.parametrize(("named", "words"), [("avx2", "AVX2"), ("avx512_bf16", "AVX-512 with BF16")])
+def test_a_result_names_the_one_that_the_run_was_held_to(small: RunFolder, named: str, words: str) -> None:
+    view = View(with_environment(small, FLASHMOE_CPU_ISA=named))
+    assert view.subline.endswith(f", held to {words}")
+    assert view.instruction_set == "AVX-512"
