@@ -125,7 +125,7 @@ def _check_moe(arguments: dict[str, Any]) -> torch.Tensor:
     parse_choice(W13Layout, arguments["w13_layout"], "w13_layout")
     hidden_states, w13, w2, weights, ids = (arguments[name] for name in _MOE_TENSORS)
     scales = arguments["w13_scales"], arguments["w2_scales"]
-    if scales == (None, None):
+    if scales[0] is None and scales[1] is None:
         check_moe_arguments(hidden_states, w13, w2, weights, ids, activation, arguments["out"])
     else:
         check_quantized_arguments(
