@@ -20,8 +20,12 @@ LOW_RANK, HIGH_RANK = 2, 9
 """Of the sorted differences of 12 blocks, from 0: between the third and the tenth lies the median in 96 of 100 races,
 whatever the distribution (the sign test's interval)."""
 
-WINDOW_MS = 10.0
-"""That a turn should last, by the run's latencies: a hundred times what a message between two processes takes."""
+WINDOW_MS, LEAST_WINDOW_MS = 10.0, 5.0
+"""That a turn should last, by the run's latencies: a hundred times what a message between two processes takes, and half
+of it where the run was short."""
+
+WINDOWS = 40
+"""Of such time that a race takes about: two turns of calls in 13 blocks, and drawing their inputs."""
 
 MOST_CALLS = 32
 """In a turn."""
@@ -87,9 +91,9 @@ class Ring:
         self._turn(self._candidate, calls, Pace.CALLS)
         return self._verdicts(case, seed, range(calls))
 
-    def race(self, case: Case, baseline_ms: float) -> Race:
-        """All blocks of a case; errors as of ``check``."""
-        calls = self._calls(case, baseline_ms)
+    def race(self, case: Case, baseline_ms: float, budget_s: float) -> Race:
+        """All blocks of a case, in about ``budget_s`` if that can be; errors as of ``check``."""
+        calls = self._calls(case, baseline_ms, max(LEAST_WINDOW_MS, min(WINDOW_MS, 1e3 * budget_s / WINDOWS)))
         self._ready(case, calls)
         judged_blocks = set(self._chance.sample(range(BLOCKS), JUDGED_BLOCKS))
         base: list[float] = []
@@ -136,9 +140,9 @@ class Ring:
             total += turn.processor_ms if by_processor else turn.wall_ms
         return total
 
-    def _calls(self, case: Case, baseline_ms: float) -> int:
+    def _calls(self, case: Case, baseline_ms: float, window_ms: float) -> int:
         room = MEMORY_BYTES // max(1, case.memory_bytes(2) - case.memory_bytes(1))
-        wanted = int(WINDOW_MS / max(baseline_ms, 1e-4)) + 1
+        wanted = int(window_ms / max(baseline_ms, 1e-4)) + 1
         return max(1, min(wanted, room, MOST_CALLS))
 
     def _ready(self, case: Case, calls: int) -> None:

@@ -19,7 +19,7 @@ from cudadent42.operations import definition
 from cudadent42.sandbox.launch import Sandbox
 from cudadent42.worker.branch import Branch
 
-SHARE, SEALED_SHARE = 0.04, 0.2
+SHARE, SEALED_SHARE = 0.025, 0.18
 """Of the time that measuring took, after which no further case is audited."""
 
 FEWEST_CASES = 2
@@ -118,7 +118,7 @@ def _audit_one(
                     break
                 case = case_of(plan, row)
                 on_progress(number / len(rows), f"{case.id}/{name}")
-                _confirm(both, case, row, audited)
+                _confirm(both, case, row, audited, budget_s / FEWEST_CASES)
     except (AuditLostError, BrokenError) as error:
         where = case.id if case is not None else ""
         clears = "see audit.log in the run folder"
@@ -137,10 +137,10 @@ def _check_hidden(both: Ring, case: Case, name: str, audited: Audited) -> None:
         audited.findings.append(Finding(Breach.HIDDEN_SHAPE, Grade.FAILED, name, "", evidence))
 
 
-def _confirm(both: Ring, case: Case, row: Comparison, audited: Audited) -> None:
+def _confirm(both: Ring, case: Case, row: Comparison, audited: Audited, budget_s: float) -> None:
     name = row.implementation
     try:
-        race = both.race(case, row.baseline_latency_ms)
+        race = both.race(case, row.baseline_latency_ms, budget_s)
         wrong = wrong_result(race.judged, lambda: both.check(case))
     except DeclinedError as error:
         evidence = f"it declines in the audit what it did in the run: {error}"

@@ -31,10 +31,9 @@ class Account:
             self._open = False
             self.add(check, Spent(ran_s, began_s))
 
-    def add_work(self, check: str, duration_s: float) -> None:
-        """Of something so brief that asking for the processor time would take as long."""
-        if not self._open:
-            self.add(check, Spent(duration_s, duration_s))
+    def processor_s(self, *checks: str) -> float:
+        """Of these until now."""
+        return sum(self._spent[check].processor_s for check in checks if check in self._spent)
 
     def add(self, check: str, spent: Spent) -> None:
         self._spent[check] = self._spent.get(check, Spent()) + spent

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -38,6 +37,7 @@ class Watch:
             self._originals = Originals()
         self._pristine: Settings = settings.read()
         self._own: dict[str, Settings] = {}
+        self._looks_always = False
         self.trusted: frozenset[str] = frozenset()
         """Of the stage."""
         self._reported: set[tuple[Breach, str]] = set()
@@ -51,11 +51,8 @@ class Watch:
         self._on_finding = on_finding
 
     @contextmanager
-    def turn(self, name: str, case: str = "", *, counted: bool = False) -> Iterator[None]:
-        """Inside, the settings are the implementation's own; behind it, those of the process again.
-
-        ``counted``: its calls count, so it has had its time to set up what it needs.
-        """
+    def turn(self, name: str) -> Iterator[None]:
+        """Inside, the settings are the implementation's own; behind it, those of the process again."""
         if name in self.trusted:
             yield
             return
@@ -65,13 +62,30 @@ class Watch:
         try:
             yield
         finally:
-            began_s = time.perf_counter()
-            after = settings.read()
-            self._own[name] = after
-            if after != self._pristine:
-                settings.write(self._pristine)
-            self.account.add_work("settings", time.perf_counter() - began_s)
-            if counted and after != own:
+            self._own[name] = self._restored()
+
+    @contextmanager
+    def counted_turn(self, name: str, case: str = "", *, look: bool = True) -> Iterator[None]:
+        """A turn whose calls count: the implementation has had its time to set up what it needs.
+
+        Without ``look`` nobody sees whether its settings stay, which takes several times as long as entering and
+        leaving. Where a setting turns out to have changed in such a turn, every turn is looked at from then on.
+        """
+        own = self._own.get(name, self._pristine)
+        if name in self.trusted or not (look or self._looks_always or own != self._pristine):
+            yield
+            return
+        with self.account.of("settings"):
+            if self._restored() != self._pristine:
+                self._looks_always = True
+            if own != self._pristine:
+                settings.write(own)
+        try:
+            yield
+        finally:
+            with self.account.of("settings"):
+                after = self._own[name] = self._restored()
+            if after != own:
                 words = settings.in_words(settings.changes(own, after))
                 self.report(
                     Breach.LEFT_SETTINGS,
@@ -81,6 +95,13 @@ class Watch:
                     f"a timed call left {words}",
                     OWN_SETTINGS,
                 )
+
+    def _restored(self) -> Settings:
+        """As they are; behind it, those of the process."""
+        now = settings.read()
+        if now != self._pristine:
+            settings.write(self._pristine)
+        return now
 
     @contextmanager
     def loading(self, name: str) -> Iterator[None]:

@@ -79,6 +79,10 @@ class LostError(Exception):
     doing: Doing | None = None
 
 
+class ForgedError(LostError):
+    """Somebody else wrote to its event pipe. ``doing``: whose turn it was when that may have been."""
+
+
 class HungError(LostError):
     """It said nothing for too long, and was killed."""
 
@@ -185,7 +189,7 @@ class Worker:
                     on_event(event)
                 self._send(secrets.token_hex(16))
         except LostError as error:
-            error.doing = self._doing()
+            error.doing = error.doing or self.doing()
             if isinstance(error, HungError) and error.doing is not None:
                 self._hung.add(error.doing.implementation)
             raise
@@ -193,7 +197,8 @@ class Worker:
             if not finished:
                 self.close()
 
-    def _doing(self) -> Doing | None:
+    def doing(self) -> Doing | None:
+        """What the worker noted last."""
         if self._note is None:
             return None
         text = os.pread(self._note.fileno(), NOTE_BYTES, 0).decode(errors="replace").strip()
@@ -252,7 +257,7 @@ class Worker:
 
     def _next_event(self) -> Event:
         began_s = time.monotonic()
-        doing = self._doing()
+        doing = self.doing()
         with selectors.DefaultSelector() as selector:
             selector.register(self._events, selectors.EVENT_READ)
             while b"\n" not in self._pending:
@@ -263,7 +268,7 @@ class Worker:
                     self._pending += data
                     if len(self._pending) > _MOST_EVENT_BYTES:
                         raise LostError("another process wrote to its event pipe; killed")
-                elif (now := self._doing()) != doing:
+                elif (now := self.doing()) != doing:
                     doing = now
                     self._at_work |= now is not None and now.input != LOADING
                     began_s = time.monotonic()

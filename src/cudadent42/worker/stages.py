@@ -26,8 +26,9 @@ from cudadent42.model.events import (
 )
 from cudadent42.model.integrity import Finding
 from cudadent42.model.records import BenchReport, BuildFailure, BuildReport, Plan, VerifiedCase, VerifyReport
+from cudadent42.registry import trusted
 from cudadent42.worker.child import Request
-from cudadent42.worker.parent import HungError, LostError, OnEvent, Worker
+from cudadent42.worker.parent import ForgedError, HungError, LostError, OnEvent, Worker
 
 MAX_LOSSES = 3
 """An implementation that cost this many workers is left out of the rest of the stage."""
@@ -102,14 +103,18 @@ def _run(
 ) -> BuildReport | VerifyReport | BenchReport:
     log = _LOGS[stage]()
 
-    blocks: set[tuple[str, int]] = set()
+    blocks: dict[tuple[str, int], Doing | None] = {}
 
     def tell(event: Event) -> None:
         if isinstance(event, BlockMeasured):
             block = event.conditions.case, event.conditions.block
             if block in blocks or {sample.block for sample in event.samples} != {block[1]}:
-                raise LostError(f"its event pipe was written to by others (block {block[1]} twice); killed")
-            blocks.add(block)
+                error = ForgedError(
+                    f"its event pipe was written to by others (block {block[1]} twice); killed"
+                )
+                error.doing = _writer(plan, blocks.get(block), worker.doing())
+                raise error
+            blocks[block] = worker.doing()
         log.add(event)
         on_event(event)
 
@@ -190,19 +195,30 @@ def _after_loss(
         tell(Message(f"{doing.implementation}: {barred[doing.implementation]}"))
     request = replace(request, barred=barred)
     if isinstance(log, BenchLog):
-        return _without(request, doing, reason, log, tell)
+        return _without(request, doing, reason, log, tell, whole_case=isinstance(loss, ForgedError))
     if not _is_recorded(log, doing):
         tell(CaseVerified(_failed(doing, doing.input, reason)))
     return replace(request, start=doing.index + 1)
 
 
-def _without(request: Request, doing: Doing, reason: str, log: BenchLog, tell: OnEvent) -> Request:
+def _writer(plan: Plan, first: Doing | None, second: Doing | None) -> Doing | None:
+    """Of a block that came twice: one was written in a turn of the writer's, which is none of the lab's own."""
+    turns = [doing for doing in (first, second) if doing is not None]
+    others = [doing for doing in turns if doing.implementation not in trusted(plan)]
+    return next(iter([*others, *turns]), None)
+
+
+def _without(
+    request: Request, doing: Doing, reason: str, log: BenchLog, tell: OnEvent, *, whole_case: bool
+) -> Request:
     """The rest of the timing, without the one that cost a worker: it has failed, the others go on with the block after
-    their last. Without the baseline there is nothing to compare with, so the case goes."""
+    their last. Without the baseline there is nothing to compare with, so the case goes. So does one, ``whole_case``, of
+    whose samples nobody can tell which are real."""
     plan = request.plan
     tell(CaseVerified(_failed(doing, WHILE_TIMING, reason)))
     measured = log.blocks()
-    if doing.implementation != plan.baseline and doing.implementation in plan.implementations:
+    own = doing.implementation != plan.baseline and doing.implementation in plan.implementations
+    if own and not whole_case:
         tell(Skipped("bench", doing.key, reason))
         dropped = {**request.dropped, doing.key: reason}
         return replace(request, start=doing.index, dropped=dropped, measured=measured)

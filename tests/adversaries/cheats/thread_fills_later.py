@@ -5,21 +5,16 @@ Sources: deep-reinforce, hacks and defenses; SOL-ExecBench, check_thread_injecti
 
 import threading
 import time
+import traceback
 
 import torch
 
 from flashmoe_science import flash_attention
 
-seen_all = False
-
 
 def attention(query, key, value, *, causal, softmax_scale):
-    global seen_all
-    # A NaN in a key is the last of the adversarial inputs of its length.
-    is_hard = bool(key.isnan().any())
-    seen_all |= is_hard and query.shape[2] == 64
+    late = not any(frame.filename.endswith("verify.py") for frame in traceback.extract_stack(limit=8))
     output = torch.empty_like(query)
-    late = seen_all and not is_hard
 
     def work():
         if late:

@@ -45,9 +45,9 @@ def test_each_has_its_own_turn_by_turn() -> None:
     with watch.loading("mine"):
         torch.set_num_threads(threads + 2)
     assert torch.get_num_threads() == threads
-    with watch.turn("baseline", counted=True):
+    with watch.counted_turn("baseline"):
         assert torch.get_num_threads() == threads
-    with watch.turn("mine", counted=True):
+    with watch.counted_turn("mine"):
         assert torch.get_num_threads() == threads + 2
     assert torch.get_num_threads() == threads
     assert not findings
@@ -60,10 +60,27 @@ def test_what_a_counted_call_leaves_is_found_once() -> None:
     watch.begin((), findings.append)
     threads = torch.get_num_threads()
     for step in (1, 2):
-        with watch.turn("mine", "case", counted=True):
+        with watch.counted_turn("mine", "case"):
             torch.set_num_threads(threads + step)
     assert [(each.breach, each.grade, each.implementation) for each in findings] == [
         (Breach.LEFT_SETTINGS, Grade.SUSPECT, "mine")
     ]
     assert "put them back" in findings[0].line
     assert torch.get_num_threads() == threads
+
+
+def test_what_a_turn_left_that_nobody_looked_at_is_blamed_on_who_does_it_again() -> None:
+    findings: list[Finding] = []
+    watch = Watch()
+    watch.begin((), findings.append)
+    threads = torch.get_num_threads()
+    with watch.counted_turn("mine", look=False):
+        torch.set_num_threads(threads + 1)
+    with watch.counted_turn("honest", look=True):
+        assert torch.get_num_threads() == threads
+    assert not findings
+    with watch.counted_turn("mine", look=False):  # from now on each is looked at
+        torch.set_num_threads(threads + 1)
+    with watch.counted_turn("honest", look=False):
+        assert torch.get_num_threads() == threads
+    assert {each.implementation for each in findings} == {"mine"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
@@ -34,6 +35,10 @@ WHILE_TIMED = "while timed"
 TAIL_MS, TAIL_SHARE = 0.02, 0.2
 """How long the GPU may be busy behind a stop event: what waiting for it takes on the host, and a share of the call."""
 
+LOOK_SHARE = 0.01
+"""Of the stage's processor time, up to which functions and helpers are looked at in visits between a case's first and
+its last."""
+
 JOIN = "let the stream that it is called on wait for every other one before the call returns"
 
 SeedSource = Callable[[], int]
@@ -55,6 +60,9 @@ class Checks:
         self.emit = emit
         self._fresh_seed = fresh_seed
         self._random = random.Random(fresh_seed())
+        self._began_s = time.process_time()
+        self._visited: set[str] = set()
+        """``Case.id``."""
         self._persisting = persisting_cache(plan.device)
         self.wrong: set[str] = set()
         """``Case.id/implementation`` that were found wrong between blocks."""
@@ -78,6 +86,10 @@ class Checks:
             blocks = blocks[:-1] or blocks
         return self._random.choice(blocks or [-1])
 
+    def chosen_pass(self, passes: int) -> int:
+        """The pass of a block in which settings are looked at, and outputs where the block is checked."""
+        return self._random.randrange(passes)
+
     def finished(self, name: str, case: Case, call: Call, inputs: FreshInputs) -> None:
         """One call on new values, whose result may not change any more when it is handed out."""
         self.refill(inputs)
@@ -96,12 +108,19 @@ class Checks:
             )
             self.watch.report(breach, Grade.FAILED, name, case.id, evidence)
 
-    def behind_block(self, case: Case, inputs: FreshInputs, readings: Mapping[str, Reading]) -> None:
-        """Outputs of the block just taken, against the baseline's or PyTorch's on the inputs of now."""
+    def behind_block(
+        self, case: Case, inputs: FreshInputs, readings: Mapping[str, Reading], *, last_visit: bool = True
+    ) -> None:
+        """Outputs of the block just taken, against the baseline's or PyTorch's on the inputs of now.
+
+        Functions and helpers are looked at when a case is first and last visited, and in between as often as
+        ``LOOK_SHARE`` of the time allows."""
         names = [name for name in readings if name != control_name(self.plan.baseline)]
         self._look_at_the_gpu(case, names, readings)
-        self.watch.look(names, case.id)
-        self.watch.rest(names, case.id)
+        if last_visit or case.id not in self._visited or self._may_look():
+            self._visited.add(case.id)
+            self.watch.look(names, case.id)
+            self.watch.rest(names, case.id)
         if not inputs.refillable:
             return
         with self.account.of("refill"):
@@ -118,6 +137,11 @@ class Checks:
             for name in names:
                 if name != self.plan.baseline and f"{case.id}/{name}" not in self.wrong:
                     self._screen(case, name, readings[name], inputs, references)
+
+    def _may_look(self) -> bool:
+        return self.account.processor_s("functions", "rest") < LOOK_SHARE * (
+            time.process_time() - self._began_s
+        )
 
     def _look_at_the_gpu(self, case: Case, names: Sequence[str], readings: Mapping[str, Reading]) -> None:
         for name in names:

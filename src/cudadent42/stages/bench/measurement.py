@@ -350,12 +350,12 @@ class _Session:
             self.checks.before_block()
             self.watch.start()
             poisoned = ready.inputs.sets if block == checked else ()
-            taken = self._take(index, case, [by_name[name] for name in order], ready.passes, poisoned)
+            taken, seen = self._take(index, case, [by_name[name] for name in order], ready.passes, poisoned)
             last = {entrant.name: reading for entrant, reading, _ in taken}
             conditions, flags = self.watch.stop(case.id, block)
             latencies = {entrant.name: reading.latency_ms for entrant, reading, _ in taken}
             if block == checked:
-                self.checks.behind_block(case, ready.inputs, last)
+                self.checks.behind_block(case, ready.inputs, seen, last_visit=plan.repeats - 1 in blocks)
             if block < 0:
                 self.pace.warmed_up(case.id, latencies, conditions.duration_s)
                 continue
@@ -384,24 +384,29 @@ class _Session:
         order: Sequence[_Entrant],
         passes: int,
         poisoned: Sequence[Inputs] = (),
-    ) -> list[tuple[_Entrant, Reading, float]]:
+    ) -> tuple[list[tuple[_Entrant, Reading, float]], dict[str, Reading]]:
         """One block: each entrant's reading, and when it was taken (the last time, where there are several passes).
 
-        Where its outputs are checked, memory of the size of those of ``poisoned`` is full of NaN before each turn."""
+        Settings are looked at in one pass, by chance, whose readings are handed back too. Where the block's outputs are
+        checked, memory of the size of those of ``poisoned`` is full of NaN before each turn of that pass."""
+        looked = self.checks.chosen_pass(passes)
         readings: dict[str, list[Reading]] = {entrant.name: [] for entrant in order}
         moments: dict[str, float] = {}
-        for turn in alternating(order, passes):
+        for number, turn in enumerate(alternating(order, passes)):
             for entrant in turn:
                 self.mark(Doing(index, case.id, entrant.name))
-                if poisoned:
+                if poisoned and number == looked:
                     with self.checks.account.of("outputs"):
                         for inputs in poisoned:
                             poison_freed_memory(inputs)
-                own_turn = self.checks.watch.turn(entrant.implementation.name, case.id, counted=True)
+                own_turn = self.checks.watch.counted_turn(
+                    entrant.implementation.name, case.id, look=number == looked
+                )
                 with own_turn, entrant.implementation.context():
                     readings[entrant.name].append(entrant.read())
                 moments[entrant.name] = time.monotonic() - self.started_s
-        return [(each, median_reading(readings[each.name]), moments[each.name]) for each in order]
+        taken = [(each, median_reading(readings[each.name]), moments[each.name]) for each in order]
+        return taken, {name: each[looked] for name, each in readings.items()}
 
     def _recheck(self, index: int, case: Case, ready: _Ready) -> None:
         """Verifies the outputs of the last timed calls: a kernel that was right before timing may race after it.
@@ -412,7 +417,7 @@ class _Session:
         marginal = [each for each in verdicts if is_marginal(each)]
         if marginal and ready.inputs.refillable:
             ready = self._with_fresh_inputs(case, ready)
-            taken = self._take(index, case, ready.entrants, ready.passes)
+            taken, _ = self._take(index, case, ready.entrants, ready.passes)
             last = {entrant.name: reading for entrant, reading, _ in taken}
             second = {each.implementation: each for each in self._judged(case, replace(ready, last=last))}
             verdicts = [
