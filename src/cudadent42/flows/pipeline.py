@@ -248,6 +248,8 @@ def _execute(
             began_s = time.monotonic()
             benched = _bench(plan, verified, worker, recorded, folder)
             measured_s = time.monotonic() - began_s
+            if plan.timer is TimerKind.CPU:  # on a busy machine the wall has time that nobody measured in
+                measured_s = min(measured_s, benched.measuring.processor_s)
             peaks = _peaks(plan, worker, recorded)
             branch = worker.hand_over_branch()
             if branch is not None:
