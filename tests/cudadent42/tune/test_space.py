@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 
 from cudadent42.base.errors import UsageError
 from cudadent42.native import specification
-from cudadent42.tune.arms import materialise
+from cudadent42.registry import get
+from cudadent42.tune.arms import materialise, variant
 from cudadent42.tune.grammar import DEEPEST, LONGEST, Kind, parse
-from cudadent42.tune.space import DEFAULT, MOST_ARMS, load, parse_space
+from cudadent42.tune.space import DEFAULT, MOST_ARMS, load, parse_space, range_fields
+
+ROOT = Path(__file__).resolve().parents[3]
 
 KINDS = {"A": Kind.NUMBER, "B": Kind.NUMBER, "WIDE": Kind.TRUTH, "up.way": Kind.WORD}
 VALUES = {"A": 6, "B": 4, "WIDE": True, "up.way": "tiles"}
@@ -245,3 +248,14 @@ def test_an_expression_of_the_launch_must_give_a_sensible_number(tmp_path: Path)
     space = load(space_file(tmp_path, SPACE.replace('"32 * WARPS"', '"32 - 100 * WARPS"')))
     with pytest.raises(UsageError, match="threads gives"):
         materialise(space, space.arms(), tmp_path / "tuning")
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "benchmarks/spaces").glob("*.toml")), ids=lambda path: path.stem
+)
+def test_the_spaces_that_come_with_the_repository_are_of_variants_that_there_are(path: Path) -> None:
+    space = load(path)
+    operation = "moe" if path.stem.startswith("moe") else "attention"
+    assert set(space.regions) <= set(range_fields(operation))
+    for arm in space.arms()[1:]:
+        get(variant(space, arm), operation)
