@@ -109,7 +109,9 @@ def _sdpa(recorder: Recorder, previous: Callable[..., torch.Tensor]) -> Callable
             return recorder.call(
                 reason,
                 lambda: problems.elsewhere(Kind.ATTENTION, "attention", query, reason),
-                (query,) if isinstance(query, torch.Tensor) else (torch.empty(0),),
+                (query,)
+                if isinstance(query, torch.Tensor)
+                else (torch.empty(0, dtype=torch.float32, device="cpu"),),
                 call,
             )
         variant = attn_mask.variant.name if is_causal_bias(attn_mask) else None  # type: ignore[union-attr]
