@@ -6,6 +6,7 @@ Needs no GPU: NVRTC's report says what a kernel takes of a target that is not th
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,7 +93,7 @@ def _file(implementation: str, cases: Sequence[Case], target: Target) -> Compile
     def code(case: Case) -> _Code | str:
         own = code_of(Path(implementation), case, target.architecture, built)
         if isinstance(own, str):
-            return own
+            return _short(own)
         build, launch = own
         digest = _digest(build.artifact.read_bytes(), launch)
         return _Code(digest, () if build.resources is None else (build.resources,))
@@ -114,7 +115,7 @@ def _library(implementation: str, cases: Sequence[Case], target: Target) -> Comp
             # Of one case and the next the cache has the same kernel.
             builds = [compile_kernel(kernel, allow_defects=True) for kernel in configured.kernels]
         except (UnsupportedCaseError, BuildError) as error:
-            return str(error).splitlines()[0]
+            return _short(str(error))
         choice = configured.choice
         own = "" if choice.kernel.value in LAUNCH_DECIDES else repr(choice.configuration)
         parts = [(build.artifact.read_bytes(), _launch(build)) for build in builds]
@@ -124,6 +125,14 @@ def _library(implementation: str, cases: Sequence[Case], target: Target) -> Comp
         return _Code(digest, tuple(build.resources for build in builds if build.resources))
 
     return code
+
+
+_LABEL = re.compile(r"^\w+\[[^\]]*\] ")
+
+
+def _short(reason: str) -> str:
+    """Its first line, without the kernel's label: the arm's name says that, and equal reasons are counted together."""
+    return _LABEL.sub("it ", reason.splitlines()[0])
 
 
 def _launch(build: KernelBuild) -> tuple[int, int]:
