@@ -86,7 +86,8 @@ class Service:
         return tools.PreflightAnswer(machine.ready, machine.summary, machine.checks)
 
     async def _verify(self, wanted: tools.VerifyArguments, person: Person) -> tools.VerifyAnswer:
-        task = Verification(parse_device(wanted.device), self._choices(wanted, "default"))
+        choices = self._choices(wanted, "default")
+        task = Verification(parse_device(wanted.device), choices, wanted.untrusted)
         allowance = await self._allowed("verify", wanted, person)
         job = await self._start("verify", task, task.device, allowance)
         report = decode(VerifyReport, await self._answer(job, person))
@@ -125,7 +126,7 @@ class Service:
     def _race(self, wanted: tools.RaceArguments) -> Race:
         device = parse_device(wanted.device)
         if not wanted.against:
-            return Race(device, self._choices(wanted, "default"), wanted.sealed)
+            return Race(device, self._choices(wanted, "default"), wanted.sealed, untrusted=wanted.untrusted)
         against = self.project.revision(wanted.against)
         if wanted.implementation and not is_plug_in(wanted.implementation):
             raise UsageError(
@@ -142,7 +143,7 @@ class Service:
             path = Path(file + ".py" if colon else function)
             entry = path.relative_to(top.resolve()).as_posix() + (f":{function}" if colon else "")
         choices = self._choices(wanted, "race", with_implementation=False)
-        return Race(device, choices, wanted.sealed, against, entry)
+        return Race(device, choices, wanted.sealed, against, entry, untrusted=wanted.untrusted)
 
     async def _race_status(self, wanted: tools.StatusArguments, person: Person) -> tools.RaceStatus:
         job = self._job(wanted.race)

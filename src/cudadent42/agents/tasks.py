@@ -20,6 +20,7 @@ class Preflight:
 class Verification:
     device: str
     choices: Choices
+    untrusted: bool = False
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Race:
     """A git revision that the working tree is raced against; empty for the suite's baseline."""
     entry: str = ""
     """What is raced of both, relative to the top of the repository; empty for this project's kernels."""
+    untrusted: bool = False
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,8 @@ class WhatToRun(OnDevice, Spending):
     """Names of the suite's cases, as name or name/dtype. Empty: all."""
     dtypes: tuple[str, ...] = ()
     """Of `fp16`, `bf16`, `fp32`. Empty: the suite's."""
+    untrusted: bool = False
+    """Confine candidates to a sandbox. Refused where the machine has too little to make one of."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,7 +78,9 @@ def _verify(task: Verification, observer: Observer) -> tuple[object, ExitCode]:
     from cudadent42.flows import pipeline
     from cudadent42.plan import RunOptions
 
-    options = RunOptions(choices=task.choices, device=task.device, command=(*_COMMAND, "verify"))
+    options = RunOptions(
+        choices=task.choices, device=task.device, untrusted=task.untrusted, command=(*_COMMAND, "verify")
+    )
     report = pipeline.verify_only(options, observer)
     return report, ExitCode.PASS if report.passed else ExitCode.VERIFICATION_FAILED
 
@@ -92,7 +94,13 @@ def _race(task: Race, teller: _Teller) -> tuple[object, ExitCode]:
         teller.tell(News(folder=str(folder.path)))
 
     command = (*_COMMAND, "race_start")
-    options = RunOptions(choices=task.choices, device=task.device, sealed=task.sealed, command=command)
+    options = RunOptions(
+        choices=task.choices,
+        device=task.device,
+        sealed=task.sealed,
+        untrusted=task.untrusted,
+        command=command,
+    )
     if task.against:
         race_options = race.RaceOptions(run=options, entry=task.entry)
         outcome = race.race(task.against, race.WORKING_TREE, race_options, teller, opened)
