@@ -163,6 +163,8 @@ def experts(
     """A mixture of experts over tokens (tokens, hidden), w2 (experts, hidden, intermediate)."""
     count, hidden = tokens.shape
     number, _, intermediate = w2.shape
+    if w2.dtype == torch.uint8:  # two weights of 4 bits in a byte
+        intermediate *= 2
     sizes: Sizes | None = {
         "tokens": count,
         "hidden": hidden,

@@ -242,11 +242,15 @@ def _fused_moe(recorder: Recorder, original: Callable[..., torch.Tensor]) -> Cal
         activation = str(options.get("activation", "silu"))
 
         def problem() -> Problem:
-            layout = options.get("w13_layout", "concat")
+            reason = None
+            if options.get("w13_layout", "concat") != "concat":
+                reason = "interleaved weights, which a suite cannot have"
+            if options.get("w13_scales") is not None:
+                reason = "quantised weights, which a suite cannot have"
             return problems.experts(
                 *(hidden_states, w13, w2, topk_ids.shape[-1], activation),
                 baseline="grouped_mm",
-                reason=None if layout == "concat" else "interleaved weights, which a suite cannot have",
+                reason=reason,
             )
 
         described = (

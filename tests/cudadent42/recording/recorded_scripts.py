@@ -64,6 +64,17 @@ with torch.inference_mode():
 
 RAISES = TRAIN + '\nraise ValueError("on purpose")\n'
 EXITS = TRAIN + "\nsys.exit(17)\n"
+QUANTIZED = """
+import torch
+
+from flashmoe_science import fused_moe
+from flashmoe_science.quantized import quantized
+
+w13, w13_scales = quantized(torch.randn(2, 64, 64), bits=4, group=32)
+w2, w2_scales = quantized(torch.randn(2, 64, 32), bits=4, group=32)
+routing = torch.ones(3, 1), torch.zeros(3, 1, dtype=torch.int32)
+fused_moe(torch.randn(3, 64), w13, w2, *routing, w13_scales=w13_scales, w2_scales=w2_scales)
+"""
 NOTHING = "print('no attention here')\n"
 BLOCKS = """
 import torch

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from recorded_scripts import BLOCKS, EXITS, NOTHING, RAISES, SERVE, TRAIN
+from recorded_scripts import BLOCKS, EXITS, NOTHING, QUANTIZED, RAISES, SERVE, TRAIN
 
 from cudadent42.suites.loader import Suite, load_suite
 
@@ -147,6 +147,13 @@ def test_blocks_alone_write_a_suite(tmp_path: Path) -> None:
 def test_nothing_to_race(tmp_path: Path) -> None:
     done = capture(NOTHING, tmp_path)
     assert "none of these calls can be raced, so there is no suite" in done.stderr
+    assert list(tmp_path.glob("*.toml")) == []
+
+
+def test_quantized_experts_are_seen_and_have_no_case(tmp_path: Path) -> None:
+    done = capture(QUANTIZED, tmp_path)
+    assert "experts, 3 × 64 × 32, 1 of 2" in done.stdout + done.stderr
+    assert "quantised weights, which a suite cannot have" in done.stdout + done.stderr
     assert list(tmp_path.glob("*.toml")) == []
 
 
