@@ -84,9 +84,9 @@ def read_run(folder: Path, session: str | None) -> RunRows:
 
 
 def _shape(case: Case) -> str:
-    """The case as JSON. Its operation is named where the fields alone would be taken for another's; rows that were
-    written before operations were named stay comparable."""
-    fields = encode(case)
+    """The case as JSON. Its operation is named where the fields alone would be taken for another's, and what is not set
+    is left out; so rows that were written before there were operations, scales and strides stay comparable."""
+    fields = {name: value for name, value in encode(case).items() if value is not None and value != []}
     if untagged_operation(fields) != case.operation:
         fields = {"operation": case.operation, **fields}
     return dumps(fields, indent=None)
