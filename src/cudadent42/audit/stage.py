@@ -14,7 +14,7 @@ from cudadent42.audit.referee import AuditLostError, Referee
 from cudadent42.correctness.second_draw import wrong_result
 from cudadent42.model.cases import Case
 from cudadent42.model.integrity import Breach, Confirmation, Finding, Grade, Spent
-from cudadent42.model.records import Comparison, Plan, Results
+from cudadent42.model.records import Comparison, Plan, Results, TimerKind
 from cudadent42.operations import definition
 from cudadent42.sandbox.launch import Sandbox
 from cudadent42.worker.branch import Branch
@@ -106,7 +106,10 @@ def _audit_one(
     sealed: bool,
     on_progress: OnProgress,
 ) -> None:
-    stop = time.monotonic() + budget_s
+    clock = (
+        referee.processor_s if plan.timer is TimerKind.CPU else time.monotonic
+    )  # as the budget was measured
+    stop = clock() + budget_s
     case: Case | None = None
     try:
         with ring(plan, referee, name, chance) as both:
@@ -114,7 +117,7 @@ def _audit_one(
                 _check_hidden(both, case, name, audited)
             rows = rows_to_audit(results, name, chance, sealed=sealed)
             for number, row in enumerate(rows):
-                if number >= FEWEST_CASES and time.monotonic() > stop:
+                if number >= FEWEST_CASES and clock() > stop:
                     break
                 case = case_of(plan, row)
                 on_progress(number / len(rows), f"{case.id}/{name}")
