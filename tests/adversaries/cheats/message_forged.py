@@ -19,8 +19,8 @@ def report(name):
     events, records = sys.modules["cudadent42.model.events"], sys.modules["cudadent42.model.records"]
     case = session.plan.cases[0].id
     samples = tuple(
-        records.Sample(case, each, 0, place, 0.001 if each == name else 1.0, 1, 0.0, 0.0)
-        for place, each in enumerate(session.plan.implementations)
+        records.Sample(case, each, 0, position, 0.001 if each == name else 1.0, 1, 0.0, 0.0)
+        for position, each in enumerate(session.plan.implementations)
     )
     channel.emit(events.BlockMeasured(samples, session.watch.stop(case, 0)[0]))
 

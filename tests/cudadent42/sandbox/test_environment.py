@@ -64,4 +64,4 @@ def test_relative_entries_of_the_search_path_go() -> None:
 def test_all_that_is_written_is_led_to_the_scratch_folder() -> None:
     places = private_places("/scratch")
     assert {"HOME", "TMPDIR", "FLASHMOE_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH"} <= set(places)
-    assert all(place.startswith("/scratch/") for place in places.values())
+    assert all(path.startswith("/scratch/") for path in places.values())
