@@ -64,6 +64,8 @@ class RunOptions:
     """What the sandbox may do without."""
     audits: bool = True
     """Audit what is called faster. Without, there is no claim."""
+    plug_ins_below: Path | None = None
+    """The folder that files of plug-ins have to lie in, links followed, a suite's too; None for any."""
     command: tuple[str, ...] = ()
     """The command line that asked for it, for the manifest."""
 
@@ -119,6 +121,18 @@ def for_versions(plan: Plan, versions: Mapping[str, Version]) -> Plan:
     """The plan with these in the place of its implementations, the first as the baseline."""
     names = tuple(versions)
     return replace(plan, baseline=names[0], implementations=names, versions=dict(versions))
+
+
+def check_below(implementations: Iterable[str], root: Path) -> None:
+    """Raises UsageError where a plug-in's file, or the source that it compiles, is not below ``root``."""
+    for name in filter(is_plug_in, implementations):
+        file = plug_in_file(name)
+        files = [file, specification.load(file).source] if is_kernel_file(name) else [file]
+        for each in files:
+            if not each.resolve().is_relative_to(root.resolve()):
+                raise UsageError(
+                    f"{each}, of the implementation {name!r}, is outside of the project {root}; name files below it"
+                )
 
 
 def make_case(shape: Case, dtype: str) -> Case:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Protocol
 
 from cudadent42.agents import tools
@@ -24,7 +24,7 @@ from cudadent42.model.device_names import parse_device
 from cudadent42.model.history import tracks
 from cudadent42.model.implementations import is_plug_in
 from cudadent42.model.records import MachineReport, VerifyReport
-from cudadent42.plan import Choices
+from cudadent42.plan import Choices, check_below
 from cudadent42.profiles.records import Diagnosis
 
 PREFLIGHT_MINUTES = 10.0
@@ -99,9 +99,25 @@ class Service:
     async def _doctor(self, wanted: tools.DoctorArguments, person: Person) -> Diagnosis:
         folder = self.project.path(wanted.folder)
         task = Examination(folder, wanted.case, wanted.implementation, wanted.measure)
+        if wanted.measure:
+            await asyncio.to_thread(self._check_folder, folder)
         allowance = await self._allowed("doctor", wanted, person)
         job = await self._start("doctor", task, "auto", allowance)
         return decode(Diagnosis, await self._answer(job, person))
+
+    def _check_folder(self, folder: Path) -> None:
+        """Whether what a run folder names may be executed. Raises UsageError."""
+        from cudadent42.runs.checking import load_checked
+
+        plan = load_checked(folder).plan
+        names = [name for name in (plan.baseline, *plan.implementations) if name not in plan.versions]
+        check_below([self.project.implementation(name) for name in names], self.project.root)
+        for version in plan.versions.values():
+            entry = PurePath(version.entry)
+            if entry.is_absolute() or ".." in entry.parts:
+                raise UsageError(
+                    f"{version.entry!r} is outside of the version {version.revision!r} in {folder}"
+                )
 
     async def _answer(self, job: Job, person: Person) -> Any:
         """What the job answers. A caller that goes away takes it along."""

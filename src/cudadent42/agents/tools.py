@@ -88,8 +88,8 @@ class DoctorArguments(Spending):
     """Of the run. Empty: its slowest."""
     implementation: str = ""
     """Of the run. Empty: its candidate."""
-    measure: bool = True
-    """Whether to profile anew, where this is the run's machine."""
+    measure: bool = False
+    """Whether to profile anew, where this is the run's machine. It runs the candidate, and in no sandbox."""
 
 
 @dataclass(frozen=True, kw_only=True)

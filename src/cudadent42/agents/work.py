@@ -1,6 +1,6 @@
 """One task in a process of its own: ``python -m cudadent42.agents.work NEWS_FD PARENT``, the task on standard input.
 
-This process imports torch and starts workers, and the server does neither.
+It works in the project's folder. This process imports torch and starts workers, and the server does neither.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any, TextIO
 
 from cudadent42.agents import tasks
@@ -65,8 +66,6 @@ def carry_out(task: Task, teller: _Teller) -> tuple[object, ExitCode]:
 
 
 def _preflight(task: Preflight) -> tuple[object, ExitCode]:
-    from pathlib import Path
-
     from cudadent42.model.device_names import parse_device
     from cudadent42.preflight.runner import gather, inspect
 
@@ -79,7 +78,11 @@ def _verify(task: Verification, observer: Observer) -> tuple[object, ExitCode]:
     from cudadent42.plan import RunOptions
 
     options = RunOptions(
-        choices=task.choices, device=task.device, untrusted=task.untrusted, command=(*_COMMAND, "verify")
+        choices=task.choices,
+        device=task.device,
+        untrusted=task.untrusted,
+        plug_ins_below=Path.cwd(),
+        command=(*_COMMAND, "verify"),
     )
     report = pipeline.verify_only(options, observer)
     return report, ExitCode.PASS if report.passed else ExitCode.VERIFICATION_FAILED
@@ -99,6 +102,7 @@ def _race(task: Race, teller: _Teller) -> tuple[object, ExitCode]:
         device=task.device,
         sealed=task.sealed,
         untrusted=task.untrusted,
+        plug_ins_below=Path.cwd(),
         command=command,
     )
     if task.against:

@@ -36,7 +36,8 @@ def examine(
     """Diagnose a run, and write ``profile.json`` and ``diagnosis.json`` into its folder.
 
     The subject is the case and implementation that were asked for, else the run's slowest case and its candidate.
-    Where this is the machine of the run and ``measure`` is set, the subject is measured anew. Elsewhere a profile
+    Where this is the machine of the run and ``measure`` is set, the subject is measured anew, unless the run confined
+    its candidates. Elsewhere a profile
     that the folder keeps is judged again, if it is of the subject or nothing was asked for; without such a profile
     the verdict rests on the run's other files, and says so.
 
@@ -127,6 +128,8 @@ def _why_not_here(run: RunFolder) -> str | None:
     from cudadent42.preflight.host import cpu_model
     from cudadent42.preflight.runner import gather
 
+    if run.manifest.sandbox is not None:
+        return "the run's candidates were confined to a sandbox, and a profiler cannot work in one"
     if run.plan.device == "cpu":
         there, here = str(run.machine.facts.get("cpu_model") or ""), cpu_model()
     else:
@@ -134,7 +137,9 @@ def _why_not_here(run: RunFolder) -> str | None:
         gpus = gather(run.plan.device, run.path).gpu.gpus
         index = int(run.plan.device.partition(":")[2] or 0)
         here = gpus[index].name if index < len(gpus) else "no GPU"
-    if there and there != here:
+    if not there:
+        return "the run does not say which machine it was made on"
+    if there != here:
         return f"the run was made on {there}, this machine has {here}"
     return None
 

@@ -46,7 +46,7 @@ from cudadent42.model.records import (
     TimerKind,
     VerifyReport,
 )
-from cudadent42.plan import RunOptions, for_versions, make_plan
+from cudadent42.plan import RunOptions, check_below, for_versions, make_plan
 from cudadent42.preflight.runner import chosen_device, gather, inspect
 from cudadent42.preflight.text import troubles
 from cudadent42.registry import get, registry
@@ -156,6 +156,8 @@ def _that_can_run(plan: Plan, asked_for: Collection[str], observer: Observer) ->
 def _plan(options: RunOptions, device: str) -> Plan:
     """Raises UsageError where the options do not make a plan, or its gates do not fit the plan."""
     plan = make_plan(options.choices, device, registry)
+    if options.plug_ins_below is not None:
+        check_below((plan.baseline, *plan.implementations), options.plug_ins_below)
     if options.versions:
         plan = for_versions(plan, options.versions)
     if options.gate:

@@ -25,6 +25,7 @@ from typing import IO
 
 from cudadent42.base.errors import ExitCode, LabError
 from cudadent42.base.serialise import dumps, loads
+from cudadent42.base.shown import message
 from cudadent42.model.events import (
     BUILDING,
     LOADING,
@@ -64,6 +65,12 @@ _HUNG_BEFORE = 0.5
 
 _MOST_EVENT_BYTES = 64 << 20
 """Of one event. The longest has some kilobytes for each implementation."""
+
+_STAGE_ERRORS = (ExitCode.USAGE, ExitCode.NOT_READY, ExitCode.BUILD_FAILED)
+"""That a stage ends with in the worker. Any other was written by a candidate: 0 would let the command pass."""
+
+_MOST_ERROR_LETTERS = 300
+"""Of a stage's error: a candidate may have written it."""
 
 _KILL_WAIT_S = 10.0
 
@@ -340,7 +347,12 @@ def case_limits(plan: Plan) -> dict[str, float]:
     return {case.id: SILENT_CALLS * case.flops / rate for case in plan.cases}
 
 
-def _error(event: StageFailed) -> LabError:
-    error = LabError(event.message)
+def _error(event: StageFailed) -> LabError | LostError:
+    """What the stage raised, or that no stage raises this."""
+    if event.exit_code not in _STAGE_ERRORS:
+        return LostError(
+            f"another process wrote to its event pipe (no stage fails with exit code {event.exit_code}); killed"
+        )
+    error = LabError(message(event.message, _MOST_ERROR_LETTERS))
     error.exit_code = ExitCode(event.exit_code)
     return error

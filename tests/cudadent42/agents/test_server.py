@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -224,6 +225,46 @@ def test_what_is_refused_says_why_and_starts_nothing(
         assert says in text
         assert "(exit code " in text
         assert (await answer(client, "budget"))["starts"] == []
+
+    with_client(project, use)
+
+
+@pytest.mark.parametrize("where", ["baseline", "implementations", "source"])
+def test_a_suite_names_no_file_outside_of_the_project(project: Path, where: str) -> None:
+    outside = project.parent / "outside.py"
+    outside.write_text(f"open({str(project / 'mark')!r}, 'w')\n{MINE}")
+    if where == "source":
+        (project.parent / "outside.cpp").touch()
+        text = 'schema_version = 1\nabi = 1\nname = "mine"\nsource = "../outside.cpp"\nentry = "attention"\n'
+        (project / "kernel.toml").write_text(text)
+        line = 'implementations = ["kernel.toml"]'
+    else:
+        name = f"{outside}:attention"
+        line = f'baseline = "{name}"' if where == "baseline" else f'implementations = ["{name}"]'
+    (project / "agents.toml").write_text(f"{line}\n{SUITE}")
+
+    async def use(client: Any) -> None:
+        text = await refusal(client, "verify", **ANY, suite="agents.toml", device="cpu")
+        assert "outside of the project" in text
+        assert "\n" not in text
+
+    with_client(project, use)
+    assert not (project / "mark").exists()
+
+
+def test_doctor_executes_only_what_it_is_asked_to_and_what_is_the_project_s(project: Path) -> None:
+    assert not decode(TOOLS["doctor"].takes, {**ANY, "folder": "."}).measure
+    folder = project / "run"
+    shutil.copytree(ROOT / "benchmarks/results/2026-11-20-cpu-default", folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["plan"]["implementations"].append("/usr/lib/outside.py:attention")
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+    async def use(client: Any) -> None:
+        assert (await answer(client, "doctor", **ANY, folder="run"))["next_step"]
+        text = await refusal(client, "doctor", **ANY, folder="run", measure=True)
+        assert "outside of the project" in text
+        assert len((await answer(client, "budget"))["starts"]) == 1
 
     with_client(project, use)
 

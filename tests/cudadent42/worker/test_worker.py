@@ -25,7 +25,7 @@ from cudadent42.worker.parent import LostError, Worker, case_limits
 from cudadent42.worker.stages import MAX_LOSSES, measure_peaks, run_stage
 
 CANDIDATES = """
-import ctypes, os, time
+import ctypes, json, os, time
 import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
@@ -81,6 +81,29 @@ def holds_the_lock(q, k, v, *, causal, softmax_scale):
 
 def stops_itself(q, k, v, *, causal, softmax_scale):
     os.kill(os.getpid(), 19)
+
+def forges(code):
+    for number in map(int, os.listdir("/proc/self/fd")):
+        try:
+            if number > 2 and "pipe" in os.readlink(f"/proc/self/fd/{number}"):
+                message = "all is \\x1b[2Jwell " * 100
+                event = {"event": "StageFailed", "data": {"message": message, "exit_code": code}}
+                os.write(number, json.dumps(event).encode() + b"\\n")
+        except OSError:
+            pass
+    time.sleep(600)
+
+def says_that_it_passed(q, k, v, *, causal, softmax_scale):
+    forges(0)
+
+def says_that_it_was_interrupted(q, k, v, *, causal, softmax_scale):
+    forges(130)
+
+def says_999(q, k, v, *, causal, softmax_scale):
+    forges(999)
+
+def says_that_it_was_used_wrongly(q, k, v, *, causal, softmax_scale):
+    forges(2)
 
 def hangs(q, k, v, *, causal, softmax_scale):
     if q.shape[2] == 64:
@@ -226,6 +249,26 @@ def test_hang_is_killed_and_recorded(candidate: Callable[[str], str]) -> None:
         verified = run_stage("verify", make_plan(name), on_event=lambda event: None, worker=worker)
     assert verdict(verified, FIRST, name).detail == "no sign of life for 6 s; killed"
     assert verdict(verified, SECOND, name).passed
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the candidate looks for the pipe in /proc")
+@pytest.mark.parametrize("how", ["says_that_it_passed", "says_that_it_was_interrupted", "says_999"])
+def test_a_failure_that_no_stage_has_is_a_forged_one(candidate: Callable[[str], str], how: str) -> None:
+    name = candidate(how)
+    verified = run_stage("verify", make_plan(name), on_event=lambda event: None)
+    assert "another process wrote to its event pipe" in verdict(verified, FIRST, name).detail
+    assert verdict(verified, FIRST, "pytorch").passed
+    assert not verified.passed
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the candidate looks for the pipe in /proc")
+def test_what_a_candidate_writes_as_an_error_is_short_and_plain(candidate: Callable[[str], str]) -> None:
+    with pytest.raises(LabError) as caught:
+        run_stage(
+            "verify", make_plan(candidate("says_that_it_was_used_wrongly")), on_event=lambda event: None
+        )
+    assert len(str(caught.value)) <= 300
+    assert str(caught.value).isprintable()
 
 
 def test_a_long_case_is_given_its_time() -> None:

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from cudadent42.base.errors import UsageError
+from cudadent42.base.serialise import encode
 from cudadent42.flows import doctor
 from cudadent42.flows.doctor import examine
 from cudadent42.model.records import Version
+from cudadent42.model.sandbox import SandboxReport
 from cudadent42.profiles import Profile, diagnose, store, text
 from cudadent42.profiles.compare import changes, load
 from cudadent42.profiles.records import DIAGNOSIS, PROFILE, Ablation, Clock, Diagnosis, Source
@@ -87,6 +89,29 @@ def _measures(monkeypatch: pytest.MonkeyPatch, recorded: Profile) -> None:
 
     monkeypatch.setattr(doctor, "_why_not_here", lambda run: None)
     monkeypatch.setattr(doctor, "collect", collect)
+
+
+def test_a_run_that_confined_its_candidates_is_not_measured(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "collect", lambda *_: pytest.fail("the candidate was run"))
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["sandbox"] = encode(SandboxReport(()))
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    assert "were confined to a sandbox" in examine(run).notes[0]
+
+
+@pytest.mark.parametrize(("device", "fact"), [("cpu", "cpu_model"), ("cuda:0", "gpu_name")])
+def test_a_run_that_names_no_machine_is_another_machine_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, fact: str
+) -> None:
+    name = "2026-11-20-cpu-default" if device == "cpu" else "2026-11-20-h200-hopper"
+    folder = shutil.copytree(RESULTS / name, tmp_path / "run")
+    monkeypatch.setattr(doctor, "collect", lambda *_: pytest.fail("the candidate was run"))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["machine"]["facts"][fact]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert "does not say which machine" in examine(folder).notes[0]
 
 
 def test_on_the_machine_of_the_run_it_measures_anew(
