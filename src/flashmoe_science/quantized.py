@@ -160,9 +160,10 @@ T = TypeVar("T")
 
 def _without_memory(tensor: T) -> T:
     """The same sizes, strides and dtype; what is no tensor is left to be refused."""
-    if not isinstance(tensor, torch.Tensor) or tensor.is_nested:
+    if not isinstance(tensor, torch.Tensor) or tensor.is_nested or tensor.layout is not torch.strided:
         return tensor
-    return tensor.detach().to("meta")  # type: ignore[return-value]
+    # `.to("meta")` would give contiguous strides to what shares or skips memory.
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")  # type: ignore[return-value]
 
 
 def _as_if_plain(weights: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:

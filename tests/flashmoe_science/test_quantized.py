@@ -218,3 +218,20 @@ def test_explain_says_that_there_is_no_cuda_kernel() -> None:
     assert explain(fused_moe, *made.tensors, **made.scales).kernel == "moe_forward"
     with pytest.raises(DeviceError, match="no CUDA kernel for quantised experts"):
         explain(fused_moe, *made.tensors, **made.scales, gpu="H200")
+
+
+@pytest.mark.parametrize("way", ["sliced", "expanded", "transposed"])
+@pytest.mark.parametrize("name", ["hidden_states", "topk_weights", "topk_ids", "out"])
+def test_what_is_not_contiguous_is_refused_in_one_line(name: str, way: str) -> None:
+    made = make(4, 64, 96, 4, 2, bits=8, groups=(32, 32))
+    names = ("hidden_states", "w13", "w2", "topk_weights", "topk_ids")
+    arguments = dict(zip(names, made.tensors, strict=True))
+    arguments["out"] = torch.empty_like(made.tensors[0])
+    tensor = arguments[name]
+    arguments[name] = {
+        "sliced": lambda: torch.cat((tensor, tensor), dim=1)[:, : tensor.shape[1]],
+        "expanded": lambda: tensor[:1].expand(tensor.shape),
+        "transposed": lambda: tensor.t().contiguous().t(),
+    }[way]()
+    with pytest.raises(InputError, match=rf"^{name} is not contiguous \(shape .*\); [^\n]*$"):
+        fused_moe(**arguments, **made.scales)

@@ -12,7 +12,7 @@ from cudadent42.model.cases import plain_fields
 from cudadent42.native import specification
 from cudadent42.native.specification import Specification
 from cudadent42.operations.attention.case import AttentionCase
-from flashmoe_science.tuned.lookup import KERNELS_FOLDER, lookup
+from flashmoe_science.tuned.lookup import KERNELS_FOLDER, lookup, warn_unusable
 
 HEADERS = ("*.h", "*.hpp", "*.cuh")
 """Beside a kernel's source, these are taken to be included by it."""
@@ -40,14 +40,14 @@ def sources_digest(kernel: Specification) -> str:
 def tuned_for(kernel: Specification, case: AttentionCase, device: str, multiprocessors: int) -> Specification:
     """The kernel, in the configuration that a table has for the case on a device; as it is where none has one."""
     digest = functools.partial(_digest, kernel)
-    tuned = lookup((table_name(kernel),), digest, device, multiprocessors, plain_fields(case))
-    if tuned is None:
-        return kernel
-    try:
-        chosen = specification.load(tuned.table.parent / KERNELS_FOLDER / tuned.entry.file)
-    except UsageError:
-        return kernel
-    return replace(chosen, name=kernel.name, path=kernel.path, description=tuned.reason)
+    for tuned in lookup((table_name(kernel),), digest, device, multiprocessors, plain_fields(case)):
+        try:
+            chosen = specification.load(tuned.table.parent / KERNELS_FOLDER / tuned.entry.file)
+        except UsageError as error:
+            warn_unusable(tuned, str(error).partition("\n")[0])
+        else:
+            return replace(chosen, name=kernel.name, path=kernel.path, description=tuned.reason)
+    return kernel
 
 
 def _digest(kernel: Specification, _: str) -> str:

@@ -11,10 +11,19 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.launch import LaunchPlan
-from flashmoe_science.errors import InputError, KernelDefectError, NoKernelError
+from flashmoe_science.errors import (
+    BuildError,
+    DeviceError,
+    InputError,
+    KernelDefectError,
+    NoKernelError,
+)
 from flashmoe_science.jit.nvrtc import CudaKernel, sources_digest
 from flashmoe_science.tuned.configuration import changed, typed
-from flashmoe_science.tuned.lookup import lookup
+from flashmoe_science.tuned.lookup import TunedEntry, lookup, warn_unusable
+
+_UNFIT = (InputError, ArithmeticError)
+"""What a configuration raises that makes no sense: tiles that do not divide each other, by an ArithmeticError."""
 
 P = TypeVar("P")
 P_contra = TypeVar("P_contra", contravariant=True)
@@ -76,6 +85,8 @@ class Tuned(Generic[P]):
     """In ``attention.portable``."""
     configurations: Mapping[Enum, type]
     """Of the kernels that a table may configure."""
+    tunable: Mapping[Enum, Mapping[str, int]]
+    """The fields of each that a table may set, and the least value of those that are numbers."""
     sources: Mapping[Enum, tuple[str, ...]]
     """What they are compiled from, below the folder of the kernels."""
     fields: Callable[[P], Mapping[str, int | bool | str]]
@@ -157,7 +168,8 @@ class Selection(Generic[P]):
     def plan(self, problem: P, device: Device, choice: Choice | None = None) -> LaunchPlan:
         """The launch plan of `select`'s kernel, or of `choice`. The device is current.
 
-        A kernel that this compiler spills registers of and the like is passed over, with a warning, for the next one
+        A tuned configuration that does not build or cannot be launched is passed over, with one warning. A kernel that
+        this compiler spills registers of and the like is passed over, with a warning, for the next one
         that it does not; if there is none, the last is taken as it is. Not if `choice` or the override variable asks
         for that kernel.
 
@@ -167,7 +179,12 @@ class Selection(Generic[P]):
             BuildError, DeviceError: see `driver.load`.
         """
         if choice is None and not os.environ.get(self.override_variable):
-            candidates = list(self._choices(problem, device, None))
+            for entry, candidate in self._tuned(problem, device):
+                try:
+                    return self.modules[candidate.kernel].plan(problem, candidate.configuration, device)
+                except (*_UNFIT, BuildError, DeviceError) as error:
+                    warn_unusable(entry, _in_a_line(error))
+            candidates = list(self._usual(problem, device, None))
             for candidate in candidates:
                 try:
                     return self.modules[candidate.kernel].plan(problem, candidate.configuration, device)
@@ -183,38 +200,49 @@ class Selection(Generic[P]):
 
     def _choices(self, problem: P, device: Device, named: str | None) -> Iterator[Choice]:
         """What the kernels that take the problem would use, the preferred one first."""
-        if not named and (tuned := self._tuned(problem, device)) is not None:
-            yield tuned
+        if not named:
+            yield from (tuned for _, tuned in self._tuned(problem, device))
+        yield from self._usual(problem, device, named)
+
+    def _usual(self, problem: P, device: Device, named: str | None) -> Iterator[Choice]:
+        """The same without what tables have."""
         for kind in self._order(problem, device) if not named else (self._named(named),):
             choice = self.modules[kind].choose(problem, device)
             if choice is not None:
                 yield choice
 
-    def _tuned(self, problem: P, device: Device) -> Choice | None:
-        """What a table has for the problem. What its kernel cannot do now is as if it were not there."""
+    def _tuned(self, problem: P, device: Device) -> Iterator[tuple[TunedEntry, Choice]]:
+        """What tables have for the problem. What its kernel cannot do now is passed over, with one warning."""
         if self.tuned is None or not device.name:
-            return None
+            return
         names = self.tuned.names()
-        tuned = lookup(
+        for entry in lookup(
             tuple(names), self.tuned.digest, device.name, device.multiprocessors, self.tuned.fields(problem)
-        )
-        if tuned is None:
-            return None
-        kind = names[tuned.entry.kernel]
-        usual = self.modules[kind].choose(problem, device)
-        try:
-            if usual is not None:
-                configuration = usual.configuration
-            elif kind in self.tuned.declined:
-                configuration = self.tuned.declined[kind](problem, device)
+        ):
+            kind = names[entry.entry.kernel]
+            try:
+                configuration = self._configured(self.tuned, kind, problem, device, entry)
+            except _UNFIT as error:
+                warn_unusable(entry, _in_a_line(error))
             else:
-                return None
-            settings = typed(self.tuned.configurations[kind], tuned.entry.settings)
-            configuration = changed(configuration, settings)
-            self.modules[kind].check(problem, configuration)
-        except InputError:
-            return None
-        return Choice(kind, configuration, tuned.reason)
+                yield entry, Choice(kind, configuration, entry.reason)
+
+    def _configured(
+        self, tuned: Tuned[P], kind: Enum, problem: P, device: Device, entry: TunedEntry
+    ) -> object:
+        """The kernel's configuration with an entry's settings. Raises InputError where it cannot do the problem."""
+        module = self.modules[kind]
+        settings = typed(tuned.configurations[kind], entry.entry.settings, tuned.tunable[kind])
+        usual = module.choose(problem, device)
+        if usual is not None:
+            configuration = usual.configuration
+        elif kind in tuned.declined:
+            configuration = tuned.declined[kind](problem, device)
+        else:
+            raise InputError(f"the {kind.value} kernel does not take it: {module.why_not(problem, device)}")
+        configuration = changed(configuration, settings)
+        module.check(problem, configuration)
+        return configuration
 
     def _order(self, problem: P, device: Device) -> Sequence[Enum]:
         return tuple(self.modules) if self.preference is None else self.preference(problem, device)
@@ -226,3 +254,12 @@ class Selection(Generic[P]):
                 f"{self.override_variable}={name!r} names no kernel; expected one of {', '.join(kinds)}"
             )
         return kinds[name]
+
+
+def _in_a_line(error: Exception) -> str:
+    lines = str(error).splitlines() or [""]
+    return (
+        lines[0]
+        if isinstance(error, (InputError, BuildError, DeviceError))
+        else f"arithmetic fails: {lines[0]}"
+    )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from flashmoe_science.tuned.table import TableEntry, TableError, Value, parse_table
@@ -57,8 +57,8 @@ def lookup(
     device: str,
     multiprocessors: int,
     problem: Mapping[str, Value],
-) -> TunedEntry | None:
-    """The first entry for one of these kernels whose region holds the problem; the user's tables come first.
+) -> Iterator[TunedEntry]:
+    """The entries for one of these kernels whose regions hold the problem, in order; the user's tables come first.
 
     Args:
         kernels: names, as ``TableEntry.kernel``.
@@ -66,10 +66,11 @@ def lookup(
         device: its name.
         multiprocessors: 0 on a CPU.
 
-    An entry for other sources is ignored, with one warning.
+    An entry for other sources is ignored, with one warning. Of an entry that turns out to be of no use, the caller
+    tells `warn_unusable` and takes the next.
     """
     if switched_off():
-        return None
+        return
     for tuned in entries():
         entry = tuned.entry
         if (
@@ -78,9 +79,37 @@ def lookup(
             and entry.region.holds(problem)
         ):
             if entry.digest == digest(entry.kernel):
-                return tuned
-            _warn_of_other_sources(entry.kernel, tuned.table)
-    return None
+                yield tuned
+            else:
+                _warn_of_other_sources(entry.kernel, tuned.table)
+
+
+def warn_unusable(tuned: TunedEntry, reason: str) -> None:
+    """Say that an entry is passed over: once for each, whatever the problem and the reason."""
+    entry = tuned.entry
+    _warn_once(
+        _Unusable(tuned.table, entry.kernel, tuple(sorted(entry.settings.items())), entry.file, reason)
+    )
+
+
+@dataclass(frozen=True)
+class _Unusable:
+    table: Path
+    kernel: str
+    settings: tuple[tuple[str, Value], ...]
+    file: str
+    reason: str = field(compare=False)
+
+
+@functools.cache
+def _warn_once(unusable: _Unusable) -> None:
+    settings = ", ".join(f"{name} = {value!r}" for name, value in unusable.settings)
+    warnings.warn(
+        f"{unusable.table}: the entry of {unusable.kernel} with {settings or unusable.file or 'no settings'} is passed "
+        f"over: {unusable.reason}. Take it out, or run `cudadent42 tune` again",
+        RuntimeWarning,
+        stacklevel=4,
+    )
 
 
 @functools.cache
@@ -103,6 +132,7 @@ def entries() -> tuple[TunedEntry, ...]:
 def refresh() -> None:
     """Read the tables again at the next look; plans that were made before stay."""
     entries.cache_clear()
+    _warn_once.cache_clear()
     _warn_of_other_sources.cache_clear()
 
 

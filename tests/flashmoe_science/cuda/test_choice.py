@@ -5,15 +5,17 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flashmoe_science.cuda.choice import Choice, Selection
+from flashmoe_science.cuda.choice import Choice, Selection, Tuned
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.launch import LaunchPlan
-from flashmoe_science.errors import InputError, KernelDefectError, NoKernelError
+from flashmoe_science.errors import BuildError, DeviceError, InputError, KernelDefectError, NoKernelError
 from flashmoe_science.jit.nvrtc import CudaKernel
+from flashmoe_science.tuned.lookup import refresh, user_folder
 
 GPU = Device(0, "sm_90", 132, 50 << 20)
 VARIABLE = "FLASHMOE_TEST_KERNEL"
@@ -131,3 +133,73 @@ def test_what_is_not_taken_has_its_reason(
     monkeypatch.setenv(VARIABLE, "any")
     ((kind, reason),) = [(one.kernel, one.reason) for one in chosen.others(1, GPU, chosen.select(1, GPU))]
     assert (kind, reason) == (Kind.FAST, f"{VARIABLE} asks for another")
+
+
+@dataclass(frozen=True)
+class Most:
+    most: int
+
+
+@dataclass
+class Tunable(Kernel):
+    """One whose configuration a table may set."""
+
+    error: Exception | None = None
+
+    def choose(self, problem: int, device: Device) -> Choice | None:
+        return Choice(self.kind, Most(self.most), "usual")
+
+    def plan(
+        self, problem: int, configuration: Any, device: Device, *, allow_defects: bool = False
+    ) -> LaunchPlan:
+        if configuration.most != self.most and self.error is not None and not allow_defects:
+            raise self.error
+        return super().plan(problem, configuration.most, device, allow_defects=allow_defects)
+
+
+@pytest.mark.parametrize(
+    ("error", "defect"),
+    [
+        (BuildError("it does not compile\nlog"), False),
+        (InputError("no"), False),
+        (DeviceError("too much shared memory"), False),
+        (ZeroDivisionError("division by zero"), False),
+        (KernelDefectError("spills"), False),
+        (KernelDefectError("spills"), True),
+    ],
+)
+def test_a_tuned_configuration_that_cannot_be_planned_is_as_if_it_were_not_there(
+    error: Exception, defect: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    user_folder().mkdir(parents=True)
+    tuned: Tuned[int] = Tuned(
+        "test", {Kind.ANY: Most}, {Kind.ANY: {"most": 1}}, {Kind.ANY: ("attention_small.cu",)}, lambda _: {}
+    )
+    (user_folder() / "t.toml").write_text(
+        f"""schema_version = 1
+        [[entry]]
+        kernel = "test.any"
+        digest = "{tuned.digest("test.any")}"
+        device = "A GPU"
+        multiprocessors = 132
+        settings = {{ most = 5 }}
+        ratio = 1.05
+        interval = [1.03, 1.07]
+        """
+    )
+    gpu = Device(0, "sm_90", 132, 50 << 20, name="A GPU")
+    kernel = Tunable(Kind.ANY, 100, defect=defect, error=error)
+    chosen = selection(Kernel(Kind.FAST, 0), kernel, tuned=tuned)
+    refresh()
+    try:
+        assert chosen.select(1, gpu).configuration == Most(5)
+        with warnings.catch_warnings(record=True) as record:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                kernel.planned.clear()
+                assert chosen.plan(1, gpu).workspace_bytes == 100
+                assert kernel.planned[-1] is defect
+    finally:
+        refresh()
+    assert sum("is passed over" in str(each.message) for each in record) == 1

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashmoe_science import explain, flash_attention
+from flashmoe_science import explain, flash_attention, fused_moe
 from flashmoe_science.cuda.attention.select import TUNED
 from flashmoe_science.cuda.moe.select import TUNED as MOE_TUNED
 from flashmoe_science.errors import InputError
@@ -104,12 +106,73 @@ def test_entries_for_other_sources_are_ignored_with_one_warning(user: Path) -> N
     assert len(record) == 1
 
 
-def test_settings_that_the_kernel_has_no_place_for_are_as_if_they_were_not_there(user: Path) -> None:
-    text = table()
-    for settings in ("block_x = 48", 'block_n = "wide"', "overlap = 3"):
-        (user / "t.toml").write_text(text.replace("block_n = 48", settings))
-        refresh()
-        assert explained()[0] == "hopper"
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *(
+            "block_x = 48",
+            'block_n = "wide"',
+            "overlap = 3",
+            "block_n = 0",
+            "block_n = -64",
+            "warps = 99999999",
+        ),
+        *("ablation = 1", "head_dim = 256", "block_n = 48, ablation = 2"),
+    ],
+)
+def test_an_entry_that_cannot_be_used_is_passed_over_with_one_warning(user: Path, settings: str) -> None:
+    good = table(32).partition("[[entry]]")[2]
+    (user / "t.toml").write_text(table().replace("block_n = 48", settings))
+    refresh()
+    with pytest.warns(
+        RuntimeWarning, match=r"t\.toml: the entry of attention\.portable with .* is passed over"
+    ) as record:
+        assert [explained(keys)[0] for keys in (2048, 1500)] == ["hopper", "hopper"]
+    assert len(record) == 1
+    (user / "t.toml").write_text(table().replace("block_n = 48", settings) + "[[entry]]" + good)
+    refresh()
+    with pytest.warns(RuntimeWarning, match="is passed over"):
+        assert explained()[:2] == ("portable", 32)
+
+
+@pytest.mark.parametrize("tuned", [TUNED, MOE_TUNED])
+def test_what_makes_results_wrong_cannot_be_tuned(tuned: Any) -> None:
+    wrong = {"ablation", "head_dim", "causal", "padded", "single_pass"}
+    for kind, tunable in tuned.tunable.items():
+        assert not wrong & set(tunable)
+        for name in (field.name for field in fields(tuned.configurations[kind]) if field.name in wrong):
+            with pytest.raises(InputError, match=f"{name} cannot be tuned; expected some of "):
+                typed(tuned.configurations[kind], {name: 1}, tunable)
+
+
+@pytest.mark.parametrize("value", [1, 3, 7, 1 << 20])
+@pytest.mark.parametrize("kernel", [*TUNED.names(), *MOE_TUNED.names()])
+def test_no_setting_makes_a_call_fail(user: Path, kernel: str, value: int) -> None:
+    operation = TUNED if kernel in TUNED.names() else MOE_TUNED
+    tunable = operation.tunable[operation.names()[kernel]]  # type: ignore[index]
+    for name in tunable:
+        for word in (value, -value, 0, "true"):
+            (user / "t.toml").write_text(
+                f"""schema_version = 1
+                [[entry]]
+                kernel = "{kernel}"
+                digest = "{operation.digest(kernel)}"
+                device = "NVIDIA H200"
+                multiprocessors = 132
+                settings = {{ "{name}" = {word} }}
+                ratio = 1.05
+                interval = [1.03, 1.07]
+                """
+            )
+            refresh()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                query = torch.empty(1, 8, 2048, 128, dtype=torch.bfloat16, device="meta")
+                explain(flash_attention, query, query, query, gpu="H200")
+                tokens = torch.empty(8, 256, dtype=torch.bfloat16, device="meta")
+                w13, w2 = (tokens.new_empty(8, *sizes) for sizes in ((256, 256), (256, 128)))
+                ids = torch.empty(8, 2, dtype=torch.int32, device="meta")
+                explain(fused_moe, tokens, w13, w2, ids.float(), ids, gpu="H200")
 
 
 def test_a_table_that_cannot_be_read_is_left_out_with_a_warning(user: Path) -> None:
@@ -174,15 +237,15 @@ def test_every_kernel_that_a_table_may_configure_has_sources(tuned: object) -> N
 
 
 def test_values_of_parts_and_enumerations_are_read() -> None:
-    from flashmoe_science.configs.moe.few import FewConfiguration, FewWay
+    from flashmoe_science.configs.moe.few import TUNABLE, FewConfiguration, FewWay
 
-    assert typed(FewConfiguration, {"up.way": "tiles", "max_slots": 512}) == {
+    assert typed(FewConfiguration, {"up.way": "tiles", "max_slots": 512}, TUNABLE) == {
         "up.way": FewWay.TILES,
         "max_slots": 512,
     }
     for wrong in ({"up.way": "nowhere"}, {"up.none": 1}, {"max_slots": True}):
         with pytest.raises(InputError):
-            typed(FewConfiguration, wrong)
+            typed(FewConfiguration, wrong, TUNABLE)
 
 
 def test_tables_of_the_package_are_sound_and_for_its_sources() -> None:

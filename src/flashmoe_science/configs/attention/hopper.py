@@ -52,6 +52,17 @@ class HopperConfiguration:
         return rows * row_bytes + barriers + tiles + 1024
 
 
+TUNABLE = {
+    "consumers": 1,
+    "block_n": 1,
+    "key_stages": 1,
+    "value_stages": 1,
+    "query_stages": 1,
+    "ping_pong": 0,
+}
+"""What a table of tuned configurations may set, and the least value: nothing that makes results wrong."""
+
+
 @dataclass(frozen=True)
 class _Shape:
     consumers: int

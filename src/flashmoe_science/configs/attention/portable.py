@@ -58,6 +58,19 @@ class PortableConfiguration:
         )
 
 
+TUNABLE = {
+    "block_m": 1,
+    "block_n": 1,
+    "warps": 1,
+    "query_steps": 0,
+    "min_blocks": 0,
+    "overlap": 0,
+    "cp_async": 0,
+    "mma_k": 1,
+}
+"""What a table of tuned configurations may set, and the least value: nothing that makes results wrong."""
+
+
 @dataclass(frozen=True)
 class _Tile:
     block_m: int

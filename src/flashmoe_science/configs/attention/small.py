@@ -85,6 +85,18 @@ class SmallConfiguration:
         )
 
 
+TUNABLE = {
+    "row_tiles": 1,
+    "warps": 1,
+    "key_tiles": 1,
+    "cluster": 1,
+    "dependent": 0,
+    "mma_k": 1,
+    "splits": 1,
+}
+"""What a table of tuned configurations may set, and the least value: nothing that makes results wrong."""
+
+
 @dataclass(frozen=True)
 class RowSlices:
     """The query side of a problem."""

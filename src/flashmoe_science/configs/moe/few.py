@@ -113,6 +113,18 @@ class FewConfiguration:
         return product.shared_bytes(self.max_slots, direct=self.direct)
 
 
+TUNABLE = {
+    **{
+        f"{product}.{name}": 1
+        for product in ("up", "down")
+        for name in ("way", "m_tiles", "n_tiles", "k_steps", "stages", "warps", "parts")
+    },
+    "max_slots": 1,
+    "direct": 0,
+}
+"""What a table of tuned configurations may set, and the least value: nothing that makes results wrong."""
+
+
 @dataclass(frozen=True)
 class _Table:
     """What an architecture takes."""

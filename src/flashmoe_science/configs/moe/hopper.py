@@ -33,6 +33,9 @@ class MoeHopperConfiguration:
         return self.stages * (WEIGHT_ROWS + self.tokens) * _ROW_BYTES + barriers + tiles + 1024
 
 
+TUNABLE = {"tokens": 1, "step": 1, "stages": 1}
+"""What a table of tuned configurations may set, and the least value: nothing that makes results wrong."""
+
 WIDE = MoeHopperConfiguration(tokens=192, step=16, stages=4)
 NARROW = MoeHopperConfiguration(tokens=64, step=32, stages=5)
 _NARROW_UP_TO = 48.0

@@ -60,6 +60,13 @@ class PortableMoeConfiguration:
         return f"up {self.up.label}; down {self.down.label}"
 
 
+TUNABLE = {
+    f"{product}.{name}": 1
+    for product in ("up", "down")
+    for name in ("block_m", "block_n", "block_k", "stages", "warps_m", "warps_n", "blocks")
+}
+"""What a table of tuned configurations may set, and the least value: nothing that makes results wrong."""
+
 # The mean number of rows per expert from which on a configuration is taken; the first is from 0.
 _ByRows = tuple[tuple[float, PortableMoeConfiguration], ...]
 

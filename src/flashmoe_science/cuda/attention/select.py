@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from flashmoe_science.configs.attention import hopper as hopper_configs
+from flashmoe_science.configs.attention import portable as portable_configs
+from flashmoe_science.configs.attention import small as small_configs
 from flashmoe_science.configs.attention.hopper import HopperConfiguration
 from flashmoe_science.configs.attention.portable import PortableConfiguration
 from flashmoe_science.configs.attention.small import SmallConfiguration
@@ -58,6 +61,11 @@ TUNED = Tuned[Problem](
         KernelKind.SMALL: SmallConfiguration,
         KernelKind.HOPPER: HopperConfiguration,
         KernelKind.PORTABLE: PortableConfiguration,
+    },
+    tunable={
+        KernelKind.SMALL: small_configs.TUNABLE,
+        KernelKind.HOPPER: hopper_configs.TUNABLE,
+        KernelKind.PORTABLE: portable_configs.TUNABLE,
     },
     sources={
         KernelKind.SMALL: ("attention_small.cu",),

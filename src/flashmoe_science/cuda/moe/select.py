@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from flashmoe_science.configs.moe import few as few_configs
+from flashmoe_science.configs.moe import hopper as hopper_configs
+from flashmoe_science.configs.moe import portable as portable_configs
 from flashmoe_science.configs.moe.few import FewConfiguration, FewWay
 from flashmoe_science.configs.moe.hopper import MoeHopperConfiguration
 from flashmoe_science.configs.moe.portable import PortableMoeConfiguration
@@ -44,6 +47,11 @@ TUNED = Tuned[MoeProblem](
         MoeKind.FEW: FewConfiguration,
         MoeKind.HOPPER: MoeHopperConfiguration,
         MoeKind.PORTABLE: PortableMoeConfiguration,
+    },
+    tunable={
+        MoeKind.FEW: few_configs.TUNABLE,
+        MoeKind.HOPPER: hopper_configs.TUNABLE,
+        MoeKind.PORTABLE: portable_configs.TUNABLE,
     },
     sources={
         MoeKind.FEW: tuple(f"moe_few_{way.value}.cu" for way in FewWay),
