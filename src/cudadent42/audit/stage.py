@@ -14,7 +14,7 @@ from cudadent42.audit.referee import AuditLostError, Referee
 from cudadent42.correctness.second_draw import wrong_result
 from cudadent42.model.cases import Case
 from cudadent42.model.integrity import Breach, Confirmation, Finding, Grade, Spent
-from cudadent42.model.records import Comparison, Plan, Results, TimerKind
+from cudadent42.model.records import Comparison, Plan, Results, TimerKind, VerifiedCase
 from cudadent42.operations import definition
 from cudadent42.sandbox.launch import Sandbox
 from cudadent42.worker.branch import Branch
@@ -134,17 +134,25 @@ def _check_hidden(both: Ring, case: Case, name: str, audited: Audited) -> None:
     except DeclinedError:
         return  # to say so is honest
     audited.hidden_checked += len(judged)
-    if wrong := wrong_result(judged, lambda: both.check(case)):
+    if wrong := wrong_result(judged, lambda: _again(both, case)):
         shape = definition(case.operation).shape
         evidence = f"{shape(case)}: {wrong.detail}"
         audited.findings.append(Finding(Breach.HIDDEN_SHAPE, Grade.FAILED, name, "", evidence))
+
+
+def _again(both: Ring, case: Case) -> tuple[VerifiedCase, ...]:
+    """Results of other values; none where the candidate does not do now what it did before."""
+    try:
+        return both.check(case)
+    except DeclinedError:
+        return ()
 
 
 def _confirm(both: Ring, case: Case, row: Comparison, audited: Audited, budget_s: float) -> None:
     name = row.implementation
     try:
         race = both.race(case, row.baseline_latency_ms, budget_s)
-        wrong = wrong_result(race.judged, lambda: both.check(case))
+        wrong = wrong_result(race.judged, lambda: _again(both, case))
     except DeclinedError as error:
         evidence = f"it declines in the audit what it did in the run: {error}"
         audited.findings.append(Finding(Breach.FAST_ONLY_IN_RUN, Grade.FAILED, name, case.id, evidence))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from cudadent42.decisions.sampling import chance_to_meet
 from cudadent42.model.integrity import Grade
-from cudadent42.model.records import Results, Verdict
+from cudadent42.model.records import Comparison, Results, Verdict
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,24 @@ def claim(results: Results, *, verified: bool) -> Claim:
     if not own:
         return Claim(False, "not confirmed: no case was audited")
     calls = sum(each.calls_checked for each in own)
-    claims = max(len(own), sum(each.verdict is Verdict.FASTER for each in results.cases))
+    claims = max(len(own), len(claimed_rows(results, results.candidate)))
     return Claim(
         True,
         f"confirmed on {len(own)} of {len(results.cases)} cases in processes apart, {calls} results of fresh inputs "
         f"compared by the parent; if a third of what is called faster were not, this would have shown it in "
         f"{chance_to_meet(claims, len(own)):.0%} of runs",
     )
+
+
+def claimed_rows(results: Results, implementation: str) -> list[Comparison]:
+    """What an implementation is called faster by: its faster rows, or all that count where only the verdict on all of
+    them together says so."""
+    rows = [
+        row
+        for row in (*results.cases, *results.others)
+        if row.implementation == implementation and row.refused is None
+    ]
+    return [row for row in rows if row.verdict is Verdict.FASTER] or rows
 
 
 def with_claim(results: Results, *, verified: bool) -> Results:

@@ -108,13 +108,12 @@ def _run(
     def tell(event: Event) -> None:
         if isinstance(event, BlockMeasured):
             block = event.conditions.case, event.conditions.block
-            if block in blocks or {sample.block for sample in event.samples} != {block[1]}:
-                error = ForgedError(
-                    f"its event pipe was written to by others (block {block[1]} twice); killed"
-                )
-                error.doing = _writer(plan, blocks.get(block), worker.doing())
+            doing = worker.doing()
+            if why := _forged(event, block in blocks, doing):
+                error = ForgedError(f"its event pipe was written to by others ({why}); killed")
+                error.doing = _writer(plan, blocks.get(block), doing)
                 raise error
-            blocks[block] = worker.doing()
+            blocks[block] = doing
         log.add(event)
         on_event(event)
 
@@ -127,6 +126,18 @@ def _run(
             request = _after_loss(request, error, losses, log, tell)
         else:
             return log.report()
+
+
+def _forged(event: BlockMeasured, again: bool, doing: Doing | None) -> str:
+    """What about a block is not as the lab would have written it."""
+    case, block = event.conditions.case, event.conditions.block
+    if again:
+        return f"block {block} twice"
+    if {(sample.case, sample.block) for sample in event.samples} != {(case, block)}:
+        return f"samples of other blocks in block {block}"
+    if doing is not None and doing.case != case:
+        return f"a block of {case} while {doing.case} was timed"
+    return ""
 
 
 def measure_peaks(plan: Plan, worker: Worker) -> dict[str, float]:

@@ -33,6 +33,12 @@ def test_what_is_marginal(truth: Truth) -> None:
     assert not is_marginal(off(truth, 0.0))
     assert is_marginal(off(truth, 1.2))
     assert not is_marginal(off(truth, 20 * GROSS_FACTOR))
+    less_precise = judge(truth, "kernel", truth.reference.half().float(), "random")
+    assert not less_precise.passed
+    assert not is_marginal(less_precise)
+    tilted = truth.reference * (1 + 1.5 * truth.bound.rms)  # by the RMS alone
+    assert not judge(truth, "kernel", tilted.float(), "random").passed
+    assert not is_marginal(judge(truth, "kernel", tilted.float(), "random"))
     nothing = judge(truth, "kernel", torch.full_like(truth.pytorch, torch.nan), "random")
     assert not is_marginal(nothing)
 
@@ -49,6 +55,7 @@ def test_a_marginal_result_is_wrong_when_it_is_so_again(truth: Truth) -> None:
     assert wrong_result([off(truth, 0.0), gross, marginal], lambda: again(0.0)) == gross
     assert asked == []
     assert wrong_result([marginal], lambda: again(0.0)) is None
+    assert wrong_result([marginal], lambda: []) == marginal
     twice = wrong_result([marginal], lambda: again(1.3))
     assert twice is not None
     assert "and on the values before: max error" in twice.detail

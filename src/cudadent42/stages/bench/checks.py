@@ -36,8 +36,11 @@ TAIL_MS, TAIL_SHARE = 0.02, 0.2
 """How long the GPU may be busy behind a stop event: what waiting for it takes on the host, and a share of the call."""
 
 LOOK_SHARE = 0.01
-"""Of the stage's processor time, up to which functions and helpers are looked at in visits between a case's first and
-its last."""
+"""Of the stage's processor time, up to which functions and helpers are looked at between a case's first block and its
+end."""
+
+LOOK_CHANCE = 0.1
+"""Of a look beyond that: a candidate can make looking dear, but not so dear that nobody looks."""
 
 JOIN = "let the stream that it is called on wait for every other one before the call returns"
 
@@ -61,6 +64,7 @@ class Checks:
         self._fresh_seed = fresh_seed
         self._random = random.Random(fresh_seed())
         self._began_s = time.process_time()
+        self._spent_before_s = self.account.processor_s("functions", "rest")
         self._visited: set[str] = set()
         """``Case.id``."""
         self._persisting = persisting_cache(plan.device)
@@ -109,26 +113,21 @@ class Checks:
             self.watch.report(breach, Grade.FAILED, name, case.id, evidence)
 
     def behind_block(
-        self, case: Case, inputs: FreshInputs, readings: Mapping[str, Reading], *, last_visit: bool = True
+        self, case: Case, inputs: FreshInputs, readings: Mapping[str, Reading], *, counted: bool
     ) -> None:
         """Outputs of the block just taken, against the baseline's or PyTorch's on the inputs of now.
 
-        Functions and helpers are looked at when a case is first and last visited, and in between as often as
-        ``LOOK_SHARE`` of the time allows."""
+        Functions and helpers are looked at behind a case's first block that counts, at its end, and in between as often
+        as ``LOOK_SHARE`` of the time allows; now and then whatever that takes."""
         names = [name for name in readings if name != control_name(self.plan.baseline)]
         self._look_at_the_gpu(case, names, readings)
-        if last_visit or case.id not in self._visited or self._may_look():
+        first = counted and case.id not in self._visited
+        if first or self._may_look() or self._random.random() < LOOK_CHANCE:
+            self.look(case, names)
+        if counted:
             self._visited.add(case.id)
-            self.watch.look(names, case.id)
-            self.watch.rest(names, case.id)
-        if not inputs.refillable:
+        if not inputs.refillable or self.were_changed(case, inputs, names):
             return
-        with self.account.of("refill"):
-            changed = inputs.changed
-        if changed:
-            evidence = "its inputs' values are not those that were written before the block"
-            self._report(Breach.CHANGED_INPUTS, Grade.FAILED, names, case, evidence)
-            return  # what is right for them, nobody can say any more
         references: dict[int, Tensor] = {}
         base = readings.get(self.plan.baseline)
         if base is not None:
@@ -138,10 +137,23 @@ class Checks:
                 if name != self.plan.baseline and f"{case.id}/{name}" not in self.wrong:
                     self._screen(case, name, readings[name], inputs, references)
 
+    def look(self, case: Case, names: Sequence[str]) -> None:
+        """Whether functions are what they were, and nothing else goes on."""
+        self.watch.look(names, case.id)
+        self.watch.rest(names, case.id)
+
+    def were_changed(self, case: Case, inputs: FreshInputs, names: Sequence[str]) -> bool:
+        """Whether anybody wrote into the inputs; then nobody can say any more what is right for them."""
+        with self.account.of("refill"):
+            changed = inputs.changed
+        if changed:
+            evidence = "its inputs' values are not those that were written before the block"
+            self._report(Breach.CHANGED_INPUTS, Grade.FAILED, names, case, evidence)
+        return changed
+
     def _may_look(self) -> bool:
-        return self.account.processor_s("functions", "rest") < LOOK_SHARE * (
-            time.process_time() - self._began_s
-        )
+        spent_s = self.account.processor_s("functions", "rest") - self._spent_before_s
+        return spent_s < LOOK_SHARE * (time.process_time() - self._began_s)
 
     def _look_at_the_gpu(self, case: Case, names: Sequence[str], readings: Mapping[str, Reading]) -> None:
         for name in names:

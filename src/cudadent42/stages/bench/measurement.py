@@ -230,7 +230,9 @@ class _Session:
         ready = self.ready.pop(case.id, None)
         self.finished.add(case.id)
         if ready is not None:
-            self._recheck(index, case, ready)
+            if ready.last:
+                self.checks.look(case, self._watched(ready))
+                self._recheck(index, case, ready)
             if written := damage(ready.guards):
                 self.emit(Skipped("bench", case.id, f"while it was timed, one of them {written}"))
 
@@ -355,7 +357,7 @@ class _Session:
             conditions, flags = self.watch.stop(case.id, block)
             latencies = {entrant.name: reading.latency_ms for entrant, reading, _ in taken}
             if block == checked:
-                self.checks.behind_block(case, ready.inputs, seen, last_visit=plan.repeats - 1 in blocks)
+                self.checks.behind_block(case, ready.inputs, seen, counted=block >= 0)
             if block < 0:
                 self.pace.warmed_up(case.id, latencies, conditions.duration_s)
                 continue
@@ -411,13 +413,16 @@ class _Session:
     def _recheck(self, index: int, case: Case, ready: _Ready) -> None:
         """Verifies the outputs of the last timed calls: a kernel that was right before timing may race after it.
 
-        Those that are a little over a bound are timed for one more block, which does not count, on other values.
+        Those that are a little over a bound are timed again on other values, for blocks that do not count.
         """
+        if ready.inputs.refillable and self.checks.were_changed(case, ready.inputs, self._watched(ready)):
+            return
         verdicts = self._judged(case, ready)
         marginal = [each for each in verdicts if is_marginal(each)]
         if marginal and ready.inputs.refillable:
             ready = self._with_fresh_inputs(case, ready)
-            taken, _ = self._take(index, case, ready.entrants, ready.passes)
+            for _ in range(1 + RETURN_WARM_UP):  # as in a visit: what counts there comes behind a warm-up
+                taken, _ = self._take(index, case, ready.entrants, ready.passes)
             last = {entrant.name: reading for entrant, reading, _ in taken}
             second = {each.implementation: each for each in self._judged(case, replace(ready, last=last))}
             verdicts = [
@@ -428,6 +433,10 @@ class _Session:
             if not verdict.passed:
                 reason = f"its output after timing is wrong: {verdict.detail}"
                 self.emit(Skipped("bench", f"{case.id}/{verdict.implementation}", reason))
+
+    def _watched(self, ready: _Ready) -> list[str]:
+        """Whose outputs there are, the control apart."""
+        return [name for name in ready.last if name != control_name(self.plan.baseline)]
 
     def _judged(self, case: Case, ready: _Ready) -> list[VerifiedCase]:
         """The outputs of the last readings, those apart that were found wrong before."""

@@ -24,22 +24,26 @@ class Alternating:
         self.seen = {}
 
     def __call__(self, q, k, v, *, causal, softmax_scale):
-        result = sdpa(q, k, v, is_causal=causal, scale=softmax_scale)
         value, count = self.seen.get(q.data_ptr(), (math.nan, 0))
         first = float(q[0, 0, 0, 0])
         if first != value:
             count += 1
             self.seen[q.data_ptr()] = first, count
-        return a_little_off(result) if count % 2 == self.off_at else result
+        off = count % 2 == self.off_at
+        return a_little_off(q, k, v) if off else sdpa(q, k, v, is_causal=causal, scale=softmax_scale)
 
-def a_little_off(result):
-    result.view(-1)[0] += 2e-6
+def a_little_off(q, k, v):
+    # One entry of the largest row is off by 1.2 bounds.
+    result, exact = sdpa(q, k, v), sdpa(q.double(), k.double(), v.double())
+    bound = 2 * (result - exact).abs().max() + 2 * 2**-23 * exact.square().mean().sqrt()
+    row = int(exact.square().mean(-1).argmax())
+    result.view(-1, result.shape[-1])[row, 0] = exact.view(-1, result.shape[-1])[row, 0] + 1.2 * bound
     return result
 
 even, odd = Alternating(0), Alternating(1)
 
 def attention(q, k, v, *, causal, softmax_scale):
-    return a_little_off(sdpa(q, k, v, is_causal=causal, scale=softmax_scale))
+    return a_little_off(q, k, v)
 """
 
 CASE = AttentionCase("small", "fp32", 1, 2, 2, 64, 64, 32)
