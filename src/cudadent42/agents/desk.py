@@ -13,13 +13,14 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import IO
 
 from cudadent42.agents import tasks
+from cudadent42.agents.outward import quoted
 from cudadent42.agents.tasks import News, Task
 from cudadent42.base.errors import ExitCode, UsageError
 from cudadent42.base.folders import make_private, state_folder
@@ -70,6 +71,8 @@ class Job:
     news: News | None = None
     """The last."""
     error: str = ""
+    unreadable: str = ""
+    """What was wrong with its news."""
     stop_reason: str = ""
     """Why it is being stopped, or was."""
     process: asyncio.subprocess.Process | None = None
@@ -123,6 +126,7 @@ class Desk:
         self._root = root
         self._numbers = itertools.count(1)
         self._watching: set[asyncio.Task[None]] = set()
+        self._reserved_usd: list[float] = []
         self.jobs: dict[str, Job] = {}
 
     async def __aenter__(self) -> Desk:
@@ -136,8 +140,18 @@ class Desk:
 
     @property
     def committed_usd(self) -> float:
-        """What ended jobs cost, and what running ones may."""
-        return sum(job.allowance.usd if job.runs else job.usd for job in self.jobs.values())
+        """What ended jobs cost, and what may cost those that run or are about to begin."""
+        jobs_usd = sum(job.allowance.usd if job.runs else job.usd for job in self.jobs.values())
+        return jobs_usd + sum(self._reserved_usd)
+
+    @contextlib.contextmanager
+    def reserved(self, usd: float) -> Iterator[None]:
+        """Money for a job that is about to begin, committed meanwhile."""
+        self._reserved_usd.append(usd)
+        try:
+            yield
+        finally:
+            self._reserved_usd.remove(usd)
 
     async def start(
         self, what: str, task: Task, device: str, allowance: Allowance, usd_per_hour: float
@@ -187,30 +201,46 @@ class Desk:
             job.allowance.minutes * 60.0, self.stop, job, f"its {job.allowance.minutes:g} minutes are over"
         )
         with resources:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                job.process.stdin.write(tasks.to_line(task).encode())
-                await job.process.stdin.drain()
-            async for line in _lines(read):
-                job.hear(loads(News, line))
+            try:
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    job.process.stdin.write(tasks.to_line(task).encode())
+                    await job.process.stdin.drain()
+                async with contextlib.aclosing(_lines(read)) as lines:
+                    async for line in lines:
+                        job.hear(_news(line))
+                await job.process.wait()
+            except ValueError as error:
+                job.unreadable, job.news = str(error), None
+            finally:
+                limit.cancel()
+                _end(job)
+                job.ended_s = time.monotonic()
+                job.error = _why_no_answer(job, log)
+                job.state = _state(job)
+                job.progress = 1.0 if job.state is State.FINISHED else job.progress
+                job.wake()
             await job.process.wait()
-            limit.cancel()
-            _end(job)
-            job.ended_s = time.monotonic()
-            job.error = _why_no_answer(job, log)
-            job.state = _state(job)
-            job.progress = 1.0 if job.state is State.FINISHED else job.progress
-        job.wake()
+
+
+def _news(line: str) -> News:
+    """Raises ValueError where it is none."""
+    news = loads(News, line)
+    if news.exit_code is not None:
+        ExitCode(news.exit_code)
+    return news
 
 
 def _state(job: Job) -> State:
     if job.news is not None and job.news.error is None:
         return State.FINISHED
-    return State.STOPPED if job.stop_reason else State.FAILED
+    return State.STOPPED if job.stop_reason and not job.unreadable else State.FAILED
 
 
 def _why_no_answer(job: Job, log: IO[bytes]) -> str:
     if job.news is not None and job.news.error is None:
         return ""
+    if job.unreadable:
+        return f"its process wrote what is no news, and was ended; {quoted(job.unreadable)}"
     if job.stop_reason:
         return f"stopped: {job.stop_reason}"
     if job.news is not None:
@@ -218,9 +248,8 @@ def _why_no_answer(job: Job, log: IO[bytes]) -> str:
     log.seek(0)
     said = " ".join(log.read().decode(errors="replace").split())[-_LOG_LETTERS:]
     assert job.process is not None
-    return (
-        f"its process ended with {job.process.returncode} and no answer; it printed last: {said or 'nothing'}"
-    )
+    printed = f"it printed last, {quoted(said)}" if said else "it printed nothing"
+    return f"its process ended with {job.process.returncode} and no answer; {printed}"
 
 
 def exit_code(job: Job) -> ExitCode:
@@ -236,7 +265,7 @@ def _end(job: Job) -> None:
         end_all(job.process.pid, job.mark, runs=job.process.returncode is None)
 
 
-async def _lines(read: int) -> AsyncIterator[str]:
+async def _lines(read: int) -> AsyncGenerator[str, None]:
     """Of a pipe, to its end."""
     reader = asyncio.StreamReader(limit=_MOST_BYTES)
     loop = asyncio.get_running_loop()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any, Protocol
 
 from cudadent42.agents import tools
 from cudadent42.agents.desk import Desk, Job, State, exit_code
+from cudadent42.agents.outward import quoted
 from cudadent42.agents.project import Project
 from cudadent42.agents.tasks import Examination, Preflight, Race, Task, Verification
 from cudadent42.base import git
@@ -81,19 +82,23 @@ class Service:
     async def _preflight(self, wanted: tools.OnDevice, person: Person) -> tools.PreflightAnswer:
         allowance = Allowance(PREFLIGHT_MINUTES, 0.0, must_be_agreed=False)
         device = parse_device(wanted.device)
-        job = await self._start("preflight", Preflight(device), device, allowance)
+        job = await self.desk.start("preflight", Preflight(device), device, allowance, self.rate.usd_per_hour)
         machine = decode(MachineReport, await self._answer(job, person))
         return tools.PreflightAnswer(machine.ready, machine.summary, machine.checks)
 
     async def _verify(self, wanted: tools.VerifyArguments, person: Person) -> tools.VerifyAnswer:
         choices = self._choices(wanted, "default")
         task = Verification(parse_device(wanted.device), choices, wanted.untrusted)
-        allowance = await self._allowed("verify", wanted, person)
-        job = await self._start("verify", task, task.device, allowance)
+        job = await self._start("verify", task, task.device, wanted, person)
         report = decode(VerifyReport, await self._answer(job, person))
-        wrong = tuple(case for case in report.cases if not case.passed)
         return tools.VerifyAnswer(
-            report.passed and not report.findings, len(report.cases), wrong, report.skipped, report.findings
+            passed=report.passed and not report.findings,
+            checked=len(report.cases),
+            wrong=tuple(
+                replace(case, detail=quoted(case.detail)) for case in report.cases if not case.passed
+            ),
+            skipped={name: quoted(reason) for name, reason in report.skipped.items()},
+            findings=tuple(replace(each, evidence=quoted(each.evidence)) for each in report.findings),
         )
 
     async def _doctor(self, wanted: tools.DoctorArguments, person: Person) -> Diagnosis:
@@ -101,8 +106,7 @@ class Service:
         task = Examination(folder, wanted.case, wanted.implementation, wanted.measure)
         if wanted.measure:
             await asyncio.to_thread(self._check_folder, folder)
-        allowance = await self._allowed("doctor", wanted, person)
-        job = await self._start("doctor", task, "auto", allowance)
+        job = await self._start("doctor", task, "auto", wanted, person)
         return decode(Diagnosis, await self._answer(job, person))
 
     def _check_folder(self, folder: Path) -> None:
@@ -135,9 +139,8 @@ class Service:
 
     async def _race_start(self, wanted: tools.RaceArguments, person: Person) -> tools.RaceStarted:
         task = await asyncio.to_thread(self._race, wanted)
-        allowance = await self._allowed("a race", wanted, person)
-        job = await self._start("race", task, task.device, allowance)
-        return tools.RaceStarted(job.name, allowance.minutes, allowance.usd)
+        job = await self._start("race", task, task.device, wanted, person)
+        return tools.RaceStarted(job.name, job.allowance.minutes, job.allowance.usd)
 
     def _race(self, wanted: tools.RaceArguments) -> Race:
         device = parse_device(wanted.device)
@@ -240,25 +243,34 @@ class Service:
             budget_s=max(1.0, MEASURING_SHARE * wanted.max_minutes * 60.0) if race else None,
         )
 
-    async def _allowed(self, what: str, wanted: tools.Spending, person: Person) -> Allowance:
-        allowance = allow(
+    async def _start(self, what: str, task: Task, device: str, wanted: tools.Spending, person: Person) -> Job:
+        """Begin what the limits allow, and the person where they say so. What it may cost is reserved before anything
+        is waited for, so that two starts at once do not both have the same money."""
+        allowance = self._allowance(wanted)
+        if allowance.must_be_agreed:
+            with self.desk.reserved(allowance.usd):
+                await self._agreed(what, allowance, person)
+            allowance = self._allowance(wanted)  # the answer may have taken long
+        with self.desk.reserved(allowance.usd):
+            return await self.desk.start(what, task, device, allowance, self.rate.usd_per_hour)
+
+    def _allowance(self, wanted: tools.Spending) -> Allowance:
+        return allow(
             wanted.max_minutes,
             wanted.max_money,
             self.limits,
             usd_per_hour=self.rate.usd_per_hour,
             committed_usd=self.desk.committed_usd,
         )
-        if allowance.must_be_agreed:
-            question = (
-                f"May {what} begin that takes up to {allowance.minutes:g} minutes and costs up to "
-                f"{allowance.usd:.2f} US dollars ({self.rate.name}, {self.rate.usd_per_hour:g} an hour)?"
-            )
-            if not await person.agrees(question):
-                raise UsageError(f"the person did not agree to {allowance.usd:.2f} US dollars; nothing began")
-        return allowance
 
-    async def _start(self, what: str, task: Task, device: str, allowance: Allowance) -> Job:
-        return await self.desk.start(what, task, device, allowance, self.rate.usd_per_hour)
+    async def _agreed(self, what: str, allowance: Allowance, person: Person) -> None:
+        """Raises LabError where the person does not agree."""
+        question = (
+            f"May a run of {what} begin that takes up to {allowance.minutes:g} minutes and costs up to "
+            f"{allowance.usd:.2f} US dollars ({self.rate.name}, {self.rate.usd_per_hour:g} an hour)?"
+        )
+        if not await person.agrees(question):
+            raise UsageError(f"the person did not agree to {allowance.usd:.2f} US dollars; nothing began")
 
     def _job(self, name: str) -> Job:
         job = self.desk.jobs.get(name)
@@ -277,13 +289,20 @@ class EndedError(LabError):
 
 
 def _ended(job: Job) -> EndedError:
-    notes = "; ".join(job.notes)
+    notes = quoted("; ".join(job.notes))
     return EndedError(job.error + (f" ({notes})" if notes else ""), exit_code(job))
 
 
 def _status(job: Job) -> tools.RaceStatus:
     return tools.RaceStatus(
-        job.name, job.state, job.stage, job.progress, job.minutes, job.usd, tuple(job.notes), job.error
+        race=job.name,
+        state=job.state,
+        stage=job.stage,
+        progress=job.progress,
+        minutes=job.minutes,
+        cost_usd=job.usd,
+        notes=tuple(map(quoted, job.notes)),
+        error=job.error,
     )
 
 
