@@ -147,8 +147,26 @@ def _shown(files: Sequence[Path]) -> Iterator[str]:
         if _holds_much(folder):
             continue
         for each in folder.iterdir():
-            if not each.name.startswith(".") and folder.resolve() in each.resolve().parents:
-                yield str(each)
+            if not _hidden(each) and folder.resolve() in each.resolve().parents:
+                yield from _without_hidden(each)
+
+
+def _hidden(path: Path) -> bool:
+    return path.name.startswith(".")
+
+
+def _without_hidden(path: Path) -> list[str]:
+    """The path; in the place of a folder with something hidden below it, its parts that are not."""
+    if path.is_symlink() or not path.is_dir():
+        return [str(path)]
+    try:
+        entries = sorted(path.iterdir())
+    except PermissionError:
+        return []
+    below = {each: _without_hidden(each) for each in entries if not _hidden(each)}
+    if len(below) == len(entries) and all(parts == [str(each)] for each, parts in below.items()):
+        return [str(path)]
+    return [part for parts in below.values() for part in parts]
 
 
 def _devices(device: str) -> tuple[str, ...]:

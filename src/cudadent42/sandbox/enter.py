@@ -81,7 +81,11 @@ def _groups(policy: Policy) -> list[LayerState]:
 
 def _namespaces() -> list[LayerState]:
     """User, mounts, network, IPC, and processes where these can have a /proc of their own."""
-    states = [tried(Layer.USER, namespaces.own_user)]
+    # In a process of its own first: a namespace that is made, and has no users then, could not be left.
+    why_no_user = namespaces.can(namespaces.own_user)
+    states = [
+        LayerState(Layer.USER, False, why_no_user) if why_no_user else tried(Layer.USER, namespaces.own_user)
+    ]
     states.append(tried(Layer.TREE, lambda: namespaces.unshare(namespaces.MOUNT)))
     states.append(tried(Layer.NETWORK, lambda: namespaces.unshare(namespaces.NET)))
     states.append(tried(Layer.IPC, lambda: namespaces.unshare(namespaces.IPC)))
@@ -120,10 +124,11 @@ def _files_and_calls(policy: Policy, inside: list[Layer]) -> list[LayerState]:
         own_tree = replaced.there
         states.append(replaced)
     scratch = _make_scratch(policy, own_tree)
+    apart = Layer.PROCESSES in inside and Layer.IPC in inside
     states.append(tried(Layer.CAPABILITIES, privileges.drop_capabilities))
     states.append(tried(Layer.PRIVILEGES, privileges.renounce))
     states += _landlock(policy, scratch, own_tree)
-    states.append(tried(Layer.SYSTEM_CALLS, lambda: seccomp.install(own_tree=own_tree)))
+    states.append(tried(Layer.SYSTEM_CALLS, lambda: seccomp.install(own_tree=own_tree, own_processes=apart)))
     privileges.hide_memory(True)
     return states
 

@@ -55,6 +55,7 @@ REFUSED = {
     "pivot_root": (155, 41),
     "chroot": (161, 51),
     "open_tree": (428, 428),
+    "open_tree_attr": (467, 467),
     "move_mount": (429, 429),
     "fsopen": (430, 430),
     "fsconfig": (431, 431),
@@ -111,19 +112,52 @@ MODES_AND_OWNERS = {
     "fchown": (93, 55),
     "fsetxattr": (190, 7),
     "fremovexattr": (199, 16),
+    "setxattrat": (463, 463),
+    "removexattrat": (466, 466),
+    "file_setattr": (469, 469),
 }
 """Refused too where the file tree is the machine's own: Landlock does not hold them."""
+
+OTHER_PROCESSES = {
+    "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
+    "shmget": (29, 194),
+    "shmat": (30, 196),
+    "shmctl": (31, 195),
+    "semget": (64, 190),
+    "semop": (65, 193),
+    "semctl": (66, 191),
+    "semtimedop": (220, 192),
+    "msgget": (68, 186),
+    "msgsnd": (69, 189),
+    "msgrcv": (70, 188),
+    "msgctl": (71, 187),
+    "mq_open": (240, 180),
+    "mq_unlink": (241, 181),
+}
+"""Refused too where processes or IPC objects are the machine's: other processes of this user could be disturbed, and
+processes apart could talk to each other."""
+
+ITSELF_ALONE = {
+    "prlimit64": (302, 261),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setattr": (314, 274),
+}
+"""Allowed there for the caller, whose number is 0. Not ``sched_setaffinity``: the C library calls it with the numbers
+of a process's own threads, and GNU OpenMP ends the process where that is refused."""
 
 SOCKET, CLONE, CLONE3 = (41, 198), (56, 220), (435, 435)
 
 
-def install(*, own_tree: bool) -> None:
+def install(*, own_tree: bool, own_processes: bool) -> None:
     """Filters this process and all that it starts. Raises OSError.
 
     ``own_tree``: the files that it sees are only those it was given, so sockets that are files are harmless, and so
-    are modes of files. `privileges.renounce` comes before it.
+    are modes of files. ``own_processes``: it can name no processes and IPC objects but its own. `privileges.renounce`
+    comes before it.
     """
-    program = assemble(platform.machine(), own_tree=own_tree)
+    program = assemble(platform.machine(), own_tree=own_tree, own_processes=own_processes)
     instructions = ctypes.create_string_buffer(program, len(program))
     address = ctypes.addressof(instructions)
     header = struct.pack("HxxxxxxQ", len(program) // 8, address)
@@ -136,7 +170,7 @@ def install(*, own_tree: bool) -> None:
         prctl("prctl(PR_SET_SECCOMP)", _PR_SET_SECCOMP, 2, ctypes.addressof(pointer))
 
 
-def assemble(machine: str, *, own_tree: bool) -> bytes:
+def assemble(machine: str, *, own_tree: bool, own_processes: bool) -> bytes:
     """The program for a processor. Raises OSError for one whose numbers are not listed."""
     if machine not in ARCHITECTURES:
         raise OSError(0, f"the system calls of {machine} are not listed")
@@ -144,6 +178,8 @@ def assemble(machine: str, *, own_tree: bool) -> bytes:
     refused = [numbers[index] for numbers in REFUSED.values()]
     if not own_tree:
         refused += [numbers[index] for numbers in MODES_AND_OWNERS.values()]
+    if not own_processes:
+        refused += [numbers[index] for numbers in OTHER_PROCESSES.values()]
     lines = [(_LOAD, 0, 0, _ARCHITECTURE_AT), (_EQUAL, 1, 0, ARCHITECTURES[machine])]
     lines += [(_RETURN, 0, 0, _KILL_PROCESS), (_LOAD, 0, 0, _NUMBER_AT)]
     if machine == "x86_64":
@@ -151,6 +187,9 @@ def assemble(machine: str, *, own_tree: bool) -> bytes:
     for each in refused:
         if each is not None:
             lines += [(_EQUAL, 0, 1, each), _error(errno.EPERM)]
+    if not own_processes:
+        for numbers in ITSELF_ALONE.values():
+            lines += _if_call(numbers[index], [*_unless_equal((0,)), _error(errno.EPERM)])
     # Without clone3 the C library falls back on clone, whose flags can be looked at.
     lines += [(_EQUAL, 0, 1, CLONE3[index]), _error(errno.ENOSYS)]
     lines += _if_call(CLONE[index], [(_ANY_BIT, 0, 1, _NEW_NAMESPACES), _error(errno.EPERM)])

@@ -41,7 +41,23 @@ def replace_root(
     function("mount", None, b"/", None, _REC | _SLAVE, None)  # nothing that is mounted here is seen outside
     root = scratch
     _mount_memory(root, "size=4m,mode=0755")
-    for path in (*TEMPORARY, scratch):
+    try:
+        _fill(root, readable, devices, scratch_bytes, own_proc=own_proc)
+        os.chdir(root)
+        system_call("pivot_root", number("pivot_root"), b".", b".")
+    except OSError:  # go on with the machine's tree, as it was
+        os.chdir("/")
+        function("umount2", os.fsencode(root), _DETACH)
+        raise
+    function("umount2", b".", _DETACH)
+    os.chdir("/")
+
+
+def _fill(
+    root: str, readable: Iterable[str], devices: Iterable[str], scratch_bytes: int, *, own_proc: bool
+) -> None:
+    """The new root, at the path that will be the writable folder's in it."""
+    for path in (*TEMPORARY, root):
         os.makedirs(root + path, exist_ok=True)
         _mount_memory(root + path, f"size={scratch_bytes},mode=0700")
     _add_proc(root, own_proc=own_proc)
@@ -51,10 +67,6 @@ def replace_root(
     for name, target in _DEVICE_LINKS.items():
         os.symlink(target, f"{root}/dev/{name}")
     _make_read_only(root, recursive=False)
-    os.chdir(root)
-    system_call("pivot_root", number("pivot_root"), b".", b".")
-    function("umount2", b".", _DETACH)
-    os.chdir("/")
 
 
 def _mount_memory(target: str, options: str) -> None:

@@ -35,6 +35,16 @@ def test_what_lies_beside_a_candidate_is_shown_but_for_what_is_hidden_or_leads_a
     assert shown(folder / "mine.py") == {str(folder / name) for name in ("mine.py", "helper.py", "near")}
 
 
+def test_nothing_hidden_is_shown_of_folders_below_a_candidate_s(home: Path) -> None:
+    folder = home / "kernels"
+    for name in ("plain/deep/a.py", "other/.git/config", "other/b.py", "other/deep/.env", "other/deep/c.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    (folder / "mine.py").touch()
+    expected = {str(folder / name) for name in ("mine.py", "plain", "other/b.py", "other/deep/c.py")}
+    assert shown(folder / "mine.py") == expected
+
+
 def test_of_a_candidate_in_a_home_that_file_alone_is_shown(home: Path) -> None:
     for folder in (home, home.parent, home.parent / "elsewhere"):
         (folder / "mine.py").touch()

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from cudadent42.model.sandbox import Layer
-from cudadent42.sandbox import cgroup, landlock
+from cudadent42.sandbox import cgroup, enter, landlock
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -263,6 +263,38 @@ print("found", sorted(os.listdir(cache)), [p for p in cache.parent.parent.glob("
         outcome = run(policy(scratch), PYTHON, "-c", program, without=NO_NAMESPACES, accepted=("limits",))
         assert "found []" in outcome.printed or "PermissionError" in outcome.printed, outcome.printed
     assert len(list(scratch.glob("*/cache/left"))) == 2
+
+
+def test_a_file_tree_that_fails_late_leaves_nothing_over_the_scratch_folder(scratch: Path) -> None:
+    everything = ("files", "network", "processes", "limits")
+    if not run(policy(scratch), "/bin/true", accepted=everything).layers["TREE"]:
+        pytest.skip("this machine gives no file tree")
+    pivot_root = {41 if machines._ARM else 155: errno.EPERM}
+    program = "print(open('/proc/self/mounts').read())"
+    outcome = run(policy(scratch), PYTHON, "-c", program, without=pivot_root, accepted=everything)
+    assert not outcome.layers["TREE"]
+    assert "/proc" in outcome.printed
+    assert str(scratch) not in outcome.printed
+
+
+def test_a_user_namespace_that_would_have_no_user_is_not_entered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unshared, and then its table of users cannot be written: there is no way back."""
+    entered = tmp_path / "entered"
+
+    def own_user() -> None:
+        entered.write_text(str(os.getpid()))
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    def unshare(flag: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("cudadent42.sandbox.namespaces.own_user", own_user)
+    monkeypatch.setattr("cudadent42.sandbox.namespaces.unshare", unshare)
+    states = enter._namespaces()
+    assert [state.layer for state in states if state.there] == []
+    assert int(entered.read_text()) != os.getpid()
 
 
 def test_the_end_of_the_program_is_handed_on(scratch: Path) -> None:

@@ -11,7 +11,9 @@ from cudadent42.sandbox.seccomp import (
     ARCHITECTURES,
     CLONE,
     CLONE3,
+    ITSELF_ALONE,
     MODES_AND_OWNERS,
+    OTHER_PROCESSES,
     REFUSED,
     SOCKET,
     assemble,
@@ -54,7 +56,7 @@ def machine(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize("own_tree", [True, False])
 def test_each_listed_call_is_refused_and_others_are_not(machine: str, own_tree: bool) -> None:
-    program, architecture = assemble(machine, own_tree=own_tree), ARCHITECTURES[machine]
+    program, architecture = assemble(machine, own_tree=own_tree, own_processes=True), ARCHITECTURES[machine]
     index = 0 if machine == "x86_64" else 1
     for name, numbers in REFUSED.items():
         if (number := numbers[index]) is not None:
@@ -65,9 +67,30 @@ def test_each_listed_call_is_refused_and_others_are_not(machine: str, own_tree: 
     assert answer(program, architecture, READ[machine]) == ALLOWED
 
 
+def test_newer_calls_that_set_modes_are_listed(machine: str) -> None:
+    program, architecture = assemble(machine, own_tree=False, own_processes=True), ARCHITECTURES[machine]
+    for setxattrat_removexattrat_file_setattr in (463, 466, 469):
+        assert answer(program, architecture, setxattrat_removexattrat_file_setattr) == errno.EPERM
+
+
+@pytest.mark.parametrize("own_processes", [True, False])
+def test_other_processes_are_left_alone_where_they_can_be_named(machine: str, own_processes: bool) -> None:
+    program = assemble(machine, own_tree=True, own_processes=own_processes)
+    architecture, index = ARCHITECTURES[machine], 0 if machine == "x86_64" else 1
+    refused = ALLOWED if own_processes else errno.EPERM
+    for name, numbers in OTHER_PROCESSES.items():
+        assert answer(program, architecture, numbers[index]) == refused, name
+    for name, numbers in ITSELF_ALONE.items():
+        assert answer(program, architecture, numbers[index], 0) == ALLOWED, name
+        assert answer(program, architecture, numbers[index], 4242) == refused, name
+
+
 def test_sockets_are_files_or_nothing(machine: str) -> None:
     architecture, call = ARCHITECTURES[machine], SOCKET[0 if machine == "x86_64" else 1]
-    with_tree, without = assemble(machine, own_tree=True), assemble(machine, own_tree=False)
+    with_tree, without = (
+        assemble(machine, own_tree=True, own_processes=True),
+        assemble(machine, own_tree=False, own_processes=True),
+    )
     assert answer(with_tree, architecture, call, AF_UNIX) == ALLOWED
     assert answer(without, architecture, call, AF_UNIX) == errno.EACCES
     for family in (AF_INET, 10, 16, 17, 40):
@@ -77,14 +100,14 @@ def test_sockets_are_files_or_nothing(machine: str) -> None:
 
 def test_processes_may_be_started_and_namespaces_not(machine: str) -> None:
     architecture, index = ARCHITECTURES[machine], 0 if machine == "x86_64" else 1
-    program = assemble(machine, own_tree=True)
+    program = assemble(machine, own_tree=True, own_processes=True)
     assert answer(program, architecture, CLONE[index], FORK) == ALLOWED
     assert answer(program, architecture, CLONE[index], FORK | CLONE_NEWUSER) == errno.EPERM
     assert answer(program, architecture, CLONE3[index]) == errno.ENOSYS
 
 
 def test_calls_of_another_architecture_end_the_process(machine: str) -> None:
-    program = assemble(machine, own_tree=True)
+    program = assemble(machine, own_tree=True, own_processes=True)
     i386 = 0x40000003
     assert answer(program, i386, READ[machine]) == KILLED
     if machine == "x86_64":
@@ -93,11 +116,19 @@ def test_calls_of_another_architecture_end_the_process(machine: str) -> None:
 
 def test_no_number_is_listed_twice(machine: str) -> None:
     index = 0 if machine == "x86_64" else 1
-    listed = [numbers[index] for numbers in (*REFUSED.values(), *MODES_AND_OWNERS.values())]
+    listed = [
+        numbers[index]
+        for numbers in (
+            *REFUSED.values(),
+            *MODES_AND_OWNERS.values(),
+            *OTHER_PROCESSES.values(),
+            *ITSELF_ALONE.values(),
+        )
+    ]
     numbers = [number for number in listed if number is not None]
     assert len(numbers) == len(set(numbers))
 
 
 def test_a_processor_without_a_list_is_not_pretended() -> None:
     with pytest.raises(OSError, match="riscv64 are not listed"):
-        assemble("riscv64", own_tree=True)
+        assemble("riscv64", own_tree=True, own_processes=True)
