@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -59,20 +59,22 @@ class CudaEvents:
     before the end."""
 
     def __init__(self) -> None:
-        self._pending: deque[tuple[Take, Any, Any]] = deque()
-        self._spare: list[Any] = []
+        self._pending: deque[tuple[Take, int, Any, Any]] = deque()
+        self._spare: dict[int, list[Any]] = defaultdict(list)
+        """By device: an event belongs to that on which it was recorded first."""
         self._lock = threading.Lock()
 
-    def begin(self) -> Any:
-        event = self._event()
-        event.record()
+    def begin(self, device: torch.device) -> Any:
+        """An event on the stream of the calls' device, which need not be the current one."""
+        event = self._event(device)
+        event.record(torch.cuda.current_stream(device))
         return event
 
-    def end(self, began: Any, take: Take) -> None:
-        event = self._event()
-        event.record()
+    def end(self, began: Any, take: Take, device: torch.device) -> None:
+        event = self._event(device)
+        event.record(torch.cuda.current_stream(device))
         with self._lock:
-            self._pending.append((take, began, event))
+            self._pending.append((take, _index(device), began, event))
             if len(self._pending) >= _DRAIN_EVERY:
                 self._read(wait=False)
 
@@ -85,19 +87,25 @@ class CudaEvents:
         with self._lock:
             self._pending.clear()
 
-    def _event(self) -> Any:
+    def _event(self, device: torch.device) -> Any:
         try:
-            return self._spare.pop()
+            return self._spare[_index(device)].pop()
         except IndexError:
             return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
     def _read(self, *, wait: bool) -> None:
         while self._pending:
-            take, began, ended = self._pending[0]
+            take, index, began, ended = self._pending[0]
             if wait:
                 ended.synchronize()
             elif not ended.query():
                 return
             self._pending.popleft()
             take(began.elapsed_time(ended) / 1e3)
-            self._spare += (began, ended)
+            self._spare[index] += (began, ended)
+
+
+def _index(device: torch.device) -> int:
+    """A tensor's device has one."""
+    assert device.index is not None
+    return device.index

@@ -57,7 +57,7 @@ def attention(
         scale=scale,
         grouped=grouped,
     )
-    reason = reason or mask
+    reason = reason or mask or _why_empty(*query.shape, *key.shape, *value.shape)
     sizes, note = None, ""
     if reason is None:
         sizes, note = _attention_sizes(query, key, value, causal, lower_right, scale)
@@ -174,6 +174,7 @@ def experts(
     }
     if sizes is not None and activation not in (None, "silu"):
         sizes["activation"] = str(activation)
+    reason = reason or _why_empty(count, hidden, intermediate, number, top_k)
     if reason is None and max(count, hidden, intermediate, number) > _MOST:
         reason = f"sizes beyond {_MOST:,}, which no suite takes"
     return Problem(
@@ -185,6 +186,11 @@ def experts(
         baseline,
         reason,
     )
+
+
+def _why_empty(*sizes: int) -> str | None:
+    """A suite's sizes are 1 or more."""
+    return "an empty tensor" if 0 in sizes else None
 
 
 def elsewhere(kind: Kind, what: str, tensor: Any, reason: str) -> Problem:

@@ -167,27 +167,31 @@ class Recorder:
             frames[0].ours = frames[0].ours or ours
             return function()
         tensors = tuple(tensors)
-        cuda = tensors[0].is_cuda
-        if cuda and torch.cuda.is_current_stream_capturing():
+        device = tensors[0].device if tensors[0].is_cuda else None
+        if device is not None and _capturing(device):
             self._in_cuda_graphs += 1
-            return function()
+            frames.append(_Frame())
+            try:
+                return function()
+            finally:
+                frames.pop()
         described = self._problems.get(key)
         if described is None:
             described = self._problems.setdefault(key, problem())
         frame = _Frame()
         frame.ours = ours
         frames.append(frame)
-        began = self._events.begin() if cuda else self._clock.begin()
+        began = self._clock.begin() if device is None else self._events.begin(device)
         started = self._now()
         try:
             result = function()
         except BaseException:
-            if not cuda:
+            if device is None:
                 self._clock.end(began)
             frames.pop()
             raise
         ended = self._now()
-        seconds = None if cuda else self._clock.end(began)
+        seconds = self._clock.end(began) if device is None else None
         frames.pop()
         gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         with self._lock:
@@ -197,10 +201,10 @@ class Recorder:
             tally.calls += 1
             if seconds is not None:
                 tally.take(seconds)
-        if seconds is None:
-            self._events.end(began, tally.take)
+        if device is not None:
+            self._events.end(began, tally.take, device)
         if gradients:
-            self._watch_backward(tally, result, tensors, cuda)
+            self._watch_backward(tally, result, tensors, device)
         self._own_seconds += started - entered + self._now() - ended
         return result
 
@@ -217,7 +221,7 @@ class Recorder:
     # ------------------------------------------------------------ backward passes
 
     def _watch_backward(
-        self, tally: _Tally, result: Any, tensors: Iterable[torch.Tensor], cuda: bool
+        self, tally: _Tally, result: Any, tensors: Iterable[torch.Tensor], device: torch.device | None
     ) -> None:
         """Has the time taken of all of autograd's nodes that the call made: those between its result and its inputs."""
         output = result[0] if isinstance(result, tuple) else result
@@ -234,21 +238,21 @@ class Recorder:
                 nodes.append(node)
                 waiting += [following for following, _ in node.next_functions if following is not None]
         for number, node in enumerate(nodes):
-            self._watch_node(tally, node, cuda, counts=number == 0)
+            self._watch_node(tally, node, device, counts=number == 0)
 
-    def _watch_node(self, tally: _Tally, node: Any, cuda: bool, *, counts: bool) -> None:
+    def _watch_node(self, tally: _Tally, node: Any, device: torch.device | None, *, counts: bool) -> None:
         began: list[Any] = []
 
         def before(gradients: Any) -> None:
-            if self.active and not (cuda and torch.cuda.is_current_stream_capturing()):
-                began.append(self._events.begin() if cuda else self._clock.begin())
+            if self.active and (device is None or not _capturing(device)):
+                began.append(self._clock.begin() if device is None else self._events.begin(device))
 
         def after(inputs: Any, outputs: Any) -> None:
             if not began:
                 return
-            if cuda:
-                self._events.end(began.pop(), tally.take_backward)
-            seconds = None if cuda else self._clock.end(began.pop())
+            if device is not None:
+                self._events.end(began.pop(), tally.take_backward, device)
+            seconds = self._clock.end(began.pop()) if device is None else None
             with self._lock:
                 tally.backward_calls += counts
                 if seconds is not None:
@@ -261,4 +265,13 @@ class Recorder:
 def _wait() -> None:
     """At the ends of what is timed as a whole, and nowhere else."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
+        for index in range(torch.cuda.device_count()):
+            # To wait for a device that nobody has used would set it up.
+            if index == torch.cuda.current_device() or torch.cuda.memory_reserved(index):
+                torch.cuda.synchronize(index)
+
+
+def _capturing(device: torch.device) -> bool:
+    """Whether the stream of this device, which need not be the current one, is captured into a CUDA graph."""
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()

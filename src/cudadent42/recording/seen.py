@@ -43,6 +43,9 @@ def seen_by(recorder: Recorder) -> Iterator[None]:
     # torch.jit.script, which compiles what it finds there, is to find the operator.
     torch.jit._builtins._register_builtin(replacing, "aten::scaled_dot_product_attention")
     with ExitStack() as stack:
+        # By its id, which another function may have after it.
+        table = torch.jit._builtins._get_builtin_table()  # type: ignore[no-untyped-call]
+        stack.callback(table.pop, id(replacing), None)
         stack.enter_context(
             replaced(
                 {
@@ -254,8 +257,10 @@ def _fused_moe(recorder: Recorder, original: Callable[..., torch.Tensor]) -> Cal
             )
 
         described = (
-            *("experts", hidden_states.shape, w13.shape, w2.shape, w2.dtype, w2.device.type),
-            *(topk_ids.shape[-1], activation),
+            *("experts", hidden_states.shape, w13.shape, w2.shape, w2.device),
+            *(each.dtype for each in (hidden_states, w13, w2)),
+            *(topk_ids.shape[-1], activation, str(options.get("w13_layout", "concat"))),
+            options.get("w13_scales") is not None,
         )
         return recorder.call(described, problem, (hidden_states, w13, w2), call, ours=True)
 
@@ -315,7 +320,6 @@ def _experts(recorder: Recorder, function: Callable[..., Any], name: str | None)
         w2 = getattr(module, "down_proj", None)
         top_k = top_k_index.shape[-1]
         plain = w13 is not None and problems.are_experts(hidden_states, w2, top_k_index)
-        needed = torch.is_grad_enabled() and (hidden_states.requires_grad or top_k_weights.requires_grad)
 
         def problem() -> Problem:
             reason = ours.why_not_call(module, hidden_states, top_k_weights)
@@ -330,11 +334,18 @@ def _experts(recorder: Recorder, function: Callable[..., Any], name: str | None)
                 reason=reason,
             )
 
-        sizes = None if w2 is None else (w2.shape, w2.dtype, w2.device.type, w2.requires_grad)
+        tensors = tuple(
+            each for each in (hidden_states, w13, w2, top_k_weights) if isinstance(each, torch.Tensor)
+        )
+        needed = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
+        described = (
+            *(name, top_k, needed, type(module), type(getattr(module, "act_fn", None))),
+            *((each.shape, each.dtype, each.device) for each in tensors),
+        )
         return recorder.call(
-            (name, hidden_states.shape, hidden_states.dtype, sizes, top_k, needed, id(type(module))),
+            described,
             problem,
-            tuple(each for each in (hidden_states, w13, w2, top_k_weights) if each is not None),
+            tensors,
             lambda: function(module, hidden_states, top_k_index, top_k_weights),
         )
 

@@ -119,9 +119,14 @@ def entries() -> tuple[TunedEntry, ...]:
     every: list[TunedEntry] = []
     for folder in (user_folder(), PACKAGE_FOLDER):
         for path in sorted(folder.glob("*.toml")):
+            if not path.is_file():  # opening a pipe would wait for whoever writes into it
+                continue
             try:
                 with path.open("rb") as file:
-                    text = file.read(_MOST_BYTES).decode()
+                    content = file.read(_MOST_BYTES + 1)
+                if len(content) > _MOST_BYTES:
+                    raise TableError(f"{path} is larger than {_MOST_BYTES >> 20} MiB; split it")
+                text = content.decode()
                 every += [TunedEntry(entry, path) for entry in parse_table(text, str(path))]
             except (OSError, ValueError) as error:
                 reason = str(error) if isinstance(error, TableError) else f"{path} cannot be read: {error}"

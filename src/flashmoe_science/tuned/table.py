@@ -31,6 +31,9 @@ SCHEMA_VERSION = 1
 
 Value = int | bool | str
 
+_MOST_NUMBER = 1 << 63
+"""Whole numbers of TOML are below."""
+
 _TEXTS = ("kernel", "digest", "device")
 _KEYS = frozenset(
     (*_TEXTS, "multiprocessors", "settings", "same", "between", "ratio", "interval", "evidence", "file")
@@ -128,7 +131,9 @@ def _entry(item: Any, where: str) -> TableEntry:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)
+    return (
+        type(value) in (int, float) and abs(value) < _MOST_NUMBER
+    )  # more digits than a float holds, or infinity
 
 
 def _values(item: Mapping[str, Any], key: str, where: str) -> Mapping[str, Value]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -37,8 +39,12 @@ class Event:
     def __init__(self, device: Device) -> None:
         self.device = device
         self.at = 0.0
+        self.on: torch.device | None = None
+        """The device on whose stream it was recorded; another's cannot be used."""
 
-    def record(self) -> None:
+    def record(self, stream: torch.device) -> None:
+        assert self.on in (None, stream)
+        self.on = stream
         self.at = self.device.now
 
     def query(self) -> bool:
@@ -51,6 +57,7 @@ class Event:
     def elapsed_time(self, other: Event) -> float:
         assert self.query()
         assert other.query()
+        assert self.on == other.on
         return other.at - self.at
 
 
@@ -58,13 +65,15 @@ class Event:
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     made = Device()
     monkeypatch.setattr(clock.torch.cuda, "Event", made.event)
+    monkeypatch.setattr(clock.torch.cuda, "current_stream", lambda device: device)
     return made
 
 
-def call(device: Device, events: CudaEvents, taken: list[float], milliseconds: float) -> None:
-    began = events.begin()
+def call(device: Device, events: CudaEvents, taken: list[float], milliseconds: float, index: int = 0) -> None:
+    on = torch.device("cuda", index)
+    began = events.begin(on)
     device.call(milliseconds)
-    events.end(began, taken.append)
+    events.end(began, taken.append, on)
 
 
 def test_events_are_read_when_they_are_done_and_used_again(device: Device) -> None:
@@ -80,6 +89,62 @@ def test_events_are_read_when_they_are_done_and_used_again(device: Device) -> No
     events.finish()
     assert taken == [pytest.approx(0.002)] * 1000
     assert device.waited > 0
+
+
+def test_events_stay_on_the_device_of_their_calls(device: Device) -> None:
+    events, taken = CudaEvents(), list[float]()
+    for number in range(1000):
+        call(device, events, taken, 2.0, index=number % 3)
+        device.done = device.now
+    events.finish()
+    assert taken == [pytest.approx(0.002)] * 1000
+
+
+class OnGpu(torch.Tensor):
+    """Says that it is on the second GPU."""
+
+    is_cuda = True
+    device = torch.device("cuda", 1)
+
+
+def test_a_call_in_a_cuda_graph_counts_once_though_another_is_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[torch.device] = []
+
+    @contextmanager
+    def on(device: torch.device) -> Iterator[None]:
+        entered.append(device)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    tensor = torch.empty(1).as_subclass(OnGpu)
+    recorder = Recorder()
+
+    def call(function: Callable[[], int]) -> int:
+        return recorder.call("key", lambda: pytest.fail("not looked at"), (tensor,), function)
+
+    assert call(lambda: call(lambda: 3)) == 3
+    assert recorder.recording().in_cuda_graphs == 1
+    assert entered == [torch.device("cuda", 1)]
+    assert call(lambda: 4) == 4
+    assert recorder.recording().in_cuda_graphs == 2
+
+
+def test_every_device_that_was_used_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[int] = []
+    for name, made in {
+        "is_initialized": lambda: True,
+        "device_count": lambda: 4,
+        "current_device": lambda: 1,
+        "memory_reserved": lambda index: 1024 * (index == 3),
+        "synchronize": waited.append,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, made)
+    recorder = Recorder()
+    recorder.start()
+    assert waited == [1, 3]
+    recorder.stop()
+    assert waited == [1, 3, 1, 3]
 
 
 def test_what_is_not_done_is_left_for_later(device: Device) -> None:

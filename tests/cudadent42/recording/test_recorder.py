@@ -6,6 +6,7 @@ import gc
 import itertools
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -466,8 +467,55 @@ def test_a_script_that_is_scripted() -> None:
     assert torch.equal(record(script)[1], scriptable(query, key, value))
 
 
+def test_what_was_registered_for_scripts_is_taken_back() -> None:
+    before = dict(torch.jit._builtins._get_builtin_table())
+    record(lambda: None)
+    assert torch.jit._builtins._get_builtin_table() == before
+
+
+def test_calls_that_differ_in_what_a_suite_cannot_have_are_told_apart() -> None:
+    from flashmoe_science.quantized import quantized
+
+    tokens, w13, w2 = torch.randn(2, 32), torch.randn(4, 64, 32), torch.randn(4, 32, 32)
+    weights, ids = torch.rand(2, 2), torch.zeros(2, 2, dtype=torch.int32)
+    (narrow13, scales13), (narrow2, scales2) = (quantized(each, bits=8, group=32) for each in (w13, w2))
+
+    def script() -> None:
+        flashmoe_science.fused_moe(tokens, w13, w2, weights, ids)
+        flashmoe_science.fused_moe(tokens, w13, w2, weights, ids, w13_layout="interleaved")
+        flashmoe_science.fused_moe(
+            tokens, narrow13, narrow2, weights, ids, w13_scales=scales13, w2_scales=scales2
+        )
+
+    recording, _ = record(script)
+    assert {str(group.reason).partition(",")[0] for group in recording.groups} == {
+        "None",
+        "interleaved weights",
+        "quantised weights",
+    }
+
+
 def scriptable(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.scaled_dot_product_attention(query, key, value)
+
+
+@pytest.mark.parametrize("empty", ["attention", "experts"])
+def test_an_empty_tensor_leaves_the_rest_of_the_suite_usable(empty: str) -> None:
+    query, key, value = qkv()
+    tokens, ids = torch.randn(0, 32), torch.zeros(0, 2, dtype=torch.int32)
+
+    def script() -> None:
+        functional.scaled_dot_product_attention(query, key, value)
+        if empty == "attention":
+            functional.scaled_dot_product_attention(query[:, :, :0], key, value)
+        else:
+            w13, w2 = torch.randn(4, 64, 32), torch.randn(4, 32, 32)
+            flashmoe_science.fused_moe(tokens, w13, w2, ids.float(), ids)
+
+    recording, _ = record(script)
+    assert sorted(str(group.reason) for group in recording.groups) == ["None", "an empty tensor"]
+    (text,) = suites([recording], SOURCE, "x").texts.values()
+    assert len(parse_suite(text, "x").shapes) == 1
 
 
 # ---------------------------------------------------------------- transformers
@@ -490,6 +538,24 @@ def qwen() -> Any:
     )
     torch.manual_seed(0)
     return transformers.Qwen3MoeForCausalLM(configuration).eval()
+
+
+def test_experts_whose_weights_need_gradients_are_told_apart(qwen: Any) -> None:
+    tokens = torch.arange(5)[None]
+    qwen.requires_grad_(False)
+    qwen.model.layers[0].mlp.experts.requires_grad_(True)
+
+    def script() -> None:
+        qwen(tokens)
+        with torch.no_grad():
+            qwen(tokens)
+
+    recording, _ = record(script)
+    calls: Counter[str | None] = Counter()
+    for group in recording.groups:
+        if group.kind.value == "moe":
+            calls[group.reason] += group.calls
+    assert calls == {None: 2, "gradients of experts are not there yet": 2}
 
 
 def of(recording: Recording) -> list[tuple[str, str, str, bool, int]]:

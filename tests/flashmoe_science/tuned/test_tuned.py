@@ -185,6 +185,23 @@ def test_a_table_that_cannot_be_read_is_left_out_with_a_warning(user: Path) -> N
         assert explained()[1] == 48
 
 
+def test_a_table_that_is_too_large_is_refused_as_a_whole(user: Path) -> None:
+    (user / "large.toml").write_text(table(32) + "#" * (4 << 20))
+    refresh()
+    with pytest.warns(RuntimeWarning, match=r"large\.toml is larger than 4 MiB; split it"):
+        assert explained()[0] == "hopper"
+
+
+def test_what_is_no_file_is_not_opened(user: Path) -> None:
+    os.mkfifo(user / "pipe.toml")
+    (user / "folder.toml").mkdir()
+    (user / "t.toml").write_text(table(48))
+    refresh()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert explained()[1] == 48
+
+
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
@@ -196,6 +213,9 @@ def test_a_table_that_cannot_be_read_is_left_out_with_a_warning(user: Path) -> N
         ("seqlen_k = [1024, 4096]", "seqlen_k = 3", "expected [low, high]"),
         ('evidence = ["a-run"]', "evidence = [1]", "run folders"),
         ('kernel = "attention.portable"', "kernel = 3", "expected text"),
+        ("ratio = 1.05", f"ratio = {10**400}", "expected a ratio"),
+        ("interval = [1.03, 1.07]", f"interval = [1.03, {10**400}]", "two numbers"),
+        ("interval = [1.03, 1.07]", "interval = [1.03, inf]", "two numbers"),
         ("block_n = 48", "block_n = 4.5", "whole numbers"),
         ("multiprocessors = 132", "multiprocessors = 132\nunknown = 1", "expected some of"),
         ("multiprocessors = 132", 'file = "../x.toml"', "beside the table"),
