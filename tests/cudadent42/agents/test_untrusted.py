@@ -46,7 +46,13 @@ def test_a_candidate_is_confined_where_an_agent_asks_for_it(tmp_path: Path) -> N
         null = os.open(os.devnull, os.O_WRONLY)
         command = [sys.executable, "-m", "cudadent42.agents.work", str(null), str(os.getpid())]
         done = subprocess.run(
-            command, input=task, capture_output=True, text=True, pass_fds=(null,), check=False
+            command,
+            input=task,
+            capture_output=True,
+            text=True,
+            pass_fds=(null,),
+            cwd=tmp_path,  # the project
+            check=False,
         )
         os.close(null)
         if untrusted and "no protection of" in done.stdout + done.stderr:
