@@ -258,7 +258,8 @@ def _read(folder: Path, names: list[str], entry: str, where: str) -> Iterator[_F
 
 
 def _selection(names: list[str], entry: str, where: str) -> dict[str, str]:
-    """Path in the export to path in the tree, of the files that are wanted."""
+    """Path in the export to path in the tree, of the files that are wanted. Bytecode is none: it is never read."""
+    names = [name for name in names if "__pycache__" not in PurePosixPath(name).parts]
     if entry:
         file = PurePosixPath(entry_file(entry)).as_posix()
         if file not in names:

@@ -60,6 +60,19 @@ def test_the_working_tree_has_what_is_not_committed_and_not_what_is_ignored(tmp_
     assert set(files) == {".gitignore", "new.py", "kernels/mine.py"}
 
 
+def test_bytecode_is_no_source(tmp_path: Path) -> None:
+    """Not even where git ignores none of it: what Python writes beside its modules would make every version another."""
+    root = r.repository(tmp_path / "repo")
+    clean = export(WORKING_TREE, root, r.ENTRY)
+    (root / "kernels/__pycache__").mkdir()
+    (root / "kernels/__pycache__/mine.cpython-311.pyc").write_bytes(b"bytecode")
+    assert export(WORKING_TREE, root, r.ENTRY).digest == clean.digest
+    r.commit(root, "With bytecode")
+    committed = export("HEAD", root, r.ENTRY)
+    assert committed.digest == clean.digest
+    assert checked_folder_of(committed).is_dir()
+
+
 def test_equal_sources_have_one_address(tmp_path: Path) -> None:
     root = r.repository(tmp_path / "repo")
     committed, working = export("HEAD", root, r.ENTRY), export(WORKING_TREE, root, r.ENTRY)
