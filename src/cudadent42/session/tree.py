@@ -31,8 +31,8 @@ BRANCH = "session"
 _RESULTS = ("runs", "bisects")
 """Where the lab puts results that nobody names a folder for."""
 
-_LOGS = (".log", ".out")
-"""Of files that are no source: what the shell was told to write beside it."""
+_NO_SOURCE = (".log", ".out", ".pyc")
+"""Of files that are none: what the shell was told to write beside it, and what Python writes by itself."""
 
 _PATCH = ("diff-tree", "-r", "-p", "--no-ext-diff", "--no-textconv", "--no-renames")
 """Not `git diff`: how that prints is the user's configuration (colours, prefixes, context)."""
@@ -210,7 +210,7 @@ class Tree:
             path = self.root / os.fsdecode(name)
             if not name or not path.is_file() or path.stat().st_size > UNTRACKED_LIMIT:
                 continue
-            if path.suffix not in _LOGS and not self._is_measured(path.parent, measured):
+            if path.suffix not in _NO_SOURCE and not self._is_measured(path.parent, measured):
                 yield name
 
     def _is_measured(self, folder: Path, answers: dict[Path, bool]) -> bool:
