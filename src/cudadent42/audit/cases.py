@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from cudadent42.decisions.claims import claimed_rows
+from cudadent42.decisions.claims import claimed_rows, rows_that_count
 from cudadent42.decisions.sampling import sample_size
 from cudadent42.model.cases import Case
 from cudadent42.model.records import Comparison, Plan, Results, Verdict
@@ -31,12 +31,8 @@ def rows_to_audit(
     """Of what is claimed, a random sample that would meet a false claim (`sampling.sample_size`); with ``sealed``, all.
 
     In an order that nobody can foresee: the audit may not have the time for all."""
-    if sealed:
-        rows = (*results.cases, *results.others)
-        every = [row for row in rows if row.implementation == implementation and row.refused is None]
-        return chance.sample(every, len(every))
-    chosen = claimed_rows(results, implementation)
-    return chance.sample(chosen, sample_size(len(chosen)))
+    rows = (rows_that_count if sealed else claimed_rows)(results, implementation)
+    return chance.sample(rows, len(rows) if sealed else sample_size(len(rows)))
 
 
 def case_of(plan: Plan, row: Comparison) -> Case:

@@ -65,12 +65,17 @@ def claim(results: Results, *, verified: bool) -> Claim:
 def claimed_rows(results: Results, implementation: str) -> list[Comparison]:
     """What an implementation is called faster by: its faster rows, or all that count where only the verdict on all of
     them together says so."""
-    rows = [
+    rows = rows_that_count(results, implementation)
+    return [row for row in rows if row.verdict is Verdict.FASTER] or rows
+
+
+def rows_that_count(results: Results, implementation: str) -> list[Comparison]:
+    """Of an implementation, without those that are refused."""
+    return [
         row
         for row in (*results.cases, *results.others)
         if row.implementation == implementation and row.refused is None
     ]
-    return [row for row in rows if row.verdict is Verdict.FASTER] or rows
 
 
 def with_claim(results: Results, *, verified: bool) -> Results:

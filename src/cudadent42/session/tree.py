@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cudadent42.base import git
+from cudadent42.base.bytecode import is_bytecode
 from cudadent42.base.errors import MachineNotReadyError, UsageError
 from cudadent42.runs.run_folder import LOG, MANIFEST
 
@@ -31,8 +32,8 @@ BRANCH = "session"
 _RESULTS = ("runs", "bisects")
 """Where the lab puts results that nobody names a folder for."""
 
-_NO_SOURCE = (".log", ".out", ".pyc")
-"""Of files that are none: what the shell was told to write beside it, and what Python writes by itself."""
+_LOGS = (".log", ".out")
+"""Of files that are no source: what the shell was told to write beside it."""
 
 _PATCH = ("diff-tree", "-r", "-p", "--no-ext-diff", "--no-textconv", "--no-renames")
 """Not `git diff`: how that prints is the user's configuration (colours, prefixes, context)."""
@@ -210,7 +211,9 @@ class Tree:
             path = self.root / os.fsdecode(name)
             if not name or not path.is_file() or path.stat().st_size > UNTRACKED_LIMIT:
                 continue
-            if path.suffix not in _NO_SOURCE and not self._is_measured(path.parent, measured):
+            if path.suffix in _LOGS or is_bytecode(path.relative_to(self.root)):
+                continue
+            if not self._is_measured(path.parent, measured):
                 yield name
 
     def _is_measured(self, folder: Path, answers: dict[Path, bool]) -> bool:

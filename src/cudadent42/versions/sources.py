@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from cudadent42.base import durable, git
+from cudadent42.base.bytecode import is_bytecode
 from cudadent42.base.errors import MachineNotReadyError, UsageError
 from cudadent42.base.reading import expanded, read_bytes
 from cudadent42.model.implementations import OUR_PACKAGE, is_kernel_file, is_our_variant, is_plug_in
@@ -240,7 +241,7 @@ def _folder_files(folder: Path, entry: str) -> Iterator[_File]:
     names = [
         path.relative_to(folder).as_posix()
         for path in sorted(folder.rglob("*"))
-        if _is_file(path) and "__pycache__" not in path.parts and ".git" not in path.parts
+        if _is_file(path) and ".git" not in path.parts
     ]
     yield from _read(folder, names, entry, str(folder))
 
@@ -259,7 +260,7 @@ def _read(folder: Path, names: list[str], entry: str, where: str) -> Iterator[_F
 
 def _selection(names: list[str], entry: str, where: str) -> dict[str, str]:
     """Path in the export to path in the tree, of the files that are wanted. Bytecode is none: it is never read."""
-    names = [name for name in names if "__pycache__" not in PurePosixPath(name).parts]
+    names = [name for name in names if not is_bytecode(PurePosixPath(name))]
     if entry:
         file = PurePosixPath(entry_file(entry)).as_posix()
         if file not in names:
@@ -314,8 +315,7 @@ def _holds(folder: Path, digest: str) -> bool:
         paths = {
             path.relative_to(folder).as_posix(): path
             for path in folder.rglob("*")
-            if "__pycache__" not in path.relative_to(folder).parts
-            and not (path.is_dir() and not path.is_symlink())
+            if not is_bytecode(path.relative_to(folder)) and not (path.is_dir() and not path.is_symlink())
         }
         if not all(_is_file(path) for path in paths.values()):
             return False

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
+import torch
+
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.launch import LaunchPlan
 from flashmoe_science.errors import (
@@ -75,6 +77,10 @@ class Refusal:
 
     kernel: Enum
     reason: str
+
+
+DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+"""What the kernels compute with, as tables name it."""
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ class Checks:
 
         Functions and helpers are looked at behind a case's first block that counts, at its end, and in between as often
         as ``LOOK_SHARE`` of the time allows; now and then whatever that takes."""
-        names = [name for name in readings if name != control_name(self.plan.baseline)]
+        names = self.judged(readings)
         self._look_at_the_gpu(case, names, readings)
         first = counted and case.id not in self._visited
         if first or self._may_look() or self._random.random() < LOOK_CHANCE:
@@ -136,6 +136,10 @@ class Checks:
             for name in names:
                 if name != self.plan.baseline and f"{case.id}/{name}" not in self.wrong:
                     self._screen(case, name, readings[name], inputs, references)
+
+    def judged(self, readings: Mapping[str, Reading]) -> list[str]:
+        """Whose outputs are looked at: all but the control's, which is the baseline once more."""
+        return [name for name in readings if name != control_name(self.plan.baseline)]
 
     def look(self, case: Case, names: Sequence[str]) -> None:
         """Whether functions are what they were, and nothing else goes on."""

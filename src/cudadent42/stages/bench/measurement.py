@@ -231,7 +231,7 @@ class _Session:
         self.finished.add(case.id)
         if ready is not None:
             if ready.last:
-                self.checks.look(case, self._watched(ready))
+                self.checks.look(case, self.checks.judged(ready.last))
                 self._recheck(index, case, ready)
             if written := damage(ready.guards):
                 self.emit(Skipped("bench", case.id, f"while it was timed, one of them {written}"))
@@ -415,7 +415,8 @@ class _Session:
 
         Those that are a little over a bound are timed again on other values, for blocks that do not count.
         """
-        if ready.inputs.refillable and self.checks.were_changed(case, ready.inputs, self._watched(ready)):
+        names = self.checks.judged(ready.last)
+        if ready.inputs.refillable and self.checks.were_changed(case, ready.inputs, names):
             return
         verdicts = self._judged(case, ready)
         marginal = [each for each in verdicts if is_marginal(each)]
@@ -434,20 +435,19 @@ class _Session:
                 reason = f"its output after timing is wrong: {verdict.detail}"
                 self.emit(Skipped("bench", f"{case.id}/{verdict.implementation}", reason))
 
-    def _watched(self, ready: _Ready) -> list[str]:
-        """Whose outputs there are, the control apart."""
-        return [name for name in ready.last if name != control_name(self.plan.baseline)]
-
     def _judged(self, case: Case, ready: _Ready) -> list[VerifiedCase]:
         """The outputs of the last readings, those apart that were found wrong before."""
+        names = [
+            name for name in self.checks.judged(ready.last) if f"{case.id}/{name}" not in self.checks.wrong
+        ]
         verdicts = []
-        for number in sorted({reading.input_set for reading in ready.last.values()}):
+        for number in sorted({ready.last[name].input_set for name in names}):
             truth = find_truth(case, ready.inputs.sets[number], heartbeat(self.emit))
-            for name, reading in ready.last.items():
-                if reading.input_set != number or name == control_name(self.plan.baseline):
-                    continue
-                if f"{case.id}/{name}" not in self.checks.wrong:
-                    verdicts.append(judge(truth, name, reading.output, AFTER_TIMING))
+            verdicts += [
+                judge(truth, name, ready.last[name].output, AFTER_TIMING)
+                for name in names
+                if ready.last[name].input_set == number
+            ]
         return verdicts
 
 

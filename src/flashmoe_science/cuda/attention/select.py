@@ -12,7 +12,7 @@ from flashmoe_science.configs.attention.portable import PortableConfiguration
 from flashmoe_science.configs.attention.small import SmallConfiguration
 from flashmoe_science.cuda.attention import hopper, portable, small
 from flashmoe_science.cuda.attention.problem import KernelKind, Problem
-from flashmoe_science.cuda.choice import Choice, KernelModule, Selection, Tuned
+from flashmoe_science.cuda.choice import DTYPE_NAMES, Choice, KernelModule, Selection, Tuned
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.jit.nvrtc import CudaKernel
 
@@ -38,13 +38,10 @@ def _preference(problem: Problem, device: Device) -> tuple[KernelKind, ...]:
     return _PREFERENCE_FOR_FEW_TILES if few else _PREFERENCE
 
 
-_DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
-
-
 def fields(problem: Problem) -> dict[str, int | bool | str]:
     """A problem by the names that regions of tuned configurations use: those of the lab's cases."""
     return {
-        "dtype": _DTYPE_NAMES[problem.dtype],
+        "dtype": DTYPE_NAMES[problem.dtype],
         "batch": problem.batch,
         "num_heads": problem.num_heads,
         "num_kv_heads": problem.num_kv_heads,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-
 from flashmoe_science.configs.moe import few as few_configs
 from flashmoe_science.configs.moe import hopper as hopper_configs
 from flashmoe_science.configs.moe import portable as portable_configs
 from flashmoe_science.configs.moe.few import FewConfiguration, FewWay
 from flashmoe_science.configs.moe.hopper import MoeHopperConfiguration
 from flashmoe_science.configs.moe.portable import PortableMoeConfiguration
-from flashmoe_science.cuda.choice import KernelModule, Selection, Tuned
+from flashmoe_science.cuda.choice import DTYPE_NAMES, KernelModule, Selection, Tuned
 from flashmoe_science.cuda.moe import few, hopper, portable, topk
 from flashmoe_science.cuda.moe.problem import MoeKind, MoeProblem
 from flashmoe_science.jit.nvrtc import CudaKernel
@@ -25,13 +23,10 @@ def _describe(problem: MoeProblem) -> str:
     )
 
 
-_DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
-
-
 def fields(problem: MoeProblem) -> dict[str, int | bool | str]:
     """A problem by the names that regions of tuned configurations use: those of the lab's cases."""
     return {
-        "dtype": _DTYPE_NAMES[problem.dtype],
+        "dtype": DTYPE_NAMES[problem.dtype],
         "tokens": problem.tokens,
         "hidden": problem.hidden,
         "intermediate": problem.intermediate,
