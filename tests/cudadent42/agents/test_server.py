@@ -9,143 +9,32 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from served import (
+    ANY,
+    LIMITS,
+    MODES,
+    ROOT,
+    answer,
+    ended,
+    jsonschema,
+    make_server,
+    mcp,
+    processes,
+    refusal,
+    runs,
+    until_gone,
+    with_client,
+)
+from served_project import MINE, SUITE
 
 from cudadent42.agents.tools import TOOLS
 from cudadent42.base.json_schema import schema_of
 from cudadent42.base.serialise import decode
-from cudadent42.decisions.allowance import Limits
 from cudadent42.model.records import Results
-
-mcp = pytest.importorskip("mcp", reason="needs the extra mcp; ./test.sh installs it")
-jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema; ./test.sh installs it")
-
-make_server = pytest.importorskip("cudadent42.agents.server").make_server
-
-ROOT = Path(__file__).resolve().parents[3]
-LIMITS = Limits(minutes=30.0, usd=5.0, ask_above_usd=1.0)
-MODES = ("legacy", "auto")
-"""Of the protocol: with a handshake, and without."""
-
-SUITE = """
-name = "agents"
-dtypes = ["fp32"]
-repeats = 8
-warmup = 1
-timer = "cpu"
-case = [{ name = "small", batch = 1, num_heads = 2, seqlen = 64, head_dim = 32 }]
-"""
-MINE = """
-from flashmoe_science import flash_attention
-
-
-def attention(query, key, value, *, causal, softmax_scale):
-    return flash_attention(query, key, value, causal=causal, softmax_scale=softmax_scale)
-"""
-WITHOUT_END = """
-import os, pathlib, subprocess, sys, time
-
-other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)
-written = pathlib.Path(__file__).with_name("processes.tmp")
-written.write_text(f"{os.getpid()} {other.pid}")
-written.rename(written.with_name("processes"))
-while True:
-    time.sleep(1)
-"""
-"""It never comes to an end, and starts a process in a session of its own."""
-ANY = {"max_minutes": 30, "max_money": 0}
-
-
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    root = tmp_path / "project"
-    root.mkdir()
-    (root / "agents.toml").write_text(SUITE)
-    (root / "mine.py").write_text(MINE)
-    (root / "without_end.py").write_text(WITHOUT_END)
-    return root.resolve()
-
-
-@pytest.fixture
-def costly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine of 3 US dollars an hour."""
-    folder = tmp_path / "config/cudadent42"
-    folder.mkdir(parents=True)
-    (folder / "rates.toml").write_text(
-        'schema_version = 1\n[[rate]]\nname = "mine"\nusd_per_hour = 3.0\ndate = 2026-11-01\nsource = "a test"\n'
-    )
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("CUDADENT42_RATE", "mine")
-
-
-def with_client(
-    root: Path,
-    use: Callable[[Any], Awaitable[None]],
-    *,
-    mode: str = "auto",
-    limits: Limits = LIMITS,
-    **more: Any,
-) -> None:
-    async def run() -> None:
-        async with mcp.Client(make_server(root, limits), mode=mode, **more) as client:
-            await use(client)
-
-    asyncio.run(run())
-
-
-async def answer(client: Any, tool: str, **arguments: Any) -> Any:
-    """What a tool gives; the client has checked it against the schema that is published for it."""
-    result = await client.call_tool(tool, arguments)
-    assert not result.is_error, result.content
-    assert json.loads(result.content[0].text) == result.structured_content
-    return result.structured_content
-
-
-async def refusal(client: Any, tool: str, **arguments: Any) -> str:
-    result = await client.call_tool(tool, arguments)
-    assert result.is_error, result.structured_content
-    text: str = result.content[0].text
-    return text
-
-
-async def ended(client: Any, race: str, told: list[tuple[float, str]] | None = None) -> Any:
-    """The status of a race once it is over."""
-
-    async def hear(progress: float, total: float | None, message: str | None) -> None:
-        assert total == 1.0
-        if told is not None:
-            told.append((progress, message or ""))
-
-    while True:
-        result = await client.call_tool("race_status", {"race": race, "wait_s": 60}, progress_callback=hear)
-        if result.structured_content["state"] != "running":
-            return result.structured_content
-
-
-async def processes(project: Path) -> list[int]:
-    """Those of ``without_end``, once they are there."""
-    while not (project / "processes").exists():
-        await asyncio.sleep(0.05)
-    return [int(word) for word in (project / "processes").read_text().split()]
-
-
-async def until_gone(pids: list[int]) -> None:
-    while any(runs(pid) for pid in pids):
-        await asyncio.sleep(0.05)
-
-
-def runs(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
-
 
 ONLY_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 
