@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
+
+from flashmoe_science.operators.compiled_code import follow_the_operators
 
 LIBRARY: Any = torch.library.Library("flashmoe_science", "DEF")  # type: ignore[no-untyped-call]
 
@@ -37,6 +40,12 @@ def define(
     LIBRARY.impl(name, cpu, "CPU")
     LIBRARY.impl(name, cuda, "CUDA")
     LIBRARY.impl(name, recorded, "Autograd")
-    torch.library.register_fake(f"flashmoe_science::{name}", fake, lib=LIBRARY)
+
+    @functools.wraps(fake)
+    def fake_while_compiling(*arguments: Any, **named: Any) -> Any:
+        follow_the_operators()
+        return fake(*arguments, **named)
+
+    torch.library.register_fake(f"flashmoe_science::{name}", fake_while_compiling, lib=LIBRARY)
     operator: OpOverload[..., Any] = getattr(torch.ops.flashmoe_science, name).default
     return operator
