@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from flashmoe_science.takeover.counts import report, reset_report
     from flashmoe_science.takeover.implementation import register_flash_attention_impl
     from flashmoe_science.takeover.sdpa import disable_sdpa, enable_sdpa, sdpa
+    from flashmoe_science.varlen.attention import attention_varlen
 
 __all__ = [
     "BuildError",
     "DeviceError",
     "InputError",
     "accelerate",
+    "attention_varlen",
     "disable_sdpa",
     "enable_sdpa",
     "explain",
@@ -33,6 +35,7 @@ __all__ = [
 
 _MODULES = {
     "accelerate": "huggingface",
+    "attention_varlen": "varlen.attention",
     "disable_sdpa": "takeover.sdpa",
     "enable_sdpa": "takeover.sdpa",
     "explain": "explanation",

@@ -1,0 +1,362 @@
+"""What attention over sequences of any lengths asks of its arguments. Checked once for each `Problem`."""
+
+from __future__ import annotations
+
+import numbers
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from flashmoe_science.arguments import DTYPES, HEAD_DIM_STEP, check_causal, is_finite
+from flashmoe_science.errors import InputError
+from flashmoe_science.varlen.problem import Problem, Sizes
+
+MAX_HEAD_DIM = 576
+"""Multi-head latent attention: 512 of the latent and 64 that are rotated."""
+MAX_VALUE_DIM = 512
+SPLIT_STEP = 128
+"""`split_keys` is a multiple of this: no kernel's tile of keys is larger."""
+_NEEDED = ("query", "key", "value", "cu_seqlens_q")
+_LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_k", "block_table")
+
+
+class Inputs(NamedTuple):
+    """The tensors that a caller gave: see `attention.attention_varlen`."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    cu_seqlens_q: torch.Tensor
+    cu_seqlens_k: torch.Tensor | None
+    block_table: torch.Tensor | None
+    seqused_k: torch.Tensor | None
+    sinks: torch.Tensor | None
+    alibi_slopes: torch.Tensor | None
+    out: torch.Tensor | None
+
+
+class Options(NamedTuple):
+    """What else decides which problem it is."""
+
+    causal: bool
+    window: tuple[int, int]
+    softcap: float
+    softmax_scale: float | None
+    split_keys: int | None
+    return_lse: bool
+
+
+def signature_of(inputs: Inputs, options: Options) -> tuple[object, ...]:
+    """All that `check` looks at, and no number of tokens, sequences or pages.
+
+    Raises AttributeError or RuntimeError for what is no dense tensor.
+    """
+    query, key, value, cu_seqlens_q, cu_seqlens_k, block_table, seqused_k, sinks, alibi_slopes, out = inputs
+    return (
+        query.shape[1:],
+        query.stride(),
+        query.dtype,
+        query.device,
+        key.shape[1:],
+        key.stride(),
+        key.dtype,
+        key.device,
+        value.shape[1:],
+        value.stride(),
+        value.dtype,
+        value.device,
+        _vector(cu_seqlens_q),
+        None if cu_seqlens_k is None else _vector(cu_seqlens_k),
+        None if block_table is None else _vector(block_table),
+        None if seqused_k is None else _vector(seqused_k),
+        None if sinks is None else (_vector(sinks), sinks.shape),
+        None if alibi_slopes is None else (_vector(alibi_slopes), alibi_slopes.shape[-1]),
+        None if out is None else (out.shape[1:], out.stride(), out.dtype, out.device),
+        options,
+    )
+
+
+def check(inputs: Inputs, options: Options) -> Problem:
+    """The problem that these arguments are; InputError, with what to do, unless they make sense together.
+
+    Numbers of sequences, tokens and pages are not looked at: see `check_sizes`.
+    """
+    query, key, value, _, cu_seqlens_k, block_table, seqused_k, sinks, alibi_slopes, out = inputs
+    for name, tensor in inputs._asdict().items():
+        if tensor is not None or name in _NEEDED:
+            _check_tensor(name, tensor, query)
+    paged = block_table is not None
+    _check_form(key, cu_seqlens_k, block_table, seqused_k)
+    _check_query_key_value(query, key, value, paged)
+    for name in _LENGTHS:
+        _check_lengths(name, getattr(inputs, name))
+    _, num_heads, head_dim = query.shape
+    num_kv_heads, value_dim = value.shape[-2:]
+    if sinks is not None:
+        _check_per_head("sinks", sinks, num_heads, sequences=False)
+    if alibi_slopes is not None:
+        _check_per_head("alibi_slopes", alibi_slopes, num_heads, sequences=True)
+    if out is not None:
+        _check_out(out, query, (num_heads, value_dim))
+    left, right = _check_window(options.window)
+    return Problem(
+        dtype=query.dtype,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        value_dim=value_dim,
+        page_size=key.shape[1] if paged else 0,
+        query_strides=_row_strides(query),
+        key_strides=_key_strides(key),
+        value_strides=_key_strides(value),
+        output_strides=(num_heads * value_dim, value_dim) if out is None else _row_strides(out),
+        window_left=left,
+        window_right=0 if check_causal(options.causal) else right,
+        softmax_scale=_check_scale(options.softmax_scale, head_dim),
+        softcap=_check_softcap(options.softcap),
+        sinks=sinks is not None,
+        alibi=alibi_slopes is not None,
+        used_keys=seqused_k is not None,
+        split_keys=_check_split(options.split_keys),
+        return_lse=bool(options.return_lse),
+    )
+
+
+def check_sizes(inputs: Inputs, max_seqlen_q: int, max_seqlen_k: int) -> Sizes:
+    """What the host knows of lengths; InputError unless all tensors speak of the same. Part of every call."""
+    query, key, value, cu_seqlens_q, cu_seqlens_k, block_table, seqused_k, _, alibi_slopes, out = inputs
+    batch = cu_seqlens_q.shape[0] - 1
+    if (
+        batch < 0
+        or (cu_seqlens_k is not None and cu_seqlens_k.shape[0] != batch + 1)
+        or (block_table is not None and block_table.shape[0] != batch)
+        or (seqused_k is not None and seqused_k.shape[0] != batch)
+        or (alibi_slopes is not None and alibi_slopes.dim() == 2 and alibi_slopes.shape[0] != batch)
+        or key.shape[0] != value.shape[0]
+        or (out is not None and out.shape[0] != query.shape[0])
+        or type(max_seqlen_q) is not int
+        or type(max_seqlen_k) is not int
+        or max_seqlen_q < 0
+        or max_seqlen_k < 0
+    ):
+        _refuse_sizes(inputs, max_seqlen_q, max_seqlen_k)
+    return Sizes(batch, max_seqlen_q, max_seqlen_k)
+
+
+def _refuse_sizes(inputs: Inputs, max_seqlen_q: int, max_seqlen_k: int) -> None:
+    for name, bound in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
+        if type(bound) is not int or bound < 0:
+            raise InputError(
+                f"{name} is {bound!r}; expected an int of at least 0 that no sequence's length exceeds"
+            )
+    batch = inputs.cu_seqlens_q.shape[0] - 1
+    if batch < 0:
+        raise InputError("cu_seqlens_q is empty; expected (batch + 1) entries, the first of them 0")
+    tokens, keys = inputs.query.shape[0], inputs.key.shape[0]
+    for name, first, counted, expected in (
+        ("value", keys, "key has", keys),
+        ("out", tokens, "query has", tokens),
+        ("cu_seqlens_k", batch + 1, "cu_seqlens_q has", batch + 1),
+        ("block_table", batch, "sequences of cu_seqlens_q are", batch),
+        ("seqused_k", batch, "sequences of cu_seqlens_q are", batch),
+        ("alibi_slopes", batch, "sequences of cu_seqlens_q are", batch),
+    ):
+        tensor = getattr(inputs, name)
+        if tensor is not None and tensor.shape[0] != expected:
+            raise InputError(
+                f"{name} has shape {tuple(tensor.shape)}, but {counted} {first}; expected {expected} as its first "
+                "dimension"
+            )
+
+
+def _vector(tensor: torch.Tensor) -> tuple[object, ...]:
+    """What decides whether lengths or numbers for each head can be read."""
+    return (
+        tensor.dtype,
+        tensor.device,
+        tensor.dim(),
+        tensor.stride(-1) if tensor.shape[-1] > 1 else 1,
+    )
+
+
+def _check_tensor(name: str, tensor: object, query: torch.Tensor) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise InputError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
+    if tensor.is_nested:
+        raise InputError(f"{name} is a nested tensor; expected a packed one: take its values()")
+    if tensor.layout is not torch.strided:
+        raise InputError(f"{name} has layout {tensor.layout}; expected a dense tensor: call .to_dense()")
+    if tensor.device != query.device:
+        raise InputError(
+            f"{name} is on {tensor.device} but query is on {query.device}; expected one device: move it with .to()"
+        )
+
+
+def _check_form(
+    key: torch.Tensor,
+    cu_seqlens_k: torch.Tensor | None,
+    block_table: torch.Tensor | None,
+    seqused_k: torch.Tensor | None,
+) -> None:
+    """Either packed or in pages."""
+    if block_table is None and cu_seqlens_k is None:
+        raise InputError(
+            "neither cu_seqlens_k nor block_table is given; expected cu_seqlens_k for packed keys, "
+            "block_table and seqused_k for keys in pages"
+        )
+    if block_table is not None and cu_seqlens_k is not None:
+        raise InputError("cu_seqlens_k and block_table are both given; expected one: packed keys or pages")
+    if block_table is not None and seqused_k is None:
+        raise InputError(
+            "block_table is given without seqused_k; expected the number of keys of each sequence"
+        )
+    if block_table is not None and key.dim() == 4 and key.shape[1] == 0:
+        raise InputError("pages of key hold 0 tokens; expected at least one")
+
+
+def _check_query_key_value(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, paged: bool) -> None:
+    packed_shape, paged_shape = "(keys, kv_heads, {})", "(pages, page_size, kv_heads, {})"
+    like = paged_shape if paged else packed_shape
+    expectations = (
+        ("query", query, "(tokens, heads, head_dim)", 3),
+        ("key", key, like.format("head_dim"), 4 if paged else 3),
+        ("value", value, like.format("value_dim"), 4 if paged else 3),
+    )
+    for name, tensor, shape, dimensions in expectations:
+        if tensor.dim() != dimensions:
+            raise InputError(f"{name} has shape {tuple(tensor.shape)}; expected {shape}")
+        if tensor.dtype not in DTYPES:
+            raise InputError(
+                f"{name} has dtype {tensor.dtype}; expected float32, bfloat16 or float16: use .to()"
+            )
+        if tensor.dtype != query.dtype:
+            raise InputError(
+                f"{name} is {tensor.dtype} but query is {query.dtype}; expected one dtype: convert with .to()"
+            )
+        if tensor.stride(-1) != 1:
+            raise InputError(
+                f"the last dimension of {name} is not contiguous (stride {tensor.stride(-1)}); "
+                "call .contiguous() on it"
+            )
+    if key.shape[:-1] != value.shape[:-1]:
+        raise InputError(
+            f"key {tuple(key.shape)} and value {tuple(value.shape)} differ before their last dimension; "
+            f"expected key {like.format('head_dim')} and value {like.format('value_dim')}"
+        )
+    heads, kv_heads = query.shape[1], key.shape[-2]
+    if not kv_heads or heads % kv_heads:
+        raise InputError(
+            f"{heads} query heads cannot share {kv_heads} key/value heads; "
+            "expected the first to be a multiple of the second"
+        )
+    if key.shape[-1] != query.shape[2]:
+        raise InputError(
+            f"query has head_dim {query.shape[2]} but key has {key.shape[-1]}; expected the same"
+        )
+    for name, dimension, most in (
+        ("head_dim", query.shape[2], MAX_HEAD_DIM),
+        ("value_dim", value.shape[-1], MAX_VALUE_DIM),
+    ):
+        if not HEAD_DIM_STEP <= dimension <= most or dimension % HEAD_DIM_STEP:
+            raise InputError(
+                f"{name} is {dimension}; expected a multiple of {HEAD_DIM_STEP} up to {most}: pad with zeros"
+                + (", and give softmax_scale" if name == "head_dim" else "")
+            )
+
+
+def _check_lengths(name: str, tensor: torch.Tensor | None) -> None:
+    if tensor is None:
+        return
+    dimensions = 2 if name == "block_table" else 1
+    if tensor.dim() != dimensions:
+        shape = {"block_table": "(batch, pages)", "seqused_k": "(batch,)"}.get(name, "(batch + 1,)")
+        raise InputError(f"{name} has shape {tuple(tensor.shape)}; expected {shape}")
+    if tensor.dtype is not torch.int32:
+        raise InputError(f"{name} has dtype {tensor.dtype}; expected int32: use .to(torch.int32)")
+    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        raise InputError(f"the last dimension of {name} is not contiguous; call .contiguous() on it")
+
+
+def _check_per_head(name: str, tensor: torch.Tensor, heads: int, *, sequences: bool) -> None:
+    if not (tensor.dim() == 1 or (sequences and tensor.dim() == 2)) or tensor.shape[-1] != heads:
+        either = f" or (batch, {heads})" if sequences else ""
+        raise InputError(
+            f"{name} has shape {tuple(tensor.shape)}; expected ({heads},){either}, one for each head"
+        )
+    if tensor.dtype is not torch.float32:
+        raise InputError(f"{name} has dtype {tensor.dtype}; expected float32: convert once with .float()")
+    if heads > 1 and tensor.stride(-1) != 1:
+        raise InputError(f"the last dimension of {name} is not contiguous; call .contiguous() on it")
+
+
+def _check_out(out: torch.Tensor, query: torch.Tensor, shape: tuple[int, ...]) -> None:
+    if out.dim() != 3 or tuple(out.shape[1:]) != shape or out.dtype != query.dtype:
+        expected = (query.shape[0], *shape)
+        raise InputError(
+            f"out is {out.dtype} with shape {tuple(out.shape)}; expected {query.dtype} with shape {expected}"
+        )
+    if out.stride(2) != 1:
+        raise InputError("the last dimension of out is not contiguous; expected stride 1 there")
+
+
+def _check_window(window: object) -> tuple[int, int]:
+    if (
+        isinstance(window, tuple)
+        and len(window) == 2
+        and all(
+            isinstance(side, (int, np.integer)) and not isinstance(side, bool) and side >= -1
+            for side in window
+        )
+    ):
+        return int(window[0]), int(window[1])
+    raise InputError(
+        f"window is {window!r}; expected (left, right), each the number of keys that are seen on that side beside "
+        "one's own, or -1 for all"
+    )
+
+
+def _check_scale(softmax_scale: float | None, head_dim: int) -> float:
+    if softmax_scale is None:
+        return float(head_dim**-0.5)
+    if is_finite(softmax_scale) and 1e-30 <= float(softmax_scale) <= 1e30:
+        return float(softmax_scale)
+    raise InputError(
+        f"softmax_scale is {softmax_scale!r}; expected a number between 1e-30 and 1e30, or None for 1/sqrt(head_dim)"
+    )
+
+
+def _check_softcap(softcap: float) -> float:
+    if is_finite(softcap) and (softcap == 0 or 1e-6 <= float(softcap) <= 1e6):
+        return float(softcap)
+    raise InputError(f"softcap is {softcap!r}; expected a number between 1e-6 and 1e6, or 0 for none")
+
+
+def _check_split(split_keys: int | None) -> int:
+    if split_keys is None:
+        return 0
+    if (
+        isinstance(split_keys, numbers.Integral)
+        and not isinstance(split_keys, bool)
+        and split_keys > 0
+        and split_keys % SPLIT_STEP == 0
+    ):
+        return int(split_keys)
+    raise InputError(f"split_keys is {split_keys!r}; expected a multiple of {SPLIT_STEP}, or None")
+
+
+def _row_strides(tensor: torch.Tensor) -> tuple[int, int]:
+    """Of (token, head), the last two dimensions but one. That of a single head is never used: 0.
+
+    How many tokens there are is not for a problem to know, so theirs is what it is.
+    """
+    token, head = tensor.stride()[-3:-1]
+    return token, head if tensor.shape[-2] > 1 else 0
+
+
+def _key_strides(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Of (page, token, head)."""
+    token, head = _row_strides(tensor)
+    if tensor.dim() == 3:
+        return 0, token, head
+    return tensor.stride(0), token if tensor.shape[1] > 1 else 0, head

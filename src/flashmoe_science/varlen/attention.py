@@ -1,0 +1,163 @@
+"""Attention for serving, on whichever device the tensors are."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+
+from flashmoe_science.arguments import reject_without_memory
+from flashmoe_science.cuda import varlen as cuda
+from flashmoe_science.errors import DeviceError, InputError
+from flashmoe_science.plans import keep
+from flashmoe_science.varlen.arguments import Inputs, Options, check, check_sizes, signature_of
+from flashmoe_science.varlen.problem import Backend, Problem, Run, Tensors
+
+_BACKENDS: dict[str, Backend] = {"cuda": cuda}
+_MAX_RUNS = 1024
+_runs: dict[tuple[object, ...], Run] = {}
+
+
+def attention_varlen(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    cu_seqlens_k: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    seqused_k: torch.Tensor | None = None,
+    causal: bool = True,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    out: torch.Tensor | None = None,
+    return_lse: bool = False,
+    split_keys: int | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attention of sequences of any lengths in one call: prompts, chunks of prompts and decode steps, as they come.
+
+    Query rows of all sequences lie one after another. Keys lie likewise, or in the pages of a cache. Lengths are int32
+    tensors on the device; the host never reads them, so nothing is synchronised, and a CUDA graph can be replayed
+    after they changed in place. Autograd does not record it.
+
+    Let n and m be the numbers of queries and keys of a sequence. Query i stands at position p = i + m - n: masks align
+    bottom-right. Its score with key j is s_j = softmax_scale * query_i @ key_j, then softcap * tanh(s_j / softcap) if
+    there is a cap, then s_j - slope * abs(p - j) with ALiBi. Row i of the result is
+    sum_j exp(s_j) value_j / (sum_j exp(s_j) + exp(sink)), over the keys that it sees: those with j < m; j <= p if
+    causal; p - left <= j <= p + right in a window.
+
+    Args:
+        query: (tokens, heads, head_dim); float32 (on CPU only), bfloat16 or float16; any strides whose last is 1.
+        key, value: packed (keys, kv_heads, head_dim), or in pages (pages, page_size, kv_heads, head_dim), of the same
+            dtype and device; value may have another last dimension, value_dim. Any page size, any strides whose last
+            is 1. Query head h uses key/value head h // (heads // kv_heads). head_dim and value_dim are multiples of 8.
+        cu_seqlens_q: (batch + 1,) int32, begins with 0: query rows of sequence b are cu_seqlens_q[b] to
+            cu_seqlens_q[b + 1]. A sequence may have none.
+        max_seqlen_q, max_seqlen_k: no sequence has more queries, or keys. Bounds, not lengths: for a CUDA graph, the
+            largest that will be replayed.
+        cu_seqlens_k: (batch + 1,) int32: the same of packed keys.
+        block_table: (batch, pages) int32: which page holds keys [i * page_size, (i + 1) * page_size) of a sequence.
+            Sequences may share pages. Entries behind a sequence's length are never read as pages.
+        seqused_k: (batch,) int32: how many keys each sequence has, up to what its row of the table, or its part of
+            packed keys, can hold. Needed with block_table; without it, all packed keys are used.
+        causal: a query sees no key behind its own position.
+        window: (left, right), how many keys a query sees before and after its position beside that one; -1: all.
+            Where causal is true, right is 0.
+        softcap: 0 for none.
+        sinks: (heads,) float32: for each head, a logit that takes part in the sum and has no value; minus infinity for
+            none.
+        alibi_slopes: (heads,) or (batch, heads) float32.
+        softmax_scale: positive; 1 / sqrt(head_dim) if None.
+        out: (tokens, heads, value_dim) of query's dtype, any strides whose last is 1: the result goes there, and is
+            returned. It may not overlap the other tensors.
+        return_lse: also return the log-sum-exp of the scores. The sink is not in it, so that results for parts of the
+            keys can be merged, and the sink added once.
+        split_keys: a multiple of 128. Sums over a sequence's keys are cut at each multiple of it and added in that
+            order. The bits of a sequence's rows then depend on its own queries and keys alone, not on what else is in
+            the batch, nor on where its pages lie. None: cuts depend on the batch; equal calls still give equal bits.
+
+    Returns:
+        The output, (tokens, heads, value_dim); with `return_lse` also the natural log-sum-exp, float32,
+        (tokens, heads). A row that sees no key gives zeros and minus infinity, whatever the sink. So do rows of query
+        that belong to no sequence, from cu_seqlens_q[batch] on. What no row sees (the rest of a page, pages that are
+        not named, hidden keys) has no effect, NaN and infinity included. A row that sees a NaN is NaN.
+
+    Raises:
+        InputError: arguments that do not fit together, have no memory, or require a gradient. On the CPU also lengths
+            and pages that lie outside their tensors; on CUDA these are the caller's to keep.
+        DeviceError: no kernel for this call on this device, or nothing on the machine to compile one with.
+        BuildError: the kernel did not compile.
+
+    Reference: Kwon et al., Efficient Memory Management for Large Language Model Serving with PagedAttention (2023),
+    arXiv:2309.06180; Dao et al., FlashAttention (2022), arXiv:2205.14135; Xiao et al., Efficient Streaming Language
+    Models with Attention Sinks (2023), arXiv:2309.17453; Press et al., Train Short, Test Long (2021), arXiv:2108.12409.
+    """
+    inputs = Inputs(
+        query, key, value, cu_seqlens_q, cu_seqlens_k, block_table, seqused_k, sinks, alibi_slopes, out
+    )
+    options = Options(causal, window, softcap, softmax_scale, split_keys, return_lse)
+    try:
+        signature = signature_of(inputs, options)
+        run = _runs.get(signature)
+    except (AttributeError, TypeError, RuntimeError):
+        # Not tensors, not dense, or an option that cannot be hashed: the checks say which.
+        check(inputs, options)
+        raise
+    if run is None:
+        problem = check(inputs, options)
+        check_sizes(inputs, max_seqlen_q, max_seqlen_k)  # before anything is compiled
+        _reject_gradients(query, key, value)
+        run = _prepare(problem, query.device)
+        keep(_runs, signature, run, _MAX_RUNS)
+    sizes = check_sizes(inputs, max_seqlen_q, max_seqlen_k)
+    if query.requires_grad or key.requires_grad or value.requires_grad:
+        _reject_gradients(query, key, value)
+    if type(query) is not torch.Tensor:
+        reject_without_memory(query=query, key=key, value=value)
+    tokens, num_heads, _ = query.shape
+    if out is None:
+        out = query.new_empty((tokens, num_heads, value.shape[-1]))
+    lse = query.new_empty((tokens, num_heads), dtype=torch.float32) if return_lse else None
+    if tokens:
+        run(
+            Tensors(
+                query,
+                key,
+                value,
+                out,
+                lse,
+                cu_seqlens_q,
+                cu_seqlens_k,
+                block_table,
+                seqused_k,
+                sinks,
+                alibi_slopes,
+            ),
+            sizes,
+        )
+    return out if lse is None else (out, lse)
+
+
+def _prepare(problem: Problem, device: torch.device) -> Run:
+    """Choose, compile and load, once for each problem."""
+    backend = _BACKENDS.get(device.type)
+    if backend is None:
+        raise DeviceError(
+            f"there is no kernel of attention_varlen for {device}; expected tensors on "
+            f"{' or '.join(_BACKENDS)}: move them with .to()"
+        )
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        return backend.prepare(problem, device)
+
+
+def _reject_gradients(*tensors: torch.Tensor) -> None:
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        raise InputError(
+            "an argument requires a gradient, and attention_varlen has none; call it under torch.no_grad(), or "
+            "flash_attention for each sequence"
+        )

@@ -1,0 +1,159 @@
+"""Batches for attention over sequences of any lengths, packed and in pages, with NaN wherever nothing belongs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+Call = dict[str, torch.Tensor]
+NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Heads and dimensions of a batch; and how many queries and keys its sequences have."""
+
+    queries: tuple[int, ...]
+    keys: tuple[int, ...]
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    value_dim: int = 0
+    """0: head_dim."""
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Query rows of all sequences, and the keys and values of each."""
+
+    query: torch.Tensor
+    keys: tuple[torch.Tensor, ...]
+    values: tuple[torch.Tensor, ...]
+
+
+def contents(shape: Shape, seed: int = 0) -> Contents:
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator).to(shape.dtype)
+
+    value_dim = shape.value_dim or shape.head_dim
+    return Contents(
+        normal(sum(shape.queries), shape.heads, shape.head_dim),
+        tuple(normal(length, shape.kv_heads, shape.head_dim) for length in shape.keys),
+        tuple(normal(length, shape.kv_heads, value_dim) for length in shape.keys),
+    )
+
+
+def bounds(shape: Shape) -> dict[str, int]:
+    return {"max_seqlen_q": max(shape.queries, default=0), "max_seqlen_k": max(shape.keys, default=0)}
+
+
+def packed(shape: Shape, seed: int = 0, *, spare_rows: int = 0, spare_keys: int = 0) -> Call:
+    """A call of packed keys. Spare query rows are behind the last sequence, spare keys behind each (with seqused_k)."""
+    given = contents(shape, seed)
+    parts: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for key, value in zip(given.keys, given.values, strict=True):
+        parts.append(
+            tuple(
+                torch.cat([part, part.new_full((spare_keys, *part.shape[1:]), NAN)]) for part in (key, value)
+            )
+        )  # type: ignore[arg-type]
+    value_dim = shape.value_dim or shape.head_dim
+    empty = given.query.new_empty
+    call = {
+        "query": _with_spare_rows(given.query, spare_rows),
+        "key": torch.cat([empty(0, shape.kv_heads, shape.head_dim), *(key for key, _ in parts)]),
+        "value": torch.cat([empty(0, shape.kv_heads, value_dim), *(value for _, value in parts)]),
+        "cu_seqlens_q": _cumulative(shape.queries),
+        "cu_seqlens_k": _cumulative([length + spare_keys for length in shape.keys]),
+    }
+    if spare_keys:
+        call["seqused_k"] = torch.tensor(shape.keys, dtype=torch.int32)
+    return call
+
+
+def paged(
+    shape: Shape,
+    page_size: int,
+    seed: int = 0,
+    *,
+    layout: str = "NHD",
+    spare_rows: int = 0,
+    spare_columns: int = 2,
+    spare_pages: int = 3,
+    garbage: int = -1,
+) -> Call:
+    """A call of keys in pages that are shuffled; slots without a key are NaN, the table behind each length is garbage.
+
+    Args:
+        layout: NHD, HND (heads before tokens), joint (key and value of one tensor, the page's dimension second), or
+            interleaved (key and value of one tensor beside each other in each page).
+    """
+    given = contents(shape, seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    pages_of = [-(-length // page_size) for length in shape.keys]
+    pages = sum(pages_of) + spare_pages
+    key, value = _cache(pages, page_size, shape, layout)
+    order = torch.randperm(pages, generator=generator)
+    table = torch.full(
+        (len(shape.keys), max(pages_of, default=0) + spare_columns), garbage, dtype=torch.int32
+    )
+    taken = 0
+    for index, count in enumerate(pages_of):
+        table[index, :count] = order[taken : taken + count].int()
+        taken += count
+        position = torch.arange(shape.keys[index])
+        page = table[index].long()[position // page_size]
+        key[page, position % page_size] = given.keys[index]
+        value[page, position % page_size] = given.values[index]
+    return {
+        "query": _with_spare_rows(given.query, spare_rows),
+        "key": key,
+        "value": value,
+        "cu_seqlens_q": _cumulative(shape.queries),
+        "block_table": table,
+        "seqused_k": torch.tensor(shape.keys, dtype=torch.int32),
+    }
+
+
+def to(call: Call, device: torch.device | str) -> Call:
+    """The call on another device, with the same strides."""
+    return {name: _moved(tensor, device) for name, tensor in call.items()}
+
+
+def _moved(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    moved = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    return moved.copy_(tensor)
+
+
+def _cache(pages: int, page_size: int, shape: Shape, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
+    value_dim = shape.value_dim or shape.head_dim
+    dimensions = shape.head_dim, value_dim
+    nan = torch.tensor(NAN, dtype=shape.dtype)
+    if layout == "NHD":
+        key, value = (nan.repeat(pages, page_size, shape.kv_heads, dimension) for dimension in dimensions)
+    elif layout == "HND":
+        key, value = (
+            nan.repeat(pages, shape.kv_heads, page_size, dimension).transpose(1, 2)
+            for dimension in dimensions
+        )
+    elif layout == "joint":
+        assert shape.head_dim == value_dim
+        key, value = nan.repeat(2, pages, page_size, shape.kv_heads, value_dim).unbind(0)
+    else:
+        assert layout == "interleaved"
+        both = nan.repeat(pages, page_size, shape.kv_heads, sum(dimensions))
+        key, value = both.split(dimensions, -1)
+    return key, value
+
+
+def _cumulative(lengths: Sequence[int]) -> torch.Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).int()
+
+
+def _with_spare_rows(query: torch.Tensor, rows: int) -> torch.Tensor:
+    return torch.cat([query, query.new_full((rows, *query.shape[1:]), NAN)])
