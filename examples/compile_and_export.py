@@ -55,7 +55,7 @@ def seconds(function: nn.Module, x: torch.Tensor) -> float:
     return min(times)
 
 
-@torch.no_grad()  # experts have no backward pass; attention has
+@torch.no_grad()  # what is exported is for inference
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")

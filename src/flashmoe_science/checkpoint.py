@@ -11,16 +11,18 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from flashmoe_science.operators.attention import FORWARD
 from flashmoe_science.operators.moe import FUSED_MOE
+from flashmoe_science.operators.moe_training import TRAINING
 from flashmoe_science.operators.routing import TOPK_ROUTING
 
 
 def save_list() -> list[Any]:
     """The operators whose results are worth their memory, for a policy of one's own.
 
-    Attention keeps output and log-sum-exp (for each row of query head_dim elements and 4 bytes), an expert layer a row
-    for each token.
+    Attention keeps output and log-sum-exp (for each row of query head_dim elements and 4 bytes), an expert layer
+    that autograd records a row for each token and the gate and up projections of each of its choices: without these,
+    ``fused_moe(..., recompute=True)``.
     """
-    return [FORWARD, FUSED_MOE, TOPK_ROUTING]
+    return [FORWARD, FUSED_MOE, TRAINING, TOPK_ROUTING]
 
 
 def context_fn() -> tuple[Any, Any]:

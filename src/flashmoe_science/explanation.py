@@ -37,13 +37,16 @@ class Explanation:
     reason: str
     others: tuple[tuple[str, str], ...]
     """Each other kernel (on a CPU: instruction set), and why it is not taken."""
+    gradients: str | None = None
+    """What computes the backward pass, where it is not a kernel."""
 
     def __str__(self) -> str:
         lines = [
             f"{self.operation} on {self.device}: {self.kernel}, {self.reason}",
             f"  {self.configuration}",
         ]
-        return "\n".join([*lines, *(f"  not {name}: {reason}" for name, reason in self.others)])
+        lines += [f"  not {name}: {reason}" for name, reason in self.others]
+        return "\n".join(lines if self.gradients is None else [*lines, f"  gradients: {self.gradients}"])
 
 
 def explain(
@@ -96,10 +99,12 @@ def _moe_on_cuda(arguments: dict[str, Any], gpu: Device | None) -> Explanation:
     if arguments["w13_scales"] is not None or arguments["w2_scales"] is not None:
         raise DeviceError(NO_QUANTIZED_CUDA)
     problem, device = asked_of_moe(tuple(arguments[name] for name in _MOE_TENSORS), activation, layout, gpu)
-    return _on_cuda("fused_moe", MOE, problem, device)
+    return _on_cuda("fused_moe", MOE, problem, device, _COMPOSED)
 
 
-def _on_cuda(operation: str, selection: Selection[Any], problem: Any, device: Device) -> Explanation:
+def _on_cuda(
+    operation: str, selection: Selection[Any], problem: Any, device: Device, gradients: str | None = None
+) -> Explanation:
     choice = selection.select(problem, device)
     others = selection.others(problem, device, choice)
     return Explanation(
@@ -109,6 +114,7 @@ def _on_cuda(operation: str, selection: Selection[Any], problem: Any, device: De
         configuration=choice.configuration,
         reason=choice.reason,
         others=tuple((other.kernel.value, other.reason) for other in others),
+        gradients=gradients,
     )
 
 
@@ -161,6 +167,7 @@ def _on_cpu(operation: str, tensor: torch.Tensor) -> Explanation:
         configuration=chosen.value,
         reason=f"as {host.INSTRUCTION_SET_VARIABLE} asks" if asked else "the best that this CPU runs",
         others=tuple(others),
+        gradients=_COMPOSED if operation == "fused_moe" else None,
     )
 
 
@@ -180,6 +187,7 @@ class _Operation:
 
 _MOE_TENSORS = ("hidden_states", "w13", "w2", "topk_weights", "topk_ids")
 _CPU_KERNELS = {"flash_attention": "attention_forward", "fused_moe": "moe_forward"}
+_COMPOSED = "PyTorch's operations, one expert after the other, as there is no kernel yet"
 _OPERATIONS: dict[Callable[..., Any], _Operation] = {
     inspect.unwrap(flash_attention): _Operation(_check_attention, _attention_on_cuda),
     inspect.unwrap(fused_moe): _Operation(_check_moe, _moe_on_cuda),

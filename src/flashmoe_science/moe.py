@@ -11,10 +11,12 @@ from torch.compiler import is_dynamo_compiling
 from flashmoe_science import autocast
 from flashmoe_science.cpu import moe as cpu_moe
 from flashmoe_science.cpu import moe_quantized as cpu_moe_quantized
+from flashmoe_science.cpu import moe_training as cpu_training
 from flashmoe_science.cuda import moe as cuda_moe
 from flashmoe_science.cuda.moe import topk as cuda_topk
+from flashmoe_science.cuda.moe import training as cuda_training
 from flashmoe_science.direct import all_direct, has_own_layout
-from flashmoe_science.errors import BuildError, DeviceError
+from flashmoe_science.errors import BuildError, DeviceError, InputError
 from flashmoe_science.moe_arguments import (
     Activation,
     Scores,
@@ -24,8 +26,10 @@ from flashmoe_science.moe_arguments import (
     parse_choice,
     reject_moe_gradients,
 )
+from flashmoe_science.moe_autograd import differentiable_moe
 from flashmoe_science.operators.moe import FUSED_MOE
 from flashmoe_science.operators.moe_quantized import FUSED_MOE_QUANTIZED
+from flashmoe_science.operators.moe_training import TRAINING
 from flashmoe_science.operators.routing import TOPK_ROUTING
 from flashmoe_science.operators.sharding import register_where_used
 from flashmoe_science.quantized import both_scales
@@ -48,8 +52,12 @@ def fused_moe(
     out: torch.Tensor | None = None,
     w13_scales: torch.Tensor | None = None,
     w2_scales: torch.Tensor | None = None,
+    recompute: bool = False,
 ) -> torch.Tensor:
-    """The weighted sum of each token's chosen experts, two-layer perceptrons with a gate (forward only).
+    """The weighted sum of each token's chosen experts, two-layer perceptrons with a gate.
+
+    Differentiable once by hidden_states, w13, w2 and topk_weights. Kept for the backward pass are the arguments and the
+    gate and up projections, (tokens * k, rows of w13) of the tensors' dtype: nothing else.
 
     out[t] = sum over j of topk_weights[t, j] * w2[e] @ act(w13[e] @ hidden_states[t]), where e = topk_ids[t, j].
     Intermediate values and the experts' results are rounded to the tensors' dtype (the results not where few tokens
@@ -68,19 +76,23 @@ def fused_moe(
         activation: "silu" (SwiGLU), "gelu" (GeGLU, exact), "gelu_tanh"; without a gate "silu_no_mul", "gelu_no_mul",
             "relu2_no_mul".
         w13_layout: "concat" (all gate rows, then all up rows) or "interleaved" (gate 0, up 0, gate 1, ...).
-        out: (tokens, hidden), contiguous, where to write the result; memory of its own. A new tensor if None.
+        out: (tokens, hidden), contiguous, where to write the result; memory of its own. A new tensor if None. Autograd
+            does not record such a call.
         w13_scales: (experts, rows of w13, groups), of hidden_states' dtype, where w13 and w2 are quantised (CPU only):
             int8, or uint8 with two weights of 4 bits in a byte, the first in the low half, each stored with 8 added.
             w13's last dimension is then hidden / 2. A weight is its number times its group's scale; a group is
             hidden / groups neighbours in a row, a multiple of 32. Products are summed in float32 and no weight is
             rounded. `flashmoe_science.quantized.quantized` makes such weights.
-        w2_scales: (experts, hidden, groups), the same for w2.
+        w2_scales: (experts, hidden, groups), the same for w2. Quantised weights have no backward pass.
+        recompute: keep no projections for the backward pass, and compute them again there: a third of its products
+            more. Without effect where no gradient is needed.
 
     Returns:
         (tokens, hidden), like hidden_states.
 
     Raises:
-        InputError: arguments that do not fit together, that require a gradient, or that have no memory.
+        InputError: arguments that do not fit together, that have no memory, or that require a gradient with ``out`` or
+            with scales.
         DeviceError: no kernel for this device, or nothing on the machine to compile one with.
         BuildError: the kernel did not compile.
 
@@ -106,7 +118,7 @@ def fused_moe(
         )
     if is_dynamo_compiling():
         return _fused_moe_dispatched(
-            hidden_states, w13, w2, topk_weights, topk_ids, activation, w13_layout, out
+            hidden_states, w13, w2, topk_weights, topk_ids, activation, w13_layout, out, recompute
         )
     kind = _by_name(_ACTIVATIONS, activation) or parse_choice(Activation, activation, "activation")
     layout = _by_name(_LAYOUTS, w13_layout) or parse_choice(W13Layout, w13_layout, "w13_layout")
@@ -117,13 +129,34 @@ def fused_moe(
             check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, kind, out)
         register_where_used()
         return _fused_moe_dispatched(
-            hidden_states, w13, w2, topk_weights, topk_ids, kind.value, layout.value, out
+            hidden_states, w13, w2, topk_weights, topk_ids, kind.value, layout.value, out, recompute
         )
+    if out is not None:
+        check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, kind, out)
+        _reject_recorded_out(out, hidden_states, w13, w2, topk_weights)
     if isinstance(hidden_states, torch.Tensor):
         # The backends check shapes and types once for each combination.
         backend: Any = cuda_moe if hidden_states.is_cuda else cpu_moe if hidden_states.is_cpu else None
         if backend is not None:
             try:
+                if (
+                    hidden_states.requires_grad
+                    or w13.requires_grad
+                    or w2.requires_grad
+                    or topk_weights.requires_grad
+                ) and torch.is_grad_enabled():
+                    check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, kind, out)
+                    return differentiable_moe(
+                        cuda_training if hidden_states.is_cuda else cpu_training,
+                        hidden_states,
+                        w13,
+                        w2,
+                        topk_weights,
+                        topk_ids,
+                        activation=kind,
+                        w13_layout=layout,
+                        recompute=recompute,
+                    )
                 result: torch.Tensor = backend.forward(
                     hidden_states,
                     w13,
@@ -230,14 +263,29 @@ def _fused_moe_dispatched(
     activation: str | Activation,
     w13_layout: str | W13Layout,
     out: torch.Tensor | None,
+    recompute: bool,
 ) -> torch.Tensor:
     """By way of the dispatcher. torch.compile traces this, so what is checked is checked by the operator."""
     if is_dynamo_compiling():
         hidden_states, w13, w2, topk_weights = _autocast(hidden_states, w13, w2, topk_weights)
-    result: torch.Tensor = FUSED_MOE(
-        hidden_states, w13, w2, topk_weights, topk_ids, _word(activation), _word(w13_layout)
+    _reject_recorded_out(out, hidden_states, w13, w2, topk_weights)
+    tensors = hidden_states, w13, w2, topk_weights, topk_ids
+    options = _word(activation), _word(w13_layout)
+    result: torch.Tensor = (
+        TRAINING(*tensors, None, None, *options, False)[0] if recompute else FUSED_MOE(*tensors, *options)
     )
     return result if out is None else out.copy_(result)
+
+
+def _reject_recorded_out(out: torch.Tensor | None, *tensors: torch.Tensor) -> None:
+    """Raise InputError if autograd would have to record a call that writes to ``out``."""
+    if out is None or not torch.is_grad_enabled():
+        return
+    if out.requires_grad or any(tensor.requires_grad for tensor in tensors):
+        raise InputError(
+            "autograd does not record a call with out=, and a tensor requires a gradient; "
+            "leave out= away, or call it under torch.no_grad()"
+        )
 
 
 def _fused_moe_quantized(

@@ -137,6 +137,18 @@ def reject_overlap(out: torch.Tensor, **inputs: torch.Tensor) -> None:
             raise InputError(f"out shares memory with {name}; give it memory of its own: torch.empty_like()")
 
 
+def reject_unrecorded(**tensors: torch.Tensor) -> None:
+    """Raise InputError if autograd would record this call of a backend, which only `fused_moe` lets it do."""
+    if not torch.is_grad_enabled():
+        return
+    for name, tensor in tensors.items():
+        if tensor.requires_grad:
+            raise InputError(
+                f"{name} requires a gradient, and a backend's forward is not recorded; call "
+                "flashmoe_science.fused_moe, or this under torch.no_grad()"
+            )
+
+
 def reject_moe_gradients(**tensors: torch.Tensor) -> None:
     """Raise InputError if autograd would record this call: there is no backward pass."""
     if not torch.is_grad_enabled():

@@ -77,15 +77,16 @@ def exact_moe(
     moe: Moe, activation: Activation = Activation.SILU, layout: W13Layout = W13Layout.CONCAT
 ) -> torch.Tensor:
     """The result in float64, slot by slot from the formula."""
-    return _composed(moe, activation, layout, torch.float64)
+    return composed_moe(moe, activation, layout, torch.float64)
 
 
 def torch_moe(moe: Moe, activation: Activation = Activation.SILU) -> torch.Tensor:
     """In the tensors' dtype, with the combination in float32: the error that a kernel is measured against."""
-    return _composed(moe, activation, W13Layout.CONCAT, moe.hidden_states.dtype)
+    return composed_moe(moe, activation, W13Layout.CONCAT, moe.hidden_states.dtype)
 
 
-def _composed(moe: Moe, activation: Activation, layout: W13Layout, dtype: torch.dtype) -> torch.Tensor:
+def composed_moe(moe: Moe, activation: Activation, layout: W13Layout, dtype: torch.dtype) -> torch.Tensor:
+    """The formula, slot by slot, in ``dtype``; autograd may record it."""
     combined = torch.float64 if dtype is torch.float64 else torch.float32
     result = torch.zeros(moe.hidden_states.shape, dtype=combined)
     for token, choice in torch.cartesian_prod(*map(torch.arange, moe.topk_ids.shape)).view(-1, 2).tolist():

@@ -109,7 +109,7 @@ Change = Callable[[Arguments], Arguments]
         ),
         (
             lambda a: {"out": torch.empty(6, 32, requires_grad=True)},
-            "out requires a gradient, but there is no backward pass",
+            "autograd does not record a call with out=, and a tensor requires a gradient; leave out= away",
         ),
         (
             lambda a: {"w13": a["w13"][:0], "w2": a["w2"][:0]},
@@ -117,8 +117,8 @@ Change = Callable[[Arguments], Arguments]
         ),
         (lambda a: {"out": a["hidden_states"]}, "out shares memory with hidden_states"),
         (
-            lambda a: {"w13": a["w13"].requires_grad_()},
-            "w13 requires a gradient, but there is no backward pass",
+            lambda a: {"w13": a["w13"].requires_grad_(), "out": torch.empty(6, 32)},
+            "autograd does not record a call with out=, and a tensor requires a gradient; leave out= away",
         ),
     ],
 )

@@ -42,10 +42,12 @@ def call(library: ctypes.CDLL, generator: random.Random) -> None:
         )
     out = Memory(tokens * hidden, size, generator)
     launch = library.flashmoe_moe_forward
-    launch.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_int]
-    buffers = [*inputs, ids, out]
-    addresses = [memory.address for memory in buffers]
-    assert launch(ctypes.addressof(problem), *addresses, generator.choice((1, 1, 2, 3))) == 0
+    launch.argtypes = [ctypes.c_void_p] * 10 + [ctypes.c_int]
+    z = Memory(slots * rows, size, generator)
+    buffers = [*inputs, ids, out, z]
+    *addresses, kept = (memory.address for memory in buffers)
+    arguments = *addresses, None, None, generator.choice((None, kept))
+    assert launch(ctypes.addressof(problem), *arguments, generator.choice((1, 1, 2, 3))) == 0
     for memory in buffers:
         memory.free()
 

@@ -25,8 +25,8 @@ from flashmoe_science.moe_arguments import (
     W13Layout,
     check_moe_arguments,
     check_topk_arguments,
-    reject_moe_gradients,
     reject_overlap,
+    reject_unrecorded,
 )
 from flashmoe_science.plans import keep
 
@@ -76,11 +76,14 @@ def forward(
     activation: Activation = Activation.SILU,
     w13_layout: W13Layout = W13Layout.CONCAT,
     out: torch.Tensor | None = None,
+    z: torch.Tensor | None = None,
     instruction_set: InstructionSet | None = None,
 ) -> torch.Tensor:
-    """`flashmoe_science.fused_moe` for CPU tensors; arguments, result and errors as there.
+    """`flashmoe_science.fused_moe` for CPU tensors, without gradients; arguments, result and errors as there.
 
     Args:
+        z: (tokens * k, rows of w13), contiguous and of the tensors' dtype: where to keep the first product for the
+            backward pass, as `flashmoe_science.moe_gradients.MoeTrainingForward` says.
         instruction_set: run the code for this one; the CPU's best unless given.
     """
     tensors = (hidden_states, w13, w2, topk_weights, topk_ids)
@@ -121,14 +124,14 @@ def forward(
         or topk_weights.requires_grad
         or topk_ids.requires_grad
     ):
-        reject_moe_gradients(
+        reject_unrecorded(
             hidden_states=hidden_states, w13=w13, w2=w2, topk_weights=topk_weights, topk_ids=topk_ids
         )
     if out is None:
         out = allocate(plan.out_shape, plan.out_strides, hidden_states.dtype)
     else:
         if out.requires_grad:
-            reject_moe_gradients(out=out)
+            reject_unrecorded(out=out)
         reject_overlap(
             out, hidden_states=hidden_states, w13=w13, w2=w2, topk_weights=topk_weights, topk_ids=topk_ids
         )
@@ -138,6 +141,7 @@ def forward(
         out.data_ptr(),
         0,
         0,
+        0 if z is None else z.data_ptr(),
         torch.get_num_threads(),
     ):
         reject_without_memory(

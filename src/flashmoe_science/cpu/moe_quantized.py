@@ -88,6 +88,7 @@ def forward(
         out.data_ptr(),
         w13_scales.data_ptr(),
         w2_scales.data_ptr(),
+        0,
         torch.get_num_threads(),
     ):
         reject_without_memory(**named, output=out)

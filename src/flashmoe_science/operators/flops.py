@@ -14,6 +14,8 @@ from torch.utils.flop_counter import register_flop_formula
 from flashmoe_science.operators.attention import BACKWARD, FORWARD
 from flashmoe_science.operators.moe import FUSED_MOE
 from flashmoe_science.operators.moe_quantized import FUSED_MOE_QUANTIZED
+from flashmoe_science.operators.moe_training import BACKWARD as MOE_BACKWARD
+from flashmoe_science.operators.moe_training import TRAINING
 
 Shape = Sequence[int]
 
@@ -61,6 +63,31 @@ def fused_moe(
     return 2 * tokens * chosen * (w13[1] * w13[2] + w2[1] * w2[2])
 
 
+def fused_moe_backward(
+    grad_output: Shape,
+    hidden_states: Shape,
+    w13: Shape,
+    w2: Shape,
+    topk_weights: Shape,
+    topk_ids: Shape,
+    z: Shape | None = None,
+    w13_bias: Shape | None = None,
+    w2_bias: Shape | None = None,
+    activation: str = "silu",
+    w13_layout: str = "concat",
+    needs: Sequence[bool] = (True, True, True, True, True, True),
+    **named: Any,
+) -> int:
+    """Four products where all gradients are needed, twice the forward's; one more where z is computed again."""
+    tokens, chosen = topk_ids
+    first, second = w13[1] * w13[2], w2[1] * w2[2]
+    of_hidden, of_w13, of_w2, of_weights, of_w13_bias, _ = needs
+    kept = z is not None and z[0] == tokens * chosen
+    through_z = of_hidden or of_w13 or of_w13_bias
+    depth = first * (of_hidden + of_w13 + (not kept)) + second * (of_w2 + (through_z or of_weights))
+    return 2 * tokens * chosen * depth
+
+
 def fused_moe_quantized(
     hidden_states: Shape,
     w13: Shape,
@@ -80,4 +107,6 @@ def fused_moe_quantized(
 register_flop_formula(FORWARD.overloadpacket)(attention_forward)
 register_flop_formula(BACKWARD.overloadpacket)(attention_backward)
 register_flop_formula(FUSED_MOE.overloadpacket)(fused_moe)
+register_flop_formula(TRAINING.overloadpacket)(fused_moe)
+register_flop_formula(MOE_BACKWARD.overloadpacket)(fused_moe_backward)
 register_flop_formula(FUSED_MOE_QUANTIZED.overloadpacket)(fused_moe_quantized)

@@ -14,11 +14,11 @@ from flashmoe_science.moe_arguments import (
     W13Layout,
     check_moe_arguments,
     parse_choice,
-    reject_moe_gradients,
 )
 from flashmoe_science.operators import folding
 from flashmoe_science.operators.library import define
-from flashmoe_science.operators.recording import below_autograd, reject_tangents
+from flashmoe_science.operators.moe_training import record_training
+from flashmoe_science.operators.recording import below_autograd, is_recorded, reject_tangents
 
 
 def _on(backend: Any) -> Callable[..., torch.Tensor]:
@@ -70,10 +70,12 @@ def _recorded(
     w13_layout: str = "concat",
 ) -> torch.Tensor:
     reject_tangents("fused_moe", hidden_states, w13, w2, topk_weights)
-    reject_moe_gradients(hidden_states=hidden_states, w13=w13, w2=w2, topk_weights=topk_weights)
-    result: torch.Tensor = below_autograd(
-        FUSED_MOE, hidden_states, w13, w2, topk_weights, topk_ids, activation, w13_layout
-    )
+    tensors = hidden_states, w13, w2, topk_weights, topk_ids
+    if is_recorded(hidden_states, w13, w2, topk_weights):
+        result, _ = record_training(*tensors, None, None, activation, w13_layout, True)
+    else:
+        result = below_autograd(FUSED_MOE, *tensors, activation, w13_layout)
+    assert isinstance(result, torch.Tensor)
     return result
 
 

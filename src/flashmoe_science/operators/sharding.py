@@ -35,6 +35,8 @@ def register() -> None:
         (torch.ops.flashmoe_science.flash_attention_forward.default, _attention_forward),
         (torch.ops.flashmoe_science.flash_attention_backward.default, _attention_backward),
         (torch.ops.flashmoe_science.fused_moe.default, _fused_moe),
+        (torch.ops.flashmoe_science.fused_moe_training.default, _fused_moe_training),
+        (torch.ops.flashmoe_science.fused_moe_backward.default, _fused_moe_backward),
         (torch.ops.flashmoe_science.topk_routing.default, _topk_routing),
     ):
         wrap: Callable[[Any], Any] = register_sharding(operator)
@@ -88,6 +90,64 @@ def _fused_moe(
         _everywhere(whole, results=1, tensors=5),
         ([tokens], [tokens, whole, whole, tokens, tokens]),
     ]
+
+
+def _fused_moe_training(
+    hidden_states: Any,
+    w13: Any,
+    w2: Any,
+    topk_weights: Any,
+    topk_ids: Any,
+    w13_bias: Any = None,
+    w2_bias: Any = None,
+    *options: Any,
+    **named: Any,
+) -> Rule:
+    from torch.distributed.tensor import Replicate, Shard
+
+    whole, tokens = Replicate(), Shard(_TOKENS)
+    biases = [whole for bias in (w13_bias, w2_bias) if bias is not None]
+    return [
+        ([whole, whole], [whole] * 5 + biases),
+        # The rows of z are each machine's own: no other order of tokens is taken from them.
+        ([tokens, tokens], [tokens, whole, whole, tokens, tokens, *biases]),
+    ]
+
+
+def _fused_moe_backward(
+    grad_output: Any,
+    hidden_states: Any,
+    w13: Any,
+    w2: Any,
+    topk_weights: Any,
+    topk_ids: Any,
+    z: Any = None,
+    w13_bias: Any = None,
+    w2_bias: Any = None,
+    activation: str = "silu",
+    w13_layout: str = "concat",
+    needs: Any = (True, True, True, True, True, True),
+    **named: Any,
+) -> Rule:
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    whole, tokens, part = Replicate(), Shard(_TOKENS), Partial()
+
+    def rule(of_tokens: Any, of_weights: Any) -> tuple[list[Any], list[Any]]:
+        biases = [whole for bias in (w13_bias, w2_bias) if bias is not None]
+        results = of_tokens, of_weights, of_weights, of_tokens, of_weights, of_weights
+        given = [True, True, True, True, w13_bias is not None, w2_bias is not None]
+        return (
+            [
+                placement if needed and there else None
+                for placement, needed, there in zip(results, needs, given, strict=True)
+            ],
+            [of_tokens, of_tokens, whole, whole, of_tokens, of_tokens]
+            + [of_tokens] * (z is not None)
+            + biases,
+        )
+
+    return [rule(whole, whole), rule(tokens, part)]
 
 
 def _topk_routing(

@@ -17,7 +17,7 @@ IDS = (-1, 0, 2, 1, 3, 2**31 - 1, -(2**31), 0)
 
 def main() -> None:
     launch = ctypes.CDLL(sys.argv[1]).flashmoe_moe_forward
-    launch.argtypes = [ctypes.c_void_p] * 9 + [ctypes.c_int]
+    launch.argtypes = [ctypes.c_void_p] * 10 + [ctypes.c_int]
     libc = ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p
     libc.malloc.argtypes = [ctypes.c_size_t]
@@ -41,6 +41,7 @@ def main() -> None:
             slots * 4,
             slots * (8 if wide else 4),
             tokens * hidden * size,
+            slots * rows * size,
         )
         buffers = [libc.malloc(length) for length in lengths]
         for buffer, length in zip(buffers[:4], lengths, strict=False):
@@ -49,7 +50,9 @@ def main() -> None:
         ids = (number * slots).from_address(buffers[4])
         for slot in range(slots):
             ids[slot] = IDS[slot % len(IDS)]
-        assert launch(ctypes.addressof(problem), *buffers, None, None, threads) == 0
+        *tensors, z = buffers
+        for kept in (None, z):
+            assert launch(ctypes.addressof(problem), *tensors, None, None, kept, threads) == 0
         for buffer in buffers:
             libc.free(buffer)
     print("passed")

@@ -322,9 +322,9 @@ def test_without_memory_there_is_an_error() -> None:
         )
     )
     launch = library.flashmoe_moe_forward
-    launch.argtypes = [ctypes.c_void_p] * 9 + [ctypes.c_int]
+    launch.argtypes = [ctypes.c_void_p] * 10 + [ctypes.c_int]
     huge = (ctypes.c_int64 * 11)(0, 1, 2**56, 16, 1, 1, 0, 0, 0, 0, 0)
     address = ctypes.addressof(huge)
-    assert launch(address, *[address] * 8, 1) == 1
+    assert launch(address, *[address] * 9, 1) == 1
     empty = (ctypes.c_int64 * 11)(0, 1, 16, 16, 1, 1, 0, 0, 0, 0, 0)
-    assert launch(ctypes.addressof(empty), *[None] * 8, 1) == 2
+    assert launch(ctypes.addressof(empty), *[None] * 9, 1) == 2

@@ -90,13 +90,21 @@ def test_wrong_arguments_are_named_in_what_the_compiler_raises() -> None:
         compiled(query[..., :24], key, value)
 
 
-def test_experts_that_require_a_gradient_are_named_in_what_the_compiler_raises() -> None:
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+def test_compiled_experts_have_the_gradients_of_eager_ones(recompute: bool) -> None:
     moe = make_moe(6, 32, 48, 4, 2)
-    hidden, w13, *others = moe.tensors
-    with pytest.raises(Exception, match="w13 requires a gradient, but there is no backward pass"):
-        torch.compile(fused_moe, backend="aot_eager", fullgraph=True)(
-            hidden, w13.clone().requires_grad_(), *others
-        )
+    *floats, ids = moe.tensors
+
+    def layer(*tensors: torch.Tensor) -> torch.Tensor:
+        return fused_moe(*tensors, ids, recompute=recompute)
+
+    def gradients(call: Any) -> tuple[torch.Tensor, ...]:
+        leaves = [tensor.clone().requires_grad_() for tensor in floats]
+        return torch.autograd.grad(call(*leaves).square().sum(), leaves)
+
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    for ours, eager in zip(gradients(compiled), gradients(layer), strict=True):
+        assert torch.equal(ours, eager)
 
 
 def test_forward_mode_is_refused_in_what_the_compiler_raises() -> None:

@@ -23,6 +23,7 @@ from flashmoe_science.cpu import attention as cpu_attention
 FORWARD = operators.attention.FORWARD
 BACKWARD = operators.attention.BACKWARD
 FUSED_MOE = operators.moe.FUSED_MOE
+TRAINING, MOE_BACKWARD = operators.moe_training.TRAINING, operators.moe_training.BACKWARD
 TOPK_ROUTING = operators.routing.TOPK_ROUTING
 WITHOUT_TRACING = ("test_schema", "test_autograd_registration", "test_faketensor")
 """The checks of `opcheck` that take milliseconds; the fourth compiles."""
@@ -76,6 +77,8 @@ def test_the_backward_operator_passes_all_checks(needs: tuple[bool, ...]) -> Non
 def test_the_operators_of_experts_pass_all_checks() -> None:
     moe = make_moe(5, 32, 48, 4, 2)
     opcheck(FUSED_MOE, tuple(moe.tensors))
+    *floats, ids = moe.tensors
+    opcheck(FUSED_MOE, (*differentiable(floats, (True, False, True, True)), ids, "gelu", "interleaved"))
     opcheck(TOPK_ROUTING, (random(5, 8), 3, "sigmoid", False, random(8), 2.5))
 
 
@@ -237,6 +240,27 @@ def test_vmap_of_experts(which: str) -> None:
         assert torch.equal(results[index], fused_moe(*one))
 
 
+def test_the_operators_of_experts_that_train_pass_all_checks() -> None:
+    *floats, ids = make_moe(5, 32, 48, 4, 2).tensors
+    for keep_z in (True, False):
+        opcheck(TRAINING, (*differentiable(floats, (True,) * 4), ids, None, None, "silu", "concat", keep_z))
+    output, z = TRAINING(*floats, ids)
+    needs = (True, False, True, True, False, False)
+    opcheck(MOE_BACKWARD, (random(*output.shape), *floats, ids, z, None, None, "silu", "concat", needs))
+
+
+def test_gradients_of_each_sample_of_experts() -> None:
+    hidden, w13, w2, weights, ids = make_moe(5, 32, 48, 4, 2).tensors
+
+    def loss(w13: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        return fused_moe(hidden, w13, w2, weights, ids).square().sum()
+
+    samples = torch.stack([hidden, 2 * hidden, -hidden])
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(w13, samples)
+    for index in range(3):
+        assert torch.equal(each[index], torch.func.grad(loss)(w13, samples[index]))
+
+
 @pytest.mark.parametrize("mapped", [(0, None), (1, 0), (None, 1)], ids=str)
 def test_vmap_of_routing(mapped: tuple[int | None, int | None]) -> None:
     logits, bias = random(3, 5, 8), random(3, 8, seed=1)
@@ -269,7 +293,18 @@ def test_operations_are_counted_as_pytorch_counts_its_own() -> None:
     moe = make_moe(5, 32, 48, 4, 2)
     with FlopCounterMode(display=False) as counter:
         fused_moe(*moe.tensors)
-    assert counter.get_total_flops() == 6 * 5 * 2 * 32 * 48
+    forward = 6 * 5 * 2 * 32 * 48
+    assert counter.get_total_flops() == forward
+    *floats, ids = moe.tensors
+    for needed, recompute, products in (
+        ((True, True, True, True), False, 18),
+        ((True, True, True, True), True, 22),
+        ((False, False, False, True), False, 8),
+    ):
+        leaves = differentiable(floats, needed)
+        with FlopCounterMode(display=False) as counter:
+            fused_moe(*leaves, ids, recompute=recompute).sum().backward()
+        assert counter.get_total_flops() == products * forward // 6
 
 
 @pytest.fixture
@@ -316,6 +351,7 @@ def test_the_list_of_operators_to_save_names_what_a_policy_sees() -> None:
     assert {each.name() for each in save_list()} == {
         "flashmoe_science::flash_attention_forward",
         "flashmoe_science::fused_moe",
+        "flashmoe_science::fused_moe_training",
         "flashmoe_science::topk_routing",
     }
 

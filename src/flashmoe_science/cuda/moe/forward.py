@@ -18,8 +18,8 @@ from flashmoe_science.moe_arguments import (
     Activation,
     W13Layout,
     check_moe_arguments,
-    reject_moe_gradients,
     reject_overlap,
+    reject_unrecorded,
 )
 
 _DTYPES = (torch.float16, torch.bfloat16)
@@ -97,7 +97,7 @@ def forward(
     options = activation, w13_layout, choice
     try:
         if any(tensor.requires_grad for tensor in tensors):
-            reject_moe_gradients(**dict(zip((*_INPUTS, "out"), tensors, strict=False)))
+            reject_unrecorded(**dict(zip((*_INPUTS, "out"), tensors, strict=False)))
     except AttributeError:  # no tensors
         check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, activation, out)
         raise

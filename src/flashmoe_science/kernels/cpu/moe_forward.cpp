@@ -78,6 +78,9 @@ struct Job {
     int32_t* offset;         // [active + 1]: their slots in `slots`
     int64_t* task;           // [active + 1]: their tasks, for a block of rows each
     int32_t* slots;          // (token - first_token) * top_k + choice, by expert, ascending within one
+    char* z;                 // null, or [slot of the whole call in sorted order][rows of w13]: the first product
+    int64_t* z_next;         // [experts]: where in z the expert's next slot goes
+    int64_t* z_row;          // [active]: where in z the expert's first slot of the chunk goes
     char* between;           // [slot in sorted order][intermediate]
     char* down;              // [slot][hidden]
     int64_t blocks;          // blocks of TASK_ROWS rows
@@ -109,6 +112,10 @@ void sort_slots(Job& job, int32_t* count) {
         job.expert[job.active] = (int32_t)e;
         job.offset[job.active] = total;
         job.task[job.active] = tasks;
+        if (job.z) {
+            job.z_row[job.active] = job.z_next[e];
+            job.z_next[e] += count[e];
+        }
         ++job.active;
         tasks += (count[e] + TASK_TOKENS - 1) / TASK_TOKENS;
         const int32_t begin = total;
@@ -123,11 +130,23 @@ void sort_slots(Job& job, int32_t* count) {
     }
 }
 
+// Where in z each expert begins.
+void begin_z(Job& job) {
+    const MoeProblem& p = *job.problem;
+    memset(job.z_next, 0, (p.experts + 1) * sizeof *job.z_next);
+    for (int64_t slot = 0; slot < p.tokens * p.top_k; ++slot) {
+        const int64_t id = id_of(job, slot);
+        if (is_valid(job, id)) ++job.z_next[id + 1];
+    }
+    for (int64_t e = 1; e <= p.experts; ++e) job.z_next[e] += job.z_next[e - 1];
+}
+
 // One task: which expert, which of its slots, which rows.
 struct Part {
     int64_t expert;
     int64_t first, count;  // in sorted order
     int64_t row, rows;
+    int64_t z_row;         // of the first
 };
 
 // Tasks run over the blocks of rows first: their tokens are then in the cache.
@@ -145,6 +164,7 @@ Part part_of(const Job& job, int64_t task, int64_t rows) {
     part.count = smaller<int64_t>(TASK_TOKENS, job.offset[low + 1] - part.first);
     part.row = task % job.blocks * TASK_ROWS;
     part.rows = smaller<int64_t>(TASK_ROWS, rows - part.row);
+    part.z_row = job.z ? job.z_row[low] + part.first - job.offset[low] : 0;
     return part;
 }
 
@@ -177,6 +197,29 @@ struct QuantizedRows {
     }
 };
 
+// Rows of the first product to z, their columns in the order of w13's rows.
+template <class Element>
+void keep_projected(
+    const Job& job, const Part& part, int64_t z_row, const float* gate, const float* up, int count) {
+    const MoeProblem& p = *job.problem;
+    const bool gated = is_gated(p.activation);
+    const int64_t columns = p.intermediate * (gated ? 2 : 1);
+    for (int i = 0; i < count; ++i) {
+        Element* const to = (Element*)job.z + (z_row + i) * columns;
+        const float* const a = gate + i * TASK_ROWS;
+        const float* const b = up + i * TASK_ROWS;
+        if (gated && p.interleaved) {
+            float both[2 * TASK_ROWS];
+            for (int r = 0; r < part.rows; ++r) both[2 * r] = a[r], both[2 * r + 1] = b[r];
+            for (int r = 0; r < 2 * part.rows; r += W) store_first(to + 2 * part.row + r, load(both + r), W);
+        } else {
+            for (int r = 0; r < part.rows; r += W) store_first(to + part.row + r, load(a + r), W);
+            for (int r = 0; gated && r < part.rows; r += W)
+                store_first(to + p.intermediate + part.row + r, load(b + r), W);
+        }
+    }
+}
+
 template <class Rows>
 void project_up(Job& job, int64_t task) {
     typedef typename Rows::Element Element;
@@ -196,6 +239,7 @@ void project_up(Job& job, int64_t task) {
                        (job.first_token + job.slots[part.first + first + i] / p.top_k) * row_bytes;
         Rows::multiply(job.w13, gate, step, part.rows, token, count, p.hidden, projected[0]);
         if (gated) Rows::multiply(job.w13, up, step, part.rows, token, count, p.hidden, projected[1]);
+        if (job.z) keep_projected<Element>(job, part, part.z_row + first, projected[0], projected[1], count);
         for (int i = 0; i < count; ++i) {
             Element* const to = (Element*)job.between + (part.first + first + i) * p.intermediate + part.row;
             for (int r = 0; r < part.rows; r += W) {
@@ -295,10 +339,11 @@ typedef RowsOf<BFloat16> BFloat16Rows;
 
 }  // namespace
 
-// w13_scales and w2_scales are null unless weights are quantised. After OUT_OF_MEMORY and NULL_TENSOR (a tensor that is not empty has no memory) nothing was written.
+// w13_scales and w2_scales are null unless weights are quantised; z may be null. After OUT_OF_MEMORY and NULL_TENSOR (a tensor that is not empty has no memory) nothing was written.
 extern "C" __attribute__((visibility("default"))) int flashmoe_moe_forward(
     const MoeProblem* problem, const void* hidden_states, const void* w13, const void* w2, const float* weights,
-    const void* ids, void* out, const void* w13_scales, const void* w2_scales, int threads) {
+    const void* ids, void* out, const void* w13_scales, const void* w2_scales, void* z,
+    int threads) {
     const MoeProblem& p = *problem;
     if (p.tokens == 0) return SUCCESS;
     if (!hidden_states || !w13 || !w2 || !weights || !ids || !out) return NULL_TENSOR;
@@ -317,10 +362,11 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_moe_forward(
     job.weights = weights;
     job.ids = ids;
     job.out = (char*)out;
+    job.z = (char*)z;
     const int64_t task_bytes = (p.experts + 1) * 8, count_bytes = (p.experts + 1) * 4;
     // Rows that straddle cache lines would cost a second access for each vector.
     void* memory = nullptr;
-    if (posix_memalign(&memory, CACHE_LINE, slots * (slot_bytes + 4) + task_bytes + 3 * count_bytes + CACHE_LINE) != 0)
+    if (posix_memalign(&memory, CACHE_LINE, slots * (slot_bytes + 4) + (z ? 3 : 1) * task_bytes + 3 * count_bytes + CACHE_LINE) != 0)
         return OUT_OF_MEMORY;
     char* at = (char*)memory;
     const auto take = [&at](int64_t bytes) {
@@ -331,6 +377,11 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_moe_forward(
     job.between = take(slots * p.intermediate * size);
     job.down = take((slots * p.hidden * size + 7) / 8 * 8);
     job.task = (int64_t*)take(task_bytes);
+    if (z) {
+        job.z_next = (int64_t*)take(task_bytes);
+        job.z_row = (int64_t*)take(task_bytes);
+        begin_z(job);
+    }
     job.expert = (int32_t*)take(count_bytes);
     job.offset = (int32_t*)take(count_bytes);
     int32_t* const count = (int32_t*)take(count_bytes);
@@ -351,17 +402,17 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_moe_forward(
     return SUCCESS;
 }
 
-// The same as a Python function of ten integers: the addresses above and the number of threads. Returns SUCCESS or
+// The same as a Python function of eleven integers: the addresses above and the number of threads. Returns SUCCESS or
 // NULL_TENSOR, raises MemoryError. Other Python threads run meanwhile.
 static PyObject* moe_forward_call(PyObject*, PyObject* const* arguments, intptr_t count) {
-    constexpr int COUNT = 10;
+    constexpr int COUNT = 11;
     void* value[COUNT] = {};
     for (int i = 0; i < COUNT && i < count; ++i) value[i] = PyLong_AsVoidPtr(arguments[i]);
     if (PyErr_Occurred()) return nullptr;
     void* const state = PyEval_SaveThread();
     const int status = flashmoe_moe_forward(
         (const MoeProblem*)value[0], value[1], value[2], value[3], (const float*)value[4], value[5], value[6],
-        value[7], value[8], (int)(intptr_t)value[9]);
+        value[7], value[8], value[9], (int)(intptr_t)value[10]);
     PyEval_RestoreThread(state);
     return status == OUT_OF_MEMORY ? PyErr_NoMemory() : PyLong_FromLong(status);
 }

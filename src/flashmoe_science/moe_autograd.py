@@ -1,0 +1,138 @@
+"""A mixture of experts as autograd records eager calls of it, around the forward and backward pass of any backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from flashmoe_science.errors import InputError
+from flashmoe_science.moe_arguments import Activation, W13Layout
+from flashmoe_science.moe_gradients import SECOND_DERIVATIVES, MoeBackend, MoeGradients, MoeNeeds
+from flashmoe_science.operators.moe_training import BACKWARD
+
+_NOT_TENSORS = 4
+
+
+def differentiable_moe(
+    backend: MoeBackend,
+    hidden_states: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    w13_bias: torch.Tensor | None = None,
+    w2_bias: torch.Tensor | None = None,
+    *,
+    activation: Activation,
+    w13_layout: W13Layout,
+    recompute: bool = False,
+) -> torch.Tensor:
+    """The backend's output, differentiable once by every tensor but topk_ids.
+
+    Kept for the backward pass: the tensors themselves and z, or without z where ``recompute`` says so.
+    """
+    result: torch.Tensor = _Moe.apply(  # type: ignore[no-untyped-call]
+        hidden_states,
+        w13,
+        w2,
+        topk_weights,
+        topk_ids,
+        w13_bias,
+        w2_bias,
+        backend,
+        activation,
+        w13_layout,
+        not recompute,
+    )
+    return result
+
+
+class _Moe(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_states: torch.Tensor,
+        w13: torch.Tensor,
+        w2: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        w13_bias: torch.Tensor | None,
+        w2_bias: torch.Tensor | None,
+        backend: MoeBackend,
+        activation: Activation,
+        w13_layout: W13Layout,
+        keep_z: bool,
+    ) -> torch.Tensor:
+        tensors = hidden_states, w13, w2, topk_weights, topk_ids
+        output, z = backend.forward(
+            *tensors, w13_bias, w2_bias, activation=activation, w13_layout=w13_layout, keep_z=keep_z
+        )
+        ctx.backend, ctx.activation, ctx.w13_layout = backend, activation, w13_layout
+        ctx.save_for_backward(*tensors, z, w13_bias, w2_bias)
+        ctx.set_materialize_grads(False)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        nothing = (None,) * _NOT_TENSORS
+        if grad_output is None:
+            return (None,) * 7 + nothing
+        hidden_states, w13, w2, weights, *_, with_w13_bias, with_w2_bias = ctx.needs_input_grad[:7]
+        needs = MoeNeeds(hidden_states, w13, w2, weights, with_w13_bias, with_w2_bias)
+        arguments = (grad_output, *ctx.saved_tensors)
+        if is_dynamo_compiling():  # compiled autograd, of a call that was eager
+            gradients = MoeGradients(*BACKWARD(*arguments, ctx.activation.value, ctx.w13_layout.value, needs))
+        else:
+            options = ctx.backend, ctx.activation, ctx.w13_layout, needs
+            # Gradients are enabled under create_graph=True.
+            once: Any = _Gradients.apply if torch.is_grad_enabled() else _Gradients.forward
+            gradients = MoeGradients(*once(*arguments, *options))
+        *of_tensors, of_w13_bias, of_w2_bias = gradients
+        return *of_tensors, None, of_w13_bias, of_w2_bias, *nothing
+
+
+class _Gradients(torch.autograd.Function):
+    """The backward pass. Who differentiates it is told that this cannot be had."""
+
+    @staticmethod
+    def forward(
+        grad_output: torch.Tensor,
+        hidden_states: torch.Tensor,
+        w13: torch.Tensor,
+        w2: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        z: torch.Tensor | None,
+        w13_bias: torch.Tensor | None,
+        w2_bias: torch.Tensor | None,
+        backend: MoeBackend,
+        activation: Activation,
+        w13_layout: W13Layout,
+        needs: MoeNeeds,
+    ) -> tuple[torch.Tensor | None, ...]:
+        return tuple(
+            backend.backward(
+                grad_output,
+                hidden_states,
+                w13,
+                w2,
+                topk_weights,
+                topk_ids,
+                z,
+                w13_bias,
+                w2_bias,
+                activation=activation,
+                w13_layout=w13_layout,
+                needs=needs,
+            )
+        )
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor | None, ...]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        raise InputError(SECOND_DERIVATIVES)
