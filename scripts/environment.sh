@@ -114,7 +114,10 @@ choose_lock() {
     lock=
     case ${CUDADENT42_LOCK:-auto} in
         pypi) lock=torch ;;
-        cpu) lock=torch-cpu ;;
+        cpu)
+            # For macOS PyPI has it.
+            case $(uname -s) in Darwin) lock=torch ;; *) lock=torch-cpu ;; esac
+            ;;
         none) ;;
         auto)
             # Who names other sources of packages wants what those have: another build of torch, as a rule.
@@ -127,11 +130,14 @@ choose_lock() {
     esac
 }
 
-# The platforms of requirements/*.txt.
+# The platforms of requirements/*.txt: torch has no wheels for musl, older macOS, and Intel Macs.
 is_locked_platform() {
     "$python" -c 'import platform, sys
-sys.exit(not (sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") and
-    sys.implementation.name == "cpython" and (3, 10) <= sys.version_info[:2] <= (3, 14)))' 2>/dev/null
+machine = platform.machine()
+linux = sys.platform == "linux" and machine in ("x86_64", "aarch64") and platform.libc_ver()[0] == "glibc"
+mac = sys.platform == "darwin" and machine == "arm64" and int(platform.mac_ver()[0].split(".")[0]) >= 14
+python = sys.implementation.name == "cpython" and (3, 10) <= sys.version_info[:2] <= (3, 14)
+sys.exit(not ((linux or mac) and python))' 2>/dev/null
 }
 
 # install_locked NAME...: requirements/NAME.txt, every file by its hash.

@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import zipfile
 from itertools import product
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import yaml
@@ -29,15 +31,17 @@ PLATFORMS = [
         "python_version": python,
         "python_full_version": f"{python}.{patch}",
         "platform_machine": machine,
-        "sys_platform": "linux",
-        "platform_system": "Linux",
+        "sys_platform": sys_platform,
+        "platform_system": system,
         "os_name": "posix",
         "implementation_name": "cpython",
         "platform_python_implementation": "CPython",
         "extra": "",
     }
-    for python, patch, machine in product(
-        ("3.10", "3.11", "3.12", "3.13", "3.14"), (0, 4), ("x86_64", "aarch64")
+    for python, patch, (sys_platform, system, machine) in product(
+        ("3.10", "3.11", "3.12", "3.13", "3.14"),
+        (0, 4),
+        (("linux", "Linux", "x86_64"), ("linux", "Linux", "aarch64"), ("darwin", "Darwin", "arm64")),
     )
 ]
 AGAIN = "run tools/lock.py"
@@ -128,6 +132,14 @@ def test_the_files_agree_and_are_complete(lock: ModuleType, build: str) -> None:
                 assert canonicalize_name(required.name) in here, f"{name} requires {required}"
 
 
+def test_macos_gets_nothing_of_cuda(lock: ModuleType) -> None:
+    """NVIDIA has no wheels for it, and pip ends at the first package that has none."""
+    mac = next(where for where in PLATFORMS if where["sys_platform"] == "darwin")
+    for path in FILES:
+        names = {pin.name for pin in pins(lock, path) if holds(pin, mac)}
+        assert not {name for name in names if re.match(r"nvidia-cu|cuda-bindings|triton", name)}, path.name
+
+
 def test_the_cpu_build_has_no_packages_of_the_other(lock: ModuleType) -> None:
     names = {pin.name for pin in pins(lock, ROOT / "requirements" / "torch-cpu.txt")}
     assert not [name for name in names if re.match(r"nvidia|cuda|triton", name)]
@@ -204,8 +216,59 @@ def test_which_lock_is_chosen(variables: dict[str, str], chosen: str) -> None:
     if not chosen and variables.get("CUDADENT42_LOCK") != "none" and importlib.util.find_spec("pip") is None:
         pytest.skip("this Python has no pip")
     if (sys.platform, platform.machine()) not in (("linux", "x86_64"), ("linux", "aarch64")):
-        pytest.skip("the files are for Linux on x86-64 and arm")
-    script = CHOICE.format(root=f"'{ROOT}'", python=f"'{sys.executable}'")
+        pytest.skip("what is chosen elsewhere stands below")
+    assert lock_for(shlex.quote(sys.executable), variables) == f"lock={chosen}\n"
+
+
+@pytest.mark.parametrize(
+    ("platform", "chosen"),
+    [
+        ({"system": "linux", "machine": "aarch64", "python": (3, 10, 0)}, "torch"),
+        ({"system": "linux", "machine": "x86_64", "python": (3, 14, 1)}, "torch"),
+        ({"system": "linux", "machine": "x86_64", "python": (3, 15, 0)}, ""),
+        ({"system": "linux", "machine": "x86_64", "libc": "musl"}, ""),
+        ({"system": "linux", "machine": "ppc64le"}, ""),
+        ({"system": "darwin", "machine": "arm64", "mac": "14.0"}, "torch"),
+        ({"system": "darwin", "machine": "arm64", "mac": "26.1", "python": (3, 10, 4)}, "torch"),
+        ({"system": "darwin", "machine": "arm64", "mac": "13.7"}, ""),
+        ({"system": "darwin", "machine": "x86_64", "mac": "15.0"}, ""),
+        ({"system": "linux", "machine": "x86_64", "implementation": "pypy"}, ""),
+    ],
+    ids=str,
+)
+def test_which_lock_is_chosen_elsewhere(tmp_path: Path, platform: dict[str, Any], chosen: str) -> None:
+    """A Python that says of itself what one there would."""
+    if importlib.util.find_spec("pip") is None:
+        pytest.skip("this Python has no pip")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import platform, sys, types\n"
+        f"told = {platform!r}\n"
+        "sys.platform = told['system']\n"
+        "platform.machine = lambda: told['machine']\n"
+        "platform.libc_ver = lambda: (told.get('libc', 'glibc'), '2.36')\n"
+        "platform.mac_ver = lambda: (told.get('mac', ''), ('', '', ''), told['machine'])\n"
+        "sys.version_info = (*told.get('python', (3, 12, 0)), 'final', 0)\n"
+        "sys.implementation = types.SimpleNamespace(name=told.get('implementation', 'cpython'))\n"
+    )
+    python = tmp_path / "python"
+    interpreter = shlex.quote(sys.executable)
+    python.write_text(
+        f'#!/bin/sh\n[ "$1" = -m ] || export PYTHONPATH={shlex.quote(str(tmp_path))}\nexec {interpreter} "$@"\n'
+    )
+    python.chmod(0o755)
+    assert lock_for(shlex.quote(str(python)), {}) == f"lock={chosen}\n"
+
+
+def test_the_cpu_build_on_macos_is_pypis(tmp_path: Path) -> None:
+    (tmp_path / "uname").write_text("#!/bin/sh\necho Darwin\n")
+    (tmp_path / "uname").chmod(0o755)
+    variables = {"CUDADENT42_LOCK": "cpu", "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    assert lock_for(shlex.quote(sys.executable), variables) == "lock=torch\n"
+
+
+def lock_for(python: str, variables: dict[str, str]) -> str:
+    """What scripts/environment.sh says for that Python, a word of a shell."""
+    script = CHOICE.format(root=shlex.quote(str(ROOT)), python=python)
     sh = shutil.which("sh")
     assert sh is not None
     done = subprocess.run(
@@ -214,4 +277,5 @@ def test_which_lock_is_chosen(variables: dict[str, str], chosen: str) -> None:
         capture_output=True,
         text=True,
     )
-    assert done.stdout == f"lock={chosen}\n", done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout
