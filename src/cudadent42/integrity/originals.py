@@ -56,7 +56,9 @@ class Originals:
 
     def __init__(self) -> None:
         self._spaces = dict(_spaces())
-        self._seen = {label: _Snapshot(space) for label, space in self._spaces.items()}
+        self._seen = {
+            label: _Snapshot(space, constants=not _is_torch(label)) for label, space in self._spaces.items()
+        }
         self._dumps = _dumps()
         self._modes = _modes()
 
@@ -65,7 +67,7 @@ class Originals:
         replaced = []
         for label, space in self._spaces.items():
             names = self._seen[label].replaced(space)
-            of_lab = not label.startswith("torch")
+            of_lab = not _is_torch(label)
             replaced += [
                 Replaced(f"{label}.{name}", of_lab) for name in names if f"{label}.{name}" not in _BY_TORCH
             ]
@@ -101,6 +103,10 @@ def _spaces() -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield f"torch.{name}", owner.__dict__
 
 
+def _is_torch(label: str) -> bool:
+    return label == "torch" or label.startswith("torch.")
+
+
 def _is_of_lab(module: types.ModuleType) -> bool:
     """Whether it is one of the lab's that was started as a program."""
     spec = getattr(module, "__spec__", None)
@@ -119,8 +125,13 @@ def _records(module: str, space: Mapping[str, Any]) -> Iterator[tuple[str, Mappi
 class _Snapshot:
     """What matters of one space, laid out so that it is compared by loops in C."""
 
-    def __init__(self, space: Mapping[str, Any]) -> None:
-        items = {name: item for name, item in list(space.items()) if _matters(name, item)}
+    def __init__(self, space: Mapping[str, Any], *, constants: bool) -> None:
+        """``constants``: whether numbers and words count. PyTorch writes to its own (`torch.cuda._initialized`)."""
+        items = {
+            name: item
+            for name, item in list(space.items())
+            if _matters(name, item) and (constants or not isinstance(item, _PRIMITIVE))
+        }
         self._names = tuple(items)
         self._items = tuple(items.values())
         self._functions = tuple(item for item in self._items if isinstance(item, types.FunctionType))

@@ -19,6 +19,14 @@ def use_device(device: str) -> None:
     if (torch.device(device).index or 0) >= count:
         raise UsageError(f"no {device}: this machine has {count} CUDA device(s), cuda:0 to cuda:{count - 1}")
     torch.cuda.set_device(device)
+    _settle(device)
+
+
+def _settle(device: str) -> None:
+    """PyTorch orders its attention kernels by the GPU at the first call of all: afterwards the order is a setting that
+    stays. It has to stay as PyTorch has it before anybody watches who changes it."""
+    tiny = torch.zeros(1, 1, 1, 64, dtype=torch.float16, device=device)
+    torch.nn.functional.scaled_dot_product_attention(tiny, tiny, tiny)
 
 
 def use_threads(timer: TimerKind) -> None:

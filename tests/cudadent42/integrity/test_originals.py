@@ -57,3 +57,14 @@ def test_a_frozen_record_that_was_written_to() -> None:
     finally:
         object.__setattr__(record, "prepare", prepare)
     assert originals.replaced() == []
+
+
+def test_what_pytorch_counts_with_is_its_own_and_its_functions_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    originals = Originals()
+    monkeypatch.setattr(torch.cuda, "_initialized", not torch.cuda._initialized)
+    monkeypatch.setattr(torch.cuda, "default_generators", ("one of a GPU",))
+    assert originals.replaced() == []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert names(originals) == ["torch.cuda.synchronize"]

@@ -23,3 +23,12 @@ def test_no_gpu_is_said_in_a_line() -> None:
 def test_gpu_that_is_not_there() -> None:
     with pytest.raises(UsageError, match="no cuda:99"):
         use_device("cuda:99")
+
+
+@pytest.mark.gpu
+def test_the_order_of_attention_s_kernels_stays() -> None:
+    use_device("cuda:0")
+    before = torch._C._get_sdp_priority_order()
+    query = torch.ones(1, 1, 8, 64, dtype=torch.float16, device="cuda")
+    torch.nn.functional.scaled_dot_product_attention(query, query, query)
+    assert torch._C._get_sdp_priority_order() == before
