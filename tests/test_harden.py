@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import json
+import re
+import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from flashmoe_science.jit import host
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -43,6 +49,52 @@ def test_a_failure_is_kept_with_its_seed_and_passed_over(harden: ModuleType, tmp
     assert job.done == 12
 
 
+STRUCTURE = re.compile(r"struct \w+Problem \{(.*?)\n\};", re.DOTALL)
+FIELDS = re.compile(r"^ *(?:int64_t|double) ([^;]*);", re.MULTILINE)
+HEADERS = {"attention_forward": "problem.h", "attention_backward": "backward_problem.h"}
+
+
+@pytest.mark.parametrize("name", ["attention_forward", "attention_backward", "moe_forward"])
+def test_the_programs_call_the_kernels_as_they_are(
+    harden: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A parameter or a field that a program lacks is memory that nobody wrote, and the counts prove nothing."""
+    sources = ROOT / "src" / "flashmoe_science" / "kernels" / "cpu"
+    kernel = harden.KERNELS[name]
+    source, program = (sources / kernel.source).read_text(), (harden.HARD / kernel.program).read_text()
+    prototype = re.search(rf"int flashmoe_{name}\((.*?)\) \{{", source, re.DOTALL)
+    argument_types = re.search(r"argtypes = \[ctypes.c_void_p\] \* (\d+) \+ \[ctypes.c_int\]", program)
+    assert prototype is not None
+    assert argument_types is not None
+    assert prototype[1].count(",") == int(argument_types[1])
+
+    structure = STRUCTURE.search((sources / HEADERS.get(name, kernel.source)).read_text())
+    assert structure is not None
+    fields = [field for line in FIELDS.findall(structure[1]) for field in line.split(",")]
+    lengths = [re.search(r"\[(\d+)\]", field) for field in fields]
+    words = sum(int(length[1]) if length else 1 for length in lengths)
+    monkeypatch.syspath_prepend(harden.HARD)
+    names = runpy.run_path(str(harden.HARD / kernel.program))
+    given = ctypes.sizeof(names["Problem"]) // 8 if "Problem" in names else len(names["PROBLEM"])
+    assert given == words
+
+
+@pytest.mark.parametrize("bits", [0, 8, 4])
+def test_random_calls_of_experts_run(harden: ModuleType, tmp_path: Path, bits: int) -> None:
+    """As the nightly script makes them, of a library without sanitizers."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    source = ROOT / "src" / "flashmoe_science" / "kernels" / "cpu" / "moe_forward.cpp"
+    library = tmp_path / f"moe_forward{f' int{bits}' if bits else ''}-portable.so"
+    flags = [flag for flag in host.COMMON_FLAGS if flag != "-O3"]
+    subprocess.run(
+        ["g++", *flags, "-O0", f"-DWEIGHT_BITS={bits}", str(source), "-o", str(library)], check=True
+    )
+    job = harden.Job("experts", harden.HARD / "random_moe_calls.py", chunk=10, wanted=10, library=library)
+    job.advance()
+    assert (job.done, job.failures) == (10, [])
+
+
 @pytest.mark.slow
 def test_a_write_past_a_tensor_is_found(harden: ModuleType, tmp_path: Path) -> None:
     """A kernel that writes one element too much, where the output is long enough to be worth it."""
@@ -69,7 +121,7 @@ def test_a_write_past_a_tensor_is_found(harden: ModuleType, tmp_path: Path) -> N
     library = tmp_path / "attention_forward.so"
     command = ["g++", "-shared", "-fPIC", *harden.SANITIZERS, str(source), "-o", str(library)]
     subprocess.run(command, check=True)
-    program = harden.HARD / harden.KERNELS["attention_forward"]
+    program = harden.HARD / harden.KERNELS["attention_forward"].program
     job = harden.Job("broken", program, chunk=50, wanted=50, library=library, preload=runtime)
     job.advance()
     assert "heap-buffer-overflow" in job.failures[0]["output"]

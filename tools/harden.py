@@ -37,11 +37,25 @@ from flashmoe_science.jit import host  # noqa: E402
 CHUNK = {"kernel": 100, "entries": 200, "fuzz": 50}
 CHUNK_TIMEOUT_S = 600
 SANITIZERS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A source of kernels/cpu, what it is built with, and the program that calls it."""
+
+    source: str
+    program: str
+    macros: tuple[str, ...] = ()
+
+
 KERNELS = {
-    "attention_forward": "random_attention_calls.py",
-    "attention_backward": "random_backward_calls.py",
-    "moe_forward": "random_moe_calls.py",
+    "attention_forward": Kernel("attention_forward.cpp", "random_attention_calls.py"),
+    "attention_backward": Kernel("attention_backward.cpp", "random_backward_calls.py"),
+    "moe_forward": Kernel("moe_forward.cpp", "random_moe_calls.py"),
+    "moe_forward int8": Kernel("moe_forward.cpp", "random_moe_calls.py", ("-DWEIGHT_BITS=8",)),
+    "moe_forward int4": Kernel("moe_forward.cpp", "random_moe_calls.py", ("-DWEIGHT_BITS=4",)),
 }
+"""By what is shown. A library's name begins with it, and says to the program what it was built for."""
 
 
 class CannotRunError(Exception):
@@ -107,21 +121,21 @@ class Job:
         }
 
 
-def sanitized_libraries(folder: Path) -> tuple[str, dict[str, Path]]:
-    """The sanitizer's runtime, and each kernel for each instruction set of this CPU by name."""
+def sanitized_libraries(folder: Path) -> tuple[str, list[tuple[str, Kernel, Path]]]:
+    """The sanitizer's runtime, and each kernel for each instruction set of this CPU with a name for both."""
     compiler = shutil.which("g++")
     if compiler is None:
         raise CannotRunError("g++ was not found; its sanitizers are what this needs: install it")
     runtime = sanitizer_runtime(compiler)
     flags = [flag for flag in host.COMMON_FLAGS if flag != "-O3"]
     sources = ROOT / "src" / "flashmoe_science" / "kernels" / "cpu"
-    libraries = {}
-    for kernel in KERNELS:
+    libraries = []
+    for name, kernel in KERNELS.items():
         for instruction_set in host.available_instruction_sets():
-            library = folder / f"{kernel}-{instruction_set.value}.so"
-            source = str(sources / f"{kernel}.cpp")
-            _output(compiler, *flags, *SANITIZERS, *instruction_set.flags, source, "-o", str(library))
-            libraries[f"{kernel} {instruction_set.value}"] = library
+            library = folder / f"{name}-{instruction_set.value}.so"
+            options = (*flags, *SANITIZERS, *kernel.macros, *instruction_set.flags)
+            _output(compiler, *options, str(sources / kernel.source), "-o", str(library))
+            libraries.append((f"{name} {instruction_set.value}", kernel, library))
     return runtime, libraries
 
 
@@ -145,9 +159,8 @@ def jobs(folder: Path, seed: int, calls: int, entries: int) -> list[Job]:
     runtime, libraries = sanitized_libraries(folder)
     share = -(-calls // len(libraries))
     made = []
-    for name, library in libraries.items():
-        program = HARD / KERNELS[name.split()[0]]
-        made.append(Job(name, program, CHUNK["kernel"], share, library, runtime))
+    for name, kernel, library in libraries:
+        made.append(Job(name, HARD / kernel.program, CHUNK["kernel"], share, library, runtime))
     made.append(Job("damaged cache entries", HARD / "damaged_entries.py", CHUNK["entries"], entries))
     for program in sorted(HARD.glob("fuzz_*.py")):
         made.append(Job(program.stem, program, CHUNK["fuzz"], CHUNK["fuzz"]))

@@ -30,7 +30,11 @@ class Memory:
         self._elements, self._size, self._random = elements, size, generator
 
     def fill(self, specials: int) -> None:
-        """Numbers of moderate size, and at `specials` places any kind of number."""
+        """Numbers of moderate size, and at `specials` places any kind of number. Bytes are of every value."""
+        if self._size == 1:
+            content = self._random.randbytes(min(self._elements, 1024)) * (self._elements // 1024 + 1)
+            ctypes.memmove(self.address, content, self._elements)
+            return
         number = ctypes.c_uint32 if self._size == 4 else ctypes.c_uint16
         pattern = bytearray()
         for _ in range(min(self._elements, 1024)):
