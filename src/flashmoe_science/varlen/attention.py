@@ -7,13 +7,14 @@ from contextlib import nullcontext
 import torch
 
 from flashmoe_science.arguments import reject_without_memory
+from flashmoe_science.cpu import varlen as cpu
 from flashmoe_science.cuda import varlen as cuda
 from flashmoe_science.errors import DeviceError, InputError
 from flashmoe_science.plans import keep
 from flashmoe_science.varlen.arguments import Inputs, Options, check, check_sizes, signature_of
 from flashmoe_science.varlen.problem import Backend, Problem, Run, Tensors
 
-_BACKENDS: dict[str, Backend] = {"cuda": cuda}
+_BACKENDS: dict[str, Backend] = {"cpu": cpu, "cuda": cuda}
 _MAX_RUNS = 1024
 _runs: dict[tuple[object, ...], Run] = {}
 

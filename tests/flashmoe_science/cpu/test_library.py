@@ -19,7 +19,7 @@ from flashmoe_science.jit.host import InstructionSet
 
 def test_build_lists_every_kernel_and_finds_it_again() -> None:
     first, second = cpu.build(), cpu.build()
-    kernels = ["attention_forward", "attention_backward", "moe_forward", "peaks"]
+    kernels = ["attention_forward", "attention_backward", "attention_varlen", "moe_forward", "peaks"]
     assert [build.recipe.kernel for build in first] == kernels
     assert all(build.cached for build in second)
     for build in second:
@@ -54,6 +54,7 @@ def test_own_threads_where_no_openmp_runtime_is_loaded() -> None:
     [
         ("attention_forward", "sanitized_calls.py"),
         ("attention_backward", "sanitized_backward_calls.py"),
+        ("attention_varlen", "sanitized_varlen_calls.py"),
     ],
 )
 def test_no_undefined_behaviour_under_the_sanitizers(tmp_path: Path, kernel: str, calls: str) -> None:

@@ -66,7 +66,7 @@ void run_task(const Job& job, Workspace& w, int64_t space, int64_t part, int64_t
         block.value = block.raw_value = value + from * p.value_stride[2];
         block.key_row = p.key_stride[2];
         block.value_row = p.value_stride[2];
-        Path::prepare(job, w, block);
+        Path::prepare(w, block, (int)p.head_dim, (int)p.head_dim);
         for (int t = 0; t < tiles; ++t)
             if (first < w.tile[t].keys)
                 attend<Path>(job, w, w.tile[t], block, up_to_multiple(w.tile[t].rows, W) / W, ld);

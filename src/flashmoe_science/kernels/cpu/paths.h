@@ -13,18 +13,17 @@ struct DirectPath {
     typedef FloatProduct Product;
     static constexpr bool PAIRS = false;
 
-    static void prepare(const Job& job, const Workspace& w, KeyBlock& block) {
-        const int d = (int)job.problem->head_dim;
+    static void prepare(const Shared& w, KeyBlock& block, int head_dim, int value_dim) {
         // Rows a multiple of a large power of two apart would share a few sets of the first-level cache.
-        if (block.key_row != d * 4) {
-            widen_rows<float>(block.key, block.key_row, block.count, d, w.key);
+        if (block.key_row != head_dim * 4) {
+            widen_rows<float>(block.key, block.key_row, block.count, head_dim, w.key);
             block.key = (const char*)w.key;
-            block.key_row = d * 4;
+            block.key_row = head_dim * 4;
         }
-        if (block.value_row != d * 4) {
-            widen_rows<float>(block.value, block.value_row, block.count, d, w.value);
+        if (block.value_row != value_dim * 4) {
+            widen_rows<float>(block.value, block.value_row, block.count, value_dim, w.value);
             block.value = (const char*)w.value;
-            block.value_row = d * 4;
+            block.value_row = value_dim * 4;
         }
     }
 };
@@ -36,13 +35,13 @@ struct WidenPath {
     typedef FloatProduct Product;
     static constexpr bool PAIRS = false;
 
-    static void prepare(const Job& job, const Workspace& w, KeyBlock& block) {
-        const int d = (int)job.problem->head_dim;
-        widen_rows<T>(block.key, block.key_row, block.count, d, w.key);
-        widen_rows<T>(block.value, block.value_row, block.count, d, w.value);
+    static void prepare(const Shared& w, KeyBlock& block, int head_dim, int value_dim) {
+        widen_rows<T>(block.key, block.key_row, block.count, head_dim, w.key);
+        widen_rows<T>(block.value, block.value_row, block.count, value_dim, w.value);
         block.key = (const char*)w.key;
         block.value = (const char*)w.value;
-        block.key_row = block.value_row = d * 4;
+        block.key_row = head_dim * 4;
+        block.value_row = value_dim * 4;
     }
 };
 
@@ -52,11 +51,10 @@ struct PairPath {
     typedef PairProduct Product;
     static constexpr bool PAIRS = true;
 
-    static void prepare(const Job& job, const Workspace& w, KeyBlock& block) {
-        const int d = (int)job.problem->head_dim;
-        interleave_rows(block.value, block.value_row, block.count, d, w.value);
+    static void prepare(const Shared& w, KeyBlock& block, int, int value_dim) {
+        interleave_rows(block.value, block.value_row, block.count, value_dim, w.value);
         block.value = (const char*)w.value;
-        block.value_row = d * 4;
+        block.value_row = value_dim * 4;
     }
 };
 typedef PairPath BFloat16Path;

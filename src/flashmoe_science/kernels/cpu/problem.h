@@ -82,9 +82,12 @@ struct Tile {
 };
 
 // What tiles of a task share.
-struct Workspace {
-    Tile tile[MAX_TASK_TILES];
+struct Shared {
     float *scores, *pairs, *rescale, *block_max, *key, *value;
+};
+
+struct Workspace : Shared {
+    Tile tile[MAX_TASK_TILES];
 };
 
 // Keys [first, first + count) as the products read them.

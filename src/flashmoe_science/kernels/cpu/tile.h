@@ -3,44 +3,9 @@
 
 #include <math.h>
 
-#include "paths.h"
-#include "softmax.h"
+#include "products.h"
 
 namespace {
-
-struct ScoreAndMaximumEpilogue {
-    SumEpilogue scores;
-    float* block_max;
-    template <int R, int C>
-    __attribute__((always_inline)) void store(int row, int column, F acc[R][C]) const {
-        scores.store<R, C>(row, column, acc);
-#pragma GCC unroll 4
-        for (int c = 0; c < C; ++c) {
-            F highest = load(block_max + (column + c) * W);
-#pragma GCC unroll 16
-            for (int r = 0; r < R; ++r) highest = max(acc[r][c], highest);
-            ::store(block_max + (column + c) * W, highest);
-        }
-    }
-};
-
-struct OutputEpilogue {
-    float* out;
-    ptrdiff_t ld;
-    const float* rescale;  // null: what is there already stays as it is
-    template <int R, int C>
-    __attribute__((always_inline)) void store(int row, int column, F acc[R][C]) const {
-#pragma GCC unroll 4
-        for (int c = 0; c < C; ++c) {
-            const F factor = rescale ? load(rescale + (column + c) * W) : set1(1.0f);
-#pragma GCC unroll 16
-            for (int r = 0; r < R; ++r) {
-                float* to = out + (row + r) * ld + (column + c) * W;
-                ::store(to, madd(load(to), factor, acc[r][c]));
-            }
-        }
-    }
-};
 
 // How many keys of the block the vector of queries `column` sees at most (its last lane does).
 int visible(const Tile& tile, const KeyBlock& block, int column) {
@@ -63,28 +28,6 @@ void mask_scores(const Tile& tile, const KeyBlock& block, float* s, ptrdiff_t ld
             highest = max(x, highest);
         }
         store(block_max + c * W, highest);
-    }
-}
-
-template <class Path>
-void weigh_block(const Job& job, const Workspace& w, const Running& running, int keys, int first, int last, int ld) {
-    int column = first;
-    for (; column + MAX_COLUMNS <= last; column += MAX_COLUMNS)
-        raise_maxima<MAX_COLUMNS>(running, column, w.block_max, job.scale);
-    for (; column < last; ++column) raise_maxima<1>(running, column, w.block_max, job.scale);
-    if constexpr (Path::PAIRS) {
-#ifdef __AVX512BF16__
-        for (; first + 2 <= last; first += 2)
-            weigh_pairs<2>(w.scores, w.pairs, ld, keys, first, w.block_max, running, job.scale);
-        if (first < last) weigh_pairs<1>(w.scores, w.pairs, ld, keys, first, w.block_max, running, job.scale);
-#endif
-    } else {
-        if constexpr (MAX_COLUMNS == 4)
-            for (; first + 4 <= last; first += 4)
-                weigh<4>(w.scores, ld, keys, first, w.block_max, running, job.scale);
-        for (; first + 2 <= last; first += 2)
-            weigh<2>(w.scores, ld, keys, first, w.block_max, running, job.scale);
-        if (first < last) weigh<1>(w.scores, ld, keys, first, w.block_max, running, job.scale);
     }
 }
 
@@ -115,27 +58,6 @@ void add_visible_products(const Job& job, const Workspace& w, const Tile& tile, 
     }
 }
 
-// Scores of keys [first_key, first_key + keys) of the block with the vectors [first, last) of the tile's
-// queries; with block_max also their maxima. Products are summed in runs of at most `longest`.
-template <class Path>
-void score(
-    const Workspace& w, const Tile& tile, const KeyBlock& block, int first_key, int keys, int depth, int longest,
-    int first, int last, int ld, float* block_max) {
-    typedef typename Path::Product Product;
-    float* const s = w.scores + first_key * ld;
-    for (int at = 0; at < depth; at += longest) {
-        const int part = smaller(depth - at, longest);
-        const char* key = block.key + first_key * block.key_row + at * 4;
-        const float* query = tile.query + at * ld;
-        const SumEpilogue scores = {s, ld, at == 0};
-        if (block_max != nullptr && at + part == depth)
-            multiply<Product>(
-                key, block.key_row, 4, keys, query, ld, part, first, last, ScoreAndMaximumEpilogue{scores, block_max});
-        else
-            multiply<Product>(key, block.key_row, 4, keys, query, ld, part, first, last, scores);
-    }
-}
-
 template <class Path>
 void attend(const Job& job, const Workspace& w, const Tile& tile, const KeyBlock& block, int columns, int ld) {
     typedef typename Path::Product Product;
@@ -150,20 +72,20 @@ void attend(const Job& job, const Workspace& w, const Tile& tile, const KeyBlock
 
     if (!diagonal) {
         for (int c = 0; c < columns; ++c) store(w.block_max + c * W, set1(-__builtin_inff()));
-        score<Path>(w, tile, block, 0, block.count, depth, longest, 0, columns, ld, w.block_max);
-        weigh_block<Path>(job, w, running, block.count, 0, columns, ld);
+        score<Path>(w, tile.query, block, 0, block.count, depth, longest, 0, columns, ld, w.block_max);
+        weigh_block<Path>(w, running, block.count, 0, columns, ld, job.scale);
     } else {
         // Rectangles: each further vector of queries sees W more keys.
         for (int c = 0, from = 0; c < columns; ++c) {
             const int to = visible(tile, block, c);
             if (to == from) continue;
-            score<Path>(w, tile, block, from, to - from, depth, longest, c, columns, ld, nullptr);
+            score<Path>(w, tile.query, block, from, to - from, depth, longest, c, columns, ld, nullptr);
             from = to;
         }
         mask_scores(tile, block, w.scores, ld, columns, w.block_max);
         for (int c = 0; c < columns; ++c) {
             const int keys = visible(tile, block, c);
-            if (keys > 0) weigh_block<Path>(job, w, running, keys, c, c + 1, ld);
+            if (keys > 0) weigh_block<Path>(w, running, keys, c, c + 1, ld, job.scale);
         }
         if (has_nonfinite<Element>(block.raw_value, job.problem->value_stride[2], block.count, head_dim)) {
             add_visible_products<Path>(job, w, tile, block, ld);

@@ -1,0 +1,167 @@
+"""Attention over sequences of any lengths on the CPU: the kernel in kernels/cpu and its launch."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from enum import IntEnum
+
+import torch
+
+from flashmoe_science.arguments import reject_without_memory
+from flashmoe_science.cpu.library import ELEMENT_TYPES, load_function
+from flashmoe_science.errors import InputError
+from flashmoe_science.jit import host
+from flashmoe_science.jit.host import InstructionSet
+from flashmoe_science.varlen.problem import Problem, Run, Sizes, Tensors
+
+__all__ = ["prepare"]
+
+
+class _Problem(ctypes.Structure):
+    """VarlenProblem of varlen_problem.h."""
+
+    _fields_ = (
+        ("element_type", ctypes.c_int64),
+        ("heads", ctypes.c_int64),
+        ("kv_heads", ctypes.c_int64),
+        ("head_dim", ctypes.c_int64),
+        ("value_dim", ctypes.c_int64),
+        ("page_size", ctypes.c_int64),
+        ("query_stride", ctypes.c_int64 * 2),
+        ("key_stride", ctypes.c_int64 * 3),
+        ("value_stride", ctypes.c_int64 * 3),
+        ("out_stride", ctypes.c_int64 * 2),
+        ("window_left", ctypes.c_int64),
+        ("window_right", ctypes.c_int64),
+        ("split_keys", ctypes.c_int64),
+        ("softmax_scale", ctypes.c_double),
+        ("softcap", ctypes.c_double),
+    )
+
+
+class _Call(ctypes.Structure):
+    """VarlenCall of varlen_problem.h."""
+
+    _fields_ = (
+        ("query", ctypes.c_void_p),
+        ("key", ctypes.c_void_p),
+        ("value", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("lse", ctypes.c_void_p),
+        ("cu_seqlens_q", ctypes.c_void_p),
+        ("cu_seqlens_k", ctypes.c_void_p),
+        ("block_table", ctypes.c_void_p),
+        ("seqused_k", ctypes.c_void_p),
+        ("sinks", ctypes.c_void_p),
+        ("alibi_slopes", ctypes.c_void_p),
+        ("batch", ctypes.c_int64),
+        ("tokens", ctypes.c_int64),
+        ("keys", ctypes.c_int64),
+        ("table_row", ctypes.c_int64),
+        ("table_pages", ctypes.c_int64),
+        ("alibi_row", ctypes.c_int64),
+        ("fault_index", ctypes.c_int64),
+        ("fault_number", ctypes.c_int64),
+    )
+
+
+class _Status(IntEnum):
+    """Status of problem.h and VarlenStatus of varlen_problem.h, without those that raise MemoryError."""
+
+    SUCCESS = 0
+    NULL_TENSOR = 2
+    QUERY_FAULT = 3
+    KEY_FAULT = 4
+    USED_FAULT = 5
+    PAGE_FAULT = 6
+
+
+def prepare(problem: Problem, device: torch.device, instruction_set: InstructionSet | None = None) -> Run:
+    """See `flashmoe_science.varlen.problem.Backend`.
+
+    Args:
+        instruction_set: run the code for this one; the CPU's best unless given.
+    """
+    size = problem.dtype.itemsize
+    native = _Problem(
+        element_type=ELEMENT_TYPES[problem.dtype],
+        heads=problem.num_heads,
+        kv_heads=problem.num_kv_heads,
+        head_dim=problem.head_dim,
+        value_dim=problem.value_dim,
+        page_size=problem.page_size,
+        query_stride=tuple(stride * size for stride in problem.query_strides),
+        key_stride=tuple(stride * size for stride in problem.key_strides),
+        value_stride=tuple(stride * size for stride in problem.value_strides),
+        out_stride=tuple(stride * size for stride in problem.output_strides),
+        window_left=problem.window_left,
+        window_right=problem.window_right,
+        split_keys=problem.split_keys,
+        softmax_scale=problem.softmax_scale,
+        softcap=problem.softcap,
+    )
+    launch = _load(instruction_set or host.choose_instruction_set())
+
+    def run(tensors: Tensors, sizes: Sizes) -> None:
+        query, key, value, output, lse, cu_seqlens_q, cu_seqlens_k, block_table, seqused_k, sinks, slopes = (
+            tensors
+        )
+        call = _Call(
+            query.data_ptr(),
+            key.data_ptr(),
+            value.data_ptr(),
+            output.data_ptr(),
+            _address(lse),
+            cu_seqlens_q.data_ptr(),
+            _address(cu_seqlens_k),
+            _address(block_table),
+            _address(seqused_k),
+            _address(sinks),
+            _address(slopes),
+            sizes.batch,
+            query.shape[0],
+            key.shape[0],
+            0 if block_table is None else block_table.stride(0),
+            0 if block_table is None else block_table.shape[1],
+            0 if slopes is None or slopes.dim() == 1 else slopes.stride(0),
+        )
+        status = launch(ctypes.addressof(native), ctypes.addressof(call), torch.get_num_threads())
+        if status != _Status.SUCCESS:
+            _refuse(_Status(status), call, tensors)
+
+    return run
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _refuse(status: _Status, call: _Call, tensors: Tensors) -> None:
+    """Raise InputError for what the kernel did not take."""
+    index, number = call.fault_index, call.fault_number
+    if status is _Status.NULL_TENSOR:
+        reject_without_memory(query=tensors.query, key=tensors.key, value=tensors.value)
+        return
+    if status is _Status.QUERY_FAULT or status is _Status.KEY_FAULT:
+        of_query = status is _Status.QUERY_FAULT
+        name, rows = ("cu_seqlens_q", "query") if of_query else ("cu_seqlens_k", "key")
+        raise InputError(
+            f"{name}[{index}] is {number}; expected {name} to begin with 0, never to fall, and to end at "
+            f"{call.tokens if of_query else call.keys}, the rows of {rows}, at most"
+        )
+    if status is _Status.USED_FAULT:
+        raise InputError(
+            f"seqused_k[{index}] is {number}; expected at least 0 and no more keys than the sequence's "
+            + ("pages hold" if tensors.block_table is not None else "part of the packed keys has")
+        )
+    raise InputError(
+        f"block_table names page {number} for sequence {index}; expected pages from 0 to {call.keys - 1} for all keys "
+        "that a query sees"
+    )
+
+
+@functools.cache
+def _load(instruction_set: InstructionSet) -> Callable[..., int]:
+    return load_function("attention_varlen", "flashmoe_varlen_method", instruction_set)

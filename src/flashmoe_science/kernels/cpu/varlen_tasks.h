@@ -1,0 +1,130 @@
+// How a call is divided: into tasks that depend on lengths and options alone, so that bits do not depend on the number of threads.
+#pragma once
+
+#include <stdlib.h>
+
+#include "varlen_problem.h"
+
+namespace {
+
+// No part is shorter: what it costs to add one is then far below what it reads.
+constexpr int VARLEN_MIN_PART_KEYS = 512;
+// Tasks of a call that has work for so many, about: twice the cores of a large processor.
+constexpr int64_t VARLEN_WANTED_TASKS = 128;
+
+Sequence sequence_of(const VarlenCall& call, int64_t index) {
+    const int64_t first_row = call.cu_seqlens_q[index];
+    const int64_t first_key = call.cu_seqlens_k ? call.cu_seqlens_k[index] : 0;
+    const int64_t keys = call.seqused_k ? call.seqused_k[index] : call.cu_seqlens_k[index + 1] - first_key;
+    return {
+        first_row, call.cu_seqlens_q[index + 1] - first_row, keys, first_key,
+        call.block_table ? call.block_table + index * call.table_row : nullptr, index};
+}
+
+int fault(VarlenCall& call, int kind, int64_t index, int64_t number) {
+    call.fault_index = index;
+    call.fault_number = number;
+    return kind;
+}
+
+// SUCCESS, or what lies outside its tensor.
+int check_lengths(const VarlenProblem& p, VarlenCall& call) {
+    if (call.cu_seqlens_q[0] != 0) return fault(call, QUERY_FAULT, 0, call.cu_seqlens_q[0]);
+    for (int64_t b = 0; b < call.batch; ++b) {
+        const int64_t end = call.cu_seqlens_q[b + 1];
+        if (end < call.cu_seqlens_q[b] || end > call.tokens) return fault(call, QUERY_FAULT, b + 1, end);
+        int64_t room = call.table_pages * p.page_size;
+        if (call.cu_seqlens_k) {
+            const int64_t first = call.cu_seqlens_k[b], last = call.cu_seqlens_k[b + 1];
+            if (first < 0 || first > call.keys) return fault(call, KEY_FAULT, b, first);
+            if (last < first || last > call.keys) return fault(call, KEY_FAULT, b + 1, last);
+            room = last - first;
+        }
+        if (call.seqused_k && (call.seqused_k[b] < 0 || call.seqused_k[b] > room))
+            return fault(call, USED_FAULT, b, call.seqused_k[b]);
+        if (!call.block_table) continue;
+        const Sequence sequence = sequence_of(call, b);
+        const Span seen = sequence.rows > 0 ? visible_to_rows(p, sequence, 0, sequence.rows) : Span{0, 0};
+        for (int64_t page = seen.first / p.page_size; page * p.page_size < seen.last; ++page)
+            if (sequence.pages[page] < 0 || sequence.pages[page] >= call.keys)
+                return fault(call, PAGE_FAULT, b, sequence.pages[page]);
+    }
+    return SUCCESS;
+}
+
+struct Division {
+    int64_t part_keys;    // of sequences with few rows
+    int64_t task_rows;    // of the others
+    double work;          // multiply-adds
+};
+
+// Rows of one row space: few of them are one task, whose keys may be cut.
+int64_t space_rows(const VarlenProblem& p, const Sequence& sequence) {
+    return folded_heads(p, sequence) * sequence.rows;
+}
+bool has_few_rows(const VarlenProblem& p, const Sequence& sequence) { return space_rows(p, sequence) <= FOLD_QUERIES; }
+
+Division divide(const VarlenProblem& p, const VarlenCall& call) {
+    int64_t few_keys = 0, tiles = 0;
+    double work = 0;
+    for (int64_t b = 0; b < call.batch; ++b) {
+        const Sequence sequence = sequence_of(call, b);
+        if (sequence.rows == 0) continue;
+        const Span seen = visible_to_rows(p, sequence, 0, sequence.rows);
+        const int64_t spaces = p.heads / folded_heads(p, sequence);
+        work += (double)sequence.rows * p.heads * (seen.last - seen.first) * (p.head_dim + p.value_dim);
+        if (has_few_rows(p, sequence))
+            few_keys += spaces * (seen.last - seen.first);
+        else
+            tiles += spaces * ((space_rows(p, sequence) + TILE_QUERIES - 1) / TILE_QUERIES);
+    }
+    const int64_t share = (few_keys / VARLEN_WANTED_TASKS + BLOCK_KEYS) / BLOCK_KEYS * BLOCK_KEYS;
+    const int64_t task_tiles =
+        larger<int64_t>(1, smaller<int64_t>(tiles / VARLEN_WANTED_TASKS, MAX_TASK_QUERIES / TILE_QUERIES));
+    return {
+        p.split_keys > 0 ? p.split_keys : larger<int64_t>(share, VARLEN_MIN_PART_KEYS), task_tiles * TILE_QUERIES, work};
+}
+
+// All tasks of a call, and what their sums need; counts alone where `tasks` is null.
+struct Plan {
+    int64_t tasks, sums, spaces;
+};
+
+Plan make_tasks(const VarlenProblem& p, const VarlenCall& call, const Division& division, Task* tasks) {
+    Plan plan = {0, 0, 0};
+    const auto add = [&](const Task& task) {
+        if (tasks) tasks[plan.tasks] = task;
+        ++plan.tasks;
+    };
+    // The longest first: many rows before few, and late rows of a sequence, which see more keys where it is causal.
+    for (int64_t b = 0; b < call.batch; ++b) {
+        const Sequence sequence = sequence_of(call, b);
+        if (sequence.rows == 0 || has_few_rows(p, sequence)) continue;
+        const int64_t rows = space_rows(p, sequence);
+        for (int64_t first = (rows - 1) / division.task_rows * division.task_rows; first >= 0; first -= division.task_rows)
+            for (int64_t head = 0; head < p.heads; head += folded_heads(p, sequence))
+                add({b, head, first, smaller(rows, first + division.task_rows), 0, sequence.keys, 0, 1, 0, 0});
+    }
+    for (int64_t b = 0; b < call.batch; ++b) {
+        const Sequence sequence = sequence_of(call, b);
+        if (sequence.rows == 0 || !has_few_rows(p, sequence)) continue;
+        const Span seen = visible_to_rows(p, sequence, 0, sequence.rows);
+        const int64_t rows = space_rows(p, sequence), fold = folded_heads(p, sequence);
+        // Cuts stand at multiples of the part's length, whatever a window hides before them.
+        const int64_t start = seen.first / division.part_keys * division.part_keys;
+        const int64_t parts = larger<int64_t>(1, (seen.last - start + division.part_keys - 1) / division.part_keys);
+        const int64_t floats = up_to_multiple(rows, TILE_QUERIES) * (p.value_dim + 2);
+        for (int64_t part = 0; part < parts; ++part)
+            for (int64_t head = 0; head < p.heads; head += fold) {
+                const int64_t first = start + part * division.part_keys, space = head / fold;
+                add({b, head, 0, rows, first, first + division.part_keys, part, parts,
+                     plan.sums + space * parts * floats, plan.spaces + space});
+            }
+        if (parts == 1) continue;
+        plan.sums += p.heads / fold * parts * floats;
+        plan.spaces += p.heads / fold;
+    }
+    return plan;
+}
+
+}  // namespace
