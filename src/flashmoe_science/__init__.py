@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from flashmoe_science.takeover.counts import report, reset_report
     from flashmoe_science.takeover.implementation import register_flash_attention_impl
     from flashmoe_science.takeover.sdpa import disable_sdpa, enable_sdpa, sdpa
+    from flashmoe_science.varlen.append import paged_append
     from flashmoe_science.varlen.attention import attention_varlen
+    from flashmoe_science.varlen.merge import merge_attention
 
 __all__ = [
     "BuildError",
@@ -26,6 +28,8 @@ __all__ = [
     "explain",
     "flash_attention",
     "fused_moe",
+    "merge_attention",
+    "paged_append",
     "register_flash_attention_impl",
     "report",
     "reset_report",
@@ -41,6 +45,8 @@ _MODULES = {
     "explain": "explanation",
     "flash_attention": "attention",
     "fused_moe": "moe",
+    "merge_attention": "varlen.merge",
+    "paged_append": "varlen.append",
     "register_flash_attention_impl": "takeover.implementation",
     "report": "takeover.counts",
     "reset_report": "takeover.counts",

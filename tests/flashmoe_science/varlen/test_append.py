@@ -1,0 +1,77 @@
+"""New keys and values in the pages of a cache."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from varlen_cases import NAN, Shape, bounds, packed, paged
+
+from flashmoe_science import InputError, attention_varlen, paged_append
+from flashmoe_science.varlen.append import slots_of
+
+
+@pytest.mark.parametrize("page_size", [1, 7, 16])
+@pytest.mark.parametrize("layout", ["NHD", "HND", "joint"])
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+def test_what_was_appended_is_attended_to(page_size: int, layout: str, index_dtype: torch.dtype) -> None:
+    shape = Shape((3, 1, 20), (10, 1, 33))
+    call = paged(shape, page_size, layout=layout)
+    expected = attention_varlen(**call, **bounds(shape))  # type: ignore[arg-type]
+    new = packed(shape)
+    sequence = torch.repeat_interleave(torch.arange(3), torch.tensor(shape.keys))
+    position = torch.cat([torch.arange(length) for length in shape.keys])
+    slots = slots_of(call["block_table"], page_size, sequence, position).to(index_dtype)
+    call["key"].fill_(NAN)
+    call["value"].fill_(NAN)
+    shuffled = torch.randperm(len(slots), generator=torch.Generator().manual_seed(0))
+    paged_append(new["key"][shuffled], new["value"][shuffled], call["key"], call["value"], slots[shuffled])
+    assert torch.equal(attention_varlen(**call, **bounds(shape)), expected)  # type: ignore[arg-type]
+
+
+def test_negative_slots_are_not_written() -> None:
+    cache = torch.zeros(2, 4, 1, 8)
+    other = torch.zeros(2, 4, 1, 16)
+    key, value = torch.ones(3, 1, 8), torch.ones(3, 1, 16)
+    paged_append(key, value, cache, other, torch.tensor([-1, 6, -5]))
+    assert cache.sum() == 8
+    assert (cache[1, 2] == 1).all()
+    assert (other[1, 2] == 1).all()
+    paged_append(key, value, cache, other, torch.tensor([-1, -1, -1]))
+    assert cache.sum() == 8
+    paged_append(key[:0], value[:0], cache, other, torch.tensor([], dtype=torch.int32))
+    assert cache.sum() == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"key": torch.ones(3, 2, 8)}, r"key has shape \(3, 2, 8\) and key_cache"),
+        ({"key": torch.ones(3, 1, 8).half()}, "key is torch.float16 on cpu and key_cache torch.float32"),
+        ({"value": torch.ones(2, 1, 8)}, "differ; expected as many tokens"),
+        ({"slot_mapping": torch.zeros(3)}, "slot_mapping is torch.float32"),
+        ({"slot_mapping": torch.tensor([0, 1])}, r"expected int32 or int64 with shape \(3,\)"),
+        ({"slot_mapping": torch.tensor([0, 8, 1])}, "names slot 8; expected slots below 8"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes: dict[str, torch.Tensor], message: str) -> None:
+    arguments = {
+        "key": torch.ones(3, 1, 8),
+        "value": torch.ones(3, 1, 8),
+        "key_cache": torch.zeros(2, 4, 1, 8),
+        "value_cache": torch.zeros(2, 4, 1, 8),
+        "slot_mapping": torch.tensor([0, 1, 2]),
+    }
+    with pytest.raises(InputError, match=message):
+        paged_append(**{**arguments, **changes})
+    assert (arguments["key_cache"] == 0).all()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_negative_slots_are_not_written() -> None:
+    for slots in ([-1, 6, -5], [-1, -1, -1], [3, 2, 1]):
+        caches = [torch.zeros(2, 4, 1, 8, device=device) for device in ("cpu", "cuda") for _ in range(2)]
+        for key_cache, value_cache in (caches[:2], caches[2:]):
+            rows = torch.arange(24.0, device=key_cache.device).view(3, 1, 8)
+            paged_append(rows, -rows, key_cache, value_cache, torch.tensor(slots, device=key_cache.device))
+        assert torch.equal(caches[0], caches[2].cpu())
+        assert torch.equal(caches[1], caches[3].cpu())
