@@ -11,8 +11,8 @@ import lab
 import pytest
 
 from cudadent42.audit.race import BLOCKS, Race
-from cudadent42.audit.stage import Audited, contradicted
-from cudadent42.model.integrity import Breach, Grade
+from cudadent42.audit.stage import Audited, comparable, contradicted
+from cudadent42.model.integrity import Breach, Grade, Way
 
 WRONG = {
     # It forges from the seventh call on, which may be one of a shape that the plan does not show.
@@ -73,3 +73,16 @@ def test_which_side_is_to_blame() -> None:
     assert "10 ms beside it and 1.1 ms" in slowed.evidence
     small = replace(row, speedup=1.05, latency_ms=9.5)
     assert contradicted(small, race(10.0, 10.0), "a") is None  # not confirmed, and no accusation
+
+
+def test_what_another_clock_saw_neither_confirms_nor_accuses() -> None:
+    """On a GPU: calls that no graph takes, and whose launches take longer than the GPU works."""
+    row = audits.claim(["mine"], 0.06, 0.02).cases[0]
+    launches = replace(race(0.3, 0.3), way=Way.QUEUED)
+    assert not comparable(row, launches)
+    assert contradicted(row, launches, "a") is None
+    same_clock = replace(race(0.07, 0.07), way=Way.GRAPH)
+    assert comparable(row, same_clock)
+    assert contradicted(row, same_clock, "a") is not None
+    on_cpu = race(0.3, 0.3)
+    assert comparable(row, on_cpu)

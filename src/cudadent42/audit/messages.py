@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from cudadent42.model.cases import TAGGED, Case
+from cudadent42.model.integrity import Way
 from cudadent42.model.records import Plan, VerifiedCase
 
 
@@ -16,12 +17,14 @@ class Task(str, Enum):
     """Memory for a case, and preparation."""
     FILL = "fill"
     """New inputs into all shared memories, and NaN into their outputs. Of the judge."""
-    STAGE = "stage"
-    """Inputs into the device's memory, where that is another."""
+    WAKE = "wake"
+    """A pass over the values that are there, ahead of the clock: it wakes the device's context and clocks."""
     RUN = "run"
     """Calls, each on the inputs of its slot."""
+    SHOW = "show"
+    """What all outputs are (`sketch`), as the last request ahead of the clock's end."""
     FETCH = "fetch"
-    """Outputs out of the device's memory."""
+    """Outputs into the shared memory."""
     JUDGE = "judge"
     """The candidate's outputs. Of the judge."""
 
@@ -48,7 +51,12 @@ class Ask:
     seed: int = 0
     pace: Pace = Pace.CALLS
     chosen: tuple[int, ...] = ()
-    """Slots to judge."""
+    """Slots to fetch or to judge."""
+    way: Way = Way.SHARED
+    challenge: int = 0
+    """The seed of a sketch."""
+    shown: str = ""
+    """The candidate's sketches."""
 
 
 @dataclass(frozen=True)
@@ -58,3 +66,11 @@ class Answer:
     error: str = ""
     declined: str = ""
     judged: tuple[VerifiedCase, ...] = ()
+    calls: int = 0
+    """That a case was made ready for: those asked for, or as many as there is memory for."""
+    way: Way = Way.SHARED
+    """In which it was made ready."""
+    shown: str = ""
+    """Sketches of all outputs (`sketch.written`)."""
+    late: str = ""
+    """How what was fetched differs from what was said when the clock stopped; empty where it does not."""

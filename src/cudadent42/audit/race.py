@@ -6,11 +6,12 @@ import random
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cudadent42.audit.messages import Answer, Ask, Pace, Task
 from cudadent42.audit.referee import Party, Referee, shared_memory
 from cudadent42.model.cases import Case
+from cudadent42.model.integrity import Way
 from cudadent42.model.records import Plan, TimerKind, VerifiedCase
 
 BLOCKS = 12
@@ -27,11 +28,12 @@ of it where the run was short."""
 WINDOWS = 40
 """Of such time that a race takes about: two turns of calls in 13 blocks, and drawing their inputs."""
 
-MOST_CALLS = 32
-"""In a turn."""
+MOST_CALLS, MOST_CALLS_ON_GPU = 32, 512
+"""In a turn. On a GPU short calls need many: drawing their inputs takes the host some tens of microseconds each."""
 
 MEMORY_BYTES = 256 << 20
-"""Of the inputs and outputs of a turn, which limits its calls; at least one."""
+"""Of the inputs and outputs of a turn in shared memory, which limits its calls; at least one. On a GPU its free memory
+does (`drawn.MEMORY_SHARE`)."""
 
 JUDGED_CALLS = 2
 """Of each block of which results are judged: the last one, and one by chance."""
@@ -48,6 +50,17 @@ class BrokenError(Exception):
     """One side raised an error."""
 
 
+class LateError(Exception):
+    """The candidate had other results when the clock stopped than it handed out later."""
+
+
+def way_for(plan: Plan) -> Way:
+    """As the run's timer has it: a call on an idle stream, or the GPU's time alone."""
+    if plan.device == "cpu":
+        return Way.SHARED
+    return Way.ALONE if plan.timer is TimerKind.CALL else Way.GRAPH
+
+
 @dataclass(frozen=True)
 class Race:
     """One case."""
@@ -58,6 +71,8 @@ class Race:
     saved_ms: tuple[float, ...]
     """Of each block, per call, sorted."""
     judged: tuple[VerifiedCase, ...]
+    way: Way = Way.SHARED
+    """In which both sides' calls were made."""
 
     @property
     def low_ms(self) -> float:
@@ -72,6 +87,16 @@ class Race:
         return statistics.median(self.saved_ms)
 
 
+@dataclass(frozen=True)
+class _Bout:
+    """Turns of both on the same values."""
+
+    calls: int
+    way: Way
+    seed: int
+    challenge: int
+
+
 class Ring:
     """Two contestants. The baseline's process makes the inputs and judges, as no candidate was ever in it."""
 
@@ -82,90 +107,132 @@ class Ring:
         self._name = name
         self._chance = chance
         self._weights = chance.getrandbits(62)
+        self._way = way_for(plan)
+        self._shown = ""
+        """The candidate's last sketches."""
 
-    def check(self, case: Case, calls: int = 1) -> tuple[VerifiedCase, ...]:
-        """Results of one turn, judged. Raises DeclinedError, BrokenError and AuditLostError."""
-        self._ready(case, calls)
-        seed = self._chance.getrandbits(62)
-        self._fill(seed, calls)
-        self._turn(self._candidate, calls, Pace.CALLS)
-        return self._verdicts(case, seed, range(calls))
+    def check(self, case: Case) -> tuple[VerifiedCase, ...]:
+        """Results of one call, judged. Raises DeclinedError, BrokenError, LateError and AuditLostError."""
+        way = Way.QUEUED if self._way is Way.GRAPH else self._way  # nothing is timed
+        bout = _Bout(*self._ready(case, 1, way), *self._seeds())
+        self._fill(bout)
+        self._turn(self._candidate, bout, Pace.CALLS)
+        return self._verdicts(bout, range(bout.calls))
 
     def race(self, case: Case, baseline_ms: float, budget_s: float) -> Race:
         """All blocks of a case, in about ``budget_s`` if that can be; errors as of ``check``."""
-        calls = self._calls(case, baseline_ms, max(LEAST_WINDOW_MS, min(WINDOW_MS, 1e3 * budget_s / WINDOWS)))
-        self._ready(case, calls)
+        wanted = self._calls(
+            case, baseline_ms, max(LEAST_WINDOW_MS, min(WINDOW_MS, 1e3 * budget_s / WINDOWS))
+        )
+        calls, way = self._ready(case, wanted, self._way)
         judged_blocks = set(self._chance.sample(range(BLOCKS), JUDGED_BLOCKS))
         base: list[float] = []
         own: list[float] = []
         judged: list[VerifiedCase] = []
         for block in range(-1, BLOCKS):  # the first warms up
-            seed = self._chance.getrandbits(62)
-            self._fill(seed, calls)
-            took = self._both(calls)
+            bout = _Bout(calls, way, *self._seeds())
+            self._fill(bout)
+            took = self._both(bout)
             if block >= 0:
                 base.append(took[0])
                 own.append(took[1])
             if block in judged_blocks:
                 slots = {calls - 1, *self._chance.sample(range(calls - 1), min(calls - 1, JUDGED_CALLS - 1))}
-                judged += self._verdicts(case, seed, sorted(slots))
+                judged += self._verdicts(bout, sorted(slots))
         saved = sorted(a - b for a, b in zip(base, own, strict=True))
-        return Race(statistics.median(base), statistics.median(own), tuple(saved), tuple(judged))
+        return Race(statistics.median(base), statistics.median(own), tuple(saved), tuple(judged), way)
 
-    def _both(self, calls: int) -> tuple[float, float]:
+    def _both(self, bout: _Bout) -> tuple[float, float]:
         """Milliseconds of a call of each, what copying takes left out. In random order."""
         took: dict[str, float] = {}
         turns = ["base", "own", "copies", "prepared copies"]
         self._chance.shuffle(turns)
         for turn in turns:
             if turn == "base":
-                took[turn] = self._turn(self._judge, calls, Pace.CALLS)
+                took[turn] = self._turn(self._judge, bout, Pace.CALLS)
             elif turn == "own":
-                took[turn] = self._turn(self._candidate, calls, Pace.CALLS)
+                took[turn] = self._turn(self._candidate, bout, Pace.CALLS)
             else:
-                took[turn] = self._turn(self._judge, calls, Pace(turn))
+                took[turn] = self._turn(self._judge, bout, Pace(turn))
         return (
-            (took["base"] - took["prepared copies"]) / calls,
-            (took["own"] - took["copies"]) / calls,
+            (took["base"] - took["prepared copies"]) / bout.calls,
+            (took["own"] - took["copies"]) / bout.calls,
         )
 
-    def _turn(self, party: Party, calls: int, pace: Pace) -> float:
-        """Milliseconds; on a GPU with the copies there and back, so that nothing can hide in them."""
-        tasks = [Task.RUN] if self._plan.device == "cpu" else [Task.STAGE, Task.RUN, Task.FETCH]
-        total = 0.0
-        for task in tasks:
-            turn = party.take_turn(Ask(task, calls=calls, pace=pace))
-            _require(turn.answer)
-            by_processor = self._plan.timer is TimerKind.CPU
-            total += turn.processor_ms if by_processor else turn.wall_ms
-        return total
+    def _turn(self, party: Party, bout: _Bout, pace: Pace) -> float:
+        """Milliseconds. In all ways but that of shared memory the inputs' seed comes when the clock runs, and the
+        clock stops when the sketch of the results is there, whose seed comes when the calls are made."""
+        run = Ask(Task.RUN, calls=bout.calls, pace=pace)
+        if bout.way is Way.SHARED:
+            turn = party.take_turn(run)
+            _require(*turn.answers)
+            return turn.processor_ms if self._plan.timer is TimerKind.CPU else turn.wall_ms
+        turn = party.take_turn(
+            replace(run, task=Task.WAKE),
+            replace(run, seed=bout.seed),
+            Ask(Task.SHOW, calls=bout.calls, challenge=bout.challenge),
+            untimed=1,
+        )
+        _require(*turn.answers)
+        if party is self._candidate:
+            self._shown = turn.answers[-1].shown
+        return turn.wall_ms
 
     def _calls(self, case: Case, baseline_ms: float, window_ms: float) -> int:
-        room = MEMORY_BYTES // max(1, case.memory_bytes(2) - case.memory_bytes(1))
         wanted = int(window_ms / max(baseline_ms, 1e-4)) + 1
+        if self._way is not Way.SHARED:
+            return min(wanted, MOST_CALLS_ON_GPU)
+        room = MEMORY_BYTES // max(1, case.memory_bytes(2) - case.memory_bytes(1))
         return max(1, min(wanted, room, MOST_CALLS))
 
-    def _ready(self, case: Case, calls: int) -> None:
-        for party in (self._judge, self._candidate):
-            turn = party.take_turn(Ask(Task.READY, cases=(case,), calls=calls, seed=self._weights))
-            _require(turn.answer)
+    def _ready(self, case: Case, calls: int, way: Way) -> tuple[int, Way]:
+        """Both sides, for as many calls as both have memory for, in a way that both can go."""
+        while True:
+            for party in (self._judge, self._candidate):
+                ask = Ask(Task.READY, cases=(case,), calls=calls, seed=self._weights, way=way)
+                (answer,) = party.take_turn(ask).answers
+                _require(answer)
+                fewer, slower = 0 < answer.calls < calls, way is Way.GRAPH and answer.way is not way
+                calls, way = (answer.calls if fewer else calls), (Way.QUEUED if slower else way)
+                if fewer or slower:
+                    break
+            else:
+                return calls, way
 
-    def _fill(self, seed: int, calls: int) -> None:
-        _require(self._judge.take_turn(Ask(Task.FILL, seed=seed, calls=calls)).answer)
+    def _seeds(self) -> tuple[int, int]:
+        """Of values and of sketches: new ones in every bout."""
+        return self._chance.getrandbits(62), self._chance.getrandbits(62)
 
-    def _verdicts(self, case: Case, seed: int, chosen: Sequence[int]) -> tuple[VerifiedCase, ...]:
+    def _fill(self, bout: _Bout) -> None:
+        if bout.way is Way.SHARED:
+            _require(*self._judge.take_turn(Ask(Task.FILL, seed=bout.seed, calls=bout.calls)).answers)
+
+    def _verdicts(self, bout: _Bout, chosen: Sequence[int]) -> tuple[VerifiedCase, ...]:
         """Of the candidate's results, by values that are made again from the seed."""
-        ask = Ask(Task.JUDGE, implementation=self._name, seed=seed, chosen=tuple(chosen))
-        answer = self._judge.take_turn(ask).answer
+        if bout.way is not Way.SHARED:
+            _require(*self._candidate.take_turn(Ask(Task.FETCH, chosen=tuple(chosen))).answers)
+        ask = Ask(
+            Task.JUDGE,
+            implementation=self._name,
+            calls=bout.calls,
+            seed=bout.seed,
+            chosen=tuple(chosen),
+            challenge=bout.challenge,
+            shown=self._shown,
+        )
+        (answer,) = self._judge.take_turn(ask).answers
         _require(answer)
+        if answer.late:
+            raise LateError(answer.late)
         return answer.judged
 
 
-def _require(answer: Answer) -> None:
-    if answer.declined:
-        raise DeclinedError(answer.declined)
-    if answer.error:
-        raise BrokenError(answer.error)
+def _require(*answers: Answer) -> None:
+    for answer in answers:
+        if answer.declined:
+            raise DeclinedError(answer.declined)
+        if answer.error:
+            raise BrokenError(answer.error)
 
 
 @contextmanager
@@ -178,5 +245,5 @@ def ring(plan: Plan, referee: Referee, name: str, chance: random.Random) -> Iter
         judge = referee.start([judges.fileno(), candidates.fileno()])
         candidate = referee.start([candidates.fileno()])
         for party, each in ((judge, plan.baseline), (candidate, name)):
-            _require(party.take_turn(Ask(Task.LOAD, plan=plan, implementation=each)).answer)
+            _require(*party.take_turn(Ask(Task.LOAD, plan=plan, implementation=each)).answers)
         yield Ring(plan, judge, candidate, name, chance)

@@ -44,13 +44,13 @@ class AuditLostError(Exception):
 
 @dataclass(frozen=True)
 class Turn:
-    """What one request took."""
+    """What the requests of a turn took."""
 
-    answer: Answer
+    answers: tuple[Answer, ...]
     wall_ms: float
-    """By this process's clock, from the request to the answer."""
+    """By this process's clock, from the first timed request to the last answer."""
     processor_ms: float
-    """That the contestant and all below it were running."""
+    """That the contestant and all below it were running, in all of the turn."""
 
 
 class Party:
@@ -62,26 +62,35 @@ class Party:
         self._answers = answers
         self._pending = b""
 
-    def take_turn(self, ask: Ask, timeout_s: float = TIMEOUT_S) -> Turn:
-        """Raises AuditLostError."""
-        line = (dumps(ask, indent=None) + "\n").encode()
+    def take_turn(self, *asks: Ask, untimed: int = 0, timeout_s: float = TIMEOUT_S) -> Turn:
+        """One request after another, each when the one before is answered. The clock leaves the first ``untimed`` out.
+
+        Raises AuditLostError.
+        """
+        lines = [(dumps(ask, indent=None) + "\n").encode() for ask in asks]
+        replies: list[str] = []
         self._signal(signal.SIGCONT)
         ran_ns = self.ran_ns()
-        began_ns = time.perf_counter_ns()
+        for number, line in enumerate(lines):
+            if number <= untimed:
+                began_ns = time.perf_counter_ns()
+            self._send(line)
+            replies.append(self._reply(timeout_s))
+        wall_ns = time.perf_counter_ns() - began_ns
+        self._signal(signal.SIGSTOP)
+        ran_ns = self.ran_ns() - ran_ns
+        try:
+            answers = tuple(loads(Answer, reply) for reply in replies)
+        except ValueError as error:
+            raise AuditLostError(f"its process answered nonsense ({error})") from error
+        return Turn(answers, wall_ns / 1e6, ran_ns / 1e6)
+
+    def _send(self, line: bytes) -> None:
         try:
             while line:
                 line = line[os.write(self._requests, line) :]
         except BrokenPipeError as error:
             raise AuditLostError("its process died") from error
-        reply = self._reply(timeout_s)
-        wall_ns = time.perf_counter_ns() - began_ns
-        self._signal(signal.SIGSTOP)
-        ran_ns = self.ran_ns() - ran_ns
-        try:
-            answer = loads(Answer, reply)
-        except ValueError as error:
-            raise AuditLostError(f"its process answered nonsense ({error})") from error
-        return Turn(answer, wall_ns / 1e6, ran_ns / 1e6)
 
     def _reply(self, timeout_s: float) -> str:
         stop = time.monotonic() + timeout_s

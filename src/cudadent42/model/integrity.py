@@ -31,6 +31,19 @@ class Grade(str, Enum):
     """No honest code does this."""
 
 
+class Way(str, Enum):
+    """How the calls of an audit's turn are made (docs/defences.md)."""
+
+    SHARED = "shared"
+    """Inputs and outputs in shared memory, one slot a call. On the CPU."""
+    ALONE = "alone"
+    """Inputs drawn on the device from the run's seed; each call on an idle stream, as the timer ``call`` has it."""
+    QUEUED = "queued"
+    """The same, launched without waiting."""
+    GRAPH = "graph"
+    """The same, all calls in one CUDA graph: time of the GPU, whatever launching takes."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing that was found."""
@@ -84,6 +97,10 @@ class Confirmation:
     calls_checked: int
     """Outputs that the parent compared with its own reference."""
     confirmed: bool
+    way: Way = Way.SHARED
+    """How both sides' calls were made."""
+    comparable: bool = True
+    """Whether the audit's clock shows what the run's did: the baseline takes about the same in both."""
 
 
 @dataclass(frozen=True)

@@ -92,3 +92,22 @@ def test_a_claim_has_one_sentence_with_its_interval_and_run(verdict: Verdict, wo
 @pytest.mark.parametrize("verdict", Verdict)
 def test_where_there_is_no_claim_there_is_nothing_to_quote(verdict: Verdict) -> None:
     assert quotable(with_claim(replace(FASTER, verdict=verdict), verified=False), "a-run") == ""
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        ({"saved_ms": 0.1, "ci_low_ms": 0.05, "ci_high_ms": 0.2}, "(0.05 to 0.2), and 1 ms in the run"),
+        ({"saved_ms": 0.9, "ci_low_ms": -2.0, "ci_high_ms": 3.0}, "too noisy to tell"),
+        (
+            {"comparable": False, "baseline_latency_ms": 9.0},
+            "takes 9 ms in processes apart and 2 ms in the run",
+        ),
+    ],
+)
+def test_a_claim_that_was_missed_says_by_what(seen: dict[str, object], words: str) -> None:
+    missed = replace(CONFIRMED, confirmed=False, **seen)  # type: ignore[arg-type]
+    decided = claim(replace(FASTER, integrity=Integrity(confirmations=(missed,))), verified=True)
+    assert not decided.allowed
+    assert words in decided.reason
+    assert ("noisy" in decided.reason) == ("noisy" in words)
