@@ -11,168 +11,12 @@
 // the whole query in registers), ABLATE to leave something out (ablation.cuh), and those of types.cuh.
 #include "ablation.cuh"
 #include "attention_parameters.cuh"
-#include "mma/m16n8k16.cuh"
-#include "ptx/cp_async.cuh"
-#include "ptx/ldmatrix.cuh"
+#include "portable/copier.cuh"
+#include "portable/products.cuh"
 #include "ptx/vector.cuh"
 #include "softmax.cuh"
-#include "swizzle.cuh"
-#include "types.cuh"
 
-constexpr int kThreads = WARPS * 32;
-constexpr int kRowTiles = BLOCK_M / (16 * WARPS);
-constexpr int kWarpRows = 16 * kRowTiles;
-constexpr int kSteps = HEAD_DIM / 16;
-constexpr int kOutTiles = HEAD_DIM / 8;
-constexpr int kKeyTiles = BLOCK_N / 8;
-constexpr int kKeyGroups = BLOCK_N / 16;
-constexpr int kStages = 2;  // of keys, and of values
-
-using T = Tile<HEAD_DIM>;
-constexpr int kQueryBytes = BLOCK_M * T::kRowBytes;
-constexpr int kBufferBytes = BLOCK_N * T::kRowBytes;
-
-static_assert(HEAD_DIM % 16 == 0 && BLOCK_N % 16 == 0 && BLOCK_M == kWarpRows * WARPS, "tiles of 16");
 static_assert(!OVERLAP || QUERY_STEPS == kSteps, "overlap needs the query in registers");
-static_assert(MMA_K == 16 || !ELEMENT_BF16, "bfloat16 needs m16n8k16");
-
-using Scores = float[kRowTiles][kKeyTiles][4];
-using Output = float[kRowTiles][kOutTiles][4];
-
-constexpr int power_of_two_above(int x) {
-    int p = 1;
-    while (p < x) p *= 2;
-    return p;
-}
-
-// How the threads of a block share the copy of a tile: every thread owns one chunk column and every
-// kRowsPerPass-th row from its first on.
-constexpr int kColumns = power_of_two_above(T::kChunks);
-constexpr int kRowsPerPass = kThreads / kColumns;
-
-struct Copier {
-    int first;           // row
-    bool active;         // this thread's column exists in the tile
-    bool valid;          // and in the tensor; a column of padding is filled with zeros
-    uint32 offset;       // of the thread's first chunk in a tile
-    int64 global_offset;  // of its column in a row, bytes
-
-    __device__ __forceinline__ explicit Copier(int head_dim) {
-        const int column = threadIdx.x % kColumns;
-        first = threadIdx.x / kColumns;
-        active = column < T::kChunks;
-        valid = column < head_dim / kChunkElements;
-        offset = T::offset(first, column);
-        global_offset = column * kChunkBytes;
-    }
-
-    // `source`: the thread's chunk in the tile's first pass. Rows from `rows` on become zero; they are not read.
-    template <int Rows, bool Whole>
-    __device__ __forceinline__ void copy(uint32 tile, const char* source, int64 row_bytes, int rows) const {
-        if (T::kChunks != kColumns && !active) return;
-        constexpr int passes = (Rows + kRowsPerPass - 1) / kRowsPerPass;
-        const int remaining = valid ? rows - first : 0;
-        const int column = threadIdx.x % kColumns;
-#pragma unroll
-        for (int i = 0; i < passes; ++i) {
-            constexpr bool exact = Rows % kRowsPerPass == 0;
-            if (exact || first + i * kRowsPerPass < Rows) {
-                const uint32 target = kRowsPerPass % 8 == 0 ? offset + i * kRowsPerPass * T::kRowBytes
-                                                            : T::offset(first + i * kRowsPerPass, column);
-                copy_chunk(tile + target, source, Whole ? valid : i * kRowsPerPass < remaining);
-            }
-            source += kRowsPerPass * row_bytes;
-        }
-    }
-};
-
-struct Query {
-    uint32 fragments[QUERY_STEPS > 0 ? QUERY_STEPS : 1][kRowTiles][4];
-    uint32 address;  // this lane's ldmatrix row and chunk in the warp's part of the query tile
-
-    __device__ __forceinline__ void load_registers() {
-#pragma unroll
-        for (int k = 0; k < QUERY_STEPS; ++k) {
-#pragma unroll
-            for (int m = 0; m < kRowTiles; ++m) load_shared_fragment(k, m, fragments[k][m]);
-        }
-    }
-    __device__ __forceinline__ void load_shared_fragment(int k, int m, uint32 (&a)[4]) const {
-        load_matrices(a, T::advance(address, k) + m * 16 * T::kRowBytes);
-    }
-    __device__ __forceinline__ void fragment(int k, int m, uint32 (&a)[4]) const {
-        if (k < QUERY_STEPS) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) a[i] = fragments[k][m][i];
-        } else {
-            load_shared_fragment(k, m, a);
-        }
-    }
-};
-
-// Scores of 16 keys: tiles 2g and 2g + 1.
-__device__ __forceinline__ void multiply_keys(Scores& scores, const Query& query, uint32 key_address, int g) {
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) scores[m][2 * g][i] = scores[m][2 * g + 1][i] = 0.0f;
-    }
-#pragma unroll
-    for (int k = 0; k < kSteps; ++k) {
-        uint32 b[4];
-        load_matrices(b, T::advance(key_address, k) + g * 16 * T::kRowBytes);
-#pragma unroll
-        for (int m = 0; m < kRowTiles; ++m) {
-            uint32 a[4];
-            query.fragment(k, m, a);
-            mma(scores[m][2 * g], a, b[0], b[1]);
-            mma(scores[m][2 * g + 1], a, b[2], b[3]);
-        }
-    }
-}
-
-// Scores of the whole block, reading each query fragment once.
-__device__ __forceinline__ void multiply_keys(Scores& scores, const Query& query, uint32 key_address) {
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-        for (int n = 0; n < kKeyTiles; ++n) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) scores[m][n][i] = 0.0f;
-        }
-    }
-#pragma unroll
-    for (int k = 0; k < kSteps; ++k) {
-        uint32 a[kRowTiles][4];
-#pragma unroll
-        for (int m = 0; m < kRowTiles; ++m) query.fragment(k, m, a[m]);
-#pragma unroll
-        for (int g = 0; g < kKeyGroups; ++g) {
-            uint32 b[4];
-            load_matrices(b, T::advance(key_address, k) + g * 16 * T::kRowBytes);
-#pragma unroll
-            for (int m = 0; m < kRowTiles; ++m) {
-                mma(scores[m][2 * g], a[m], b[0], b[1]);
-                mma(scores[m][2 * g + 1], a[m], b[2], b[3]);
-            }
-        }
-    }
-}
-
-// Output += P V for the 16 keys of group g.
-__device__ __forceinline__ void multiply_values(Output& out, const uint32 (&p)[kRowTiles][4], uint32 value_address,
-                                                int g) {
-#pragma unroll
-    for (int d = 0; d < kSteps; ++d) {
-        uint32 b[4];
-        load_matrices_transposed(b, T::advance(value_address, d) + g * 16 * T::kRowBytes);
-#pragma unroll
-        for (int m = 0; m < kRowTiles; ++m) {
-            mma(out[m][2 * d], p[m], b[0], b[1]);
-            mma(out[m][2 * d + 1], p[m], b[2], b[3]);
-        }
-    }
-}
 
 // The part of the problem that this thread works on. Cheap enough to be found anew before the main loop, for every block
 // that needs a mask, and after the loop: the volatile reads keep the compiler from holding it in registers meanwhile.
@@ -222,18 +66,12 @@ __device__ __forceinline__ void mask(Scores& scores, int column, const Attention
     }
 }
 
-#if MIN_BLOCKS > 0
-#define LAUNCH_BOUNDS __launch_bounds__(kThreads, MIN_BLOCKS)
-#else
-#define LAUNCH_BOUNDS __launch_bounds__(kThreads)
-#endif
-
 extern "C" __global__ void LAUNCH_BOUNDS
 attention_portable(const __grid_constant__ AttentionParameters p) {
     extern __shared__ __align__(1024) char shared_memory[];
     const uint32 query_tile = shared_address(shared_memory);
     const uint32 key_tiles = query_tile + kQueryBytes;
-    const uint32 value_tiles = key_tiles + kStages * kBufferBytes;
+    const uint32 value_tiles = key_tiles + kStages * kKeyBytes;
     const WorkTile tile(p);
     const int first_row = tile.first_row;
 
@@ -243,7 +81,7 @@ attention_portable(const __grid_constant__ AttentionParameters p) {
     const int num_blocks = end > 0 ? (end + BLOCK_N - 1) / BLOCK_N : 0;
     const int first_masked = unmasked > 0 ? unmasked / BLOCK_N : 0;
 
-    const Copier copier(p.head_dim);
+    const Copier<HEAD_DIM> copier(p.head_dim);
     // This thread's chunk of the block that is copied next; blocks are copied from the last to the first.
     const int last_key = (num_blocks - 1) * BLOCK_N + copier.first;
     const char* key_source = p.key + tile.batch * p.key_batch + tile.kv_head * p.key_head + last_key * p.key_row +
@@ -253,13 +91,13 @@ attention_portable(const __grid_constant__ AttentionParameters p) {
     // Only the last block can be partial.
     const auto copy_keys = [&](int b, auto whole) {
         if (NO_LOADS && b < num_blocks - kStages) return;
-        copier.copy<BLOCK_N, whole.value>(key_tiles + (b & 1) * kBufferBytes, key_source, p.key_row,
+        copier.copy<BLOCK_N, whole.value>(key_tiles + (b & 1) * kKeyBytes, key_source, p.key_row,
                                           p.seqlen_k - b * BLOCK_N);
         key_source -= BLOCK_N * p.key_row;
     };
     const auto copy_values = [&](int b, auto whole) {
         if (NO_LOADS && b < num_blocks - kStages) return;
-        copier.copy<BLOCK_N, whole.value>(value_tiles + (b & 1) * kBufferBytes, value_source, p.value_row,
+        copier.copy<BLOCK_N, whole.value>(value_tiles + (b & 1) * kValueBytes, value_source, p.value_row,
                                           p.seqlen_k - b * BLOCK_N);
         value_source -= BLOCK_N * p.value_row;
     };
@@ -316,7 +154,7 @@ attention_portable(const __grid_constant__ AttentionParameters p) {
         copy_wait<1>();
         __syncthreads();
         prepare_query();
-        const auto key_address = [&](int block) { return key_tiles + (block & 1) * kBufferBytes + lane_key; };
+        const auto key_address = [&](int block) { return key_tiles + (block & 1) * kKeyBytes + lane_key; };
 #pragma unroll
         for (int g = 0; g < kKeyGroups; ++g) multiply_keys(scores, query, key_address(b), g);
         if (b >= first_masked) mask(scores, b * BLOCK_N, p);
@@ -338,7 +176,7 @@ attention_portable(const __grid_constant__ AttentionParameters p) {
                 }
                 multiply_keys(scores, query, next_keys, g);
             }
-            const uint32 value_address = value_tiles + (b & 1) * kBufferBytes + lane_row;
+            const uint32 value_address = value_tiles + (b & 1) * kValueBytes + lane_row;
 #pragma unroll
             for (int g = 0; g < kKeyGroups; ++g) multiply_values(out, probabilities[g], value_address, g);
             if (b > first_masked) mask(scores, (b - 1) * BLOCK_N, p);
@@ -375,10 +213,10 @@ attention_portable(const __grid_constant__ AttentionParameters p) {
             const bool visible =
                 !masked.value || b * BLOCK_N < first_row + (warp + 1) * kWarpRows + p.causal_offset;
             if (visible) {
-                multiply_keys(scores, query, key_tiles + (b & 1) * kBufferBytes + lane_key);
+                multiply_keys(scores, query, key_tiles + (b & 1) * kKeyBytes + lane_key);
                 if (masked.value) mask(scores, b * BLOCK_N, p);
                 softmax.update(scores, out, p.scale_log2);
-                const uint32 value_address = value_tiles + (b & 1) * kBufferBytes + lane_row;
+                const uint32 value_address = value_tiles + (b & 1) * kValueBytes + lane_row;
 #pragma unroll
                 for (int g = 0; g < kKeyGroups; ++g) {
                     uint32 probabilities[kRowTiles][4];
@@ -425,9 +263,9 @@ attention_portable(const __grid_constant__ AttentionParameters p) {
     char* output_rows = p.output + done.batch * p.output_batch + done.head * p.output_head +
                         warp_row * p.output_row;
     const int rows = p.seqlen_q - warp_row;
-    const int column = lane % kColumns;
+    const int column = lane % copier.kColumns;
 #pragma unroll
-    for (int r = lane / kColumns; r < kWarpRows; r += 32 / kColumns) {
+    for (int r = lane / copier.kColumns; r < kWarpRows; r += 32 / copier.kColumns) {
         if (r < rows && column < p.head_dim / kChunkElements) {
             store_global(output_rows + r * p.output_row + column * kChunkBytes,
                          load_shared(warp_output + T::offset(r, column)));
