@@ -54,7 +54,7 @@ class Launcher:
     The buffer is read during the call, so each thread needs a launcher of its own.
     """
 
-    __slots__ = ("buffer", "start", "start_at")
+    __slots__ = ("buffer", "config", "start", "start_at")
 
     def __init__(
         self,
@@ -82,6 +82,8 @@ class Launcher:
             attributes=ctypes.pointer(attribute),
             attribute_count=int(dependent),
         )
+        self.config = config
+        """Its ``grid`` may be changed between launches."""
         # A closure: its names are looked up faster than attributes, and it is called without a bound method.
         launch, reference = library().cuLaunchKernelEx, ctypes.byref(config)
 

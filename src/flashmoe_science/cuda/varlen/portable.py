@@ -1,0 +1,223 @@
+"""The general kernel (`kernels/cuda/attention_varlen.cu`): every problem up to head dim 256, from sm_80 on."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from flashmoe_science.configs.attention.varlen import (
+    ARCHITECTURES,
+    MAX_HEAD_DIM,
+    Features,
+    VarlenConfiguration,
+    tiles,
+)
+from flashmoe_science.cuda.device import Device
+from flashmoe_science.cuda.driver import load
+from flashmoe_science.cuda.launch import Launcher
+from flashmoe_science.cuda.repeat import raw_stream
+from flashmoe_science.cuda.varlen.arguments import ARGUMENT_BYTES, MOST_ROWS, PER_CALL, PlanArguments
+from flashmoe_science.errors import InputError, KernelDefectError
+from flashmoe_science.jit.nvrtc import CudaKernel
+from flashmoe_science.varlen.problem import Problem, Run, Sizes, Tensors
+
+_DTYPES = (torch.float16, torch.bfloat16)
+_MOST_BLOCKS = 1 << 31
+_L2_SHARE = 0.5
+"""Part of the L2 cache that the keys and values of one section of heads may fill."""
+_BUILT_AHEAD = ((64, 64), (128, 128), (192, 128), (256, 256))
+
+
+def why_not(problem: Problem, device: Device, most_queries: int) -> str | None:
+    """Why the kernel cannot take a problem, as the end of a sentence about it; None if it can.
+
+    Args:
+        most_queries: no sequence of a call has more.
+    """
+    if problem.dtype not in _DTYPES:
+        return f"it takes float16 and bfloat16, and query is {problem.dtype}: use .to()"
+    if device.architecture not in ARCHITECTURES:
+        return f"it needs sm_80 or later, and the GPU is {device.architecture}"
+    for name, dimension in (("head_dim", problem.head_dim), ("value_dim", problem.value_dim)):
+        if dimension > MAX_HEAD_DIM:
+            return f"{name} is {dimension}, and it takes at most {MAX_HEAD_DIM}"
+    return None
+
+
+def features(problem: Problem) -> Features:
+    return Features(
+        paged=problem.page_size > 0,
+        packed_heads=problem.num_heads > problem.num_kv_heads,
+        left_window=problem.window_left >= 0,
+        softcap=problem.softcap > 0,
+        alibi=problem.alibi,
+    )
+
+
+def kernel(configuration: VarlenConfiguration, dtype: torch.dtype, architecture: str) -> CudaKernel:
+    return CudaKernel(
+        source="attention_varlen.cu",
+        function="attention_varlen",
+        architecture=architecture,
+        macros={
+            "HEAD_DIM": configuration.head_dim,
+            "VALUE_DIM": configuration.value_dim,
+            "BLOCK_M": configuration.block_m,
+            "BLOCK_N": configuration.block_n,
+            "WARPS": configuration.warps,
+            "MIN_BLOCKS": 1,  # with 0 the compiler aims at one more block than fits, and spills for it
+            "QUERY_STEPS": configuration.query_steps,
+            **configuration.features.macros,
+            "ELEMENT_BF16": int(dtype == torch.bfloat16),
+            "NATIVE_CP_ASYNC": 1,
+            "MMA_K": 16,
+        },
+        threads_per_block=configuration.threads,
+        dynamic_shared_bytes=configuration.shared_bytes,
+    )
+
+
+def kernels(architecture: str) -> list[CudaKernel]:
+    """What is built ahead of time: common dimensions and options. All others are compiled at their first call."""
+    if architecture not in ARCHITECTURES:
+        return []
+    built = []
+    for head_dim, value_dim in _BUILT_AHEAD:
+        for paged in (False, True):
+            for left_window in (False, True):
+                options = Features(paged=paged, packed_heads=True, left_window=left_window)
+                both = tiles(architecture, head_dim, value_dim, options)
+                built += [kernel(one, torch.bfloat16, architecture) for one in (both.tall, both.short)]
+    return list({one.label: one for one in built}.values())
+
+
+def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
+    """See `flashmoe_science.varlen.problem.Backend`; the device is current.
+
+    Raises:
+        InputError: rows that do not start at multiples of 16 bytes.
+    """
+    _check_rows(problem)
+    arguments = plan_arguments(problem)
+    both = tiles(device.architecture, problem.head_dim, problem.value_dim, features(problem))
+    per_token = rows_per_token(problem)
+    only_short = most_queries * per_token <= both.short.block_m and not problem.split_keys
+    tall = _launcher(both.short if only_short else both.tall, problem, device, arguments)
+    # With split_keys a sequence's bits may not depend on how much else is in the batch: one tile for all.
+    short = tall if only_short or problem.split_keys else _launcher(both.short, problem, device, arguments)
+    tall_rows = both.short.block_m if only_short else both.tall.block_m
+    short_rows = tall_rows if short is tall else both.short.block_m
+    slices, multiprocessors = arguments.num_slices, device.multiprocessors
+    key_bytes = (problem.head_dim + problem.value_dim) * problem.dtype.itemsize
+    section_keys = int(device.l2_bytes * _L2_SHARE) // key_bytes * slices // problem.num_kv_heads
+    index, stream_of, pack = device.index, raw_stream, PER_CALL.pack_into
+    lock = threading.Lock()
+
+    def run(tensors: Tensors, sizes: Sizes) -> None:
+        query, key, value, output, lse, starts, key_starts, table, counts, sinks, slopes = tensors
+        addresses = query.data_ptr(), key.data_ptr(), value.data_ptr(), output.data_ptr()
+        if (addresses[0] | addresses[1] | addresses[2] | addresses[3]) & 15:
+            raise InputError(_misaligned(tensors))
+        tokens, batch = query.shape[0], sizes.batch
+        rows = tokens * per_token
+        launcher, block_m = tall, tall_rows
+        if -(-rows // tall_rows) * slices < multiprocessors:
+            launcher, block_m = short, short_rows
+        num_tiles = tile_bound(rows, batch, block_m)
+        if rows >= MOST_ROWS or num_tiles * slices >= _MOST_BLOCKS:
+            raise InputError(f"{tokens} query rows are more than a launch can count; split the batch")
+        with lock:  # another thread may be making the same call, of which there is one buffer
+            pack(
+                launcher.buffer,
+                0,
+                *addresses,
+                0 if lse is None else lse.data_ptr(),
+                starts.data_ptr(),
+                0 if key_starts is None else key_starts.data_ptr(),
+                0 if counts is None else counts.data_ptr(),
+                0 if table is None else table.data_ptr(),
+                0 if sinks is None else sinks.data_ptr(),
+                0 if slopes is None else slopes.data_ptr(),
+                0 if table is None else table.stride(0),
+                slopes.stride(0) if slopes is not None and slopes.dim() == 2 else 0,
+                batch,
+                tokens,
+                num_tiles,
+                min(slices, max(1, section_keys // max(sizes.max_seqlen_k, 1))),
+            )
+            launcher.config.grid[0] = num_tiles * slices
+            launcher.start(stream_of(index))
+
+    return run
+
+
+def num_slices(problem: Problem) -> int:
+    """What a tile's rows are of: query heads, or, where several share one, key/value heads."""
+    return problem.num_kv_heads if features(problem).packed_heads else problem.num_heads
+
+
+def rows_per_token(problem: Problem) -> int:
+    """Of a tile."""
+    return problem.num_heads // num_slices(problem)
+
+
+def tile_bound(rows: int, batch: int, block_m: int) -> int:
+    """Numbers that tiles of all sequences can have: see `varlen/work_tile.cuh`."""
+    return rows // block_m + batch + 1
+
+
+def plan_arguments(problem: Problem) -> PlanArguments:
+    element = problem.dtype.itemsize
+    (query_token, query_head), (output_token, output_head) = problem.query_strides, problem.output_strides
+    key_page, key_token, key_head = problem.key_strides
+    value_page, value_token, value_head = problem.value_strides
+    return PlanArguments(
+        query=(0, query_head * element, query_token * element),
+        key=(key_page * element, key_head * element, key_token * element),
+        value=(value_page * element, value_head * element, value_token * element),
+        output=(0, output_head * element, output_token * element),
+        lse=(0, 1, problem.num_heads),
+        num_slices=num_slices(problem),
+        heads_per_kv_head=problem.num_heads // problem.num_kv_heads,
+        head_dim=problem.head_dim,
+        value_dim=problem.value_dim,
+        window_left=problem.window_left,
+        window_right=problem.window_right,
+        softmax_scale=problem.softmax_scale,
+        softcap=problem.softcap,
+        page_size=problem.page_size or 1,
+    )
+
+
+def _launcher(
+    configuration: VarlenConfiguration, problem: Problem, device: Device, arguments: PlanArguments
+) -> Launcher:
+    compiled = kernel(configuration, problem.dtype, device.architecture)
+    capturing = torch.cuda.is_current_stream_capturing()
+    try:
+        function = load(compiled, device.index, capturing)
+    except KernelDefectError:  # there is no other kernel, and a slower one is better than none
+        function = load(compiled, device.index, capturing, allow_defects=True)
+    launcher = Launcher(function, (1, 1, 1), compiled, ARGUMENT_BYTES)
+    arguments.pack_into(launcher.buffer)
+    return launcher
+
+
+def _check_rows(problem: Problem) -> None:
+    for name in ("query", "key", "value", "output"):
+        strides = getattr(problem, f"{name}_strides")
+        if any(stride * problem.dtype.itemsize % 16 for stride in strides):
+            shown = "out" if name == "output" else name
+            raise InputError(
+                f"{shown} has strides {strides} before its last dimension, and rows must start at multiples of 16 "
+                f"bytes; pass {shown}.contiguous()"
+            )
+
+
+def _misaligned(tensors: Tensors) -> str:
+    for name in ("query", "key", "value", "output"):
+        if getattr(tensors, name).data_ptr() % 16:
+            shown = "out" if name == "output" else name
+            return f"{shown} does not start at a multiple of 16 bytes (a view at an odd offset); pass {shown}.clone()"
+    raise AssertionError("every tensor is aligned")
