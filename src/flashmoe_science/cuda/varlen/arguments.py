@@ -65,8 +65,8 @@ class PlanArguments:
             _side(self.window_left),
             _side(self.window_right),
             self.page_size,
-            *_division(self.page_size),
-            *_division(self.heads_per_kv_head),
+            *division(self.page_size),
+            *division(self.heads_per_kv_head),
             scale_log2,
             self.softcap * math.log2(math.e),
             2 * scale_log2 / self.softcap if self.softcap else 0.0,
@@ -78,7 +78,7 @@ def _side(keys: int) -> int:
     return UNLIMITED if keys < 0 else min(keys, UNLIMITED)
 
 
-def _division(divisor: int) -> tuple[int, int]:
+def division(divisor: int) -> tuple[int, int]:
     """Multiplier and shift with which x // divisor is umulhi(2 x, multiplier) >> shift for all x below 2^31.
 
     Reference: Granlund and Montgomery, Division by Invariant Integers using Multiplication (1994).
