@@ -27,10 +27,10 @@ from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY, compile_kernel
 BF16, FP16 = torch.bfloat16, torch.float16
 FEATURES = st.builds(Features, *(st.booleans() for _ in range(5)))
 HEAD_DIMS = st.integers(1, 32).map(lambda n: 8 * n)
-SHAPE = Shape((3, 1, 0, 70, 5), (5, 9, 2, 90, 0), 4, 2, 32, dtype=BF16)
+SHAPE = Shape((3, 1, 0, 36, 5), (5, 9, 2, 70, 0), 4, 2, 32, dtype=BF16)
 
 
-def check(call: Call, shape: Shape = SHAPE, *, short: bool = False, **options: Any) -> None:
+def check(call: Call, shape: Shape = SHAPE, *, short: bool = True, **options: Any) -> None:
     given = {**bounds(shape), **options}
     out, lse = attend(call, short=short, **given)
     assert_as_exact_as_pytorch(out, lse, call, **given)
@@ -57,11 +57,13 @@ def test_tiles_hold_the_dimensions_and_fit(
     assert both.short.block_m <= both.tall.block_m
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_86", "sm_89", "sm_90"])
-@pytest.mark.parametrize("dimensions", [(64, 64), (128, 128), (192, 128), (32, 32)])
+@pytest.mark.parametrize("dimensions", [(64, 64), (128, 128), (192, 128), (256, 256), (32, 32)])
 def test_nothing_spills(nvrtc: None, architecture: str, dimensions: tuple[int, int]) -> None:
     for features in (
         Features(packed_heads=True),
+        Features(paged=True, packed_heads=True, left_window=True),
         Features(paged=True, packed_heads=True, left_window=True, softcap=True, alibi=True),
     ):
         both = configs.tiles(architecture, *dimensions, features)
@@ -176,16 +178,17 @@ def test_packed(causal: bool, short: bool, one_thread: None) -> None:
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize("page_size", [1, 16, 48])
-@pytest.mark.parametrize("layout", ["NHD", "HND", "joint", "interleaved"])
+@pytest.mark.parametrize(
+    ("page_size", "layout"), [(16, "NHD"), (1, "HND"), (48, "joint"), (16, "interleaved")]
+)
 def test_pages(page_size: int, layout: str, one_thread: None) -> None:
     check(paged(SHAPE, page_size, layout=layout, spare_rows=2, garbage=1 << 30))
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize("lengths", [(15, 16, 17), (31, 32, 33), (63, 64, 65), (127, 128, 129), (0, 1, 2)])
+@pytest.mark.parametrize("lengths", [(15, 16, 17), (31, 32, 33), (63, 64, 65), (0, 1, 2)])
 def test_lengths_about_a_page_and_a_tile(lengths: tuple[int, int, int], one_thread: None) -> None:
-    shape = Shape((1, lengths[1], 2), lengths, 2, 1, 32, dtype=BF16)
+    shape = Shape((1, 3, 2), lengths, 2, 1, 32, dtype=BF16)
     check(paged(shape, 16), shape)
 
 
@@ -207,37 +210,36 @@ def test_a_batch_of_no_sequences_leaves_zeros(one_thread: None) -> None:
 @NEEDS_COMPILER
 def test_many_sequences_are_told_apart(one_thread: None) -> None:
     """More than a warp looks at in one go, some of them empty, one of several tiles."""
-    queries = tuple((1, 0, 2, 3, 0)[index % 5] for index in range(60)) + (80,) + (0,) * 10 + (1,)
-    keys = tuple((4 * index) % 37 for index in range(60)) + (90,) + (3,) * 10 + (33,)
-    shape = Shape(queries, keys, 2, 2, 32, dtype=BF16)
+    queries = tuple((1, 0, 2, 3, 0)[index % 5] for index in range(60)) + (40,) + (0,) * 10 + (1,)
+    keys = tuple((4 * index) % 37 for index in range(60)) + (50,) + (3,) * 10 + (33,)
+    shape = Shape(queries, keys, 2, 1, 32, dtype=BF16)
     check(packed(shape, spare_rows=4), shape)
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize("window", [(0, 0), (7, 0), (9, 4), (-1, 3), (70, -1)])
+@pytest.mark.parametrize("window", [(0, 0), (9, 4), (-1, 3), (70, -1)])
 def test_windows(window: tuple[int, int], one_thread: None) -> None:
-    shape = Shape((80, 3, 1), (200, 90, 150), 4, 2, 32, dtype=BF16)
+    shape = Shape((40, 3, 1), (150, 90, 140), 2, 1, 32, dtype=BF16)
     check(paged(shape, 16), shape, causal=False, window=window)
 
 
 @NEEDS_COMPILER
 def test_what_no_row_of_a_window_sees_is_not_read(one_thread: None) -> None:
     shape = Shape((5,), (200,), 2, 1, 32, dtype=BF16)
-    call = packed(shape)
-    call["key"][:180] = NAN
-    call["value"][:180] = float("inf")
+    call = paged(shape, 1)
+    hidden = call["block_table"][0, :180].long()
+    call["key"][hidden] = NAN
+    call["value"][hidden] = float("inf")
     check(call, shape, window=(15, 0))  # row 0 sees keys 180 to 195
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize("softcap", [0.0, 3.0])
 @pytest.mark.parametrize("slopes", [(4,), (5, 4)])
-def test_cap_slopes_and_sinks(softcap: float, slopes: tuple[int, ...], one_thread: None) -> None:
+def test_cap_slopes_and_sinks(slopes: tuple[int, ...], one_thread: None) -> None:
     call = paged(SHAPE, 16)
     call["alibi_slopes"] = torch.rand(slopes)
     call["sinks"] = torch.tensor([0.0, 1.0, float("-inf"), 8.0])
-    check(call, softcap=softcap, causal=False, window=(40, 6))
-    check(packed(SHAPE), softcap=softcap)
+    check(call, softcap=3.0, causal=False, window=(40, 6))
 
 
 @NEEDS_COMPILER
@@ -245,20 +247,22 @@ def test_a_cap_holds_scores_that_are_huge(one_thread: None) -> None:
     call = packed(SHAPE)
     call["query"] *= 1e4
     check(call, softcap=20.0)
+    call["query"] *= 1e-6
+    check(call, softcap=20.0)
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize("heads", [(3, 3), (6, 2), (5, 1)])
-@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize(("heads", "dtype"), [((3, 3), FP16), ((6, 2), BF16), ((5, 1), BF16)])
 def test_heads(heads: tuple[int, int], dtype: torch.dtype, one_thread: None) -> None:
     shape = Shape((40, 1, 9), (70, 33, 9), *heads, 32, dtype=dtype)
     call = packed(shape)
-    call["alibi_slopes"] = torch.linspace(0.1, 0.9, heads[0])
-    check(call, shape, window=(30, 0))
+    if heads[0] == heads[1]:
+        call["alibi_slopes"] = torch.linspace(0.1, 0.9, heads[0])
+    check(call, shape)
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize(("head_dim", "value_dim"), [(24, 40), (64, 32), (40, 40)])
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(24, 40), (40, 32)])
 def test_values_of_another_dimension(head_dim: int, value_dim: int, one_thread: None) -> None:
     shape = Shape((40, 1, 9), (70, 33, 9), 2, 1, head_dim, value_dim, BF16)
     check(paged(shape, 16), shape)
@@ -278,16 +282,15 @@ def test_results_go_where_they_are_wanted_and_nowhere_else(one_thread: None) -> 
 
 
 @NEEDS_COMPILER
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(0, 70), st.integers(0, 140)), max_size=5),
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 100)), max_size=4),
     st.sampled_from([1, 16, 20]),
     st.booleans(),
     st.tuples(st.integers(-1, 60), st.integers(-1, 20)),
-    st.booleans(),
 )
 def test_any_lengths(
-    lengths: list[tuple[int, int]], page_size: int, causal: bool, window: tuple[int, int], short: bool
+    lengths: list[tuple[int, int]], page_size: int, causal: bool, window: tuple[int, int]
 ) -> None:
-    shape = Shape(tuple(q for q, _ in lengths), tuple(k for _, k in lengths), 4, 2, 32, dtype=BF16)
-    check(paged(shape, page_size, spare_rows=1), shape, causal=causal, window=window, short=short)
+    shape = Shape(tuple(q for q, _ in lengths), tuple(k for _, k in lengths), 2, 1, 32, dtype=BF16)
+    check(paged(shape, page_size, spare_rows=1), shape, causal=causal, window=window)
