@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from flashmoe_science.cuda import attention, moe
+from flashmoe_science.cuda import attention, moe, varlen
 from flashmoe_science.jit.cache import CompileCache, default_cache
 from flashmoe_science.jit.limits import base_architecture
 from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel
@@ -14,9 +14,14 @@ from flashmoe_science.jit.records import KernelBuild
 
 
 def kernels(architectures: Iterable[str]) -> list[CudaKernel]:
-    """Every kernel and configuration that a call could take on these (``sm_90``, ``sm_90a``)."""
+    """Every kernel and configuration that a call could take on these (``sm_90``, ``sm_90a``); see `varlen_kernels`."""
     names = list(architectures)
-    return attention_kernels(names) + attention_gradient_kernels(names) + moe_kernels(names)
+    return (
+        attention_kernels(names)
+        + attention_gradient_kernels(names)
+        + varlen_kernels(names)
+        + moe_kernels(names)
+    )
 
 
 def attention_kernels(architectures: Iterable[str]) -> list[CudaKernel]:
@@ -27,6 +32,11 @@ def attention_kernels(architectures: Iterable[str]) -> list[CudaKernel]:
 def attention_gradient_kernels(architectures: Iterable[str]) -> list[CudaKernel]:
     """Those of attention's backward pass."""
     return _kernels(attention.gradients.kernels, architectures)
+
+
+def varlen_kernels(architectures: Iterable[str]) -> list[CudaKernel]:
+    """Those of attention over sequences of any lengths that common calls take; others compile at their first call."""
+    return _kernels(varlen.kernels, architectures)
 
 
 def moe_kernels(architectures: Iterable[str]) -> list[CudaKernel]:

@@ -45,7 +45,8 @@ def test_which_kernels_an_architecture_gets() -> None:
     assert turing == {"attention_portable", "attention_small", "topk_routing"} | backward
     functions = {kernel.function for kernel in kernels(["sm_80"])}
     few = {"moe_few_split", "moe_few_tiles", "moe_few_combined"}
-    assert functions == turing | few | {"moe_portable", "moe_count", "moe_place", "moe_combine"}
+    moe = {"moe_portable", "moe_count", "moe_place", "moe_combine"}
+    assert functions == turing | few | moe | {"attention_varlen"}
     hopper = {"attention_hopper", "moe_hopper"}
     hopper |= {f"attention_backward_{step}" for step in ("prepare", "hopper", "convert")}
     assert {kernel.function for kernel in kernels(["sm_90"])} == functions | hopper

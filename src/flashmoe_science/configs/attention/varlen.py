@@ -8,13 +8,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashmoe_science.configs.attention.portable import HEAD_DIMS, PortableConfiguration, compiled_head_dim, short, tall
+from flashmoe_science.configs.attention.portable import (
+    HEAD_DIMS,
+    PortableConfiguration,
+    compiled_head_dim,
+    short,
+    tall,
+)
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121")
 MAX_HEAD_DIM = HEAD_DIMS[-1]
 _STAGES = 2
 _BLOCK_N = {("sm_90", 128): 48}
-"""Of tall tiles, by architecture and head dimension: at the portable kernel's 64 keys the compiler runs out of registers."""
+"""Of tall tiles, by architecture and head dimension: at the portable kernel's 64 the compiler runs out of registers."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PER_CALL = struct.Struct("11Q 2q 4i")
-"""Addresses of query, key, value, output, lse, query_starts, key_starts, key_counts, page_table, sinks and alibi_slopes;
+"""Addresses of query, key, value, output, lse, query_starts, key_starts, key_counts, page_table, sinks, alibi_slopes;
 table_row, alibi_batch; batch, num_tokens, num_tiles, slices_per_section.
 """
 _PER_PLAN = struct.Struct("15q 9i 5I 3f I")

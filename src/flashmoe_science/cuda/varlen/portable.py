@@ -26,7 +26,8 @@ _DTYPES = (torch.float16, torch.bfloat16)
 _MOST_BLOCKS = 1 << 31
 _L2_SHARE = 0.5
 """Part of the L2 cache that the keys and values of one section of heads may fill."""
-_BUILT_AHEAD = ((64, 64), (128, 128), (192, 128), (256, 256))
+_BUILT_AHEAD = (64, 128)
+"""Head dimensions."""
 
 
 def why_not(problem: Problem, device: Device, most_queries: int) -> str | None:
@@ -79,16 +80,14 @@ def kernel(configuration: VarlenConfiguration, dtype: torch.dtype, architecture:
 
 
 def kernels(architecture: str) -> list[CudaKernel]:
-    """What is built ahead of time: common dimensions and options. All others are compiled at their first call."""
+    """What is built ahead of time: bfloat16, grouped heads, no options. All others are compiled at their first call."""
     if architecture not in ARCHITECTURES:
         return []
     built = []
-    for head_dim, value_dim in _BUILT_AHEAD:
+    for head_dim in _BUILT_AHEAD:
         for paged in (False, True):
-            for left_window in (False, True):
-                options = Features(paged=paged, packed_heads=True, left_window=left_window)
-                both = tiles(architecture, head_dim, value_dim, options)
-                built += [kernel(one, torch.bfloat16, architecture) for one in (both.tall, both.short)]
+            both = tiles(architecture, head_dim, head_dim, Features(paged=paged, packed_heads=True))
+            built += [kernel(tile, torch.bfloat16, architecture) for tile in (both.tall, both.short)]
     return list({one.label: one for one in built}.values())
 
 

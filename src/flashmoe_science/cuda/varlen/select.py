@@ -42,7 +42,7 @@ MODULES: dict[VarlenKernel, KernelModule] = {VarlenKernel.PORTABLE: portable}
 
 
 def bucket(max_seqlen_q: int) -> int:
-    """The power of two, less one, that no sequence of a call with this bound exceeds: all of a length that plans know."""
+    """The power of two, less one, that no sequence of such a call exceeds: all of a length that plans know."""
     return (1 << max_seqlen_q.bit_length()) - 1
 
 

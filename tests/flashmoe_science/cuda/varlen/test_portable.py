@@ -141,7 +141,7 @@ def test_fields_are_those_of_the_headers_struct_in_order() -> None:
     floats = (ctypes.c_float * 3).from_buffer(buffer, after + 14 * 4)
     assert list(floats) == pytest.approx([1.442695, 2.885390, 1.442695])
     assert words[17] == 0x80008000
-    assert ARGUMENT_BYTES == after + 18 * 4
+    assert after + 18 * 4 == ARGUMENT_BYTES
 
 
 @given(st.integers(1, (1 << 31) - 1), st.integers(0, (1 << 31) - 1))

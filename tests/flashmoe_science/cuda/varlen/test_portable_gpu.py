@@ -1,4 +1,4 @@
-"""`attention_varlen` by the general kernel on a GPU: the correctness matrix of serving, graphs, and no synchronisation."""
+"""`attention_varlen` by the general kernel on a GPU: the correctness matrix of serving, graphs, no synchronisation."""
 
 from __future__ import annotations
 
@@ -60,7 +60,14 @@ def test_pages(page_size: int, layout: str) -> None:
 
 @pytest.mark.parametrize(
     ("causal", "window"),
-    [(True, (-1, -1)), (False, (-1, -1)), (True, (128, 0)), (False, (17, 5)), (False, (-1, 3)), (True, (0, 0))],
+    [
+        (True, (-1, -1)),
+        (False, (-1, -1)),
+        (True, (128, 0)),
+        (False, (17, 5)),
+        (False, (-1, 3)),
+        (True, (0, 0)),
+    ],
 )
 @pytest.mark.parametrize("options", ["none", "softcap", "sinks", "alibi", "all"])
 def test_options(causal: bool, window: tuple[int, int], options: str) -> None:
@@ -116,7 +123,11 @@ def test_a_graph_is_replayed_after_lengths_and_pages_changed() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out, lse = attend(call, **given)
-    for queries, keys in (((64, 64, 64), (512, 512, 512)), ((0, 1, 5), (0, 1, 333)), ((9, 60, 0), (9, 17, 4))):
+    for queries, keys in (
+        ((64, 64, 64), (512, 512, 512)),
+        ((0, 1, 5), (0, 1, 333)),
+        ((9, 60, 0), (9, 17, 4)),
+    ):
         call["cu_seqlens_q"].copy_(torch.tensor([0, *itertools.accumulate(queries)], dtype=torch.int32))
         call["seqused_k"].copy_(torch.tensor(keys, dtype=torch.int32))
         graph.replay()
