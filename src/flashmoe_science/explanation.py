@@ -167,7 +167,6 @@ def _on_cpu(operation: str, tensor: torch.Tensor) -> Explanation:
         configuration=chosen.value,
         reason=f"as {host.INSTRUCTION_SET_VARIABLE} asks" if asked else "the best that this CPU runs",
         others=tuple(others),
-        gradients=_COMPOSED if operation == "fused_moe" else None,
     )
 
 

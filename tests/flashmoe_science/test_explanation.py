@@ -121,3 +121,9 @@ def test_bad_input_says_what_was_wrong(function: Any, tensors: Any, options: Any
 
 def test_dir_shows_the_public_names_alone() -> None:
     assert dir(flashmoe_science) == sorted(flashmoe_science.__all__)
+
+
+def test_what_computes_gradients_is_told_where_it_is_no_kernel() -> None:
+    assert explain(fused_moe, *experts(4, torch.float32, "cpu")).gradients is None
+    text = str(explain(fused_moe, *experts(64), gpu="H200"))
+    assert text.splitlines()[-1].startswith("  gradients: PyTorch's operations")

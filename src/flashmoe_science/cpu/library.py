@@ -13,7 +13,14 @@ from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.jit.records import KernelBuild
 
 SOURCES = Path(__file__).resolve().parents[1] / "kernels" / "cpu"
-KERNELS = ("attention_forward", "attention_backward", "attention_varlen", "moe_forward", "peaks")
+KERNELS = (
+    "attention_forward",
+    "attention_backward",
+    "attention_varlen",
+    "moe_forward",
+    "moe_backward",
+    "peaks",
+)
 """Source files in kernels/cpu, without their ending."""
 ELEMENT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """As the kernels number them (numbers.h)."""

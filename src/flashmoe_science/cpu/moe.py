@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from flashmoe_science.arguments import reject_without_memory
-from flashmoe_science.cpu.library import ELEMENT_TYPES, allocate, load_function
+from flashmoe_science.cpu.library import CPU, ELEMENT_TYPES, allocate, load_function
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.moe_arguments import (
@@ -153,6 +153,38 @@ def forward(
             output=out,
         )
     return out
+
+
+def project(
+    hidden_states: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    *,
+    activation: Activation,
+    w13_layout: W13Layout,
+    instruction_set: InstructionSet | None = None,
+) -> torch.Tensor:
+    """The first product alone: the bits that `forward` keeps as ``z``. Its arguments, which it has checked."""
+    tensors = (hidden_states, w13, w2, topk_weights, topk_ids)
+    signature = (
+        *(tensor.shape for tensor in tensors),
+        *(tensor.dtype for tensor in tensors),
+        activation,
+        w13_layout,
+        instruction_set,
+    )
+    plan = _plans.get(signature)
+    if plan is None:
+        plan = _make_plan(signature, hidden_states, w2, topk_ids, activation, w13_layout, instruction_set)
+    z = torch.empty((topk_ids.numel(), w13.shape[1]), dtype=hidden_states.dtype, device=CPU)
+    addresses = (tensor.data_ptr() for tensor in tensors)
+    if plan.launch(plan.address, *addresses, 0, 0, 0, z.data_ptr(), torch.get_num_threads()):
+        reject_without_memory(
+            hidden_states=hidden_states, w13=w13, w2=w2, topk_weights=topk_weights, topk_ids=topk_ids
+        )
+    return z
 
 
 def topk(

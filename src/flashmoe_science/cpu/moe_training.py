@@ -6,8 +6,8 @@ import torch
 
 from flashmoe_science.cpu import moe
 from flashmoe_science.cpu.library import CPU
+from flashmoe_science.cpu.moe_backward import backward
 from flashmoe_science.moe_arguments import Activation, W13Layout
-from flashmoe_science.moe_composition import backward
 
 __all__ = ["backward", "forward", "keeps_z"]
 

@@ -19,7 +19,14 @@ from flashmoe_science.jit.host import InstructionSet
 
 def test_build_lists_every_kernel_and_finds_it_again() -> None:
     first, second = cpu.build(), cpu.build()
-    kernels = ["attention_forward", "attention_backward", "attention_varlen", "moe_forward", "peaks"]
+    kernels = [
+        "attention_forward",
+        "attention_backward",
+        "attention_varlen",
+        "moe_forward",
+        "moe_backward",
+        "peaks",
+    ]
     assert [build.recipe.kernel for build in first] == kernels
     assert all(build.cached for build in second)
     for build in second:

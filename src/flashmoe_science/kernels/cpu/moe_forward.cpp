@@ -240,6 +240,7 @@ void project_up(Job& job, int64_t task) {
         Rows::multiply(job.w13, gate, step, part.rows, token, count, p.hidden, projected[0]);
         if (gated) Rows::multiply(job.w13, up, step, part.rows, token, count, p.hidden, projected[1]);
         if (job.z) keep_projected<Element>(job, part, part.z_row + first, projected[0], projected[1], count);
+        if (!job.out) continue;
         for (int i = 0; i < count; ++i) {
             Element* const to = (Element*)job.between + (part.first + first + i) * p.intermediate + part.row;
             for (int r = 0; r < part.rows; r += W) {
@@ -316,6 +317,7 @@ void run_chunk(Job& job, int threads) {
     const int64_t groups = job.task[job.active];
     job.blocks = (p.intermediate + TASK_ROWS - 1) / TASK_ROWS;
     if (groups > 0) run<project_up<Rows>>(job, groups * job.blocks, threads);
+    if (!job.out) return;
     job.blocks = (p.hidden + TASK_ROWS - 1) / TASK_ROWS;
     if (groups > 0) run<project_down<Rows>>(job, groups * job.blocks, threads);
     run<combine<Rows>>(job, (job.chunk_tokens + COMBINE_TOKENS - 1) / COMBINE_TOKENS, threads);
@@ -339,14 +341,14 @@ typedef RowsOf<BFloat16> BFloat16Rows;
 
 }  // namespace
 
-// w13_scales and w2_scales are null unless weights are quantised; z may be null. After OUT_OF_MEMORY and NULL_TENSOR (a tensor that is not empty has no memory) nothing was written.
+// w13_scales and w2_scales are null unless weights are quantised. z may be null; with z, out may: then nothing else is computed. After OUT_OF_MEMORY and NULL_TENSOR (a tensor that is not empty has no memory) nothing was written.
 extern "C" __attribute__((visibility("default"))) int flashmoe_moe_forward(
     const MoeProblem* problem, const void* hidden_states, const void* w13, const void* w2, const float* weights,
     const void* ids, void* out, const void* w13_scales, const void* w2_scales, void* z,
     int threads) {
     const MoeProblem& p = *problem;
     if (p.tokens == 0) return SUCCESS;
-    if (!hidden_states || !w13 || !w2 || !weights || !ids || !out) return NULL_TENSOR;
+    if (!hidden_states || !w13 || !w2 || !weights || !ids || (!out && !z)) return NULL_TENSOR;
     if (WEIGHT_BITS != 0 && (!w13_scales || !w2_scales)) return NULL_TENSOR;
     const int64_t size = p.element_type == FLOAT32 ? 4 : 2;
     const int64_t slot_bytes = (p.hidden + p.intermediate) * size;
