@@ -114,7 +114,7 @@ def test_activations(activation: Activation, dtype: torch.dtype, instruction_set
 def test_activations_from_tiny_to_large_arguments(
     activation: Activation, scale: float, instruction_set: InstructionSet
 ) -> None:
-    """From projections of float64, rounded: at a gate near zero among large ones the forward's rounding would be judged."""
+    """From projections of float64: at a gate near zero among large ones the forward's rounding would be judged."""
     moe = make_moe(20, 64, 48, 4, 1, activation=activation)
     moe.hidden_states.mul_(scale)
     grad_output = incoming(moe)
