@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cudadent42.audit.messages import Ask, Pace
-from cudadent42.audit.prepared import AUDITED, SETS, Arenas, Prepared
+from cudadent42.audit.prepared import AUDITED, SETS, Arenas, Prepared, WrongOutputError
 from cudadent42.audit.sketch import SUMS, differing, read, sketches, written
 from cudadent42.audit.slots import Slot, bytes_of, slots
 from cudadent42.correctness.truth import find_truth, judge_gathered
@@ -57,6 +57,7 @@ class DrawnTurns:
             for _ in range(self.calls)
         )
         self._outputs = torch.zeros((self.calls, *like.shape), dtype=like.dtype, device=like.device)
+        synchronize(prepared.device)  # the calls may be made on another stream
         self._graphs: dict[Pace, torch.cuda.CUDAGraph] = {}
         self.way = way
         if way is Way.GRAPH and not self._captured():
@@ -146,17 +147,17 @@ class DrawnTurns:
                     self._graphs[pace] = graph
             synchronize(self._prepared.device)
             return self._replays_right()
-        except (
-            RuntimeError
-        ):  # of a call that cannot be captured, as it waits for the GPU; a fault stays and shows below
-            synchronize(self._prepared.device)
+        except WrongOutputError:
+            raise
+        except Exception:  # noqa: BLE001 - of a call that waits for the GPU, which may say so in any way
+            synchronize(self._prepared.device)  # raises again what was a fault
             return False
 
     def _replays_right(self) -> bool:
         looked_at = range(min(SETS, self.calls))
-        called = [self._outputs[number].float() for number in looked_at]
-        self._outputs.zero_()
         with self._on_stream():
+            called = [self._outputs[number].float() for number in looked_at]
+            self._outputs.zero_()
             self._graphs[Pace.CALLS].replay()
         synchronize(self._prepared.device)
         for number, own in zip(looked_at, called, strict=True):
