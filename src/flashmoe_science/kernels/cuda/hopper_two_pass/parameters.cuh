@@ -1,0 +1,137 @@
+// What the host passes to the two-pass kernels of attention's backward pass, and what both have in common: tiles of 64 rows, as
+// panels of 64 columns, and a producer warp beside two consumer warpgroups.
+#pragma once
+
+#include "mma/descriptor.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/tma.cuh"
+#include "types.cuh"
+
+namespace two_pass {
+
+constexpr int WARPGROUP = 128;
+constexpr int ROWS = 64;  // of a tile, of queries or keys: wgmma's M
+constexpr int CONSUMERS = 2;
+constexpr int THREADS = WARPGROUP * (CONSUMERS + 1);
+constexpr int PANELS = HEAD_DIM / 64;
+// Blocks that walk over the same rows together and load them once for all.
+#ifndef CLUSTER
+#define CLUSTER 1
+#endif
+constexpr uint32 PANEL_BYTES = ROWS * panel::ROW_BYTES;
+constexpr uint32 TILE_BYTES = PANELS * PANEL_BYTES;
+
+constexpr int PRODUCER_REGISTERS = 24;
+constexpr int CONSUMER_REGISTERS = 240;
+static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 3 * 168,
+              "register pool exceeded: setmaxnreg.inc would wait for ever");
+
+struct Parameters {
+    ptx::TensorMap query;
+    ptx::TensorMap key;
+    ptx::TensorMap value;
+    ptx::TensorMap grad_output;
+    uint16* grad_query;
+    uint16* grad_key;
+    uint16* grad_value;
+    const float* lse;    // (batch * num_heads, statistic_rows), in log2; +inf where a row takes no part
+    const float* delta;  // the same shape
+    float scale;         // softmax scale
+    float scale_log2;    // times log2(e)
+    int seqlen_q;
+    int seqlen_k;
+    int num_heads;
+    int num_kv_heads;
+    int batch;
+    int statistic_rows;  // a multiple of 128
+    int head_dim;
+    int section;         // heads that are worked on side by side
+    int64 grad_query_stride[3];  // of batch, head and row, in elements
+    int64 grad_key_stride[3];
+    int64 grad_value_stride[3];
+};
+
+// Which block of rows of which head a thread block works on: sections of heads, each of which goes through its blocks with
+// all its heads side by side, so that what they read stays in L2.
+struct Place {
+    int block;
+    int head;  // batch * heads + head
+};
+
+__device__ __forceinline__ Place place_of(int index, int blocks, int heads, int section) {
+    const int per_section = section * blocks;
+    const int begin = index / per_section * section;
+    const int rest = index - begin * blocks;
+    const int wide = min(section, heads - begin);
+    Place place;
+    place.block = rest / wide;
+    place.head = begin + rest - place.block * wide;
+    return place;
+}
+
+__device__ __forceinline__ void load_tile(const ptx::TensorMap& map, uint32 destination, uint32 full, uint64 policy, int row,
+                                          int head, int batch) {
+#pragma unroll
+    for (int panel = 0; panel < PANELS; ++panel) {
+        ptx::tma_load(map, destination + panel * PANEL_BYTES, full, policy, panel * panel::PANEL_COLUMNS, row, head, batch);
+    }
+}
+
+// The same into all blocks of the cluster, each of which loads its share of the panels.
+__device__ __forceinline__ void load_shared_tile(const ptx::TensorMap& map, uint32 destination, uint32 full, uint64 policy,
+                                                 int row, int head, int batch) {
+    if constexpr (CLUSTER == 1) {
+        load_tile(map, destination, full, policy, row, head, batch);
+    } else {
+        constexpr uint16 ALL = (1 << CLUSTER) - 1;
+        const int rank = static_cast<int>(cluster::rank());
+#pragma unroll
+        for (int panel = 0; panel < PANELS; ++panel) {
+            if (panel % CLUSTER != rank) continue;
+            ptx::tma_load_multicast(map, destination + panel * PANEL_BYTES, full, policy, ALL, panel * panel::PANEL_COLUMNS,
+                                    row, head, batch);
+        }
+    }
+}
+
+// A place in a ring of COUNT buffers, and the parity of its current round.
+template <int COUNT>
+struct Ring {
+    int stage = 0;
+    uint32 parity = 0;
+
+    __device__ __forceinline__ void advance() {
+        if (++stage == COUNT) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+// Marks something that the whole warp is done with.
+__device__ __forceinline__ void release(uint32 barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
+}
+
+// The same for what all blocks of the cluster load together: tells each of them.
+__device__ __forceinline__ void release_shared(uint32 barrier) {
+    if constexpr (CLUSTER == 1) {
+        release(barrier);
+    } else {
+        __syncwarp();
+        if (threadIdx.x % 32 < CLUSTER) cluster::arrive(barrier, threadIdx.x % 32);
+    }
+}
+
+// All threads of all blocks of the cluster. Also the end of a block that others still write to.
+__device__ __forceinline__ void meet() {
+    if constexpr (CLUSTER == 1) {
+        __syncthreads();
+    } else {
+        cluster::synchronise();
+    }
+}
+
+}  // namespace two_pass
