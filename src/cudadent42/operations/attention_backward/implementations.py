@@ -130,6 +130,7 @@ def _variants(operation: str, package: str = OUR_PACKAGE) -> Variants:
     return Variants(
         {
             "hopper": importlib.import_module(f"{records}.backward_hopper").HopperBackward,
+            "two_pass": importlib.import_module(f"{records}.backward_two_pass").TwoPassBackward,
             "portable": importlib.import_module(f"{records}.backward").PortableBackward,
         },
         "cudadent42[portable,query.block_n=32]",

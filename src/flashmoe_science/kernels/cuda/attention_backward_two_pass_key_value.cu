@@ -18,12 +18,6 @@
 #else
 #define WGMMA_TYPES "f16.f16"
 #endif
-#ifndef VALUE_ACCUMULATES_FIRST
-#define VALUE_ACCUMULATES_FIRST 0
-#endif
-#ifndef KEY_ACCUMULATES_FIRST
-#define KEY_ACCUMULATES_FIRST 1
-#endif
 
 #include "hopper_two_pass/parameters.cuh"
 #include "hopper_two_pass/products.cuh"
@@ -80,9 +74,9 @@ __device__ __forceinline__ void initialise(const Shared& shared) {
     ptx::mbarrier_init(shared.value_full(), 1);
     for (int stage = 0; stage < STAGES; ++stage) {
         ptx::mbarrier_init(shared.query_full(stage), 1);
-        ptx::mbarrier_init(shared.query_empty(stage), 4 * CONSUMERS * CLUSTER);
+        ptx::mbarrier_init(shared.query_empty(stage), 4 * CONSUMERS);
         ptx::mbarrier_init(shared.gradient_full(stage), 1);
-        ptx::mbarrier_init(shared.gradient_empty(stage), 4 * CONSUMERS * CLUSTER);
+        ptx::mbarrier_init(shared.gradient_empty(stage), 4 * CONSUMERS);
         ptx::mbarrier_init(shared.exchange_full(stage), 4);
         ptx::mbarrier_init(shared.exchange_empty(stage), 4);
     }
@@ -99,14 +93,12 @@ struct Tile {
     int steps;  // of all query heads that share the keys
 
     __device__ __forceinline__ explicit Tile(const Parameters& p) {
-        constexpr int TOGETHER = ROWS * CLUSTER;
-        const int index = static_cast<int>(blockIdx.x);
-        const Place place = place_of(index / CLUSTER, (p.seqlen_k + TOGETHER - 1) / TOGETHER, p.batch * p.num_kv_heads,
+        const Place place = place_of(static_cast<int>(blockIdx.x), (p.seqlen_k + ROWS - 1) / ROWS, p.batch * p.num_kv_heads,
                                      p.section);
-        n_block = place.block * CLUSTER + index % CLUSTER;
+        n_block = place.block;
         batch = place.head / p.num_kv_heads;
         head = place.head - batch * p.num_kv_heads;
-        first = CAUSAL ? max(0, place.block * TOGETHER - (p.seqlen_k - p.seqlen_q)) / ROWS : 0;
+        first = CAUSAL ? max(0, n_block * ROWS - (p.seqlen_k - p.seqlen_q)) / ROWS : 0;
         last = (p.seqlen_q - 1) / ROWS;
         steps = p.num_heads / p.num_kv_heads * (last - first + 1);
     }
@@ -126,7 +118,7 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
         }
         ptx::mbarrier_wait(shared.query_empty(ring.stage), ring.parity ^ 1);
         ptx::mbarrier_expect_bytes(shared.query_full(ring.stage), TILE_BYTES + STATISTIC_BYTES);
-        load_shared_tile(p.query, shared.query(ring.stage), shared.query_full(ring.stage), ptx::EVICT_LAST, row, head, tile.batch);
+        load_tile(p.query, shared.query(ring.stage), shared.query_full(ring.stage), ptx::EVICT_LAST, row, head, tile.batch);
         if (step == 0) {
             // The pass over the queries may start once the statistics are there, which both passes read.
             wait_for_predecessor();
@@ -140,7 +132,7 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
         }
         ptx::mbarrier_wait(shared.gradient_empty(ring.stage), ring.parity ^ 1);
         ptx::mbarrier_expect_bytes(shared.gradient_full(ring.stage), TILE_BYTES + STATISTIC_BYTES);
-        load_shared_tile(p.grad_output, shared.gradient(ring.stage), shared.gradient_full(ring.stage), ptx::EVICT_LAST, row,
+        load_tile(p.grad_output, shared.gradient(ring.stage), shared.gradient_full(ring.stage), ptx::EVICT_LAST, row,
                          head, tile.batch);
         ptx::bulk_load(shared.delta(ring.stage), p.delta + statistic, STATISTIC_BYTES, shared.gradient_full(ring.stage));
         ring.advance();
@@ -221,7 +213,6 @@ __device__ __forceinline__ void consume_values(const Parameters& p, const Shared
     uint32 probabilities[ROWS / 4];
     Ring<STAGES> ring;
     int m_block = tile.last;
-    bool started = false;
 
     ptx::mbarrier_wait(shared.key_full(), 0);
     ptx::mbarrier_wait(shared.query_full(0), 0);
@@ -239,34 +230,14 @@ __device__ __forceinline__ void consume_values(const Parameters& p, const Shared
             mask(s, key < p.seqlen_k ? first : NEVER, key + 8 < p.seqlen_k ? first + 8 : NEVER);
         }
         exponentiate(s, p.scale_log2, shared.lse(ring.stage) + column * 4);
-        release_shared(shared.query_empty(ring.stage));
+        release(shared.query_empty(ring.stage));
         ptx::mbarrier_wait(shared.exchange_empty(ring.stage), ring.parity ^ 1);
         store_probabilities(s, shared.exchange(ring.stage) + thread * 16);
         release(shared.exchange_full(ring.stage));
-#if !VALUE_ACCUMULATES_FIRST
-        if (started) {
-            ptx::wgmma_wait<0>();
-            ptx::pin(dv);
-            release_shared(shared.gradient_empty(ring.stage ^ 1));
-        }
-        started = true;
-#endif
         pack_fragment(s, probabilities);
         const Ring<STAGES> now = ring;
         ring.advance();
         if (--m_block < tile.first) m_block = tile.last;
-#if !VALUE_ACCUMULATES_FIRST
-        if constexpr (!LAST) {
-            ptx::mbarrier_wait(shared.query_full(ring.stage), ring.parity);
-            multiply_rows(s, shared.key(), shared.query(ring.stage));
-        }
-        ptx::mbarrier_wait(shared.gradient_full(now.stage), now.parity);
-        accumulate(dv, probabilities, shared.gradient(now.stage));
-        if constexpr (!LAST) {
-            ptx::wgmma_wait<1>();
-            ptx::pin(s);
-        }
-#else
         ptx::mbarrier_wait(shared.gradient_full(now.stage), now.parity);
         accumulate(dv, probabilities, shared.gradient(now.stage));
         if constexpr (!LAST) {
@@ -274,11 +245,10 @@ __device__ __forceinline__ void consume_values(const Parameters& p, const Shared
             multiply_rows(s, shared.key(), shared.query(ring.stage));
             ptx::wgmma_wait<1>();
             ptx::pin(dv);
-            release_shared(shared.gradient_empty(now.stage));
+            release(shared.gradient_empty(now.stage));
             ptx::wgmma_wait<0>();
             ptx::pin(s);
         }
-#endif
     };
     for (int left = tile.steps; left > 1; --left) step(Flag<false>());
     step(Flag<true>());
@@ -298,7 +268,6 @@ __device__ __forceinline__ void consume_keys(const Parameters& p, const Shared& 
     float dk[HEAD_DIM / 2] = {};
     uint32 gradients[ROWS / 4];
     Ring<STAGES> ring;
-    bool started = false;
 
     ptx::mbarrier_wait(shared.value_full(), 0);
     ptx::mbarrier_wait(shared.gradient_full(0), 0);
@@ -312,30 +281,10 @@ __device__ __forceinline__ void consume_keys(const Parameters& p, const Shared& 
         ptx::mbarrier_wait(shared.exchange_full(ring.stage), ring.parity);
         differentiate(dp, shared.exchange(ring.stage) + thread * 16, shared.delta(ring.stage) + column * 4);
         release(shared.exchange_empty(ring.stage));
-        release_shared(shared.gradient_empty(ring.stage));
-#if !KEY_ACCUMULATES_FIRST
-        if (started) {
-            ptx::wgmma_wait<0>();
-            ptx::pin(dk);
-            release_shared(shared.query_empty(ring.stage ^ 1));
-        }
-        started = true;
-#endif
+        release(shared.gradient_empty(ring.stage));
         pack_fragment(dp, gradients);
         const Ring<STAGES> now = ring;
         ring.advance();
-#if !KEY_ACCUMULATES_FIRST
-        if constexpr (!LAST) {
-            ptx::mbarrier_wait(shared.gradient_full(ring.stage), ring.parity);
-            multiply_rows(dp, shared.value(), shared.gradient(ring.stage));
-        }
-        ptx::mbarrier_wait(shared.query_full(now.stage), now.parity);
-        accumulate(dk, gradients, shared.query(now.stage));
-        if constexpr (!LAST) {
-            ptx::wgmma_wait<1>();
-            ptx::pin(dp);
-        }
-#else
         ptx::mbarrier_wait(shared.query_full(now.stage), now.parity);
         accumulate(dk, gradients, shared.query(now.stage));
         if constexpr (!LAST) {
@@ -343,11 +292,10 @@ __device__ __forceinline__ void consume_keys(const Parameters& p, const Shared& 
             multiply_rows(dp, shared.value(), shared.gradient(ring.stage));
             ptx::wgmma_wait<1>();
             ptx::pin(dk);
-            release_shared(shared.query_empty(now.stage));
+            release(shared.query_empty(now.stage));
             ptx::wgmma_wait<0>();
             ptx::pin(dp);
         }
-#endif
     };
     for (int left = tile.steps; left > 1; --left) step(Flag<false>());
     step(Flag<true>());
@@ -361,7 +309,7 @@ __device__ __forceinline__ void consume_keys(const Parameters& p, const Shared& 
 
 }  // namespace two_pass
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(two_pass::THREADS, 1)
+extern "C" __global__ void __launch_bounds__(two_pass::THREADS, 1)
     attention_backward_two_pass_key_value(const __grid_constant__ two_pass::Parameters parameters) {
     using namespace two_pass;
     extern __shared__ unsigned char raw[];
@@ -376,7 +324,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(two
         ptx::prefetch_map(parameters.grad_output);
         initialise(shared);
     }
-    meet();
+    __syncthreads();
     const Tile tile(parameters);
 
     if (warp < 4) {
@@ -389,9 +337,5 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(two
         } else {
             consume_keys(parameters, shared, tile);
         }
-    }
-    if constexpr (CLUSTER > 1) {
-        __syncwarp();
-        meet();
     }
 }

@@ -15,9 +15,6 @@
 #else
 #define WGMMA_TYPES "f16.f16"
 #endif
-#ifndef VALUE_STAGES
-#define VALUE_STAGES (HEAD_DIM <= 192 ? 2 : 1)
-#endif
 
 #include "hopper_two_pass/parameters.cuh"
 #include "hopper_two_pass/products.cuh"
@@ -29,6 +26,7 @@
 namespace two_pass {
 
 constexpr int KEY_STAGES = 2;
+constexpr int VALUE_STAGES = HEAD_DIM <= 192 ? 2 : 1;  // as many as there is room for
 
 struct Shared {
     uint32 base;  // a multiple of 1024, so that the swizzle depends on the row alone
@@ -63,11 +61,11 @@ __device__ __forceinline__ void initialise(const Shared& shared) {
     }
     for (int stage = 0; stage < KEY_STAGES; ++stage) {
         ptx::mbarrier_init(shared.key_full(stage), 1);
-        ptx::mbarrier_init(shared.key_empty(stage), 4 * CONSUMERS * CLUSTER);
+        ptx::mbarrier_init(shared.key_empty(stage), 4 * CONSUMERS);
     }
     for (int stage = 0; stage < VALUE_STAGES; ++stage) {
         ptx::mbarrier_init(shared.value_full(stage), 1);
-        ptx::mbarrier_init(shared.value_empty(stage), 4 * CONSUMERS * CLUSTER);
+        ptx::mbarrier_init(shared.value_empty(stage), 4 * CONSUMERS);
     }
     ptx::mbarrier_init_fence();
 }
@@ -82,15 +80,13 @@ struct Tile {
 
     __device__ __forceinline__ Tile(const Parameters& p, int index) {
         constexpr int BLOCK_M = CONSUMERS * ROWS;
-        constexpr int TOGETHER = CLUSTER * BLOCK_M;
-        const int blocks = (p.seqlen_q + TOGETHER - 1) / TOGETHER;
-        const Place place = place_of(index / CLUSTER, blocks, p.batch * p.num_heads, p.section);
-        const int first = (CAUSAL ? blocks - 1 - place.block : place.block) * TOGETHER;  // the longest first
-        row = first + index % CLUSTER * BLOCK_M;
+        const int m_blocks = (p.seqlen_q + BLOCK_M - 1) / BLOCK_M;
+        const Place place = place_of(index, m_blocks, p.batch * p.num_heads, p.section);
+        row = (CAUSAL ? m_blocks - 1 - place.block : place.block) * BLOCK_M;  // the longest first
         batch = place.head / p.num_heads;
         head = place.head - batch * p.num_heads;
         kv_head = head / (p.num_heads / p.num_kv_heads);
-        const int keys = CAUSAL ? min(p.seqlen_k, first + TOGETHER + p.seqlen_k - p.seqlen_q) : p.seqlen_k;
+        const int keys = CAUSAL ? min(p.seqlen_k, row + BLOCK_M + p.seqlen_k - p.seqlen_q) : p.seqlen_k;
         steps = max(0, keys + ROWS - 1) / ROWS;
     }
 };
@@ -99,7 +95,7 @@ struct Tile {
 __device__ __forceinline__ void produce(const Parameters& p, const Shared& shared, const Tile& tile) {
     const auto load_value = [&](int step, int stage) {
         ptx::mbarrier_expect_bytes(shared.value_full(stage), TILE_BYTES);
-        load_shared_tile(p.value, shared.value(stage), shared.value_full(stage), ptx::EVICT_LAST, step * ROWS, tile.kv_head,
+        load_tile(p.value, shared.value(stage), shared.value_full(stage), ptx::EVICT_LAST, step * ROWS, tile.kv_head,
                   tile.batch);
     };
     const auto load_own = [&](const ptx::TensorMap& map, uint32 destination, uint32 full, int consumer) {
@@ -112,7 +108,7 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
         if (step == 0) load_own(p.query, shared.query(0), shared.query_full(0), 0);
         ptx::mbarrier_wait(shared.key_empty(keys.stage), keys.parity ^ 1);
         ptx::mbarrier_expect_bytes(shared.key_full(keys.stage), TILE_BYTES);
-        load_shared_tile(p.key, shared.key(keys.stage), shared.key_full(keys.stage), ptx::EVICT_LAST, step * ROWS, tile.kv_head,
+        load_tile(p.key, shared.key(keys.stage), shared.key_full(keys.stage), ptx::EVICT_LAST, step * ROWS, tile.kv_head,
                   tile.batch);
         if (step == 0) {
             load_own(p.query, shared.query(1), shared.query_full(1), 1);
@@ -183,7 +179,7 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
             constexpr bool LAST = decltype(last)::value;
             ptx::wgmma_wait<0>();
             ptx::pin(dp);
-            release_shared(shared.value_empty(values.stage));
+            release(shared.value_empty(values.stage));
 #pragma unroll
             for (int i = 0; i < ROWS / 2; ++i) dp[i] = s[i] * (dp[i] - delta[i / 2 % 2]);
             pack_fragment(dp, gradients);
@@ -199,7 +195,7 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
                 multiply_rows(dp, shared.gradient(consumer), shared.value(values.stage));
                 ptx::wgmma_wait<2>();
                 ptx::pin(dq);
-                release_shared(shared.key_empty(now.stage));
+                release(shared.key_empty(now.stage));
                 ptx::wgmma_wait<1>();
                 ptx::pin(s);
                 probe();
@@ -221,7 +217,7 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
 
 }  // namespace two_pass
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(two_pass::THREADS, 1)
+extern "C" __global__ void __launch_bounds__(two_pass::THREADS, 1)
     attention_backward_two_pass_query(const __grid_constant__ two_pass::Parameters parameters) {
     using namespace two_pass;
     extern __shared__ unsigned char raw[];
@@ -236,7 +232,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(two
         ptx::prefetch_map(parameters.grad_output);
         initialise(shared);
     }
-    meet();
+    __syncthreads();
     const Tile tile(parameters, static_cast<int>(blockIdx.x));
 
     if (warp < 4) {
@@ -249,9 +245,5 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(two
     } else {
         ptx::claim_registers<CONSUMER_REGISTERS>();
         consume(parameters, shared, tile, warp / 4 - 1);
-    }
-    if constexpr (CLUSTER > 1) {
-        __syncwarp();
-        meet();
     }
 }

@@ -16,7 +16,7 @@ from problems import H200
 from flashmoe_science.configs.attention import hopper as configs
 from flashmoe_science.cuda import kernels
 from flashmoe_science.cuda.attention import hopper
-from flashmoe_science.cuda.attention.gradients import hopper as hopper_gradients
+from flashmoe_science.cuda.attention.gradients import wgmma as wgmma_gradients
 from flashmoe_science.cuda.attention.problem import KernelKind, Problem
 from flashmoe_science.cuda.moe import hopper as moe_hopper
 from flashmoe_science.errors import InputError
@@ -87,7 +87,7 @@ def test_leaves_what_its_compiler_would_serialise() -> None:
 def test_an_older_compiler_builds_the_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moe_hopper, "nvrtc_version", lambda: (12, 8))
     monkeypatch.setattr(hopper, "nvrtc_version", lambda: (12, 8))
-    monkeypatch.setattr(hopper_gradients, "nvrtc_version", lambda: (12, 8))
+    monkeypatch.setattr(wgmma_gradients, "nvrtc_version", lambda: (12, 8))
     assert "attention_hopper" not in {kernel.function for kernel in kernels(["sm_90a"])}
     monkeypatch.setattr(hopper, "nvrtc_version", lambda: (13, 0))
     assert "attention_hopper" in {kernel.function for kernel in kernels(["sm_90a"])}

@@ -15,8 +15,7 @@ import torch
 
 from flashmoe_science.configs.attention import backward as configs
 from flashmoe_science.configs.attention.backward import KeyValueTile, PortableBackward, QueryTile
-from flashmoe_science.cuda.attention.gradients.problem import BackwardProblem
-from flashmoe_science.cuda.attention.problem import KernelKind
+from flashmoe_science.cuda.attention.gradients.problem import BackwardProblem, GradientKind
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.driver import load
@@ -45,7 +44,7 @@ def choose(problem: BackwardProblem, device: Device) -> Choice | None:
         return None
     configuration = configs.configuration(device.architecture, problem.head_dim, problem.causal)
     return Choice(
-        KernelKind.PORTABLE, configuration, "mma.sync kernels, a pass over queries and one over keys"
+        GradientKind.PORTABLE, configuration, "mma.sync kernels, a pass over queries and one over keys"
     )
 
 

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 
 from flashmoe_science.cuda.attention.problem import Strides
 from flashmoe_science.gradients import Needs
+
+
+class GradientKind(Enum):
+    """The kernels of attention's backward pass for CUDA."""
+
+    HOPPER = "hopper"
+    TWO_PASS = "two_pass"
+    PORTABLE = "portable"
 
 
 @dataclass(frozen=True)

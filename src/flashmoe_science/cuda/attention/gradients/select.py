@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from flashmoe_science.cuda.attention.gradients import hopper, portable
-from flashmoe_science.cuda.attention.gradients.problem import BackwardProblem
-from flashmoe_science.cuda.attention.problem import KernelKind
+from flashmoe_science.cuda.attention.gradients import hopper, portable, two_pass
+from flashmoe_science.cuda.attention.gradients.problem import BackwardProblem, GradientKind
 from flashmoe_science.cuda.choice import Selection
 
 OVERRIDE_VARIABLE = "FLASHMOE_CUDA_BACKWARD"
 BACKWARD = Selection[BackwardProblem](
-    modules={KernelKind.HOPPER: hopper, KernelKind.PORTABLE: portable},
+    modules={
+        GradientKind.HOPPER: hopper,
+        GradientKind.TWO_PASS: two_pass,
+        GradientKind.PORTABLE: portable,
+    },
     override_variable=OVERRIDE_VARIABLE,
     noun="CUDA kernel of the backward pass",
     describe=lambda problem: f"{problem.dtype} with head_dim {problem.head_dim}",

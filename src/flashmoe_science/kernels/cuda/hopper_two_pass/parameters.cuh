@@ -3,7 +3,6 @@
 #pragma once
 
 #include "mma/descriptor.cuh"
-#include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "types.cuh"
@@ -15,10 +14,6 @@ constexpr int ROWS = 64;  // of a tile, of queries or keys: wgmma's M
 constexpr int CONSUMERS = 2;
 constexpr int THREADS = WARPGROUP * (CONSUMERS + 1);
 constexpr int PANELS = HEAD_DIM / 64;
-// Blocks that walk over the same rows together and load them once for all.
-#ifndef CLUSTER
-#define CLUSTER 1
-#endif
 constexpr uint32 PANEL_BYTES = ROWS * panel::ROW_BYTES;
 constexpr uint32 TILE_BYTES = PANELS * PANEL_BYTES;
 
@@ -52,21 +47,27 @@ struct Parameters {
     int64 grad_value_stride[3];
 };
 
-// Which block of rows of which head a thread block works on: sections of heads, each of which goes through its blocks with
-// all its heads side by side, so that what they read stays in L2.
+// Which block of rows of which head a thread block works on.
 struct Place {
     int block;
     int head;  // batch * heads + head
 };
 
+// Sections of heads go through their blocks with all their heads side by side, so that what they read stays in L2. Under a
+// causal mask, where the first blocks are the longest, a part of the blocks is worked off for all sections before the next:
+// the blocks that end the grid are short, whichever head they are of.
 __device__ __forceinline__ Place place_of(int index, int blocks, int heads, int section) {
-    const int per_section = section * blocks;
-    const int begin = index / per_section * section;
-    const int rest = index - begin * blocks;
+    constexpr int PARTS = CAUSAL ? 4 : 1;
+    const int per_part = (blocks + PARTS - 1) / PARTS;
+    const int first = index / (per_part * heads) * per_part;
+    const int count = min(per_part, blocks - first);
+    const int in_part = index - first * heads;
+    const int begin = in_part / (section * count) * section;
+    const int rest = in_part - begin * count;
     const int wide = min(section, heads - begin);
     Place place;
-    place.block = rest / wide;
-    place.head = begin + rest - place.block * wide;
+    place.block = first + rest / wide;
+    place.head = begin + rest % wide;
     return place;
 }
 
@@ -75,23 +76,6 @@ __device__ __forceinline__ void load_tile(const ptx::TensorMap& map, uint32 dest
 #pragma unroll
     for (int panel = 0; panel < PANELS; ++panel) {
         ptx::tma_load(map, destination + panel * PANEL_BYTES, full, policy, panel * panel::PANEL_COLUMNS, row, head, batch);
-    }
-}
-
-// The same into all blocks of the cluster, each of which loads its share of the panels.
-__device__ __forceinline__ void load_shared_tile(const ptx::TensorMap& map, uint32 destination, uint32 full, uint64 policy,
-                                                 int row, int head, int batch) {
-    if constexpr (CLUSTER == 1) {
-        load_tile(map, destination, full, policy, row, head, batch);
-    } else {
-        constexpr uint16 ALL = (1 << CLUSTER) - 1;
-        const int rank = static_cast<int>(cluster::rank());
-#pragma unroll
-        for (int panel = 0; panel < PANELS; ++panel) {
-            if (panel % CLUSTER != rank) continue;
-            ptx::tma_load_multicast(map, destination + panel * PANEL_BYTES, full, policy, ALL, panel * panel::PANEL_COLUMNS,
-                                    row, head, batch);
-        }
     }
 }
 
@@ -113,25 +97,6 @@ struct Ring {
 __device__ __forceinline__ void release(uint32 barrier) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
-}
-
-// The same for what all blocks of the cluster load together: tells each of them.
-__device__ __forceinline__ void release_shared(uint32 barrier) {
-    if constexpr (CLUSTER == 1) {
-        release(barrier);
-    } else {
-        __syncwarp();
-        if (threadIdx.x % 32 < CLUSTER) cluster::arrive(barrier, threadIdx.x % 32);
-    }
-}
-
-// All threads of all blocks of the cluster. Also the end of a block that others still write to.
-__device__ __forceinline__ void meet() {
-    if constexpr (CLUSTER == 1) {
-        __syncthreads();
-    } else {
-        cluster::synchronise();
-    }
 }
 
 }  // namespace two_pass

@@ -35,22 +35,6 @@ __device__ __forceinline__ uint32 peer_address(const void* local, uint32 rank) {
     return peer;
 }
 
-// All threads of all blocks of the cluster; what each wrote before is visible to all after.
-__device__ __forceinline__ void synchronise() {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// Arrives at the mbarrier of the block of the given rank that lies where `barrier` lies in this block.
-__device__ __forceinline__ void arrive(uint32 barrier, uint32 rank) {
-    asm volatile(
-        "{\n.reg .b32 peer;\n"
-        "mapa.shared::cluster.u32 peer, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [peer];\n}" ::"r"(barrier),
-        "r"(rank)
-        : "memory");
-}
-
 __device__ __forceinline__ void post(uint32 address, uint32 mailbox, float4 x) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
                  ::"r"(address), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(mailbox) : "memory");

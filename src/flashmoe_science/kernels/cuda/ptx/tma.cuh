@@ -29,17 +29,7 @@ __device__ __forceinline__ void tma_load(const TensorMap& map, uint32 destinatio
         : "memory");
 }
 
-// The same into each block of the cluster whose rank's bit is set in `blocks`, at the same place and with the same barrier.
-__device__ __forceinline__ void tma_load_multicast(const TensorMap& map, uint32 destination, uint32 barrier, uint64 policy,
-                                                   uint16 blocks, int x, int y, int z, int w) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint"
-        " [%0], [%1, {%5, %6, %7, %8}], [%2], %3, %4;" ::"r"(destination),
-        "l"(reinterpret_cast<uint64>(&map)), "r"(barrier), "h"(blocks), "l"(policy), "r"(x), "r"(y), "r"(z), "r"(w)
-        : "memory");
-}
-
-// The first for tensors of 2, 3 and 5 dimensions, under L2's usual policy.
+// The same for tensors of 2, 3 and 5 dimensions, under L2's usual policy.
 __device__ __forceinline__ void tma_load(const TensorMap& map, uint32 destination, uint32 barrier, int x, int y) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(

@@ -11,8 +11,9 @@ import torch
 from attention_backward import Backward, assert_gradients, backward_case
 
 from flashmoe_science import flash_attention
-from flashmoe_science.cuda.attention import KernelKind, gradients
+from flashmoe_science.cuda.attention import gradients
 from flashmoe_science.cuda.attention.gradients.backward import _problem
+from flashmoe_science.cuda.attention.gradients.problem import GradientKind
 from flashmoe_science.cuda.attention.gradients.select import BACKWARD
 from flashmoe_science.cuda.attention.problem import strides_of
 from flashmoe_science.cuda.choice import Choice
@@ -22,7 +23,7 @@ from flashmoe_science.gradients import Gradients, Needs
 pytestmark = pytest.mark.gpu
 BF16, FP16 = torch.bfloat16, torch.float16
 ALL = Needs(True, True, True)
-KINDS = [KernelKind.HOPPER, KernelKind.PORTABLE]
+KINDS = list(GradientKind)
 
 
 def case_of(
@@ -88,7 +89,7 @@ def assert_right(case: Backward, needs: Needs = ALL) -> None:
     assert taken, "no kernel takes this"
 
 
-def _choice(case: Backward, needs: Needs, kind: KernelKind) -> Choice | None:
+def _choice(case: Backward, needs: Needs, kind: GradientKind) -> Choice | None:
     tensors = (case.query, case.key, case.value, case.output)
     strides = strides_of("grad_output", case.grad_output)
     problem = _problem(tensors, strides, case.causal, case.scale, needs)
@@ -113,7 +114,7 @@ def test_lengths(lengths: tuple[int, int], causal: bool, head_dim: int) -> None:
 
 
 @pytest.mark.parametrize("heads", [(6, 6), (6, 2), (6, 1)])
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_grouped_heads_and_a_gradient_of_the_log_sum_exp(heads: tuple[int, int], head_dim: int) -> None:
     assert_right(case_of(head_dim=head_dim, heads=heads, grad_lse=True))
 
@@ -128,9 +129,10 @@ def test_large_and_small_gradients_in_float16(factor: float) -> None:
     assert_right(case_of(dtype=FP16, factor=factor))
 
 
+@pytest.mark.parametrize("head_dim", [64, 256])
 @pytest.mark.parametrize("needs", [Needs(*(bool(i & bit) for bit in (1, 2, 4))) for i in range(1, 8)])
-def test_only_what_is_needed(needs: Needs) -> None:
-    assert_right(case_of(), needs)
+def test_only_what_is_needed(needs: Needs, head_dim: int) -> None:
+    assert_right(case_of(head_dim=head_dim), needs)
 
 
 def test_rows_before_heads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,17 +278,17 @@ def test_streams_and_threads() -> None:
         list(pool.map(work, cases))
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize(
     "kind",
     [
         pytest.param(kind, marks=pytest.mark.xfail(reason="0 x NaN in a tile at the diagonal", strict=True))
-        if kind is KernelKind.HOPPER
+        if kind is not GradientKind.PORTABLE
         else kind
         for kind in KINDS
     ],
 )
-def test_what_a_row_does_not_see_reaches_no_gradient_of_it(kind: KernelKind, head_dim: int) -> None:
+def test_what_a_row_does_not_see_reaches_no_gradient_of_it(kind: GradientKind, head_dim: int) -> None:
     case = case_of((300, 303), head_dim)
     choice = _choice(case, ALL, kind)
     if choice is None:

@@ -10,9 +10,8 @@ import torch
 from problems import H200
 
 from flashmoe_science.configs.attention import backward_hopper as configs
-from flashmoe_science.cuda.attention.gradients import explain, hopper
-from flashmoe_science.cuda.attention.gradients.problem import BackwardProblem
-from flashmoe_science.cuda.attention.problem import KernelKind
+from flashmoe_science.cuda.attention.gradients import explain, hopper, wgmma
+from flashmoe_science.cuda.attention.gradients.problem import BackwardProblem, GradientKind
 from flashmoe_science.errors import InputError
 from flashmoe_science.gradients import Needs
 from flashmoe_science.jit.limits import check_block
@@ -72,12 +71,12 @@ def test_it_says_why_it_does_not_take_a_call(change: dict[str, object], reason: 
 
 def test_other_gpus_and_older_compilers_take_the_portable_kernels() -> None:
     query = torch.empty(2, 4, 100, 64, dtype=torch.bfloat16, device="meta")
-    assert explain(query, query, query, device=H200).kernel is KernelKind.HOPPER
+    assert explain(query, query, query, device=H200).kernel is GradientKind.HOPPER
     for device in (
         dataclasses.replace(H200, architecture="sm_100"),
         dataclasses.replace(H200, nvrtc=(12, 8)),
     ):
-        assert explain(query, query, query, device=device).kernel is KernelKind.PORTABLE
+        assert explain(query, query, query, device=device).kernel is GradientKind.PORTABLE
 
 
 def test_tiles_fit_and_the_gradients_of_their_rows_are_whole_pieces() -> None:
@@ -90,7 +89,7 @@ def test_tiles_fit_and_the_gradients_of_their_rows_are_whole_pieces() -> None:
 def test_arguments_have_the_size_of_the_kernels_structs() -> None:
     """Counted in the sources: pointers and 64-bit fields, then 32-bit ones."""
     for source, struct, size in (
-        ("attention_backward_prepare.cu", "Parameters", hopper._PREPARE.size + hopper._PREPARE_REST.size),
+        ("attention_backward_prepare.cu", "Parameters", wgmma.PREPARE_BYTES),
         ("attention_backward_convert.cu", "Parameters", hopper._CONVERT.size + hopper._CONVERT_REST.size),
     ):
         assert _struct_bytes(source, struct) == size

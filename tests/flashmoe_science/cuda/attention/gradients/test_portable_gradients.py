@@ -17,9 +17,9 @@ from problems import L4
 
 from flashmoe_science.configs.attention import backward as configs
 from flashmoe_science.configs.attention.backward import KeyValueTile, PortableBackward, QueryTile
-from flashmoe_science.cuda.attention.gradients import BackwardProblem, portable, select
+from flashmoe_science.cuda.attention.gradients import BackwardProblem, GradientKind, portable, select
 from flashmoe_science.cuda.attention.gradients.backward import explain
-from flashmoe_science.cuda.attention.problem import KernelKind, strides_of
+from flashmoe_science.cuda.attention.problem import strides_of
 from flashmoe_science.errors import InputError, NoKernelError
 from flashmoe_science.gradients import Needs
 from flashmoe_science.jit.limits import LIMITS, check_block
@@ -111,7 +111,7 @@ def test_what_a_call_takes_is_among_what_is_built() -> None:
 def test_choice() -> None:
     query = torch.empty(1, 4, 100, 72, dtype=BF16, device="meta")
     choice = explain(query, query, query, causal=True, device=L4)
-    assert choice.kernel is KernelKind.PORTABLE
+    assert choice.kernel is GradientKind.PORTABLE
     assert choice.configuration == configs.configuration("sm_89", 72, True)
     with pytest.raises(NoKernelError, match=r"backward pass takes torch\.bfloat16 with head_dim 72 on sm_75"):
         explain(query, query, query, device=dataclasses.replace(L4, architecture="sm_75"))

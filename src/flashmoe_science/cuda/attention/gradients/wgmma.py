@@ -1,0 +1,186 @@
+"""What the Hopper kernels of attention backward have in common: what they take, and the launch before them.
+
+`kernels/cuda/attention_backward_prepare.cu` makes what the backward pass needs of each query row beforehand.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import torch
+
+from flashmoe_science.configs.attention.backward_hopper import PREPARE_DEPTH, PREPARE_THREADS
+from flashmoe_science.cuda.attention.gradients.problem import BackwardProblem
+from flashmoe_science.cuda.attention.problem import Strides
+from flashmoe_science.cuda.device import Device
+from flashmoe_science.cuda.driver import load
+from flashmoe_science.cuda.launch import Launcher
+from flashmoe_science.cuda.tensor_map import TensorMap
+from flashmoe_science.jit.limits import base_architecture
+from flashmoe_science.jit.nvrtc import CudaKernel, nvrtc_version
+
+PREPARE = struct.Struct("7Q")  # output, grad_output, lse, grad_lse, lse_log2, delta, turns
+_PREPARE_REST = struct.Struct("9q 4i")
+PREPARE_BYTES = PREPARE.size + _PREPARE_REST.size
+_FIRST_NVRTC = (12, 9)  # 12.6 and 12.8 serialise wgmma (C7515)
+_MOST_HEADS = 65535  # of a grid's second dimension
+Maps = tuple[TensorMap, TensorMap, TensorMap, TensorMap]
+"""Of query, key, value and grad_output; re-addressed when their tensor moved."""
+MakeLauncher = Callable[..., Launcher]
+"""Of a kernel, its grid and the bytes of its argument; `dependent` as `Launcher` says."""
+
+
+def why_not_device(device: Device) -> str | None:
+    """Why they do not run on a GPU, or are not compiled for it."""
+    if base_architecture(device.architecture) != "sm_90":
+        return f"it needs sm_90, and the GPU is {device.architecture}"
+    if device.nvrtc < _FIRST_NVRTC:
+        return (
+            f"it needs NVRTC {'.'.join(map(str, _FIRST_NVRTC))} or later, and this is "
+            f"{'.'.join(map(str, device.nvrtc))}"
+        )
+    return None
+
+
+def built_for(architecture: str) -> bool:
+    return base_architecture(architecture) == "sm_90" and nvrtc_version() >= _FIRST_NVRTC
+
+
+def why_not_problem(problem: BackwardProblem) -> str | None:
+    """Why none of them can do the problem on any GPU, whatever its head dimension and the gradients it needs."""
+    if problem.softmax_scale <= 0:
+        return f"softmax_scale is {problem.softmax_scale:g}, and it needs a positive one"
+    if problem.seqlen_q == 0 or problem.seqlen_k == 0:
+        return "there are no query rows or no keys"
+    if problem.batch * problem.num_heads > _MOST_HEADS:
+        return f"there are more than {_MOST_HEADS} heads in the batch"
+    if not _all_mappable(problem):
+        return "its tensor maps cannot describe an expanded dimension"
+    return None
+
+
+def _all_mappable(problem: BackwardProblem) -> bool:
+    queries = problem.batch, problem.num_heads, problem.seqlen_q
+    keys = problem.batch, problem.num_kv_heads, problem.seqlen_k
+    return all(
+        stride > 0 or size == 1
+        for strides, sizes in (
+            (problem.query_strides, queries),
+            (problem.grad_output_strides, queries),
+            (problem.key_strides, keys),
+            (problem.value_strides, keys),
+        )
+        for stride, size in zip(strides, sizes, strict=True)
+    )
+
+
+def kernel(
+    name: str, dtype: torch.dtype, macros: dict[str, int], threads: int, shared_bytes: int = 0
+) -> CudaKernel:
+    return CudaKernel(
+        source=f"{name}.cu",
+        function=name,
+        architecture="sm_90a",
+        macros={**macros, "ELEMENT_BF16": int(dtype == torch.bfloat16), "MMA_K": 16},
+        threads_per_block=threads,
+        dynamic_shared_bytes=shared_bytes,
+    )
+
+
+def launcher_maker(device: Device, *, allow_defects: bool) -> MakeLauncher:
+    capturing = torch.cuda.is_current_stream_capturing()
+
+    def launcher(
+        kernel: CudaKernel, grid: tuple[int, int, int], argument_bytes: int, *, dependent: bool
+    ) -> Launcher:
+        function = load(kernel, device.index, capturing, allow_defects=allow_defects)
+        return Launcher(function, grid, kernel, argument_bytes, dependent=dependent)
+
+    return launcher
+
+
+def prepare_kernel(dtype: torch.dtype, *, lanes: int, block_m: int, pieces: int) -> CudaKernel:
+    """
+    Args:
+        lanes: that share a row, eight elements each.
+        block_m: of how many query rows a head's are a multiple, with those past its end.
+        pieces: turns per block of query rows.
+    """
+    macros = {"LANES": lanes, "BLOCK_M": block_m, "PIECES": pieces}
+    return kernel("attention_backward_prepare", dtype, macros, PREPARE_THREADS)
+
+
+def prepare_launcher(
+    problem: BackwardProblem, launcher: MakeLauncher, *, lanes: int, block_m: int, pieces: int
+) -> Launcher:
+    """It waits for all that came before. What comes next may start early, and waits where it reads what this wrote."""
+    m_blocks = -(-problem.seqlen_q // block_m)
+    prepare = launcher(
+        prepare_kernel(problem.dtype, lanes=lanes, block_m=block_m, pieces=pieces),
+        (
+            m_blocks * block_m // (PREPARE_THREADS // lanes * PREPARE_DEPTH),
+            problem.batch * problem.num_heads,
+            1,
+        ),
+        PREPARE_BYTES,
+        dependent=False,
+    )
+    element = problem.dtype.itemsize
+    _PREPARE_REST.pack_into(
+        prepare.buffer,
+        PREPARE.size,
+        *(stride * element for stride in (*problem.output_strides, *problem.grad_output_strides)),
+        *(problem.num_heads * problem.seqlen_q, problem.seqlen_q, 1),
+        problem.num_heads,
+        problem.seqlen_q,
+        m_blocks,
+        problem.head_dim,
+    )
+    return prepare
+
+
+def tensor_maps(
+    problem: BackwardProblem,
+    launcher: Launcher,
+    map_bytes: int,
+    *,
+    columns: int,
+    query_rows: int,
+    key_rows: int,
+) -> Maps:
+    """Of query, key, value and grad_output, at the head of a kernel's argument.
+
+    ``columns``, ``query_rows``, ``key_rows``: of the boxes that are loaded.
+    """
+    queries = problem.num_heads, problem.seqlen_q, query_rows
+    keys = problem.num_kv_heads, problem.seqlen_k, key_rows
+
+    def tensor_map(index: int, heads: int, rows: int, box_rows: int, strides: Strides) -> TensorMap:
+        return TensorMap(
+            launcher.buffer,
+            index * map_bytes,
+            problem.dtype,
+            (problem.head_dim, rows, heads, problem.batch),
+            (strides[2], strides[1], strides[0]),
+            (columns, box_rows),
+        )
+
+    return (
+        tensor_map(0, *queries, problem.query_strides),
+        tensor_map(1, *keys, problem.key_strides),
+        tensor_map(2, *keys, problem.value_strides),
+        tensor_map(3, *queries, problem.grad_output_strides),
+    )
+
+
+def move(maps: Maps, query: int, key: int, value: int, grad_output: int) -> None:
+    of_query, of_key, of_value, of_gradient = maps
+    if of_query.address != query:
+        of_query.move(query)
+    if of_key.address != key:
+        of_key.move(key)
+    if of_value.address != value:
+        of_value.move(value)
+    if of_gradient.address != grad_output:
+        of_gradient.move(grad_output)
