@@ -93,11 +93,11 @@ struct Tile {
     int steps;  // of all query heads that share the keys
 
     __device__ __forceinline__ explicit Tile(const Parameters& p) {
-        const Place place = place_of(static_cast<int>(blockIdx.x), (p.seqlen_k + ROWS - 1) / ROWS, p.batch * p.num_kv_heads,
+        const Job job = job_of(static_cast<int>(blockIdx.x), (p.seqlen_k + ROWS - 1) / ROWS, p.batch * p.num_kv_heads,
                                      p.section);
-        n_block = place.block;
-        batch = place.head / p.num_kv_heads;
-        head = place.head - batch * p.num_kv_heads;
+        n_block = job.block;
+        batch = job.head / p.num_kv_heads;
+        head = job.head - batch * p.num_kv_heads;
         first = CAUSAL ? max(0, n_block * ROWS - (p.seqlen_k - p.seqlen_q)) / ROWS : 0;
         last = (p.seqlen_q - 1) / ROWS;
         steps = p.num_heads / p.num_kv_heads * (last - first + 1);

@@ -81,10 +81,10 @@ struct Tile {
     __device__ __forceinline__ Tile(const Parameters& p, int index) {
         constexpr int BLOCK_M = CONSUMERS * ROWS;
         const int m_blocks = (p.seqlen_q + BLOCK_M - 1) / BLOCK_M;
-        const Place place = place_of(index, m_blocks, p.batch * p.num_heads, p.section);
-        row = (CAUSAL ? m_blocks - 1 - place.block : place.block) * BLOCK_M;  // the longest first
-        batch = place.head / p.num_heads;
-        head = place.head - batch * p.num_heads;
+        const Job job = job_of(index, m_blocks, p.batch * p.num_heads, p.section);
+        row = (CAUSAL ? m_blocks - 1 - job.block : job.block) * BLOCK_M;  // the longest first
+        batch = job.head / p.num_heads;
+        head = job.head - batch * p.num_heads;
         kv_head = head / (p.num_heads / p.num_kv_heads);
         const int keys = CAUSAL ? min(p.seqlen_k, row + BLOCK_M + p.seqlen_k - p.seqlen_q) : p.seqlen_k;
         steps = max(0, keys + ROWS - 1) / ROWS;

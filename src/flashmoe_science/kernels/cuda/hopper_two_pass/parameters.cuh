@@ -48,7 +48,7 @@ struct Parameters {
 };
 
 // Which block of rows of which head a thread block works on.
-struct Place {
+struct Job {
     int block;
     int head;  // batch * heads + head
 };
@@ -56,7 +56,7 @@ struct Place {
 // Sections of heads go through their blocks with all their heads side by side, so that what they read stays in L2. Under a
 // causal mask, where the first blocks are the longest, a part of the blocks is worked off for all sections before the next:
 // the blocks that end the grid are short, whichever head they are of.
-__device__ __forceinline__ Place place_of(int index, int blocks, int heads, int section) {
+__device__ __forceinline__ Job job_of(int index, int blocks, int heads, int section) {
     constexpr int PARTS = CAUSAL ? 4 : 1;
     const int per_part = (blocks + PARTS - 1) / PARTS;
     const int first = index / (per_part * heads) * per_part;
@@ -65,10 +65,10 @@ __device__ __forceinline__ Place place_of(int index, int blocks, int heads, int 
     const int begin = in_part / (section * count) * section;
     const int rest = in_part - begin * count;
     const int wide = min(section, heads - begin);
-    Place place;
-    place.block = first + rest / wide;
-    place.head = begin + rest % wide;
-    return place;
+    Job job;
+    job.block = first + rest / wide;
+    job.head = begin + rest % wide;
+    return job;
 }
 
 __device__ __forceinline__ void load_tile(const ptx::TensorMap& map, uint32 destination, uint32 full, uint64 policy, int row,

@@ -122,20 +122,20 @@ def test_arguments_have_the_size_of_the_kernels_struct() -> None:
 
 
 @pytest.fixture(scope="module", params=[0, 1], ids=["full", "causal"])
-def place_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+def job_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """The kernels' own assignment of thread blocks, as C++."""
-    body = HEADER[HEADER.index("struct Place {") : HEADER.index("__device__ __forceinline__ void load_tile")]
-    folder: Path = tmp_path_factory.mktemp("place")
-    (folder / "place.cpp").write_text(
+    body = HEADER[HEADER.index("struct Job {") : HEADER.index("__device__ __forceinline__ void load_tile")]
+    folder: Path = tmp_path_factory.mktemp("jobs")
+    (folder / "jobs.cpp").write_text(
         "#include <algorithm>\nusing std::min;\n#define __device__\n#define __forceinline__ inline\n"
         f"constexpr bool CAUSAL = {request.param};\n{body}\n"
-        'extern "C" void place(int index, int blocks, int heads, int section, int* to) {\n'
-        "    const Place place = place_of(index, blocks, heads, section);\n"
-        "    to[0] = place.block;\n    to[1] = place.head;\n}\n"
+        'extern "C" void write_job(int index, int blocks, int heads, int section, int* to) {\n'
+        "    const Job job = job_of(index, blocks, heads, section);\n"
+        "    to[0] = job.block;\n    to[1] = job.head;\n}\n"
     )
-    library = folder / "place.so"
+    library = folder / "jobs.so"
     subprocess.run(
-        ["g++", "-std=c++17", "-shared", "-fPIC", str(folder / "place.cpp"), "-o", str(library)], check=True
+        ["g++", "-std=c++17", "-shared", "-fPIC", str(folder / "jobs.cpp"), "-o", str(library)], check=True
     )
     return ctypes.CDLL(str(library))
 
@@ -143,15 +143,15 @@ def place_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @NEEDS_COMPILER
 @given(blocks=st.integers(1, 21), heads=st.integers(1, 17), most=st.integers(1, 20))
 def test_every_block_of_every_head_is_worked_on_once(
-    place_of: ctypes.CDLL, blocks: int, heads: int, most: int
+    job_of: ctypes.CDLL, blocks: int, heads: int, most: int
 ) -> None:
     section = -(-heads // -(-heads // most))
-    place = (ctypes.c_int * 2)()
-    places = []
+    job = (ctypes.c_int * 2)()
+    jobs = []
     for index in range(blocks * heads):
-        place_of.place(index, blocks, heads, section, place)
-        places.append(tuple(place))
-    assert sorted(places) == [(block, head) for block in range(blocks) for head in range(heads)]
+        job_of.write_job(index, blocks, heads, section, job)
+        jobs.append(tuple(job))
+    assert sorted(jobs) == [(block, head) for block in range(blocks) for head in range(heads)]
 
 
 @given(rows=st.integers(1, 1 << 20), head_dim=st.sampled_from(configs.HEAD_DIMS), heads=st.integers(1, 65535))
