@@ -1,5 +1,5 @@
-"""The two-pass Hopper kernels of attention backward without a GPU: what they take, which blocks work on what, and what they
-are passed.
+"""The two-pass Hopper kernels of attention backward without a GPU: what they take, which blocks work on what, and what
+they are passed.
 """
 
 from __future__ import annotations
