@@ -102,13 +102,20 @@ def test_a_name_of_nothing_is_not_imported(name: str) -> None:
     document["cases"][0]["operation"] = name
     with pytest.raises(
         UsageError,
-        match=r"unknown operation .*expected one of attention, attention_backward, attention_training_step, moe",
+        match=r"unknown operation .*expected one of attention, attention_backward, attention_training_step, "
+        r"attention_varlen, moe",
     ):
         decode(Plan, document)
 
 
 def test_what_is_published_comes_after_what_comes_along(published: None) -> None:
-    assert names()[:4] == ("attention", "attention_backward", "attention_training_step", "moe")
+    assert names()[:5] == (
+        "attention",
+        "attention_backward",
+        "attention_training_step",
+        "attention_varlen",
+        "moe",
+    )
     assert {"attention_twin", "absent", "number"} <= set(names())
     assert case_type("moe") is MoeCase, "a package does not replace one that comes along"
 

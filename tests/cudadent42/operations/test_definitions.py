@@ -173,7 +173,8 @@ def test_a_suite_of_layers() -> None:
     [
         (
             'name = "x"\noperation = "convolution"\n' + LAYER,
-            "operation = 'convolution'; expected attention or attention_backward or attention_training_step or moe",
+            "operation = 'convolution'; expected attention or attention_backward or attention_training_step or "
+            "attention_varlen or moe",
         ),
         ('name = "x"\n' + LAYER, "unknown key 'tokens'"),
         (HEAD + LAYER.replace("top_k = 2", "top_k = 9"), "top_k = 9; expected a whole number from 1 to 8"),

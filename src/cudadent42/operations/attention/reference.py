@@ -48,12 +48,12 @@ def attention_float64(
                     column = torch.arange(seen, dtype=torch.int64, device=query.device)
                     hidden = column > row + offset
                     scores.masked_fill_(hidden, -torch.inf)
-                result[b, h, start:stop] = _weighted(torch.softmax(scores, dim=-1), values[:seen])
+                result[b, h, start:stop] = weighted(torch.softmax(scores, dim=-1), values[:seen])
                 on_chunk()
     return result
 
 
-def _weighted(weights: Tensor, values: Tensor) -> Tensor:
+def weighted(weights: Tensor, values: Tensor) -> Tensor:
     """``weights @ values``, where a weight of zero hides a NaN or an infinity."""
     strange = ~torch.isfinite(values).all(dim=-1)
     if not bool(strange.any()):

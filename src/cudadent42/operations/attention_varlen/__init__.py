@@ -1,0 +1,162 @@
+"""Attention over a batch of sequences, as the lab sees it. Nothing here imports torch before it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from cudadent42.base.errors import UsageError
+from cudadent42.base.toml import MAX_SIZE, Table
+from cudadent42.operations.attention_varlen.case import VarlenCase
+from cudadent42.operations.interface import Definition, Numerics, columns_with, other_size
+
+if TYPE_CHECKING:
+    from cudadent42.model.implementations import Call, Implementation
+    from cudadent42.operations.attention_varlen.inputs import VarlenInputs
+
+
+def _parse_case(table: Table, name: str, dtype: str) -> VarlenCase:
+    num_heads = table.integer("num_heads", 1, MAX_SIZE, None)
+    num_kv_heads = table.integer("num_kv_heads", 1, MAX_SIZE, num_heads)
+    if num_heads % num_kv_heads:
+        raise UsageError(
+            f"{table.where}: num_heads = {num_heads} is not a multiple of num_kv_heads = {num_kv_heads}"
+        )
+    head_dim = table.integer("head_dim", 8, 512, None)
+    if head_dim % 8:
+        raise UsageError(f"{table.where}: head_dim = {head_dim}; expected a multiple of 8")
+    longest = table.integer("longest", 1, MAX_SIZE, None)
+    batch = table.integer("batch", 1, MAX_SIZE, None)
+    return VarlenCase(
+        name=name,
+        dtype=dtype,
+        batch=batch,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        longest=longest,
+        shortest=table.integer("shortest", 0, longest, longest),
+        head_dim=head_dim,
+        queries=table.integer("queries", 0, MAX_SIZE, 1),
+        chunks=table.integer("chunks", 0, batch, 0),
+        chunk=table.integer("chunk", 0, MAX_SIZE, 0),
+        page_size=table.integer("page_size", 0, MAX_SIZE, 0),
+        causal=table.value("causal", bool, "true or false", True),
+        window=table.integer("window", -1, MAX_SIZE, -1),
+        draw=table.integer("draw", 0, MAX_SIZE, 0),
+    )
+
+
+def _cells(case: VarlenCase) -> Mapping[str, object]:
+    return {
+        "batch_size": case.batch,
+        "seq_len": max(case.seqlens_q),
+        "hidden_dim": case.head_dim,
+        "num_heads": case.num_heads,
+        "num_kv_heads": case.num_kv_heads,
+        "seqlen_k": max(case.seqlens_k),
+        "keys": sum(case.seqlens_k),
+        "page_size": case.page_size,
+        "window": case.window,
+    }
+
+
+def _shape(case: VarlenCase) -> str:
+    """``sequences × heads × query/keys × head dim``, with what else differs spelled out."""
+    keys = f"{case.shortest}–{case.longest}" if case.shortest != case.longest else f"{case.longest}"
+    phrase = f"{case.batch} × {case.num_heads}/{case.num_kv_heads} × {case.queries or 'all'}/{keys} × {case.head_dim}"
+    if case.chunks:
+        phrase += f", {case.chunks} chunks of {case.chunk}"
+    if case.page_size:
+        phrase += f", pages of {case.page_size}"
+    if case.window >= 0:
+        phrase += f", window {case.window}"
+    return phrase + ("" if case.causal else ", full")
+
+
+def _shape_legend(cases: Sequence[VarlenCase]) -> str:
+    return "sequences × query/key heads × queries/keys of each × head dim"
+
+
+_MOST_HIDDEN_KEYS = 1024
+"""Of sequences that are in no plan: their float64 reference is to take milliseconds."""
+
+
+def _unplanned(cases: Sequence[VarlenCase], chance: Random, count: int) -> Sequence[VarlenCase]:
+    """Other lengths, of a few sequences."""
+    unplanned = []
+    for number in range(count):
+        case = chance.choice(cases)
+        longest = other_size([each.longest for each in cases], _MOST_HIDDEN_KEYS, chance)
+        unplanned.append(
+            replace(
+                case,
+                name=f"hidden-{number}",
+                batch=min(case.batch, 4),
+                longest=longest,
+                shortest=min(case.shortest, longest),
+                chunks=min(case.chunks, 1),
+                chunk=min(case.chunk, longest),
+                draw=number,
+            )
+        )
+    return unplanned
+
+
+def _implementations() -> tuple[Implementation, ...]:
+    from cudadent42.operations.attention_varlen.implementations import ALL
+
+    return ALL
+
+
+def _plug_in(function: Callable[..., Any]) -> Callable[[VarlenCase, VarlenInputs], Call]:
+    """Called as `flashmoe_science.attention_varlen` is."""
+
+    def prepare(case: VarlenCase, inputs: VarlenInputs) -> Call:
+        from functools import partial
+
+        from cudadent42.operations.attention_varlen.implementations import arguments
+
+        return partial(function, inputs.query, inputs.key, inputs.value, **arguments(case, inputs))
+
+    return prepare
+
+
+def _numerics() -> Numerics[VarlenCase, VarlenInputs]:
+    from cudadent42.operations.attention_varlen.numerics import NUMERICS
+
+    return NUMERICS
+
+
+OPERATION = Definition(
+    case_type=VarlenCase,
+    baseline="pytorch",
+    case_keys=frozenset(
+        (
+            *(
+                "batch",
+                "num_heads",
+                "num_kv_heads",
+                "longest",
+                "shortest",
+                "head_dim",
+                "queries",
+                "chunks",
+                "chunk",
+            ),
+            *("page_size", "causal", "window", "draw"),
+        )
+    ),
+    parse_case=_parse_case,
+    columns=columns_with("num_kv_heads", "seqlen_k", "keys", "page_size", "window"),
+    cells=_cells,
+    shape=_shape,
+    shape_legend=_shape_legend,
+    implementations=_implementations,
+    plug_in=_plug_in,
+    function="attention_varlen",
+    cpu_kernels=("attention_varlen", "peaks"),
+    numerics=_numerics,
+    unplanned=_unplanned,
+)

@@ -1,0 +1,196 @@
+"""Who computes attention over a batch of sequences. Nothing is imported before it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from cudadent42.model.implementations import Call, Implementation, UnsupportedCaseError
+from cudadent42.operations.attention_varlen.case import VarlenCase
+from cudadent42.operations.peers import needs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cudadent42.operations.attention_varlen.inputs import VarlenInputs
+
+
+def prepare_sdpa(case: VarlenCase, inputs: VarlenInputs) -> Call:
+    """PyTorch's SDPA, a call for each sequence, whose keys are gathered from their pages in the call."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+    query, device = inputs.query, inputs.query.device
+    starts_q = [0, *itertools.accumulate(case.seqlens_q)]
+    starts_k = [0, *itertools.accumulate(case.seqlens_k)]
+    left, right = case.sides
+    paged = inputs.block_table is not None
+
+    def options_of(queries: int, keys: int) -> dict[str, Any]:
+        if left < 0 and (right < 0 or queries == 1):
+            return {}
+        if left < 0 and queries == keys:
+            return {"is_causal": True}
+        position = torch.arange(queries, device=device)[:, None] + keys - queries
+        column = torch.arange(keys, device=device)
+        seen = torch.ones(queries, keys, dtype=torch.bool, device=device)
+        if left >= 0:
+            seen &= column >= position - left
+        if right >= 0:
+            seen &= column <= position + right
+        return {"attn_mask": seen}
+
+    sequences = [
+        (
+            slice(*starts_q[index : index + 2]),
+            inputs.slots[slice(*starts_k[index : index + 2])]
+            if paged
+            else slice(*starts_k[index : index + 2]),
+            options_of(queries, keys),
+            max(0, queries - keys) if right >= 0 else 0,
+        )
+        for index, (queries, keys) in enumerate(zip(case.seqlens_q, case.seqlens_k, strict=True))
+        if queries and keys
+    ]
+
+    def call() -> Tensor:
+        key_rows, value_rows = inputs.rows_of_keys
+        output = torch.zeros_like(query)
+        for rows, keys, options, empty in sequences:
+            result = sdpa(
+                query[rows].transpose(0, 1)[None],
+                key_rows[keys].transpose(0, 1)[None],
+                value_rows[keys].transpose(0, 1)[None],
+                enable_gqa=case.num_heads != case.num_kv_heads,
+                **options,
+            )[0].transpose(0, 1)
+            # Rows that see no key: zeros, whatever SDPA makes of them.
+            output[rows.start + empty : rows.stop] = result[empty:]
+        return output
+
+    return call
+
+
+def _prepare_ours(case: VarlenCase, inputs: VarlenInputs) -> Call:
+    attention = importlib.import_module("flashmoe_science").attention_varlen
+    return partial(attention, inputs.query, inputs.key, inputs.value, **arguments(case, inputs))
+
+
+def arguments(case: VarlenCase, inputs: VarlenInputs) -> dict[str, Any]:
+    """What `flashmoe_science.attention_varlen` is called with, besides query, key and value."""
+    lengths: dict[str, Any] = {"cu_seqlens_k": inputs.cu_seqlens_k}
+    if inputs.block_table is not None:
+        lengths = {"block_table": inputs.block_table, "seqused_k": inputs.seqused_k}
+    return {
+        "cu_seqlens_q": inputs.cu_seqlens_q,
+        "max_seqlen_q": max(case.seqlens_q),
+        "max_seqlen_k": max(case.seqlens_k),
+        "causal": case.causal,
+        "window": (case.window, -1),
+        **lengths,
+    }
+
+
+# ---------------------------------------------------------------- peers, never a dependency
+
+
+def _prepare_flash_attn_3(case: VarlenCase, inputs: VarlenInputs) -> Call:
+    module = importlib.import_module("flash_attn_interface")
+    query, key, value = inputs.tensors
+    common = {
+        "max_seqlen_q": max(case.seqlens_q),
+        "cu_seqlens_q": inputs.cu_seqlens_q,
+        "causal": case.causal,
+        "window_size": case.sides,
+    }
+    if inputs.block_table is None:
+        function = partial(
+            module.flash_attn_varlen_func,
+            *(query, key, value),
+            cu_seqlens_k=inputs.cu_seqlens_k,
+            max_seqlen_k=max(case.seqlens_k),
+            **common,
+        )
+    else:
+        # Behind a sequence's length its table is not read; its own kernels want numbers of pages there all the same.
+        function = partial(
+            module.flash_attn_with_kvcache,
+            *(query, key, value),
+            cache_seqlens=inputs.seqused_k,
+            page_table=inputs.block_table.clamp(min=0),
+            **common,
+        )
+
+    def call() -> Tensor:
+        result = function()
+        output: Tensor = result[0] if isinstance(result, tuple) else result
+        return output
+
+    return call
+
+
+_WORKSPACE_BYTES = 256 << 20
+
+
+def _prepare_flashinfer(case: VarlenCase, inputs: VarlenInputs) -> Call:
+    """The prefill wrapper over pages or packed keys; planning, which reads lengths on the host, happens once before."""
+    import torch
+
+    flashinfer = importlib.import_module("flashinfer")
+    if not all(case.seqlens_k) or not all(case.seqlens_q):
+        raise UnsupportedCaseError("flashinfer takes no empty sequences")
+    query, key, value = inputs.tensors
+    workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=query.device)
+    options = {
+        "causal": case.causal,
+        "window_left": case.window,
+        "q_data_type": query.dtype,
+        "kv_data_type": key.dtype,
+    }
+    heads = case.num_heads, case.num_kv_heads, case.head_dim
+    if inputs.block_table is None:
+        wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
+        wrapper.plan(inputs.cu_seqlens_q, inputs.cu_seqlens_k, *heads, **options)
+        return partial(wrapper.run, query, key, value)
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
+    wrapper.plan(
+        inputs.cu_seqlens_q,
+        torch.tensor([0, *itertools.accumulate(case.pages)], dtype=torch.int32, device=query.device),
+        inputs.block_table[inputs.block_table >= 0],
+        (inputs.seqused_k - 1) % case.page_size + 1,
+        *heads,
+        case.page_size,
+        **options,
+    )
+    return partial(wrapper.run, query, (key, value))
+
+
+_BOTH = ("cpu", "cuda")
+
+
+def _implementation(
+    name: str, description: str, devices: tuple[str, ...], prepare: Any, **more: Any
+) -> Implementation:
+    return Implementation(
+        name, description, devices, prepare, operation=VarlenCase.operation, strict=False, **more
+    )
+
+
+def _peer(name: str, module: str, package: str, description: str, prepare: Any) -> Implementation:
+    return _implementation(name, description, ("cuda",), prepare, unavailable=needs(module, package))
+
+
+ALL: tuple[Implementation, ...] = (
+    _implementation("pytorch", "PyTorch SDPA, a call for each sequence", _BOTH, prepare_sdpa),
+    Implementation(
+        "cudadent42",
+        "flashmoe_science.attention_varlen",
+        _BOTH,
+        _prepare_ours,
+        operation=VarlenCase.operation,
+    ),
+    _peer("flash_attn_3", "flash_attn_interface", "flash-attn-3", "FlashAttention-3", _prepare_flash_attn_3),
+    _peer("flashinfer", "flashinfer", "flashinfer-python", "FlashInfer, planned once", _prepare_flashinfer),
+)

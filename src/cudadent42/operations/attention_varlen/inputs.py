@@ -1,0 +1,204 @@
+"""Tensors of a batch, reproducible from a seed; every slot of a page without a key is NaN, and pages are shuffled."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from cudadent42.base.seeds import derived_seed
+from cudadent42.model.dtypes import DTYPES
+from cudadent42.operations.attention_varlen.case import VarlenCase
+from cudadent42.operations.interface import HardInput
+
+MOST_HARD_SCORES = {"cpu": 1 << 20, "cuda": 1 << 29}
+"""Largest batch for adversarial values at a timed shape: its float64 reference takes milliseconds on CPU."""
+_NAN = float("nan")
+_SPARE_COLUMNS = 2
+"""Of the block table: they name no page."""
+
+
+@dataclass(frozen=True)
+class VarlenInputs:
+    """query (tokens, heads, head_dim); key and value (keys, kv_heads, head_dim), or in pages."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    cu_seqlens_q: Tensor
+    """(batch + 1,) int32."""
+    seqused_k: Tensor
+    """(batch,) int32: how many keys each sequence has."""
+    cu_seqlens_k: Tensor
+    """(batch + 1,) int32: their sums; where packed keys lie."""
+    block_table: Tensor | None
+    """(batch, pages) int32; None where keys are packed."""
+    slots: Tensor
+    """(keys,) int64: where each key of all sequences lies, among rows of keys or slots of pages."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.query, self.key, self.value
+
+    @property
+    def result_like(self) -> Tensor:
+        return self.query
+
+    @property
+    def buffer_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return (tuple(self.query.shape),)
+
+    @property
+    def rows_of_keys(self) -> tuple[Tensor, Tensor]:
+        """key and value as rows (slots, kv_heads, head_dim): views."""
+        return tuple(tensor.view(-1, *tensor.shape[-2:]) for tensor in (self.key, self.value))  # type: ignore[return-value]
+
+
+def input_sets(case: VarlenCase, seed: int, count: int, device: str) -> list[VarlenInputs]:
+    """``count`` independent sets."""
+    return [random_inputs(case, seed, index, device) for index in range(count)]
+
+
+def random_inputs(case: VarlenCase, seed: int, index: int, device: str) -> VarlenInputs:
+    """Standard normal values, rounded to the case's dtype. ``index`` numbers the sets of one case."""
+    generator = torch.Generator(device=device).manual_seed(derived_seed(seed, case.id, index))
+    dtype = DTYPES[case.dtype]
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float32, device=device).to(dtype)
+
+    def starts(lengths: Sequence[int]) -> Tensor:
+        return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device)
+
+    keys = sum(case.seqlens_k)
+    table, slots = _pages(case, index, device)
+    query = normal(case.tokens, case.num_heads, case.head_dim)
+    key, value = (normal(keys, case.num_kv_heads, case.head_dim) for _ in range(2))
+    if table is not None:
+        shape = (sum(case.pages) * case.page_size, case.num_kv_heads, case.head_dim)
+        caches = []
+        for rows in (key, value):
+            cache = torch.full(shape, _NAN, dtype=dtype, device=device)
+            cache[slots] = rows
+            caches.append(cache.view(-1, case.page_size, *shape[1:]))
+        key, value = caches
+    return VarlenInputs(
+        query,
+        key,
+        value,
+        starts(case.seqlens_q),
+        torch.tensor(case.seqlens_k, dtype=torch.int32, device=device),
+        starts(case.seqlens_k),
+        table,
+        slots,
+    )
+
+
+def _pages(case: VarlenCase, index: int, device: str) -> tuple[Tensor | None, Tensor]:
+    """The block table, whose pages lie in any order, and where each key lies."""
+    keys = sum(case.seqlens_k)
+    if not case.page_size:
+        return None, torch.arange(keys, dtype=torch.int64, device=device)
+    generator = torch.Generator().manual_seed(derived_seed(case.draw, case.id, index))
+    order = torch.randperm(sum(case.pages), generator=generator)
+    table = torch.full((case.batch, max(case.pages, default=0) + _SPARE_COLUMNS), -1, dtype=torch.int32)
+    slots = []
+    first = 0
+    for sequence, (pages, length) in enumerate(zip(case.pages, case.seqlens_k, strict=True)):
+        own = order[first : first + pages]
+        table[sequence, :pages] = own.int()
+        position = torch.arange(length, dtype=torch.int64)
+        slots.append(own[position // case.page_size] * case.page_size + position % case.page_size)
+        first += pages
+    return table.to(device), torch.cat(slots).to(device)
+
+
+def refresh(case: VarlenCase, inputs: VarlenInputs, seed: int) -> tuple[Tensor, ...]:
+    """New standard normal values in the place of all queries, keys and values; slots without a key stay NaN."""
+    generator = torch.Generator(device=inputs.query.device).manual_seed(derived_seed(seed, case.id))
+    inputs.query.normal_(generator=generator)
+    for rows in inputs.rows_of_keys:
+        shape = (inputs.slots.shape[0], *rows.shape[1:])
+        rows[inputs.slots] = torch.empty(shape, dtype=rows.dtype, device=rows.device).normal_(
+            generator=generator
+        )
+    return inputs.tensors
+
+
+# ---------------------------------------------------------------- inputs that are hard to get right
+
+Change = Callable[[VarlenInputs], VarlenInputs]
+
+
+def hard_inputs(dtype: str) -> tuple[HardInput, ...]:
+    """Every length that goes wrong, and values that do."""
+
+    def hard(kind: str, change: Change = _unchanged, **numbers: int | bool) -> HardInput:
+        usual = VarlenCase(kind, dtype, 5, 4, 2, longest=260, shortest=1, head_dim=64, page_size=16)
+        return _hard_input(kind, replace(usual, **numbers), change)  # type: ignore[arg-type]
+
+    return (
+        hard("decode"),
+        hard("decode_packed", page_size=0),
+        hard("pages_of_one", page_size=1),
+        hard("odd_pages", page_size=48),
+        hard("page_exactly_full", longest=64, shortest=64, page_size=64),
+        hard("one_key_over_a_page", longest=65, shortest=65, page_size=64),
+        hard("empty_sequences", shortest=0, longest=3, batch=8),
+        hard("speculative", queries=4, longest=300),
+        hard("more_queries_than_keys", queries=70, longest=60),
+        hard("prefill", queries=0, longest=200),
+        hard("prefill_packed", queries=0, longest=200, page_size=0),
+        hard("prefill_full", queries=0, longest=150, causal=False),
+        hard("mixed", chunks=2, chunk=67, longest=300),
+        hard("window", window=20, longest=300),
+        hard("window_prefill", window=20, queries=0, longest=200),
+        hard("one_key_head", num_heads=8, num_kv_heads=1),
+        hard("as_many_key_heads", num_heads=3, num_kv_heads=3),
+        hard("wide_head", head_dim=128, queries=3),
+        hard("large_logits", _large_logits),
+        hard("nan_key_prefill", _nan_key, queries=0, longest=120),
+    )
+
+
+def hard_cases(cases: Sequence[VarlenCase], device: str) -> tuple[HardInput, ...]:
+    """Hard values at shapes that will be timed: for each kind of batch the largest that is not too large."""
+    most = MOST_HARD_SCORES[device.partition(":")[0]]
+    largest: dict[tuple[object, ...], VarlenCase] = {}
+    for case in sorted(cases, key=lambda case: case.scores):
+        if 0 < case.scores <= most:
+            largest[(case.dtype, case.head_dim, case.page_size > 0, case.queries, case.chunks > 0)] = case
+    changes = {"large_logits": _large_logits, "nan_key": _nan_key}
+    return tuple(
+        _hard_input(kind, replace(case, name=f"{kind}@{case.name}"), change)
+        for case in largest.values()
+        for kind, change in changes.items()
+    )
+
+
+def _hard_input(kind: str, case: VarlenCase, change: Change) -> HardInput:
+    return HardInput(kind, case, partial(_changed, case, change))
+
+
+def _changed(case: VarlenCase, change: Change, seed: int, device: str) -> VarlenInputs:
+    return change(random_inputs(case, seed, 0, device))
+
+
+def _unchanged(inputs: VarlenInputs) -> VarlenInputs:
+    return inputs
+
+
+def _large_logits(inputs: VarlenInputs) -> VarlenInputs:
+    """Scores in the hundreds: exp overflows unless the maximum is taken off first."""
+    return replace(inputs, query=inputs.query * 16, key=inputs.key * 8)
+
+
+def _nan_key(inputs: VarlenInputs) -> VarlenInputs:
+    """In the middle of the first sequence: rows that see it are NaN, no other."""
+    key = inputs.key.clone()
+    key.view(-1, *key.shape[-2:])[inputs.slots[int(inputs.seqused_k[0]) // 2], 0] = _NAN
+    return replace(inputs, key=key)

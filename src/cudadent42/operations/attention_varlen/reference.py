@@ -1,0 +1,49 @@
+"""Attention over a batch of sequences in float64."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cudadent42.operations.attention.reference import weighted
+from cudadent42.operations.attention_varlen.case import VarlenCase
+from cudadent42.operations.attention_varlen.inputs import VarlenInputs
+from cudadent42.operations.interface import OnChunk
+
+_CHUNK_SCORES = {"cpu": 1 << 21, "cuda": 1 << 27}
+"""Scores held at a time: 16 MB on CPU, 1 GB on a GPU."""
+
+
+def varlen_float64(case: VarlenCase, inputs: VarlenInputs, on_chunk: OnChunk) -> Tensor:
+    """(tokens, heads, head_dim): sequence by sequence, head by head, by chunks of rows; rows without keys are zeros."""
+    query = inputs.query
+    device = query.device
+    result = torch.zeros(query.shape, dtype=torch.float64, device=device)
+    key_rows, value_rows = inputs.rows_of_keys
+    left, right = case.sides
+    group = case.num_heads // case.num_kv_heads
+    token = first_key = 0
+    for queries, keys in zip(case.seqlens_q, case.seqlens_k, strict=True):
+        slots = inputs.slots[first_key : first_key + keys]
+        first_key += keys
+        rows = max(1, _CHUNK_SCORES[device.type] // max(1, keys))
+        for head in range(case.num_heads if keys else 0):
+            key, value = (tensor[slots, head // group].double() for tensor in (key_rows, value_rows))
+            for start in range(0, queries, rows):
+                stop = min(start + rows, queries)
+                position = (
+                    torch.arange(start, stop, dtype=torch.int64, device=device)[:, None] + keys - queries
+                )
+                column = torch.arange(keys, dtype=torch.int64, device=device)
+                hidden = torch.zeros(stop - start, keys, dtype=torch.bool, device=device)
+                if left >= 0:
+                    hidden |= column < position - left
+                if right >= 0:
+                    hidden |= column > position + right
+                scores = query[token + start : token + stop, head].double() @ key.T * case.head_dim**-0.5
+                weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), dim=-1)
+                weights = weights.masked_fill(hidden.all(-1, keepdim=True), 0.0)
+                result[token + start : token + stop, head] = weighted(weights, value)
+                on_chunk()
+        token += queries
+    return result
