@@ -17,6 +17,8 @@ from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.gradients import Backend
 from flashmoe_science.operators.attention import FORWARD
 from flashmoe_science.operators.sharding import register_where_used
+from flashmoe_science.varlen.dense import EVERYTHING
+from flashmoe_science.varlen.dense import attend as attend_with_options
 
 _Tensor = torch.Tensor
 _autocast_is_on = autocast.is_on
@@ -30,6 +32,9 @@ def flash_attention(
     causal: bool = False,
     softmax_scale: float | None = None,
     return_lse: bool = False,
+    window: tuple[int, int] = EVERYTHING,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(softmax_scale * query @ key^T) @ value, by tiles with an online softmax.
 
@@ -43,6 +48,11 @@ def flash_attention(
         causal: query row i sees keys 0 to i + seqlen_k - seqlen_q (aligned bottom-right).
         softmax_scale: 1 / sqrt(head_dim) if None.
         return_lse: also return the log-sum-exp of the scaled scores.
+        window: (left, right), how many keys a row sees before and after its position i + seqlen_k - seqlen_q beside
+            that one; -1: all. Where causal is true, right is 0.
+        softcap: scores become softcap * tanh(score / softcap); 0 for none.
+        sinks: (heads,) float32: for each head, a logit that takes part in the sum of the softmax and has no value.
+            It is not in the log-sum-exp. With a window, a cap or sinks there are no gradients yet, nor torch.compile.
 
     Returns:
         The output, like query in shape, dtype and order of strides; with `return_lse` also the natural
@@ -61,6 +71,18 @@ def flash_attention(
     ``torch.ops.flashmoe_science.flash_attention_forward``. Under torch.autocast query, key and value are cast to its
     dtype.
     """
+    if sinks is not None or softcap != 0 or window != EVERYTHING:
+        return attend_with_options(
+            query,
+            key,
+            value,
+            causal=causal,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+            softmax_scale=softmax_scale,
+            return_lse=return_lse,
+        )
     if is_dynamo_compiling():
         return _dispatched(query, key, value, causal, softmax_scale, return_lse)
     if isinstance(query, _Tensor):

@@ -10,7 +10,7 @@ import torch
 from emulated import compile_emulation
 
 from flashmoe_science.configs.attention.varlen import Tiles, VarlenConfiguration, tiles
-from flashmoe_science.cuda.varlen import portable
+from flashmoe_science.cuda.varlen import dense, portable
 from flashmoe_science.cuda.varlen.arguments import ARGUMENT_BYTES, PER_CALL
 from flashmoe_science.varlen.arguments import Inputs, Options, check, check_sizes
 from flashmoe_science.varlen.problem import Problem
@@ -58,6 +58,32 @@ def attend(call: Call, *, short: bool = False, **options: Any) -> tuple[torch.Te
         1 + arguments.num_slices // 2,  # sections of unequal size
     )
     _library(tile, query.dtype).run(buffer, num_tiles * arguments.num_slices)
+    return output, lse
+
+
+def attend_dense(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    softmax_scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `cuda.varlen.dense.forward` computes, in the short tile of sm_86."""
+    batch, heads, seqlen_q, head_dim = query.shape
+    kv_heads = key.shape[1]
+    tile = tiles("sm_86", head_dim, head_dim, dense.features(query, key, window, softcap)).short
+    output, lse = torch.full_like(query, float("nan")), torch.full((batch, heads, seqlen_q), float("nan"))
+    arguments = dense.plan_arguments(query, key, value, output, tile.block_m, window, softcap, softmax_scale)
+    buffer = ctypes.create_string_buffer(ARGUMENT_BYTES)
+    arguments.pack_into(buffer)
+    num_tiles = arguments.tiles_per_sequence * batch
+    addresses = [tensor.data_ptr() for tensor in (query, key, value, output, lse)]
+    call = dense.per_call(batch, seqlen_q, num_tiles, kv_heads)
+    PER_CALL.pack_into(buffer, 0, *addresses, 0, 0, 0, 0, _address(sinks), 0, *call)
+    _library(tile, query.dtype).run(buffer, num_tiles * kv_heads)
     return output, lse
 
 

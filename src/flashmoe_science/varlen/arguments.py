@@ -94,12 +94,12 @@ def check(inputs: Inputs, options: Options) -> Problem:
     _, num_heads, head_dim = query.shape
     num_kv_heads, value_dim = value.shape[-2:]
     if sinks is not None:
-        _check_per_head("sinks", sinks, num_heads, sequences=False)
+        check_per_head("sinks", sinks, num_heads, sequences=False)
     if alibi_slopes is not None:
-        _check_per_head("alibi_slopes", alibi_slopes, num_heads, sequences=True)
+        check_per_head("alibi_slopes", alibi_slopes, num_heads, sequences=True)
     if out is not None:
         _check_out(out, query, (num_heads, value_dim))
-    left, right = _check_window(options.window)
+    left, right = check_window(options.window)
     return Problem(
         dtype=query.dtype,
         num_heads=num_heads,
@@ -114,7 +114,7 @@ def check(inputs: Inputs, options: Options) -> Problem:
         window_left=left,
         window_right=0 if check_causal(options.causal) else right,
         softmax_scale=_check_scale(options.softmax_scale, head_dim),
-        softcap=_check_softcap(options.softcap),
+        softcap=check_softcap(options.softcap),
         sinks=sinks is not None,
         alibi=alibi_slopes is not None,
         used_keys=seqused_k is not None,
@@ -278,7 +278,8 @@ def _check_lengths(name: str, tensor: torch.Tensor | None) -> None:
         raise InputError(f"the last dimension of {name} is not contiguous; call .contiguous() on it")
 
 
-def _check_per_head(name: str, tensor: torch.Tensor, heads: int, *, sequences: bool) -> None:
+def check_per_head(name: str, tensor: torch.Tensor, heads: int, *, sequences: bool) -> None:
+    """InputError unless it has a float32 for each head; with `sequences`, perhaps a row of them for each sequence."""
     if not (tensor.dim() == 1 or (sequences and tensor.dim() == 2)) or tensor.shape[-1] != heads:
         either = f" or (batch, {heads})" if sequences else ""
         raise InputError(
@@ -300,7 +301,8 @@ def _check_out(out: torch.Tensor, query: torch.Tensor, shape: tuple[int, ...]) -
         raise InputError("the last dimension of out is not contiguous; expected stride 1 there")
 
 
-def _check_window(window: object) -> tuple[int, int]:
+def check_window(window: object) -> tuple[int, int]:
+    """(left, right) as Python integers; InputError unless it is such a pair."""
     if (
         isinstance(window, tuple)
         and len(window) == 2
@@ -326,7 +328,8 @@ def _check_scale(softmax_scale: float | None, head_dim: int) -> float:
     )
 
 
-def _check_softcap(softcap: float) -> float:
+def check_softcap(softcap: float) -> float:
+    """As a Python float; InputError unless it is 0 or a cap that float32 can work with."""
     if is_finite(softcap) and (softcap == 0 or 1e-6 <= float(softcap) <= 1e6):
         return float(softcap)
     raise InputError(f"softcap is {softcap!r}; expected a number between 1e-6 and 1e6, or 0 for none")

@@ -36,11 +36,16 @@ def why_not(problem: Problem, device: Device, most_queries: int) -> str | None:
     Args:
         most_queries: no sequence of a call has more.
     """
-    if problem.dtype not in _DTYPES:
-        return f"it takes float16 and bfloat16, and query is {problem.dtype}: use .to()"
+    return why_not_dimensions(problem.dtype, problem.head_dim, problem.value_dim, device)
+
+
+def why_not_dimensions(dtype: torch.dtype, head_dim: int, value_dim: int, device: Device) -> str | None:
+    """The same of all that it depends on."""
+    if dtype not in _DTYPES:
+        return f"it takes float16 and bfloat16, and query is {dtype}: use .to()"
     if device.architecture not in ARCHITECTURES:
         return f"it needs sm_80 or later, and the GPU is {device.architecture}"
-    for name, dimension in (("head_dim", problem.head_dim), ("value_dim", problem.value_dim)):
+    for name, dimension in (("head_dim", head_dim), ("value_dim", value_dim)):
         if dimension > MAX_HEAD_DIM:
             return f"{name} is {dimension}, and it takes at most {MAX_HEAD_DIM}"
     return None
@@ -102,14 +107,15 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
     both = tiles(device.architecture, problem.head_dim, problem.value_dim, features(problem))
     per_token = rows_per_token(problem)
     only_short = most_queries * per_token <= both.short.block_m and not problem.split_keys
-    tall = _launcher(both.short if only_short else both.tall, problem, device, arguments)
+    tall = launcher(both.short if only_short else both.tall, problem.dtype, device, arguments)
     # With split_keys a sequence's bits may not depend on how much else is in the batch: one tile for all.
-    short = tall if only_short or problem.split_keys else _launcher(both.short, problem, device, arguments)
+    short = (
+        tall if only_short or problem.split_keys else launcher(both.short, problem.dtype, device, arguments)
+    )
     tall_rows = both.short.block_m if only_short else both.tall.block_m
     short_rows = tall_rows if short is tall else both.short.block_m
     slices, multiprocessors = arguments.num_slices, device.multiprocessors
-    key_bytes = (problem.head_dim + problem.value_dim) * problem.dtype.itemsize
-    section_keys = int(device.l2_bytes * _L2_SHARE) // key_bytes * slices // problem.num_kv_heads
+    in_section = section_keys(problem.head_dim, problem.value_dim, problem.dtype.itemsize, device)
     index, stream_of, pack = device.index, raw_stream, PER_CALL.pack_into
     lock = threading.Lock()
 
@@ -120,15 +126,15 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
             raise InputError(_misaligned(tensors))
         tokens, batch = query.shape[0], sizes.batch
         rows = tokens * per_token
-        launcher, block_m = tall, tall_rows
+        chosen, block_m = tall, tall_rows
         if -(-rows // tall_rows) * slices < multiprocessors:
-            launcher, block_m = short, short_rows
+            chosen, block_m = short, short_rows
         num_tiles = tile_bound(rows, batch, block_m)
-        if rows >= MOST_ROWS or num_tiles * slices >= _MOST_BLOCKS:
+        if not countable(rows, num_tiles * slices):
             raise InputError(f"{tokens} query rows are more than a launch can count; split the batch")
         with lock:  # another thread may be making the same call, of which there is one buffer
             pack(
-                launcher.buffer,
+                chosen.buffer,
                 0,
                 *addresses,
                 0 if lse is None else lse.data_ptr(),
@@ -143,10 +149,10 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
                 batch,
                 tokens,
                 num_tiles,
-                min(slices, max(1, section_keys // max(sizes.max_seqlen_k, 1))),
+                min(slices, max(1, in_section // max(sizes.max_seqlen_k, 1))),
             )
-            launcher.config.grid[0] = num_tiles * slices
-            launcher.start(stream_of(index))
+            chosen.config.grid[0] = num_tiles * slices
+            chosen.start(stream_of(index))
 
     return run
 
@@ -189,18 +195,29 @@ def plan_arguments(problem: Problem) -> PlanArguments:
     )
 
 
-def _launcher(
-    configuration: VarlenConfiguration, problem: Problem, device: Device, arguments: PlanArguments
+def launcher(
+    configuration: VarlenConfiguration, dtype: torch.dtype, device: Device, arguments: PlanArguments
 ) -> Launcher:
-    compiled = kernel(configuration, problem.dtype, device.architecture)
+    """Compiled (or taken as it was) and loaded. The grid is one block, and nothing of a call is packed yet."""
+    compiled = kernel(configuration, dtype, device.architecture)
     capturing = torch.cuda.is_current_stream_capturing()
     try:
         function = load(compiled, device.index, capturing)
     except KernelDefectError:  # there is no other kernel, and a slower one is better than none
         function = load(compiled, device.index, capturing, allow_defects=True)
-    launcher = Launcher(function, (1, 1, 1), compiled, ARGUMENT_BYTES)
-    arguments.pack_into(launcher.buffer)
-    return launcher
+    ready = Launcher(function, (1, 1, 1), compiled, ARGUMENT_BYTES)
+    arguments.pack_into(ready.buffer)
+    return ready
+
+
+def countable(rows: int, blocks: int) -> bool:
+    """Whether the kernel and a grid can count so many."""
+    return rows < MOST_ROWS and blocks < _MOST_BLOCKS
+
+
+def section_keys(head_dim: int, value_dim: int, element_bytes: int, device: Device) -> int:
+    """How many keys of one head, with their values, fit the part of the L2 cache that a section of heads may fill."""
+    return int(device.l2_bytes * _L2_SHARE) // ((head_dim + value_dim) * element_bytes)
 
 
 def _check_rows(problem: Problem) -> None:

@@ -1,0 +1,178 @@
+"""Dense tensors through the kernel of `attention_varlen`: `flash_attention` with a window, a cap or sinks."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import torch
+
+from flashmoe_science.configs.attention.varlen import Features, Tiles, VarlenConfiguration, tiles
+from flashmoe_science.cuda.attention.problem import Strides, result_like, strides_of
+from flashmoe_science.cuda.calls import Calls, Options, Tensors
+from flashmoe_science.cuda.device import Device, device_of
+from flashmoe_science.cuda.driver import make_context_current
+from flashmoe_science.cuda.launch import Launcher, LaunchPlan
+from flashmoe_science.cuda.repeat import Call, Layout, cuda_allocator, layout_of, prepare
+from flashmoe_science.cuda.varlen import portable
+from flashmoe_science.cuda.varlen.arguments import PER_CALL, ByteStrides, PlanArguments
+from flashmoe_science.errors import InputError, NoKernelError
+
+_ADDRESSES = struct.Struct("11Q")
+_ALIGNMENTS = {"query": 16, "key": 16, "value": 16, "sinks": 4}
+
+
+def forward(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    sinks: torch.Tensor | None,
+    *,
+    window: tuple[int, int],
+    softcap: float,
+    softmax_scale: float,
+    return_lse: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Output like query, and the log-sum-exp or None: see `flashmoe_science.varlen.dense`, which checks all arguments.
+
+    ``softmax_scale`` is positive. Arguments are looked at once for each combination of shapes, strides, types and
+    options.
+    """
+    tensors = (query, key, value) if sinks is None else (query, key, value, sinks)
+    output, lse = _calls(tensors, (window, softcap, softmax_scale, return_lse))
+    return output, lse
+
+
+def _checked_before(tensors: Tensors, options: Options) -> None:
+    """By `flashmoe_science.varlen.dense`."""
+
+
+def _make_call(tensors: Tensors, options: Options, index: int) -> Call:
+    query, key, value = tensors[:3]
+    window, softcap, softmax_scale, return_lse = options
+    device = device_of(index)
+    make_context_current(index)
+    output = result_like(query)
+    batch, heads, seqlen_q, _ = query.shape
+    lse = (
+        Layout((batch, heads, seqlen_q), (heads * seqlen_q, seqlen_q, 1), torch.float32)
+        if return_lse
+        else None
+    )
+    plan = LaunchPlan(_nothing)
+    if query.numel() > 0:
+        plan = _plan(query, key, value, output, device, window, softcap, softmax_scale, len(tensors) > 3)
+    names = list(_ALIGNMENTS)[: len(tensors)]
+    inputs = {name: _ALIGNMENTS[name] for name in names}
+    return prepare(inputs, (layout_of(output), lse), plan, index, cuda_allocator())
+
+
+_calls = Calls(_checked_before, _make_call, options=4)
+
+
+def tile_of(both: Tiles, rows: int, slices: int, device: Device) -> VarlenConfiguration:
+    """The tall tile where it gives every multiprocessor a block, else the short one.
+
+    Args:
+        rows: of a slice.
+        slices: key/value heads of all batches, or heads where each has its own.
+    """
+    return both.tall if -(-rows // both.tall.block_m) * slices >= device.multiprocessors else both.short
+
+
+def plan_arguments(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    output: torch.Tensor,
+    block_m: int,
+    window: tuple[int, int],
+    softcap: float,
+    softmax_scale: float,
+) -> PlanArguments:
+    """All but what differs between calls."""
+    element = query.element_size()
+    heads, seqlen_q, head_dim = query.shape[1:]
+    kv_heads, seqlen_k = key.shape[1:3]
+
+    def in_bytes(name: str, tensor: torch.Tensor) -> ByteStrides:
+        strides: Strides = strides_of(name, tensor)
+        return strides[0] * element, strides[1] * element, strides[2] * element
+
+    return PlanArguments(
+        query=in_bytes("query", query),
+        key=in_bytes("key", key),
+        value=in_bytes("value", value),
+        output=in_bytes("output", output),
+        lse=(heads * seqlen_q, seqlen_q, 1),
+        num_slices=kv_heads,
+        heads_per_kv_head=heads // kv_heads,
+        head_dim=head_dim,
+        value_dim=head_dim,
+        window_left=window[0],
+        window_right=window[1],
+        softmax_scale=softmax_scale,
+        softcap=softcap,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        tiles_per_sequence=-(-seqlen_q * (heads // kv_heads) // block_m),
+    )
+
+
+def features(query: torch.Tensor, key: torch.Tensor, window: tuple[int, int], softcap: float) -> Features:
+    return Features(
+        packed_heads=query.shape[1] > key.shape[1], left_window=window[0] >= 0, softcap=softcap > 0
+    )
+
+
+def per_call(batch: int, seqlen_q: int, num_tiles: int, slices_per_section: int) -> tuple[int, ...]:
+    """What of `PER_CALL` follows the addresses."""
+    return 0, 0, batch, batch * seqlen_q, num_tiles, slices_per_section
+
+
+def _plan(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    output: torch.Tensor,
+    device: Device,
+    window: tuple[int, int],
+    softcap: float,
+    softmax_scale: float,
+    with_sinks: bool,
+) -> LaunchPlan:
+    batch, heads, seqlen_q, head_dim = query.shape
+    kv_heads, seqlen_k = key.shape[1:3]
+    refusal = portable.why_not_dimensions(query.dtype, head_dim, head_dim, device)
+    if refusal is not None:
+        raise NoKernelError(
+            f"no CUDA kernel of attention with a window, a cap or sinks takes this: {refusal}"
+        )
+    both = tiles(device.architecture, head_dim, head_dim, features(query, key, window, softcap))
+    tile = tile_of(both, seqlen_q * (heads // kv_heads), batch * kv_heads, device)
+    arguments = plan_arguments(query, key, value, output, tile.block_m, window, softcap, softmax_scale)
+    num_tiles = arguments.tiles_per_sequence * batch
+    if not portable.countable(seqlen_q * (heads // kv_heads), num_tiles * kv_heads):
+        raise InputError(f"{batch * seqlen_q} query rows are more than a launch can count; split the batch")
+    launcher = portable.launcher(tile, query.dtype, device, arguments)
+    section = portable.section_keys(head_dim, head_dim, query.element_size(), device) // max(seqlen_k, 1)
+    PER_CALL.pack_into(
+        launcher.buffer, 0, *(0,) * 11, *per_call(batch, seqlen_q, num_tiles, min(kv_heads, max(1, section)))
+    )
+    launcher.config.grid[0] = num_tiles * kv_heads
+    return LaunchPlan(_launch(launcher, with_sinks))
+
+
+def _launch(launcher: Launcher, with_sinks: bool) -> Any:
+    buffer, start, pack = launcher.buffer, launcher.start, _ADDRESSES.pack_into
+
+    def launch(*addresses: int) -> None:
+        query, key, value, *sinks, output, lse, stream = addresses
+        pack(buffer, 0, query, key, value, output, lse, 0, 0, 0, 0, sinks[0] if with_sinks else 0, 0)
+        start(stream)
+
+    return launch
+
+
+def _nothing(*addresses: int) -> None:
+    """The launch of a call without output elements."""

@@ -1,0 +1,132 @@
+"""`flash_attention` with a window, a cap or sinks: dense tensors, by the kernels of `attention_varlen`."""
+
+from __future__ import annotations
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from flashmoe_science import autocast
+from flashmoe_science.arguments import check_arguments, check_causal, reject_without_memory
+from flashmoe_science.cuda.varlen import dense as cuda
+from flashmoe_science.errors import DeviceError, InputError
+from flashmoe_science.varlen.arguments import check_per_head, check_softcap, check_window
+from flashmoe_science.varlen.attention import attention_varlen
+
+EVERYTHING = (-1, -1)
+"""The window that hides nothing."""
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    causal: bool,
+    window: tuple[int, int],
+    softcap: float,
+    sinks: torch.Tensor | None,
+    softmax_scale: float | None,
+    return_lse: bool,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Arguments, results and errors of `flashmoe_science.flash_attention`, which says what they mean.
+
+    Not differentiated, and no operator of torch.compile: tracing it raises InputError.
+    """
+    if is_dynamo_compiling():
+        raise InputError(
+            "flash_attention with a window, softcap or sinks cannot be compiled yet; call it under "
+            "torch.compiler.disable"
+        )
+    query, key, value = autocast.cast(query, key, value)
+    check_arguments(query, key, value, softmax_scale)
+    left, right = check_window(window)
+    if check_causal(causal):
+        right = 0
+    softcap = check_softcap(softcap)
+    if sinks is not None:
+        _check_sinks(sinks, query)
+    if torch.is_grad_enabled() and (
+        query.requires_grad or key.requires_grad or value.requires_grad or _requires_grad(sinks)
+    ):
+        raise InputError(
+            "an argument requires a gradient, and flash_attention with a window, softcap or sinks has none yet; "
+            "call it under torch.no_grad()"
+        )
+    reject_without_memory(query=query, key=key, value=value)
+    scale = query.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
+    if scale <= 0:
+        # The kernels' scale is positive; 0 keeps what infinite products make, NaN.
+        query, scale = (-query, -scale) if scale else (query * 0, 1.0)
+    if query.is_cuda:
+        output, lse = cuda.forward(
+            query,
+            key,
+            value,
+            sinks,
+            window=(left, right),
+            softcap=softcap,
+            softmax_scale=scale,
+            return_lse=return_lse,
+        )
+    elif query.is_cpu:
+        output, lse = _on_cpu(query, key, value, (left, right), softcap, sinks, scale)
+    else:
+        raise DeviceError(
+            f"there is no kernel for {query.device}; expected tensors on cpu or cuda: move them with .to()"
+        )
+    if not return_lse:
+        return output
+    assert lse is not None
+    return output, lse
+
+
+def _check_sinks(sinks: object, query: torch.Tensor) -> None:
+    if not isinstance(sinks, torch.Tensor):
+        raise InputError(f"sinks is a {type(sinks).__name__}; expected a torch.Tensor")
+    if sinks.device != query.device:
+        raise InputError(
+            f"sinks is on {sinks.device} but query is on {query.device}; expected one device: move it with .to()"
+        )
+    check_per_head("sinks", sinks, query.shape[1], sequences=False)
+
+
+def _requires_grad(sinks: torch.Tensor | None) -> bool:
+    return sinks is not None and sinks.requires_grad
+
+
+def _on_cpu(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    window: tuple[int, int],
+    softcap: float,
+    sinks: torch.Tensor | None,
+    softmax_scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A batch's keys are pages, one for each sequence; its query rows are packed by a copy where they are not."""
+    batch, heads, seqlen_q, head_dim = query.shape
+    seqlen_k = key.shape[2]
+    output = torch.zeros_like(query)
+    if batch == 0 or seqlen_k == 0:
+        return output, query.new_full((batch, heads, seqlen_q), -torch.inf, dtype=torch.float32)
+    result = attention_varlen(
+        query.transpose(1, 2).reshape(batch * seqlen_q, heads, head_dim),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        cu_seqlens_q=torch.arange(0, (batch + 1) * seqlen_q, seqlen_q, dtype=torch.int32)
+        if seqlen_q
+        else torch.zeros(batch + 1, dtype=torch.int32),
+        max_seqlen_q=seqlen_q,
+        max_seqlen_k=seqlen_k,
+        block_table=torch.arange(batch, dtype=torch.int32)[:, None],
+        seqused_k=torch.full((batch,), seqlen_k, dtype=torch.int32),
+        causal=False,
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
+        softmax_scale=softmax_scale,
+        return_lse=True,
+    )
+    packed, lse = result
+    output.copy_(packed.view(batch, seqlen_q, heads, head_dim).transpose(1, 2))
+    return output, lse.view(batch, seqlen_q, heads).transpose(1, 2).contiguous()

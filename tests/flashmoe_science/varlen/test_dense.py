@@ -1,0 +1,82 @@
+"""`flash_attention` with a window, a cap and sinks, on the CPU; what it refuses."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from dense_options import check_dense, dense
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flashmoe_science import InputError, flash_attention
+
+SINKS = torch.tensor([0.0, 2.0, -math.inf, 5.0])
+
+
+def attend(*tensors: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    result = flash_attention(*tensors, **options, return_lse=True)
+    assert isinstance(result, tuple)
+    return result
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.tuples(st.integers(0, 40), st.integers(0, 60)),
+    st.booleans(),
+    st.tuples(st.integers(-1, 30), st.integers(-1, 10)),
+    st.sampled_from([0.0, 2.5]),
+    st.booleans(),
+)
+def test_as_defined(
+    lengths: tuple[int, int], causal: bool, window: tuple[int, int], softcap: float, with_sinks: bool
+) -> None:
+    tensors = dense(2, (4, 2), lengths, 32, torch.float32)
+    sinks = SINKS if with_sinks else None
+    output, lse = attend(*tensors, causal=causal, window=window, softcap=softcap, sinks=sinks)
+    assert output.stride() == torch.empty_like(tensors[0]).stride()
+    check_dense(output, lse, tensors, sinks, causal=causal, window=window, softcap=softcap)
+
+
+def test_a_window_that_hides_nothing_is_none() -> None:
+    tensors = dense(2, (4, 2), (20, 30), 32, torch.float32)
+    plain, lse = attend(*tensors, causal=True)
+    for window in ((-1, -1), (1000, 7)):
+        wide, wide_lse = attend(*tensors, causal=True, window=window)
+        torch.testing.assert_close(wide, plain)
+        torch.testing.assert_close(wide_lse, lse)
+
+
+@pytest.mark.parametrize("scale", [-0.3, 0.0])
+def test_scales_that_are_not_positive(scale: float) -> None:
+    query, key, value = dense(1, (4, 2), (20, 30), 32, torch.float32)
+    output, _ = attend(query, key, value, softmax_scale=scale, window=(8, 8))
+    expected, _ = attend(query * scale, key, value, softmax_scale=1.0, window=(8, 8))
+    torch.testing.assert_close(output, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"window": (-2, 0)}, r"window is \(-2, 0\); expected \(left, right\)"),
+        ({"window": 5}, "window is 5; expected"),
+        ({"softcap": -1.0}, "softcap is -1.0; expected"),
+        ({"sinks": torch.zeros(3)}, r"sinks has shape \(3,\); expected \(4,\)"),
+        ({"sinks": [0.0] * 4}, "sinks is a list; expected a torch.Tensor"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        attend(*dense(1, (4, 2), (3, 4), 32, torch.float32), **options)
+
+
+@pytest.mark.parametrize("options", [{"window": (3, 0)}, {"softcap": 2.0}, {"sinks": SINKS}])
+def test_gradients_are_refused(options: dict[str, Any]) -> None:
+    query, key, value = dense(1, (4, 2), (3, 4), 32, torch.float32)
+    query.requires_grad_()
+    with pytest.raises(InputError, match="with a window, softcap or sinks has none yet"):
+        attend(query, key, value, **options)
+    with torch.no_grad():
+        attend(query, key, value, **options)
