@@ -97,6 +97,11 @@ def load(kernel: CudaKernel, device: int, capturing: bool, *, allow_defects: boo
     return function
 
 
+def needs_opt_in(dynamic_bytes: int, static_bytes: int) -> bool:
+    """Whether a launch is refused unless the function was told how much dynamic shared memory it gets."""
+    return dynamic_bytes + static_bytes > _SHARED_WITHOUT_OPT_IN
+
+
 def _load(kernel: CudaKernel, allow_defects: bool) -> ctypes.c_void_p:
     build = compile_kernel(kernel, allow_defects=allow_defects)
     cuda = library()
@@ -120,7 +125,8 @@ def _load(kernel: CudaKernel, allow_defects: bool) -> ctypes.c_void_p:
     # The function of this context rather than the context-free kernel: fetching it loads the code now, not at
     # the first launch, which may be under capture.
     check(cuda, cuda.cuKernelGetFunction(ctypes.byref(function), entry), "cuKernelGetFunction")
-    if kernel.dynamic_shared_bytes > _SHARED_WITHOUT_OPT_IN:
+    static_bytes = build.resources.static_shared_bytes if build.resources is not None else 0
+    if needs_opt_in(kernel.dynamic_shared_bytes, static_bytes):
         status = cuda.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, kernel.dynamic_shared_bytes)
         check(cuda, status, "cuFuncSetAttribute(MAX_DYNAMIC_SHARED_SIZE_BYTES)")
     if kernel.cluster_blocks > _PORTABLE_CLUSTER:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flashmoe_science.cuda import driver
-from flashmoe_science.cuda.driver import load
+from flashmoe_science.cuda.driver import load, needs_opt_in
 from flashmoe_science.errors import KernelDefectError
 from flashmoe_science.jit.nvrtc import CudaKernel
 
@@ -54,6 +54,13 @@ def test_the_devices_context_becomes_current(current: int, monkeypatch: pytest.M
     for device in (1, 0):
         driver.make_context_current(device)
         assert cuda.current == 100 + device
+
+
+def test_static_shared_memory_counts_towards_what_needs_an_opt_in() -> None:
+    """A tile of exactly 48 KB and a table beside it was launched without, and refused as an invalid value."""
+    assert not needs_opt_in(48 << 10, 0)
+    assert needs_opt_in(48 << 10, 1024)
+    assert needs_opt_in(0, (48 << 10) + 1)
 
 
 @pytest.mark.usefixtures("nvrtc")
