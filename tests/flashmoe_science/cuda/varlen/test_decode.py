@@ -69,3 +69,117 @@ def test_one_token_of_each_sequence(page_size: int, grid: int) -> None:
     call = paged(ONE_TOKEN, page_size) if page_size else packed(ONE_TOKEN)
     out, lse = run_on_cpu(call, options(), tuple(bounds(ONE_TOKEN).values()), grid)
     assert_as_exact_as_pytorch(out, lse, call, **bounds(ONE_TOKEN))
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("layout", ["HND", "joint", "interleaved"])
+def test_any_strides(layout: str) -> None:
+    call = paged(ONE_TOKEN, 32, layout=layout)
+    out, lse = run_on_cpu(call, options(), tuple(bounds(ONE_TOKEN).values()))
+    assert_as_exact_as_pytorch(out, lse, call, **bounds(ONE_TOKEN))
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize(
+    ("head_dim", "value_dim", "heads", "queries", "dtype"),
+    [
+        (64, 64, 16, 1, torch.float16),
+        (64, 64, 16, 2, torch.bfloat16),
+        (128, 128, 8, 1, torch.bfloat16),
+        (128, 128, 8, 8, torch.float16),
+        (192, 128, 4, 1, torch.bfloat16),
+        (256, 256, 4, 4, torch.bfloat16),
+        (96, 96, 2, 3, torch.bfloat16),
+        (40, 72, 6, 5, torch.bfloat16),
+    ],
+)
+def test_dims_heads_and_rows(head_dim: int, value_dim: int, heads: int, queries: int, dtype: torch.dtype) -> None:
+    shape = Shape((queries, queries, 1), (200, 7, 33), heads, 2, head_dim, value_dim, dtype)
+    call = paged(shape, 16, spare_rows=2)
+    out, lse = run_on_cpu(call, options(), tuple(bounds(shape).values()), 4)
+    assert_as_exact_as_pytorch(out, lse, call, **bounds(shape))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 400)), min_size=0, max_size=40),
+    page_size=st.sampled_from([0, 1, 5, 16, 64]),
+    grid=st.integers(1, 40),
+    heads=st.sampled_from([(1, 1), (6, 2), (4, 1)]),
+    causal=st.booleans(),
+    window=st.sampled_from([(-1, -1), (0, 0), (3, -1), (40, 2), (130, 5), (-1, 7)]),
+    softcap=st.sampled_from([0.0, 0.0, 2.0]),
+    extras=st.sampled_from([(), ("sinks",), ("slopes",), ("slopes", "sinks", "rows")]),
+    split_keys=st.sampled_from([None, None, 128]),
+    data=st.integers(0, 1000),
+)
+@NEEDS_COMPILER
+def test_any_batch(
+    lengths: list[tuple[int, int]],
+    page_size: int,
+    grid: int,
+    heads: tuple[int, int],
+    causal: bool,
+    window: tuple[int, int],
+    softcap: float,
+    extras: tuple[str, ...],
+    split_keys: int | None,
+    data: int,
+) -> None:
+    queries, keys = zip(*lengths, strict=True) if lengths else ((), ())
+    shape = Shape(queries, keys, *heads, 32, dtype=torch.bfloat16)
+    spare = 3 if "rows" in extras else 0
+    call = (
+        paged(shape, page_size, data, spare_rows=spare, garbage=1 << 30)
+        if page_size
+        else packed(shape, data, spare_rows=spare, spare_keys=spare)
+    )
+    generator = torch.Generator().manual_seed(data)
+    if "sinks" in extras:
+        call["sinks"] = 3 * torch.randn(heads[0], generator=generator)
+        call["sinks"][0] = -torch.inf
+    if "slopes" in extras:
+        call["alibi_slopes"] = torch.rand(len(keys), heads[0], generator=generator)
+    chosen = {"causal": causal, "window": window, "softcap": softcap, "split_keys": split_keys}
+    out, lse = run_on_cpu(call, options(**chosen), (8, 400), grid)
+    assert_as_exact_as_pytorch(out, lse, call, **{**bounds(shape), **chosen})
+
+
+@NEEDS_COMPILER
+def test_keys_that_no_row_sees_have_no_effect() -> None:
+    shape = Shape((2, 1), (300, 90), 4, 2, 32, dtype=torch.bfloat16)
+    clean = paged(shape, 16)
+    chosen = options(window=(20, 0))
+    expected = run_on_cpu(clean, chosen, (2, 300))
+    dirty = {name: tensor.clone() for name, tensor in clean.items()}
+    for index, (queries, keys) in enumerate(zip(shape.queries, shape.keys, strict=True)):
+        hidden = torch.arange(keys - queries - 20)
+        page = clean["block_table"][index].long()[hidden // 16]
+        dirty["key"][page, hidden % 16] = torch.nan
+        dirty["value"][page, hidden % 16] = torch.inf
+        dirty["block_table"][index, : len(hidden) // 16] = -1  # pages that the window has left behind
+    for given_, wanted in zip(run_on_cpu(dirty, chosen, (2, 300)), expected, strict=True):
+        assert torch.equal(given_, wanted)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("queries", [1, 3])
+def test_with_split_keys_the_bits_depend_on_the_sequence_alone(queries: int) -> None:
+    shape = Shape((queries,) * 5, (700, 128, 3, 400, 1000), 4, 2, 32, dtype=torch.bfloat16)
+    chosen = options(split_keys=256)
+    together = paged(shape, 16)
+    out, lse = run_on_cpu(together, chosen, (queries, 1000), 7)
+    for grid in (1, 4, 50):
+        again = run_on_cpu(together, chosen, (queries, 1000), grid)
+        assert torch.equal(again[0], out) and torch.equal(again[1], lse)
+    for index in range(5):
+        rows = slice(queries * index, queries * (index + 1))
+        alone = {
+            **together,
+            "query": together["query"][rows].contiguous(),
+            "cu_seqlens_q": together["cu_seqlens_q"][:2],
+            "block_table": together["block_table"][index : index + 1],
+            "seqused_k": together["seqused_k"][index : index + 1],
+        }
+        own = run_on_cpu(alone, chosen, (queries, 1000), 5)
+        assert torch.equal(own[0], out[rows]) and torch.equal(own[1], lse[rows])
