@@ -84,9 +84,7 @@ class DecodeConfiguration:
 
     @property
     def label(self) -> str:
-        dims = (
-            f"{self.head_dim}" if self.head_dim == self.value_dim else f"{self.head_dim}/{self.value_dim}"
-        )
+        dims = f"{self.head_dim}" if self.head_dim == self.value_dim else f"{self.head_dim}/{self.value_dim}"
         return f"head_dim {dims}, {self.rows} rows, {self.warps} warps, keys {self.pages.name.lower()}"
 
 

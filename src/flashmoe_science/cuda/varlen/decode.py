@@ -118,6 +118,8 @@ def prepare(problem: Problem, device: Device) -> Run:
     allocate = cuda_allocator()
     own = _OfThread()
 
+    grid = device.multiprocessors
+
     def run(tensors: Tensors, sizes: Sizes) -> None:
         capturing = torch.cuda.is_current_stream_capturing()
         rows = sizes.max_seqlen_q
@@ -125,7 +127,6 @@ def prepare(problem: Problem, device: Device) -> Run:
         if launcher is None:
             launcher = own.launchers[rows] = _launcher(problem, sizes, device, capturing)
         configuration, start, buffer = launcher
-        grid = device.multiprocessors
         workspace = allocate((workspace_bytes(problem, sizes, configuration, grid),), (1,), torch.uint8)
         if not capturing:
             pool.reserve()
@@ -182,7 +183,9 @@ def write_plan(buffer: Any, problem: Problem) -> None:
     element = problem.dtype.itemsize
     group = problem.num_heads // problem.num_kv_heads
     log2_e = math.log2(math.e)
-    query, output = ([element * stride for stride in each] for each in (problem.query_strides, problem.output_strides))
+    query, output = (
+        [element * stride for stride in each] for each in (problem.query_strides, problem.output_strides)
+    )
     caches = []
     for page, token, head in (problem.key_strides, problem.value_strides):
         caches += [element * page, element * head, element * token]

@@ -21,7 +21,9 @@ from flashmoe_science.cuda.varlen import decode
 from flashmoe_science.varlen.arguments import Inputs, Options, check, check_sizes
 from flashmoe_science.varlen.problem import Problem, Sizes, Tensors
 
-ONE_TOKEN = Shape((1, 1, 1, 1, 1), (300, 1, 0, 129, 16), heads=4, kv_heads=2, head_dim=64, dtype=torch.bfloat16)
+ONE_TOKEN = Shape(
+    (1, 1, 1, 1, 1), (300, 1, 0, 129, 16), heads=4, kv_heads=2, head_dim=64, dtype=torch.bfloat16
+)
 
 
 @functools.cache
@@ -50,7 +52,12 @@ def run_on_cpu(
     buffer = ctypes.create_string_buffer(decode.ARGUMENT_BYTES)
     decode.write_plan(buffer, problem)
     tensors = Tensors(
-        call["query"], call["key"], call["value"], output, lse, *(call.get(n) for n in Tensors._fields[5:])  # type: ignore[arg-type]
+        call["query"],
+        call["key"],
+        call["value"],
+        output,
+        lse,
+        *(call.get(n) for n in Tensors._fields[5:]),  # type: ignore[arg-type]
     )
     decode.write_call(buffer, tensors, checked, workspace.data_ptr(), arrivals.data_ptr())
     library(configuration, problem.dtype).run(buffer, grid)
@@ -93,7 +100,9 @@ def test_any_strides(layout: str) -> None:
         (40, 72, 6, 5, torch.bfloat16),
     ],
 )
-def test_dims_heads_and_rows(head_dim: int, value_dim: int, heads: int, queries: int, dtype: torch.dtype) -> None:
+def test_dims_heads_and_rows(
+    head_dim: int, value_dim: int, heads: int, queries: int, dtype: torch.dtype
+) -> None:
     shape = Shape((queries, queries, 1), (200, 7, 33), heads, 2, head_dim, value_dim, dtype)
     call = paged(shape, 16, spare_rows=2)
     out, lse = run_on_cpu(call, options(), tuple(bounds(shape).values()), 4)
