@@ -1,7 +1,7 @@
 """Shapes of the decode kernel (`kernels/cuda/attention_decode.cu`): data, and what they take.
 
-A block goes through `warps * key_tiles` tiles of 16 keys at a time. Eight warps hold 64 KB of keys and values under way,
-which is what a multiprocessor of an H200 needs to read as fast as its memory gives. By analogy elsewhere.
+A block goes through `warps * key_tiles` tiles of 16 keys at a time. Eight warps have 64 KB of keys and values under
+way, more than a multiprocessor of an H200 needs to read as fast as its memory gives. By analogy elsewhere.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from flashmoe_science.jit.limits import limits
 KEY_TILE = 16
 MOST_DIM = 256
 _ROW_TILES = (1, 2, 4)
-_DIM_PER_ROWS = {1: 256, 2: 192, 4: 128}
+_DIM_PER_ROWS = {1: 256, 2: 128, 4: 128}
 """The largest dim at which registers hold the output of so many tiles of rows."""
+_DIM_PER_ROWS_WITH_CHANGES = 64
+"""For four tiles of rows whose scores have a cap or slopes."""
 _WARPS = (8, 4)
 MOST_ARRIVALS = 1 << 11
 """Counters that one launch may have: one for each warp of each block of the grid."""
@@ -74,7 +76,7 @@ class DecodeConfiguration:
     @property
     def late_values(self) -> bool:
         """Values wait for the registers that keys leave."""
-        return self.row_tiles * max(self.head_dim, self.value_dim) > 256
+        return self.row_tiles * max(self.head_dim, self.value_dim) > 256 and self.pages is Pages.ROWS
 
     @property
     def shared_bytes(self) -> int:
@@ -99,6 +101,8 @@ def configuration(
     """The kernel for so many packed rows (query tokens x heads that share keys). `architecture` without suffix."""
     dim = max(head_dim, value_dim)
     fitting = [tiles for tiles in _ROW_TILES if dim <= _DIM_PER_ROWS[tiles]]
+    if score_changes and dim > _DIM_PER_ROWS_WITH_CHANGES:
+        fitting = fitting[:2]
     row_tiles = next((tiles for tiles in fitting if 8 * tiles >= rows), fitting[-1])
     available = limits(architecture).shared_per_block
     candidates = (

@@ -150,7 +150,7 @@ def _launcher(
 ) -> tuple[DecodeConfiguration, Any, Any]:
     configuration = configuration_for(problem, sizes, device)
     compiled = kernel(configuration, problem.dtype, device.architecture)
-    function = load(compiled, device.index, capturing)
+    function = load(compiled, device.index, capturing, allow_defects=True)
     launcher = Launcher(
         function, (device.multiprocessors, 1, 1), compiled, ARGUMENT_BYTES, dependent=configuration.dependent
     )

@@ -136,8 +136,8 @@ attention_decode(const __grid_constant__ Parameters p) {
             const Segment& source = last ? next : segment;  // of the loads of this pass
             const int source_pass = last ? 0 : pass + 1;
 
-            // Scores: [0], [1] are key g of queries 2t, 2t + 1; [2], [3] are key g + 8. Two chains of accumulation halve the
-            // latency of this product.
+            // Scores: [0], [1] are key g of queries 2t, 2t + 1; [2], [3] are key g + 8. Where there is one tile of rows, two
+            // chains of accumulation halve the latency of this product.
             float score[KEY_TILES][ROW_TILES][4], other[KEY_TILES][ROW_TILES][4];
 #pragma unroll
             for (int i = 0; i < KEY_TILES; ++i)
@@ -155,7 +155,7 @@ attention_decode(const __grid_constant__ Parameters p) {
                         const Chunk low = key[i].chunk(0, chunk, lane);
                         const Chunk high = key[i].chunk(1, chunk, lane);
                         mma(score[i][r], {low.x, high.x, low.y, high.y}, q.x, q.y);
-                        mma(other[i][r], {low.z, high.z, low.w, high.w}, q.z, q.w);
+                        mma(ROW_TILES == 1 ? other[i][r] : score[i][r], {low.z, high.z, low.w, high.w}, q.z, q.w);
                     }
                 }
             if (LATE_VALUES) load_values(segment, pass);
