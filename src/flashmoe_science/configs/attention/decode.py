@@ -17,11 +17,11 @@ MOST_DIM = 256
 _ROW_TILES = (1, 2, 4)
 _DIM_PER_ROWS = {1: 256, 2: 128, 4: 128}
 """The largest dim at which registers hold the output of so many tiles of rows."""
-_DIM_PER_ROWS_WITH_CHANGES = 64
-"""For four tiles of rows whose scores have a cap or slopes."""
+_DIM_PER_ROWS_WITH_MORE = 64
+"""For four tiles of rows whose scores have a cap or slopes, or whose keys are looked up one by one."""
 _WARPS = (8, 4)
-MOST_ARRIVALS = 1 << 11
-"""Counters that one launch may have: one for each warp of each block of the grid."""
+MOST_ARRIVALS = 1 << 12
+"""Counters that one launch may have: two for each warp of each block of the grid."""
 
 
 class Pages(IntEnum):
@@ -76,13 +76,14 @@ class DecodeConfiguration:
     @property
     def late_values(self) -> bool:
         """Values wait for the registers that keys leave."""
-        return self.row_tiles * max(self.head_dim, self.value_dim) > 256 and self.pages is Pages.ROWS
+        return max(self.head_dim, self.value_dim) > 128 and (self.pages is Pages.ROWS or self.score_changes)
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic: queries of two sets, and what the warps of a block leave each other."""
         queries = 2 * self.row_tiles * -(-self.head_dim // 32) * 32 * 16
-        return queries + self.warps * self.quads * 32 * 16
+        results = self.warps * self.quads
+        return queries + (2 if results <= 64 else 1) * results * 32 * 16
 
     @property
     def label(self) -> str:
@@ -101,7 +102,7 @@ def configuration(
     """The kernel for so many packed rows (query tokens x heads that share keys). `architecture` without suffix."""
     dim = max(head_dim, value_dim)
     fitting = [tiles for tiles in _ROW_TILES if dim <= _DIM_PER_ROWS[tiles]]
-    if score_changes and dim > _DIM_PER_ROWS_WITH_CHANGES:
+    if (score_changes or pages is Pages.ROWS) and dim > _DIM_PER_ROWS_WITH_MORE:
         fitting = fitting[:2]
     row_tiles = next((tiles for tiles in fitting if 8 * tiles >= rows), fitting[-1])
     available = limits(architecture).shared_per_block

@@ -28,7 +28,7 @@ from flashmoe_science.varlen.problem import Problem, Run, Sizes, Tensors
 MOST_QUERIES = 8
 """Query tokens of a sequence that this kernel is for."""
 _OF_CALL = struct.Struct("=13Q2q2i")  # addresses, strides of tables, tokens, batch
-_OF_PLAN = struct.Struct("=4Q2QI4x2QI4x2iI4i3f")
+_OF_PLAN = struct.Struct("=4Q2QI4x2QI4xiIiI4i3f4x")
 ARGUMENT_BYTES = _OF_CALL.size + _OF_PLAN.size
 _UNLIMITED = 1 << 30
 _PARTIAL_BYTES = 4 * (4 * 32 + 2 * 4)
@@ -131,7 +131,7 @@ def prepare(problem: Problem, device: Device) -> Run:
         if not capturing:
             pool.reserve()
         stream = raw_stream(device.index)
-        arrivals = pool.take(stream, grid * configuration.warps)
+        arrivals = pool.take(stream, arrival_counters(grid, configuration))
         write_call(buffer, tensors, sizes, workspace.data_ptr(), arrivals)
         start(stream)
 
@@ -154,8 +154,13 @@ def _launcher(
     launcher = Launcher(
         function, (device.multiprocessors, 1, 1), compiled, ARGUMENT_BYTES, dependent=configuration.dependent
     )
-    write_plan(launcher.buffer, problem)
+    write_plan(launcher.buffer, problem, device.multiprocessors)
     return configuration, launcher.start, launcher.buffer
+
+
+def arrival_counters(grid: int, configuration: DecodeConfiguration) -> int:
+    """Of a launch: for each warp of a block where pieces meet in groups, and where groups do."""
+    return 2 * grid * configuration.warps
 
 
 def workspace_bytes(problem: Problem, sizes: Sizes, configuration: DecodeConfiguration, grid: int) -> int:
@@ -178,7 +183,7 @@ def workspace_bytes(problem: Problem, sizes: Sizes, configuration: DecodeConfigu
     return pieces * slot
 
 
-def write_plan(buffer: Any, problem: Problem) -> None:
+def write_plan(buffer: Any, problem: Problem, grid: int) -> None:
     """The fields of the kernel's `Parameters` that are the same in all calls of a problem."""
     element = problem.dtype.itemsize
     group = problem.num_heads // problem.num_kv_heads
@@ -197,6 +202,7 @@ def write_plan(buffer: Any, problem: Problem) -> None:
         *output,
         *caches,
         problem.num_kv_heads,
+        ((1 << 32) // grid + 1) & 0xFFFFFFFF,
         group,
         (1 << 32) // group + 1 if group > 1 else 0,
         problem.page_size,

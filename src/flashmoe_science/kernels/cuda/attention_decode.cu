@@ -31,6 +31,8 @@
 namespace {
 
 constexpr int kQueryChunks = 32 * ROW_TILES * kChunks;  // of one set of rows
+// Where registers are to spare, what the next loads read is found while this pass waits for its own.
+constexpr bool kFindAhead = !LATE_VALUES && ROW_TILES * (HEAD_DIM + VALUE_DIM) <= 512 && HEAD_DIM <= 128 && VALUE_DIM <= 128;
 
 // Starts copying a segment's queries to shared memory, in the order in which lanes read them. Rows past the end are zero.
 __device__ __forceinline__ void copy_queries(const Parameters& p, const Segment& segment, Chunk* to) {
@@ -61,8 +63,9 @@ attention_decode(const __grid_constant__ Parameters p) {
     const int warp = threadIdx.x / 32;
     // A ring: while a block is at segment s, the next one is loaded, and the one after that is looked for.
     __shared__ Segment segments[4];
+    __shared__ Meeting meetings[2];
     __shared__ Cursor cursor[1];
-    __shared__ float2 statistics[kRows][WARPS];
+    __shared__ float2 statistics[kMerges][kRows][WARPS];
     Chunk* const queries = reinterpret_cast<Chunk*>(shared_memory);  // of two segments in turns
     float4* const partial = reinterpret_cast<float4*>(shared_memory + 2 * kQueryChunks * sizeof(Chunk));
 
@@ -71,10 +74,7 @@ attention_decode(const __grid_constant__ Parameters p) {
 #endif
     if (warp == 0) {
         begin_share(p, cursor[0], lane);
-        if (lane == 0) {
-            next_segment(p, cursor[0], segments[0]);
-            next_segment(p, cursor[0], segments[1]);
-        }
+        if (lane == 0) next_segment(p, cursor[0], segments[0]);
     } else {
         write_rows_without_keys(p, warp, lane);
     }
@@ -83,7 +83,7 @@ attention_decode(const __grid_constant__ Parameters p) {
 
     KeyTile key[KEY_TILES];
     ValueTile value[KEY_TILES];
-    int page[KEY_TILES], page_ahead[KEY_TILES], page_of_next[KEY_TILES];  // see look_up
+    int page[KEY_TILES], page_of_next[KEY_TILES];  // of the pass after the next in the segment; of the first in the next
 
     const auto tile_of = [&](const Segment& segment, int pass, int i) {
         return segment.tile + warp + WARPS * (KEY_TILES * pass + i);
@@ -92,22 +92,36 @@ attention_decode(const __grid_constant__ Parameters p) {
 #pragma unroll
         for (int i = 0; i < KEY_TILES; ++i) pages[i] = look_up(p, segment, tile_of(segment, pass, i), lane);
     };
-    const auto load_keys = [&](const Segment& segment, int pass) {
+    Rows key_rows[KEY_TILES], value_rows[KEY_TILES];  // of what is loaded next
+    const auto find_keys = [&](const Segment& segment, int pass, bool of_next) {
 #pragma unroll
         for (int i = 0; i < KEY_TILES; ++i)
-            key[i].load_from(Rows(p.key, p.key_strides, p, segment, tile_of(segment, pass, i), page[i]), lane);
+            key_rows[i].find(p.key, p.key_strides, p, segment, tile_of(segment, pass, i), of_next ? page_of_next[i] : page[i],
+                             lane);
     };
-    const auto load_values = [&](const Segment& segment, int pass) {
+    const auto find_values = [&](const Segment& segment, int pass, bool of_next) {
 #pragma unroll
         for (int i = 0; i < KEY_TILES; ++i)
-            value[i].load_from(Rows(p.value, p.value_strides, p, segment, tile_of(segment, pass, i), page[i]), lane);
+            value_rows[i].find(p.value, p.value_strides, p, segment, tile_of(segment, pass, i),
+                               of_next ? page_of_next[i] : page[i], lane);
+    };
+    const auto load_keys = [&] {
+#pragma unroll
+        for (int i = 0; i < KEY_TILES; ++i) key[i].load_from(key_rows[i], lane);
+    };
+    const auto load_values = [&] {
+#pragma unroll
+        for (int i = 0; i < KEY_TILES; ++i) value[i].load_from(value_rows[i], lane);
     };
 
     look_up_pass(segments[0], 0, page);
     copy_queries(p, segments[0], queries);
-    load_keys(segments[0], 0);
-    if (!LATE_VALUES) load_values(segments[0], 0);
-    look_up_pass(segments[0], 1, page_ahead);
+    find_keys(segments[0], 0, false);
+    find_values(segments[0], 0, false);
+    load_keys();
+    if (!LATE_VALUES) load_values();
+    look_up_pass(segments[0], 1, page);
+    if (threadIdx.x == 0) next_segment(p, cursor[0], segments[1]);
     copy_wait<0>();
     __syncthreads();
 
@@ -115,11 +129,14 @@ attention_decode(const __grid_constant__ Parameters p) {
         const Segment& segment = segments[s % 4];
         const Segment& next = segments[(s + 1) % 4];
         const bool more = next.passes > 0;
-        if (threadIdx.x == 0) next_segment(p, cursor[0], segments[(s + 2) % 4]);
         const Chunk* const query = queries + s % 2 * kQueryChunks + lane;
         if (more) {
             look_up_pass(next, 0, page_of_next);
             copy_queries(p, next, queries + (s + 1) % 2 * kQueryChunks);
+        }
+        if (threadIdx.x == 0) {
+            arrange(p, cursor[0], segment, meetings[s % 2]);
+            next_segment(p, cursor[0], segments[(s + 2) % 4]);
         }
 
         float output[ROW_TILES][4 * kDimGroups][4] = {};
@@ -135,6 +152,11 @@ attention_decode(const __grid_constant__ Parameters p) {
             const bool last = pass + 1 == passes;
             const Segment& source = last ? next : segment;  // of the loads of this pass
             const int source_pass = last ? 0 : pass + 1;
+            const bool loads = !last || more;
+            if (kFindAhead && loads) {
+                find_keys(source, source_pass, last);
+                find_values(source, source_pass, last);
+            }
 
             // Scores: [0], [1] are key g of queries 2t, 2t + 1; [2], [3] are key g + 8. Where there is one tile of rows, two
             // chains of accumulation halve the latency of this product.
@@ -158,10 +180,12 @@ attention_decode(const __grid_constant__ Parameters p) {
                         mma(ROW_TILES == 1 ? other[i][r] : score[i][r], {low.z, high.z, low.w, high.w}, q.z, q.w);
                     }
                 }
-            if (LATE_VALUES) load_values(segment, pass);
-#pragma unroll
-            for (int i = 0; i < KEY_TILES; ++i) page[i] = last ? page_of_next[i] : page_ahead[i];
-            if (!LATE_VALUES && (!last || more)) load_keys(source, source_pass);
+            if (LATE_VALUES) {
+                load_values();
+            } else if (loads) {
+                if (!kFindAhead) find_keys(source, source_pass, last);
+                load_keys();
+            }
 
 #pragma unroll
             for (int i = 0; i < KEY_TILES; ++i) {
@@ -249,10 +273,15 @@ attention_decode(const __grid_constant__ Parameters p) {
                             mma(output[r][4 * group + w], dims, probability[i][r][0], probability[i][r][1]);
                     }
             }
-            if (!last || more) {
-                if (LATE_VALUES) load_keys(source, source_pass);
-                else load_values(source, source_pass);
-                look_up_pass(source, source_pass + 1, page_ahead);
+            if (loads) {
+                if (!kFindAhead) find_values(source, source_pass, last);
+                if (LATE_VALUES) {
+                    find_keys(source, source_pass, last);
+                    load_keys();
+                } else {
+                    load_values();
+                }
+                look_up_pass(source, source_pass + 1, page);
             }
         }
 #pragma unroll
@@ -264,13 +293,15 @@ attention_decode(const __grid_constant__ Parameters p) {
         if (!more) allow_successor();
 #endif
 
-        // The warps' results meet in shared memory, once those of the segment before have been read there.
-        __syncthreads();
+        // The warps' results meet in shared memory, where those of the segment before may still be read.
+        const int merge = s % kMerges;
+        float4* const results = partial + merge * WARPS * kQuads * 32;
+        if (kMerges == 1) __syncthreads();
 #pragma unroll
         for (int r = 0; r < ROW_TILES; ++r) {
             if (lane < 4) {
-                statistics[8 * r + 2 * lane][warp] = make_float2(maximum[r][0], sum[r][0]);
-                statistics[8 * r + 2 * lane + 1][warp] = make_float2(maximum[r][1], sum[r][1]);
+                statistics[merge][8 * r + 2 * lane][warp] = make_float2(maximum[r][0], sum[r][0]);
+                statistics[merge][8 * r + 2 * lane + 1][warp] = make_float2(maximum[r][1], sum[r][1]);
             }
 #pragma unroll
             for (int group = 0; group < kDimGroups; ++group)
@@ -279,7 +310,7 @@ attention_decode(const __grid_constant__ Parameters p) {
                     const int column = q / 2, half = q % 2, index = 4 * (r * kDimGroups + group) + q;
                     const auto& first = output[r][4 * group + 2 * half];
                     const auto& second = output[r][4 * group + 2 * half + 1];
-                    partial[(warp * kQuads + index) * 32 + lane] =
+                    results[(warp * kQuads + index) * 32 + lane] =
                         make_float4(first[column], first[2 + column], second[column], second[2 + column]);
                 }
         }
@@ -291,20 +322,14 @@ attention_decode(const __grid_constant__ Parameters p) {
             const int index = warp + i * WARPS;
             if (kQuads % WARPS != 0 && index >= kQuads) break;
             float weights[WARPS];
-            const Statistics total = combine<WARPS>(statistics[Quad(index).row(lane)], 1, weights);
+            const Statistics total = combine<WARPS>(statistics[merge][Quad(index).row(lane)], 1, weights);
             float4 merged = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-            for (int w = 0; w < WARPS; ++w) accumulate(merged, weights[w], partial[(w * kQuads + index) * 32 + lane]);
+            for (int w = 0; w < WARPS; ++w) accumulate(merged, weights[w], results[(w * kQuads + index) * 32 + lane]);
             if (segment.slot < 0) write(p, segment, lane, index, merged, total);
-            else leave(p, segment, lane, index, merged, total);
+            else leave(p, segment, segment.slot, lane, index, merged, total);
         }
-        if (segment.slot >= 0 && segment.meets && warp < kQuads && last_to_arrive(p, segment, warp, lane)) {
-            for (int index = warp; index < kQuads; index += WARPS) {
-                float4 merged;
-                const Statistics total = combine_pieces(p, segment, lane, index, merged);
-                write(p, segment, lane, index, merged, total);
-            }
-        }
+        if (segment.slot >= 0 && warp < kQuads) meet(p, segment, meetings[s % 2], warp, lane);
         if (!more) return;
     }
 }

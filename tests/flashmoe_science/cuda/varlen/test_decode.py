@@ -20,7 +20,7 @@ from flashmoe_science.configs.attention import decode as configs
 from flashmoe_science.configs.attention.decode import DecodeConfiguration, Pages
 from flashmoe_science.cuda.varlen import decode
 from flashmoe_science.errors import InputError
-from flashmoe_science.jit.limits import LIMITS, check_block
+from flashmoe_science.jit.limits import LIMITS, check_block, limits
 from flashmoe_science.jit.nvrtc import compile_kernel
 from flashmoe_science.varlen.arguments import Inputs, Options, check, check_sizes
 from flashmoe_science.varlen.problem import Sizes, Tensors
@@ -52,9 +52,9 @@ def run_on_cpu(
     output = torch.full(shape, torch.nan, dtype=problem.dtype)
     lse = torch.full(shape[:2], torch.nan)
     workspace = torch.full((decode.workspace_bytes(problem, checked, configuration, grid) // 4,), torch.nan)
-    arrivals = torch.zeros(grid * configuration.warps, dtype=torch.int32)
+    arrivals = torch.zeros(decode.arrival_counters(grid, configuration), dtype=torch.int32)
     buffer = ctypes.create_string_buffer(decode.ARGUMENT_BYTES)
-    decode.write_plan(buffer, problem)
+    decode.write_plan(buffer, problem, grid)
     tensors = Tensors(
         call["query"],
         call["key"],
@@ -213,15 +213,20 @@ def test_what_is_chosen_fits(architecture: str, dims: tuple[int, int], rows: int
     check_block(chosen.label, architecture, chosen.threads, chosen.shared_bytes)
     assert chosen.rows >= min(rows, 8)
     assert chosen.rows <= configs.most_rows(max(head_dim, value_dim))
-    assert H200.multiprocessors * chosen.warps <= configs.MOST_ARRIVALS
+    assert decode.arrival_counters(H200.multiprocessors, chosen) <= configs.MOST_ARRIVALS
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.usefixtures("nvrtc")
 def test_the_largest_kernels_compile_without_spills(architecture: str) -> None:
     dtype = torch.float16 if architecture == "sm_75" else torch.bfloat16
-    for dim, rows in ((64, 32), (128, 16), (128, 32), (256, 8)):
-        chosen = configs.configuration(architecture, dim, dim, rows, Pages.ROWS, True)
+    for dim, rows, pages, score_changes in (
+        (64, 32, Pages.ROWS, True),
+        (128, 16, Pages.ROWS, True),
+        (128, 32 if limits(architecture).shared_per_block > 160 << 10 else 16, Pages.TILES, False),
+        (256, 8, Pages.TILES, False),
+    ):
+        chosen = configs.configuration(architecture, dim, dim, rows, pages, score_changes)
         compile_kernel(decode.kernel(chosen, dtype, architecture))
 
 
@@ -252,3 +257,13 @@ def test_few_rows_are_what_it_is_for() -> None:
     assert decode.takes(problem, Sizes(64, 8, 1 << 20))
     assert not decode.takes(problem, Sizes(64, 9, 1 << 20))
     assert not decode.takes(dataclasses.replace(problem, num_heads=64), Sizes(64, 2, 1 << 20))
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("split_keys", [None, 128])
+@pytest.mark.parametrize("grid", [33, 40, 70])
+def test_many_pieces_meet_in_groups(grid: int, split_keys: int | None) -> None:
+    shape = Shape((1, 1), (5000, 4800), 1, 1, 32, dtype=torch.bfloat16)
+    call = paged(shape, 16)
+    out, lse = run_on_cpu(call, options(split_keys=split_keys), (1, 5000), grid)
+    assert_as_exact_as_pytorch(out, lse, call, **bounds(shape))

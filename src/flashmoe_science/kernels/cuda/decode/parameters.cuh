@@ -11,6 +11,7 @@ constexpr int kDimGroups = (VALUE_DIM + 63) / 64;      // of 64 dims of a value:
 constexpr int kQuads = 4 * ROW_TILES * kDimGroups;     // float4 that a lane holds of the output
 constexpr int kShares = (kQuads + WARPS - 1) / WARPS;  // of them, finished by one warp
 constexpr int kPass = WARPS * KEY_TILES;               // key tiles that a block goes through at a time
+constexpr int kMerges = WARPS * kQuads <= 64 ? 2 : 1;  // segments whose results warps may be merging at a time
 constexpr int kUnlimited = 1 << 30;                    // a window's side that hides nothing
 
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM >= 8, "HEAD_DIM must be a multiple of 8");
@@ -43,7 +44,7 @@ struct Parameters {
     const float* sinks;       // (heads), or null
     const float* slopes;      // (batch, heads), or null
     Partial* partials;        // [slot][quad]
-    uint32* arrivals;         // [block][warp]: zero before and after a launch
+    uint32* arrivals;         // [2][block][warp]: zero before and after a launch
     int64 pages_row;          // stride of the table's rows
     int64 slopes_row;         // 0: the same slopes for all sequences
     int tokens;               // rows of query and output; those of no sequence become zero
@@ -52,6 +53,7 @@ struct Parameters {
     uint64 query_row, query_head, output_row, output_head;  // strides in bytes
     Cache key_strides, value_strides;
     int kv_heads;
+    uint32 grid_magic;        // floor(2^32 / blocks of the grid) + 1
     int group;                // query heads per key/value head
     uint32 group_magic;       // floor(2^32 / group) + 1
     int page_size;

@@ -22,39 +22,41 @@ __device__ __forceinline__ int look_up(const Parameters& p, const Segment& segme
     if (PAGES == 0) return 0;
     int key = kTileKeys * inside(segment, tile);
     if (PAGES == 2) key = min(max(key + lane % kTileKeys, segment.first_key), segment.last_key - 1);
-    return p.pages[segment.sequence * p.pages_row + static_cast<uint32>(key) / static_cast<uint32>(p.page_size)];
+    const uint32 page = static_cast<uint32>(key) / static_cast<uint32>(p.page_size);
+    return p.pages[segment.sequence * p.pages_row + page];
 }
 
-// The rows of one tile of keys or values.
+// Where the rows of one tile of keys or values are.
 class Rows {
-    const char* base_;
+    const char* base_;  // the first row's; with PAGES 2 that of row lane % 16
     uint32 row_;
     int last_;  // row that is read in place of those past the end
-    uint64 page_bytes_;
-    int page_, first_, page_size_, first_key_;
 
 public:
-    __device__ __forceinline__ Rows(const char* cache, const Cache& strides, const Parameters& p, const Segment& segment,
-                                    int tile, int page)
-        : base_(cache + segment.head * strides.head), row_(strides.row), page_bytes_(strides.page), page_(page) {
-        first_ = kTileKeys * inside(segment, tile);
-        last_ = segment.last_key - 1 - first_;
-        page_size_ = p.page_size;
-        first_key_ = segment.first_key - first_;
-        if (PAGES == 0) base_ += offset_of(segment.key_start + first_, row_);
-        if (PAGES == 1) {
-            const int within = static_cast<uint32>(first_) % static_cast<uint32>(page_size_);
-            base_ += static_cast<uint64>(static_cast<uint32>(page)) * page_bytes_ + offset_of(within, row_);
+    // All that takes long, ahead of the loads.
+    __device__ __forceinline__ void find(const char* cache, const Cache& strides, const Parameters& p,
+                                         const Segment& segment, int tile, int page, int lane) {
+        const int first = kTileKeys * inside(segment, tile);
+        base_ = cache + static_cast<uint32>(segment.head) * strides.head;
+        row_ = strides.row;
+        last_ = segment.last_key - 1 - first;
+        if (PAGES == 0) {
+            base_ += offset_of(segment.key_start + first, row_);
+            return;
         }
+        int key = first;
+        if (PAGES == 2) key = min(max(key + lane % kTileKeys, segment.first_key), segment.last_key - 1);
+        const uint32 within = static_cast<uint32>(key) % static_cast<uint32>(p.page_size);
+        base_ += static_cast<uint64>(static_cast<uint32>(page)) * strides.page + offset_of(within, row_);
     }
 
     // All lanes, `row` below 16.
     __device__ __forceinline__ const char* at(int row) const {
         if (PAGES < 2) return base_ + offset_of(min(row, last_), row_);
-        const int page = __shfl_sync(0xffffffffu, page_, row);
-        const int key = first_ + min(max(row, first_key_), last_);
-        const int within = static_cast<uint32>(key) % static_cast<uint32>(page_size_);
-        return base_ + static_cast<uint64>(static_cast<uint32>(page)) * page_bytes_ + offset_of(within, row_);
+        const uint64 address = reinterpret_cast<uint64>(base_);
+        const uint32 low = __shfl_sync(0xffffffffu, static_cast<uint32>(address), row);
+        const uint32 high = __shfl_sync(0xffffffffu, static_cast<uint32>(address >> 32), row);
+        return reinterpret_cast<const char*>(static_cast<uint64>(high) << 32 | low);
     }
 };
 
