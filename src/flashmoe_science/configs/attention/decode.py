@@ -91,9 +91,16 @@ class DecodeConfiguration:
         return f"head_dim {dims}, {self.rows} rows, {self.warps} warps, keys {self.pages.name.lower()}"
 
 
-def most_rows(dim: int) -> int:
+def most_rows(dim: int, pages: Pages, score_changes: bool) -> int:
     """Packed query rows that go through the keys together; with more, each set of so many reads all keys."""
-    return max(8 * tiles for tiles, most in _DIM_PER_ROWS.items() if dim <= most)
+    return 8 * _row_tiles(dim, pages, score_changes)[-1]
+
+
+def _row_tiles(dim: int, pages: Pages, score_changes: bool) -> list[int]:
+    fitting = [tiles for tiles in _ROW_TILES if dim <= _DIM_PER_ROWS[tiles]]
+    if (score_changes or pages is Pages.ROWS) and dim > _DIM_PER_ROWS_WITH_MORE:
+        return fitting[:2]
+    return fitting
 
 
 def configuration(
@@ -101,9 +108,7 @@ def configuration(
 ) -> DecodeConfiguration:
     """The kernel for so many packed rows (query tokens x heads that share keys). `architecture` without suffix."""
     dim = max(head_dim, value_dim)
-    fitting = [tiles for tiles in _ROW_TILES if dim <= _DIM_PER_ROWS[tiles]]
-    if (score_changes or pages is Pages.ROWS) and dim > _DIM_PER_ROWS_WITH_MORE:
-        fitting = fitting[:2]
+    fitting = _row_tiles(dim, pages, score_changes)
     row_tiles = next((tiles for tiles in fitting if 8 * tiles >= rows), fitting[-1])
     available = limits(architecture).shared_per_block
     candidates = (

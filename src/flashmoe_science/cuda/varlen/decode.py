@@ -25,8 +25,8 @@ from flashmoe_science.jit.limits import limits
 from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.varlen.problem import Problem, Run, Sizes, Tensors
 
-MOST_QUERIES = 8
-"""Query tokens of a sequence that this kernel is for."""
+MOST_QUERIES = 15
+"""Query tokens of a sequence that this kernel is for, by `select.bucket`: 8, and what is in one bucket with them."""
 _OF_CALL = struct.Struct("=13Q2q2i")  # addresses, strides of tables, tokens, batch
 _OF_PLAN = struct.Struct("=4Q2QI4x2QI4xiIiI4i3f4x")
 ARGUMENT_BYTES = _OF_CALL.size + _OF_PLAN.size
@@ -34,13 +34,17 @@ _UNLIMITED = 1 << 30
 _PARTIAL_BYTES = 4 * (4 * 32 + 2 * 4)
 """The kernel's `Partial`: four sums for each lane, two statistics for each of four rows."""
 _ALIGNMENT = 16
-_MOST_BATCH = 1 << 12
-"""Every block goes through all lengths: beyond this, that takes too long."""
+_BUILT_AHEAD = (64, 128)
+"""Head dimensions."""
 _MOST_WORKSPACE = 1 << 30
 
 
-def why_not(problem: Problem, device: Device) -> str | None:
-    """Why the kernel cannot do a problem, as the end of a sentence about it; None if it can."""
+def why_not(problem: Problem, device: Device, most_queries: int) -> str | None:
+    """Why the kernel cannot or should not take calls of a problem, as the end of a sentence about it; None if it does.
+
+    Args:
+        most_queries: no sequence of a call has more; see `select.bucket`.
+    """
     element = problem.dtype.itemsize
     if problem.dtype not in (torch.bfloat16, torch.float16):
         return f"it does not take {problem.dtype}"
@@ -55,17 +59,15 @@ def why_not(problem: Problem, device: Device) -> str | None:
         return "strides must not be negative"
     if any(each[1] * element >= 1 << 32 for each in (problem.key_strides, problem.value_strides)):
         return "rows of keys and values are too far apart"
-    if problem.split_keys % KEY_TILE:
-        return f"split_keys must be a multiple of {KEY_TILE}"
+    most = configs.most_rows(max(problem.head_dim, problem.value_dim), *_features(problem))
+    fewest = (most_queries + 1) // 2 * (problem.num_heads // problem.num_kv_heads)
+    if most_queries > MOST_QUERIES or fewest > most:
+        return f"it is for few queries: up to {most} rows of heads that share keys"
     return None
 
 
-def takes(problem: Problem, sizes: Sizes) -> bool:
-    """Whether calls of these sizes are what the kernel is for: few rows for each key, so that reading takes longest."""
-    rows = sizes.max_seqlen_q * (problem.num_heads // problem.num_kv_heads)
-    dim = max(problem.head_dim, problem.value_dim)
-    most = configs.most_rows(dim)
-    return sizes.max_seqlen_q <= MOST_QUERIES and rows <= most and sizes.batch <= _MOST_BATCH
+def _features(problem: Problem) -> tuple[Pages, bool]:
+    return Pages.of(problem.page_size), problem.softcap != 0 or problem.alibi
 
 
 def configuration_for(problem: Problem, sizes: Sizes, device: Device) -> DecodeConfiguration:
@@ -74,8 +76,7 @@ def configuration_for(problem: Problem, sizes: Sizes, device: Device) -> DecodeC
         problem.head_dim,
         problem.value_dim,
         sizes.max_seqlen_q * (problem.num_heads // problem.num_kv_heads),
-        Pages.of(problem.page_size),
-        problem.softcap != 0 or problem.alibi,
+        *_features(problem),
     )
 
 
@@ -104,16 +105,22 @@ def kernel(configuration: DecodeConfiguration, dtype: torch.dtype, architecture:
     )
 
 
-def prepare(problem: Problem, device: Device) -> Run:
-    """What makes calls of a problem, for sizes of which `takes` is true. The device is current.
+def kernels(architecture: str) -> list[CudaKernel]:
+    """What is built ahead of time: one token, pages of 16 and more. Others are compiled at their first call."""
+    dtype = torch.bfloat16 if limits(architecture).bfloat16 else torch.float16
+    return [
+        kernel(configs.configuration(architecture, dim, dim, 8, Pages.TILES, False), dtype, architecture)
+        for dim in _BUILT_AHEAD
+    ]
+
+
+def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
+    """See `flashmoe_science.varlen.problem.Backend`; the device is current. For problems that `why_not` is None for.
 
     Raises:
-        InputError: `why_not` has a reason, or a tensor does not begin at a multiple of 16 bytes; the latter in the run.
+        InputError: a tensor does not begin at a multiple of 16 bytes, or `workspace_bytes` does; both in the run.
         BuildError, DeviceError: see `driver.load`.
     """
-    reason = why_not(problem, device)
-    if reason is not None:
-        raise InputError(f"the decode kernel cannot do this: {reason}")
     pool = decode_arrival_pool(device.index)
     allocate = cuda_allocator()
     own = _OfThread()

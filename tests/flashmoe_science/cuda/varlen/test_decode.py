@@ -46,7 +46,6 @@ def run_on_cpu(
     inputs = inputs_of(call)
     problem = check(inputs, options)
     checked = check_sizes(inputs, *sizes)
-    assert decode.why_not(problem, H200) is None
     configuration = dataclasses.replace(decode.configuration_for(problem, checked, H200), **changes)
     shape = (*call["query"].shape[:2], call["value"].shape[-1])
     output = torch.full(shape, torch.nan, dtype=problem.dtype)
@@ -212,7 +211,7 @@ def test_what_is_chosen_fits(architecture: str, dims: tuple[int, int], rows: int
     chosen = configs.configuration(architecture, head_dim, value_dim, rows, pages, False)
     check_block(chosen.label, architecture, chosen.threads, chosen.shared_bytes)
     assert chosen.rows >= min(rows, 8)
-    assert chosen.rows <= configs.most_rows(max(head_dim, value_dim))
+    assert chosen.rows <= configs.most_rows(max(head_dim, value_dim), pages, False)
     assert decode.arrival_counters(H200.multiprocessors, chosen) <= configs.MOST_ARRIVALS
 
 
@@ -232,14 +231,14 @@ def test_the_largest_kernels_compile_without_spills(architecture: str) -> None:
 
 def test_what_it_cannot_do_is_said() -> None:
     problem = check(inputs_of(paged(ONE_TOKEN, 16)), options())
-    assert decode.why_not(problem, H200) is None
+    assert decode.why_not(problem, H200, 1) is None
     for change, reason in (
         ({"dtype": torch.float32}, "does not take torch.float32"),
         ({"head_dim": 576}, "at most 256"),
         ({"key_strides": (4096, 68, 64)}, "multiples of 16 bytes"),
         ({"value_strides": (4096, 1 << 31, 64)}, "too far apart"),
     ):
-        assert reason in str(decode.why_not(dataclasses.replace(problem, **change), H200))
+        assert reason in str(decode.why_not(dataclasses.replace(problem, **change), H200, 1))
 
 
 def test_the_workspace_depends_on_no_length_unless_keys_are_split() -> None:
@@ -252,11 +251,21 @@ def test_the_workspace_depends_on_no_length_unless_keys_are_split() -> None:
         decode.workspace_bytes(split, sizes[1], configuration, 132)
 
 
-def test_few_rows_are_what_it_is_for() -> None:
-    problem = check(inputs_of(paged(ONE_TOKEN, 16)), options())
-    assert decode.takes(problem, Sizes(64, 8, 1 << 20))
-    assert not decode.takes(problem, Sizes(64, 9, 1 << 20))
-    assert not decode.takes(dataclasses.replace(problem, num_heads=64), Sizes(64, 2, 1 << 20))
+@pytest.mark.parametrize(
+    ("heads", "most_queries", "taken"),
+    [
+        (4, 1, True),
+        (4, 15, True),
+        (4, 31, False),
+        (64, 1, True),
+        (64, 3, False),
+        (16, 7, True),
+        (16, 15, False),
+    ],
+)
+def test_few_rows_are_what_it_is_for(heads: int, most_queries: int, taken: bool) -> None:
+    problem = dataclasses.replace(check(inputs_of(paged(ONE_TOKEN, 16)), options()), num_heads=heads)
+    assert (decode.why_not(problem, H200, most_queries) is None) == taken
 
 
 @NEEDS_COMPILER
