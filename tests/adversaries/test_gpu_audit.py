@@ -145,7 +145,12 @@ def spins(query, key, value, *, causal, softmax_scale):
         )
 """
 
-WRONG = ("kept_by_pointer", "unjoined", "ahead")
+WRONG = {
+    TimerKind.CALL: ("kept_by_pointer",),
+    TimerKind.GRAPH: ("kept_by_pointer", "unjoined", "ahead"),
+}
+"""Whose results show it, by the timer of the run. With ``call`` the GPU is waited for behind each call, whatever stream
+it works on, so what the other two do is done in their turn, and counts."""
 
 
 @dataclass(frozen=True)
@@ -215,14 +220,14 @@ def test_what_is_as_slow_is_not(run: Bench) -> None:
     assert not only(run.audited(run.name("as_slow"))).confirmed
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", WRONG[TimerKind.GRAPH])
 def test_work_that_is_not_done_in_its_turn_is_found(name: str, run: Bench) -> None:
+    if name not in WRONG[run.plan.timer]:
+        pytest.skip("with this timer its work is done in its turn")
     seen = run.audited(run.name(name))
+    failed = {breach for breach, grade in breaches(seen) if grade is Grade.FAILED}
+    assert failed & {Breach.FAST_ONLY_IN_RUN, Breach.HIDDEN_SHAPE}, breaches(seen)
     assert not any(each.confirmed for each in seen.confirmations)
-    assert {breach for breach, grade in breaches(seen) if grade is Grade.FAILED} & {
-        Breach.FAST_ONLY_IN_RUN,
-        Breach.HIDDEN_SHAPE,
-    }, breaches(seen)
 
 
 def test_work_behind_the_clock_is_late(run: Bench) -> None:
