@@ -6,6 +6,6 @@ torch.func, tensor subclasses. Importing this package defines all of them, as a 
 torch.export saved.
 """
 
-from flashmoe_science.operators import attention, flops, moe, moe_quantized, moe_training, routing
+from flashmoe_science.operators import attention, flops, moe, moe_quantized, moe_training, routing, varlen
 
-__all__ = ["attention", "flops", "moe", "moe_quantized", "moe_training", "routing"]
+__all__ = ["attention", "flops", "moe", "moe_quantized", "moe_training", "routing", "varlen"]

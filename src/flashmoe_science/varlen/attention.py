@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import torch
+from torch.compiler import is_dynamo_compiling
 
-from flashmoe_science.arguments import reject_without_memory
-from flashmoe_science.cpu import varlen as cpu
-from flashmoe_science.cuda import varlen as cuda
-from flashmoe_science.errors import DeviceError, InputError
-from flashmoe_science.plans import keep
-from flashmoe_science.varlen.arguments import Inputs, Options, check, check_sizes, signature_of
-from flashmoe_science.varlen.problem import Backend, Problem, Run, Tensors
-
-_BACKENDS: dict[str, Backend] = {"cpu": cpu, "cuda": cuda}
-_MAX_RUNS = 1024
-_runs: dict[tuple[object, ...], Run] = {}
+from flashmoe_science.direct import all_direct, has_own_layout
+from flashmoe_science.operators.varlen import VARLEN
+from flashmoe_science.varlen.arguments import Inputs, Options, check
+from flashmoe_science.varlen.launch import launch
 
 
 def attention_varlen(
@@ -102,63 +94,22 @@ def attention_varlen(
         query, key, value, cu_seqlens_q, cu_seqlens_k, block_table, seqused_k, sinks, alibi_slopes, out
     )
     options = Options(causal, window, softcap, softmax_scale, split_keys, return_lse)
-    try:
-        signature = signature_of(inputs, options)
-        run = _runs.get(signature)
-    except (AttributeError, TypeError, RuntimeError):
-        # Not tensors, not dense, or an option that cannot be hashed: the checks say which.
+    if is_dynamo_compiling() or not all_direct(query, key, value, out):
+        result, lse = _dispatched(inputs, options, max_seqlen_q, max_seqlen_k)
+        return (result, lse) if return_lse else result
+    result, own_lse = launch(inputs, options, max_seqlen_q, max_seqlen_k)
+    return result if own_lse is None else (result, own_lse)
+
+
+def _dispatched(
+    inputs: Inputs, options: Options, max_seqlen_q: int, max_seqlen_k: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """By way of the dispatcher. torch.compile traces this, so what is checked is checked by the operator."""
+    if not is_dynamo_compiling() and has_own_layout():
         check(inputs, options)
-        raise
-    if run is None:
-        problem = check(inputs, options)
-        check_sizes(inputs, max_seqlen_q, max_seqlen_k)  # before anything is compiled
-        _reject_gradients(query, key, value)
-        run = _prepare(problem, query.device)
-        keep(_runs, signature, run, _MAX_RUNS)
-    sizes = check_sizes(inputs, max_seqlen_q, max_seqlen_k)
-    if query.requires_grad or key.requires_grad or value.requires_grad:
-        _reject_gradients(query, key, value)
-    if type(query) is not torch.Tensor:
-        reject_without_memory(query=query, key=key, value=value)
-    tokens, num_heads, _ = query.shape
-    if out is None:
-        out = query.new_empty((tokens, num_heads, value.shape[-1]))
-    lse = query.new_empty((tokens, num_heads), dtype=torch.float32) if return_lse else None
-    if tokens:
-        run(
-            Tensors(
-                query,
-                key,
-                value,
-                out,
-                lse,
-                cu_seqlens_q,
-                cu_seqlens_k,
-                block_table,
-                seqused_k,
-                sinks,
-                alibi_slopes,
-            ),
-            sizes,
-        )
-    return out if lse is None else (out, lse)
-
-
-def _prepare(problem: Problem, device: torch.device) -> Run:
-    """Choose, compile and load, once for each problem."""
-    backend = _BACKENDS.get(device.type)
-    if backend is None:
-        raise DeviceError(
-            f"there is no kernel of attention_varlen for {device}; expected tensors on "
-            f"{' or '.join(_BACKENDS)}: move them with .to()"
-        )
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        return backend.prepare(problem, device)
-
-
-def _reject_gradients(*tensors: torch.Tensor) -> None:
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        raise InputError(
-            "an argument requires a gradient, and attention_varlen has none; call it under torch.no_grad(), or "
-            "flash_attention for each sequence"
-        )
+    causal, (left, right), softcap, softmax_scale, split_keys, _ = options
+    out = inputs.out
+    result, lse = VARLEN(
+        *inputs[:-1], max_seqlen_q, max_seqlen_k, causal, left, right, softcap, softmax_scale, split_keys
+    )
+    return result if out is None else out.copy_(result), lse

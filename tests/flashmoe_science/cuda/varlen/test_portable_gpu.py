@@ -142,7 +142,7 @@ def test_nothing_is_synchronised_and_no_step_makes_a_plan() -> None:
     shape = Shape((1, 1), (100, 200), 8, 2, 64, dtype=BF16)
     call = to(paged(shape, 16, spare_columns=60), "cuda")
     attend(call, max_seqlen_q=1, max_seqlen_k=200)
-    from flashmoe_science.varlen.attention import _runs
+    from flashmoe_science.varlen.launch import _runs
 
     plans = len(_runs)
     torch.cuda.set_sync_debug_mode("error")

@@ -1,0 +1,91 @@
+"""``torch.ops.flashmoe_science.attention_varlen``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from flashmoe_science.operators.library import define
+from flashmoe_science.operators.recording import below_autograd, is_recorded, reject_tangents
+from flashmoe_science.varlen.arguments import Inputs, Options, check
+from flashmoe_science.varlen.launch import launch, reject_gradients
+
+
+def _forward(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor | None,
+    block_table: torch.Tensor | None,
+    seqused_k: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    alibi_slopes: torch.Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool = True,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
+    softmax_scale: float | None = None,
+    split_keys: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs = Inputs(
+        query, key, value, cu_seqlens_q, cu_seqlens_k, block_table, seqused_k, sinks, alibi_slopes, None
+    )
+    options = Options(causal, (window_left, window_right), softcap, softmax_scale, split_keys, True)
+    output, lse = launch(inputs, options, max_seqlen_q, max_seqlen_k)
+    assert lse is not None
+    return output, lse
+
+
+def _fake(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor | None,
+    block_table: torch.Tensor | None,
+    seqused_k: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    alibi_slopes: torch.Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool = True,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
+    softmax_scale: float | None = None,
+    split_keys: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs = Inputs(
+        query, key, value, cu_seqlens_q, cu_seqlens_k, block_table, seqused_k, sinks, alibi_slopes, None
+    )
+    scale = None if isinstance(softmax_scale, torch.SymFloat) else softmax_scale
+    check(inputs, Options(causal, (window_left, window_right), softcap, scale, split_keys, True))
+    tokens, heads, _ = query.shape
+    return (
+        query.new_empty((tokens, heads, value.shape[-1])),
+        query.new_empty((tokens, heads), dtype=torch.float32),
+    )
+
+
+def _recorded(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any) -> Any:
+    reject_tangents("attention_varlen", query, key, value)
+    if is_recorded(query, key, value):
+        reject_gradients(query, key, value)
+    return below_autograd(VARLEN, query, key, value, *others)
+
+
+VARLEN = define(
+    "attention_varlen(Tensor query, Tensor key, Tensor value, Tensor cu_seqlens_q, Tensor? cu_seqlens_k,"
+    " Tensor? block_table, Tensor? seqused_k, Tensor? sinks, Tensor? alibi_slopes, SymInt max_seqlen_q,"
+    " SymInt max_seqlen_k, bool causal=True, int window_left=-1, int window_right=-1, float softcap=0.0,"
+    " float? softmax_scale=None, int? split_keys=None) -> (Tensor output, Tensor lse)",
+    cpu=_forward,
+    cuda=_forward,
+    fake=_fake,
+    recorded=_recorded,
+)
+"""`flashmoe_science.attention_varlen` with its log-sum-exp; arguments, results and errors as there."""
