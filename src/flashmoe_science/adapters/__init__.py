@@ -1,0 +1,1 @@
+"""The kernels under the names and conventions of other packages, a module each."""

@@ -1,0 +1,174 @@
+"""FlashAttention's functions, against float64 and by their published semantics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from varlen_cases import NAN, Shape, packed, paged
+from varlen_reference import exact_varlen
+
+from flashmoe_science import InputError
+from flashmoe_science.adapters.flash_attn import (
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+)
+
+
+def close(result: torch.Tensor, exact: torch.Tensor) -> None:
+    torch.testing.assert_close(result.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def exact_dense(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(batch, seqlen_q, heads, dim) and (batch, heads, seqlen_q)."""
+    parts = [
+        exact_varlen(
+            q[index],
+            k[index],
+            v[index],
+            cu_seqlens_q=torch.tensor([0, q.shape[1]]),
+            cu_seqlens_k=torch.tensor([0, k.shape[1]]),
+            **options,
+        )
+        for index in range(q.shape[0])
+    ]
+    return torch.stack([out for out, _ in parts]), torch.stack([lse.T for _, lse in parts])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"window": (5, 2)}, {"softcap": 3.0}, {"sinks": torch.tensor([1.0, 0.0, 2.0, -1.0])}]
+)
+@pytest.mark.parametrize("causal", [False, True])
+def test_dense_batches(causal: bool, options: dict[str, Any]) -> None:
+    q, k, v = random(2, 7, 4, 32), random(2, 12, 2, 32, seed=1), random(2, 12, 2, 32, seed=2)
+    exact, exact_lse = exact_dense(q, k, v, causal=causal, **options)
+    theirs = {("window_size" if name == "window" else name): option for name, option in options.items()}
+    out, lse = flash_attn_func(q, k, v, causal=causal, return_attn_probs=True, **theirs)
+    close(out, exact)
+    close(lse, exact_lse)
+    alone = flash_attn_func(q, k, v, None, causal, num_splits=4, deterministic=True, **theirs)
+    assert torch.equal(alone, out)
+
+
+def test_dense_batches_have_gradients() -> None:
+    q, k, v = (random(1, 5, 2, 16, seed=seed).requires_grad_() for seed in range(3))
+    out = flash_attn_func(q, k, v, causal=True)
+    assert isinstance(out, torch.Tensor)
+    out.sum().backward()
+    assert q.grad is not None
+    assert q.grad.shape == q.shape
+
+
+SHAPE = Shape((3, 1, 5), (10, 4, 5))
+
+
+def test_packed_sequences() -> None:
+    call = packed(SHAPE)
+    exact, exact_lse = exact_varlen(**call, causal=False, window=(4, 1))
+    q, k, v, starts_q, starts_k = call.values()
+    out, lse = flash_attn_varlen_func(
+        q, k, v, starts_q, starts_k, 5, 10, window_size=(4, 1), return_attn_probs=True
+    )
+    close(out, exact)
+    close(lse, exact_lse.T)
+
+
+def test_pages_with_sinks_into_a_tensor() -> None:
+    call = paged(SHAPE, 16)
+    sinks = torch.tensor([0.5, 1.0, -1.0, 2.0], dtype=torch.bfloat16)
+    exact, _ = exact_varlen(**call, sinks=sinks.float())
+    out = torch.empty_like(call["query"])
+    result = flash_attn_varlen_func(
+        *(call[name] for name in ("query", "key", "value", "cu_seqlens_q")),
+        None,
+        5,
+        10,
+        block_table=call["block_table"],
+        seqused_k=call["seqused_k"],
+        causal=True,
+        s_aux=sinks,
+        out=out,
+        fa_version=3,
+    )
+    assert result is out
+    close(out, exact)
+
+
+@pytest.mark.parametrize("lengths", [12, torch.tensor([3, 12], dtype=torch.int32), None])
+def test_a_dense_cache(lengths: Any) -> None:
+    q, k_cache, v_cache = random(2, 2, 4, 32), random(2, 15, 2, 32, seed=1), random(2, 15, 2, 32, seed=2)
+    used = [15, 15] if lengths is None else [12, 12] if isinstance(lengths, int) else lengths.tolist()
+    out, lse = flash_attn_with_kvcache(
+        q, k_cache, v_cache, cache_seqlens=lengths, causal=True, return_softmax_lse=True
+    )
+    for index, length in enumerate(used):
+        one = slice(index, index + 1)
+        exact, exact_lse = exact_dense(q[one], k_cache[one, :length], v_cache[one, :length], causal=True)
+        close(out[one], exact)
+        close(lse[one], exact_lse)
+    swapped = flash_attn_with_kvcache(
+        q.flip(0),
+        k_cache,
+        v_cache,
+        cache_seqlens=lengths.flip(0) if isinstance(lengths, torch.Tensor) else lengths,
+        cache_batch_idx=torch.tensor([1, 0]),
+        causal=True,
+    )
+    assert torch.equal(swapped.flip(0), out)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_new_keys_are_written_and_attended_to(ragged: bool) -> None:
+    before = torch.tensor([9, 3, 0], dtype=torch.int32)
+    new = [1, 4, 2] if ragged else [2, 2, 2]
+    shape = Shape(tuple(new), tuple(int(length) + more for length, more in zip(before, new, strict=True)))
+    call, whole = paged(shape, 4), packed(shape)
+    exact, exact_lse = exact_varlen(**whole)
+    cache = {name: call[name].clone() for name in ("key", "value")}
+    starts = whole["cu_seqlens_k"]
+    rows = torch.cat(
+        [torch.arange(end - more, end) for end, more in zip(starts[1:].tolist(), new, strict=True)]
+    )
+    for index, (length, more) in enumerate(zip(before.tolist(), new, strict=True)):
+        for position in range(length, length + more):
+            page = call["block_table"][index, position // 4]
+            cache["key"][page, position % 4] = cache["value"][page, position % 4] = NAN
+    k, v, q = whole["key"][rows], whole["value"][rows], call["query"]
+    options: dict[str, Any] = {"cache_seqlens": before, "causal": True, "page_table": call["block_table"]}
+    if ragged:
+        options |= {
+            "cu_seqlens_q": call["cu_seqlens_q"],
+            "cu_seqlens_k_new": call["cu_seqlens_q"],
+            "max_seqlen_q": 4,
+        }
+    else:
+        q, k, v = (tensor.view(3, 2, *tensor.shape[1:]) for tensor in (q, k, v))
+    out, lse = flash_attn_with_kvcache(q, *cache.values(), k, v, **options, return_softmax_lse=True)
+    close(out.reshape(exact.shape), exact)
+    close(lse.T if ragged else lse.transpose(1, 2).reshape(exact_lse.shape), exact_lse)
+    for name in cache:
+        assert torch.equal(cache[name].nan_to_num(7.0), call[name].nan_to_num(7.0))
+
+
+def test_what_is_not_computed_is_refused() -> None:
+    q = random(1, 4, 2, 16)
+    for options, message in (
+        ({"dropout_p": 0.1}, "does not compute dropout_p"),
+        ({"qv": q}, "does not compute qv"),
+        ({"attention_chunk": 8}, "does not compute attention_chunk"),
+    ):
+        with pytest.raises(InputError, match=message):
+            flash_attn_func(q, q, q, **options)
+    with pytest.raises(InputError, match="does not compute rotary_cos"):
+        flash_attn_with_kvcache(q, q, q, rotary_cos=q)
+    with pytest.raises(InputError, match="k is given without v"):
+        flash_attn_with_kvcache(q, q, q, q)
+    flash_attn_func(q, q, q, dropout_p=0.0, qv=None, attention_chunk=0)
