@@ -40,6 +40,7 @@ COMPILE_TIMEOUT_S = 300
 
 _AVX2 = ("avx2", "fma", "f16c")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq")
+_AMX = ("amx_tile", "amx_bf16")
 
 COMMON_FLAGS = (
     "-std=c++17",
@@ -62,6 +63,7 @@ _LINKER_FAILED = re.compile(r"ld returned \d+ exit status|linker command failed"
 class InstructionSet(Enum):
     """What the CPU code is compiled for, fastest first."""
 
+    AMX = "amx"
     AVX512_BF16 = "avx512_bf16"
     AVX512 = "avx512"
     AVX2 = "avx2"
@@ -71,6 +73,7 @@ class InstructionSet(Enum):
     def features(self) -> tuple[str, ...]:
         """CPU features that the code needs, by their names in /proc/cpuinfo."""
         return {
+            InstructionSet.AMX: (*_AVX512, "avx512_bf16", *_AMX),
             InstructionSet.AVX512_BF16: (*_AVX512, "avx512_bf16"),
             InstructionSet.AVX512: _AVX512,
             InstructionSet.AVX2: _AVX2,
@@ -79,7 +82,7 @@ class InstructionSet(Enum):
 
     @property
     def flags(self) -> tuple[str, ...]:
-        return tuple("-m" + feature.replace("_", "") for feature in self.features)
+        return tuple("-m" + feature.replace("_", "-" if feature in _AMX else "") for feature in self.features)
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,21 @@ def cpu_features() -> frozenset[str]:
 
 
 @functools.cache
+def amx_is_granted() -> bool:
+    """Whether this process may use the matrix unit's registers: Linux grants them to a process that asks.
+
+    Asked for once, with arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA). Containers and emulated kernels may refuse.
+    """
+    if not cpu_features().issuperset(_AMX) or platform.machine() != "x86_64":
+        return False
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    try:
+        return bool(ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0)
+    except (OSError, AttributeError):
+        return False
+
+
+@functools.cache
 def cpu_name() -> str:
     """The CPU's model, from /proc/cpuinfo; the machine's architecture where that does not say."""
     try:
@@ -124,7 +142,15 @@ def cpu_name() -> str:
 
 def available_instruction_sets() -> tuple[InstructionSet, ...]:
     """Those that this CPU can run, fastest first."""
-    return tuple(each for each in InstructionSet if cpu_features().issuperset(each.features))
+    return tuple(each for each in InstructionSet if not _missing(each))
+
+
+def _missing(wanted: InstructionSet) -> list[str]:
+    """What this CPU lacks for it, or the operating system does not grant."""
+    missing = sorted(set(wanted.features) - cpu_features())
+    if not missing and wanted is InstructionSet.AMX and not amx_is_granted():
+        missing = ["the operating system's leave to use amx_tile"]
+    return missing
 
 
 def choose_instruction_set() -> InstructionSet:
@@ -148,10 +174,10 @@ def choose_instruction_set() -> InstructionSet:
 
 
 def require_instruction_set(wanted: InstructionSet) -> None:
-    missing = set(wanted.features) - cpu_features()
+    missing = _missing(wanted)
     if missing:
         raise DeviceError(
-            f"this CPU cannot run {wanted.value} code (it lacks {', '.join(sorted(missing))}); "
+            f"this CPU cannot run {wanted.value} code (it lacks {', '.join(missing)}); "
             f"it can run {', '.join(each.value for each in available_instruction_sets())}"
         )
 

@@ -113,7 +113,7 @@ def test_any_names_without_commas_come_back(names: list[str]) -> None:
             "cudadent42[smal]",
             "no variant 'smal' (did you mean 'small'?). On CUDA: small, hopper, ",
         ),
-        ("attention", "cudadent42[]", "On CPU: avx512_bf16, avx512, avx2, portable"),
+        ("attention", "cudadent42[]", "On CPU: amx, avx512_bf16, avx512, avx2, portable"),
         (
             "attention",
             "cudadent42[portable,blockn=48]",

@@ -88,7 +88,7 @@ def test_instruction_set_by_environment(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("FLASHMOE_CPU_ISA", "portable")
     assert host.choose_instruction_set() is InstructionSet.PORTABLE
     monkeypatch.setenv("FLASHMOE_CPU_ISA", "mmx")
-    expected = "mmx is not an instruction set; set it to one of avx512_bf16, avx512, avx2, portable"
+    expected = "mmx is not an instruction set; set it to one of amx, avx512_bf16, avx512, avx2, portable"
     for command in (host.choose_instruction_set, cpu.build, cpu.measure_peaks):
         with pytest.raises(DeviceError, match=expected) as raised:
             command()
@@ -223,3 +223,23 @@ def test_loaded_code_outlives_the_entry(source: Path, cache: CompileCache) -> No
     library: ctypes.CDLL = host.load(build)
     cache.clear()
     assert library.seven() == 7
+
+
+_AMX_CPU = frozenset({*InstructionSet.AVX512_BF16.features, "amx_tile", "amx_bf16"})
+
+
+@pytest.mark.parametrize("granted", [True, False])
+def test_the_matrix_unit_is_taken_where_the_system_grants_it(
+    monkeypatch: pytest.MonkeyPatch, granted: bool
+) -> None:
+    monkeypatch.delenv("FLASHMOE_CPU_ISA", raising=False)
+    monkeypatch.setattr(host, "cpu_features", lambda: _AMX_CPU)
+    monkeypatch.setattr(host, "amx_is_granted", lambda: granted)
+    assert host.choose_instruction_set() is (InstructionSet.AMX if granted else InstructionSet.AVX512_BF16)
+    if not granted:
+        with pytest.raises(DeviceError, match=r"cannot run amx code \(it lacks the operating system's leave"):
+            host.require_instruction_set(InstructionSet.AMX)
+
+
+def test_flags_of_the_matrix_unit() -> None:
+    assert {"-mamx-tile", "-mamx-bf16", "-mavx512bf16"} <= set(InstructionSet.AMX.flags)

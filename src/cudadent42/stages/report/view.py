@@ -21,6 +21,7 @@ from cudadent42.runs.run_folder import RunFolder, RunStatus
 from cudadent42.stages.report.cases import AFTER_TIMING, RANDOM, CaseRow, shares_of_bound
 
 _SETS = {
+    "amx": "AVX-512 with AMX",
     "avx2": "AVX2",
     "avx512": "AVX-512",
     "avx512_bf16": "AVX-512 with BF16",

@@ -10,7 +10,8 @@
 //
 // A lone query of a key/value head takes another way, see decode.h. How the three element types run in tiles:
 //   fp32           multiply-adds on the user's K and V (copied block by block if their rows are far apart)
-//   bf16           AVX512-BF16 dot products of pairs: along d for scores, along keys for the output
+//   bf16           AVX512-BF16 dot products of pairs: along d for scores, along keys for the output; with AMX whole blocks
+//                  of them on the matrix unit
 //   fp16 (bf16)    blocks of K and V widened to fp32, then as fp32
 //
 // Causal masks align bottom-right. Blocks above the diagonal are skipped; in a block on the diagonal each
@@ -66,7 +67,11 @@ void run_task(const Job& job, Workspace& w, int64_t space, int64_t part, int64_t
         block.value = block.raw_value = value + from * p.value_stride[2];
         block.key_row = p.key_stride[2];
         block.value_row = p.value_stride[2];
-        Path::prepare(w, block, (int)p.head_dim, (int)p.head_dim);
+        block.on_amx = takes_amx<Path>(job, block.count);
+        if (block.on_amx)
+            prepare_on_amx(w, block, (int)p.head_dim);
+        else
+            Path::prepare(w, block, (int)p.head_dim, (int)p.head_dim);
         for (int t = 0; t < tiles; ++t)
             if (first < w.tile[t].keys)
                 attend<Path>(job, w, w.tile[t], block, up_to_multiple(w.tile[t].rows, W) / W, ld);
@@ -128,6 +133,7 @@ void work(void* data) {
         __atomic_store_n(&job.out_of_memory, 1, __ATOMIC_RELAXED);
         return;
     }
+    [[maybe_unused]] const typename Path::Session session;
     for (;;) {
         const int64_t task = __atomic_fetch_add(&job.next_task, 1, __ATOMIC_RELAXED);
         if (task >= job.tasks) return;

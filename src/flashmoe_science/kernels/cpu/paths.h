@@ -1,14 +1,21 @@
 // How keys and values of each element type come to the products; Path is one of these throughout.
 #pragma once
 
+#include "amx.h"
 #include "gemm.h"
 #include "layout.h"
 #include "problem.h"
 
 namespace {
 
+// What a thread sets up while it works: nothing.
+struct NoSession {
+    NoSession() {}
+};
+
 // fp32 from the user's memory.
 struct DirectPath {
+    typedef NoSession Session;
     typedef float Element;
     typedef FloatProduct Product;
     static constexpr bool PAIRS = false;
@@ -31,6 +38,7 @@ struct DirectPath {
 // 16-bit elements through fp32.
 template <class T>
 struct WidenPath {
+    typedef NoSession Session;
     typedef T Element;
     typedef FloatProduct Product;
     static constexpr bool PAIRS = false;
@@ -47,6 +55,7 @@ struct WidenPath {
 
 #ifdef __AVX512BF16__
 struct PairPath {
+    typedef AmxSession Session;
     typedef BFloat16 Element;
     typedef PairProduct Product;
     static constexpr bool PAIRS = true;

@@ -2,6 +2,7 @@
 
 #include <time.h>
 
+#include "amx.h"
 #include "parallel.h"
 #include "vector.h"
 
@@ -35,6 +36,12 @@ struct Rate {
     pthread_mutex_t mutex;
 };
 
+void add_to_total(Rate& rate, double best) {
+    pthread_mutex_lock(&rate.mutex);
+    rate.total += best;
+    pthread_mutex_unlock(&rate.mutex);
+}
+
 // Independent chains in registers, until the time is up; adds this thread's best rate to the total.
 template <class Operation>
 void compute(void* data) {
@@ -61,10 +68,39 @@ void compute(void* data) {
         store(sink, acc[i]);
         __asm__ volatile("" : : "r"(sink) : "memory");
     }
-    pthread_mutex_lock(&rate.mutex);
-    rate.total += best;
-    pthread_mutex_unlock(&rate.mutex);
+    add_to_total(rate, best);
 }
+
+#if HAS_AMX
+// Four chains of products of registers that stay as they are.
+void compute_on_amx(void* data) {
+    constexpr int PRODUCTS = 4;
+    constexpr double flops = 4.0 * AMX_ROWS * AMX_ROWS * AMX_ROWS * PRODUCTS * STEPS;
+    const AmxSession session;
+    AMX_ZERO(0);
+    AMX_ZERO(1);
+    AMX_ZERO(2);
+    AMX_ZERO(3);
+    AMX_ZERO(4);
+    AMX_ZERO(5);
+    AMX_ZERO(6);
+    AMX_ZERO(7);
+    double best = 0.0;
+    Rate& rate = *(Rate*)data;
+    for (const double end = now() + rate.seconds; now() < end;) {
+        const double start = now();
+        for (int s = 0; s < STEPS; ++s) {
+            AMX_DOT(0, 4, 6);
+            AMX_DOT(1, 4, 7);
+            AMX_DOT(2, 5, 6);
+            AMX_DOT(3, 5, 7);
+        }
+        const double reached = flops / (now() - start);
+        if (reached > best) best = reached;
+    }
+    add_to_total(rate, best);
+}
+#endif
 
 template <class Operation>
 double total_rate(int threads, double seconds) {
@@ -97,9 +133,13 @@ EXPORT double flashmoe_peak_fp32(int threads, double seconds) {
     return total_rate<FusedMultiplyAdd>(threads, seconds);
 }
 
-// The same for bf16 dot products with fp32 sums; 0 where the CPU has no such instruction.
+// The same for bf16 dot products with fp32 sums, on the matrix unit where there is one; 0 where the CPU has neither.
 EXPORT double flashmoe_peak_bf16(int threads, double seconds) {
-#ifdef __AVX512BF16__
+#if HAS_AMX
+    Rate rate = {seconds, 0.0, PTHREAD_MUTEX_INITIALIZER};
+    run_on_threads(compute_on_amx, &rate, threads);
+    return rate.total;
+#elif defined(__AVX512BF16__)
     return total_rate<PairDot>(threads, seconds);
 #else
     (void)threads;

@@ -97,6 +97,7 @@ struct KeyBlock {
     const char *key, *value;
     ptrdiff_t key_row, value_row;
     const char* raw_value;
+    bool on_amx;  // values are transposed for the matrix unit, see amx.h
 };
 
 }  // namespace

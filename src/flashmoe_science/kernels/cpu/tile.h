@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "amx_tile.h"
 #include "products.h"
 
 namespace {
@@ -58,8 +59,47 @@ void add_visible_products(const Job& job, const Workspace& w, const Tile& tile, 
     }
 }
 
+#if HAS_AMX
+// `attend` on the matrix unit. A block on the diagonal is computed whole, and masked.
+template <class Path>
+void attend_on_amx(const Job& job, const Workspace& w, const Tile& tile, const KeyBlock& block, int columns, int ld) {
+    typedef typename Path::Element Element;
+    const int head_dim = (int)job.problem->head_dim;
+    const Running running = {tile.maximum, tile.sum, w.rescale};
+    amx_score(w, tile, block, head_dim, columns, ld);
+    if (block.first + block.count - 1 <= tile.diagonal) {
+        find_maxima(w.scores, ld, block.count, columns, w.block_max);
+        weigh_block<Path>(w, running, block.count, 0, columns, ld, job.scale);
+    } else {
+        mask_scores(tile, block, w.scores, ld, columns, w.block_max);
+        for (int c = 0; c < columns; ++c) {
+            const int keys = visible(tile, block, c);
+            if (keys > 0)
+                weigh_block<Path>(w, running, keys, c, c + 1, ld, job.scale);
+            else
+                store(w.rescale + c * W, set1(1.0f));
+            for (int pair = (keys + 1) / 2; pair < block.count / 2; ++pair)
+                store(w.pairs + pair * ld + c * W, set1(0.0f));
+        }
+        if (has_nonfinite<Element>(block.raw_value, job.problem->value_stride[2], block.count, head_dim)) {
+            add_visible_products<Path>(job, w, tile, block, ld);
+            return;
+        }
+    }
+    amx_add_outputs(w, tile, block, head_dim, columns, ld);
+}
+#endif
+
 template <class Path>
 void attend(const Job& job, const Workspace& w, const Tile& tile, const KeyBlock& block, int columns, int ld) {
+#if HAS_AMX
+    if constexpr (Path::PAIRS) {
+        if (block.on_amx) {
+            attend_on_amx<Path>(job, w, tile, block, columns, ld);
+            return;
+        }
+    }
+#endif
     typedef typename Path::Product Product;
     typedef typename Path::Element Element;
     const int head_dim = (int)job.problem->head_dim;

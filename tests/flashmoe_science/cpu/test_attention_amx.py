@@ -1,0 +1,101 @@
+"""Attention on the matrix unit, computed by loops in place of its instructions where the processor has none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from attention_reference import assert_as_exact_as_torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flashmoe_science.cpu import attention, library
+from flashmoe_science.jit import host
+from flashmoe_science.jit.host import InstructionSet
+
+pytestmark = pytest.mark.skipif(
+    InstructionSet.AVX512_BF16 not in host.available_instruction_sets(), reason="needs AVX512-BF16"
+)
+
+
+@pytest.fixture(scope="module")
+def emulated() -> Callable[..., int]:
+    return library.load_function(
+        "attention_forward", "flashmoe_attention_method", InstructionSet.AVX512_BF16, {"EMULATE_AMX": 1}
+    )
+
+
+def forward(
+    launch: Callable[..., int],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+) -> torch.Tensor:
+    plan = attention._plan(query, key, value, causal, softmax_scale, launch)
+    out = torch.full_like(query, math.nan)
+    addresses = (plan.address, *(each.data_ptr() for each in (query, key, value, out)))
+    assert launch(*addresses, 0, 2) == 0
+    return out
+
+
+def normal(seed: int, *shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(torch.bfloat16)
+
+
+@given(
+    heads=st.sampled_from([(1, 1), (2, 1), (3, 3)]),
+    seqlen_q=st.integers(1, 150),
+    seqlen_k=st.one_of(st.integers(1, 200), st.sampled_from([32, 64, 96, 128, 160, 192])),
+    head_dim=st.sampled_from([32, 64, 72, 96, 128]),
+    causal=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=60)
+def test_as_exact_as_pytorch(
+    emulated: Callable[..., int],
+    heads: tuple[int, int],
+    seqlen_q: int,
+    seqlen_k: int,
+    head_dim: int,
+    causal: bool,
+    seed: int,
+) -> None:
+    query = normal(seed, 1, heads[0], seqlen_q, head_dim)
+    key, value = (normal(seed + number, 1, heads[1], seqlen_k, head_dim) for number in (1, 2))
+    out = forward(emulated, query, key, value, causal=causal)
+    assert_as_exact_as_torch(out, query, key, value, causal)
+
+
+def test_the_matrix_unit_is_what_computes(emulated: Callable[..., int]) -> None:
+    """Whole blocks are summed in another order than by dot products: bits differ somewhere."""
+    dot_products = library.load_function(
+        "attention_forward", "flashmoe_attention_method", InstructionSet.AVX512_BF16
+    )
+    query, key, value = (normal(seed, 2, 4, 256, 128) for seed in range(3))
+    assert not torch.equal(forward(emulated, query, key, value), forward(dot_products, query, key, value))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_is_masked_or_not_finite_stays_where_it_is(emulated: Callable[..., int], causal: bool) -> None:
+    query, key, value = (normal(seed, 1, 1, 96, 64) for seed in range(3))
+    key[0, 0, 70], value[0, 0, 70, 5] = math.nan, math.inf
+    out = forward(emulated, query, key, value, causal=causal)
+    if causal:
+        assert out[0, 0, :70].isfinite().all()
+        assert out[0, 0, 70:].isnan().all()
+    else:
+        assert out.isnan().all()
+
+
+@pytest.mark.parametrize("softmax_scale", [0.0, -0.3, 40.0])
+def test_scales(emulated: Callable[..., int], softmax_scale: float) -> None:
+    query, key, value = (normal(seed, 1, 2, 64, 64) for seed in range(3))
+    out = forward(emulated, query, key, value, softmax_scale=softmax_scale).double()
+    scores = query.double() @ key.double().mT * softmax_scale
+    torch.testing.assert_close(out, scores.softmax(-1) @ value.double(), atol=2e-2, rtol=2e-2)
