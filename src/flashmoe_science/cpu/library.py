@@ -57,8 +57,8 @@ def measure_peaks() -> dict[str, float]:
 
     Returns:
         ``fp32_gflops``: fused multiply-adds, 2 operations each (a multiply and an add on a CPU without them);
-        ``bf16_gflops``: bf16 dot products with fp32 sums, on the matrix unit (AMX) where there is one; only where the CPU
-        has them;
+        ``bf16_gflops``: bf16 dot products with fp32 sums, on the matrix unit (AMX) where there is one; only
+        where the CPU has them;
         ``copy_gbps``: GB/s read and written by a copy between buffers larger than most caches.
 
     Raises:

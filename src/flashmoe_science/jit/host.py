@@ -115,7 +115,7 @@ def cpu_features() -> frozenset[str]:
 def amx_is_granted() -> bool:
     """Whether this process may use the matrix unit's registers: Linux grants them to a process that asks.
 
-    Asked for once, with arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA). Containers and emulated kernels may refuse.
+    Asked for once, with arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA). Containers may refuse.
     """
     if not cpu_features().issuperset(_AMX) or platform.machine() != "x86_64":
         return False
