@@ -129,7 +129,7 @@ static void amx_multiply(
 }
 
 // to[keys / 32][head_dim / 16] blocks of 16 dimensions x 32 keys: the values' transpose, as A wants it.
-static void transpose_value_pairs(const char* from, ptrdiff_t stride, int keys, int head_dim, float* to) {
+[[maybe_unused]] static void transpose_value_pairs(const char* from, ptrdiff_t stride, int keys, int head_dim, float* to) {
     for (int k = 0; k < keys; k += 2 * AMX_ROWS)
         for (int d = 0; d < head_dim; d += AMX_ROWS, to += AMX_ROWS * AMX_ROWS) {
             F x[AMX_ROWS];
