@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import subprocess
 import sys
@@ -18,10 +19,17 @@ from cudadent42.base.git import REPOSITORY_VARIABLES
 sys.path.append(str(Path(__file__).parent))
 
 from dearest import Dearest
-from warm_python import FreshPopen, WarmPopen
+from warm_python import SOURCE, FreshPopen, WarmPopen
+
+QUICK_EXAMPLES = 30
+"""Of a property, where it does not say how many. With ``--slow`` as many as Hypothesis takes by default, 100."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Processes of tests find this lab, also where it is installed: only then are they forked from one that has it.
+    path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if str(SOURCE) not in path:
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(SOURCE), *filter(None, path)])
     # The runs of tests do not belong into the ledger of whoever starts them; those about the ledger name their own.
     os.environ["CUDADENT42_LEDGER"] = "none"
     # By default OpenMP's threads spin for each other, and several processes of tests share a machine: six times the
@@ -33,8 +41,10 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in REPOSITORY_VARIABLES:
         os.environ.pop(name, None)
     # How long an example takes decides nothing: other tests, and whatever else runs here, use the same processors.
-    settings.register_profile("cudadent42", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.load_profile("cudadent42")
+    unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("slow", unhurried)
+    settings.register_profile("quick", unhurried, max_examples=QUICK_EXAMPLES)
+    settings.load_profile("slow" if config.getoption("--slow") else "quick")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,6 +65,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=f"{name} test: give --{name} to run it"))
         if item.get_closest_marker("gpu") and not _has_gpu():
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU that torch can use"))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Modules and tests stay until the end; to look through them at every collection takes a seventh of all time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

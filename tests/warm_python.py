@@ -48,7 +48,7 @@ _RUN_AT_THE_START = ("usercustomize.py",)
 _SCRIPTS = ("examples", "benchmarks")
 _RUN_AS_PROGRAMS = (
     *("cudadent42.worker.child", "cudadent42.stages.profile.target", "cudadent42.native.build"),
-    "cudadent42.recording.child",
+    *("cudadent42.recording.child", "cudadent42.agents.work"),
 )
 _READ_AT_THE_START = (
     *("PYTHON", "LD_", "LC_", "LANG", "TZ", "MALLOC_", "GLIBC_", "MPL"),

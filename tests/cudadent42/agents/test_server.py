@@ -315,7 +315,7 @@ def test_an_error_of_the_lab_is_passed_on_with_its_exit_code(project: Path) -> N
     with_client(project, use)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [pytest.param("legacy", marks=pytest.mark.slow), "auto"])
 def test_from_preflight_to_a_result(project: Path, mode: str) -> None:
     wish = {**ANY, "implementation": "mine.py:attention", "suite": "agents.toml", "device": "cpu"}
     told: list[tuple[float, str]] = []
@@ -394,6 +394,7 @@ def mapped(process: int) -> str:
     return Path(f"/proc/{process}/maps").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.fresh
 @pytest.mark.parametrize("mode", MODES)
 def test_the_command_serves_on_standard_input_and_output(project: Path, mode: str) -> None:

@@ -184,7 +184,7 @@ def test_what_is_wrong_is_not_timed_and_the_exit_code_says_so(suite: Path, tmp_p
     assert (tmp_path / "run/report.html").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_an_interrupted_run_keeps_what_was_measured(
     suite: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -390,10 +390,14 @@ def test_bad_input_is_a_line_and_exit_2(arguments: tuple[str, ...], message: str
     assert code == 2
 
 
+IMPORTS_TORCH = [
+    pytest.param(arguments, marks=pytest.mark.slow)
+    for arguments in (("implementations",), ("preflight", "--device", "cpu"))
+]
+
+
 @pytest.mark.fresh
-@pytest.mark.parametrize(
-    "arguments", [("suites",), ("suites", "--json"), ("implementations",), ("preflight", "--device", "cpu")]
-)
+@pytest.mark.parametrize("arguments", [("suites",), ("suites", "--json"), *IMPORTS_TORCH])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_full_standard_output_is_a_line_and_exit_2(arguments: tuple[str, ...], unbuffered: str) -> None:
     with open("/dev/full", "w") as full:
@@ -410,7 +414,7 @@ def test_a_full_standard_output_is_a_line_and_exit_2(arguments: tuple[str, ...],
 
 
 @pytest.mark.fresh
-@pytest.mark.parametrize("arguments", [("suites",), ("suites", "--json"), ("preflight", "--device", "cpu")])
+@pytest.mark.parametrize("arguments", [("suites",), ("suites", "--json"), IMPORTS_TORCH[1]])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_reader_that_has_seen_enough_is_no_error(arguments: tuple[str, ...], unbuffered: str) -> None:
     read, write = os.pipe()

@@ -206,6 +206,7 @@ above = 0
 OWN_CLOCK = {"PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", Path(__file__).parents[1] / "own_clock")))}
 
 
+@pytest.mark.slow
 def test_the_five_checkpoints_on_this_machine(project: Path) -> None:
     """Every stage for real, the diagnosis too, by a clock of their own: a call of PyTorch's attention takes 1 ms."""
     for name, text in (

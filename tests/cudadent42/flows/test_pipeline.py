@@ -182,7 +182,7 @@ def test_a_misspelt_metric_of_a_profile_is_found_before_anything_is_measured(tmp
 
 
 def test_a_gate_on_a_profile_has_the_run_profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "own_clock"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "own_clock"), prepend=os.pathsep)
     (tmp_path / "mine.py").write_text(PLUG_IN)
     listener = Listener()
     wanted = request(tmp_path, implementations=(f"{tmp_path}/mine.py:attention",))

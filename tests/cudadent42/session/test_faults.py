@@ -179,7 +179,7 @@ FEW = 40
 """Every so many writes in the short form of the test."""
 
 
-@pytest.mark.parametrize("offset", [7, 23])
+@pytest.mark.parametrize("offset", [7, pytest.param(23, marks=pytest.mark.slow)])
 def test_killed_at_some_writes(project: Path, offset: int) -> None:
     assert _killed_at_each(project, offset, FEW) > 150
 

@@ -82,7 +82,7 @@ def opened(request: Request) -> Opened:
     return open_tuning(request, Quiet())
 
 
-@pytest.mark.fresh  # interpreters that take the clock in as they begin
+@pytest.mark.slow
 def test_a_planted_arm_is_installed_and_arms_of_equal_code_are_not(
     request_of: Request, tmp_path: Path
 ) -> None:
@@ -137,7 +137,6 @@ def test_a_planted_arm_is_installed_and_arms_of_equal_code_are_not(
         reopen(tmp_path / "tuning", Quiet())
 
 
-@pytest.mark.fresh
 def test_where_nothing_is_faster_nothing_is_installed(request_of: Request, tmp_path: Path) -> None:
     space = tmp_path / "space.toml"
     space.write_text(space.read_text().replace("[94, 100, 104]", "[100, 104]"))

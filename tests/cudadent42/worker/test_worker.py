@@ -347,7 +347,7 @@ def test_what_a_candidate_prints_has_an_end(
 
 
 @pytest.mark.fresh  # by what the system keeps of the environment that a process began with
-@pytest.mark.parametrize("worker_dies", [False, True])
+@pytest.mark.parametrize("worker_dies", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_daemon_of_a_candidate_ends_with_the_worker(
     candidate: Callable[[str], str], tmp_path: Path, worker_dies: bool
 ) -> None:

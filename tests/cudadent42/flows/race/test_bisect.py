@@ -207,7 +207,9 @@ def test_commits_with_the_same_sources_are_raced_once(tmp_path: Path, track: Tra
     assert any("same source" in step.reason for step in result.steps)
 
 
-@pytest.mark.parametrize("killed_at", range(6))
+@pytest.mark.parametrize(
+    "killed_at", [0, 3, *(pytest.param(step, marks=pytest.mark.slow) for step in (1, 2, 4, 5))]
+)
 def test_a_bisection_that_was_ended_goes_on_where_it_was(
     tmp_path: Path, track: Track, killed_at: int
 ) -> None:

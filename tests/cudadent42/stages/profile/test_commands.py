@@ -32,6 +32,7 @@ from cudadent42.profiles.records import Launch, Profile, Source
 from cudadent42.stages.profile import collect
 from cudadent42.stages.profile.ncu import MAX_LAUNCHES, read_csv
 from cudadent42.stages.profile.target import Answer
+from cudadent42.stages.report import html, sections
 from flashmoe_science.jit import nvrtc
 
 RESULTS = Path(__file__).resolve().parents[4] / "benchmarks/results"
@@ -360,6 +361,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return shutil.copytree(RESULTS / "2026-11-20-h200-hopper", tmp_path / "run")
 
 
+@pytest.fixture
+def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page of a run of 168 kernels takes four seconds to draw; that it is written, one test below shows."""
+    monkeypatch.setattr("cudadent42.stages.report.write", lambda folder, before=None: None)
+
+
+@pytest.mark.usefixtures("no_page")
 def test_doctor_measures_and_says_what_to_do(bench: Bench, run: Path) -> None:
     bench.ncu("ok")
     done = bench.run("doctor", str(run), "--case", CASE)
@@ -374,6 +382,7 @@ def test_doctor_measures_and_says_what_to_do(bench: Bench, run: Path) -> None:
     assert kept.resources.registers_per_thread == 168
 
 
+@pytest.mark.usefixtures("no_page")
 @pytest.mark.parametrize("mode", ["denied", "crash"])
 def test_doctor_goes_on_without_counters(bench: Bench, run: Path, mode: str) -> None:
     bench.ncu(mode)
@@ -383,6 +392,7 @@ def test_doctor_goes_on_without_counters(bench: Bench, run: Path, mode: str) -> 
     assert bench.profiled(run).source is Source.MODEL
 
 
+@pytest.mark.usefixtures("no_page")
 def test_doctor_without_counters_when_asked(bench: Bench, run: Path) -> None:
     bench.ncu("ok")
     done = bench.run("doctor", str(run), "--case", CASE, "--no-counters")
@@ -390,6 +400,7 @@ def test_doctor_without_counters_when_asked(bench: Bench, run: Path) -> None:
     assert not (bench.folder / "arguments").exists()
 
 
+@pytest.mark.usefixtures("no_page")
 def test_doctor_where_the_call_does_not_run_judges_the_folder(bench: Bench, run: Path) -> None:
     bench.ncu("ok")
     (bench.folder / "broken").touch()
@@ -399,7 +410,11 @@ def test_doctor_where_the_call_does_not_run_judges_the_folder(bench: Bench, run:
     assert "illegal memory access" in done.output
 
 
-def test_before_and_after_are_set_side_by_side(bench: Bench, run: Path, tmp_path: Path) -> None:
+def test_before_and_after_are_set_side_by_side(
+    bench: Bench, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    its_section = tuple(section for section in sections.SECTIONS if section.name == "profile")
+    monkeypatch.setattr(html, "SECTIONS", its_section)
     before = shutil.copytree(run, tmp_path / "before")
     bench.ncu("ok", export=recorded_csv(name="portable"))
     assert bench.run("doctor", str(before), "--case", CASE).exit_code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def test_a_profile_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     from cudadent42.registry import registry
     from cudadent42.stages.profile.collect import Wish, collect
 
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "own_clock"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "own_clock"), prepend=os.pathsep)
     plan = make_plan(Choices(suite="small", cases=("tiny/bf16",)), "cpu", registry)
     profile = collect(Wish(plan, plan.cases[0], "pytorch"), tmp_path, None, Quiet())
     assert profile.latency_ms > 0

@@ -318,6 +318,7 @@ def test_skipped_implementations_are_grouped_by_reason(small: RunFolder) -> None
     assert "flash_attn is not installed: tiny/fp16/flash_attn and 2 more" in words
 
 
+@pytest.mark.slow
 def test_a_hundred_cases_stay_a_small_page(make) -> None:  # type: ignore[no-untyped-def]
     run = make(names=tuple(f"case-{number}" for number in range(50)))
     text = html.render(View(run))

@@ -17,7 +17,7 @@ from cudadent42.profiles import Profile, diagnose, store
 from cudadent42.profiles.metrics import RawMetric, read_counters
 from cudadent42.profiles.records import Ablation, Launch, Source
 from cudadent42.stages import report
-from cudadent42.stages.report import keys
+from cudadent42.stages.report import html, keys, markdown, sections
 from cudadent42.stages.report.view import Profiled
 from flashmoe_science.jit.records import Resources
 
@@ -45,6 +45,15 @@ def profile(name: str) -> Profile:
         metrics=counted.values,
         peaks=document["peaks"],
     )
+
+
+@pytest.fixture(autouse=True)
+def _this_section_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others, and their pictures, have tests of their own."""
+    this = tuple(section for section in sections.SECTIONS if section.name == "profile")
+    assert this
+    for module in (html, markdown):
+        monkeypatch.setattr(module, "SECTIONS", this)
 
 
 def folder(path: Path, name: str) -> Path:
