@@ -14,6 +14,7 @@ from cudadent42.decisions.floor import floor_ms
 from cudadent42.decisions.prediction import predict
 from cudadent42.decisions.schedule import control_name
 from cudadent42.decisions.statistics import (
+    RESAMPLES,
     Floats,
     RatioEstimate,
     estimate_ratio,
@@ -216,7 +217,7 @@ def _pairs(
 def _estimate(baseline: Floats, latency: Floats, seed: int) -> RatioEstimate:
     """No ratio where a latency is not even positive."""
     if min(*baseline, *latency) <= 0:
-        return RatioEstimate(math.nan, np.full(1, math.nan), len(latency))
+        return RatioEstimate(math.nan, np.full(RESAMPLES, math.nan), len(latency))
     return estimate_ratio(baseline, latency, seed)
 
 

@@ -61,6 +61,16 @@ def test_one_faster_one_equal() -> None:
     assert first.baseline_latency_ms == pytest.approx(2.0, rel=0.01)
 
 
+def test_a_latency_that_is_not_even_positive_leaves_no_ratio_and_no_verdict() -> None:
+    """Of one case among several, as an edited file of samples may have it, or a clock that stood still."""
+    none, *others = make_samples(TWICE)
+    samples = [replace(none, latency_ms=0.0), *others, *make_samples(TWICE, "b/bf16")]
+    results = compare(make_plan("ours"), samples, {}, {})
+    assert (results.verdict, results.refused) == (Verdict.UNDECIDED, Refusal.IMPOSSIBLE)
+    assert math.isnan(results.speedup_geomean)
+    assert [math.isnan(case.speedup) for case in results.cases] == [True, False]
+
+
 def test_same_samples_same_result() -> None:
     plan, samples = make_plan("ours"), make_samples(TWICE)
     assert compare(plan, samples, {}, {}) == compare(plan, list(reversed(samples)), {}, {})
