@@ -18,7 +18,7 @@ PREAMBLE = """\
 // multiply-accumulate"). A warpgroup holds 64 x N accumulators: thread t of warp w holds, in d[4i .. 4i+3], row
 // 16w + t/4 at columns 8i + 2(t%4) + {0, 1}, then row + 8 at the same columns.
 //
-//   ss: A and B from shared memory (descriptors), both K-major; MN_MAJOR: both MN-major (transposed).
+//   ss: A and B from shared memory (descriptors), K-major; A_ACROSS, B_ACROSS: MN-major (transposed).
 //   rs: A from registers, B from shared memory, MN-major (transposed).
 #pragma once
 
@@ -80,15 +80,15 @@ def specialisation(width: int) -> str:
     return f"""
 template <>
 struct Wgmma<{width}> {{
-    template <int MN_MAJOR = 0>
+    template <int A_ACROSS = 0, int B_ACROSS = A_ACROSS>
     static __device__ __forceinline__ void ss(float (&d)[{n}], uint64 a, uint64 b, int accumulate) {{
         asm volatile(
             "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{n + 2}, 0;\\n"
             {instruction}
 {operands(width)}
-            "%{n}, %{n + 1}, p, 1, 1, %{n + 3}, %{n + 3};\\n}}"
+            "%{n}, %{n + 1}, p, 1, 1, %{n + 3}, %{n + 4};\\n}}"
             : {constraints(width)}
-            : "l"(a), "l"(b), "r"(accumulate), "n"(MN_MAJOR));
+            : "l"(a), "l"(b), "r"(accumulate), "n"(A_ACROSS), "n"(B_ACROSS));
     }}
 
     static __device__ __forceinline__ void rs(float (&d)[{n}], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b,

@@ -45,8 +45,8 @@ class MoeTrainingForward(Protocol):
     and not kept.
 
     z holds the products with w13, with w13_bias, before the activation, rounded to the tensors' dtype: row r is of the
-    r-th slot in sorted order, and its columns are in the order of w13's rows (as w13_layout says). Rows behind the last
-    valid slot hold anything.
+    r-th slot in sorted order. The order of its columns is the backend's own: that of w13's rows on the CPU, all gates
+    and then all ups on CUDA. Rows behind the last valid slot hold anything.
     """
 
     def __call__(
@@ -121,9 +121,19 @@ class MoeBackward(Protocol):
 class MoeBackend(Protocol):
     """The mixture of experts of a device: the modules ``cpu.moe_training`` and ``cuda.moe.training``."""
 
-    @property
-    def keeps_z(self) -> bool:
-        """Whether `forward` returns z when asked to. One that does not has it computed again in the backward pass."""
+    def keeps_z(
+        self,
+        hidden_states: torch.Tensor,
+        w13: torch.Tensor,
+        w2: torch.Tensor,
+        topk_ids: torch.Tensor,
+        *,
+        activation: Activation,
+        w13_layout: W13Layout,
+    ) -> bool:
+        """Whether `forward` returns z of tensors like these when asked to; otherwise the backward pass computes it
+        again. From shapes, types and the device alone: tensors may be fake.
+        """
         ...
 
     @property

@@ -11,7 +11,18 @@ from flashmoe_science.moe_arguments import Activation, W13Layout
 
 __all__ = ["backward", "forward", "keeps_z"]
 
-keeps_z = True
+
+def keeps_z(
+    hidden_states: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    topk_ids: torch.Tensor,
+    *,
+    activation: Activation,
+    w13_layout: W13Layout,
+) -> bool:
+    """See `flashmoe_science.moe_gradients.MoeBackend`: always."""
+    return True
 
 
 def forward(

@@ -16,12 +16,13 @@ from flashmoe_science.jit.records import KernelBuild
 def kernels(architectures: Iterable[str]) -> list[CudaKernel]:
     """Every kernel and configuration that a call could take on these (``sm_90``, ``sm_90a``); see `varlen_kernels`."""
     names = list(architectures)
-    return (
-        attention_kernels(names)
-        + attention_gradient_kernels(names)
-        + varlen_kernels(names)
-        + moe_kernels(names)
-    )
+    return [
+        *attention_kernels(names),
+        *attention_gradient_kernels(names),
+        *varlen_kernels(names),
+        *moe_kernels(names),
+        *moe_gradient_kernels(names),
+    ]
 
 
 def attention_kernels(architectures: Iterable[str]) -> list[CudaKernel]:
@@ -42,6 +43,11 @@ def varlen_kernels(architectures: Iterable[str]) -> list[CudaKernel]:
 def moe_kernels(architectures: Iterable[str]) -> list[CudaKernel]:
     """Those of the mixture of experts and its routing."""
     return _kernels(moe.kernels, architectures)
+
+
+def moe_gradient_kernels(architectures: Iterable[str]) -> list[CudaKernel]:
+    """Those of the backward pass of a mixture of experts, and of the forward pass that keeps what it needs."""
+    return _kernels(moe.gradients.kernels, architectures)
 
 
 def _kernels(

@@ -72,11 +72,11 @@ def _fake_forward(
     keep_z: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     kind = parse_choice(Activation, activation, "activation")
-    parse_choice(W13Layout, w13_layout, "w13_layout")
+    layout = parse_choice(W13Layout, w13_layout, "w13_layout")
     check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, kind)
     backend: MoeBackend = cuda if hidden_states.device.type == "cuda" else cpu
     tokens, k = topk_ids.shape
-    kept = keep_z and backend.keeps_z
+    kept = keep_z and backend.keeps_z(hidden_states, w13, w2, topk_ids, activation=kind, w13_layout=layout)
     return (
         torch.empty_like(hidden_states, memory_format=torch.contiguous_format),
         hidden_states.new_empty((tokens * k, w13.shape[1])) if kept else _no_z(w13),

@@ -5,6 +5,7 @@ kind; `routing` and `combine` are the steps that kinds share. To add a kind: a m
 `cuda.choice.KernelModule`, a member of `MoeKind`, and a line in `select`.
 """
 
+from flashmoe_science.cuda.moe import gradients
 from flashmoe_science.cuda.moe.forward import explain, forward
 from flashmoe_science.cuda.moe.problem import MoeKind, MoeProblem
 from flashmoe_science.cuda.moe.select import OVERRIDE_VARIABLE, kernels, select
@@ -15,6 +16,7 @@ __all__ = [
     "MoeProblem",
     "explain",
     "forward",
+    "gradients",
     "kernels",
     "select",
 ]

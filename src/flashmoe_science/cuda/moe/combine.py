@@ -21,7 +21,7 @@ _THREADS = 256
 _CHUNK = 8  # elements of 16 bits that a thread sums
 
 
-def kernel(dtype: torch.dtype, ids64: bool, architecture: str) -> CudaKernel:
+def kernel(dtype: torch.dtype, ids64: bool, architecture: str, *, weighted: bool = True) -> CudaKernel:
     return CudaKernel(
         source="moe_combine.cu",
         function="moe_combine",
@@ -29,6 +29,7 @@ def kernel(dtype: torch.dtype, ids64: bool, architecture: str) -> CudaKernel:
         macros={
             "ELEMENT_BF16": int(dtype == torch.bfloat16),
             "IDS64": int(ids64),
+            "WEIGHTED": int(weighted),
             "DEPENDENT": int(overlaps(architecture)),
             "MMA_K": 16 if limits(architecture).cp_async else 8,
         },
@@ -46,14 +47,16 @@ class Combine:
     """The launch of the combination, of which only addresses are missing.
 
     Reads `rows` (slots, hidden), of which those with invalid ids may hold anything; adds a token's in the order of its
-    slots, in float32.
+    slots, in float32; times their weights if `weighted`.
     """
 
     __slots__ = ("_launcher",)
 
-    def __init__(self, problem: MoeProblem, device: Device, architecture: str) -> None:
+    def __init__(
+        self, problem: MoeProblem, device: Device, architecture: str, *, weighted: bool = True
+    ) -> None:
         """`architecture`: what to compile for, e.g. ``sm_90a`` or ``sm_80``; the device is current."""
-        compiled = kernel(problem.dtype, problem.ids64, architecture)
+        compiled = kernel(problem.dtype, problem.ids64, architecture, weighted=weighted)
         function = load(compiled, device.index, torch.cuda.is_current_stream_capturing())
         chunks = problem.hidden // _CHUNK
         self._launcher = Launcher(

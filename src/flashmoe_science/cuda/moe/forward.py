@@ -22,8 +22,8 @@ from flashmoe_science.moe_arguments import (
     reject_unrecorded,
 )
 
-_DTYPES = (torch.float16, torch.bfloat16)
-_INPUTS = {"hidden_states": 16, "w13": 16, "w2": 16, "topk_weights": 4, "topk_ids": 4}
+DTYPES = (torch.float16, torch.bfloat16)
+INPUTS = {"hidden_states": 16, "w13": 16, "w2": 16, "topk_weights": 4, "topk_ids": 4}
 """And the bytes at a multiple of which each has to start."""
 
 
@@ -38,18 +38,18 @@ def _make_call(tensors: Tensors, options: Options, index: int) -> Call:
     activation, w13_layout, choice = options
     make_context_current(index)
     result = Layout(tuple(hidden_states.shape), tuple(hidden_states.stride()), hidden_states.dtype)
-    given = len(tensors) > len(_INPUTS)
+    given = len(tensors) > len(INPUTS)
     if hidden_states.numel() == 0:
         allocate = cuda_allocator()
         return (lambda *tensors: ()) if given else (lambda *tensors: (allocate(*result),))
-    problem = _problem(hidden_states, w13, w2, topk_ids, activation, w13_layout)
+    problem = problem_of(hidden_states, w13, w2, topk_ids, activation, w13_layout)
     planned = plan(problem, device_of(index), choice)
     if not given:
-        return prepare(_INPUTS, (result,), planned, index, cuda_allocator())
-    call = prepare({**_INPUTS, "out": 16}, (), planned, index, cuda_allocator())
+        return prepare(INPUTS, (result,), planned, index, cuda_allocator())
+    call = prepare({**INPUTS, "out": 16}, (), planned, index, cuda_allocator())
 
     def call_into(*tensors: torch.Tensor) -> tuple[Any, ...]:
-        reject_overlap(tensors[-1], **dict(zip(_INPUTS, tensors[:-1], strict=True)))
+        reject_overlap(tensors[-1], **dict(zip(INPUTS, tensors[:-1], strict=True)))
         return call(*tensors)
 
     return call_into
@@ -97,7 +97,7 @@ def forward(
     options = activation, w13_layout, choice
     try:
         if any(tensor.requires_grad for tensor in tensors):
-            reject_unrecorded(**dict(zip((*_INPUTS, "out"), tensors, strict=False)))
+            reject_unrecorded(**dict(zip((*INPUTS, "out"), tensors, strict=False)))
     except AttributeError:  # no tensors
         check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, activation, out)
         raise
@@ -133,19 +133,26 @@ def asked(
     """What `explain` chooses for, and on which GPU; arguments as there, which are checked."""
     hidden_states, w13, w2, topk_weights, topk_ids = tensors
     check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, activation)
-    problem = _problem(hidden_states, w13, w2, topk_ids, activation, w13_layout)
+    problem = problem_of(hidden_states, w13, w2, topk_ids, activation, w13_layout)
     return problem, device_of(hidden_states.get_device()) if device is None else device
 
 
-def _problem(
+def problem_of(
     hidden_states: torch.Tensor,
     w13: torch.Tensor,
     w2: torch.Tensor,
     topk_ids: torch.Tensor,
     activation: Activation,
     w13_layout: W13Layout,
+    *,
+    keeps: bool = False,
 ) -> MoeProblem:
-    if hidden_states.dtype not in _DTYPES:
+    """The problem of tensors that were checked.
+
+    Raises:
+        InputError: a dtype that the CUDA kernels do not take.
+    """
+    if hidden_states.dtype not in DTYPES:
         raise InputError(
             f"hidden_states has dtype {hidden_states.dtype}; the CUDA kernels take float16 and bfloat16: use .to()"
         )
@@ -159,4 +166,5 @@ def _problem(
         activation=activation,
         w13_layout=w13_layout,
         ids64=topk_ids.dtype == torch.int64,
+        keeps=keeps,
     )

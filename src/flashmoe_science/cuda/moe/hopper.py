@@ -25,8 +25,8 @@ from flashmoe_science.jit.nvrtc import CudaKernel, nvrtc_version
 from flashmoe_science.moe_arguments import ACTIVATION_CODES, Activation, W13Layout
 
 _ARCHITECTURE = "sm_90a"
-_FIRST_NVRTC = (12, 9)  # 12.6 and 12.8 serialise wgmma (C7515)
-_POINTERS = struct.Struct("5Q")  # tokens, output, expert_offsets, sorted_slots, ticket
+FIRST_NVRTC = (12, 9)  # 12.6 and 12.8 serialise wgmma (C7515)
+_POINTERS = struct.Struct("6Q")  # tokens, output, expert_offsets, sorted_slots, ticket, kept
 _REST = struct.Struct("5i")
 _POINTERS_AT = 2 * MAP_BYTES
 _ARGUMENT_BYTES = -(-(_POINTERS_AT + _POINTERS.size + _REST.size) // 64) * 64
@@ -44,9 +44,9 @@ def choose(problem: MoeProblem, device: Device) -> Choice | None:
 def why_not(problem: MoeProblem, device: Device) -> str | None:
     if base_architecture(device.architecture) != "sm_90":
         return f"it needs sm_90, and the GPU is {device.architecture}"
-    if device.nvrtc < _FIRST_NVRTC:
+    if device.nvrtc < FIRST_NVRTC:
         return (
-            f"it needs NVRTC {'.'.join(map(str, _FIRST_NVRTC))} or later, and this is "
+            f"it needs NVRTC {'.'.join(map(str, FIRST_NVRTC))} or later, and this is "
             f"{'.'.join(map(str, device.nvrtc))}"
         )
     reason = _what_is_too_big(problem)
@@ -71,7 +71,7 @@ def _weight_tiles(rows: int) -> int:
 
 
 def kernels(architecture: str) -> list[CudaKernel]:
-    if base_architecture(architecture) != "sm_90" or nvrtc_version() < _FIRST_NVRTC:
+    if base_architecture(architecture) != "sm_90" or nvrtc_version() < FIRST_NVRTC:
         return []
     products = [
         kernel(tile, activation, dtype)
@@ -82,8 +82,10 @@ def kernels(architecture: str) -> list[CudaKernel]:
     return [*products, *routing.kernels(_ARCHITECTURE), *combine.kernels(_ARCHITECTURE)]
 
 
-def kernel(tile: MoeHopperConfiguration, activation: Activation | None, dtype: torch.dtype) -> CudaKernel:
-    """The first product, with the activation after it; the second, without one."""
+def kernel(
+    tile: MoeHopperConfiguration, activation: Activation | None, dtype: torch.dtype, *, keeps: bool = False
+) -> CudaKernel:
+    """The first product, with the activation after it; the second, without one. `keeps`: see `MoeProblem`."""
     return CudaKernel(
         source="moe_hopper.cu",
         function="moe_hopper",
@@ -93,8 +95,10 @@ def kernel(tile: MoeHopperConfiguration, activation: Activation | None, dtype: t
             "STEP": tile.step,
             "STAGES": tile.stages,
             "GATHER": int(activation is not None),
+            "KEEP": int(keeps and activation is not None),
             "ACTIVATION": 0 if activation is None else ACTIVATION_CODES[activation],
             "ELEMENT_BF16": int(dtype == torch.bfloat16),
+            "NATIVE_CP_ASYNC": 1,
             "MMA_K": 16,
         },
         threads_per_block=configs.THREADS,
@@ -110,36 +114,81 @@ def check(problem: MoeProblem, configuration: Any) -> None:
         raise InputError(f"the Hopper kernels cannot count {reason}")
 
 
+class FirstProduct:
+    """The launch of the first product, of which only addresses are missing."""
+
+    __slots__ = ("_launcher", "_map")
+
+    def __init__(
+        self,
+        problem: MoeProblem,
+        tile: MoeHopperConfiguration,
+        device: Device,
+        *,
+        allow_defects: bool = False,
+    ) -> None:
+        """The device is current."""
+        compiled = kernel(tile, problem.activation, problem.dtype, keeps=problem.keeps)
+        self._launcher = _launcher(
+            problem, compiled, device, allow_defects, problem.hidden, problem.intermediate, problem.w13_rows
+        )
+        self._map = _first_weight_map(self._launcher, problem)
+
+    def launch(
+        self,
+        hidden: int,
+        w13: int,
+        activated: int,
+        expert_offsets: int,
+        sorted_slots: int,
+        ticket: int,
+        kept: int,
+        stream: int,
+    ) -> None:
+        """`kept`: where what is activated goes, (slots, w13_rows), gates first; only if the problem `keeps`."""
+        if self._map.address != w13:
+            self._map.move(w13)
+        _POINTERS.pack_into(
+            self._launcher.buffer, _POINTERS_AT, hidden, activated, expert_offsets, sorted_slots, ticket, kept
+        )
+        self._launcher.start(stream)
+
+
+def _launcher(
+    problem: MoeProblem,
+    compiled: CudaKernel,
+    device: Device,
+    allow_defects: bool,
+    inner: int,
+    columns: int,
+    weight_rows: int | None = None,
+) -> Launcher:
+    capturing = torch.cuda.is_current_stream_capturing()
+    function = load(compiled, device.index, capturing, allow_defects=allow_defects)
+    launcher = Launcher(function, (device.multiprocessors, 1, 1), compiled, _ARGUMENT_BYTES, dependent=True)
+    _REST.pack_into(
+        launcher.buffer,
+        _POINTERS_AT + _POINTERS.size,
+        problem.experts,
+        inner,
+        columns,
+        _weight_tiles(columns if weight_rows is None else weight_rows),
+        problem.top_k,
+    )
+    return launcher
+
+
 def plan(
     problem: MoeProblem, configuration: Any, device: Device, *, allow_defects: bool = False
 ) -> LaunchPlan:
     check(problem, configuration)
     tile: MoeHopperConfiguration = configuration
-    capturing = torch.cuda.is_current_stream_capturing()
-
-    def product(activation: Activation | None, inner: int, columns: int, weight_rows: int) -> Launcher:
-        compiled = kernel(tile, activation, problem.dtype)
-        function = load(compiled, device.index, capturing, allow_defects=allow_defects)
-        # Early starts are safe although the second product reads routing and weights, and lets its successor start,
-        # before it waits for the first: that one lets it start only after it has itself waited for routing, and the
-        # combination waits for all of the second, of which every block ends only after the first product.
-        launcher = Launcher(
-            function, (device.multiprocessors, 1, 1), compiled, _ARGUMENT_BYTES, dependent=True
-        )
-        _REST.pack_into(
-            launcher.buffer,
-            _POINTERS_AT + _POINTERS.size,
-            problem.experts,
-            inner,
-            columns,
-            _weight_tiles(weight_rows),
-            problem.top_k,
-        )
-        return launcher
-
-    up = product(problem.activation, problem.hidden, problem.intermediate, problem.w13_rows)
-    down = product(None, problem.intermediate, problem.hidden, problem.hidden)
-    w13_map = _first_weight_map(up, problem)
+    first = FirstProduct(problem, tile, device, allow_defects=allow_defects)
+    # Early starts are safe although the second product reads routing and weights, and lets its successor start,
+    # before it waits for the first: that one lets it start only after it has itself waited for routing, and the
+    # combination waits for all of the second, of which every block ends only after the first product.
+    compiled = kernel(tile, None, problem.dtype)
+    down = _launcher(problem, compiled, device, allow_defects, problem.intermediate, problem.hidden)
     w2_map = _plain_weight_map(down, problem, problem.intermediate, problem.hidden)
     rows_map = TensorMap(
         down.buffer,
@@ -160,22 +209,19 @@ def plan(
         topk_weights: int,
         topk_ids: int,
         output: int,
-        workspace: int,
-        stream: int,
+        *rest: int,
     ) -> None:
+        *results, workspace, stream = rest
         offsets, slots = workspace + offsets_at, workspace + slots_at
         inner, rows = workspace + inner_at, workspace + rows_at
         # Maps are re-addressed when their tensors moved.
-        if w13_map.address != w13:
-            w13_map.move(w13)
         if w2_map.address != w2:
             w2_map.move(w2)
         if rows_map.address != inner:
             rows_map.move(inner)
         sort.launch(topk_ids, offsets, slots, workspace + counts_at, workspace, stream)
-        pack(up.buffer, _POINTERS_AT, hidden, inner, offsets, slots, workspace)
-        up.start(stream)
-        pack(down.buffer, _POINTERS_AT, 0, rows, offsets, slots, workspace + 4)
+        first.launch(hidden, w13, inner, offsets, slots, workspace, results[0] if results else 0, stream)
+        pack(down.buffer, _POINTERS_AT, 0, rows, offsets, slots, workspace + 4, 0)
         down.start(stream)
         join.launch(rows, topk_weights, topk_ids, output, stream)
 

@@ -56,6 +56,8 @@ def choose(problem: MoeProblem, device: Device) -> Choice | None:
 
 
 def why_not(problem: MoeProblem, device: Device) -> str | None:
+    if problem.keeps:
+        return "it keeps nothing for a backward pass"
     if device.architecture not in configs.tuned_architectures():
         return f"there are no tiles for {device.architecture}"
     if not _countable(problem, configs.configuration(device.architecture, problem.rows_per_expert)):

@@ -36,6 +36,8 @@ class MoeProblem:
     w13_layout: W13Layout
     ids64: bool
     """The expert ids are int64, otherwise int32."""
+    keeps: bool = False
+    """What the activation is applied to is a second result, for the backward pass."""
 
     @property
     def slots(self) -> int:

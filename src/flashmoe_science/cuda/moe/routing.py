@@ -23,8 +23,8 @@ _CHUNK = 2048  # slots of a block, where there are several
 _SINGLE = 8192  # slots up to which one block is faster than two launches
 _INT = 4
 _LEAST_CAPACITY = 128
-TICKETS_BYTES = 8
-"""Two int32 counters that routing sets to zero, for the products after it."""
+TICKETS_BYTES = 32
+"""Eight int32 counters that routing sets to zero, for the products after it."""
 
 
 def capacity_for(experts: int) -> int:
@@ -81,7 +81,7 @@ class Routing:
     """The launches of routing, of which only addresses are missing.
 
     Writes `expert_offsets` (experts + 1, int32): where each expert's slots begin; the last is the number of valid ids.
-    `sorted_slots` (slots, int32): slot = token * top_k + j, by expert, ascending within an expert. And two int32
+    `sorted_slots` (slots, int32): slot = token * top_k + j, by expert, ascending within an expert. And eight int32
     `tickets`: zero.
     """
 

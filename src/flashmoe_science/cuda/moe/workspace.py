@@ -13,7 +13,7 @@ class SortedWorkspace(NamedTuple):
     """Where its parts begin, in bytes."""
 
     tickets: int
-    """Two int32 counters, one for each product."""
+    """Eight int32 counters, of which a product takes one."""
     expert_offsets: int
     sorted_slots: int
     counts: int

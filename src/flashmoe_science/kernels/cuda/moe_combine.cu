@@ -1,8 +1,11 @@
 // Combination: a token's output is the sum of its experts' rows, weighted in float32, in the order of its slots. Bound by
 // memory: a thread sums 16 bytes of a row, and has loaded up to eight rows' before it adds.
 //
-// Compile-time configuration: ELEMENT_BF16, IDS64, DEPENDENT (programmatic dependent launch, sm_90 and later).
-#include "ptx/vector.cuh"
+// WEIGHTED: otherwise rows are added as they are.
+//
+// Compile-time configuration: ELEMENT_BF16, IDS64, WEIGHTED, DEPENDENT (programmatic dependent launch, sm_90 and later).
+#include "ptx/global.cuh"
+#include "ptx/unpack.cuh"
 #include "types.cuh"
 
 #if DEPENDENT
@@ -16,7 +19,7 @@ constexpr int BATCH = 8;
 
 struct Parameters {
     const char* rows;      // (slots, columns); those of invalid ids hold anything
-    const float* weights;  // (tokens, top_k)
+    const float* weights;  // (tokens, top_k); WEIGHTED
     const void* ids;
     char* output;    // (tokens, columns)
     int row_chunks;  // of 16 bytes
@@ -33,40 +36,14 @@ __device__ __forceinline__ bool is_valid(const Parameters& p, int64 slot) {
     return id >= 0 && id < p.experts;
 }
 
-// Read once, by one thread.
-__device__ __forceinline__ Chunk load_once(const char* address) {
-    Chunk c;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(c.x), "=r"(c.y), "=r"(c.z), "=r"(c.w) : "l"(address));
-    return c;
-}
-
-__device__ __forceinline__ float low_half(uint32 pair) {
-#if ELEMENT_BF16
-    return __uint_as_float(pair << 16);
-#else
-    float x;
-    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %1;\ncvt.f32.f16 %0, l;\n}" : "=f"(x) : "r"(pair));
-    return x;
-#endif
-}
-
-__device__ __forceinline__ float high_half(uint32 pair) {
-#if ELEMENT_BF16
-    return __uint_as_float(pair & 0xffff0000);
-#else
-    float x;
-    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %1;\ncvt.f32.f16 %0, h;\n}" : "=f"(x) : "r"(pair));
-    return x;
-#endif
-}
 
 __device__ __forceinline__ void add(float (&sum)[8], float weight, const Chunk& c) {
     const uint32 pairs[4] = {c.x, c.y, c.z, c.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        sum[2 * i] = fmaf(weight, low_half(pairs[i]), sum[2 * i]);
-        sum[2 * i + 1] = fmaf(weight, high_half(pairs[i]), sum[2 * i + 1]);
+        const float2 pair = unpack(pairs[i]);
+        sum[2 * i] = fmaf(weight, pair.x, sum[2 * i]);
+        sum[2 * i + 1] = fmaf(weight, pair.y, sum[2 * i + 1]);
     }
 }
 
@@ -94,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(combine::THREADS)
             valid[j] = start + j < p.top_k && is_valid(p, first_slot + start + j);
             if (valid[j]) {
                 c[j] = load_once(rows + static_cast<int64>(start + j) * p.row_chunks * 16);
-                weight[j] = __ldg(p.weights + first_slot + start + j);
+                weight[j] = WEIGHTED ? __ldg(p.weights + first_slot + start + j) : 1.0f;
             }
         }
 #pragma unroll

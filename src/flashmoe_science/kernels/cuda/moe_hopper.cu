@@ -11,8 +11,11 @@
 // them so, for either layout of the weight), and a product takes every other group of eight rows (a stride of the
 // descriptor): a thread then holds gate and up value of the same column.
 //
-// Blocks are persistent and draw tiles from a counter. Compile-time configuration: TOKENS, STEP, STAGES, GATHER, ACTIVATION,
-// ELEMENT_BF16.
+// KEEP: the first product also writes what the activation is applied to, which the backward pass needs.
+//
+// Blocks are persistent and draw tiles from a counter. Compile-time configuration: TOKENS, STEP, STAGES, GATHER, KEEP,
+// ACTIVATION, ELEMENT_BF16.
+#define BACKWARD 0
 #if ELEMENT_BF16
 #define WGMMA_TYPES "bf16.bf16"
 #else
@@ -22,6 +25,7 @@
 #include "moe/hopper_epilogue.cuh"
 #include "moe/hopper_producer.cuh"
 #include "mma/descriptor.cuh"
+#include "ptx/bulk.cuh"
 #include "ptx/dependent_launch.cuh"
 #include "ptx/warpgroup.cuh"
 #include "ptx/wgmma.cuh"
@@ -54,7 +58,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
     for (int k = 0; k < p.inner; k += INNER) {
         ptx::mbarrier_wait(shared.full(ring.stage), ring.parity);
         // What cp.async wrote is read by wgmma, through another proxy.
-        if (GATHER) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        if (GATHER) ptx::fence_async_shared();
         const uint32 weights = shared.weights(ring.stage) + consumer * (WEIGHT_BYTES / CONSUMERS);
         const uint64 a = alternate_groups(weights);
         const uint64 b = panel::k_major(shared.tokens(ring.stage));
@@ -80,6 +84,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
     ptx::pin(high);
     release(shared.empty(previous));
 
+    if constexpr (KEEP) keep<N>(p, tile, low, high, consumer);
     if constexpr (kGated) {
         store_gated<N>(p, tile, low, high, consumer);
     } else if constexpr (GATHER) {

@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(routing::THREADS) moe_place(const _
     begin();
     for (int i = threadIdx.x; i < WARPS * CAPACITY; i += THREADS) next[i] = 0;
     if (threadIdx.x == 0) carried = 0;
-    if (blockIdx.x == 0 && threadIdx.x < 2) p.tickets[threadIdx.x] = 0;
+    if (blockIdx.x == 0 && threadIdx.x < TICKETS) p.tickets[threadIdx.x] = 0;
 
     const int64 first = static_cast<int64>(blockIdx.x) * CHUNK + warp * (32 * LOADS) + lane;
     int expert[LOADS];

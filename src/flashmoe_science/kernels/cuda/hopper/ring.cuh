@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ptx/mbarrier.cuh"
+#include "ptx/vector.cuh"
 
 namespace hopper {
 
@@ -28,16 +29,16 @@ __device__ __forceinline__ void release(uint32 barrier) {
 
 // Four integers in shared memory, on 16 bytes: a tile of work, as it is published.
 __device__ __forceinline__ void store_tile(uint32 address, int first, int second, int third, int fourth) {
-    asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(first), "r"(second), "r"(third),
-                 "r"(fourth)
-                 : "memory");
+    store_shared(address, Chunk{static_cast<uint32>(first), static_cast<uint32>(second), static_cast<uint32>(third),
+                                static_cast<uint32>(fourth)});
 }
 
 __device__ __forceinline__ void load_tile(uint32 address, int& first, int& second, int& third, int& fourth) {
-    asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(first), "=r"(second), "=r"(third), "=r"(fourth)
-                 : "r"(address)
-                 : "memory");
+    const Chunk four = load_shared(address);
+    first = static_cast<int>(four.x);
+    second = static_cast<int>(four.y);
+    third = static_cast<int>(four.z);
+    fourth = static_cast<int>(four.w);
 }
 
 }  // namespace hopper

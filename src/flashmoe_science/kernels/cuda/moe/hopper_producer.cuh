@@ -3,10 +3,18 @@
 #pragma once
 
 #include "moe/hopper_scheduler.cuh"
+#include "ptx/cp_async.cuh"
 #include "ptx/dependent_launch.cuh"
 #include "ptx/warpgroup.cuh"
 
 namespace moe {
+
+// The inner dimension of the backward pass's second product has two parts where there is a gate, each padded to stages.
+constexpr int PARTS = BACKWARD && !GATHER && kGated ? 2 : 1;
+
+__device__ __forceinline__ int part_inner(const Parameters& p) { return (p.inner + INNER - 1) / INNER * INNER; }
+__device__ __forceinline__ int part_of(const Parameters& p, int k) { return PARTS == 2 && k >= part_inner(p) ? 1 : 0; }
+__device__ __forceinline__ int inner_end(const Parameters& p) { return PARTS == 2 ? 2 * part_inner(p) : p.inner; }
 
 // Draws the block's next tile, by a ticket drawn one ahead, and publishes it. Called by the whole first warp.
 struct Drawer {
@@ -28,7 +36,13 @@ struct Drawer {
 __device__ __forceinline__ int padded(int count) { return max(LEAST, (count + STEP - 1) / STEP * STEP); }
 
 __device__ __forceinline__ void load_weights(const Parameters& p, const Shared& shared, int stage, const Tile& tile, int k) {
-    if constexpr (kGated) {
+    if constexpr (BACKWARD) {
+        const int part = part_of(p, k);
+        for (int panel = 0; panel < PANELS; ++panel) {
+            ptx::tma_load(p.weights, shared.weights(stage) + panel * PANEL_BYTES, shared.full(stage),
+                          tile.weight_tile * WEIGHT_ROWS + panel * PANEL_COLUMNS, k - part * part_inner(p), part, tile.expert);
+        }
+    } else if constexpr (kPaired) {
         ptx::tma_load(p.weights, shared.weights(stage), shared.full(stage), k, 0, 0, tile.weight_tile * (WEIGHT_ROWS / 32),
                       tile.expert);
     } else {
@@ -41,14 +55,22 @@ __device__ __forceinline__ void load_weights(const Parameters& p, const Shared& 
 constexpr int ROWS_AT_ONCE = WARPGROUP / 8;  // eight threads copy the 128 bytes of a row
 constexpr int PASSES = TOKENS / ROWS_AT_ONCE;
 
-__device__ __forceinline__ void copy_or_zero(uint32 shared, const char* global, bool valid) {
-    asm volatile(
-        "{\n.reg .pred ignore;\n"
-        "setp.eq.u32 ignore, %2, 0;\n"
-        "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, ignore;\n}" ::"r"(shared),
-        "l"(global), "r"(static_cast<uint32>(valid))
-        : "memory");
+#if BACKWARD
+// What was kept of a panel's columns, gate and up: stages of their own, for the consumer that has the panel.
+__device__ __forceinline__ void load_kept(const Parameters& p, const Shared& shared, int stage, const Tile& tile, int panel) {
+    const int rows = padded(tile.count);
+    const int column = tile.weight_tile * WEIGHT_ROWS + panel * PANEL_COLUMNS;
+    ptx::mbarrier_expect_bytes(shared.full(stage), (kGated ? 2 : 1) * rows * ROW_BYTES);
+    for (int row = 0; row < rows; row += STEP) {
+        ptx::tma_load(p.rows, shared.weights(stage) + row * ROW_BYTES, shared.full(stage), column, tile.first + row);
+        if (kGated) {
+            ptx::tma_load(p.rows, shared.tokens(stage) + row * ROW_BYTES, shared.full(stage), p.columns + column,
+                          tile.first + row);
+        }
+    }
+    ptx::mbarrier_arrive(shared.full(stage));
 }
+#endif
 
 __device__ __forceinline__ void produce(const Parameters& p, const Shared& shared, int warp) {
     Drawer drawer;
@@ -69,7 +91,7 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
             if (index < tile.count) token[i] = __ldg(p.sorted_slots + tile.first + index) / p.top_k;
         }
         const int passes = padded(tile.count) / ROWS_AT_ONCE;
-        for (int k = 0; k < p.inner; k += INNER) {
+        for (int k = 0; k < inner_end(p); k += INNER) {
             ptx::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
             if (threadIdx.x == 0) {
                 ptx::mbarrier_expect_bytes(shared.full(ring.stage), WEIGHT_BYTES);
@@ -85,20 +107,31 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
             for (int i = 0; i < PASSES; ++i) {
                 if (i < passes) {
                     const bool valid = inside && token[i] >= 0;
-                    copy_or_zero(to + i * ROWS_AT_ONCE * ROW_BYTES, valid ? from + token[i] * row_bytes : p.tokens, valid);
+                    copy_chunk(to + i * ROWS_AT_ONCE * ROW_BYTES, valid ? from + token[i] * row_bytes : p.tokens, valid);
                 }
             }
             ptx::mbarrier_arrive_after_copies(shared.full(ring.stage));
             ring.advance();
         }
+#if BACKWARD
+        for (int turn = 0; turn < PANELS; ++turn) {
+            ptx::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
+            if (threadIdx.x == 0) load_kept(p, shared, ring.stage, tile, panel_of_turn(turn));
+            __syncwarp();
+            if (threadIdx.x != 0) ptx::mbarrier_arrive(shared.full(ring.stage));
+            ring.advance();
+        }
+#endif
     }
 }
 
 #else
 
 __device__ __forceinline__ void load_rows(const Parameters& p, const Shared& shared, int stage, const Tile& tile, int k) {
+    const int part = part_of(p, k);
+    const int column = k - part * (part_inner(p) - p.inner);
     for (int row = 0; row < padded(tile.count); row += STEP) {
-        ptx::tma_load(p.rows, shared.tokens(stage) + row * ROW_BYTES, shared.full(stage), k, tile.first + row);
+        ptx::tma_load(p.rows, shared.tokens(stage) + row * ROW_BYTES, shared.full(stage), column, tile.first + row);
     }
 }
 
@@ -110,7 +143,7 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
     Ring<STAGES> ring;
     Tile tile = drawer.next(p, shared);
     const uint32 bytes = WEIGHT_BYTES + padded(tile.count) * ROW_BYTES;
-    const int ahead = tile.count == 0 ? 0 : min(p.inner, STAGES * INNER);
+    const int ahead = tile.count == 0 ? 0 : min(inner_end(p), STAGES * INNER);
     if (threadIdx.x == 0) {
         for (int k = 0; k < ahead; k += INNER) {
             ptx::mbarrier_expect_bytes(shared.full(k / INNER), bytes);
@@ -125,7 +158,7 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
     __syncwarp();
     for (int k = 0; k < ahead; k += INNER) ring.advance();
     for (int first = ahead; tile.count != 0; first = 0) {
-        for (int k = first; k < p.inner; k += INNER) {
+        for (int k = first; k < inner_end(p); k += INNER) {
             ptx::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
             if (threadIdx.x == 0) {
                 ptx::mbarrier_expect_bytes(shared.full(ring.stage), WEIGHT_BYTES + padded(tile.count) * ROW_BYTES);

@@ -22,6 +22,9 @@ constexpr int TILE_BYTES = 16;
 constexpr uint32 WEIGHT_BYTES = WEIGHT_ROWS * ROW_BYTES;
 constexpr uint32 TOKEN_BYTES = TOKENS * ROW_BYTES;
 
+// Which panel's kept columns come in which turn: the consumers', two each, by turns.
+__device__ __forceinline__ int panel_of_turn(int turn) { return turn % 2 * 2 + turn / 2; }
+
 struct Shared {
     uint32 base;  // on 1024 bytes
 

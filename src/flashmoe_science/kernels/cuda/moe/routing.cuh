@@ -18,13 +18,14 @@ namespace routing {
 constexpr int THREADS = WARPS * 32;
 constexpr int CHUNK = THREADS * LOADS;
 constexpr uint32 ALL = 0xffffffff;
+constexpr int TICKETS = 8;
 
 struct Parameters {
     const void* ids;
     int* expert_offsets;  // experts + 1
     int* sorted_slots;    // as many as there are valid ids are written
     int* counts;          // (blocks, experts): slots of an expert in a block's chunk; unused by a single block
-    int* tickets;         // two counters to set to zero
+    int* tickets;         // as many counters to set to zero
     int slots;
     int experts;
 };

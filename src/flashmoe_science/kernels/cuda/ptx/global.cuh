@@ -9,6 +9,14 @@ __device__ __forceinline__ Chunk load_global(const char* address) {
     return c;
 }
 
+// What one thread reads, once, and nobody writes meanwhile.
+__device__ __forceinline__ Chunk load_once(const char* address) {
+    Chunk c;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(c.x), "=r"(c.y), "=r"(c.z), "=r"(c.w) : "l"(address));
+    return c;
+}
+
 __device__ __forceinline__ void store_global(char* address, uint32 low, uint32 high) {
     asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(address), "r"(low), "r"(high) : "memory");
 }

@@ -25,18 +25,6 @@ __device__ __forceinline__ uint32 most(uint32 x) {
 }
 
 template <int WIDTH>
-__device__ __forceinline__ uint32 sum(uint32 x) {
-#if NATIVE_REDUX
-    if (WIDTH == 32) {
-        uint32 y;
-        asm volatile("redux.sync.add.u32 %0, %1, 0xffffffff;" : "=r"(y) : "r"(x));
-        return y;
-    }
-#endif
-    return over_lanes<WIDTH>(x, [](uint32 a, uint32 b) { return a + b; });
-}
-
-template <int WIDTH>
 __device__ __forceinline__ uint32 least(uint32 x) {
     return ~most<WIDTH>(~x);
 }

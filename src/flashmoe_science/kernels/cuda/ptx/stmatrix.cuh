@@ -9,3 +9,10 @@ __device__ __forceinline__ void store_matrices(uint32 address, uint32 a, uint32 
                  "r"(d)
                  : "memory");
 }
+
+// The same of the transposed matrices.
+__device__ __forceinline__ void store_matrices_transposed(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
+                 "r"(c), "r"(d)
+                 : "memory");
+}

@@ -29,7 +29,7 @@ __device__ __forceinline__ void tma_load(const TensorMap& map, uint32 destinatio
         : "memory");
 }
 
-// The same for tensors of 2, 3 and 5 dimensions, under L2's usual policy.
+// The same for tensors of 2 to 5 dimensions, under L2's usual policy.
 __device__ __forceinline__ void tma_load(const TensorMap& map, uint32 destination, uint32 barrier, int x, int y) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
@@ -43,6 +43,14 @@ __device__ __forceinline__ void tma_load(const TensorMap& map, uint32 destinatio
         "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
         " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(destination),
         "l"(reinterpret_cast<uint64>(&map)), "r"(barrier), "r"(x), "r"(y), "r"(z)
+        : "memory");
+}
+
+__device__ __forceinline__ void tma_load(const TensorMap& map, uint32 destination, uint32 barrier, int x, int y, int z, int w) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(destination),
+        "l"(reinterpret_cast<uint64>(&map)), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
         : "memory");
 }
 

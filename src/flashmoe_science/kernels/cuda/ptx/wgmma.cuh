@@ -4,7 +4,7 @@
 // multiply-accumulate"). A warpgroup holds 64 x N accumulators: thread t of warp w holds, in d[4i .. 4i+3], row
 // 16w + t/4 at columns 8i + 2(t%4) + {0, 1}, then row + 8 at the same columns.
 //
-//   ss: A and B from shared memory (descriptors), both K-major; MN_MAJOR: both MN-major (transposed).
+//   ss: A and B from shared memory (descriptors), K-major; A_ACROSS, B_ACROSS: MN-major (transposed).
 //   rs: A from registers, B from shared memory, MN-major (transposed).
 #pragma once
 
@@ -41,16 +41,16 @@ struct Wgmma;
 
 template <>
 struct Wgmma<32> {
-    template <int MN_MAJOR = 0>
+    template <int A_ACROSS = 0, int B_ACROSS = A_ACROSS>
     static __device__ __forceinline__ void ss(float (&d)[16], uint64 a, uint64 b, int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n32k16.f32." WGMMA_TYPES " {"
             "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-            "%16, %17, p, 1, 1, %19, %19;\n}"
+            "%16, %17, p, 1, 1, %19, %20;\n}"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
               "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-            : "l"(a), "l"(b), "r"(accumulate), "n"(MN_MAJOR));
+            : "l"(a), "l"(b), "r"(accumulate), "n"(A_ACROSS), "n"(B_ACROSS));
     }
 
     static __device__ __forceinline__ void rs(float (&d)[16], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b,
@@ -68,18 +68,18 @@ struct Wgmma<32> {
 
 template <>
 struct Wgmma<48> {
-    template <int MN_MAJOR = 0>
+    template <int A_ACROSS = 0, int B_ACROSS = A_ACROSS>
     static __device__ __forceinline__ void ss(float (&d)[24], uint64 a, uint64 b, int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %26, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n48k16.f32." WGMMA_TYPES " {"
             "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
             "%16, %17, %18, %19, %20, %21, %22, %23}, "
-            "%24, %25, p, 1, 1, %27, %27;\n}"
+            "%24, %25, p, 1, 1, %27, %28;\n}"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
               "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
               "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
-            : "l"(a), "l"(b), "r"(accumulate), "n"(MN_MAJOR));
+            : "l"(a), "l"(b), "r"(accumulate), "n"(A_ACROSS), "n"(B_ACROSS));
     }
 
     static __device__ __forceinline__ void rs(float (&d)[24], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b,
@@ -99,19 +99,19 @@ struct Wgmma<48> {
 
 template <>
 struct Wgmma<64> {
-    template <int MN_MAJOR = 0>
+    template <int A_ACROSS = 0, int B_ACROSS = A_ACROSS>
     static __device__ __forceinline__ void ss(float (&d)[32], uint64 a, uint64 b, int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n64k16.f32." WGMMA_TYPES " {"
             "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
             "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-            "%32, %33, p, 1, 1, %35, %35;\n}"
+            "%32, %33, p, 1, 1, %35, %36;\n}"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
               "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
               "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
               "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-            : "l"(a), "l"(b), "r"(accumulate), "n"(MN_MAJOR));
+            : "l"(a), "l"(b), "r"(accumulate), "n"(A_ACROSS), "n"(B_ACROSS));
     }
 
     static __device__ __forceinline__ void rs(float (&d)[32], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b,
@@ -132,7 +132,7 @@ struct Wgmma<64> {
 
 template <>
 struct Wgmma<80> {
-    template <int MN_MAJOR = 0>
+    template <int A_ACROSS = 0, int B_ACROSS = A_ACROSS>
     static __device__ __forceinline__ void ss(float (&d)[40], uint64 a, uint64 b, int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %42, 0;\n"
@@ -140,13 +140,13 @@ struct Wgmma<80> {
             "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
             "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
             "%32, %33, %34, %35, %36, %37, %38, %39}, "
-            "%40, %41, p, 1, 1, %43, %43;\n}"
+            "%40, %41, p, 1, 1, %43, %44;\n}"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
               "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
               "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
               "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
               "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
-            : "l"(a), "l"(b), "r"(accumulate), "n"(MN_MAJOR));
+            : "l"(a), "l"(b), "r"(accumulate), "n"(A_ACROSS), "n"(B_ACROSS));
     }
 
     static __device__ __forceinline__ void rs(float (&d)[40], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b,
@@ -169,7 +169,7 @@ struct Wgmma<80> {
 
 template <>
 struct Wgmma<96> {
-    template <int MN_MAJOR = 0>
+    template <int A_ACROSS = 0, int B_ACROSS = A_ACROSS>
     static __device__ __forceinline__ void ss(float (&d)[48], uint64 a, uint64 b, int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %50, 0;\n"
@@ -177,14 +177,14 @@ struct Wgmma<96> {
             "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
             "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
             "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
-            "%48, %49, p, 1, 1, %51, %51;\n}"
+            "%48, %49, p, 1, 1, %51, %52;\n}"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
               "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
               "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
               "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
               "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
               "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
-            : "l"(a), "l"(b), "r"(accumulate), "n"(MN_MAJOR));
+            : "l"(a), "l"(b), "r"(accumulate), "n"(A_ACROSS), "n"(B_ACROSS));
     }
 
     static __device__ __forceinline__ void rs(float (&d)[48], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b,
@@ -208,7 +208,7 @@ struct Wgmma<96> {
 
 template <>
 struct Wgmma<112> {
-    template <int MN_MAJOR = 0>
+    template <int A_ACROSS = 0, int B_ACROSS = A_ACROSS>
     static __device__ __forceinline__ void ss(float (&d)[56], uint64 a, uint64 b, int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %58, 0;\n"
@@ -217,7 +217,7 @@ struct Wgmma<112> {
             "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
             "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
             "%48, %49, %50, %51, %52, %53, %54, %55}, "
-            "%56, %57, p, 1, 1, %59, %59;\n}"
+            "%56, %57, p, 1, 1, %59, %60;\n}"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
               "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
               "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
@@ -225,7 +225,7 @@ struct Wgmma<112> {
               "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
               "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
               "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55])
-            : "l"(a), "l"(b), "r"(accumulate), "n"(MN_MAJOR));
+            : "l"(a), "l"(b), "r"(accumulate), "n"(A_ACROSS), "n"(B_ACROSS));
     }
 
     static __device__ __forceinline__ void rs(float (&d)[56], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b,
@@ -251,7 +251,7 @@ struct Wgmma<112> {
 
 template <>
 struct Wgmma<128> {
-    template <int MN_MAJOR = 0>
+    template <int A_ACROSS = 0, int B_ACROSS = A_ACROSS>
     static __device__ __forceinline__ void ss(float (&d)[64], uint64 a, uint64 b, int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
@@ -260,7 +260,7 @@ struct Wgmma<128> {
             "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
             "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
             "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-            "%64, %65, p, 1, 1, %67, %67;\n}"
+            "%64, %65, p, 1, 1, %67, %68;\n}"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
               "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
               "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
@@ -269,7 +269,7 @@ struct Wgmma<128> {
               "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
               "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
               "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-            : "l"(a), "l"(b), "r"(accumulate), "n"(MN_MAJOR));
+            : "l"(a), "l"(b), "r"(accumulate), "n"(A_ACROSS), "n"(B_ACROSS));
     }
 
     static __device__ __forceinline__ void rs(float (&d)[64], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b,
@@ -296,7 +296,7 @@ struct Wgmma<128> {
 
 template <>
 struct Wgmma<144> {
-    template <int MN_MAJOR = 0>
+    template <int A_ACROSS = 0, int B_ACROSS = A_ACROSS>
     static __device__ __forceinline__ void ss(float (&d)[72], uint64 a, uint64 b, int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %74, 0;\n"
@@ -306,7 +306,7 @@ struct Wgmma<144> {
             "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
             "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
             "%64, %65, %66, %67, %68, %69, %70, %71}, "
-            "%72, %73, p, 1, 1, %75, %75;\n}"
+            "%72, %73, p, 1, 1, %75, %76;\n}"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
               "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
               "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
@@ -316,7 +316,7 @@ struct Wgmma<144> {
               "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
               "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
               "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71])
-            : "l"(a), "l"(b), "r"(accumulate), "n"(MN_MAJOR));
+            : "l"(a), "l"(b), "r"(accumulate), "n"(A_ACROSS), "n"(B_ACROSS));
     }
 
     static __device__ __forceinline__ void rs(float (&d)[72], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b,
@@ -345,7 +345,7 @@ struct Wgmma<144> {
 
 template <>
 struct Wgmma<160> {
-    template <int MN_MAJOR = 0>
+    template <int A_ACROSS = 0, int B_ACROSS = A_ACROSS>
     static __device__ __forceinline__ void ss(float (&d)[80], uint64 a, uint64 b, int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %82, 0;\n"
@@ -355,7 +355,7 @@ struct Wgmma<160> {
             "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
             "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
             "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79}, "
-            "%80, %81, p, 1, 1, %83, %83;\n}"
+            "%80, %81, p, 1, 1, %83, %84;\n}"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
               "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
               "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
@@ -366,7 +366,7 @@ struct Wgmma<160> {
               "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
               "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]),
               "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79])
-            : "l"(a), "l"(b), "r"(accumulate), "n"(MN_MAJOR));
+            : "l"(a), "l"(b), "r"(accumulate), "n"(A_ACROSS), "n"(B_ACROSS));
     }
 
     static __device__ __forceinline__ void rs(float (&d)[80], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b,
@@ -396,7 +396,7 @@ struct Wgmma<160> {
 
 template <>
 struct Wgmma<176> {
-    template <int MN_MAJOR = 0>
+    template <int A_ACROSS = 0, int B_ACROSS = A_ACROSS>
     static __device__ __forceinline__ void ss(float (&d)[88], uint64 a, uint64 b, int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %90, 0;\n"
@@ -407,7 +407,7 @@ struct Wgmma<176> {
             "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
             "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
             "%80, %81, %82, %83, %84, %85, %86, %87}, "
-            "%88, %89, p, 1, 1, %91, %91;\n}"
+            "%88, %89, p, 1, 1, %91, %92;\n}"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
               "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
               "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
@@ -419,7 +419,7 @@ struct Wgmma<176> {
               "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]),
               "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),
               "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87])
-            : "l"(a), "l"(b), "r"(accumulate), "n"(MN_MAJOR));
+            : "l"(a), "l"(b), "r"(accumulate), "n"(A_ACROSS), "n"(B_ACROSS));
     }
 
     static __device__ __forceinline__ void rs(float (&d)[88], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b,
@@ -451,7 +451,7 @@ struct Wgmma<176> {
 
 template <>
 struct Wgmma<192> {
-    template <int MN_MAJOR = 0>
+    template <int A_ACROSS = 0, int B_ACROSS = A_ACROSS>
     static __device__ __forceinline__ void ss(float (&d)[96], uint64 a, uint64 b, int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
@@ -462,7 +462,7 @@ struct Wgmma<192> {
             "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
             "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
             "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "
-            "%96, %97, p, 1, 1, %99, %99;\n}"
+            "%96, %97, p, 1, 1, %99, %100;\n}"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
               "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
               "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
@@ -475,7 +475,7 @@ struct Wgmma<192> {
               "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),
               "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),
               "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95])
-            : "l"(a), "l"(b), "r"(accumulate), "n"(MN_MAJOR));
+            : "l"(a), "l"(b), "r"(accumulate), "n"(A_ACROSS), "n"(B_ACROSS));
     }
 
     static __device__ __forceinline__ void rs(float (&d)[96], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b,
@@ -508,7 +508,7 @@ struct Wgmma<192> {
 
 template <>
 struct Wgmma<256> {
-    template <int MN_MAJOR = 0>
+    template <int A_ACROSS = 0, int B_ACROSS = A_ACROSS>
     static __device__ __forceinline__ void ss(float (&d)[128], uint64 a, uint64 b, int accumulate) {
         asm volatile(
             "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
@@ -521,7 +521,7 @@ struct Wgmma<256> {
             "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
             "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
             "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-            "%128, %129, p, 1, 1, %131, %131;\n}"
+            "%128, %129, p, 1, 1, %131, %132;\n}"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
               "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
               "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
@@ -538,7 +538,7 @@ struct Wgmma<256> {
               "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]),
               "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
               "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-            : "l"(a), "l"(b), "r"(accumulate), "n"(MN_MAJOR));
+            : "l"(a), "l"(b), "r"(accumulate), "n"(A_ACROSS), "n"(B_ACROSS));
     }
 
     static __device__ __forceinline__ void rs(float (&d)[128], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b,

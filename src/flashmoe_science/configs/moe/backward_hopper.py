@@ -1,0 +1,54 @@
+"""Tiles of the Hopper kernels of the backward pass (`kernels/cuda/moe_backward_*.cu`): data.
+
+docs/kernels/moe-backward.md has every variant with its figures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from flashmoe_science.configs.moe.hopper import MoeHopperConfiguration
+from flashmoe_science.moe_arguments import Activation
+
+PANEL = 64
+"""Columns, and inner rows, of a box: 128 bytes, what TMA swizzles by."""
+PARTS_PER_TILE = 16
+"""Partial sums of the routing weights' gradients that a tile of columns leaves: one for 16 columns."""
+
+
+@dataclass(frozen=True)
+class MoeHopperBackward:
+    """The tiles of all products."""
+
+    first: MoeHopperConfiguration
+    """Of the gradient of what the activation is applied to: leaves registers for what is made of it."""
+    second: MoeHopperConfiguration
+    """Of the gradient of the input."""
+    weights: MoeHopperConfiguration
+    """Of the gradients of the weights; `tokens` are columns of the sorted rows, in panels of 64."""
+
+
+TUNABLE = {
+    f"{product}.{name}": 1
+    for product, names in (
+        ("first", ("tokens", "step", "stages")),
+        ("second", ("tokens", "step", "stages")),
+        ("weights", ("tokens", "stages")),
+    )
+    for name in names
+}
+"""What a table of tuned configurations may set, and the least value: nothing that makes results wrong."""
+
+WIDE = MoeHopperBackward(
+    first=MoeHopperConfiguration(tokens=160, step=32, stages=4),
+    second=MoeHopperConfiguration(tokens=192, step=16, stages=4),
+    weights=MoeHopperConfiguration(tokens=192, step=16, stages=4),
+)
+NARROWER = replace(WIDE, first=MoeHopperConfiguration(tokens=128, step=32, stages=4))
+"""For activations whose derivative takes more registers."""
+_SIMPLE = (Activation.SILU, Activation.SILU_NO_MUL, Activation.RELU2_NO_MUL)
+
+
+def configuration(activation: Activation) -> MoeHopperBackward:
+    """The tiles for an activation."""
+    return WIDE if activation in _SIMPLE else NARROWER

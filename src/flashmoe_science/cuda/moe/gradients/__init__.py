@@ -1,0 +1,23 @@
+"""The backward pass of a mixture of experts on CUDA, and the forward pass that keeps what it needs.
+
+A call goes `backward` -> a plan, cached per shape -> the driver. Plans are made by `select` and by the module of each
+kind. To add a kind: a module with the functions of `cuda.choice.KernelModule`, a member of `MoeBackwardKind`, and a
+line in `select`.
+"""
+
+from flashmoe_science.cuda.moe.gradients.backward import backward, can_differentiate, explain
+from flashmoe_science.cuda.moe.gradients.forward import forward_keeping
+from flashmoe_science.cuda.moe.gradients.problem import MoeBackwardKind, MoeBackwardProblem
+from flashmoe_science.cuda.moe.gradients.select import OVERRIDE_VARIABLE, kernels, select
+
+__all__ = [
+    "OVERRIDE_VARIABLE",
+    "MoeBackwardKind",
+    "MoeBackwardProblem",
+    "backward",
+    "can_differentiate",
+    "explain",
+    "forward_keeping",
+    "kernels",
+    "select",
+]

@@ -1,0 +1,254 @@
+"""The backward pass of a mixture of experts on CUDA tensors: a cached plan per shape, allocations, the launches."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+import torch
+
+from flashmoe_science.cuda.calls import Calls, Options, Tensors
+from flashmoe_science.cuda.choice import Choice
+from flashmoe_science.cuda.device import Device, device_of
+from flashmoe_science.cuda.driver import make_context_current
+from flashmoe_science.cuda.launch import LaunchPlan
+from flashmoe_science.cuda.moe.forward import DTYPES, INPUTS, problem_of
+from flashmoe_science.cuda.moe.gradients import hopper
+from flashmoe_science.cuda.moe.gradients.problem import MoeBackwardProblem
+from flashmoe_science.cuda.moe.gradients.select import plan, select
+from flashmoe_science.cuda.moe.problem import MoeKind
+from flashmoe_science.cuda.moe.select import OVERRIDE_VARIABLE as FORWARD_VARIABLE
+from flashmoe_science.cuda.repeat import Call, cuda_allocator, misaligned, raw_stream
+from flashmoe_science.errors import InputError
+from flashmoe_science.moe_arguments import Activation, W13Layout
+from flashmoe_science.moe_gradients import MoeGradients, MoeNeeds
+
+_GIVEN = 6
+"""Tensors that every call has; z and the buffers follow."""
+
+
+class MainGradients(NamedTuple):
+    """Buffers of float32, contiguous and like the weights in shape, to which the weights' gradients are added."""
+
+    w13: torch.Tensor | None = None
+    w2: torch.Tensor | None = None
+
+
+def backward(
+    grad_output: torch.Tensor,
+    hidden_states: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    z: torch.Tensor | None,
+    *,
+    activation: Activation,
+    w13_layout: W13Layout,
+    needs: MoeNeeds,
+    main: MainGradients | None = None,
+    choice: Choice | None = None,
+) -> MoeGradients:
+    """The gradients of a mixture of experts, as `flashmoe_science.moe_gradients.MoeBackward` says, on PyTorch's current
+    stream.
+
+    Nothing is synchronised, and what is launched does not depend on the routing. Can be captured in a CUDA graph after
+    one call with the same combination of shapes and options. A gradient of the output that is not contiguous, or does
+    not start at a multiple of 16 bytes, is copied once.
+
+    Args:
+        z: what `forward_keeping` kept; None: it is computed again.
+        main: where gradients of the weights are added instead of being returned.
+        choice: the kernels and configuration to use instead of `select`'s.
+
+    Raises:
+        InputError: tensors that the forward pass would not have taken either, or buffers that do not fit.
+        NoKernelError: no kernel takes it (`can_differentiate`).
+        DeviceError, BuildError: see `flashmoe_science.cuda.driver.load`.
+    """
+    buffers = MainGradients() if main is None else main
+    more = tuple(tensor for tensor in (z, *buffers) if tensor is not None)
+    tensors = (grad_output, hidden_states, w13, w2, topk_weights, topk_ids, *more)
+    options = (
+        activation,
+        w13_layout,
+        needs,
+        z is not None,
+        buffers.w13 is not None,
+        buffers.w2 is not None,
+        choice,
+    )
+    return MoeGradients(*_calls(tensors, options))
+
+
+def can_differentiate(
+    hidden_states: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    topk_ids: torch.Tensor,
+    *,
+    activation: Activation,
+    w13_layout: W13Layout,
+) -> bool:
+    """Whether `forward_keeping` and `backward` take CUDA tensors like these; from shapes and the device alone.
+
+    Not where the forward pass is told to go a way that keeps nothing.
+    """
+    if hidden_states.dtype not in DTYPES or not torch.cuda.is_available():
+        return False
+    if os.environ.get(FORWARD_VARIABLE) not in (None, "", MoeKind.HOPPER.value):
+        return False
+    problem = _problem(hidden_states, w13, w2, topk_ids, activation, w13_layout, _ALL)
+    return hopper.why_not(problem, device_of(hidden_states.get_device())) is None
+
+
+def explain(
+    hidden_states: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    topk_ids: torch.Tensor,
+    *,
+    activation: Activation = Activation.SILU,
+    w13_layout: W13Layout = W13Layout.CONCAT,
+    device: Device | None = None,
+) -> Choice:
+    """Which kernels and configuration the backward pass of a call takes, and why. Launches nothing.
+
+    ``device``: a GPU that need not be there, for tensors of any device, ``meta`` among them; theirs unless given.
+    """
+    problem = _problem(hidden_states, w13, w2, topk_ids, activation, w13_layout, _ALL)
+    return select(problem, device_of(hidden_states.get_device()) if device is None else device)
+
+
+_ALL = MoeNeeds(True, True, True, True)
+
+
+def _problem(
+    hidden_states: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    topk_ids: torch.Tensor,
+    activation: Activation,
+    w13_layout: W13Layout,
+    needs: MoeNeeds,
+    *,
+    kept: bool = True,
+    accumulates_w13: bool = False,
+    accumulates_w2: bool = False,
+) -> MoeBackwardProblem:
+    forward = problem_of(hidden_states, w13, w2, topk_ids, activation, w13_layout, keeps=True)
+    return MoeBackwardProblem(forward, needs, kept, accumulates_w13, accumulates_w2)
+
+
+def _check(tensors: Tensors, options: Options) -> None:
+    """Autograd passes on what the forward pass has checked; the rest is the caller's."""
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+            raise InputError(f"expected dense tensors, not {type(tensor).__name__}")
+    *_, needs, kept, w13_buffer, w2_buffer, _ = options
+    _, hidden_states, w13, w2, _, topk_ids, *more = tensors
+    if kept:
+        z = more.pop(0)
+        shape = (topk_ids.numel(), w13.shape[1])
+        if tuple(z.shape) != shape or z.dtype != hidden_states.dtype or not z.is_contiguous():
+            raise InputError(
+                f"z is {tuple(z.shape)} of {z.dtype}; expected {shape} of {hidden_states.dtype}, contiguous: pass what "
+                "the forward pass kept"
+            )
+    for name, weight, is_given, needed in (
+        ("w13", w13, w13_buffer, needs.w13),
+        ("w2", w2, w2_buffer, needs.w2),
+    ):
+        if not is_given:
+            continue
+        buffer = more.pop(0)
+        if buffer.shape != weight.shape or buffer.dtype != torch.float32 or not buffer.is_contiguous():
+            raise InputError(
+                f"the buffer of {name}'s gradient is {tuple(buffer.shape)} of {buffer.dtype}; expected "
+                f"{tuple(weight.shape)} of torch.float32, contiguous"
+            )
+        if not needed:
+            raise InputError(f"there is a buffer of {name}'s gradient, which is not needed; leave it out")
+
+
+def _make_call(tensors: Tensors, options: Options, index: int) -> Call:
+    """Choose, compile, load and prepare."""
+    _, hidden_states, w13, w2, topk_weights, topk_ids = tensors[:_GIVEN]
+    activation, w13_layout, needs, kept, accumulates_w13, accumulates_w2, choice = options
+    make_context_current(index)
+    new = (
+        hidden_states if needs.hidden_states else None,
+        w13 if needs.w13 and not accumulates_w13 else None,
+        w2 if needs.w2 and not accumulates_w2 else None,
+        topk_weights if needs.topk_weights else None,
+    )
+    likes = [None if tensor is None else (tuple(tensor.shape), tensor.dtype) for tensor in new]
+    if hidden_states.numel() == 0 or topk_ids.numel() == 0:
+        device = hidden_states.device
+        return lambda *tensors: tuple(
+            None if like is None else torch.zeros(like[0], dtype=like[1], device=device) for like in likes
+        )
+    problem = _problem(
+        hidden_states,
+        w13,
+        w2,
+        topk_ids,
+        activation,
+        w13_layout,
+        needs,
+        kept=kept,
+        accumulates_w13=accumulates_w13,
+        accumulates_w2=accumulates_w2,
+    )
+    return _prepare(likes, plan(problem, device_of(index), choice), problem, index)
+
+
+_calls = Calls(
+    _check,
+    _make_call,
+    options=7,
+    most=1024,
+    repeated=lambda options: options[-1] is None,
+    under_no_grad=True,
+)
+
+
+def _prepare(
+    likes: list[tuple[tuple[int, ...], torch.dtype] | None],
+    plan: LaunchPlan,
+    problem: MoeBackwardProblem,
+    device: int,
+) -> Call:
+    """The call itself."""
+    launch, allocate = plan.launch, cuda_allocator()
+    results = [None if like is None else (like[0], _contiguous(like[0]), like[1]) for like in likes]
+
+    def call(*tensors: torch.Tensor) -> tuple[Any, ...]:
+        grad_output = tensors[0].contiguous()
+        if grad_output.data_ptr() & 15:
+            grad_output = grad_output.clone()
+        given = [tensor.data_ptr() for tensor in tensors[1:_GIVEN]]
+        more = [tensor.data_ptr() for tensor in tensors[_GIVEN:]]
+        if any(address & 15 for address in (*given[:3], *more)):
+            names = dict.fromkeys((*list(INPUTS)[:3], "z or a buffer"), 16)
+            raise InputError(misaligned(names, (*tensors[1:4], *tensors[_GIVEN:])))
+        z = more.pop(0) if problem.kept else 0
+        gradients = tuple(None if result is None else allocate(*result) for result in results)
+        addresses = [0 if gradient is None else gradient.data_ptr() for gradient in gradients]
+        if problem.accumulates_w13:
+            addresses[1] = more.pop(0)
+        if problem.accumulates_w2:
+            addresses[2] = more.pop(0)
+        # Freed when this returns: what the allocator puts there next on this stream comes after the launches.
+        workspace = allocate((plan.workspace_bytes,), (1,), torch.uint8)
+        launch(grad_output.data_ptr(), *given, z, *addresses, workspace.data_ptr(), raw_stream(device))
+        return gradients
+
+    return call
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * size)
+    return tuple(strides)

@@ -1,0 +1,422 @@
+"""The backward pass of a mixture of experts on Hopper: two grouped products (`moe_backward_hopper.cu`), the combination
+of the input's gradient, the routing weights' gradient, and the weights' gradients (`moe_backward_weights.cu`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from flashmoe_science.configs.moe import backward_hopper as configs
+from flashmoe_science.configs.moe import hopper as forward_configs
+from flashmoe_science.configs.moe.backward_hopper import MoeHopperBackward
+from flashmoe_science.configs.moe.hopper import MoeHopperConfiguration
+from flashmoe_science.cuda.choice import Choice
+from flashmoe_science.cuda.device import Device
+from flashmoe_science.cuda.driver import load
+from flashmoe_science.cuda.launch import Launcher, LaunchPlan
+from flashmoe_science.cuda.moe import combine, hopper
+from flashmoe_science.cuda.moe.combine import Combine
+from flashmoe_science.cuda.moe.gradients.problem import MoeBackwardKind, MoeBackwardProblem
+from flashmoe_science.cuda.moe.problem import MoeProblem
+from flashmoe_science.cuda.moe.routing import TICKETS_BYTES, Routing
+from flashmoe_science.cuda.tensor_map import MAP_BYTES, TensorMap
+from flashmoe_science.cuda.workspace import place
+from flashmoe_science.errors import InputError
+from flashmoe_science.jit.limits import base_architecture
+from flashmoe_science.jit.nvrtc import CudaKernel, nvrtc_version
+from flashmoe_science.moe_arguments import ACTIVATION_CODES, Activation, W13Layout
+
+_ARCHITECTURE = "sm_90a"
+# tokens, topk_weights, output, activated, sums, expert_offsets, sorted_slots, ticket
+_PRODUCT = struct.Struct("8Q")
+_PRODUCT_REST = struct.Struct("6i")
+_PRODUCT_AT = 2 * MAP_BYTES
+_WEIGHTS = struct.Struct("5Q")  # tokens, output, expert_offsets, sorted_slots, ticket
+_WEIGHTS_REST = struct.Struct("9i")
+_ROUTING = struct.Struct("5Q")  # sums, ids, expert_offsets, sorted_slots, output
+_ROUTING_REST = struct.Struct("3i")
+_ROUTING_THREADS = 256
+_FLOAT_BYTES = 4
+_FIRST_TICKET, _SECOND_TICKET, _W2_TICKET, _W13_TICKET, _AGAIN_TICKET = (4 * i for i in range(5))
+_MOST_TILES = 1 << 30
+
+
+def choose(problem: MoeBackwardProblem, device: Device) -> Choice | None:
+    if why_not(problem, device) is not None:
+        return None
+    tiles = configs.configuration(problem.forward.activation)
+    return Choice(MoeBackwardKind.HOPPER, tiles, "TMA and wgmma products of rows sorted by expert")
+
+
+def why_not(problem: MoeBackwardProblem, device: Device) -> str | None:
+    reason = hopper.why_not(problem.forward, device)
+    return _refusal(problem) if reason is None else reason
+
+
+def _refusal(problem: MoeBackwardProblem) -> str | None:
+    if problem.needs.w13_bias or problem.needs.w2_bias:
+        return "it makes no gradients of biases"
+    forward = problem.forward
+    columns = configs.WIDE.weights.tokens
+    tiles = _tiles(forward.hidden) * -(-max(forward.w13_rows, forward.intermediate) // columns)
+    if forward.experts * tiles > _MOST_TILES:
+        return f"it cannot count {forward.experts * tiles} tiles of weights"
+    return None
+
+
+def kernels(architecture: str) -> list[CudaKernel]:
+    if base_architecture(architecture) != "sm_90" or nvrtc_version() < hopper.FIRST_NVRTC:
+        return []
+    dtypes = torch.bfloat16, torch.float16
+    keeping = [
+        hopper.kernel(tile, activation, dtype, keeps=True)
+        for tile in forward_configs.all_configurations()
+        for activation in Activation
+        for dtype in dtypes
+    ]
+    products = [
+        kernel
+        for dtype in dtypes
+        for kernel in (
+            *(
+                first_kernel(configs.configuration(activation).first, activation, dtype)
+                for activation in Activation
+            ),
+            *(second_kernel(configs.WIDE.second, gated, dtype) for gated in (True, False)),
+            *(
+                weights_kernel(configs.WIDE.weights, dtype, second=second, accumulates=accumulates)
+                for second in (True, False)
+                for accumulates in (True, False)
+            ),
+        )
+    ]
+    sums = [
+        combine.kernel(dtype, ids64, _ARCHITECTURE, weighted=False)
+        for dtype in dtypes
+        for ids64 in (False, True)
+    ]
+    return [*keeping, *products, *sums, *(routing_kernel(ids64) for ids64 in (False, True))]
+
+
+def _product_kernel(
+    tile: MoeHopperConfiguration, activation: Activation | None, dtype: torch.dtype, *, gather: bool
+) -> CudaKernel:
+    return CudaKernel(
+        source="moe_backward_hopper.cu",
+        function="moe_backward_hopper",
+        architecture=_ARCHITECTURE,
+        macros={
+            "TOKENS": tile.tokens,
+            "STEP": tile.step,
+            "STAGES": tile.stages,
+            "GATHER": int(gather),
+            "ACTIVATION": 0 if activation is None else ACTIVATION_CODES[activation],
+            "ELEMENT_BF16": int(dtype == torch.bfloat16),
+            "NATIVE_CP_ASYNC": 1,
+            "MMA_K": 16,
+        },
+        threads_per_block=forward_configs.THREADS,
+        dynamic_shared_bytes=tile.shared_bytes,
+    )
+
+
+def first_kernel(tile: MoeHopperConfiguration, activation: Activation, dtype: torch.dtype) -> CudaKernel:
+    """Gradient of what the activation is applied to, activated rows, and parts of the routing weights' gradient."""
+    return _product_kernel(tile, activation, dtype, gather=True)
+
+
+def second_kernel(tile: MoeHopperConfiguration, gated: bool, dtype: torch.dtype) -> CudaKernel:
+    """Gradient of the input, by slot."""
+    return _product_kernel(tile, Activation.SILU if gated else None, dtype, gather=False)
+
+
+def weights_kernel(
+    tile: MoeHopperConfiguration, dtype: torch.dtype, *, second: bool, accumulates: bool
+) -> CudaKernel:
+    """Gradient of w2 (`second`) or w13."""
+    return CudaKernel(
+        source="moe_backward_weights.cu",
+        function="moe_backward_weights",
+        architecture=_ARCHITECTURE,
+        macros={
+            "TOKENS": tile.tokens,
+            "STAGES": tile.stages,
+            "SECOND": int(second),
+            "ACCUMULATE": int(accumulates),
+            "ELEMENT_BF16": int(dtype == torch.bfloat16),
+            "NATIVE_CP_ASYNC": 1,
+            "MMA_K": 16,
+        },
+        threads_per_block=forward_configs.THREADS,
+        dynamic_shared_bytes=tile.shared_bytes,
+    )
+
+
+def routing_kernel(ids64: bool) -> CudaKernel:
+    """Gradient of the routing weights, from its parts."""
+    return CudaKernel(
+        source="moe_backward_routing.cu",
+        function="moe_backward_routing",
+        architecture=_ARCHITECTURE,
+        macros={"IDS64": int(ids64), "DEPENDENT": 1},
+        threads_per_block=_ROUTING_THREADS,
+        dynamic_shared_bytes=0,
+    )
+
+
+def check(problem: MoeBackwardProblem, configuration: Any) -> None:
+    if not isinstance(configuration, MoeHopperBackward):
+        raise InputError(
+            f"the Hopper kernels of the backward pass take a MoeHopperBackward, not {configuration!r}"
+        )
+    hopper.check(problem.forward, forward_configs.configuration(problem.forward.rows_per_expert))
+    reason = _refusal(problem)
+    if reason is not None:
+        raise InputError(f"the Hopper kernels of the backward pass do not take it: {reason}")
+
+
+def plan(
+    problem: MoeBackwardProblem, configuration: Any, device: Device, *, allow_defects: bool = False
+) -> LaunchPlan:
+    """Launches take the addresses of grad_output, hidden_states, w13, w2, topk_weights, topk_ids, z (0 if it is not
+    kept), of the gradients of hidden_states, w13, w2 and topk_weights (0 for one that is not needed), and of the
+    workspace.
+
+    Every launch may start while the one before it ends. Each of them lets the next one start only after it has itself
+    waited, except the second product, which lets the combination start early: that waits for all of the second
+    product, of which every block ends only after the first one.
+    """
+    check(problem, configuration)
+    tiles: MoeHopperBackward = configuration
+    forward, needs = problem.forward, problem.needs
+    make = _Make(forward, device, allow_defects)
+    sort = Routing(forward, device, _ARCHITECTURE)
+    again = None if problem.kept else make.first_product()
+    first = make.gradient_of_kept(tiles.first)
+    second = make.gradient_of_input(tiles.second) if needs.hidden_states else None
+    join = Combine(forward, device, _ARCHITECTURE, weighted=False) if needs.hidden_states else None
+    routed = make.gradient_of_routing() if needs.topk_weights else None
+    w2_gradient = w13_gradient = None
+    if needs.w2:
+        w2_gradient = make.gradient_of_weights(tiles.weights, second=True, accumulates=problem.accumulates_w2)
+    if needs.w13:
+        w13_gradient = make.gradient_of_weights(
+            tiles.weights, second=False, accumulates=problem.accumulates_w13
+        )
+    kept_bytes = forward.slots * forward.w13_rows * forward.dtype.itemsize
+    activated_bytes = forward.slots * forward.intermediate * forward.dtype.itemsize
+    sums_bytes = forward.slots * _parts(forward) * _FLOAT_BYTES
+    rows_bytes = forward.slots * forward.hidden * forward.dtype.itemsize
+    offsets_at, slots_at, counts_at, z_at, gradient_at, activated_at, sums_at, rows_at, total = place(
+        TICKETS_BYTES,
+        sort.offsets_bytes,
+        sort.slots_bytes,
+        sort.counts_bytes,
+        0 if problem.kept else kept_bytes,
+        kept_bytes,
+        activated_bytes,
+        sums_bytes,
+        rows_bytes if needs.hidden_states else 0,
+    )[1:]
+
+    def launch(
+        grad_output: int,
+        hidden: int,
+        w13: int,
+        w2: int,
+        topk_weights: int,
+        topk_ids: int,
+        z: int,
+        grad_hidden: int,
+        grad_w13: int,
+        grad_w2: int,
+        grad_weights: int,
+        workspace: int,
+        stream: int,
+    ) -> None:
+        offsets, slots = workspace + offsets_at, workspace + slots_at
+        gradient, activated = workspace + gradient_at, workspace + activated_at
+        sums, rows = workspace + sums_at, workspace + rows_at
+        sort.launch(topk_ids, offsets, slots, workspace + counts_at, workspace, stream)
+        if again is not None:
+            z = workspace + z_at
+            again(hidden, w13, activated, offsets, slots, workspace + _AGAIN_TICKET, z, stream)
+        first(
+            w2,
+            z,
+            grad_output,
+            topk_weights,
+            gradient,
+            activated,
+            sums,
+            offsets,
+            slots,
+            workspace + _FIRST_TICKET,
+            stream,
+        )
+        if second is not None and join is not None:
+            second(w13, gradient, 0, 0, rows, 0, 0, offsets, slots, workspace + _SECOND_TICKET, stream)
+            join.launch(rows, 0, topk_ids, grad_hidden, stream)
+        if routed is not None:
+            routed(sums, topk_ids, offsets, slots, grad_weights, stream)
+        if w2_gradient is not None:
+            w2_gradient(activated, grad_output, grad_w2, offsets, slots, workspace + _W2_TICKET, stream)
+        if w13_gradient is not None:
+            w13_gradient(gradient, hidden, grad_w13, offsets, slots, workspace + _W13_TICKET, stream)
+
+    return LaunchPlan(launch, total)
+
+
+def _tiles(columns: int) -> int:
+    return -(-columns // forward_configs.WEIGHT_ROWS)
+
+
+def _parts(problem: MoeProblem) -> int:
+    return configs.PARTS_PER_TILE * _tiles(problem.intermediate)
+
+
+class _Make:
+    """Makes the launches of one problem's products."""
+
+    def __init__(self, problem: MoeProblem, device: Device, allow_defects: bool) -> None:
+        self._problem = problem
+        self._device = device
+        self._allow_defects = allow_defects
+        self._parts = 2 if problem.gated else 1
+
+    def _launcher(self, compiled: CudaKernel, argument_bytes: int, blocks: int | None = None) -> Launcher:
+        function = load(
+            compiled,
+            self._device.index,
+            torch.cuda.is_current_stream_capturing(),
+            allow_defects=self._allow_defects,
+        )
+        grid = (self._device.multiprocessors if blocks is None else blocks, 1, 1)
+        return Launcher(function, grid, compiled, -(-argument_bytes // 64) * 64, dependent=True)
+
+    def _rows_map(self, launcher: Launcher, at: int, columns: int, box_rows: int) -> TensorMap:
+        """Of sorted rows."""
+        problem = self._problem
+        return TensorMap(
+            launcher.buffer,
+            at,
+            problem.dtype,
+            (columns, problem.slots),
+            (columns,),
+            (configs.PANEL, box_rows),
+        )
+
+    def first_product(self) -> Callable[..., None]:
+        """That of the forward pass, which keeps."""
+        problem = self._problem
+        tile = forward_configs.configuration(problem.rows_per_expert)
+        return hopper.FirstProduct(problem, tile, self._device, allow_defects=self._allow_defects).launch
+
+    def gradient_of_kept(self, tile: MoeHopperConfiguration) -> Callable[..., None]:
+        problem = self._problem
+        inner, columns = problem.hidden, problem.intermediate
+        compiled = first_kernel(tile, problem.activation, problem.dtype)
+        sizes, strides = (columns, inner, 1, problem.experts), (columns, 0, inner * columns)
+        return self._product(compiled, tile, sizes, strides, problem.w13_rows, inner, columns)
+
+    def gradient_of_input(self, tile: MoeHopperConfiguration) -> Callable[..., None]:
+        problem = self._problem
+        inner, columns = problem.intermediate, problem.hidden
+        compiled = second_kernel(tile, problem.gated, problem.dtype)
+        expert = problem.w13_rows * columns
+        if not problem.gated:
+            strides = (columns, 0, expert)
+        elif problem.w13_layout is W13Layout.CONCAT:
+            strides = (columns, inner * columns, expert)
+        else:
+            strides = (2 * columns, columns, expert)
+        sizes = (columns, inner, self._parts, problem.experts)
+        return self._product(compiled, tile, sizes, strides, problem.w13_rows, inner, columns)
+
+    def _product(
+        self,
+        compiled: CudaKernel,
+        tile: MoeHopperConfiguration,
+        sizes: tuple[int, ...],
+        strides: tuple[int, ...],
+        row_columns: int,
+        inner: int,
+        columns: int,
+    ) -> Callable[..., None]:
+        """`sizes`, `strides`: of the weight (columns, inner, parts, experts)."""
+        problem = self._problem
+        launcher = self._launcher(compiled, _PRODUCT_AT + _PRODUCT.size + _PRODUCT_REST.size)
+        weight_map = TensorMap(
+            launcher.buffer, 0, problem.dtype, sizes, strides, (configs.PANEL, configs.PANEL)
+        )
+        rows_map = self._rows_map(launcher, MAP_BYTES, row_columns, tile.step)
+        _PRODUCT_REST.pack_into(
+            launcher.buffer,
+            _PRODUCT_AT + _PRODUCT.size,
+            problem.experts,
+            inner,
+            columns,
+            _tiles(columns),
+            problem.top_k,
+            problem.slots,
+        )
+
+        def launch(weight: int, rows: int, *addresses_and_stream: int) -> None:
+            # Maps are re-addressed when their tensors moved.
+            if weight_map.address != weight:
+                weight_map.move(weight)
+            if rows_map.address != rows:
+                rows_map.move(rows)
+            _PRODUCT.pack_into(launcher.buffer, _PRODUCT_AT, *addresses_and_stream[:-1])
+            launcher.start(addresses_and_stream[-1])
+
+        return launch
+
+    def gradient_of_weights(
+        self, tile: MoeHopperConfiguration, *, second: bool, accumulates: bool
+    ) -> Callable[..., None]:
+        problem = self._problem
+        compiled = weights_kernel(tile, problem.dtype, second=second, accumulates=accumulates)
+        columns = problem.intermediate if second else problem.w13_rows
+        launcher = self._launcher(compiled, MAP_BYTES + _WEIGHTS.size + _WEIGHTS_REST.size)
+        rows_map = self._rows_map(launcher, 0, columns, configs.PANEL)
+        interleaved = problem.gated and problem.w13_layout is W13Layout.INTERLEAVED
+        _WEIGHTS_REST.pack_into(
+            launcher.buffer,
+            MAP_BYTES + _WEIGHTS.size,
+            problem.experts,
+            problem.hidden,
+            columns,
+            _tiles(problem.hidden),
+            -(-columns // tile.tokens),
+            problem.top_k,
+            problem.intermediate,
+            2 if interleaved else 1,
+            1 if interleaved else problem.intermediate,
+        )
+
+        def launch(rows: int, *addresses_and_stream: int) -> None:
+            if rows_map.address != rows:
+                rows_map.move(rows)
+            _WEIGHTS.pack_into(launcher.buffer, MAP_BYTES, *addresses_and_stream[:-1])
+            launcher.start(addresses_and_stream[-1])
+
+        return launch
+
+    def gradient_of_routing(self) -> Callable[..., None]:
+        problem = self._problem
+        blocks = -(-problem.slots // _ROUTING_THREADS)
+        launcher = self._launcher(routing_kernel(problem.ids64), _ROUTING.size + _ROUTING_REST.size, blocks)
+        _ROUTING_REST.pack_into(
+            launcher.buffer, _ROUTING.size, _parts(problem), problem.slots, problem.experts
+        )
+
+        def launch(*addresses_and_stream: int) -> None:
+            _ROUTING.pack_into(launcher.buffer, 0, *addresses_and_stream[:-1])
+            launcher.start(addresses_and_stream[-1])
+
+        return launch

@@ -1,0 +1,34 @@
+"""What a call of the backward pass of a mixture of experts asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from flashmoe_science.cuda.moe.problem import MoeProblem
+from flashmoe_science.moe_gradients import MoeNeeds
+
+
+class MoeBackwardKind(Enum):
+    """The ways through the backward pass on CUDA."""
+
+    HOPPER = "hopper"
+
+
+@dataclass(frozen=True)
+class MoeBackwardProblem:
+    """One call: shapes and options. All tensors are contiguous."""
+
+    forward: MoeProblem
+    """The call that is differentiated."""
+    needs: MoeNeeds
+    kept: bool
+    """What the activation was applied to is there; otherwise it is computed again."""
+    accumulates_w13: bool = False
+    """The gradient of w13 is added to a float32 buffer."""
+    accumulates_w2: bool = False
+
+    @property
+    def through_input(self) -> bool:
+        """Whether any gradient needs that of what the activation is applied to."""
+        return self.needs.hidden_states or self.needs.w13

@@ -1,0 +1,20 @@
+"""Which way a call of the backward pass of a mixture of experts takes: the one place where that is decided."""
+
+from __future__ import annotations
+
+from flashmoe_science.cuda.choice import Selection
+from flashmoe_science.cuda.moe.gradients import hopper
+from flashmoe_science.cuda.moe.gradients.problem import MoeBackwardKind, MoeBackwardProblem
+
+OVERRIDE_VARIABLE = "FLASHMOE_MOE_BACKWARD"
+BACKWARD = Selection[MoeBackwardProblem](
+    modules={MoeBackwardKind.HOPPER: hopper},
+    override_variable=OVERRIDE_VARIABLE,
+    noun="mixture-of-experts kernel of the backward pass",
+    describe=lambda problem: (
+        f"{problem.forward.dtype} with {problem.forward.experts} experts, hidden size {problem.forward.hidden} and "
+        f"intermediate size {problem.forward.intermediate}"
+    ),
+    instead="torch.nn.functional.grouped_mm",
+)
+select, plan, kernels = BACKWARD.select, BACKWARD.plan, BACKWARD.kernels
