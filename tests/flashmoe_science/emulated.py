@@ -41,6 +41,8 @@ _STANDARD = "standard.h"
 _SHARED = re.compile(r"__shared__ (\w+) (\w+)((?:\[[^\]]+\])*);")
 _DYNAMIC_SHARED = "extern __shared__ __align__(1024) char shared_memory[];"
 _ARENA = "char* const shared_memory = block_->arena.data();"
+_RAW_SHARED = "extern __shared__ unsigned char raw[];"
+_RAW_ARENA = "char* const raw = block_->arena.data();"
 
 
 def compile_emulation(kernel: CudaKernel, parameters: str, *, copies_late: bool = True) -> ctypes.CDLL:
@@ -53,7 +55,8 @@ def compile_emulation(kernel: CudaKernel, parameters: str, *, copies_late: bool 
         copies_late: asynchronous copies happen when they are waited for, as late as a GPU may do them; else at once,
             as early as it may.
     """
-    text = (KERNEL_DIRECTORY / kernel.source).read_text().replace(_DYNAMIC_SHARED, _ARENA)
+    text = (KERNEL_DIRECTORY / kernel.source).read_text()
+    text = text.replace(_DYNAMIC_SHARED, _ARENA).replace(_RAW_SHARED, _RAW_ARENA)
     macros = {
         **kernel.macros,
         "NATIVE_REDUX": 0,

@@ -79,7 +79,9 @@ def assert_gradients_as_exact_as_torch(
 class ReferenceBackend:
     """A `flashmoe_science.moe_gradients.MoeBackend` for any floating dtype, biases included."""
 
-    keeps_z: bool = True
+    @staticmethod
+    def keeps_z(*tensors: torch.Tensor, **options: object) -> bool:
+        return True
 
     @staticmethod
     def forward(

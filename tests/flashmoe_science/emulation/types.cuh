@@ -13,7 +13,7 @@ template <bool Value> struct Flag { static constexpr bool value = Value; };
 #define __launch_bounds__(...)
 #define __shared__ static  // blocks run one after another
 #define __cluster_dims__(...)
-struct float2 { float x, y; }; struct alignas(16) float4 { float x, y, z, w; };
+struct float2 { float x, y; }; struct uint2 { uint32 x, y; }; struct alignas(16) float4 { float x, y, z, w; };
 inline float4 make_float4(float a, float b, float c, float d) { return {a,b,c,d}; }
 inline float2 make_float2(float a, float b) { return {a,b}; }
 struct dim3 { unsigned x, y, z; };
@@ -49,6 +49,7 @@ inline bool __any_sync(unsigned, bool x) { warp_->slot[lane_][0]=x; __syncwarp()
 inline uint32 __ballot_sync(unsigned, bool x) { warp_->slot[lane_][0]=x; __syncwarp(); uint32 y=0; for (int i=0;i<32;i++) y |= warp_->slot[i][0] << i; __syncwarp(); return y; }
 inline uint32 __match_any_sync(unsigned, uint32 x) { warp_->slot[lane_][0]=x; __syncwarp(); uint32 y=0; for (int i=0;i<32;i++) y |= (uint32)(warp_->slot[i][0]==x) << i; __syncwarp(); return y; }
 template <class T> T __ldcg(const T* p) { return *p; }
+template <class T> T __ldg(const T* p) { return *p; }
 inline int __popc(uint32 x) { return __builtin_popcount(x); }
 inline int atomicAdd(int* p, int x) { return __atomic_fetch_add(p, x, __ATOMIC_RELAXED); }
 inline int __ffs(uint32 x) { return __builtin_ffs(x); }

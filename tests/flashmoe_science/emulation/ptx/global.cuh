@@ -5,3 +5,4 @@ inline Chunk load_global(const char* p) { Chunk c; memcpy(&c,p,16); return c; }
 inline void store_global(char* p, uint32 a, uint32 b) { memcpy(p,&a,4); memcpy(p+4,&b,4); }
 inline void store_global(char* p, Chunk c) { memcpy(p,&c,16); }
 inline void store_global(char* p, uint32 a) { memcpy(p,&a,4); }
+inline Chunk load_once(const char* p) { return load_global(p); }

@@ -1,0 +1,218 @@
+"""The backward pass on Hopper without a GPU: what is chosen and refused, and all of its kernels' sources on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from emulated import NEEDS_COMPILER
+from emulated_launches import EmulatedLauncher, emulated_launches
+from moe_gradients import assert_gradients_as_exact_as_torch
+from moe_reference import Moe, make_moe
+from problems import H200
+
+from flashmoe_science.configs.moe import backward_hopper as configs
+from flashmoe_science.configs.moe import hopper as forward_configs
+from flashmoe_science.cuda.moe import hopper as forward
+from flashmoe_science.cuda.moe.gradients import MoeBackwardKind, MoeBackwardProblem, hopper, select
+from flashmoe_science.cuda.moe.problem import MoeProblem
+from flashmoe_science.errors import InputError, NoKernelError
+from flashmoe_science.jit.limits import check_block
+from flashmoe_science.jit.nvrtc import compile_kernel
+from flashmoe_science.moe_arguments import Activation, W13Layout
+from flashmoe_science.moe_gradients import MoeNeeds
+
+__all__ = ["emulated_launches"]
+
+ALL = MoeNeeds(hidden_states=True, w13=True, w2=True, topk_weights=True)
+PROBLEM = MoeProblem(
+    tokens=4096,
+    hidden=2048,
+    intermediate=768,
+    experts=128,
+    top_k=8,
+    dtype=torch.bfloat16,
+    activation=Activation.SILU,
+    w13_layout=W13Layout.CONCAT,
+    ids64=False,
+    keeps=True,
+)
+BACKWARD = MoeBackwardProblem(PROBLEM, ALL, kept=True)
+
+
+def test_takes_what_the_forward_kernels_take() -> None:
+    choice = select(BACKWARD, H200)
+    assert (choice.kernel, choice.configuration) == (MoeBackwardKind.HOPPER, configs.WIDE)
+    for device in (replace(H200, architecture="sm_80"), replace(H200, nvrtc=(12, 8))):
+        with pytest.raises(NoKernelError, match="no mixture-of-experts kernel of the backward pass takes"):
+            select(BACKWARD, device)
+
+
+def test_what_it_refuses() -> None:
+    biased = replace(BACKWARD, needs=ALL._replace(w13_bias=True))
+    assert hopper.why_not(biased, H200) == "it makes no gradients of biases"
+    with pytest.raises(InputError, match="no gradients of biases"):
+        hopper.check(biased, configs.WIDE)
+    with pytest.raises(InputError, match="take a MoeHopperBackward, not 3"):
+        hopper.check(BACKWARD, 3)
+    huge = replace(PROBLEM, experts=30000, hidden=1 << 20, intermediate=1 << 18)
+    assert hopper.choose(replace(BACKWARD, forward=huge), H200) is None
+
+
+def test_everything_is_built_ahead_and_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper, "nvrtc_version", lambda: (13, 0))  # whether or not one is installed here
+    built = {kernel.label: kernel for kernel in hopper.kernels("sm_90a")}
+    for kernel in built.values():
+        check_block(kernel.label, "sm_90", kernel.threads_per_block, kernel.dynamic_shared_bytes)
+    for activation in Activation:
+        tile = configs.configuration(activation).first
+        assert hopper.first_kernel(tile, activation, torch.float16).label in built
+        for tile in forward_configs.all_configurations():
+            assert forward.kernel(tile, activation, torch.bfloat16, keeps=True).label in built
+    assert hopper.kernels("sm_80") == []
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_the_kernels_compile() -> None:
+    """Spills and serialised wgmma raise."""
+    compile_kernel(hopper.first_kernel(configs.WIDE.first, Activation.SILU, torch.bfloat16))
+    for second in (True, False):
+        for accumulates in (True, False):
+            kernel = hopper.weights_kernel(
+                configs.WIDE.weights, torch.float16, second=second, accumulates=accumulates
+            )
+            compile_kernel(kernel)
+
+
+class Emulated:
+    """A call on the CPU: memory that nobody wrote is full of NaN."""
+
+    def __init__(self, moe: Moe, problem: MoeProblem, blocks: int = 2) -> None:
+        self.moe = moe
+        self.problem = problem
+        self._device = replace(H200, multiprocessors=blocks)
+        self.output = torch.full_like(moe.hidden_states, torch.nan)
+        self.z = torch.full((problem.slots, problem.w13_rows), torch.nan, dtype=problem.dtype)
+
+    def forward(self) -> torch.Tensor:
+        planned = forward.plan(self.problem, forward_configs.NARROW, self._device)
+        with_workspace(planned.workspace_bytes, planned.launch, *self.moe.tensors, self.output, self.z)
+        return self.output
+
+    def backward(
+        self, grad_output: torch.Tensor, problem: MoeBackwardProblem, buffers: tuple[torch.Tensor, ...] = ()
+    ) -> tuple[torch.Tensor | None, ...]:
+        planned = hopper.plan(problem, configs.WIDE, self._device)
+        gradients: list[torch.Tensor | None] = [
+            torch.full_like(tensor, torch.nan) if needed else None
+            for tensor, needed in zip(self.moe.tensors[:4], problem.needs, strict=False)
+        ]
+        if buffers:
+            gradients[1:3] = buffers
+        z = self.z if problem.kept else None
+        with_workspace(planned.workspace_bytes, planned.launch, grad_output, *self.moe.tensors, z, *gradients)
+        return tuple(gradients)
+
+
+def with_workspace(size: int, launch: object, *tensors: torch.Tensor | None) -> None:
+    workspace = torch.full((size + 256,), 0xFF, dtype=torch.uint8)  # NaN, in every type
+    start = -(-workspace.data_ptr() // 256) * 256
+    addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+    launch(*addresses, start, 0)  # type: ignore[operator]
+
+
+def emulate(
+    tokens: int,
+    hidden: int,
+    intermediate: int,
+    experts: int,
+    top_k: int,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    activation: Activation = Activation.SILU,
+    layout: W13Layout = W13Layout.CONCAT,
+    ids: torch.Tensor | None = None,
+) -> tuple[Emulated, torch.Tensor]:
+    """After the forward pass, and a gradient of its output."""
+    torch.manual_seed(3)
+    moe = make_moe(tokens, hidden, intermediate, experts, top_k, dtype=dtype, activation=activation)
+    if ids is not None:
+        moe = replace(moe, topk_ids=ids)
+    problem = MoeProblem(
+        tokens,
+        hidden,
+        intermediate,
+        experts,
+        top_k,
+        dtype,
+        activation,
+        layout,
+        ids64=moe.topk_ids.dtype == torch.int64,
+        keeps=True,
+    )
+    emulated = Emulated(moe, problem)
+    emulated.forward()
+    return emulated, torch.randn(tokens, hidden).to(dtype)
+
+
+@NEEDS_COMPILER
+@pytest.mark.usefixtures("emulated_launches")
+@pytest.mark.parametrize("copies_late", [True, False])
+def test_gradients_of_swiglu(copies_late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than a stage of rows, and sizes that fill no tile."""
+    monkeypatch.setattr(EmulatedLauncher, "copies_late", copies_late)
+    emulated, grad_output = emulate(70, 80, 48, 3, 2, layout=W13Layout.INTERLEAVED)
+    gradients = emulated.backward(grad_output, MoeBackwardProblem(emulated.problem, ALL, kept=True))
+    assert_gradients_as_exact_as_torch(
+        gradients, emulated.moe, grad_output, Activation.SILU, W13Layout.INTERLEAVED
+    )
+
+
+@NEEDS_COMPILER
+@pytest.mark.usefixtures("emulated_launches")
+def test_gradients_without_a_gate_and_experts_without_rows() -> None:
+    """Ids that are no expert, in int64; an expert that nobody chose."""
+    ids = torch.tensor([[0, 3], [3, -1], [9, 0], [0, 3], [1 << 40, -5]] * 8)
+    emulated, grad_output = emulate(
+        40, 64, 80, 4, 2, dtype=torch.float16, activation=Activation.RELU2_NO_MUL, ids=ids
+    )
+    gradients = emulated.backward(grad_output, MoeBackwardProblem(emulated.problem, ALL, kept=True))
+    assert_gradients_as_exact_as_torch(gradients, emulated.moe, grad_output, Activation.RELU2_NO_MUL)
+
+
+@NEEDS_COMPILER
+@pytest.mark.usefixtures("emulated_launches")
+def test_weights_gradients_are_added_to_buffers_and_z_is_computed_again() -> None:
+    emulated, grad_output = emulate(70, 80, 48, 3, 2)
+    buffers = tuple(torch.randn(tensor.shape) for tensor in (emulated.moe.w13, emulated.moe.w2))
+    before = [buffer.clone() for buffer in buffers]
+    problem = MoeBackwardProblem(
+        emulated.problem,
+        ALL._replace(hidden_states=False),
+        kept=False,
+        accumulates_w13=True,
+        accumulates_w2=True,
+    )
+    emulated.z.fill_(torch.nan)
+    gradients = emulated.backward(grad_output, problem, buffers)
+    added = tuple((after - start).to(torch.bfloat16) for after, start in zip(buffers, before, strict=True))
+    assert_gradients_as_exact_as_torch((None, *added, gradients[3]), emulated.moe, grad_output)
+
+
+@NEEDS_COMPILER
+@pytest.mark.usefixtures("emulated_launches")
+def test_what_is_not_a_number_stays_in_its_rows_and_experts() -> None:
+    """The last stage of an expert reads the next one's rows."""
+    ids = torch.arange(40, dtype=torch.int32)[:, None] % 3
+    emulated, grad_output = emulate(40, 80, 48, 3, 1, ids=ids)
+    grad_output[4] = torch.nan
+    gradients = emulated.backward(grad_output, MoeBackwardProblem(emulated.problem, ALL, kept=True))
+    hidden_states, w13, w2, topk_weights = gradients
+    assert hidden_states is not None
+    assert topk_weights is not None
+    assert hidden_states.isfinite().all(1).logical_not().nonzero().flatten().tolist() == [4]
+    assert topk_weights.isfinite().all(1).logical_not().nonzero().flatten().tolist() == [4]
+    for weight in (w13, w2):
+        assert weight is not None
+        assert weight.isfinite().flatten(1).all(1).tolist() == [True, False, True]

@@ -1,0 +1,89 @@
+"""Whole plans of the mixture of experts on the CPU: launches run the emulation of their kernels, one after another."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from typing import Any
+
+import pytest
+import torch
+from emulated import compile_emulation
+
+from flashmoe_science.cuda.moe import combine, hopper, routing
+from flashmoe_science.cuda.moe.gradients import hopper as backward_hopper
+from flashmoe_science.jit.nvrtc import CudaKernel
+
+PARAMETERS = {
+    "moe_count": "routing::Parameters",
+    "moe_place": "routing::Parameters",
+    "moe_hopper": "moe::Parameters",
+    "moe_combine": "combine::Parameters",
+    "moe_backward_hopper": "moe::Parameters",
+    "moe_backward_weights": "moe::WeightsParameters",
+    "moe_backward_routing": "RoutingGradientParameters",
+}
+_MAP = struct.Struct("2Q 5Q 4Q 5Q")
+
+
+class EmulatedLauncher:
+    """In the place of `cuda.launch.Launcher`."""
+
+    copies_late = True
+
+    def __init__(
+        self, function: object, grid: tuple[int, int, int], kernel: CudaKernel, size: int, *, dependent: bool
+    ) -> None:
+        assert grid[1:] == (1, 1)
+        storage = ctypes.create_string_buffer(size + 64)
+        self.buffer = (ctypes.c_char * size).from_buffer(storage, -ctypes.addressof(storage) % 64)
+        self._blocks = grid[0]
+        self._library = compile_emulation(
+            kernel, PARAMETERS[kernel.function], copies_late=EmulatedLauncher.copies_late
+        )
+
+    def start(self, stream: int) -> None:
+        self._library.run(self.buffer, self._blocks)
+
+
+class EmulatedMap:
+    """In the place of `cuda.tensor_map.TensorMap`; `emulation/ptx/tma.cuh` says what is written."""
+
+    def __init__(
+        self,
+        buffer: Any,
+        offset: int,
+        dtype: torch.dtype,
+        sizes: tuple[int, ...],
+        strides: tuple[int, ...],
+        box: tuple[int, ...],
+    ) -> None:
+        self.address = 0
+        self._buffer, self._offset = buffer, offset
+        rank = len(sizes)
+
+        def filled(values: tuple[int, ...], count: int, value: int) -> tuple[int, ...]:
+            return (*values, *(value,) * (count - len(values)))
+
+        self._rest = (
+            rank,
+            *filled(sizes, 5, 1),
+            *filled(tuple(stride * dtype.itemsize for stride in strides), 4, 0),
+            *filled(box, 5, 1),
+        )
+
+    def move(self, address: int) -> None:
+        _MAP.pack_into(self._buffer, self._offset, address, *self._rest)
+        self.address = address
+
+
+@pytest.fixture
+def emulated_launches(monkeypatch: pytest.MonkeyPatch) -> type[EmulatedLauncher]:
+    """Plans made under it launch emulations, on addresses of CPU memory."""
+    for module in (combine, hopper, routing, backward_hopper):
+        monkeypatch.setattr(module, "load", lambda *arguments, **options: None)
+        monkeypatch.setattr(module, "Launcher", EmulatedLauncher)
+        if hasattr(module, "TensorMap"):
+            monkeypatch.setattr(module, "TensorMap", EmulatedMap)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return EmulatedLauncher

@@ -1,0 +1,20 @@
+// Boxes with the 128-byte swizzle, copied at once. A map: address, rank, sizes, strides in bytes after the first, box.
+#pragma once
+#include "ptx/mbarrier.cuh"
+namespace ptx {
+struct alignas(64) TensorMap { uint64 opaque[16]; };
+constexpr uint64 EVICT_FIRST = 0, EVICT_LAST = 0;
+inline void prefetch_map(const TensorMap&) {}
+template <class... At> void tma_load(const TensorMap& map, uint32 to, uint32 barrier, At... at) {
+  const uint64* m = map.opaque; const int rank = sizeof...(At); const long long first[] = {at...}; if ((int)m[1] != rank || to % 1024 && m[11] != 64) abort();
+  uint64 total = 1; for (int d=0; d<rank; d++) total *= m[11+d];
+  for (uint64 i=0; i<total; i++) {
+    uint64 rest = i; const char* from = (const char*)m[0]; bool inside = true;
+    for (int d=0; d<rank; d++) { const long long x = first[d] + (long long)(rest % m[11+d]); rest /= m[11+d]; inside &= x >= 0 && x < (long long)m[2+d]; from += x * (d == 0 ? 2 : (long long)m[6+d]); }
+    uint32 place = to + 2*i; place ^= (place >> 7 & 7) << 4;
+    uint16 x = 0; if (inside) memcpy(&x, from, 2);
+    memcpy(block_->arena.data()+place, &x, 2);
+  }
+  mbarrier_complete(barrier, 2*(int)total);
+}
+}

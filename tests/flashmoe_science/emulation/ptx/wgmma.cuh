@@ -1,0 +1,26 @@
+// Each thread its own accumulators, as soon as the product is issued. Descriptors with the 128-byte swizzle.
+#pragma once
+#include "types.cuh"
+namespace ptx {
+inline void wgmma_fence() {} inline void wgmma_commit() {}
+template <int PENDING> void wgmma_wait() {}
+template <int COUNT> void pin(float (&)[COUNT]) {}
+template <int COUNT> void forget(float (&)[COUNT]) {}
+// Element (i, k) of an operand, i along M or N.
+inline float wgmma_operand(uint64 d, bool across, int i, int k) {
+  const uint32 start = (d & 0x3fff) << 4, leading = (d >> 16 & 0x3fff) << 4, stride = (d >> 32 & 0x3fff) << 4;
+  uint32 a = across ? start + i/64*leading + k/8*stride + k%8*128 + i%64*2 : start + i/8*stride + i%8*128 + k*2;
+  a ^= (a >> 7 & 7) << 4; uint16 x; memcpy(&x, block_->arena.data()+a, 2); return dec(x);
+}
+template <int N> struct Wgmma {
+  template <int A_ACROSS = 0, int B_ACROSS = A_ACROSS> static void ss(float (&d)[N/2], uint64 a, uint64 b, int accumulate) {
+    const int row = threadIdx.x/32%4*16 + lane_/4;
+    float left[2][16]; for (int h=0;h<2;h++) for (int k=0;k<16;k++) left[h][k] = wgmma_operand(a, A_ACROSS, row+8*h, k);
+    for (int i=0;i<N/8;i++) for (int j=0;j<2;j++) {
+      float sum[2] = {};
+      for (int k=0;k<16;k++) { const float right = wgmma_operand(b, B_ACROSS, 8*i+2*(lane_%4)+j, k); for (int h=0;h<2;h++) sum[h] += left[h][k]*right; }
+      for (int h=0;h<2;h++) d[4*i+2*h+j] = (accumulate ? d[4*i+2*h+j] : 0) + sum[h];
+    }
+  }
+};
+}
