@@ -16,6 +16,7 @@ from flashmoe_science.cuda.attention.select import FORWARD as ATTENTION
 from flashmoe_science.cuda.choice import Selection
 from flashmoe_science.cuda.device import GPUS, Device
 from flashmoe_science.cuda.moe.forward import asked as asked_of_moe
+from flashmoe_science.cuda.moe.gradients import why_no_kernel
 from flashmoe_science.cuda.moe.select import FORWARD as MOE
 from flashmoe_science.errors import DeviceError, InputError
 from flashmoe_science.jit import host
@@ -99,7 +100,8 @@ def _moe_on_cuda(arguments: dict[str, Any], gpu: Device | None) -> Explanation:
     if arguments["w13_scales"] is not None or arguments["w2_scales"] is not None:
         raise DeviceError(NO_QUANTIZED_CUDA)
     problem, device = asked_of_moe(tuple(arguments[name] for name in _MOE_TENSORS), activation, layout, gpu)
-    return _on_cuda("fused_moe", MOE, problem, device, _COMPOSED)
+    reason = why_no_kernel(problem, device)
+    return _on_cuda("fused_moe", MOE, problem, device, None if reason is None else _COMPOSED.format(reason))
 
 
 def _on_cuda(
@@ -186,7 +188,7 @@ class _Operation:
 
 _MOE_TENSORS = ("hidden_states", "w13", "w2", "topk_weights", "topk_ids")
 _CPU_KERNELS = {"flash_attention": "attention_forward", "fused_moe": "moe_forward"}
-_COMPOSED = "PyTorch's operations, one expert after the other, as there is no kernel yet"
+_COMPOSED = "PyTorch's operations, one expert after the other; not hopper: {}"
 _OPERATIONS: dict[Callable[..., Any], _Operation] = {
     inspect.unwrap(flash_attention): _Operation(_check_attention, _attention_on_cuda),
     inspect.unwrap(fused_moe): _Operation(_check_moe, _moe_on_cuda),

@@ -123,7 +123,9 @@ def test_dir_shows_the_public_names_alone() -> None:
     assert dir(flashmoe_science) == sorted(flashmoe_science.__all__)
 
 
-def test_what_computes_gradients_is_told_where_it_is_no_kernel() -> None:
+@pytest.mark.parametrize(("gpu", "told"), [("H200", False), ("A100", True)])
+def test_what_computes_gradients_is_told_where_it_is_no_kernel(gpu: str, told: bool) -> None:
     assert explain(fused_moe, *experts(4, torch.float32, "cpu")).gradients is None
-    text = str(explain(fused_moe, *experts(64), gpu="H200"))
-    assert text.splitlines()[-1].startswith("  gradients: PyTorch's operations")
+    text = str(explain(fused_moe, *experts(64), gpu=gpu)).splitlines()[-1]
+    assert text.startswith("  gradients: PyTorch's operations") is told
+    assert text.endswith("not hopper: it needs sm_90, and the GPU is sm_80") is told

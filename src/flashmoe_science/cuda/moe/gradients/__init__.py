@@ -5,7 +5,7 @@ kind. To add a kind: a module with the functions of `cuda.choice.KernelModule`, 
 line in `select`.
 """
 
-from flashmoe_science.cuda.moe.gradients.backward import backward, can_differentiate, explain
+from flashmoe_science.cuda.moe.gradients.backward import backward, can_differentiate, explain, why_no_kernel
 from flashmoe_science.cuda.moe.gradients.forward import forward_keeping
 from flashmoe_science.cuda.moe.gradients.problem import MoeBackwardKind, MoeBackwardProblem
 from flashmoe_science.cuda.moe.gradients.select import OVERRIDE_VARIABLE, kernels, select
@@ -20,4 +20,5 @@ __all__ = [
     "forward_keeping",
     "kernels",
     "select",
+    "why_no_kernel",
 ]

@@ -16,7 +16,7 @@ from flashmoe_science.cuda.moe.forward import DTYPES, INPUTS, problem_of
 from flashmoe_science.cuda.moe.gradients import hopper
 from flashmoe_science.cuda.moe.gradients.problem import MoeBackwardProblem
 from flashmoe_science.cuda.moe.gradients.select import plan, select
-from flashmoe_science.cuda.moe.problem import MoeKind
+from flashmoe_science.cuda.moe.problem import MoeKind, MoeProblem
 from flashmoe_science.cuda.moe.select import OVERRIDE_VARIABLE as FORWARD_VARIABLE
 from flashmoe_science.cuda.repeat import Call, cuda_allocator, misaligned, raw_stream
 from flashmoe_science.errors import InputError
@@ -90,16 +90,21 @@ def can_differentiate(
     activation: Activation,
     w13_layout: W13Layout,
 ) -> bool:
-    """Whether `forward_keeping` and `backward` take CUDA tensors like these; from shapes and the device alone.
-
-    Not where the forward pass is told to go a way that keeps nothing.
-    """
+    """Whether `forward_keeping` and `backward` take CUDA tensors like these; from shapes and the device alone."""
     if hidden_states.dtype not in DTYPES or not torch.cuda.is_available():
         return False
-    if os.environ.get(FORWARD_VARIABLE) not in (None, "", MoeKind.HOPPER.value):
-        return False
-    problem = _problem(hidden_states, w13, w2, topk_ids, activation, w13_layout, _ALL)
-    return hopper.why_not(problem, device_of(hidden_states.get_device())) is None
+    problem = problem_of(hidden_states, w13, w2, topk_ids, activation, w13_layout, keeps=True)
+    return why_no_kernel(problem, device_of(hidden_states.get_device())) is None
+
+
+def why_no_kernel(problem: MoeProblem, device: Device) -> str | None:
+    """Why no kernel differentiates a call; None if one does. Not where the forward pass is told to go a way that keeps
+    nothing.
+    """
+    named = os.environ.get(FORWARD_VARIABLE)
+    if named not in (None, "", MoeKind.HOPPER.value):
+        return f"{FORWARD_VARIABLE} asks for {named}, which keeps nothing"
+    return hopper.why_not(MoeBackwardProblem(problem, _ALL, kept=True), device)
 
 
 def explain(
