@@ -51,6 +51,7 @@ def test_an_example_runs(script: str, words: tuple[str, ...], says: str) -> None
 MODELS = [
     ("train_gpt.py", ("--steps", "6", "--length", "32"), "12 scaled_dot_product_attention taken", ()),
     ("finetune_llama.py", ("--steps", "3"), "6 Hugging Face attention taken", ("transformers", "accelerate")),
+    ("serve.py", ("--requests", "6", "--tokens", "4"), "6 of 6 answers are the same", ("transformers",)),
     ("serve_qwen3_moe.py", ("--tokens", "4"), "16 Hugging Face experts taken", ("transformers",)),
 ]
 
