@@ -21,6 +21,8 @@ MAX_HEAD_DIM = HEAD_DIMS[-1]
 _STAGES = 2
 _BLOCK_N = {("sm_90", 128): 48}
 """Of tall tiles, by architecture and head dimension: at the portable kernel's 64 the compiler runs out of registers."""
+_PAGED_BLOCK_N = {(architecture, 64): 48 for architecture in ("sm_86", "sm_89", "sm_120", "sm_121")}
+"""The same with pages, whose table would leave room for one block of 64 keys in place of two."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class Features:
     """What a kernel is compiled for. What it is not compiled for costs nothing."""
 
     paged: bool = False
+    same_strides: bool = True
+    """Key and value lie in their pages in the same way: one place is looked up for both. Only looked at where paged."""
     packed_heads: bool = False
     """The query heads of a key/value head share a tile."""
     left_window: bool = False
@@ -38,6 +42,7 @@ class Features:
     def macros(self) -> dict[str, int]:
         return {
             "PAGED": int(self.paged),
+            "SAME_STRIDES": int(self.same_strides),
             "PACKED_HEADS": int(self.packed_heads),
             "LEFT_WINDOW": int(self.left_window),
             "SOFTCAP": int(self.softcap),
@@ -105,9 +110,10 @@ def tiles(architecture: str, head_dim: int, value_dim: int, features: Features) 
             features=features,
         )
 
+    narrower = {**_BLOCK_N, **_PAGED_BLOCK_N} if features.paged else _BLOCK_N
     many = tall(architecture, compiled, causal=False, seqlen_k=0)
     few = short(architecture, compiled)
     return Tiles(
-        tall=configuration(many, _BLOCK_N.get((architecture, compiled), many.block_n)),
+        tall=configuration(many, narrower.get((architecture, compiled), many.block_n)),
         short=configuration(few, few.block_n),
     )

@@ -54,6 +54,7 @@ def why_not_dimensions(dtype: torch.dtype, head_dim: int, value_dim: int, device
 def features(problem: Problem) -> Features:
     return Features(
         paged=problem.page_size > 0,
+        same_strides=problem.page_size == 0 or problem.key_strides == problem.value_strides,
         packed_heads=problem.num_heads > problem.num_kv_heads,
         left_window=problem.window_left >= 0,
         softcap=problem.softcap > 0,

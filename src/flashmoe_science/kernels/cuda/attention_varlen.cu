@@ -6,7 +6,7 @@
 // the last and before the first visible one are zeros, so that NaN in unused slots cannot spread.
 //
 // Macros: those of attention_portable.cu without OVERLAP and ABLATE, and
-// VALUE_DIM (of value and output, at most HEAD_DIM), PAGED (keys in pages), PACKED_HEADS (the heads of a group share a tile:
+// VALUE_DIM (of value and output, at most HEAD_DIM), PAGED (keys in pages), SAME_STRIDES (of key and value), PACKED_HEADS (the heads of a group share a tile:
 // for few rows), LEFT_WINDOW (a row sees no key more than window_left before its position), SOFTCAP, ALIBI.
 #include "portable/copier.cuh"
 #include "portable/products.cuh"
@@ -46,6 +46,7 @@ attention_varlen(const __grid_constant__ VarlenParameters p) {
     const int group = rows_per_token(p);
     const int kv_head = PACKED_HEADS ? slice : slice / p.heads_per_kv_head;
     const int first_block = work.begin / BLOCK_N;
+    const int first_masked = work.first_masked;
 
     const Copier<HEAD_DIM> key_copier(p.head_dim);
     const Copier<VALUE_DIM> value_copier(p.value_dim);
@@ -67,22 +68,18 @@ attention_varlen(const __grid_constant__ VarlenParameters p) {
         const char* const values =
             p.value + (PAGED ? 0 : batch * p.value_batch + key_start * p.value_row) + kv_head * p.value_head;
         const int* const table = PAGED ? p.page_table + batch * p.table_row : nullptr;
-        const auto copy_keys = [&](int b) {
-            const int begin = work.begin;
-            const int end = work.end;
+        const auto copy_keys = [&](int b, auto whole) {
             key_copier.template copy_rows<BLOCK_N>(key_tiles + (b & 1) * kKeyBytes, [&](int row) {
                 const int key = b * BLOCK_N + row;
                 const int64 from = PAGED ? key_rows[b & 1][row].key : key * p.key_row;
-                return RowSource{keys + from, key >= begin && key < end};
+                return RowSource{keys + from, whole.value || (key >= work.begin && key < work.end)};
             });
         };
-        const auto copy_values = [&](int b) {
-            const int begin = work.begin;
-            const int end = work.end;
+        const auto copy_values = [&](int b, auto whole) {
             value_copier.template copy_rows<BLOCK_N>(value_tiles + (b & 1) * kValueBytes, [&](int row) {
                 const int key = b * BLOCK_N + row;
-                const int64 from = PAGED ? key_rows[b & 1][row].value : key * p.value_row;
-                return RowSource{values + from, key >= begin && key < end};
+                const int64 from = PAGED ? key_rows[b & 1][row].of_value() : key * p.value_row;
+                return RowSource{values + from, whole.value || (key >= work.begin && key < work.end)};
             });
         };
 
@@ -104,9 +101,9 @@ attention_varlen(const __grid_constant__ VarlenParameters p) {
             const TokenOfRow at = token_of(first_row + row, p);
             return RowSource{queries + at.token * p.query_row + at.head * p.query_head, first_row + row < rows};
         });
-        copy_keys(b);
+        copy_keys(b, Flag<false>{});
         copy_commit();
-        copy_values(b);
+        copy_values(b, Flag<false>{});
         copy_commit();
         if (PAGED) {
             PageLookup((b - 1) * BLOCK_N, work.begin, work.end, table, p).publish(key_rows[(b - 1) & (kStages - 1)], p);
@@ -150,8 +147,14 @@ attention_varlen(const __grid_constant__ VarlenParameters p) {
             copy_wait<0>();
             __syncthreads();
             if (b > first_block) {
-                copy_keys(b - 1);
-                copy_values(b - 1);
+                // Only the last block, which is copied above, and with a window the first can be partial.
+                if (LEFT_WINDOW && b - 1 == first_block) {
+                    copy_keys(b - 1, Flag<false>{});
+                    copy_values(b - 1, Flag<false>{});
+                } else {
+                    copy_keys(b - 1, Flag<true>{});
+                    copy_values(b - 1, Flag<true>{});
+                }
                 copy_commit();
             }
             // Read now, needed when the next block's copies start; stored at the end, when it has long arrived.
@@ -160,7 +163,7 @@ attention_varlen(const __grid_constant__ VarlenParameters p) {
                 multiply_keys(scores, query, key_tiles + (b & 1) * kKeyBytes + lane_key);
                 if (SOFTCAP) cap_scores(scores, p);
                 if (ALIBI) add_alibi(scores, b * BLOCK_N, lane_row, slopes, work, p);
-                if (b >= work.first_masked || (LEFT_WINDOW && b < work.first_clear)) mask(scores, b * BLOCK_N, lane_row, work, p);
+                if (b >= first_masked || (LEFT_WINDOW && b < work.first_clear)) mask(scores, b * BLOCK_N, lane_row, work, p);
                 softmax.update(scores, out, scale_log2);
                 const uint32 value_address = value_tiles + (b & 1) * kValueBytes + lane_value;
 #pragma unroll
