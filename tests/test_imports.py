@@ -160,6 +160,7 @@ BOUND_TO_AN_OPERATION = {
         "operations",
         "attention_backward",
     ): "a training step is the backward pass with the forward pass before it",
+    ("operations", "moe_backward"): "the same of experts",
 }
 """Parts that import the folder of one operation, each with its reason. All others ask its definition."""
 

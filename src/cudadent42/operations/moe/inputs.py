@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -48,7 +49,18 @@ class MoeInputs:
         return (tokens, hidden), (slots, self.w2.shape[2]), (slots, hidden)
 
 
-def input_sets(case: MoeCase, seed: int, count: int, device: str) -> list[MoeInputs]:
+Popularity = Callable[[MoeCase, torch.Generator, str], Tensor]
+"""(case, generator, device): what the experts' popularity adds to every token's logits, (experts,) float32."""
+
+
+def skewed(case: MoeCase, generator: torch.Generator, device: str) -> Tensor:
+    """As a trained router's."""
+    return ROUTER_SKEW * torch.randn(case.experts, generator=generator, dtype=torch.float32, device=device)
+
+
+def input_sets(
+    case: MoeCase, seed: int, count: int, device: str, popularity_of: Popularity = skewed
+) -> list[MoeInputs]:
     """Tokens and routing of their own for each set, the same experts for all, as between a model's calls.
 
     Hidden states are standard normal; weights are normal with the variance that makes both products' results of the
@@ -63,9 +75,7 @@ def input_sets(case: MoeCase, seed: int, count: int, device: str) -> list[MoeInp
 
     w13 = weights((2 if case.gated else 1) * case.intermediate, case.hidden)
     w2 = weights(case.hidden, case.intermediate)
-    popularity = ROUTER_SKEW * torch.randn(
-        case.experts, generator=generator, dtype=torch.float32, device=device
-    )
+    popularity = popularity_of(case, generator, device)
     return [_tokens(case, seed, index, w13, w2, popularity) for index in range(count)]
 
 
@@ -74,12 +84,12 @@ def random_inputs(case: MoeCase, seed: int, device: str) -> MoeInputs:
     return input_sets(case, seed, 1, device)[0]
 
 
-def refresh(case: MoeCase, inputs: MoeInputs, seed: int) -> tuple[Tensor, ...]:
+def refresh(
+    case: MoeCase, inputs: MoeInputs, seed: int, popularity_of: Popularity = skewed
+) -> tuple[Tensor, ...]:
     """Other tokens and another routing in the same memory; the experts stay, as a model's do."""
-    generator = _generator(seed, case, "popularity", str(inputs.w13.device))
-    popularity = ROUTER_SKEW * torch.randn(
-        case.experts, generator=generator, dtype=torch.float32, device=inputs.w13.device
-    )
+    device = str(inputs.w13.device)
+    popularity = popularity_of(case, _generator(seed, case, "popularity", device), device)
     fresh = _tokens(case, seed, 0, inputs.w13, inputs.w2, popularity)
     written = inputs.hidden_states, inputs.topk_weights, inputs.topk_ids
     for tensor, values in zip(

@@ -1,0 +1,79 @@
+"""The backward pass of a mixture of experts, as the lab sees it. Nothing here imports torch before it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from cudadent42.base.errors import UsageError
+from cudadent42.base.toml import Table, did_you_mean
+from cudadent42.operations.interface import Definition, Numerics, columns_with
+from cudadent42.operations.moe import OPERATION as FORWARD
+from cudadent42.operations.moe.case import MoeCase
+from cudadent42.operations.moe_backward.case import ROUTINGS, MoeBackwardCase
+
+if TYPE_CHECKING:
+    from cudadent42.model.implementations import Implementation, Prepare
+    from cudadent42.operations.moe_backward.inputs import MoeGradientInputs
+
+CaseT = TypeVar("CaseT", bound=MoeBackwardCase)
+
+
+def definition(case_type: type[CaseT]) -> Definition[CaseT, MoeGradientInputs]:
+    """Of an operation that gives the four gradients; sizes and words are the forward pass's, and the routing."""
+
+    def parse_case(table: Table, name: str, dtype: str) -> CaseT:
+        routing: str = table.value("routing", str, "the name of a routing", "router")
+        if routing not in ROUTINGS:
+            raise UsageError(
+                f"{table.where}: unknown routing {routing!r}; expected one of {', '.join(ROUTINGS)}"
+                + did_you_mean(routing, ROUTINGS)
+            )
+        forward_case = FORWARD.parse_case(table, name, dtype)
+        sizes = {field.name: getattr(forward_case, field.name) for field in fields(MoeCase)}
+        return case_type(**sizes, routing=routing)
+
+    def cells(case: CaseT) -> Mapping[str, object]:
+        return {**FORWARD.cells(case), "routing": case.routing}
+
+    def shape(case: CaseT) -> str:
+        return FORWARD.shape(case) + (f" {case.routing}" if case.routing != "router" else "")
+
+    def implementations() -> tuple[Implementation, ...]:
+        from cudadent42.operations.moe_backward.implementations import implementations
+
+        return implementations(case_type.operation)
+
+    def plug_in(function: Callable[..., Any]) -> Prepare:
+        """A differentiable ``function(hidden_states, w13, w2, topk_weights, topk_ids, *, activation)``."""
+        from cudadent42.operations.moe_backward.implementations import prepare_with
+
+        return prepare_with(case_type.operation, FORWARD.plug_in(function))
+
+    def numerics() -> Numerics[CaseT, MoeGradientInputs]:
+        from cudadent42.operations.moe_backward.numerics import NUMERICS
+
+        return NUMERICS  # type: ignore[return-value]
+
+    return Definition(
+        case_type=case_type,
+        baseline=FORWARD.baseline,
+        case_keys=FORWARD.case_keys | {"routing"},
+        parse_case=parse_case,
+        columns=columns_with("intermediate_dim", "top_k", "activation", "routing"),
+        cells=cells,
+        shape=shape,
+        shape_legend=FORWARD.shape_legend,
+        implementations=implementations,
+        plug_in=plug_in,
+        numerics=numerics,
+        unplanned=FORWARD.unplanned,  # type: ignore[arg-type]
+        differentiates=True,
+        cpu_kernels=("moe_backward", *FORWARD.cpu_kernels),
+        cuda_kernels=FORWARD.cuda_kernels,
+        needed=FORWARD.needed,
+    )
+
+
+OPERATION = definition(MoeBackwardCase)

@@ -1,0 +1,175 @@
+"""The backward pass of experts as an operation: its float64 is the derivative, and what is wrong is found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cudadent42.base.errors import UsageError
+from cudadent42.correctness.truth import find_truth, judge
+from cudadent42.model.records import Plan
+from cudadent42.operations.moe.reference import expert_loop
+from cudadent42.operations.moe_backward.case import ROUTINGS, MoeBackwardCase, MoeTrainingStepCase
+from cudadent42.operations.moe_backward.implementations import implementations
+from cudadent42.operations.moe_backward.inputs import (
+    GRADIENTS,
+    hard_cases,
+    hard_inputs,
+    input_sets,
+    packed,
+)
+from cudadent42.operations.moe_backward.numerics import NUMERICS
+from cudadent42.operations.moe_backward.reference import gradients_float64, yardstick
+from cudadent42.plan import Choices, make_plan
+from cudadent42.registry import registry
+from cudadent42.stages.verify import verify
+from cudadent42.suites.loader import parse_suite
+
+
+def case_of(dtype: str = "fp32", **changes: Any) -> MoeBackwardCase:
+    case = MoeBackwardCase("unit", dtype, 19, hidden=48, intermediate=32, experts=6, top_k=2)
+    return replace(case, **changes)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "relu2_no_mul"])
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_float64_is_the_derivative(routing: str, activation: str) -> None:
+    case = case_of(routing=routing, activation=activation)
+    (inputs,) = input_sets(case, 0, 1, "cpu")
+    *floats, ids = inputs.forward.tensors
+    leaves = [tensor.double().requires_grad_() for tensor in floats]
+    output = expert_loop(*leaves, ids, activation)
+    expected = packed(torch.autograd.grad(output, leaves, inputs.output_gradient.double()))
+    torch.testing.assert_close(gradients_float64(inputs, activation).exact, expected)
+
+
+def test_routings_are_as_skewed_as_they_say() -> None:
+    def busiest(routing: str) -> float:
+        case = case_of(tokens=4000, experts=32, top_k=4, routing=routing, hidden=16)
+        (inputs,) = input_sets(case, 0, 1, "cpu")
+        counts = torch.bincount(inputs.forward.topk_ids.flatten(), minlength=32)
+        return float(counts.max() / counts.double().mean())
+
+    assert busiest("uniform") < 1.3 < busiest("router") < busiest("zipf") < busiest("hot") == 8.0
+
+
+def faults() -> dict[str, Any]:
+    def scaled(gradients: list[Tensor]) -> list[Tensor]:
+        return [gradient * 1.03 for gradient in gradients]
+
+    def a_row(gradients: list[Tensor]) -> list[Tensor]:
+        gradients[0][7] = gradients[0][8]
+        return gradients
+
+    def an_expert(gradients: list[Tensor]) -> list[Tensor]:
+        gradients[2][1] = gradients[2][2]
+        return gradients
+
+    def a_weight(gradients: list[Tensor]) -> list[Tensor]:
+        flat = gradients[3].view(-1)
+        flat[flat.abs().argmax()] *= 0.8
+        return gradients
+
+    return {"scaled": scaled, "a row": a_row, "an expert": an_expert, "a weight": a_weight}
+
+
+@pytest.mark.parametrize("fault", faults())
+def test_what_is_wrong_fails(fault: str) -> None:
+    case = case_of("bf16", tokens=80)
+    (inputs,) = input_sets(case, 2, 1, "cpu")
+    truth = find_truth(case, inputs)
+    call = implementations(case.operation)[0].prepare(case, inputs)
+    right: Any = call()
+    assert judge(truth, "right", right, "random").passed
+    wrong = faults()[fault]([gradient.clone() for gradient in right])
+    assert not judge(truth, "wrong", wrong, "random").passed
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "relu2_no_mul"])
+def test_the_bound_of_each_entry_holds_for_what_is_rounded_once(activation: str, dtype: str) -> None:
+    case = case_of(dtype, tokens=60, activation=activation)
+    (inputs,) = input_sets(case, 1, 1, "cpu")
+    gradients = gradients_float64(inputs, activation)
+    error = (yardstick(inputs, activation).double() - gradients.exact).abs()
+    assert bool((error <= gradients.limit).all()), float((error / gradients.limit).max())
+    assert float(error.norm() / gradients.exact.norm()) < {"fp32": 1e-6, "bf16": 8e-3, "fp16": 1e-3}[dtype]
+
+
+def test_hard_inputs_have_gradients_of_every_kind() -> None:
+    by_kind = {hard.kind: hard for hard in hard_inputs("fp16")}
+    assert {*GRADIENTS, "one_expert", "ids_out_of_range", "no_valid_id", "large_weights"} <= by_kind.keys()
+    assert not {kind for kind in by_kind if kind.startswith(("nan_", "inf_"))}
+    expanded: Any = by_kind["expanded_gradient"].make(0, "cpu")
+    assert expanded.output_gradient.stride() == (0, 0)
+    of_timed = hard_cases([case_of("fp32", name="a"), case_of("fp32", name="b", tokens=40)], "cpu")
+    assert {hard.case.name for hard in of_timed} == {"one_expert@b", "expanded_gradient@b"}
+
+
+@pytest.mark.parametrize("name", ["moe_backward", "moe_training_step"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_ours_and_pytorchs_compositions_are_verified(name: str, dtype: str) -> None:
+    case: MoeBackwardCase = case_of(dtype)
+    if name == "moe_training_step":
+        case = MoeTrainingStepCase(**{**vars(case)})
+    plan = Plan("unit", "cpu", (case,), "expert_loop", ("cudadent42", "expert_loop"), 2, 0, seed=0)
+    report = verify(plan, emit=lambda event: None)
+    assert {each.implementation for each in report.cases} == {"cudadent42", "expert_loop"}
+    assert report.passed, [each.detail for each in report.cases if not each.passed]
+
+
+def test_refresh_writes_what_changes_from_call_to_call() -> None:
+    case = case_of()
+    step = MoeTrainingStepCase(**vars(case))
+    (inputs,) = input_sets(case, 0, 1, "cpu")
+    assert NUMERICS.refresh is not None
+    before = [tensor.clone() for tensor in inputs.tensors]
+    NUMERICS.refresh(case, inputs, 5)
+    changed = [not torch.equal(one, other) for one, other in zip(before, inputs.tensors, strict=True)]
+    assert changed == [False] * 5 + [True]
+    NUMERICS.refresh(step, inputs, 6)
+    changed = [not torch.equal(one, other) for one, other in zip(before, inputs.tensors, strict=True)]
+    assert changed == [True, False, False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("suite", "device", "operation", "count"),
+    [
+        ("moe-backward", "cuda:0", "moe_backward", 7),
+        ("moe-step", "cuda:0", "moe_training_step", 7),
+        ("moe-backward", "cpu", "moe_backward", 12),
+        ("moe-step", "cpu", "moe_training_step", 12),
+    ],
+)
+def test_suites(suite: str, device: str, operation: str, count: int) -> None:
+    plan = make_plan(Choices(suite=suite), device, registry)
+    assert {case.operation for case in plan.cases} == {operation}
+    assert len(plan.cases) == count
+    assert {case.routing for case in plan.cases} == set(ROUTINGS)  # type: ignore[attr-defined]
+
+
+def test_a_routing_that_there_is_not_is_refused() -> None:
+    text = """
+        name = "unit"
+        operation = "moe_backward"
+        dtypes = ["fp32"]
+        baseline = "expert_loop"
+        implementations = ["expert_loop"]
+        repeats = 2
+        case = [{ name = "a", tokens = 4, hidden = 16, intermediate = 16, experts = 2, top_k = 1, routing = "zip" }]
+    """
+    with pytest.raises(
+        UsageError, match=r"unknown routing 'zip'; expected one of router, .*did you mean 'zipf'"
+    ):
+        parse_suite(text, "unit.toml")
+
+
+def test_operations_are_counted() -> None:
+    case = case_of()
+    forward = 6 * case.tokens * case.top_k * case.hidden * case.intermediate
+    assert case.flops == 2 * forward
+    assert MoeTrainingStepCase(**vars(case)).flops == 3 * forward
