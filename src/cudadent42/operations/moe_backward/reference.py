@@ -145,16 +145,16 @@ def _parts(inputs: MoeGradientInputs, exact: torch.dtype) -> Iterator[_Part]:
     hidden_states, w13, w2, weights, ids = inputs.forward.tensors
     rows = max(1, _CHUNK_ENTRIES[hidden_states.device.type] // w13.shape[1])
     chosen: list[int] = torch.unique(ids).tolist()
-    places = []
+    blocks = []
     for expert in (each for each in chosen if 0 <= each < len(w13)):
         token, choice = torch.nonzero(ids == expert, as_tuple=True)
-        places += [
+        blocks += [
             (expert, token[begin : begin + rows], choice[begin : begin + rows])
             for begin in range(0, len(token), rows)
         ]
 
-    def part(place: tuple[int, Tensor, Tensor]) -> _Part:
-        expert, token, choice = place
+    def part(slots: tuple[int, Tensor, Tensor]) -> _Part:
+        expert, token, choice = slots
         return _Part(
             expert,
             token,
@@ -166,7 +166,7 @@ def _parts(inputs: MoeGradientInputs, exact: torch.dtype) -> Iterator[_Part]:
             w2[expert].to(exact),
         )
 
-    return map(part, places)
+    return map(part, blocks)
 
 
 def _through(z: Tensor, grad: Tensor, activation: str) -> tuple[Tensor, Tensor]:
