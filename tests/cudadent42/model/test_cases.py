@@ -109,18 +109,9 @@ def test_a_name_of_nothing_is_not_imported(name: str) -> None:
 
 
 def test_what_is_published_comes_after_what_comes_along(published: None) -> None:
-<<<<<<< HEAD
-    assert names()[:5] == (
-        "attention",
-        "attention_backward",
-        "attention_training_step",
-        "attention_varlen",
-        "moe",
-=======
-    assert names()[:6] == (
-        *("attention", "attention_backward", "attention_training_step"),
+    assert names()[:7] == (
+        *("attention", "attention_backward", "attention_training_step", "attention_varlen"),
         *("moe", "moe_backward", "moe_training_step"),
->>>>>>> ab4607b (The lab races experts' backward passes and training steps: four routings, a float64 bound for each entry of each gradient)
     )
     assert {"attention_twin", "absent", "number"} <= set(names())
     assert case_type("moe") is MoeCase, "a package does not replace one that comes along"

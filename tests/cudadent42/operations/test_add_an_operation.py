@@ -107,8 +107,8 @@ def test_the_record_names_it(run: Path, site: Path, tmp_path: Path) -> None:
     without = cudadent42("report", str(run), path=(), cwd=tmp_path)
     assert without.returncode == 2
     assert (
-        "unknown operation 'rms_norm'; expected one of attention, attention_backward, attention_training_step, moe, "
-        "moe_backward, moe_training_step." in without.stderr
+        "unknown operation 'rms_norm'; expected one of attention, attention_backward, attention_training_step, "
+        "attention_varlen, moe, moe_backward, moe_training_step." in without.stderr
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,8 +16,16 @@ from cudadent42.operations.moe_backward.case import ROUTINGS, MoeBackwardCase
 if TYPE_CHECKING:
     from cudadent42.model.implementations import Implementation, Prepare
     from cudadent42.operations.moe_backward.inputs import MoeGradientInputs
+    from flashmoe_science.jit.nvrtc import CudaKernel
 
 CaseT = TypeVar("CaseT", bound=MoeBackwardCase)
+
+
+def _cuda_kernels(architectures: Sequence[str]) -> list[CudaKernel]:
+    """Of both passes: gradients are those of a result that the forward pass gave."""
+    from flashmoe_science.cuda.build import moe_gradient_kernels
+
+    return [*FORWARD.cuda_kernels(architectures), *moe_gradient_kernels(architectures)]
 
 
 def definition(case_type: type[CaseT]) -> Definition[CaseT, MoeGradientInputs]:
@@ -71,7 +79,7 @@ def definition(case_type: type[CaseT]) -> Definition[CaseT, MoeGradientInputs]:
         unplanned=FORWARD.unplanned,  # type: ignore[arg-type]
         differentiates=True,
         cpu_kernels=("moe_backward", *FORWARD.cpu_kernels),
-        cuda_kernels=FORWARD.cuda_kernels,
+        cuda_kernels=_cuda_kernels,
         needed=FORWARD.needed,
     )
 
