@@ -163,7 +163,11 @@ def flash_attn_with_kvcache(
     table = page_table if page_table is not None else block_table
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     if table is None:
-        rows = torch.arange(batch, device=q.device) if cache_batch_idx is None else cache_batch_idx
+        rows = (
+            torch.arange(batch, dtype=torch.int64, device=q.device)
+            if cache_batch_idx is None
+            else cache_batch_idx
+        )
         table = rows.to(torch.int32)[:, None]
     slots = table.shape[1] * k_cache.shape[1]
     used = _lengths(cache_seqlens, batch, slots, q.device)
@@ -219,12 +223,12 @@ def _append(
     batch = table.shape[0]
     if cu_seqlens_k_new is None:
         new = k.shape[1]
-        sequence = torch.arange(batch, device=k.device).repeat_interleave(new)
-        position = used.long()[sequence] + torch.arange(new, device=k.device).repeat(batch)
+        sequence = torch.arange(batch, dtype=torch.int64, device=k.device).repeat_interleave(new)
+        position = used.long()[sequence] + torch.arange(new, dtype=torch.int64, device=k.device).repeat(batch)
         k, v = k.flatten(0, 1), v.flatten(0, 1)
         appended = used + new
     else:
-        token = torch.arange(k.shape[0], device=k.device)
+        token = torch.arange(k.shape[0], dtype=torch.int64, device=k.device)
         starts = cu_seqlens_k_new.long()
         sequence = torch.searchsorted(starts[1:].contiguous(), token, right=True)
         position = used.long()[sequence] + token - starts[sequence]

@@ -45,7 +45,7 @@ def paged_append(
     # no other, what is there.
     some = written.any()
     first = written.int().argmax()
-    row = torch.where(written, torch.arange(len(slots), device=slots.device), first)
+    row = torch.where(written, torch.arange(len(slots), dtype=torch.int64, device=slots.device), first)
     slots = torch.where(some, slots[row], 0)
     page, position = slots // page_size, slots % page_size
     key_cache[page, position] = torch.where(some, key[row], key_cache[0, 0])

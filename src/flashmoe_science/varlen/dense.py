@@ -113,13 +113,13 @@ def _on_cpu(
         query.transpose(1, 2).reshape(batch * seqlen_q, heads, head_dim),
         key.transpose(1, 2),
         value.transpose(1, 2),
-        cu_seqlens_q=torch.arange(0, (batch + 1) * seqlen_q, seqlen_q, dtype=torch.int32)
+        cu_seqlens_q=torch.arange(0, (batch + 1) * seqlen_q, seqlen_q, dtype=torch.int32, device=query.device)
         if seqlen_q
-        else torch.zeros(batch + 1, dtype=torch.int32),
+        else torch.zeros(batch + 1, dtype=torch.int32, device=query.device),
         max_seqlen_q=seqlen_q,
         max_seqlen_k=seqlen_k,
-        block_table=torch.arange(batch, dtype=torch.int32)[:, None],
-        seqused_k=torch.full((batch,), seqlen_k, dtype=torch.int32),
+        block_table=torch.arange(batch, dtype=torch.int32, device=query.device)[:, None],
+        seqused_k=torch.full((batch,), seqlen_k, dtype=torch.int32, device=query.device),
         causal=False,
         window=window,
         softcap=softcap,

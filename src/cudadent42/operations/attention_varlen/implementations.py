@@ -33,8 +33,8 @@ def prepare_sdpa(case: VarlenCase, inputs: VarlenInputs) -> Call:
             return {}
         if left < 0 and queries == keys:
             return {"is_causal": True}
-        position = torch.arange(queries, device=device)[:, None] + keys - queries
-        column = torch.arange(keys, device=device)
+        position = torch.arange(queries, dtype=torch.int64, device=device)[:, None] + keys - queries
+        column = torch.arange(keys, dtype=torch.int64, device=device)
         seen = torch.ones(queries, keys, dtype=torch.bool, device=device)
         if left >= 0:
             seen &= column >= position - left

@@ -103,15 +103,18 @@ def _pages(case: VarlenCase, index: int, device: str) -> tuple[Tensor | None, Te
     keys = sum(case.seqlens_k)
     if not case.page_size:
         return None, torch.arange(keys, dtype=torch.int64, device=device)
-    generator = torch.Generator().manual_seed(derived_seed(case.draw, case.id, index))
-    order = torch.randperm(sum(case.pages), generator=generator)
-    table = torch.full((case.batch, max(case.pages, default=0) + _SPARE_COLUMNS), -1, dtype=torch.int32)
+    cpu = torch.device("cpu")
+    generator = torch.Generator(cpu).manual_seed(derived_seed(case.draw, case.id, index))
+    order = torch.randperm(sum(case.pages), generator=generator, dtype=torch.int64, device=cpu)
+    table = torch.full(
+        (case.batch, max(case.pages, default=0) + _SPARE_COLUMNS), -1, dtype=torch.int32, device=cpu
+    )
     slots = []
     first = 0
     for sequence, (pages, length) in enumerate(zip(case.pages, case.seqlens_k, strict=True)):
         own = order[first : first + pages]
         table[sequence, :pages] = own.int()
-        position = torch.arange(length, dtype=torch.int64)
+        position = torch.arange(length, dtype=torch.int64, device=cpu)
         slots.append(own[position // case.page_size] * case.page_size + position % case.page_size)
         first += pages
     return table.to(device), torch.cat(slots).to(device)
