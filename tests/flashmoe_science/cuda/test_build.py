@@ -48,7 +48,11 @@ def test_which_kernels_an_architecture_gets() -> None:
     moe = {"moe_portable", "moe_count", "moe_place", "moe_combine"}
     assert functions == turing | few | moe | {"attention_varlen"}
     hopper = {"attention_hopper", "moe_hopper"}
-    hopper |= {f"attention_backward_{step}" for step in ("prepare", "hopper", "convert")}
+    hopper |= {
+        f"attention_backward_{step}"
+        for step in ("prepare", "hopper", "convert", "two_pass_query", "two_pass_key_value")
+    }
+    hopper |= {f"moe_backward_{step}" for step in ("routing", "weights", "hopper")}
     assert {kernel.function for kernel in kernels(["sm_90"])} == functions | hopper
     assert kernels(["sm_90"]) == kernels(["sm_90a"])
     assert len(kernels(["sm_80", "sm_86", "sm_80"])) == len(kernels(["sm_80"])) + len(kernels(["sm_86"]))
