@@ -96,7 +96,8 @@ ledger.rebuild(sys.argv[1], [Path(sys.argv[2])])
 """
 
 
-def test_kill_at_any_moment_of_a_rebuild(make_run: MakeRun, tmp_path: Path, file: Path) -> None:
+@pytest.mark.parametrize("kills", [2, pytest.param(8, marks=pytest.mark.slow)])
+def test_kill_at_any_moment_of_a_rebuild(make_run: MakeRun, tmp_path: Path, file: Path, kills: int) -> None:
     """After each kill the ledger is whole, holds only whole runs, and is completed by the next rebuild."""
     count = 60
     for i in range(count):
@@ -107,12 +108,12 @@ def test_kill_at_any_moment_of_a_rebuild(make_run: MakeRun, tmp_path: Path, file
     subprocess.run(command, env=environment, check=True)
     whole = time.monotonic() - begun
     expected = dump(file)
-    for number in range(8):
+    for number in range(kills):
         if number % 2:
             for side in ("", "-wal", "-shm"):
                 file.with_name(file.name + side).unlink(missing_ok=True)
         process = subprocess.Popen(command, env=environment)
-        time.sleep(whole * (0.3 + 0.09 * number))
+        time.sleep(whole * (0.3 + 0.72 * number / kills))
         process.send_signal(signal.SIGKILL)
         process.wait()
         if file.exists() and not connect(file).is_empty():

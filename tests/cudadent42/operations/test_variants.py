@@ -194,7 +194,15 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
+@pytest.mark.parametrize(
+    "case",
+    # A training step is made of the two before it.
+    [
+        pytest.param(case, marks=[pytest.mark.slow] * (case.operation == "attention_training_step"))
+        for case in CASES
+    ],
+    ids=lambda case: case.operation,
+)
 def test_the_variant_of_every_instruction_set_passes_verification(case: Case) -> None:
     names = tuple(f"cudadent42[{each.value}]" for each in AVAILABLE)
     baseline = definition(case.operation).baseline

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from recordings import SOURCE, only, record
 from torch.nn import functional
@@ -73,7 +73,6 @@ def calls(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=80, deadline=None)
 @given(arguments=calls(), repeats=st.integers(1, 3))
 def test_any_call_is_the_same_counted_and_described(arguments: dict[str, Any], repeats: int) -> None:
     expected = functional.scaled_dot_product_attention(**arguments)
