@@ -20,9 +20,11 @@ from cudadent42.base.errors import UsageError
 from cudadent42.base.toml import did_you_mean
 from cudadent42.model.implementations import (
     OUR_PACKAGE,
+    OURS,
     Implementation,
     Prepare,
     UnsupportedCaseError,
+    Varies,
     split_variant,
 )
 
@@ -192,6 +194,23 @@ def choice(
     return made
 
 
+def chosen(
+    name: str,
+    variants: Variants,
+    variant_choice: Callable[[Variant, P, Device], Choice],
+    selection: Selection[P],
+    problem: P,
+    device: Device,
+) -> Choice:
+    """What the implementation of that name, ours or a variant of it, takes for a problem. Raises what `choice` and the
+    kernel's check raise."""
+    if name == OURS:
+        return selection.select(problem, device)
+    made = variant_choice(variants.parse(name), problem, device)
+    selection.modules[made.kernel].check(problem, made.configuration)
+    return made
+
+
 def compiled(variant: Variant, selection: Selection[P], problem: P, device: Device, made: Choice) -> Choice:
     """The choice, compiled and loaded. Raises UnsupportedCaseError where it does not compile as it should: registers
     spilt, too much shared memory."""
@@ -201,6 +220,15 @@ def compiled(variant: Variant, selection: Selection[P], problem: P, device: Devi
     except variant.module("errors").BuildError as error:
         raise UnsupportedCaseError(f"it does not build: {str(error).splitlines()[0]}") from error
     return made
+
+
+def makes_variants(variants_of: Callable[[str], Variants]) -> Varies:
+    """`Implementation.variants`, given an operation's variants in a package."""
+
+    def implementation(base: Implementation, name: str, package: str = OUR_PACKAGE) -> Implementation:
+        return variants_of(package).implementation(base, name)
+
+    return implementation
 
 
 @cache

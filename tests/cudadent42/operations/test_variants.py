@@ -67,7 +67,7 @@ def problem_of(batch: int = 4, seqlen: int = 4096, head_dim: int = 128, causal: 
 
 
 def chosen(name: str, problem: Problem) -> Choice:
-    variant = attention._variants().parse(name)
+    variant = attention.variants_of().parse(name)
     return attention.variant_choice(variant, problem, H200)
 
 
@@ -130,7 +130,7 @@ def test_any_names_without_commas_come_back(names: list[str]) -> None:
         ),
         ("attention", "pytorch[portable]", "pytorch has no variants; name it without brackets"),
         ("attention", "nobody[portable]", "unknown implementation 'nobody[portable]'"),
-        ("attention_backward", "cudadent42[small]", "On CUDA: hopper, portable, and fields"),
+        ("attention_backward", "cudadent42[small]", "On CUDA: hopper, two_pass, portable, and fields"),
         ("moe", "cudadent42[few,up.way=sideways]", "up.way is 'sideways'; expected split, tiles, combined"),
         ("moe", "cudadent42[portable,up=1]", "no field 'up'"),
     ],
@@ -169,9 +169,9 @@ def test_an_instruction_set_that_this_cpu_lacks_says_what_is_missing(monkeypatch
 @pytest.mark.parametrize(
     ("made", "selection"),
     [
-        (attention._variants(), FORWARD),
-        (attention_backward._variants("attention_backward"), BACKWARD),
-        (moe._variants(), MOE),
+        (attention.variants_of(), FORWARD),
+        (attention_backward.variants_of("attention_backward"), BACKWARD),
+        (moe.variants_of(), MOE),
     ],
     ids=["attention", "backward", "moe"],
 )
@@ -294,7 +294,7 @@ def test_parts_of_a_configuration_are_set_by_a_dot() -> None:
         w13_layout=W13Layout.CONCAT,
         ids64=False,
     )
-    variant = moe._variants().parse("n[few,up.way=tiles,up.stages=3,max_slots=512]")
+    variant = moe.variants_of().parse("n[few,up.way=tiles,up.stages=3,max_slots=512]")
     made = moe.variant_choice(variant, problem, H200).configuration
     usual = moe.variant_choice(Variant("few", {}), problem, H200).configuration
     assert made == replace(usual, up=replace(usual.up, way=FewWay.TILES, stages=3), max_slots=512)
@@ -387,7 +387,7 @@ def test_gradients_are_called_with_the_choice(monkeypatch: pytest.MonkeyPatch) -
     for case in (AttentionBackwardCase("c", "bf16", *SIZES), AttentionTrainingStepCase("c", "bf16", *SIZES)):
         call = get("cudadent42[portable,query.block_n=32]", case.operation).prepare(case, inputs)
         assert [each.shape for each in call()] == [(1, 2, 96, 64)] * 3
-        assert (handed[-1].kernel, handed[-1].configuration.query.block_n) == (KernelKind.PORTABLE, 32)
+        assert (handed[-1].kernel.value, handed[-1].configuration.query.block_n) == ("portable", 32)
 
 
 @pytest.mark.usefixtures("without_a_gpu")
@@ -422,13 +422,13 @@ def choice_of(name: str, case: Case) -> tuple[KernelModule[Any], Any, Choice]:
         ids = torch.empty(case.tokens, case.top_k, dtype=torch.int32, device="meta")
         tensors = tokens, w13, w2, weights, ids
         routed, _ = moe_asked(tensors, Activation.SILU, W13Layout.CONCAT, H200)
-        made = moe.variant_choice(moe._variants().parse(name), routed, H200)
+        made = moe.variant_choice(moe.variants_of().parse(name), routed, H200)
         return MOE.modules[made.kernel], routed, made
     assert isinstance(case, AttentionCase)
     query = torch.empty(case.batch, case.num_heads, case.seqlen_q, case.head_dim, dtype=dtype, device="meta")
     key = torch.empty(case.batch, case.num_kv_heads, case.seqlen_k, case.head_dim, dtype=dtype, device="meta")
     problem, _ = asked(query, key, key, case.causal, None, False, H200)
-    made = attention.variant_choice(attention._variants().parse(name), problem, H200)
+    made = attention.variant_choice(attention.variants_of().parse(name), problem, H200)
     return FORWARD.modules[made.kernel], problem, made
 
 

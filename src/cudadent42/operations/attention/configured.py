@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from cudadent42.model.dtypes import DTYPES
-from cudadent42.model.implementations import NOT_DONE, OURS, UnsupportedCaseError
+from cudadent42.model.implementations import NOT_DONE, UnsupportedCaseError
 from cudadent42.operations.attention.case import AttentionCase
-from cudadent42.operations.attention.implementations import parse_variant, variant_choice
+from cudadent42.operations.attention.implementations import variant_choice, variants_of
 from cudadent42.operations.interface import Configured
+from cudadent42.operations.variants import chosen
 from flashmoe_science.cuda.attention import compiled
 from flashmoe_science.cuda.attention.forward import asked
 from flashmoe_science.cuda.attention.select import FORWARD
@@ -26,11 +27,7 @@ def configured(name: str, case: AttentionCase, device: Device) -> Configured:
     try:
         query = tensor(case.num_heads, case.seqlen_q)
         problem, _ = asked(query, keys, keys, case.causal, None, False, device)
-        if name == OURS:
-            choice = FORWARD.select(problem, device)
-        else:
-            choice = variant_choice(parse_variant(name), problem, device)
-            FORWARD.modules[choice.kernel].check(problem, choice.configuration)
+        choice = chosen(name, variants_of(), variant_choice, FORWARD, problem, device)
     except NOT_DONE as error:
         raise UnsupportedCaseError(str(error)) from error
     return Configured(choice, (compiled(choice, problem.dtype, device.architecture),))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cudadent42.model.implementations import OUR_PACKAGE, Call, Implementation, UnsupportedCaseError
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.operations.peers import needs
-from cudadent42.operations.variants import Variant, Variants, choice, compiled, configurations
+from cudadent42.operations.variants import Variant, Variants, choice, compiled, configurations, makes_variants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,7 +114,7 @@ def _selection(variant: Variant) -> Any:
     return variant.module("cuda.attention.select").FORWARD
 
 
-def _variants(package: str = OUR_PACKAGE) -> Variants:
+def variants_of(package: str = OUR_PACKAGE) -> Variants:
     return Variants(
         configurations(
             f"{package}.configs.attention",
@@ -126,15 +126,6 @@ def _variants(package: str = OUR_PACKAGE) -> Variants:
         lambda variant: partial(_prepare_variant, variant),
         package,
     )
-
-
-def _variant(base: Implementation, name: str, package: str = OUR_PACKAGE) -> Implementation:
-    return _variants(package).implementation(base, name)
-
-
-def parse_variant(name: str) -> Variant:
-    """What a variant's full name says. Raises UsageError, which names the variants there are."""
-    return _variants().parse(name)
 
 
 # ---------------------------------------------------------------- peers, never a dependency
@@ -233,7 +224,13 @@ _BOTH = ("cpu", "cuda")
 
 ALL: tuple[Implementation, ...] = (
     Implementation("pytorch", "PyTorch SDPA, its default choice", _BOTH, prepare_sdpa, strict=False),
-    Implementation("cudadent42", "flashmoe_science.flash_attention", _BOTH, _prepare_ours, variants=_variant),
+    Implementation(
+        "cudadent42",
+        "flashmoe_science.flash_attention",
+        _BOTH,
+        _prepare_ours,
+        variants=makes_variants(variants_of),
+    ),
     _sdpa_backend("pytorch_flash", "FLASH_ATTENTION", _BOTH),
     _sdpa_backend("pytorch_cudnn", "CUDNN_ATTENTION", ("cuda",)),
     _sdpa_backend("pytorch_efficient", "EFFICIENT_ATTENTION", ("cuda",)),

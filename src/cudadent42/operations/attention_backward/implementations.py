@@ -18,7 +18,7 @@ from cudadent42.model.implementations import (
 from cudadent42.operations.attention import implementations as forward
 from cudadent42.operations.attention.implementations import prepare_sdpa
 from cudadent42.operations.attention_backward.case import AttentionBackwardCase, AttentionTrainingStepCase
-from cudadent42.operations.variants import Variant, Variants, choice, compiled
+from cudadent42.operations.variants import Variant, Variants, choice, compiled, makes_variants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -125,7 +125,7 @@ def _selection(variant: Variant) -> Any:
     return variant.module("cuda.attention.gradients.select").BACKWARD
 
 
-def _variants(operation: str, package: str = OUR_PACKAGE) -> Variants:
+def variants_of(operation: str, package: str = OUR_PACKAGE) -> Variants:
     records = f"{package}.configs.attention"
     return Variants(
         {
@@ -139,10 +139,6 @@ def _variants(operation: str, package: str = OUR_PACKAGE) -> Variants:
     )
 
 
-def _variant(operation: str, base: Implementation, name: str, package: str = OUR_PACKAGE) -> Implementation:
-    return _variants(operation, package).implementation(base, name)
-
-
 def implementations(operation: str) -> tuple[Implementation, ...]:
     """Those of the forward pass that can be trained with."""
     return tuple(
@@ -150,7 +146,7 @@ def implementations(operation: str) -> tuple[Implementation, ...]:
             item,
             prepare=prepare_with(operation, item.prepare),
             operation=operation,
-            variants=partial(_variant, operation) if item.variants else None,
+            variants=makes_variants(partial(variants_of, operation)) if item.variants else None,
         )
         for item in forward.ALL
         if item.name in TRAINED

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from cudadent42.model.dtypes import DTYPES
-from cudadent42.model.implementations import NOT_DONE, OURS, UnsupportedCaseError
+from cudadent42.model.implementations import NOT_DONE, UnsupportedCaseError
 from cudadent42.operations.interface import Configured
 from cudadent42.operations.moe.case import MoeCase
-from cudadent42.operations.moe.implementations import parse_variant, variant_choice
+from cudadent42.operations.moe.implementations import variant_choice, variants_of
+from cudadent42.operations.variants import chosen
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.moe import MoeKind, few, hopper, portable
@@ -37,11 +38,7 @@ def configured(name: str, case: MoeCase, device: Device) -> Configured:
     )
     try:
         problem, _ = asked(tensors, Activation(case.activation), W13Layout.CONCAT, device)
-        if name == OURS:
-            choice = FORWARD.select(problem, device)
-        else:
-            choice = variant_choice(parse_variant(name), problem, device)
-            FORWARD.modules[choice.kernel].check(problem, choice.configuration)
+        choice = chosen(name, variants_of(), variant_choice, FORWARD, problem, device)
     except NOT_DONE as error:
         raise UnsupportedCaseError(str(error)) from error
     return Configured(choice, _kernels(choice, problem, device))

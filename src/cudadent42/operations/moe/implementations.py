@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cudadent42.model.implementations import OUR_PACKAGE, Call, Implementation, UnsupportedCaseError
 from cudadent42.operations.moe.case import MoeCase
 from cudadent42.operations.peers import needs
-from cudadent42.operations.variants import Variant, Variants, choice, compiled, configurations
+from cudadent42.operations.variants import Variant, Variants, choice, compiled, configurations, makes_variants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -124,7 +124,7 @@ def _selection(variant: Variant) -> Any:
     return variant.module("cuda.moe.select").FORWARD
 
 
-def _variants(package: str = OUR_PACKAGE) -> Variants:
+def variants_of(package: str = OUR_PACKAGE) -> Variants:
     return Variants(
         configurations(
             f"{package}.configs.moe",
@@ -136,15 +136,6 @@ def _variants(package: str = OUR_PACKAGE) -> Variants:
         lambda variant: partial(_prepare_variant, variant),
         package,
     )
-
-
-def _variant(base: Implementation, name: str, package: str = OUR_PACKAGE) -> Implementation:
-    return _variants(package).implementation(base, name)
-
-
-def parse_variant(name: str) -> Variant:
-    """What a variant's full name says. Raises UsageError, which names the variants there are."""
-    return _variants().parse(name)
 
 
 # ---------------------------------------------------------------- peers, never a dependency
@@ -185,7 +176,9 @@ _COMPILING_S = 300.0
 """torch.compile starts its processes once, which took over a minute; Triton's autotuning compiles dozens of kernels."""
 
 ALL: tuple[Implementation, ...] = (
-    _implementation("cudadent42", "flashmoe_science.fused_moe", _BOTH, _prepare_ours, variants=_variant),
+    _implementation(
+        "cudadent42", "flashmoe_science.fused_moe", _BOTH, _prepare_ours, variants=makes_variants(variants_of)
+    ),
     _implementation(
         "grouped_mm",
         "torch.nn.functional.grouped_mm between sorting and summing, as in transformers",
