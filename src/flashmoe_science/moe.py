@@ -24,7 +24,6 @@ from flashmoe_science.moe_arguments import (
     check_moe_arguments,
     check_topk_arguments,
     parse_choice,
-    reject_moe_gradients,
 )
 from flashmoe_science.moe_autograd import differentiable_moe
 from flashmoe_science.operators.moe import FUSED_MOE
@@ -192,12 +191,14 @@ def topk_routing(
     """The k experts of each token and their weights, from a router's logits.
 
     Chosen are the k largest logits; with `correction_bias` the k largest of scores + correction_bias. Of equal ones the
-    lower id is first; NaN is below every number. A weight is the expert's score, without the bias.
+    lower id is first; NaN is below every number. A weight is the expert's score, without the bias. Weights are
+    differentiable by the logits, any number of times; the choice and the bias are outside the gradient.
 
     Args:
         logits: (tokens, experts), float32, bfloat16 or float16, contiguous; computed with in float32.
         k: 1 to experts.
-        scores: "softmax" over all experts, or "sigmoid" of each.
+        scores: "softmax" over all experts, or "sigmoid" of each. With "softmax" and ``renormalize`` the weights are the
+            softmax of the chosen logits alone (GPT-OSS).
         renormalize: divide a token's weights by their sum (plus 1e-20, as all may be zero).
         correction_bias: (experts,) float32 (DeepSeek-V3's balance without a loss).
         scaling_factor: that the weights are multiplied by at last.
@@ -206,8 +207,7 @@ def topk_routing(
         weights (tokens, k) float32 and ids (tokens, k) int32, the best first: as `fused_moe` takes them.
 
     Raises:
-        InputError: arguments that do not fit together, logits that require a gradient or have no memory, on CUDA more
-            than 1,024 experts.
+        InputError: arguments that do not fit together, logits that have no memory, on CUDA more than 1,024 experts.
         DeviceError, BuildError: as `fused_moe`.
 
     Where `flash_attention` is an operator this is one, too: ``torch.ops.flashmoe_science.topk_routing``.
@@ -215,22 +215,21 @@ def topk_routing(
     if is_dynamo_compiling():
         return _topk_routing_dispatched(logits, k, scores, renormalize, correction_bias, scaling_factor)
     kind = parse_choice(Scores, scores, "scores")
-    if not all_direct(logits, correction_bias):
+    recorded = isinstance(logits, torch.Tensor) and logits.requires_grad and torch.is_grad_enabled()
+    if recorded or not all_direct(logits, correction_bias):
         if has_own_layout():
             check_topk_arguments(logits, k, renormalize, correction_bias, scaling_factor)
         register_where_used()
         return _topk_routing_dispatched(logits, k, kind.value, renormalize, correction_bias, scaling_factor)
-    if isinstance(logits, torch.Tensor):
-        reject_moe_gradients(logits=logits)
-        if logits.is_cpu:
-            return cpu_moe.topk(
-                logits,
-                k,
-                scores=kind,
-                renormalize=renormalize,
-                correction_bias=correction_bias,
-                scaling_factor=scaling_factor,
-            )
+    if isinstance(logits, torch.Tensor) and logits.is_cpu:
+        return cpu_moe.topk(
+            logits,
+            k,
+            scores=kind,
+            renormalize=renormalize,
+            correction_bias=correction_bias,
+            scaling_factor=scaling_factor,
+        )
     check_topk_arguments(logits, k, renormalize, correction_bias, scaling_factor)
     if logits.is_cuda:
         return cuda_topk.topk(

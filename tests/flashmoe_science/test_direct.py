@@ -125,16 +125,6 @@ def test_forward_mode_of_torch_func(make: Callable[[], tuple[Call, list[torch.Te
     refused(lambda: torch.func.jvp(of_first, (one,), (one,)), match="no forward-mode derivative")
 
 
-@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev])
-def test_transforms_that_need_a_backward_pass(transform: Callable[[Call], Call]) -> None:
-    call, arguments = routing()
-
-    def of_first(tensor: torch.Tensor) -> torch.Tensor:
-        return first(call(tensor, *arguments[1:])).sum()
-
-    refused(transform(of_first), arguments[0], match="requires a gradient, but there is no backward pass")
-
-
 @each_function
 def test_a_transform_around_plain_tensors_changes_nothing(
     make: Callable[[], tuple[Call, list[torch.Tensor]]],

@@ -129,7 +129,7 @@ def _print(written: Written, paths: list[Path], code: int) -> None:
     )
     for part in written.parts[:_SHOWN]:
         fate = f"stays: {part.reason}" if part.reason else "ours already" if part.ours else "raced"
-        fate += ", with its backward pass" if part.operation == "attention_training_step" else ""
+        fate += ", with its backward pass" if part.operation.endswith("_training_step") else ""
         print_line(
             console,
             f"  {text.percent(part.mean_seconds / total):>8} {part.calls:>9,} × {part.what} {part.dtype}: {fate}",

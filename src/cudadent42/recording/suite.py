@@ -19,7 +19,7 @@ MOST_CASES = 24
 
 _REST = "one of many shapes that take little time; --cases takes more of them"
 _ANOTHER_DEVICE = "on {}, while most of the script is on {}"
-_STEP = "attention_training_step"
+_STEPS = {Kind.ATTENTION: "attention_training_step", Kind.EXPERTS: "moe_training_step"}
 
 
 @dataclass(frozen=True)
@@ -184,14 +184,14 @@ def _of_groups(groups: Sequence[tuple[int, Group]], runs: int) -> list[Part]:
             note=first.note,
         )
 
-    if first.kind is not Kind.ATTENTION or first.reason is not None:
+    if first.kind not in _STEPS or first.reason is not None:
         both = tuple(one + other for one, other in zip(forward, backward, strict=True))
         return [part(first.kind.value, calls, both, _share(of_forward, mean))]
     parts = []
     if steps:
         share = steps / calls
         whole = tuple(share * one + other for one, other in zip(forward, backward, strict=True))
-        parts.append(part(_STEP, steps, whole, _share(of_forward + of_backward, step)))
+        parts.append(part(_STEPS[first.kind], steps, whole, _share(of_forward + of_backward, step)))
     if calls > steps:
         alone = tuple((calls - steps) / calls * one for one in forward)
         parts.append(part(first.kind.value, calls - steps, alone, _share(of_forward, mean)))

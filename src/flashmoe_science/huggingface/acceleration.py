@@ -12,6 +12,7 @@ from flashmoe_science.arguments import HEAD_DIM_STEP, MAX_HEAD_DIM
 from flashmoe_science.errors import InputError
 from flashmoe_science.huggingface.experts import why_not_weights
 from flashmoe_science.huggingface.registration import IMPLEMENTATION
+from flashmoe_science.takeover.availability import why_no_expert_gradients
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Acceleration:
     attention: tuple[str, ...]
     """Classes of the models, parts of models among them, whose attention goes to the kernels."""
     experts: tuple[str, ...]
-    """Classes of the mixtures whose experts do, wherever no gradient is needed."""
+    """Classes of the mixtures whose experts do."""
     left: tuple[tuple[str, str], ...]
     """What stays with the library's own implementation, and why. A class can also be above, if only some calls stay."""
 
@@ -125,7 +126,9 @@ def _set_experts(model: PreTrainedModel, left: dict[tuple[str, str], None]) -> d
             left[type(experts).__name__, reason] = None
         else:
             taken[type(experts).__name__] = None
-            left[type(experts).__name__, "gradients of experts, which are not there yet"] = None
+            lacking = why_no_expert_gradients(experts.down_proj.device.type, experts.down_proj.dtype)
+            if lacking is not None:
+                left[type(experts).__name__, f"where a gradient is needed: {lacking}"] = None
     if taken:
         model.set_experts_implementation(IMPLEMENTATION)
     return taken

@@ -11,7 +11,7 @@ from transformers.integrations.moe import _default_apply_gate, grouped_mm_expert
 from flashmoe_science.errors import BuildError, DeviceError, InputError
 from flashmoe_science.moe import fused_moe
 from flashmoe_science.moe_arguments import SIZE_STEP
-from flashmoe_science.takeover.availability import summary, why_no_experts
+from flashmoe_science.takeover.availability import summary, why_no_expert_gradients, why_no_experts
 from flashmoe_science.takeover.counts import Entry, count
 
 _DTYPES = {
@@ -81,7 +81,9 @@ def why_not_call(experts: Any, hidden_states: torch.Tensor, top_k_weights: torch
     if torch.is_grad_enabled() and (
         hidden_states.requires_grad or w13.requires_grad or w2.requires_grad or top_k_weights.requires_grad
     ):
-        return "gradients of experts are not there yet"
+        reason = why_no_expert_gradients(w13.device.type, w13.dtype)
+        if reason is not None:
+            return reason
     if hidden_states.device != w13.device or hidden_states.dim() != 2 or hidden_states.shape[0] == 0:
         return "tokens of another form"
     return None

@@ -9,10 +9,11 @@ import torch
 
 from flashmoe_science.cpu import moe as cpu
 from flashmoe_science.cuda.moe import topk as cuda
-from flashmoe_science.moe_arguments import Scores, check_topk_arguments, parse_choice, reject_moe_gradients
+from flashmoe_science.moe_arguments import Scores, check_topk_arguments, parse_choice
 from flashmoe_science.operators import folding
 from flashmoe_science.operators.library import define
-from flashmoe_science.operators.recording import below_autograd, reject_tangents
+from flashmoe_science.operators.recording import below_autograd, is_recorded, record, reject_tangents
+from flashmoe_science.routing_gradients import logits_gradient
 
 Routing = tuple[torch.Tensor, torch.Tensor]
 """Weights and ids."""
@@ -75,6 +76,44 @@ def _fake(
     return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int32)
 
 
+class _Routing(torch.autograd.Function):
+    """Keeps the logits and the choice."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: torch.Tensor,
+        k: int,
+        scores: str,
+        renormalize: bool,
+        correction_bias: torch.Tensor | None,
+        scaling_factor: float,
+    ) -> Routing:
+        weights, ids = below_autograd(
+            TOPK_ROUTING, logits, k, scores, renormalize, correction_bias, scaling_factor
+        )
+        ctx.scores, ctx.renormalize, ctx.scaling_factor = scores, renormalize, scaling_factor
+        ctx.save_for_backward(logits, ids)
+        ctx.mark_non_differentiable(ids)
+        ctx.set_materialize_grads(False)
+        return weights, ids
+
+    @staticmethod
+    def backward(ctx: Any, grad_weights: torch.Tensor | None, grad_ids: None) -> Any:
+        if grad_weights is None:
+            return (None,) * 6
+        logits, ids = ctx.saved_tensors
+        gradient = logits_gradient(
+            grad_weights,
+            logits,
+            ids,
+            scores=parse_choice(Scores, ctx.scores, "scores"),
+            renormalize=ctx.renormalize,
+            scaling_factor=ctx.scaling_factor,
+        )
+        return gradient, None, None, None, None, None
+
+
 def _recorded(
     logits: torch.Tensor,
     k: int,
@@ -84,9 +123,9 @@ def _recorded(
     scaling_factor: float = 1.0,
 ) -> Routing:
     reject_tangents("topk_routing", logits, correction_bias)
-    reject_moe_gradients(logits=logits)
-    weights, ids = below_autograd(
-        TOPK_ROUTING, logits, k, scores, renormalize, correction_bias, scaling_factor
+    arguments = logits, k, scores, renormalize, correction_bias, scaling_factor
+    weights, ids = (
+        record(_Routing, *arguments) if is_recorded(logits) else below_autograd(TOPK_ROUTING, *arguments)
     )
     return weights, ids
 

@@ -7,8 +7,10 @@ import functools
 import torch
 
 from flashmoe_science.attention import flash_attention
+from flashmoe_science.cuda.moe import training as cuda_training
 from flashmoe_science.errors import BuildError, DeviceError, InputError
 from flashmoe_science.moe import fused_moe
+from flashmoe_science.moe_arguments import Activation, W13Layout
 from flashmoe_science.takeover.tracing import constant_result
 
 
@@ -27,6 +29,25 @@ def why_no_attention(device_type: str, dtype: torch.dtype) -> str | None:
 def why_no_experts(device_type: str, dtype: torch.dtype) -> str | None:
     """The same for experts."""
     return _try_experts(device_type, dtype)
+
+
+@constant_result
+def why_no_expert_gradients(device_type: str, dtype: torch.dtype) -> str | None:
+    """Why the gradients of experts are not made by kernels there; None if they are. Compiles nothing."""
+    return _lacks_expert_gradients(device_type, dtype)
+
+
+@functools.cache
+def _lacks_expert_gradients(device_type: str, dtype: torch.dtype) -> str | None:
+    if device_type != "cuda":
+        return None
+    tokens = torch.empty(64, 256, dtype=dtype, device=device_type)
+    weights = torch.empty(8, 512, 256, dtype=dtype, device=device_type)
+    ids = torch.empty(64, 2, dtype=torch.int64, device=device_type)
+    layer = tokens, weights, weights[:, :256], ids
+    if cuda_training.keeps_z(*layer, activation=Activation.SILU, w13_layout=W13Layout.CONCAT):
+        return None
+    return "no kernel for the gradients of experts on this GPU"
 
 
 @functools.cache

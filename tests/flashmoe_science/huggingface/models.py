@@ -35,7 +35,6 @@ VISION = {
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 NO_DROPOUT = {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0}
-GRADIENTS = "gradients of experts are not there yet"
 
 
 @dataclass(frozen=True)
@@ -55,12 +54,10 @@ class Model:
     """Why calls without a mask go to the library's implementation; none otherwise."""
     attention: bool = True
     """Whether `accelerate` takes its attention."""
+    experts: bool = False
+    """Whether it takes its experts."""
     default: str = "sdpa"
     """What the library would take."""
-
-    @property
-    def experts(self) -> bool:
-        return GRADIENTS in self.declined
 
     def make(self, attention: str | None = None, experts: str | None = None) -> Any:
         """Its weights are the same in each call."""
@@ -116,7 +113,7 @@ MODELS = {
         GROUPED | EXPERTS | {"head_dim": 16},
         tokens,
         generates=True,
-        declined=(GRADIENTS,),
+        experts=True,
     ),
     "mixtral": Model(
         "mixtral",
@@ -125,7 +122,7 @@ MODELS = {
         GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2},
         tokens,
         generates=True,
-        declined=(GRADIENTS,),
+        experts=True,
     ),
     "olmoe": Model(
         "olmoe",
@@ -134,7 +131,7 @@ MODELS = {
         GROUPED | {"num_experts": 4, "num_experts_per_tok": 2},
         tokens,
         generates=True,
-        declined=(GRADIENTS,),
+        experts=True,
     ),
     "gemma3": Model(
         "gemma3",
@@ -250,6 +247,7 @@ MODELS = {
         },
         tokens,
         generates=True,
-        declined=("head_dim of value differs", GRADIENTS),
+        experts=True,
+        declined=("head_dim of value differs",),
     ),
 }
