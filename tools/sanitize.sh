@@ -1,7 +1,7 @@
 #!/bin/sh
 # compute-sanitizer over every CUDA kernel on small shapes: memcheck, then racecheck.
 # Usage: tools/sanitize.sh [KERNEL...]     (of attention: hopper, portable, ...; if none is named all that the GPU takes,
-# and those of mixtures of experts)
+# and those of attention over sequences of any lengths and of mixtures of experts)
 # Exits with 0 if nothing was found, 1 if something was, 2 if it cannot run. Set CUDADENT42_PYTHON for a Python with
 # torch for CUDA, COMPUTE_SANITIZER for the tool if it is not on the PATH or in the toolkit.
 set -u
@@ -45,6 +45,7 @@ check() {
 
 check sanitized_cuda_calls.py attention_ "$@"
 if [ $# -eq 0 ]; then
+    check sanitized_varlen_calls.py attention_
     check sanitized_moe_calls.py moe_
     check sanitized_moe_calls.py topk_
 fi

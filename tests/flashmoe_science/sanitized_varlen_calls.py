@@ -1,0 +1,80 @@
+"""Run by tools/sanitize.sh under compute-sanitizer: attention over sequences of any lengths, by every kernel that takes
+a call, on small shapes.
+
+Usage: python sanitized_varlen_calls.py [KERNEL...]     (of `cuda.varlen.VarlenKernel`; all if none is named)
+
+Each result is compared with float64 on the CPU, so that a kernel that does nothing does not pass. Prints "passed" when
+all calls were right; a wrong one raises.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from varlen_cases import Call, Shape, bounds, packed, paged, to
+from varlen_reference import assert_as_exact_as_pytorch
+
+from flashmoe_science.cuda.device import device_of
+from flashmoe_science.cuda.varlen.select import MODULES, VarlenKernel, bucket
+from flashmoe_science.varlen.arguments import Inputs, Options, check
+from flashmoe_science.varlen.problem import Sizes, Tensors
+
+BF16, FP16 = torch.bfloat16, torch.float16
+FEW = Shape((1, 0, 2, 1, 1), (300, 5, 17, 0, 64), 8, 2, 128, dtype=BF16)
+MANY = Shape((70, 1, 0, 130), (129, 33, 9, 65), 4, 2, 64, dtype=BF16)
+UNEQUAL = Shape((40, 3), (70, 7), 2, 2, 192, 128, FP16)
+
+
+def cases() -> list[tuple[Shape, Call, dict[str, Any]]]:
+    with_sinks = paged(FEW, 1)
+    with_sinks["sinks"] = torch.linspace(-2, 3, 8)
+    with_slopes = packed(MANY, spare_rows=5)
+    with_slopes["alibi_slopes"] = torch.rand(4, 4)
+    return [
+        (FEW, paged(FEW, 16), {}),
+        (FEW, with_sinks, {"window": (40, 0)}),
+        (MANY, packed(MANY, spare_keys=3), {"causal": False}),
+        (MANY, paged(MANY, 48, garbage=1 << 30), {"window": (20, 3), "causal": False}),
+        (MANY, with_slopes, {"softcap": 5.0}),
+        (UNEQUAL, paged(UNEQUAL, 16), {}),
+    ]
+
+
+def attend(kind: VarlenKernel, call: Call, shape: Shape, **options: Any) -> bool:
+    """Whether the kernel takes the call, which was then right."""
+    on_gpu = to(call, "cuda")
+    inputs = Inputs(**{name: on_gpu.get(name) for name in Inputs._fields})  # type: ignore[arg-type]
+    usual = {"causal": True, "window": (-1, -1), "softcap": 0.0, "softmax_scale": None, "split_keys": None}
+    problem = check(inputs, Options(**{**usual, **options}, return_lse=True))
+    device, most = device_of(0), bucket(max(shape.queries))
+    if MODULES[kind].why_not(problem, device, most) is not None:
+        return False
+    output = inputs.query.new_empty(*inputs.query.shape[:2], problem.value_dim)
+    lse = torch.empty(inputs.query.shape[:2], device="cuda")
+    tensors = Tensors(*inputs[:3], output, lse, *(getattr(inputs, name) for name in Tensors._fields[5:]))
+    sizes = Sizes(len(shape.queries), max(shape.queries), max(shape.keys))
+    MODULES[kind].prepare(problem, device, most)(tensors, sizes)
+    assert_as_exact_as_pytorch(output, lse, call, **bounds(shape), **options)
+    return True
+
+
+def main() -> None:
+    torch.zeros((), device="cuda")
+    kinds = [VarlenKernel(name) for name in sys.argv[1:]] or list(VarlenKernel)
+    launches = {
+        kind.value: sum(attend(kind, call, shape, **options) for shape, call, options in cases())
+        for kind in kinds
+    }
+    torch.cuda.synchronize()
+    assert all(launches.values())
+    print("passed; launches:", ", ".join(f"{kind} {count}" for kind, count in launches.items()))
+
+
+if __name__ == "__main__":
+    main()
