@@ -198,6 +198,19 @@ TABLES: dict[str, tuple[Row, ...]] = {
             against(["pytorch", CUDNN, "pytorch_flash"], 33),
         ),
         Row(
+            "gradients of attention, deterministic, against the best of cuDNN, PyTorch's FlashAttention-2 and "
+            "FlashAttention-4 in each of the 36 cells of the suite `backward`, GPU time",
+            "h200-backward",
+            (mean(1.0), least(0.9)),
+            against(["pytorch", CUDNN, "pytorch_flash", FLASH_ATTENTION_4], 36),
+        ),
+        Row(
+            "the same against cuDNN",
+            "h200-backward",
+            (mean(1.1), least(1.1)),
+            against(["pytorch", CUDNN], 36),
+        ),
+        Row(
             "host time per call, steady state",
             "h200-host",
             (Bound("", 9, unit("µs")),),
