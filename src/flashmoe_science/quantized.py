@@ -84,14 +84,9 @@ def check_quantized_arguments(
             raise InputError(
                 f"{name} is not contiguous; call .contiguous() on it, once, where the model is loaded"
             )
-        if tensor.device != hidden_states.device:
-            raise InputError(
-                f"{name} is on {tensor.device} but hidden_states is on {hidden_states.device}; "
-                "expected one device: move it with .to()"
-            )
     bits = BITS[w13.dtype]
     others = {"topk_weights": topk_weights, "topk_ids": topk_ids, "out": out}
-    for name, other in others.items():
+    for name, other in {**weights, **scales, **others}.items():
         if isinstance(other, torch.Tensor) and other.device != hidden_states.device:
             raise InputError(
                 f"{name} is on {other.device} but hidden_states is on {hidden_states.device}; "
