@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import json
+import os
 import re
 import runpy
 import shutil
@@ -47,6 +48,27 @@ def test_a_failure_is_kept_with_its_seed_and_passed_over(harden: ModuleType, tmp
     assert [failure["seed"] for failure in job.failures] == [7]
     assert "seven" in job.failures[0]["output"]
     assert job.done == 12
+
+
+@pytest.mark.fresh
+def test_a_machine_that_lacks_something_is_told_what(tmp_path: Path) -> None:
+    """In a line and with exit code 2: 1 would be a kernel's fault."""
+
+    def run(*options: str, **environment: str) -> tuple[int, str]:
+        command = [
+            sys.executable,
+            *options,
+            str(ROOT / "tools" / "harden.py"),
+            "--output-dir",
+            str(tmp_path / "out"),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+        return done.returncode, done.stderr
+
+    assert run(PATH=str(tmp_path)) == (2, "harden: git was not found; install it\n")
+    code, said = run("-S", PYTHONPATH="")  # without any package
+    assert code == 2
+    assert "lacks torch, numpy, typer, rich, jinja2, sqlalchemy; use .venv/bin/python" in said
 
 
 STRUCTURE = re.compile(r"struct \w+Problem \{(.*?)\n\};", re.DOTALL)

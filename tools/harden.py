@@ -1,7 +1,7 @@
 """Random calls and random damage, for minutes or until so many are done, with their seeds and counts in a run folder.
 
-    python tools/harden.py --minutes 10
-    python tools/harden.py --calls 10000 --entries 10000 --output-dir FOLDER
+    .venv/bin/python tools/harden.py --minutes 10
+    .venv/bin/python tools/harden.py --calls 10000 --entries 10000 --output-dir FOLDER
 
 What runs: the CPU kernels built with AddressSanitizer and UndefinedBehaviorSanitizer for every instruction set that
 this CPU has, under random calls; damaged entries of the compile cache; and every program ``tests/hard/fuzz_*.py``. A
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
+import importlib.util
 import json
 import os
 import platform
@@ -36,6 +37,7 @@ from flashmoe_science.jit import host  # noqa: E402
 
 CHUNK = {"kernel": 100, "entries": 200, "fuzz": 50}
 CHUNK_TIMEOUT_S = 600
+LAB = ("torch", "numpy", "typer", "rich", "jinja2", "sqlalchemy")
 SANITIZERS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 
 
@@ -148,7 +150,10 @@ def sanitizer_runtime(compiler: str) -> str:
 
 
 def _output(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise CannotRunError(f"{command[0]} was not found; install it") from error
     if done.returncode:
         raise CannotRunError(f"{command[0]} failed: {done.stderr[-500:].strip()}")
     return done.stdout.strip()
@@ -165,6 +170,15 @@ def jobs(folder: Path, seed: int, calls: int, entries: int) -> list[Job]:
     for program in sorted(HARD.glob("fuzz_*.py")):
         made.append(Job(program.stem, program, CHUNK["fuzz"], CHUNK["fuzz"]))
     return [dataclasses.replace(job, first_seed=seed) for job in made]
+
+
+def check_packages() -> None:
+    """The fuzzers of the lab run in this Python. Raises CannotRunError where it lacks what they import."""
+    missing = [name for name in LAB if importlib.util.find_spec(name) is None]
+    if missing:
+        raise CannotRunError(
+            f"{sys.executable} lacks {', '.join(missing)}; use .venv/bin/python, which ./test.sh makes"
+        )
 
 
 def manifest(arguments: argparse.Namespace) -> dict[str, object]:
@@ -213,6 +227,7 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         try:
+            check_packages()
             about = manifest(arguments)
             made = jobs(Path(folder), arguments.seed, arguments.calls, arguments.entries)
         except CannotRunError as error:
