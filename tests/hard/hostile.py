@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -154,11 +155,11 @@ def _replace_one(document: Any, chance: random.Random) -> None:
             if kind == 0 and isinstance(here, dict):
                 del here[key]
             elif kind == 1 and isinstance(here, dict):
-                here[text(chance)] = deeper
+                here[text(chance)] = copy.deepcopy(deeper)
             elif kind == 2:
                 here[key] = text(chance)
             else:
-                here[key] = chance.choice(VALUES)
+                here[key] = copy.deepcopy(chance.choice(VALUES))  # which the next damage changes
             return
         here = deeper
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +46,18 @@ def test_faults_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen(2, "", "x" * 2100) == ["long message"]
     assert seen(2, "", "error: x\n", "--json") == ["no document"]
     assert seen(2, "{}\n", "error: x\n", "--json") == []
+
+
+def test_damage_of_one_case_is_not_seen_in_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a seed alone shows a fault again; and what is put into itself cannot be written."""
+    monkeypatch.syspath_prepend(str(FUZZ.parent))
+    import hostile
+
+    values = copy.deepcopy(hostile.VALUES)
+    content = b'{"a": [{}], "b": {"c": [[], {}]}}'
+    first = [hostile.damage_json(content, random.Random(seed)) for seed in range(2000)]
+    assert repr(hostile.VALUES) == repr(values)
+    assert [hostile.damage_json(content, random.Random(seed)) for seed in range(2000)] == first
 
 
 @pytest.mark.parametrize("kind", ["options", "files", "folders"])
