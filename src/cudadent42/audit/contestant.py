@@ -83,7 +83,7 @@ def _took(turns: Turns, ask: Ask) -> Answer:
     if ask.task is Task.SHOW:
         return Answer(shown=turns.show(ask))
     if ask.task is Task.JUDGE:
-        return Answer(judged=tuple(turns.judge(ask)), late=turns.late(ask))
+        return turns.judge(ask)
     simple = {Task.WAKE: turns.wake, Task.FILL: turns.fill, Task.RUN: turns.run, Task.FETCH: turns.fetch}
     simple[ask.task](ask)
     return Answer()

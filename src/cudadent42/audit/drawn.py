@@ -10,20 +10,19 @@ runs. In its place stand two rules that leave no work ahead of the clock and non
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
-from cudadent42.audit.messages import Ask, Pace
+from cudadent42.audit.messages import Answer, Ask, Pace
 from cudadent42.audit.prepared import AUDITED, SETS, Arenas, Prepared, WrongOutputError
 from cudadent42.audit.sketch import SUMS, differing, read, sketches, written
 from cudadent42.audit.slots import Slot, bytes_of, slots
 from cudadent42.correctness.truth import find_truth, judge_gathered
 from cudadent42.model.device import synchronize
 from cudadent42.model.integrity import Way
-from cudadent42.model.records import VerifiedCase
 from cudadent42.timing.timers import collector_off
 
 MEMORY_SHARE = 0.3
@@ -87,24 +86,16 @@ class DrawnTurns:
         for slot, number in zip(self._fetched(ask, self._arenas[0]), ask.chosen, strict=True):
             slot.output.copy_(self._outputs[number])
 
-    def judge(self, ask: Ask) -> Iterator[VerifiedCase]:
+    def judge(self, ask: Ask) -> Answer:
         prepared = self._prepared
-        for slot, number in zip(self._fetched(ask, self._arenas[1]), ask.chosen, strict=True):
+        handed_out = torch.stack([slot.output for slot in self._fetched(ask, self._arenas[1])])
+        results = handed_out.to(self._outputs.device)
+        judged = []
+        for number, result in zip(ask.chosen, results, strict=True):
             prepared.draw(ask.seed, number)
             truth = find_truth(prepared.case, prepared.sets[number % SETS])
-            result = slot.output.to(self._outputs.device)
-            yield judge_gathered(truth, ask.implementation, result, AUDITED)
-
-    def late(self, ask: Ask) -> str:
-        said = read(ask.shown, ask.calls)
-        if said is None:
-            return "it did not say what its results were when the clock stopped"
-        results = torch.stack([slot.output for slot in self._fetched(ask, self._arenas[1])])
-        other = differing(said[list(ask.chosen)], results.to(self._outputs.device), ask.challenge)
-        if not other:
-            return ""
-        count = SUMS * len(ask.chosen)
-        return f"{other} of {count} sums over its results are others than it said when the clock stopped"
+            judged.append(judge_gathered(truth, ask.implementation, result, AUDITED))
+        return Answer(judged=tuple(judged), late=_late(ask, results))
 
     def _draw(self, seed: int, number: int) -> None:
         for slot, own in zip(self._slots[number], self._prepared.draw(seed, number), strict=True):
@@ -172,6 +163,18 @@ class DrawnTurns:
     def _fetched(self, ask: Ask, memory: object) -> list[Slot]:
         """Where the outputs asked for lie in a shared memory."""
         return slots(memory, len(ask.chosen), (), self._outputs[0])  # type: ignore[arg-type]
+
+
+def _late(ask: Ask, results: Tensor) -> str:
+    """`Answer.late` of the results (chosen, ...) that were handed out."""
+    said = read(ask.shown, ask.calls)
+    if said is None:
+        return "it did not say what its results were when the clock stopped"
+    other = differing(said[list(ask.chosen)], results, ask.challenge)
+    if not other:
+        return ""
+    count = SUMS * len(ask.chosen)
+    return f"{other} of {count} sums over its results are others than it said when the clock stopped"
 
 
 def _nothing() -> None:

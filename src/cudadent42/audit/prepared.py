@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from cudadent42.audit.messages import Ask, Pace
+from cudadent42.audit.messages import Answer, Ask, Pace
 from cudadent42.base.seeds import derived_seed
 from cudadent42.correctness.forms import wrong_kind
 from cudadent42.model.cases import Case
 from cudadent42.model.device import synchronize
 from cudadent42.model.implementations import Call, Implementation
-from cudadent42.model.records import VerifiedCase
 from cudadent42.operations import numerics
 from cudadent42.operations.interface import Inputs
 
@@ -114,11 +113,8 @@ class Turns(Protocol):
     def fetch(self, ask: Ask) -> None:
         """Outputs into the shared memory."""
 
-    def judge(self, ask: Ask) -> Iterator[VerifiedCase]:
-        """The candidate's results."""
-
-    def late(self, ask: Ask) -> str:
-        """Whether the candidate's results are what it showed: `Answer.late`."""
+    def judge(self, ask: Ask) -> Answer:
+        """The candidate's results: ``judged`` and ``late``."""
 
 
 Arenas = Sequence[Any]

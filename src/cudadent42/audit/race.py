@@ -25,6 +25,9 @@ WINDOW_MS, LEAST_WINDOW_MS = 10.0, 5.0
 """That a turn should last, by the run's latencies: a hundred times what a message between two processes takes, and half
 of it where the run was short."""
 
+GPU_WINDOWS = 2.0
+"""Of such windows in a turn on a GPU: what is subtracted there takes longer than the calls do."""
+
 WINDOWS = 40
 """Of such time that a race takes about: two turns of calls in 13 blocks, and drawing their inputs."""
 
@@ -164,9 +167,10 @@ class Ring:
         clock stops when the sketch of the results is there, whose seed comes when the calls are made."""
         run = Ask(Task.RUN, calls=bout.calls, pace=pace)
         if bout.way is Way.SHARED:
-            turn = party.take_turn(run)
+            by_processor = self._plan.timer is TimerKind.CPU
+            turn = party.take_turn(run, by_processor=by_processor)
             _require(*turn.answers)
-            return turn.processor_ms if self._plan.timer is TimerKind.CPU else turn.wall_ms
+            return turn.processor_ms if by_processor else turn.wall_ms
         turn = party.take_turn(
             replace(run, task=Task.WAKE),
             replace(run, seed=bout.seed),
@@ -179,9 +183,9 @@ class Ring:
         return turn.wall_ms
 
     def _calls(self, case: Case, baseline_ms: float, window_ms: float) -> int:
-        wanted = int(window_ms / max(baseline_ms, 1e-4)) + 1
         if self._way is not Way.SHARED:
-            return min(wanted, MOST_CALLS_ON_GPU)
+            return min(int(GPU_WINDOWS * window_ms / max(baseline_ms, 1e-4)) + 1, MOST_CALLS_ON_GPU)
+        wanted = int(window_ms / max(baseline_ms, 1e-4)) + 1
         room = MEMORY_BYTES // max(1, case.memory_bytes(2) - case.memory_bytes(1))
         return max(1, min(wanted, room, MOST_CALLS))
 

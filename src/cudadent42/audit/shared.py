@@ -6,14 +6,11 @@ work of a later one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from cudadent42.audit.messages import Ask
+from cudadent42.audit.messages import Answer, Ask
 from cudadent42.audit.prepared import AUDITED, SETS, Arenas, Prepared
 from cudadent42.audit.slots import Slot, slots
 from cudadent42.correctness.truth import find_truth, judge_gathered
 from cudadent42.model.device import synchronize
-from cudadent42.model.records import VerifiedCase
 
 CANDIDATES = 1
 """Of the judge's arenas, the other contestant's."""
@@ -57,15 +54,13 @@ class SharedTurns:
     def fetch(self, ask: Ask) -> None:
         """They are there."""
 
-    def judge(self, ask: Ask) -> Iterator[VerifiedCase]:
+    def judge(self, ask: Ask) -> Answer:
         """The values are made again from the seed: what lies in the shared memory now may be the candidate's."""
         prepared = self._prepared
+        judged = []
         for number in ask.chosen:
             prepared.draw(ask.seed, number)
             truth = find_truth(prepared.case, prepared.sets[number % SETS])
             result = self._arenas[CANDIDATES][number].output
-            yield judge_gathered(truth, ask.implementation, result, AUDITED)
-
-    def late(self, ask: Ask) -> str:
-        """Nothing can be."""
-        return ""
+            judged.append(judge_gathered(truth, ask.implementation, result, AUDITED))
+        return Answer(judged=tuple(judged))

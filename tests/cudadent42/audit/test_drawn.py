@@ -90,10 +90,11 @@ def test_the_judge_is_told_of_what_came_later(
     ask = Ask(Task.JUDGE, implementation="mine", calls=CALLS, seed=RUN.seed, chosen=chosen, challenge=5)
     ask = replace(ask, shown=turns.show(replace(ask, task=Task.SHOW)))
     turns.fetch(ask)
-    assert judge.late(ask) == ""
-    assert all(each.passed for each in judge.judge(ask))
-    assert "others than it said" in judge.late(replace(ask, challenge=6))
-    assert "did not say" in judge.late(replace(ask, shown=""))
+    answer = judge.judge(ask)
+    assert answer.late == ""
+    assert [each.passed for each in answer.judged] == [True] * len(chosen)
+    assert "others than it said" in judge.judge(replace(ask, challenge=6)).late
+    assert "did not say" in judge.judge(replace(ask, shown="")).late
 
 
 def test_there_are_as_many_calls_as_memory(
