@@ -69,12 +69,17 @@ def all_configurations() -> tuple[TwoPassBackward, ...]:
     return tuple(TwoPassBackward(head_dim, causal) for head_dim in HEAD_DIMS for causal in (False, True))
 
 
-def heads_per_section(rows: float, head_dim: int, heads: int) -> int:
+def heads_per_section(rows: float, tile: TwoPassBackward, heads: int) -> int:
     """How many of the heads are worked on side by side, in sections of about the same size.
+
+    One is best without a mask. Under a causal one the last head's long blocks would end the grid. Measured on an H200
+    (docs/kernels/backward-two-pass.md).
 
     Args:
         rows: of a head, that its blocks read again and again, of two tensors.
         heads: in all.
     """
-    most = max(1, round(_SECTION_BYTES / (rows * head_dim * 4)))
+    if not tile.causal:
+        return 1
+    most = max(1, round(_SECTION_BYTES / (rows * tile.head_dim * 4)))
     return -(-heads // -(-heads // most))

@@ -94,7 +94,7 @@ struct Tile {
 
     __device__ __forceinline__ explicit Tile(const Parameters& p) {
         const Job job = job_of(static_cast<int>(blockIdx.x), (p.seqlen_k + ROWS - 1) / ROWS, p.batch * p.num_kv_heads,
-                                     p.section);
+                               p.section, ROWS);
         n_block = job.block;
         batch = job.head / p.num_kv_heads;
         head = job.head - batch * p.num_kv_heads;

@@ -81,7 +81,7 @@ struct Tile {
     __device__ __forceinline__ Tile(const Parameters& p, int index) {
         constexpr int BLOCK_M = CONSUMERS * ROWS;
         const int m_blocks = (p.seqlen_q + BLOCK_M - 1) / BLOCK_M;
-        const Job job = job_of(index, m_blocks, p.batch * p.num_heads, p.section);
+        const Job job = job_of(index, m_blocks, p.batch * p.num_heads, p.section, BLOCK_M);
         row = (CAUSAL ? m_blocks - 1 - job.block : job.block) * BLOCK_M;  // the longest first
         batch = job.head / p.num_heads;
         head = job.head - batch * p.num_heads;

@@ -131,10 +131,10 @@ def plan(
         passes.append((started, maps))
 
     if problem.needs.key:
-        section = configs.heads_per_section(group * problem.seqlen_q, tile.head_dim, kv_heads)
+        section = configs.heads_per_section(group * problem.seqlen_q, tile, kv_heads)
         add(key_value_kernel(tile, problem.dtype), kv_heads * key_blocks, section)
     if problem.needs.query:
-        section = configs.heads_per_section(problem.seqlen_k / group, tile.head_dim, heads)
+        section = configs.heads_per_section(problem.seqlen_k / group, tile, heads)
         add(query_kernel(tile, problem.dtype), heads * query_blocks, section)
 
     statistics = heads * query_blocks * configs.QUERY_ROWS * _FLOAT_BYTES

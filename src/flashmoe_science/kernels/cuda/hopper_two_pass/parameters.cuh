@@ -54,11 +54,14 @@ struct Job {
 };
 
 // Sections of heads go through their blocks with all their heads side by side, so that what they read stays in L2. Under a
-// causal mask, where the first blocks are the longest, a part of the blocks is worked off for all sections before the next:
-// the blocks that end the grid are short, whichever head they are of.
-__device__ __forceinline__ Job job_of(int index, int blocks, int heads, int section) {
-    constexpr int PARTS = CAUSAL ? 4 : 1;
-    const int per_part = (blocks + PARTS - 1) / PARTS;
+// causal mask the first blocks are the longest. Where there are many, an eighth of the blocks is worked off for all sections before
+// the next, so that the blocks that end the grid are short, whichever head they are of; where there are few, reading keys or
+// queries once for each part would cost more.
+__device__ __forceinline__ Job job_of(int index, int blocks, int heads, int section, int rows_per_block) {
+    constexpr int PARTS = 8;
+    constexpr int ROWS_IN_ONE_PART = 2048;
+    const bool divided = CAUSAL && blocks > ROWS_IN_ONE_PART / rows_per_block;
+    const int per_part = divided ? (blocks + PARTS - 1) / PARTS : blocks;
     const int first = index / (per_part * heads) * per_part;
     const int count = min(per_part, blocks - first);
     const int in_part = index - first * heads;

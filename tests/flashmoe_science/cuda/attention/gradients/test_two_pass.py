@@ -129,8 +129,8 @@ def job_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     (folder / "jobs.cpp").write_text(
         "#include <algorithm>\nusing std::min;\n#define __device__\n#define __forceinline__ inline\n"
         f"constexpr bool CAUSAL = {request.param};\n{body}\n"
-        'extern "C" void write_job(int index, int blocks, int heads, int section, int* to) {\n'
-        "    const Job job = job_of(index, blocks, heads, section);\n"
+        'extern "C" void write_job(int index, int blocks, int heads, int section, int rows, int* to) {\n'
+        "    const Job job = job_of(index, blocks, heads, section, rows);\n"
         "    to[0] = job.block;\n    to[1] = job.head;\n}\n"
     )
     library = folder / "jobs.so"
@@ -141,22 +141,28 @@ def job_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @NEEDS_COMPILER
-@given(blocks=st.integers(1, 21), heads=st.integers(1, 17), most=st.integers(1, 20))
+@given(
+    blocks=st.integers(1, 50),
+    heads=st.integers(1, 17),
+    most=st.integers(1, 20),
+    rows=st.sampled_from([64, 128]),
+)
 def test_every_block_of_every_head_is_worked_on_once(
-    job_of: ctypes.CDLL, blocks: int, heads: int, most: int
+    job_of: ctypes.CDLL, blocks: int, heads: int, most: int, rows: int
 ) -> None:
     section = -(-heads // -(-heads // most))
     job = (ctypes.c_int * 2)()
     jobs = []
     for index in range(blocks * heads):
-        job_of.write_job(index, blocks, heads, section, job)
+        job_of.write_job(index, blocks, heads, section, rows, job)
         jobs.append(tuple(job))
     assert sorted(jobs) == [(block, head) for block in range(blocks) for head in range(heads)]
 
 
 @given(rows=st.integers(1, 1 << 20), head_dim=st.sampled_from(configs.HEAD_DIMS), heads=st.integers(1, 65535))
 def test_sections_share_the_heads_evenly(rows: int, head_dim: int, heads: int) -> None:
-    section = configs.heads_per_section(rows, head_dim, heads)
+    assert configs.heads_per_section(rows, configs.TwoPassBackward(head_dim, False), heads) == 1
+    section = configs.heads_per_section(rows, configs.TwoPassBackward(head_dim, True), heads)
     assert 1 <= section <= heads
     sections = -(-heads // section)
     assert (sections - 1) * section < heads
