@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from flashmoe_science.configs.moe.hopper import MoeHopperConfiguration
-from flashmoe_science.moe_arguments import Activation
 
 PANEL = 64
 """Columns, and inner rows, of a box: 128 bytes, what TMA swizzles by."""
@@ -26,6 +25,10 @@ class MoeHopperBackward:
     """Of the gradient of the input."""
     weights: MoeHopperConfiguration
     """Of the gradients of the weights; `tokens` are columns of the sorted rows, in panels of 64."""
+    through_shared: bool = False
+    """The first product's results go through shared memory; its `step` and `tokens` are multiples of 32 then."""
+    slots_ahead: bool = False
+    """Of the gradients of the weights: a stage's slots become tokens once the next ones are on their way."""
 
 
 TUNABLE = {
@@ -44,11 +47,15 @@ WIDE = MoeHopperBackward(
     second=MoeHopperConfiguration(tokens=192, step=16, stages=4),
     weights=MoeHopperConfiguration(tokens=192, step=16, stages=4),
 )
-NARROWER = replace(WIDE, first=MoeHopperConfiguration(tokens=128, step=32, stages=4))
-"""For activations whose derivative takes more registers."""
-_SIMPLE = (Activation.SILU, Activation.SILU_NO_MUL, Activation.RELU2_NO_MUL)
+NEXT = replace(WIDE, through_shared=True, slots_ahead=True)
+"""Not timed yet (docs/kernels/notebooks/moe-backward.md)."""
 
 
-def configuration(activation: Activation) -> MoeHopperBackward:
-    """The tiles for an activation."""
-    return WIDE if activation in _SIMPLE else NARROWER
+def configuration() -> MoeHopperBackward:
+    """The tiles for a problem."""
+    return WIDE
+
+
+def all_configurations() -> tuple[MoeHopperBackward, ...]:
+    """Everything that `configuration` can return."""
+    return (WIDE,)

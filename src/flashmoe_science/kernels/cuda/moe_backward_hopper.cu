@@ -6,8 +6,8 @@
 // the tile comes through the same ring of stages once the product has run; see `store_panel` for what is made of both.
 // Otherwise the second: the gradient of the input by slot, w13^T dz; the combination then adds a token's.
 //
-// Compile-time configuration: TOKENS, STEP, STAGES, GATHER, ACTIVATION (without GATHER it only says whether there is a gate),
-// ELEMENT_BF16.
+// Compile-time configuration: TOKENS, STEP, STAGES, GATHER, THROUGH_SHARED (with GATHER: `backward_shared_epilogue.cuh`),
+// ACTIVATION (without GATHER it only says whether there is a gate), ELEMENT_BF16.
 #define BACKWARD 1
 #if ELEMENT_BF16
 #define WGMMA_TYPES "bf16.bf16"

@@ -15,6 +15,7 @@
 //
 // Blocks are persistent and draw tiles from a counter. Compile-time configuration: TOKENS, STEP, STAGES, GATHER, KEEP,
 // ACTIVATION, ELEMENT_BF16.
+#define THROUGH_SHARED 0
 #define BACKWARD 0
 #if ELEMENT_BF16
 #define WGMMA_TYPES "bf16.bf16"

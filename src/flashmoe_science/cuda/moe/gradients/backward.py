@@ -14,8 +14,8 @@ from flashmoe_science.cuda.driver import make_context_current
 from flashmoe_science.cuda.launch import LaunchPlan
 from flashmoe_science.cuda.moe.forward import DTYPES, INPUTS, problem_of
 from flashmoe_science.cuda.moe.gradients import hopper
-from flashmoe_science.cuda.moe.gradients.problem import MoeBackwardProblem
-from flashmoe_science.cuda.moe.gradients.select import plan, select
+from flashmoe_science.cuda.moe.gradients.problem import MoeBackwardKind, MoeBackwardProblem
+from flashmoe_science.cuda.moe.gradients.select import OVERRIDE_VARIABLE, plan, select
 from flashmoe_science.cuda.moe.problem import MoeKind, MoeProblem
 from flashmoe_science.cuda.moe.select import OVERRIDE_VARIABLE as FORWARD_VARIABLE
 from flashmoe_science.cuda.repeat import Call, cuda_allocator, misaligned, raw_stream
@@ -98,12 +98,19 @@ def can_differentiate(
 
 
 def why_no_kernel(problem: MoeProblem, device: Device) -> str | None:
-    """Why no kernel differentiates a call; None if one does. Not where the forward pass is told to go a way that keeps
-    nothing.
+    """Why no kernel differentiates a call of autograd's; None if one does.
+
+    Not where the forward pass is told to go a way that keeps nothing. Activations that were not verified on a GPU take
+    the kernels only where `OVERRIDE_VARIABLE` names them.
     """
     named = os.environ.get(FORWARD_VARIABLE)
     if named not in (None, "", MoeKind.HOPPER.value):
         return f"{FORWARD_VARIABLE} asks for {named}, which keeps nothing"
+    if (
+        problem.activation not in _VERIFIED
+        and os.environ.get(OVERRIDE_VARIABLE) != MoeBackwardKind.HOPPER.value
+    ):
+        return f"it was not verified on a GPU with {problem.activation.value}; {OVERRIDE_VARIABLE}=hopper takes it"
     return hopper.why_not(MoeBackwardProblem(problem, _ALL, kept=True), device)
 
 
@@ -126,6 +133,7 @@ def explain(
 
 
 _ALL = MoeNeeds(True, True, True, True)
+_VERIFIED = (Activation.SILU,)
 
 
 def _problem(

@@ -48,7 +48,7 @@ _MOST_TILES = 1 << 30
 def choose(problem: MoeBackwardProblem, device: Device) -> Choice | None:
     if why_not(problem, device) is not None:
         return None
-    tiles = configs.configuration(problem.forward.activation)
+    tiles = configs.configuration()
     return Choice(MoeBackwardKind.HOPPER, tiles, "TMA and wgmma products of rows sorted by expert")
 
 
@@ -80,15 +80,13 @@ def kernels(architecture: str) -> list[CudaKernel]:
     ]
     products = [
         kernel
+        for tiles in configs.all_configurations()
         for dtype in dtypes
         for kernel in (
+            *(first_kernel(tiles, activation, dtype) for activation in Activation),
+            *(second_kernel(tiles, gated, dtype) for gated in (True, False)),
             *(
-                first_kernel(configs.configuration(activation).first, activation, dtype)
-                for activation in Activation
-            ),
-            *(second_kernel(configs.WIDE.second, gated, dtype) for gated in (True, False)),
-            *(
-                weights_kernel(configs.WIDE.weights, dtype, second=second, accumulates=accumulates)
+                weights_kernel(tiles, dtype, second=second, accumulates=accumulates)
                 for second in (True, False)
                 for accumulates in (True, False)
             ),
@@ -103,7 +101,12 @@ def kernels(architecture: str) -> list[CudaKernel]:
 
 
 def _product_kernel(
-    tile: MoeHopperConfiguration, activation: Activation | None, dtype: torch.dtype, *, gather: bool
+    tile: MoeHopperConfiguration,
+    activation: Activation | None,
+    dtype: torch.dtype,
+    *,
+    gather: bool,
+    through_shared: bool = False,
 ) -> CudaKernel:
     return CudaKernel(
         source="moe_backward_hopper.cu",
@@ -114,6 +117,7 @@ def _product_kernel(
             "STEP": tile.step,
             "STAGES": tile.stages,
             "GATHER": int(gather),
+            "THROUGH_SHARED": int(through_shared),
             "ACTIVATION": 0 if activation is None else ACTIVATION_CODES[activation],
             "ELEMENT_BF16": int(dtype == torch.bfloat16),
             "NATIVE_CP_ASYNC": 1,
@@ -124,20 +128,21 @@ def _product_kernel(
     )
 
 
-def first_kernel(tile: MoeHopperConfiguration, activation: Activation, dtype: torch.dtype) -> CudaKernel:
+def first_kernel(tiles: MoeHopperBackward, activation: Activation, dtype: torch.dtype) -> CudaKernel:
     """Gradient of what the activation is applied to, activated rows, and parts of the routing weights' gradient."""
-    return _product_kernel(tile, activation, dtype, gather=True)
+    return _product_kernel(tiles.first, activation, dtype, gather=True, through_shared=tiles.through_shared)
 
 
-def second_kernel(tile: MoeHopperConfiguration, gated: bool, dtype: torch.dtype) -> CudaKernel:
+def second_kernel(tiles: MoeHopperBackward, gated: bool, dtype: torch.dtype) -> CudaKernel:
     """Gradient of the input, by slot."""
-    return _product_kernel(tile, Activation.SILU if gated else None, dtype, gather=False)
+    return _product_kernel(tiles.second, Activation.SILU if gated else None, dtype, gather=False)
 
 
 def weights_kernel(
-    tile: MoeHopperConfiguration, dtype: torch.dtype, *, second: bool, accumulates: bool
+    tiles: MoeHopperBackward, dtype: torch.dtype, *, second: bool, accumulates: bool
 ) -> CudaKernel:
     """Gradient of w2 (`second`) or w13."""
+    tile = tiles.weights
     return CudaKernel(
         source="moe_backward_weights.cu",
         function="moe_backward_weights",
@@ -147,6 +152,7 @@ def weights_kernel(
             "STAGES": tile.stages,
             "SECOND": int(second),
             "ACCUMULATE": int(accumulates),
+            "SLOTS_AHEAD": int(tiles.slots_ahead),
             "ELEMENT_BF16": int(dtype == torch.bfloat16),
             "NATIVE_CP_ASYNC": 1,
             "MMA_K": 16,
@@ -196,17 +202,15 @@ def plan(
     make = _Make(forward, device, allow_defects)
     sort = Routing(forward, device, _ARCHITECTURE)
     again = None if problem.kept else make.first_product()
-    first = make.gradient_of_kept(tiles.first)
-    second = make.gradient_of_input(tiles.second) if needs.hidden_states else None
+    first = make.gradient_of_kept(tiles)
+    second = make.gradient_of_input(tiles) if needs.hidden_states else None
     join = Combine(forward, device, _ARCHITECTURE, weighted=False) if needs.hidden_states else None
     routed = make.gradient_of_routing() if needs.topk_weights else None
     w2_gradient = w13_gradient = None
     if needs.w2:
-        w2_gradient = make.gradient_of_weights(tiles.weights, second=True, accumulates=problem.accumulates_w2)
+        w2_gradient = make.gradient_of_weights(tiles, second=True, accumulates=problem.accumulates_w2)
     if needs.w13:
-        w13_gradient = make.gradient_of_weights(
-            tiles.weights, second=False, accumulates=problem.accumulates_w13
-        )
+        w13_gradient = make.gradient_of_weights(tiles, second=False, accumulates=problem.accumulates_w13)
     kept_bytes = forward.slots * forward.w13_rows * forward.dtype.itemsize
     activated_bytes = forward.slots * forward.intermediate * forward.dtype.itemsize
     sums_bytes = forward.slots * _parts(forward) * _FLOAT_BYTES
@@ -316,17 +320,17 @@ class _Make:
         tile = forward_configs.configuration(problem.rows_per_expert)
         return hopper.FirstProduct(problem, tile, self._device, allow_defects=self._allow_defects).launch
 
-    def gradient_of_kept(self, tile: MoeHopperConfiguration) -> Callable[..., None]:
+    def gradient_of_kept(self, tiles: MoeHopperBackward) -> Callable[..., None]:
         problem = self._problem
         inner, columns = problem.hidden, problem.intermediate
-        compiled = first_kernel(tile, problem.activation, problem.dtype)
+        compiled = first_kernel(tiles, problem.activation, problem.dtype)
         sizes, strides = (columns, inner, 1, problem.experts), (columns, 0, inner * columns)
-        return self._product(compiled, tile, sizes, strides, problem.w13_rows, inner, columns)
+        return self._product(compiled, tiles.first, sizes, strides, problem.w13_rows, inner, columns)
 
-    def gradient_of_input(self, tile: MoeHopperConfiguration) -> Callable[..., None]:
+    def gradient_of_input(self, tiles: MoeHopperBackward) -> Callable[..., None]:
         problem = self._problem
         inner, columns = problem.intermediate, problem.hidden
-        compiled = second_kernel(tile, problem.gated, problem.dtype)
+        compiled = second_kernel(tiles, problem.gated, problem.dtype)
         expert = problem.w13_rows * columns
         if not problem.gated:
             strides = (columns, 0, expert)
@@ -335,7 +339,7 @@ class _Make:
         else:
             strides = (2 * columns, columns, expert)
         sizes = (columns, inner, self._parts, problem.experts)
-        return self._product(compiled, tile, sizes, strides, problem.w13_rows, inner, columns)
+        return self._product(compiled, tiles.second, sizes, strides, problem.w13_rows, inner, columns)
 
     def _product(
         self,
@@ -377,10 +381,10 @@ class _Make:
         return launch
 
     def gradient_of_weights(
-        self, tile: MoeHopperConfiguration, *, second: bool, accumulates: bool
+        self, tiles: MoeHopperBackward, *, second: bool, accumulates: bool
     ) -> Callable[..., None]:
         problem = self._problem
-        compiled = weights_kernel(tile, problem.dtype, second=second, accumulates=accumulates)
+        compiled = weights_kernel(tiles, problem.dtype, second=second, accumulates=accumulates)
         columns = problem.intermediate if second else problem.w13_rows
         launcher = self._launcher(compiled, MAP_BYTES + _WEIGHTS.size + _WEIGHTS_REST.size)
         rows_map = self._rows_map(launcher, 0, columns, configs.PANEL)
@@ -392,7 +396,7 @@ class _Make:
             problem.hidden,
             columns,
             _tiles(problem.hidden),
-            -(-columns // tile.tokens),
+            -(-columns // tiles.weights.tokens),
             problem.top_k,
             problem.intermediate,
             2 if interleaved else 1,

@@ -14,8 +14,15 @@ from problems import H200
 
 from flashmoe_science.configs.moe import backward_hopper as configs
 from flashmoe_science.configs.moe import hopper as forward_configs
+from flashmoe_science.configs.moe.backward_hopper import MoeHopperBackward
 from flashmoe_science.cuda.moe import hopper as forward
-from flashmoe_science.cuda.moe.gradients import MoeBackwardKind, MoeBackwardProblem, hopper, select
+from flashmoe_science.cuda.moe.gradients import (
+    MoeBackwardKind,
+    MoeBackwardProblem,
+    hopper,
+    select,
+    why_no_kernel,
+)
 from flashmoe_science.cuda.moe.problem import MoeProblem
 from flashmoe_science.errors import InputError, NoKernelError
 from flashmoe_science.jit.limits import check_block
@@ -49,6 +56,16 @@ def test_takes_what_the_forward_kernels_take() -> None:
             select(BACKWARD, device)
 
 
+def test_autograd_takes_it_where_it_was_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert why_no_kernel(PROBLEM, H200) is None
+    gelu = replace(PROBLEM, activation=Activation.GELU)
+    assert "not verified on a GPU with gelu" in str(why_no_kernel(gelu, H200))
+    monkeypatch.setenv("FLASHMOE_MOE_BACKWARD", "hopper")
+    assert why_no_kernel(gelu, H200) is None
+    monkeypatch.setenv("FLASHMOE_MOE_KERNEL", "portable")
+    assert why_no_kernel(PROBLEM, H200) == "FLASHMOE_MOE_KERNEL asks for portable, which keeps nothing"
+
+
 def test_what_it_refuses() -> None:
     biased = replace(BACKWARD, needs=ALL._replace(w13_bias=True))
     assert hopper.why_not(biased, H200) == "it makes no gradients of biases"
@@ -66,8 +83,7 @@ def test_everything_is_built_ahead_and_fits(monkeypatch: pytest.MonkeyPatch) -> 
     for kernel in built.values():
         check_block(kernel.label, "sm_90", kernel.threads_per_block, kernel.dynamic_shared_bytes)
     for activation in Activation:
-        tile = configs.configuration(activation).first
-        assert hopper.first_kernel(tile, activation, torch.float16).label in built
+        assert hopper.first_kernel(configs.configuration(), activation, torch.float16).label in built
         for tile in forward_configs.all_configurations():
             assert forward.kernel(tile, activation, torch.bfloat16, keeps=True).label in built
     assert hopper.kernels("sm_80") == []
@@ -76,13 +92,13 @@ def test_everything_is_built_ahead_and_fits(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.usefixtures("nvrtc")
 def test_the_kernels_compile() -> None:
     """Spills and serialised wgmma raise."""
-    compile_kernel(hopper.first_kernel(configs.WIDE.first, Activation.SILU, torch.bfloat16))
-    for second in (True, False):
-        for accumulates in (True, False):
-            kernel = hopper.weights_kernel(
-                configs.WIDE.weights, torch.float16, second=second, accumulates=accumulates
-            )
-            compile_kernel(kernel)
+    for tiles in (configs.WIDE, configs.NEXT):
+        compile_kernel(hopper.first_kernel(tiles, Activation.SILU, torch.bfloat16))
+        for second in (True, False):
+            for accumulates in (True, False):
+                compile_kernel(
+                    hopper.weights_kernel(tiles, torch.float16, second=second, accumulates=accumulates)
+                )
 
 
 class Emulated:
@@ -101,9 +117,13 @@ class Emulated:
         return self.output
 
     def backward(
-        self, grad_output: torch.Tensor, problem: MoeBackwardProblem, buffers: tuple[torch.Tensor, ...] = ()
+        self,
+        grad_output: torch.Tensor,
+        problem: MoeBackwardProblem,
+        buffers: tuple[torch.Tensor, ...] = (),
+        tiles: MoeHopperBackward = configs.WIDE,
     ) -> tuple[torch.Tensor | None, ...]:
-        planned = hopper.plan(problem, configs.WIDE, self._device)
+        planned = hopper.plan(problem, tiles, self._device)
         gradients: list[torch.Tensor | None] = [
             torch.full_like(tensor, torch.nan) if needed else None
             for tensor, needed in zip(self.moe.tensors[:4], problem.needs, strict=False)
@@ -158,12 +178,15 @@ def emulate(
 
 @NEEDS_COMPILER
 @pytest.mark.usefixtures("emulated_launches")
-@pytest.mark.parametrize("copies_late", [True, False])
-def test_gradients_of_swiglu(copies_late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("copies_late", "tiles"), [(True, configs.WIDE), (False, configs.NEXT)])
+def test_gradients_of_swiglu(
+    copies_late: bool, tiles: MoeHopperBackward, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More than a stage of rows, and sizes that fill no tile."""
     monkeypatch.setattr(EmulatedLauncher, "copies_late", copies_late)
     emulated, grad_output = emulate(70, 80, 48, 3, 2, layout=W13Layout.INTERLEAVED)
-    gradients = emulated.backward(grad_output, MoeBackwardProblem(emulated.problem, ALL, kept=True))
+    problem = MoeBackwardProblem(emulated.problem, ALL, kept=True)
+    gradients = emulated.backward(grad_output, problem, tiles=tiles)
     assert_gradients_as_exact_as_torch(
         gradients, emulated.moe, grad_output, Activation.SILU, W13Layout.INTERLEAVED
     )
@@ -171,13 +194,15 @@ def test_gradients_of_swiglu(copies_late: bool, monkeypatch: pytest.MonkeyPatch)
 
 @NEEDS_COMPILER
 @pytest.mark.usefixtures("emulated_launches")
-def test_gradients_without_a_gate_and_experts_without_rows() -> None:
+@pytest.mark.parametrize("tiles", [configs.WIDE, configs.NEXT])
+def test_gradients_without_a_gate_and_experts_without_rows(tiles: MoeHopperBackward) -> None:
     """Ids that are no expert, in int64; an expert that nobody chose."""
     ids = torch.tensor([[0, 3], [3, -1], [9, 0], [0, 3], [1 << 40, -5]] * 8)
     emulated, grad_output = emulate(
         40, 64, 80, 4, 2, dtype=torch.float16, activation=Activation.RELU2_NO_MUL, ids=ids
     )
-    gradients = emulated.backward(grad_output, MoeBackwardProblem(emulated.problem, ALL, kept=True))
+    problem = MoeBackwardProblem(emulated.problem, ALL, kept=True)
+    gradients = emulated.backward(grad_output, problem, tiles=tiles)
     assert_gradients_as_exact_as_torch(gradients, emulated.moe, grad_output, Activation.RELU2_NO_MUL)
 
 
