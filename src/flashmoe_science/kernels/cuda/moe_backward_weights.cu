@@ -68,9 +68,10 @@ __device__ __forceinline__ void store_rows(const WeightsParameters& p, int exper
             for (int i = 0; i < TOKENS / 8; ++i) {
                 const int column = sorted + 8 * i + lane % 4 * 2;
                 if (row < p.gathered && column < p.sorted) {
-                    float2* pair = reinterpret_cast<float2*>(to + column);
-                    const float2 x = *pair;
-                    *pair = make_float2(x.x + sums[4 * i + 2 * half], x.y + sums[4 * i + 2 * half + 1]);
+                    float2 x = load_pair(to + column);
+                    x.x += sums[4 * i + 2 * half];
+                    x.y += sums[4 * i + 2 * half + 1];
+                    store_pair(to + column, x);
                 }
             }
         } else {

@@ -20,3 +20,13 @@ __device__ __forceinline__ Chunk load_once(const char* address) {
 __device__ __forceinline__ void store_global(char* address, uint32 low, uint32 high) {
     asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(address), "r"(low), "r"(high) : "memory");
 }
+
+__device__ __forceinline__ float2 load_pair(const float* address) {
+    float2 x;
+    asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(address));
+    return x;
+}
+
+__device__ __forceinline__ void store_pair(float* address, float2 x) {
+    asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(address), "f"(x.x), "f"(x.y) : "memory");
+}
