@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from flashmoe_science.explanation import explain
     from flashmoe_science.huggingface import accelerate
     from flashmoe_science.moe import fused_moe, topk_routing
+    from flashmoe_science.moe_layer import MoE
+    from flashmoe_science.router_losses import routing_losses
     from flashmoe_science.takeover.counts import report, reset_report
     from flashmoe_science.takeover.implementation import register_flash_attention_impl
     from flashmoe_science.takeover.sdpa import disable_sdpa, enable_sdpa, sdpa
@@ -21,6 +23,7 @@ __all__ = [
     "BuildError",
     "DeviceError",
     "InputError",
+    "MoE",
     "accelerate",
     "attention_varlen",
     "disable_sdpa",
@@ -33,11 +36,14 @@ __all__ = [
     "register_flash_attention_impl",
     "report",
     "reset_report",
+    "routing_losses",
     "sdpa",
     "topk_routing",
 ]
 
 _MODULES = {
+    "MoE": "moe_layer",
+    "routing_losses": "router_losses",
     "accelerate": "huggingface",
     "attention_varlen": "varlen.attention",
     "disable_sdpa": "takeover.sdpa",
