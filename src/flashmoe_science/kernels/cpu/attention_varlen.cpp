@@ -10,6 +10,7 @@
 #include "parallel.h"
 #include "python_call.h"
 #include "scratch.h"
+#include "varlen_few.h"
 #include "varlen_tasks.h"
 #include "varlen_tile.h"
 
@@ -60,6 +61,10 @@ KeyBlock locate(
     block.raw_value = block.value;
     return block;
 }
+
+struct ThreadWorkspace : VarlenWorkspace {
+    FewWorkspace few;
+};
 
 int tile_width(int64_t rows) { return (int)smaller<int64_t>(TILE_QUERIES, up_to_multiple(rows, W)); }
 
@@ -116,7 +121,7 @@ void run_parts_in_turn(
 }
 
 template <class Path>
-void run_task(const VarlenJob& job, VarlenWorkspace& w, const Task& task) {
+void run_task(const VarlenJob& job, ThreadWorkspace& w, const Task& task) {
     const VarlenProblem& p = *job.problem;
     const Sequence sequence = sequence_of(*job.call, task.sequence);
     const int ld = tile_width(space_rows(p, sequence));
@@ -132,7 +137,11 @@ void run_task(const VarlenJob& job, VarlenWorkspace& w, const Task& task) {
         if (tile.keys.last > 0) keys = {smaller(keys.first, tile.keys.first), larger(keys.last, tile.keys.last)};
     }
     keys = {larger(keys.first, task.first_key), smaller(keys.last, task.last_key)};
-    if (p.split_keys > 0 && task.parts == 1)
+    // With split_keys a row's bits may not depend on how many rows come with it: then all take the tiles.
+    if (p.split_keys == 0 && tiles == 1 && w.tile[0].rows <= MAX_FEW_ROWS)
+        run_few<typename Path::Element>(
+            job, w.few, sequence, task.head / (p.heads / p.kv_heads), w.tile[0], keys, ld);
+    else if (p.split_keys > 0 && task.parts == 1)
         run_parts_in_turn<Path>(job, w, task, sequence, tiles, keys, ld);
     else
         run_part<Path>(job, w, task, sequence, tiles, keys, ld);
@@ -147,12 +156,13 @@ void run_task(const VarlenJob& job, VarlenWorkspace& w, const Task& task) {
     for (int t = 0; t < tiles; ++t) finish_tile<Path>(job, w, w.tile[t], ld);
 }
 
-bool arrange(const VarlenJob& job, VarlenWorkspace& w) {
+bool arrange(const VarlenJob& job, ThreadWorkspace& w) {
     const VarlenProblem& p = *job.problem;
     const size_t ld = TILE_QUERIES, tiles = job.most_tiles;
     const size_t dimensions = p.head_dim + p.value_dim;
     const size_t of_tile = ld * (p.head_dim + 2 * (p.value_dim + 2));
-    float* at = reserve_scratch(tiles * of_tile + 2 * BLOCK_KEYS * ld + 2 * ld + 2 * BLOCK_KEYS * dimensions);
+    float* at = reserve_scratch(tiles * of_tile + 2 * BLOCK_KEYS * ld + 2 * ld + 2 * BLOCK_KEYS * dimensions +
+                                few_floats(p.head_dim, p.value_dim));
     if (at == nullptr) return false;
     const auto take = [&at](size_t floats) {
         float* const taken = at;
@@ -167,6 +177,9 @@ bool arrange(const VarlenJob& job, VarlenWorkspace& w) {
     w.value = take(BLOCK_KEYS * p.value_dim);
     w.gathered_key = (char*)take(BLOCK_KEYS * p.head_dim);
     w.gathered_value = (char*)take(BLOCK_KEYS * p.value_dim);
+    w.few.query = take(MAX_FEW_ROWS * up_to_multiple(p.head_dim, W));
+    w.few.out = take(MAX_FEW_ROWS * up_to_multiple(p.value_dim, W));
+    w.few.scores = take(MAX_FEW_ROWS * BLOCK_KEYS);
     for (size_t t = 0; t < tiles; ++t) {
         w.tile[t].query = take(ld * p.head_dim);
         w.own[2 * t] = {take(ld * p.value_dim), take(ld), take(ld)};
@@ -178,7 +191,7 @@ bool arrange(const VarlenJob& job, VarlenWorkspace& w) {
 template <class Path>
 void work(void* data) {
     VarlenJob& job = *(VarlenJob*)data;
-    VarlenWorkspace w;
+    ThreadWorkspace w;
     if (!arrange(job, w)) {
         __atomic_store_n(&job.out_of_memory, 1, __ATOMIC_RELAXED);
         return;
