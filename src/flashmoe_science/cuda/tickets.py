@@ -13,6 +13,7 @@ import threading
 
 import torch
 
+from flashmoe_science.configs.attention import decode
 from flashmoe_science.configs.attention.small import MOST_ARRIVALS
 
 _TICKETS = 1 << 16
@@ -120,3 +121,9 @@ def arrival_pool(device: int) -> TicketPool:
     """The device's pool for splits: 512 KiB to begin with."""
     with _lock:
         return _pool(device, _ARRIVALS, MOST_ARRIVALS)
+
+
+def decode_arrival_pool(device: int) -> TicketPool:
+    """The device's pool for the blocks of the decode kernel: 512 KiB to begin with."""
+    with _lock:
+        return _pool(device, _ARRIVALS, decode.MOST_ARRIVALS)

@@ -72,7 +72,8 @@ def attention_varlen(
             keys can be merged, and the sink added once.
         split_keys: a multiple of 128. Sums over a sequence's keys are cut at each multiple of it and added in that
             order. The bits of a sequence's rows then depend on its own queries and keys alone, not on what else is in
-            the batch, nor on where its pages lie. None: cuts depend on the batch; equal calls still give equal bits.
+            the batch, nor on where its pages lie; on CUDA among calls whose max_seqlen_q is below the same power of
+            two, as that decides the kernel. None: cuts depend on the batch; equal calls still give equal bits.
 
     Returns:
         The output, (tokens, heads, value_dim); with `return_lse` also the natural log-sum-exp, float32,

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Protocol
 
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.varlen import portable
+from flashmoe_science.cuda.varlen import decode, portable
 from flashmoe_science.errors import InputError, NoKernelError
 from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.varlen.problem import Problem, Run
@@ -18,6 +18,7 @@ OVERRIDE_VARIABLE = "FLASHMOE_CUDA_VARLEN"
 class VarlenKernel(Enum):
     """The kernels."""
 
+    DECODE = "decode"
     PORTABLE = "portable"
 
 
@@ -37,7 +38,7 @@ class KernelModule(Protocol):
         ...
 
 
-MODULES: dict[VarlenKernel, KernelModule] = {VarlenKernel.PORTABLE: portable}
+MODULES: dict[VarlenKernel, KernelModule] = {VarlenKernel.DECODE: decode, VarlenKernel.PORTABLE: portable}
 """In order of preference: the first that takes a call gets it."""
 
 

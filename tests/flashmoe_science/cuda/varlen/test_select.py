@@ -31,6 +31,14 @@ def test_prompts_go_to_a_kernel(device: object) -> None:
     assert select(PROBLEM, device, 8191) in VarlenKernel  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("device", [H200, L4])
+@pytest.mark.parametrize(
+    ("queries", "kernel"), [(1, VarlenKernel.DECODE), (8, VarlenKernel.DECODE), (16, VarlenKernel.PORTABLE)]
+)
+def test_few_queries_go_to_the_decode_kernel(device: object, queries: int, kernel: VarlenKernel) -> None:
+    assert select(PROBLEM, device, bucket(queries)) is kernel  # type: ignore[arg-type]
+
+
 def test_a_kernel_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(OVERRIDE_VARIABLE, "portable")
     assert select(PROBLEM, H200, 1) is VarlenKernel.PORTABLE

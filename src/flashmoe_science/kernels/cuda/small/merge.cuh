@@ -4,31 +4,6 @@
 
 namespace {
 
-// Softmax statistics of a set of keys, in units of log2: weights are exp2(score - maximum).
-struct Statistics {
-    float maximum, sum;
-};
-
-// Combines the statistics of several disjoint sets of keys; weights[i] rescales the results of set i.
-template <int Count>
-__device__ __forceinline__ Statistics combine(const float2* sets, int stride, float (&weights)[Count]) {
-    float2 set[Count];
-    float maximum = NEGATIVE_INFINITY;
-#pragma unroll
-    for (int i = 0; i < Count; ++i) {
-        set[i] = sets[i * stride];
-        maximum = fmaxf(maximum, set[i].x);
-    }
-    const float shift = finite_maximum(maximum);
-    float sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < Count; ++i) {
-        weights[i] = exp2_approx(set[i].x - shift);
-        sum = fmaf(weights[i], set[i].y, sum);
-    }
-    return {maximum, sum};
-}
-
 // Normalises and writes one quad, and with the row's first quad its lse. Rows without keys: zeros and -inf.
 __device__ __forceinline__ void write(const Parameters& p, int first_row, int rows, int lane, int index,
                                       const float4& x, const Statistics& total) {

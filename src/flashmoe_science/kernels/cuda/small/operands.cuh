@@ -1,29 +1,10 @@
 // What one lane of the small-shape kernel holds: pieces of rows, tiles of keys and values, quads of the output.
 #pragma once
 #include "ptx/global.cuh"
+#include "small/fragments.cuh"
 #include "small/parameters.cuh"
 
 namespace {
-
-// A maximum that may be subtracted: exp2(-inf - 0) is 0 where exp2(-inf - -inf) would be NaN.
-__device__ __forceinline__ float finite_maximum(float x) { return x == NEGATIVE_INFINITY ? 0.0f : x; }
-
-__device__ __forceinline__ uint32 word(const Chunk& x, int i) {
-    return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
-}
-
-// Lanes with the same t hold different keys of the same queries.
-__device__ __forceinline__ float max_over_keys(float x) {
-#pragma unroll
-    for (int mask = 4; mask < 32; mask *= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, mask));
-    return x;
-}
-
-__device__ __forceinline__ float sum_over_keys(float x) {
-#pragma unroll
-    for (int mask = 4; mask < 32; mask *= 2) x += __shfl_xor_sync(0xffffffffu, x, mask);
-    return x;
-}
 
 // Where a packed query row lies.
 struct Row {
@@ -117,22 +98,6 @@ struct ValueTile {
     }
 };
 
-// Quad q of a lane: four consecutive dims of one query, in the order in which the partial results lie in memory.
-struct Quad {
-    int row_tile, group, column, half;
-
-    __device__ __forceinline__ explicit Quad(int q)
-        : row_tile(q / (4 * kDimGroups)), group(q / 4 % kDimGroups), column(q / 2 % 2), half(q % 2) {}
-
-    __device__ __forceinline__ int row(int lane) const { return 8 * row_tile + 2 * (lane % 4) + column; }
-    __device__ __forceinline__ int dim(int lane) const { return 64 * group + 8 * (lane / 4) + 4 * half; }
-};
-
-__device__ __forceinline__ void accumulate(float4& sum, float weight, const float4& x) {
-    sum.x = fmaf(weight, x.x, sum.x);
-    sum.y = fmaf(weight, x.y, sum.y);
-    sum.z = fmaf(weight, x.z, sum.z);
-    sum.w = fmaf(weight, x.w, sum.w);
-}
+using Quad = QuadOf<kDimGroups>;
 
 }  // namespace

@@ -1,0 +1,129 @@
+"""Shapes of the decode kernel (`kernels/cuda/attention_decode.cu`): data, and what they take.
+
+A block goes through `warps * key_tiles` tiles of 16 keys at a time. Eight warps have 64 KB of keys and values under
+way, more than a multiprocessor of an H200 needs to read as fast as its memory gives. By analogy elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from flashmoe_science.configs.attention.small import CLUSTERED
+from flashmoe_science.jit.limits import limits
+
+KEY_TILE = 16
+MOST_DIM = 256
+_ROW_TILES = (1, 2, 4)
+_DIM_PER_ROWS = {1: 256, 2: 128, 4: 128}
+"""The largest dim at which registers hold the output of so many tiles of rows."""
+_DIM_PER_ROWS_WITH_MORE = 64
+"""For four tiles of rows whose scores have a cap or slopes, or whose keys are looked up one by one."""
+_WARPS = (8, 4)
+MOST_ARRIVALS = 1 << 11
+"""Counters that one launch may have: one for each warp of each block of the grid."""
+
+
+class Pages(IntEnum):
+    """How keys are found."""
+
+    PACKED = 0
+    """Those of a sequence lie one after another."""
+    TILES = 1
+    """The 16 of a tile do, in one page: a page is a multiple of 16."""
+    ROWS = 2
+    """Each key is looked up: any page size."""
+
+    @classmethod
+    def of(cls, page_size: int) -> Pages:
+        """For tokens of a page; 0: packed."""
+        if page_size == 0:
+            return cls.PACKED
+        return cls.ROWS if page_size % KEY_TILE else cls.TILES
+
+
+@dataclass(frozen=True)
+class DecodeConfiguration:
+    """One kernel. See `kernels/cuda/attention_decode.cu` for what the fields do there."""
+
+    head_dim: int
+    value_dim: int
+    row_tiles: int
+    """Query rows of a set / 8."""
+    warps: int
+    key_tiles: int
+    """Tiles of 16 keys that a warp holds at a time."""
+    pages: Pages
+    score_changes: bool
+    """Scores may have a soft cap or slopes."""
+    dependent: bool
+    """Starts while the kernel before it in the stream ends (sm_90 and later)."""
+    mma_k: int = 16
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def rows(self) -> int:
+        return 8 * self.row_tiles
+
+    @property
+    def quads(self) -> int:
+        """Groups of 4 values in each of 32 lanes that the output of one set of rows has."""
+        return 4 * self.row_tiles * -(-self.value_dim // 64)
+
+    @property
+    def late_values(self) -> bool:
+        """Values wait for the registers that keys leave."""
+        return self.row_tiles * max(self.head_dim, self.value_dim) > 256
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic: queries of two sets, and what the warps of a block leave each other."""
+        queries = 2 * self.row_tiles * -(-self.head_dim // 32) * 32 * 16
+        return queries + self.warps * self.quads * 32 * 16
+
+    @property
+    def label(self) -> str:
+        dims = f"{self.head_dim}" if self.head_dim == self.value_dim else f"{self.head_dim}/{self.value_dim}"
+        return f"head_dim {dims}, {self.rows} rows, {self.warps} warps, keys {self.pages.name.lower()}"
+
+
+def most_rows(dim: int, pages: Pages, score_changes: bool) -> int:
+    """Packed query rows that go through the keys together; with more, each set of so many reads all keys."""
+    return 8 * _row_tiles(dim, pages, score_changes)[-1]
+
+
+def _row_tiles(dim: int, pages: Pages, score_changes: bool) -> list[int]:
+    fitting = [tiles for tiles in _ROW_TILES if dim <= _DIM_PER_ROWS[tiles]]
+    if (score_changes or pages is Pages.ROWS) and dim > _DIM_PER_ROWS_WITH_MORE:
+        return fitting[:2]
+    return fitting
+
+
+def configuration(
+    architecture: str, head_dim: int, value_dim: int, rows: int, pages: Pages, score_changes: bool
+) -> DecodeConfiguration:
+    """The kernel for so many packed rows (query tokens x heads that share keys). `architecture` without suffix."""
+    dim = max(head_dim, value_dim)
+    fitting = _row_tiles(dim, pages, score_changes)
+    row_tiles = next((tiles for tiles in fitting if 8 * tiles >= rows), fitting[-1])
+    available = limits(architecture).shared_per_block
+    candidates = (
+        DecodeConfiguration(
+            head_dim=head_dim,
+            value_dim=value_dim,
+            row_tiles=tiles,
+            warps=warps,
+            key_tiles=2 if dim <= 64 and tiles <= 2 else 1,
+            pages=pages,
+            score_changes=score_changes,
+            dependent=architecture in CLUSTERED,
+            mma_k=8 if architecture == "sm_75" else 16,
+        )
+        for tiles in reversed([tiles for tiles in fitting if tiles <= row_tiles])
+        for warps in _WARPS
+    )
+    # Beside it a few kilobytes of static shared memory.
+    return next(candidate for candidate in candidates if candidate.shared_bytes + 4096 <= available)

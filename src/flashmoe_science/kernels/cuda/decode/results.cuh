@@ -1,0 +1,135 @@
+// From partial results to rows of the output: blocks that share a set of query rows leave theirs in device memory, and the
+// last one to come combines them.
+//
+// A warp finishes the same quads in every block, so it meets only its counterparts: no barrier of blocks, and nobody waits
+// for anybody. Results are read back in the order of their keys, so the output does not depend on who came last.
+#pragma once
+#include "decode/schedule.cuh"
+#include "ptx/arrival.cuh"
+#include "ptx/global.cuh"
+#include "small/fragments.cuh"
+
+namespace {
+
+using Quad = QuadOf<kDimGroups>;
+
+// Partial results that a lane loads at a time; more take more registers.
+constexpr int kTogether = ROW_TILES > 1 || VALUE_DIM <= 64 ? 8 : 16;
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kNaturalLogOf2 = 0.6931471805599453f;
+
+// Where a packed query row lies in its sequence.
+struct Row {
+    int position, head;  // head within the group
+};
+
+__device__ __forceinline__ Row locate(int row, const Parameters& p) {
+    if (p.group == 1) return {row, 0};
+    const int position = static_cast<int>(__umulhi(static_cast<uint32>(row), p.group_magic));
+    return {position, row - position * p.group};
+}
+
+// Normalises and writes one quad, and with the row's first quad its lse. Rows without keys: zeros and -inf.
+__device__ __forceinline__ void write(const Parameters& p, const Segment& segment, int lane, int index, const float4& x,
+                                      const Statistics& total) {
+    const Quad quad(index);
+    const int row = segment.first_row + quad.row(lane);
+    const int dim = quad.dim(lane);
+    if (row >= segment.rows) return;
+    const Row at = locate(row, p);
+    const int head = segment.head * p.group + at.head;
+    const uint64 token = static_cast<uint32>(segment.query_start + at.position);
+    float scale = total.sum == 0.0f ? 0.0f : reciprocal(total.sum);
+    if (p.sinks != nullptr && total.sum != 0.0f) {
+        // One more term of the sum, without a value.
+        const float sink = p.sinks[head] * kLog2E;
+        const float maximum = fmaxf(total.maximum, sink);
+        const float shrink = exp2_approx(total.maximum - maximum);
+        scale = shrink * reciprocal(fmaf(total.sum, shrink, exp2_approx(sink - maximum)));
+    }
+    if (64 * (quad.group + 1) <= VALUE_DIM || dim < VALUE_DIM) {
+        const uint64 offset = token * p.output_row + static_cast<uint32>(head) * p.output_head + dim * kElementBytes;
+        store_global(p.output + offset, pack(x.x * scale, x.y * scale), pack(x.z * scale, x.w * scale));
+    }
+    if (p.lse != nullptr && quad.group == 0 && quad.half == 0 && lane < 4)
+        p.lse[token * (p.kv_heads * p.group) + head] =
+            total.sum == 0.0f ? NEGATIVE_INFINITY : (total.maximum + log2_approx(total.sum)) * kNaturalLogOf2;
+}
+
+// All lanes: rows [from, to) of the output become zero, and their lse minus infinity.
+__device__ __forceinline__ void write_nothing(const Parameters& p, int from, int to, int lane) {
+    const int heads = p.kv_heads * p.group;
+    for (int token = from; token < to; ++token) {
+        const uint64 at = static_cast<uint32>(token);
+        for (int i = lane; i < heads * (VALUE_DIM / 4); i += 32) {
+            const int head = i / (VALUE_DIM / 4), dim = 4 * (i % (VALUE_DIM / 4));
+            store_global(p.output + at * p.output_row + static_cast<uint32>(head) * p.output_head + dim * kElementBytes, 0, 0);
+        }
+        if (p.lse != nullptr)
+            for (int head = lane; head < heads; head += 32) p.lse[at * heads + head] = NEGATIVE_INFINITY;
+    }
+}
+
+// Rows without keys, and of no sequence. Warps of the grid other than a block's first, which looks for its share meanwhile.
+__device__ __forceinline__ void write_rows_without_keys(const Parameters& p, int warp, int lane) {
+    const int each = WARPS - 1, first = static_cast<int>(blockIdx.x) * each + warp - 1;
+    for (int sequence = first; sequence <= p.batch; sequence += static_cast<int>(gridDim.x) * each) {
+        const int from = p.query_starts[sequence];
+        if (sequence == p.batch) write_nothing(p, from, p.tokens, lane);
+        else if (Extent(p, sequence).rows == 0) write_nothing(p, from, p.query_starts[sequence + 1], lane);
+    }
+}
+
+// Leaves one quad. Rows past the end are neither left nor combined.
+__device__ __forceinline__ void leave(const Parameters& p, const Segment& segment, int lane, int index, const float4& x,
+                                      const Statistics& total) {
+    if (segment.first_row + Quad(index).row(lane) >= segment.rows) return;
+    Partial& own = p.partials[static_cast<uint64>(segment.slot) * kQuads + index];
+    store_partial(&own.sums[lane], x);
+    if (lane < 4) store_partial(&own.statistics[lane], make_float2(total.maximum, total.sum));
+}
+
+// All lanes, after the last `leave`: whether all other blocks of the set have left what this warp of theirs has.
+__device__ __forceinline__ bool last_to_arrive(const Parameters& p, const Segment& segment, int warp, int lane) {
+    __syncwarp();
+    if (segment.blocks == 1) return true;
+    uint32 before = 0;
+    if (lane == 0) before = arrive(&p.arrivals[segment.first_block * WARPS + warp], segment.blocks);
+    before = __shfl_sync(0xffffffffu, before, 0);
+    __syncwarp();
+    return before == static_cast<uint32>(segment.blocks - 1);
+}
+
+// One quad of all pieces.
+__device__ __forceinline__ Statistics combine_pieces(const Parameters& p, const Segment& segment, int lane, int index,
+                                                     float4& merged) {
+    Statistics total = {NEGATIVE_INFINITY, 0.0f};
+    merged = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (segment.first_row + Quad(index).row(lane) >= segment.rows) return total;
+    for (int first = 0; first < segment.pieces; first += kTogether) {
+        float4 sums[kTogether];
+        float2 sets[kTogether + 1];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+            sums[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            sets[i] = make_float2(NEGATIVE_INFINITY, 0.0f);
+            if (first + i < segment.pieces) {
+                const Partial& piece =
+                    p.partials[static_cast<uint64>(slot_of_piece(p, segment, first + i)) * kQuads + index];
+                sets[i] = load_partial(&piece.statistics[lane % 4]);
+                sums[i] = load_partial(&piece.sums[lane]);
+            }
+        }
+        sets[kTogether] = make_float2(total.maximum, total.sum);
+        float weights[kTogether + 1];
+        total = combine<kTogether + 1>(sets, 1, weights);
+        const float4 before = merged;
+        merged = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        accumulate(merged, weights[kTogether], before);
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) accumulate(merged, weights[i], sums[i]);
+    }
+    return total;
+}
+
+}  // namespace

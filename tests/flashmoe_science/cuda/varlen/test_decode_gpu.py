@@ -1,0 +1,171 @@
+"""`attention_varlen` by the decode kernel on a GPU: the correctness matrix of serving, graphs, equal bits."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from varlen_cases import Call, Shape, bounds, packed, paged, to
+from varlen_reference import assert_as_exact_as_pytorch
+
+from flashmoe_science import attention_varlen
+from flashmoe_science.varlen import attention
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+BF16, FP16 = torch.bfloat16, torch.float16
+
+
+@pytest.fixture(autouse=True)
+def decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHMOE_CUDA_VARLEN", "decode")
+    monkeypatch.setattr(attention, "_runs", {})  # those of tests of another kernel
+
+
+def attend(call: Call, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    result = attention_varlen(**call, **options, return_lse=True)  # type: ignore[arg-type]
+    assert isinstance(result, tuple)
+    return result
+
+
+def check(call: Call, shape: Shape, **options: Any) -> None:
+    """On the CPU's tensors, against float64; and that equal calls give equal bits."""
+    given = {**bounds(shape), **options}
+    there = to(call, "cuda")
+    out, lse = attend(there, **given)
+    assert_as_exact_as_pytorch(out, lse, call, **given)
+    again, lse_again = attend(there, **given)
+    assert torch.equal(again, out)
+    assert torch.equal(lse_again, lse)
+
+
+def lengths(count: int, most: int, seed: int = 0) -> tuple[int, ...]:
+    generator = random.Random(seed)
+    return tuple(generator.randrange(0, most) for _ in range(count))
+
+
+@pytest.mark.parametrize("page_size", [0, 1, 16, 48, 64, 544])
+@pytest.mark.parametrize("split_keys", [None, 256])
+def test_pages(page_size: int, split_keys: int | None) -> None:
+    for keys in ((3000, 1, 0, 129, 16, 700), (3000, 40000, 17), lengths(200, 600)):
+        shape = Shape((1,) * len(keys), keys, 32, 8, 128, dtype=BF16)
+        call = (
+            paged(shape, page_size, garbage=1 << 30, spare_rows=2)
+            if page_size
+            else packed(shape, spare_keys=3)
+        )
+        check(call, shape, split_keys=split_keys)
+
+
+@pytest.mark.parametrize("layout", ["HND", "joint", "interleaved"])
+def test_strides(layout: str) -> None:
+    shape = Shape((1,) * 30, lengths(30, 900), 8, 2, 128, dtype=BF16)
+    check(paged(shape, 16, layout=layout), shape)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize(
+    ("head_dim", "value_dim"), [(64, 64), (128, 128), (192, 128), (256, 256), (80, 80), (96, 64), (40, 72)]
+)
+def test_dimensions(head_dim: int, value_dim: int, dtype: torch.dtype) -> None:
+    shape = Shape((1, 2, 1, 0, 1), (100, 2000, 31, 8, 3), 8, 2, head_dim, value_dim, dtype)
+    check(paged(shape, 16), shape)
+
+
+@pytest.mark.parametrize("queries", [2, 3, 4, 8])
+@pytest.mark.parametrize("window", [(-1, -1), (100, 0)])
+def test_several_tokens(queries: int, window: tuple[int, int]) -> None:
+    shape = Shape((queries,) * 20 + (1, 0, queries), (*lengths(20, 900), 5, 5, 3), 16, 4, 128, dtype=BF16)
+    check(paged(shape, 16), shape, window=window)
+    check(paged(shape, 1), shape, window=window, split_keys=128)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("softcap", [0.0, 20.0])
+def test_options(softcap: float, page_size: int) -> None:
+    shape = Shape((1,) * 40, lengths(40, 3000), 64, 8, 64, dtype=BF16)
+    call = paged(shape, page_size, garbage=1 << 30)
+    call["sinks"] = 3 * torch.randn(64)
+    check(call, shape, window=(127, 0), softcap=softcap)
+    call["alibi_slopes"] = torch.rand(64)
+    check(call, shape, softcap=softcap)
+
+
+def test_many_sequences_and_none() -> None:
+    for keys in (lengths(3000, 40), (0,) * 9, ()):
+        shape = Shape((1,) * len(keys), keys, 8, 2, 128, dtype=BF16)
+        check(paged(shape, 16, spare_rows=3), shape)
+
+
+def test_one_long_sequence_on_one_head() -> None:
+    shape = Shape((1, 1), (100_000, 4000), 8, 1, 128, dtype=BF16)
+    check(paged(shape, 16), shape)
+    check(paged(shape, 16), shape, split_keys=128)
+
+
+def test_a_cache_beyond_32_bits_of_elements() -> None:
+    pages, page_size, kv_heads, head_dim = 20_000, 64, 8, 256  # 2.6e9 elements
+    key = torch.full((pages, page_size, kv_heads, head_dim), torch.nan, dtype=BF16, device="cuda")
+    last = torch.tensor([pages - 1, 12_345, 0], device="cuda")
+    key[last] = torch.randn(3, page_size, kv_heads, head_dim, dtype=BF16, device="cuda")
+    call = {
+        "query": torch.randn(1, 8, head_dim, dtype=BF16, device="cuda"),
+        "key": key,
+        "value": key,
+        "cu_seqlens_q": torch.tensor([0, 1], dtype=torch.int32, device="cuda"),
+        "block_table": last.int()[None],
+        "seqused_k": torch.tensor([150], dtype=torch.int32, device="cuda"),
+    }
+    given = {"max_seqlen_q": 1, "max_seqlen_k": 150}
+    out, lse = attend(call, **given)
+    few = key[last].cpu()
+    small = {name: tensor.cpu() for name, tensor in call.items() if name not in ("key", "value")}
+    small |= {"key": few, "value": few, "block_table": torch.tensor([[0, 1, 2]], dtype=torch.int32)}
+    assert_as_exact_as_pytorch(out, lse, small, **given)
+
+
+def test_a_graph_is_replayed_after_lengths_changed() -> None:
+    shape = Shape((1,) * 8, (900,) * 8, 32, 8, 128, dtype=BF16)
+    host = paged(shape, 16)
+    call, given = to(host, "cuda"), bounds(shape)
+    attend(call, **given)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = attend(call, **given)
+    for keys in ((900,) * 8, (0, 1, 16, 17, 300, 899, 5, 0), (0,) * 8, (900, 3, 3, 3, 3, 3, 3, 3)):
+        now = torch.tensor(keys, dtype=torch.int32)
+        call["seqused_k"].copy_(now)
+        graph.replay()
+        eager, eager_lse = attend(call, **given)
+        assert torch.equal(out, eager)
+        assert torch.equal(lse, eager_lse)
+        assert_as_exact_as_pytorch(out, lse, {**host, "seqused_k": now}, **given)
+
+
+def test_a_thousand_repetitions_give_the_same_bits() -> None:
+    shape = Shape((1,) * 24, lengths(24, 9000), 32, 8, 128, dtype=BF16)
+    call, given = to(paged(shape, 16), "cuda"), bounds(shape)
+    first, _ = attend(call, **given)
+    assert all(torch.equal(attend(call, **given)[0], first) for _ in range(1000))
+
+
+def test_with_split_keys_a_sequence_alone_has_the_bits_that_it_has_in_a_batch() -> None:
+    shape = Shape((1,) * 24, lengths(24, 9000), 32, 8, 128, dtype=BF16)
+    call = to(paged(shape, 16), "cuda")
+    given = {**bounds(shape), "split_keys": 256}
+    together, _ = attend(call, **given)
+    for index in range(24):
+        alone = {
+            **call,
+            "query": call["query"][index : index + 1],
+            "cu_seqlens_q": call["cu_seqlens_q"][:2],
+            "block_table": call["block_table"][index : index + 1],
+            "seqused_k": call["seqused_k"][index : index + 1],
+        }
+        assert torch.equal(attend(alone, **given)[0][0], together[index])
