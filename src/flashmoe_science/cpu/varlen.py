@@ -142,8 +142,10 @@ def _refuse(status: _Status, call: _Call, tensors: Tensors) -> None:
     """Raise InputError for what the kernel did not take."""
     index, number = call.fault_index, call.fault_number
     if status is _Status.NULL_TENSOR:
-        reject_without_memory(query=tensors.query, key=tensors.key, value=tensors.value)
-        return
+        reject_without_memory(
+            **{name: tensor for name, tensor in tensors._asdict().items() if tensor is not None}
+        )
+        raise AssertionError("every tensor has memory")
     if status is _Status.QUERY_FAULT or status is _Status.KEY_FAULT:
         of_query = status is _Status.QUERY_FAULT
         name, rows = ("cu_seqlens_q", "query") if of_query else ("cu_seqlens_k", "key")

@@ -367,3 +367,12 @@ def test_a_growing_batch_makes_no_new_plan(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_every_dtype_is_tested() -> None:
     assert set(DTYPES) == {torch.float32, torch.bfloat16, torch.float16}
+
+
+@pytest.mark.parametrize("name", ["out", "seqused_k", "block_table"])
+def test_tensors_whose_memory_was_given_back_are_refused(name: str) -> None:
+    call = {**paged(Shape((1, 2), (5, 9)), 4), "out": torch.zeros(3, 4, 32)}
+    call[name] = call[name].clone()
+    call[name].untyped_storage().resize_(0)
+    with pytest.raises(InputError, match="has no memory"):
+        attention_varlen(**call, max_seqlen_q=2, max_seqlen_k=9)  # type: ignore[arg-type]

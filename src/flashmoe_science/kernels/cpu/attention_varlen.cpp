@@ -221,6 +221,8 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_attention_varlen(
     const VarlenProblem& p = *problem;
     if (!call->query || !call->out || !call->cu_seqlens_q || (call->keys > 0 && (!call->key || !call->value)))
         return NULL_TENSOR;
+    if (call->batch > 0 && (p.page_size > 0 ? !call->seqused_k || (call->table_pages > 0 && !call->block_table) : !call->cu_seqlens_k))
+        return NULL_TENSOR;
     const int status = check_lengths(p, *call);
     if (status != SUCCESS) return status;
     const Division division = divide(p, *call);
