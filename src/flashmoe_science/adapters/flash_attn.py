@@ -151,9 +151,10 @@ def flash_attn_with_kvcache(
     Args:
         q: (batch, seqlen_q, heads, head_dim); with cu_seqlens_q (tokens, heads, head_dim).
         k_cache, v_cache: (batch, slots, kv_heads, head_dim); with a table (pages, page_size, kv_heads, head_dim).
-        k, v: (batch, new, kv_heads, head_dim); with cu_seqlens_k_new (new of all, kv_heads, head_dim).
+        k, v: (batch, new, kv_heads, head_dim); with cu_seqlens_k_new (new of all, kv_heads, head_dim), where rows
+            behind the last sequence's are not written.
         cache_seqlens: how many keys there were before; all slots if None.
-        cache_batch_idx: (batch,): which row of a dense cache is each sequence's.
+        cache_batch_idx: (batch,): which row of a dense cache is each sequence's. Not with a table.
         page_table, block_table: (batch, pages) int32: the same, under FlashAttention-3's name and -2's.
 
     Returns:
@@ -161,6 +162,13 @@ def flash_attn_with_kvcache(
     """
     _refuse_others("flash_attn_with_kvcache", others)
     table = page_table if page_table is not None else block_table
+    if table is not None and cache_batch_idx is not None:
+        raise InputError(
+            "cache_batch_idx is given with a page table; expected one: the table says where each sequence's keys lie"
+        )
+    if (k is None) != (v is None):
+        given, missing = ("v", "k") if k is None else ("k", "v")
+        raise InputError(f"{given} is given without {missing}; expected both, or neither")
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     if table is None:
         rows = (
@@ -171,9 +179,7 @@ def flash_attn_with_kvcache(
         table = rows.to(torch.int32)[:, None]
     slots = table.shape[1] * k_cache.shape[1]
     used = _lengths(cache_seqlens, batch, slots, q.device)
-    if k is not None:
-        if v is None:
-            raise InputError("k is given without v; expected both, or neither")
+    if k is not None and v is not None:
         used = _append(k, v, k_cache, v_cache, table, used, cu_seqlens_k_new)
     if cu_seqlens_q is None:
         most = q.shape[1]
@@ -221,6 +227,7 @@ def _append(
 ) -> torch.Tensor:
     """Write new keys behind those that are used; how many are used then."""
     batch = table.shape[0]
+    owned = None
     if cu_seqlens_k_new is None:
         new = k.shape[1]
         sequence = torch.arange(batch, dtype=torch.int64, device=k.device).repeat_interleave(new)
@@ -230,10 +237,13 @@ def _append(
     else:
         token = torch.arange(k.shape[0], dtype=torch.int64, device=k.device)
         starts = cu_seqlens_k_new.long()
-        sequence = torch.searchsorted(starts[1:].contiguous(), token, right=True)
-        position = used.long()[sequence] + token - starts[sequence]
+        # Rows behind the last sequence's are padding: they go nowhere, and a position of 0 is always there.
+        owned = token < starts[-1]
+        sequence = torch.searchsorted(starts[1:].contiguous(), token, right=True).clamp_(max=batch - 1)
+        position = torch.where(owned, used.long()[sequence] + token - starts[sequence], 0)
         appended = used + cu_seqlens_k_new.diff()
-    paged_append(k, v, k_cache, v_cache, slots_of(table, k_cache.shape[1], sequence, position))
+    slots = slots_of(table, k_cache.shape[1], sequence, position)
+    paged_append(k, v, k_cache, v_cache, slots if owned is None else torch.where(owned, slots, -1))
     return appended
 
 

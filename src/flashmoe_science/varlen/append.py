@@ -27,7 +27,8 @@ def paged_append(
             written. No slot twice.
 
     Raises:
-        InputError: shapes, dtypes or devices that do not fit together; on the CPU also a slot that is not there.
+        InputError: shapes, dtypes or devices that do not fit together; a tensor that requires a gradient; on the CPU
+            also a slot that is not there.
     """
     _check(key, value, key_cache, value_cache, slot_mapping)
     page_size = key_cache.shape[1]
@@ -55,14 +56,31 @@ def paged_append(
 def slots_of(
     block_table: torch.Tensor, page_size: int, sequence: torch.Tensor, position: torch.Tensor
 ) -> torch.Tensor:
-    """Where keys lie: slots for `paged_append`, (tokens,) int64.
+    """Where keys lie: slots for `paged_append`, (tokens,) int64. Nothing is synchronised on CUDA.
 
     Args:
         block_table: (batch, pages): see `attention_varlen`.
         sequence: (tokens,) int64: which sequence each token belongs to.
         position: (tokens,) int64: and where in it.
+
+    Raises:
+        InputError: on the CPU, a position that the sequence's pages do not have, or a page below 0. On CUDA these are
+            the caller's to keep.
     """
+    on_cpu = block_table.device.type == "cpu"
+    if on_cpu and position.numel():
+        most = block_table.shape[1] * page_size
+        lowest, highest = int(position.min()), int(position.max())
+        if lowest < 0 or highest >= most:
+            raise InputError(
+                f"a key is to lie at position {lowest if lowest < 0 else highest}; expected positions from 0 to "
+                f"{most - 1}: a sequence's row of the table has {block_table.shape[1]} pages of {page_size}"
+            )
     page = block_table[sequence, position // page_size].long()
+    if on_cpu and page.numel() and int(page.min()) < 0:
+        raise InputError(
+            f"block_table names page {int(page.min())} for a key to be written; expected pages of at least 0"
+        )
     return page * page_size + position % page_size
 
 
@@ -97,6 +115,13 @@ def _check(
     if slot_mapping.device != key.device:
         raise InputError(
             f"slot_mapping is on {slot_mapping.device} but key is on {key.device}; move it with .to()"
+        )
+    if torch.is_grad_enabled() and any(
+        tensor.requires_grad for tensor in (key, value, key_cache, value_cache)
+    ):
+        raise InputError(
+            "an argument requires a gradient, and paged_append writes caches in place, without one; call it under "
+            "torch.no_grad()"
         )
     slots = key_cache.shape[0] * key_cache.shape[1]
     if slot_mapping.device.type == "cpu" and slot_mapping.numel() and int(slot_mapping.max()) >= slots:

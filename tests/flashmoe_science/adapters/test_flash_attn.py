@@ -172,3 +172,46 @@ def test_what_is_not_computed_is_refused() -> None:
     with pytest.raises(InputError, match="k is given without v"):
         flash_attn_with_kvcache(q, q, q, q)
     flash_attn_func(q, q, q, dropout_p=0.0, qv=None, attention_chunk=0)
+
+
+def test_rows_behind_the_new_keys_of_all_sequences_are_padding() -> None:
+    """As a captured graph has them, whose tensors are larger than what a step needs."""
+    q, k, v = random(4, 4, 32), random(4, 2, 32, seed=1), random(4, 2, 32, seed=2)
+    caches = random(2, 2, 15, 2, 32, seed=3)
+    starts = torch.tensor([0, 1, 2], dtype=torch.int32)
+    options: dict[str, Any] = {
+        "cache_seqlens": torch.tensor([3, 14], dtype=torch.int32),
+        "cu_seqlens_q": starts,
+        "cu_seqlens_k_new": starts,
+        "max_seqlen_q": 1,
+        "causal": True,
+    }
+    exact_caches, padded_caches = caches.clone(), caches.clone()
+    exact = flash_attn_with_kvcache(q[:2], *exact_caches, k[:2], v[:2], **options)
+    padded = flash_attn_with_kvcache(q, *padded_caches, k, v, **options)
+    assert isinstance(padded, torch.Tensor)
+    assert torch.equal(padded_caches, exact_caches)
+    assert torch.equal(padded[:2], exact)  # type: ignore[arg-type]
+    assert (padded[2:] == 0).all()
+
+
+def test_new_keys_that_a_cache_has_no_room_for_are_refused() -> None:
+    q, k, caches = random(2, 1, 4, 32), random(2, 1, 2, 32, seed=1), random(2, 2, 15, 2, 32, seed=3)
+    before = caches.clone()
+    for length in (15, -1):
+        with pytest.raises(InputError, match=f"position {length}; expected positions from 0 to 14"):
+            flash_attn_with_kvcache(q, *caches, k, k, cache_seqlens=length)
+    assert torch.equal(caches, before)
+
+
+def test_arguments_of_a_cache_that_exclude_each_other() -> None:
+    q, caches = random(2, 1, 4, 32), random(2, 2, 15, 2, 32, seed=3)
+    with pytest.raises(InputError, match="v is given without k"):
+        flash_attn_with_kvcache(q, *caches, None, caches[1, :, :1])
+    with pytest.raises(InputError, match="cache_batch_idx is given with a page table"):
+        flash_attn_with_kvcache(
+            q,
+            *caches,
+            page_table=torch.tensor([[0], [1]], dtype=torch.int32),
+            cache_batch_idx=torch.tensor([1, 0]),
+        )

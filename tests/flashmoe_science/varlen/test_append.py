@@ -75,3 +75,35 @@ def test_on_a_gpu_negative_slots_are_not_written() -> None:
             paged_append(rows, -rows, key_cache, value_cache, torch.tensor(slots, device=key_cache.device))
         assert torch.equal(caches[0], caches[2].cpu())
         assert torch.equal(caches[1], caches[3].cpu())
+
+
+@pytest.mark.parametrize("name", ["key", "value", "key_cache", "value_cache"])
+def test_gradients_are_refused_before_anything_is_written(name: str) -> None:
+    tensors = {
+        "key": torch.ones(1, 1, 8),
+        "value": torch.ones(1, 1, 8),
+        "key_cache": torch.zeros(2, 4, 1, 8),
+        "value_cache": torch.zeros(2, 4, 1, 8),
+    }
+    tensors[name].requires_grad_()
+    with pytest.raises(InputError, match="requires a gradient"):
+        paged_append(**tensors, slot_mapping=torch.tensor([0]))
+    assert (tensors["key_cache"] == 0).all()
+    with torch.no_grad():
+        paged_append(**tensors, slot_mapping=torch.tensor([0]))
+    assert (tensors["key_cache"][0, 0] == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("position", "message"),
+    [
+        (8, "position 8; expected positions from 0 to 7.* 2 pages of 4"),
+        (-1, "position -1; expected"),
+        (4, "names page -1"),
+    ],
+)
+def test_keys_have_no_slot_outside_their_sequence(position: int, message: str) -> None:
+    table = torch.tensor([[3, -1]], dtype=torch.int32)
+    with pytest.raises(InputError, match=message):
+        slots_of(table, 4, torch.tensor([0, 0]), torch.tensor([1, position]))
+    assert slots_of(table, 4, torch.tensor([0, 0]), torch.tensor([1, 3])).tolist() == [13, 15]
