@@ -72,9 +72,11 @@ def _fake(
 
 
 def _recorded(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any) -> Any:
-    reject_tangents("attention_varlen", query, key, value)
-    if is_recorded(query, key, value):
-        reject_gradients(query, key, value)
+    sinks, alibi_slopes = others[4:6]
+    differentiable = (query, key, value, sinks, alibi_slopes)
+    reject_tangents("attention_varlen", *differentiable)
+    if is_recorded(*differentiable):
+        reject_gradients(*differentiable)
     return below_autograd(VARLEN, query, key, value, *others)
 
 

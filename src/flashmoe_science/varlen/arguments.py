@@ -17,6 +17,8 @@ MAX_HEAD_DIM = 576
 MAX_VALUE_DIM = 512
 SPLIT_STEP = 128
 """`split_keys` is a multiple of this: no kernel's tile of keys is larger."""
+_WIDEST_WINDOW = 2**31 - 1
+"""Lengths are int32: a side so wide hides nothing, and no kernel's arithmetic overflows by it."""
 _NEEDED = ("query", "key", "value", "cu_seqlens_q")
 _LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_k", "block_table")
 
@@ -98,7 +100,7 @@ def check(inputs: Inputs, options: Options) -> Problem:
     if alibi_slopes is not None:
         check_per_head("alibi_slopes", alibi_slopes, num_heads, sequences=True)
     if out is not None:
-        _check_out(out, query, (num_heads, value_dim))
+        check_out(out, query, value)
     left, right = check_window(options.window)
     return Problem(
         dtype=query.dtype,
@@ -291,14 +293,20 @@ def check_per_head(name: str, tensor: torch.Tensor, heads: int, *, sequences: bo
         raise InputError(f"the last dimension of {name} is not contiguous; call .contiguous() on it")
 
 
-def _check_out(out: torch.Tensor, query: torch.Tensor, shape: tuple[int, ...]) -> None:
-    if out.dim() != 3 or tuple(out.shape[1:]) != shape or out.dtype != query.dtype:
-        expected = (query.shape[0], *shape)
+def check_out(out: torch.Tensor, query: torch.Tensor, value: torch.Tensor) -> None:
+    """InputError unless it can hold the result."""
+    expected = (*query.shape[:-1], value.shape[-1])
+    if out.dim() != 3 or tuple(out.shape[1:]) != expected[1:] or out.dtype != query.dtype:
         raise InputError(
             f"out is {out.dtype} with shape {tuple(out.shape)}; expected {query.dtype} with shape {expected}"
         )
     if out.stride(2) != 1:
         raise InputError("the last dimension of out is not contiguous; expected stride 1 there")
+    if any(stride == 0 and size > 1 for stride, size in zip(out.stride(), out.shape, strict=True)):
+        raise InputError(
+            f"out has strides {out.stride()}, so several rows lie in the same memory; expected memory for each: "
+            "pass a tensor that was not expanded"
+        )
 
 
 def check_window(window: object) -> tuple[int, int]:
@@ -311,7 +319,7 @@ def check_window(window: object) -> tuple[int, int]:
             for side in window
         )
     ):
-        return int(window[0]), int(window[1])
+        return min(int(window[0]), _WIDEST_WINDOW), min(int(window[1]), _WIDEST_WINDOW)
     raise InputError(
         f"window is {window!r}; expected (left, right), each the number of keys that are seen on that side beside "
         "one's own, or -1 for all"

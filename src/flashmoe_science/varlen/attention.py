@@ -7,8 +7,8 @@ from torch.compiler import is_dynamo_compiling
 
 from flashmoe_science.direct import all_direct, has_own_layout
 from flashmoe_science.operators.varlen import VARLEN
-from flashmoe_science.varlen.arguments import Inputs, Options, check
-from flashmoe_science.varlen.launch import launch
+from flashmoe_science.varlen.arguments import Inputs, Options, check, check_out
+from flashmoe_science.varlen.launch import launch, reject_gradients
 
 
 def attention_varlen(
@@ -95,7 +95,7 @@ def attention_varlen(
         query, key, value, cu_seqlens_q, cu_seqlens_k, block_table, seqused_k, sinks, alibi_slopes, out
     )
     options = Options(causal, window, softcap, softmax_scale, split_keys, return_lse)
-    if is_dynamo_compiling() or not all_direct(query, key, value, out):
+    if is_dynamo_compiling() or not all_direct(query, key, value, sinks, alibi_slopes, out):
         result, lse = _dispatched(inputs, options, max_seqlen_q, max_seqlen_k)
         return (result, lse) if return_lse else result
     result, own_lse = launch(inputs, options, max_seqlen_q, max_seqlen_k)
@@ -110,6 +110,9 @@ def _dispatched(
         check(inputs, options)
     causal, (left, right), softcap, softmax_scale, split_keys, _ = options
     out = inputs.out
+    if out is not None:
+        reject_gradients(out)
+        check_out(out, inputs.query, inputs.value)
     result, lse = VARLEN(
         *inputs[:-1], max_seqlen_q, max_seqlen_k, causal, left, right, softcap, softmax_scale, split_keys
     )

@@ -8,7 +8,9 @@ from torch.compiler import is_dynamo_compiling
 from flashmoe_science import autocast
 from flashmoe_science.arguments import check_arguments, check_causal, reject_without_memory
 from flashmoe_science.cuda.varlen import dense as cuda
+from flashmoe_science.direct import all_direct
 from flashmoe_science.errors import DeviceError, InputError
+from flashmoe_science.operators.recording import reject_tangents
 from flashmoe_science.varlen.arguments import check_per_head, check_softcap, check_window
 from flashmoe_science.varlen.attention import attention_varlen
 
@@ -52,6 +54,11 @@ def attend(
             "an argument requires a gradient, and flash_attention with a window, softcap or sinks has none yet; "
             "call it under torch.no_grad()"
         )
+    if not all_direct(query, key, value, sinks):
+        reject_tangents("flash_attention with a window, softcap or sinks", query, key, value, sinks)
+        # The kernels read memory as it lies, which a lazy negation is not part of.
+        query, key, value = query.resolve_neg(), key.resolve_neg(), value.resolve_neg()
+        sinks = None if sinks is None else sinks.resolve_neg()
     reject_without_memory(query=query, key=key, value=value)
     scale = query.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
     if scale <= 0:

@@ -27,26 +27,28 @@ def launch(
     try:
         signature = signature_of(inputs, options)
         run = _runs.get(signature)
-    except (AttributeError, TypeError, RuntimeError):
-        # Not tensors, not dense, or an option that cannot be hashed: the checks say which.
+    except (AttributeError, IndexError, TypeError, RuntimeError):
+        # Not tensors, not dense, without dimensions, or an option that cannot be hashed: the checks say which.
         check(inputs, options)
         raise
     if run is None:
         problem = check(inputs, options)
         check_sizes(inputs, max_seqlen_q, max_seqlen_k)  # before anything is compiled
-        reject_gradients(query, key, value)
+        reject_gradients(query, key, value, sinks, alibi_slopes, out)
         run = _prepare(problem, query.device)
         keep(_runs, signature, run, _MAX_RUNS)
     sizes = check_sizes(inputs, max_seqlen_q, max_seqlen_k)
     if query.requires_grad or key.requires_grad or value.requires_grad:
         reject_gradients(query, key, value)
+    if sinks is not None or alibi_slopes is not None or out is not None:
+        reject_gradients(sinks, alibi_slopes, out)
     if type(query) is not torch.Tensor:
         reject_without_memory(query=query, key=key, value=value)
     tokens, num_heads, _ = query.shape
     if out is None:
         out = query.new_empty((tokens, num_heads, value.shape[-1]))
     lse = query.new_empty((tokens, num_heads), dtype=torch.float32) if options.return_lse else None
-    if tokens:
+    if tokens and num_heads:
         run(
             Tensors(
                 query,
@@ -78,9 +80,9 @@ def _prepare(problem: Problem, device: torch.device) -> Run:
         return backend.prepare(problem, device)
 
 
-def reject_gradients(*tensors: torch.Tensor) -> None:
+def reject_gradients(*tensors: torch.Tensor | None) -> None:
     """Raise InputError if autograd would record a call with these."""
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
         raise InputError(
             "an argument requires a gradient, and attention_varlen has none; call it under torch.no_grad(), or "
             "flash_attention for each sequence"

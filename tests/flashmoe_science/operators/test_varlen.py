@@ -65,6 +65,18 @@ def test_compiled_into_a_tensor_of_the_caller() -> None:
     assert torch.equal(out, expected)
 
 
+def test_compiled_into_a_tensor_that_does_not_fit() -> None:
+    call = paged(SHAPE, 16)
+    torch._dynamo.reset()
+    compiled = torch.compile(attention_varlen, backend="aot_eager")
+    for out, message in (
+        (torch.zeros(24, 4, 16, dtype=torch.float64), "out is torch.float64"),
+        (torch.zeros(1, 1, 16).expand(24, 4, 16), "several rows lie in the same memory"),
+    ):
+        with pytest.raises(InputError, match=message):
+            compiled(**call, **bounds(SHAPE), out=out)
+
+
 def test_shapes_without_memory() -> None:
     with FakeTensorMode() as mode:
         call = {name: mode.from_tensor(tensor) for name, tensor in packed(SHAPE).items()}
@@ -95,4 +107,7 @@ def test_gradients_are_refused() -> None:
     with pytest.raises(InputError, match="attention_varlen has none"):
         VARLEN(*operands(call))
     with torch.no_grad():
+        VARLEN(*operands(call))
+    call = {**packed(SHAPE), "sinks": torch.zeros(4, requires_grad=True)}
+    with pytest.raises(InputError, match="attention_varlen has none"):
         VARLEN(*operands(call))

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from varlen_cases import Shape, bounds, packed, paged
 
 from flashmoe_science import DeviceError, InputError, attention_varlen
+from flashmoe_science.varlen import launch
 from flashmoe_science.varlen.arguments import Inputs, Options, check, check_sizes, signature_of
 
 SHAPE = Shape(queries=(3, 1, 0), keys=(5, 9, 2))
@@ -146,7 +148,13 @@ PAGED = paged(SHAPE, 4)
         (PACKED, {"out": torch.zeros(4, 4, 32).half()}, "out is torch.float16"),
         (PACKED, {"out": torch.zeros(5, 4, 32)}, r"out has shape \(5, 4, 32\), but query has 4"),
         (PACKED, {"out": torch.zeros(4, 32, 4).mT}, "last dimension of out is not contiguous"),
+        (PACKED, {"out": torch.zeros(1, 1, 32).expand(4, 4, 32)}, "several rows lie in the same memory"),
+        (changed(PAGED, seqused_k=torch.tensor(5, dtype=torch.int32)), {}, r"expected \(batch,\)"),
+        (changed(PACKED, cu_seqlens_q=torch.tensor(0, dtype=torch.int32)), {}, r"expected \(batch \+ 1,\)"),
         (changed(PACKED, query=PACKED["query"].clone().requires_grad_()), {}, "requires a gradient"),
+        (PACKED, {"sinks": torch.zeros(4, requires_grad=True)}, "requires a gradient"),
+        (PACKED, {"alibi_slopes": torch.zeros(4, requires_grad=True)}, "requires a gradient"),
+        (PACKED, {"out": torch.zeros(4, 4, 32, requires_grad=True)}, "requires a gradient"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(
@@ -167,3 +175,41 @@ def test_other_devices_are_refused() -> None:
 
 def test_sizes_are_what_the_host_knows() -> None:
     assert check_sizes(inputs(PAGED), 3, 100) == (3, 3, 100)
+
+
+def test_gradients_are_refused_after_a_call_without_them() -> None:
+    sinks = torch.zeros(4)
+    attend(PACKED, sinks=sinks)
+    with pytest.raises(InputError, match="requires a gradient"):
+        attend(PACKED, sinks=sinks.requires_grad_())
+    with torch.no_grad():
+        attend(PACKED, sinks=sinks)
+
+
+@pytest.mark.parametrize("side", [2**31, 2**63 - 1, 2**64 + 1])
+@pytest.mark.parametrize("call", [PACKED, PAGED], ids=["packed", "paged"])
+def test_no_window_is_too_wide(call: dict[str, torch.Tensor], side: int) -> None:
+    expected = attend(call, causal=False)
+    assert torch.equal(attend(call, causal=False, window=(side, side)), expected)
+
+
+def test_without_heads_nothing_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing:
+        @staticmethod
+        def prepare(problem: Any, device: torch.device) -> Any:
+            def run(tensors: Any, sizes: Any) -> None:
+                raise AssertionError("launched")
+
+            return run
+
+    monkeypatch.setitem(launch._BACKENDS, "cpu", Refusing)
+    monkeypatch.setattr(launch, "_runs", {})
+    out, lse = attend(changed(PACKED, query=PACKED["query"][:, :0]), return_lse=True)
+    assert (out.shape, lse.shape) == ((4, 0, 32), (4, 0))
+
+
+def test_what_pytorch_keeps_beside_sinks_is_not_missed() -> None:
+    sinks = torch._neg_view(torch.ones(4))
+    assert torch.equal(attend(PACKED, sinks=sinks), attend(PACKED, sinks=-torch.ones(4)))
+    with forward_ad.dual_level(), pytest.raises(InputError, match="no forward-mode derivative"):
+        attend(PACKED, sinks=forward_ad.make_dual(torch.ones(4), torch.ones(4)))

@@ -10,6 +10,7 @@ import torch
 from dense_options import check_dense, dense
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.autograd import forward_ad
 
 from flashmoe_science import InputError, flash_attention
 
@@ -43,7 +44,7 @@ def test_as_defined(
 def test_a_window_that_hides_nothing_is_none() -> None:
     tensors = dense(2, (4, 2), (20, 30), 32, torch.float32)
     plain, lse = attend(*tensors, causal=True)
-    for window in ((-1, -1), (1000, 7)):
+    for window in ((-1, -1), (1000, 7), (2**63 - 1, 2**63 - 1)):
         wide, wide_lse = attend(*tensors, causal=True, window=window)
         torch.testing.assert_close(wide, plain)
         torch.testing.assert_close(wide_lse, lse)
@@ -80,3 +81,12 @@ def test_gradients_are_refused(options: dict[str, Any]) -> None:
         attend(query, key, value, **options)
     with torch.no_grad():
         attend(query, key, value, **options)
+
+
+def test_what_pytorch_keeps_beside_sinks_is_not_missed() -> None:
+    tensors = dense(1, (4, 2), (5, 9), 32, torch.float32)
+    expected, _ = attend(*tensors, sinks=-torch.ones(4))
+    output, _ = attend(*tensors, sinks=torch._neg_view(torch.ones(4)))
+    assert torch.equal(output, expected)
+    with forward_ad.dual_level(), pytest.raises(InputError, match="no forward-mode derivative"):
+        attend(*tensors, sinks=forward_ad.make_dual(torch.ones(4), torch.ones(4)))
