@@ -128,6 +128,43 @@ def check_moe_arguments(
             )
 
 
+def check_moe_gradient_arguments(
+    hidden_states: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    *,
+    slots: int,
+    grad_output: torch.Tensor,
+    z: torch.Tensor | None,
+    w13_bias: torch.Tensor | None,
+    w2_bias: torch.Tensor | None,
+) -> None:
+    """Raise InputError unless what the backward pass takes besides fits the arguments, which were checked.
+
+    Expected, of hidden_states' dtype and on its device: grad_output (tokens, hidden), z (slots, rows of w13), w13_bias
+    (experts, rows of w13), w2_bias (experts, hidden).
+    """
+    experts, rows = w13.shape[:2]
+    expected = {
+        "grad_output": (grad_output, tuple(hidden_states.shape)),
+        "z": (z, (slots, rows)),
+        "w13_bias": (w13_bias, (experts, rows)),
+        "w2_bias": (w2_bias, (experts, w2.shape[1])),
+    }
+    for name, (tensor, shape) in expected.items():
+        if tensor is None:
+            continue
+        if tuple(tensor.shape) != shape or tensor.dtype != hidden_states.dtype:
+            raise InputError(
+                f"{name} is {tuple(tensor.shape)} {tensor.dtype}; expected {shape} {hidden_states.dtype}"
+            )
+        if tensor.device != hidden_states.device:
+            raise InputError(
+                f"{name} is on {tensor.device} but hidden_states is on {hidden_states.device}; "
+                "expected one device: move it with .to()"
+            )
+
+
 def reject_overlap(out: torch.Tensor, **inputs: torch.Tensor) -> None:
     """Raise InputError if ``out`` shares memory with an input: it is written before they have all been read."""
     first, last = _extent(out)

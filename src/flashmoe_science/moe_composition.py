@@ -74,7 +74,41 @@ def backward(
     w13_layout: W13Layout,
     needs: MoeNeeds,
 ) -> MoeGradients:
-    """See `flashmoe_science.moe_gradients.MoeBackward`. Products are in the tensors' dtype, the rest in float32."""
+    """See `flashmoe_science.moe_gradients.MoeBackward`. Products are in the tensors' dtype, under autocast too; the
+    rest is in float32.
+    """
+    with torch.autocast(hidden_states.device.type, enabled=False):
+        return _backward(
+            grad_output,
+            hidden_states,
+            w13,
+            w2,
+            topk_weights,
+            topk_ids,
+            z,
+            w13_bias,
+            w2_bias,
+            activation=activation,
+            w13_layout=w13_layout,
+            needs=needs,
+        )
+
+
+def _backward(
+    grad_output: torch.Tensor,
+    hidden_states: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    z: torch.Tensor | None,
+    w13_bias: torch.Tensor | None,
+    w2_bias: torch.Tensor | None,
+    *,
+    activation: Activation,
+    w13_layout: W13Layout,
+    needs: MoeNeeds,
+) -> MoeGradients:
     dtype = hidden_states.dtype
     exact = torch.float64 if dtype is torch.float64 else torch.float32
     tokens, k = topk_ids.shape

@@ -15,7 +15,7 @@ from flashmoe_science import InputError, fused_moe
 from flashmoe_science.checkpoint import context_fn
 from flashmoe_science.moe_arguments import Activation, W13Layout
 from flashmoe_science.moe_autograd import differentiable_moe
-from flashmoe_science.moe_gradients import MoeGradients
+from flashmoe_science.moe_gradients import MoeGradients, MoeNeeds
 
 Leaves = tuple[torch.Tensor, ...]
 
@@ -300,3 +300,28 @@ def test_many_tokens_whose_projections_are_kept_chunk_by_chunk() -> None:
     again = torch.autograd.grad(fused_moe(*leaves, moe.topk_ids, recompute=True), leaves, grad_output)
     for ours, other in zip(kept, again, strict=True):
         torch.testing.assert_close(ours, other, atol=1e-3, rtol=1e-4)
+
+
+def test_a_composed_backward_pass_is_no_matter_of_autocast() -> None:
+    moe = strange_moe()
+    grad_output = torch.randn(6, 32)
+
+    def gradients() -> MoeGradients:
+        return ReferenceBackend.backward(
+            grad_output,
+            *moe.tensors,
+            None,
+            None,
+            None,
+            activation=Activation.SILU,
+            w13_layout=W13Layout.CONCAT,
+            needs=MoeNeeds(True, True, True, True),
+        )
+
+    outside = gradients()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = gradients()
+    for one, other in zip(outside[:4], inside[:4], strict=True):
+        assert one is not None
+        assert other is not None
+        assert torch.equal(one, other)

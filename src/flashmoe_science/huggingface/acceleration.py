@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from flashmoe_science.arguments import HEAD_DIM_STEP, MAX_HEAD_DIM
 from flashmoe_science.errors import InputError
-from flashmoe_science.huggingface.experts import why_not_weights
+from flashmoe_science.huggingface.experts import activation_of, why_not_weights
 from flashmoe_science.huggingface.registration import IMPLEMENTATION
 from flashmoe_science.takeover.availability import why_no_expert_gradients
 
@@ -126,7 +126,10 @@ def _set_experts(model: PreTrainedModel, left: dict[tuple[str, str], None]) -> d
             left[type(experts).__name__, reason] = None
         else:
             taken[type(experts).__name__] = None
-            lacking = why_no_expert_gradients(experts.down_proj.device.type, experts.down_proj.dtype)
+            activation = activation_of(experts)
+            assert activation is not None  # else it was left
+            weight = experts.down_proj
+            lacking = why_no_expert_gradients(weight.device.type, weight.dtype, activation)
             if lacking is not None:
                 left[type(experts).__name__, f"where a gradient is needed: {lacking}"] = None
     if taken:

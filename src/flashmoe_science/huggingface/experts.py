@@ -81,7 +81,7 @@ def why_not_call(experts: Any, hidden_states: torch.Tensor, top_k_weights: torch
     if torch.is_grad_enabled() and (
         hidden_states.requires_grad or w13.requires_grad or w2.requires_grad or top_k_weights.requires_grad
     ):
-        reason = why_no_expert_gradients(w13.device.type, w13.dtype)
+        reason = why_no_expert_gradients(w13.device.type, w13.dtype, _GATED[type(experts.act_fn).__name__])
         if reason is not None:
             return reason
     if hidden_states.device != w13.device or hidden_states.dim() != 2 or hidden_states.shape[0] == 0:

@@ -10,7 +10,13 @@ import torch
 from flashmoe_science.cpu import moe_training as cpu
 from flashmoe_science.cuda.moe import training as cuda
 from flashmoe_science.errors import InputError
-from flashmoe_science.moe_arguments import Activation, W13Layout, check_moe_arguments, parse_choice
+from flashmoe_science.moe_arguments import (
+    Activation,
+    W13Layout,
+    check_moe_arguments,
+    check_moe_gradient_arguments,
+    parse_choice,
+)
 from flashmoe_science.moe_gradients import SECOND_DERIVATIVES, MoeBackend, MoeNeeds
 from flashmoe_science.operators import folding
 from flashmoe_science.operators.library import define
@@ -37,6 +43,7 @@ def _forward_on(backend: MoeBackend) -> Callable[..., tuple[torch.Tensor, torch.
         kind = parse_choice(Activation, activation, "activation")
         layout = parse_choice(W13Layout, w13_layout, "w13_layout")
         check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, kind)
+        _reject_biases(w13_bias, w2_bias)
         output, z = backend.forward(
             hidden_states,
             w13,
@@ -52,6 +59,11 @@ def _forward_on(backend: MoeBackend) -> Callable[..., tuple[torch.Tensor, torch.
         return output, _no_z(w13) if z is None else z
 
     return forward
+
+
+def _reject_biases(*biases: torch.Tensor | None) -> None:
+    if any(bias is not None for bias in biases):
+        raise InputError("there is no kernel of the forward pass with biases; leave w13_bias and w2_bias out")
 
 
 def _no_z(w13: torch.Tensor) -> torch.Tensor:
@@ -148,20 +160,34 @@ def _backward_on(backend: MoeBackend) -> Callable[..., Gradients]:
         w13_layout: str = "concat",
         needs: Sequence[bool] = ALL_NEEDED,
     ) -> Gradients:
-        was_kept = z is not None and z.shape[0] == topk_ids.numel()
+        kind = parse_choice(Activation, activation, "activation")
+        layout = parse_choice(W13Layout, w13_layout, "w13_layout")
+        # Tensors that hooks saved and restored need not have the forward's strides.
+        hidden_states, w13, w2, topk_weights, topk_ids = (
+            tensor.contiguous() for tensor in (hidden_states, w13, w2, topk_weights, topk_ids)
+        )
+        tensors = hidden_states, w13, w2, topk_weights, topk_ids
+        check_moe_arguments(*tensors, kind)
+        kept = z.contiguous() if z is not None and z.shape[0] == topk_ids.numel() else None
+        check_moe_gradient_arguments(
+            hidden_states,
+            w13,
+            w2,
+            grad_output=grad_output,
+            z=kept,
+            w13_bias=w13_bias,
+            w2_bias=w2_bias,
+            slots=topk_ids.numel(),
+        )
         return tuple(
             backend.backward(
                 grad_output,
-                hidden_states,
-                w13,
-                w2,
-                topk_weights,
-                topk_ids,
-                z if was_kept else None,
-                w13_bias,
-                w2_bias,
-                activation=parse_choice(Activation, activation, "activation"),
-                w13_layout=parse_choice(W13Layout, w13_layout, "w13_layout"),
+                *tensors,
+                kept,
+                None if w13_bias is None else w13_bias.contiguous(),
+                None if w2_bias is None else w2_bias.contiguous(),
+                activation=kind,
+                w13_layout=layout,
                 needs=_needs(needs, w13_bias, w2_bias),
             )
         )

@@ -32,22 +32,25 @@ def why_no_experts(device_type: str, dtype: torch.dtype) -> str | None:
 
 
 @constant_result
-def why_no_expert_gradients(device_type: str, dtype: torch.dtype) -> str | None:
-    """Why the gradients of experts are not made by kernels there; None if they are. Compiles nothing."""
-    return _lacks_expert_gradients(device_type, dtype)
+def why_no_expert_gradients(device_type: str, dtype: torch.dtype, activation: str) -> str | None:
+    """Why the gradients of experts are not made by kernels there; None if they are. Compiles nothing.
+
+    ``activation``: as `fused_moe` calls it, with a gate.
+    """
+    return _lacks_expert_gradients(device_type, dtype, activation)
 
 
 @functools.cache
-def _lacks_expert_gradients(device_type: str, dtype: torch.dtype) -> str | None:
-    if device_type != "cuda":
+def _lacks_expert_gradients(device_type: str, dtype: torch.dtype, activation: str) -> str | None:
+    if device_type == "cpu":
         return None
     tokens = torch.empty(64, 256, dtype=dtype, device=device_type)
     weights = torch.empty(8, 512, 256, dtype=dtype, device=device_type)
     ids = torch.empty(64, 2, dtype=torch.int64, device=device_type)
     layer = tokens, weights, weights[:, :256], ids
-    if cuda_training.keeps_z(*layer, activation=Activation.SILU, w13_layout=W13Layout.CONCAT):
+    if cuda_training.keeps_z(*layer, activation=Activation(activation), w13_layout=W13Layout.CONCAT):
         return None
-    return "no kernel for the gradients of experts on this GPU"
+    return f"no kernel for the gradients of experts with {activation} on this GPU"
 
 
 @functools.cache

@@ -249,6 +249,36 @@ def test_the_operators_of_experts_that_train_pass_all_checks() -> None:
     opcheck(MOE_BACKWARD, (random(*output.shape), *floats, ids, z, None, None, "silu", "concat", needs))
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"grad_output": random(3, 32)}, "grad_output is \\(3, 32\\)"),
+        ({"grad_output": random(5, 32, dtype=torch.bfloat16)}, "grad_output is .* torch.bfloat16"),
+        ({"z": random(10, 16)}, "z is \\(10, 16\\)"),
+        ({"w13_bias": random(2, 96)}, "w13_bias is \\(2, 96\\)"),
+        ({"w2_bias": random(4, 16)}, "w2_bias is \\(4, 16\\)"),
+        ({"topk_weights": random(5, 1)}, "topk_weights .* differ in shape"),
+        ({"w2": random(4, 16, 48)}, "hidden size 32 but w2 has 16"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_the_backward_operator_of_experts_refuses_what_does_not_fit(
+    change: dict[str, torch.Tensor], message: str
+) -> None:
+    names = ("hidden_states", "w13", "w2", "topk_weights", "topk_ids")
+    arguments = dict(zip(names, make_moe(5, 32, 48, 4, 2).tensors, strict=True))
+    arguments |= {"grad_output": random(5, 32), "z": random(10, 96)}
+    MOE_BACKWARD(**arguments)
+    with pytest.raises(InputError, match=message):
+        MOE_BACKWARD(**arguments | change)
+
+
+def test_the_forward_operator_of_experts_does_not_leave_biases_out() -> None:
+    tensors = make_moe(5, 32, 48, 4, 2).tensors
+    with pytest.raises(InputError, match="no kernel of the forward pass with biases"):
+        TRAINING(*tensors, random(4, 96))
+
+
 def test_gradients_of_each_sample_of_experts() -> None:
     hidden, w13, w2, weights, ids = make_moe(5, 32, 48, 4, 2).tensors
 

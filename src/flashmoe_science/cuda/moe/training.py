@@ -71,20 +71,32 @@ def backward(
     w13_layout: W13Layout,
     needs: MoeNeeds,
 ) -> MoeGradients:
-    """See `flashmoe_science.moe_gradients.MoeBackward`."""
+    """See `flashmoe_science.moe_gradients.MoeBackend`.
+
+    z goes back to the kernels that kept it, whatever an environment variable says by now: the order of its columns is
+    theirs.
+    """
+    # Tensors that hooks saved and restored need not have the forward's strides.
+    hidden_states, w13, w2, topk_weights, topk_ids = (
+        tensor.contiguous() for tensor in (hidden_states, w13, w2, topk_weights, topk_ids)
+    )
     tensors = hidden_states, w13, w2, topk_weights, topk_ids
     biased = w13_bias is not None or w2_bias is not None
-    if biased or not keeps_z(hidden_states, w13, w2, topk_ids, activation=activation, w13_layout=w13_layout):
+    if biased or (
+        z is None
+        and not keeps_z(hidden_states, w13, w2, topk_ids, activation=activation, w13_layout=w13_layout)
+    ):
         return composed_backward(
             grad_output,
             *tensors,
-            z,
+            None,
             w13_bias,
             w2_bias,
             activation=activation,
             w13_layout=w13_layout,
             needs=needs,
         )
+    kept = None if z is None else z.contiguous()
     return gradients.backward(
-        grad_output, *tensors, z, activation=activation, w13_layout=w13_layout, needs=needs
+        grad_output, *tensors, kept, activation=activation, w13_layout=w13_layout, needs=needs
     )

@@ -25,7 +25,8 @@ def forward_keeping(
     w13_layout: W13Layout,
     choice: Choice | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output, with the same bits as without, and z: what the activation is applied to.
+    """The output, with the bits that the same kernels give without, and z: what the activation is applied to. (Few
+    tokens have other kernels where nothing is kept, which round less.)
 
     z is (tokens * k, rows of w13), like hidden_states: row r is of the r-th slot in sorted order (by expert, ascending
     within an expert; rows behind the last valid slot hold anything). Its columns are all gates, then all ups, whatever

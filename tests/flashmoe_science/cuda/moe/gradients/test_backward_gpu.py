@@ -8,7 +8,8 @@ from moe_gradients import assert_gradients_as_exact_as_torch
 from moe_reference import Moe, interleaved, make_moe
 
 from flashmoe_science import fused_moe
-from flashmoe_science.cuda.moe.forward import forward
+from flashmoe_science.cuda.moe import hopper
+from flashmoe_science.cuda.moe.forward import asked, forward
 from flashmoe_science.cuda.moe.gradients import backward, forward_keeping
 from flashmoe_science.cuda.moe.gradients.backward import MainGradients
 from flashmoe_science.moe_arguments import Activation, W13Layout
@@ -39,12 +40,14 @@ def gradients_of(
     needs: MoeNeeds = ALL,
     main: MainGradients | None = None,
 ) -> MoeGradients:
-    """Through memory that holds NaN; the output has the bits of a call that keeps nothing."""
+    """Through memory that holds NaN; the output has the bits of a call of the same kernels that keeps nothing."""
     given = on_gpu(moe)
     junk = [torch.full((1 << 22,), torch.nan, device="cuda") for _ in range(4)]
     del junk
     output, z = forward_keeping(*given.tensors, activation=activation, w13_layout=layout)
-    assert torch.equal(output, forward(*given.tensors, activation=activation, w13_layout=layout))
+    choice = hopper.choose(*asked(given.tensors, activation, layout, None))
+    plain = forward(*given.tensors, activation=activation, w13_layout=layout, choice=choice)
+    assert torch.equal(output, plain)
     return backward(
         grad_output.cuda(),
         *given.tensors,
