@@ -8,7 +8,7 @@ from torch.compiler import is_dynamo_compiling
 from flashmoe_science import autocast
 from flashmoe_science.arguments import check_arguments, check_causal, reject_without_memory
 from flashmoe_science.cuda.varlen import dense as cuda
-from flashmoe_science.direct import all_direct
+from flashmoe_science.direct import all_direct, has_own_layout
 from flashmoe_science.errors import DeviceError, InputError
 from flashmoe_science.operators.recording import reject_tangents
 from flashmoe_science.varlen.arguments import check_per_head, check_softcap, check_window
@@ -55,6 +55,11 @@ def attend(
             "call it under torch.no_grad()"
         )
     if not all_direct(query, key, value, sinks):
+        if not has_own_layout():
+            raise InputError(
+                "flash_attention with a window, softcap or sinks takes no part in torch.func.vmap or torch.jit.trace "
+                "yet; call attention_varlen, or this outside of them"
+            )
         reject_tangents("flash_attention with a window, softcap or sinks", query, key, value, sinks)
         # The kernels read memory as it lies, which a lazy negation is not part of.
         query, key, value = query.resolve_neg(), key.resolve_neg(), value.resolve_neg()

@@ -33,7 +33,7 @@ def merge_attention(
         part give zeros and minus infinity.
 
     Raises:
-        InputError: shapes or dtypes that do not fit together.
+        InputError: shapes, dtypes or devices that do not fit together.
 
     Reference: Dao et al., Flash-Decoding for long-context inference (2023).
     """
@@ -62,7 +62,7 @@ def _check(
     sinks: torch.Tensor | None,
     out: torch.Tensor | None,
 ) -> None:
-    if not outs or len(outs) != len(lses):
+    if len(outs) == 0 or len(outs) != len(lses):
         raise InputError(
             f"outs has {len(outs)} tensors and lses {len(lses)}; expected one of each for every part, "
             "and at least one part"
@@ -73,10 +73,17 @@ def _check(
         *(() if out is None else (("out", out),)),
     ]
     for name, part in named:
-        if part.shape != first.shape or part.dtype != first.dtype:
+        if part.shape != first.shape or part.dtype != first.dtype or part.device != first.device:
             raise InputError(
-                f"{name} is {part.dtype} with shape {tuple(part.shape)}; expected {first.dtype} with shape "
-                f"{tuple(first.shape)}, as outs[0]"
+                f"{name} is {part.dtype} on {part.device} with shape {tuple(part.shape)}; expected {first.dtype} on "
+                f"{first.device} with shape {tuple(first.shape)}, as outs[0]"
+            )
+    others = [(f"lses[{index}]", lse) for index, lse in enumerate(lses)]
+    for name, tensor in [*others, *(() if sinks is None else (("sinks", sinks),))]:
+        if tensor.device != first.device:
+            raise InputError(
+                f"{name} is on {tensor.device} but outs[0] is on {first.device}; expected one device: "
+                "move it with .to()"
             )
     for index, lse in enumerate(lses):
         if lse.shape != first.shape[:-1]:

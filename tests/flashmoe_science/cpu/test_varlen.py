@@ -242,6 +242,16 @@ def test_sinks_of_any_size(sink: float, options: dict[str, Any]) -> None:
         assert torch.equal(out[:, 0], without[:, 0])
 
 
+@pytest.mark.parametrize("queries", [1, 40])
+def test_a_nan_as_sink_is_seen_by_its_head(queries: int) -> None:
+    shape = Shape((queries, 2), (30, 0))
+    out, lse = attend(paged(shape, 16), shape, causal=False, sinks=torch.tensor([NAN, 0.5, 0.0, -1.0]))
+    assert out[:queries, 0].isnan().all()
+    assert not out[:, 1:].isnan().any()
+    assert (out[queries:] == 0).all()
+    assert not lse.isnan().any()
+
+
 @each_dtype
 @pytest.mark.parametrize("softcap", [1e-3, 0.5, 30.0, 1e4])
 def test_caps_of_small_and_of_huge_scores(dtype: torch.dtype, softcap: float) -> None:

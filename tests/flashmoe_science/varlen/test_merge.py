@@ -45,6 +45,7 @@ def test_parts_make_the_whole(sink: float | None, dtype: torch.dtype) -> None:
     out = torch.empty_like(merged)
     assert merge_attention(outs, lses, sinks=sinks, out=out)[0] is out
     assert torch.equal(out, merged)
+    assert torch.equal(merge_attention(torch.stack(outs), torch.stack(lses), sinks=sinks)[0], merged)  # type: ignore[arg-type]
 
 
 def test_a_part_without_keys_changes_nothing_whatever_is_in_it() -> None:
@@ -64,9 +65,14 @@ def test_what_does_not_fit_is_refused() -> None:
         (([], []), "at least one part"),
         ((outs, lses[:1]), "2 tensors and lses 1"),
         (([outs[0], outs[1].half()], lses), r"outs\[1\] is torch.float16"),
+        ((torch.stack(outs), torch.stack(lses)[:1]), "2 tensors and lses 1"),
+        (([outs[0], outs[1].to("meta")], lses), r"outs\[1\] is torch.float32 on meta"),
+        ((outs, [lses[0], lses[1].to("meta")]), r"lses\[1\] is on meta but outs\[0\] is on cpu"),
         ((outs, [lses[0], lses[1].T]), r"lses\[1\] has shape \(4, 9\)"),
     ):
         with pytest.raises(InputError, match=message):
             merge_attention(*arguments)
     with pytest.raises(InputError, match=r"sinks has shape \(3,\)"):
         merge_attention(outs, lses, sinks=torch.zeros(3))
+    with pytest.raises(InputError, match="sinks is on meta"):
+        merge_attention(outs, lses, sinks=torch.zeros(4, device="meta"))

@@ -237,7 +237,7 @@ void finish_tile(const VarlenJob& job, const Shared& w, const VarlenTile& tile, 
         if (tile.lse[i]) *tile.lse[i] = has_keys ? (float)(maximum + log((double)tile.sums.sum[i])) : -__builtin_inff();
         double sum = tile.sums.sum[i];
         // Where every score is minus infinity, weights are zero, and the sink alone counts.
-        if (tile.sink[i] > -__builtin_inff()) sum += exp(tile.sink[i] - (maximum > -INFINITY ? maximum : 0.0));
+        if (tile.sink[i] != -__builtin_inff()) sum += exp(tile.sink[i] - (maximum > -INFINITY ? maximum : 0.0));
         divisor[i] = !has_keys ? (DIVIDE ? 1.0f : 0.0f) : (float)(DIVIDE ? sum : 1.0 / sum);
     }
     store_outputs<Element, DIVIDE>(
