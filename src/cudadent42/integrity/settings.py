@@ -28,10 +28,9 @@ class Knob:
     write: Callable[[Any], object]
 
 
-def _backend(module: Any, name: str) -> Knob:
-    return Knob(
-        f"{module.__name__}.{name}", lambda: getattr(module, name), lambda value: setattr(module, name, value)
-    )
+def _of_cublas(name: str) -> Knob:
+    cublas = torch.backends.cuda.matmul
+    return Knob(name, lambda: getattr(cublas, name), lambda value: setattr(cublas, name, value))
 
 
 def _deterministic(value: tuple[bool, bool]) -> None:
@@ -57,6 +56,12 @@ def _knobs() -> Iterator[Knob]:
         torch.get_float32_matmul_precision,
         torch.set_float32_matmul_precision,
     )
+    for name in (
+        "allow_fp16_accumulation",
+        "allow_fp16_reduced_precision_reduction",
+        "allow_bf16_reduced_precision_reduction",
+    ):
+        yield _of_cublas(name)
     yield Knob(
         "torch.use_deterministic_algorithms",
         lambda: (

@@ -84,3 +84,23 @@ def test_what_is_not_a_number_is_equal_to_itself() -> None:
     assert differing(sketches(results, 7)[0], results, 7) == 0
     results = torch.full((1, 300), 6e4, dtype=torch.float16)  # sums overflow
     assert differing(sketches(results, 7)[0], results, 7) == 0
+
+
+def test_products_of_the_process_may_be_summed_in_float16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a sketch are not, so an honest candidate says what the judge does."""
+    cublas, asked = torch.backends.cuda.matmul, []
+    product = Tensor.__matmul__
+
+    def watched(self: Tensor, other: Tensor) -> Tensor:
+        if self.dtype is torch.float16:
+            asked.append(cublas.allow_fp16_accumulation)
+        return product(self, other)
+
+    monkeypatch.setattr(Tensor, "__matmul__", watched)
+    cublas.allow_fp16_accumulation = True
+    try:
+        sketches(outputs(torch.float16, 3, 512), 7)
+        assert cublas.allow_fp16_accumulation
+    finally:
+        cublas.allow_fp16_accumulation = False
+    assert asked == [False]

@@ -25,12 +25,14 @@ def test_every_setting_can_be_put_back() -> None:
     torch.backends.cuda.enable_flash_sdp(not torch.backends.cuda.flash_sdp_enabled())
     torch.set_default_dtype(torch.float64)
     torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     changed = settings.changes(before, settings.read())
     assert set(changed) == {
         "torch.set_num_threads",
         "flash_sdp",
         "torch.set_default_dtype",
         "torch.use_deterministic_algorithms",
+        "allow_bf16_reduced_precision_reduction",
     }
     assert "torch.set_default_dtype torch.float32 -> torch.float64" in settings.in_words(changed)
     settings.write(before)
