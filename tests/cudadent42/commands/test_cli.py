@@ -363,7 +363,7 @@ def test_version() -> None:
     [
         (
             ("run", "--suite", "nonesuch"),
-            "unknown suite 'nonesuch'; expected one of backward-cpu, backward, decode, default",
+            "unknown suite 'nonesuch'; expected one of backward-cpu, backward, decode-paged, decode",
         ),
         (("run", "--suite", "no/file.toml"), "cannot read the suite no/file.toml"),
         (("run", "--case", "tinny"), "unknown case 'tinny'"),

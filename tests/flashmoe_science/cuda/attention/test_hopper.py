@@ -19,6 +19,7 @@ from flashmoe_science.cuda.attention import hopper
 from flashmoe_science.cuda.attention.gradients import wgmma as wgmma_gradients
 from flashmoe_science.cuda.attention.problem import KernelKind, Problem
 from flashmoe_science.cuda.moe import hopper as moe_hopper
+from flashmoe_science.cuda.moe.gradients import hopper as moe_gradients
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import check_block
 
@@ -86,6 +87,7 @@ def test_leaves_what_its_compiler_would_serialise() -> None:
 
 def test_an_older_compiler_builds_the_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moe_hopper, "nvrtc_version", lambda: (12, 8))
+    monkeypatch.setattr(moe_gradients, "nvrtc_version", lambda: (12, 8))
     monkeypatch.setattr(hopper, "nvrtc_version", lambda: (12, 8))
     monkeypatch.setattr(wgmma_gradients, "nvrtc_version", lambda: (12, 8))
     assert "attention_hopper" not in {kernel.function for kernel in kernels(["sm_90a"])}
