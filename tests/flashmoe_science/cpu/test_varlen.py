@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -386,3 +388,37 @@ def test_tensors_whose_memory_was_given_back_are_refused(name: str) -> None:
     call[name].untyped_storage().resize_(0)
     with pytest.raises(InputError, match="has no memory"):
         attention_varlen(**call, max_seqlen_q=2, max_seqlen_k=9)  # type: ignore[arg-type]
+
+
+_MANY_PARTS = """
+import resource
+import torch
+from flashmoe_science import attention_varlen
+
+SEQUENCES, KEYS, PAGE = 64, 1 << 14, 1 << 12
+torch.manual_seed(0)
+query, key, value = torch.randn(SEQUENCES, 8, 8), torch.randn(2, PAGE, 8, 8), torch.randn(2, PAGE, 8, 128)
+
+
+def attend(sequences):
+    return attention_varlen(
+        query[:sequences], key, value,
+        cu_seqlens_q=torch.arange(sequences + 1, dtype=torch.int32), max_seqlen_q=1, max_seqlen_k=KEYS,
+        block_table=torch.tensor([[0, 1, 1, 0]] * sequences, dtype=torch.int32),
+        seqused_k=torch.full((sequences,), KEYS, dtype=torch.int32), split_keys=128, return_lse=True,
+    )
+
+
+one, one_lse = attend(1)
+with open("/proc/self/statm") as sizes:
+    now = int(sizes.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (now + (400 << 20), resource.RLIM_INFINITY))
+every, every_lse = attend(SEQUENCES)
+assert torch.equal(every[:1], one) and torch.equal(every_lse[:1], one_lse)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_sums_of_many_parts_take_no_memory_that_grows() -> None:
+    """65,536 parts would take more. The bits are those of a call with few of them."""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _MANY_PARTS], check=True, timeout=300)

@@ -225,7 +225,7 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_attention_varlen(
         return NULL_TENSOR;
     const int status = check_lengths(p, *call);
     if (status != SUCCESS) return status;
-    const Division division = divide(p, *call);
+    Division division = divide(p, *call);
     VarlenJob job;
     job.problem = problem;
     job.call = call;
@@ -236,7 +236,11 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_attention_varlen(
     job.next_task = 0;
     job.out_of_memory = 0;
     job.most_tiles = (int)(larger<int64_t>(division.task_rows, FOLD_QUERIES) / TILE_QUERIES);
-    const Plan plan = make_tasks(p, *call, division, nullptr);
+    Plan plan = make_tasks(p, *call, division, nullptr);
+    if (p.split_keys > 0 && plan.sums > MOST_PART_SUMS) {
+        division.in_turn = true;
+        plan = make_tasks(p, *call, division, nullptr);
+    }
     void* memory = nullptr;
     // Sums first: there are a multiple of 8 of them.
     const size_t bytes = plan.sums * sizeof(float) + plan.tasks * sizeof(Task) + plan.spaces * sizeof(int);

@@ -52,10 +52,14 @@ int check_lengths(const VarlenProblem& p, VarlenCall& call) {
     return SUCCESS;
 }
 
+// Floats that sums of parts may take: 256 MiB. With split_keys there can be any number of parts.
+constexpr int64_t MOST_PART_SUMS = 1 << 26;
+
 struct Division {
     int64_t part_keys;    // of sequences with few rows
     int64_t task_rows;    // of the others
     double work;          // multiply-adds
+    bool in_turn;         // few rows too add their parts one after another, in one task: the same bits, and no sums of parts
 };
 
 // Rows of one row space: few of them are one task, whose keys may be cut.
@@ -82,7 +86,8 @@ Division divide(const VarlenProblem& p, const VarlenCall& call) {
     const int64_t task_tiles =
         larger<int64_t>(1, smaller<int64_t>(tiles / VARLEN_WANTED_TASKS, MAX_TASK_QUERIES / TILE_QUERIES));
     return {
-        p.split_keys > 0 ? p.split_keys : larger<int64_t>(share, VARLEN_MIN_PART_KEYS), task_tiles * TILE_QUERIES, work};
+        p.split_keys > 0 ? p.split_keys : larger<int64_t>(share, VARLEN_MIN_PART_KEYS), task_tiles * TILE_QUERIES, work,
+        false};
 }
 
 // All tasks of a call, and what their sums need; counts alone where `tasks` is null.
@@ -112,12 +117,13 @@ Plan make_tasks(const VarlenProblem& p, const VarlenCall& call, const Division& 
         const int64_t rows = space_rows(p, sequence), fold = folded_heads(p, sequence);
         // Cuts stand at multiples of the part's length, whatever a window hides before them.
         const int64_t start = seen.first / division.part_keys * division.part_keys;
-        const int64_t parts = larger<int64_t>(1, (seen.last - start + division.part_keys - 1) / division.part_keys);
+        const int64_t part_keys = division.in_turn ? larger<int64_t>(1, seen.last - start) : division.part_keys;
+        const int64_t parts = larger<int64_t>(1, (seen.last - start + part_keys - 1) / part_keys);
         const int64_t floats = up_to_multiple(rows, TILE_QUERIES) * (p.value_dim + 2);
         for (int64_t part = 0; part < parts; ++part)
             for (int64_t head = 0; head < p.heads; head += fold) {
-                const int64_t first = start + part * division.part_keys, space = head / fold;
-                add({b, head, 0, rows, first, first + division.part_keys, part, parts,
+                const int64_t first = start + part * part_keys, space = head / fold;
+                add({b, head, 0, rows, first, first + part_keys, part, parts,
                      plan.sums + space * parts * floats, plan.spaces + space});
             }
         if (parts == 1) continue;
