@@ -148,9 +148,29 @@ def available_instruction_sets() -> tuple[InstructionSet, ...]:
 def _missing(wanted: InstructionSet) -> list[str]:
     """What this CPU lacks for it, or the operating system does not grant."""
     missing = sorted(set(wanted.features) - cpu_features())
-    if not missing and wanted is InstructionSet.AMX and not amx_is_granted():
-        missing = ["the operating system's leave to use amx_tile"]
+    if not missing and wanted is InstructionSet.AMX:
+        if not amx_is_granted():
+            missing = ["the operating system's leave to use amx_tile"]
+        elif not _compiler_takes(wanted.flags):
+            missing = ["a compiler that knows amx_tile: g++ 11 or clang++ 12, or newer"]
     return missing
+
+
+@functools.cache
+def _compiler_takes(flags: tuple[str, ...]) -> bool:
+    """Whether the compiler knows these flags; True where there is none, as that is said elsewhere."""
+    try:
+        compiler = find_compiler()
+    except DeviceError:
+        return True
+    if compiler.environment:  # Zig's, which is newer than any of them
+        return True
+    words = (*compiler.command, *flags, "-fsyntax-only", "-x", "c++", os.devnull)
+    try:
+        done = subprocess.run(words, capture_output=True, timeout=COMPILE_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return True
+    return done.returncode == 0
 
 
 def choose_instruction_set() -> InstructionSet:

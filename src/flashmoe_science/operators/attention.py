@@ -120,6 +120,18 @@ def _vmapped_forward(
     return (folding.unfold(output, size), folding.unfold(lse, size)), (0, 0)
 
 
+def _check_fits(query: torch.Tensor, **tensors: tuple[torch.Tensor | None, torch.Size, torch.dtype]) -> None:
+    """InputError for a tensor that is not of this shape and dtype on the queries' device: kernels read by address."""
+    for name, (tensor, shape, dtype) in tensors.items():
+        if tensor is not None and (
+            tensor.shape != shape or tensor.dtype != dtype or tensor.device != query.device
+        ):
+            raise InputError(
+                f"{name} is {tuple(tensor.shape)}, {tensor.dtype}, on {tensor.device}; "
+                f"expected {tuple(shape)}, {dtype}, on {query.device}"
+            )
+
+
 def _backward_on(backend: Backend) -> Callable[..., Gradients]:
     def backward(
         grad_output: torch.Tensor,
@@ -137,6 +149,14 @@ def _backward_on(backend: Backend) -> Callable[..., Gradients]:
             raise InputError(
                 f"there is no backward pass on {query.device}; call flash_attention under torch.no_grad()"
             )
+        check_arguments(query, key, value, softmax_scale)
+        per_row = query.shape[:3], torch.float32
+        _check_fits(
+            query,
+            grad_output=(grad_output, query.shape, query.dtype),
+            output=(output, query.shape, query.dtype),
+        )
+        _check_fits(query, lse=(lse, *per_row), grad_lse=(grad_lse, *per_row))
         return backend.backward(
             grad_output,
             query,

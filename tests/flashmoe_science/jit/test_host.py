@@ -235,10 +235,26 @@ def test_the_matrix_unit_is_taken_where_the_system_grants_it(
     monkeypatch.delenv("FLASHMOE_CPU_ISA", raising=False)
     monkeypatch.setattr(host, "cpu_features", lambda: _AMX_CPU)
     monkeypatch.setattr(host, "amx_is_granted", lambda: granted)
+    monkeypatch.setattr(host, "_compiler_takes", lambda flags: True)
     assert host.choose_instruction_set() is (InstructionSet.AMX if granted else InstructionSet.AVX512_BF16)
     if not granted:
         with pytest.raises(DeviceError, match=r"cannot run amx code \(it lacks the operating system's leave"):
             host.require_instruction_set(InstructionSet.AMX)
+
+
+def test_an_old_compiler_builds_for_avx512(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FLASHMOE_CPU_ISA", raising=False)
+    monkeypatch.setattr(host, "cpu_features", lambda: _AMX_CPU)
+    monkeypatch.setattr(host, "amx_is_granted", lambda: True)
+    monkeypatch.setattr(host, "_compiler_takes", lambda flags: "-mamx-tile" not in flags)
+    assert host.choose_instruction_set() is InstructionSet.AVX512_BF16
+    with pytest.raises(DeviceError, match=r"it lacks a compiler that knows amx_tile"):
+        host.require_instruction_set(InstructionSet.AMX)
+
+
+@pytest.mark.parametrize(("flag", "takes"), [("-DANY=1", True), ("-mno-such-unit", False)])
+def test_a_compiler_is_asked_for_its_flags(flag: str, takes: bool) -> None:
+    assert host._compiler_takes((flag,)) is (takes or bool(host.find_compiler().environment))
 
 
 def test_flags_of_the_matrix_unit() -> None:

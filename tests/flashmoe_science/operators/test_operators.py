@@ -74,6 +74,30 @@ def test_the_backward_operator_passes_all_checks(needs: tuple[bool, ...]) -> Non
     opcheck(BACKWARD, (random(*out.shape), *tensors, out, lse, grad_lse, False, None, needs))
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"grad_output": random(2, 4, 3, 16)}, "grad_output is \\(2, 4, 3, 16\\)"),
+        ({"output": random(2, 4, 20, 8)}, "output is \\(2, 4, 20, 8\\)"),
+        ({"lse": random(2, 4, 3)}, "lse is \\(2, 4, 3\\)"),
+        ({"lse": random(2, 4, 20, dtype=torch.float64)}, "lse is .* torch.float64"),
+        ({"grad_lse": random(2, 1, 20)}, "grad_lse is \\(2, 1, 20\\)"),
+        ({"key": random(2, 4, 24, 8)}, "head"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_the_backward_operator_refuses_what_does_not_fit(
+    change: dict[str, torch.Tensor], message: str
+) -> None:
+    tensors = attention_tensors()
+    out, lse = FORWARD(*tensors)
+    arguments = dict(zip(("query", "key", "value"), tensors, strict=True))
+    arguments |= {"grad_output": random(*out.shape), "output": out, "lse": lse}
+    BACKWARD(**arguments)
+    with pytest.raises(InputError, match=message):
+        BACKWARD(**arguments | change)
+
+
 def test_the_operators_of_experts_pass_all_checks() -> None:
     moe = make_moe(5, 32, 48, 4, 2)
     opcheck(FUSED_MOE, tuple(moe.tensors))
