@@ -228,17 +228,25 @@ class _Server:
         return int(answer)
 
 
+_one_at_a_time = threading.Lock()
+
+
 @contextlib.contextmanager
 def _taking_in_orphans() -> Iterator[None]:
-    """Processes whose parent ends become children of this one."""
+    """Processes whose parent ends become children of this one.
+
+    Of one thread at a time: who came second would put back what the first had set. From then on every orphan of a test
+    would stay here as a zombie that nobody waits for.
+    """
     prctl = ctypes.CDLL(None).prctl
     before = ctypes.c_int()
-    prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
-    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    try:
-        yield
-    finally:
-        prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
+    with _one_at_a_time:
+        prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        try:
+            yield
+        finally:
+            prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
 
 
 # ---------------------------------------------------------------- the server

@@ -74,6 +74,12 @@ def assert_gradients_as_exact_as_torch(
         worst, rms = bounds.abs().max(), bounds.flatten(1).square().mean(1).sqrt().max()
         assert error.abs().max() <= 2 * worst + 2 * eps * true.abs().max(), name
         assert error.square().mean().sqrt() <= 2 * rms + eps * size, name
+        if name == "topk_weights":  # a slot has one number, which may come out exact by luck too
+            error, true, bounds = (
+                error.reshape(1, -1),
+                true.reshape(1, -1),
+                bounds.reshape(len(bounds), 1, -1),
+            )
         rows, of_rows = error.flatten(0, -2), true.flatten(0, -2)
         row_size = of_rows.square().mean(-1).sqrt()
         of_bound = bounds.flatten(1, -2).square().mean(-1).sqrt().amax(0)
