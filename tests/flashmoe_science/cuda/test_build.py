@@ -42,7 +42,7 @@ def test_no_kernel_is_listed_twice(architecture: str) -> None:
 def test_which_kernels_an_architecture_gets() -> None:
     turing = {kernel.function for kernel in kernels(["sm_75"])}
     backward = {f"attention_backward_{step}" for step in ("statistics", "query", "key_value")}
-    assert turing == {"attention_portable", "attention_small", "topk_routing"} | backward
+    assert turing == {"attention_portable", "attention_small", "attention_decode", "topk_routing"} | backward
     functions = {kernel.function for kernel in kernels(["sm_80"])}
     few = {"moe_few_split", "moe_few_tiles", "moe_few_combined"}
     moe = {"moe_portable", "moe_count", "moe_place", "moe_combine"}

@@ -57,7 +57,13 @@ def why_not(problem: MoeBackwardProblem, device: Device) -> str | None:
     return _refusal(problem) if reason is None else reason
 
 
+_SPILLS = Activation.GELU_NO_MUL
+"""Its first product has no registers left for what it would keep."""
+
+
 def _refusal(problem: MoeBackwardProblem) -> str | None:
+    if problem.forward.activation is _SPILLS:
+        return f"its forward pass would spill registers with {_SPILLS.value}"
     if problem.needs.w13_bias or problem.needs.w2_bias:
         return "it makes no gradients of biases"
     forward = problem.forward
@@ -72,10 +78,11 @@ def kernels(architecture: str) -> list[CudaKernel]:
     if base_architecture(architecture) != "sm_90" or nvrtc_version() < hopper.FIRST_NVRTC:
         return []
     dtypes = torch.bfloat16, torch.float16
+    activations = [activation for activation in Activation if activation is not _SPILLS]
     keeping = [
         hopper.kernel(tile, activation, dtype, keeps=True)
         for tile in forward_configs.all_configurations()
-        for activation in Activation
+        for activation in activations
         for dtype in dtypes
     ]
     products = [
@@ -83,7 +90,7 @@ def kernels(architecture: str) -> list[CudaKernel]:
         for tiles in configs.all_configurations()
         for dtype in dtypes
         for kernel in (
-            *(first_kernel(tiles, activation, dtype) for activation in Activation),
+            *(first_kernel(tiles, activation, dtype) for activation in activations),
             *(second_kernel(tiles, gated, dtype) for gated in (True, False)),
             *(
                 weights_kernel(tiles, dtype, second=second, accumulates=accumulates)
