@@ -31,6 +31,10 @@ OnChunk = Callable[[], None]
 """Told from time to time that a computation which can take minutes goes on."""
 
 
+def nothing() -> None:
+    """`OnChunk` where nobody has to be told."""
+
+
 class Inputs(Protocol):
     """The tensors of one call."""
 

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from cudadent42.operations.attention.inputs import AttentionInputs
+from cudadent42.operations.interface import OnChunk, nothing
 
 _CHUNK_SCORES = {"cpu": 1 << 21, "cuda": 1 << 27}
 """Scores held at a time: 16 MB on CPU, where they should stay in cache; 1 GB on a GPU."""
 
 
-def _nothing() -> None:
-    return
-
-
-def attention_float64(
-    inputs: AttentionInputs, causal: bool, on_chunk: Callable[[], None] = _nothing
-) -> Tensor:
+def attention_float64(inputs: AttentionInputs, causal: bool, on_chunk: OnChunk = nothing) -> Tensor:
     """softmax(scale * Q K^T) V in float64, (batch, heads, seqlen_q, head_dim).
 
     Causal masks align bottom-right; a row with no key gives zeros. Computed by head and by chunks of rows,

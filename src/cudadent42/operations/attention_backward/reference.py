@@ -6,13 +6,10 @@ dQ = scale dS K, dK = scale dS^T Q, dV = P^T dO. (Dao et al., FlashAttention, 20
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import torch
-from torch import Tensor
 
 from cudadent42.operations.attention_backward.inputs import BackwardInputs, packed
+from cudadent42.operations.interface import Exact, OnChunk, nothing
 
 _CHUNK_SCORES = {"cpu": 1 << 19, "cuda": 1 << 26}
 """Scores whose matrices are held at a time, about ten of them in float64."""
@@ -27,22 +24,7 @@ _EXPONENTIAL = 2e-6
 """Relative error of an exponential by polynomial or by the special function unit."""
 
 
-@dataclass(frozen=True)
-class Gradients:
-    """Both packed: (rows, head_dim), the rows of dQ, dK and dV one below the other."""
-
-    exact: Tensor
-    limit: Tensor
-    """Of the absolute error of each entry."""
-
-
-def _nothing() -> None:
-    return
-
-
-def gradients_float64(
-    inputs: BackwardInputs, causal: bool, on_chunk: Callable[[], None] = _nothing
-) -> Gradients:
+def gradients_float64(inputs: BackwardInputs, causal: bool, on_chunk: OnChunk = nothing) -> Exact:
     """By head and by chunks of rows, so the scores of a long sequence never exist at once.
 
     The limit follows the roundings that no method avoids when its operands have the inputs' dtype. P and dS are
@@ -101,4 +83,4 @@ def gradients_float64(
     limits = [
         FACTOR * (wide + unit * value.abs()) + smallest for wide, value in zip(spread, exact, strict=True)
     ]
-    return Gradients(packed(exact), packed(limits))
+    return Exact(packed(exact), packed(limits))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from cudadent42.operations.interface import OnChunk, nothing
 from cudadent42.operations.moe.inputs import MoeInputs
 
 _GATED: dict[str, Callable[[Tensor], Tensor]] = {
@@ -32,11 +33,7 @@ def activate(projected: Tensor, activation: str) -> Tensor:
     return _GATED[activation](gate) * up
 
 
-def _nothing() -> None:
-    return
-
-
-def moe_float64(inputs: MoeInputs, activation: str, on_chunk: Callable[[], None] = _nothing) -> Tensor:
+def moe_float64(inputs: MoeInputs, activation: str, on_chunk: OnChunk = nothing) -> Tensor:
     """The result in float64, (tokens, hidden), expert by expert; ``on_chunk`` is called after each part.
 
     An id outside the experts contributes nothing.

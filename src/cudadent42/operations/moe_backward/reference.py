@@ -7,12 +7,13 @@ Sums over slots: x takes w13^T dz, w13 takes dz x^T, w2 takes g (s y)^T; s takes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from cudadent42.operations.interface import Exact, OnChunk, nothing
 from cudadent42.operations.moe.reference import activate
 from cudadent42.operations.moe_backward.inputs import MoeGradientInputs, packed
 
@@ -32,22 +33,7 @@ _EXPONENTIAL = 2e-6
 """Relative error of an activation by polynomial or by the special function unit."""
 
 
-@dataclass(frozen=True)
-class Gradients:
-    """Both packed, float64."""
-
-    exact: Tensor
-    limit: Tensor
-    """Of the absolute error of each entry."""
-
-
-def _nothing() -> None:
-    return
-
-
-def gradients_float64(
-    inputs: MoeGradientInputs, activation: str, on_chunk: Callable[[], None] = _nothing
-) -> Gradients:
+def gradients_float64(inputs: MoeGradientInputs, activation: str, on_chunk: OnChunk = nothing) -> Exact:
     """The gradients and their bounds; ``on_chunk`` is called after each part of an expert.
 
     Bounds are for who rounds every step to the tensors' dtype, as PyTorch's operations do one by one: z, the activation
@@ -97,7 +83,7 @@ def gradients_float64(
     limits = [
         FACTOR * (wide + unit * value.abs()) + smallest for wide, value in zip(spread, exact, strict=True)
     ]
-    return Gradients(packed(exact), packed(limits))
+    return Exact(packed(exact), packed(limits))
 
 
 def yardstick(inputs: MoeGradientInputs, activation: str) -> Tensor:

@@ -82,11 +82,7 @@ def convert_kernel(tile: HopperBackward, dtype: torch.dtype) -> CudaKernel:
 def check(problem: BackwardProblem, configuration: Any) -> None:
     if not isinstance(configuration, HopperBackward):
         raise InputError(f"the Hopper backward kernel takes a HopperBackward, not {configuration!r}")
-    if problem.head_dim > configuration.head_dim or problem.causal != configuration.causal:
-        raise InputError(
-            f"head_dim is {problem.head_dim} and causal {problem.causal}; expected at most the head_dim, and the "
-            f"same causal, of {configuration}: choose again"
-        )
+    wgmma.check_fits(problem, configuration)
     refusal = _refusal(problem)
     if refusal is not None:
         raise InputError(f"the Hopper backward kernel cannot take this: {refusal}; choose another kernel")

@@ -91,11 +91,7 @@ def _kernel(part: str, tile: TwoPassBackward, dtype: torch.dtype, shared_bytes: 
 def check(problem: BackwardProblem, configuration: Any) -> None:
     if not isinstance(configuration, TwoPassBackward):
         raise InputError(f"the two-pass backward kernels take a TwoPassBackward, not {configuration!r}")
-    if problem.head_dim > configuration.head_dim or problem.causal != configuration.causal:
-        raise InputError(
-            f"head_dim is {problem.head_dim} and causal {problem.causal}; expected at most the head_dim, and the "
-            f"same causal, of {configuration}: choose again"
-        )
+    wgmma.check_fits(problem, configuration)
     refusal = _refusal(problem)
     if refusal is not None:
         raise InputError(f"the two-pass backward kernels cannot take this: {refusal}; choose another kernel")

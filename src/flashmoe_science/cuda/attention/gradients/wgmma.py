@@ -10,13 +10,15 @@ from collections.abc import Callable
 
 import torch
 
-from flashmoe_science.configs.attention.backward_hopper import PREPARE_DEPTH, PREPARE_THREADS
+from flashmoe_science.configs.attention.backward_hopper import PREPARE_DEPTH, PREPARE_THREADS, HopperBackward
+from flashmoe_science.configs.attention.backward_two_pass import TwoPassBackward
 from flashmoe_science.cuda.attention.gradients.problem import BackwardProblem
 from flashmoe_science.cuda.attention.problem import Strides
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.driver import load
 from flashmoe_science.cuda.launch import Launcher
 from flashmoe_science.cuda.tensor_map import TensorMap
+from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import base_architecture
 from flashmoe_science.jit.nvrtc import CudaKernel, nvrtc_version
 
@@ -58,6 +60,15 @@ def why_not_problem(problem: BackwardProblem) -> str | None:
     if not _all_mappable(problem):
         return "its tensor maps cannot describe an expanded dimension"
     return None
+
+
+def check_fits(problem: BackwardProblem, configuration: TwoPassBackward | HopperBackward) -> None:
+    """Raise InputError where the configuration was chosen for another problem."""
+    if problem.head_dim > configuration.head_dim or problem.causal != configuration.causal:
+        raise InputError(
+            f"head_dim is {problem.head_dim} and causal {problem.causal}; expected at most the head_dim, and the "
+            f"same causal, of {configuration}: choose again"
+        )
 
 
 def _all_mappable(problem: BackwardProblem) -> bool:
