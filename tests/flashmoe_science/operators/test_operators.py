@@ -1,4 +1,4 @@
-"""The operators by themselves: PyTorch's own checks, transforms, counters, checkpointing, autocast, export."""
+"""The operators by themselves: PyTorch's own checks, transforms, counters, checkpointing, export."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from moe_reference import make_moe
+from operator_calls import attention_tensors, differentiable, random
 from torch.library import opcheck
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from flashmoe_science import DeviceError, InputError, flash_attention, fused_moe, operators, topk_routing
+from flashmoe_science import InputError, flash_attention, fused_moe, operators, topk_routing
 from flashmoe_science.checkpoint import context_fn, save_list
 from flashmoe_science.cpu import attention as cpu_attention
 
@@ -27,34 +28,6 @@ TRAINING, MOE_BACKWARD = operators.moe_training.TRAINING, operators.moe_training
 TOPK_ROUTING = operators.routing.TOPK_ROUTING
 WITHOUT_TRACING = ("test_schema", "test_autograd_registration", "test_faketensor")
 """The checks of `opcheck` that take milliseconds; the fourth compiles."""
-
-Tensors = tuple[torch.Tensor, ...]
-
-
-def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def attention_tensors(
-    batch: int = 2,
-    heads: int = 4,
-    kv_heads: int = 2,
-    seqlen_q: int = 20,
-    seqlen_k: int = 30,
-    head_dim: int = 32,
-    dtype: torch.dtype = torch.float32,
-) -> Tensors:
-    return (
-        random(batch, heads, seqlen_q, head_dim, seed=1, dtype=dtype),
-        random(batch, kv_heads, seqlen_k, head_dim, seed=2, dtype=dtype),
-        random(batch, kv_heads, seqlen_k, head_dim, seed=3, dtype=dtype),
-    )
-
-
-def differentiable(tensors: Tensors, needed: tuple[bool, ...] = (True, True, True)) -> Tensors:
-    return tuple(
-        tensor.detach().clone().requires_grad_(each) for tensor, each in zip(tensors, needed, strict=True)
-    )
 
 
 # ---------------------------------------------------------------- PyTorch's checks
@@ -408,74 +381,6 @@ def test_the_list_of_operators_to_save_names_what_a_policy_sees() -> None:
         "flashmoe_science::fused_moe_training",
         "flashmoe_science::topk_routing",
     }
-
-
-# ---------------------------------------------------------------- autocast
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_attention_under_autocast(dtype: torch.dtype, compiled: bool) -> None:
-    """Query as an fp32 norm leaves it, value as a projection does."""
-    query, key, value = attention_tensors()
-    value = value.to(dtype)
-
-    def call(*tensors: torch.Tensor) -> Any:
-        with torch.autocast("cpu", dtype):
-            return flash_attention(*tensors, causal=True)
-
-    expected = flash_attention(query.to(dtype), key.to(dtype), value, causal=True)
-    function = torch.compile(call, backend="aot_eager", fullgraph=True) if compiled else call
-    assert torch.equal(function(query, key, value), expected)
-    leaves = differentiable((query, key, value))
-    function(*leaves).sum().backward()
-    assert [leaf.grad.dtype for leaf in leaves if leaf.grad is not None] == [
-        torch.float32,
-        torch.float32,
-        dtype,
-    ]
-
-
-def test_autocast_with_two_dtypes_and_the_same_shapes() -> None:
-    """A call that is recognised as like the last one must not keep the last one's dtype."""
-    tensors = attention_tensors(dtype=torch.bfloat16)
-    for dtype in (torch.bfloat16, torch.bfloat16, torch.float16, torch.float16, torch.bfloat16):
-        with torch.autocast("cpu", dtype):
-            assert flash_attention(*tensors).dtype == dtype  # type: ignore[union-attr]
-    assert flash_attention(*tensors).dtype == torch.bfloat16  # type: ignore[union-attr]
-
-
-def test_autocast_that_is_off_or_of_another_device_changes_nothing() -> None:
-    tensors = attention_tensors()
-    expected = flash_attention(*tensors)
-    with torch.autocast("cpu", enabled=False):
-        assert torch.equal(flash_attention(*tensors), expected)
-    torch.set_autocast_enabled("cuda", True)
-    try:
-        assert torch.equal(flash_attention(*tensors), expected)
-    finally:
-        torch.set_autocast_enabled("cuda", False)
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(InputError, match="float64"):
-        flash_attention(*(tensor.double() for tensor in tensors))
-
-
-def test_autocast_does_not_change_what_is_said_of_another_device() -> None:
-    """PyTorch has no autocast for meta, and an error of its own for whoever asks."""
-    tensors = tuple(tensor.to("meta") for tensor in attention_tensors())
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(DeviceError, match="no kernel for meta"):
-        flash_attention(*tensors)
-
-
-def test_experts_under_autocast() -> None:
-    hidden, w13, w2, weights, ids = make_moe(5, 32, 48, 4, 2).tensors
-    expected = fused_moe(*(tensor.bfloat16() for tensor in (hidden, w13, w2)), weights, ids)
-    with torch.autocast("cpu", torch.bfloat16):
-        rounded = weights.bfloat16()
-        assert torch.equal(fused_moe(hidden, w13.bfloat16(), w2, weights, ids), expected)
-        result = fused_moe(hidden, w13, w2, rounded, ids)
-    assert torch.equal(
-        result, fused_moe(hidden.bfloat16(), w13.bfloat16(), w2.bfloat16(), rounded.float(), ids)
-    )
 
 
 # ---------------------------------------------------------------- export
