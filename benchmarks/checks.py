@@ -115,6 +115,7 @@ def one(folder: Path, plug_in: str, suite: str, repeats: int, *, sealed: bool) -
         "exit_code": done.returncode,
         "verdict": results["verdict"],
         "findings": len(integrity["findings"]),
+        "evidence": [each["evidence"] for each in integrity["findings"]],
         "audited_cases": len(integrity["confirmations"]),
         "without_checks_processor_s": without_s,
         "measuring_processor_s": integrity["measuring"]["processor_s"] - between_s,

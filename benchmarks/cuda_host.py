@@ -24,20 +24,22 @@ from torch.nn.functional import scaled_dot_product_attention
 import flashmoe_science
 from cudadent42.base.files import write_json
 from flashmoe_science.cuda.attention import KernelKind, Problem, forward
+from flashmoe_science.cuda.attention.gradients import backward
 from flashmoe_science.cuda.attention.select import module
 from flashmoe_science.cuda.device import device_of
 from flashmoe_science.cuda.repeat import cuda_allocator, matcher
+from flashmoe_science.gradients import Needs
 
 
-def per_call(call: Callable[[], Any]) -> float:
-    """Microseconds per call, the least of 30 batches that are short enough not to fill the launch queue."""
+def per_call(call: Callable[[], Any], calls: int = 300) -> float:
+    """Microseconds per call, the least of 30 batches of ``calls``, few enough not to fill the launch queue."""
     best = math.inf
     for _ in range(30):
         torch.cuda.synchronize()
         start = time.perf_counter()
-        for _ in range(300):
+        for _ in range(calls):
             call()
-        best = min(best, (time.perf_counter() - start) / 300)
+        best = min(best, (time.perf_counter() - start) / calls)
     return best * 1e6
 
 
@@ -58,6 +60,42 @@ def host_times() -> dict[str, float]:
         "forward causal": per_call(lambda: forward(q, k, v, causal=True)),
         "forward of two shapes in turn": per_call(alternating) / 2,
         "sdpa": per_call(lambda: scaled_dot_product_attention(q, k, v)),
+    }
+
+
+def training_times() -> dict[str, float]:
+    """Microseconds of host time per call of what is differentiated. The layers: 32 calls, each of the output of the one
+    before and of keys and values of its own; a third of a batch of `per_call`, so that the queue does not fill.
+    """
+    q, k, v = (torch.randn(1, 8, 128, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
+    gradient = torch.randn_like(q).detach()
+    plain = [tensor.detach() for tensor in leaves]
+    output, lse = flashmoe_science.flash_attention(*leaves, return_lse=True)
+    kept = (gradient, *plain, output.detach(), lse.detach(), None)
+    needs = Needs(True, True, True)
+    layers = 32
+    of_layers = [[torch.randn_like(q).detach().requires_grad_() for _ in range(2)] for _ in range(layers)]
+
+    def step(attention: Callable[..., Any]) -> None:
+        x = q
+        for key, value in of_layers:
+            x = attention(x, key, value)
+        torch.autograd.grad(x, [q, *(tensor for pair in of_layers for tensor in pair)], gradient)
+
+    def per_layer(attention: Callable[..., Any]) -> float:
+        return per_call(lambda: step(attention), calls=4) / layers
+
+    return {
+        "forward with a gradient": per_call(lambda: flashmoe_science.flash_attention(*leaves)),
+        "backward, kernels alone": per_call(
+            lambda: backward(*kept, causal=False, softmax_scale=None, needs=needs), calls=100
+        ),
+        "backward": per_call(
+            lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True), calls=100
+        ),
+        "forward and backward of a layer": per_layer(flashmoe_science.flash_attention),
+        "forward and backward of a layer, sdpa": per_layer(scaled_dot_product_attention),
     }
 
 
@@ -139,7 +177,7 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write the figures here, as JSON")
     output = parser.parse_args().output
-    host_us, parts_us, first_ms = host_times(), parts(), first_calls()
+    host_us, parts_us, first_ms = {**host_times(), **training_times()}, parts(), first_calls()
     print("host time per call, us:", ", ".join(f"{name} {us:.2f}" for name, us in host_us.items()))
     print("its parts, us:", ", ".join(f"{name} {us:.2f}" for name, us in parts_us.items()))
     print("import and first call, ms:", first_ms)

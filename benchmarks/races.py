@@ -3,25 +3,31 @@
     python benchmarks/races.py same --count 200 --output FOLDER
     python benchmarks/races.py slower --count 60 --output FOLDER
     python benchmarks/races.py bisect --count 20 --output FOLDER
+    python benchmarks/races.py same --count 200 --parallel 14 --seconds 150 --output FOLDER
 
-Every race is what ``cudadent42 compare`` (or ``bisect``) does with its defaults, with a worker process of its own, on a
-clone of this repository's HEAD. A slower kernel has a chain of dependent multiply-adds added to the CPU kernel, in
-proportion to its work. Each command writes one JSON file into FOLDER, line by line while it goes on.
+Every race is what ``cudadent42 compare`` (or ``bisect``) does with its defaults, with a worker process of its own, on
+copies of this project's sources, or for ``bisect`` on a clone of HEAD. A slower kernel has a chain of dependent
+multiply-adds added to the CPU kernel, in proportion to its work. Each command writes one JSON file into FOLDER, line
+by line while it goes on.
+
+Races are of one thread each, so on a machine with many processors ``--parallel`` holds that many at once, each pinned
+to a processor of its own. They share its caches and its memory, which disturbs both sides of a race alike.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from provenance import provenance
@@ -57,6 +63,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--share", type=float, default=0.03, help="How much slower, for slower and truth.")
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--parallel", type=int, default=1, help="Races at once, for same and slower.")
+    parser.add_argument("--seconds", type=float, default=1e9, help="After which no further race begins.")
     chosen = parser.parse_args()
     chosen.output.mkdir(parents=True, exist_ok=True)
     run = {"same": same, "slower": slower, "truth": truth, "bisect": bisect}[chosen.what]
@@ -80,6 +88,7 @@ def write(path: Path, chosen: argparse.Namespace, rows: Iterator[dict[str, objec
 def summary(rows: list[dict[str, object]]) -> dict[str, object]:
     count = {
         "count": len(rows),
+        "with_findings": sum(bool(row.get("findings")) for row in rows),
         "median_seconds": sorted(float(row["seconds"]) for row in rows)[len(rows) // 2],
     }
     if "right" in rows[0]:
@@ -99,69 +108,108 @@ def summary(rows: list[dict[str, object]]) -> dict[str, object]:
 # ---------------------------------------------------------------- races
 
 
+@dataclass(frozen=True)
+class Pair:
+    """Two versions that are prepared to be raced, any number of times."""
+
+    run: pipeline.RunOptions
+    prepared: pipeline.Prepared
+    kept: Path
+    """Folder of the first race."""
+
+
 def same(chosen: argparse.Namespace, scratch: Path) -> Iterator[dict[str, object]]:
-    repository = clone(scratch)
-    return races(repository, "HEAD", "HEAD", chosen.count, scratch, chosen.output / "same")
+    tree = copied(scratch, "tree")
+    return races(pair(tree, tree, chosen.output / "same"), chosen)
 
 
 def slower(chosen: argparse.Namespace, scratch: Path) -> Iterator[dict[str, object]]:
-    repository = clone(scratch)
-    make_slower(repository, chosen.share)
-    commit(repository, "The same, slower")
-    return races(repository, "HEAD~1", "HEAD", chosen.count, scratch, chosen.output / "slower")
+    return races(pair(copied(scratch, "parent"), slowed(scratch, chosen), chosen.output / "slower"), chosen)
 
 
 def truth(chosen: argparse.Namespace, scratch: Path) -> Iterator[dict[str, object]]:
     """How much slower it is, from many blocks."""
-    repository = clone(scratch)
-    make_slower(repository, chosen.share)
-    commit(repository, "The same, slower")
     choices = replace(DEFAULT_CHOICES, precision=0.0005, repeats=4000, budget_s=100.0)
-    return races(repository, "HEAD~1", "HEAD", 1, scratch, chosen.output / "truth", choices)
+    both = copied(scratch, "parent"), slowed(scratch, chosen)
+    chosen.count, chosen.parallel = 1, 1
+    return races(pair(*both, chosen.output / "truth", choices), chosen)
 
 
-def races(
-    repository: Path,
-    parent: str,
-    child: str,
-    count: int,
-    scratch: Path,
-    kept: Path,
-    choices: Choices = DEFAULT_CHOICES,
-) -> Iterator[dict[str, object]]:
-    """Races of the same two versions; the machine is looked at once. The run folder of the first is kept."""
+def slowed(scratch: Path, chosen: argparse.Namespace) -> Path:
+    tree = copied(scratch, "slower")
+    make_slower(tree, chosen.share)
+    return tree
+
+
+def pair(parent: Path, child: Path, kept: Path, choices: Choices = DEFAULT_CHOICES) -> Pair:
+    """The machine is looked at once."""
     options = RunOptions(
         choices=choices,
         device="cpu",
-        command=("cudadent42", "compare", parent, child),
+        command=("cudadent42", "compare", parent.name, child.name),
         ignore_preflight=True,
         with_report=False,
     )
-    run = as_run((export(parent, repository), export(child, repository)), options)
-    prepared = pipeline.prepare(run, Quiet())
-    for _ in range(count):
-        first = not kept.exists()
-        folder = kept if first else scratch / "run"
-        shutil.rmtree(scratch / "run", ignore_errors=True)
-        began = time.monotonic()
-        seed = random.SystemRandom().randrange(1 << 32)
-        seeded = replace(prepared, plan=replace(prepared.plan, seed=seed))
-        asked = replace(run, output=folder, with_report=first)
-        results = pipeline.execute(seeded, asked, Quiet(), ignore_folder).results
-        yield {
-            "seconds": round(time.monotonic() - began, 1),
-            "load": round(os.getloadavg()[0], 1),
-            "seed": seed,
-            "verdict": results.verdict.value,
-            "speedup": results.speedup_geomean,
-            "interval": [results.speedup_geomean_ci_low, results.speedup_geomean_ci_high],
-            "noise_floor": results.noise_floor,
-            "cases": {row.name: row.verdict.value for row in results.cases},
-            "speedups": {row.name: row.speedup for row in results.cases},
-            "control": {row.name: row.speedup for row in results.control},
-            "blocks": {row.name: row.blocks for row in results.cases},
-            "flagged": {row.name: row.flagged_blocks for row in results.cases},
-        }
+    run = as_run((export(str(parent)), export(str(child))), options)
+    return Pair(run, pipeline.prepare(run, Quiet()), kept)
+
+
+def races(both: Pair, chosen: argparse.Namespace) -> Iterator[dict[str, object]]:
+    """Races of the same two versions. The run folder of the first is kept."""
+    stop = time.monotonic() + chosen.seconds
+    folders = [None if both.kept.exists() else both.kept, *[None] * (chosen.count - 1)]
+    tasks = [(both, stop, folder) for folder in folders]
+    if chosen.parallel == 1:
+        yield from filter(None, map(race_in_time, tasks))
+        return
+    context = multiprocessing.get_context("fork")
+    processors = context.SimpleQueue()
+    for number in spread(chosen.parallel):
+        processors.put(number)
+    with context.Pool(chosen.parallel, pin, (processors,)) as pool:
+        yield from filter(None, pool.imap_unordered(race_in_time, tasks))
+
+
+def spread(count: int) -> Sequence[int]:
+    """So many of the processors that this process may use, evenly; the last ones are left to everything else."""
+    allowed = sorted(os.sched_getaffinity(0))
+    if count > len(allowed):
+        raise SystemExit(f"--parallel {count}: there are {len(allowed)} processors")
+    return allowed[:count]
+
+
+def pin(processors: multiprocessing.SimpleQueue[int]) -> None:
+    os.sched_setaffinity(0, {processors.get()})
+
+
+def race_in_time(task: tuple[Pair, float, Path | None]) -> dict[str, object] | None:
+    both, stop, kept = task
+    return one_race(both, kept) if time.monotonic() < stop else None
+
+
+def one_race(both: Pair, kept: Path | None) -> dict[str, object]:
+    began = time.monotonic()
+    seed = random.SystemRandom().randrange(1 << 32)
+    with tempfile.TemporaryDirectory() as scratch:
+        seeded = replace(both.prepared, plan=replace(both.prepared.plan, seed=seed))
+        asked = replace(both.run, output=kept or Path(scratch, "run"), with_report=kept is not None)
+        outcome = pipeline.execute(seeded, asked, Quiet(), ignore_folder)
+    results = outcome.results
+    return {
+        "seconds": round(time.monotonic() - began, 1),
+        "load": round(os.getloadavg()[0], 1),
+        "seed": seed,
+        "verdict": results.verdict.value,
+        "findings": [finding.line for finding in results.integrity.findings] if results.integrity else [],
+        "speedup": results.speedup_geomean,
+        "interval": [results.speedup_geomean_ci_low, results.speedup_geomean_ci_high],
+        "noise_floor": results.noise_floor,
+        "cases": {row.name: row.verdict.value for row in results.cases},
+        "speedups": {row.name: row.speedup for row in results.cases},
+        "control": {row.name: row.speedup for row in results.control},
+        "blocks": {row.name: row.blocks for row in results.cases},
+        "flagged": {row.name: row.flagged_blocks for row in results.cases},
+    }
 
 
 # ---------------------------------------------------------------- bisection
@@ -220,7 +268,14 @@ def history(scratch: Path, position: int) -> Iterator[tuple[Path, list[str]]]:
         shutil.rmtree(repository)
 
 
-# ---------------------------------------------------------------- repositories
+# ---------------------------------------------------------------- trees and repositories
+
+
+def copied(scratch: Path, name: str) -> Path:
+    """The sources of the package, in a folder of their own."""
+    package = Path("src/flashmoe_science")
+    shutil.copytree(ROOT / package, scratch / name / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return scratch / name
 
 
 def clone(scratch: Path, name: str = "repository") -> Path:

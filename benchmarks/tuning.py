@@ -2,6 +2,9 @@
 
     python benchmarks/tuning.py --sweeps 20 --kills 100 --output benchmarks/results/<date>-tuning
 
+Shares of it can run beside each other, on two processors each: `--first` says which sweep a share begins with,
+`--seconds` when it begins no further one, and `merge_tuning.py` makes one file of them.
+
 The kernel is attention with a loop behind it, whose length is the macro ``COST``: one configuration has 6 % less of it
 than the default, the others have more, and each comes twice, with a macro that changes no code. What is counted:
 
@@ -26,6 +29,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -176,43 +180,65 @@ def killed(seed: int, kills: int, whole_s: float, chance: random.Random) -> Kill
         return Killed(kills, tuple(failures), lost, sum(count - 1 for count in blocks.values()))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--sweeps", type=int, default=20)
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--kills-per-tuning", type=int, default=5)
-    parser.add_argument("--output", type=Path, required=True)
-    given = parser.parse_args()
-    given.output.mkdir(parents=True, exist_ok=True)
-    sweeps = []
-    for seed in range(given.sweeps):
-        sweeps.append(sweep(seed))
-        print(sweeps[-1], flush=True)
-    whole_s = sorted(each.seconds for each in sweeps)[len(sweeps) // 2] if sweeps else 60.0
-    chance = random.Random(0)
-    kills = []
-    for number in range(given.kills // given.kills_per_tuning):
-        kills.append(killed(number, given.kills_per_tuning, whole_s, chance))
-        print(kills[-1], flush=True)
+def summary(sweeps: Sequence[Sweep], kills: Sequence[Killed]) -> dict[str, float]:
+    """What is quoted."""
     planted = f"COST={PLANTED}, UNUSED=0"
-    summary = {
+    exhaustive_blocks = sum(each.exhaustive_blocks for each in sweeps)
+    return {
         "planted_installed": sum(each.winners == (planted,) and each.installed == 1 for each in sweeps),
         "sweeps": len(sweeps),
-        "blocks_share": sum(each.arm_blocks for each in sweeps)
-        / max(1, sum(each.exhaustive_blocks for each in sweeps)),
+        "blocks_share": sum(each.arm_blocks for each in sweeps) / max(1, exhaustive_blocks),
         "kills": sum(each.kills for each in kills),
         "kills_that_did_not_go_on": sum(len(each.failures) for each in kills),
         "blocks_lost": sum(each.lost for each in kills),
         "blocks_twice": sum(each.twice for each in kills),
     }
+
+
+def write(
+    output: Path, measured_on: dict[str, Any], sweeps: Sequence[Sweep], kills: Sequence[Killed]
+) -> dict[str, float]:
+    """``tuning.json``; its summary."""
+    said = summary(sweeps, kills)
     document = {
-        "provenance": provenance("cpu"),
-        "summary": summary,
+        "provenance": measured_on,
+        "summary": said,
         "sweeps": [asdict(each) for each in sweeps],
         "kills": [asdict(each) for each in kills],
     }
-    (given.output / "tuning.json").write_text(json.dumps(document, indent=2) + "\n")
-    print(json.dumps(summary, indent=2))
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "tuning.json").write_text(json.dumps(document, indent=2) + "\n")
+    return said
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--sweeps", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first sweep")
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--kills-per-tuning", type=int, default=5)
+    parser.add_argument(
+        "--seconds", type=float, help="after which no sweep is begun that may not end in time"
+    )
+    parser.add_argument("--output", type=Path, required=True)
+    given = parser.parse_args()
+    began_s = time.monotonic()
+    measured_on = provenance("cpu")
+    sweeps: list[Sweep] = []
+    for seed in range(given.first, given.first + given.sweeps):
+        longest_s = max((each.seconds for each in sweeps), default=0.0)
+        if given.seconds is not None and time.monotonic() - began_s + longest_s > given.seconds:
+            break
+        sweeps.append(sweep(seed))
+        print(sweeps[-1], flush=True)
+        write(given.output, measured_on, sweeps, ())
+    whole_s = sorted(each.seconds for each in sweeps)[len(sweeps) // 2] if sweeps else 60.0
+    chance = random.Random(given.first)
+    kills = []
+    for number in range(given.kills // given.kills_per_tuning):
+        kills.append(killed(number, given.kills_per_tuning, whole_s, chance))
+        print(kills[-1], flush=True)
+    print(json.dumps(write(given.output, measured_on, sweeps, kills), indent=2))
     return 0
 
 

@@ -15,11 +15,12 @@ from hypothesis import HealthCheck, settings
 
 from cudadent42.base.git import REPOSITORY_VARIABLES
 
-# For dearest.py and warm_python.py: in importlib's import mode a test's folder is not on the path.
+# For dearest.py, gpu_turns.py and warm_python.py: in importlib's import mode a test's folder is not on the path.
 sys.path.append(str(Path(__file__).parent))
 
 from dearest import Dearest
-from warm_python import SOURCE, FreshPopen, WarmPopen
+from gpu_turns import gpu_turn, turnstiles
+from warm_python import SOURCE, FreshPopen, WarmPopen, execute_in_sandboxes
 
 QUICK_EXAMPLES = 30
 """Of a property, where it does not say how many. With ``--slow`` as many as Hypothesis takes by default, 100."""
@@ -35,6 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # By default OpenMP's threads spin for each other, and several processes of tests share a machine: six times the
     # processor time. libgomp reads it when it is loaded, so before anything imports torch; tests' processes inherit it.
     os.environ["OMP_WAIT_POLICY"] = "passive"
+    if config.getoption("--slow"):
+        execute_in_sandboxes()
     if count := config.getoption("--dearest"):
         config.pluginmanager.register(Dearest(count))
     # In a hook of git, tests that make repositories would make their commits in the one that the hook is of.
@@ -53,7 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--update-snapshots", action="store_true", help="write the texts under tests/snapshots again"
     )
     parser.addoption(
-        "--dearest", type=int, metavar="N", help="name the N tests that took most processor time"
+        "--dearest", type=int, metavar="N", help="name the N files and tests that took most processor time"
     )
     parser.addoption("--slow", action="store_true", help="also run the tests that take more than ten seconds")
 
@@ -65,6 +68,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=f"{name} test: give --{name} to run it"))
         if item.get_closest_marker("gpu") and not _has_gpu():
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU that torch can use"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    """A race on a GPU that tests of other processes use shows their work, so those marked `alone` wait for the others.
+    The wait is outside of what pytest-timeout counts."""
+    if item.get_closest_marker("gpu") is None or not _has_gpu():
+        return (yield)
+    with gpu_turn(turnstiles(), alone=item.get_closest_marker("alone") is not None):
+        return (yield)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

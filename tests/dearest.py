@@ -1,4 +1,4 @@
-"""Where the processor's time goes: ``--dearest 20`` names the tests that took most of it.
+"""Where the processor's time goes: ``--dearest 20`` names the tests and the files of tests that took most of it.
 
 A test's is that of its process and of those that it waited for, with the set-up of fixtures that it was the first to
 ask for. How busy the machine is changes it little, unlike the time on the wall.
@@ -51,5 +51,10 @@ class Dearest:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         total_s = sum(value for value, _ in self._tests)
         terminalreporter.section(f"{total_s:.0f} processor seconds in {len(self._tests)} tests")
-        for value, name in sorted(self._tests, reverse=True)[: self._count]:
-            terminalreporter.write_line(f"{value:8.2f} s  {name}")
+        files: dict[str, float] = {}
+        for value, name in self._tests:
+            file = name.partition("::")[0]
+            files[file] = files.get(file, 0.0) + value
+        for each in ([(value, name) for name, value in files.items()], self._tests):
+            for value, name in sorted(each, reverse=True)[: self._count]:
+                terminalreporter.write_line(f"{value:8.2f} s  {name}")

@@ -140,7 +140,18 @@ def test_a_run_that_held_only_our_kernel_to_avx2_is_no_result(
         tool.section(["run"])
     manifest["environment"] |= {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
     (tmp_path / "run/manifest.json").write_text(json.dumps(manifest))
-    assert "| AMD EPYC | avx2, held to it on AVX-512 |" in tool.section(["run"])
+    assert "| AMD EPYC | AVX2, held to it |" in tool.section(["run"])
+
+
+def test_a_result_that_is_no_claim_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = load(ROOT / "tools" / "update_readme.py")
+    monkeypatch.setattr(tool, "ROOT", tmp_path)
+    shutil.copytree(ROOT / "benchmarks/results/2026-11-20-cpu-fp32", tmp_path / "run")
+    assert "no claim" not in tool.section(["run"])  # it is older than audits
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    results |= {"claim_allowed": False, "claim_reason": "the audit was too noisy to tell"}
+    (tmp_path / "run/results.json").write_text(json.dumps(results))
+    assert "Its audit allows no claim yet" in tool.section(["run"])
 
 
 def test_the_result_says_how_it_was_timed_and_what_disturbed_it() -> None:
@@ -179,8 +190,9 @@ def test_figures_of_rivals_take_the_fastest_of_each_cell() -> None:
 
 def test_figures_table_says_what_is_missing_and_what_falls_short(tmp_path: Path) -> None:
     tool = load(ROOT / "tools" / "update_figures.py")
-    bounds = (tool.Bound("cold", 30, tool.unit("s")), tool.Bound("warm", 20, tool.unit("ms")))
-    row = tool.Row("a call", "cpu-figures", bounds, lambda folder: (31.0, 19.0))
+    rows = load(ROOT / "tools" / "figure_rows.py")
+    bounds = (rows.Bound("cold", 30, rows.unit("s")), rows.Bound("warm", 20, rows.unit("ms")))
+    row = rows.Row("a call", "cpu-figures", bounds, lambda folder: (31.0, 19.0))
     asked = "| a call | cold ≤ 30 s, warm ≤ 20 ms |"
     (tmp_path / "2026-01-01-other-cpu-figures").mkdir()
     assert tool.line(row, tmp_path) == f"{asked} {tool.NOTHING_YET} | |"

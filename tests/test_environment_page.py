@@ -37,3 +37,13 @@ def test_every_variable_that_is_read_stands_on_the_page() -> None:
 
 def test_the_page_names_no_variable_of_ours_that_nothing_reads() -> None:
     assert set(OURS.findall(PAGE)) <= read_by_the_code()
+
+
+def test_a_run_records_every_variable_that_chooses_kernels() -> None:
+    choose = {
+        name
+        for path in (ROOT / "src/flashmoe_science").rglob("*.py")
+        for name in re.findall(r"""OVERRIDE_VARIABLE = "([A-Z0-9_]+)\"""", path.read_text(encoding="utf-8"))
+    }
+    assert "FLASHMOE_MOE_BACKWARD" in choose
+    assert choose <= set(_RECORDED_VARIABLES)

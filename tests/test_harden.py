@@ -50,6 +50,42 @@ def test_a_failure_is_kept_with_its_seed_and_passed_over(harden: ModuleType, tmp
     assert job.done == 12
 
 
+def test_a_program_that_ctrl_c_ended_did_not_fail(harden: ModuleType, tmp_path: Path) -> None:
+    """Programs that run at a time are waited for in threads, which Ctrl-C does not interrupt; it ends the programs."""
+    program = tmp_path / "fuzz_probe.py"
+    program.write_text(
+        "import os, signal, sys\nprint('seed', sys.argv[1], file=sys.stderr)\n"
+        # What a shell starts in the background ignores the signal.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\nos.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    job = harden.Job("probe", program, chunk=2, wanted=2)
+    job.advance()
+    assert (job.done, job.failures) == (0, [])
+
+
+def test_jobs_at_a_time_come_to_what_is_wanted_of_each(harden: ModuleType, tmp_path: Path) -> None:
+    """Shares have seeds of their own, and together as many attempts as were asked for."""
+    program = tmp_path / "fuzz_probe.py"
+    program.write_text(
+        "import json, pathlib, sys\n"
+        "seed, count = map(int, sys.argv[1:3])\n"
+        "for number in range(seed, seed + count):\n"
+        f"    pathlib.Path({str(tmp_path)!r}, str(number)).touch(exist_ok=False)\n"
+        "print(json.dumps({'done': count}))\n"
+    )
+    shares = harden.shares("probe", program, chunk=2, wanted=10, most=3)
+    reported: list[str] = []
+    harden.run(shares, 2, 0.0, lambda job: reported.append(job.name))
+    assert [job.failures for job in shares] == [[], [], []]
+    assert sum(job.done for job in shares) >= 10
+    assert len([each for each in tmp_path.iterdir() if each.name.isdigit()]) == sum(
+        job.done for job in shares
+    )
+    assert set(reported) == {"probe, share 1", "probe, share 2", "probe, share 3"}
+    (alone,) = harden.shares("probe", program, chunk=50, wanted=50, most=3)
+    assert alone.name == "probe"
+
+
 @pytest.mark.fresh
 def test_a_machine_that_lacks_something_is_told_what(tmp_path: Path) -> None:
     """In a line and with exit code 2: 1 would be a kernel's fault."""
@@ -73,10 +109,22 @@ def test_a_machine_that_lacks_something_is_told_what(tmp_path: Path) -> None:
 
 STRUCTURE = re.compile(r"struct \w+Problem \{(.*?)\n\};", re.DOTALL)
 FIELDS = re.compile(r"^ *(?:int64_t|double) ([^;]*);", re.MULTILINE)
-HEADERS = {"attention_forward": "problem.h", "attention_backward": "backward_problem.h"}
+HEADERS = {
+    "moe_forward": "moe_job.h",
+    "attention_forward": "problem.h",
+    "attention_backward": "backward_problem.h",
+    "attention_varlen": "varlen_problem.h",
+    "topk_routing": "routing_rows.h",
+    "topk_routing_backward": "routing_rows.h",
+}
 
 
-@pytest.mark.parametrize("name", ["attention_forward", "attention_backward", "moe_forward"])
+def test_every_kernel_is_called(harden: ModuleType) -> None:
+    sources = {path.name for path in (ROOT / "src/flashmoe_science/kernels/cpu").glob("*.cpp")}
+    assert {kernel.source for kernel in harden.KERNELS.values()} == sources - {"peaks.cpp"}
+
+
+@pytest.mark.parametrize("name", [*HEADERS, "moe_backward"])
 def test_the_programs_call_the_kernels_as_they_are(
     harden: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,21 +6,26 @@
 from __future__ import annotations
 
 import ast
-import functools
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).resolve().parents[1] / "src"
-FILES = {
-    ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): path
-    for path in (SOURCE / "cudadent42").rglob("*.py")
-    if "@" not in path.name  # a template
-}
+from module_graph import (
+    SOURCE,
+    arrows,
+    circular,
+    files_of,
+    forbidden,
+    named_modules,
+    parsed,
+    part_of,
+    upward_rows,
+)
+
+FILES = files_of("cudadent42")
 
 OPERATIONS = "cudadent42.operations"
 
@@ -65,8 +70,9 @@ LAYERS = {
     "audit": "base model sandbox timing operations correctness decisions registry worker",
     "flows": f"{_BELOW_STAGES} cost patterns ledger stages.build stages.verify stages.bench stages.profile "
     "stages.gates stages.report worker audit",
+    "fleet": f"{_BELOW_STAGES} stages.gates stages.report worker flows",
     "scaffold": "base",
-    "tune": f"{_BELOW_STAGES} cost stages.build stages.report worker flows",
+    "tune": f"{_BELOW_STAGES} cost stages.build stages.report worker flows fleet",
     "session": f"{_BELOW_STAGES} cost patterns stages.gates stages.report flows",
     "schemas": "base model decisions runs profiles flows session",
     "recording": "base model decisions runs",
@@ -74,11 +80,11 @@ LAYERS = {
     "remote.core": "cudadent42 base model cost preflight operations suites runs registry plan ledger stages.build "
     "flows",
     "remote.providers": "base model cost runs remote.core",
-    "remote.flows": "base model cost runs registry plan stages.gates flows remote.core remote.providers",
+    "remote.flows": "base model cost runs registry plan stages.gates flows fleet remote.core remote.providers",
     "remote": "",
     "stages": "",
     "commands": f"{_BELOW_STAGES} cost patterns ledger stages.build stages.gates stages.report worker flows scaffold "
-    "session recording schemas agents tune remote.core "
+    "session recording schemas agents tune fleet remote.core "
     "remote.providers remote.flows",
     "__main__": "base preflight commands",
 }
@@ -90,68 +96,23 @@ LAYERS = {
 UPWARD: dict[tuple[str, str], str] = {}
 """Arrows against the order that stay for now, each with its reason. There are none."""
 
-SPLIT = ("stages", "remote")
-"""Their folders are parts of their own."""
-
-
-@functools.cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
 
 def part(module: str) -> str:
-    """The row of ``LAYERS`` that a module belongs to."""
-    _, *names = module.split(".")
-    if not names:
-        return "cudadent42"
-    return ".".join(names[:2]) if names[0] in SPLIT else names[0]
-
-
-def mentioned(node: ast.AST) -> Iterator[str]:
-    """Modules of the package that are named in imports, those for type checking too."""
-    for each in ast.walk(node):
-        if isinstance(each, ast.Import):
-            yield from (alias.name for alias in each.names if alias.name in FILES)
-        elif isinstance(each, ast.ImportFrom) and each.module in FILES:
-            inner = [f"{each.module}.{alias.name}" for alias in each.names]
-            yield from (name if name in FILES else each.module for name in inner)
-
-
-def arrows() -> dict[str, set[str]]:
-    """By module, the modules that it imports."""
-    return {name: set(mentioned(parsed(path))) for name, path in FILES.items()}
+    return part_of(module, LAYERS)
 
 
 def test_rows_name_earlier_rows_only() -> None:
     """So there is no circle of parts."""
-    order = list(LAYERS)
-    upward = [
-        (name, other)
-        for name, row in LAYERS.items()
-        for other in row.split()
-        if order.index(other) >= order.index(name)
-    ]
-    assert upward == []
+    assert upward_rows(LAYERS) == []
     stages = [name for name in LAYERS if name.startswith("stages.")]
     assert len(stages) > 1
     assert not [name for name in stages if set(stages) & set(LAYERS[name].split())]
 
 
 def test_nothing_is_imported_but_what_its_row_allows() -> None:
-    wrong = []
-    used = set()
-    for module, others in arrows().items():
-        for other in others:
-            arrow = part(module), part(other)
-            if arrow[0] == arrow[1] or arrow[1] in LAYERS[arrow[0]].split():
-                continue
-            used.add(arrow)
-            if arrow not in UPWARD:
-                wrong.append(
-                    f"{module} imports {other}, but {arrow[0]} may import {LAYERS[arrow[0]] or 'nothing'}"
-                )
-    assert wrong == []
-    assert used == set(UPWARD), "an arrow that is gone leaves the table"
+    refused = forbidden(arrows(FILES), LAYERS)
+    assert {arrow: imports for arrow, imports in refused.items() if arrow not in UPWARD} == {}
+    assert set(refused) == set(UPWARD), "an arrow that is gone leaves the table"
 
 
 BOUND_TO_AN_OPERATION = {
@@ -168,7 +129,7 @@ BOUND_TO_AN_OPERATION = {
 def test_what_depends_on_the_operation_is_in_its_folder() -> None:
     used = {
         (part(module), folder)
-        for module, others in arrows().items()
+        for module, others in arrows(FILES).items()
         for folder in FOLDERS
         if not module.startswith(f"{OPERATIONS}.{folder}")
         and any(other.startswith(f"{OPERATIONS}.{folder}") for other in others)
@@ -182,19 +143,7 @@ def test_every_part_has_a_row() -> None:
 
 def test_no_module_needs_itself() -> None:
     """Lazily or not: a circle of modules can only be understood as a whole."""
-    graph = arrows()
-    circular = []
-    for start in graph:
-        seen: set[str] = set()
-        waiting = list(graph[start])
-        while waiting:
-            name = waiting.pop()
-            if name not in seen:
-                seen.add(name)
-                waiting += graph[name]
-        if start in seen:
-            circular.append(start)
-    assert circular == []
+    assert circular(arrows(FILES)) == []
 
 
 def test_the_kernels_know_nothing_of_the_lab() -> None:
@@ -213,11 +162,8 @@ def imports(node: ast.AST) -> Iterator[str]:
     """Modules of the package that are imported at any time, but for type checking."""
     if is_for_types(node):
         return
-    if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names if alias.name in FILES)
-    elif isinstance(node, ast.ImportFrom) and node.module in FILES:
-        inner = [f"{node.module}.{alias.name}" for alias in node.names]
-        yield from (name if name in FILES else node.module for name in inner)
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        yield from named_modules(node, FILES)
     for child in ast.iter_child_nodes(node):
         yield from imports(child)
 

@@ -29,6 +29,7 @@ SCRIPTS = (
     "tools/preflight.sh",
     "tools/build.sh",
     "tools/release.py",
+    "tools/sanitize.sh",
     ".ci/run",
 )
 PROGRAMS = {RELEASE.name: ("gh",), NIGHTLY.name: ("sudo", ".venv/bin/python")}
@@ -114,6 +115,22 @@ def test_workflows_begin_with_preflight_and_keep_the_run(workflow: Path) -> None
 def test_a_workflow_puts_nobodys_text_into_a_shell() -> None:
     for workflow in WORKFLOWS:
         assert not [step for step in steps(workflow) if "${{" in step.get("run", "")]
+
+
+def test_what_is_released_and_each_night_is_compiled_anew() -> None:
+    kept = {
+        path.name
+        for path in WORKFLOWS
+        if any("actions/cache" in step.get("uses", "") for step in steps(path))
+    }
+    assert kept == {"ci.yml"}
+    [cache] = [
+        step["with"]
+        for step in steps(WORKFLOWS[0].with_name("ci.yml"))
+        if "actions/cache" in step.get("uses", "")
+    ]
+    for sources in ("kernels/", "configs/", "emulation/", "requirements/"):
+        assert sources in cache["key"]
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)

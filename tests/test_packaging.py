@@ -32,12 +32,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_runs_on_any_platform(wheel: Path) -> None:
     assert wheel.name == "cudadent42-0.1.0-py3-none-any.whl"
     # Text alone, so it installs in seconds. The kernels' part is what everybody downloads for.
-    assert wheel.stat().st_size < 1_500_000
+    assert wheel.stat().st_size < 2_000_000
     with zipfile.ZipFile(wheel) as archive:
         kernels = [
             each.compress_size for each in archive.infolist() if each.filename.startswith("flashmoe_science/")
         ]
-    assert sum(kernels) < 500_000
+    assert sum(kernels) < 700_000
 
 
 def test_the_wheel_holds_every_file_that_is_read_at_run_time(wheel: Path) -> None:

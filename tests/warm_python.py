@@ -1,10 +1,13 @@
 """Python processes for tests that begin as a fork of an interpreter which has imported torch and the lab already.
 
 Importing them is two to three seconds of a processor, for each command and once more for its worker. `WarmPopen` is
-`subprocess.Popen` but for ``python -m cudadent42...`` and the scripts of examples and benchmarks. These it has forked
-by a server: a process of its own, with the arguments, environment, folder, files and parent that it would have had, and
-with the signals of a terminal. Everything else is started as ever, and so is a command whose environment holds what an
-interpreter or its libraries read once, at their start.
+`subprocess.Popen` but for ``python -m cudadent42...`` and the scripts of examples, benchmarks and fuzzers. These it has
+forked by a server: a process of its own, with the arguments, environment, folder, files and parent that it would have
+had, and with the signals of a terminal. Everything else is started as ever, and so is a command whose environment holds
+what an interpreter or its libraries read once, at their start.
+
+What starts in a sandbox is forked too: it confines itself as ever, and goes on as what it would have executed. With
+``--slow``, and where a test is `fresh`, it is executed.
 
 A command line gets a server of its own, for what it starts in turn. It is forked before the command begins, so that
 nothing of the command is in its children.
@@ -15,7 +18,6 @@ Linux alone: a forked process becomes a child of the one that asked for it by ou
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import fcntl
@@ -38,17 +40,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from warm_process import MOST_OPEN_FILES, run_to_its_end, take_files
+
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 AVAILABLE = sys.platform == "linux"
 
 _COMMAND_LINE = "cudadent42"
+_SANDBOX = "cudadent42.sandbox.enter"
 _PACKAGES = ("cudadent42", "flashmoe_science")
 _CUSTOMISATION = ("sitecustomize.py",)
 _RUN_AT_THE_START = ("usercustomize.py",)
-_SCRIPTS = ("examples", "benchmarks")
+_SCRIPTS = ("examples", "benchmarks", "tests/hard")
 _RUN_AS_PROGRAMS = (
     *("cudadent42.worker.child", "cudadent42.stages.profile.target", "cudadent42.native.build"),
-    *("cudadent42.recording.child", "cudadent42.agents.work"),
+    *("cudadent42.recording.child", "cudadent42.agents.work", "cudadent42.audit.nursery"),
 )
 _READ_AT_THE_START = (
     *("PYTHON", "LD_", "LC_", "LANG", "TZ", "MALLOC_", "GLIBC_", "MPL"),
@@ -62,19 +67,32 @@ _AT_FIRST_USE = (
     "flashmoe_science.explanation",
 )
 _FOR_EVERY_PROGRAM = ("PATH", "HOME", "USER", "TMPDIR")
-_READ_BY_THE_CHILD = ("PYTHONPATH", "PYTHONUNBUFFERED")
+_THREADS = "OMP_NUM_THREADS"
+_READ_BY_THE_CHILD = ("PYTHONPATH", "PYTHONUNBUFFERED", _THREADS)
+_READ_AT_USE = ("TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH")
+"""What a sandbox leads elsewhere, and what PyTorch sets for itself."""
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _MOST_REQUEST_BYTES = 1 << 20
 _MOST_FILES = 16
 _POLL_S = 0.0005
-_UNWRITTEN_OUTPUT = 120
-"""Exit code of an interpreter that could not write what was left of its standard output."""
 
 FreshPopen = subprocess.Popen
 _servers: dict[tuple[tuple[str, str], ...], _Server] = {}
 """By what was read at their start."""
 _own_server: _Server | None = None
 """In a command line that was forked: the one for what it starts."""
+_executes_in_sandboxes = False
+"""Whether what is confined begins afresh; set by `execute_in_sandboxes`, and in a server by its asker."""
+_path_at_the_start: list[str] = []
+"""In a server: where an interpreter without any settings looks for modules."""
+_threads_at_the_start = 0
+"""In a server: how many PyTorch takes where nothing says how many."""
+
+
+def execute_in_sandboxes() -> None:
+    """From here on what starts in a sandbox is an interpreter of its own, as users have it."""
+    global _executes_in_sandboxes
+    _executes_in_sandboxes = True
 
 
 def with_usual_signals() -> None:
@@ -116,7 +134,7 @@ class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
             and not shell
             and (gid, gids, uid, umask, group) == (None, None, None, -1, -1)
         ):
-            server = _server_for(environment)
+            server = None if "LD_PRELOAD" in environment else _server_for(environment)
         if server is None or arguments is None:
             super()._execute_child(  # type: ignore[misc]
                 *(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags),
@@ -139,8 +157,8 @@ class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
 
 
 def _program(command: Any, folder: Any) -> list[str] | None:
-    """The arguments of a Python that runs one of the lab's programs: ``["-X", "faulthandler", "-m", MODULE, ...]``, or
-    ``[SCRIPT, ...]``."""
+    """The arguments of a Python that runs one of the lab's programs: ``["-X", "faulthandler", "-m", MODULE, ...]`` with
+    ``"-P"`` or without, or ``[SCRIPT, ...]``."""
     if isinstance(command, (str, bytes, os.PathLike)):
         return None
     words = [os.fspath(word) for word in command]
@@ -149,11 +167,14 @@ def _program(command: Any, folder: Any) -> list[str] | None:
     options = words[1:]
     if options[:2] == ["-X", "faulthandler"]:
         options = options[2:]
+    if options[:1] == ["-P"]:
+        options = options[1:]
     if options and _is_own_script(Path(folder or os.getcwd(), options[0])):
         return words[1:]
-    if len(options) < 2 or options[0] != "-m" or options[1] not in (_COMMAND_LINE, *_RUN_AS_PROGRAMS):
+    if len(options) < 2 or options[0] != "-m":
         return None
-    return words[1:]
+    sandboxes = () if _executes_in_sandboxes else (_SANDBOX,)
+    return words[1:] if options[1] in (_COMMAND_LINE, *_RUN_AS_PROGRAMS, *sandboxes) else None
 
 
 def _is_own_script(path: Path) -> bool:
@@ -188,7 +209,7 @@ def _read_at_the_start(environment: Mapping[str, str]) -> tuple[tuple[str, str],
         sorted(
             (name, value)
             for name, value in environment.items()
-            if name.startswith(_READ_AT_THE_START) and name not in _READ_BY_THE_CHILD
+            if name.startswith(_READ_AT_THE_START) and name not in (*_READ_BY_THE_CHILD, *_READ_AT_USE)
         )
     )
 
@@ -205,7 +226,12 @@ class _Server:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             process = FreshPopen(
-                [sys.executable, __file__, str(theirs.fileno())],
+                [
+                    sys.executable,
+                    __file__,
+                    str(theirs.fileno()),
+                    *(["executes"] if _executes_in_sandboxes else []),
+                ],
                 # No more than that: by a mark in its environment a process counts among those of a worker.
                 env={
                     **{name: environment[name] for name in _FOR_EVERY_PROGRAM if name in environment},
@@ -296,20 +322,49 @@ def _begin(request: Mapping[str, Any], files: Sequence[int], connection: socket.
     os.environ.clear()
     os.environ.update(request["environment"])
     connection.close()
-    _take_files(files, request["targets"])
+    take_files(files, request["targets"])
+    _take_threads()
     _set_up(request["arguments"])
     if any(_holds(folder, _CUSTOMISATION) for folder in _own_path()):
         _customise()
     arguments = request["arguments"]
     if arguments[0].endswith(".py"):
-        _run(lambda: _run_script(arguments))
+        run_to_its_end(lambda: _run_script(arguments))
     module = arguments[arguments.index("-m") + 1]
     if module == _COMMAND_LINE:
         _serve_this_one()
-    sys.argv = arguments[arguments.index("-m") + 1 :]
-    if module in _RUN_AS_PROGRAMS:  # as a program it is a module of its own
+    if module == _SANDBOX:
+        _go_on_instead_of_executing()
+    _run_as_program(arguments)
+
+
+def _run_as_program(arguments: Sequence[str]) -> NoReturn:
+    sys.argv = list(arguments[arguments.index("-m") + 1 :])
+    module = sys.argv[0]
+    if module in (*_RUN_AS_PROGRAMS, _SANDBOX):  # as a program it is a module of its own
         sys.modules.pop(module, None)
-    _run(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True))
+    run_to_its_end(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True))
+
+
+def _go_on_instead_of_executing() -> None:
+    """What the sandbox executes begins in this process, which is confined by then: with what execve(2) would leave of
+    it, if it is a program of the lab's. Everything else is executed."""
+    execute = os.execv
+    at_the_start = _read_at_the_start(os.environ)
+
+    def go_on(path: str, command: Sequence[str]) -> NoReturn:
+        os.execv = execute
+        arguments = _program(command, os.getcwd())
+        if arguments is None or "-m" not in arguments or _read_at_the_start(os.environ) != at_the_start:
+            execute(path, command)
+        for file in range(3, MOST_OPEN_FILES):
+            with contextlib.suppress(OSError):
+                if fcntl.fcntl(file, fcntl.F_GETFD) & fcntl.FD_CLOEXEC:
+                    os.close(file)
+        _set_up(arguments)
+        _run_as_program(arguments)
+
+    os.execv = go_on  # type: ignore[assignment]
 
 
 def _run_script(arguments: Sequence[str]) -> None:
@@ -318,51 +373,14 @@ def _run_script(arguments: Sequence[str]) -> None:
     runpy.run_path(arguments[0], run_name="__main__")
 
 
-def _run(program: Callable[[], object]) -> NoReturn:
-    try:
-        program()
-    except BaseException as error:  # noqa: BLE001 - as an interpreter ends
-        _end(_exit_code(error))
-    _end(0)
+def _take_threads() -> None:
+    """PyTorch's, as many as its OpenMP would have read at its start. None is started here."""
+    import torch
 
-
-def _exit_code(error: BaseException) -> int:
-    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
-        return error.code or 0
-    if isinstance(error, SystemExit):
-        print(error.code, file=sys.stderr)
-    else:
-        sys.excepthook(type(error), error, error.__traceback__)
-    if isinstance(error, KeyboardInterrupt):
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
-    return 1
-
-
-def _end(code: int) -> NoReturn:
-    """As an interpreter does, but that it takes nothing apart: modules that were shared until now would be copied."""
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    with contextlib.suppress(OSError):
-        sys.stderr.flush()
-    try:
-        sys.stdout.flush()
-    except OSError:
-        code = _UNWRITTEN_OUTPUT
-    os._exit(code & 0xFF)
-
-
-def _take_files(files: Sequence[int], targets: Sequence[int]) -> None:
-    """The files under the numbers that they are to have, and no others."""
-    least = max(*targets, *files) + 1
-    moved = [fcntl.fcntl(file, fcntl.F_DUPFD, least) for file in files]
-    for file, target in zip(moved, targets, strict=True):
-        os.dup2(file, target)
-    begin = 3
-    for target in sorted(number for number in targets if number > 2):
-        os.closerange(begin, target)
-        begin = target + 1
-    os.closerange(begin, least + len(files) + 256)
+    wanted = os.environ.get(_THREADS, "")
+    count = int(wanted) if wanted.isdigit() and int(wanted) else _threads_at_the_start
+    if count != torch.get_num_threads():
+        torch.set_num_threads(count)
 
 
 def _set_up(arguments: Sequence[str]) -> None:
@@ -385,7 +403,10 @@ def _set_up(arguments: Sequence[str]) -> None:
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     tempfile.tempdir = None
-    sys.path[:] = [os.getcwd(), *_own_path(), *sys.path]
+    here = (
+        [] if "-P" in arguments[: list(arguments).index("-m") if "-m" in arguments else 0] else [os.getcwd()]
+    )
+    sys.path[:] = [*here, *_own_path(), *_path_at_the_start]
     sys.orig_argv = [sys.executable, *arguments]
     if list(arguments[:2]) == ["-X", "faulthandler"]:
         import faulthandler
@@ -436,14 +457,19 @@ def _import_everything() -> None:
 
 
 def main() -> None:
+    global _threads_at_the_start
     connection = socket.socket(fileno=int(sys.argv[1]))
+    if len(sys.argv) > 2:
+        execute_in_sandboxes()
     # This file is not among what a program of the lab can import.
     sys.path[:] = [
         entry for entry in sys.path if Path(entry or ".").resolve() not in (SOURCE, Path(__file__).parent)
     ]
     sys.path.insert(0, str(SOURCE))
     _import_everything()
+    _threads_at_the_start = sys.modules["torch"].get_num_threads()
     sys.path.remove(str(SOURCE))
+    _path_at_the_start[:] = sys.path
     gc.collect()
     gc.freeze()  # what is never looked at stays shared
     program = serve(connection)

@@ -156,6 +156,22 @@ def part(*keys: str, scale: float = 1.0) -> Callable[[Path], float]:
     return field("parts", *keys, scale=scale)
 
 
+def on_case(case: str) -> Callable[[Path], tuple[float, ...]]:
+    """The candidate's speed-up on the case of that name."""
+
+    def read(folder: Path) -> tuple[float, ...]:
+        results = finished(folder).run.results
+        assert results is not None
+        return tuple(each.speedup for each in results.cases if each.name == case)
+
+    return read
+
+
+def peak_share(dtype: str) -> Callable[[Path], float]:
+    """Of a run of benchmarks/figures.py for the peak alone."""
+    return field("parts", "peak", "share", dtype, file="peak.json")
+
+
 def host(*keys: str) -> Callable[[Path], float]:
     return field(*keys, file="host.json")
 
@@ -173,6 +189,45 @@ def moe_memory(folder: Path) -> tuple[float, ...]:
         routing = sum(-(-4 * piece // 256) * 256 for piece in pieces)
         shares.append(max(0, case["requested_bytes"] - routing) / case["buffers_bytes"])
     return (max(shares),)
+
+
+def model(case: str) -> Callable[[Path], float]:
+    """The library's time over ours, of a case of benchmarks/models.py."""
+
+    def read(folder: Path) -> float:
+        cases = json.loads((folder / "models.json").read_text(encoding="utf-8"))["cases"]
+        ratios = [each["ratio"]["ratio"] for each in cases if each["case"] == case]
+        if not ratios:
+            raise UsageError(f"{folder / 'models.json'} lacks {case}")
+        return float(ratios[0])
+
+    return read
+
+
+def tuning(name: str) -> Callable[[Path], float]:
+    return field("summary", name, file="tuning.json")
+
+
+def tuned(name: str) -> Callable[[Path], float]:
+    return field("summary", name, file="tuned.json")
+
+
+def fleet(name: str) -> Callable[[Path], float]:
+    return field("large", name, file="fleet.json")
+
+
+def honest(name: str) -> Callable[[Path], float]:
+    return field("summary", name, file="honest.json")
+
+
+def hardened(name: str) -> Callable[[Path], float]:
+    return field(name, file="results.json")
+
+
+def mcp_start(folder: Path) -> tuple[float, ...]:
+    """Milliseconds from the start of the process to its answer to the first request."""
+    measured = json.loads((folder / "mcp-start.json").read_text(encoding="utf-8"))
+    return (1e3 * measured["initialize"]["clock_s"],)
 
 
 def ledger(name: str) -> Callable[[Path], float]:

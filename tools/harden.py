@@ -1,7 +1,7 @@
 """Random calls and random damage, for minutes or until so many are done, with their seeds and counts in a run folder.
 
     .venv/bin/python tools/harden.py --minutes 10
-    .venv/bin/python tools/harden.py --calls 10000 --entries 10000 --output-dir FOLDER
+    .venv/bin/python tools/harden.py --calls 10000 --entries 10000 --fuzz 2000 --jobs 16 --output-dir FOLDER
 
 What runs: the CPU kernels built with AddressSanitizer and UndefinedBehaviorSanitizer for every instruction set that
 this CPU has, under random calls; damaged entries of the compile cache; and every program ``tests/hard/fuzz_*.py``. A
@@ -22,10 +22,15 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,8 +42,14 @@ from flashmoe_science.jit import host  # noqa: E402
 
 CHUNK = {"kernel": 100, "entries": 200, "fuzz": 50}
 CHUNK_TIMEOUT_S = 600
+SEEDS_APART = 1_000_000
+"""Between the first seeds of a program's shares: more than a share's attempts."""
 LAB = ("torch", "numpy", "typer", "rich", "jinja2", "sqlalchemy")
 SANITIZERS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+
+ASAN_OPTIONS = "detect_leaks=0:detect_stack_use_after_return=0"
+"""Python leaks. And with g++ 13.3 a store of an AVX-512 register to a function's own array faulted, as where it looks
+for use after return its frames may lie on less than the 64 bytes that such a store wants (GCC bug 110027)."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +59,36 @@ class Kernel:
     source: str
     program: str
     macros: tuple[str, ...] = ()
+    only: host.InstructionSet | None = None
+    """The one that the macros are for; None: every one."""
+    further_features: Callable[[host.InstructionSet], tuple[str, ...]] | None = None
+    """What the code takes besides the instruction set: not built where there is nothing."""
 
 
 KERNELS = {
     "attention_forward": Kernel("attention_forward.cpp", "random_attention_calls.py"),
+    # The sanitizers do not see what the matrix unit's own instructions read and write.
+    "attention_forward matrix unit": Kernel(
+        "attention_forward.cpp",
+        "random_attention_calls.py",
+        ("-DEMULATE_AMX=1",),
+        host.InstructionSet.AVX512_BF16,
+    ),
     "attention_backward": Kernel("attention_backward.cpp", "random_backward_calls.py"),
+    "attention_varlen": Kernel("attention_varlen.cpp", "random_varlen_calls.py"),
+    "paged_append": Kernel("paged_append.cpp", "random_append_calls.py"),
     "moe_forward": Kernel("moe_forward.cpp", "random_moe_calls.py"),
     "moe_forward int8": Kernel("moe_forward.cpp", "random_moe_calls.py", ("-DWEIGHT_BITS=8",)),
     "moe_forward int4": Kernel("moe_forward.cpp", "random_moe_calls.py", ("-DWEIGHT_BITS=4",)),
+    "moe_forward int4 byte products": Kernel(
+        "moe_forward.cpp",
+        "random_moe_calls.py",
+        ("-DWEIGHT_BITS=4",),
+        further_features=host.integer_dot_products,
+    ),
+    "moe_backward": Kernel("moe_backward.cpp", "random_moe_backward_calls.py"),
+    "topk_routing": Kernel("topk_routing.cpp", "random_topk_routing_calls.py"),
+    "topk_routing_backward": Kernel("topk_routing_backward.cpp", "random_topk_routing_backward_calls.py"),
 }
 """By what is shown. A library's name begins with it, and says to the program what it was built for."""
 
@@ -86,7 +119,7 @@ class Job:
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "FLASHMOE_QUIET": "1"}
         if self.library is not None:
             command.append(str(self.library))
-            environment |= {"LD_PRELOAD": self.preload, "ASAN_OPTIONS": "detect_leaks=0"}
+            environment |= {"LD_PRELOAD": self.preload, "ASAN_OPTIONS": ASAN_OPTIONS}
         start = time.monotonic()
         try:
             done = subprocess.run(
@@ -104,6 +137,8 @@ class Job:
                 errors="replace"
             ) + f"\nstill running after {CHUNK_TIMEOUT_S} s"
         self.seconds += time.monotonic() - start
+        if status == -signal.SIGINT:  # Ctrl-C reaches programs too: none of their attempts failed
+            return
         if status == 0 and out.strip():
             self.done += int(json.loads(out.strip().splitlines()[-1])["done"])
             return
@@ -123,22 +158,35 @@ class Job:
         }
 
 
-def sanitized_libraries(folder: Path) -> tuple[str, list[tuple[str, Kernel, Path]]]:
-    """The sanitizer's runtime, and each kernel for each instruction set of this CPU with a name for both."""
+def sanitized_libraries(folder: Path, at_once: int) -> tuple[str, list[tuple[str, Kernel, Path]]]:
+    """The sanitizer's runtime, and each kernel for each instruction set of this CPU with a name for both.
+
+    `at_once` compilers run at a time.
+    """
     compiler = shutil.which("g++")
     if compiler is None:
         raise CannotRunError("g++ was not found; its sanitizers are what this needs: install it")
     runtime = sanitizer_runtime(compiler)
     flags = [flag for flag in host.COMMON_FLAGS if flag != "-O3"]
     sources = ROOT / "src" / "flashmoe_science" / "kernels" / "cpu"
-    libraries = []
-    for name, kernel in KERNELS.items():
-        for instruction_set in host.available_instruction_sets():
-            library = folder / f"{name}-{instruction_set.value}.so"
-            options = (*flags, *SANITIZERS, *kernel.macros, *instruction_set.flags)
-            _output(compiler, *options, str(sources / kernel.source), "-o", str(library))
-            libraries.append((f"{name} {instruction_set.value}", kernel, library))
-    return runtime, libraries
+    builds = [
+        (name, kernel, instruction_set)
+        for name, kernel in KERNELS.items()
+        for instruction_set in host.available_instruction_sets()
+        if kernel.only in (None, instruction_set)
+        and (kernel.further_features is None or kernel.further_features(instruction_set))
+    ]
+
+    def build(each: tuple[str, Kernel, host.InstructionSet]) -> tuple[str, Kernel, Path]:
+        name, kernel, instruction_set = each
+        library = folder / f"{name}-{instruction_set.value}.so"
+        further = () if kernel.further_features is None else kernel.further_features(instruction_set)
+        options = (*flags, *SANITIZERS, *kernel.macros, *instruction_set.flags, *host.feature_flags(further))
+        _output(compiler, *options, str(sources / kernel.source), "-o", str(library))
+        return f"{name} {instruction_set.value}", kernel, library
+
+    with ThreadPoolExecutor(at_once) as pool:
+        return runtime, list(pool.map(build, builds))
 
 
 def sanitizer_runtime(compiler: str) -> str:
@@ -159,17 +207,66 @@ def _output(*command: str) -> str:
     return done.stdout.strip()
 
 
-def jobs(folder: Path, seed: int, calls: int, entries: int) -> list[Job]:
-    """All of them. `calls` are shared among the kernels and their instruction sets, each at least its share."""
-    runtime, libraries = sanitized_libraries(folder)
-    share = -(-calls // len(libraries))
+def jobs(folder: Path, arguments: argparse.Namespace) -> list[Job]:
+    """All of them. Calls are shared among the kernels and their instruction sets, each at least its share.
+
+    What is no kernel's is cut into as many jobs as run at a time, with seeds far apart.
+    """
+    runtime, libraries = sanitized_libraries(folder, arguments.jobs)
+    share = -(-arguments.calls // len(libraries))
     made = []
     for name, kernel, library in libraries:
         made.append(Job(name, HARD / kernel.program, CHUNK["kernel"], share, library, runtime))
-    made.append(Job("damaged cache entries", HARD / "damaged_entries.py", CHUNK["entries"], entries))
+    made += shares(
+        "damaged cache entries",
+        HARD / "damaged_entries.py",
+        CHUNK["entries"],
+        arguments.entries,
+        arguments.jobs,
+    )
     for program in sorted(HARD.glob("fuzz_*.py")):
-        made.append(Job(program.stem, program, CHUNK["fuzz"], CHUNK["fuzz"]))
-    return [dataclasses.replace(job, first_seed=seed) for job in made]
+        made += shares(
+            program.stem, program, CHUNK["fuzz"], max(arguments.fuzz, CHUNK["fuzz"]), arguments.jobs
+        )
+    return [dataclasses.replace(job, first_seed=arguments.seed + job.first_seed) for job in made]
+
+
+def shares(name: str, program: Path, chunk: int, wanted: int, most: int) -> list[Job]:
+    """Jobs that come to `wanted` attempts together: at most `most`, none of less than a chunk."""
+    number = max(1, min(most, wanted // chunk))
+    if number == 1:
+        return [Job(name, program, chunk, wanted)]
+    share = -(-wanted // number)
+    return [
+        Job(f"{name}, share {1 + each}", program, chunk, share, first_seed=each * SEEDS_APART)
+        for each in range(number)
+    ]
+
+
+def run(made: Sequence[Job], at_once: int, end: float, report: Callable[[Job], None]) -> None:
+    """Bring every job to what is wanted of it and to `end` on the monotonic clock, a chunk of each by turns."""
+    waiting, lock = deque(made), threading.Lock()
+    stopped = threading.Event()
+
+    def work() -> None:
+        while not stopped.is_set():
+            with lock:
+                if not waiting:
+                    return
+                job = waiting.popleft()
+            if job.done >= job.wanted and time.monotonic() >= end:
+                continue
+            job.advance()
+            with lock:
+                waiting.append(job)
+                report(job)
+
+    with ThreadPoolExecutor(at_once) as pool:
+        try:
+            for each in [pool.submit(work) for _ in range(at_once)]:
+                each.result()
+        finally:
+            stopped.set()
 
 
 def check_packages() -> None:
@@ -186,6 +283,8 @@ def manifest(arguments: argparse.Namespace) -> dict[str, object]:
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "revision": _output(*git, "rev-parse", "HEAD"),
+        # A copy of a revision that was committed anew has the same trees.
+        "source_tree": _output(*git, "rev-parse", "HEAD:src"),
         "changed_source": bool(_output(*git, "status", "--porcelain", "--", "src", "tests/hard", "tools")),
         "machine": platform.machine(),
         "instruction_sets": [each.value for each in host.available_instruction_sets()],
@@ -196,6 +295,8 @@ def manifest(arguments: argparse.Namespace) -> dict[str, object]:
         "seed": arguments.seed,
         "calls": arguments.calls,
         "entries": arguments.entries,
+        "fuzz": arguments.fuzz,
+        "jobs": arguments.jobs,
     }
 
 
@@ -222,6 +323,13 @@ def main() -> int:
     parser.add_argument(
         "--entries", type=int, default=0, help="go on until at least this many damaged entries"
     )
+    parser.add_argument(
+        "--fuzz",
+        type=int,
+        default=0,
+        help="go on until at least this many attempts of each program fuzz_*.py",
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="programs that run at a time (default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="the first seed of every program")
     parser.add_argument("--output-dir", type=Path, default=Path("hardening"))
     arguments = parser.parse_args()
@@ -229,21 +337,18 @@ def main() -> int:
         try:
             check_packages()
             about = manifest(arguments)
-            made = jobs(Path(folder), arguments.seed, arguments.calls, arguments.entries)
+            made = jobs(Path(folder), arguments)
         except CannotRunError as error:
             print(f"harden: {error}", file=sys.stderr)
             return 2
-        end = time.monotonic() + 60 * arguments.minutes
+
+        def report(job: Job) -> None:
+            state = f"{len(job.failures)} FAILED" if job.failures else "0 failed"
+            print(f"{job.name}: {job.done} done, {state}", flush=True)
+            write(arguments.output_dir, about, made)
+
         try:
-            while True:
-                waiting = [job for job in made if job.done < job.wanted or time.monotonic() < end]
-                if not waiting:
-                    break
-                for job in waiting:
-                    job.advance()
-                    state = f"{len(job.failures)} FAILED" if job.failures else "0 failed"
-                    print(f"{job.name}: {job.done} done, {state}", flush=True)
-                    write(arguments.output_dir, about, made)
+            run(made, arguments.jobs, time.monotonic() + 60 * arguments.minutes, report)
         except KeyboardInterrupt:
             print("interrupted; what was done is kept", file=sys.stderr)
         write(arguments.output_dir, about, made)

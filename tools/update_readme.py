@@ -22,8 +22,7 @@ from cudadent42.model.records import Verdict  # noqa: E402
 from cudadent42.runs.checking import load_checked  # noqa: E402
 from cudadent42.runs.run_folder import load_run  # noqa: E402
 from cudadent42.stages import report  # noqa: E402 (the tree's own package, installed or not)
-from cudadent42.stages.report.facts import TIMED  # noqa: E402
-from cudadent42.stages.report.view import View  # noqa: E402
+from cudadent42.stages.report.view import TIMED, View  # noqa: E402
 
 HOLDING = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
 """Variables without which PyTorch takes the widest instructions that the processor has, whatever ours are held to."""
@@ -83,8 +82,7 @@ def _instructions(view: View) -> str:
         build = view.run.build
         targets = dict.fromkeys(kernel.recipe.architecture for kernel in build.kernels) if build else ()
         return ", ".join(targets)
-    held = view.run.manifest.environment.get("FLASHMOE_CPU_ISA")
-    return f"{held}, held to it on {view.instruction_set}" if held else view.instruction_set
+    return f"{view.held_to}, held to it" if view.held_to else view.instruction_set
 
 
 def _flagged(view: View) -> str:
@@ -124,6 +122,8 @@ def _result(folder: str, view: View) -> list[str]:
     if results.noise_floor == results.noise_floor:
         parts.append(f"Noise floor ±{text.percent(results.noise_floor)}.")
     parts += [f"Timed: {TIMED[view.run.plan.timer]}.", _flagged(view), view.verification_line]
+    if results.verdict is Verdict.FASTER and not results.claim_allowed and results.claim_reason:
+        parts.append("Its audit allows no claim yet, and the report says why.")
     versions = f"`{text.clean(view.run.machine.summary)}`"
     return [
         "",

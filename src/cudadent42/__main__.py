@@ -15,6 +15,10 @@ def main() -> int:
     os.environ.setdefault("FLASHMOE_QUIET", "1")
     missing = next((name for name in ("typer", "rich") if importlib.util.find_spec(name) is None), None)
     if missing is None:
+        if sys.argv[1:2] == ["mcp"]:
+            from cudadent42.commands import alone
+
+            return alone.main()
         from cudadent42.commands import cli
 
         return cli.main()

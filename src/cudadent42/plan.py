@@ -12,7 +12,15 @@ from cudadent42.base.toml import did_you_mean
 from cudadent42.decisions.gates import GateFile
 from cudadent42.decisions.margin import default_margin
 from cudadent42.model.cases import Case
-from cudadent42.model.implementations import Implementation, is_kernel_file, is_plug_in, named, plug_in_file
+from cudadent42.model.implementations import (
+    OUR_PACKAGE,
+    Implementation,
+    is_kernel_file,
+    is_ours,
+    is_plug_in,
+    named,
+    plug_in_file,
+)
 from cudadent42.model.records import CacheState, Plan, TimerKind, Version
 from cudadent42.model.sandbox import Protection
 from cudadent42.native import specification
@@ -121,6 +129,15 @@ def for_versions(plan: Plan, versions: Mapping[str, Version]) -> Plan:
     """The plan with these in the place of its implementations, the first as the baseline."""
     names = tuple(versions)
     return replace(plan, baseline=names[0], implementations=names, versions=dict(versions))
+
+
+def calls_our_kernels(plan: Plan) -> bool:
+    """Whether this project's kernels are among the implementations, or a plug-in's file speaks of them. By that nothing
+    is decided but what is imported early."""
+    files = [plug_in_file(name) for name in plan.implementations if is_plug_in(name)]
+    return any(map(is_ours, plan.implementations)) or any(
+        OUR_PACKAGE.encode() in file.read_bytes() for file in files
+    )
 
 
 def check_below(implementations: Iterable[str], root: Path) -> None:

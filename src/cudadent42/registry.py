@@ -10,7 +10,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 
+from cudadent42.base import parcels
 from cudadent42.base.errors import UsageError
+from cudadent42.base.source_imports import SourceLoader, make_importable
 from cudadent42.model.events import LOADING, Doing, Mark
 from cudadent42.model.implementations import (
     ENTRY_POINT_GROUP,
@@ -76,8 +78,13 @@ def is_strict(name: str, operation: str, versions: Mapping[str, Version] = _NO_V
 def load(spec: str, operation: str) -> Implementation:
     """The plug-in that ``path/to/file.py:callable`` names. Runs the file."""
     path = plug_in_file(spec)
+    sent = parcels.folder()
+    was_sent = sent is not None and sent in path.parents
+    # Here a file finds modules beside it where a command was typed beside it; elsewhere, what was sent along.
+    if was_sent:
+        make_importable(path.parent)
     path_text, _, attribute = spec.rpartition(":")
-    module = _module(path.resolve())
+    module = _module(path.resolve(), from_source=was_sent)
     function = getattr(module, attribute, None)
     if not callable(function):
         raise UsageError(f"{path_text} has no callable {attribute!r}; expected path/to/file.py:callable")
@@ -129,11 +136,13 @@ def load_all(
     return usable, reasons
 
 
-def _module(path: Path) -> ModuleType:
+def _module(path: Path, *, from_source: bool = False) -> ModuleType:
+    """``from_source``: whether bytecode beside it is left alone."""
     name = f"cudadent42_plug_in_{path.stem}_{abs(hash(path)):x}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
+    loader = SourceLoader(name, str(path)) if from_source else None
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     if spec is None or spec.loader is None:
         raise UsageError(f"cannot import {path}; expected a Python file")
     module = importlib.util.module_from_spec(spec)

@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from flashmoe_science.explanation import explain
     from flashmoe_science.huggingface import accelerate
     from flashmoe_science.moe import fused_moe, topk_routing
+    from flashmoe_science.moe_capacity import limit_to_capacity, tokens_per_expert
     from flashmoe_science.moe_layer import MoE
-    from flashmoe_science.router_losses import routing_losses
+    from flashmoe_science.router_losses import routing_losses, topk_routing_with_losses
     from flashmoe_science.takeover.counts import report, reset_report
     from flashmoe_science.takeover.implementation import register_flash_attention_impl
     from flashmoe_science.takeover.sdpa import disable_sdpa, enable_sdpa, sdpa
@@ -31,6 +32,7 @@ __all__ = [
     "explain",
     "flash_attention",
     "fused_moe",
+    "limit_to_capacity",
     "merge_attention",
     "paged_append",
     "register_flash_attention_impl",
@@ -38,7 +40,9 @@ __all__ = [
     "reset_report",
     "routing_losses",
     "sdpa",
+    "tokens_per_expert",
     "topk_routing",
+    "topk_routing_with_losses",
 ]
 
 _MODULES = {
@@ -51,13 +55,16 @@ _MODULES = {
     "explain": "explanation",
     "flash_attention": "attention",
     "fused_moe": "moe",
+    "limit_to_capacity": "moe_capacity",
     "merge_attention": "varlen.merge",
     "paged_append": "varlen.append",
     "register_flash_attention_impl": "takeover.implementation",
     "report": "takeover.counts",
     "reset_report": "takeover.counts",
     "sdpa": "takeover.sdpa",
+    "tokens_per_expert": "moe_capacity",
     "topk_routing": "moe",
+    "topk_routing_with_losses": "router_losses",
 }
 
 

@@ -15,6 +15,25 @@ MAX_HEAD_DIM = 256
 HEAD_DIM_STEP = 8
 
 
+def check_dense(**tensors: object) -> None:
+    """Raise InputError, with what to do, unless these are dense tensors of one device."""
+    device: torch.device | None = None
+    first = ""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise InputError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
+        if tensor.is_nested:
+            raise InputError(f"{name} is a nested tensor; expected a dense one: concatenate its parts")
+        if tensor.layout is not torch.strided:
+            raise InputError(f"{name} has layout {tensor.layout}; expected a dense tensor: call .to_dense()")
+        if tensor.is_complex():
+            raise InputError(f"{name} has dtype {tensor.dtype}; expected real numbers: use .real")
+        if not first:
+            first, device = name, tensor.device
+        if tensor.device != device:
+            raise InputError(f"{name} is on {tensor.device} but {first} is on {device}; move it with .to()")
+
+
 def check_arguments(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, softmax_scale: float | None
 ) -> None:

@@ -43,7 +43,7 @@ class _Attention(torch.autograd.Function):
         output, lse = backend.forward(
             query, key, value, causal=causal, softmax_scale=softmax_scale, return_lse=True
         )
-        ctx.backend, ctx.causal, ctx.softmax_scale = backend, causal, softmax_scale
+        ctx.options = backend, causal, softmax_scale
         ctx.save_for_backward(query, key, value, output, lse)
         # Else each call whose log-sum-exp is not used would fill a tensor with zeros.
         ctx.set_materialize_grads(False)
@@ -59,14 +59,14 @@ class _Attention(torch.autograd.Function):
         if grad_output is None:
             grad_output = output.new_zeros(()).expand(output.shape)
         arguments = (grad_output, query, key, value, output, lse, grad_lse)
+        backend, causal, softmax_scale = ctx.options
+        needs = Needs(*ctx.needs_input_grad[:3])
         if is_dynamo_compiling():  # compiled autograd, of a call that was eager
-            gradients = BACKWARD(*arguments, ctx.causal, ctx.softmax_scale, tuple(ctx.needs_input_grad[:3]))
-            return *gradients, None, None, None
-        options = (ctx.backend, ctx.causal, ctx.softmax_scale, Needs(*ctx.needs_input_grad[:3]))
-        if torch.is_grad_enabled():  # create_graph=True
-            gradients = _Gradients.apply(*arguments, *options)  # type: ignore[no-untyped-call]
+            gradients = BACKWARD(*arguments, causal, softmax_scale, tuple(needs))
+        elif torch.is_grad_enabled():  # create_graph=True
+            gradients = _Gradients.apply(*arguments, backend, causal, softmax_scale, needs)  # type: ignore[no-untyped-call]
         else:
-            gradients = _Gradients.forward(*arguments, *options)
+            gradients = backend.backward(*arguments, causal=causal, softmax_scale=softmax_scale, needs=needs)
         return *gradients, None, None, None
 
 

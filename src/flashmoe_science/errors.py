@@ -11,6 +11,10 @@ class DeviceError(RuntimeError):
     """The machine lacks something that the call needs: a driver, an architecture, a compiler, NVRTC."""
 
 
+class CaptureError(DeviceError):
+    """A kernel is not loaded, and none can be while a CUDA graph is captured; the same call works later."""
+
+
 class NoKernelError(DeviceError):
     """No kernel takes this problem on this device."""
 

@@ -11,18 +11,19 @@ import torch
 
 from flashmoe_science.arguments import check_arguments, check_causal
 from flashmoe_science.attention import flash_attention
+from flashmoe_science.cpu.moe_quantized import further_features
 from flashmoe_science.cuda.attention.forward import asked as asked_of_attention
 from flashmoe_science.cuda.attention.select import FORWARD as ATTENTION
 from flashmoe_science.cuda.choice import Selection
 from flashmoe_science.cuda.device import GPUS, Device
 from flashmoe_science.cuda.moe.forward import asked as asked_of_moe
-from flashmoe_science.cuda.moe.gradients import why_no_kernel
+from flashmoe_science.cuda.moe.gradients import why_composed
 from flashmoe_science.cuda.moe.select import FORWARD as MOE
 from flashmoe_science.errors import DeviceError, InputError
 from flashmoe_science.jit import host
 from flashmoe_science.moe import fused_moe
 from flashmoe_science.moe_arguments import Activation, W13Layout, check_moe_arguments, parse_choice
-from flashmoe_science.quantized import NO_QUANTIZED_CUDA, both_scales, check_quantized_arguments
+from flashmoe_science.quantized import BITS, NO_QUANTIZED_CUDA, both_scales, check_quantized_arguments
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def explain(
     device = None if gpu is None else _named(gpu)
     first = next(iter(arguments.values()))
     if device is None and not (isinstance(first, torch.Tensor) and first.is_cuda):
-        return _on_cpu(function.__name__, _OPERATIONS[function].check(arguments))
+        return _on_cpu(function.__name__, _OPERATIONS[function].check(arguments), arguments)
     return _OPERATIONS[function].on_cuda(arguments, device)
 
 
@@ -99,8 +100,10 @@ def _moe_on_cuda(arguments: dict[str, Any], gpu: Device | None) -> Explanation:
     layout = parse_choice(W13Layout, arguments["w13_layout"], "w13_layout")
     if arguments["w13_scales"] is not None or arguments["w2_scales"] is not None:
         raise DeviceError(NO_QUANTIZED_CUDA)
-    problem, device = asked_of_moe(tuple(arguments[name] for name in _MOE_TENSORS), activation, layout, gpu)
-    reason = why_no_kernel(problem, device)
+    biases = tuple(name for name in ("w13_bias", "w2_bias") if arguments[name] is not None)
+    tensors = tuple(arguments[name] for name in _MOE_TENSORS)
+    problem, device = asked_of_moe(tensors, activation, layout, gpu, (*_MOE_TENSORS, *biases))
+    reason = why_composed(problem, device)
     return _on_cuda("fused_moe", MOE, problem, device, None if reason is None else _COMPOSED.format(reason))
 
 
@@ -134,7 +137,8 @@ def _check_moe(arguments: dict[str, Any]) -> torch.Tensor:
     hidden_states, w13, w2, weights, ids = (arguments[name] for name in _MOE_TENSORS)
     scales = arguments["w13_scales"], arguments["w2_scales"]
     if scales[0] is None and scales[1] is None:
-        check_moe_arguments(hidden_states, w13, w2, weights, ids, activation, arguments["out"])
+        biases = arguments["w13_bias"], arguments["w2_bias"]
+        check_moe_arguments(hidden_states, w13, w2, weights, ids, activation, arguments["out"], *biases)
     else:
         check_quantized_arguments(
             hidden_states, w13, w2, weights, ids, *both_scales(*scales), activation, arguments["out"]
@@ -143,7 +147,7 @@ def _check_moe(arguments: dict[str, Any]) -> torch.Tensor:
     return hidden_states
 
 
-def _on_cpu(operation: str, tensor: torch.Tensor) -> Explanation:
+def _on_cpu(operation: str, tensor: torch.Tensor, arguments: dict[str, Any]) -> Explanation:
     if not tensor.is_cpu:
         raise InputError(
             f"the tensors are on {tensor.device}, which has no kernels; name a GPU, as in gpu='H200', or move them"
@@ -161,13 +165,18 @@ def _on_cpu(operation: str, tensor: torch.Tensor) -> Explanation:
             others.append((other.value, f"the CPU has it, and {chosen.value} is faster"))
         else:
             others.append((other.value, f"{host.INSTRUCTION_SET_VARIABLE} asks for {chosen.value}"))
-    asked = chosen is not available[0]
+    reason = "the best that this CPU runs"
+    if chosen is not available[0]:
+        reason = f"as {host.INSTRUCTION_SET_VARIABLE} asks"
+    if arguments.get("w13_scales") is not None:
+        further = further_features(chosen, BITS[arguments["w13"].dtype])
+        reason = ", with ".join((reason, *further))
     return Explanation(
         operation=operation,
         device="cpu",
         kernel=_CPU_KERNELS[operation],
         configuration=chosen.value,
-        reason=f"as {host.INSTRUCTION_SET_VARIABLE} asks" if asked else "the best that this CPU runs",
+        reason=reason,
         others=tuple(others),
     )
 

@@ -12,6 +12,7 @@ from flashmoe_science import autocast
 from flashmoe_science.cpu import moe as cpu_moe
 from flashmoe_science.cpu import moe_quantized as cpu_moe_quantized
 from flashmoe_science.cpu import moe_training as cpu_training
+from flashmoe_science.cpu import routing as cpu_routing
 from flashmoe_science.cuda import moe as cuda_moe
 from flashmoe_science.cuda.moe import topk as cuda_topk
 from flashmoe_science.cuda.moe import training as cuda_training
@@ -21,11 +22,13 @@ from flashmoe_science.moe_arguments import (
     Activation,
     Scores,
     W13Layout,
+    check_main_gradients,
     check_moe_arguments,
     check_topk_arguments,
     parse_choice,
 )
 from flashmoe_science.moe_autograd import differentiable_moe
+from flashmoe_science.moe_gradients import NO_MAIN_GRADIENTS, MainGradients
 from flashmoe_science.operators.moe import FUSED_MOE
 from flashmoe_science.operators.moe_quantized import FUSED_MOE_QUANTIZED
 from flashmoe_science.operators.moe_training import TRAINING
@@ -35,6 +38,7 @@ from flashmoe_science.quantized import both_scales
 
 _ACTIVATIONS = {member.value: member for member in Activation}
 _LAYOUTS = {member.value: member for member in W13Layout}
+_SCORES = {member.value: member for member in Scores}
 
 E = TypeVar("E")
 
@@ -51,14 +55,18 @@ def fused_moe(
     out: torch.Tensor | None = None,
     w13_scales: torch.Tensor | None = None,
     w2_scales: torch.Tensor | None = None,
+    w13_bias: torch.Tensor | None = None,
+    w2_bias: torch.Tensor | None = None,
     recompute: bool = False,
+    main_gradients: tuple[torch.Tensor | None, torch.Tensor | None] | None = None,
 ) -> torch.Tensor:
     """The weighted sum of each token's chosen experts, two-layer perceptrons with a gate.
 
-    Differentiable once by hidden_states, w13, w2 and topk_weights. Kept for the backward pass are the arguments and the
-    gate and up projections, (tokens * k, rows of w13) of the tensors' dtype: nothing else.
+    Differentiable once by hidden_states, w13, w2, topk_weights and the biases. Kept for the backward pass are the
+    arguments and the gate and up projections, (tokens * k, rows of w13) of the tensors' dtype: nothing else.
 
-    out[t] = sum over j of topk_weights[t, j] * w2[e] @ act(w13[e] @ hidden_states[t]), where e = topk_ids[t, j].
+    out[t] = sum over j of topk_weights[t, j] * (w2[e] @ act(w13[e] @ hidden_states[t] + w13_bias[e]) + w2_bias[e]),
+    where e = topk_ids[t, j]; without the biases that are not given.
     Intermediate values and the experts' results are rounded to the tensors' dtype (the results not where few tokens
     on CUDA are combined on the chip); everything else is float32. The sum over j runs in the order of j, so the same
     call gives the same bits.
@@ -72,8 +80,9 @@ def fused_moe(
         topk_weights: (tokens, k) float32.
         topk_ids: (tokens, k) int32 or int64. An id outside [0, experts) contributes nothing, as for an expert on
             another machine. An expert may be there more than once.
-        activation: "silu" (SwiGLU), "gelu" (GeGLU, exact), "gelu_tanh"; without a gate "silu_no_mul", "gelu_no_mul",
-            "relu2_no_mul".
+        activation: "silu" (SwiGLU), "gelu" (GeGLU, exact), "gelu_tanh", "swigluoai" (GPT-OSS: (up + 1) * gate *
+            sigmoid(1.702 * gate), of gate at most 7 and up within -7 and 7); without a gate "silu_no_mul",
+            "gelu_no_mul", "relu2_no_mul".
         w13_layout: "concat" (all gate rows, then all up rows) or "interleaved" (gate 0, up 0, gate 1, ...).
         out: (tokens, hidden), contiguous, where to write the result; memory of its own. A new tensor if None. Autograd
             does not record such a call.
@@ -83,15 +92,21 @@ def fused_moe(
             hidden / groups neighbours in a row, a multiple of 32. Products are summed in float32 and no weight is
             rounded. `flashmoe_science.quantized.quantized` makes such weights.
         w2_scales: (experts, hidden, groups), the same for w2. Quantised weights have no backward pass.
+        w13_bias: (experts, rows of w13), of the weights' dtype, in the order of w13's rows: added to the first product.
+            Not with scales.
+        w2_bias: (experts, hidden), the same for the second product; the routing weight multiplies it, too.
         recompute: keep no projections for the backward pass, and compute them again there: a third of its products
             more. Without effect where no gradient is needed.
+        main_gradients: buffers of float32 like w13 and w2, to which the backward pass adds their gradients; autograd
+            gets none of a weight that has a buffer. On Hopper the sums are added as they are, elsewhere rounded to the
+            weights' dtype. Only in eager code, and not under autocast.
 
     Returns:
         (tokens, hidden), like hidden_states.
 
     Raises:
         InputError: arguments that do not fit together, that have no memory, or that require a gradient with ``out`` or
-            with scales.
+            with scales; biases with scales.
         DeviceError: no kernel for this device, or nothing on the machine to compile one with.
         BuildError: the kernel did not compile.
 
@@ -99,10 +114,18 @@ def fused_moe(
     improve transformer (2020), arXiv:2002.05202.
 
     Where `flash_attention` is an operator this is one, too: ``torch.ops.flashmoe_science.fused_moe``. Under
-    torch.autocast hidden_states, w13 and w2 are cast to its dtype, and topk_weights to float32. With scales it is
-    the operator ``fused_moe_quantized``, and autocast leaves the numbers of w13 and w2 as they are.
+    torch.autocast hidden_states, w13, w2 and biases are cast to its dtype, and topk_weights to float32. With scales it
+    is the operator ``fused_moe_quantized``, and autocast leaves the numbers of w13 and w2 as they are.
     """
     if w13_scales is not None or w2_scales is not None:
+        if w13_bias is not None or w2_bias is not None:
+            raise InputError(
+                "quantised weights take no biases; leave w13_bias and w2_bias out, or the scales"
+            )
+        if main_gradients is not None:
+            raise InputError(
+                "quantised weights have no backward pass; leave main_gradients out, or the scales"
+            )
         return _fused_moe_quantized(
             hidden_states,
             w13,
@@ -115,24 +138,42 @@ def fused_moe(
             w13_layout=w13_layout,
             out=out,
         )
+    if main_gradients is not None:
+        check_main_gradients(w13, w2, main_gradients)
+        tensors = hidden_states, w13, w2, topk_weights, topk_ids, out, w13_bias, w2_bias
+        if is_dynamo_compiling() or autocast.is_on() or not all_direct(*tensors):
+            raise InputError(
+                "main_gradients are for eager code without autocast and transforms; leave them out there"
+            )
     if is_dynamo_compiling():
         return _fused_moe_dispatched(
-            hidden_states, w13, w2, topk_weights, topk_ids, activation, w13_layout, out, recompute
+            (hidden_states, w13, w2, topk_weights, topk_ids),
+            (w13_bias, w2_bias),
+            activation,
+            w13_layout,
+            out,
+            recompute,
         )
     kind = _by_name(_ACTIVATIONS, activation) or parse_choice(Activation, activation, "activation")
     layout = _by_name(_LAYOUTS, w13_layout) or parse_choice(W13Layout, w13_layout, "w13_layout")
     if autocast.is_on():
         hidden_states, w13, w2, topk_weights = _autocast(hidden_states, w13, w2, topk_weights)
-    if not all_direct(hidden_states, w13, w2, topk_weights, topk_ids, out):
+        w13_bias, w2_bias = _autocast_biases(w13_bias, w2_bias)
+    if not all_direct(hidden_states, w13, w2, topk_weights, topk_ids, out, w13_bias, w2_bias):
         if has_own_layout():
-            check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, kind, out)
+            check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, kind, out, w13_bias, w2_bias)
         register_where_used()
         return _fused_moe_dispatched(
-            hidden_states, w13, w2, topk_weights, topk_ids, kind.value, layout.value, out, recompute
+            (hidden_states, w13, w2, topk_weights, topk_ids),
+            (w13_bias, w2_bias),
+            kind.value,
+            layout.value,
+            out,
+            recompute,
         )
     if out is not None:
-        check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, kind, out)
-        _reject_recorded_out(out, hidden_states, w13, w2, topk_weights)
+        check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, kind, out, w13_bias, w2_bias)
+        _reject_recorded_out(out, hidden_states, w13, w2, topk_weights, w13_bias, w2_bias)
     if isinstance(hidden_states, torch.Tensor):
         # The backends check shapes and types once for each combination.
         backend: Any = cuda_moe if hidden_states.is_cuda else cpu_moe if hidden_states.is_cpu else None
@@ -143,8 +184,12 @@ def fused_moe(
                     or w13.requires_grad
                     or w2.requires_grad
                     or topk_weights.requires_grad
+                    or (w13_bias is not None and w13_bias.requires_grad)
+                    or (w2_bias is not None and w2_bias.requires_grad)
                 ) and torch.is_grad_enabled():
-                    check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, kind, out)
+                    check_moe_arguments(
+                        hidden_states, w13, w2, topk_weights, topk_ids, kind, out, w13_bias, w2_bias
+                    )
                     return differentiable_moe(
                         cuda_training if hidden_states.is_cuda else cpu_training,
                         hidden_states,
@@ -152,9 +197,12 @@ def fused_moe(
                         w2,
                         topk_weights,
                         topk_ids,
+                        w13_bias,
+                        w2_bias,
                         activation=kind,
                         w13_layout=layout,
                         recompute=recompute,
+                        main=NO_MAIN_GRADIENTS if main_gradients is None else MainGradients(*main_gradients),
                     )
                 result: torch.Tensor = backend.forward(
                     hidden_states,
@@ -165,15 +213,19 @@ def fused_moe(
                     activation=kind,
                     w13_layout=layout,
                     out=out,
+                    w13_bias=w13_bias,
+                    w2_bias=w2_bias,
                 )
                 return result
             except (DeviceError, BuildError):
                 raise
-            except RuntimeError:
-                # As in `flash_attention`.
-                check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, kind, out)
+            except (AttributeError, RuntimeError):
+                # As in `flash_attention`; None has no attributes.
+                check_moe_arguments(
+                    hidden_states, w13, w2, topk_weights, topk_ids, kind, out, w13_bias, w2_bias
+                )
                 raise
-    check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, kind, out)
+    check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, kind, out, w13_bias, w2_bias)
     raise DeviceError(
         f"there is no kernel for {hidden_states.device}; expected tensors on cpu or cuda: move them with .to()"
     )
@@ -187,6 +239,8 @@ def topk_routing(
     renormalize: bool = True,
     correction_bias: torch.Tensor | None = None,
     scaling_factor: float = 1.0,
+    groups: int = 1,
+    top_groups: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The k experts of each token and their weights, from a router's logits.
 
@@ -202,39 +256,57 @@ def topk_routing(
         renormalize: divide a token's weights by their sum (plus 1e-20, as all may be zero).
         correction_bias: (experts,) float32 (DeepSeek-V3's balance without a loss).
         scaling_factor: that the weights are multiplied by at last.
+        groups: neighbouring experts form so many groups of equal size (DeepSeek), at most 32 on CUDA.
+        top_groups: experts are chosen from the best of these groups. A group's rank is its best expert's; with
+            `correction_bias` the sum of its two best experts' scores + bias.
 
     Returns:
         weights (tokens, k) float32 and ids (tokens, k) int32, the best first: as `fused_moe` takes them.
 
     Raises:
-        InputError: arguments that do not fit together, logits that have no memory, on CUDA more than 1,024 experts.
+        InputError: arguments that do not fit together, logits that have no memory, on CUDA more than 1,024 experts or
+            32 groups.
         DeviceError, BuildError: as `fused_moe`.
 
     Where `flash_attention` is an operator this is one, too: ``torch.ops.flashmoe_science.topk_routing``.
     """
     if is_dynamo_compiling():
-        return _topk_routing_dispatched(logits, k, scores, renormalize, correction_bias, scaling_factor)
-    kind = parse_choice(Scores, scores, "scores")
+        return _topk_routing_dispatched(
+            logits, k, scores, renormalize, correction_bias, scaling_factor, groups, top_groups
+        )
+    kind = _by_name(_SCORES, scores) or parse_choice(Scores, scores, "scores")
     recorded = isinstance(logits, torch.Tensor) and logits.requires_grad and torch.is_grad_enabled()
     if recorded or not all_direct(logits, correction_bias):
         if has_own_layout():
-            check_topk_arguments(logits, k, renormalize, correction_bias, scaling_factor)
+            check_topk_arguments(logits, k, renormalize, correction_bias, scaling_factor, groups, top_groups)
         register_where_used()
-        return _topk_routing_dispatched(logits, k, kind.value, renormalize, correction_bias, scaling_factor)
+        return _topk_routing_dispatched(
+            logits, k, kind.value, renormalize, correction_bias, scaling_factor, groups, top_groups
+        )
     if isinstance(logits, torch.Tensor) and logits.is_cpu:
-        return cpu_moe.topk(
+        return cpu_routing.topk(
             logits,
             k,
             scores=kind,
             renormalize=renormalize,
             correction_bias=correction_bias,
             scaling_factor=scaling_factor,
+            groups=groups,
+            top_groups=top_groups,
         )
-    check_topk_arguments(logits, k, renormalize, correction_bias, scaling_factor)
-    if logits.is_cuda:
+    if isinstance(logits, torch.Tensor) and logits.is_cuda:
+        # Checked once for each combination.
         return cuda_topk.topk(
-            logits, k, scores=kind, renormalize=renormalize, bias=correction_bias, scale=float(scaling_factor)
+            logits,
+            k,
+            scores=kind,
+            renormalize=renormalize,
+            bias=correction_bias,
+            scale=scaling_factor,
+            groups=groups,
+            top_groups=top_groups,
         )
+    check_topk_arguments(logits, k, renormalize, correction_bias, scaling_factor, groups, top_groups)
     raise DeviceError(
         f"there is no kernel for {logits.device}; expected tensors on cpu or cuda: move them with .to()"
     )
@@ -253,34 +325,37 @@ def _autocast(
     return (*cast, topk_weights if cast[0] is hidden_states else topk_weights.float())
 
 
+def _autocast_biases(*biases: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    return tuple(None if bias is None else autocast.cast(bias)[0] for bias in biases)
+
+
 def _fused_moe_dispatched(
-    hidden_states: torch.Tensor,
-    w13: torch.Tensor,
-    w2: torch.Tensor,
-    topk_weights: torch.Tensor,
-    topk_ids: torch.Tensor,
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    biases: tuple[torch.Tensor | None, ...],
     activation: str | Activation,
     w13_layout: str | W13Layout,
     out: torch.Tensor | None,
     recompute: bool,
 ) -> torch.Tensor:
     """By way of the dispatcher. torch.compile traces this, so what is checked is checked by the operator."""
+    *floats, topk_ids = tensors
     if is_dynamo_compiling():
-        hidden_states, w13, w2, topk_weights = _autocast(hidden_states, w13, w2, topk_weights)
-    _reject_recorded_out(out, hidden_states, w13, w2, topk_weights)
-    tensors = hidden_states, w13, w2, topk_weights, topk_ids
+        floats, biases = list(_autocast(*floats)), _autocast_biases(*biases)
+    _reject_recorded_out(out, *floats, *biases)
     options = _word(activation), _word(w13_layout)
     result: torch.Tensor = (
-        TRAINING(*tensors, None, None, *options, False)[0] if recompute else FUSED_MOE(*tensors, *options)
+        TRAINING(*floats, topk_ids, *biases, *options, False)[0]
+        if recompute
+        else FUSED_MOE(*floats, topk_ids, *options, *biases)
     )
     return result if out is None else out.copy_(result)
 
 
-def _reject_recorded_out(out: torch.Tensor | None, *tensors: torch.Tensor) -> None:
+def _reject_recorded_out(out: torch.Tensor | None, *tensors: torch.Tensor | None) -> None:
     """Raise InputError if autograd would have to record a call that writes to ``out``."""
     if out is None or not torch.is_grad_enabled():
         return
-    if out.requires_grad or any(tensor.requires_grad for tensor in tensors):
+    if out.requires_grad or any(tensor is not None and tensor.requires_grad for tensor in tensors):
         raise InputError(
             "autograd does not record a call with out=, and a tensor requires a gradient; "
             "leave out= away, or call it under torch.no_grad()"
@@ -341,8 +416,12 @@ def _topk_routing_dispatched(
     renormalize: bool,
     correction_bias: torch.Tensor | None,
     scaling_factor: float,
+    groups: int,
+    top_groups: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    weights, ids = TOPK_ROUTING(logits, k, _word(scores), renormalize, correction_bias, scaling_factor)
+    weights, ids = TOPK_ROUTING(
+        logits, k, _word(scores), renormalize, correction_bias, scaling_factor, groups, top_groups
+    )
     return weights, ids
 
 

@@ -37,6 +37,8 @@ class Activation(Enum):
     """gelu(gate) * up (GeGLU), gelu with the exact erf."""
     GELU_TANH = "gelu_tanh"
     """gelu(gate) * up, gelu by its approximation with tanh."""
+    SWIGLU_OAI = "swigluoai"
+    """(up + 1) * gate * sigmoid(1.702 * gate), of gate at most 7 and up within -7 and 7 (GPT-OSS)."""
     SILU_NO_MUL = "silu_no_mul"
     GELU_NO_MUL = "gelu_no_mul"
     RELU2_NO_MUL = "relu2_no_mul"
@@ -45,7 +47,11 @@ class Activation(Enum):
     @property
     def gated(self) -> bool:
         """Whether w13 has two rows for each intermediate value, gate and up; else one."""
-        return self in (Activation.SILU, Activation.GELU, Activation.GELU_TANH)
+        return self in (Activation.SILU, Activation.GELU, Activation.GELU_TANH, Activation.SWIGLU_OAI)
+
+
+SWIGLU_OAI_ALPHA = 1.702
+SWIGLU_OAI_LIMIT = 7.0
 
 
 ACTIVATION_CODES = {activation: code for code, activation in enumerate(Activation, 1)}
@@ -85,13 +91,16 @@ def check_moe_arguments(
     topk_ids: torch.Tensor,
     activation: Activation,
     out: torch.Tensor | None = None,
+    w13_bias: torch.Tensor | None = None,
+    w2_bias: torch.Tensor | None = None,
 ) -> None:
     """Raise InputError, with what to do, unless the arguments make sense together.
 
     Expected, all contiguous and on one device: hidden_states (tokens, hidden); w13 (experts, 2 * intermediate,
     hidden), or (experts, intermediate, hidden) where the activation is not gated; w2 (experts, hidden,
-    intermediate); topk_weights (tokens, k) float32; topk_ids (tokens, k) int32 or int64; k at most experts;
-    hidden and intermediate multiples of 16. hidden_states, w13, w2 and out share one dtype.
+    intermediate); topk_weights (tokens, k) float32; topk_ids (tokens, k) int32 or int64; k at least 1;
+    hidden and intermediate multiples of 16; w13_bias None or (experts, rows of w13), w2_bias None or (experts,
+    hidden). hidden_states, w13, w2, the biases and out share one dtype.
     """
     _check_tensor("hidden_states", hidden_states, ("tokens", "hidden"))
     rows = "2 * intermediate" if activation.gated else "intermediate"
@@ -109,8 +118,12 @@ def check_moe_arguments(
     _check_dtype("topk_weights", topk_weights, (torch.float32,))
     _check_dtype("topk_ids", topk_ids, (torch.int32, torch.int64))
     _check_sizes(hidden_states, w13, w2, activation)
-    _check_routing(hidden_states, w13, topk_weights, topk_ids)
+    _check_routing(hidden_states, topk_weights, topk_ids)
     named = {"w13": w13, "w2": w2, "topk_weights": topk_weights, "topk_ids": topk_ids}
+    for name, bias, weight in (("w13_bias", w13_bias, w13), ("w2_bias", w2_bias, w2)):
+        if bias is not None:
+            _check_bias(name, bias, weight)
+            named[name] = bias
     if out is not None:
         _check_out(out, hidden_states)
         named["out"] = out
@@ -131,25 +144,18 @@ def check_moe_arguments(
 def check_moe_gradient_arguments(
     hidden_states: torch.Tensor,
     w13: torch.Tensor,
-    w2: torch.Tensor,
     *,
     slots: int,
     grad_output: torch.Tensor,
     z: torch.Tensor | None,
-    w13_bias: torch.Tensor | None,
-    w2_bias: torch.Tensor | None,
 ) -> None:
     """Raise InputError unless what the backward pass takes besides fits the arguments, which were checked.
 
-    Expected, of hidden_states' dtype and on its device: grad_output (tokens, hidden), z (slots, rows of w13), w13_bias
-    (experts, rows of w13), w2_bias (experts, hidden).
+    Expected, of hidden_states' dtype and on its device: grad_output (tokens, hidden), z (slots, rows of w13).
     """
-    experts, rows = w13.shape[:2]
     expected = {
         "grad_output": (grad_output, tuple(hidden_states.shape)),
-        "z": (z, (slots, rows)),
-        "w13_bias": (w13_bias, (experts, rows)),
-        "w2_bias": (w2_bias, (experts, w2.shape[1])),
+        "z": (z, (slots, w13.shape[1])),
     }
     for name, (tensor, shape) in expected.items():
         if tensor is None:
@@ -162,6 +168,29 @@ def check_moe_gradient_arguments(
             raise InputError(
                 f"{name} is on {tensor.device} but hidden_states is on {hidden_states.device}; "
                 "expected one device: move it with .to()"
+            )
+
+
+def check_main_gradients(w13: torch.Tensor, w2: torch.Tensor, buffers: object) -> None:
+    """Raise InputError unless ``buffers`` are two: None, or float32, contiguous, with the weight's shape and device."""
+    if not isinstance(buffers, (tuple, list)) or len(buffers) != 2:
+        raise InputError(
+            f"main_gradients is {type(buffers).__name__}; expected a pair of buffers, for w13 and w2, each of which "
+            "may be None"
+        )
+    for name, weight, buffer in (("w13", w13, buffers[0]), ("w2", w2, buffers[1])):
+        if buffer is None:
+            continue
+        _check_tensor(f"the main gradient of {name}", buffer, ("experts", "rows", "columns"))
+        if (
+            buffer.shape != weight.shape
+            or buffer.dtype != torch.float32
+            or buffer.device != weight.device
+            or not buffer.is_contiguous()
+        ):
+            raise InputError(
+                f"the main gradient of {name} is {tuple(buffer.shape)} {buffer.dtype} on {buffer.device}; expected "
+                f"{tuple(weight.shape)} torch.float32 on {weight.device}, contiguous"
             )
 
 
@@ -204,11 +233,14 @@ def check_topk_arguments(
     renormalize: bool,
     correction_bias: torch.Tensor | None,
     scaling_factor: float,
+    groups: int = 1,
+    top_groups: int = 1,
 ) -> None:
     """Raise InputError unless the arguments of routing make sense together.
 
     Expected: logits (tokens, experts) in float32, bfloat16 or float16, contiguous; k from 1 to experts; renormalize a
-    bool; correction_bias None or (experts,) float32 on the same device, contiguous; scaling_factor finite in float32.
+    bool; correction_bias None or (experts,) float32 on the same device, contiguous; scaling_factor finite in float32;
+    experts a multiple of groups; top_groups from 1 to groups, with at least k experts.
     """
     _check_tensor("logits", logits, ("tokens", "experts"))
     _check_dtype("logits", logits, DTYPES)
@@ -221,6 +253,7 @@ def check_topk_arguments(
         raise InputError(f"k is {k} but logits has {experts} experts; expected 1 to {experts}")
     if logits.shape[0] * k > MAX_SLOTS:
         raise InputError(f"{logits.shape[0]} tokens times k = {k} exceeds {MAX_SLOTS}; split the tokens")
+    _check_groups(experts, k, groups, top_groups)
     tensors = {"logits": logits}
     if correction_bias is not None:
         _check_tensor("correction_bias", correction_bias, ("experts",))
@@ -245,6 +278,23 @@ def check_topk_arguments(
         raise InputError(f"renormalize is {renormalize!r}; expected True or False")
     if not is_finite(scaling_factor) or abs(scaling_factor) > _MAX_FLOAT32:
         raise InputError(f"scaling_factor is {scaling_factor!r}; expected a finite number that float32 holds")
+
+
+def _check_groups(experts: int, k: int, groups: int, top_groups: int) -> None:
+    for name, value in (("groups", groups), ("top_groups", top_groups)):
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+            raise InputError(f"{name} is {value!r}; expected a whole number, 1 or more")
+    if experts % groups:
+        raise InputError(
+            f"groups is {groups} with {experts} experts; expected a number that divides the experts"
+        )
+    if top_groups > groups:
+        raise InputError(f"top_groups is {top_groups} of {groups} groups; expected 1 to {groups}")
+    most = top_groups * (experts // groups)
+    if k > most:
+        raise InputError(
+            f"k is {k} but {top_groups} of {groups} groups have {most} experts; expected at most {most}"
+        )
 
 
 def _check_tensor(name: str, tensor: object, dimensions: tuple[str, ...]) -> None:
@@ -295,10 +345,8 @@ def _check_sizes(
             )
 
 
-def _check_routing(
-    hidden_states: torch.Tensor, w13: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
-) -> None:
-    tokens, experts = hidden_states.shape[0], w13.shape[0]
+def _check_routing(hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor) -> None:
+    tokens = hidden_states.shape[0]
     if topk_weights.shape != topk_ids.shape:
         raise InputError(
             f"topk_weights {tuple(topk_weights.shape)} and topk_ids {tuple(topk_ids.shape)} differ in shape; "
@@ -309,12 +357,20 @@ def _check_routing(
             f"hidden_states has {tokens} tokens but topk_ids has {topk_ids.shape[0]}; expected the same"
         )
     k = topk_ids.shape[1]
-    if not 1 <= k <= experts:
-        raise InputError(
-            f"k is {k} (topk_ids' second dimension) with {experts} experts; expected 1 to {experts}"
-        )
+    if k < 1:  # it may be more than the experts: of a layer that is split, most choices are of others
+        raise InputError(f"k is {k} (topk_ids' second dimension); expected at least 1")
     if tokens * k > MAX_SLOTS:
         raise InputError(f"{tokens} tokens times k = {k} exceeds {MAX_SLOTS}; split the tokens")
+
+
+def _check_bias(name: str, bias: torch.Tensor, weight: torch.Tensor) -> None:
+    rows = "2 * intermediate" if name == "w13_bias" else "hidden"
+    _check_tensor(name, bias, ("experts", rows))
+    if bias.shape != weight.shape[:2] or bias.dtype != weight.dtype:
+        raise InputError(
+            f"{name} is {tuple(bias.shape)} {bias.dtype}; expected {tuple(weight.shape[:2])} {weight.dtype}, "
+            f"a number for each row of {name.removesuffix('_bias')}"
+        )
 
 
 def _check_out(out: torch.Tensor, hidden_states: torch.Tensor) -> None:

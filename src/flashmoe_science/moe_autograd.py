@@ -9,10 +9,18 @@ from torch.compiler import is_dynamo_compiling
 
 from flashmoe_science.errors import InputError
 from flashmoe_science.moe_arguments import Activation, W13Layout
-from flashmoe_science.moe_gradients import SECOND_DERIVATIVES, MoeBackend, MoeGradients, MoeNeeds
+from flashmoe_science.moe_gradients import (
+    NO_MAIN_GRADIENTS,
+    SECOND_DERIVATIVES,
+    MainGradients,
+    MoeBackend,
+    MoeGradients,
+    MoeNeeds,
+    MoeTensors,
+)
 from flashmoe_science.operators.moe_training import BACKWARD
 
-_NOT_TENSORS = 4
+_NOT_TENSORS = 5
 
 
 def differentiable_moe(
@@ -28,10 +36,12 @@ def differentiable_moe(
     activation: Activation,
     w13_layout: W13Layout,
     recompute: bool = False,
+    main: MainGradients = NO_MAIN_GRADIENTS,
 ) -> torch.Tensor:
     """The backend's output, differentiable once by every tensor but topk_ids.
 
-    Kept for the backward pass: the tensors themselves and z, or without z where ``recompute`` says so.
+    Kept for the backward pass: the tensors themselves and z, or without z where ``recompute`` says so. The backward
+    pass adds gradients of weights to the buffers of ``main``, and autograd gets none of these weights.
     """
     result: torch.Tensor = _Moe.apply(  # type: ignore[no-untyped-call]
         hidden_states,
@@ -45,6 +55,7 @@ def differentiable_moe(
         activation,
         w13_layout,
         not recompute,
+        main,
     )
     return result
 
@@ -64,13 +75,12 @@ class _Moe(torch.autograd.Function):
         activation: Activation,
         w13_layout: W13Layout,
         keep_z: bool,
+        main: MainGradients,
     ) -> torch.Tensor:
-        tensors = hidden_states, w13, w2, topk_weights, topk_ids
-        output, z = backend.forward(
-            *tensors, w13_bias, w2_bias, activation=activation, w13_layout=w13_layout, keep_z=keep_z
-        )
-        ctx.backend, ctx.activation, ctx.w13_layout = backend, activation, w13_layout
-        ctx.save_for_backward(*tensors, z, w13_bias, w2_bias)
+        tensors = MoeTensors(hidden_states, w13, w2, topk_weights, topk_ids, w13_bias, w2_bias)
+        output, z = backend.forward(tensors, activation=activation, w13_layout=w13_layout, keep_z=keep_z)
+        ctx.backend, ctx.activation, ctx.w13_layout, ctx.main = backend, activation, w13_layout, main
+        ctx.save_for_backward(*tensors.five, z, w13_bias, w2_bias)
         ctx.set_materialize_grads(False)
         return output
 
@@ -82,10 +92,12 @@ class _Moe(torch.autograd.Function):
         hidden_states, w13, w2, weights, *_, with_w13_bias, with_w2_bias = ctx.needs_input_grad[:7]
         needs = MoeNeeds(hidden_states, w13, w2, weights, with_w13_bias, with_w2_bias)
         arguments = (grad_output, *ctx.saved_tensors)
+        main = MainGradients(ctx.main.w13 if w13 else None, ctx.main.w2 if w2 else None)
         if is_dynamo_compiling():  # compiled autograd, of a call that was eager
-            gradients = MoeGradients(*BACKWARD(*arguments, ctx.activation.value, ctx.w13_layout.value, needs))
+            given = MoeGradients(*BACKWARD(*arguments, ctx.activation.value, ctx.w13_layout.value, needs))
+            gradients = main.take(given)
         else:
-            options = ctx.backend, ctx.activation, ctx.w13_layout, needs
+            options = ctx.backend, ctx.activation, ctx.w13_layout, needs, main
             # Gradients are enabled under create_graph=True.
             once: Any = _Gradients.apply if torch.is_grad_enabled() else _Gradients.forward
             gradients = MoeGradients(*once(*arguments, *options))
@@ -111,21 +123,17 @@ class _Gradients(torch.autograd.Function):
         activation: Activation,
         w13_layout: W13Layout,
         needs: MoeNeeds,
+        main: MainGradients,
     ) -> tuple[torch.Tensor | None, ...]:
         return tuple(
             backend.backward(
                 grad_output,
-                hidden_states,
-                w13,
-                w2,
-                topk_weights,
-                topk_ids,
+                MoeTensors(hidden_states, w13, w2, topk_weights, topk_ids, w13_bias, w2_bias),
                 z,
-                w13_bias,
-                w2_bias,
                 activation=activation,
                 w13_layout=w13_layout,
                 needs=needs,
+                main=main,
             )
         )
 

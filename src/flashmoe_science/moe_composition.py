@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from flashmoe_science.moe_arguments import Activation, W13Layout
-from flashmoe_science.moe_gradients import MoeGradients, MoeNeeds
+from flashmoe_science.moe_arguments import SWIGLU_OAI_ALPHA, SWIGLU_OAI_LIMIT, Activation, W13Layout
+from flashmoe_science.moe_gradients import MoeGradients, MoeNeeds, MoeTensors
 
 
 def slots_by_expert(topk_ids: torch.Tensor, experts: int) -> tuple[torch.Tensor, list[int]]:
@@ -44,7 +44,7 @@ def activate(z: torch.Tensor, activation: Activation, layout: W13Layout) -> torc
     if not activation.gated:
         return _VALUES_AND_SLOPES[activation](z)[0]
     gate, up = split_projections(z, layout)
-    return _VALUES_AND_SLOPES[activation](gate)[0] * up
+    return _VALUES_AND_SLOPES[activation](gate)[0] * _factor_and_slope(up, activation)[0]
 
 
 def differentiate(
@@ -56,19 +56,14 @@ def differentiate(
         return value, grad * slope
     gate, up = split_projections(z, layout)
     value, slope = _VALUES_AND_SLOPES[activation](gate)
-    return value * up, join_projections(grad * up * slope, grad * value, layout)
+    factor, of_factor = _factor_and_slope(up, activation)
+    return value * factor, join_projections(grad * factor * slope, grad * value * of_factor, layout)
 
 
 def backward(
     grad_output: torch.Tensor,
-    hidden_states: torch.Tensor,
-    w13: torch.Tensor,
-    w2: torch.Tensor,
-    topk_weights: torch.Tensor,
-    topk_ids: torch.Tensor,
+    tensors: MoeTensors,
     z: torch.Tensor | None,
-    w13_bias: torch.Tensor | None,
-    w2_bias: torch.Tensor | None,
     *,
     activation: Activation,
     w13_layout: W13Layout,
@@ -77,38 +72,19 @@ def backward(
     """See `flashmoe_science.moe_gradients.MoeBackward`. Products are in the tensors' dtype, under autocast too; the
     rest is in float32.
     """
-    with torch.autocast(hidden_states.device.type, enabled=False):
-        return _backward(
-            grad_output,
-            hidden_states,
-            w13,
-            w2,
-            topk_weights,
-            topk_ids,
-            z,
-            w13_bias,
-            w2_bias,
-            activation=activation,
-            w13_layout=w13_layout,
-            needs=needs,
-        )
+    with torch.autocast(tensors.hidden_states.device.type, enabled=False):
+        return _backward(grad_output, tensors, z, activation, w13_layout, needs)
 
 
 def _backward(
     grad_output: torch.Tensor,
-    hidden_states: torch.Tensor,
-    w13: torch.Tensor,
-    w2: torch.Tensor,
-    topk_weights: torch.Tensor,
-    topk_ids: torch.Tensor,
+    tensors: MoeTensors,
     z: torch.Tensor | None,
-    w13_bias: torch.Tensor | None,
-    w2_bias: torch.Tensor | None,
-    *,
     activation: Activation,
     w13_layout: W13Layout,
     needs: MoeNeeds,
 ) -> MoeGradients:
+    hidden_states, w13, w2, topk_weights, topk_ids, w13_bias, w2_bias = tensors
     dtype = hidden_states.dtype
     exact = torch.float64 if dtype is torch.float64 else torch.float32
     tokens, k = topk_ids.shape
@@ -185,6 +161,21 @@ def _relu2(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return positive.square(), 2 * positive
 
 
+def _swiglu_oai(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    gate = x.clamp(max=SWIGLU_OAI_LIMIT)
+    sigmoid = torch.sigmoid(SWIGLU_OAI_ALPHA * gate)
+    slope = sigmoid + SWIGLU_OAI_ALPHA * gate * sigmoid * (1 - sigmoid)
+    return gate * sigmoid, torch.where(x <= SWIGLU_OAI_LIMIT, slope, 0.0)
+
+
+def _factor_and_slope(up: torch.Tensor, activation: Activation) -> tuple[torch.Tensor, torch.Tensor | float]:
+    """What the activated gate is multiplied by."""
+    if activation is not Activation.SWIGLU_OAI:
+        return up, 1.0
+    factor = up.clamp(-SWIGLU_OAI_LIMIT, SWIGLU_OAI_LIMIT) + 1
+    return factor, (up.abs() <= SWIGLU_OAI_LIMIT).to(up.dtype)
+
+
 _VALUES_AND_SLOPES: dict[Activation, ValueAndSlope] = {
     Activation.SILU: _silu,
     Activation.GELU: _gelu,
@@ -192,4 +183,5 @@ _VALUES_AND_SLOPES: dict[Activation, ValueAndSlope] = {
     Activation.SILU_NO_MUL: _silu,
     Activation.GELU_NO_MUL: _gelu,
     Activation.RELU2_NO_MUL: _relu2,
+    Activation.SWIGLU_OAI: _swiglu_oai,
 }

@@ -15,6 +15,27 @@ SECOND_DERIVATIVES = (
 """What who differentiates the backward pass is told."""
 
 
+class MoeTensors(NamedTuple):
+    """What a call of `flashmoe_science.fused_moe` was given."""
+
+    hidden_states: torch.Tensor
+    w13: torch.Tensor
+    w2: torch.Tensor
+    topk_weights: torch.Tensor
+    topk_ids: torch.Tensor
+    w13_bias: torch.Tensor | None = None
+    w2_bias: torch.Tensor | None = None
+
+    @property
+    def five(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Those that every call has."""
+        return self[:5]
+
+    def contiguous(self) -> MoeTensors:
+        """What hooks saved and restored need not have the forward's strides."""
+        return MoeTensors(*(None if tensor is None else tensor.contiguous() for tensor in self))  # type: ignore[arg-type]
+
+
 class MoeNeeds(NamedTuple):
     """Which gradients are needed: at least one."""
 
@@ -37,6 +58,25 @@ class MoeGradients(NamedTuple):
     w2_bias: torch.Tensor | None = None
 
 
+class MainGradients(NamedTuple):
+    """Buffers of float32, contiguous and like the weights in shape, to which the weights' gradients are added."""
+
+    w13: torch.Tensor | None = None
+    w2: torch.Tensor | None = None
+
+    def take(self, gradients: MoeGradients) -> MoeGradients:
+        """Add those of the weights that have a buffer, and leave them out. They were rounded to the weights' dtype."""
+        left: dict[str, None] = {}
+        for name, buffer, gradient in (("w13", self.w13, gradients.w13), ("w2", self.w2, gradients.w2)):
+            if buffer is not None and gradient is not None:
+                buffer.add_(gradient)
+                left[name] = None
+        return gradients._replace(**left)
+
+
+NO_MAIN_GRADIENTS = MainGradients()
+
+
 class MoeTrainingForward(Protocol):
     """`flashmoe_science.fused_moe` that keeps z for the backward pass.
 
@@ -50,18 +90,7 @@ class MoeTrainingForward(Protocol):
     """
 
     def __call__(
-        self,
-        hidden_states: torch.Tensor,
-        w13: torch.Tensor,
-        w2: torch.Tensor,
-        topk_weights: torch.Tensor,
-        topk_ids: torch.Tensor,
-        w13_bias: torch.Tensor | None,
-        w2_bias: torch.Tensor | None,
-        *,
-        activation: Activation,
-        w13_layout: W13Layout,
-        keep_z: bool,
+        self, tensors: MoeTensors, *, activation: Activation, w13_layout: W13Layout, keep_z: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output as without a backward pass, and z of shape (tokens * k, rows of w13).
 
@@ -93,27 +122,22 @@ class MoeBackward(Protocol):
     def __call__(
         self,
         grad_output: torch.Tensor,
-        hidden_states: torch.Tensor,
-        w13: torch.Tensor,
-        w2: torch.Tensor,
-        topk_weights: torch.Tensor,
-        topk_ids: torch.Tensor,
+        tensors: MoeTensors,
         z: torch.Tensor | None,
-        w13_bias: torch.Tensor | None,
-        w2_bias: torch.Tensor | None,
         *,
         activation: Activation,
         w13_layout: W13Layout,
         needs: MoeNeeds,
+        main: MainGradients = NO_MAIN_GRADIENTS,
     ) -> MoeGradients:
         """New contiguous tensors like those they are the gradients of: topk_weights' is float32.
 
         Args:
             grad_output: (tokens, hidden), like hidden_states in dtype.
-            hidden_states, w13, w2, topk_weights, topk_ids, w13_bias, w2_bias, activation, w13_layout: as the forward
-                took them.
+            tensors, activation, w13_layout: as the forward took them.
             z: (tokens * k, rows of w13), in sorted order (`MoeTrainingForward`), or None.
             needs: what is not needed is not computed.
+            main: where gradients of weights are added in place of being returned.
         """
         ...
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from flashmoe_science.arguments import DTYPES
+from flashmoe_science.arguments import DTYPES, check_dense
 from flashmoe_science.errors import DeviceError, InputError
 from flashmoe_science.moe_arguments import Activation, check_moe_arguments
 
@@ -132,6 +132,13 @@ def quantized(weights: torch.Tensor, *, bits: int, group: int) -> tuple[torch.Te
     Raises:
         InputError: bits other than 8 and 4, or a group that does not divide the depth or is no multiple of 32.
     """
+    check_dense(weights=weights)
+    if weights.dim() != 3 or not weights.is_floating_point():
+        raise InputError(
+            f"weights is {weights.dtype} with shape {tuple(weights.shape)}; expected floats, (experts, rows, depth)"
+        )
+    if not isinstance(group, int):
+        raise InputError(f"group is {group!r:.80}; expected a whole number")
     depth = weights.shape[-1]
     if bits not in BITS.values():
         raise InputError(f"bits is {bits}; expected 8 or 4")

@@ -54,17 +54,24 @@ def cheat(name: str) -> str:
     return candidate(FOLDER / "cheats" / f"{name}.py")
 
 
-def plan_for(names: Sequence[str], timer: TimerKind = TimerKind.CALL, repeats: int = BLOCKS) -> Plan:
-    return Plan(
-        "adversaries", "cpu", (CASE,), "pytorch", ("pytorch", *names), repeats, 1, seed=0, timer=timer
-    )
+def plan_for(
+    names: Sequence[str],
+    timer: TimerKind = TimerKind.CALL,
+    repeats: int = BLOCKS,
+    baseline: str = "pytorch",
+) -> Plan:
+    return Plan("adversaries", "cpu", (CASE,), baseline, (baseline, *names), repeats, 1, seed=0, timer=timer)
 
 
 def put_before(
-    names: Sequence[str], log: Path, timer: TimerKind = TimerKind.CALL, sandbox: Sandbox | None = None
+    names: Sequence[str],
+    log: Path,
+    timer: TimerKind = TimerKind.CALL,
+    sandbox: Sandbox | None = None,
+    baseline: str = "pytorch",
 ) -> Seen:
     """Verify and bench, in one worker."""
-    plan = plan_for(names, timer)
+    plan = plan_for(names, timer, baseline=baseline)
 
     def ignore(event: Event) -> None:
         return

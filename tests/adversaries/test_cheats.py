@@ -52,9 +52,39 @@ CHANGE_THE_PROCESS = {
     "spinning_thread": (Breach.BACKGROUND_WORK, "thread"),
     "spinning_children": (Breach.BACKGROUND_WORK, "process"),
     "answers_ahead": (Breach.BACKGROUND_WORK, "thread"),
+    "spins_after_leaving": (Breach.BACKGROUND_WORK, "left the worker's tree"),
+    "sibling_spins": (Breach.BACKGROUND_WORK, "left the worker's tree"),
+    "orphans_work": (Breach.BACKGROUND_WORK, "have ended"),
+    "pool_lowered": (Breach.LEFT_SETTINGS, "niceness 19"),
+    "pool_born_low": (Breach.LEFT_SETTINGS, "scheduling 3"),
+    "tracer_left_on": (Breach.LEFT_SETTINGS, "sys.settrace"),
+    "alarm_left_on": (Breach.LEFT_SETTINGS, "signal.setitimer"),
+    "tracer_says_equal": (Breach.LEFT_SETTINGS, "sys.settrace"),
+    "collector_calls_back": (Breach.LEFT_SETTINGS, "gc.callbacks"),
+    "speculation_left_off": (Breach.LEFT_SETTINGS, "huge pages"),
+    "kernel_timer_left": (Breach.LEFT_SETTINGS, "timer_create"),
+    "allocator_slowed": (Breach.LEFT_SETTINGS, "mallopt"),
+    "constant_rewritten": (Breach.REPLACED_FUNCTION, "ERROR_FACTOR"),
+    "machine_code_patched": (Breach.REPLACED_FUNCTION, "libc"),
+    "rounding_left_changed": (Breach.LEFT_SETTINGS, "rounding of the processor"),
+    "environment_of_the_rival": (Breach.LEFT_SETTINGS, "os.environ FLASHMOE_CPU_ISA"),
+    "inputs_reclassed": (Breach.CHANGED_INPUTS, "is a Slow now"),
+    "inputs_moved": (Breach.CHANGED_INPUTS, "other memory, strides or gradients"),
+    "precision_lowered_between": (Breach.WRONG_WHILE_TIMED, "rms error"),
+    "builtins_patched": (Breach.REPLACED_FUNCTION, "random.Random.choice"),
+    "rival_patched": (Breach.REPLACED_FUNCTION, "flashmoe_science.flash_attention"),
 }
 
-QUICK = ("reading_patched", "baseline_wrapped", "operator_overridden", "threads_lowered", "inputs_zeroed")
+THREADS = {"pool_lowered": "2", "pool_born_low": "2"}
+"""Of PyTorch's, where they are what the cheat is about."""
+
+BASELINES = {"rival_patched": "cudadent42"}
+"""Where it is not PyTorch."""
+
+QUICK = (
+    *("reading_patched", "baseline_wrapped", "operator_overridden", "threads_lowered", "inputs_zeroed"),
+    *("inputs_moved", "alarm_left_on", "rival_patched"),
+)
 """One of each kind. The others take a worker each, seconds of importing PyTorch."""
 
 
@@ -90,11 +120,42 @@ def test_the_baseline_beside_them_is_not_blamed(seen: lab.Seen) -> None:
     "name",
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CHANGE_THE_PROCESS],
 )
-def test_a_process_that_is_not_what_it_was(name: str, tmp_path: Path) -> None:
+def test_a_process_that_is_not_what_it_was(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", THREADS.get(name, "1"))
     breach, words = CHANGE_THE_PROCESS[name]
-    seen = lab.put_before([lab.cheat(name)], tmp_path / "worker.log")
+    baseline = BASELINES.get(name, "pytorch")
+    seen = lab.put_before([lab.cheat(name)], tmp_path / "worker.log", baseline=baseline)
     named = [each for each in seen.findings() if each.breach is breach]
     assert named, seen.evidence(lab.cheat(name))
     assert any(words in each.evidence for each in named)
     assert all(each.implementation == lab.cheat(name) for each in named)
     assert all(len(each.line) < 400 for each in named)
+
+
+@pytest.mark.slow
+def test_a_thread_that_rests_only_while_it_is_looked_for(tmp_path: Path) -> None:
+    """Whether it gets a processor in the few milliseconds of a look is the machine's to say, so it is tried until it
+    does: only the time limit of a test ends that."""
+    name = lab.cheat("probe_dodged")
+    while not (findings := lab.put_before([name], tmp_path / "worker.log").findings()):
+        continue
+    assert {each.breach for each in findings} == {Breach.BACKGROUND_WORK}
+    assert "rested while the lab waited" in findings[0].evidence
+
+
+@pytest.mark.slow
+def test_autocast_loosens_nobodys_bound(tmp_path: Path) -> None:
+    """A setting is kept apart: PyTorch's error is what it is without."""
+    name = lab.cheat("autocast_left_on")
+    seen = lab.put_before([name], tmp_path / "worker.log")
+    assert "over the bound" in seen.failures(name)
+    assert not seen.failures("pytorch")
+
+
+def test_a_stage_that_ends_before_its_outputs_were_verified(tmp_path: Path) -> None:
+    name = lab.cheat("stage_ended_early")
+    seen = lab.put_before([name], tmp_path / "worker.log")
+    assert "the stage ended before its outputs were verified" in seen.failures(name)
+    assert not seen.failures("pytorch")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import lab
 import pytest
+from test_honest import NAMES_ON_GPU
 
 from cudadent42.model.events import Event
 from cudadent42.model.integrity import Breach
@@ -15,7 +16,7 @@ from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.worker.parent import Worker
 from cudadent42.worker.stages import run_stage
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 CASE = AttentionCase("small", "fp16", 2, 8, 8, 1024, 1024, 64)
 
@@ -104,7 +105,11 @@ EXPECTED = {
 def seen(text: str, names: list[str], folder: Path, timer: TimerKind) -> lab.Seen:
     file = folder / "candidates.py"
     file.write_text(text)
-    plan = lab.plan_for([f"{file}:{name}" for name in names], timer)
+    return put_before([f"{file}:{name}" for name in names], folder, timer)
+
+
+def put_before(names: list[str], folder: Path, timer: TimerKind) -> lab.Seen:
+    plan = lab.plan_for(names, timer)
     plan = replace(plan, device="cuda:0", cases=(CASE,))
 
     def ignore(event: Event) -> None:
@@ -142,6 +147,17 @@ def test_an_honest_one_is_clean(name: str, all_seen: lab.Seen) -> None:
     alone = [each for each in all_seen.findings() if each.implementation == own]
     assert not alone, [each.line for each in alone]
     assert not all_seen.failures(own)
+
+
+@pytest.fixture(scope="module")
+def all_honest(tmp_path_factory: pytest.TempPathFactory) -> lab.Seen:
+    return put_before(NAMES_ON_GPU, tmp_path_factory.mktemp("honest"), TimerKind.CALL)
+
+
+@pytest.mark.parametrize("name", NAMES_ON_GPU, ids=lambda name: name.rpartition("/")[2])
+def test_an_honest_kernel_is_clean(name: str, all_honest: lab.Seen) -> None:
+    assert not all_honest.evidence(name).strip()
+    assert f"{CASE.id}/{name}" not in all_honest.benched.skipped
 
 
 def test_a_patched_event_is_named(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import lab
 import pytest
 
 from cudadent42.audit.stage import Audited, audit
+from cudadent42.decisions.claims import why_missed
 from cudadent42.decisions.compare import compare
 from cudadent42.model.events import Event
 from cudadent42.model.integrity import Breach, Confirmation, Grade, Way
@@ -18,7 +19,7 @@ from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.worker.parent import Worker
 from cudadent42.worker.stages import run_stage
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 BASELINE = "pytorch_math"
 """Which writes out all scores, so whoever does not is faster many times over."""
@@ -204,7 +205,7 @@ def breaches(seen: Audited) -> Sequence[tuple[Breach, Grade]]:
 def test_what_is_faster_is_confirmed(run: Bench) -> None:
     seen = run.audited(run.name("faster"))
     assert not seen.findings, [each.line for each in seen.findings]
-    assert only(seen).confirmed, only(seen)
+    assert only(seen).confirmed, why_missed(only(seen), run.results)
     assert only(seen).way is (Way.ALONE if run.plan.timer is TimerKind.CALL else Way.GRAPH)
     assert seen.hidden_checked
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from pathlib import Path
 
 import audits
 import lab
@@ -11,12 +12,19 @@ import pytest
 
 from cudadent42.audit.stage import Audited
 
-FILE = lab.FOLDER / "honest" / "ordinary.py"
-FUNCTIONS = [
-    node.name
-    for node in ast.parse(FILE.read_text()).body
-    if isinstance(node, ast.FunctionDef) and [each.arg for each in node.args.kwonlyargs]
-]
+FILE, FILE_ON_GPU = (lab.FOLDER / "honest" / f"{name}.py" for name in ("ordinary", "on_gpu"))
+
+
+def functions_of(file: Path) -> list[str]:
+    """Its implementations."""
+    return [
+        node.name
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.args.kwonlyargs
+    ]
+
+
+FUNCTIONS = functions_of(FILE)
 AT_IMPORT = sorted(path.stem for path in (lab.FOLDER / "honest").glob("*_at_import.py"))
 BUILT_IN = ("cudadent42", "pytorch_flash", "pytorch_math")
 NAMES = [
@@ -24,6 +32,10 @@ NAMES = [
     *(lab.candidate(lab.FOLDER / "honest" / f"{name}.py") for name in AT_IMPORT),
     *BUILT_IN,
 ]
+FOR_A_CPU = ("an_operator_of_its_own", "by_way_of_numpy", "by_way_of_ctypes")
+"""Which take addresses, or kernels, to be the host's."""
+OWN_ON_GPU = [lab.candidate(FILE_ON_GPU, name) for name in functions_of(FILE_ON_GPU)]
+NAMES_ON_GPU = [*OWN_ON_GPU, *(name for name in NAMES if not name.endswith(FOR_A_CPU)), "pytorch_cudnn"]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -35,6 +47,7 @@ def _one_thread() -> Iterator[None]:
 
 def test_there_are_as_many_as_promised() -> None:
     assert len(NAMES) >= 30
+    assert len(NAMES_ON_GPU) >= 30
 
 
 @pytest.fixture(scope="module")

@@ -36,6 +36,7 @@ from cudadent42.sandbox.policy import Limits
 from cudadent42.scaffold import Kind, create
 from cudadent42.stages.build import build
 from flashmoe_science.jit.cache import cache_directory
+from warm_python import FreshPopen
 
 HOSTILE = lab.FOLDER / "hostile"
 HONEST = lab.FOLDER / "honest" / "ordinary.py"
@@ -133,7 +134,9 @@ def attempts(text: str) -> dict[str, str]:
 def attacked(scene: Path, sandbox: Sandbox) -> tuple[lab.Seen, dict[str, str]]:
     log = scene / "attacked.log"
     names = [candidate(scene, name) for name in ATTACKS]
-    return lab.put_before(names, log, sandbox=sandbox), attempts(log.read_text())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", FreshPopen)  # what they attack is a process as users have it
+        return lab.put_before(names, log, sandbox=sandbox), attempts(log.read_text())
 
 
 def test_every_attack_is_refused(attacked: tuple[lab.Seen, dict[str, str]]) -> None:
@@ -240,6 +243,7 @@ def test_a_daemon_does_not_outlive_the_run(scene: Path, sandbox: Sandbox) -> Non
     assert not [line for line in lines if line.startswith(words)]
 
 
+@pytest.mark.fresh
 @pytest.mark.parametrize("sealed", [True])
 def test_the_audit_confines_each_contestant(sealed: bool, scene: Path, sandbox: Sandbox) -> None:
     log = scene / "audit.log"

@@ -1,18 +1,25 @@
 from __future__ import annotations
 
+import os
+import py_compile
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 import torch
 
+from cudadent42.base import parcels
 from cudadent42.base.errors import UsageError
+from cudadent42.fleet.cargo import Cargo
 from cudadent42.model.implementations import is_plug_in, why_not
+from cudadent42.model.records import Plan
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.operations.attention.inputs import random_inputs
 from cudadent42.operations.attention.reference import attention_float64
 from cudadent42.registry import get, load, registry
+from cudadent42.suites.loader import load_suite
 
 ATTENTION = "attention"
 FIXED_NAMES = [
@@ -23,6 +30,7 @@ FIXED_NAMES = [
     "pytorch_efficient",
     "pytorch_math",
     "flash_attn",
+    "flash_attn_3",
     "flash_attn_cute",
     "flashinfer",
     "xformers",
@@ -62,6 +70,36 @@ def test_missing_peer_gives_the_reason() -> None:
         pytest.skip("flash_attn is installed")
     reason = get("flash_attn", ATTENTION).unavailable("cuda:0")
     assert reason == "flash_attn is not installed; pip install flash-attn"
+
+
+def test_flash_attention_3_is_called_in_its_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its wheel's module, played by SDPA: (batch, seq, heads, head_dim), the softmax scale, and a causal mask."""
+
+    def flash_attn_func(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+    ) -> torch.Tensor:
+        of_heads = (tensor.transpose(1, 2) for tensor in (q, k, v))
+        return torch.nn.functional.scaled_dot_product_attention(
+            *of_heads, is_causal=causal, scale=softmax_scale
+        ).transpose(1, 2)
+
+    module = types.ModuleType("flash_attn_interface")
+    module.flash_attn_func = flash_attn_func  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", module)
+    case = AttentionCase("c", "fp32", 2, 3, 3, 20, 20, 16, True)
+    inputs = random_inputs(case, 0, 0, "cpu")
+    rival = get("flash_attn_3", ATTENTION)
+    assert rival.unavailable("cuda:0") is None
+    expected = get("pytorch", ATTENTION).prepare(case, inputs)()
+    torch.testing.assert_close(rival.prepare(case, inputs)(), expected)
+
+
+def test_the_suite_for_hopper_races_all_three_rivals() -> None:
+    assert {"pytorch_cudnn", "flash_attn_3", "flash_attn_cute"} <= set(load_suite("hopper").implementations)
 
 
 @pytest.mark.parametrize("name", ["pytorch", "pytorch_flash", "pytorch_math"])
@@ -116,3 +154,36 @@ def test_two_files_of_one_name_stay_apart(tmp_path: Path) -> None:
         load(f"{tmp_path}/{folder}/kernel.py:attention", ATTENTION).prepare(case, inputs)() for folder in "ab"
     ]
     assert torch.equal(results[0] * 3, results[1] * 2)
+
+
+def test_what_was_sent_is_loaded_from_its_source_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytecode is not in the digest; who is loaded first could leave some for who is raced next."""
+    mine, helper = tmp_path / "mine.py", tmp_path / "a_module_beside_it.py"
+    mine.write_text(
+        "import a_module_beside_it\ndef attention(q, *_, **__): return a_module_beside_it.FACTOR * q * 2\n"
+    )
+    helper.write_text("FACTOR = 3\n")
+    case = AttentionCase("c", "fp32", 1, 1, 1, 2, 2, 8)
+    name = f"{mine}:attention"
+    cargo = Cargo()
+    (parcel,) = cargo.of(Plan("unit", "cpu", (case,), "pytorch", ("pytorch", name), 4, 0, seed=1))
+    root = parcels.make(tmp_path / "parcels")
+    monkeypatch.setenv(parcels.FOLDER_VARIABLE, str(root))
+    parcels.place(parcel, cargo.packed(parcel), root)
+    for path in (root / "trees" / parcel.digest).iterdir():
+        sent, source = path.stat(), path.read_text()
+        path.write_text(source.replace("3", "9").replace("2", "9"))  # as long, and as old
+        os.utime(path, ns=(sent.st_atime_ns, sent.st_mtime_ns))
+        py_compile.compile(str(path))
+        path.write_text(source)
+        os.utime(path, ns=(sent.st_atime_ns, sent.st_mtime_ns))
+    for name_of_list in ("path", "path_hooks"):
+        monkeypatch.setattr(sys, name_of_list, list(getattr(sys, name_of_list)))
+    inputs = random_inputs(case, 0, 0, "cpu")
+    try:
+        result = load(name, ATTENTION).prepare(case, inputs)()
+    finally:
+        sys.modules.pop(helper.stem, None)
+    assert torch.equal(result, 6 * inputs.query)

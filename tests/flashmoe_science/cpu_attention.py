@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+
 import pytest
 import torch
 from attention_gradients import Case
 
 from flashmoe_science.cpu import attention
 from flashmoe_science.gradients import Gradients, Needs
-from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
+from instruction_sets import each_instruction_set as each_instruction_set
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-AVAILABLE = host.available_instruction_sets()
 ALL = Needs(query=True, key=True, value=True)
 
 each_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
-each_instruction_set = pytest.mark.parametrize(
-    "instruction_set",
-    [
-        pytest.param(
-            each, marks=pytest.mark.skipif(each not in AVAILABLE, reason=f"this CPU lacks {each.value}")
-        )
-        for each in InstructionSet
-    ],
-    ids=lambda each: each.value,
-)
+
+
+class GuardedMemory:
+    """A tensor that ends (or starts) right at a page that cannot be touched."""
+
+    def __init__(self, tensor: torch.Tensor, at_end: bool) -> None:
+        page = mmap.PAGESIZE
+        size = tensor.numel() * tensor.element_size()
+        pages = -(-size // page)
+        self._map = mmap.mmap(-1, (pages + 2) * page)
+        base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        libc = ctypes.CDLL(None, use_errno=True)
+        for guard in (base, base + (pages + 1) * page):
+            assert libc.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(page), 0) == 0
+        offset = page + (pages * page - size if at_end else 0)
+        flat = torch.frombuffer(self._map, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
+        self.tensor = flat.view(tensor.shape).copy_(tensor)
 
 
 def attend(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -12,16 +12,22 @@ from emulated import compile_emulation
 
 from flashmoe_science.cuda.moe import combine, hopper, routing
 from flashmoe_science.cuda.moe.gradients import hopper as backward_hopper
+from flashmoe_science.cuda.moe.gradients import portable as backward_portable
 from flashmoe_science.jit.nvrtc import CudaKernel
 
 PARAMETERS = {
     "moe_count": "routing::Parameters",
     "moe_place": "routing::Parameters",
     "moe_hopper": "moe::Parameters",
+    "moe_portable": "ProductParameters",
     "moe_combine": "combine::Parameters",
     "moe_backward_hopper": "moe::Parameters",
     "moe_backward_weights": "moe::WeightsParameters",
+    "moe_backward_portable": "BackwardProductParameters",
+    "moe_backward_portable_weights": "BackwardWeightsParameters",
     "moe_backward_routing": "RoutingGradientParameters",
+    "moe_backward_bias": "BiasGradientParameters",
+    "moe_backward_bias_routing": "BiasRoutingParameters",
 }
 _MAP = struct.Struct("2Q 5Q 4Q 5Q")
 
@@ -30,6 +36,8 @@ class EmulatedLauncher:
     """In the place of `cuda.launch.Launcher`."""
 
     copies_late = True
+    order: ClassVar[list[str]] = []
+    """Functions, as they were launched."""
 
     def __init__(
         self, function: object, grid: tuple[int, int, int], kernel: CudaKernel, size: int, *, dependent: bool
@@ -38,11 +46,13 @@ class EmulatedLauncher:
         storage = ctypes.create_string_buffer(size + 64)
         self.buffer = (ctypes.c_char * size).from_buffer(storage, -ctypes.addressof(storage) % 64)
         self._blocks = grid[0]
+        self._function = kernel.function
         self._library = compile_emulation(
             kernel, PARAMETERS[kernel.function], copies_late=EmulatedLauncher.copies_late
         )
 
     def start(self, stream: int) -> None:
+        self.order.append(self._function)
         self._library.run(self.buffer, self._blocks)
 
 
@@ -80,10 +90,11 @@ class EmulatedMap:
 @pytest.fixture
 def emulated_launches(monkeypatch: pytest.MonkeyPatch) -> type[EmulatedLauncher]:
     """Plans made under it launch emulations, on addresses of CPU memory."""
-    for module in (combine, hopper, routing, backward_hopper):
+    for module in (combine, hopper, routing, backward_hopper, backward_portable):
         monkeypatch.setattr(module, "load", lambda *arguments, **options: None)
         monkeypatch.setattr(module, "Launcher", EmulatedLauncher)
         if hasattr(module, "TensorMap"):
             monkeypatch.setattr(module, "TensorMap", EmulatedMap)
+    monkeypatch.setattr(EmulatedLauncher, "order", [])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return EmulatedLauncher

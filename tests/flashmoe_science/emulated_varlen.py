@@ -11,7 +11,7 @@ from emulated import compile_emulation
 
 from flashmoe_science.configs.attention.varlen import Tiles, VarlenConfiguration, tiles
 from flashmoe_science.cuda.varlen import dense, portable
-from flashmoe_science.cuda.varlen.arguments import ARGUMENT_BYTES, PER_CALL
+from flashmoe_science.cuda.varlen.arguments import ARGUMENT_BYTES, PER_CALL, TREE_MASK, TREE_MASK_AT
 from flashmoe_science.varlen.arguments import Inputs, Options, check, check_sizes
 from flashmoe_science.varlen.problem import Problem
 
@@ -19,7 +19,7 @@ Call = dict[str, torch.Tensor]
 
 
 def problem_of(call: Call, **options: Any) -> Problem:
-    return check(_inputs(call), _options(options))
+    return check(inputs_of(call), _options(options))
 
 
 def attend(call: Call, *, short: bool = False, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -29,7 +29,7 @@ def attend(call: Call, *, short: bool = False, **options: Any) -> tuple[torch.Te
     """
     bounds = options.pop("max_seqlen_q"), options.pop("max_seqlen_k")
     problem = problem_of(call, **options)
-    sizes = check_sizes(_inputs(call), *bounds)
+    sizes = check_sizes(inputs_of(call), *bounds)
     both: Tiles = tiles("sm_86", problem.head_dim, problem.value_dim, portable.features(problem))
     tile = both.short if short else both.tall
     query = call["query"]
@@ -57,6 +57,7 @@ def attend(call: Call, *, short: bool = False, **options: Any) -> tuple[torch.Te
         num_tiles,
         1 + arguments.num_slices // 2,  # sections of unequal size
     )
+    TREE_MASK.pack_into(buffer, TREE_MASK_AT, _address(call.get("tree_mask")))
     _library(tile, query.dtype).run(buffer, num_tiles * arguments.num_slices)
     return output, lse
 
@@ -96,7 +97,7 @@ def _address(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def _inputs(call: Call) -> Inputs:
+def inputs_of(call: Call) -> Inputs:
     return Inputs(**{name: call.get(name) for name in Inputs._fields})  # type: ignore[arg-type]
 
 

@@ -37,11 +37,21 @@ class Layer:
     w2: torch.Tensor
     topk_weights: torch.Tensor
     topk_ids: torch.Tensor
+    w13_bias: torch.Tensor | None = None
+    w2_bias: torch.Tensor | None = None
 
-    def addresses(self) -> tuple[int, int, int, int, int]:
+    def addresses(self) -> tuple[int, ...]:
+        """As a launch takes them."""
         given = (self.hidden_states, self.w13, self.w2, self.topk_weights, self.topk_ids)
-        a, b, c, d, e = (tensor.data_ptr() for tensor in given)
-        return a, b, c, d, e
+        biases = (each for each in (self.w13_bias, self.w2_bias) if each is not None)
+        return tuple(tensor.data_ptr() for tensor in (*given, *biases))
+
+    def to(self, device: str) -> Layer:
+        names = ("hidden_states", "w13", "w2", "topk_weights", "topk_ids", "w13_bias", "w2_bias")
+        tensors = {name: getattr(self, name) for name in names}
+        return replace(
+            self, **{name: tensor.to(device) for name, tensor in tensors.items() if tensor is not None}
+        )
 
 
 def random_ids(tokens: int, top_k: int, experts: int) -> torch.Tensor:
@@ -60,8 +70,9 @@ def layer(
     activation: Activation = Activation.SILU,
     w13_layout: W13Layout = W13Layout.CONCAT,
     ids: torch.Tensor | None = None,
+    biased: bool = False,
 ) -> Layer:
-    """Random tensors; NaN follows each of the weights and the hidden states in memory."""
+    """Random tensors; NaN follows each of the weights, their biases and the hidden states in memory."""
     topk_ids = random_ids(tokens, top_k, experts) if ids is None else ids.to("cuda")
     problem = MoeProblem(
         tokens=tokens,
@@ -73,6 +84,8 @@ def layer(
         activation=activation,
         w13_layout=w13_layout,
         ids64=topk_ids.dtype == torch.int64,
+        w13_biased=biased,
+        w2_biased=biased,
     )
 
     def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
@@ -87,6 +100,8 @@ def layer(
         normal(experts, hidden, intermediate, scale=intermediate**-0.5),
         torch.rand(tokens, top_k, device="cuda").softmax(dim=1),
         topk_ids,
+        normal(experts, problem.w13_rows) if biased else None,
+        normal(experts, hidden) if biased else None,
     )
 
 
@@ -99,7 +114,11 @@ def reference(given: Layer, dtype: torch.dtype) -> torch.Tensor:
         if len(token) == 0:
             continue
         sums = given.hidden_states[token].to(dtype) @ given.w13[expert].to(dtype).T
+        if given.w13_bias is not None:
+            sums = sums + given.w13_bias[expert].to(dtype)
         rows = activated(sums, problem) @ given.w2[expert].to(dtype).T
+        if given.w2_bias is not None:
+            rows = rows + given.w2_bias[expert].to(dtype)
         out.index_add_(0, token, rows.double() * given.topk_weights[token, j, None].double())
     return out
 
@@ -141,8 +160,7 @@ def assert_right(given: Layer, choices: list[Choice], *, against: str = "cuda") 
     and a rounding. Both are computed on the device `against`.
     """
     assert choices, "nothing takes this"
-    names = ("hidden_states", "w13", "w2", "topk_weights", "topk_ids")
-    there = replace(given, **{name: getattr(given, name).to(against) for name in names})
+    there = given.to(against)
     exact = reference(there, torch.float64).cuda()
     plain = reference(there, given.problem.dtype).cuda()
     rounding = (exact.to(given.problem.dtype).double() - exact).abs().max().item()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from moe_reference import Moe, composed_moe
@@ -11,7 +12,7 @@ from torch.nn import functional
 
 from flashmoe_science import moe_composition
 from flashmoe_science.moe_arguments import Activation, W13Layout
-from flashmoe_science.moe_gradients import MoeGradients
+from flashmoe_science.moe_gradients import NO_MAIN_GRADIENTS, MainGradients, MoeGradients, MoeTensors
 
 NAMES = ("hidden_states", "w13", "w2", "topk_weights")
 
@@ -131,18 +132,9 @@ class ReferenceBackend:
 
     @staticmethod
     def forward(
-        hidden_states: torch.Tensor,
-        w13: torch.Tensor,
-        w2: torch.Tensor,
-        topk_weights: torch.Tensor,
-        topk_ids: torch.Tensor,
-        w13_bias: torch.Tensor | None,
-        w2_bias: torch.Tensor | None,
-        *,
-        activation: Activation,
-        w13_layout: W13Layout,
-        keep_z: bool,
+        tensors: MoeTensors, *, activation: Activation, w13_layout: W13Layout, keep_z: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        hidden_states, w13, w2, topk_weights, topk_ids, w13_bias, w2_bias = tensors
         k = topk_ids.shape[1]
         order, counts = moe_composition.slots_by_expert(topk_ids, len(w13))
         z = hidden_states.new_full((topk_ids.numel(), w13.shape[1]), torch.nan)
@@ -159,5 +151,12 @@ class ReferenceBackend:
         return output, z if keep_z else None
 
     @staticmethod
-    def backward(*tensors: torch.Tensor, **options: object) -> MoeGradients:
-        return moe_composition.backward(*tensors, **options)  # type: ignore[arg-type]
+    def backward(
+        grad_output: torch.Tensor,
+        tensors: MoeTensors,
+        z: torch.Tensor | None,
+        *,
+        main: MainGradients = NO_MAIN_GRADIENTS,
+        **options: Any,
+    ) -> MoeGradients:
+        return main.take(moe_composition.backward(grad_output, tensors, z, **options))

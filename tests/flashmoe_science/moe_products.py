@@ -5,21 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
+from moe_reference import ACTIVATIONS, factor_of
 
 from flashmoe_science.cuda.moe.portable import Product
 from flashmoe_science.cuda.moe.problem import MoeProblem
-from flashmoe_science.moe_arguments import Activation, W13Layout
+from flashmoe_science.moe_arguments import W13Layout
 
 _GUARD_ROWS = 3
-_FUNCTIONS = {
-    Activation.SILU: F.silu,
-    Activation.GELU: F.gelu,
-    Activation.GELU_TANH: lambda x: F.gelu(x, approximate="tanh"),
-    Activation.SILU_NO_MUL: F.silu,
-    Activation.GELU_NO_MUL: F.gelu,
-    Activation.RELU2_NO_MUL: lambda x: F.relu(x).square(),
-}
 
 
 def random_ids(tokens: int, top_k: int, experts: int, *, invalid: float = 0.0) -> torch.Tensor:
@@ -59,8 +51,10 @@ class Operands:
     output: torch.Tensor
     """Some rows longer than the product's."""
     ticket: torch.Tensor
+    bias: torch.Tensor | None = None
+    """(experts, rows of weights)."""
 
-    def addresses(self, routed: Routing) -> tuple[int, int, int, int, int, int]:
+    def addresses(self, routed: Routing) -> tuple[int, ...]:
         """What a launch takes; the ticket is zero."""
         self.ticket.zero_()
         tensors = (
@@ -71,8 +65,8 @@ class Operands:
             routed.sorted_slots,
             self.ticket,
         )
-        a, b, c, d, e, f = (tensor.data_ptr() for tensor in tensors)
-        return a, b, c, d, e, f
+        bias = 0 if self.bias is None else self.bias.data_ptr()
+        return (*(tensor.data_ptr() for tensor in tensors), bias)
 
 
 def operands(problem: MoeProblem, product: Product, routed: Routing) -> Operands:
@@ -88,10 +82,13 @@ def operands(problem: MoeProblem, product: Product, routed: Routing) -> Operands
 
     weights = guarded(problem.experts, weight_rows, inner)
     weights.mul_(inner**-0.5)
-    rows = routed.rows if up else problem.slots
-    output = torch.full((rows + _GUARD_ROWS, columns), torch.nan, dtype=problem.dtype, device=device)
+    output_rows = routed.rows if up else problem.slots
+    output = torch.full((output_rows + _GUARD_ROWS, columns), torch.nan, dtype=problem.dtype, device=device)
     ticket = torch.zeros(1, dtype=torch.int32, device=device)
-    return Operands(guarded(problem.tokens if up else max(routed.rows, 1), inner), weights, output, ticket)
+    biased = problem.w13_biased if up else problem.w2_biased
+    bias = guarded(problem.experts, weight_rows) if biased else None
+    rows = guarded(problem.tokens if up else max(routed.rows, 1), inner)
+    return Operands(rows, weights, output, ticket, bias)
 
 
 def reference(problem: MoeProblem, product: Product, routed: Routing, given: Operands) -> torch.Tensor:
@@ -101,22 +98,24 @@ def reference(problem: MoeProblem, product: Product, routed: Routing, given: Ope
     for expert in range(problem.experts):
         begin, end = bounds[expert], bounds[expert + 1]
         slots = routed.sorted_slots[begin:end].long()
+        bias = 0.0 if given.bias is None else given.bias[expert].double()
         if product is Product.UP:
             sums = given.input[slots // problem.top_k].double() @ given.weights[expert].double().T
-            exact[begin:end] = activated(sums, problem)
+            exact[begin:end] = activated(sums + bias, problem)
         else:
-            exact[slots] = given.input[begin:end].double() @ given.weights[expert].double().T
+            exact[slots] = given.input[begin:end].double() @ given.weights[expert].double().T + bias
     return exact
 
 
 def activated(sums: torch.Tensor, problem: MoeProblem) -> torch.Tensor:
-    function = _FUNCTIONS[problem.activation]
+    function = ACTIVATIONS[problem.activation]
     if not problem.gated:
         return function(sums)
     if problem.w13_layout is W13Layout.INTERLEAVED:
-        return function(sums[:, 0::2]) * sums[:, 1::2]
-    gate, up = sums.chunk(2, dim=1)
-    return function(gate) * up
+        gate, up = sums[:, 0::2], sums[:, 1::2]
+    else:
+        gate, up = sums.chunk(2, dim=1)
+    return function(gate) * factor_of(up, problem.activation)
 
 
 def assert_right(problem: MoeProblem, product: Product, routed: Routing, given: Operands) -> None:

@@ -18,7 +18,13 @@ ACTIVATIONS = {
     Activation.SILU_NO_MUL: functional.silu,
     Activation.GELU_NO_MUL: functional.gelu,
     Activation.RELU2_NO_MUL: lambda x: functional.relu(x).square(),
+    Activation.SWIGLU_OAI: lambda x: x.clamp(max=7) * torch.sigmoid(1.702 * x.clamp(max=7)),
 }
+
+
+def factor_of(up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """What the activated gate is multiplied by."""
+    return up.clamp(-7, 7) + 1 if activation is Activation.SWIGLU_OAI else up
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,14 @@ class Moe:
     w2: torch.Tensor
     topk_weights: torch.Tensor
     topk_ids: torch.Tensor
+    w13_bias: torch.Tensor | None = None
+    w2_bias: torch.Tensor | None = None
+
+    @property
+    def biases(self) -> dict[str, torch.Tensor]:
+        """Those that there are, as keywords."""
+        given = {"w13_bias": self.w13_bias, "w2_bias": self.w2_bias}
+        return {name: bias for name, bias in given.items() if bias is not None}
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -48,6 +62,7 @@ def make_moe(
     ids: torch.dtype = torch.int32,
     seed: int = 0,
     device: str = "cpu",
+    biased: bool = False,
 ) -> Moe:
     """Normal values; every token has `top_k` different experts."""
     generator = torch.Generator().manual_seed(seed)
@@ -64,13 +79,18 @@ def make_moe(
         scores.sort(dim=-1, descending=True).values[:, :top_k].softmax(dim=-1).contiguous(),
         scores.argsort(dim=-1, descending=True)[:, :top_k].to(ids).contiguous(),
     )
-    return Moe(*(tensor.to(device) for tensor in made.tensors))
+    if biased:
+        made = replace(
+            made, w13_bias=normal(experts, rows).to(dtype), w2_bias=normal(experts, hidden).to(dtype)
+        )
+    biases = {name: bias.to(device) for name, bias in made.biases.items()}
+    return Moe(*(tensor.to(device) for tensor in made.tensors), **biases)
 
 
 def interleaved(w13: torch.Tensor) -> torch.Tensor:
-    """From gate rows then up rows to gate 0, up 0, gate 1, ..."""
-    experts, rows, hidden = w13.shape
-    return w13.view(experts, 2, rows // 2, hidden).transpose(1, 2).reshape(experts, rows, hidden).contiguous()
+    """From gate rows then up rows to gate 0, up 0, gate 1, ...; of w13 or of its bias."""
+    experts, rows = w13.shape[:2]
+    return w13.view(experts, 2, rows // 2, -1).transpose(1, 2).reshape(w13.shape).contiguous()
 
 
 def exact_moe(
@@ -93,15 +113,18 @@ def composed_moe(moe: Moe, activation: Activation, layout: W13Layout, dtype: tor
         expert = int(moe.topk_ids[token, choice])
         if not 0 <= expert < len(moe.w13):
             continue
-        projected = functional.linear(moe.hidden_states[token].to(dtype), moe.w13[expert].to(dtype))
+        bias, second_bias = (
+            None if each is None else each[expert].to(dtype) for each in (moe.w13_bias, moe.w2_bias)
+        )
+        projected = functional.linear(moe.hidden_states[token].to(dtype), moe.w13[expert].to(dtype), bias)
         if not activation.gated:
             between = ACTIVATIONS[activation](projected)
         elif layout is W13Layout.CONCAT:
             gate, up = projected.chunk(2)
-            between = ACTIVATIONS[activation](gate) * up
+            between = ACTIVATIONS[activation](gate) * factor_of(up, activation)
         else:
-            between = ACTIVATIONS[activation](projected[::2]) * projected[1::2]
-        down = functional.linear(between, moe.w2[expert].to(dtype)).to(combined)
+            between = ACTIVATIONS[activation](projected[::2]) * factor_of(projected[1::2], activation)
+        down = functional.linear(between, moe.w2[expert].to(dtype), second_bias).to(combined)
         result[token] += moe.topk_weights[token, choice].to(combined) * down
     return result.to(dtype)
 

@@ -14,7 +14,7 @@ _GUARD_ROWS = 2
 
 @dataclass(frozen=True)
 class Arguments:
-    """NaN lies behind the hidden states and the weights, and all over the output."""
+    """NaN lies behind the hidden states, the weights and their biases, and all over the output."""
 
     hidden_states: torch.Tensor
     w13: torch.Tensor
@@ -23,6 +23,14 @@ class Arguments:
     topk_ids: torch.Tensor
     output: torch.Tensor
     """Some rows longer than the call's."""
+    w13_bias: torch.Tensor | None = None
+    w2_bias: torch.Tensor | None = None
+
+    def addresses(self) -> tuple[int, ...]:
+        """As a launch takes them."""
+        five = self.hidden_states, self.w13, self.w2, self.topk_weights, self.topk_ids
+        biases = (each for each in (self.w13_bias, self.w2_bias) if each is not None)
+        return tuple(each.data_ptr() for each in (*five, *biases, self.output))
 
 
 def arguments(problem: MoeProblem, ids: torch.Tensor) -> Arguments:
@@ -36,6 +44,8 @@ def arguments(problem: MoeProblem, ids: torch.Tensor) -> Arguments:
 
     w13 = guarded(problem.experts, problem.w13_rows, problem.hidden)
     w2 = guarded(problem.experts, problem.hidden, problem.intermediate)
+    w13_bias = guarded(problem.experts, problem.w13_rows) if problem.w13_biased else None
+    w2_bias = guarded(problem.experts, problem.hidden) if problem.w2_biased else None
     return Arguments(
         guarded(problem.tokens, problem.hidden),
         w13.mul_(problem.hidden**-0.5),
@@ -45,6 +55,8 @@ def arguments(problem: MoeProblem, ids: torch.Tensor) -> Arguments:
         torch.full(
             (problem.tokens + _GUARD_ROWS, problem.hidden), torch.nan, dtype=problem.dtype, device=device
         ),
+        w13_bias,
+        w2_bias,
     )
 
 
@@ -58,6 +70,8 @@ def intermediate(problem: MoeProblem, given: Arguments) -> torch.Tensor:
         slots = (ids == expert).nonzero().flatten()
         if len(slots):
             sums = given.hidden_states[slots // problem.top_k].double() @ given.w13[expert].double().T
+            if given.w13_bias is not None:
+                sums = sums + given.w13_bias[expert].double()
             exact[slots] = activated(sums, problem)
     return exact
 
@@ -71,6 +85,8 @@ def reference(problem: MoeProblem, given: Arguments) -> torch.Tensor:
         slots = (ids == expert).nonzero().flatten()
         if len(slots):
             rows[slots] = middle[slots] @ given.w2[expert].double().T
+            if given.w2_bias is not None:
+                rows[slots] += given.w2_bias[expert].double()
     weighted = rows * given.topk_weights.flatten().double()[:, None]
     return weighted.view(problem.tokens, problem.top_k, problem.hidden).sum(1)
 

@@ -10,7 +10,9 @@ racecheck, even where it looks at no kernel. Prints "passed" when all calls were
 
 from __future__ import annotations
 
+import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 from gpu_moe import assert_right, layer
 from topk_reference import reference
 
+from flashmoe_science.configs.moe.few import all_configurations
 from flashmoe_science.cuda import launch
-from flashmoe_science.cuda.device import device_of
-from flashmoe_science.cuda.moe import MoeKind
+from flashmoe_science.cuda.choice import Choice
+from flashmoe_science.cuda.device import Device, device_of
+from flashmoe_science.cuda.moe import MoeKind, few
+from flashmoe_science.cuda.moe.problem import MoeProblem
 from flashmoe_science.cuda.moe.select import module
 from flashmoe_science.cuda.moe.topk import topk
+from flashmoe_science.errors import InputError
 from flashmoe_science.moe_arguments import Activation, Scores, W13Layout
+from flashmoe_science.router_losses import OVERRIDE_VARIABLE, topk_routing_with_losses
 
 # tokens, hidden, intermediate, experts, top_k: partial tiles, rows for more tiles than one, experts without rows.
 LAYERS = [(1, 16, 16, 2, 1), (37, 80, 112, 5, 2), (300, 144, 48, 3, 2), (50, 272, 272, 70, 3)]
@@ -41,6 +48,38 @@ def launch_one_after_another() -> None:
         with_overlap(self, *given, dependent=False, **options)
 
     launch.Launcher.__init__ = without  # type: ignore[method-assign]
+
+
+def choices(kind: MoeKind, problem: MoeProblem, where: Device) -> list[Choice]:
+    """What is taken by the rule; of the ways for few tokens, which are kernels of their own, everything that can be."""
+    chosen = module(kind).choose(problem, where)
+    if chosen is None or kind is not MoeKind.FEW:
+        return [] if chosen is None else [chosen]
+    possible = [chosen]
+    for configuration in all_configurations(where.architecture):
+        try:
+            few.check(problem, configuration)
+        except InputError:
+            continue
+        possible.append(replace(chosen, configuration=configuration))
+    return list(dict.fromkeys(possible))
+
+
+def route_with_losses(logits: torch.Tensor, k: int) -> None:
+    """The choice, its losses and their gradient by the kernels that are off by default, against the composition."""
+    os.environ[OVERRIDE_VARIABLE] = "fused"
+    results = []
+    for given in (logits, logits.cpu()):
+        leaf = given.detach().clone().requires_grad_()
+        weights, ids, losses = topk_routing_with_losses(leaf, k)
+        numbers = (weights, losses.load_balancing, losses.z)
+        steps = torch.linspace(1, 2, weights.numel(), device=leaf.device).view_as(weights)
+        loss = (weights * steps).sum() + 3 * losses.load_balancing + 5 * losses.z
+        (gradient,) = torch.autograd.grad(loss, leaf)
+        results.append([*(each.detach().cpu() for each in numbers), gradient.cpu()])
+        results[-1] += [ids.long().cpu(), losses.tokens_per_expert.cpu()]
+    for ours, composed in zip(*results, strict=True):
+        torch.testing.assert_close(ours, composed, rtol=1e-4, atol=1e-5)
 
 
 def main() -> None:
@@ -58,10 +97,10 @@ def main() -> None:
             dtype=(torch.bfloat16, torch.float16)[index % 2],
             activation=(Activation.SILU, Activation.GELU_NO_MUL)[index // 2],
             w13_layout=(W13Layout.CONCAT, W13Layout.INTERLEAVED)[index % 2],
+            biased=index % 2 == 1,
         )
         for name in names:
-            choice = module(MoeKind(name)).choose(given.problem, where)
-            if choice is not None:
+            for choice in choices(MoeKind(name), given.problem, where):
                 assert_right(given, [choice], against="cpu")
                 launches[name] += 1
     for tokens, experts, k in ROUTINGS:
@@ -70,6 +109,7 @@ def main() -> None:
         exact, exact_ids = reference(logits.cpu(), k, Scores.SOFTMAX, True, None, 1.0)
         assert torch.equal(ids.long().cpu(), exact_ids)
         torch.testing.assert_close(weights.double().cpu(), exact, rtol=2e-6, atol=1e-30)
+        route_with_losses(logits, k)
     torch.cuda.synchronize()
     print(f"passed; launches: {', '.join(f'{name} {count}' for name, count in launches.items())}")
 

@@ -17,9 +17,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from varlen_cases import Call, Shape, bounds, packed, paged, to
+from tree_cases import random_tree, tree_mask
+from varlen_cases import Call, Shape, bounds, packed, paged, quantized, to
+from varlen_quantized import assert_as_exact_as_ideal
 from varlen_reference import assert_as_exact_as_pytorch
 
+from flashmoe_science import attention_varlen
 from flashmoe_science.cuda.device import device_of
 from flashmoe_science.cuda.varlen.select import MODULES, VarlenKernel, bucket
 from flashmoe_science.varlen.arguments import Inputs, Options, check
@@ -28,6 +31,7 @@ from flashmoe_science.varlen.problem import Sizes, Tensors
 BF16, FP16 = torch.bfloat16, torch.float16
 FEW = Shape((1, 0, 2, 1, 1), (300, 5, 17, 0, 64), 8, 2, 128, dtype=BF16)
 MANY = Shape((70, 1, 0, 130), (129, 33, 9, 65), 4, 2, 64, dtype=BF16)
+TREES = Shape((64, 7, 66), (64, 40, 130), 8, 2, 64, dtype=BF16)
 UNEQUAL = Shape((40, 3), (70, 7), 2, 2, 192, 128, FP16)
 
 
@@ -36,8 +40,13 @@ def cases() -> list[tuple[Shape, Call, dict[str, Any]]]:
     with_sinks["sinks"] = torch.linspace(-2, 3, 8)
     with_slopes = packed(MANY, spare_rows=5)
     with_slopes["alibi_slopes"] = torch.rand(4, 4)
+    few_trees = tree_mask([random_tree(nodes, seed) for seed, nodes in enumerate(FEW.queries)])
+    many_trees = tree_mask([random_tree(nodes, seed) for seed, nodes in enumerate(TREES.queries)])
     return [
         (FEW, paged(FEW, 16), {}),
+        (FEW, {**paged(FEW, 16, garbage=1 << 30), "tree_mask": few_trees}, {}),
+        (TREES, {**paged(TREES, 16), "tree_mask": many_trees}, {}),
+        (TREES, {**packed(TREES), "tree_mask": many_trees}, {"causal": False}),
         (FEW, with_sinks, {"window": (40, 0)}),
         (MANY, packed(MANY, spare_keys=3), {"causal": False}),
         (MANY, paged(MANY, 48, garbage=1 << 30), {"window": (20, 3), "causal": False}),
@@ -64,6 +73,21 @@ def attend(kind: VarlenKernel, call: Call, shape: Shape, **options: Any) -> bool
     return True
 
 
+def attend_to_fp8() -> int:
+    """Decode steps over caches of FP8, which the public function sends to the one kernel that reads them. How many."""
+    shape = Shape((1, 1, 3, 0), (300, 5, 65, 17), 8, 2, 128, dtype=BF16)
+    calls = (
+        (paged(shape, 16, garbage=1 << 30), "each key"),
+        (paged(shape, 1), "each head"),
+        (packed(shape), "one"),
+    )
+    for call, scales in calls:
+        small, wide = quantized(call, scales)
+        out, lse = attention_varlen(**to(small, "cuda"), **bounds(shape), return_lse=True)  # type: ignore[arg-type]
+        assert_as_exact_as_ideal(out, lse, call, wide, **bounds(shape))
+    return len(calls)
+
+
 def main() -> None:
     torch.zeros((), device="cuda")
     kinds = [VarlenKernel(name) for name in sys.argv[1:]] or list(VarlenKernel)
@@ -71,6 +95,8 @@ def main() -> None:
         kind.value: sum(attend(kind, call, shape, **options) for shape, call, options in cases())
         for kind in kinds
     }
+    if VarlenKernel.DECODE in kinds:
+        launches["FP8"] = attend_to_fp8()
     torch.cuda.synchronize()
     assert all(launches.values())
     print("passed; launches:", ", ".join(f"{kind} {count}" for kind, count in launches.items()))

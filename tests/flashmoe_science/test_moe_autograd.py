@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from moe_gradients import NAMES, ReferenceBackend, assert_gradients_as_exact_as_torch, gradients_by_autograd
-from moe_reference import Moe, interleaved, make_moe
+from moe_reference import Moe, composed_moe, interleaved, make_moe
 from torch.utils.checkpoint import checkpoint
 
 from flashmoe_science import InputError, fused_moe
 from flashmoe_science.checkpoint import context_fn
 from flashmoe_science.moe_arguments import Activation, W13Layout
 from flashmoe_science.moe_autograd import differentiable_moe
-from flashmoe_science.moe_gradients import MoeGradients, MoeNeeds
+from flashmoe_science.moe_gradients import MoeGradients, MoeNeeds, MoeTensors
 
 Leaves = tuple[torch.Tensor, ...]
 
@@ -92,15 +93,60 @@ def test_gradients_are_as_exact_as_those_of_pytorch(activation: Activation, dtyp
         assert_gradients_as_exact_as_torch(gradients, ours, grad_output, activation, layout)
 
 
+@pytest.mark.parametrize("layout", W13Layout)
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+def test_gradients_of_gpt_oss_experts(recompute: bool, layout: W13Layout) -> None:
+    """Biases and the clamped activation, on both sides of its limits, against autograd through the formula."""
+    made = make_moe(12, 48, 32, 5, 2, activation=Activation.SWIGLU_OAI, biased=True)
+    made = replace(made, hidden_states=made.hidden_states * 5)
+    made.topk_ids[1, 0], made.topk_ids[4] = -1, 5
+    if layout is W13Layout.INTERLEAVED:
+        made = replace(made, w13=interleaved(made.w13), w13_bias=interleaved(made.biases["w13_bias"]))
+    names = ("hidden_states", "w13", "w2", "topk_weights", "w13_bias", "w2_bias")
+    leaves = {name: getattr(made, name).clone().requires_grad_() for name in names}
+    options = {"activation": "swigluoai", "w13_layout": layout.value, "recompute": recompute}
+    output = fused_moe(topk_ids=made.topk_ids, **leaves, **options)
+    exact = {name: leaf.detach().double().requires_grad_() for name, leaf in leaves.items()}
+    right = composed_moe(Moe(topk_ids=made.topk_ids, **exact), Activation.SWIGLU_OAI, layout, torch.float64)
+    torch.testing.assert_close(output.double(), right, rtol=1e-5, atol=1e-5)
+    incoming = torch.randn_like(output)
+    ours = torch.autograd.grad(output, tuple(leaves.values()), incoming)
+    theirs = torch.autograd.grad(right, tuple(exact.values()), incoming.double())
+    for name, our, true in zip(names, ours, theirs, strict=True):
+        torch.testing.assert_close(
+            our.double(), true, rtol=1e-5, atol=1e-5 * true.abs().max().item(), msg=name
+        )
+
+
+def test_a_gradient_at_and_beyond_the_limits_of_the_clamped_activation() -> None:
+    gates, ups = torch.tensor([6.9, 7.0, 7.1, 0.0, 0.0]), torch.tensor([0.5, 0.5, 0.5, -7.0, 7.1])
+    hidden_states = torch.eye(16)[:1]
+    w13 = torch.zeros(1, 32, 16)
+    w13[0, :5, 0], w13[0, 16:21, 0] = gates, ups
+    leaf = w13.requires_grad_()
+    out = fused_moe(
+        hidden_states,
+        leaf,
+        torch.ones(1, 16, 16),
+        torch.ones(1, 1),
+        torch.zeros(1, 1).int(),
+        activation="swigluoai",
+    )
+    gradient = torch.autograd.grad(out.sum(), leaf)[0][0, :, 0]
+    assert (gradient[:5] != 0).tolist() == [True, True, False, True, True]
+    assert (gradient[16:21] != 0).tolist() == [True, True, True, False, False]  # a gate of 0 gives none
+    assert gradient[21:].count_nonzero() == 0
+
+
 @pytest.mark.parametrize("needed", ["x", "u", "d", "s", "xs", "ud", "uds"])
 def test_only_what_is_needed_is_computed(needed: str) -> None:
     asked = []
 
     class Watching(ReferenceBackend):
         @staticmethod
-        def backward(*tensors: torch.Tensor, **options: Any) -> MoeGradients:
+        def backward(*arguments: Any, **options: Any) -> MoeGradients:
             asked.append(options["needs"])
-            return ReferenceBackend.backward(*tensors, **options)
+            return ReferenceBackend.backward(*arguments, **options)
 
     moe = strange_moe()
     leaves = leaves_of(moe, needed)
@@ -309,9 +355,7 @@ def test_a_composed_backward_pass_is_no_matter_of_autocast() -> None:
     def gradients() -> MoeGradients:
         return ReferenceBackend.backward(
             grad_output,
-            *moe.tensors,
-            None,
-            None,
+            MoeTensors(*moe.tensors),
             None,
             activation=Activation.SILU,
             w13_layout=W13Layout.CONCAT,
@@ -325,3 +369,45 @@ def test_a_composed_backward_pass_is_no_matter_of_autocast() -> None:
         assert one is not None
         assert other is not None
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_main_gradients_are_added_to(dtype: torch.dtype, recompute: bool) -> None:
+    moe = strange_moe(dtype)
+    leaves = leaves_of(moe)
+    incoming = torch.randn(6, 32).to(dtype)
+    expected = torch.autograd.grad(fused_moe(*leaves, moe.topk_ids), leaves, incoming)
+    buffers = torch.ones(moe.w13.shape), torch.full(moe.w2.shape, 2.0)
+    output = fused_moe(*leaves, moe.topk_ids, recompute=recompute, main_gradients=buffers)
+    output.backward(incoming, retain_graph=True)
+    assert leaves[1].grad is None
+    assert leaves[2].grad is None
+    for leaf, gradient in ((leaves[0], expected[0]), (leaves[3], expected[3])):
+        assert leaf.grad is not None
+        assert torch.equal(leaf.grad, gradient)
+    for buffer, first, gradient in zip(buffers, (1, 2), expected[1:3], strict=True):
+        assert torch.equal(buffer, first + gradient.float())
+    output.backward(incoming)  # and again
+    assert torch.equal(buffers[0], 1 + expected[1].float() + expected[1].float())
+
+
+class _Subclass(torch.Tensor):
+    pass
+
+
+def test_main_gradients_that_do_not_fit_are_refused() -> None:
+    moe = strange_moe(torch.bfloat16)
+    leaves = leaves_of(moe)
+    with pytest.raises(InputError, match=r"main gradient of w13 is .* torch.bfloat16 on cpu; expected"):
+        fused_moe(*leaves, moe.topk_ids, main_gradients=(torch.empty_like(moe.w13), None))
+    with pytest.raises(InputError, match="main_gradients is Tensor; expected a pair of buffers"):
+        fused_moe(*leaves, moe.topk_ids, main_gradients=moe.w13)  # type: ignore[arg-type]
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(InputError, match="without autocast"):
+        fused_moe(*leaves, moe.topk_ids, main_gradients=(moe.w13.float(), None))
+    strange = torch.zeros(moe.w13.shape[:2], dtype=torch.bfloat16).as_subclass(_Subclass)
+    with pytest.raises(InputError, match="main_gradients are for eager code"):
+        fused_moe(*leaves, moe.topk_ids, w13_bias=strange, main_gradients=(moe.w13.float(), None))
+    scales = torch.ones(1, 1, 1)
+    with pytest.raises(InputError, match="leave main_gradients out, or the scales"):
+        fused_moe(*leaves, moe.topk_ids, w13_scales=scales, main_gradients=(moe.w13.float(), None))

@@ -9,7 +9,14 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from flashmoe_science import InputError, MoE, routing_losses
+from flashmoe_science import (
+    InputError,
+    MoE,
+    limit_to_capacity,
+    routing_losses,
+    tokens_per_expert,
+    topk_routing,
+)
 
 SIZES = {"hidden": 32, "intermediate": 48, "experts": 6, "top_k": 2}
 COMMON = {"hidden_size": 32, "num_experts_per_tok": 2}
@@ -32,7 +39,36 @@ BLOCKS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         {"num_experts": 6, "intermediate_size": 48, "norm_topk_prob": False},
         {"renormalize": False},
     ),
+    "gpt_oss": (
+        "GptOssMLP",
+        "GptOssConfig",
+        {"num_local_experts": 6, "intermediate_size": 48},
+        {"activation": "swigluoai", "w13_layout": "interleaved", "router_bias": True, "bias": True},
+    ),
+    "deepseek_v3": (
+        "DeepseekV3MoE",
+        "DeepseekV3Config",
+        {
+            "n_routed_experts": 6,
+            "num_local_experts": 6,
+            "moe_intermediate_size": 48,
+            "n_shared_experts": 2,
+            "n_group": 3,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+            "norm_topk_prob": True,
+        },
+        {
+            "scores": "sigmoid",
+            "correction_bias": True,
+            "scaling_factor": 2.5,
+            "groups": 3,
+            "top_groups": 2,
+            "shared_experts": 2,
+        },
+    ),
 }
+"""Block, configuration, its options, and ours."""
 
 
 def of_transformers(name: str) -> tuple[Any, MoE]:
@@ -44,6 +80,8 @@ def of_transformers(name: str) -> tuple[Any, MoE]:
     block = getattr(modeling, block_name)(getattr(models, configuration)(**COMMON, **options))
     for weight in block.parameters():
         torch.nn.init.normal_(weight, std=0.2)
+    for buffer in block.buffers():  # the correction of the choice
+        buffer.copy_(torch.randn(buffer.shape) / 4)
     layer = MoE(**SIZES, **ours)
     layer.load_state_dict(block.state_dict())
     return block, layer
@@ -54,14 +92,44 @@ def test_it_loads_the_state_of_transformers_blocks_and_trains_as_they_do(name: s
     block, layer = of_transformers(name)
     x = torch.randn(2, 7, 32, requires_grad=True)
     output, right = layer(x), block(x)
-    torch.testing.assert_close(output, right, rtol=1e-4, atol=1e-5)
+    right = right[0] if isinstance(right, tuple) else right
+    torch.testing.assert_close(output, right, rtol=1e-4, atol=1e-4)
     incoming = torch.randn_like(output)
-    ours = torch.autograd.grad(output, (x, *layer.parameters()), incoming)
-    theirs = torch.autograd.grad(
-        right, (x, *(dict(block.named_parameters())[n] for n, _ in layer.named_parameters())), incoming
-    )
-    for gradient, expected in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
+    (ours, *of_ours) = torch.autograd.grad(output, (x, *layer.parameters()), incoming)
+    (theirs, *of_theirs) = torch.autograd.grad(right, (x, *block.parameters()), incoming)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    # Their gradients, called as their parameters, go the way that their state goes.
+    expected = MoE(**SIZES, **BLOCKS[name][3])
+    state = {key: grad for (key, _), grad in zip(block.named_parameters(), of_theirs, strict=True)}
+    expected.load_state_dict({**dict(block.named_buffers()), **state})
+    for gradient, wanted in zip(of_ours, expected.parameters(), strict=True):
+        torch.testing.assert_close(gradient, wanted.detach(), rtol=1e-4, atol=1e-4)
+
+
+def test_slots_beyond_the_capacity_are_dropped() -> None:
+    ids = torch.tensor([[0, 1], [0, 2], [1, 0], [0, -1], [3, 9]], dtype=torch.int32)
+    kept = limit_to_capacity(ids, 4, 2)
+    assert kept.tolist() == [[0, 1], [0, 2], [1, -1], [-1, -1], [3, 9]]
+    assert tokens_per_expert(kept, 4).tolist() == [2, 2, 1, 1]
+    assert (limit_to_capacity(ids, 4, 0)[ids < 4] == -1).all()
+    with pytest.raises(InputError, match="capacity is -1; expected 0 or more"):
+        limit_to_capacity(ids, 4, -1)
+
+
+def test_a_layer_with_a_capacity_keeps_its_shared_expert() -> None:
+    torch.manual_seed(0)
+    layer = MoE(**SIZES, capacity_factor=0.5, shared_experts=1, initializer_range=0.2)
+    x = torch.randn(30, 32)
+    output, losses = layer.forward_with_losses(x)
+    assert losses.tokens_per_expert.max() <= 5  # half of 60 / 6
+    gate, up = layer.experts.gate_up_proj[6].chunk(2)
+    shared = (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ layer.experts.down_proj[6].T
+    ids = layer._within_capacity(topk_routing(layer._logits(x), 2)[1])
+    alone = (ids < 0).all(dim=1)
+    assert alone.any()
+    torch.testing.assert_close(output[alone], shared[alone], rtol=1e-4, atol=1e-5)
+    with pytest.raises(InputError, match="capacity_factor is 0; expected a number above 0"):
+        MoE(**SIZES, capacity_factor=0)
 
 
 @pytest.mark.parametrize("names", [("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")])

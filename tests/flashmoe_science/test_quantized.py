@@ -7,31 +7,23 @@ from typing import Any
 
 import pytest
 import torch
+from cpu_attention import GuardedMemory
 from moe_reference import Moe, assert_as_exact_as_torch, exact_moe, interleaved, make_moe
 
 from flashmoe_science import DeviceError, InputError, explain, fused_moe
 from flashmoe_science.cpu import moe_quantized
+from flashmoe_science.cpu.library import load_function
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.moe_arguments import Activation
 from flashmoe_science.operators.moe_quantized import FUSED_MOE_QUANTIZED
 from flashmoe_science.quantized import dequantized, quantized
+from instruction_sets import each_instruction_set
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-AVAILABLE = host.available_instruction_sets()
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 each_width = pytest.mark.parametrize("bits", [8, 4])
-each_instruction_set = pytest.mark.parametrize(
-    "instruction_set",
-    [
-        pytest.param(
-            each, marks=pytest.mark.skipif(each not in AVAILABLE, reason=f"this CPU lacks {each.value}")
-        )
-        for each in InstructionSet
-    ],
-    ids=lambda each: each.value,
-)
 
 
 @dataclass(frozen=True)
@@ -81,10 +73,7 @@ def assert_right(out: torch.Tensor, made: Quantized, activation: Activation = Ac
     assert_as_exact_as_torch(out, rounded, activation, exact)
 
 
-@each_instruction_set
-@each_dtype
-@each_width
-@pytest.mark.parametrize(
+each_shape = pytest.mark.parametrize(
     ("sizes", "groups"),
     [
         ((1, 32, 32, 1, 1), (32, 32)),
@@ -92,8 +81,17 @@ def assert_right(out: torch.Tensor, made: Quantized, activation: Activation = Ac
         ((5, 128, 96, 4, 4), (128, 96)),
         ((37, 192, 64, 5, 2), (96, 64)),
         ((3, 2048, 768, 2, 1), (128, 128)),
+        ((16, 384, 192, 4, 2), (192, 64)),
+        ((17, 384, 192, 4, 2), (192, 64)),
+        ((4, 480, 224, 4, 2), (160, 224)),
     ],
 )
+
+
+@each_instruction_set
+@each_dtype
+@each_width
+@each_shape
 def test_shapes_on_every_instruction_set(
     instruction_set: InstructionSet,
     dtype: torch.dtype,
@@ -108,6 +106,139 @@ def test_shapes_on_every_instruction_set(
         instruction_set=instruction_set,  # type: ignore[arg-type]
     )
     assert_right(out, made)
+
+
+SHORT_TYPES = DTYPES[1:]
+each_short_dtype = pytest.mark.parametrize(
+    "dtype", SHORT_TYPES, ids=lambda dtype: str(dtype).removeprefix("torch.")
+)
+
+
+def launches(monkeypatch: pytest.MonkeyPatch, further_features: tuple[str, ...]) -> None:
+    """Calls take the code for these features besides those of the instruction set."""
+
+    def load(instruction_set: InstructionSet, bits: int) -> Any:
+        return load_function(
+            "moe_forward", "flashmoe_moe_method", instruction_set, {"WEIGHT_BITS": bits}, further_features
+        )
+
+    monkeypatch.setattr(moe_quantized, "_load", load)
+    monkeypatch.setattr(moe_quantized, "_plans", {})
+
+
+def wide_instruction_set() -> InstructionSet:
+    """The best that takes VNNI besides."""
+    return next(each for each in host.available_instruction_sets() if host.integer_dot_products(each))
+
+
+@pytest.mark.skipif("avx512_vnni" not in host.cpu_features(), reason="this CPU lacks avx512_vnni")
+@each_short_dtype
+@each_shape
+def test_shapes_without_integer_dot_products(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, sizes: tuple[int, ...], groups: tuple[int, int]
+) -> None:
+    """As on a CPU whose vectors have 512 bits and that lacks VNNI."""
+    launches(monkeypatch, ())
+    made = make(*sizes, bits=4, groups=groups, dtype=dtype)  # type: ignore[misc]
+    out = moe_quantized.forward(*made.tensors, **made.scales, instruction_set=wide_instruction_set())
+    assert_right(out, made)
+
+
+@pytest.mark.skipif("avx512_vnni" not in host.cpu_features(), reason="this CPU lacks avx512_vnni")
+def test_integers_are_what_is_multiplied_where_the_cpu_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In another order than numbers of 16 bits are: bits differ somewhere."""
+    made = make(3, 2048, 768, 2, 1, bits=4, groups=(128, 128), dtype=torch.float16)
+    wide = wide_instruction_set()
+    integers = moe_quantized.forward(*made.tensors, **made.scales, instruction_set=wide)
+    launches(monkeypatch, ())
+    others = moe_quantized.forward(*made.tensors, **made.scales, instruction_set=wide)
+    assert not torch.equal(integers, others)
+
+
+@each_instruction_set
+@each_short_dtype
+@pytest.mark.parametrize(
+    ("sizes", "groups"), [((1, 160, 96, 1, 1), (32, 96)), ((2, 256, 224, 2, 1), (64, 32))]
+)
+@pytest.mark.parametrize("at_end", [True, False], ids=["behind", "before"])
+def test_nothing_beside_the_tensors_is_read(
+    instruction_set: InstructionSet,
+    dtype: torch.dtype,
+    sizes: tuple[int, ...],
+    groups: tuple[int, int],
+    at_end: bool,
+) -> None:
+    made = make(*sizes, bits=4, groups=groups, dtype=dtype)  # type: ignore[misc]
+    guarded = [GuardedMemory(each, at_end) for each in (*made.tensors, *made.scales.values())]
+    out = moe_quantized.forward(*(each.tensor for each in guarded), instruction_set=instruction_set)
+    assert_right(out, made)
+
+
+@each_instruction_set
+@pytest.mark.parametrize(
+    "groups", [(128, 128), (64, 64), (32, 32)], ids=["two-steps", "one-step", "quarters"]
+)
+@pytest.mark.parametrize(
+    ("dtype", "power"),
+    [
+        (torch.bfloat16, 8),
+        (torch.bfloat16, 14),
+        (torch.bfloat16, 22),
+        (torch.bfloat16, 40),
+        (torch.float16, 15),
+    ],
+    ids=lambda value: str(value).removeprefix("torch."),
+)
+def test_a_large_element_hides_no_small_ones(
+    instruction_set: InstructionSet, dtype: torch.dtype, groups: tuple[int, int], power: int
+) -> None:
+    """Where its own weights are zero, all of the result is from elements that are far below it."""
+    made = make(2, 256, 128, 2, 1, bits=4, groups=groups, dtype=dtype)
+    hidden, w13, w2, weights, ids = made.tensors
+    hidden[:, ::64] = 2.0**power
+    w13[:, :, ::32] = w13[:, :, ::32] & 0xF0 | 8  # elements 0, 64, 128, ...
+    exact = [
+        dequantized(numbers, made.scales[name], torch.float64)
+        for numbers, name in ((w13, "w13_scales"), (w2, "w2_scales"))
+    ]
+    plain = Moe(hidden, *exact, weights, ids)
+    out = moe_quantized.forward(*made.tensors, **made.scales, instruction_set=instruction_set)
+    assert_right(out, Quantized(made.tensors, made.scales, plain))
+
+
+@each_instruction_set
+@each_short_dtype
+def test_what_is_not_finite_stays_in_its_row(instruction_set: InstructionSet, dtype: torch.dtype) -> None:
+    made = make(4, 256, 128, 2, 2, bits=4, groups=(128, 64), dtype=dtype)
+    hidden, *others = made.tensors
+    alone = moe_quantized.forward(hidden, *others, **made.scales, instruction_set=instruction_set)
+    hidden = hidden.clone()
+    hidden[0, 3], hidden[1, 130], hidden[2] = torch.nan, torch.inf, 0.0
+    out = moe_quantized.forward(hidden, *others, **made.scales, instruction_set=instruction_set)
+    assert out[0].isnan().all()
+    assert not out[1].isfinite().any()
+    assert torch.equal(out[2], torch.zeros_like(out[2]))
+    assert torch.equal(out[3], alone[3])
+
+
+@each_instruction_set
+@pytest.mark.parametrize(
+    ("base", "power"), [(-40, -79), (-40, -81), (-40, -100), (20, 79), (20, 81), (20, 100)]
+)
+def test_tokens_of_any_size(instruction_set: InstructionSet, base: int, power: int) -> None:
+    """Very small and very large tokens scale the result: so does SiLU there."""
+    activation = Activation.SILU_NO_MUL
+    made = make(3, 256, 128, 2, 2, bits=4, groups=(64, 128), dtype=torch.bfloat16, activation=activation)
+    hidden, *others = made.tensors
+    first, scaled = (
+        moe_quantized.forward(
+            hidden * 2.0**exponent, *others, **made.scales, activation=activation, instruction_set=instruction_set
+        ).double()
+        * 2.0**-exponent
+        for exponent in (base, power)
+    )  # fmt: skip
+    size = float(first.square().mean().sqrt())
+    torch.testing.assert_close(scaled, first, rtol=2**-7, atol=2**-7 * size)
 
 
 @each_width
@@ -211,6 +342,15 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> N
         fused_moe(**arguments)
     with pytest.raises(InputError, match=message):
         explain(fused_moe, **arguments)
+
+
+def test_explain_names_the_features_that_are_taken_besides() -> None:
+    features = {}
+    for bits in (8, 4):
+        made = make(6, 128, 64, 4, 2, bits=bits, groups=(64, 32), dtype=torch.bfloat16)
+        features[bits] = "with avx512_vnni" in explain(fused_moe, *made.tensors, **made.scales).reason
+    wide = "avx512f" in host.choose_instruction_set().features
+    assert features == {8: False, 4: wide and "avx512_vnni" in host.cpu_features()}
 
 
 def test_explain_says_that_there_is_no_cuda_kernel() -> None:

@@ -23,6 +23,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "scores as they are": {"renormalize": False},
     "deepseek": {"scores": "sigmoid", "scaling_factor": 2.5},
+    "deepseek with groups": {"scores": "sigmoid", "scaling_factor": 2.5, "groups": 3, "top_groups": 2},
     "sigmoid as it is": {"scores": "sigmoid", "renormalize": False},
 }
 each_option = pytest.mark.parametrize("name", OPTIONS)
@@ -46,6 +47,8 @@ def test_gradients_are_those_of_the_formula(name: str, biased: bool, dtype: torc
         options.get("renormalize", True),
         bias,
         options.get("scaling_factor", 1.0),
+        options.get("groups", 1),
+        options.get("top_groups", 1),
     )
     assert torch.equal(ids.long(), chosen)
     (expected,) = torch.autograd.grad(right, exact, incoming.double())

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+
+from flashmoe_science.varlen import launch
+
+if TYPE_CHECKING:
+    import pytest  # which the programs under compute-sanitizer do without
 
 Call = dict[str, torch.Tensor]
 NAN = float("nan")
@@ -120,6 +126,56 @@ def paged(
     }
 
 
+def quantized(call: Call, scales: str) -> tuple[Call, Call]:
+    """The call with its cache in FP8, and the same with the widened cache in float64: what is right for the first.
+
+    Args:
+        scales: one, of each head, of each key, or none.
+    """
+    small, wide = dict(call), dict(call)
+    for name in ("key", "value"):
+        cache = call[name]
+        rows = cache.float()
+        if scales == "each key":
+            scale = rows.nan_to_num().abs().amax(-1).clamp(min=1e-3) / 400
+            scale = torch.where(rows.isnan().any(-1), NAN, scale)  # of what nobody sees
+        elif scales == "each head":
+            scale = torch.linspace(0.01, 0.02, cache.shape[-2])
+        else:
+            scale = torch.tensor(0.0125)
+        if scales == "none":
+            codes = rows.to(torch.float8_e4m3fn)
+            widened = codes.double()
+        else:
+            codes = (rows / scale[..., None]).clamp(-448, 448).to(torch.float8_e4m3fn)
+            widened = codes.double() * scale[..., None].double()
+            small[f"{name}_scale"] = scale
+        small[name] = torch.empty_strided(cache.shape, cache.stride(), dtype=codes.dtype).copy_(codes)
+        wide[name] = widened
+    return small, wide
+
+
+def cache_beyond_32_bits(queries: int) -> tuple[Call, Call]:
+    """A call of one sequence of 150 keys on a GPU whose pages are 2.6e9 elements, and the same with few on the CPU."""
+    pages, page_size, heads, head_dim = 20_000, 64, 8, 256
+    options = {"dtype": torch.bfloat16, "device": "cuda"}
+    key = torch.full((pages, page_size, heads, head_dim), NAN, **options)  # type: ignore[call-overload]
+    taken = torch.tensor([pages - 1, 12_345, 0], device="cuda")
+    key[taken] = torch.randn(3, page_size, heads, head_dim, **options)  # type: ignore[call-overload]
+    call = {
+        "query": torch.randn(queries, heads, head_dim, **options),  # type: ignore[call-overload]
+        "key": key,
+        "value": key,
+        "cu_seqlens_q": torch.tensor([0, queries], dtype=torch.int32, device="cuda"),
+        "block_table": taken.int()[None],
+        "seqused_k": torch.tensor([150], dtype=torch.int32, device="cuda"),
+    }
+    few = key[taken].cpu()
+    near = {name: tensor.cpu() for name, tensor in call.items() if name not in ("key", "value")}
+    near |= {"key": few, "value": few, "block_table": torch.tensor([[0, 1, 2]], dtype=torch.int32)}
+    return call, near
+
+
 def to(call: Call, device: torch.device | str) -> Call:
     """The call on another device, with the same strides."""
     return {name: _moved(tensor, device) for name, tensor in call.items()}
@@ -157,3 +213,9 @@ def _cumulative(lengths: Sequence[int]) -> torch.Tensor:
 
 def _with_spare_rows(query: torch.Tensor, rows: int) -> torch.Tensor:
     return torch.cat([query, query.new_full((rows, *query.shape[1:]), NAN)])
+
+
+def forget_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if nothing had been called yet: what a test replaces is asked for anew."""
+    monkeypatch.setattr(launch, "_runs", {})
+    monkeypatch.setattr(launch, "_thread", launch._OfThread())

@@ -53,7 +53,9 @@ def sequences(
         yield Sequence(first, query[first:end], keys, values, None if slopes is None else slopes.cpu())
 
 
-def visible_keys(queries: int, keys: int, causal: bool, window: tuple[int, int]) -> torch.Tensor:
+def visible_keys(
+    queries: int, keys: int, causal: bool, window: tuple[int, int], chunk: int = 0
+) -> torch.Tensor:
     """(queries, keys) booleans."""
     position = torch.arange(queries)[:, None] + keys - queries
     key = torch.arange(keys)
@@ -63,7 +65,18 @@ def visible_keys(queries: int, keys: int, causal: bool, window: tuple[int, int])
         visible &= key >= position - left
     if right >= 0:
         visible &= key <= position + right
+    if chunk:
+        visible &= key.div(chunk, rounding_mode="floor") == position.div(chunk, rounding_mode="floor")
     return visible
+
+
+def tree_keys(words: torch.Tensor, queries: int, keys: int) -> torch.Tensor:
+    """(queries, keys) booleans: what a tree's words, one for each query, leave of the keys."""
+    sees = torch.ones(queries, keys, dtype=torch.bool)
+    for node in range(queries):
+        if keys - queries + node >= 0:
+            sees[:, keys - queries + node] = (words >> node & 1).bool()
+    return sees
 
 
 def scores_of(
@@ -135,6 +148,8 @@ def exact_varlen(
     max_seqlen_q: int = 0,
     max_seqlen_k: int = 0,
     split_keys: int | None = None,
+    chunk: int = 0,
+    tree_mask: torch.Tensor | None = None,
     dtype: torch.dtype = torch.float64,
     rounded_to: torch.dtype = torch.float64,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,9 +164,11 @@ def exact_varlen(
         query, key, value, cu_seqlens_q, cu_seqlens_k, block_table, seqused_k, alibi_slopes
     ):
         queries, keys = sequence.query.shape[0], sequence.key.shape[0]
-        visible = visible_keys(queries, keys, causal, window)
+        visible = visible_keys(queries, keys, causal, window, chunk)
         scores = scores_of(sequence, softmax_scale, softcap, dtype)
         rows = slice(sequence.first_row, sequence.first_row + queries)
+        if tree_mask is not None and queries <= 64:
+            visible &= tree_keys(tree_mask[rows], queries, keys)
         out[rows], lse[rows] = _weigh(sequence, scores, visible, sinks, dtype, rounded_to)
     return out, lse
 

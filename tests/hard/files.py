@@ -21,6 +21,74 @@ idle_minutes = 10
 """
 
 
+_SPACE = """schema_version = 1
+name = "tiles"
+kernel = "cudadent42[portable]"
+where = ["not overlap or block_n == 48", "block_n * 2 <= 128"]
+regions = ["seqlen_q"]
+
+[space]
+block_n = [32, 48, 64]
+overlap = [true, false]
+"""
+_TABLE = """schema_version = 1
+
+[[entry]]
+kernel = "attention.portable"
+digest = "6f0c"
+device = "NVIDIA H200"
+multiprocessors = 132
+settings = { block_n = 48 }
+same = { dtype = "bf16", causal = false, head_dim = 128 }
+between = { seqlen_q = [1024, 4096], seqlen_k = [1024, 4096] }
+ratio = 1.054
+interval = [1.041, 1.067]
+evidence = ["a/run"]
+file = "6f0c-a.toml"
+"""
+_CAPTURED = """name = "captured"
+description = "a recorded script"
+operation = "attention"
+dtypes = ["fp32"]
+baseline = "sdpa"
+implementations = ["sdpa", "cudadent42"]
+
+[script]
+recording = "9f86d081884c7d65"
+command = ["train.py", "--steps", "20"]
+device = "cpu"
+seconds = [12.4, 12.6, 12.5]
+notes = ["one"]
+
+[[script.unchanged]]
+what = "attention, 8"
+reason = "dropout"
+calls = 12
+seconds = [0.31, 0.3, 0.31]
+
+[[script.elsewhere]]
+suite = "captured-moe.toml"
+calls = 3
+seconds = [0.1, 0.1, 0.1]
+
+[[case]]
+name = "b8"
+dtype = "fp32"
+batch = 8
+num_heads = 4
+seqlen = 128
+head_dim = 32
+causal = true
+softmax_scale = 0.2
+query_strides = [49152, 32, 384]
+key_strides = [49152, 32, 384]
+value_strides = [49152, 32, 384]
+calls = 400
+seconds = [1.0, 1.1, 1.0]
+spread = 0.1
+ours = true
+"""
+
 _REMOTES = b'[gpu]\naddress = "ssh://user@127.0.0.1:1"\nfolder = "x"\n'
 _START = ("session", "start", "x", "--protocol", "./it.toml", "--suite", "none")
 _VALUES = (
@@ -71,6 +139,19 @@ def kinds() -> tuple[Kind, ...]:
         ),
         Kind("specification", (_specification(),), "it.toml", ("remote", "add", "x", "--spec", "it.toml")),
         Kind("sky", (_SKY.encode(),), "it.toml", ("run", "--on", "sky://it.toml")),
+        Kind("space", (_SPACE.encode(),), "it.toml", ("tune", "run", "it.toml", "--suite", "none")),
+        Kind(
+            "tuned table",
+            (_TABLE.encode(),),
+            "CONFIG/../flashmoe_science/tuned/it.toml",
+            ("tune", "check"),
+        ),
+        Kind(
+            "captured suite",
+            (_CAPTURED.encode(),),
+            "it.toml",
+            ("run", "--suite", "./it.toml", "--implementations", "none.py:f"),
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""Run and session folders with some of their files damaged, and the commands that read such folders."""
+"""Folders of runs, sessions and tunings with some of their files damaged, and the commands that read such folders."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import hostile
 
+from cudadent42.decisions.racing import Rules
 from cudadent42.model.records import (
     Comparison,
     MachineReport,
@@ -21,6 +22,9 @@ from cudadent42.model.records import (
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.runs.run_folder import RunWriter
 from cudadent42.runs.source import Revision
+from cudadent42.tune import journal
+from cudadent42.tune.prune import CompiledArm, Target
+from cudadent42.tune.space import DEFAULT
 
 _CASES = tuple(AttentionCase("tiny", dtype, 2, 4, 2, 32, 48, 64) for dtype in ("fp16", "bf16"))
 _RUN = (
@@ -38,6 +42,57 @@ _SESSION = (
     ("patterns", "match", "."),
     ("ledger", "rebuild", "."),
 )
+
+
+_TUNING = (
+    ("tune", "status", "."),
+    ("tune", "report", "."),
+    ("tune", "install", "."),
+    ("tune", "resume", "."),
+    ("patterns", "match", "."),
+)
+
+
+def make_tuning(folder: Path) -> None:
+    """Of a kernel's two configurations on one case, one of which is confirmed."""
+    case = _CASES[0]
+    plan = Plan("unit", "cpu", (case,), "k.toml", ("k.toml",), 6, 0, 0)
+    setup = journal.Setup(
+        schema_version=journal.SCHEMA_VERSION,
+        version="0",
+        space="space.toml",
+        space_digest="0" * 64,
+        kernel="attention.portable",
+        kernel_digest="1" * 64,
+        arms={DEFAULT: "k.toml", "A=1": "a.toml", "A=2": "b.toml"},
+        settings={"A=1": {"A": 1}, "A=2": {"A": 2}},
+        regions=("seqlen_q",),
+        plan=plan,
+        rules=Rules(rungs=(6,)),
+        target=Target("cpu"),
+        device=journal.Device("CPU A"),
+    )
+    arms, job = ("A=1", "A=2"), f"{case.id}#0.0"
+    with journal.TuningJournal(folder, setup) as events:
+        events.append(journal.Opened("here"))
+        for arm in (DEFAULT, *arms):
+            events.append(journal.Compiled(CompiledArm(arm, {case.id: f"code of {arm}"})))
+        events.append(journal.JobStarted(job, 1, case.id, arms, 1, "races/j-1"))
+        for block in range(6):
+            latencies = {DEFAULT: 1.0 + block / 100, "A=1": 0.8 + block / 100, "A=2": 1.5}
+            events.append(journal.BlockMeasured(job, 1, block, latencies))
+        events.append(journal.JobEnded(job, 1))
+        events.append(journal.RungDone(case.id, 1, "A=1", ()))
+        events.append(journal.Settled(case.id, "A=1", (), "it leads"))
+        events.append(journal.ConfirmationStarted(case.id, "A=1", 1, "confirmed/c-1"))
+        events.append(
+            journal.Confirmed(
+                *(case.id, "A=1", 1, "confirmed/c-1", 1.25, 1.2, 1.3),
+                verdict=Verdict.FASTER,
+                holds=True,
+                reason="",
+            )
+        )
 
 
 def make_run(folder: Path) -> None:
@@ -73,7 +128,7 @@ def make_run(folder: Path) -> None:
 
 def damage(chance: random.Random, folder: Path, examples: Path) -> list[str]:
     """A damaged copy of an example in the empty ``folder``; the arguments of a command that reads it."""
-    kind = chance.choice(("run", "run", "session"))
+    kind = chance.choice(("run", "run", "session", "tuning"))
     shutil.copytree(examples / kind, folder, dirs_exist_ok=True)
     files = sorted(
         path
@@ -94,7 +149,7 @@ def damage(chance: random.Random, folder: Path, examples: Path) -> list[str]:
             path.write_bytes(_cells(path.read_bytes(), chance))
         else:
             path.write_bytes(hostile.damage_bytes(path.read_bytes(), chance))
-    command = chance.choice(_SESSION if kind == "session" else _RUN)
+    command = chance.choice({"run": _RUN, "session": _SESSION, "tuning": _TUNING}[kind])
     return [*command, *(["--json"] if chance.random() < 0.3 else [])]
 
 

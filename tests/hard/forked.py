@@ -17,7 +17,7 @@ LIMIT_S = 20.0
 """Of one command; it is then told to end, as by a user, and ends with 130."""
 
 _GRACE_S = 40.0
-EXIT_CODES = frozenset((0, 1, 2, 3, 4, 5, 6, 7, 130))
+EXIT_CODES = frozenset((0, 1, 2, 3, 4, 5, 6, 7, 8, 130))
 """Documented ones but for 70, which is a defect."""
 
 _MOST_LETTERS = 2000

@@ -134,6 +134,7 @@ def _workplace() -> Iterator[tuple[Path, dict[str, str]]]:
         }
         (workplace / "home").mkdir()
         folders.make_run(workplace / "examples/run")
+        folders.make_tuning(workplace / "examples/tuning")
         _make_session(workplace / "examples", environment)
         yield workplace, environment
 

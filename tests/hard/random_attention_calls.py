@@ -22,6 +22,9 @@ class Problem(ctypes.Structure):
     )
 
 
+BF16 = 1
+"""`ElementType` of problem.h."""
+
 SCALES = (1.0, 0.125, 0.3, -0.2, 0.0, 50.0, 1e-38, 2e38)
 
 
@@ -49,6 +52,10 @@ def call(library: ctypes.CDLL, generator: random.Random) -> None:
     seqlen_k = generator.choice((0, 1, generator.randint(1, 20), generator.randint(1, 200)))
     if generator.random() < 0.15:  # few rows and many keys: these are split over threads
         seqlen_q, seqlen_k = generator.choice((1, 1, 2, 7, 13)), generator.randint(1024, 3000)
+    elif generator.random() < 0.3:  # whole blocks of keys: what a matrix unit takes, and AVX2 as integers
+        element_type, size, head_dim = BF16, 2, 8 * generator.choice((*range(4, 33, 4), *range(1, 33)))
+        seqlen_q, seqlen_k = generator.randint(4, 150), 32 * generator.randint(1, 7)
+        seqlen_k += generator.choice((0, 0, 0, 1, 17))
     problem = Problem(element_type, batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim)
     problem.causal = generator.randrange(2)
     problem.softmax_scale = generator.choice((*SCALES, 1 / math.sqrt(head_dim)))

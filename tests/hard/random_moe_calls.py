@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sanitized import Memory, main
 
-GATED, ACTIVATIONS = (1, 2, 3), 6
+GATED, ACTIVATIONS = (1, 2, 3, 4), 7
 """Codes of activation.h, which begin with 1."""
 STRANGE_IDS = (-1, 2**31 - 1, -(2**31))
 GROUP_STEP = 32
@@ -82,13 +82,15 @@ def call(library: ctypes.CDLL, generator: random.Random) -> None:
         )
     out = Memory(tokens * hidden, size, generator)
     launch = library.flashmoe_moe_forward
-    launch.argtypes = [ctypes.c_void_p] * 10 + [ctypes.c_int]
+    launch.argtypes = [ctypes.c_void_p] * 12 + [ctypes.c_int]
     z = Memory(slots * rows, size, generator)
     addresses = [memory.address for memory in (*inputs, ids, out)]
     of_scales = [memory.address for memory in scales] if bits else [None, None]
-    arguments = *addresses, *of_scales, generator.choice((None, z.address))
+    biases = [Memory(count, size, generator) for count in (experts * rows, experts * hidden)]
+    of_biases = [generator.choice((None, bias.address)) for bias in biases]
+    arguments = *addresses, *of_scales, *of_biases, generator.choice((None, z.address))
     assert launch(ctypes.addressof(problem), *arguments, generator.choice((1, 1, 2, 3))) == 0
-    for memory in (*inputs, *scales, ids, out, z):
+    for memory in (*inputs, *scales, *biases, ids, out, z):
         memory.free()
 
 

@@ -8,6 +8,8 @@ import random
 import sys
 from collections.abc import Callable
 
+from flashmoe_science.jit.host import amx_is_granted
+
 _libc = ctypes.CDLL(None)
 _libc.malloc.restype = ctypes.c_void_p
 _libc.malloc.argtypes = [ctypes.c_size_t]
@@ -56,6 +58,9 @@ class Memory:
 def main(call: Callable[[ctypes.CDLL, random.Random], None]) -> None:
     """Arguments: the first seed, how many calls (a seed each), the library. Prints one line of JSON."""
     seed, count = map(int, sys.argv[1:3])
+    # A library's name says what it was built for, and Linux grants the matrix unit's registers to who asks.
+    if sys.argv[3].endswith("-amx.so") and not amx_is_granted():
+        raise SystemExit("the matrix unit's registers are not granted to this process")
     library = ctypes.CDLL(sys.argv[3])
     for number in range(seed, seed + count):
         # Where a sanitizer ends the process, this is the seed that shows it again.

@@ -9,7 +9,6 @@ import itertools
 import os
 import re
 import signal
-import sys
 import tempfile
 import time
 import uuid
@@ -24,6 +23,7 @@ from cudadent42.agents.outward import quoted
 from cudadent42.agents.tasks import News, Task
 from cudadent42.base.errors import ExitCode, UsageError
 from cudadent42.base.folders import make_private, state_folder
+from cudadent42.base.interpreter import module_command
 from cudadent42.base.serialise import loads
 from cudadent42.decisions.allowance import Allowance
 from cudadent42.worker.processes import MARK, end_all
@@ -35,6 +35,8 @@ _MOST_BYTES = 64 << 20
 """Of one line of news."""
 _LOG_LETTERS = 600
 """Of what a process printed last, where it ended without a word."""
+_LOG_BYTES = 1 << 16
+"""That are looked at for them."""
 
 STAGES = ("preflight", "build", "verify", "bench", "compare", "audit", "report")
 """Of a race, in order; each counts the same in its progress."""
@@ -165,7 +167,8 @@ class Desk:
             stack.callback(os.close, read)
             try:
                 job.process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", _MODULE, str(write), str(os.getpid())),
+                    *module_command(_MODULE),
+                    *(str(write), str(os.getpid())),
                     stdin=asyncio.subprocess.PIPE,
                     stdout=log,
                     stderr=log,
@@ -245,8 +248,8 @@ def _why_no_answer(job: Job, log: IO[bytes]) -> str:
         return f"stopped: {job.stop_reason}"
     if job.news is not None:
         return job.news.error or ""
-    log.seek(0)
-    said = " ".join(log.read().decode(errors="replace").split())[-_LOG_LETTERS:]
+    log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_BYTES))
+    said = " ".join(log.read(_LOG_BYTES).decode(errors="replace").split())[-_LOG_LETTERS:]
     assert job.process is not None
     printed = f"it printed last, {quoted(said)}" if said else "it printed nothing"
     return f"its process ended with {job.process.returncode} and no answer; {printed}"

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 import torch
 
 from cudadent42.audit.drawn import DrawnTurns
-from cudadent42.audit.messages import Answer, Ask, Task
+from cudadent42.audit.messages import DONE, GO, Answer, Ask, Task
 from cudadent42.audit.prepared import Turns, WrongOutputError, prepare
 from cudadent42.audit.shared import SharedTurns
 from cudadent42.base.serialise import dumps, loads
@@ -23,10 +23,11 @@ from cudadent42.registry import get, trusted
 
 
 class Contestant:
-    """``arenas``: the shared memories that it may see, its own first."""
+    """``arenas``: the shared memories that it may see, its own first. ``line``: to the referee."""
 
-    def __init__(self, arenas: Sequence[mmap.mmap]) -> None:
+    def __init__(self, arenas: Sequence[mmap.mmap], line: Line) -> None:
         self._arenas = arenas
+        self._line = line
         self._plan: Plan | None = None
         self._implementation: Implementation | None = None
         self._turns: Turns | None = None
@@ -67,11 +68,19 @@ class Contestant:
         with nullcontext() if stream is None else torch.cuda.stream(stream):
             prepared = prepare(case, device, implementation, anew, ask.seed)
         if ask.way is Way.SHARED:
-            self._turns = SharedTurns(prepared, self._arenas, ask.calls)
-            return Answer(calls=ask.calls)
+            shared = SharedTurns(
+                prepared, self._arenas, ask.calls, self._line.await_call, self._line.call_done
+            )
+            self._turns = shared
+            return Answer(
+                calls=ask.calls,
+                prepares=anew,
+                input_bytes=shared.input_bytes,
+                output_bytes=shared.output_bytes,
+            )
         turns = DrawnTurns(prepared, self._arenas, ask.calls, ask.way, stream)
         self._turns = turns
-        return Answer(calls=turns.calls, way=turns.way)
+        return Answer(calls=turns.calls, way=turns.way, prepares=anew)
 
     def _ready(self) -> Turns:
         assert self._turns is not None, "no case is ready"
@@ -82,6 +91,8 @@ def _took(turns: Turns, ask: Ask) -> Answer:
     """The answer to a request about the case that is ready."""
     if ask.task is Task.SHOW:
         return Answer(shown=turns.show(ask))
+    if ask.task is Task.COMPARE:
+        return Answer(unlike=turns.compare(ask))
     if ask.task is Task.JUDGE:
         return turns.judge(ask)
     simple = {Task.WAKE: turns.wake, Task.FILL: turns.fill, Task.RUN: turns.run, Task.FETCH: turns.fetch}
@@ -89,10 +100,42 @@ def _took(turns: Turns, ask: Ask) -> Answer:
     return Answer()
 
 
+class Line:
+    """To the referee: requests and answers, a line each, and within a turn a byte for each call."""
+
+    def __init__(self, requests: int, answers: int) -> None:
+        self._requests = requests
+        self._answers = answers
+        self._pending = b""
+
+    def request(self) -> str | None:
+        """The next; None when there are no more."""
+        while b"\n" not in self._pending:
+            if not self._receive():
+                return None
+        line, _, self._pending = self._pending.partition(b"\n")
+        return line.decode()
+
+    def answer(self, answer: Answer) -> None:
+        os.write(self._answers, (dumps(answer, indent=None) + "\n").encode())
+
+    def await_call(self) -> None:
+        if not self._pending and not self._receive():
+            raise EOFError("the referee has gone")
+        self._pending = self._pending[len(GO) :]
+
+    def call_done(self) -> None:
+        os.write(self._answers, DONE)
+
+    def _receive(self) -> bool:
+        data = os.read(self._requests, 1 << 16)
+        self._pending += data
+        return bool(data)
+
+
 def serve(requests: int, answers: int, memories: Sequence[int]) -> None:
     """Answers what comes in until the pipe is closed. ``memories``: file descriptors, the own one first."""
-    contestant = Contestant([mmap.mmap(each, 0) for each in memories])
-    with open(requests, encoding="utf-8") as lines:
-        for line in lines:
-            answer = contestant.answer(loads(Ask, line))
-            os.write(answers, (dumps(answer, indent=None) + "\n").encode())
+    line = Line(requests, answers)
+    contestant = Contestant([mmap.mmap(each, 0) for each in memories], line)
+    while (text := line.request()) is not None:
+        line.answer(contestant.answer(loads(Ask, text)))

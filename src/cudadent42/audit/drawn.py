@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cudadent42.audit.messages import Answer, Ask, Pace
-from cudadent42.audit.prepared import AUDITED, SETS, Arenas, Prepared, WrongOutputError
+from cudadent42.audit.prepared import AUDITED, SETS, UNLIKE, Arenas, Prepared, WrongOutputError
 from cudadent42.audit.sketch import SUMS, differing, read, sketches, written
 from cudadent42.audit.slots import Slot, bytes_of, slots
 from cudadent42.correctness.truth import find_truth, judge_gathered
@@ -50,13 +50,17 @@ class DrawnTurns:
         self._arenas = arenas
         self._stream = stream
         like, changing = prepared.result_like, prepared.written[0]
-        self.calls = max(1, min(calls, _room(prepared.device) // max(1, bytes_of(changing, like))))
+        held = () if way is Way.ALONE else changing
+        self.calls = max(1, min(calls, _room(prepared.device) // max(1, bytes_of((*held, like)))))
         self._slots: tuple[tuple[Tensor, ...], ...] = tuple(
-            tuple(torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in changing)
+            tuple(torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in held)
             for _ in range(self.calls)
         )
+        """Of each call, drawn ahead of all calls; where each waits for the one before, its inputs are drawn for it."""
         self._outputs = torch.zeros((self.calls, *like.shape), dtype=like.dtype, device=like.device)
         synchronize(prepared.device)  # the calls may be made on another stream
+        self._sums = self._deviation = torch.zeros(0, dtype=torch.float32, device="cpu")
+        """Of what was shown last."""
         self._graphs: dict[Pace, torch.cuda.CUDAGraph] = {}
         self.way = way
         if way is Way.GRAPH and not self._captured():
@@ -64,8 +68,8 @@ class DrawnTurns:
             self.way = Way.QUEUED
 
     def wake(self, ask: Ask) -> None:
-        with self._on_stream():
-            self._pass(ask.pace, ask.calls)
+        with self._on_stream():  # where inputs are drawn for each call, some calls wake it as well as all
+            self._pass(ask.pace, -(-ask.calls // 4) if self.way is Way.ALONE else ask.calls)
         synchronize(self._prepared.device)
 
     def fill(self, ask: Ask) -> None:
@@ -73,14 +77,24 @@ class DrawnTurns:
 
     def run(self, ask: Ask) -> None:
         with self._on_stream(), collector_off():
-            for number in range(ask.calls):
-                self._draw(ask.seed, number)
-            self._pass(ask.pace, ask.calls)
+            if self.way is not Way.ALONE:
+                for number in range(ask.calls):
+                    self._draw(ask.seed, number)
+            self._pass(ask.pace, ask.calls, ask.seed)
         synchronize(self._prepared.device)
 
     def show(self, ask: Ask) -> str:
-        sums, _ = sketches(self._outputs[: ask.calls], ask.challenge)
-        return written(sums)
+        self._sums, self._deviation = sketches(self._outputs[: ask.calls], ask.challenge)
+        return written(self._sums)
+
+    def compare(self, ask: Ask) -> tuple[int, ...]:
+        """By the sketches: the last turn of both was one of calls, on the same values and signs."""
+        said = read(ask.shown, ask.calls)
+        if said is None or len(self._sums) != ask.calls:
+            return tuple(range(ask.calls))
+        off = (said.to(self._sums.device) - self._sums).square().mean(1, keepdim=True).sqrt()
+        unlike = ~(off <= UNLIKE * self._deviation).flatten()
+        return tuple(unlike.nonzero().flatten().tolist())
 
     def fetch(self, ask: Ask) -> None:
         for slot, number in zip(self._fetched(ask, self._arenas[0]), ask.chosen, strict=True):
@@ -101,22 +115,25 @@ class DrawnTurns:
         for slot, own in zip(self._slots[number], self._prepared.draw(seed, number), strict=True):
             slot.copy_(own)
 
-    def _pass(self, pace: Pace, calls: int) -> None:
-        """All calls on what the slots hold."""
+    def _pass(self, pace: Pace, calls: int, seed: int = 0) -> None:
+        """All calls, on what the slots hold or on what is drawn from the seed."""
         graph = self._graphs.get(Pace.CALLS if pace is Pace.CALLS else Pace.COPIES)
         if graph is not None and calls == self.calls:
             graph.replay()
             return
         with self._prepared.implementation.context():
-            self._each(pace, calls)
+            self._each(pace, calls, seed)
 
-    def _each(self, pace: Pace, calls: int) -> None:
+    def _each(self, pace: Pace, calls: int, seed: int = 0) -> None:
         around: Callable[[], None] = _nothing
         if self.way is Way.ALONE:
             around = self._wait
         for number in range(calls):
-            for own, slot in zip(self._prepared.written[number % SETS], self._slots[number], strict=True):
-                own.detach().copy_(slot)
+            if self.way is Way.ALONE:
+                self._prepared.draw(seed, number)
+            else:
+                for own, slot in zip(self._prepared.written[number % SETS], self._slots[number], strict=True):
+                    own.detach().copy_(slot)
             self._outputs[number].copy_(self._prepared.result(number, pace, around))
 
     def _wait(self) -> None:

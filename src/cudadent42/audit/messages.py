@@ -9,6 +9,9 @@ from cudadent42.model.cases import TAGGED, Case
 from cudadent42.model.integrity import Way
 from cudadent42.model.records import Plan, VerifiedCase
 
+GO, DONE = b".", b"."
+"""Of one call of a turn, between a request and its answer: its inputs are there; its output is."""
+
 
 class Task(str, Enum):
     LOAD = "load"
@@ -16,13 +19,15 @@ class Task(str, Enum):
     READY = "ready"
     """Memory for a case, and preparation."""
     FILL = "fill"
-    """New inputs into all shared memories, and NaN into their outputs. Of the judge."""
+    """New inputs of all calls into the judge's store, from which the referee takes them."""
     WAKE = "wake"
     """A pass over the values that are there, ahead of the clock: it wakes the device's context and clocks."""
     RUN = "run"
-    """Calls, each on the inputs of its slot."""
+    """Calls, each on inputs of its own. In shared memory each begins and ends with a byte (`GO`, `DONE`)."""
     SHOW = "show"
     """What all outputs are (`sketch`), as the last request ahead of the clock's end."""
+    COMPARE = "compare"
+    """All outputs of both with each other. Of the judge."""
     FETCH = "fetch"
     """Outputs into the shared memory."""
     JUDGE = "judge"
@@ -70,7 +75,14 @@ class Answer:
     """That a case was made ready for: those asked for, or as many as there is memory for."""
     way: Way = Way.SHARED
     """In which it was made ready."""
+    input_bytes: int = 0
+    output_bytes: int = 0
+    """Of a call in shared memory: its inputs, and behind them its output."""
+    prepares: bool = False
+    """Whether an implementation was made ready that is prepared again for each call."""
     shown: str = ""
     """Sketches of all outputs (`sketch.written`)."""
+    unlike: tuple[int, ...] = ()
+    """Slots in which the candidate's output is not like the judge's own."""
     late: str = ""
     """How what was fetched differs from what was said when the clock stopped; empty where it does not."""

@@ -15,6 +15,8 @@ import socket
 import struct
 import sys
 
+from cudadent42.base.interpreter import add_folder
+from cudadent42.model.implementations import OUR_PACKAGE, import_our_functions
 from cudadent42.operations import definition
 from cudadent42.sandbox.enter import enter
 from cudadent42.sandbox.policy import Policy
@@ -24,14 +26,15 @@ from cudadent42.worker.processes import tie_to_parent
 PIPES = 3
 """File descriptors ahead of those of the shared memories: requests, answers, the log."""
 
-MOST_FILES = 5
+MOST_FILES = PIPES + 3
 
 _PID = struct.Struct("q")
 
 
-def trunk(operation: str) -> Trunk:
-    """Of a worker that is to branch off a nursery."""
-    return Trunk("cudadent42.audit.nursery", operation)
+def trunk(operation: str, *, kernels: bool = False) -> Trunk:
+    """Of a worker that is to branch off a nursery. ``kernels``: whether the run calls this project's own. The worker
+    imports them in any case then, and what it has imported when it branches off no contestant has to import again."""
+    return Trunk("cudadent42.audit.nursery", f"{operation} {OUR_PACKAGE}" if kernels else operation)
 
 
 def fork(nursery: socket.socket, files: list[int]) -> int:
@@ -44,10 +47,13 @@ def fork(nursery: socket.socket, files: list[int]) -> int:
     return pid
 
 
-def preload(operation: str) -> None:
-    """What every contestant needs."""
+def preload(argument: str) -> None:
+    """What every contestant needs. ``argument``: `Trunk.argument`, or an operation."""
+    operation, *packages = argument.split()
     importlib.import_module("cudadent42.audit.contestant")
-    importlib.import_module("flashmoe_science")
+    importlib.import_module(OUR_PACKAGE)
+    if OUR_PACKAGE in packages:
+        import_our_functions()
     definition(operation).numerics()
     definition(operation).implementations()
 
@@ -79,7 +85,7 @@ def _contest(files: list[int], policy: Policy | None) -> None:
             os.dup2(files[2], standard)
         if policy is not None:
             enter(policy)
-            sys.path.insert(0, policy.folder)
+        add_folder(policy.folder if policy is not None else None)
         contestant.serve(files[0], files[1], files[PIPES:])
     finally:
         os._exit(0)

@@ -26,6 +26,12 @@ AUDITED = "audited"
 """``VerifiedCase.input`` of results of an audit."""
 
 
+UNLIKE = 0.2
+"""Root mean square of the difference between two results, relative to the results': rounding in any dtype that is raced
+makes a tenth of it at most, and a result of other inputs four times as much. A twentieth of the entries that are wrong
+makes it too."""
+
+
 class WrongOutputError(Exception):
     """A call returned what is no plain tensor."""
 
@@ -109,6 +115,9 @@ class Turns(Protocol):
 
     def show(self, ask: Ask) -> str:
         """Entries of outputs that it has now."""
+
+    def compare(self, ask: Ask) -> tuple[int, ...]:
+        """Slots in which the candidate's output of the last calls is not like the own one."""
 
     def fetch(self, ask: Ask) -> None:
         """Outputs into the shared memory."""

@@ -4,34 +4,40 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from math import comb
 
 from cudadent42.audit.messages import Answer, Ask, Pace, Task
-from cudadent42.audit.referee import Party, Referee, shared_memory
+from cudadent42.audit.party import Party, Turn
+from cudadent42.audit.referee import Referee, shared_memory
+from cudadent42.audit.store import Side, Store
 from cudadent42.model.cases import Case
 from cudadent42.model.integrity import Way
 from cudadent42.model.records import Plan, TimerKind, VerifiedCase
 
-BLOCKS = 12
-"""Pairs of turns on a case."""
+BLOCKS, GPU_BLOCKS = 12, 24
+"""Pairs of turns on a case. On a GPU they are short beside what begins a case."""
 
-LOW_RANK, HIGH_RANK = 2, 9
-"""Of the sorted differences of 12 blocks, from 0: between the third and the tenth lies the median in 96 of 100 races,
-whatever the distribution (the sign test's interval)."""
+SHARE_OUTSIDE = 0.05
+"""Of races whose saving lies outside of the interval, at most."""
 
-WINDOW_MS, LEAST_WINDOW_MS = 10.0, 5.0
-"""That a turn should last, by the run's latencies: a hundred times what a message between two processes takes, and half
-of it where the run was short."""
+PACED_EVERY = 4
+"""Blocks, of which one measures what copying takes where both sides copy alike: the saving does not contain it, only
+the latencies that are shown do."""
+
+WINDOW_MS, LEAST_WINDOW_MS, LEAST_GPU_WINDOW_MS = 10.0, 3.0, 5.0
+"""That a turn should last, by the run's latencies: a hundred times what a message between two processes takes, and less
+where the run was short. On a CPU drawing the inputs takes several times what the calls do."""
 
 GPU_WINDOWS = 2.0
 """Of such windows in a turn on a GPU: what is subtracted there takes longer than the calls do."""
 
-WINDOWS = 40
-"""Of such time that a race takes about: two turns of calls in 13 blocks, and drawing their inputs."""
+WINDOWS, WINDOWS_ON_GPU = 60, 40
+"""Of such time that a race takes about: two turns of calls in 13 blocks, drawing their inputs, and the references."""
 
-MOST_CALLS, MOST_CALLS_ON_GPU = 32, 512
+MOST_CALLS, MOST_CALLS_ON_GPU = 16, 512
 """In a turn. On a GPU short calls need many: drawing their inputs takes the host some tens of microseconds each."""
 
 MEMORY_BYTES = 256 << 20
@@ -43,6 +49,9 @@ JUDGED_CALLS = 2
 
 JUDGED_BLOCKS = 2
 """Blocks of a case whose results are judged, by chance."""
+
+UNLIKE_BLOCKS = 2
+"""Blocks of a case in which results that are unlike the baseline's are judged too."""
 
 
 class DeclinedError(Exception):
@@ -76,18 +85,29 @@ class Race:
     judged: tuple[VerifiedCase, ...]
     way: Way = Way.SHARED
     """In which both sides' calls were made."""
+    compared: int = 0
+    """Results that were compared with the baseline's."""
 
     @property
     def low_ms(self) -> float:
-        return self.saved_ms[LOW_RANK]
+        return self.saved_ms[outer_rank(len(self.saved_ms))]
 
     @property
     def high_ms(self) -> float:
-        return self.saved_ms[HIGH_RANK]
+        return self.saved_ms[-1 - outer_rank(len(self.saved_ms))]
 
     @property
     def saved(self) -> float:
         return statistics.median(self.saved_ms)
+
+
+def outer_rank(blocks: int) -> int:
+    """Of the sorted differences, from 0: between this one and its mirror image lies the median in 95 of 100 races or
+    more, whatever the distribution (the sign test's interval). 2 of 12, 6 of 24."""
+    below, rank = 0, -1
+    while (below := below + comb(blocks, rank + 1)) <= SHARE_OUTSIDE / 2 * 2**blocks:
+        rank += 1
+    return max(rank, 0)
 
 
 @dataclass(frozen=True)
@@ -100,19 +120,50 @@ class _Bout:
     challenge: int
 
 
+@dataclass(frozen=True)
+class _Block:
+    """Milliseconds of a call, with what copying takes."""
+
+    base: float
+    own: float
+    copies: Mapping[Pace, float]
+    """What it takes; empty where that was not measured."""
+
+
+def _race(blocks: Sequence[_Block], judged: tuple[VerifiedCase, ...], way: Way, calls: int) -> Race:
+    """Where every block measured what copying takes, each subtracts its own. Else both sides copy alike, so that it is
+    not in the difference, and the middle of what was measured is taken off the latencies."""
+    if all(block.copies for block in blocks):
+        base = [block.base - block.copies[Pace.PREPARED_COPIES] for block in blocks]
+        own = [block.own - block.copies[Pace.COPIES] for block in blocks]
+    else:
+        copying = statistics.median(took for block in blocks for took in block.copies.values())
+        base, own = (
+            [took - copying for took in side] for side in zip(*((b.base, b.own) for b in blocks), strict=True)
+        )
+    saved = sorted(a - b for a, b in zip(base, own, strict=True))
+    compared = calls * len(blocks)
+    return Race(statistics.median(base), statistics.median(own), tuple(saved), judged, way, compared)
+
+
 class Ring:
     """Two contestants. The baseline's process makes the inputs and judges, as no candidate was ever in it."""
 
-    def __init__(self, plan: Plan, judge: Party, candidate: Party, name: str, chance: random.Random) -> None:
+    def __init__(
+        self, plan: Plan, judge: Party, candidate: Party, name: str, chance: random.Random, store: Store
+    ) -> None:
         self._plan = plan
         self._judge = judge
         self._candidate = candidate
+        self._store = store
         self._name = name
         self._chance = chance
         self._weights = chance.getrandbits(62)
         self._way = way_for(plan)
         self._shown = ""
         """The candidate's last sketches."""
+        self._alike = True
+        """Whether the judge copies for its calls what the candidate does, and no more."""
 
     def check(self, case: Case) -> tuple[VerifiedCase, ...]:
         """Results of one call, judged. Raises DeclinedError, BrokenError, LateError and AuditLostError."""
@@ -124,53 +175,63 @@ class Ring:
 
     def race(self, case: Case, baseline_ms: float, budget_s: float) -> Race:
         """All blocks of a case, in about ``budget_s`` if that can be; errors as of ``check``."""
-        wanted = self._calls(
-            case, baseline_ms, max(LEAST_WINDOW_MS, min(WINDOW_MS, 1e3 * budget_s / WINDOWS))
-        )
+        on_cpu = self._way is Way.SHARED
+        least_ms, windows = (LEAST_WINDOW_MS, WINDOWS) if on_cpu else (LEAST_GPU_WINDOW_MS, WINDOWS_ON_GPU)
+        wanted = self._calls(case, baseline_ms, max(least_ms, min(WINDOW_MS, 1e3 * budget_s / windows)))
         calls, way = self._ready(case, wanted, self._way)
-        judged_blocks = set(self._chance.sample(range(BLOCKS), JUDGED_BLOCKS))
-        base: list[float] = []
-        own: list[float] = []
+        count = BLOCKS if way is Way.SHARED else GPU_BLOCKS
+        judged_blocks = set(self._chance.sample(range(count), JUDGED_BLOCKS))
+        blocks: list[_Block] = []
         judged: list[VerifiedCase] = []
-        for block in range(-1, BLOCKS):  # the first warms up
-            bout = _Bout(calls, way, *self._seeds())
+        unlike_blocks = 0
+        for number in range(-1, count):  # the first warms up
+            few = number < 0 and way is Way.SHARED
+            bout = _Bout(-(-calls // 4) if few else calls, way, *self._seeds())
             self._fill(bout)
-            took = self._both(bout)
-            if block >= 0:
-                base.append(took[0])
-                own.append(took[1])
-            if block in judged_blocks:
-                slots = {calls - 1, *self._chance.sample(range(calls - 1), min(calls - 1, JUDGED_CALLS - 1))}
+            block = self._block(bout, paced=not self._alike or number % PACED_EVERY == 0)
+            unlike = self._unlike(bout)
+            if number >= 0:
+                blocks.append(block)
+            slots: set[int] = set()
+            if number in judged_blocks:
+                slots |= {calls - 1, *self._some(range(calls - 1), JUDGED_CALLS - 1)}
+            if unlike and unlike_blocks < UNLIKE_BLOCKS:
+                unlike_blocks += 1
+                slots |= {*self._some(unlike, JUDGED_CALLS)}
+            if slots:
                 judged += self._verdicts(bout, sorted(slots))
-        saved = sorted(a - b for a, b in zip(base, own, strict=True))
-        return Race(statistics.median(base), statistics.median(own), tuple(saved), tuple(judged), way)
+        return _race(blocks, tuple(judged), way, calls)
 
-    def _both(self, bout: _Bout) -> tuple[float, float]:
-        """Milliseconds of a call of each, what copying takes left out. In random order."""
-        took: dict[str, float] = {}
-        turns = ["base", "own", "copies", "prepared copies"]
-        self._chance.shuffle(turns)
-        for turn in turns:
-            if turn == "base":
-                took[turn] = self._turn(self._judge, bout, Pace.CALLS)
-            elif turn == "own":
-                took[turn] = self._turn(self._candidate, bout, Pace.CALLS)
-            else:
-                took[turn] = self._turn(self._judge, bout, Pace(turn))
-        return (
-            (took["base"] - took["prepared copies"]) / bout.calls,
-            (took["own"] - took["copies"]) / bout.calls,
-        )
+    def _some(self, numbers: Sequence[int], count: int) -> list[int]:
+        return self._chance.sample(numbers, min(len(numbers), count))
+
+    def _block(self, bout: _Bout, *, paced: bool) -> _Block:
+        """A turn of each, in random order; ahead of them, with ``paced``, what copying takes."""
+        paces = [Pace.COPIES] if self._alike else [Pace.COPIES, Pace.PREPARED_COPIES]
+        paces = self._chance.sample(paces, len(paces) if paced else 0)
+        copies = {pace: self._turn(self._judge, bout, pace) / bout.calls for pace in paces}
+        took: dict[Party, float] = {}
+        for party in self._chance.sample((self._judge, self._candidate), 2):
+            took[party] = self._turn(party, bout, Pace.CALLS) / bout.calls
+        return _Block(took[self._judge], took[self._candidate], copies)
+
+    def _unlike(self, bout: _Bout) -> tuple[int, ...]:
+        """Of all the candidate's results of a bout, those that are not like the baseline's. Float64 then says whose
+        are wrong."""
+        if bout.way is Way.SHARED:
+            self._store.lay_out(bout.calls)
+        ask = Ask(Task.COMPARE, calls=bout.calls, challenge=bout.challenge, shown=self._shown)
+        (answer,) = self._judge.take_turn(ask).answers
+        _require(answer)
+        return answer.unlike
 
     def _turn(self, party: Party, bout: _Bout, pace: Pace) -> float:
         """Milliseconds. In all ways but that of shared memory the inputs' seed comes when the clock runs, and the
         clock stops when the sketch of the results is there, whose seed comes when the calls are made."""
         run = Ask(Task.RUN, calls=bout.calls, pace=pace)
         if bout.way is Way.SHARED:
-            by_processor = self._plan.timer is TimerKind.CPU
-            turn = party.take_turn(run, by_processor=by_processor)
-            _require(*turn.answers)
-            return turn.processor_ms if by_processor else turn.wall_ms
+            turn = self._calls_of(party, run)
+            return turn.processor_ms if self._plan.timer is TimerKind.CPU else turn.wall_ms
         turn = party.take_turn(
             replace(run, task=Task.WAKE),
             replace(run, seed=bout.seed),
@@ -181,6 +242,17 @@ class Ring:
         if party is self._candidate:
             self._shown = turn.answers[-1].shown
         return turn.wall_ms
+
+    def _calls_of(self, party: Party, run: Ask) -> Turn:
+        side = Side.CANDIDATE if party is self._candidate else Side.JUDGE
+        turn = party.take_calls(
+            run,
+            lambda number: self._store.feed(side, number),
+            lambda number: self._store.take(side, number),
+            by_processor=self._plan.timer is TimerKind.CPU,
+        )
+        _require(*turn.answers)
+        return turn
 
     def _calls(self, case: Case, baseline_ms: float, window_ms: float) -> int:
         if self._way is not Way.SHARED:
@@ -196,6 +268,9 @@ class Ring:
                 ask = Ask(Task.READY, cases=(case,), calls=calls, seed=self._weights, way=way)
                 (answer,) = party.take_turn(ask).answers
                 _require(answer)
+                if party is self._judge:
+                    self._alike = not answer.prepares
+                    self._store.arrange(answer.input_bytes, answer.output_bytes)
                 fewer, slower = 0 < answer.calls < calls, way is Way.GRAPH and answer.way is not way
                 calls, way = (answer.calls if fewer else calls), (Way.QUEUED if slower else way)
                 if fewer or slower:
@@ -210,10 +285,13 @@ class Ring:
     def _fill(self, bout: _Bout) -> None:
         if bout.way is Way.SHARED:
             _require(*self._judge.take_turn(Ask(Task.FILL, seed=bout.seed, calls=bout.calls)).answers)
+            self._store.clear(bout.calls)
 
     def _verdicts(self, bout: _Bout, chosen: Sequence[int]) -> tuple[VerifiedCase, ...]:
         """Of the candidate's results, by values that are made again from the seed."""
-        if bout.way is not Way.SHARED:
+        if bout.way is Way.SHARED:
+            self._store.lay_out(bout.calls)
+        else:
             _require(*self._candidate.take_turn(Ask(Task.FETCH, chosen=tuple(chosen))).answers)
         ask = Ask(
             Task.JUDGE,
@@ -242,12 +320,15 @@ def _require(*answers: Answer) -> None:
 @contextmanager
 def ring(plan: Plan, referee: Referee, name: str, chance: random.Random) -> Iterator[Ring]:
     """Both sides loaded. Raises AuditLostError and BrokenError."""
-    size = 2 * MEMORY_BYTES + max(case.memory_bytes(2) for case in plan.cases)
+    size = 2 * MEMORY_BYTES + 2 * max(case.memory_bytes(2) for case in plan.cases)
     with ExitStack() as stack:
-        judges = stack.enter_context(shared_memory(size))
-        candidates = stack.enter_context(shared_memory(size))
-        judge = referee.start([judges.fileno(), candidates.fileno()])
-        candidate = referee.start([candidates.fileno()])
+        judges, candidates, stores = (stack.enter_context(shared_memory(size)) for _ in range(3))
+        judge = referee.start([each.fileno() for each in (judges, candidates, stores)], owns_escaped=False)
+        candidate = referee.start([candidates.fileno()], owns_escaped=True)
+        for party in (judge, candidate):
+            stack.callback(referee.dismiss, party)
         for party, each in ((judge, plan.baseline), (candidate, name)):
             _require(*party.take_turn(Ask(Task.LOAD, plan=plan, implementation=each)).answers)
-        yield Ring(plan, judge, candidate, name, chance)
+            party.check_clock()
+        store = stack.enter_context(Store(judges.fileno(), candidates.fileno(), stores.fileno()))
+        yield Ring(plan, judge, candidate, name, chance, store)

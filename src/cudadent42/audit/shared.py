@@ -1,66 +1,89 @@
-"""Turns on inputs in shared memory, one slot a call: on the CPU.
+"""Turns on inputs in shared memory: on the CPU.
 
-They are copied into memory of the contestant's own just before the call, three sets by turns, so no call can do the
-work of a later one.
+A contestant's window has room for one call. The referee writes the inputs of a call into it when the output of the one
+before is taken out, so nobody can do the work of a later call, or of several together. All other inputs and outputs
+are in the referee's own memory meanwhile, which no contestant shares: no call finds its result there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from torch import Tensor
+
 from cudadent42.audit.messages import Answer, Ask
 from cudadent42.audit.prepared import AUDITED, SETS, Arenas, Prepared
-from cudadent42.audit.slots import Slot, slots
+from cudadent42.audit.slots import Slot, bytes_of, slots
+from cudadent42.correctness.differences import most_difference
 from cudadent42.correctness.truth import find_truth, judge_gathered
 from cudadent42.model.device import synchronize
 
-CANDIDATES = 1
-"""Of the judge's arenas, the other contestant's."""
+STORE = 2
+"""Of the judge's arenas, the one in which it has all calls: their inputs, its own outputs, the other side's."""
+
+AwaitCall = Callable[[], None]
+"""Returns when the inputs of the next call are there."""
 
 
 class SharedTurns:
-    """`prepared.Turns`, for up to ``calls`` calls."""
+    """`prepared.Turns`, for up to ``calls`` calls. ``began`` and ``done`` are called ahead of each and behind it."""
 
-    def __init__(self, prepared: Prepared, arenas: Arenas, calls: int) -> None:
+    def __init__(
+        self, prepared: Prepared, arenas: Arenas, calls: int, began: AwaitCall, done: Callable[[], None]
+    ) -> None:
         self._prepared = prepared
-        like = prepared.result_like
-        self._arenas: tuple[tuple[Slot, ...], ...] = tuple(
-            tuple(slots(memory, calls, prepared.written[0], like)) for memory in arenas
+        self._began, self._done = began, done
+        like, changing = prepared.result_like, prepared.written[0]
+        self.input_bytes, self.output_bytes = bytes_of(changing), bytes_of((like,))
+        (self._window,) = slots(arenas[0], 1, changing, like)
+        self._store: list[Slot] = (
+            slots(arenas[STORE], calls, (*changing, like), like) if len(arenas) > STORE else []
         )
 
     def wake(self, ask: Ask) -> None:
         """A processor needs none."""
 
     def fill(self, ask: Ask) -> None:
-        """The same values into all arenas: no contestant sees another's. Drawing them takes longer than copying."""
-        for number in range(ask.calls):
+        """The same values for both sides: drawing them takes longer than copying."""
+        for number, slot in enumerate(self._store[: ask.calls]):
             values = self._prepared.draw(ask.seed, number)
-            for arena in self._arenas:
-                for shared, own in zip(arena[number].inputs, values, strict=True):
-                    shared.copy_(own)
-                arena[number].output.fill_(float("nan"))
+            for stored, own in zip(slot.inputs[:-1], values, strict=True):
+                stored.copy_(own)
 
     def run(self, ask: Ask) -> None:
-        prepared = self._prepared
+        prepared, window = self._prepared, self._window
         with prepared.implementation.context():
-            for number, slot in enumerate(self._arenas[0][: ask.calls]):
-                for own, shared in zip(prepared.written[number % SETS], slot.inputs, strict=True):
+            for number in range(ask.calls):
+                self._began()
+                for own, shared in zip(prepared.written[number % SETS], window.inputs, strict=True):
                     own.detach().copy_(shared)
-                slot.output.copy_(prepared.result(number, ask.pace))
+                window.output.copy_(prepared.result(number, ask.pace))
+                self._done()
         synchronize(prepared.device)
 
     def show(self, ask: Ask) -> str:
-        """Nothing: all outputs lie in shared memory, and the process is stopped."""
+        """Nothing: the referee has taken all outputs, each when its call was done."""
         return ""
+
+    def compare(self, ask: Ask) -> tuple[int, ...]:
+        outputs = ((slot.inputs[-1], slot.output) for slot in self._store[: ask.calls])
+        return tuple(number for number, (own, other) in enumerate(outputs) if not _alike(own, other))
 
     def fetch(self, ask: Ask) -> None:
         """They are there."""
 
     def judge(self, ask: Ask) -> Answer:
-        """The values are made again from the seed: what lies in the shared memory now may be the candidate's."""
+        """The values are made again from the seed."""
         prepared = self._prepared
         judged = []
         for number in ask.chosen:
             prepared.draw(ask.seed, number)
             truth = find_truth(prepared.case, prepared.sets[number % SETS])
-            result = self._arenas[CANDIDATES][number].output
-            judged.append(judge_gathered(truth, ask.implementation, result, AUDITED))
+            judged.append(judge_gathered(truth, ask.implementation, self._store[number].output, AUDITED))
         return Answer(judged=tuple(judged))
+
+
+def _alike(own: Tensor, other: Tensor) -> bool:
+    """False where either is no number, and where one was computed with less precision than their dtype has."""
+    mine, its = own.float(), other.float()
+    return bool((mine - its).square().sum() <= most_difference(own.dtype) ** 2 * mine.square().sum())

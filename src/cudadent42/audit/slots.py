@@ -21,9 +21,9 @@ class Slot:
     output: Tensor
 
 
-def bytes_of(inputs: Sequence[Tensor], output: Tensor) -> int:
-    """Of one slot."""
-    return sum(_room(tensor) for tensor in (*inputs, output))
+def bytes_of(tensors: Sequence[Tensor]) -> int:
+    """That they take in a slot, one behind the other."""
+    return sum(map(_room, tensors))
 
 
 def slots(memory: mmap.mmap, count: int, inputs: Sequence[Tensor], output: Tensor) -> list[Slot]:

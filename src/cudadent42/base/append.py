@@ -1,5 +1,7 @@
 """A file of lines that is only appended to, each line on the disk before the next step begins.
 
+`AppendOnlyFile` is for one process at a time, `append_lines` for several at once.
+
 A process can be killed within a write, so that the last line is torn. A reader leaves it out (`whole_lines`); the next
 writer cuts it off before it appends. A write that fails or is interrupted is taken back at once, so that nothing but a
 kill leaves a torn line.
@@ -8,6 +10,7 @@ kill leaves a torn line.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +23,22 @@ def whole_lines(data: bytes) -> bytes:
     return data[: data.rfind(b"\n") + 1]
 
 
+def append_lines(path: Path, lines: Iterable[str]) -> None:
+    """Append to a file of this user's own, to which other processes append too, and wait until it is on the disk.
+
+    Raises OSError. Each line begins behind a line feed of its own: after a line that a crash cut short, it is whole.
+    Readers pass over empty lines.
+    """
+    data = "".join(f"\n{line}\n" for line in lines).encode()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        if os.write(descriptor, data) != len(data):
+            raise OSError(None, "the disk is full")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 class AppendOnlyFile:
     """Open for appending by one process at a time, which the caller sees to."""
 
@@ -27,7 +46,8 @@ class AppendOnlyFile:
         """Cuts off a torn last line. Raises OSError."""
         self.appended = 0
         """Lines, by this process."""
-        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        # A folder that was brought from elsewhere may have a link in its place, to a file of this user's.
+        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
         self._descriptor = os.open(path, flags, 0o666)
         try:
             self._size = _whole_size(self._descriptor)

@@ -1,9 +1,15 @@
-"""Where the lab keeps what belongs to the user and not to a run: settings, and what it has counted."""
+"""Where the lab keeps what belongs to the user and not to a run: settings, and what it has counted.
+
+A user without a home (no HOME, no entry in the table of users, as in many containers) has a private folder among the
+temporary ones. Never the current folder: what lies there, in a place called ``~``, may be anybody's.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,4 +57,19 @@ def locked(path: Path) -> Iterator[None]:
 def _base(variable: str, default: str) -> Path:
     named = os.environ.get(variable, "")
     # The XDG specification: a relative path is invalid and to be ignored.
-    return Path(named) if named.startswith("/") else Path(os.path.expanduser("~")) / default
+    if named.startswith("/"):
+        return Path(named)
+    home = os.path.expanduser("~")
+    return (Path(home) if home.startswith("/") else _instead_of_home()) / default
+
+
+def _instead_of_home() -> Path:
+    """Made here, so that nobody else can make it first. Raises UsageError where somebody did."""
+    folder = Path(tempfile.gettempdir()).absolute() / f"{_NAME}-home-{os.getuid()}"
+    make_private(folder)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise UsageError(
+            f"there is no home directory, and {folder} is not a folder of this user's alone; set HOME to your own"
+        )
+    return folder

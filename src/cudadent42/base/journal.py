@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, TextIO, TypeVar
+from typing import Any, Generic, TypeVar
 
 from cudadent42.base.append import AppendOnlyFile, whole_lines
 from cudadent42.base.errors import UsageError
 from cudadent42.base.files import read_record, write_json
 from cudadent42.base.reading import read_bytes
-from cudadent42.base.serialise import dumps, encode, loads
+from cudadent42.base.serialise import encode, line_of, loads
 
 SetupT = TypeVar("SetupT")
 EntryT = TypeVar("EntryT")
@@ -36,16 +38,29 @@ class Journal(Generic[SetupT, EntryT]):
     """A context manager; one process at a time."""
 
     def __init__(
-        self, folder: Path, files: Files, setup: SetupT, setup_kind: type[SetupT], entry_kind: type[EntryT]
+        self,
+        folder: Path,
+        files: Files,
+        setup: SetupT,
+        setup_kind: type[SetupT],
+        entry_kind: type[EntryT],
+        *,
+        keeps: bool = True,
     ) -> None:
         """Opens the folder, or makes it. Raises UsageError where it is about something else than ``setup``, of a newer
-        version, or in use."""
+        version, or in use.
+
+        Args:
+            keeps: whether ``entries`` has those too that are added; a large journal's are the caller's to remember.
+        """
         self._folder = folder
         self._path = folder / files.entries
         newest: Any = getattr(setup, "schema_version", 1)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock: TextIO = (folder / LOCK).open("a")
+            # Neither a link nor a pipe, as a folder that was brought from elsewhere may have in its place.
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._lock = os.open(folder / LOCK, flags, 0o666)
         except OSError as error:
             raise UsageError(
                 f"cannot write to {folder}: {error.strerror}; choose another with --output-dir"
@@ -53,7 +68,7 @@ class Journal(Generic[SetupT, EntryT]):
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            self._lock.close()
+            os.close(self._lock)
             raise UsageError(
                 f"{folder} is in use by another process; wait for it or choose another folder"
             ) from error
@@ -74,7 +89,11 @@ class Journal(Generic[SetupT, EntryT]):
                 "or choose another with --output-dir"
             )
         self._entries = read_entries(self._path, entry_kind)
-        self._file = AppendOnlyFile(self._path, create=True)
+        try:
+            self._file = AppendOnlyFile(self._path, create=True)
+        except OSError as error:
+            raise UsageError(f"{self._path} cannot be written: {error.strerror}") from error
+        self._keeps = keeps
 
     def __enter__(self) -> Journal[SetupT, EntryT]:
         return self
@@ -83,7 +102,7 @@ class Journal(Generic[SetupT, EntryT]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
-        self._lock.close()
+        os.close(self._lock)
 
     @property
     def entries(self) -> tuple[EntryT, ...]:
@@ -92,11 +111,18 @@ class Journal(Generic[SetupT, EntryT]):
     def append(self, entry: EntryT) -> None:
         """Adds an entry, which is on disk when this returns. Raises UsageError, with the list as it was, where that
         fails."""
+        self.extend((entry,))
+
+    def extend(self, entries: Sequence[EntryT]) -> None:
+        """``append`` of all, in one write: a kill leaves the first some."""
+        if not entries:
+            return
         try:
-            self._file.append(dumps(entry, indent=None))
+            self._file.append("\n".join(map(line_of, entries)))
         except OSError as error:
             raise UsageError(f"cannot write to {self._folder}: {error.strerror}; free some space") from error
-        self._entries.append(entry)
+        if self._keeps:
+            self._entries.extend(entries)
 
 
 def read_entries(path: Path, kind: type[EntryT]) -> list[EntryT]:

@@ -45,7 +45,7 @@ class Lines:
         now = time.monotonic()
         if now - self._shown >= self._interval_s:
             self._shown = now
-            self._print(f"{self._stage}: {fraction:.0%}, {what}{self._clock.left(fraction)}")
+            self._print(message(f"{self._stage}: {fraction:.0%}, {what}{self._clock.left(fraction)}"))
 
     def note(self, text: str) -> None:
         self._print(message(text))
@@ -105,7 +105,9 @@ class Bar:
         now = time.monotonic()
         if self._task is not None and now - self._drawn >= _TERMINAL_INTERVAL_S:
             self._drawn = now
-            self._progress.update(self._task, completed=fraction, what=what + self._clock.left(fraction))
+            self._progress.update(
+                self._task, completed=fraction, what=message(what) + self._clock.left(fraction)
+            )
             self._progress.refresh()
 
     def detail(self, text: str) -> None:

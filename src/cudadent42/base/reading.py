@@ -56,14 +56,14 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """A JSON document. Raises ValueError, as also for what JSON has no word for (NaN, infinities)."""
+    """A JSON document. Raises ValueError, as also for what JSON has no word for (NaN, infinities, numbers as large)."""
     try:
         document = json.loads(text, parse_constant=_no_number)
     except RecursionError as error:
         raise ValueError("lists or objects are nested too deep") from error
     except MemoryError as error:
         raise ValueError("it does not fit into memory") from error
-    check_values(document)
+    check_values(document, infinities=False)
     return document
 
 
@@ -72,10 +72,11 @@ def read_json(path: Path) -> Any:
     return parse_json(read_text(path))
 
 
-def check_values(document: Any, *, integers: bool = True) -> None:
+def check_values(document: Any, *, integers: bool = True, infinities: bool = True) -> None:
     """Raises ValueError where a parsed document is nested too deep, or has a number that nothing can be done with.
 
-    ``integers``: these too; not where each has bounds of its own.
+    ``integers``: these too; not where each has bounds of its own. ``infinities``: they have a meaning, as in TOML; a
+    number in JSON that is read as one, 1e400, has more digits than can be held.
     """
     level = [document]
     for _ in range(MOST_LEVELS):
@@ -86,6 +87,8 @@ def check_values(document: Any, *, integers: bool = True) -> None:
             elif isinstance(value, list):
                 deeper.extend(value)
             elif isinstance(value, float):
+                if not infinities and not math.isfinite(value):
+                    raise ValueError("a number is out of range")
                 in_range(value)
             elif integers and isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
                 raise ValueError("a number of more than 64 bits is out of range")

@@ -29,7 +29,11 @@ def capture(
     ],
     output: Annotated[
         Path,
-        typer.Option("--output", metavar="FILE", help="The suite. Others that are needed go beside it."),
+        typer.Option(
+            "--output",
+            metavar="FILE",
+            help="The file of the suite. Further suites, where they are needed, are written beside it.",
+        ),
     ] = Path("captured.toml"),
     runs: Annotated[
         int,

@@ -28,7 +28,7 @@ def gate(
 ) -> None:
     """Hold a run against gates.
 
-    Exit code 1 if one fails, 6 if none fails but the measurement cannot tell of one.
+    The exit code is 1 if a gate fails. It is 6 if none fails, but one cannot be decided from the measurement.
     """
     from cudadent42.stages import gates
 

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from cudadent42.base.errors import UsageError
+
 WHAT = "What is measured"
 HOW = "How it is measured"
 WHERE = "Where it runs"
@@ -21,6 +23,19 @@ SETTINGS: dict[str, Any] = {
     "help_option_names": ["-h", "--help"],
     "max_content_width": 1000,  # of any terminal; click's own limit is 80
 }
+
+UNTRUSTED = "--untrusted"
+CONFINING = ("run", "bench", "build", "verify", "compare", "bisect")
+"""Commands that take it."""
+
+_A_PROFILER = "a profiler attaches to a process, which is what a sandbox refuses"
+WHY_NOT = {
+    "profile": _A_PROFILER,
+    "doctor": _A_PROFILER,
+    "tune": "it races what it compiled once, and nothing that was compiled in a sandbox is kept",
+    "session": "its checkpoints profile, and work in the project's own folder",
+}
+"""By command or group, of those that run somebody's code."""
 
 _Callback = TypeVar("_Callback", bound=Callable[..., Any])
 
@@ -66,7 +81,22 @@ def _explanation(parameter: Any, ctx: Any) -> str:
 
 
 class Command(TyperCommand):
-    """A command whose options are grouped by what they are about."""
+    """A command whose options are grouped by what they are about.
+
+    One that confines nobody does not merely lack the option: whoever asks for a sandbox is told where there is one.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        wanted = UNTRUSTED in args and not ctx.ignore_unknown_options  # else it may be a script's
+        if wanted and not any(UNTRUSTED in parameter.opts for parameter in self.get_params(ctx)):
+            why = next((WHY_NOT[word] for word in ctx.command_path.split() if word in WHY_NOT), "")
+            raise UsageError(
+                f"{ctx.command_path} confines nothing to a sandbox, so it takes no {UNTRUSTED} and has run nothing"
+                f"{why and ': '}{why}; "
+                f"these do: {', '.join(CONFINING)}. Run the rest in a virtual machine of its own"
+            )
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write_parameters(self, ctx, formatter)

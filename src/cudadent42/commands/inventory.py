@@ -26,9 +26,10 @@ def suites(as_json: JsonOption = False) -> None:
     if as_json:
         print_json({"suites": loaded})
         return
+    width = max(len(suite.name) for suite in loaded) + 2
     for suite in loaded:
-        print(f"{suite.name:10}{suite.description}; {suite.repeats} repeats")
-        print(f"{'':10}cases: {', '.join(shape.name for shape in suite.shapes)}")
+        print(f"{suite.name:{width}}{suite.description}; {suite.repeats} repeats")
+        print(f"{'':{width}}cases: {', '.join(shape.name for shape in suite.shapes)}")
 
 
 def implementations(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -34,7 +35,8 @@ def mcp(
 ) -> None:
     """Serve the lab to a coding agent, by the Model Context Protocol.
 
-    On standard input and output. Every start has limits of minutes and money; yours are the highest.
+    It speaks on standard input and output. What the agent starts is limited in minutes and money, at most to
+    what you allow here.
     """
     if find_spec("mcp") is None:
         from flashmoe_science.jit.requirements import install_command
@@ -50,17 +52,27 @@ def mcp(
     root = project.resolve()
     if not root.is_dir():
         raise UsageError(f"--project {project}: expected a folder")
+    from cudadent42.agents.front import open_connection
+
+    opening = open_connection(0, 1, _import_early)
+    if opening.over:
+        return
+    _import_server()
+    from cudadent42.agents.server import serve
     from cudadent42.decisions.allowance import Limits
 
-    _defer_models()
-    from cudadent42.agents.server import serve
-
-    serve(root, Limits(max_minutes, max_cost, ask_above))
+    serve(root, Limits(max_minutes, max_cost, ask_above), opening)
 
 
-def _defer_models() -> None:
+def _import_early() -> None:
+    with suppress(ImportError):  # which is told when it is needed
+        _import_server()
+
+
+def _import_server() -> None:
     """The SDK has hundreds of pydantic models of messages. A server uses few, so each is built when it is first used:
-    that is a third of the time of its start."""
+    that is a third of the time of its import."""
     import pydantic
 
     pydantic.BaseModel.model_config["defer_build"] = True
+    import cudadent42.agents.server  # noqa: F401

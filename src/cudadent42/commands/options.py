@@ -129,7 +129,8 @@ SealedOption = Annotated[
     typer.Option(
         "--sealed",
         rich_help_panel=KEPT,
-        help="Audit all cases and implementations, and other shapes, in processes apart. Up to a quarter longer.",
+        help="Audit every case and implementation, and further shapes, in separate processes. "
+        "The run takes up to a quarter longer.",
     ),
 ]
 UntrustedOption = Annotated[
@@ -137,7 +138,8 @@ UntrustedOption = Annotated[
     typer.Option(
         "--untrusted",
         rich_help_panel=WHERE,
-        help="Confine candidates to a sandbox: no network, no files but their own, limits. Refused where it cannot be.",
+        help="Confine candidates to a sandbox: no network, no files but their own, limited memory and processes. "
+        "The run is refused where the machine cannot confine them.",
     ),
 ]
 AcceptMissingOption = Annotated[
@@ -175,6 +177,16 @@ OnOption = Annotated[
         help="Run on this machine, named by `remote add`, or on a fresh one that SkyPilot finds.",
     ),
 ]
+FleetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--fleet",
+        metavar="ENGINE",
+        rich_help_panel=WHERE,
+        help="Spread the work: local[:N] for this machine's devices, slurm:PARTITION[:N], ray[:ADDRESS] or "
+        "ssh:NAME[,NAME].",
+    ),
+]
 MaxCostOption = Annotated[
     float | None,
     typer.Option(
@@ -191,7 +203,8 @@ YesOption = Annotated[
     typer.Option(
         "--yes",
         rich_help_panel=WHERE,
-        help="With --on: agree beforehand to costs. Otherwise you are asked about them, or refused without a terminal.",
+        help="Agree beforehand to what a machine elsewhere costs. Otherwise you are asked, or refused where there is "
+        "no terminal.",
     ),
 ]
 VerboseOption = Annotated[
@@ -272,11 +285,19 @@ class Confined:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """On which other machine it runs, and at what cost."""
+    """On which other machine it runs, and at what cost, or on which machines."""
 
     on: OnOption = None
+    fleet: FleetOption = None
     max_cost: MaxCostOption = None
     yes: YesOption = False
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Over which machines it is spread."""
+
+    fleet: FleetOption = None
 
 
 @dataclass(frozen=True)

@@ -123,8 +123,10 @@ def _evidence(source: str) -> PatternEvidence:
         return evidence.of_text(
             sys.stdin.buffer.read(evidence.LOG_BYTES).decode("utf-8", errors="replace"), "stdin"
         )
+    from cudadent42.session.log import EVENTS
+
     path = Path(source)
-    if (path / "events.jsonl").is_file():
+    if (path / EVENTS).is_file():
         from cudadent42.session.evidence import of_session
 
         return of_session(path)

@@ -68,7 +68,7 @@ class Means:
         typer.Option(
             "--kernel",
             metavar="REGEX",
-            help="Of a call with several kernels, profile those with such a name.",
+            help="Profile only those kernels of a call whose name matches.",
         ),
     ] = ""
 
@@ -86,7 +86,7 @@ def profile(
 ) -> None:
     """Profile one case and name what holds it back.
 
-    Writes a run folder with the profile, Nsight Compute's report, the diagnosis and a report.
+    It writes a run folder with the profile, Nsight Compute's report, the diagnosis and a report.
     """
     from cudadent42.base.progress import observer
     from cudadent42.flows.profile import ProfileOptions, run
@@ -138,7 +138,7 @@ class Examined:
         bool,
         typer.Option(
             "--measure/--no-measure",
-            help="Profile where this is the machine of the run. This is the default.",
+            help="Profile if this is the machine of the run. This is the default.",
         ),
     ] = True
 
@@ -152,14 +152,16 @@ def doctor(
 ) -> None:
     """Find what holds a run's slowest case back and what to try next.
 
-    Profiles it where this is the run's machine; elsewhere it judges by what the folder has, and says so.
+    It profiles the case if this is the machine of the run. Elsewhere it judges by what the folder holds, and says so.
     """
     from cudadent42.base.progress import observer
     from cudadent42.flows.doctor import examine
     from cudadent42.profiles.compare import changes, load
+    from cudadent42.runs.checking import load_checked
     from cudadent42.stages import report as reports
 
-    # What is wrong with it is said before anything is measured.
+    # What is wrong with either is said before anything begins.
+    load_checked(folder)
     earlier = None if examined.before is None else load(examined.before)
     with observer(console_for(stderr=True), shown.verbose) as watcher:
         watcher.stage("profile")

@@ -16,9 +16,20 @@ from cudadent42.commands.common import (
     print_json,
     run_options,
 )
+from cudadent42.commands.fleet import spread
 from cudadent42.commands.grouped import grouped
 from cudadent42.commands.help import KEPT, WHAT
-from cudadent42.commands.options import CaseOption, Confined, DTypeOption, How, Kept, Shown, What, Where
+from cudadent42.commands.options import (
+    CaseOption,
+    Confined,
+    DTypeOption,
+    Fleet,
+    How,
+    Kept,
+    Shown,
+    What,
+    Where,
+)
 from cudadent42.commands.run import carry_out
 
 if TYPE_CHECKING:
@@ -79,6 +90,7 @@ def compare(
     how: How,
     where: Where,
     confined: Confined,
+    spread_over: Fleet,
     kept: Kept,
     with_report: Annotated[
         bool,
@@ -95,7 +107,8 @@ def compare(
     from cudadent42.flows import race
 
     options = _race_options(raced, how, where, kept, confined, with_report)
-    carry_out(partial(race.race, rev_a, rev_b, options), shown, with_report)
+    start = partial(race.race, rev_a, rev_b, options, execute=spread(spread_over.fleet, options.run))
+    carry_out(start, shown, with_report)
 
 
 def _race_options(
@@ -129,6 +142,7 @@ def bisect(
     how: How,
     where: Where,
     confined: Confined,
+    spread_over: Fleet,
     output_dir: Annotated[
         Path | None,
         typer.Option(
@@ -149,7 +163,7 @@ def bisect(
 
     options = _race_options(raced, how, where, Kept(gate=gate, output_dir=output_dir), confined)
     with observer(console_for(stderr=True), shown.verbose) as watcher:
-        result = search(good, bad, options, watcher)
+        result = search(good, bad, options, watcher, spread(spread_over.fleet, options.run))
     if shown.as_json:
         print_json({"outcome": result.ending, **encoded(result)})
     else:

@@ -238,7 +238,7 @@ def unwatch(name: NameArgument) -> None:
 def attach(
     job: JobArgument = None,
     start: Annotated[
-        bool, typer.Option("--start", help="Start its cloud machine again where that was stopped meanwhile.")
+        bool, typer.Option("--start", help="Start its cloud machine again if that was stopped meanwhile.")
     ] = False,
     yes: YesOption = False,
 ) -> None:

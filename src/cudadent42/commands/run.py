@@ -20,6 +20,7 @@ from cudadent42.commands.common import (
     run_options,
     watching,
 )
+from cudadent42.commands.fleet import spread
 from cudadent42.commands.gate import gates_document, print_gates
 from cudadent42.commands.grouped import grouped
 from cudadent42.commands.options import Confined, Elsewhere, How, Kept, Shown, What, Where
@@ -43,13 +44,15 @@ def run(
 ) -> None:
     """Do everything and write a report."""
     options = run_options(choices_of(what, how), where, kept, confined)
+    if elsewhere.on is not None and elsewhere.fleet is not None:
+        fail("--on names one machine, --fleet many; give one of them", ExitCode.USAGE)
     if elsewhere.on is not None:
         from cudadent42.commands.elsewhere import run_there
 
         run_there(elsewhere.on, elsewhere, options, shown)
     if elsewhere.max_cost is not None or elsewhere.yes:
         fail("--max-cost and --yes are about a run elsewhere; name the machine with --on", ExitCode.USAGE)
-    _run(options, shown)
+    _run(options, shown, elsewhere.fleet)
 
 
 @grouped
@@ -61,10 +64,11 @@ def bench(what: What, how: How, where: Where, confined: Confined, kept: Kept, sh
     _run(run_options(choices_of(what, how), where, kept, confined, with_report=False), shown)
 
 
-def _run(options: RunOptions, shown: Shown) -> None:
+def _run(options: RunOptions, shown: Shown, fleet: str | None = None) -> None:
     from cudadent42.flows import pipeline
 
-    carry_out(partial(pipeline.run, options), shown, options.with_report)
+    start = partial(pipeline.run, options, execute=spread(fleet, options))
+    carry_out(start, shown, options.with_report)
 
 
 Start = Callable[["Observer", "Callable[[RunWriter], None]"], "Outcome"]

@@ -52,7 +52,7 @@ BesideOption = Annotated[
         "--implementations",
         metavar="NAME|FILE",
         rich_help_panel=WHAT,
-        help="What the suite also races, beside the baseline. Repeat the option or separate by commas. "
+        help="Further implementations that are raced beside the baseline. Repeat the option or separate by commas. "
         "Default: the suite's.",
     ),
 ]
@@ -194,7 +194,8 @@ def run(
 ) -> None:
     """Do the work of the current checkpoint.
 
-    Measure the suite; look for what limits it; race the source's change against its parent; write the report.
+    A checkpoint measures the suite, looks for what limits it, races the source's change against its parent, or
+    writes the report.
     """
     from cudadent42.base.errors import UsageError
     from cudadent42.session import steps
@@ -210,7 +211,8 @@ def run(
 def next_(*, session: SessionOption = None, override: OverrideOption = "", shown: Shown) -> None:
     """Check the gate of the current checkpoint and go on to the next.
 
-    Exit code 1 if a gate fails, 6 if the measurement cannot tell: it says which and by how much.
+    The exit code is 1 if a gate fails, and 6 if one cannot be decided from the measurement. The
+    output says which, and by how much.
     """
     from cudadent42.session import steps
 

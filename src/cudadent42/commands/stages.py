@@ -105,7 +105,7 @@ def build(
 ) -> None:
     """Compile the kernels and show what they need.
 
-    For this machine, or with --arch for CUDA architectures that are not present.
+    It compiles for this machine, or with --arch for CUDA architectures that are not present.
     """
     from cudadent42.commands import tables
     from cudadent42.stages.build import build as build_kernels
@@ -156,7 +156,7 @@ def _sandbox(device: str, names: Sequence[str], confined: Confined) -> AbstractC
 def verify(*, what: What, seed: SeedOption = 0, where: Where, confined: Confined, shown: Shown) -> None:
     """Check results against float64.
 
-    Every case of the suite, and adversarial inputs.
+    It checks every case of the suite, and adversarial inputs.
     """
     from cudadent42.commands import tables
     from cudadent42.flows import pipeline

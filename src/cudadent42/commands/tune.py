@@ -19,11 +19,13 @@ from cudadent42.commands.common import (
     share,
     watching,
 )
+from cudadent42.commands.fleet import engines
 from cudadent42.commands.grouped import grouped
 from cudadent42.commands.help import HOW, KEPT, WHERE, App, Group
 from cudadent42.commands.options import (
     CaseOption,
     DTypeOption,
+    FleetOption,
     How,
     JsonOption,
     SeedOption,
@@ -33,9 +35,11 @@ from cudadent42.commands.options import (
     What,
     Where,
 )
+from cudadent42.tune.wanted import Wanted
 
 if TYPE_CHECKING:
-    from cudadent42.tune.opening import Outlook, Request
+    from cudadent42.base.observer import Observer
+    from cudadent42.tune.opening import Opened, Outlook, Request
     from cudadent42.tune.state import State
 
 
@@ -77,7 +81,7 @@ class Raced:
             "--rungs",
             metavar="BLOCKS",
             rich_help_panel=HOW,
-            help="Blocks that a configuration has behind each rung, separated by commas. Default: 6,18,54.",
+            help="How many blocks a configuration has by the end of each rung, separated by commas. Default: 6,18,54.",
         ),
     ] = ""
     margin: Annotated[
@@ -89,6 +93,16 @@ class Raced:
             help="The gain that a winner must exceed, such as \"1 %\". Default: the suite's, else the device's.",
         ),
     ] = None
+    search: Annotated[
+        Wanted,
+        typer.Option(
+            "--search",
+            metavar="|".join(Wanted),
+            rich_help_panel=HOW,
+            help="Race every configuration, or those that Optuna proposes. Default: every one of up to 500, "
+            "if the budget allows.",
+        ),
+    ] = Wanted.AUTO
     timer: TimerOption = None
     seed: SeedOption = 0
 
@@ -97,16 +111,7 @@ class Raced:
 class Spent:
     """What it may take."""
 
-    gpus: Annotated[
-        int,
-        typer.Option(
-            "--gpus",
-            metavar="N",
-            min=1,
-            rich_help_panel=WHERE,
-            help="GPUs of this machine that share the cases. A case is raced on one of them.",
-        ),
-    ] = 1
+    fleet: FleetOption = None
     budget: Annotated[
         str | None,
         typer.Option(
@@ -123,7 +128,7 @@ class Spent:
             metavar="USD",
             min=0.01,
             rich_help_panel=WHERE,
-            help="The most that it may cost, by the rate of this machine (see --rate).",
+            help="The most that it may cost, by the rate of this machine, or of each worker of a fleet (see --rate).",
         ),
     ] = None
     rate: Annotated[
@@ -188,6 +193,8 @@ def run(
         margin=None if raced.margin is None else share(raced.margin, "--margin"),
         rungs=_rungs(raced.rungs),
         ignore_preflight=where.ignore_preflight,
+        wanted=raced.search,
+        budget_s=None if spent.budget is None else seconds(spent.budget),
     )
     if gpu and not dry_run:
         raise UsageError("--gpu is for --dry-run; to race on a GPU, give --device")
@@ -196,7 +203,7 @@ def run(
         return
     with watching(shown.verbose) as watcher:
         opened = open_tuning(request, watcher)
-        state = _go_on(opened, spent, watcher)
+        state = _go_on(opened, spent, watcher, ignore_preflight=where.ignore_preflight, suite=sought.suite)
     _print(opened.folder, state, shown)
 
 
@@ -211,12 +218,12 @@ def resume(
     spent: Spent,
     shown: Shown,
 ) -> None:
-    """Go on with a tuning, as it was asked for."""
+    """Go on with a tuning, with the options that it was begun with."""
     from cudadent42.tune.opening import reopen
 
     with watching(shown.verbose) as watcher:
         opened = reopen(folder, watcher, ignore_preflight=ignore_preflight)
-        state = _go_on(opened, spent, watcher)
+        state = _go_on(opened, spent, watcher, ignore_preflight=ignore_preflight)
     _print(folder, state, shown)
 
 
@@ -236,7 +243,7 @@ def report(folder: FolderArgument) -> None:
 
 @tune_app.command("stop")
 def stop(folder: FolderArgument) -> None:
-    """End the process of a tuning behind the block that it measures. The same command goes on later."""
+    """End the process of a tuning after the block that it measures. The same command goes on later."""
     from cudadent42.tune.coordinator import STOP
     from cudadent42.tune.journal import read_setup
 
@@ -251,7 +258,8 @@ def install(
     package: Annotated[
         bool,
         typer.Option(
-            "--package", help="Into the package's own tables, for whoever works on it. Default: the user's."
+            "--package",
+            help="Put them into the package's own tables, as its developers do. Default: the user's.",
         ),
     ] = False,
     as_json: JsonOption = False,
@@ -299,16 +307,21 @@ def _state(folder: Path) -> State:
     return fold(setup, entries)
 
 
-def _go_on(opened: Any, spent: Spent, watcher: Any) -> State:
+def _go_on(
+    opened: Opened, spent: Spent, watcher: Observer, *, ignore_preflight: bool, suite: str = ""
+) -> State:
     from cudadent42.cost import rates
     from cudadent42.tune.coordinator import Limits
-    from cudadent42.tune.flow import go_on
+    from cudadent42.tune.flow import go_on, go_on_with
 
     rate = rates.load().get(spent.rate or rates.of_this_machine()).usd_per_hour
     if spent.max_cost is not None and rate <= 0:
         raise UsageError("--max-cost needs to know what the machine costs; name its rate with --rate")
     limits = Limits(None if spent.budget is None else seconds(spent.budget), spent.max_cost, rate)
-    return go_on(opened, limits, watcher, gpus=spent.gpus)
+    if spent.fleet is None:
+        return go_on(opened, limits, watcher)
+    started = engines(spent.fleet, opened.setup.plan.device, ignore_preflight=ignore_preflight)
+    return go_on_with(opened, started, limits, watcher, suite=suite)
 
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -359,7 +372,11 @@ def _print_outlook(outlook: Outlook) -> None:
     from cudadent42.tune.prune import representatives
 
     console = console_for()
+    if outlook.most:
+        print_line(console, f"a search would propose up to {outlook.most} configurations, {outlook.why}")
+        return
     print_line(console, f"{outlook.arms - 1} configurations beside the default")
+    print_line(console, f"every one would be raced, {outlook.why}")
     for case in outlook.cases:
         raced, out = representatives(outlook.compiled, case)
         print_line(console, f"{case}: {max(0, len(raced) - 1)} would be raced")

@@ -24,13 +24,22 @@ from cudadent42.decisions.statistics import (
 )
 from cudadent42.decisions.verdicts import MIN_BLOCKS, decide, decide_many
 from cudadent42.model.cases import Case
-from cudadent42.model.records import Comparison, Plan, Refusal, Results, Sample, TimerKind, Verdict
+from cudadent42.model.records import (
+    CacheState,
+    Comparison,
+    Plan,
+    Refusal,
+    Results,
+    Sample,
+    TimerKind,
+    Verdict,
+)
 from cudadent42.model.script import Prediction
 
-RULES = 2
+RULES = 3
 """Of deciding, counted up when the same samples may get another word or number. 1: blocks in which the processors were
 taken away count like all others where more than a fifth of a case's carry a mark. 2: they never do where the clock on
-the wall is read, and a case with too few others is refused."""
+the wall is read, and a case with too few others is refused. 3: so is one whose sides' windows are unlike."""
 
 MOST_LEFT_OUT = 0.2
 """Of the blocks of a case, that may be left out for their marks."""
@@ -43,6 +52,9 @@ LEAST_QUIET = 0.5
 """Of the blocks of a case that is timed by the clock on the wall: as many must have had the processors. Fewer, and what
 is common to them may be luck, so the case is refused."""
 
+
+SHORT_WINDOW_MS = 0.75
+"""A quarter of the window in which the clock on the wall is read on a CPU."""
 
 _UNSTEADY = 5.0
 """Margins that the interval of a control may reach from 1. A control's usual interval, half a margin to two, says no
@@ -193,6 +205,8 @@ def _pairs(
         latency, baseline_latency = _latencies(own, blocks), _latencies(base, blocks)
         seed = derived_seed(plan.seed, "bootstrap", case.id, implementation)
         floor = floor_ms(case, peaks)
+        if rules >= 3 and refused is None and _wall_on_cpu(plan) and _unlike_windows(own, base, blocks):
+            refused = Refusal.UNLIKE_WINDOWS
         medians = float(np.median(latency)), float(np.median(baseline_latency))
         if min(medians) < floor or min(*latency, *baseline_latency) <= 0:
             refused = Refusal.IMPOSSIBLE
@@ -212,6 +226,23 @@ def _pairs(
             )
         )
     return pairs
+
+
+def _wall_on_cpu(plan: Plan) -> bool:
+    return plan.device == "cpu" and plan.timer is TimerKind.CALL and plan.cache is CacheState.WARM
+
+
+def _unlike_windows(own: Mapping[int, Sample], base: Mapping[int, Sample], blocks: Sequence[int]) -> bool:
+    """Whether one side's windows hold so few calls that they are short, and the other's another number.
+
+    Which number fills a window is measured ahead of a case. While the processors are taken away a short call looks as
+    if it filled one alone, and then it meets cold code and sleeping threads in each, however quiet the blocks are.
+    """
+    inner = [np.median([rows[block].inner for block in blocks]) for rows in (own, base)]
+    window_ms = [
+        np.median([rows[block].inner * rows[block].latency_ms for block in blocks]) for rows in (own, base)
+    ]
+    return bool(inner[0] != inner[1] and min(window_ms) < SHORT_WINDOW_MS)
 
 
 def _estimate(baseline: Floats, latency: Floats, seed: int) -> RatioEstimate:

@@ -16,13 +16,11 @@ tests/cudadent42/decisions/test_racing.py has the simulation.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-
-import numpy as np
-from numpy.typing import NDArray
 
 from cudadent42.decisions.margin import upper
 from cudadent42.decisions.student import quantile
@@ -50,6 +48,11 @@ class Rules:
     """but never fewer than these."""
     margin: float = 0.01
     """An arm that cannot be faster than the default by more than this is of no use."""
+
+
+BETWEEN_MACHINES = 0.005
+"""Standard deviation that is allowed for between machines of one kind in how well an arm suits them, as a logarithm:
+of arms that were raced by a fleet, before several machines have confirmed one."""
 
 
 class Cause(str, Enum):
@@ -93,24 +96,31 @@ class Leaving:
     """The leader, or the default."""
 
 
-def difference(row: Row, other: Row, tail: float) -> Difference:
-    """How much faster the first is, between bounds that each are passed with probability ``tail``."""
-    common = sorted(row.keys() & other.keys())
+def difference(row: Row, other: Row, tail: float, between: float = 0.0) -> Difference:
+    """How much faster the first is, between bounds that each are passed with probability ``tail``.
+
+    ``between``: standard deviation of either's suiting a machine, where a result is to hold on others too.
+    """
+    more = 2 * between**2  # variance that is not seen in the blocks
+    common = row.keys() & other.keys()
     if len(common) >= _LEAST:
-        centre, variance, degrees = _centre(np.array([row[block] - other[block] for block in common]))
-        return Difference(centre, _half_width(variance, degrees, tail))
+        centre, variance, degrees = _centre(tuple(row[block] - other[block] for block in common))
+        return Difference(centre, _half_width(variance + more, degrees, tail))
     if min(len(row), len(other)) < _LEAST:
         return Difference(_mean(row) - _mean(other), math.inf, paired=False)
-    first, second = (_centre(np.array(list(each.values()))) for each in (row, other))
+    first, second = (_centre(tuple(each.values())) for each in (row, other))
     variance = first[1] + second[1]
     spread = sum(part[1] ** 2 / part[2] for part in (first, second))
     degrees = variance**2 / spread if spread > 0 else first[2] + second[2]
-    return Difference(first[0] - second[0], _half_width(variance, degrees, tail), paired=False)
+    return Difference(first[0] - second[0], _half_width(variance + more, degrees, tail), paired=False)
 
 
-def gain(row: Row, tail: float) -> Difference:
-    """How much faster than the default."""
-    return difference(row, dict.fromkeys(row, 0.0), tail)
+def gain(row: Row, tail: float, between: float = 0.0) -> Difference:
+    """How much faster than the default, which suits every machine by definition."""
+    if len(row) < _LEAST:
+        return Difference(_mean(row), math.inf, paired=False)
+    centre, variance, degrees = _centre(tuple(row.values()))
+    return Difference(centre, _half_width(variance + between**2, degrees, tail))
 
 
 def tail_of(rules: Rules, arms: int) -> float:
@@ -121,15 +131,19 @@ def tail_of(rules: Rules, arms: int) -> float:
 def leader_of(rows: Mapping[str, Row], default: str) -> str:
     """The arm with the highest centre; the default where none is above it."""
     centres = {
-        arm: 0.0 if arm == default else gain(row, 0.5).centre
-        for arm, row in rows.items()
-        if row or arm == default
+        arm: 0.0 if arm == default else _middle(row) for arm, row in rows.items() if row or arm == default
     }
     return max(centres, key=lambda arm: (centres[arm], arm == default))
 
 
-def leaving(rows: Mapping[str, Row], default: str, arms: int, rules: Rules) -> list[Leaving]:
-    """Who leaves behind a rung.
+def _middle(row: Row) -> float:
+    return _centre(tuple(row.values()))[0] if len(row) >= _LEAST else _mean(row)
+
+
+def leaving(
+    rows: Mapping[str, Row], default: str, arms: int, rules: Rules, between: float = 0.0
+) -> list[Leaving]:
+    """Who leaves behind a rung. ``between``: as of `difference`.
 
     ``rows`` are those of the arms that are still raced, the default's among them, which never leaves; ``arms`` counts
     those that the race began with beside it.
@@ -142,26 +156,28 @@ def leaving(rows: Mapping[str, Row], default: str, arms: int, rules: Rules) -> l
     for arm, row in rows.items():
         if arm == default:
             continue
-        own = gain(row, tail)
+        own = gain(row, tail, between)
         centres[arm] = own.centre
         if own.high < least_gain:
             gone[arm] = _left(arm, Cause.NO_GAIN, own, default)
         elif leader not in (arm, default):
-            against = difference(row, rows[leader], tail)
+            against = difference(row, rows[leader], tail, between)
             if against.high < 0.0:
                 gone[arm] = _left(arm, Cause.SLOWER, against, leader)
     stay = max(rules.least, math.ceil(rules.share * len(centres)))
     ranked = sorted((arm for arm in centres if arm not in gone), key=lambda arm: -centres[arm])
     for arm in ranked[stay:]:
-        gone[arm] = _left(arm, Cause.CAP, difference(rows[arm], rows[leader], tail), leader)
+        gone[arm] = _left(arm, Cause.CAP, difference(rows[arm], rows[leader], tail, between), leader)
     return [gone[arm] for arm in rows if arm in gone]
 
 
-def unseparated(rows: Mapping[str, Row], leader: str, default: str, arms: int, rules: Rules) -> list[str]:
+def unseparated(
+    rows: Mapping[str, Row], leader: str, default: str, arms: int, rules: Rules, between: float = 0.0
+) -> list[str]:
     """The arms that may be as fast as the leader."""
     tail = tail_of(rules, arms)
     others = [arm for arm in rows if arm not in (leader, default)]
-    return [arm for arm in others if difference(rows[arm], rows[leader], tail).high >= 0.0]
+    return [arm for arm in others if difference(rows[arm], rows[leader], tail, between).high >= 0.0]
 
 
 def _left(arm: str, cause: Cause, lost: Difference, than: str) -> Leaving:
@@ -173,24 +189,28 @@ def _ratio(logarithm: float) -> float:
 
 
 def _mean(row: Row) -> float:
-    return float(np.mean(list(row.values()))) if row else 0.0
+    return math.fsum(row.values()) / len(row) if row else 0.0
 
 
 def _half_width(variance: float, degrees: float, tail: float) -> float:
-    return quantile(round(tail, 12), round(degrees, 3)) * math.sqrt(variance) if tail < 0.5 else 0.0
+    """Of Student's t, whose quantile is kept for a tenth of a degree of freedom: that below, which is the wider."""
+    if tail >= 0.5:
+        return 0.0
+    kept = degrees if degrees < 1 else math.floor(10 * degrees + 1e-6) / 10
+    return quantile(round(tail, 12), round(kept, 3)) * math.sqrt(variance)
 
 
-def _centre(values: NDArray[np.float64]) -> tuple[float, float, float]:
+@functools.lru_cache(maxsize=1024)
+def _centre(values: tuple[float, ...]) -> tuple[float, float, float]:
     """Trimmed mean, its variance, and its degrees of freedom."""
-    ordered = np.sort(values)
+    ordered = sorted(values)
     count = len(ordered)
     cut = int(TRIMMED * count) if count >= _TRIM_FROM else 0
-    kept = count - 2 * cut
-    winsorised = ordered.copy()
-    winsorised[:cut] = ordered[cut]
-    winsorised[count - cut :] = ordered[count - cut - 1]
-    squares = float(winsorised.var(ddof=1)) * (count - 1)
-    return float(ordered[cut : count - cut].mean()), squares / (kept * (kept - 1)), kept - 1.0
+    kept = ordered[cut : count - cut]
+    winsorised = [kept[0]] * cut + kept + [kept[-1]] * cut
+    mean = math.fsum(winsorised) / count
+    squares = math.fsum((value - mean) ** 2 for value in winsorised)
+    return math.fsum(kept) / len(kept), squares / (len(kept) * (len(kept) - 1)), len(kept) - 1.0
 
 
 def blocks_of(rules: Rules, rung: int) -> int:

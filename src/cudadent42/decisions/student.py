@@ -28,12 +28,23 @@ def quantile(tail: float, degrees: float) -> float:
     low, high = 0.0, 1.0
     while upper_tail(high, degrees) > tail:
         low, high = high, 2.0 * high
+    value = 0.5 * (low + high)
     for _ in range(_STEPS):
-        middle = 0.5 * (low + high)
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if upper_tail(middle, degrees) > tail else (low, middle)
-    return 0.5 * (low + high)
+        excess = upper_tail(value, degrees) - tail
+        low, high = (value, high) if excess > 0 else (low, value)
+        # Newton's step, as long as it stays between bounds that halve where it does not.
+        following = value + excess / _density(value, degrees)
+        if not low < following < high:
+            following = 0.5 * (low + high)
+        if abs(following - value) <= _ENOUGH * following or following in (low, high):
+            return following
+        value = following
+    return value
+
+
+def _density(t: float, degrees: float) -> float:
+    half = math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2)
+    return math.exp(half - (degrees + 1) / 2 * math.log1p(t * t / degrees)) / math.sqrt(degrees * math.pi)
 
 
 def _incomplete_beta(a: float, b: float, x: float) -> float:

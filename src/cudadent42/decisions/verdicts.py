@@ -15,6 +15,8 @@ REFUSALS = {
     Refusal.TOO_FEW_BLOCKS: f"fewer than {MIN_BLOCKS} blocks that count allow no verdict; measure more with --repeats",
     Refusal.DISTURBED: "other work took the processors away in more than half of the blocks; repeat on a quiet "
     "machine, or measure processor time with --timer cpu",
+    Refusal.UNLIKE_WINDOWS: "the processors were taken away while it was measured how many calls fill a window, so "
+    "the sides are not timed alike; repeat on a quiet machine, or measure processor time with --timer cpu",
     Refusal.IMPOSSIBLE: "a latency is below what this machine can do, so the call does not do its work while it is "
     "timed; look for a result that is kept from an earlier call, or for work that goes on after the call returned",
 }

@@ -12,6 +12,7 @@ from cudadent42.base.observer import Observer, Quiet
 from cudadent42.model.cases import Case
 from cudadent42.model.implementations import OURS
 from cudadent42.model.records import Comparison
+from cudadent42.preflight import onednn
 from cudadent42.profiles import store
 from cudadent42.profiles.diagnosis import diagnose
 from cudadent42.profiles.quantities import with_quantities
@@ -37,9 +38,8 @@ def examine(
 
     The subject is the case and implementation that were asked for, else the run's slowest case and its candidate.
     Where this is the machine of the run and ``measure`` is set, the subject is measured anew, unless the run confined
-    its candidates. Elsewhere a profile
-    that the folder keeps is judged again, if it is of the subject or nothing was asked for; without such a profile
-    the verdict rests on the run's other files, and says so.
+    its candidates. Elsewhere a profile that the folder keeps is judged again, if it is of the subject or nothing was
+    asked for; without such a profile the verdict rests on the run's other files, and says so.
 
     A profile with counters is never replaced by one without: for the same subject the kept one is judged, with a
     note that says so; for another nothing is written and the call is refused.
@@ -71,7 +71,8 @@ def examine(
                     f"its own with `cudadent42 profile`, or move {PROFILE} away"
                 )
             profile, note = kept, f"the kept profile with counters is judged: {'; '.join(latest.notes)}"
-    added = tuple(one for one in (note, _instruction_sets(run)) if one and one not in profile.notes)
+    sets = _instruction_sets(run, here=measured is not None)
+    added = tuple(one for one in (note, sets) if one and one not in profile.notes)
     diagnosis = diagnose(replace(profile, notes=(*profile.notes, *added)))
     store.write(folder, profile, diagnosis)
     return diagnosis
@@ -144,8 +145,11 @@ def _why_not_here(run: RunFolder) -> str | None:
     return None
 
 
-def _instruction_sets(run: RunFolder) -> str:
-    """Which instructions a run on CPU was made with, ours and PyTorch's; empty where the folder does not say."""
+def _instruction_sets(run: RunFolder, *, here: bool) -> str:
+    """Which instructions a run on CPU was made with, ours and PyTorch's; empty where the folder does not say.
+
+    With ``here``, on the machine of the run, oneDNN is asked for its own word.
+    """
     if run.plan.device != "cpu" or run.build is None:
         return ""
     # "x86_64:avx2+avx2+fma+f16c": the set, then what it needs.
@@ -165,7 +169,9 @@ def _instruction_sets(run: RunFolder) -> str:
         if name in run.manifest.environment
     ]
     libraries = f"held by {', '.join(limits)}" if limits else "which choose for themselves"
-    return f"{note}; PyTorch's took {theirs}, but for MKL's and oneDNN's, {libraries}"
+    note = f"{note}; PyTorch's took {theirs}, but for MKL's and oneDNN's, {libraries}"
+    said = onednn.instructions(run.manifest.environment) if here else None
+    return f"{note}. oneDNN names {said} here" if said else note
 
 
 def _case(run: RunFolder, wanted: str) -> Case:

@@ -1,7 +1,7 @@
 """How long a run will take, before anything of it is known. For money and patience, so it leans to the long side.
 
-The figures are of slow machines: an NVIDIA L4, two processor cores. No committed run folder took longer than is
-estimated here; most took a fraction.
+The figures are of slow machines: an NVIDIA L4, two processor cores with AVX2 that others use as well. No committed
+run folder took longer than is estimated here; most took a fraction.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Pace:
     """In one sample, at least."""
 
 
-_CPU = _Pace(5e10, 1e10, 1)
+_CPU = _Pace(3e10, 1e10, 1)
 _CUDA = _Pace(3e13, 4e11, 3)
 
 _SAMPLE_S = 0.015

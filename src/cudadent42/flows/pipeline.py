@@ -46,7 +46,7 @@ from cudadent42.model.records import (
     TimerKind,
     VerifyReport,
 )
-from cudadent42.plan import RunOptions, check_below, for_versions, make_plan
+from cudadent42.plan import RunOptions, calls_our_kernels, check_below, for_versions, make_plan
 from cudadent42.preflight.runner import chosen_device, gather, inspect
 from cudadent42.preflight.text import troubles
 from cudadent42.registry import get, registry
@@ -105,6 +105,10 @@ class Prepared:
 
     plan: Plan
     machine: MachineReport
+
+
+Execute = Callable[[Prepared, RunOptions, Observer, Callable[[RunWriter], None]], Outcome]
+"""A prepared run from building on."""
 
 
 def prepare(options: RunOptions, observer: Observer) -> Prepared:
@@ -166,8 +170,8 @@ def _plan(options: RunOptions, device: str) -> Plan:
 
 
 def check_on_devices(device: str, check: Callable[[str], object]) -> None:
-    """Raises the UsageError of ``check`` where it has one for every device that may be meant: a suite can have other
-    cases on CPU."""
+    """Raises the UsageError of ``check`` where it has one for every device that may be meant, with the words of each
+    where they differ: a suite can have other cases on CPU."""
     possible = ("cuda:0", "cpu") if device == "auto" else (device,)
     errors: list[UsageError] = []
     for each in possible:
@@ -176,11 +180,21 @@ def check_on_devices(device: str, check: Callable[[str], object]) -> None:
         except UsageError as error:
             errors.append(error)
     if len(errors) == len(possible):
-        raise errors[0]
+        words = dict.fromkeys(map(str, errors))
+        if len(words) == 1:
+            raise errors[0]
+        raise UsageError(
+            "; ".join(f"on {name}: {said}" for name, said in zip(("a GPU", "CPU"), words, strict=True))
+        )
 
 
-def run(options: RunOptions, observer: Observer, opened: Callable[[RunWriter], None]) -> Outcome:
-    """A whole run. ``opened`` is given the folder as soon as there is one.
+def run(
+    options: RunOptions,
+    observer: Observer,
+    opened: Callable[[RunWriter], None],
+    execute: Execute | None = None,
+) -> Outcome:
+    """A whole run. ``opened`` is given the folder as soon as there is one; ``execute``: what stands in for `execute`.
 
     Raises LabError where the run cannot go on; what was measured until then is in the folder.
     """
@@ -189,7 +203,7 @@ def run(options: RunOptions, observer: Observer, opened: Callable[[RunWriter], N
         observer.note(
             f"--repeats {prepared.plan.repeats} allows no verdict: at least {MIN_BLOCKS} blocks are needed"
         )
-    return execute(prepared, options, observer, opened)
+    return (execute or execute_here)(prepared, options, observer, opened)
 
 
 def with_timer(prepared: Prepared, options: RunOptions, observer: Observer) -> Prepared:
@@ -223,6 +237,9 @@ def execute(
         return _execute(prepared, options, observer, opened, sandbox)
 
 
+execute_here: Execute = execute
+
+
 def _execute(
     prepared: Prepared,
     options: RunOptions,
@@ -234,7 +251,8 @@ def _execute(
     source = revision()
     path = options.output or create_default_folder(plan.suite, source)
     writer = RunWriter(path, plan, prepared.machine, source, options.command, options.save_samples)
-    trunk = nursery.trunk(plan.operation) if options.sealed or options.audits else None
+    audits = options.sealed or options.audits
+    trunk = nursery.trunk(plan.operation, kernels=calls_our_kernels(plan)) if audits else None
     with _entered_in_ledger(path, observer), writer as folder, ExitStack() as branches:
         opened(folder)
         recorded = _Recorded(observer, folder)

@@ -44,6 +44,8 @@ class Outcome:
 
 def run(options: ProfileOptions, observer: Observer) -> Outcome:
     """Profile and diagnose. Raises LabError where the case cannot be run at all."""
+    if options.run.untrusted:
+        raise UsageError("a profiler cannot work in a sandbox, so nothing untrusted is profiled")
     prepared = pipeline.prepare(options.run, observer)
     plan = _of_one(prepared.plan, options.implementation)
     source = revision()

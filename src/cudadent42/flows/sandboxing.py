@@ -8,9 +8,10 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from cudadent42.base import parcels
 from cudadent42.base.errors import MachineNotReadyError
 from cudadent42.model.implementations import is_plug_in, plug_in_file
 from cudadent42.model.records import Plan
@@ -57,13 +58,20 @@ def untrusted(
     groups = cgroup.make(limits)
     try:
         cache = _compile_cache()
+        sent = parcels.folder()
         policy = Policy(
-            readable=(*_system(), *_python(), *_shown(files), str(cache)),
+            readable=(
+                *_system(),
+                *_python(),
+                *_shown(files),
+                str(cache),
+                *([] if sent is None else [str(sent)]),
+            ),
             devices=_devices(device),
             scratch=os.path.realpath(scratch),
             folder=os.getcwd(),
             limits=limits,
-            links={str(each.relative_to(cache)): str(each) for each in versions},
+            links={str(each.relative_to(cache)): str(each) for each in versions if cache in each.parents},
             cache_seed=str(cache),
             cgroups=groups,
         )
@@ -135,7 +143,9 @@ def _unless_home(path: str) -> Iterator[str]:
 def _holds_much(folder: Path) -> bool:
     """Whether more than one project lies in it: a home, what is above one, the folder for temporary files."""
     folder = folder.resolve()
-    others = (Path.home().resolve(), Path(tempfile.gettempdir()).resolve())
+    others = [Path(tempfile.gettempdir()).resolve()]
+    with suppress(RuntimeError):  # a user without a home
+        others.append(Path.home().resolve())
     return any(folder == each or folder in each.parents for each in others)
 
 

@@ -7,19 +7,31 @@ Of PyTorch, functions and methods, and the kernels behind the operators that bas
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import marshal
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from operator import attrgetter, is_
+from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 import torch
+
+from cudadent42.model.implementations import OUR_PACKAGE as OURS
 
 LAB = "cudadent42"
 
 CLOCKS = ("time", "gc", "statistics", "resource", "os", "signal", "json")
 """Modules of Python's own whose functions a measurement rests on."""
+
+TOOLS = (
+    *("builtins", "random", "secrets", "math", "hashlib", "itertools", "operator", "functools"),
+    *("contextlib", "dataclasses", "ctypes"),
+)
+"""Those that clocks, chance and judgement are made with. Their functions count, and not their state."""
+
+TOOL_CLASSES = ("random.Random", "pathlib.Path")
 
 TORCH = ("torch", "torch.nn.functional", "torch.cuda", "torch.nn.attention", "torch._C._nn")
 
@@ -54,23 +66,54 @@ class Replaced:
 class Originals:
     """As things are when it is made. Holds what it saw, so that no other object can take its identity."""
 
-    def __init__(self) -> None:
-        self._spaces = dict(_spaces())
-        self._seen = {
-            label: _Snapshot(space, constants=not _is_torch(label)) for label, space in self._spaces.items()
-        }
+    def __init__(self, *, kernels: bool = True) -> None:
+        """``kernels``: whether this project's count, as they do where one of them is raced."""
+        self._of_kernels = kernels
+        self._spaces: dict[str, Mapping[str, Any]] = {}
+        self._seen: dict[str, _Snapshot] = {}
+        self._modules: dict[str, Mapping[str, Any]] = {}
+        self.include_new()
         self._dumps = _dumps()
         self._modes = _modes()
 
+    def include_new(self, *, kernels: bool = False) -> None:
+        """What was imported since, as it is now; ``kernels``: from here on with this project's."""
+        self._of_kernels = self._of_kernels or kernels
+        for label, space in _spaces(kernels=self._of_kernels):
+            if label not in self._spaces:
+                self._spaces[label] = space
+                self._seen[label] = _Snapshot(
+                    space, constants=_has_constants(label), contents=_is_of(LAB, label)
+                )
+                if isinstance(space, dict) and label in sys.modules:
+                    self._modules[label] = space
+        self._bodies = _Bodies(self._seen.values())
+
+    def rewritten(self) -> list[Replaced]:
+        """The lab's constants and functions that are the same objects with other contents: memory that somebody wrote
+        to. Ten times what ``replaced`` takes."""
+        return [
+            Replaced(f"{label}.{name}", True)
+            for label, space in self._spaces.items()
+            if not _is_of_others(label)
+            for name in self._seen[label].rewritten()
+        ]
+
     def replaced(self) -> list[Replaced]:
-        """What is not as it was. Below a millisecond, where everything is."""
+        """What is not as it was. A millisecond or two where everything is."""
         replaced = []
+        bodies_stand = self._bodies.stand()
         for label, space in self._spaces.items():
-            names = self._seen[label].replaced(space)
-            of_lab = not _is_torch(label)
-            replaced += [
-                Replaced(f"{label}.{name}", of_lab) for name in names if f"{label}.{name}" not in _BY_TORCH
-            ]
+            seen = self._seen[label]
+            if bodies_stand and seen.stands(space):
+                continue
+            if names := seen.replaced(space):
+                of_lab = not _is_of_others(label)
+                replaced += [
+                    Replaced(f"{label}.{name}", of_lab)
+                    for name in names
+                    if f"{label}.{name}" not in _BY_TORCH
+                ]
         replaced += [
             Replaced(f"the kernel of torch.ops.aten.{name}", False)
             for name, dump in _dumps().items()
@@ -78,21 +121,26 @@ class Originals:
         ]
         if _modes() != self._modes:
             replaced.append(Replaced("torch's stack of function and dispatch modes", False))
-        replaced += [Replaced(f"sys.modules[{name!r}]", True) for name in _exchanged(self._spaces)]
+        replaced += [Replaced(f"sys.modules[{name!r}]", True) for name in _exchanged(self._modules)]
         return replaced
 
 
-def _spaces() -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _spaces(*, kernels: bool) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Names and what they mean, by where they are."""
     for name, module in list(sys.modules.items()):
-        if name == LAB or name.startswith(f"{LAB}.") or _is_of_lab(module):
+        if _is_of(LAB, name) or _is_of_lab(module):
             yield name, vars(module)
             for item in list(vars(module).values()):
                 if isinstance(item, type) and item.__module__ == name:
                     yield f"{name}.{item.__qualname__}", item.__dict__
             yield from _records(name, vars(module))
-    for name in CLOCKS:
-        yield name, vars(sys.modules[name]) if name in sys.modules else vars(__import__(name))
+        elif kernels and _is_of(OURS, name):
+            yield name, vars(module)
+    for name in (*CLOCKS, *TOOLS):
+        yield name, vars(importlib.import_module(name))
+    for label in TOOL_CLASSES:
+        module_name, _, class_name = label.partition(".")
+        yield label, getattr(importlib.import_module(module_name), class_name).__dict__
     for name in TORCH:
         if name in sys.modules:
             yield name, vars(sys.modules[name])
@@ -103,8 +151,18 @@ def _spaces() -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield f"torch.{name}", owner.__dict__
 
 
-def _is_torch(label: str) -> bool:
-    return label == "torch" or label.startswith("torch.")
+def _is_of(package: str, label: str) -> bool:
+    return label == package or label.startswith(f"{package}.")
+
+
+def _is_of_others(label: str) -> bool:
+    """PyTorch's or this project's kernels': what a baseline calls."""
+    return _is_of("torch", label) or _is_of(OURS, label)
+
+
+def _has_constants(label: str) -> bool:
+    """Whether numbers and words of a space never change. Kernels and Python's own modules count with theirs."""
+    return not _is_of_others(label) and label.partition(".")[0] not in TOOLS
 
 
 def _is_of_lab(module: types.ModuleType) -> bool:
@@ -125,8 +183,9 @@ def _records(module: str, space: Mapping[str, Any]) -> Iterator[tuple[str, Mappi
 class _Snapshot:
     """What matters of one space, laid out so that it is compared by loops in C."""
 
-    def __init__(self, space: Mapping[str, Any], *, constants: bool) -> None:
-        """``constants``: whether numbers and words count. PyTorch writes to its own (`torch.cuda._initialized`)."""
+    def __init__(self, space: Mapping[str, Any], *, constants: bool, contents: bool) -> None:
+        """``constants``: whether numbers and words count. PyTorch writes to its own (`torch.cuda._initialized`).
+        ``contents``: whether ``rewritten`` can tell."""
         items = {
             name: item
             for name, item in list(space.items())
@@ -134,31 +193,88 @@ class _Snapshot:
         }
         self._names = tuple(items)
         self._items = tuple(items.values())
-        self._functions = tuple(item for item in self._items if isinstance(item, types.FunctionType))
-        self._bodies = tuple(tuple(map(part, self._functions)) for part in _BODY)
+        self._bodies = {
+            name: _body(item) for name, item in items.items() if isinstance(item, types.FunctionType)
+        }
+        self._read = itemgetter(*self._names) if len(items) > 1 else None
+        self._contents = {name: _contents(item) for name, item in items.items()} if contents else {}
+
+    def rewritten(self) -> list[str]:
+        """Names of items that are what they were by identity alone."""
+        items = zip(self._names, self._items, strict=True)
+        return [
+            name for name, item in items if name in self._contents and _contents(item) != self._contents[name]
+        ]
+
+    def bodies(self) -> Iterator[tuple[types.FunctionType, tuple[Any, ...]]]:
+        """Functions, and what they were made of."""
+        for name, item in zip(self._names, self._items, strict=True):
+            if name in self._bodies:
+                yield item, self._bodies[name]
+
+    def stands(self, space: Mapping[str, Any]) -> bool:
+        """Whether each name means the same object; of functions' parts it says nothing."""
+        if self._read is None:
+            return all(map(is_, map(space.get, self._names), self._items))
+        try:
+            return all(map(is_, self._read(space), self._items))
+        except KeyError:
+            return False
 
     def replaced(self, space: Mapping[str, Any]) -> list[str]:
         """Names."""
-        bodies = (map(part, self._functions) for part in _BODY)
-        if all(map(is_, map(space.get, self._names), self._items)) and all(
-            all(map(is_, now, seen)) for now, seen in zip(bodies, self._bodies, strict=True)
-        ):
-            return []
-        other_bodies = {
-            id(function)
-            for part, seen in zip(_BODY, self._bodies, strict=True)
-            for function, original in zip(self._functions, seen, strict=True)
-            if part(function) is not original
-        }
         return [
             name
             for name, item in zip(self._names, self._items, strict=True)
-            if id(item) in other_bodies or not _same(item, space.get(name))
+            if not _same(item, space.get(name))
+            or (name in self._bodies and not all(map(is_, _body(item), self._bodies[name])))
         ]
 
 
-_BODY = (attrgetter("__code__"), attrgetter("__defaults__"), attrgetter("__kwdefaults__"))
+class _Bodies:
+    """What many functions are made of, laid out so that it is compared by loops in C."""
+
+    def __init__(self, snapshots: Iterable[_Snapshot]) -> None:
+        seen: dict[int, tuple[types.FunctionType, tuple[Any, ...]]] = {}
+        for snapshot in snapshots:
+            for function, body in snapshot.bodies():
+                seen.setdefault(id(function), (function, body))
+        self._functions = tuple(function for function, _ in seen.values())
+        self._parts = tuple(zip(*(body for _, body in seen.values()), strict=True))
+
+    def stand(self) -> bool:
+        """Whether each is made of the same."""
+        return all(
+            all(map(is_, map(part, self._functions), seen))
+            for part, seen in zip(_PARTS, self._parts, strict=True)
+        )
+
+
+_PARTS = (attrgetter("__code__"), attrgetter("__defaults__"), attrgetter("__kwdefaults__"))
 """Of a function, what can be exchanged while it stays the same object."""
+
+
+def _body(function: types.FunctionType) -> tuple[Any, ...]:
+    return tuple(part(function) for part in _PARTS)
+
+
+_WITHOUT_REFERENCES = 2
+"""Of marshal's formats, the last that does not depend on who else holds an object."""
+
+
+def _contents(item: Any) -> bytes:
+    """Of a number, words or a function's code, in memory of their own; nothing of other things."""
+    if isinstance(item, (staticmethod, classmethod)):
+        item = item.__func__
+    elif isinstance(item, property):
+        item = item.fget
+    whole = item.__code__ if isinstance(item, types.FunctionType) else item
+    if not isinstance(whole, (types.CodeType, bool, int, float, str, bytes)):
+        return b""
+    try:
+        return marshal.dumps(whole, _WITHOUT_REFERENCES)
+    except ValueError:  # an enum's member is a number too, and none of marshal's
+        return b""
 
 
 def _matters(name: str, item: Any) -> bool:
@@ -191,18 +307,19 @@ def _kernels(dump: str) -> tuple[str, ...]:
     return tuple(line for line in lines if line.split(":")[0].split("[")[0].strip() in _KERNEL_KEYS)
 
 
-def _modes() -> tuple[int, int]:
-    """Depths of the stacks of modes that see every call of PyTorch's."""
-    return int(torch._C._len_torch_function_stack()), int(torch._C._len_torch_dispatch_stack())
+def _modes() -> tuple[int, int, bool]:
+    """Depths of the stacks of modes that see every call of PyTorch's, and whether what autograd saves is seen."""
+    return (
+        int(torch._C._len_torch_function_stack()),
+        int(torch._C._len_torch_dispatch_stack()),
+        torch._C._autograd._top_saved_tensors_default_hooks(True) is not None,
+    )
 
 
-def _exchanged(spaces: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _exchanged(modules: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Modules of which another stands in ``sys.modules`` now."""
     return [
         name
-        for name, space in spaces.items()
-        if (name in TORCH or name in CLOCKS or name.startswith(LAB))
-        and isinstance(space, dict)
-        and (module := sys.modules.get(name)) is not None
-        and getattr(module, "__dict__", None) is not space
+        for name, space in modules.items()
+        if (module := sys.modules.get(name)) is not None and getattr(module, "__dict__", None) is not space
     ]

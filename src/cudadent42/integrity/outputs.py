@@ -7,11 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from cudadent42.correctness.differences import GROSS, most_difference
 from cudadent42.correctness.forms import parts_of
-
-GROSS = 0.1
-"""Root mean square of the difference from the reference, as a share of the reference's. Rounding gives a tenth of it at
-the most, in fp16 and bf16 too; a result of other inputs, or of none, gives 1 and more."""
 
 
 def copies(output: object) -> tuple[Tensor, ...]:
@@ -33,8 +30,17 @@ def _bits(tensor: Tensor) -> Tensor:
 
 def grossly_differs(result: Tensor, reference: Tensor) -> bool:
     """Whether ``result`` is of something else than ``reference``, both of one shape."""
+    return _differs(result, reference, GROSS)
+
+
+def differs(result: Tensor, reference: Tensor) -> bool:
+    """The same, or it was computed with less precision than its dtype has."""
+    return _differs(result, reference, most_difference(reference.dtype))
+
+
+def _differs(result: Tensor, reference: Tensor, share: float) -> bool:
     if result.shape != reference.shape:
         return True
     difference = torch.linalg.vector_norm((result.detach() - reference).float())
     # Not "greater": NaN is a difference too.
-    return not bool(difference <= GROSS * torch.linalg.vector_norm(reference.float()))
+    return not bool(difference <= share * torch.linalg.vector_norm(reference.float()))

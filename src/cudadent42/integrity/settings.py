@@ -7,13 +7,15 @@ turn, and set again for its own. So nobody's choice slows another.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+
+from cudadent42.integrity import process_settings
 
 Settings = tuple[Any, ...]
 """Values in the order of ``KNOBS``."""
@@ -51,11 +53,11 @@ def _knobs() -> Iterator[Knob]:
     yield Knob("cudnn.enabled", torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled)
     yield Knob("cudnn.benchmark", torch._C._get_cudnn_benchmark, torch._C._set_cudnn_benchmark)
     yield Knob("cudnn.deterministic", torch._C._get_cudnn_deterministic, torch._C._set_cudnn_deterministic)
-    yield Knob(
-        "torch.set_float32_matmul_precision",
-        torch.get_float32_matmul_precision,
-        torch.set_float32_matmul_precision,
-    )
+    yield Knob("torch.set_float32_matmul_precision", _float32_matmul_precision, _set_float32_matmul_precision)
+    yield from _float32_precisions()
+    for kind in ("cpu", "cuda"):
+        yield _autocast(kind)
+    yield Knob("the profiler of torch.autograd", torch._C._autograd._profiler_enabled, _set_profiler)
     for name in (
         "allow_fp16_accumulation",
         "allow_fp16_reduced_precision_reduction",
@@ -70,19 +72,72 @@ def _knobs() -> Iterator[Knob]:
         ),
         _deterministic,
     )
-    yield Knob("sys.setprofile", sys.getprofile, sys.setprofile)
-    yield Knob("sys.setswitchinterval", sys.getswitchinterval, sys.setswitchinterval)
     yield Knob(
-        "signal.SIGCHLD",
-        lambda: signal.getsignal(signal.SIGCHLD),
-        lambda value: signal.signal(signal.SIGCHLD, value),
+        "torch.autograd.set_detect_anomaly",
+        torch.is_anomaly_enabled,
+        lambda value: torch._C.set_anomaly_enabled(value),
     )
-    if hasattr(os, "sched_getaffinity"):
-        yield Knob(
-            "os.sched_setaffinity",
-            lambda: frozenset(os.sched_getaffinity(0)),
-            lambda value: os.sched_setaffinity(0, value),
-        )
+    yield Knob(
+        "torch.autograd.set_multithreading_enabled",
+        torch._C._is_multithreading_enabled,
+        torch._C._set_multithreading_enabled,
+    )
+    yield Knob("sys.setprofile", sys.getprofile, sys.setprofile)
+    yield Knob("sys.settrace", sys.gettrace, sys.settrace)
+    yield Knob("sys.setswitchinterval", sys.getswitchinterval, sys.setswitchinterval)
+    for name, read_it, write_it in process_settings.KNOBS:
+        yield Knob(name, read_it, write_it)
+
+
+def _float32_matmul_precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # it was chosen for one backend, and not for all
+        return _ONE_BACKENDS
+
+
+_ONE_BACKENDS = "of one backend"
+
+
+def _set_float32_matmul_precision(value: str) -> None:
+    if value != _ONE_BACKENDS:
+        torch.set_float32_matmul_precision(value)
+
+
+def _float32_precisions() -> Iterator[Knob]:
+    """By backend and kind of operation; behind the setting for all of them, which writes these."""
+    for backend, operations in _BACKENDS.items():
+        for operation in operations:
+            yield Knob(
+                f"fp32_precision of {backend} {operation}",
+                partial(torch._C._get_fp32_precision_getter, backend, operation),
+                partial(torch._C._set_fp32_precision_setter, backend, operation),
+            )
+
+
+_BACKENDS = {
+    "generic": ("all",),
+    "cuda": ("all", "conv", "rnn", "matmul"),
+    "mkldnn": ("all", "conv", "rnn", "matmul"),
+}
+
+
+def _autocast(kind: str) -> Knob:
+    def set_it(value: tuple[bool, torch.dtype]) -> None:
+        torch.set_autocast_dtype(kind, value[1])
+        torch.set_autocast_enabled(kind, value[0])
+
+    return Knob(
+        f"autocast for {kind}",
+        lambda: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)),
+        set_it,
+    )
+
+
+def _set_profiler(runs: bool) -> None:
+    """One that ended cannot be begun again."""
+    if not runs:
+        torch._C._autograd._disable_profiler()
 
 
 KNOBS: tuple[Knob, ...] = tuple(_knobs())
@@ -91,25 +146,66 @@ thread's, in which all calls are made."""
 
 
 def read() -> Settings:
-    """As they are now. Some microseconds."""
+    """As they are now. Some tens of microseconds."""
     return tuple(knob.read() for knob in KNOBS)
 
 
 def write(wanted: Settings) -> None:
     """Those that are not so already."""
     for knob, value, now in zip(KNOBS, wanted, read(), strict=True):
-        if now != value:
+        if not _alike(now, value):
             knob.write(value)
+
+
+def same(before: Settings, after: Settings) -> bool:
+    """Whether nothing differs."""
+    return all(map(_alike, before, after))
+
+
+def _alike(before: Any, after: Any) -> bool:
+    """Nothing of a candidate's is asked: a tracer may say that it is equal to whatever was there before."""
+    if before is after:
+        return True
+    if type(before) is not type(after):
+        return False
+    if type(before) in _PLAIN:
+        return bool(before == after)
+    if isinstance(before, (tuple, list)):
+        return len(before) == len(after) and all(map(_alike, before, after))
+    if type(before) is dict:  # of the environment, which holds bytes alone
+        return before == after and all(type(value) is bytes for value in after.values())
+    return False
+
+
+_PLAIN = frozenset({bool, int, float, str, bytes, frozenset})
+"""What the lab reads itself, and what holds nothing of anybody else's."""
 
 
 def changes(before: Settings, after: Settings) -> Mapping[str, tuple[Any, Any]]:
     """By name, old and new value of those that differ."""
-    return {knob.name: (old, new) for knob, old, new in zip(KNOBS, before, after, strict=True) if old != new}
+    return {
+        knob.name: (old, new)
+        for knob, old, new in zip(KNOBS, before, after, strict=True)
+        if not _alike(old, new)
+    }
 
 
 def in_words(changed: Mapping[str, tuple[Any, Any]]) -> str:
     """``flash_sdp True -> False, ...``."""
-    return ", ".join(f"{name} {_short(old)} -> {_short(new)}" for name, (old, new) in changed.items())
+    return ", ".join(f"{name} {_change(old, new)}" for name, (old, new) in changed.items())
+
+
+_FEW = 4
+"""Values of one setting that are shown."""
+
+
+def _change(old: Any, new: Any) -> str:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+        return ", ".join(os.fsdecode(name) for name in names)
+    if isinstance(old, tuple) and len(old) > _FEW:
+        return "changed"
+    return f"{_short(old)} -> {_short(new)}"
 
 
 def _short(value: Any) -> str:

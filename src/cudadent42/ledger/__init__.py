@@ -95,12 +95,12 @@ def open_for_reading(named: str | None = None) -> Ledger:
     What needs SQLAlchemy is imported after this, which says so where it is missing.
     """
     location = require_location(named)
-    from cudadent42.ledger.database import connect, exists
+    from cudadent42.ledger.database import connect, exists, name_of
 
     opened = connect(location) if exists(location) else None
     if opened is None or opened.is_empty():
         raise UsageError(
-            f"there is no ledger at {location if opened is None else opened.name} yet; runs enter it as they end, "
+            f"there is no ledger at {name_of(location)} yet; runs enter it as they end, "
             "and `cudadent42 ledger rebuild` reads the existing ones"
         )
     opened.require_version()

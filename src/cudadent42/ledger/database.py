@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -64,6 +65,16 @@ _DAMAGED = ("malformed", "not a database", "encrypted")
 _INCOMPLETE = ("no such table", "no such column", "has no column", "UndefinedTable", "UndefinedColumn")
 _REMEDY = "nothing that was measured is lost: `cudadent42 ledger rebuild` makes it again from the run folders"
 _LOCKED = ("locked", "busy", "LockNotAvailable")
+
+_UNREADABLE = (
+    "the ledger's URL cannot be read; expected a path or a URL such as postgresql://user@host/name, in which the "
+    "letters @ : / ? # ; = of a name or a password are written as %40 %3A %2F %3F %23 %3B %3D"
+)
+_BRACKETS_AND_COLON = frozenset("[]:")
+"""In a user's name: an address of IPv6 that was cut at the wrong place, or a password."""
+_HOST = re.compile(r"[\w.:%-]*")
+_SEPARATORS = frozenset("@?#;=")
+"""In a database's name: the rest of a password that holds one of them, or options of another kind of URL."""
 
 
 class LedgerError(UsageError):
@@ -223,7 +234,7 @@ def connect(location: Path | str) -> Ledger:
     file = _file(url)
     if file is not None:
         _make_file(file)
-    name = str(file) if file is not None else _shown(url)
+    name = name_of(url)
     arguments: dict[str, Any] = {}
     if file is not None:
         arguments["timeout"] = BUSY_TIMEOUT_S
@@ -258,16 +269,27 @@ def _url(location: Path | str) -> URL:
     try:
         url = make_url(location)
     except (ArgumentError, ValueError) as error:
-        raise LedgerError(
-            "the ledger's URL cannot be read; expected a path or a URL such as postgresql://user@host/name"
-        ) from error
+        raise LedgerError(_UNREADABLE) from error
+    if url.get_backend_name() != "sqlite" and not _well_formed(url):
+        raise LedgerError(_UNREADABLE)
     # Without a driver SQLAlchemy 2.0 would take psycopg2.
     return url.set(drivername="postgresql+psycopg") if url.drivername in ("postgresql", "postgres") else url
 
 
-def _shown(url: URL) -> str:
-    """The URL for a user's eyes: passwords may stand in its query too, by several names."""
-    return url.set(query={}).render_as_string(hide_password=True)
+def _well_formed(url: URL) -> bool:
+    """Whether no part of a password can have got into what is shown."""
+    return (
+        not _BRACKETS_AND_COLON.intersection(url.username or "")
+        and _HOST.fullmatch(url.host or "") is not None
+        and not _SEPARATORS.intersection(url.database or "")
+    )
+
+
+def name_of(location: Path | str | URL) -> str:
+    """A ledger for a user's eyes: its file, or its URL without password and query, where passwords may stand too."""
+    url = location if isinstance(location, URL) else _url(location)
+    file = _file(url)
+    return str(file) if file is not None else url.set(query={}).render_as_string(hide_password=True)
 
 
 def _file(url: URL) -> Path | None:

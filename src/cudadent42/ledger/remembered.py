@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from cudadent42.base.append import append_lines
 from cudadent42.base.errors import UsageError
 from cudadent42.base.folders import make_private, state_folder
 from cudadent42.base.reading import parse_json
@@ -28,10 +28,13 @@ def host() -> str:
 
 
 def file_of(location: Path | str) -> Path:
-    """Where the list of a ledger is."""
+    """Where the list of a ledger is. Raises UsageError for a URL that cannot be read."""
     if isinstance(location, Path):
         return location.with_name(location.name + _SUFFIX)
-    url = urlsplit(location)
+    try:
+        url = urlsplit(location)
+    except ValueError as error:  # whose words repeat a part of it
+        raise UsageError("the ledger's URL cannot be read") from error
     # Without the password: the list stays when that is changed.
     identity = f"{url.scheme}://{url.username}@{url.hostname}:{_port(location)}{url.path}"
     return state_folder() / f"ledger-{hashlib.sha256(identity.encode()).hexdigest()[:_DIGITS]}{_SUFFIX}"
@@ -44,18 +47,11 @@ def remember(location: Path | str, folders: Iterable[Path]) -> None:
     if not new:
         return
     lines = [json.dumps({"host": host(), "path": str(path)}) for path in new]
-    # After a line that a crash cut short, these begin on lines of their own.
-    data = "".join(f"\n{line}\n" for line in lines).encode()
     path = file_of(location)
     try:
         if not path.parent.exists():
             make_private(path.parent)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
-            if os.write(descriptor, data) != len(data):
-                raise OSError(None, "the disk is full")
-        finally:
-            os.close(descriptor)
+        append_lines(path, lines)
     except OSError as error:
         raise UsageError(f"cannot write to {path}: {error.strerror}; free some space") from error
 

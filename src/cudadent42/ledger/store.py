@@ -13,6 +13,7 @@ from pathlib import Path
 from sqlalchemy import Connection, Table, delete, insert, select
 
 from cudadent42.base.errors import UsageError
+from cudadent42.base.shown import message
 from cudadent42.ledger.database import DamagedLedgerError, Ledger, connect
 from cudadent42.ledger.reading import Row, RunRows, read_run
 from cudadent42.ledger.remembered import host, recall, remember
@@ -161,7 +162,7 @@ def _read_sessions(folders: Sequence[Path], problems: list[str]) -> list[Session
         try:
             read.append(read_session(folder))
         except UsageError as error:
-            problems.append(str(error))
+            problems.append(message(str(error)))
     return read
 
 
@@ -175,7 +176,7 @@ def _read_runs(
         try:
             batch.append(read_run(folder, owners.get(owner.absolute()) if owner else None))
         except UsageError as error:
-            problems.append(str(error))
+            problems.append(message(str(error)))
         if len(batch) == _BATCH or done == len(folders):
             yield batch
             batch = []

@@ -166,6 +166,9 @@ def from_line(line: str) -> Event:
     return event
 
 
+RANDOM = "random"
+"""``Doing.input`` of the inputs of a planned case that are drawn by chance."""
+
 LOADING = "loading"
 """``Doing.input`` while an implementation's own files are imported."""
 

@@ -7,12 +7,14 @@ A plug-in is ``path/to/file.py:callable``, called as its operation says (docs/yo
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from cudadent42.base import parcels
 from cudadent42.base.errors import UsageError
 from cudadent42.base.reading import expanded
 from cudadent42.model.cases import DEFAULT_OPERATION
@@ -105,6 +107,17 @@ def named(name: str, available: Mapping[str, Implementation]) -> Implementation 
     return implementation.variants(implementation, name)
 
 
+OUR_FUNCTIONS = ("flash_attention", "fused_moe", "attention_varlen")
+"""Of this project's kernels, those that a baseline of a plan may be."""
+
+
+def import_our_functions() -> None:
+    """Each comes with its module, a quarter of a second for all."""
+    kernels = importlib.import_module(OUR_PACKAGE)
+    for name in OUR_FUNCTIONS:
+        getattr(kernels, name)
+
+
 def is_ours(name: str) -> bool:
     """Whether this project compiles its kernels: `OURS` or a variant of it."""
     return split_variant(name)[0] == OURS
@@ -132,10 +145,20 @@ def is_kernel_file(name: str) -> bool:
     return name.endswith(".toml")
 
 
+def path_text_of(spec: str) -> str:
+    """The path of a plug-in, as its name has it."""
+    return spec if is_kernel_file(spec) else spec.rpartition(":")[0]
+
+
+def file_path(path_text: str) -> Path:
+    """The file that a plan's path stands for on this machine. Raises UsageError where what was sent is not whole."""
+    return parcels.path_of(path_text) or expanded(path_text)
+
+
 def plug_in_file(spec: str) -> Path:
-    """The file of a plug-in. Raises UsageError where there is none; does not run it."""
-    path_text = spec if is_kernel_file(spec) else spec.rpartition(":")[0]
-    path = expanded(path_text)
+    """The file of a plug-in, or what was sent here for it. Raises UsageError where there is none; does not run it."""
+    path_text = path_text_of(spec)
+    path = file_path(path_text)
     if not path.is_file():
         raise UsageError(f"no file {path_text!r}; expected path/to/file.py:callable or path/to/kernel.toml")
     return path

@@ -99,6 +99,8 @@ class Confirmation:
     confirmed: bool
     way: Way = Way.SHARED
     """How both sides' calls were made."""
+    calls_compared: int = 0
+    """Outputs that were compared with the baseline's of the same inputs: all of the blocks."""
     comparable: bool = True
     """Whether the audit's clock shows what the run's did: the baseline takes about the same in both."""
 

@@ -43,6 +43,8 @@ class Refusal(str, Enum):
     """Fewer than ``bench.verdicts.MIN_BLOCKS``."""
     DISTURBED = "disturbed"
     """The processors were taken away in too many blocks for the clock on the wall to say what a call takes."""
+    UNLIKE_WINDOWS = "unlike windows"
+    """A timed window of one side holds too few calls to be compared with the other's."""
     IMPOSSIBLE = "impossible"
     """A latency is below what this machine can do (``decisions.floor``)."""
 

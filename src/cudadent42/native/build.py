@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cudadent42.base.errors import MachineNotReadyError, UsageError
-from cudadent42.base.reading import expanded
 from cudadent42.base.serialise import dumps, loads
 from cudadent42.model.cases import Case
+from cudadent42.model.implementations import file_path
 from cudadent42.model.records import BuildFailure, BuildReport
 from cudadent42.native import kernels, specification
 from cudadent42.native.specification import Language
@@ -66,7 +66,7 @@ def build_file(
         UsageError: the file makes no sense, or is for the other kind of device.
         MachineNotReadyError: this machine has no compiler for it.
     """
-    kernel = specification.load(expanded(name))
+    kernel = specification.load(file_path(name))
     if kernel.device != device:
         raise UsageError(
             f"{name} is compiled for {kernel.device}, not for {device}; give --device {kernel.device}"

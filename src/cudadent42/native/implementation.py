@@ -7,8 +7,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from cudadent42.base.errors import UsageError
-from cudadent42.base.reading import expanded
-from cudadent42.model.implementations import Call, Implementation, UnsupportedCaseError
+from cudadent42.model.implementations import Call, Implementation, UnsupportedCaseError, file_path
 from cudadent42.native import kernels, specification
 from cudadent42.native.problem import Problem, blocks, fill
 from cudadent42.native.specification import Language, Specification
@@ -30,7 +29,7 @@ _MOST_BLOCKS = ((1 << 31) - 1, (1 << 16) - 1, (1 << 16) - 1)
 
 def load(name: str, operation: str) -> Implementation:
     """The implementation that the TOML file ``name`` describes. Runs nothing yet. Raises UsageError."""
-    kernel = specification.load(expanded(name))
+    kernel = specification.load(file_path(name))
     if kernel.operation != operation:
         raise UsageError(f"{name} is a kernel for {kernel.operation}; this suite races {operation}")
     prepare = _prepare_cuda if kernel.language is Language.CUDA else _prepare_host

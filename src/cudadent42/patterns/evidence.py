@@ -157,7 +157,11 @@ def of_run(folder: Path) -> PatternEvidence:
     if run.results is not None:
         evidence |= of_results(run.results)
     failed = [case for case in (run.verify.cases if run.verify else ()) if not case.passed]
-    metrics: dict[str, float] = {"samples": len(run.samples), "profiled": 0.0}
+    metrics: dict[str, float] = {
+        "samples": len(run.samples),
+        "profiled": 0.0,
+        "built": float(run.build is not None),
+    }
     if run.verify is not None:
         metrics["verification_failures"] = len(failed)
     if run.plan.cases:

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import stat
 import subprocess
+import tempfile
 from pathlib import Path
 
 from cudadent42.model.records import Status
@@ -132,8 +133,12 @@ def _cache(context: Context) -> Finding:
 def named_cache_directory() -> Path:
     """Where the cache is to be, whether or not it can be used."""
     named = os.environ.get(DIRECTORY_VARIABLE)
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(os.path.expanduser(named)) if named else Path(base) / "flashmoe_science"
+    if named:
+        return Path(os.path.expanduser(named))
+    base = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    if base.startswith("~"):  # without a home, as `flashmoe_science.jit.cache` has it
+        return Path(tempfile.gettempdir()) / f"flashmoe_science-{os.geteuid()}"
+    return Path(base) / "flashmoe_science"
 
 
 def is_open_to_others(directory: Path) -> bool:

@@ -259,7 +259,7 @@ def _unseen(profile: Profile) -> str:
 
 def _nothing_left(profile: Profile, limits: Sequence[Finding], unasked: Mapping[str, str]) -> str:
     if unasked:
-        return f"Get what is missing, and profile again: {wants(unasked)}"
+        return f"To know more, profile again where nothing is missing: {wants(unasked)}"
     if limits:
         return limits[0].experiment
     if profile.source is Source.MODEL:

@@ -84,10 +84,10 @@ class Launch:
 
 @dataclass(frozen=True)
 class Ablation:
-    """The kernel with a part of its work taken out: wrong on purpose, to see what the part costs."""
+    """The kernel with a part of its work taken out, to see what it costs: wrong on purpose, or with fewer gradients."""
 
     part: str
-    """``exponentials``, ``mask``, ``loads``."""
+    """``exponentials``, ``mask``, ``loads``; of a backward pass gradients, such as ``weight_gradients``."""
     latency_ms: float
     baseline_ms: float
     saved: float

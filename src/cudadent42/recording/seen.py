@@ -243,11 +243,10 @@ def _fused_moe(recorder: Recorder, original: Callable[..., torch.Tensor]) -> Cal
         ):
             return call()
         activation = str(options.get("activation", "silu"))
+        biased = options.get("w13_bias") is not None or options.get("w2_bias") is not None
 
         def problem() -> Problem:
-            reason = None
-            if options.get("w13_layout", "concat") != "concat":
-                reason = "interleaved weights, which a suite cannot have"
+            reason = _why_no_case(str(options.get("w13_layout", "concat")), biased)
             if options.get("w13_scales") is not None:
                 reason = "quantised weights, which a suite cannot have"
             return problems.experts(
@@ -261,10 +260,18 @@ def _fused_moe(recorder: Recorder, original: Callable[..., torch.Tensor]) -> Cal
             *(each.dtype for each in (hidden_states, w13, w2)),
             *(topk_ids.shape[-1], activation, str(options.get("w13_layout", "concat"))),
             options.get("w13_scales") is not None,
+            biased,
         )
         return recorder.call(described, problem, (hidden_states, w13, w2), call, ours=True)
 
     return fused_moe
+
+
+def _why_no_case(layout: str, biased: bool) -> str | None:
+    """Why experts of this kind are no case of a suite; None if they are."""
+    if biased:
+        return "biases of experts, which a suite cannot have"
+    return None if layout == "concat" else "interleaved weights, which a suite cannot have"
 
 
 # ---------------------------------------------------------------- transformers
@@ -328,8 +335,13 @@ def _experts(recorder: Recorder, function: Callable[..., Any], name: str | None)
             if not plain or w13 is None or w2 is None:
                 reason = reason or "tensors of another form"
                 return problems.elsewhere(Kind.EXPERTS, "experts", hidden_states, reason)
+            layer = ours.layer_of(module)
+            activation = None if isinstance(layer, str) else layer.activation
+            if reason is None and not isinstance(layer, str):
+                reason = _why_no_case(layer.layout, layer.w13_bias is not None)
+            turned = (w13.transpose(1, 2), w2.transpose(1, 2)) if module.is_transposed else (w13, w2)
             return problems.experts(
-                *(hidden_states, w13, w2, top_k, ours.activation_of(module)),
+                *(hidden_states, *turned, top_k, activation),
                 baseline=_BASELINES.get(str(name), ""),
                 reason=reason,
             )

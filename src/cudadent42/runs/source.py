@@ -13,7 +13,8 @@ from cudadent42.base.serialise import decode
 SOURCE_FILE = ".source.json"
 """In a working tree that was sent to another machine: the revision that it was sent from. No repository is there."""
 _DIFF_LIMIT = 256 * 1024
-_TIMEOUT_S = 10
+_TIMEOUT_S = 60
+"""A run without its revision is worth less than a minute; a busy machine or a cold disk takes its time."""
 _PLAIN_DIFF = (
     *("--no-ext-diff", "--no-textconv", "--no-color", "--src-prefix=a/", "--dst-prefix=b/"),
     *("--submodule=short", "--ignore-submodules=dirty"),

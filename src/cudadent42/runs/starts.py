@@ -8,7 +8,6 @@ ledger is only derived: a start that stood in the database alone would be lost w
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -16,6 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from cudadent42.base.append import append_lines
 from cudadent42.base.errors import UsageError
 from cudadent42.base.folders import make_private, state_folder
 from cudadent42.base.reading import parse_json, read_text
@@ -166,17 +166,9 @@ def _is_time(text: object) -> bool:
 
 def _append(entry: dict[str, object]) -> None:
     path = journal()
-    # After a line that a crash cut short, this one begins on a line of its own.
-    data = b"\n" + json.dumps(entry).encode() + b"\n"
     try:
         make_private(path.parent)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
-            if os.write(descriptor, data) != len(data):
-                raise OSError(None, "the disk is full")
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        append_lines(path, (json.dumps(entry),))
     except OSError as error:
         raise UsageError(
             f"cannot put the machine's start on record in {path}: {error.strerror}; free some space, then try again"

@@ -9,7 +9,15 @@ from collections.abc import Mapping
 _NAMES = frozenset(
     (
         *("PATH", "LANG", "LANGUAGE", "TZ", "TERM", "COLUMNS", "LD_LIBRARY_PATH", "LD_PRELOAD"),
-        *("VIRTUAL_ENV", "CC", "CXX", "CUDADENT42_WORKER", "SOURCE_DATE_EPOCH", "NVCC_APPEND_FLAGS"),
+        *(
+            "VIRTUAL_ENV",
+            "CC",
+            "CXX",
+            "CUDADENT42_WORKER",
+            "CUDADENT42_PARCELS",
+            "SOURCE_DATE_EPOCH",
+            "NVCC_APPEND_FLAGS",
+        ),
     )
 )
 _PREFIXES = (

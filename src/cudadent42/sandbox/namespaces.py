@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from cudadent42.base.ending import end_as
 from cudadent42.model.sandbox import Layer, LayerState
 from cudadent42.sandbox.privileges import end_with_parent
 from cudadent42.sandbox.syscalls import function, why
@@ -102,12 +103,7 @@ def _wait_outside(first: int, ended: int, keep: tuple[int, ...]) -> NoReturn:
     with suppress(OSError, ValueError):
         os.set_blocking(ended, False)
         status = int(os.read(ended, 32))
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        if number != signal.SIGKILL:
-            signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+    end_as(status)
 
 
 def _wait_inside(worker: int, tell: int, watch_processes: int | None) -> NoReturn:

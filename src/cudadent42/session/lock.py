@@ -19,6 +19,7 @@ from pathlib import Path
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.reading import read_json
+from cudadent42.base.serialise import decode
 from cudadent42.session.clock import Instant
 
 LOCK = ".lock"
@@ -56,8 +57,13 @@ def locked(folder: Path, session: str, here: Instant) -> Iterator[Holder | None]
     """
     path = folder / LOCK
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # A repository may hold a link in its place. What it leads to would be written over.
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UsageError(
+                f"{path} is a symbolic link, and no session makes one; look where it leads, and remove it"
+            ) from error
         raise UsageError(
             f"cannot write to {folder}: {error.strerror}; check its owner and the disk"
         ) from error
@@ -81,7 +87,7 @@ def holder_of(folder: Path) -> Holder | None:
     """Who works on a session now, as far as this machine can tell; takes no lock."""
     path = folder / LOCK
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
     try:
@@ -125,8 +131,8 @@ def _busy(holder: Holder | None, path: Path) -> UsageError:
 def _read(path: Path) -> Holder | None:
     """What the file says; None where it is empty or torn."""
     try:
-        return Holder(**read_json(path))
-    except (OSError, ValueError, TypeError):
+        return decode(Holder, read_json(path))
+    except (OSError, ValueError):
         return None
 
 
@@ -143,7 +149,7 @@ def _write(descriptor: int, text: str, folder: Path) -> None:
 def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         return True

@@ -22,6 +22,7 @@ from cudadent42.integrity.watch import Watch
 from cudadent42.model.cases import Case
 from cudadent42.model.device import raise_if_device_lost, synchronize, use_device, use_threads
 from cudadent42.model.events import (
+    RANDOM,
     CaseVerified,
     Doing,
     Emit,
@@ -37,8 +38,6 @@ from cudadent42.model.records import Plan, VerifiedCase, VerifyReport
 from cudadent42.operations import numerics
 from cudadent42.operations.interface import HardInput, Inputs
 from cudadent42.registry import is_strict, load_all, trusted
-
-RANDOM = "random"
 
 _UNIT_FLOPS = 2e7
 """Fixed cost of one check, in flops, for the estimate of progress."""

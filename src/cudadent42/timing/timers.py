@@ -19,6 +19,7 @@ from torch import Tensor
 
 from cudadent42.model.implementations import Call
 from cudadent42.model.records import TimerKind
+from cudadent42.timing.contention import Window, waited_s
 from cudadent42.timing.flush import Flush
 
 CPU_WINDOW_S = 3e-3
@@ -40,6 +41,10 @@ PASSES_S = 15e-3
 call that lasts several time slices averages over what happens in them by itself."""
 
 MAX_INNER = 10_000
+
+QUIET_RUNS, MOST_RUNS = 3, 20
+"""Of calls, to learn how many fill a window. With one competitor for each of two processors about one short run in
+eight is quiet."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,8 @@ class ClockTimer:
     """Host clock around a run of calls over rotating inputs.
 
     ``clock_ns``: wall time, or the time that this process's threads and children were running, which is told of
-    children by ``look_around``, ahead of each window.
+    children by ``look_around``, ahead of each window. ``waited_s``: seconds that threads of this process have been
+    ready but not running.
     """
 
     def __init__(
@@ -99,7 +105,9 @@ class ClockTimer:
         clock_ns: Callable[[], int] = time.perf_counter_ns,
         window_s: float = CPU_WINDOW_S,
         look_around: Callable[[], None] = _nothing,
+        waited_s: Callable[[], float] = waited_s,
     ) -> None:
+        self._waited_s = waited_s
         self._flush = flush
         self._look_around = look_around
         self._clock_ns = clock_ns
@@ -109,7 +117,9 @@ class ClockTimer:
         """Unless it is given, chooses how many calls fill the window: one with a cold cache, which only the first call
         would find."""
         if inner is None:
-            inner = 1 if self._flush else calls_for_window(calls, self._window_s, self._clock_ns)
+            inner = (
+                1 if self._flush else calls_for_window(calls, self._window_s, self._clock_ns, self._waited_s)
+            )
         sequence = list(islice(cycle(calls), inner))
         last_set = (inner - 1) % len(calls)
         flush, clock_ns, look_around = self._flush, self._clock_ns, self._look_around
@@ -131,31 +141,41 @@ class ClockTimer:
 
 
 def calls_for_window(
-    calls: Sequence[Call], window_s: float, clock_ns: Callable[[], int] = time.perf_counter_ns
+    calls: Sequence[Call],
+    window_s: float,
+    clock_ns: Callable[[], int] = time.perf_counter_ns,
+    waited_s: Callable[[], float] = waited_s,
 ) -> int:
     """How many calls take ``window_s``: from runs of doubling length, each the fastest of a few, since a
     run that was preempted looks long enough when it is not."""
     count = 1
     while True:
         sequence = list(islice(cycle(calls), count))
-        elapsed = _fastest(sequence, window_s, clock_ns)
+        elapsed = _fastest(sequence, window_s, clock_ns, waited_s)
         if elapsed >= window_s / 4 or count >= MAX_INNER:
             return max(1, min(MAX_INNER, round(window_s / max(elapsed, 1e-9) * count)))
         count *= 2
 
 
-def _fastest(sequence: Sequence[Call], enough_s: float, clock_ns: Callable[[], int]) -> float:
-    """Seconds of the fastest of three runs; two are enough where they take far longer than a window.
+def _fastest(
+    sequence: Sequence[Call], enough_s: float, clock_ns: Callable[[], int], waited_s: Callable[[], float]
+) -> float:
+    """Seconds of the fastest of three runs in which no thread waited for a processor, and of those before them, up to
+    ``MOST_RUNS``; two are enough where they take far longer than a window.
 
-    Never one: a first call that was preempted, or met cold code, would set the window of a whole case.
+    Never one: a first call that was preempted, or met cold code, would set the window of a whole case. On several
+    threads a call that is preempted takes a time slice, which is longer than a window, whatever it takes itself: its
+    windows would then hold one call, with cold code and threads asleep, for as long as the case is measured.
     """
-    fastest = float("inf")
-    for attempt in range(3):
-        start = clock_ns()
+    fastest, quiet = float("inf"), 0
+    for attempt in range(MOST_RUNS):
+        before, start = waited_s(), clock_ns()
         for call in sequence:
             call()
-        fastest = min(fastest, (clock_ns() - start) / 1e9)
-        if attempt and fastest > 10 * enough_s:
+        took_s = (clock_ns() - start) / 1e9
+        fastest = min(fastest, took_s)
+        quiet += not Window(took_s, waited_s() - before).disturbed
+        if quiet == QUIET_RUNS or (attempt and fastest > 10 * enough_s):
             break
     return fastest
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from cudadent42.base.files import write_text
 from cudadent42.base.reading import read_text
 from cudadent42.base.toml import parse_toml
 from cudadent42.model.implementations import OURS
+from cudadent42.native.writing import kernel_file_text
 from cudadent42.tune.space import DEFAULT, Arm, Space, shown
 
 FOLDER = "arms"
@@ -80,34 +79,4 @@ def kernel_text(space: Space, arm: Arm, document: Mapping[str, Any], source: Pat
         "source": str((source.parent / document["source"]).resolve()),
         "configuration": configurations,
     }
-    head = [f"{_key(name)} = {_value(value)}" for name, value in changed.items() if name != "configuration"]
-    blocks = [
-        "\n".join(
-            ["", "[[configuration]]", *(f"{_key(name)} = {_value(value)}" for name, value in each.items())]
-        )
-        for each in configurations
-    ]
-    return "\n".join([f"# {space.name}: {arm.name}", *head, *blocks]) + "\n"
-
-
-def _key(name: str) -> str:
-    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else _quoted(name)
-
-
-def _quoted(text: str) -> str:
-    """A JSON text is a basic string of TOML, but for the one control character that JSON lets stand."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return _quoted(value)
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_key(name)} = {_value(item)}" for name, item in value.items()) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_value, value)) + "]"
-    if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
-        return repr(value)
-    raise UsageError(f"a kernel's file holds {value!r}, which no kernel's file needs")
+    return kernel_file_text(changed, f"{space.name}: {arm.name}")

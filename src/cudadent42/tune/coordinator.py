@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,10 +15,11 @@ from cudadent42.base.observer import Observer
 from cudadent42.base.seeds import derived_seed
 from cudadent42.tune import journal as events
 from cudadent42.tune.engine import Block, Engine, Unfit
-from cudadent42.tune.journal import TuningJournal
-from cudadent42.tune.rungs import Compile, Confirm, Decide, Race, Settle, Step, next_step
+from cudadent42.tune.journal import Proposed, Searched, TuningJournal
+from cudadent42.tune.rungs import Compile, Confirm, Decide, Propose, Race, Settle, Step, next_step
 from cudadent42.tune.space import DEFAULT
-from cudadent42.tune.state import MOST_ATTEMPTS, State, after, fold
+from cudadent42.tune.state import MOST_ATTEMPTS, Standing, State
+from cudadent42.tune.strategy import SHARE
 
 STOP = "stop"
 """A file of this name in a tuning's folder ends the process behind the block that it is in."""
@@ -43,35 +44,50 @@ class LimitReachedError(Exception):
     """The tuning has to pause. The message says why."""
 
 
+Proposer = Callable[[State], Proposed | Searched]
+"""What a search says when it is asked."""
+
+
+def next_round(state: State, limits: Limits, proposer: Proposer | None) -> Proposed | Searched:
+    """Of a search, which ends in time for the rest of the race."""
+    assert proposer is not None, "a tuning that searches has somebody who proposes"
+    shares = [state.spent_s / limits.budget_s] if limits.budget_s else []
+    shares += [state.spent_usd / limits.usd] if limits.usd else []
+    if state.rounds and max(shares, default=0.0) > SHARE:
+        return Searched(f"{SHARE:.0%} of the budget is used")
+    return proposer(state)
+
+
 class Coordinator:
     """Of one tuning, in one process."""
 
     def __init__(
-        self, folder: Path, journal: TuningJournal, setup: events.Setup, limits: Limits, observer: Observer
+        self,
+        folder: Path,
+        journal: TuningJournal,
+        setup: events.Setup,
+        limits: Limits,
+        observer: Observer,
+        proposer: Proposer | None = None,
     ) -> None:
+        """``proposer``: of a tuning that searches."""
         self._folder = folder
         self._journal = journal
         self._limits = limits
         self._observer = observer
+        self._proposer = proposer
         self._longest_s = 0.0
-        self._writing = threading.RLock()
-        self._confirming = threading.Lock()
-        self._halted = ""
-        self.state = fold(setup, journal.entries)
+        self._standing = Standing(setup, journal.entries)
 
-    def run(self, *engines: Engine) -> State:
-        """To the end, or to a limit: then ``state.paused`` says which. Raises LabError where the work cannot go on.
-
-        Each engine has cases of its own, so that the blocks of a race are of one device. Nothing else depends on how
-        many there are: the journal knows jobs and not engines.
-        """
+    def run(self, engine: Engine) -> State:
+        """To the end, or to a limit: then ``state.paused`` says which. Raises LabError where the work cannot go on."""
         (self._folder / STOP).unlink(missing_ok=True)
         self._record(events.Opened(platform.node(), self._limits.usd_per_hour))
+        engine.take(self.state.setup)
         try:
-            while isinstance(step := next_step(self.state), Compile):
+            while (step := next_step(self.state)) is not None:
                 self._check()
-                self._compile(step, engines[0])
-            self._race_all(engines)
+                self._do(step, engine)
         except LimitReachedError as limit:
             self._record(events.Paused(str(limit)))
             self._observer.note(f"paused: {limit}; the same command goes on")
@@ -80,39 +96,17 @@ class Coordinator:
             raise
         return self.state
 
-    def _race_all(self, engines: Sequence[Engine]) -> None:
-        """Every engine in a thread of its own: what takes time goes on in processes."""
-        cases = list(self.state.cases)
-        if len(engines) == 1:
-            self._lane(engines[0], cases)
-            return
-        with ThreadPoolExecutor(max_workers=len(engines)) as pool:
-            lanes = [
-                pool.submit(self._lane, engine, cases[number :: len(engines)])
-                for number, engine in enumerate(engines)
-            ]
-            try:
-                for lane in as_completed(lanes):
-                    lane.result()
-            except BaseException as error:
-                self._halted = str(error) or "interrupted"  # the other lanes end behind their blocks
-                raise
-
-    def _lane(self, engine: Engine, cases: Sequence[str]) -> None:
-        while (step := next_step(self.state, cases)) is not None:
-            self._check()
-            self._do(step, engine)
+    @property
+    def state(self) -> State:
+        return self._standing.state
 
     def _record(self, event: events.Event) -> None:
-        with self._writing:
-            before_s = self.state.spent_s
-            self.state = after(self.state, self._journal.append(event))
-            self._longest_s = max(self._longest_s, self.state.spent_s - before_s)
+        before_s = self.state.spent_s
+        self._standing.add((self._journal.append(event),))
+        self._longest_s = max(self._longest_s, self.state.spent_s - before_s)
 
     def _check(self) -> None:
         """Raises LimitReachedError where the next entry might lie beyond a limit, going by the longest wait for one."""
-        if self._halted:
-            raise LimitReachedError(self._halted)
         if (self._folder / STOP).exists():
             raise LimitReachedError("it was asked to stop")
         left_s = self._left_s()
@@ -131,7 +125,9 @@ class Coordinator:
         return min(left, default=None)
 
     def _do(self, step: Step, engine: Engine) -> None:
-        if isinstance(step, Race):
+        if isinstance(step, Compile):
+            self._compile(step, engine)
+        elif isinstance(step, Race):
             self._race(step, engine)
         elif isinstance(step, Decide):
             self._record(events.RungDone(step.case, step.rung, step.leader, step.left))
@@ -142,9 +138,13 @@ class Coordinator:
         elif isinstance(step, Settle):
             self._record(events.Settled(step.case, step.leader, step.unseparated, step.reason))
         elif isinstance(step, Confirm):
-            with self._confirming:  # one at a time: it is the interval that is kept
-                self._check()
-                self._confirm(step, engine)
+            self._confirm(step, engine)
+        elif isinstance(step, Propose):
+            self._observer.stage("propose")
+            event = next_round(self.state, self._limits, self._proposer)
+            self._record(event)
+            self._observer.note(said_of(event))
+            engine.take(self.state.setup)
 
     def _compile(self, step: Compile, engine: Engine) -> None:
         """NVRTC and compilers run in processes of their own, so as many as there are processors."""
@@ -160,7 +160,7 @@ class Coordinator:
 
     def _race(self, step: Race, engine: Engine) -> None:
         job = step.job
-        run = f"races/{_folder_name(job.name)}-{job.attempt}"
+        run = f"races/{folder_name(job.name)}-{job.attempt}"
         seed = derived_seed(self.state.setup.plan.seed, job.name, job.attempt) % _SEEDS
         self._observer.stage("race")
         self._record(events.JobStarted(job.name, job.attempt, job.case, job.arms, seed, run))
@@ -193,7 +193,7 @@ class Coordinator:
                     )
 
     def _confirm(self, step: Confirm, engine: Engine) -> None:
-        run = f"confirmed/{_folder_name(step.case)}-{step.attempt}"
+        run = f"confirmed/{folder_name(step.case)}-{step.attempt}"
         seed = derived_seed(self.state.setup.plan.seed, "confirm", step.case, step.attempt) % _SEEDS
         self._record(events.ConfirmationStarted(step.case, step.arm, step.attempt, run))
         result = engine.confirm(step.case, step.arm, run=run, seed=seed, within_s=self._left_s())
@@ -228,7 +228,15 @@ class Coordinator:
         return ""
 
 
-def _folder_name(name: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "._-#" else "-" for letter in name).replace(
-        "#", ".r"
-    )
+def said_of(event: Proposed | Searched) -> str:
+    """A line for who watches."""
+    if isinstance(event, Searched):
+        return f"the search is over: {event.reason}"
+    return f"round {event.round}: {len(event.arms)} configurations are proposed"
+
+
+_UNUSUAL = re.compile(r"[^\w.#-]")
+
+
+def folder_name(name: str) -> str:
+    return _UNUSUAL.sub("-", name).replace("#", ".r")

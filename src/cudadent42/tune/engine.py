@@ -1,6 +1,6 @@
-"""Who does the work of a tuning: the protocol, so that one machine, its GPUs, or a fleet can stand behind it.
+"""Who does the work of a tuning on one device: the protocol. It hands over whole blocks, and decides nothing.
 
-A block never leaves a device, and an engine hands over whole blocks only. It decides nothing.
+What reaches many devices is `cudadent42.fleet.engine`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cudadent42.model.records import Verdict
+from cudadent42.tune.journal import Setup
 from cudadent42.tune.prune import CompiledArm
 from cudadent42.tune.state import Job
 
@@ -45,6 +46,8 @@ class Confirmation:
     reason: str
     cut_short: bool = False
     """The time ended it before all blocks were measured."""
+    default_ms: float = 0.0
+    """Median latency of the default; 0 where it was not looked at."""
 
 
 OnResult = Callable[[Block | Unfit], None]
@@ -52,6 +55,10 @@ OnResult = Callable[[Block | Unfit], None]
 
 
 class Engine(Protocol):
+    def take(self, setup: Setup) -> None:
+        """The tuning's setup, with the arms that were proposed since."""
+        ...
+
     def compile(self, arm: str) -> CompiledArm:
         """Raises LabError where this machine cannot compile at all."""
         ...

@@ -12,8 +12,15 @@ from cudadent42.tune import journal as events
 from cudadent42.tune.journal import TuningJournal, read
 from cudadent42.tune.state import fold
 from cudadent42.tune.table import InstalledTable, install
-from flashmoe_science.tuned.lookup import KERNELS_FOLDER, PACKAGE_FOLDER, refresh, user_folder
-from flashmoe_science.tuned.table import TableEntry, TableError, parse_table
+from flashmoe_science.tuned.lookup import (
+    KERNELS_FOLDER,
+    PACKAGE_FOLDER,
+    folders,
+    read_table,
+    refresh,
+    user_folder,
+)
+from flashmoe_science.tuned.table import TableEntry, TableError
 
 
 def install_tuning(folder: Path, *, package: bool) -> InstalledTable:
@@ -28,6 +35,10 @@ def install_tuning(folder: Path, *, package: bool) -> InstalledTable:
             f"{folder} is of a kernel in a file of its own; only the library's go into the package"
         )
     target = PACKAGE_FOLDER if package else user_folder()
+    if target is None:
+        raise UsageError(
+            "there is no home directory to install into; set HOME or XDG_CONFIG_HOME to a folder of yours"
+        )
     with TuningJournal(folder, setup) as journal:
         table = install(state, folder, target)
         journal.append(events.Installed(str(table.path), len(table.entries)))
@@ -52,11 +63,11 @@ class CheckedEntry:
 def check() -> tuple[CheckedEntry, ...]:
     """Every entry of every table, and whether it is for the sources that are here."""
     checked: list[CheckedEntry] = []
-    for folder in (user_folder(), PACKAGE_FOLDER):
+    for folder in folders():
         for path in sorted(folder.glob("*.toml")):
             try:
-                entries = parse_table(path.read_text(encoding="utf-8", errors="replace"), str(path))
-            except (OSError, TableError) as error:
+                entries = read_table(path)
+            except TableError as error:
                 checked.append(CheckedEntry(str(path), "", "", 0.0, 0.0, 0.0, str(error)))
                 continue
             for entry in entries:

@@ -10,9 +10,10 @@ Every block is written when it was measured, so that a process that is killed lo
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, get_args
@@ -22,6 +23,7 @@ from cudadent42.base.errors import UsageError
 from cudadent42.base.files import read_record
 from cudadent42.base.serialise import Tagged
 from cudadent42.decisions.racing import Leaving, Rules
+from cudadent42.model.cases import Case
 from cudadent42.model.records import Plan, Verdict
 from cudadent42.tune.prune import CompiledArm, Target
 
@@ -43,6 +45,18 @@ class Device:
 
 
 @dataclass(frozen=True)
+class Search:
+    """How many configurations are proposed where there are too many to race each."""
+
+    round: int = 24
+    """Proposed at a time,"""
+    rounds: int = 16
+    """so often at most,"""
+    stale: int = 3
+    """and until so many rounds, one after the other, brought no case anything better."""
+
+
+@dataclass(frozen=True)
 class Setup:
     """What a tuning is about; fixed at its start."""
 
@@ -57,7 +71,8 @@ class Setup:
     kernel_digest: str
     """SHA-256 of what the kernel is compiled from."""
     arms: dict[str, str]
-    """The implementation of each, by its name, the default first."""
+    """The implementation of each, by its name, the default first. Of a search the default alone; a state's setup has
+    those too that were proposed since."""
     settings: dict[str, dict[str, int | bool | str]]
     """Of each arm but the default."""
     regions: tuple[str, ...]
@@ -66,6 +81,13 @@ class Setup:
     rules: Rules
     target: Target
     device: Device
+    search: Search | None = None
+    """None where every configuration is raced."""
+
+    @cached_property
+    def case_of(self) -> Mapping[str, Case]:
+        """The plan's cases by ``Case.id``: a fleet asks for one with each job."""
+        return {case.id: case for case in self.plan.cases}
 
 
 @dataclass(frozen=True)
@@ -81,6 +103,28 @@ class Opened:
 class Compiled:
     event: ClassVar[str] = "compiled"
     result: CompiledArm
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """A round of a search: configurations that are to be raced too."""
+
+    event: ClassVar[str] = "proposed"
+    round: int
+    """From 1 on."""
+    by: str
+    """``optuna 5.0.0``."""
+    arms: dict[str, str]
+    """As of `Setup`."""
+    settings: dict[str, dict[str, int | bool | str]]
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A search is over: of what was proposed, the best are raced on."""
+
+    event: ClassVar[str] = "searched"
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -109,6 +153,91 @@ class BlockMeasured:
     """By arm."""
     flags: str = ""
     """What disturbed it, as of samples."""
+
+
+@dataclass(frozen=True)
+class JobReturned:
+    """What a worker of a fleet measured of a job: whole blocks, and how it ended."""
+
+    event: ClassVar[str] = "job-returned"
+    job: str
+    attempt: int
+    worker: str
+    arms: tuple[str, ...]
+    """The default first."""
+    blocks: tuple[tuple[float, ...], ...]
+    """Latencies in ms by arm; 0 where an arm has none."""
+    unfit: dict[str, str]
+    """Arms that cannot be raced on the case, with the reason."""
+    seconds: float
+    """That it held the device."""
+    error: str = ""
+    lost: bool = False
+    """The worker is gone."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A worker is taken on."""
+
+    event: ClassVar[str] = "joined"
+    worker: str
+    unit: str
+    """The piece of hardware."""
+    kind: str
+    host: str
+    driver: str = ""
+    up_s: float = 0.0
+    """That it was paid for before."""
+
+
+@dataclass(frozen=True)
+class Gone:
+    """A worker is there no longer."""
+
+    event: ClassVar[str] = "gone"
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """A device that is not to be trusted: it gets no further job, and what it confirmed does not count."""
+
+    event: ClassVar[str] = "quarantined"
+    unit: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class MachineConfirmed:
+    """What the fresh race of a winner came to on one machine of a fleet."""
+
+    event: ClassVar[str] = "machine-confirmed"
+    case: str
+    arm: str
+    attempt: int
+    worker: str
+    unit: str
+    run: str
+    ratio: float
+    low: float
+    high: float
+    verdict: Verdict
+    holds: bool
+    reason: str
+    default_ms: float = 0.0
+    """Median latency of the default: how this machine compares with others of its kind."""
+
+
+@dataclass(frozen=True)
+class ConfirmationFailed:
+    """A machine of a fleet that came to no answer."""
+
+    event: ClassVar[str] = "confirmation-failed"
+    case: str
+    worker: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -177,6 +306,10 @@ class Confirmed:
     holds: bool
     """Whether it may be installed."""
     reason: str
+    machines: int = 1
+    """That were asked. With two or three, all have to agree; from four on the interval is for the kind of device."""
+    evidence: tuple[str, ...] = ()
+    """Run folders of all machines; empty where ``run`` is the only one."""
 
 
 @dataclass(frozen=True)
@@ -188,6 +321,15 @@ class Paused:
 
 
 @dataclass(frozen=True)
+class Sent:
+    """Kernels in files go to workers that do not see this machine's disk: what of each, from now on."""
+
+    event: ClassVar[str] = "sent"
+    files: dict[str, str]
+    """By arm, the SHA-256 over the names and contents of its files."""
+
+
+@dataclass(frozen=True)
 class Installed:
     event: ClassVar[str] = "installed"
     table: str
@@ -196,6 +338,8 @@ class Installed:
 
 Event = (
     Opened
+    | Proposed
+    | Searched
     | Compiled
     | JobStarted
     | BlockMeasured
@@ -203,7 +347,14 @@ Event = (
     | JobEnded
     | RungDone
     | Settled
+    | JobReturned
+    | Joined
+    | Gone
+    | Quarantined
+    | Sent
     | ConfirmationStarted
+    | MachineConfirmed
+    | ConfirmationFailed
     | Confirmed
     | Paused
     | Installed
@@ -235,10 +386,13 @@ class Entry:
 class TuningJournal:
     """The journal, open for appending. A context manager; one process at a time."""
 
-    def __init__(self, folder: Path, setup: Setup) -> None:
+    def __init__(self, folder: Path, setup: Setup, clock: Callable[[], float] | None = None) -> None:
         """Opens the folder, or makes it. Raises UsageError where it is about something else, or in use."""
-        self._journal: base.Journal[Setup, Entry] = base.Journal(folder, FILES, setup, Setup, Entry)
-        self._began_s = time.monotonic()
+        self._journal: base.Journal[Setup, Entry] = base.Journal(
+            folder, FILES, setup, Setup, Entry, keeps=False
+        )
+        self._clock = clock or time.monotonic
+        self._began_s = self._clock()
 
     def __enter__(self) -> TuningJournal:
         self._journal.__enter__()
@@ -251,14 +405,25 @@ class TuningJournal:
 
     @property
     def entries(self) -> tuple[Entry, ...]:
+        """That were there when it was opened."""
         return self._journal.entries
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since this process opened the tuning."""
+        return round(self._clock() - self._began_s, 3)
 
     def append(self, event: Event) -> Entry:
         """On the disk when this returns. Raises UsageError, with the journal as it was, where that fails."""
-        elapsed_s = round(time.monotonic() - self._began_s, 3)
-        entry = Entry(datetime.now(timezone.utc).isoformat(timespec="milliseconds"), elapsed_s, event)
-        self._journal.append(entry)
-        return entry
+        return self.extend((event,))[0]
+
+    def extend(self, events: Iterable[Event]) -> tuple[Entry, ...]:
+        """All of them, in one write. A kill leaves the first some."""
+        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        elapsed_s = self.elapsed_s
+        entries = tuple(Entry(now, elapsed_s, event) for event in events)
+        self._journal.extend(entries)
+        return entries
 
 
 def read_setup(folder: Path) -> Setup:

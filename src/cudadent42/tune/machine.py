@@ -6,25 +6,22 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from cudadent42.base.errors import ExitCode, UsageError
+from cudadent42.base.errors import ExitCode
 from cudadent42.base.observer import Observer
 from cudadent42.decisions.verdicts import MIN_BLOCKS
+from cudadent42.fleet import perform as fleet
+from cudadent42.fleet.perform import Racer
 from cudadent42.flows import pipeline
 from cudadent42.flows.pipeline import Outcome, Prepared
-from cudadent42.model.cases import Case
-from cudadent42.model.events import BlockMeasured, Event, Skipped
-from cudadent42.model.records import MachineReport, Plan, Verdict, VerifiedCase, VerifyReport
+from cudadent42.model.records import MachineReport, Plan, Verdict
 from cudadent42.plan import RunOptions
-from cudadent42.runs.run_folder import RunWriter
-from cudadent42.runs.source import Revision, revision
 from cudadent42.tune import space as spaces
+from cudadent42.tune.arms import materialise
 from cudadent42.tune.engine import Block, Confirmation, OnResult, Unfit
 from cudadent42.tune.journal import Setup
 from cudadent42.tune.prune import CompiledArm, compile_arm
 from cudadent42.tune.space import DEFAULT, Arm, Space
 from cudadent42.tune.state import Job
-from cudadent42.worker.parent import Worker
-from cudadent42.worker.stages import run_stage
 
 CONFIRMING_BLOCKS = 54
 """Of a confirmation, at least: as many as the last rung of a race."""
@@ -32,20 +29,7 @@ CONFIRMING_BLOCKS = 54
 WORKER_LOG = "worker.log"
 
 
-def devices(plan: Plan, count: int) -> tuple[str, ...]:
-    """So many GPUs of this machine, of one kind. Raises UsageError where there are not."""
-    if count == 1:
-        return (plan.device,)
-    if plan.device == "cpu":
-        raise UsageError(f"--gpus {count}: this tuning is on the CPU, of which there is one")
-    import torch
-
-    names = [torch.cuda.get_device_properties(index).name for index in range(torch.cuda.device_count())]
-    if len(names) < count or len(set(names[:count])) > 1:
-        raise UsageError(
-            f"--gpus {count}: expected as many GPUs of one kind; there are {', '.join(names) or 'none'}"
-        )
-    return tuple(f"cuda:{index}" for index in range(count))
+COMMAND = ("cudadent42", "tune")
 
 
 class ThisMachine:
@@ -59,21 +43,18 @@ class ThisMachine:
         observer: Observer,
         *,
         audits: bool = True,
-        device: str = "",
     ) -> None:
-        """``device``: another of this machine than the setup's, of the same kind."""
-        self._setup = setup
         self._folder = folder
         self._machine = machine
         self._observer = observer
         self._audits = audits
-        self._device = device or setup.plan.device
+        self._device = setup.plan.device
         self._space: Space = spaces.load(Path(setup.space))
         self._cases = {case.id: case for case in setup.plan.cases}
-        self._names = {implementation: arm for arm, implementation in setup.arms.items()}
-        self._verified: dict[tuple[str, str], VerifyReport] = {}
-        self._worker: Worker | None = None
-        self._revision: Revision | None = revision()
+        self._names: dict[str, str] = {}
+        self.take(setup)
+        log = folder / f"{self._device.replace(':', '-')}-{WORKER_LOG}"
+        self._racer = Racer(machine, log, observer)
 
     def __enter__(self) -> ThisMachine:
         return self
@@ -81,8 +62,15 @@ class ThisMachine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._worker is not None:
-            self._worker.close()
+        self._racer.rest()
+
+    def take(self, setup: Setup) -> None:
+        """Also writes the files of arms that have one each."""
+        self._setup = setup
+        new = [arm for arm, implementation in setup.arms.items() if implementation not in self._names]
+        self._names |= {setup.arms[arm]: arm for arm in new}
+        arms = [Arm(arm, setup.settings.get(arm, {})) for arm in new]
+        materialise(self._space, arms, self._folder.resolve())
 
     def compile(self, arm: str) -> CompiledArm:
         settings = {} if arm == DEFAULT else self._setup.settings[arm]
@@ -90,96 +78,57 @@ class ThisMachine:
         return compile_arm(self._space, Arm(arm, settings), self._setup.arms[arm], cases, self._setup.target)
 
     def race(self, job: Job, *, run: str, seed: int, on_result: OnResult) -> None:
-        case = self._cases[job.case]
-        plan = self._plan(case, job.arms, job.blocks, seed)
-        with RunWriter(
-            self._folder / run, plan, self._machine, self._revision, ("cudadent42", "tune"), save_samples=True
-        ) as folder:
-            worker = self._open_worker()
-            verified = self._verify(plan, case, worker)
-            folder.write_verify(verified)
+        plan = race_plan(self._setup, job, seed)
 
-            def on_event(event: Event) -> None:
-                if isinstance(event, BlockMeasured):
-                    for sample in event.samples:
-                        folder.append_sample(sample)
-                    flags = event.samples[0].flags if event.samples else ""
-                    latencies = {self._names[each.implementation]: each.latency_ms for each in event.samples}
-                    on_result(Block(event.conditions.block, latencies, flags))
-                elif isinstance(event, Skipped):
-                    self._unfit(event, case, on_result)
+        def tell(result: fleet.Block | fleet.Unfit) -> None:
+            if isinstance(result, fleet.Unfit):
+                on_result(Unfit(self._names[result.implementation], result.reason))
+                return
+            latencies = {self._names[name]: value for name, value in result.latencies_ms.items()}
+            on_result(Block(result.number, latencies, result.flags))
 
-            run_stage("bench", plan, on_event=on_event, verified=verified, worker=worker)
+        plan = replace(plan, device=self._device)
+        self._racer.race(plan, self._folder / run, tell, command=COMMAND)
 
     def confirm(self, case: str, arm: str, *, run: str, seed: int, within_s: float | None) -> Confirmation:
         """A run like any other, with all its checks."""
-        if self._worker is not None:
-            self._worker.close()  # its memory and threads are not beside the race
-        blocks = max(CONFIRMING_BLOCKS, self._setup.plan.repeats)
-        plan = self._plan(self._cases[case], (arm,), blocks, seed)
-        plan = replace(plan, control=True, budget_s=within_s)
+        self._racer.rest()  # its memory and threads are not beside the race
+        plan = replace(confirming_plan(self._setup, case, arm, seed), device=self._device, budget_s=within_s)
         options = RunOptions(
             device=plan.device,
             output=self._folder / run,
             audits=self._audits,
             ignore_preflight=True,  # which this machine passed when the tuning was opened
-            command=("cudadent42", "tune"),
+            command=COMMAND,
         )
         outcome = pipeline.execute(
             Prepared(plan, self._machine), options, self._observer, lambda folder: None
         )
-        return judged(outcome, blocks)
-
-    def _plan(self, case: Case, arms: tuple[str, ...], blocks: int, seed: int) -> Plan:
-        names = [self._setup.arms[arm] for arm in (DEFAULT, *arms)]
-        return replace(
-            self._setup.plan,
-            device=self._device,
-            cases=(case,),
-            baseline=names[0],
-            implementations=tuple(names),
-            repeats=blocks,
-            seed=seed,
-            control=False,
-        )
-
-    def _open_worker(self) -> Worker:
-        if self._worker is None:
-            self._worker = Worker(self._folder / f"{self._device.replace(':', '-')}-{WORKER_LOG}")
-        return self._worker
-
-    def _verify(self, plan: Plan, case: Case, worker: Worker) -> VerifyReport:
-        """Of every arm of the plan, each once in the life of this process."""
-        new = tuple(name for name in plan.implementations if (case.id, name) not in self._verified)
-        if new:
-            self._observer.detail(f"{case.id}: verifying {len(new)} configurations")
-            report = run_stage(
-                "verify",
-                replace(plan, implementations=new, baseline=new[0]),
-                on_event=lambda event: None,
-                worker=worker,
-            )
-            for name in new:
-                self._verified[case.id, name] = _of(report, name)
-        reports = [self._verified[case.id, name] for name in plan.implementations]
-        cases: tuple[VerifiedCase, ...] = sum((each.cases for each in reports), ())
-        skipped = {key: why for each in reports for key, why in each.skipped.items()}
-        return VerifyReport(cases, skipped, baseline=plan.baseline)
-
-    def _unfit(self, event: Skipped, case: Case, on_result: OnResult) -> None:
-        """What the lab left out, which it names by case and implementation, or by the case alone."""
-        if event.stage != "bench":
-            return
-        name = event.key.removeprefix(case.id).removeprefix("/")
-        if name in self._names:
-            on_result(Unfit(self._names[name], event.reason))
+        return judged(outcome, plan.repeats)
 
 
-def _of(report: VerifyReport, name: str) -> VerifyReport:
-    """What a report says of one implementation."""
-    cases = tuple(each for each in report.cases if each.implementation == name)
-    skipped = {key: why for key, why in report.skipped.items() if key == name or key.endswith(f"/{name}")}
-    return VerifyReport(cases, skipped)
+def race_plan(setup: Setup, job: Job, seed: int) -> Plan:
+    """Blocks of a job, on the setup's device."""
+    return _plan(setup, job.case, job.arms, job.blocks, seed)
+
+
+def confirming_plan(setup: Setup, case: str, arm: str, seed: int) -> Plan:
+    """A run of a winner against the default, like any other."""
+    blocks = max(CONFIRMING_BLOCKS, setup.plan.repeats)
+    return replace(_plan(setup, case, (arm,), blocks, seed), control=True)
+
+
+def _plan(setup: Setup, case: str, arms: tuple[str, ...], blocks: int, seed: int) -> Plan:
+    names = [setup.arms[arm] for arm in (DEFAULT, *arms)]
+    return replace(
+        setup.plan,
+        cases=(setup.case_of[case],),
+        baseline=names[0],
+        implementations=tuple(names),
+        repeats=blocks,
+        seed=seed,
+        control=False,
+    )
 
 
 def judged(outcome: Outcome, planned: int) -> Confirmation:

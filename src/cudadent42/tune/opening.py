@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,8 +27,9 @@ from cudadent42.tune.arms import implementations, materialise, variant
 from cudadent42.tune.journal import FILES, SCHEMA_VERSION, Device, Setup, read_setup
 from cudadent42.tune.prune import CompiledArm, Target, compile_arm
 from cudadent42.tune.space import DEFAULT, Arm, Space, range_fields
+from cudadent42.tune.strategy import Strategy, begins_with, choose
+from cudadent42.tune.wanted import Wanted
 from flashmoe_science.jit import host
-from flashmoe_science.tuned.lookup import SWITCH_VARIABLE
 
 ROOT = Path("tunings")
 
@@ -49,6 +47,10 @@ class Request:
     rungs: tuple[int, ...] = ()
     """Empty: as `Rules`."""
     ignore_preflight: bool = False
+    wanted: Wanted = Wanted.AUTO
+    """Whether every configuration is raced."""
+    budget_s: float | None = None
+    """That decides on it too."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,14 @@ def open_tuning(request: Request, observer: Observer) -> Opened:
         prepared = pipeline.with_timer(prepared, options, observer)
     if space.of_library and prepared.plan.timer is TimerKind.CALL:
         observer.note("a variant's call takes a little longer on the host; --timer graph times the GPU alone")
-    return Opened(folder, _setup(request, space, folder, prepared), prepared.machine)
+    if begun is not None and request.wanted is Wanted.AUTO:  # another budget is no reason not to go on either
+        strategy = Strategy(begun.search, "as it was begun")
+    else:
+        strategy = choose(space, len(prepared.plan.cases), request.wanted, request.budget_s)
+    if strategy.search is not None:
+        observer.note(f"a search proposes configurations, {strategy.why}")
+    setup = _setup(request, space, folder, prepared, strategy)
+    return Opened(folder, setup, prepared.machine)
 
 
 def reopen(folder: Path, observer: Observer, *, ignore_preflight: bool = False) -> Opened:
@@ -107,12 +116,12 @@ def reopen(folder: Path, observer: Observer, *, ignore_preflight: bool = False) 
     return Opened(folder, setup, machine)
 
 
-def _setup(request: Request, space: Space, folder: Path, prepared: Prepared) -> Setup:
+def _setup(request: Request, space: Space, folder: Path, prepared: Prepared, strategy: Strategy) -> Setup:
     plan = _of_default(prepared.plan, _default(space))
     if request.margin is not None:
         plan = replace(plan, margin=request.margin)
     _check_regions(space, plan)
-    arms = space.arms()
+    arms = begins_with(space, strategy)
     kernel, digest = _kernel(space, plan)
     facts = prepared.machine.facts
     cuda = plan.device != "cpu"
@@ -138,6 +147,7 @@ def _setup(request: Request, space: Space, folder: Path, prepared: Prepared) -> 
         rules=rules,
         target=_target(plan.device),
         device=device,
+        search=strategy.search,
     )
 
 
@@ -194,8 +204,12 @@ class Outlook:
     """What a tuning would do."""
 
     arms: int
+    """That are raced, the default among them; of a search, the default alone."""
     cases: tuple[str, ...]
     compiled: tuple[CompiledArm, ...]
+    most: int
+    """That a search proposes; 0 where every configuration is raced."""
+    why: str
 
 
 def preview(request: Request, gpu: str, folder: Path, observer: Observer) -> Outlook:
@@ -206,7 +220,8 @@ def preview(request: Request, gpu: str, folder: Path, observer: Observer) -> Out
     choices = replace(request.choices, implementations=(_default(space),))
     plan = _of_default(make_plan(choices, device, registry), _default(space))
     _check_regions(space, plan)
-    arms = space.arms()
+    strategy = choose(space, len(plan.cases), request.wanted, request.budget_s)
+    arms = begins_with(space, strategy)
     names = materialise(space, arms, folder.resolve())
     target = named_gpu(gpu) if gpu else _target(device)
     observer.stage("compile")
@@ -214,7 +229,9 @@ def preview(request: Request, gpu: str, folder: Path, observer: Observer) -> Out
     for number, arm in enumerate(arms, 1):
         compiled.append(compile_arm(space, arm, names[arm.name], plan.cases, target))
         observer.advance(number / len(arms), arm.name)
-    return Outlook(len(arms), tuple(case.id for case in plan.cases), tuple(compiled))
+    cases = tuple(case.id for case in plan.cases)
+    most = strategy.search.round * strategy.search.rounds if strategy.search is not None else 0
+    return Outlook(len(arms), cases, tuple(compiled), most, strategy.why)
 
 
 def named_gpu(name: str) -> Target:
@@ -226,17 +243,3 @@ def named_gpu(name: str) -> Target:
         raise UsageError(f"--gpu {name!r}: expected one of {', '.join(GPUS)}")
     full = by_name[name.upper()]
     return Target("cuda", GPUS[full].architecture, full)
-
-
-@contextmanager
-def untuned() -> Iterator[None]:
-    """Tables are not asked, here and by the processes that are started meanwhile: the default is the usual choice."""
-    before = os.environ.get(SWITCH_VARIABLE)
-    os.environ[SWITCH_VARIABLE] = "off"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[SWITCH_VARIABLE]
-        else:
-            os.environ[SWITCH_VARIABLE] = before

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cudadent42.decisions.racing import Leaving, Row, leader_of, leaving, unseparated
+from cudadent42.decisions.margin import upper
+from cudadent42.decisions.racing import (
+    BETWEEN_MACHINES,
+    Leaving,
+    Row,
+    gain,
+    leader_of,
+    leaving,
+    tail_of,
+    unseparated,
+)
 from cudadent42.tune.space import DEFAULT
-from cudadent42.tune.state import CaseState, Job, State, jobs_of
+from cudadent42.tune.state import CaseState, Job, State, in_jobs, jobs_of
 
 
 @dataclass(frozen=True)
@@ -49,11 +60,16 @@ class Confirm:
     attempt: int
 
 
-Step = Compile | Race | Decide | Settle | Confirm
+@dataclass(frozen=True)
+class Propose:
+    """A search is to say what is raced next, or that it is over."""
 
 
-def next_step(state: State, cases: Collection[str] | None = None) -> Step | None:
-    """None where nothing is left to do, of these cases (``Case.id``) or of all.
+Step = Compile | Race | Decide | Settle | Confirm | Propose
+
+
+def next_step(state: State) -> Step | None:
+    """None where nothing is left to do.
 
     The cases take turns, a rung each, so that where a budget ends the tuning, all have come equally far.
     """
@@ -61,14 +77,33 @@ def next_step(state: State, cases: Collection[str] | None = None) -> Step | None
     if missing:
         return Compile(missing)
     waiting = [case for case in state.cases.values() if not case.finished]
-    for case in sorted((case for case in waiting if cases is None or case.case in cases), key=_turn):
-        return _step(state, case)
-    return None
+    for case in sorted(waiting, key=_turn):
+        steps = steps_of(state, case)
+        if steps:
+            return steps[0]
+    return Propose() if waiting else None
 
 
 def _turn(case: CaseState) -> tuple[bool, int]:
     """A race that is over is confirmed before another goes on."""
     return case.settled is None, case.rung
+
+
+def steps_of(state: State, case: CaseState) -> tuple[Step, ...]:
+    """What an unfinished case waits for: all jobs of its rung, or one other step. None while it waits for what a search
+    proposes."""
+    jobs = () if case.settled is not None else _races(state, case)
+    if not jobs and state.searches and case.settled is None and DEFAULT in case.alive:
+        return ()
+    return jobs or (_step(state, case),)
+
+
+def _races(state: State, case: CaseState) -> tuple[Race, ...]:
+    if DEFAULT not in case.alive or len(case.alive) == 1 or case.rung >= len(state.setup.rules.rungs):
+        return ()
+    if _is_decided(state, case):
+        return ()
+    return tuple(Race(job) for job in jobs_of(state, case))
 
 
 def _step(state: State, case: CaseState) -> Step:
@@ -80,20 +115,38 @@ def _step(state: State, case: CaseState) -> Step:
         return Settle(case.case, DEFAULT, (), f"the default cannot be raced: {reason}")
     if len(case.alive) == 1:
         return Settle(case.case, DEFAULT, (), "no other arm is left")
-    jobs = jobs_of(state, case) if case.rung < len(rules.rungs) else []
-    if jobs:
-        return Race(jobs[0])
+    if _is_decided(state, case):
+        return Settle(
+            case.case, case.alive[1], (), "no other arm is left, and it beats the default by the margin"
+        )
     rows = rows_of(case)
     arms = len(case.raced) - 1
+    between = _between(case)
     if case.rung == len(rules.rungs):
         leader = leader_of(rows, DEFAULT)
-        near = unseparated(rows, leader, DEFAULT, arms, rules)
+        near = unseparated(rows, leader, DEFAULT, arms, rules, between)
         reason = "the last rung is measured"
         return Settle(case.case, leader, tuple(near), reason)
-    gone = leaving(rows, DEFAULT, arms, rules)
+    gone = leaving(rows, DEFAULT, arms, rules, between)
     left = {each.arm for each in gone}
     staying = {arm: row for arm, row in rows.items() if arm not in left}
     return Decide(case.case, case.rung, leader_of(staying, DEFAULT), tuple(gone))
+
+
+def _is_decided(state: State, case: CaseState) -> bool:
+    """Whether one arm is left before a rung begins, and is certainly better than the default by the margin: what is
+    still to be said of it, its confirmation says."""
+    if case.rung == 0 or len(case.alive) != 2 or DEFAULT not in case.alive or in_jobs(case):
+        return False
+    rules = state.setup.rules
+    row = case.rows.get(case.alive[1], {})
+    own = gain(row, tail_of(rules, len(case.raced) - 1), _between(case))
+    return own.low > math.log(upper(rules.margin))
+
+
+def _between(case: CaseState) -> float:
+    """Of machines, where a fleet races."""
+    return BETWEEN_MACHINES if case.default_ms else 0.0
 
 
 def rows_of(case: CaseState) -> Mapping[str, Row]:

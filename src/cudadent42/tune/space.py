@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -29,7 +29,10 @@ DEFAULT = "default"
 """The arm of the kernel as it is, which never leaves."""
 
 MOST_ARMS = 500
-"""That a space may hold: more are not raced one by one, but proposed by a search."""
+"""That are raced one by one unless that is asked for: of more, a search proposes some."""
+
+MOST_EXHAUSTIVE = 5000
+"""That are raced one by one where it is asked for."""
 
 _MOST_COMBINATIONS = 1_000_000
 _MOST_VALUES = 64
@@ -75,23 +78,34 @@ class Space:
     def combinations(self) -> int:
         return math.prod(len(values) for values in self.parameters.values())
 
-    def arms(self) -> tuple[Arm, ...]:
+    def arms(self, most: int = MOST_ARMS) -> tuple[Arm, ...]:
         """The default, and every combination that the conditions admit, in the file's order. Raises UsageError where
-        none is left, or too many are."""
-        names = tuple(self.parameters)
-        arms = [Arm(DEFAULT, {})]
-        for values in itertools.product(*self.parameters.values()):
-            settings = dict(zip(names, values, strict=True))
-            if all(condition.value(settings) for condition in self.where):
-                arms.append(Arm(", ".join(f"{name}={shown(settings[name])}" for name in names), settings))
-            if len(arms) > MOST_ARMS + 1:
-                raise UsageError(
-                    f"{self.path}: more than {MOST_ARMS} configurations are left; shorten the lists or add a "
-                    "condition to where"
-                )
-        if len(arms) == 1:
+        none is left, or more than ``most`` are."""
+        arms = tuple(itertools.islice(self.configurations(), most + 1))
+        if len(arms) > most:
+            raise UsageError(
+                f"{self.path}: more than {most} configurations meet where; shorten the lists, add a condition, "
+                "or let a search propose some with --search optuna"
+            )
+        if not arms:
             raise UsageError(f"{self.path}: no configuration meets where; loosen a condition")
-        return tuple(arms)
+        return (Arm(DEFAULT, {}), *arms)
+
+    def configurations(self) -> Iterator[Arm]:
+        """Every combination that the conditions admit, in the file's order, without the default."""
+        for values in itertools.product(*self.parameters.values()):
+            settings = dict(zip(self.parameters, values, strict=True))
+            if self.admits(settings):
+                yield self.arm(settings)
+
+    def admits(self, settings: Mapping[str, Value]) -> bool:
+        """Whether a combination meets the conditions."""
+        return all(condition.value(settings) for condition in self.where)
+
+    def arm(self, settings: Mapping[str, Value]) -> Arm:
+        """The arm of a value for each parameter."""
+        ordered = {name: settings[name] for name in self.parameters}
+        return Arm(", ".join(f"{name}={shown(value)}" for name, value in ordered.items()), ordered)
 
 
 def shown(value: Value) -> str:

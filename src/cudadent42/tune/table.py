@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.files import write_text
+from cudadent42.base.reading import read_bytes
 from cudadent42.model.cases import is_plain, plain_fields
 from cudadent42.tune.journal import Confirmed
 from cudadent42.tune.regions import Area, Cell, areas
@@ -18,6 +19,9 @@ from cudadent42.tune.space import DEFAULT
 from cudadent42.tune.state import State
 from flashmoe_science.tuned.lookup import KERNELS_FOLDER
 from flashmoe_science.tuned.table import SCHEMA_VERSION, TableEntry, TableError, parse_table
+
+_DIGEST = re.compile("[0-9a-f]{64}")
+_MOST_KERNEL_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ def entries_of(state: State, name: str) -> tuple[TableEntry, ...]:
                 ratio=round(least.ratio, 4),
                 low=round(least.low, 4),
                 high=round(least.high, 4),
-                evidence=tuple(f"{name}/{each.run}" for each in runs),
+                evidence=tuple(f"{name}/{run}" for each in runs for run in each.evidence or (each.run,)),
                 file=f"{setup.kernel_digest[:12]}-{in_file.name}" if setup.kernel.startswith("file:") else "",
             )
         )
@@ -82,12 +86,17 @@ def install(state: State, tuning: Path, folder: Path) -> InstalledTable:
         raise UsageError(
             f"{tuning}: no configuration is confirmed to be faster, so there is nothing to install"
         )
+    # A tuning that was brought from elsewhere says what it likes, and its digest becomes part of a file's name.
+    if not _DIGEST.fullmatch(setup.kernel_digest):
+        raise UsageError(
+            f"{tuning}: kernel_digest is {reprlib.repr(setup.kernel_digest)}; expected a SHA-256"
+        )
     path = folder / f"{_slug(setup.kernel)}-{_slug(setup.device.name)}.toml"
     folder.mkdir(parents=True, exist_ok=True)
     for entry, area in zip(new, winning_areas(state), strict=True):
         if entry.file:
             (folder / KERNELS_FOLDER).mkdir(exist_ok=True)
-            shutil.copyfile(setup.arms[area.winner], folder / KERNELS_FOLDER / entry.file)
+            (folder / KERNELS_FOLDER / entry.file).write_bytes(_kernel_file(Path(setup.arms[area.winner])))
     raced = [plain_fields(case) for case in setup.plan.cases if is_plain(case)]
     kept = tuple(
         entry
@@ -96,6 +105,13 @@ def install(state: State, tuning: Path, folder: Path) -> InstalledTable:
     )
     write_text(path, table_text((*new, *kept)))
     return InstalledTable(path, new)
+
+
+def _kernel_file(path: Path) -> bytes:
+    try:
+        return read_bytes(path, _MOST_KERNEL_BYTES)
+    except OSError as error:
+        raise UsageError(f"{path}, a kernel of the tuning, cannot be read: {error.strerror}") from error
 
 
 def _existing(path: Path) -> Sequence[TableEntry]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import hashlib
 import os
 import shutil
 import tempfile
@@ -18,10 +17,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from cudadent42.base import durable, git
+from cudadent42.base import durable, git, parcels, trees
 from cudadent42.base.bytecode import is_bytecode
 from cudadent42.base.errors import MachineNotReadyError, UsageError
 from cudadent42.base.reading import expanded, read_bytes
+from cudadent42.base.trees import TreeDigest
 from cudadent42.model.implementations import OUR_PACKAGE, is_kernel_file, is_our_variant, is_plug_in
 from cudadent42.model.records import Version
 from flashmoe_science.errors import DeviceError
@@ -39,8 +39,6 @@ _FOLDER_STARTS = ("/", "./", "../", "~")
 _CACHE_FOLDER = "sources"
 _REGULAR_FILES = (b"100644", b"100755")
 _ATTEMPTS = 3
-_MOST_BYTES = 1 << 30
-"""Of one tree. More is data, not source."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +115,8 @@ def as_folder(revision: str) -> Path | None:
 
 
 def folder_of(version: Version) -> Path:
-    """Where the files of an exported version are."""
-    return _cache() / version.digest
+    """Where the files of an exported version are, or of one that was sent to this machine."""
+    return parcels.tree_of(version.digest) or _cache() / version.digest
 
 
 def checked_folder_of(version: Version) -> Path:
@@ -134,7 +132,7 @@ def check_folder(folder: Path, version: Version) -> Path:
     """``checked_folder_of`` for a folder that is named."""
     if not folder.is_dir():
         raise UsageError(f"the files of {version.revision} are no longer in the cache; start the race again")
-    if not _holds(folder, version.digest):
+    if not trees.holds(folder, version.digest):
         raise UsageError(
             f"the files of {version.revision} in {folder} are not those that were exported: something has changed "
             "them since; start the race again, which exports them anew"
@@ -232,7 +230,7 @@ def _working_files(root: Path, entry: str) -> Iterator[_File]:
         "--deduplicate",
     )
     names = [os.fsdecode(name) for name in listed.split(b"\0") if name]
-    yield from _read(root, [name for name in names if _is_file(root / name)], entry, WORKING_TREE)
+    yield from _read(root, [name for name in names if trees.is_file(root / name)], entry, WORKING_TREE)
 
 
 def _folder_files(folder: Path, entry: str) -> Iterator[_File]:
@@ -241,19 +239,15 @@ def _folder_files(folder: Path, entry: str) -> Iterator[_File]:
     names = [
         path.relative_to(folder).as_posix()
         for path in sorted(folder.rglob("*"))
-        if _is_file(path) and ".git" not in path.parts
+        if trees.is_file(path) and ".git" not in path.parts
     ]
     yield from _read(folder, names, entry, str(folder))
-
-
-def _is_file(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()
 
 
 def _read(folder: Path, names: list[str], entry: str, where: str) -> Iterator[_File]:
     for path, name in _selection(names, entry, where).items():
         try:
-            yield _File(path, read_bytes(folder / name, _MOST_BYTES))
+            yield _File(path, read_bytes(folder / name, trees.MOST_BYTES))
         except OSError as error:
             raise UsageError(f"{folder / name} cannot be read: {error.strerror}") from error
 
@@ -293,7 +287,7 @@ def _keep(files: Iterator[_File], revision: str, commit: str, entry: str) -> Ver
 
 def _put(temporary: Path, target: Path, digest: str) -> None:
     """Give the new tree its name, unless a whole one has it: one that was edited, or half written, makes way."""
-    if target.is_dir() and _holds(target, digest):
+    if target.is_dir() and trees.holds(target, digest):
         return
     durable.flush_tree(temporary)
     for _ in range(_ATTEMPTS):
@@ -303,52 +297,22 @@ def _put(temporary: Path, target: Path, digest: str) -> None:
             (temporary / "tree").rename(target)
             return
         except OSError:  # another process was quicker
-            if _holds(target, digest):
+            if trees.holds(target, digest):
                 return
     raise OSError(errno.EBUSY, f"others keep changing {target}")
 
 
-def _holds(folder: Path, digest: str) -> bool:
-    """Whether the files of an exported tree are the ones that its name says. Bytecode beside them is never read."""
-    actual = _Digest()
-    try:
-        paths = {
-            path.relative_to(folder).as_posix(): path
-            for path in folder.rglob("*")
-            if not is_bytecode(path.relative_to(folder)) and not (path.is_dir() and not path.is_symlink())
-        }
-        if not all(_is_file(path) for path in paths.values()):
-            return False
-        for name in sorted(paths):
-            actual.add(_File(name, read_bytes(paths[name], _MOST_BYTES)))
-    except OSError:
-        return False
-    return actual.hexadecimal() == digest
-
-
-class _Digest:
-    """Of the names and contents of files, in the order of their names."""
-
-    def __init__(self) -> None:
-        self._sha256 = hashlib.sha256()
-
-    def add(self, file: _File) -> None:
-        for part in (os.fsencode(file.path), file.content):
-            self._sha256.update(len(part).to_bytes(8, "big") + part)
-
-    def hexadecimal(self) -> str:
-        return self._sha256.hexdigest()
-
-
 def _write(files: Iterator[_File], folder: Path) -> str:
     folder.mkdir()
-    digest = _Digest()
+    digest = TreeDigest()
     total = 0
     for file in files:
         total += len(file.content)
-        if total > _MOST_BYTES:
-            raise UsageError(f"the tree has more than {_MOST_BYTES >> 30} GiB; a source tree is expected")
-        digest.add(file)
+        if total > trees.MOST_BYTES:
+            raise UsageError(
+                f"the tree has more than {trees.MOST_BYTES >> 30} GiB; a source tree is expected"
+            )
+        digest.add(file.path, file.content)
         if ".." in PurePosixPath(file.path).parts or file.path.startswith("/"):
             raise UsageError(f"the tree has a file named {file.path!r}, which would lie outside of it")
         path = folder / file.path

@@ -14,18 +14,23 @@ import importlib
 import os
 import queue
 import secrets
+import signal
 import sys
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cudadent42.base.errors import LabError
+from cudadent42.base.interpreter import add_folder
 from cudadent42.base.seeds import derived_seed
 from cudadent42.base.serialise import dumps, loads
 from cudadent42.model.events import Event, PeaksMeasured, StageDone, StageFailed, to_line
+from cudadent42.model.implementations import import_our_functions, is_ours
 from cudadent42.model.records import Plan, VerifyReport
+from cudadent42.timing.processor_time import Kin
 from cudadent42.worker.branch import Trunk, branch_off
-from cudadent42.worker.processes import tie_to_parent
+from cudadent42.worker.keeper import go_below_keeper
+from cudadent42.worker.processes import end_with_parent
 
 if TYPE_CHECKING:
     from cudadent42.integrity.watch import Watch
@@ -89,13 +94,15 @@ class _Channel:
         os.pwrite(self._note_fd, dumps(doing, indent=None).encode().ljust(NOTE_BYTES), 0)
 
 
-def serve(channel: _Channel) -> None:
+def serve(channel: _Channel, kin: Kin) -> None:
     """Answers requests until the parent closes standard input."""
     watch: Watch | None = None
     while True:
         request = loads(Request, channel.next_line())
         try:
-            watch = watch or _watch(request.plan.operation)
+            if watch is None:
+                watch = _watch(request.plan, kin)
+                add_folder()
             _run(request, channel, watch)
         except LabError as error:
             channel.emit(StageFailed(str(error), int(error.exit_code)))
@@ -103,17 +110,21 @@ def serve(channel: _Channel) -> None:
             channel.emit(StageDone(request.stage))
 
 
-def _watch(operation: str) -> Watch:
+def _watch(plan: Plan, kin: Kin) -> Watch:
     """Of this process, which has loaded nothing of a candidate yet, and all that measures."""
     from cudadent42.operations import definition
 
-    definition(operation).implementations()
-    definition(operation).numerics()
+    definition(plan.operation).implementations()
+    definition(plan.operation).numerics()
+    kernels = any(map(is_ours, plan.implementations))
+    if kernels:
+        import_our_functions()
     importlib.import_module("cudadent42.stages.bench.measurement")
     importlib.import_module("cudadent42.stages.verify")
     from cudadent42.integrity.watch import Watch
 
-    return Watch()
+    # On a GPU the lab itself calls the driver by way of the kernels' package.
+    return Watch(kin, kernels=kernels or plan.device != "cpu" or bool(plan.versions))
 
 
 def _run(request: Request, channel: _Channel, watch: Watch) -> None:
@@ -163,5 +174,6 @@ def _run(request: Request, channel: _Channel, watch: Watch) -> None:
 if __name__ == "__main__":
     if len(sys.argv) > 4:
         branch_off(Trunk(*sys.argv[5:]), int(sys.argv[4]))  # ahead of any thread
-    tie_to_parent(int(sys.argv[3]))
-    serve(_Channel(int(sys.argv[1]), int(sys.argv[2])))
+    end_with_parent(int(sys.argv[3]), signal.SIGTERM)
+    own_keeper = go_below_keeper()
+    serve(_Channel(int(sys.argv[1]), int(sys.argv[2])), Kin(own_keeper))

@@ -13,7 +13,6 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -24,6 +23,7 @@ from types import TracebackType
 from typing import IO
 
 from cudadent42.base.errors import ExitCode, LabError
+from cudadent42.base.interpreter import module_command
 from cudadent42.base.serialise import dumps, loads
 from cudadent42.base.shown import message
 from cudadent42.model.events import (
@@ -73,6 +73,9 @@ _MOST_ERROR_LETTERS = 300
 """Of a stage's error: a candidate may have written it."""
 
 _KILL_WAIT_S = 10.0
+
+_KEEPER_WAIT_S = 2.0
+"""Longest time that the worker's keeper has for ending all."""
 
 _POLL_S = 0.5
 """Signals (Ctrl-C) are served at least this often."""
@@ -167,7 +170,7 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """Of the running process, if there is one."""
+        """Of the process that was started, if it runs: the keeper, whose child the worker is."""
         return self._process.pid if self._process else None
 
     def run(self, request: Request, on_event: OnEvent) -> None:
@@ -224,7 +227,7 @@ class Worker:
         environment = {**os.environ, MARK: self._mark}
         paths = [package_root, environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-        command = [sys.executable, "-X", "faulthandler", "-m", "cudadent42.worker.child"]
+        command = module_command("cudadent42.worker.child", "-X", "faulthandler")
         command += [str(write_fd), str(note_fd)]
         if self._sandbox is None:
             command.append(str(os.getpid()))
@@ -326,6 +329,9 @@ class Worker:
 
     @staticmethod
     def _kill(process: subprocess.Popen[bytes], mark: str, spared: Sequence[int]) -> None:
+        process.terminate()  # its keeper ends all that came of it
+        with suppress(subprocess.TimeoutExpired):  # it was stopped, or died
+            process.wait(_KEEPER_WAIT_S)
         end_all(process.pid, mark, runs=process.poll() is None, spared=spared)
         if process.stdin is not None:
             with suppress(BrokenPipeError):

@@ -1,10 +1,9 @@
 """The worker's processes, all of which end with it: what a candidate starts may outlive neither worker nor lab.
 
 A worker is killed by the kernel when its parent dies, even while it holds Python's lock or is stopped
-(``PR_SET_PDEATHSIG``). It takes in the processes below it whose parents are gone (``PR_SET_CHILD_SUBREAPER``), so
-that a daemon by double fork stays in its tree; prctl(2). A worker that dies by itself leaves them to the system; they
-are then told by a mark in the environment that they began with. Elsewhere than on Linux there is only the process
-group.
+(``PR_SET_PDEATHSIG``). What leaves its tree comes to its `keeper`, which takes in the processes below it whose parents
+are gone (``PR_SET_CHILD_SUBREAPER``); prctl(2). Where the keeper is killed as well, they are told by a mark in the
+environment that they began with. Elsewhere than on Linux there is only the process group.
 """
 
 from __future__ import annotations
@@ -28,12 +27,16 @@ _PROC = Path("/proc")
 
 
 def tie_to_parent(parent: int) -> None:
-    """Called by the worker: it ends with ``parent``, the process that started it."""
+    """It ends with ``parent``, the process that started it, and takes in orphans."""
+    adopt_orphans()
+    end_with_parent(parent)
+
+
+def end_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    """``by`` is sent to the caller when ``parent`` ends, which started it."""
     if sys.platform != "linux":
         return
-    prctl = ctypes.CDLL(None).prctl
-    prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), *[ctypes.c_ulong(0)] * 3)
-    adopt_orphans()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(by), *[ctypes.c_ulong(0)] * 3)
     if os.getppid() != parent:  # it was gone before it could be asked for
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -59,6 +62,17 @@ def end_all(worker: int, mark: str, *, runs: bool, spared: Collection[int] = ())
             break
     with suppress(ProcessLookupError):
         os.killpg(worker, signal.SIGKILL)
+
+
+def end_below(process: int) -> None:
+    """Kill all that is below it."""
+    for _ in range(_ROUNDS):
+        others = list(_below(process))
+        for other in others:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(other, signal.SIGKILL)
+        if not others:
+            break
 
 
 def _below(process: int) -> Iterator[int]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal, overload
 
 from cudadent42.base.errors import MachineNotReadyError
 from cudadent42.model.events import (
     LOADING,
+    RANDOM,
     WHILE_TIMING,
     BenchLog,
     BlockMeasured,
@@ -125,7 +127,41 @@ def _run(
         except LostError as error:
             request = _after_loss(request, error, losses, log, tell)
         else:
+            if not losses:
+                for doing in _not_judged(plan, log):
+                    tell(CaseVerified(_failed(doing, doing.input, ENDED_EARLY)))
             return log.report()
+
+
+ENDED_EARLY = "its event pipe was written to by others (the stage ended before its outputs were verified)"
+
+
+def _not_judged(plan: Plan, log: BuildLog | _VerifyLog | BenchLog) -> Iterator[Doing]:
+    """Of a stage that says it has ended: what it has left out, though no worker was lost and no reason given."""
+    if isinstance(log, BuildLog):
+        return
+    bench: BenchReport | None = None
+    if isinstance(log, BenchLog):
+        bench = log.report()
+        results: Sequence[VerifiedCase] = bench.rechecked
+    else:
+        results = log.cases
+    judged = {(each.case, each.implementation) for each in results}
+    excused = {each.case for each in bench.findings} if bench is not None else set()
+    timed = {(each.case, each.implementation) for each in bench.samples} if bench is not None else set()
+    reasons = log.report().skipped
+    trusted_names = trusted(plan)
+    for case in plan.cases:
+        for name in plan.implementations:
+            wanted = name not in trusted_names and (bench is None or (case.id, name) in timed)
+            keys = {case.id, name, f"{case.id}/{name}"}
+            if (
+                wanted
+                and (case.id, name) not in judged
+                and case.id not in excused
+                and not keys & reasons.keys()
+            ):
+                yield Doing(0, case.id, name, WHILE_TIMING if bench is not None else RANDOM)
 
 
 def _forged(event: BlockMeasured, again: bool, doing: Doing | None) -> str:

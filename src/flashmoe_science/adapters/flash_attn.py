@@ -81,6 +81,7 @@ def flash_attn_varlen_func(
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: Sequence[int] = (-1, -1),
+    attention_chunk: int = 0,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     s_aux: torch.Tensor | None = None,
@@ -118,6 +119,7 @@ def flash_attn_varlen_func(
         softmax_scale=softmax_scale,
         out=out,
         return_lse=True,
+        chunk=attention_chunk,
     )
     return (result[0], result[1].T) if return_attn_probs or return_softmax_lse else result[0]
 
@@ -139,6 +141,7 @@ def flash_attn_with_kvcache(
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: Sequence[int] = (-1, -1),
+    attention_chunk: int = 0,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
@@ -207,6 +210,7 @@ def flash_attn_with_kvcache(
         alibi_slopes=alibi_slopes,
         softmax_scale=softmax_scale,
         return_lse=True,
+        chunk=attention_chunk,
     )
     if cu_seqlens_q is None:
         output = output.view(batch, most, *output.shape[1:])

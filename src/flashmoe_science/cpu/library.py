@@ -19,6 +19,9 @@ KERNELS = (
     "attention_varlen",
     "moe_forward",
     "moe_backward",
+    "topk_routing",
+    "topk_routing_backward",
+    "paged_append",
     "peaks",
 )
 """Source files in kernels/cpu, without their ending."""
@@ -83,11 +86,31 @@ def measure_peaks() -> dict[str, float]:
     return measured
 
 
+def measure_reading(tensor: torch.Tensor) -> float:
+    """GB/s at which torch.get_num_threads() threads read this contiguous tensor once, in order, measured now.
+
+    Raises:
+        BuildError, DeviceError: as `build`.
+    """
+    library = host.load(host.build(SOURCES / "peaks.cpp", "peaks", host.choose_instruction_set()))
+    read = library.flashmoe_peak_read
+    read.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    read.restype = ctypes.c_double
+    rate: float = read(tensor.data_ptr(), tensor.numel() * tensor.element_size(), torch.get_num_threads())
+    return rate * 1e-9
+
+
 def load_function(
-    kernel: str, method: str, instruction_set: InstructionSet, macros: Mapping[str, int] | None = None
+    kernel: str,
+    method: str,
+    instruction_set: InstructionSet,
+    macros: Mapping[str, int] | None = None,
+    further_features: Sequence[str] = (),
 ) -> Callable[..., int]:
     """The PyMethodDef called ``method`` of a source file in kernels/cpu, as a built-in function."""
-    library = host.load(host.build(SOURCES / f"{kernel}.cpp", kernel, instruction_set, macros=macros))
+    source = SOURCES / f"{kernel}.cpp"
+    build = host.build(source, kernel, instruction_set, macros=macros, further_features=further_features)
+    library = host.load(build)
     address = ctypes.addressof(ctypes.c_char.in_dll(library, method))
     new_function = ctypes.pythonapi.PyCFunction_NewEx
     new_function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]

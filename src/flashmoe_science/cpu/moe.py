@@ -1,4 +1,4 @@
-"""The mixture of experts on the CPU: the kernel in kernels/cpu, compiled at first use, and routing.
+"""The mixture of experts on the CPU: the kernel in kernels/cpu, compiled at first use.
 
 What depends only on shapes and types (checks, the kernel for this dtype) is done once and kept as a plan, as for
 attention (`flashmoe_science.cpu.attention`).
@@ -19,12 +19,9 @@ from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.moe_arguments import (
     ACTIVATION_CODES,
-    RENORMALIZE_FLOOR,
     Activation,
-    Scores,
     W13Layout,
     check_moe_arguments,
-    check_topk_arguments,
     reject_overlap,
     reject_unrecorded,
 )
@@ -34,7 +31,7 @@ _MAX_PLANS = 4096
 
 
 class Problem(ctypes.Structure):
-    """MoeProblem of moe_forward.cpp."""
+    """MoeProblem of moe_job.h."""
 
     _fields_ = (
         ("element_type", ctypes.c_int64),
@@ -76,6 +73,8 @@ def forward(
     activation: Activation = Activation.SILU,
     w13_layout: W13Layout = W13Layout.CONCAT,
     out: torch.Tensor | None = None,
+    w13_bias: torch.Tensor | None = None,
+    w2_bias: torch.Tensor | None = None,
     z: torch.Tensor | None = None,
     instruction_set: InstructionSet | None = None,
 ) -> torch.Tensor:
@@ -88,13 +87,15 @@ def forward(
     """
     tensors = (hidden_states, w13, w2, topk_weights, topk_ids)
     try:
-        signature = (
+        signature: tuple[object, ...] = (
             *(tensor.shape for tensor in tensors),
             *(tensor.dtype for tensor in tensors),
             activation,
             w13_layout,
             instruction_set,
         )
+        if w13_bias is not None or w2_bias is not None:
+            signature = (*signature, _of_bias(w13_bias), _of_bias(w2_bias))
         plan = _plans.get(signature)
         usual = (
             out is None
@@ -107,13 +108,15 @@ def forward(
             and w2.is_cpu
             and topk_weights.is_cpu
             and topk_ids.is_cpu
+            and (w13_bias is None or (w13_bias.is_contiguous() and w13_bias.is_cpu))
+            and (w2_bias is None or (w2_bias.is_contiguous() and w2_bias.is_cpu))
         )
     except (AttributeError, TypeError, RuntimeError):
         # Not tensors, or not dense ones: the checks say which.
-        check_moe_arguments(*tensors, activation, out)
+        check_moe_arguments(*tensors, activation, out, w13_bias, w2_bias)
         raise
     if plan is None or not usual:
-        check_moe_arguments(*tensors, activation, out)
+        check_moe_arguments(*tensors, activation, out, w13_bias, w2_bias)
         if plan is None:
             plan = _make_plan(signature, hidden_states, w2, topk_ids, activation, w13_layout, instruction_set)
     # Spelled out: a generator takes longer than what it asks.
@@ -127,6 +130,9 @@ def forward(
         reject_unrecorded(
             hidden_states=hidden_states, w13=w13, w2=w2, topk_weights=topk_weights, topk_ids=topk_ids
         )
+    for name, bias in (("w13_bias", w13_bias), ("w2_bias", w2_bias)):
+        if bias is not None and bias.requires_grad:
+            reject_unrecorded(**{name: bias})
     if out is None:
         out = allocate(plan.out_shape, plan.out_strides, hidden_states.dtype)
     else:
@@ -141,6 +147,8 @@ def forward(
         out.data_ptr(),
         0,
         0,
+        0 if w13_bias is None else w13_bias.data_ptr(),
+        0 if w2_bias is None else w2_bias.data_ptr(),
         0 if z is None else z.data_ptr(),
         torch.get_num_threads(),
     ):
@@ -155,12 +163,18 @@ def forward(
     return out
 
 
+def _of_bias(bias: torch.Tensor | None) -> object:
+    """What of it a plan was checked for."""
+    return None if bias is None else (bias.shape, bias.dtype)
+
+
 def project(
     hidden_states: torch.Tensor,
     w13: torch.Tensor,
     w2: torch.Tensor,
     topk_weights: torch.Tensor,
     topk_ids: torch.Tensor,
+    w13_bias: torch.Tensor | None,
     *,
     activation: Activation,
     w13_layout: W13Layout,
@@ -180,43 +194,12 @@ def project(
         plan = _make_plan(signature, hidden_states, w2, topk_ids, activation, w13_layout, instruction_set)
     z = torch.empty((topk_ids.numel(), w13.shape[1]), dtype=hidden_states.dtype, device=CPU)
     addresses = (tensor.data_ptr() for tensor in tensors)
-    if plan.launch(plan.address, *addresses, 0, 0, 0, z.data_ptr(), torch.get_num_threads()):
+    bias = 0 if w13_bias is None else w13_bias.data_ptr()
+    if plan.launch(plan.address, *addresses, 0, 0, 0, bias, 0, z.data_ptr(), torch.get_num_threads()):
         reject_without_memory(
             hidden_states=hidden_states, w13=w13, w2=w2, topk_weights=topk_weights, topk_ids=topk_ids
         )
     return z
-
-
-def topk(
-    logits: torch.Tensor,
-    k: int,
-    *,
-    scores: Scores = Scores.SOFTMAX,
-    renormalize: bool = True,
-    correction_bias: torch.Tensor | None = None,
-    scaling_factor: float = 1.0,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`flashmoe_science.topk_routing` in PyTorch's operations, on any device; arguments and results as there."""
-    check_topk_arguments(logits, k, renormalize, correction_bias, scaling_factor)
-    reject_without_memory(logits=logits)
-    exact = logits.float()
-    score = exact.softmax(dim=-1) if scores is Scores.SOFTMAX else exact.sigmoid()
-    rank = exact if correction_bias is None else score + correction_bias
-    ids = _largest(rank, k)
-    weights = score.gather(1, ids)
-    if renormalize:
-        weights = weights / (weights.sum(dim=-1, keepdim=True) + RENORMALIZE_FLOOR)
-    return weights * scaling_factor, ids.to(torch.int32)
-
-
-def _largest(values: torch.Tensor, k: int) -> torch.Tensor:
-    """Places of the k largest of each row, the larger first, then the lower place; NaN is below every number."""
-    unknown = values.isnan()
-    order = torch.sort(values.masked_fill(unknown, -torch.inf), dim=-1, descending=True, stable=True).indices
-    if bool(unknown.any()):
-        last = torch.sort(unknown.gather(1, order).to(torch.int8), dim=-1, stable=True).indices
-        order = order.gather(1, last)
-    return order[:, :k]
 
 
 def _make_plan(

@@ -14,7 +14,7 @@ from flashmoe_science.cpu.library import CPU, ELEMENT_TYPES, load_function
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.moe_arguments import ACTIVATION_CODES, Activation, W13Layout
-from flashmoe_science.moe_gradients import MoeGradients, MoeNeeds
+from flashmoe_science.moe_gradients import MoeGradients, MoeNeeds, MoeTensors
 
 
 class _Problem(ctypes.Structure):
@@ -43,14 +43,8 @@ class _Tensors(ctypes.Structure):
 
 def backward(
     grad_output: torch.Tensor,
-    hidden_states: torch.Tensor,
-    w13: torch.Tensor,
-    w2: torch.Tensor,
-    topk_weights: torch.Tensor,
-    topk_ids: torch.Tensor,
+    tensors: MoeTensors,
     z: torch.Tensor | None,
-    w13_bias: torch.Tensor | None,
-    w2_bias: torch.Tensor | None,
     *,
     activation: Activation,
     w13_layout: W13Layout,
@@ -71,17 +65,12 @@ def backward(
     """
     if grad_output.stride(1) != 1:
         grad_output = grad_output.contiguous()
-    # Tensors that hooks saved and restored need not have the forward's strides.
-    hidden_states, w13, w2, topk_weights, topk_ids = (
-        tensor.contiguous() for tensor in (hidden_states, w13, w2, topk_weights, topk_ids)
-    )
+    given = tensors.contiguous()
+    hidden_states, w13, w2, topk_weights, topk_ids, w13_bias, w2_bias = given
     if z is None:
         z = moe.project(
-            hidden_states,
-            w13,
-            w2,
-            topk_weights,
-            topk_ids,
+            *given.five,
+            w13_bias,
             activation=activation,
             w13_layout=w13_layout,
             instruction_set=instruction_set,
@@ -110,12 +99,12 @@ def backward(
         ids64=topk_ids.dtype == torch.int64,
         grad_output_row=grad_output.stride(0) * grad_output.element_size(),
     )
-    tensors = _Tensors(
+    addresses = _Tensors(
         *(tensor.data_ptr() for tensor in (grad_output, hidden_states, w13, w2, topk_weights, topk_ids, z)),
         *(None if tensor is None else tensor.data_ptr() for tensor in (w2_bias, *gradients)),
     )
     launch = _load(instruction_set or host.choose_instruction_set())
-    if launch(ctypes.addressof(problem), ctypes.addressof(tensors), torch.get_num_threads()):
+    if launch(ctypes.addressof(problem), ctypes.addressof(addresses), torch.get_num_threads()):
         reject_without_memory(
             grad_output=grad_output,
             hidden_states=hidden_states,

@@ -89,6 +89,8 @@ def forward(
         w13_scales.data_ptr(),
         w2_scales.data_ptr(),
         0,
+        0,
+        0,
         torch.get_num_threads(),
     ):
         reject_without_memory(**named, output=out)
@@ -132,6 +134,17 @@ def _make_plan(
     return _Plan(launch, ctypes.addressof(problem), problem)
 
 
+def further_features(instruction_set: InstructionSet, bits: int) -> tuple[str, ...]:
+    """CPU features that the code for weights of so many bits takes besides those of the instruction set."""
+    return host.integer_dot_products(instruction_set) if bits == 4 else ()
+
+
 @functools.cache
 def _load(instruction_set: InstructionSet, bits: int) -> Callable[..., int]:
-    return load_function("moe_forward", "flashmoe_moe_method", instruction_set, {"WEIGHT_BITS": bits})
+    return load_function(
+        "moe_forward",
+        "flashmoe_moe_method",
+        instruction_set,
+        {"WEIGHT_BITS": bits},
+        further_features(instruction_set, bits),
+    )

@@ -14,6 +14,7 @@ from flashmoe_science.cpu.library import ELEMENT_TYPES, load_function
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
+from flashmoe_science.varlen import dequantized
 from flashmoe_science.varlen.problem import Problem, Run, Sizes, Tensors
 
 __all__ = ["prepare"]
@@ -36,6 +37,7 @@ class _Problem(ctypes.Structure):
         ("window_left", ctypes.c_int64),
         ("window_right", ctypes.c_int64),
         ("split_keys", ctypes.c_int64),
+        ("chunk", ctypes.c_int64),
         ("softmax_scale", ctypes.c_double),
         ("softcap", ctypes.c_double),
     )
@@ -56,6 +58,7 @@ class _Call(ctypes.Structure):
         ("seqused_k", ctypes.c_void_p),
         ("sinks", ctypes.c_void_p),
         ("alibi_slopes", ctypes.c_void_p),
+        ("tree_mask", ctypes.c_void_p),
         ("batch", ctypes.c_int64),
         ("tokens", ctypes.c_int64),
         ("keys", ctypes.c_int64),
@@ -84,6 +87,10 @@ def prepare(problem: Problem, device: torch.device, instruction_set: Instruction
     Args:
         instruction_set: run the code for this one; the CPU's best unless given.
     """
+    if problem.quantized is not None:
+        return dequantized.prepare(
+            problem, torch.float32, lambda wide: prepare(wide, device, instruction_set)
+        )
     size = problem.dtype.itemsize
     native = _Problem(
         element_type=ELEMENT_TYPES[problem.dtype],
@@ -99,6 +106,7 @@ def prepare(problem: Problem, device: torch.device, instruction_set: Instruction
         window_left=problem.window_left,
         window_right=problem.window_right,
         split_keys=problem.split_keys,
+        chunk=problem.chunk,
         softmax_scale=problem.softmax_scale,
         softcap=problem.softcap,
     )
@@ -106,20 +114,21 @@ def prepare(problem: Problem, device: torch.device, instruction_set: Instruction
 
     def run(tensors: Tensors, sizes: Sizes) -> None:
         query, key, value, output, lse, cu_seqlens_q, cu_seqlens_k, block_table, seqused_k, sinks, slopes = (
-            tensors
+            tensors[:11]
         )
         call = _Call(
             query.data_ptr(),
             key.data_ptr(),
             value.data_ptr(),
             output.data_ptr(),
-            _address(lse),
+            _address("lse", lse),
             cu_seqlens_q.data_ptr(),
-            _address(cu_seqlens_k),
-            _address(block_table),
-            _address(seqused_k),
-            _address(sinks),
-            _address(slopes),
+            _address("cu_seqlens_k", cu_seqlens_k),
+            _address("block_table", block_table),
+            _address("seqused_k", seqused_k),
+            _address("sinks", sinks),
+            _address("alibi_slopes", slopes),
+            _address("tree_mask", tensors.tree_mask),
             sizes.batch,
             query.shape[0],
             key.shape[0],
@@ -134,8 +143,14 @@ def prepare(problem: Problem, device: torch.device, instruction_set: Instruction
     return run
 
 
-def _address(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def _address(name: str, tensor: torch.Tensor | None) -> int | None:
+    """None where nothing is given. Raises InputError for a tensor without memory: the kernel would take it for that."""
+    if tensor is None:
+        return None
+    address = tensor.data_ptr()
+    if not address:
+        reject_without_memory(**{name: tensor})
+    return address
 
 
 def _refuse(status: _Status, call: _Call, tensors: Tensors) -> None:

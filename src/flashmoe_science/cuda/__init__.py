@@ -1,8 +1,4 @@
 """The CUDA backend: choose a kernel and its configuration, compile it if need be, launch it.
 
-A folder an operation (`attention`, `moe`); what they share stands beside them.
+A folder an operation (`attention`, `moe`, `varlen`); what they share stands beside them. `build` compiles all of them.
 """
-
-from flashmoe_science.cuda.build import build, kernels
-
-__all__ = ["build", "kernels"]

@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from flashmoe_science.cuda import attention, moe, varlen
+from flashmoe_science.cuda import attention, moe, rotation, varlen
+from flashmoe_science.cuda.varlen import append
 from flashmoe_science.jit.cache import CompileCache, default_cache
 from flashmoe_science.jit.limits import base_architecture
 from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel
@@ -22,6 +23,7 @@ def kernels(architectures: Iterable[str]) -> list[CudaKernel]:
         *varlen_kernels(names),
         *moe_kernels(names),
         *moe_gradient_kernels(names),
+        *_kernels(rotation.kernels, names),
     ]
 
 
@@ -36,8 +38,11 @@ def attention_gradient_kernels(architectures: Iterable[str]) -> list[CudaKernel]
 
 
 def varlen_kernels(architectures: Iterable[str]) -> list[CudaKernel]:
-    """Those of attention over sequences of any lengths that common calls take; others compile at their first call."""
-    return _kernels(varlen.kernels, architectures)
+    """Those of attention over sequences of any lengths that common calls take, and of their cache; others compile at
+    their first call.
+    """
+    names = list(architectures)
+    return [*_kernels(varlen.kernels, names), *_kernels(append.kernels, names)]
 
 
 def moe_kernels(architectures: Iterable[str]) -> list[CudaKernel]:

@@ -6,7 +6,7 @@ import ctypes
 import functools
 import threading
 
-from flashmoe_science.errors import BuildError, DeviceError, KernelDefectError
+from flashmoe_science.errors import BuildError, CaptureError, DeviceError, KernelDefectError
 from flashmoe_science.jit.cache import read_artifact
 from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel
 
@@ -70,8 +70,8 @@ def load(kernel: CudaKernel, device: int, capturing: bool, *, allow_defects: boo
 
     Raises:
         KernelDefectError: the kernel has such a defect.
-        DeviceError: there is no driver or no NVRTC, or the kernel is not loaded and a graph is being
-        captured.
+        DeviceError: there is no driver or no NVRTC.
+        CaptureError: the kernel is not loaded and a graph is being captured.
         BuildError: the kernel does not compile, or the driver refuses the cubin.
     """
     text = f"{kernel.directory}/{kernel.source}:{kernel.architecture}:{kernel.label}"
@@ -82,7 +82,7 @@ def load(kernel: CudaKernel, device: int, capturing: bool, *, allow_defects: boo
     if function is not None:
         return function
     if capturing:
-        raise DeviceError(
+        raise CaptureError(
             f"{kernel.label} is not loaded yet, and kernels cannot be loaded while a CUDA graph is captured; "
             "call the function once with these shapes before capturing"
         )

@@ -7,6 +7,7 @@ Python integers costs more than the launch itself.
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ class Launcher:
     The buffer is read during the call, so each thread needs a launcher of its own.
     """
 
-    __slots__ = ("buffer", "config", "start", "start_at")
+    __slots__ = ("again", "arguments", "buffer", "config", "entry", "function", "start", "start_at", "twin")
 
     def __init__(
         self,
@@ -82,10 +83,16 @@ class Launcher:
             attributes=ctypes.pointer(attribute),
             attribute_count=int(dependent),
         )
+        self.arguments, self.function = arguments, function
+        """What the driver is passed beside the configuration: an array of the buffer's address, and the kernel."""
+        self.twin = functools.partial(Launcher, function, grid, kernel, argument_bytes, dependent=dependent)
+        """Makes another one, with a buffer of its own."""
         self.config = config
-        """Its ``grid`` may be changed between launches."""
+        """Its ``grid`` and ``stream`` may be changed between launches."""
         # A closure: its names are looked up faster than attributes, and it is called without a bound method.
         launch, reference = library().cuLaunchKernelEx, ctypes.byref(config)
+        self.entry = launch
+        """The driver's function."""
 
         def start(stream: int) -> None:
             config.stream = stream
@@ -104,6 +111,8 @@ class Launcher:
 
         self.start = start
         """Launches on a raw stream handle."""
+        self.again: Callable[[], int] = functools.partial(launch, reference, function, arguments, None)
+        """Launches on the configuration's stream; the driver's status, see `driver.check`. No frame of Python."""
         self.start_at = start_at
         """Writes five addresses to the head of the argument, then launches: a `Launch`. For kernels whose argument
         begins so; in one frame, because every call of attention goes through it. See `addressed` for other numbers.
@@ -136,3 +145,13 @@ def _aligned_buffer(size: int, alignment: int) -> ctypes.Array[ctypes.c_char]:
     storage = ctypes.create_string_buffer(size + alignment)
     start = -ctypes.addressof(storage) % alignment
     return (ctypes.c_char * size).from_buffer(storage, start)
+
+
+def launch_at(launcher: Launcher, addresses: struct.Struct) -> Callable[..., None]:
+    """Launches take the addresses that the kernel's parameters begin with, and the stream."""
+
+    def launch(*addresses_and_stream: int) -> None:
+        addresses.pack_into(launcher.buffer, 0, *addresses_and_stream[:-1])
+        launcher.start(addresses_and_stream[-1])
+
+    return launch

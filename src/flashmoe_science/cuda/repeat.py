@@ -44,6 +44,17 @@ def matcher(*tensors: torch.Tensor, under_no_grad: bool = False) -> Matches:
     Args:
         under_no_grad: it is only asked where nothing is recorded, so those may require a gradient that did.
     """
+    check = dense_matcher(*tensors, under_no_grad=under_no_grad)
+    if check is never:
+        return never
+    return _of_three(check) if len(tensors) == 3 else _without_nested(check)
+
+
+def dense_matcher(*tensors: torch.Tensor, under_no_grad: bool = False) -> Matches:
+    """`matcher` for tensors of which whoever asks knows that none `is_nested`.
+
+    PyTorch's check asks for strides first, and where a nested tensor has none that ends the process.
+    """
     guards = _tensor_guards()
     # Tensors that require a gradient may only be used under no_grad(), which the check does not look at.
     if guards is None or (not under_no_grad and any(tensor.requires_grad for tensor in tensors)):
@@ -55,6 +66,33 @@ def matcher(*tensors: torch.Tensor, under_no_grad: bool = False) -> Matches:
         dtype, dtype_of = torch.get_autocast_dtype(kind), torch.get_autocast_dtype
         return lambda *tensors: check(*tensors) and dtype_of(kind) is dtype
     return check
+
+
+def _without_nested(check: Matches) -> Matches:
+    def like(*tensors: torch.Tensor) -> bool:
+        try:
+            for tensor in tensors:
+                if tensor.is_nested:
+                    return False
+        except AttributeError:  # no tensor
+            return False
+        return check(*tensors)
+
+    return like
+
+
+def _of_three(check: Matches) -> Matches:
+    """The same without a loop, and without tuples of arguments."""
+
+    def like(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+        try:
+            if query.is_nested or key.is_nested or value.is_nested:
+                return False
+        except AttributeError:  # no tensor
+            return False
+        return check(query, key, value)
+
+    return like
 
 
 @functools.cache

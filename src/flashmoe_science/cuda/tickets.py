@@ -10,16 +10,22 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 
 import torch
 
 from flashmoe_science.configs.attention import decode
 from flashmoe_science.configs.attention.small import MOST_ARRIVALS
+from flashmoe_science.cuda.kept import kept
 
 _TICKETS = 1 << 16
 _ARRIVALS = 1 << 17
 _PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD: one handle, another stream in every thread
-_is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)  # missing from CPU builds of torch
+# Missing from CPU builds of torch.
+is_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
+"""Whether the current stream is being captured in a CUDA graph. The default stream, whose handle is 0, never is: with
+its handle there is no need to ask, which takes half a microsecond.
+"""
 
 
 class _OfThread(threading.local):
@@ -41,35 +47,38 @@ class TicketPool:
             most: how many a launch may take; a stream keeps so many.
         """
         self._counters = counters
+        self._size = len(counters)
         self._most = most
         self._lock = threading.Lock()
         self._taken = 0
         self._of_stream: dict[int, int] = {}
         self._of_thread = _OfThread()
         self._more: list[torch.Tensor] = []
+        self.is_scarce = False
+        """Whether `reserve` would take new ones."""
 
     def reserve(self) -> None:
         """Have enough for the graphs that are captured next: half as many as at first. Waits for the current stream if
         that takes new ones; not while it is being captured.
         """
-        size = len(self._counters)
-        if 2 * (size - self._taken) >= size:
+        if not self.is_scarce:
             return
-        fresh = self._allocate(size)
-        if fresh.is_cuda:
-            torch.cuda.current_stream(fresh.device).synchronize()  # other streams may use them at once
+        size = self._size
+        fresh = zeros_to_keep(size, self._counters.device)
         with self._lock:
             self._more.append(self._counters)
-            self._counters, self._taken = fresh, 0
+            self._counters, self._taken, self.is_scarce = fresh, 0, False
 
     def take(self, stream: int, count: int = 1) -> int:
         """The address of the `count` counters for a launch on this stream, PyTorch's current one (a raw handle).
 
         The launch must be the next that is done on the stream.
         """
-        if _is_capturing is not None and _is_capturing():
+        if stream and is_capturing():
             address = self._unused(count)
-            return self._allocate(count).data_ptr() if address is None else address
+            if address is None:
+                address = torch.zeros(count, dtype=torch.int32, device=self._counters.device).data_ptr()
+            return address
         if stream == _PER_THREAD_STREAM:
             address = self._of_thread.address
             if address is None:
@@ -87,18 +96,28 @@ class TicketPool:
             if first + count > len(counters):
                 return None
             self._taken = first + count
+            self.is_scarce = 2 * (self._size - self._taken) < self._size
         return counters.data_ptr() + first * counters.element_size()
 
     def _new(self) -> int:
         address = self._unused(self._most)
         if address is None:
-            counters = self._allocate(self._most)
+            counters = zeros_to_keep(self._most, self._counters.device)
             self._more.append(counters)
             address = counters.data_ptr()
         return address
 
-    def _allocate(self, count: int) -> torch.Tensor:
-        return torch.zeros(count, dtype=torch.int32, device=self._counters.device)
+
+def zeros_to_keep(count: int, device: torch.device | str) -> torch.Tensor:
+    """Zeros (count) int32 that outlive the call, ready for work on every stream."""
+
+    def make() -> torch.Tensor:
+        zeros = torch.zeros(count, dtype=torch.int32, device=device)
+        if zeros.is_cuda:
+            torch.cuda.current_stream(zeros.device).synchronize()  # other streams may use them at once
+        return zeros
+
+    return kept(make)
 
 
 _lock = threading.Lock()
@@ -106,9 +125,7 @@ _lock = threading.Lock()
 
 @functools.cache
 def _pool(device: int, counters: int, most: int) -> TicketPool:
-    zeros = torch.zeros(counters, dtype=torch.int32, device=f"cuda:{device}")
-    torch.cuda.current_stream(device).synchronize()  # other streams may use them at once
-    return TicketPool(zeros, most)
+    return TicketPool(zeros_to_keep(counters, f"cuda:{device}"), most)
 
 
 def ticket_pool(device: int) -> TicketPool:

@@ -6,13 +6,16 @@ the library's own implementations; `flashmoe_science.report` says which and why.
 """
 
 from flashmoe_science.errors import InputError
+from flashmoe_science.huggingface.version import OLDEST, reject_older
 from flashmoe_science.jit.requirements import install_command
 
 try:
-    import transformers.integrations.moe  # noqa: F401 there since transformers 5
+    import transformers.integrations.moe  # there since transformers 5
+
+    reject_older(transformers.__version__)
 except ImportError as error:
     raise InputError(
-        f"transformers 5 cannot be imported ({error}); on Python 3.11 or newer, install it with: "
+        f"transformers {OLDEST} or newer cannot be imported ({error}); on Python 3.11 or newer, install it with: "
         f"{install_command('transformers')}"
     ) from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,11 @@ from transformers import PreTrainedModel
 
 from flashmoe_science.arguments import HEAD_DIM_STEP, MAX_HEAD_DIM
 from flashmoe_science.errors import InputError
-from flashmoe_science.huggingface.experts import activation_of, why_not_weights
+from flashmoe_science.huggingface import norms as rms_norms
+from flashmoe_science.huggingface import rotations as rotary
 from flashmoe_science.huggingface.registration import IMPLEMENTATION
+from flashmoe_science.huggingface.routers import take
+from flashmoe_science.huggingface.weights import TRANSPOSED, holds_experts, layer_of, turn
 from flashmoe_science.takeover.availability import why_no_expert_gradients
 
 
@@ -23,24 +27,40 @@ class Acceleration:
     """Classes of the models, parts of models among them, whose attention goes to the kernels."""
     experts: tuple[str, ...]
     """Classes of the mixtures whose experts do."""
+    routers: tuple[str, ...]
+    """Classes of the routers whose choice of experts does, where the tokens are on a GPU."""
+    norms: tuple[str, ...]
+    """Classes of the RMS norms that go to PyTorch's kernel, where their input is on a GPU."""
+    rotations: tuple[str, ...]
+    """Classes of the layers whose rotation of queries and keys goes to the kernel, where these are on a GPU."""
     left: tuple[tuple[str, str], ...]
     """What stays with the library's own implementation, and why. A class can also be above, if only some calls stay."""
 
     def __str__(self) -> str:
         lines = [f"attention of {name}: taken" for name in self.attention]
         lines += [f"experts of {name}: taken" for name in self.experts]
+        lines += [f"choice of {name}: taken on GPUs" for name in self.routers]
+        lines += [f"{name}: taken on GPUs" for name in self.norms]
+        lines += [f"rotation of {name}: taken on GPUs" for name in self.rotations]
         lines += [f"{name}: left, {reason}" for name, reason in self.left]
         return "\n".join(lines)
 
 
-def accelerate(model: Any) -> Acceleration:
-    """Give a transformers model the kernels for attention and experts, as far as they go.
+def accelerate(model: Any, *, norms: bool = True, rotations: bool = True) -> Acceleration:
+    """Give a transformers model the kernels for attention and experts, and one for each RMS norm and rotation.
 
     The model is changed in place; ``model.set_attn_implementation("sdpa")`` and
     ``model.set_experts_implementation("grouped_mm")`` undo it. Training, generation, PEFT and Trainer need no more.
+    Where a mixture's experts are taken, so is its router's softmax and choice, which names alone do not reach. Beside
+    attention or experts that are taken, RMS norms on a GPU are PyTorch's one kernel (`torch.nn.functional.rms_norm`),
+    where the library runs eight, and queries and keys are turned by their positions in one kernel, where it runs ten.
+    Both round less often. Under torch.compile, which fuses them, both stay as they are. Weights that a model holds
+    transposed (GPT-OSS) get other strides, once; their shapes and numbers stay.
 
     Args:
         model: a ``transformers.PreTrainedModel``.
+        norms: False leaves RMS norms to the library, or gives them back to it.
+        rotations: False leaves rotations to it, or gives them back.
 
     Raises:
         InputError: it is no such model.
@@ -53,7 +73,17 @@ def accelerate(model: Any) -> Acceleration:
     left: dict[tuple[str, str], None] = {}
     attention = _set_attention(model, left)
     experts = _set_experts(model, left)
-    return Acceleration(tuple(attention), tuple(experts), tuple(left))
+    routers = _set_routers(model, experts, left)
+    for module in model.modules():
+        if not norms:
+            rms_norms.give_back(module)
+        if not rotations:
+            rotary.give_back(module)
+    normed = _set_norms(model, left) if norms and (attention or experts) else {}
+    rotated = _set_rotations(model, left) if rotations and (attention or experts) else {}
+    return Acceleration(
+        tuple(attention), tuple(experts), tuple(routers), tuple(normed), tuple(rotated), tuple(left)
+    )
 
 
 def _set_attention(model: PreTrainedModel, left: dict[tuple[str, str], None]) -> dict[str, None]:
@@ -118,20 +148,81 @@ def _notes(layer: torch.nn.Module) -> list[str]:
 
 
 def _set_experts(model: PreTrainedModel, left: dict[tuple[str, str], None]) -> dict[str, None]:
-    mixtures = [each for each in model.modules() if hasattr(each, "_is_expert_parallel")]
+    mixtures = [each for each in model.modules() if holds_experts(each)]
     taken: dict[str, None] = {}
     for experts in mixtures:
-        reason = why_not_weights(experts)
-        if reason is not None:
-            left[type(experts).__name__, reason] = None
-        else:
-            taken[type(experts).__name__] = None
-            activation = activation_of(experts)
-            assert activation is not None  # else it was left
-            weight = experts.down_proj
-            lacking = why_no_expert_gradients(weight.device.type, weight.dtype, activation)
-            if lacking is not None:
-                left[type(experts).__name__, f"where a gradient is needed: {lacking}"] = None
+        name = type(experts).__name__
+        layer = layer_of(experts)
+        if layer == TRANSPOSED:
+            layer = turn(experts) or layer_of(experts)
+        if isinstance(layer, str):
+            left[name, layer] = None
+            continue
+        taken[name] = None
+        lacking = why_no_expert_gradients(
+            layer.w13.device.type, layer.w13.dtype, layer.activation, layer.layout
+        )
+        if lacking is not None:
+            left[name, f"where a gradient is needed: {lacking}"] = None
     if taken:
         model.set_experts_implementation(IMPLEMENTATION)
     return taken
+
+
+def _set_routers(
+    model: PreTrainedModel, experts: dict[str, None], left: dict[tuple[str, str], None]
+) -> dict[str, None]:
+    """Those that stand beside experts that were taken."""
+    taken: dict[str, None] = {}
+    for block in model.modules():
+        children = list(block.children())
+        mixture = next((child for child in children if type(child).__name__ in experts), None)
+        router = next((child for child in children if type(child).__name__.lower().endswith("router")), None)
+        if mixture is None or router is None:
+            continue
+        name = type(router).__name__
+        reason = take(router, mixture, IMPLEMENTATION)
+        if reason is None:
+            taken[name] = None
+        else:
+            left[name, reason] = None
+    return taken
+
+
+def _set_norms(model: PreTrainedModel, left: dict[tuple[str, str], None]) -> dict[str, None]:
+    taken: dict[str, None] = {}
+    alike: dict[rms_norms.Kind, bool] = {}
+    for part, norm in _with_parts(model, model):
+        if not rms_norms.is_norm(norm):
+            continue
+        name = type(norm).__name__
+        reason = rms_norms.take(norm, part.config, IMPLEMENTATION, alike=alike)
+        if reason is None:
+            taken[name] = None
+        else:
+            left[name, reason] = None
+    return taken
+
+
+def _set_rotations(model: PreTrainedModel, left: dict[tuple[str, str], None]) -> dict[str, None]:
+    taken: dict[str, None] = {}
+    for part, layer in _with_parts(model, model):
+        if not rotary.rotates(layer):
+            continue
+        name = type(layer).__name__
+        reason = rotary.take(layer, part.config, IMPLEMENTATION)
+        if reason is None:
+            taken[name] = None
+        else:
+            left[f"rotation of {name}", reason] = None
+    return taken
+
+
+def _with_parts(
+    module: torch.nn.Module, part: PreTrainedModel
+) -> Iterator[tuple[PreTrainedModel, torch.nn.Module]]:
+    """Every module, and the innermost model that it belongs to."""
+    part = module if isinstance(module, PreTrainedModel) else part
+    yield part, module
+    for child in module.children():
+        yield from _with_parts(child, part)

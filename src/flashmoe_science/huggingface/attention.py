@@ -16,7 +16,6 @@ Forward = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
 _ONLY_EAGER = {"softcap": "scores with a soft cap", "s_aux": "attention sinks"}
 """Arguments that the library's SDPA has not, and what they are."""
-_ONLY_SDPA = {"position_bias": "a bias of positions", "cache": "a paged cache"}
 
 
 def attention_forward(
@@ -41,15 +40,17 @@ def attention_forward(
     Returns:
         (batch, seqlen_q, heads, head_dim), contiguous; and None, or weights from a model's own eager attention.
     """
-    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-    for name, what in _ONLY_EAGER.items():
-        if kwargs.get(name) is not None:
-            count(Entry.HUGGING_FACE_ATTENTION, what)
-            return _eager(module, query, key, value, attention_mask, dropout, scaling, causal, kwargs)
-    result: torch.Tensor | str | None = next(
-        (what for name, what in _ONLY_SDPA.items() if kwargs.get(name) is not None), None
-    )
-    if result is None:
+    if "softcap" in kwargs or "s_aux" in kwargs:
+        for name, what in _ONLY_EAGER.items():
+            if kwargs.get(name) is not None:
+                count(Entry.HUGGING_FACE_ATTENTION, what)
+                return _eager(module, query, key, value, attention_mask, dropout, scaling, is_causal, kwargs)
+    result: torch.Tensor | str
+    if kwargs.get("position_bias") is not None:
+        result = "a bias of positions"
+    elif kwargs.get("cache") is not None:
+        result = "a paged cache"
+    else:
         result = attempt(
             query,
             key,
@@ -57,7 +58,7 @@ def attention_forward(
             attn_mask=attention_mask,
             dropout_p=dropout,
             # One query sees all keys there are: those of a decode step.
-            is_causal=bool(query.shape[2] > 1 and attention_mask is None and causal),
+            is_causal=attention_mask is None and query.shape[2] > 1 and _is_causal(module, is_causal),
             scale=scaling,
             grouped=True,
         )
@@ -87,12 +88,12 @@ def _eager(
     mask: torch.Tensor | None,
     dropout: float,
     scaling: float | None,
-    causal: bool,
+    is_causal: bool | None,
     kwargs: dict[str, Any],
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The eager attention of the model's own file, whose mask is one that is added."""
     seqlen_q, seqlen_k = query.shape[2], key.shape[2]
-    if mask is None and causal and seqlen_q > 1:
+    if mask is None and seqlen_q > 1 and _is_causal(module, is_causal):
         rows = torch.arange(seqlen_q, dtype=torch.int64, device=query.device)[:, None]
         mask = rows >= torch.arange(seqlen_k, dtype=torch.int64, device=query.device)
         mask = mask[None, None]
@@ -102,6 +103,10 @@ def _eager(
     return eager_forward(type(module))(
         module, query, key, value, mask, scaling=scaling, dropout=dropout, **kwargs
     )
+
+
+def _is_causal(module: torch.nn.Module, argument: bool | None) -> bool:
+    return bool(getattr(module, "is_causal", True) if argument is None else argument)
 
 
 def eager_forward(layer: type[torch.nn.Module]) -> Forward:

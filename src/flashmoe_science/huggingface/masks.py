@@ -22,7 +22,8 @@ def attention_mask(
     """The contract of ``transformers.AttentionMaskInterface``: what the library's ``sdpa_mask`` gives.
 
     Masks of padding alone are expanded and not written out, so that `takeover.masks.key_ranges` knows them by their
-    strides. The others are the library's: None where attention is full or plainly causal.
+    strides. Under torch.compile a token alone has none: all of the library's own functions show it to itself. The
+    others are the library's: None where attention is full or plainly causal.
 
     Args:
         attention_mask: (batch, keys), false or 0 for padding.
@@ -44,6 +45,14 @@ def attention_mask(
         if allow_is_bidirectional_skip and bool(padding.all()):
             return None
         return padding[:, None, None, :].expand(batch_size, 1, q_length, kv_length)
+    if (
+        attention_mask is None
+        and isinstance(q_length, int)
+        and q_length == kv_length == 1
+        and not options.get("use_vmap")
+        and torch.compiler.is_compiling()
+    ):
+        return None  # the library makes a mask, as it cannot see there that no texts are packed
     mask: torch.Tensor | None = sdpa_mask(
         batch_size,
         q_length,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import AttentionInterface
 from transformers.integrations.moe import ExpertsInterface
 from transformers.masking_utils import AttentionMaskInterface
@@ -24,3 +26,8 @@ def register() -> None:
     AttentionInterface.register(IMPLEMENTATION, attention_forward)
     AttentionMaskInterface.register(IMPLEMENTATION, attention_mask)
     ExpertsInterface.register(IMPLEMENTATION, experts_forward)
+
+
+def uses(config: Any, implementation: str) -> bool:
+    """Whether a configuration names it for attention or experts; else what was taken is the library's again."""
+    return implementation in (config._attn_implementation, getattr(config, "_experts_implementation", None))

@@ -82,7 +82,22 @@ class InstructionSet(Enum):
 
     @property
     def flags(self) -> tuple[str, ...]:
-        return tuple("-m" + feature.replace("_", "-" if feature in _AMX else "") for feature in self.features)
+        return feature_flags(self.features)
+
+
+def feature_flags(features: Sequence[str]) -> tuple[str, ...]:
+    """The compiler's flags for CPU features that are named as in /proc/cpuinfo."""
+    return tuple("-m" + feature.replace("_", "-" if feature in _AMX else "") for feature in features)
+
+
+def integer_dot_products(instruction_set: InstructionSet) -> tuple[str, ...]:
+    """The feature that multiplies bytes and adds fours of products to 32 bits (VNNI), by its name in /proc/cpuinfo:
+    where this CPU has it beside an instruction set with vectors of 512 bits, else none.
+
+    It is part of no instruction set, because processors with and without products of bf16 have it.
+    """
+    wide = "avx512f" in instruction_set.features
+    return ("avx512_vnni",) if wide and "avx512_vnni" in cpu_features() else ()
 
 
 @dataclass(frozen=True)
@@ -242,6 +257,7 @@ def build(
     *,
     macros: Mapping[str, int] | None = None,
     include_directories: Sequence[Path] = (),
+    further_features: Sequence[str] = (),
 ) -> KernelBuild:
     """The shared library of one translation unit, from the cache or compiled now.
 
@@ -252,6 +268,7 @@ def build(
         cache: where to keep it; `default_cache` unless given.
         macros: defined for the compilation.
         include_directories: searched for headers besides; every .h file below them counts as one of its headers.
+        further_features: CPU features that this code takes besides those of the instruction set; the CPU has them.
 
     Raises:
         BuildError: it does not compile; the compiler's output is in its ``log``.
@@ -268,7 +285,9 @@ def build(
     recipe = Recipe(
         kernel=kernel,
         backend="host",
-        architecture="+".join((f"{platform.machine()}:{instruction_set.value}", *instruction_set.features)),
+        architecture="+".join(
+            (f"{platform.machine()}:{instruction_set.value}", *instruction_set.features, *further_features)
+        ),
         configuration=dict(macros),
         compiler=" ".join(compiler.command),
         compiler_version=compiler.version,
@@ -276,6 +295,7 @@ def build(
             *COMMON_FLAGS,
             *compiler.baseline_flags,
             *instruction_set.flags,
+            *feature_flags(further_features),
             *(f"-D{name}={value}" for name, value in macros.items()),
         ),
         sources={name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()},

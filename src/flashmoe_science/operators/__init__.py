@@ -6,6 +6,26 @@ torch.func, tensor subclasses. Importing this package defines all of them, as a 
 torch.export saved.
 """
 
-from flashmoe_science.operators import attention, flops, moe, moe_quantized, moe_training, routing, varlen
+from flashmoe_science.operators import (
+    attention,
+    flops,
+    key_lists,
+    moe,
+    moe_quantized,
+    moe_training,
+    rotation,
+    routing,
+    varlen,
+)
 
-__all__ = ["attention", "flops", "moe", "moe_quantized", "moe_training", "routing", "varlen"]
+__all__ = [
+    "attention",
+    "flops",
+    "key_lists",
+    "moe",
+    "moe_quantized",
+    "moe_training",
+    "rotation",
+    "routing",
+    "varlen",
+]

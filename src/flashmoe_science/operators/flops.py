@@ -12,6 +12,7 @@ from typing import Any
 from torch.utils.flop_counter import register_flop_formula
 
 from flashmoe_science.operators.attention import BACKWARD, FORWARD
+from flashmoe_science.operators.listed_keys import LISTED_KEYS
 from flashmoe_science.operators.moe import FUSED_MOE
 from flashmoe_science.operators.moe_quantized import FUSED_MOE_QUANTIZED
 from flashmoe_science.operators.moe_training import BACKWARD as MOE_BACKWARD
@@ -27,7 +28,7 @@ def _one_product(query: Shape, key: Shape) -> int:
 
 
 def attention_forward(query: Shape, key: Shape, value: Shape, *options: Any, **named: Any) -> int:
-    """Two products."""
+    """Two products. Keys that a list leaves out are counted, as what a mask hides is."""
     return 2 * _one_product(query, key)
 
 
@@ -106,6 +107,7 @@ def fused_moe_quantized(
 
 register_flop_formula(FORWARD.overloadpacket)(attention_forward)
 register_flop_formula(BACKWARD.overloadpacket)(attention_backward)
+register_flop_formula(LISTED_KEYS.overloadpacket)(attention_forward)
 register_flop_formula(FUSED_MOE.overloadpacket)(fused_moe)
 register_flop_formula(TRAINING.overloadpacket)(fused_moe)
 register_flop_formula(MOE_BACKWARD.overloadpacket)(fused_moe_backward)

@@ -30,6 +30,8 @@ def _on(backend: Any) -> Callable[..., torch.Tensor]:
         topk_ids: torch.Tensor,
         activation: str = "silu",
         w13_layout: str = "concat",
+        w13_bias: torch.Tensor | None = None,
+        w2_bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         result: torch.Tensor = backend.forward(
             hidden_states,
@@ -39,6 +41,8 @@ def _on(backend: Any) -> Callable[..., torch.Tensor]:
             topk_ids,
             activation=parse_choice(Activation, activation, "activation"),
             w13_layout=parse_choice(W13Layout, w13_layout, "w13_layout"),
+            w13_bias=w13_bias,
+            w2_bias=w2_bias,
         )
         return result
 
@@ -53,10 +57,14 @@ def _fake(
     topk_ids: torch.Tensor,
     activation: str = "silu",
     w13_layout: str = "concat",
+    w13_bias: torch.Tensor | None = None,
+    w2_bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     kind = parse_choice(Activation, activation, "activation")
     parse_choice(W13Layout, w13_layout, "w13_layout")
-    check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, kind)
+    check_moe_arguments(
+        hidden_states, w13, w2, topk_weights, topk_ids, kind, w13_bias=w13_bias, w2_bias=w2_bias
+    )
     return torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
 
 
@@ -68,13 +76,16 @@ def _recorded(
     topk_ids: torch.Tensor,
     activation: str = "silu",
     w13_layout: str = "concat",
+    w13_bias: torch.Tensor | None = None,
+    w2_bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    reject_tangents("fused_moe", hidden_states, w13, w2, topk_weights)
+    floats = hidden_states, w13, w2, topk_weights, w13_bias, w2_bias
+    reject_tangents("fused_moe", *floats)
     tensors = hidden_states, w13, w2, topk_weights, topk_ids
-    if is_recorded(hidden_states, w13, w2, topk_weights):
-        result, _ = record_training(*tensors, None, None, activation, w13_layout, True)
+    if is_recorded(*floats):
+        result, _ = record_training(*tensors, w13_bias, w2_bias, activation, w13_layout, True)
     else:
-        result = below_autograd(FUSED_MOE, *tensors, activation, w13_layout)
+        result = below_autograd(FUSED_MOE, *tensors, activation, w13_layout, w13_bias, w2_bias)
     assert isinstance(result, torch.Tensor)
     return result
 
@@ -89,18 +100,28 @@ def _vmapped(
     topk_ids: torch.Tensor,
     activation: str = "silu",
     w13_layout: str = "concat",
+    w13_bias: torch.Tensor | None = None,
+    w2_bias: torch.Tensor | None = None,
 ) -> tuple[Any, Any]:
     """Mapped tokens are more tokens; mapped experts are more experts, whose ids are moved on."""
     size = mapping.batch_size
-    if dimensions[1] is None and dimensions[2] is None:
-        experts = w13, w2
+    # Of weights, and of the biases that there are.
+    of_experts = [
+        (tensor, dimension)
+        for tensor, dimension in zip(
+            (w13, w2, w13_bias, w2_bias), (*dimensions[1:3], *(*dimensions[7:9], None, None)[:2]), strict=True
+        )
+        if tensor is not None
+    ]
+    if all(dimension is None for _, dimension in of_experts):
+        experts = [tensor for tensor, _ in of_experts]
     else:
         count = w13.shape[0] if dimensions[1] is None else w13.movedim(dimensions[1], 0).shape[1]
         ids = folding.mapped_first(topk_ids, dimensions[4], size)
         first = torch.arange(size, dtype=ids.dtype, device=ids.device).view(size, 1, 1) * count
         topk_ids = torch.where((ids >= 0) & (ids < count), ids + first, -1)
         dimensions = (*dimensions[:4], 0)
-        experts = folding.fold(w13, dimensions[1], size), folding.fold(w2, dimensions[2], size)
+        experts = [folding.fold(tensor, dimension, size) for tensor, dimension in of_experts]
     tokens, weights, ids = (
         folding.fold(tensor, dimension, size).contiguous()
         for tensor, dimension in (
@@ -109,14 +130,16 @@ def _vmapped(
             (topk_ids, dimensions[4]),
         )
     )
-    w13, w2 = (tensor.contiguous() for tensor in experts)
-    result = FUSED_MOE(tokens, w13, w2, weights, ids, activation, w13_layout)
+    of_all = iter([tensor.contiguous() for tensor in experts])
+    w13, w2 = next(of_all), next(of_all)
+    biases = [None if bias is None else next(of_all) for bias in (w13_bias, w2_bias)]
+    result = FUSED_MOE(tokens, w13, w2, weights, ids, activation, w13_layout, *biases)
     return folding.unfold(result, size), 0
 
 
 FUSED_MOE = define(
     "fused_moe(Tensor hidden_states, Tensor w13, Tensor w2, Tensor topk_weights, Tensor topk_ids,"
-    ' str activation="silu", str w13_layout="concat") -> Tensor',
+    ' str activation="silu", str w13_layout="concat", Tensor? w13_bias=None, Tensor? w2_bias=None) -> Tensor',
     cpu=_on(cpu),
     cuda=_on(cuda),
     fake=_fake,

@@ -17,7 +17,7 @@ from flashmoe_science.moe_arguments import (
     check_moe_gradient_arguments,
     parse_choice,
 )
-from flashmoe_science.moe_gradients import SECOND_DERIVATIVES, MoeBackend, MoeNeeds
+from flashmoe_science.moe_gradients import SECOND_DERIVATIVES, MoeBackend, MoeNeeds, MoeTensors
 from flashmoe_science.operators import folding
 from flashmoe_science.operators.library import define
 from flashmoe_science.operators.recording import below_autograd, is_recorded, record, reject_tangents
@@ -42,16 +42,12 @@ def _forward_on(backend: MoeBackend) -> Callable[..., tuple[torch.Tensor, torch.
     ) -> tuple[torch.Tensor, torch.Tensor]:
         kind = parse_choice(Activation, activation, "activation")
         layout = parse_choice(W13Layout, w13_layout, "w13_layout")
-        check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, kind)
-        _reject_biases(w13_bias, w2_bias)
+        check_moe_arguments(
+            hidden_states, w13, w2, topk_weights, topk_ids, kind, w13_bias=w13_bias, w2_bias=w2_bias
+        )
+        tensors = MoeTensors(hidden_states, w13, w2, topk_weights, topk_ids, w13_bias, w2_bias)
         output, z = backend.forward(
-            hidden_states,
-            w13,
-            w2,
-            topk_weights,
-            topk_ids,
-            w13_bias,
-            w2_bias,
+            tensors,
             activation=kind,
             w13_layout=layout,
             keep_z=keep_z,
@@ -59,11 +55,6 @@ def _forward_on(backend: MoeBackend) -> Callable[..., tuple[torch.Tensor, torch.
         return output, _no_z(w13) if z is None else z
 
     return forward
-
-
-def _reject_biases(*biases: torch.Tensor | None) -> None:
-    if any(bias is not None for bias in biases):
-        raise InputError("there is no kernel of the forward pass with biases; leave w13_bias and w2_bias out")
 
 
 def _no_z(w13: torch.Tensor) -> torch.Tensor:
@@ -85,7 +76,9 @@ def _fake_forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     kind = parse_choice(Activation, activation, "activation")
     layout = parse_choice(W13Layout, w13_layout, "w13_layout")
-    check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, kind)
+    check_moe_arguments(
+        hidden_states, w13, w2, topk_weights, topk_ids, kind, w13_bias=w13_bias, w2_bias=w2_bias
+    )
     backend: MoeBackend = cuda if hidden_states.device.type == "cuda" else cpu
     tokens, k = topk_ids.shape
     kept = keep_z and backend.keeps_z(hidden_states, w13, w2, topk_ids, activation=kind, w13_layout=layout)
@@ -162,30 +155,18 @@ def _backward_on(backend: MoeBackend) -> Callable[..., Gradients]:
     ) -> Gradients:
         kind = parse_choice(Activation, activation, "activation")
         layout = parse_choice(W13Layout, w13_layout, "w13_layout")
-        # Tensors that hooks saved and restored need not have the forward's strides.
-        hidden_states, w13, w2, topk_weights, topk_ids = (
-            tensor.contiguous() for tensor in (hidden_states, w13, w2, topk_weights, topk_ids)
-        )
-        tensors = hidden_states, w13, w2, topk_weights, topk_ids
-        check_moe_arguments(*tensors, kind)
+        given = MoeTensors(hidden_states, w13, w2, topk_weights, topk_ids, w13_bias, w2_bias)
+        tensors = given.contiguous()
+        check_moe_arguments(*tensors.five, kind, w13_bias=tensors.w13_bias, w2_bias=tensors.w2_bias)
         kept = z.contiguous() if z is not None and z.shape[0] == topk_ids.numel() else None
         check_moe_gradient_arguments(
-            hidden_states,
-            w13,
-            w2,
-            grad_output=grad_output,
-            z=kept,
-            w13_bias=w13_bias,
-            w2_bias=w2_bias,
-            slots=topk_ids.numel(),
+            tensors.hidden_states, tensors.w13, grad_output=grad_output, z=kept, slots=topk_ids.numel()
         )
         return tuple(
             backend.backward(
                 grad_output,
-                *tensors,
+                tensors,
                 kept,
-                None if w13_bias is None else w13_bias.contiguous(),
-                None if w2_bias is None else w2_bias.contiguous(),
                 activation=kind,
                 w13_layout=layout,
                 needs=_needs(needs, w13_bias, w2_bias),

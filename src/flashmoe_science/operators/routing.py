@@ -7,13 +7,15 @@ from typing import Any
 
 import torch
 
-from flashmoe_science.cpu import moe as cpu
+from flashmoe_science.cpu import routing as cpu
 from flashmoe_science.cuda.moe import topk as cuda
+from flashmoe_science.direct import all_direct
 from flashmoe_science.moe_arguments import Scores, check_topk_arguments, parse_choice
 from flashmoe_science.operators import folding
 from flashmoe_science.operators.library import define
 from flashmoe_science.operators.recording import below_autograd, is_recorded, record, reject_tangents
 from flashmoe_science.routing_gradients import logits_gradient
+from flashmoe_science.routing_options import RoutingOptions
 
 Routing = tuple[torch.Tensor, torch.Tensor]
 """Weights and ids."""
@@ -26,6 +28,8 @@ def _on_cpu(
     renormalize: bool = True,
     correction_bias: torch.Tensor | None = None,
     scaling_factor: float = 1.0,
+    groups: int = 1,
+    top_groups: int = 1,
 ) -> Routing:
     return cpu.topk(
         logits,
@@ -34,6 +38,8 @@ def _on_cpu(
         renormalize=renormalize,
         correction_bias=correction_bias,
         scaling_factor=scaling_factor,
+        groups=groups,
+        top_groups=top_groups,
     )
 
 
@@ -44,8 +50,9 @@ def _on_cuda(
     renormalize: bool = True,
     correction_bias: torch.Tensor | None = None,
     scaling_factor: float = 1.0,
+    groups: int = 1,
+    top_groups: int = 1,
 ) -> Routing:
-    check_topk_arguments(logits, k, renormalize, correction_bias, scaling_factor)
     return cuda.topk(
         logits,
         k,
@@ -53,6 +60,8 @@ def _on_cuda(
         renormalize=renormalize,
         bias=correction_bias,
         scale=scaling_factor,
+        groups=groups,
+        top_groups=top_groups,
     )
 
 
@@ -63,6 +72,8 @@ def _fake(
     renormalize: bool = True,
     correction_bias: torch.Tensor | None = None,
     scaling_factor: float = 1.0,
+    groups: int = 1,
+    top_groups: int = 1,
 ) -> Routing:
     parse_choice(Scores, scores, "scores")
     check_topk_arguments(
@@ -71,6 +82,8 @@ def _fake(
         renormalize,
         correction_bias,
         1.0 if isinstance(scaling_factor, torch.SymFloat) else scaling_factor,
+        groups,
+        top_groups,
     )
     shape = logits.shape[0], k
     return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int32)
@@ -88,9 +101,11 @@ class _Routing(torch.autograd.Function):
         renormalize: bool,
         correction_bias: torch.Tensor | None,
         scaling_factor: float,
+        groups: int,
+        top_groups: int,
     ) -> Routing:
         weights, ids = below_autograd(
-            TOPK_ROUTING, logits, k, scores, renormalize, correction_bias, scaling_factor
+            TOPK_ROUTING, logits, k, scores, renormalize, correction_bias, scaling_factor, groups, top_groups
         )
         ctx.scores, ctx.renormalize, ctx.scaling_factor = scores, renormalize, scaling_factor
         ctx.save_for_backward(logits, ids)
@@ -101,17 +116,23 @@ class _Routing(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_weights: torch.Tensor | None, grad_ids: None) -> Any:
         if grad_weights is None:
-            return (None,) * 6
+            return (None,) * 8
         logits, ids = ctx.saved_tensors
+        kind = parse_choice(Scores, ctx.scores, "scores")
+        if logits.is_cpu and not torch.is_grad_enabled() and all_direct(logits, ids, grad_weights):
+            options = RoutingOptions(kind, ctx.renormalize, ctx.scaling_factor)
+            gradient = cpu.backward(logits, ids, None, grad_weights.contiguous(), None, None, options)
+            return (gradient, *(None,) * 7)
+        # In operations that can be differentiated again, traced and mapped.
         gradient = logits_gradient(
             grad_weights,
             logits,
             ids,
-            scores=parse_choice(Scores, ctx.scores, "scores"),
+            scores=kind,
             renormalize=ctx.renormalize,
             scaling_factor=ctx.scaling_factor,
         )
-        return gradient, None, None, None, None, None
+        return (gradient, *(None,) * 7)
 
 
 def _recorded(
@@ -121,9 +142,11 @@ def _recorded(
     renormalize: bool = True,
     correction_bias: torch.Tensor | None = None,
     scaling_factor: float = 1.0,
+    groups: int = 1,
+    top_groups: int = 1,
 ) -> Routing:
     reject_tangents("topk_routing", logits, correction_bias)
-    arguments = logits, k, scores, renormalize, correction_bias, scaling_factor
+    arguments = logits, k, scores, renormalize, correction_bias, scaling_factor, groups, top_groups
     weights, ids = (
         record(_Routing, *arguments) if is_recorded(logits) else below_autograd(TOPK_ROUTING, *arguments)
     )
@@ -139,13 +162,15 @@ def _vmapped(
     renormalize: bool = True,
     correction_bias: torch.Tensor | None = None,
     scaling_factor: float = 1.0,
+    groups: int = 1,
+    top_groups: int = 1,
 ) -> tuple[Any, Any]:
     """Mapped tokens are more tokens. Where the bias is mapped there is one call for each."""
-    size = mapping.batch_size
+    size, options = mapping.batch_size, (scaling_factor, groups, top_groups)
     of_bias = dimensions[4] if correction_bias is not None else None
     if correction_bias is None or of_bias is None:
         folded = folding.fold(logits, dimensions[0], size).contiguous()
-        results = TOPK_ROUTING(folded, k, scores, renormalize, correction_bias, scaling_factor)
+        results = TOPK_ROUTING(folded, k, scores, renormalize, correction_bias, *options)
         return tuple(folding.unfold(result, size) for result in results), (0, 0)
     each = zip(
         folding.mapped_first(logits, dimensions[0], size).unbind(),
@@ -153,7 +178,7 @@ def _vmapped(
         strict=True,
     )
     calls = [
-        TOPK_ROUTING(one.contiguous(), k, scores, renormalize, bias.contiguous(), scaling_factor)
+        TOPK_ROUTING(one.contiguous(), k, scores, renormalize, bias.contiguous(), *options)
         for one, bias in each
     ]
     return tuple(torch.stack(results) for results in zip(*calls, strict=True)), (0, 0)
@@ -161,7 +186,7 @@ def _vmapped(
 
 TOPK_ROUTING = define(
     'topk_routing(Tensor logits, int k, str scores="softmax", bool renormalize=True, Tensor? correction_bias=None,'
-    " float scaling_factor=1.0) -> (Tensor weights, Tensor ids)",
+    " float scaling_factor=1.0, int groups=1, int top_groups=1) -> (Tensor weights, Tensor ids)",
     cpu=_on_cpu,
     cuda=_on_cuda,
     fake=_fake,

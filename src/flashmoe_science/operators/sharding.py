@@ -80,15 +80,19 @@ def _fused_moe(
     w2: Any,
     topk_weights: Any,
     topk_ids: Any,
-    *options: Any,
+    activation: str = "silu",
+    w13_layout: str = "concat",
+    w13_bias: Any = None,
+    w2_bias: Any = None,
     **named: Any,
 ) -> Rule:
     from torch.distributed.tensor import Replicate, Shard
 
     whole, tokens = Replicate(), Shard(_TOKENS)
+    biases = [whole for bias in (w13_bias, w2_bias) if bias is not None]
     return [
-        _everywhere(whole, results=1, tensors=5),
-        ([tokens], [tokens, whole, whole, tokens, tokens]),
+        ([whole], [whole] * 5 + biases),
+        ([tokens], [tokens, whole, whole, tokens, tokens, *biases]),
     ]
 
 

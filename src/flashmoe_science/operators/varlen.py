@@ -12,7 +12,7 @@ from flashmoe_science.varlen.arguments import Inputs, Options, check
 from flashmoe_science.varlen.launch import launch, reject_gradients
 
 
-def _forward(
+def _call(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -30,40 +30,44 @@ def _forward(
     softcap: float = 0.0,
     softmax_scale: float | None = None,
     split_keys: int | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    key_scale: torch.Tensor | None = None,
+    value_scale: torch.Tensor | None = None,
+    chunk: int = 0,
+    tree_mask: torch.Tensor | None = None,
+) -> tuple[Inputs, Options, int, int]:
+    """What the operator's arguments are; the dispatcher leaves out those that have their default."""
     inputs = Inputs(
-        query, key, value, cu_seqlens_q, cu_seqlens_k, block_table, seqused_k, sinks, alibi_slopes, None
+        query,
+        key,
+        value,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        block_table,
+        seqused_k,
+        sinks,
+        alibi_slopes,
+        None,
+        key_scale,
+        value_scale,
+        tree_mask,
     )
-    options = Options(causal, (window_left, window_right), softcap, softmax_scale, split_keys, True)
-    output, lse = launch(inputs, options, max_seqlen_q, max_seqlen_k)
+    window = window_left, window_right
+    options = Options(causal, window, softcap, softmax_scale, split_keys, True, chunk)
+    return inputs, options, max_seqlen_q, max_seqlen_k
+
+
+def _forward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    output, lse = launch(*_call(*arguments))
     assert lse is not None
     return output, lse
 
 
-def _fake(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor | None,
-    block_table: torch.Tensor | None,
-    seqused_k: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-    alibi_slopes: torch.Tensor | None,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    causal: bool = True,
-    window_left: int = -1,
-    window_right: int = -1,
-    softcap: float = 0.0,
-    softmax_scale: float | None = None,
-    split_keys: int | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    inputs = Inputs(
-        query, key, value, cu_seqlens_q, cu_seqlens_k, block_table, seqused_k, sinks, alibi_slopes, None
-    )
-    scale = None if isinstance(softmax_scale, torch.SymFloat) else softmax_scale
-    check(inputs, Options(causal, (window_left, window_right), softcap, scale, split_keys, True))
+def _fake(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs, options, *_ = _call(*arguments)
+    if isinstance(options.softmax_scale, torch.SymFloat):
+        options = options._replace(softmax_scale=None)
+    check(inputs, options)
+    query, value = inputs.query, inputs.value
     tokens, heads, _ = query.shape
     return (
         query.new_empty((tokens, heads, value.shape[-1])),
@@ -84,7 +88,9 @@ VARLEN = define(
     "attention_varlen(Tensor query, Tensor key, Tensor value, Tensor cu_seqlens_q, Tensor? cu_seqlens_k,"
     " Tensor? block_table, Tensor? seqused_k, Tensor? sinks, Tensor? alibi_slopes, SymInt max_seqlen_q,"
     " SymInt max_seqlen_k, bool causal=True, int window_left=-1, int window_right=-1, float softcap=0.0,"
-    " float? softmax_scale=None, int? split_keys=None) -> (Tensor output, Tensor lse)",
+    " float? softmax_scale=None, int? split_keys=None, Tensor? key_scale=None, Tensor? value_scale=None,"
+    " int chunk=0, Tensor? tree_mask=None)"
+    " -> (Tensor output, Tensor lse)",
     cpu=_forward,
     cuda=_forward,
     fake=_fake,

@@ -7,9 +7,11 @@ from torch.compiler import is_dynamo_compiling
 
 from flashmoe_science.attention import flash_attention
 from flashmoe_science.errors import BuildError, DeviceError, InputError
-from flashmoe_science.takeover.availability import summary, why_no_attention
+from flashmoe_science.takeover.availability import failed, why_no_attention, why_no_lists
 from flashmoe_science.takeover.conditions import why_not
+from flashmoe_science.takeover.key_lists import over_lists, why_not_listed
 from flashmoe_science.takeover.masks import Range, key_ranges, uniform
+from flashmoe_science.takeover.repeated import remember, repeat
 
 _failures: dict[tuple[str, torch.dtype, int], str] = {}
 """Machines without a compiler and kernels that do not build stay so: what failed once is not tried again."""
@@ -37,42 +39,69 @@ def attempt(
         grouped: whether several query heads may share a key head.
         lower_right: a causal call is aligned bottom-right instead, as FlashAttention's are.
     """
+    compiling = is_dynamo_compiling()
+    if attn_mask is None and dropout_p == 0 and not compiling:
+        output = repeat(query, key, value, causal=is_causal, scale=scale, grouped=grouped)
+        if output is not None:
+            return output
     reason = why_not_without_mask(
         query, key, value, dropout_p=dropout_p, is_causal=is_causal, scale=scale, grouped=grouped
     )
     if reason is not None:
         return reason
+    ranges: tuple[Range, ...] | None = None
     if attn_mask is not None:
         if is_causal:
             return "a mask in a causal call"
-        if is_dynamo_compiling():
-            return "a mask under torch.compile"
-        ranges = key_ranges(attn_mask, query.shape[0], key.shape[2])
-        if isinstance(ranges, str):
-            return ranges
-        if not uniform(ranges) and not query.is_cpu:
-            return "a mask with different lengths on a GPU"
-    else:
-        ranges = None
-    if is_causal:
-        seqlen_q, seqlen_k = query.shape[2], key.shape[2]
-        if seqlen_q < seqlen_k and not lower_right:
-            # No row sees the keys behind the last query; of what is left the two alignments are one.
-            key, value = key[:, :, :seqlen_q], value[:, :, :seqlen_q]
-    if is_dynamo_compiling():
+        seen = _ranges_of(attn_mask, query, key, value, compiling)
+        if isinstance(seen, str):
+            return seen
+        ranges = seen
+    shorter = is_causal and query.shape[2] < key.shape[2]
+    if shorter and not lower_right:
+        # No row sees the keys behind the last query; of what is left the two alignments are one.
+        key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
+    if compiling:
+        if attn_mask is not None:
+            failure = why_no_lists(query.device.type, query.dtype)
+            return failure or over_lists(query, key, value, attn_mask, scale)
         failure = why_no_attention(query.device.type, query.dtype)
         return failure or _output(query, key, value, is_causal, scale)
     kernel = query.device.type, query.dtype, query.shape[3]
     if kernel in _failures:
         return _failures[kernel]
     try:
+        if attn_mask is not None and ranges is None:
+            return over_lists(query, key, value, attn_mask, scale)
         if ranges is None:
-            return _output(query, key, value, is_causal, scale)
+            output = _output(query, key, value, is_causal, scale)
+            if output.is_cuda and not shorter:
+                remember(query, key, value, causal=is_causal, scale=scale, grouped=grouped)
+            return output
         return _over_ranges(query, key, value, ranges, scale)
     except InputError:
         return "an argument that the kernel refuses"
     except (DeviceError, BuildError) as error:
-        return _failures.setdefault(kernel, summary(error))
+        return failed(_failures, kernel, error)
+
+
+def _ranges_of(
+    mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, compiling: bool
+) -> tuple[Range, ...] | str | None:
+    """Which keys the mask shows; None if nobody is to look, as lists do without; or why it is not taken.
+
+    Under torch.compile nobody can look, and on a GPU it takes waiting. Lists are for few queries.
+    """
+    if type(mask) is not torch.Tensor or mask.layout is not torch.strided:
+        return "a mask that is no plain tensor"
+    if compiling or mask.is_cuda:
+        reason = why_not_listed(query, key, value, mask)
+        if reason is None or compiling:
+            return reason and f"{reason}, under torch.compile"
+    ranges = key_ranges(mask, query.shape[0], key.shape[2])
+    if not isinstance(ranges, str) and not uniform(ranges) and not query.is_cpu:
+        return "a mask with different lengths on a GPU"
+    return ranges
 
 
 def why_not_without_mask(

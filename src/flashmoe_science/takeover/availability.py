@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import functools
+from typing import TypeVar
 
 import torch
 
 from flashmoe_science.attention import flash_attention
 from flashmoe_science.cuda.moe import training as cuda_training
-from flashmoe_science.errors import BuildError, DeviceError, InputError
-from flashmoe_science.moe import fused_moe
+from flashmoe_science.errors import BuildError, CaptureError, DeviceError, InputError
+from flashmoe_science.moe import fused_moe, topk_routing
 from flashmoe_science.moe_arguments import Activation, W13Layout
+from flashmoe_science.operators import listed_keys
 from flashmoe_science.takeover.tracing import constant_result
+
+_Kind = TypeVar("_Kind")
 
 
 def summary(error: Exception) -> str:
     """What an error says was wrong, without what to do."""
     return f"{type(error).__name__}: {str(error).partition(';')[0].partition(chr(10))[0]}"
+
+
+def failed(failures: dict[_Kind, str], kind: _Kind, error: Exception) -> str:
+    """Why a call failed. It is remembered for its kind, unless the next may work: see `CaptureError`."""
+    reason = summary(error)
+    if not isinstance(error, CaptureError):
+        failures[kind] = reason
+    return reason
 
 
 @constant_result
@@ -26,29 +38,41 @@ def why_no_attention(device_type: str, dtype: torch.dtype) -> str | None:
 
 
 @constant_result
+def why_no_lists(device_type: str, dtype: torch.dtype) -> str | None:
+    """The same for attention over lists of keys."""
+    return _try_lists(device_type, dtype)
+
+
+@constant_result
 def why_no_experts(device_type: str, dtype: torch.dtype) -> str | None:
     """The same for experts."""
     return _try_experts(device_type, dtype)
 
 
 @constant_result
-def why_no_expert_gradients(device_type: str, dtype: torch.dtype, activation: str) -> str | None:
+def why_no_routing(device_type: str, dtype: torch.dtype) -> str | None:
+    """The same for a router's choice."""
+    return _try_routing(device_type, dtype)
+
+
+@constant_result
+def why_no_expert_gradients(device_type: str, dtype: torch.dtype, activation: str, layout: str) -> str | None:
     """Why the gradients of experts are not made by kernels there; None if they are. Compiles nothing.
 
-    ``activation``: as `fused_moe` calls it, with a gate.
+    ``activation`` and ``layout``: as `fused_moe` calls them, an activation with a gate.
     """
-    return _lacks_expert_gradients(device_type, dtype, activation)
+    return _lacks_expert_gradients(device_type, dtype, activation, layout)
 
 
 @functools.cache
-def _lacks_expert_gradients(device_type: str, dtype: torch.dtype, activation: str) -> str | None:
+def _lacks_expert_gradients(device_type: str, dtype: torch.dtype, activation: str, layout: str) -> str | None:
     if device_type == "cpu":
         return None
     tokens = torch.empty(64, 256, dtype=dtype, device=device_type)
     weights = torch.empty(8, 512, 256, dtype=dtype, device=device_type)
     ids = torch.empty(64, 2, dtype=torch.int64, device=device_type)
     layer = tokens, weights, weights[:, :256], ids
-    if cuda_training.keeps_z(*layer, activation=Activation(activation), w13_layout=W13Layout.CONCAT):
+    if cuda_training.keeps_z(*layer, activation=Activation(activation), w13_layout=W13Layout(layout)):
         return None
     return f"no kernel for the gradients of experts with {activation} on this GPU"
 
@@ -64,6 +88,17 @@ def _try_attention(device_type: str, dtype: torch.dtype) -> str | None:
 
 
 @functools.cache
+def _try_lists(device_type: str, dtype: torch.dtype) -> str | None:
+    tensor = torch.zeros(1, 1, 1, 64, dtype=dtype, device=device_type)
+    numbers = torch.arange(2, dtype=torch.int32, device=device_type)
+    try:
+        listed_keys.attend(tensor, tensor, tensor, numbers[:1, None], numbers[1:], numbers, 1)
+    except (InputError, DeviceError, BuildError) as error:
+        return summary(error)
+    return None
+
+
+@functools.cache
 def _try_experts(device_type: str, dtype: torch.dtype) -> str | None:
     tokens = torch.zeros(1, 64, dtype=dtype, device=device_type)
     w13 = torch.zeros(1, 128, 64, dtype=dtype, device=device_type)
@@ -71,6 +106,15 @@ def _try_experts(device_type: str, dtype: torch.dtype) -> str | None:
     ids = torch.zeros(1, 1, dtype=torch.int64, device=device_type)
     try:
         fused_moe(tokens, w13, w13[:, :64], weights, ids)
+    except (InputError, DeviceError, BuildError) as error:
+        return summary(error)
+    return None
+
+
+@functools.cache
+def _try_routing(device_type: str, dtype: torch.dtype) -> str | None:
+    try:
+        topk_routing(torch.zeros(1, 32, dtype=dtype, device=device_type), 2)
     except (InputError, DeviceError, BuildError) as error:
         return summary(error)
     return None

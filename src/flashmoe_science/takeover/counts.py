@@ -19,6 +19,11 @@ class Entry(Enum):
     FLASH_IMPLEMENTATION = "flash_attention_impl"
     HUGGING_FACE_ATTENTION = "Hugging Face attention"
     HUGGING_FACE_EXPERTS = "Hugging Face experts"
+    HUGGING_FACE_ROUTER = "Hugging Face routers"
+    HUGGING_FACE_NORM = "Hugging Face norms"
+    HUGGING_FACE_ROTATION = "Hugging Face rotations"
+
+    __hash__ = object.__hash__  # that of `Enum` hashes the name anew in each call that is counted
 
 
 @dataclass(frozen=True)

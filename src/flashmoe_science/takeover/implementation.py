@@ -18,7 +18,7 @@ from flashmoe_science.cpu import attention as cpu
 from flashmoe_science.cuda import attention as cuda
 from flashmoe_science.errors import BuildError, DeviceError, InputError
 from flashmoe_science.gradients import Backend, Gradients, Needs
-from flashmoe_science.takeover.availability import summary
+from flashmoe_science.takeover.availability import failed
 from flashmoe_science.takeover.conditions import why_not
 from flashmoe_science.takeover.counts import Entry, count
 
@@ -62,7 +62,7 @@ class _Call:
         except InputError:
             return "an argument that the kernel refuses"
         except (DeviceError, BuildError) as error:
-            return _failures.setdefault(kernel, summary(error))
+            return failed(_failures, kernel, error)
 
 
 def _forward(backend: Backend, call: _Call) -> Any:

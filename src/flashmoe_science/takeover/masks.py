@@ -31,10 +31,8 @@ def key_ranges(mask: torch.Tensor, batch: int, seqlen_k: int) -> tuple[Range, ..
     waited for once, and remembered while the mask lives and is not written to.
 
     Args:
-        mask: True where a key is seen; broadcasts to (batch, heads, seqlen_q, seqlen_k).
+        mask: a dense tensor, True where a key is seen; broadcasts to (batch, heads, seqlen_q, seqlen_k).
     """
-    if type(mask) is not torch.Tensor or mask.layout is not torch.strided:
-        return "a mask that is no plain tensor"
     if mask.dtype is not torch.bool:
         return "a mask that is added"
     rows = _rows(mask, batch, seqlen_k)
@@ -62,10 +60,10 @@ def _rows(mask: torch.Tensor, batch: int, seqlen_k: int) -> torch.Tensor | None:
 def _read_once(mask: torch.Tensor, rows: torch.Tensor) -> tuple[Range, ...] | None:
     if mask.is_inference():
         return None  # its writes are not counted
+    if mask.is_cuda and torch.cuda.is_current_stream_capturing():
+        return None  # at each replay it may say something else
     reading = _readings.get(mask)  # type: ignore[no-untyped-call]
     if reading is None or reading.version != mask._version:
-        if mask.is_cuda and torch.cuda.is_current_stream_capturing():
-            return None
         reading = _readings[mask] = _Reading(mask._version, _read(rows))
     ranges: tuple[Range, ...] | None = reading.ranges
     return ranges

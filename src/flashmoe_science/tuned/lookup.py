@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flashmoe_science.tuned.table import TableEntry, TableError, Value, parse_table
+from flashmoe_science.tuned.table import TableEntry, TableError, Value, parse_table, shortened
 
 SWITCH_VARIABLE = "FLASHMOE_TUNED"
 """``off``: no table is asked, and every kernel is configured by the usual choice."""
@@ -39,12 +39,36 @@ class TunedEntry:
         )
 
 
-def user_folder() -> Path:
-    """``$XDG_CONFIG_HOME/flashmoe_science/tuned``, else the same under ``~/.config``."""
+def user_folder() -> Path | None:
+    """``$XDG_CONFIG_HOME/flashmoe_science/tuned``, else the same under ``~/.config``; None without a home."""
     base = os.environ.get("XDG_CONFIG_HOME", "")
     # The XDG specification: a relative path is invalid and to be ignored.
-    root = Path(base) if base.startswith("/") else Path(os.path.expanduser("~")) / ".config"
-    return root / "flashmoe_science" / "tuned"
+    if not base.startswith("/"):
+        base = os.path.expanduser("~/.config")
+    # Without HOME and an entry in the table of users the tilde stays, which in the current folder is anybody's.
+    return Path(base) / "flashmoe_science" / "tuned" if base.startswith("/") else None
+
+
+def folders() -> tuple[Path, ...]:
+    """That tables lie in, those that are asked first first."""
+    own = user_folder()
+    return (PACKAGE_FOLDER,) if own is None else (own, PACKAGE_FOLDER)
+
+
+def read_table(path: Path) -> tuple[TableEntry, ...]:
+    """The entries of a table; none where the path leads to no file. Raises TableError where it cannot be read."""
+    if not path.is_file():  # opening a pipe would wait for whoever writes into it
+        return ()
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise TableError(f"{path} is larger than {_MOST_BYTES >> 20} MiB; split it")
+        return parse_table(content.decode(), str(path))
+    except TableError:
+        raise
+    except (OSError, ValueError) as error:
+        raise TableError(f"{path} cannot be read: {error}") from error
 
 
 def switched_off() -> bool:
@@ -103,10 +127,10 @@ class _Unusable:
 
 @functools.cache
 def _warn_once(unusable: _Unusable) -> None:
-    settings = ", ".join(f"{name} = {value!r}" for name, value in unusable.settings)
+    settings = shortened(", ".join(f"{name} = {value!r}" for name, value in unusable.settings))
     warnings.warn(
         f"{unusable.table}: the entry of {unusable.kernel} with {settings or unusable.file or 'no settings'} is passed "
-        f"over: {unusable.reason}. Take it out, or run `cudadent42 tune` again",
+        f"over: {shortened(unusable.reason)}. Take it out, or run `cudadent42 tune` again",
         RuntimeWarning,
         stacklevel=4,
     )
@@ -117,20 +141,12 @@ def entries() -> tuple[TunedEntry, ...]:
     """Of all tables, as they were when they were first asked. A table that cannot be read is left out, with a
     warning."""
     every: list[TunedEntry] = []
-    for folder in (user_folder(), PACKAGE_FOLDER):
+    for folder in folders():
         for path in sorted(folder.glob("*.toml")):
-            if not path.is_file():  # opening a pipe would wait for whoever writes into it
-                continue
             try:
-                with path.open("rb") as file:
-                    content = file.read(_MOST_BYTES + 1)
-                if len(content) > _MOST_BYTES:
-                    raise TableError(f"{path} is larger than {_MOST_BYTES >> 20} MiB; split it")
-                text = content.decode()
-                every += [TunedEntry(entry, path) for entry in parse_table(text, str(path))]
-            except (OSError, ValueError) as error:
-                reason = str(error) if isinstance(error, TableError) else f"{path} cannot be read: {error}"
-                warnings.warn(f"tuned configurations are not used: {reason}", RuntimeWarning, stacklevel=2)
+                every += [TunedEntry(entry, path) for entry in read_table(path)]
+            except TableError as error:
+                warnings.warn(f"tuned configurations are not used: {error}", RuntimeWarning, stacklevel=2)
     return tuple(every)
 
 

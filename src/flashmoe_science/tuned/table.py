@@ -40,6 +40,15 @@ _KEYS = frozenset(
 )
 
 
+_MOST_LETTERS = 300
+"""Of what a message repeats of a table. A table may have megabytes in the place of a word."""
+
+
+def shortened(text: str) -> str:
+    """As much of it as a message repeats."""
+    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]} ..."
+
+
 class TableError(ValueError):
     """A table that cannot be read; the message says where and why."""
 
@@ -85,10 +94,12 @@ def parse_table(text: str, where: str) -> tuple[TableEntry, ...]:
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise TableError(f"{where} is not valid TOML: {error}") from error
+        raise TableError(f"{where} is not valid TOML: {shortened(str(error))}") from error
     version = document.get("schema_version")
     if version != SCHEMA_VERSION:
-        raise TableError(f"{where} has schema_version {version!r}; this version reads {SCHEMA_VERSION}")
+        raise TableError(
+            f"{where} has schema_version {shortened(repr(version))}; this version reads {SCHEMA_VERSION}"
+        )
     items = document.get("entry", [])
     if not isinstance(items, list):
         raise TableError(f"{where}: expected entries, each beginning with [[entry]]")
@@ -101,15 +112,15 @@ def _entry(item: Any, where: str) -> TableEntry:
     texts = {name: item.get(name) for name in _TEXTS}
     for name, text in texts.items():
         if not isinstance(text, str) or not text:
-            raise TableError(f"{where}: {name} = {text!r}; expected text")
+            raise TableError(f"{where}: {name} = {shortened(repr(text))}; expected text")
     interval = item.get("interval")
     if not (isinstance(interval, list) and len(interval) == 2 and all(map(_is_number, interval))):
-        raise TableError(f"{where}: interval = {interval!r}; expected two numbers")
+        raise TableError(f"{where}: interval = {shortened(repr(interval))}; expected two numbers")
     if not _is_number(item.get("ratio")) or not 1.0 < interval[0] <= interval[1]:
         raise TableError(f"{where}: expected a ratio, and an interval above 1")
     evidence = item.get("evidence", [])
     if not (isinstance(evidence, list) and all(isinstance(each, str) for each in evidence)):
-        raise TableError(f"{where}: evidence = {evidence!r}; expected a list of run folders")
+        raise TableError(f"{where}: evidence = {shortened(repr(evidence))}; expected a list of run folders")
     multiprocessors, file = item.get("multiprocessors", 0), item.get("file", "")
     if type(multiprocessors) is not int or not isinstance(file, str) or "/" in file or "\\" in file:
         raise TableError(
@@ -140,7 +151,7 @@ def _values(item: Mapping[str, Any], key: str, where: str) -> Mapping[str, Value
     values = item.get(key, {})
     if not isinstance(values, dict) or not all(type(value) in (int, bool, str) for value in values.values()):
         raise TableError(
-            f"{where}: {key} = {values!r}; expected names and whole numbers, words, true or false"
+            f"{where}: {key} = {shortened(repr(values))}; expected names and whole numbers, words, true or false"
         )
     return values
 
@@ -148,9 +159,11 @@ def _values(item: Mapping[str, Any], key: str, where: str) -> Mapping[str, Value
 def _ranges(item: Mapping[str, Any], where: str) -> Mapping[str, tuple[int, int]]:
     ranges = item.get("between", {})
     if not isinstance(ranges, dict):
-        raise TableError(f"{where}: between = {ranges!r}; expected a table of ranges")
+        raise TableError(f"{where}: between = {shortened(repr(ranges))}; expected a table of ranges")
     for name, ends in ranges.items():
         two = isinstance(ends, list) and len(ends) == 2 and all(type(end) is int for end in ends)
         if not two or ends[0] > ends[1]:
-            raise TableError(f"{where}: between {name} = {ends!r}; expected [low, high]")
+            raise TableError(
+                f"{where}: between {shortened(repr(name))} = {shortened(repr(ends))}; expected [low, high]"
+            )
     return {name: (ends[0], ends[1]) for name, ends in ranges.items()}

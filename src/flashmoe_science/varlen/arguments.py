@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import numbers
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
-from flashmoe_science.arguments import DTYPES, HEAD_DIM_STEP, check_causal, is_finite
+from flashmoe_science.arguments import DTYPES, HEAD_DIM_STEP, check_causal
 from flashmoe_science.errors import InputError
-from flashmoe_science.varlen.problem import Problem, Sizes
+from flashmoe_science.varlen.options import (
+    check_chunk,
+    check_softcap,
+    check_softmax_scale,
+    check_split,
+    check_tree,
+    check_window,
+)
+from flashmoe_science.varlen.problem import Problem, Quantized, Sizes, Strides
 
 MAX_HEAD_DIM = 576
 """Multi-head latent attention: 512 of the latent and 64 that are rotated."""
 MAX_VALUE_DIM = 512
-SPLIT_STEP = 128
-"""`split_keys` is a multiple of this: no kernel's tile of keys is larger."""
-_WIDEST_WINDOW = 2**31 - 1
-"""Lengths are int32: a side so wide hides nothing, and no kernel's arithmetic overflows by it."""
+FP8 = torch.float8_e4m3fn
 _NEEDED = ("query", "key", "value", "cu_seqlens_q")
 _LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_k", "block_table")
 
@@ -36,6 +39,9 @@ class Inputs(NamedTuple):
     sinks: torch.Tensor | None
     alibi_slopes: torch.Tensor | None
     out: torch.Tensor | None
+    key_scale: torch.Tensor | None = None
+    value_scale: torch.Tensor | None = None
+    tree_mask: torch.Tensor | None = None
 
 
 class Options(NamedTuple):
@@ -47,6 +53,7 @@ class Options(NamedTuple):
     softmax_scale: float | None
     split_keys: int | None
     return_lse: bool
+    chunk: int = 0
 
 
 def signature_of(inputs: Inputs, options: Options) -> tuple[object, ...]:
@@ -54,7 +61,21 @@ def signature_of(inputs: Inputs, options: Options) -> tuple[object, ...]:
 
     Raises AttributeError or RuntimeError for what is no dense tensor.
     """
-    query, key, value, cu_seqlens_q, cu_seqlens_k, block_table, seqused_k, sinks, alibi_slopes, out = inputs
+    (
+        query,
+        key,
+        value,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        block_table,
+        seqused_k,
+        sinks,
+        alibi_slopes,
+        out,
+        key_scale,
+        value_scale,
+        tree_mask,
+    ) = inputs
     return (
         query.shape[1:],
         query.stride(),
@@ -75,8 +96,15 @@ def signature_of(inputs: Inputs, options: Options) -> tuple[object, ...]:
         None if sinks is None else (_vector(sinks), sinks.shape),
         None if alibi_slopes is None else (_vector(alibi_slopes), alibi_slopes.shape[-1]),
         None if out is None else (out.shape[1:], out.stride(), out.dtype, out.device),
+        None if key_scale is None else _scale(key_scale),
+        None if value_scale is None else _scale(value_scale),
+        None if tree_mask is None else _vector(tree_mask),
         options,
     )
+
+
+def _scale(scale: torch.Tensor) -> tuple[object, ...]:
+    return scale.shape[1:] if scale.dim() > 1 else scale.shape, scale.stride(), scale.dtype, scale.device
 
 
 def check(inputs: Inputs, options: Options) -> Problem:
@@ -84,7 +112,20 @@ def check(inputs: Inputs, options: Options) -> Problem:
 
     Numbers of sequences, tokens and pages are not looked at: see `check_sizes`.
     """
-    query, key, value, _, cu_seqlens_k, block_table, seqused_k, sinks, alibi_slopes, out = inputs
+    (
+        query,
+        key,
+        value,
+        _,
+        cu_seqlens_k,
+        block_table,
+        seqused_k,
+        sinks,
+        alibi_slopes,
+        out,
+        *scales,
+        tree_mask,
+    ) = inputs
     for name, tensor in inputs._asdict().items():
         if tensor is not None or name in _NEEDED:
             _check_tensor(name, tensor, query)
@@ -102,6 +143,16 @@ def check(inputs: Inputs, options: Options) -> Problem:
     if out is not None:
         check_out(out, query, value)
     left, right = check_window(options.window)
+    if tree_mask is not None:
+        check_tree(
+            tree_mask,
+            query.shape[0],
+            {
+                "window": options.window[0] != -1,
+                "chunk": bool(options.chunk),
+                "alibi_slopes": alibi_slopes is not None,
+            },
+        )
     return Problem(
         dtype=query.dtype,
         num_heads=num_heads,
@@ -115,19 +166,25 @@ def check(inputs: Inputs, options: Options) -> Problem:
         output_strides=(num_heads * value_dim, value_dim) if out is None else _row_strides(out),
         window_left=left,
         window_right=0 if check_causal(options.causal) else right,
-        softmax_scale=_check_scale(options.softmax_scale, head_dim),
+        softmax_scale=check_softmax_scale(options.softmax_scale, head_dim),
         softcap=check_softcap(options.softcap),
         sinks=sinks is not None,
         alibi=alibi_slopes is not None,
         used_keys=seqused_k is not None,
-        split_keys=_check_split(options.split_keys),
+        split_keys=check_split(options.split_keys),
         return_lse=bool(options.return_lse),
+        quantized=_quantized(key, *scales),
+        chunk=check_chunk(options.chunk),
+        tree=tree_mask is not None,
     )
 
 
 def check_sizes(inputs: Inputs, max_seqlen_q: int, max_seqlen_k: int) -> Sizes:
     """What the host knows of lengths; InputError unless all tensors speak of the same. Part of every call."""
-    query, key, value, cu_seqlens_q, cu_seqlens_k, block_table, seqused_k, _, alibi_slopes, out = inputs
+    query, key, value, cu_seqlens_q, cu_seqlens_k, block_table, seqused_k, _, alibi_slopes, out, *more = (
+        inputs
+    )
+    *scales, tree_mask = more
     batch = cu_seqlens_q.shape[0] - 1
     if (
         batch < 0
@@ -137,6 +194,8 @@ def check_sizes(inputs: Inputs, max_seqlen_q: int, max_seqlen_k: int) -> Sizes:
         or (alibi_slopes is not None and alibi_slopes.dim() == 2 and alibi_slopes.shape[0] != batch)
         or key.shape[0] != value.shape[0]
         or (out is not None and out.shape[0] != query.shape[0])
+        or (tree_mask is not None and tree_mask.shape[0] != query.shape[0])
+        or any(scale is not None and scale.dim() > 1 and scale.shape[0] != key.shape[0] for scale in scales)
         or type(max_seqlen_q) is not int
         or type(max_seqlen_k) is not int
         or max_seqlen_q < 0
@@ -156,9 +215,16 @@ def _refuse_sizes(inputs: Inputs, max_seqlen_q: int, max_seqlen_k: int) -> None:
     if batch < 0:
         raise InputError("cu_seqlens_q is empty; expected (batch + 1) entries, the first of them 0")
     tokens, keys = inputs.query.shape[0], inputs.key.shape[0]
+    for scale in ("key_scale", "value_scale"):
+        tensor = getattr(inputs, scale)
+        if tensor is not None and tensor.dim() > 1 and tensor.shape[0] != keys:
+            raise InputError(
+                f"{scale} has shape {tuple(tensor.shape)}, but key has {keys}; expected {keys} as its first dimension"
+            )
     for name, first, counted, expected in (
         ("value", keys, "key has", keys),
         ("out", tokens, "query has", tokens),
+        ("tree_mask", tokens, "query has", tokens),
         ("cu_seqlens_k", batch + 1, "cu_seqlens_q has", batch + 1),
         ("block_table", batch, "sequences of cu_seqlens_q are", batch),
         ("seqused_k", batch, "sequences of cu_seqlens_q are", batch),
@@ -228,11 +294,17 @@ def _check_query_key_value(query: torch.Tensor, key: torch.Tensor, value: torch.
     for name, tensor, shape, dimensions in expectations:
         if tensor.dim() != dimensions:
             raise InputError(f"{name} has shape {tuple(tensor.shape)}; expected {shape}")
-        if tensor.dtype not in DTYPES:
+        if name != "query" and tensor.dtype is FP8:
+            if query.dtype not in (torch.bfloat16, torch.float16) or value.dtype is not key.dtype:
+                raise InputError(
+                    f"query is {query.dtype}, key {key.dtype} and value {value.dtype}; expected both caches in FP8, "
+                    "and queries in bfloat16 or float16"
+                )
+        elif tensor.dtype not in DTYPES:
             raise InputError(
                 f"{name} has dtype {tensor.dtype}; expected float32, bfloat16 or float16: use .to()"
             )
-        if tensor.dtype != query.dtype:
+        elif tensor.dtype != query.dtype:
             raise InputError(
                 f"{name} is {tensor.dtype} but query is {query.dtype}; expected one dtype: convert with .to()"
             )
@@ -265,6 +337,48 @@ def _check_query_key_value(query: torch.Tensor, key: torch.Tensor, value: torch.
                 f"{name} is {dimension}; expected a multiple of {HEAD_DIM_STEP} up to {most}: pad with zeros"
                 + (", and give softmax_scale" if name == "head_dim" else "")
             )
+
+
+def check_scale(name: str, scale: torch.Tensor | None, cache: torch.Tensor) -> None:
+    """InputError unless it is None, or scales of this cache, which is one of FP8."""
+    if scale is None:
+        return
+    if cache.dtype is not FP8:
+        raise InputError(f"{name} is given with a cache of {cache.dtype}; expected it with {FP8} alone")
+    if scale.dtype is not torch.float32:
+        raise InputError(f"{name} has dtype {scale.dtype}; expected float32: use .float()")
+    if scale.device != cache.device:
+        raise InputError(f"{name} is on {scale.device} but its cache on {cache.device}; move it with .to()")
+    heads = cache.shape[-2]
+    if tuple(scale.shape) not in ((), (1,), (heads,)) and (
+        scale.dim() != cache.dim() - 1 or tuple(scale.shape[1:]) != tuple(cache.shape[1:-1])
+    ):
+        raise InputError(
+            f"{name} has shape {tuple(scale.shape)}; expected () for all, ({heads},) for each key/value head, or "
+            f"{tuple(cache.shape[:-1])} for each key and head"
+        )
+
+
+def _quantized(
+    key: torch.Tensor, key_scale: torch.Tensor | None, value_scale: torch.Tensor | None
+) -> Quantized | None:
+    check_scale("key_scale", key_scale, key)
+    check_scale("value_scale", value_scale, key)
+    if key.dtype is not FP8:
+        return None
+    return Quantized(
+        *(None if scale is None else _scale_strides(scale) for scale in (key_scale, value_scale))
+    )
+
+
+def _scale_strides(scale: torch.Tensor) -> Strides:
+    """Of (page, token, head)."""
+    strides = scale.stride()
+    if scale.dim() == 3:
+        return strides[0], strides[1], strides[2]
+    if scale.dim() == 2:
+        return 0, strides[0], strides[1]
+    return 0, 0, strides[0] if scale.numel() > 1 else 0
 
 
 def _check_lengths(name: str, tensor: torch.Tensor | None) -> None:
@@ -307,53 +421,6 @@ def check_out(out: torch.Tensor, query: torch.Tensor, value: torch.Tensor) -> No
             f"out has strides {out.stride()}, so several rows lie in the same memory; expected memory for each: "
             "pass a tensor that was not expanded"
         )
-
-
-def check_window(window: object) -> tuple[int, int]:
-    """(left, right) as Python integers; InputError unless it is such a pair."""
-    if (
-        isinstance(window, tuple)
-        and len(window) == 2
-        and all(
-            isinstance(side, (int, np.integer)) and not isinstance(side, bool) and side >= -1
-            for side in window
-        )
-    ):
-        return min(int(window[0]), _WIDEST_WINDOW), min(int(window[1]), _WIDEST_WINDOW)
-    raise InputError(
-        f"window is {window!r}; expected (left, right), each the number of keys that are seen on that side beside "
-        "one's own, or -1 for all"
-    )
-
-
-def _check_scale(softmax_scale: float | None, head_dim: int) -> float:
-    if softmax_scale is None:
-        return float(head_dim**-0.5)
-    if is_finite(softmax_scale) and 1e-30 <= float(softmax_scale) <= 1e30:
-        return float(softmax_scale)
-    raise InputError(
-        f"softmax_scale is {softmax_scale!r}; expected a number between 1e-30 and 1e30, or None for 1/sqrt(head_dim)"
-    )
-
-
-def check_softcap(softcap: float) -> float:
-    """As a Python float; InputError unless it is 0 or a cap that float32 can work with."""
-    if is_finite(softcap) and (softcap == 0 or 1e-6 <= float(softcap) <= 1e6):
-        return float(softcap)
-    raise InputError(f"softcap is {softcap!r}; expected a number between 1e-6 and 1e6, or 0 for none")
-
-
-def _check_split(split_keys: int | None) -> int:
-    if split_keys is None:
-        return 0
-    if (
-        isinstance(split_keys, numbers.Integral)
-        and not isinstance(split_keys, bool)
-        and split_keys > 0
-        and split_keys % SPLIT_STEP == 0
-    ):
-        return int(split_keys)
-    raise InputError(f"split_keys is {split_keys!r}; expected a multiple of {SPLIT_STEP}, or None")
 
 
 def _row_strides(tensor: torch.Tensor) -> tuple[int, int]:

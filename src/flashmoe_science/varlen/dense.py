@@ -11,8 +11,9 @@ from flashmoe_science.cuda.varlen import dense as cuda
 from flashmoe_science.direct import all_direct, has_own_layout
 from flashmoe_science.errors import DeviceError, InputError
 from flashmoe_science.operators.recording import reject_tangents
-from flashmoe_science.varlen.arguments import check_per_head, check_softcap, check_window
+from flashmoe_science.varlen.arguments import check_per_head
 from flashmoe_science.varlen.attention import attention_varlen
+from flashmoe_science.varlen.options import check_softcap, check_window
 
 EVERYTHING = (-1, -1)
 """The window that hides nothing."""

@@ -1,29 +1,175 @@
-"""A call on plain tensors: the signature, what is ready for it, the results' memory, the launch."""
+"""A call on plain tensors: recognised, or checked and made ready; the results' memory, the launch.
+
+A model makes the same call for each layer of a step, on other tensors of the same kind. So a thread keeps its last call
+for each combination of options, and one comparison in C++ tells whether the next is like it (`cuda.repeat.matcher`).
+Lengths, numbers of sequences and bounds are compared too, which costs nothing: when they change, once a step, the call
+is looked up by its signature, which has none of them.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from contextlib import nullcontext
+from operator import itemgetter
+from typing import NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 
 from flashmoe_science.arguments import reject_without_memory
 from flashmoe_science.cpu import varlen as cpu
 from flashmoe_science.cuda import varlen as cuda
+from flashmoe_science.cuda.repeat import (
+    Layout,
+    Matches,
+    cuda_allocator,
+    current_device,
+    dense_matcher,
+    never,
+)
+from flashmoe_science.cuda.steady import Kind, RepeatedCall, repeated_call
+from flashmoe_science.direct import dispatch_modes
 from flashmoe_science.errors import DeviceError, InputError
 from flashmoe_science.plans import keep
 from flashmoe_science.varlen.arguments import Inputs, Options, check, check_sizes, signature_of
-from flashmoe_science.varlen.problem import Backend, Problem, Run, Tensors
+from flashmoe_science.varlen.problem import (
+    REPEATED,
+    Backend,
+    Problem,
+    Repeatable,
+    Run,
+    Sizes,
+    Tensors,
+)
 
 _BACKENDS: dict[str, Backend] = {"cpu": cpu, "cuda": cuda}
 _MAX_RUNS = 1024
+_MAX_RECENT = 64
 _runs: dict[tuple[object, ...], Run] = {}
+_tensors = tuple.__new__  # of a NamedTuple, without its own function's frame
+
+
+class _Call(NamedTuple):
+    """A call that was made, and what the next one is compared with."""
+
+    max_seqlen_q: int
+    max_seqlen_k: int
+    causal: bool
+    return_lse: bool
+    recorded: bool
+    """Whether autograd would record it, where that is on: one of the tensors requires a gradient."""
+    device: int
+    """Which has to be current; -1: none has."""
+    given: Callable[[tuple[torch.Tensor | None, ...]], tuple[torch.Tensor, ...]]
+    """Of the inputs, those that are not None, in the order of `REPEATED`."""
+    matches: Matches
+    """Of these; only asked where none is nested."""
+    allocate: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
+    output: Layout
+    lse: Layout | None
+    repeat: Callable[[tuple[torch.Tensor, ...], torch.Tensor, torch.Tensor | None], None]
+    """See `problem.Repeat`."""
+    steady: RepeatedCall | None
+    """The same in one function, for tensors that do not require a gradient."""
+
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.steady: dict[tuple[object, ...], RepeatedCall] = {}
+        """By options: what makes calls like the last one with them, without a line of Python."""
+        self.recent: dict[tuple[object, ...], _Call] = {}
+        """By options, and by which inputs are not None."""
+
+
+_thread = _OfThread()
+
+
+def repeated(
+    inputs: tuple[torch.Tensor | None, ...], options: tuple[object, ...], max_seqlen_q: int, max_seqlen_k: int
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None:
+    """The results of a call that is like this thread's last one with these options; None for any other.
+
+    Args:
+        inputs: in the order of `Inputs`.
+        options: in the order of `Options`.
+    """
+    if forward_ad._current_level >= 0 or dispatch_modes():
+        return None
+    thread = _thread
+    try:
+        steady = thread.steady.get(options)
+        if steady is not None:
+            results = steady(inputs, options, max_seqlen_q, max_seqlen_k)
+            if results is not None:
+                return results  # type: ignore[no-any-return]
+        # As `_key`, without its frame.
+        _, _, _, _, key_starts, table, lengths, sinks, slopes, out, key_scale, value_scale, tree = inputs
+        call = thread.recent.get(
+            (
+                options,
+                key_starts is None,
+                table is None,
+                lengths is None,
+                sinks is None,
+                slopes is None,
+                out is None,
+                key_scale is None,
+                value_scale is None,
+                tree is None,
+            )
+        )
+        if call is None:
+            return None
+        (
+            same_seqlen_q,
+            same_seqlen_k,
+            causal,
+            return_lse,
+            recorded,
+            device,
+            given,
+            matches,
+            allocate,
+            layout,
+            lse_layout,
+            repeat,
+            other,
+        ) = call
+        tensors = given(inputs)
+        for tensor in tensors:
+            if tensor.is_nested:
+                return None
+    except (AttributeError, TypeError):
+        # No tensor, or an option that cannot be hashed: the checks say which.
+        return None
+    if (
+        max_seqlen_q != same_seqlen_q
+        or max_seqlen_k != same_seqlen_k
+        or options[0] is not causal
+        or options[5] is not return_lse
+        or not matches(*tensors)
+        or (recorded and torch.is_grad_enabled())
+        or (device >= 0 and current_device() != device)
+    ):
+        return None
+    if other is not steady and other is not None:
+        thread.steady[options] = other  # of as many options as there were before
+    if out is None:
+        out = allocate(*layout)
+    if lse_layout is None:
+        repeat(tensors, out, None)
+        return out
+    lse = allocate(*lse_layout)
+    repeat(tensors, out, lse)
+    return out, lse
 
 
 def launch(
     inputs: Inputs, options: Options, max_seqlen_q: int, max_seqlen_k: int
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The output and, if the options ask for it, the log-sum-exp: see `attention.attention_varlen`."""
-    query, key, value, cu_seqlens_q, cu_seqlens_k, block_table, seqused_k, sinks, alibi_slopes, out = inputs
+    query, key, value, *_, sinks, alibi_slopes, out, key_scale, value_scale, tree_mask = inputs
     try:
         signature = signature_of(inputs, options)
         run = _runs.get(signature)
@@ -34,14 +180,22 @@ def launch(
     if run is None:
         problem = check(inputs, options)
         check_sizes(inputs, max_seqlen_q, max_seqlen_k)  # before anything is compiled
-        reject_gradients(query, key, value, sinks, alibi_slopes, out)
+        reject_gradients(query, key, value, sinks, alibi_slopes, out, key_scale, value_scale)
         run = _prepare(problem, query.device)
         keep(_runs, signature, run, _MAX_RUNS)
+    for each in inputs:
+        if each is not None and each.is_nested:  # a jagged one has sizes and strides, as of a dense tensor
+            check(inputs, options)
     sizes = check_sizes(inputs, max_seqlen_q, max_seqlen_k)
     if query.requires_grad or key.requires_grad or value.requires_grad:
         reject_gradients(query, key, value)
     if sinks is not None or alibi_slopes is not None or out is not None:
         reject_gradients(sinks, alibi_slopes, out)
+    if query.is_cuda:  # without memory, to a kernel they would not be there; on the CPU every call looks
+        given = {"sinks": sinks, "alibi_slopes": alibi_slopes, "tree_mask": tree_mask}
+        reject_without_memory(**{name: tensor for name, tensor in given.items() if tensor is not None})
+    if key_scale is not None or value_scale is not None:
+        reject_gradients(key_scale, value_scale)
     if type(query) is not torch.Tensor:
         reject_without_memory(query=query, key=key, value=value)
     tokens, num_heads, _ = query.shape
@@ -49,23 +203,102 @@ def launch(
         out = query.new_empty((tokens, num_heads, value.shape[-1]))
     lse = query.new_empty((tokens, num_heads), dtype=torch.float32) if options.return_lse else None
     if tokens and num_heads:
-        run(
-            Tensors(
-                query,
-                key,
-                value,
-                out,
-                lse,
-                cu_seqlens_q,
-                cu_seqlens_k,
-                block_table,
-                seqused_k,
-                sinks,
-                alibi_slopes,
-            ),
-            sizes,
-        )
+        lengths = inputs.cu_seqlens_q, inputs.cu_seqlens_k, inputs.block_table, inputs.seqused_k
+        more = sinks, alibi_slopes, key_scale, value_scale, tree_mask
+        tensors = Tensors(query, key, value, out, lse, *lengths, *more)
+        run(tensors, sizes)
+        _remember(inputs, options, run, sizes, tensors)
     return out, lse
+
+
+def _key(inputs: tuple[torch.Tensor | None, ...], options: tuple[object, ...]) -> tuple[object, ...]:
+    (
+        _,
+        _,
+        _,
+        _,
+        cu_seqlens_k,
+        block_table,
+        seqused_k,
+        sinks,
+        alibi_slopes,
+        out,
+        key_scale,
+        value_scale,
+        tree,
+    ) = inputs
+    return (
+        options,
+        cu_seqlens_k is None,
+        block_table is None,
+        seqused_k is None,
+        sinks is None,
+        alibi_slopes is None,
+        out is None,
+        key_scale is None,
+        value_scale is None,
+        tree is None,
+    )
+
+
+def _remember(inputs: Inputs, options: Options, run: Run, sizes: Sizes, made: Tensors) -> None:
+    """Make a call like this one the thread's last with these options."""
+    query, value = inputs.query, inputs.value
+    names = [name for name in REPEATED if getattr(inputs, name) is not None]
+    given = itemgetter(*map(Inputs._fields.index, names))
+    tensors: tuple[torch.Tensor, ...] = given(inputs)
+    matches = dense_matcher(*tensors, under_no_grad=True)
+    if matches is never:
+        return
+    repeat = run.repeat(made, sizes, inputs.out is not None) if isinstance(run, Repeatable) else None
+    tokens, num_heads, _ = query.shape
+    value_dim = value.shape[-1]
+    on_cuda = query.is_cuda
+    allocate = cuda_allocator() if on_cuda else _on_cpu
+    output = Layout((tokens, num_heads, value_dim), (num_heads * value_dim, value_dim, 1), query.dtype)
+    lse = Layout((tokens, num_heads), (num_heads, 1), torch.float32) if options.return_lse else None
+    recorded = any(tensor.requires_grad for tensor in tensors)
+    steady = None
+    if repeat is not None and not recorded:
+        kind = Kind(Inputs._fields, names, tuple(options), matches, allocate, output, lse, sizes.max_seqlen_q)
+        steady = repeated_call(kind, repeat.target)
+    call = _Call(
+        max_seqlen_q=sizes.max_seqlen_q,
+        max_seqlen_k=sizes.max_seqlen_k,
+        causal=options.causal,
+        return_lse=options.return_lse,
+        recorded=recorded,
+        device=query.get_device() if on_cuda and torch.cuda.device_count() > 1 else -1,
+        given=given,
+        matches=matches,
+        allocate=allocate,
+        output=output,
+        lse=lse,
+        repeat=_by_run(run, sizes, names) if repeat is None else repeat.call,
+        steady=steady,
+    )
+    keep(_thread.recent, _key(inputs, tuple(options)), call, _MAX_RECENT)
+    if steady is None:
+        _thread.steady.pop(tuple(options), None)
+    else:
+        keep(_thread.steady, tuple(options), steady, _MAX_RECENT)
+
+
+def _by_run(
+    run: Run, sizes: Sizes, names: list[str]
+) -> Callable[[tuple[torch.Tensor, ...], torch.Tensor, torch.Tensor | None], None]:
+    """Repeats a call of a backend that has no shorter way; it is given tensors of these names."""
+    order = [*names, "output", "lse"]
+    arranged = itemgetter(*(order.index(name) if name in order else len(order) for name in Tensors._fields))
+
+    def repeat(tensors: tuple[torch.Tensor, ...], output: torch.Tensor, lse: torch.Tensor | None) -> None:
+        run(_tensors(Tensors, arranged((*tensors, output, lse, None))), sizes)
+
+    return repeat
+
+
+def _on_cpu(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(sizes, dtype=dtype, device="cpu")
 
 
 def _prepare(problem: Problem, device: torch.device) -> Run:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
+from flashmoe_science.arguments import check_dense
 from flashmoe_science.errors import InputError
 
 
@@ -62,12 +64,24 @@ def _check(
     sinks: torch.Tensor | None,
     out: torch.Tensor | None,
 ) -> None:
+    for name, parts in (("outs", outs), ("lses", lses)):
+        if not isinstance(parts, Sequence | torch.Tensor):
+            raise InputError(f"{name} is a {type(parts).__name__}; expected a sequence of torch.Tensors")
     if len(outs) == 0 or len(outs) != len(lses):
         raise InputError(
             f"outs has {len(outs)} tensors and lses {len(lses)}; expected one of each for every part, "
             "and at least one part"
         )
+    if not is_dynamo_compiling():
+        for name, parts in (("outs", outs), ("lses", lses)):
+            for index, part in enumerate(parts):
+                check_dense(**{f"{name}[{index}]": part})
+        for name, tensor in (("sinks", sinks), ("out", out)):
+            if tensor is not None:
+                check_dense(**{name: tensor})
     first = outs[0]
+    if sinks is not None and not sinks.is_floating_point():
+        raise InputError(f"sinks has dtype {sinks.dtype}; expected float32: use .float()")
     named = [
         *((f"outs[{index}]", part) for index, part in enumerate(outs)),
         *(() if out is None else (("out", out),)),

@@ -8,9 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
+
+Strides = tuple[int, int, int]
+
+
+class Quantized(NamedTuple):
+    """A cache of `torch.float8_e4m3fn`: how far it is, in elements, to the scale of the next (page, token, head).
+
+    0 where they share one; the first is 0 where keys are packed. None: all scales are 1.
+    """
+
+    key_scale: Strides | None
+    value_scale: Strides | None
 
 
 @dataclass(frozen=True)
@@ -18,7 +30,7 @@ class Problem:
     """A call that was checked, without its sizes. Strides are in elements; last dimensions are contiguous."""
 
     dtype: torch.dtype
-    """Of query, key, value and output: float32, bfloat16 or float16."""
+    """Of query and output, and of key and value unless `quantized`: float32, bfloat16 or float16."""
     num_heads: int
     num_kv_heads: int
     """Query head h uses key/value head h // (num_heads // num_kv_heads)."""
@@ -53,6 +65,12 @@ class Problem:
     split_keys: int
     """Partial sums begin at every multiple of this many keys of a sequence, whatever the batch; 0: anywhere."""
     return_lse: bool
+    quantized: Quantized | None = None
+    """What key and value are, if not of `dtype`."""
+    chunk: int = 0
+    """A query at position p sees key j only if j // chunk == p // chunk; 0: no such limit."""
+    tree: bool = False
+    """Whether `Tensors.tree_mask` is there."""
 
 
 class Tensors(NamedTuple):
@@ -84,6 +102,14 @@ class Tensors(NamedTuple):
     """(num_heads) float32, contiguous."""
     alibi_slopes: torch.Tensor | None
     """(num_heads) or (batch, num_heads) float32; heads are contiguous."""
+    key_scale: torch.Tensor | None = None
+    """float32, with the strides of `Quantized`: an element of key times its scale is the key."""
+    value_scale: torch.Tensor | None = None
+    """Likewise."""
+    tree_mask: torch.Tensor | None = None
+    """(tokens) int64, contiguous: bit j of a row's word: whether the row sees the key of its sequence's query j. Of
+    sequences with at most 64 queries.
+    """
 
 
 class Sizes(NamedTuple):
@@ -99,6 +125,50 @@ class Sizes(NamedTuple):
 
 Run = Callable[[Tensors, Sizes], None]
 """Writes output and lse of one call, on PyTorch's current stream; reads nothing back and waits for nothing."""
+
+
+REPEATED = (
+    "query",
+    "key",
+    "value",
+    "out",
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "seqused_k",
+    "block_table",
+    "sinks",
+    "alibi_slopes",
+    "key_scale",
+    "value_scale",
+    "tree_mask",
+)
+"""The order in which a `Repeat` gets the tensors that a caller gave: the decode kernel's, of their addresses."""
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """Makes calls that are like an earlier one. They depend on no ``max_seqlen_k``."""
+
+    call: Callable[[tuple[torch.Tensor, ...], torch.Tensor, torch.Tensor | None], None]
+    """Of the tensors of `REPEATED` that it was given, like the earlier ones in all but addresses and contents, into
+    output and lse. The earlier call's device is current.
+    """
+    target: Any
+    """The `cuda.steady.Target` of the same launch."""
+
+
+@dataclass(frozen=True)
+class Repeatable:
+    """A `Run` with a shorter way for calls that are like an earlier one."""
+
+    run: Run
+    repeat: Callable[[Tensors, Sizes, bool], Repeat | None]
+    """The way for calls like this one, which was made, by the thread that asks; None where there is none. The last
+    argument: whether the caller gave ``out``.
+    """
+
+    def __call__(self, tensors: Tensors, sizes: Sizes) -> None:
+        self.run(tensors, sizes)
 
 
 class Backend(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from datetime import date
 from pathlib import Path
 
@@ -33,6 +34,8 @@ def test_a_job_of_which_the_news_cannot_be_read_ends(
 ) -> None:
     monkeypatch.setattr(desks, "_MODULE", "writes_no_news")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    paths = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
     (tmp_path / "writes_no_news.py").write_text(WRITES.format(data=data))
 
     async def use() -> None:

@@ -11,11 +11,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cudadent42.audit import drawn, referee
+from cudadent42.audit import drawn
+from cudadent42.audit import party as party_module
 from cudadent42.audit.drawn import DrawnTurns
 from cudadent42.audit.messages import Answer, Ask, Pace, Task
+from cudadent42.audit.party import Party
 from cudadent42.audit.prepared import Prepared, prepare
-from cudadent42.audit.referee import Party
 from cudadent42.base.serialise import dumps
 from cudadent42.model.integrity import Way
 from cudadent42.operations import definition, numerics
@@ -97,14 +98,40 @@ def test_the_judge_is_told_of_what_came_later(
     assert "did not say" in judge.judge(replace(ask, shown="")).late
 
 
+@pytest.mark.parametrize("wrong", [(), (2,), (0, 3)])
+def test_every_result_is_compared_with_the_judges_own(
+    wrong: tuple[int, ...], prepared: Prepared, arenas: list[mmap.mmap], turns: DrawnTurns
+) -> None:
+    judge = DrawnTurns(prepared, [arenas[1], arenas[0]], CALLS, Way.QUEUED, None)
+    show = Ask(Task.SHOW, calls=CALLS, challenge=5)
+    judge.run(RUN)
+    judge.show(show)
+    turns.run(RUN)
+    for number in wrong:
+        turns._outputs[number] = turns._outputs[number - 1]
+    compare = replace(show, task=Task.COMPARE, shown=turns.show(show))
+    assert judge.compare(compare) == wrong
+    assert judge.compare(replace(compare, shown="")) == tuple(range(CALLS))
+
+
+def test_calls_that_wait_draw_the_same_values_one_by_one(
+    prepared: Prepared, arenas: list[mmap.mmap], turns: DrawnTurns
+) -> None:
+    alone = DrawnTurns(prepared, arenas, CALLS, Way.ALONE, None)
+    alone.run(RUN)
+    turns.run(RUN)
+    assert torch.equal(alone._outputs, turns._outputs)
+
+
 def test_there_are_as_many_calls_as_memory(
     monkeypatch: pytest.MonkeyPatch, prepared: Prepared, arenas: list[mmap.mmap]
 ) -> None:
     a_call = 4 * CASE.batch * CASE.num_heads * CASE.seqlen_q * CASE.head_dim * 4
     monkeypatch.setattr(drawn, "MEMORY_BYTES", 3 * a_call)
-    assert DrawnTurns(prepared, arenas, 100, Way.ALONE, None).calls == 3
+    assert DrawnTurns(prepared, arenas, 100, Way.QUEUED, None).calls == 3
+    assert DrawnTurns(prepared, arenas, 100, Way.ALONE, None).calls == 12  # of outputs alone
     monkeypatch.setattr(drawn, "MEMORY_BYTES", 1)
-    assert DrawnTurns(prepared, arenas, 100, Way.ALONE, None).calls == 1
+    assert DrawnTurns(prepared, arenas, 100, Way.QUEUED, None).calls == 1
 
 
 def test_where_there_is_no_graph_calls_are_queued(prepared: Prepared, arenas: list[mmap.mmap]) -> None:
@@ -127,7 +154,7 @@ def test_the_clock_begins_behind_what_is_untimed(monkeypatch: pytest.MonkeyPatch
         send(line)
 
     monkeypatch.setattr(party, "_send", counted)
-    monkeypatch.setattr(referee.time, "perf_counter_ns", lambda: 1_000_000 * len(sent))
+    monkeypatch.setattr(party_module.time, "perf_counter_ns", lambda: 1_000_000 * len(sent))
     try:
         turn = party.take_turn(Ask(Task.WAKE), Ask(Task.RUN), Ask(Task.SHOW), untimed=1)
         assert (len(turn.answers), turn.wall_ms) == (3, 2.0)

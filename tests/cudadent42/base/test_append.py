@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cudadent42.base.append import AppendOnlyFile, whole_lines
+from cudadent42.base.append import AppendOnlyFile, append_lines, whole_lines
 
 
 @settings(max_examples=25)
@@ -67,3 +67,19 @@ def test_a_write_that_fails_or_is_interrupted_is_taken_back(
 def test_only_who_asks_makes_the_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         AppendOnlyFile(tmp_path / "lines")
+
+
+def test_lines_of_several_writers_survive_a_torn_one(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    append_lines(path, ["one", "two"])
+    with path.open("ab") as file:
+        file.write(b'{"cut')
+    append_lines(path, ["three"])
+    assert [line for line in path.read_text().split("\n") if line] == ["one", "two", '{"cut', "three"]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_lines_that_find_no_room_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "write", lambda descriptor, data: len(data) - 1)
+    with pytest.raises(OSError, match="the disk is full"):
+        append_lines(tmp_path / "lines", ["one"])

@@ -89,6 +89,18 @@ def test_a_sparse_file_of_200_gigabytes(tmp_path: Path) -> None:
         archives.unpack(packed, tmp_path / "new", Limits(8 << 30, 100))
 
 
+def test_a_sparse_file_is_left_out(tmp_path: Path) -> None:
+    """Also within the limits: a file with holes is nothing that a run leaves."""
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(1 << 20)
+    (tmp_path / "plain").write_text("x")
+    packed = tmp_path / "a.tar"
+    command = ["tar", "-C", str(tmp_path), "--sparse", "-cf", str(packed), "sparse", "plain"]
+    subprocess.run(command, check=True)
+    archives.unpack(packed, tmp_path / "new", Limits(8 << 30, 100))
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["plain"]
+
+
 def header(kind: bytes, size: int) -> bytes:
     member = tarfile.TarInfo("name")
     member.type, member.size = kind, size

@@ -44,6 +44,17 @@ def test_lines_in_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(shown) == 11
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_is_being_done_has_an_end(terminal: bool) -> None:
+    """It may be the name of a worker of another machine."""
+    console = Console(file=io.StringIO(), width=80, force_terminal=terminal)
+    with progress.observer(console, verbose=not terminal) as shown:
+        shown.stage("bench")
+        shown.advance(0.5, "x" * 100_000)
+    assert isinstance(console.file, io.StringIO)
+    assert len(console.file.getvalue()) < 5000
+
+
 def test_a_bar_on_a_terminal() -> None:
     console = Console(file=io.StringIO(), width=80, force_terminal=True)
     with progress.observer(console, verbose=False) as bar:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cudadent42.base.errors import UsageError
-from cudadent42.base.reading import open_file, read_bytes
+from cudadent42.base.reading import open_file, parse_json, read_bytes
 from cudadent42.patterns import evidence, lessons
 from cudadent42.remote.core.tree import read_tree
 from cudadent42.session import log, protocol, snapshots
@@ -71,3 +71,12 @@ def test_limits(tmp_path: Path) -> None:
         read_bytes(tmp_path / "file", 4)
     with pytest.raises(OSError, match="not a file"):
         open_file(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["1e400", "[-1e400]", '{"a": {"b": [1e400]}}', "NaN", "Infinity", "1e101", str(1 << 65)]
+)
+def test_numbers_that_json_or_nobody_has(text: str) -> None:
+    """1e400 is read as infinity, of which no whole number can be made."""
+    with pytest.raises(ValueError, match=r"out of range|is no JSON"):
+        parse_json(text)

@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from flashmoe_science.jit.host import find_compiler
+from flashmoe_science.jit.cache import default_cache
 from warm_python import with_usual_signals
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -332,10 +331,12 @@ def test_build_shows_the_recipe() -> None:
 
 
 def test_the_cache_is_listed_and_cleared(tmp_path: Path) -> None:
-    compiler = tmp_path / "c++"  # as fast as it goes: nothing of these kernels runs
-    compiler.write_text(f'#!/bin/sh\nexec {shlex.join(find_compiler().command)} "$@" -O0\n')
-    compiler.chmod(0o755)
-    folder = {"FLASHMOE_CACHE_DIR": str(tmp_path / "cache"), "CXX": str(compiler)}
+    # Compiled once for all tests: this one's cache begins with what the user's has.
+    assert cudadent42("build", "--device", "cpu")[0] == 0
+    folder = {
+        "FLASHMOE_CACHE_DIR": str(tmp_path / "cache"),
+        "FLASHMOE_CACHE_SEED": str(default_cache().directory),
+    }
     assert cudadent42("build", "--device", "cpu", **folder)[0] == 0
     listed = json.loads(cudadent42("cache", "list", "--json", **folder)[1])
     assert "attention_forward" in {entry["recipe"]["kernel"] for entry in listed["entries"]}
@@ -348,6 +349,9 @@ def test_the_cache_is_listed_and_cleared(tmp_path: Path) -> None:
 def test_suites_and_implementations_are_listed() -> None:
     suites = json.loads(cudadent42("suites", "--json")[1])["suites"]
     assert {"default", "hopper", "small"} <= {item["name"] for item in suites}
+    lines = cudadent42("suites")[1].splitlines()
+    # A name as long as the longest still ends before its description begins.
+    assert [line.split()[0] for line in lines[::2]] == [item["name"] for item in suites]
     names = {
         item["name"] for item in json.loads(cudadent42("implementations", "--json")[1])["implementations"]
     }
@@ -363,7 +367,7 @@ def test_version() -> None:
     [
         (
             ("run", "--suite", "nonesuch"),
-            "unknown suite 'nonesuch'; expected one of backward-cpu, backward, decode-paged, decode",
+            "unknown suite 'nonesuch'; expected one of backward-cpu, backward, decode-fp8-cpu, decode-fp8",
         ),
         (("run", "--suite", "no/file.toml"), "cannot read the suite no/file.toml"),
         (("run", "--case", "tinny"), "unknown case 'tinny'"),

@@ -21,7 +21,6 @@ name = "unit"
 dtypes = ["fp32"]
 repeats = 6
 warmup = 0
-implementations = ["pytorch", "mine.py:attention"]
 case = [{ name = "one", batch = 1, num_heads = 1, seqlen = 64, head_dim = 32 }]
 """
 
@@ -84,6 +83,13 @@ def cudadent42(folder: Path, *arguments: str, given: str = "", **changes: str) -
     return done.returncode, done.stdout, done.stderr
 
 
+def measured(run: Path) -> tuple[str, str]:
+    """Baseline and candidate of a run, which are all that it measured."""
+    results = json.loads((run / "results.json").read_text())
+    assert results["others"] == []
+    return results["baseline"], results["candidate"]
+
+
 def git(folder: Path, *arguments: str) -> None:
     subprocess.run(["git", "-C", str(folder), *arguments], check=True, capture_output=True)
 
@@ -120,6 +126,7 @@ def test_a_session_by_a_program(project: Path) -> None:
     assert code == 0, err
     document = json.loads(out)
     assert document["runs"][0]["samples"] == 18
+    assert measured(Path(document["folder"]) / "runs" / "01-baseline") == ("pytorch", "mine.py:attention")
     assert document["do"] == "cudadent42 session next"
     assert cudadent42(project, "session", "next")[0] == 0
 
@@ -241,7 +248,8 @@ def test_the_five_checkpoints_on_this_machine(project: Path) -> None:
     (project / "mine.py").write_text(KERNEL.replace("TIMES = 4", "TIMES = 1"))
     assert step("run")["attempts"][0]["outcome"] == "passed"
     assert step("next")["checkpoint"] == "validate"
-    step("run")
+    validated = Path(step("run")["folder"]) / "runs"
+    assert measured(max(validated.iterdir())) == ("pytorch", "mine.py:attention")
     assert step("next")["checkpoint"] == "document"
     step("note", "once is enough")
     assert step("next")["status"] == "finished"

@@ -151,3 +151,52 @@ def test_a_group_that_does_something_alone_does_it(tmp_path: Path, group: str) -
     done = cli(group, cwd=tmp_path, CUDADENT42_LEDGER=str(tmp_path / "ledger.sqlite"))
     assert "Usage" not in done.stdout + done.stderr
     assert "no ledger" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("ledger", "rebuild", "."),
+        ("remote", "list"),
+        ("cost", "rates"),
+        ("patterns", "list"),
+        ("tune", "check"),
+        ("run", "--untrusted", "--implementations", "./none.py:f"),
+    ],
+)
+@pytest.mark.fresh
+def test_without_a_home_nothing_is_read_or_made_below_the_working_directory(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    """No HOME, and a user whom the table of users lacks. A folder called ``~`` there may be anybody's."""
+    program = (
+        "import pwd, sys\n"
+        "def nobody(user): raise KeyError(user)\n"
+        "pwd.getpwuid = nobody\n"
+        "from cudadent42.commands.cli import main\n"
+        "sys.exit(main())\n"
+    )
+    working, temporary = tmp_path / "working", tmp_path / "tmp"
+    planted = working / "~/.config/cudadent42"
+    planted.mkdir(parents=True)
+    (working / "~/.config/flashmoe_science/tuned").mkdir(parents=True)
+    for path in ("cudadent42/remotes.toml", "cudadent42/rates.toml", "flashmoe_science/tuned/planted.toml"):
+        (working / "~/.config" / path).write_text("planted = ")
+    temporary.mkdir()
+    before = sorted(working.rglob("*"))
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=working,
+        env={
+            "TMPDIR": str(temporary),
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "FLASHMOE_CACHE_DIR": str(tmp_path / "cache"),
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert_clean(done)
+    assert done.returncode == (2 if "run" in arguments else 0), done.stderr
+    assert "planted" not in done.stdout + done.stderr
+    assert sorted(working.rglob("*")) == before

@@ -66,7 +66,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the flows are given in place of being carried out."""
     given: list[Any] = []
 
-    def keep(*arguments: Any) -> None:
+    def keep(*arguments: Any, execute: object = None) -> None:
         given.extend(each for each in arguments if isinstance(each, RunOptions | race.RaceOptions))
         raise KeyboardInterrupt
 

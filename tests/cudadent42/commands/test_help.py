@@ -139,7 +139,11 @@ ERRORS: dict[str, tuple[str, ...]] = {
     "unknown-remote": ("run", "--on", "gpu"),
     "remote-without-address": ("remote", "add", "gpu"),
     "remote-bad-address": ("remote", "add", "gpu", "ftp://host"),
-    "remote-unknown-rate": ("remote", "add", "gpu", "gce://p/z/i", "--rate", "none"),
+    "remote-bad-zone": ("remote", "add", "gpu", "gce://my-project/z/gpu-1"),
+    "remote-unknown-rate": (
+        *("remote", "add", "gpu", "gce://my-project/us-central1-a/gpu-1"),
+        *("--rate", "none"),
+    ),
     "ledger-off": ("ledger", "list"),
     "unknown-lesson": ("patterns", "show", "out-of-mem"),
     "unknown-rate": ("cost", "advise", "--idle", "45m", "--machine", "gcp-l5"),

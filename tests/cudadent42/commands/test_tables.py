@@ -55,6 +55,7 @@ def test_what_looks_like_markup_is_shown_as_it_is(text: str) -> None:
     page = shown(tables.verify_table(VerifyReport((failed,)), everything=False))
     assert f"case{text}/fp32" in page
     assert f"FAILED: raised {text}" in page
+    assert "pattern" not in page  # a death has no largest error, nor any other size of one
     page = shown(tables.results_table(results(text), with_control=True))
     assert f"other{text}" in page
     assert f"{text} ms" in shown(tables.results_table(replace(results(text), others=()), with_control=True))

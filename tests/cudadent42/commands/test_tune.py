@@ -15,6 +15,7 @@ from cudadent42.base.errors import UsageError
 from cudadent42.base.observer import Quiet
 from cudadent42.commands.cli import app
 from cudadent42.commands.tune import _rungs, seconds
+from cudadent42.scaffold import Kind, create
 from cudadent42.tune.coordinator import Coordinator, Limits
 from cudadent42.tune.journal import TuningJournal
 
@@ -58,6 +59,23 @@ def test_a_dry_run_needs_no_gpu(invoke: Callable[..., Any]) -> None:
         "block_n=4096",
     ]
     assert not Path("tunings").exists()
+
+
+def test_a_dry_run_says_whether_a_search_proposes(invoke: Callable[..., Any], tmp_path: Path) -> None:
+    create("k", Kind.CPU, tmp_path)
+    (tmp_path / "k.toml").write_text(
+        SPACE.replace("cudadent42[portable]", "k/k.toml").replace("block_n", "N")
+    )
+    words = ("k.toml", "--suite", "small", "--case", "tiny", "--dry-run", "--device", "cpu")
+    every = invoke(*words)
+    assert every.exit_code == 0, every.output
+    assert "every one would be raced, as there are 3, and up to 500 are" in " ".join(every.output.split())
+    searched = " ".join(invoke(*words, "--search", "optuna").output.split())
+    assert "a search would propose up to 384 configurations, as --search optuna asks for" in searched
+    document = json.loads(invoke(*words, "--budget", "5s", "--json").stdout)
+    assert document["most"] == 384
+    assert document["why"].startswith("as all 3 would take about")
+    assert [each["arm"] for each in document["compiled"]] == ["default"]
 
 
 @pytest.mark.parametrize(

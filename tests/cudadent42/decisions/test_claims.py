@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from cudadent42.decisions.claims import claim, quotable, with_claim
-from cudadent42.model.integrity import Breach, Confirmation, Finding, Grade, Integrity
+from cudadent42.model.integrity import Breach, Confirmation, Finding, Grade, Integrity, Way
 from cudadent42.model.records import Comparison, Refusal, Results, Verdict
 
 ROW = Comparison("a", "fp32", "mine", "pytorch", 2.0, 1.9, 2.1, Verdict.FASTER, 1.0, 2.0, 25)
@@ -101,8 +101,13 @@ def test_where_there_is_no_claim_there_is_nothing_to_quote(verdict: Verdict) -> 
         ({"saved_ms": 0.9, "ci_low_ms": -2.0, "ci_high_ms": 3.0}, "too noisy to tell"),
         (
             {"comparable": False, "baseline_latency_ms": 9.0},
-            "takes 9 ms in processes apart and 2 ms in the run",
+            "takes 9 ms in processes apart and 2 ms in the run: waking",
         ),
+        (
+            {"comparable": False, "baseline_latency_ms": 9.0, "way": Way.GRAPH},
+            "in the run: in two races something kept the GPU busy",
+        ),
+        ({"comparable": False, "baseline_latency_ms": 9.0, "way": Way.QUEUED}, "in the run: launching"),
     ],
 )
 def test_a_claim_that_was_missed_says_by_what(seen: dict[str, object], words: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from cudadent42.decisions.compare import compare, control_offset
 from cudadent42.decisions.statistics import estimate_ratio
-from cudadent42.model.records import Plan, Refusal, Sample, TimerKind, Verdict
+from cudadent42.model.records import CacheState, Plan, Refusal, Sample, TimerKind, Verdict
 from cudadent42.operations.attention.case import AttentionCase
 
 CASES = tuple(AttentionCase(name, "bf16", 1, 1, 1, 64, 64, 64) for name in ("a", "b"))
@@ -137,6 +137,49 @@ def test_time_that_stands_still_without_a_processor_is_not_refused_for_it(timer:
 def test_older_rules_give_older_results() -> None:
     results = compare(make_plan("ours"), make_samples(TWICE, flagged=13), {}, {}, rules=1)
     assert (results.cases[0].verdict, results.rules) == (Verdict.FASTER, 1)
+
+
+def windows(ours_ms: float, ours: int, pytorch: int) -> list[Sample]:
+    """Quiet blocks, with so many calls in each side's windows."""
+    latency = {"pytorch": 0.02, "pytorch_control": 0.02, "ours": ours_ms}
+    return [
+        replace(sample, inner=ours if sample.implementation == "ours" else pytorch)
+        for sample in make_samples(latency)
+    ]
+
+
+def test_a_cold_call_is_not_held_against_warm_ones() -> None:
+    """As recorded beside other work: 1 call a window against 127, since the first runs of calls took time slices. The
+    blocks were quiet, and a kernel twice as fast was called slower, 0.38x."""
+    samples = windows(0.053, ours=1, pytorch=127)
+    results = compare(make_plan("ours"), samples, {}, {})
+    (case,) = results.cases
+    assert (case.verdict, case.refused) == (Verdict.UNDECIDED, Refusal.UNLIKE_WINDOWS)
+    assert (results.verdict, results.refused) == (Verdict.UNDECIDED, Refusal.UNLIKE_WINDOWS)
+    assert [each.refused for each in results.control] == [None]
+    older = compare(make_plan("ours"), samples, {}, {}, rules=2).cases[0]
+    assert (older.verdict, older.refused) == (Verdict.SLOWER, None)
+
+
+@pytest.mark.parametrize(
+    ("ours_ms", "ours", "pytorch"),
+    [
+        (0.01, 300, 150),  # each as many as fill a window
+        (2.1, 1, 150),  # a long call fills one
+        (0.01, 7, 7),  # versions, which have the same number
+        (0.053, 1, 1),  # cold calls of both
+    ],
+)
+def test_windows_that_can_be_compared(ours_ms: float, ours: int, pytorch: int) -> None:
+    assert compare(make_plan("ours"), windows(ours_ms, ours, pytorch), {}, {}).cases[0].refused is None
+
+
+@pytest.mark.parametrize(
+    "other", [{"timer": TimerKind.CPU}, {"cache": CacheState.COLD}, {"device": "cuda:0"}]
+)
+def test_other_clocks_have_other_windows(other: dict[str, object]) -> None:
+    plan = replace(make_plan("ours"), **other)  # type: ignore[arg-type]
+    assert compare(plan, windows(0.053, 1, 127), {}, {}).cases[0].refused is None
 
 
 def test_too_few_blocks_is_said() -> None:

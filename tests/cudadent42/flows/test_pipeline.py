@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,11 +9,12 @@ import pytest
 
 from cudadent42.base.errors import ExitCode, UsageError
 from cudadent42.flows import pipeline
-from cudadent42.model.records import Refusal, TimerKind, Verdict
+from cudadent42.model.records import MachineReport, Refusal, TimerKind, Verdict
 from cudadent42.plan import Choices, RunOptions
 from cudadent42.runs.run_folder import RunStatus, RunWriter, load_run
 from cudadent42.stages import gates
 from cudadent42.stages.gates import loader
+from cudadent42.suites.loader import builtin_suites, load_suite
 
 SUITE = """
 name = "unit"
@@ -161,6 +163,69 @@ def test_a_peer_of_the_suite_that_is_not_installed_is_left_out(tmp_path: Path) -
     suite.write_text(SUITE + 'implementations = ["flashinfer"]\n')
     with pytest.raises(UsageError, match="nothing to compare with pytorch: flashinfer cannot run on cpu"):
         pipeline.prepare(asked, listener)
+
+
+@pytest.mark.parametrize(("repeats", "said"), [(7, True), (8, False)])
+def test_too_few_blocks_for_a_verdict_are_said_before_anything_is_measured(
+    tmp_path: Path, repeats: int, said: bool
+) -> None:
+    listener = Notes()
+    asked = request(tmp_path, implementations=("cudadent42",), repeats=repeats, timer=TimerKind.CPU)
+    pipeline.run(asked, listener, lambda folder: None, execute=lambda *given: None)  # type: ignore[arg-type,return-value]
+    few = f"--repeats {repeats} allows no verdict: at least 8 blocks are needed"
+    assert (few in listener.notes) is said
+    assert listener.stages == ["preflight"]
+
+
+def test_a_case_that_neither_device_has_is_met_with_the_cases_of_both() -> None:
+    """Where no device is named, a GPU's cases alone are the wrong list on a machine without one."""
+    with pytest.raises(UsageError) as raised:
+        pipeline.prepare(RunOptions(choices=Choices(suite="race", cases=("tiny",))), Listener())
+    said = str(raised.value)
+    assert said.startswith("on a GPU: --case: unknown case 'tiny'; the suite race has prompt, long")
+    assert (
+        "; on CPU: --case: unknown case 'tiny'; the suite race-cpu, which on CPU takes the place of race, has"
+        in said
+    )
+    with pytest.raises(UsageError, match=r"^--case: unknown case 'tinny'; the suite small has tiny"):
+        pipeline.prepare(RunOptions(choices=Choices(suite="small", cases=("tinny",))), Listener())
+
+
+PEERS = ("liger_kernel", "flash_attn", "flash_attn_interface", "flashinfer", "xformers")
+
+
+@pytest.fixture
+def gpu_without_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose preflight finds a GPU, and none of the packages that can be raced beside PyTorch."""
+    monkeypatch.setattr(pipeline, "gather", lambda device, folder: None)
+    monkeypatch.setattr(pipeline, "chosen_device", lambda context: "cuda:0")
+    monkeypatch.setattr(pipeline, "inspect", lambda context: MachineReport((), "", {}))
+    for name in [*PEERS, *(each for each in sys.modules if each.partition(".")[0] in PEERS)]:
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+@pytest.mark.usefixtures("gpu_without_peers")
+@pytest.mark.parametrize("suite", builtin_suites())
+def test_a_suite_runs_on_a_gpu_without_any_peer(suite: str) -> None:
+    """`./run.sh --suite moe` ended with an error where Liger was not installed."""
+    listener = Notes()
+    asked = RunOptions(choices=Choices(suite=suite), device="cuda", ignore_preflight=True)
+    plan = pipeline.prepare(asked, listener).plan
+    assert "cudadent42" in plan.implementations
+    assert plan.baseline in plan.implementations
+    left_out = [line.partition(" ")[0] for line in listener.notes if "is left out: " in line]
+    named = dict.fromkeys((plan.baseline, *load_suite(suite).implementations))
+    assert sorted((*plan.implementations, *left_out)) == sorted(named)
+
+
+@pytest.mark.usefixtures("gpu_without_peers")
+def test_a_peer_that_is_asked_for_by_name_is_not_left_out() -> None:
+    choices = Choices(suite="moe", implementations=("cudadent42", "liger"))
+    asked = RunOptions(choices=choices, device="cuda", ignore_preflight=True)
+    with pytest.raises(
+        UsageError, match=r"^liger cannot run on cuda:0: liger_kernel.* pip install liger-kernel$"
+    ):
+        pipeline.prepare(asked, Notes())
 
 
 def test_an_implementation_that_cannot_run_here(tmp_path: Path) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from cudadent42.integrity.helpers import background_work
+from cudadent42.integrity.helpers import background_work, work_beside
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists the tasks of a process")
 
@@ -60,3 +61,34 @@ def test_threads_that_wait_are_at_rest_and_one_that_works_is_not() -> None:
         stop.set()
     assert at_work is not None
     assert "thread" in at_work.evidence
+
+
+def compute() -> None:
+    stop = time.thread_time() + 1e-3
+    while time.thread_time() < stop:
+        pass
+
+
+def test_who_rests_only_while_the_lab_waits_is_found_in_a_turn_of_the_baselines() -> None:
+    """Its work is a child's here, so that it has a processor of its own."""
+    program = "import sys\nwhile sys.stdin.read(1):\n    for _ in range(20_000): pass\n    print(flush=True)"
+    command = [sys.executable, "-S", "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+
+        def turn() -> None:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            compute()
+            process.stdin.write(b"x")
+            process.stdin.flush()
+            process.stdout.readline()
+
+        turn()
+        assert background_work(30.0) is None
+        assert work_beside(compute) is None
+        work = None
+        while work is None:  # until the time limit of a test
+            work = work_beside(turn)
+        process.kill()
+    assert str(process.pid) in work.evidence
+    assert "worked while the baseline was called" in work.evidence

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -68,3 +70,21 @@ def test_what_pytorch_counts_with_is_its_own_and_its_functions_are_not(
     assert originals.replaced() == []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     assert names(originals) == ["torch.cuda.synchronize"]
+
+
+def test_what_was_written_to_where_it_lies() -> None:
+    """In a process of its own: the constant is everybody's."""
+    program = """
+import ctypes
+from cudadent42.correctness import truth
+from cudadent42.integrity.originals import Originals
+originals = Originals()
+print([each.name for each in originals.rewritten()])
+ctypes.c_double.from_address(id(truth.ERROR_FACTOR) + 16).value = 1e6
+print([each.name for each in originals.replaced()])
+print([each.name for each in originals.rewritten()])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    untouched, by_identity, by_contents = done.stdout.splitlines()
+    assert (untouched, by_identity) == ("[]", "[]")
+    assert "cudadent42.correctness.truth.ERROR_FACTOR" in by_contents

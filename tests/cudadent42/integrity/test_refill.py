@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy
 import pytest
 import torch
 
 from cudadent42.correctness.forms import wrong_kind
+from cudadent42.integrity.originals import Originals
 from cudadent42.integrity.outputs import copies, grossly_differs, same
-from cudadent42.integrity.refill import FreshInputs
+from cudadent42.integrity.refill import FreshInputs, checksums
 from cudadent42.model.cases import Case
 from cudadent42.operations import definition, numerics
+from cudadent42.operations.attention import inputs
 from cudadent42.operations.attention.case import AttentionCase
+from cudadent42.operations.attention.inputs import write_normal
 from cudadent42.operations.attention_backward.case import AttentionBackwardCase, AttentionTrainingStepCase
 from cudadent42.operations.moe.case import MoeCase
 
@@ -51,6 +55,22 @@ def test_a_write_by_somebody_else_is_seen() -> None:
     assert not inputs.changed
     inputs.sets[1].tensors[2][0, 0, 0, 0] += 1
     assert inputs.changed
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int32, torch.float8_e4m3fn])
+@pytest.mark.parametrize("size", [0, 1, 3, 7, 8, 64])
+@pytest.mark.parametrize("view", ["whole", "offset", "apart"])
+def test_every_bit_counts_in_a_sum(dtype: torch.dtype, size: int, view: str) -> None:
+    """Also where memory is no whole number of words, begins within one, or lies apart."""
+    memory = torch.arange(4 * size + 1, dtype=torch.float32, device="cpu").to(dtype)
+    tensor = {"whole": memory[: 2 * size], "offset": memory[1 : 2 * size + 1], "apart": memory[::2]}[view]
+    (before,) = checksums([tensor])
+    bits = tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
+    for number in range(len(bits)):
+        bits[number] ^= 1
+        assert checksums([tensor]) != [before]
+        bits[number] ^= 1
+    assert checksums([tensor]) == [before]
 
 
 @pytest.mark.parametrize("case", [case for case, _ in CASES], ids=lambda case: case.operation)
@@ -92,3 +112,52 @@ def test_only_plain_tensors_are_results() -> None:
     assert wrong_kind((torch.ones(2), torch.ones(2))) == ""
     assert "Lazy" in wrong_kind(torch.ones(2).as_subclass(Lazy))
     assert "sparse" in wrong_kind(torch.ones(2, 2).to_sparse())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_drawn_values_are_normal_new_for_each_seed_and_the_same_whatever_the_strides(
+    dtype: torch.dtype,
+) -> None:
+    def drawn(seed: int, tensor: torch.Tensor) -> torch.Tensor:
+        write_normal(tensor, seed)
+        return tensor
+
+    memory = torch.zeros(256, 513, dtype=dtype, device="cpu")
+    values = drawn(1, torch.zeros(256, 512, dtype=dtype, device="cpu"))
+    assert torch.equal(values, drawn(1, memory[:, :512]))
+    assert float((values == drawn(2, torch.zeros_like(values))).float().mean()) < 0.01
+    wide = values.double()
+    count = wide.numel()
+    assert abs(float(wide.mean())) < 5 / count**0.5
+    assert abs(float(wide.square().mean()) - 1) < 5 * (2 / count) ** 0.5
+    assert abs(float(wide.pow(4).mean()) - 3) < 5 * (96 / count) ** 0.5
+    assert abs(float((wide[:, 1:] * wide[:, :-1]).mean())) < 5 / count**0.5
+    assert 3.5 < float(wide.abs().max()) < 6.0
+
+
+def test_what_values_are_drawn_from_and_summed_with_is_not_changed_unseen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who makes all values zero knows all results: that was a write to the table of quantiles, or to numpy.take."""
+
+    def drawn() -> torch.Tensor:
+        tensor = torch.zeros(4, 4096, dtype=torch.bfloat16, device="cpu")
+        write_normal(tensor, 1)
+        return tensor
+
+    before, originals = drawn(), Originals()
+    for dtype in (torch.float16, torch.bfloat16):
+        table = inputs._quantiles(dtype)
+        with pytest.raises(ValueError, match="read-only"):
+            table[:] = 0
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            table.flags.writeable = True
+    with monkeypatch.context() as patch:
+        for name in ("take", "add", "frombuffer", "count_nonzero", "int16", "uint16"):
+            patch.setattr(numpy, name, None)
+        assert torch.equal(drawn(), before)
+        assert checksums([before]) != checksums([torch.zeros_like(before)])
+    assert originals.replaced() == []
+    monkeypatch.setattr(inputs, "_BF16_QUANTILES", bytes(1 << 17))
+    assert not drawn().any()
+    assert [each.name for each in originals.replaced()] == [f"{inputs.__name__}._BF16_QUANTILES"]

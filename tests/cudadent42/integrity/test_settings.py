@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -86,3 +87,37 @@ def test_what_a_turn_left_that_nobody_looked_at_is_blamed_on_who_does_it_again()
     with watch.counted_turn("honest", look=False):
         assert torch.get_num_threads() == threads
     assert {each.implementation for each in findings} == {"mine"}
+
+
+class EqualsAll:
+    """As a candidate may leave behind."""
+
+    def __call__(self, *arguments: object) -> None:
+        return
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_nobody_is_asked_whether_he_equals_what_was_there() -> None:
+    before = settings.read()
+    gc.callbacks.append(EqualsAll())
+    try:
+        first = settings.read()
+        gc.callbacks[-1] = EqualsAll()
+        assert set(settings.changes(before, first)) == {"gc.callbacks"}
+        assert set(settings.changes(first, settings.read())) == {"gc.callbacks"}
+        settings.write(before)
+        assert settings.same(settings.read(), before)
+    finally:
+        gc.callbacks[:] = [each for each in gc.callbacks if type(each) is not EqualsAll]
+
+
+def test_equal_values_that_are_other_objects_are_the_same() -> None:
+    before = ((1, 2.5), ["a"], {b"name": b"value"}, frozenset({0, 1}), torch.float32, len)
+    again = ((1, 2.5), ["a"], {b"name": b"value"}, frozenset({1, 0}), torch.float32, len)
+    assert settings.same(before, again)
+    assert not settings.same(before, (*again[:-1], print))
+    assert not settings.same((1,), (1.0,))

@@ -12,6 +12,7 @@ import pytest
 from ledger_files import MakeRun
 
 from cudadent42 import ledger
+from cudadent42.base.shown import MOST_LETTERS
 
 
 def nested(folder: Path) -> None:
@@ -47,6 +48,11 @@ def long_field(folder: Path) -> None:
         file.write("x" * 200_000 + "\n")
 
 
+def long_number(folder: Path) -> None:
+    text = (folder / "samples.csv").read_text()
+    (folder / "samples.csv").write_text(text.replace("4.0", "x" * 5000))
+
+
 def sparse(folder: Path) -> None:
     os.truncate(folder / "samples.csv", 200 << 30)
 
@@ -64,7 +70,7 @@ def not_text(folder: Path) -> None:
     "damage",
     [
         *(nested, nested_a_thousand_deep, huge_numbers, huge_integer, huge_latency),
-        *(long_field, sparse, pipe, not_text),
+        *(long_field, long_number, sparse, pipe, not_text),
     ],
 )
 def test_one_bad_folder_is_skipped_with_a_line(
@@ -77,6 +83,7 @@ def test_one_bad_folder_is_skipped_with_a_line(
     assert done.runs == 1
     [problem] = done.problems
     assert str(bad) in problem
+    assert len(problem) <= MOST_LETTERS
 
 
 def test_a_session_of_impossible_times_is_skipped_with_a_line(

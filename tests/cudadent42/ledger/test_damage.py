@@ -108,20 +108,3 @@ def test_a_reminder_that_cannot_be_read_is_dropped(make_run: MakeRun, tmp_path: 
 
 def test_a_folder_where_the_file_should_be(make_run: MakeRun, tmp_path: Path) -> None:
     assert "Is a directory" in str(ledger.record(make_run(tmp_path / "run"), str(tmp_path)))
-
-
-@pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        ("oracel://nowhere/x", "no database is called 'oracel'"),
-        ("mysql+pymysql://nowhere/x", "needs the Python package"),
-        ("sqlite://", "names no file"),
-        ("://", "cannot be read"),
-        ("postgresql://me:secret@127.0.0.1:1/x", "cannot be used"),
-        ("postgresql://127.0.0.1:1/x?user=me&password=secret&sslpassword=secret", "cannot be used"),
-    ],
-)
-def test_urls_that_lead_nowhere(make_run: MakeRun, tmp_path: Path, url: str, message: str) -> None:
-    trouble = str(ledger.record(make_run(tmp_path / "run"), url))
-    assert message in trouble
-    assert "secret" not in trouble

@@ -16,6 +16,7 @@ from cudadent42.model.records import Plan, VerifiedCase, VerifyReport
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.scaffold import Kind, create
 from cudadent42.stages.verify import verify
+from cudadent42.timing.processor_time import descendants
 from cudadent42.worker.parent import Worker
 from cudadent42.worker.stages import run_stage
 
@@ -67,13 +68,13 @@ def test_what_is_wrong_or_reports_an_error_fails_its_case(tmp_path: Path, fault:
     assert detail in by_case["bad/fp32"].detail
 
 
-def processor_s(process: int | None) -> float:
-    """That a process has had; 0 where there is none."""
-    if process is None:
-        return 0.0
-    with contextlib.suppress(OSError):
-        return time.clock_gettime((~process << 3) | 2)  # clock_getcpuclockid(3)
-    return 0.0
+def processor_s(keeper: int | None) -> float:
+    """That the processes below a worker's keeper have had; 0 where there are none."""
+    total_s = 0.0
+    for process in descendants(str(keeper)) if keeper is not None else ():
+        with contextlib.suppress(OSError):
+            total_s += time.clock_gettime((~process << 3) | 2)  # clock_getcpuclockid(3)
+    return total_s
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cudadent42.correctness.truth import find_truth, judge
 from cudadent42.model.records import Plan
+from cudadent42.operations import definition
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.operations.attention.reference import attention_float64
 from cudadent42.operations.attention_backward.case import AttentionBackwardCase, AttentionTrainingStepCase
@@ -161,3 +162,13 @@ def test_pytorch_is_verified_on_the_hard_inputs_too(case_type: type[AttentionBac
     assert report.cases
     assert report.passed, [each.detail for each in report.cases if not each.passed]
     assert NUMERICS.gathered is packed
+
+
+@pytest.mark.parametrize("case_type", [AttentionBackwardCase, AttentionTrainingStepCase])
+def test_profiles_leave_gradients_out(case_type: type[AttentionBackwardCase]) -> None:
+    case = case_type(**vars(case_of(num_heads=4)))
+    inputs = random_inputs(case, 0, 0, "cpu")
+    calls = definition(case.operation).without(case, inputs).calls
+    assert list(calls) == ["none", "query_gradient", "key_value_gradients"]
+    heads = {part: call().shape[1] for part, call in calls.items()}  # type: ignore[attr-defined]
+    assert heads == {"none": 4, "query_gradient": 2, "key_value_gradients": 4}

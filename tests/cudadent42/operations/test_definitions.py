@@ -25,7 +25,7 @@ from cudadent42.stages.report import markdown
 from cudadent42.stages.report.rivals import rivals
 from cudadent42.stages.report.view import View
 from cudadent42.suites.loader import load_suite, parse_suite
-from flashmoe_science import cuda
+from flashmoe_science.cuda.build import kernels as cuda_kernels
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 CASE = MoeCase("layer", "bf16", 16, 2048, 768, 128, 8)
@@ -60,7 +60,7 @@ ATTENTION_CASE = AttentionCase("prompt", "fp16", 1, 8, 8, 512, 512, 80, causal=T
 )
 def test_a_race_builds_the_kernels_of_its_cases(case: AttentionCase | MoeCase, own: str) -> None:
     """Of all that the library has: a version of it knows no operations."""
-    kernels = cuda.kernels(("sm_80", "sm_90"))
+    kernels = cuda_kernels(("sm_80", "sm_90"))
     operation = "moe" if isinstance(case, MoeCase) else "attention"
     needed = definition(operation).needed(kernels, (case,))
     assert {kernel.function for kernel in needed} >= {f"{own}portable", f"{own}hopper"}

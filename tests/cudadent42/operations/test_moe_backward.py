@@ -12,7 +12,9 @@ from torch import Tensor
 from cudadent42.base.errors import UsageError
 from cudadent42.correctness.truth import find_truth, judge
 from cudadent42.model.records import Plan
+from cudadent42.operations import definition
 from cudadent42.operations.moe.reference import expert_loop
+from cudadent42.operations.moe_backward import reference
 from cudadent42.operations.moe_backward.case import ROUTINGS, MoeBackwardCase, MoeTrainingStepCase
 from cudadent42.operations.moe_backward.implementations import implementations
 from cudadent42.operations.moe_backward.inputs import (
@@ -27,7 +29,7 @@ from cudadent42.operations.moe_backward.reference import gradients_float64, yard
 from cudadent42.plan import Choices, make_plan
 from cudadent42.registry import registry
 from cudadent42.stages.verify import verify
-from cudadent42.suites.loader import parse_suite
+from cudadent42.suites.loader import load_suite, parse_suite
 
 
 def case_of(dtype: str = "fp32", **changes: Any) -> MoeBackwardCase:
@@ -35,7 +37,7 @@ def case_of(dtype: str = "fp32", **changes: Any) -> MoeBackwardCase:
     return replace(case, **changes)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "relu2_no_mul"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "swigluoai", "relu2_no_mul"])
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_float64_is_the_derivative(routing: str, activation: str) -> None:
     case = case_of(routing=routing, activation=activation)
@@ -100,6 +102,32 @@ def test_the_bound_of_each_entry_holds_for_what_is_rounded_once(activation: str,
     assert float(error.norm() / gradients.value.norm()) < {"fp32": 1e-6, "bf16": 8e-3, "fp16": 1e-3}[dtype]
 
 
+def test_weighting_before_the_product_widens_no_bound_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of a weight is made of what was not weighted: rounding s g has no part in it."""
+    case = case_of("bf16")
+    (inputs,) = input_sets(case, 0, 1, "cpu")
+    with_it = gradients_float64(inputs, "silu").limit
+    monkeypatch.setattr(reference, "_weighted_before", lambda g, down, unit: torch.zeros_like(g @ down))
+    without = gradients_float64(inputs, "silu").limit
+    of_weights = slice(-case.tokens, None)
+    assert torch.equal(with_it[of_weights], without[of_weights])
+    assert bool((with_it >= without).all())
+    assert not torch.equal(with_it, without)
+
+
+def test_the_room_for_weighting_before_the_product_is_that_of_its_rounding() -> None:
+    generator = torch.Generator().manual_seed(0)
+    g, down = (
+        torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((500, 64), (64, 32))
+    )
+    score = torch.rand(500, 1, generator=generator, dtype=torch.float64) + 0.1
+    unit = torch.finfo(torch.bfloat16).eps / 2
+    weighted = score * g
+    error = (weighted.bfloat16().double() @ down - weighted @ down).abs() / score
+    room = reference._weighted_before(g, down, unit)
+    assert 0.6 < float((error / room).max()) < reference.FACTOR
+
+
 def test_hard_inputs_have_gradients_of_every_kind() -> None:
     by_kind = {hard.kind: hard for hard in hard_inputs("fp16")}
     assert {*GRADIENTS, "one_expert", "ids_out_of_range", "no_valid_id", "large_weights"} <= by_kind.keys()
@@ -116,9 +144,10 @@ def test_ours_and_pytorchs_compositions_are_verified(name: str, dtype: str) -> N
     case: MoeBackwardCase = case_of(dtype)
     if name == "moe_training_step":
         case = MoeTrainingStepCase(**{**vars(case)})
-    plan = Plan("unit", "cpu", (case,), "expert_loop", ("cudadent42", "expert_loop"), 2, 0, seed=0)
+    names = ("cudadent42", "cudadent42_recompute", "expert_loop")
+    plan = Plan("unit", "cpu", (case,), "expert_loop", names, 2, 0, seed=0)
     report = verify(plan, emit=lambda event: None)
-    assert {each.implementation for each in report.cases} == {"cudadent42", "expert_loop"}
+    assert {each.implementation for each in report.cases} == set(names)
     assert report.passed, [each.detail for each in report.cases if not each.passed]
 
 
@@ -150,6 +179,48 @@ def test_suites(suite: str, device: str, operation: str, count: int) -> None:
     assert {case.operation for case in plan.cases} == {operation}
     assert len(plan.cases) == count
     assert {case.routing for case in plan.cases} == set(ROUTINGS)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("suite", ["moe-step", "moe-step-cpu"])
+def test_training_steps_race_what_keeps_no_projections(suite: str) -> None:
+    assert "cudadent42_recompute" in load_suite(suite).implementations
+
+
+def test_what_recomputes_keeps_no_projections() -> None:
+    case = case_of()
+    (inputs,) = input_sets(case, 0, 1, "cpu")
+    kept = {}
+    for item in implementations(case.operation):
+        if not item.name.startswith("cudadent42"):
+            continue
+        shapes: list[tuple[int, ...]] = []
+
+        def keep(tensor: Tensor, shapes: list[tuple[int, ...]] = shapes) -> Tensor:
+            shapes.append(tuple(tensor.shape))
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            item.prepare(case, inputs)
+        kept[item.name] = shapes
+    projections = (case.tokens * case.top_k, 2 * case.intermediate)
+    assert projections in kept["cudadent42"]
+    assert projections not in kept["cudadent42_recompute"]
+
+
+@pytest.mark.parametrize("case_type", [MoeBackwardCase, MoeTrainingStepCase])
+def test_profiles_leave_gradients_out(case_type: type[MoeBackwardCase]) -> None:
+    case = case_type(**vars(case_of()))
+    (inputs,) = input_sets(case, 0, 1, "cpu")
+    calls = definition(case.operation).without(case, inputs).calls
+    assert list(calls) == ["none", "token_gradient", "weight_gradients", "routing_gradient"]
+    shapes = {part: tuple(call().shape) for part, call in calls.items()}  # type: ignore[attr-defined]
+    of_tokens, of_w13 = inputs.forward.hidden_states.shape, inputs.forward.w13.shape
+    assert shapes == {
+        "none": of_tokens,
+        "token_gradient": of_w13,
+        "weight_gradients": of_tokens,
+        "routing_gradient": of_tokens,
+    }
 
 
 def test_a_routing_that_there_is_not_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,17 @@ def test_each_log_fires_one_lesson_only() -> None:
 )
 def test_an_end_is_taken_for_what_it_is(line: str, lessons: set[str]) -> None:
     assert {each.lesson.id for each in match(of_text(line, "output"), shipped())} == lessons
+
+
+@pytest.mark.parametrize(("built", "lessons"), [(True, {"small-shapes-first"}), (False, set())])
+def test_a_run_that_ended_before_its_build_says_nothing_of_shapes(
+    tmp_path: Path, built: bool, lessons: set[str]
+) -> None:
+    """Such as one for a GPU that the machine does not have."""
+    manifest = json.loads((RESULTS / "2026-11-20-cpu-default/manifest.json").read_text())
+    manifest["status"] = "failed"
+    manifest["plan"]["cases"] = [case for case in manifest["plan"]["cases"] if case["seqlen_k"] >= 1024]
+    if not built:
+        manifest["build"] = None
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    assert fired(tmp_path) == lessons

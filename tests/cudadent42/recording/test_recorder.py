@@ -338,6 +338,7 @@ def test_calls_that_differ_in_what_a_suite_cannot_have_are_told_apart() -> None:
     def script() -> None:
         flashmoe_science.fused_moe(tokens, w13, w2, weights, ids)
         flashmoe_science.fused_moe(tokens, w13, w2, weights, ids, w13_layout="interleaved")
+        flashmoe_science.fused_moe(tokens, w13, w2, weights, ids, w2_bias=torch.ones(4, 32))
         flashmoe_science.fused_moe(
             tokens, narrow13, narrow2, weights, ids, w13_scales=scales13, w2_scales=scales2
         )
@@ -346,6 +347,7 @@ def test_calls_that_differ_in_what_a_suite_cannot_have_are_told_apart() -> None:
     assert {str(group.reason).partition(",")[0] for group in recording.groups} == {
         "None",
         "interleaved weights",
+        "biases of experts",
         "quantised weights",
     }
 
@@ -450,3 +452,35 @@ def test_a_model_of_transformers(qwen: Any) -> None:
     recording, _ = record(lambda: qwen(ids).logits.sum().backward())
     reasons = {group.kind.value: group.reason for group in recording.groups}
     assert reasons == {"attention": None, "moe": None}
+
+
+def test_experts_with_biases_are_described_and_are_no_case() -> None:
+    """GPT-OSS's, whose weights are transposed until `accelerate` turns them: the sizes are the same either way."""
+    transformers = pytest.importorskip("transformers")
+    configuration = transformers.GptOssConfig(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )
+    model = transformers.GptOssForCausalLM(configuration).eval()
+
+    def script() -> None:
+        with torch.no_grad():
+            model(torch.arange(12)[None])
+
+    def experts() -> tuple[str, str, bool]:
+        (group,) = [each for each in record(script)[0].groups if each.kind.value == "moe"]
+        return group.what, str(group.reason), group.ours
+
+    what = "experts, 12 × 64 × 48, 2 of 4"
+    reason = "transposed weights of experts, which flashmoe_science.accelerate turns"
+    assert experts() == (what, reason, False)
+    flashmoe_science.accelerate(model)
+    assert experts() == (what, "biases of experts, which a suite cannot have", True)

@@ -152,13 +152,19 @@ def _short_folder(folder: Path) -> Path:
 
 
 def await_port(port: int, process: subprocess.Popen[bytes]) -> None:
-    for _ in range(100):
-        if process.poll() is not None:
-            pytest.skip("sshd does not start here")
+    """However long that takes on a busy machine; the time limit of a test ends it."""
+    while process.poll() is None:
         try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            socket.create_connection(("127.0.0.1", port)).close()
         except OSError:
             time.sleep(0.05)
         else:
             return
-    raise TimeoutError("sshd does not listen")
+    pytest.skip("sshd does not start here")
+
+
+def spend_budget(guard: Path) -> None:
+    """From now on the limits of the watchdog in this folder allow a second."""
+    idle, _, rest = (guard / "limits").read_text().split(" ", 2)
+    (guard / "limits.test").write_text(f"{idle} 1 {rest}")
+    (guard / "limits.test").replace(guard / "limits")

@@ -29,7 +29,10 @@ ATTEMPTS = machines.ROOT / "tests/adversaries/hostile/attempts.py"
 SYSTEM_PYTHON = "/usr/bin/python3"
 NOBODY = 65534
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes are made of Linux")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="sandboxes are made of Linux"),
+    pytest.mark.fresh,
+]
 
 
 @pytest.fixture(autouse=True)

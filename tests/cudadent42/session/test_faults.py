@@ -25,7 +25,7 @@ from cudadent42.session.clock import Instant
 from cudadent42.session.desk import at_work
 from cudadent42.session.events import Settings, WorkOutcome
 from cudadent42.session.folder import load, open_session, sessions_folder
-from cudadent42.session.lock import LOCK, Holder, locked
+from cudadent42.session.lock import LOCK, Holder, holder_of, locked
 from cudadent42.session.state import AttemptOutcome
 
 SYSTEM_WRITES = ("write", "fsync", "replace", "rename", "mkdir", "unlink", "ftruncate", "pwrite")
@@ -184,7 +184,7 @@ def test_killed_at_some_writes(project: Path, offset: int) -> None:
     assert _killed_at_each(project, offset, FEW) > 150
 
 
-PARTS = 8
+PARTS = 16
 """In which every write is tried, so that processes of tests can share them."""
 
 
@@ -388,6 +388,34 @@ def test_a_lock_that_was_left_behind_and_one_that_is_held(tmp_path: Path) -> Non
         assert (left.pid, left.session) == (child, "three")
     (tmp_path / LOCK).write_text('{"pid": ')
     with locked(tmp_path, "five", here) as left:
+        assert left is None
+
+
+def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
+    """A repository may hold one; what it leads to was written over."""
+    here = Instant("2026-01-01T00:00:00+00:00", 1.0, "boot", "host")
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    (tmp_path / "sessions").mkdir()
+    (tmp_path / "sessions" / LOCK).symlink_to(precious)
+    with pytest.raises(UsageError, match="is a symbolic link"), locked(tmp_path / "sessions", "one", here):
+        pass
+    assert holder_of(tmp_path / "sessions") is None
+    assert precious.read_text() == "mine"
+
+
+def test_a_pipe_in_the_place_of_the_lock_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / LOCK)
+    assert holder_of(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", '{"pid": "x", "host": 1, "boot": [], "since": null, "session": {}}', "[" * 10_000]
+)
+def test_a_lock_that_says_anything(tmp_path: Path, text: str) -> None:
+    here = Instant("2026-01-01T00:00:00+00:00", 1.0, "boot", "host")
+    (tmp_path / LOCK).write_text(text)
+    with locked(tmp_path, "one", here) as left:
         assert left is None
 
 

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from cudadent42.timing.flush import DEFAULT_CACHE_BYTES, cache_bytes
-from cudadent42.timing.timers import CPU_WINDOW_S, MAX_INNER, ClockTimer, calls_for_window, collector_off
+from cudadent42.timing.timers import (
+    CPU_WINDOW_S,
+    MAX_INNER,
+    MOST_RUNS,
+    ClockTimer,
+    calls_for_window,
+    collector_off,
+)
 
 
 class Clock:
@@ -119,3 +126,37 @@ def test_collector_is_off_in_the_window_and_back_after() -> None:
 
 def test_cache_size_is_plausible() -> None:
     assert 1 << 18 <= cache_bytes("cpu") <= max(DEFAULT_CACHE_BYTES, 1 << 31)
+
+
+class Machine:
+    """Calls of 0.02 ms, of which the first runs take a time slice each while a thread of theirs waits."""
+
+    def __init__(self, disturbed: int) -> None:
+        self.disturbed = disturbed
+        self.now_s = self.waited_s = 0.0
+        self.runs = 0
+
+    def clock_ns(self) -> int:
+        self.runs += 1
+        if self.runs % 2 == 0 and self.runs <= 2 * self.disturbed:  # the end of a run
+            self.now_s += 8e-3
+            self.waited_s += 8e-3
+        return round(1e9 * self.now_s)
+
+    def call(self) -> Tensor:
+        self.now_s += 2e-5
+        return torch.zeros(())
+
+
+@pytest.mark.parametrize("disturbed", [0, 1, 5, 16])
+def test_time_slices_of_others_do_not_fill_a_window(disturbed: int) -> None:
+    """Runs that waited for a processor are followed by others, until three have not."""
+    machine = Machine(disturbed)
+    count = calls_for_window([machine.call], CPU_WINDOW_S, machine.clock_ns, lambda: machine.waited_s)
+    assert count == 150
+
+
+def test_a_machine_that_is_never_quiet_is_waited_for_only_so_long() -> None:
+    machine = Machine(10**6)
+    assert calls_for_window([machine.call], CPU_WINDOW_S, machine.clock_ns, lambda: machine.waited_s) == 1
+    assert machine.runs == 2 * MOST_RUNS

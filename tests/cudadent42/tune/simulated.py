@@ -62,6 +62,9 @@ class Simulated:
     blocks: int = 0
     jobs: list[tuple[str, int, int]] = field(default_factory=list)
 
+    def take(self, setup: Setup) -> None:
+        return
+
     def compile(self, arm: str) -> CompiledArm:
         code = "code of default" if arm in self.same else f"code of {arm}"
         return CompiledArm(arm, {case.id: code for case in CASES})

@@ -182,7 +182,7 @@ def assert_nothing_is_missing_or_twice(state: State) -> None:
         for arm, number in counts(state)[case.case].items():
             departed = [each.blocks for each in case.departed if each.leaving.arm == arm]
             if arm != DEFAULT:
-                assert number == (departed[0] if departed else rungs[-1]), (case.case, arm)
+                assert number == (departed[0] if departed else rungs[case.rung - 1]), (case.case, arm)
     for name, job in state.jobs.items():
         rung = int(name.rpartition("#")[2].partition(".")[0])
         assert job.blocks == rungs[rung] - (rungs[rung - 1] if rung else 0)
@@ -289,37 +289,34 @@ def test_twenty_sweeps_install_what_was_planted_and_cost_a_part_of_a_sweep(tmp_p
     assert blocks <= 20 * exhaustive(24, about.rules) / 3
 
 
+@pytest.mark.parametrize("spread", [0.003, 0.01])
+def test_few_arms_cost_a_fifth_of_a_sweep_too(tmp_path: Path, spread: float) -> None:
+    """Once one is left that is certainly better, the rest is its confirmation's."""
+    about = setup(arms=7, cases=CASES[:1])
+    about = replace(about, rules=replace(about.rules, rungs=(6, 18, 54), margin=0.01))
+    costs = dict(zip(about.settings, (94, 103, 106, 110, 115, 120, 130), strict=True))
+    blocks = 0
+    for number in range(20):
+        seeded = replace(about, plan=replace(about.plan, seed=number))
+        engine = Simulated({arm: 100 / cost - 1 for arm, cost in costs.items()}, spread)
+        state = tune(tmp_path / f"t{number}", engine, seeded)
+        assert [each.arm for each in state.winners] == ["BLOCK=0"]
+        (case,) = state.cases.values()
+        blocks += sum(len(row) for arm, row in case.rows.items() if arm != DEFAULT)
+    assert blocks <= 20 * exhaustive(7, about.rules) / 5
+
+
+def test_an_arm_that_is_left_alone_without_a_certain_gain_is_raced_to_the_end(tmp_path: Path) -> None:
+    about = setup(arms=2, cases=CASES[:1])
+    about = replace(about, rules=replace(about.rules, rungs=(6, 18, 54), margin=0.02))
+    state = tune(tmp_path / "t", Simulated({"BLOCK=0": 0.025, "BLOCK=1": -0.3}, 0.01), about)
+    (case,) = state.cases.values()
+    assert case.rung == 3
+    assert len(case.rows["BLOCK=0"]) == 54
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_arms_of_equal_speed_are_not_installed(tmp_path: Path, seed: int) -> None:
     about = setup(arms=12)
     about = replace(about, plan=replace(about.plan, seed=seed))
     assert tune(tmp_path / "t", Simulated(), about).winners == ()
-
-
-def test_several_devices_share_the_cases_and_a_case_stays_on_one(tmp_path: Path) -> None:
-    about = setup()
-    engines = [Simulated({"BLOCK=3": 0.06}) for _ in range(2)]
-    with TuningJournal(tmp_path / "t", about) as journal:
-        state = Coordinator(tmp_path / "t", journal, about, Limits(), Quiet()).run(*engines)
-    assert len(state.winners) == 2
-    raced = [{name.partition("#")[0] for name, _, _ in engine.jobs} for engine in engines]
-    assert sorted(map(sorted, raced)) == [["long/fp32"], ["short/fp32"]]
-    assert fold(*read(tmp_path / "t")) == state
-    # In whatever order their blocks came, the result is that of one device.
-    assert {each.case: each.arm for each in state.winners} == {
-        each.case: each.arm for each in tune(tmp_path / "one", Simulated({"BLOCK=3": 0.06})).winners
-    }
-
-
-def test_what_ends_one_device_ends_the_others_behind_their_blocks(tmp_path: Path) -> None:
-    class Broken(Simulated):
-        def race(self, job: Job, *, run: str, seed: int, on_result: OnResult) -> None:
-            raise KeyboardInterrupt
-
-    about = setup()
-    with TuningJournal(tmp_path / "t", about) as journal:
-        coordinator = Coordinator(tmp_path / "t", journal, about, Limits(), Quiet())
-        with pytest.raises(KeyboardInterrupt):
-            coordinator.run(Broken(), Slow({"BLOCK=3": 0.06}))
-    assert coordinator.state.paused == "interrupted"
-    assert tune(tmp_path / "t", Simulated({"BLOCK=3": 0.06})).finished

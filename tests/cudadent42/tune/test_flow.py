@@ -4,6 +4,7 @@ lab's own worker. By a clock of the tests' own, so that no other work on the mac
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,11 @@ from cudadent42.scaffold import Kind, create
 from cudadent42.tune import installing
 from cudadent42.tune.coordinator import Limits
 from cudadent42.tune.flow import go_on
+from cudadent42.tune.journal import Search
 from cudadent42.tune.opening import Opened, Request, open_tuning, reopen
 from cudadent42.tune.report.page import PAGE
 from cudadent42.tune.space import DEFAULT
+from cudadent42.tune.wanted import Wanted
 from flashmoe_science.jit import host
 from flashmoe_science.tuned.lookup import refresh
 
@@ -145,3 +148,52 @@ def test_where_nothing_is_faster_nothing_is_installed(request_of: Request, tmp_p
     assert all(case.leader == DEFAULT for case in state.cases.values())
     with pytest.raises(UsageError, match="nothing to install"):
         installing.install_tuning(tmp_path / "tuning", package=False)
+
+
+def test_a_job_of_wrong_arms_alone_leaves_the_default_where_it_is(
+    request_of: Request, tmp_path: Path
+) -> None:
+    space = tmp_path / "space.toml"
+    space.write_text(SPACE.replace("[94, 100, 104]", "[100]").replace("UNUSED = [0, 1]\n", ""))
+    (tmp_path / "suite.toml").write_text(SUITE.replace('    { name = "two"', "    # "))
+    state = go_on(opened(request_of), Limits(), Quiet(), audits=False)
+    (case,) = state.cases.values()
+    assert set(case.out) == {"COST=100, WRONG=1"}
+    assert case.alive == (DEFAULT,)
+    assert case.settled is not None
+    assert case.settled.reason == "no other arm is left"
+
+
+@pytest.mark.slow
+def test_a_search_confirms_the_best_of_a_real_kernel(request_of: Request, tmp_path: Path) -> None:
+    """Of 256 configurations, some tens are compiled, verified and raced."""
+    pytest.importorskip("optuna")
+    source = tmp_path / "k/k.cpp"
+    source.write_text(source.read_text().replace("return COST;", "return COST + 100 * FAR_A + FAR_B;"))
+    kernel = tmp_path / "k/k.toml"
+    kernel.write_text(kernel.read_text().replace("COST = 100,", "COST = 60, FAR_A = 6, FAR_B = 2,"))
+    far = ", ".join(map(str, range(-5, 11)))
+    space = (
+        SPACE.split("where")[0]
+        + f"[space]\nFAR_A = [{far}]\nFAR_B = [-3, -2, -1, 0, 1, 2, 3, 4]\nWRONG = [0, 1]\n"
+    )
+    (tmp_path / "space.toml").write_text(space)
+    (tmp_path / "suite.toml").write_text(SUITE.replace('    { name = "two"', "    # "))
+    begun = opened(replace(request_of, wanted=Wanted.OPTUNA))
+    begun = replace(begun, setup=replace(begun.setup, search=Search(round=6, rounds=4)))
+    state = go_on(begun, Limits(), Quiet(), audits=False)
+    assert state.finished
+    assert len(state.setup.arms) == 25
+    (winner,) = state.winners
+    settings = state.setup.settings[winner.arm]
+    assert settings["WRONG"] == 0
+    cost = 60 + int(settings["FAR_A"]) ** 2 + int(settings["FAR_B"]) ** 2
+    assert cost <= 65
+    assert winner.ratio == pytest.approx(100 / cost, rel=0.01)
+    assert "proposed in 4 rounds" in (tmp_path / "tuning" / PAGE).read_text()
+    # The same command goes on with what it was begun with, and nothing is left to do.
+    again = go_on(reopen(tmp_path / "tuning", Quiet(), ignore_preflight=True), Limits(), Quiet())
+    assert again.arm_blocks == state.arm_blocks
+    assert again.setup == state.setup
+    table = installing.install_tuning(tmp_path / "tuning", package=False)
+    assert [entry.settings for entry in table.entries] == [settings]

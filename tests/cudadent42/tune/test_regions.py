@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -152,6 +154,34 @@ def test_nothing_confirmed_is_nothing_to_install(tmp_path: Path) -> None:
     assert entries_of(state, "t") == ()
     with pytest.raises(UsageError, match="nothing to install"):
         install(state, tmp_path / "t", tmp_path / "tables")
+
+
+@pytest.mark.parametrize("digest", ["../../../../", "0", "A" * 64, "1" * 63 + "/"])
+def test_a_tuning_from_elsewhere_writes_nothing_beside_the_tables(tmp_path: Path, digest: str) -> None:
+    """Its digest becomes part of a file's name."""
+    kernel = tmp_path / "kernel.toml"
+    kernel.write_text("x")
+    about = replace(setup(), kernel="file:k", kernel_digest=digest)
+    about = replace(about, arms={**dict.fromkeys(about.arms, str(kernel)), DEFAULT: about.arms[DEFAULT]})
+    state = tuned(tmp_path / "t", {"BLOCK=3": 0.06}, about)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UsageError, match=r"kernel_digest is .*; expected a SHA-256"):
+        install(state, tmp_path / "t", tmp_path / "a/b/tables")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path), os.mkdir])
+def test_a_tuning_whose_kernel_is_no_file_is_not_installed(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    kernel = tmp_path / "kernel.toml"
+    make(kernel)
+    about = replace(setup(), kernel="file:k", kernel_digest="1" * 64)
+    about = replace(about, arms={**dict.fromkeys(about.arms, str(kernel)), DEFAULT: about.arms[DEFAULT]})
+    state = tuned(tmp_path / "t", {"BLOCK=3": 0.06}, about)
+    with pytest.raises(UsageError, match=r"kernel\.toml, a kernel of the tuning, cannot be read"):
+        install(state, tmp_path / "t", tmp_path / "tables")
+    assert not list((tmp_path / "tables").rglob("*.toml"))
 
 
 def test_the_report_says_who_left_why_and_what_was_not_separated(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def test_an_arm_is_a_kernel_file_like_any_other(tmp_path: Path) -> None:
 @given(st.text(max_size=30), st.text(max_size=30))
 def test_what_a_kernels_file_says_survives_being_written_again(description: str, folder_name: str) -> None:
     from cudadent42.base.toml import parse_toml
-    from cudadent42.tune.arms import _key, _value
+    from cudadent42.native.writing import _key, _value
 
     document = {"description": description, folder_name: [1, True, {"a": -3, "b c": 'x"\\\x7f\n'}], "f": 0.5}
     text = "\n".join(f"{_key(name)} = {_value(value)}" for name, value in document.items())

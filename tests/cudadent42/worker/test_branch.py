@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from cudadent42.audit.nursery import trunk
-from cudadent42.audit.referee import AuditLostError, Referee
+from cudadent42.audit.party import AuditLostError
+from cudadent42.audit.referee import Referee
 from cudadent42.model.records import Plan, TimerKind
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.worker.branch import Branch

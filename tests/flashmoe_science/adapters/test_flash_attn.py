@@ -215,3 +215,32 @@ def test_arguments_of_a_cache_that_exclude_each_other() -> None:
             page_table=torch.tensor([[0], [1]], dtype=torch.int32),
             cache_batch_idx=torch.tensor([1, 0]),
         )
+
+
+@pytest.mark.parametrize("sinks", [None, torch.tensor([0.3, -1.0, 2.0, 0.0])])
+def test_log_sum_exps_are_natural_and_have_no_sink(sinks: torch.Tensor | None) -> None:
+    """(heads, tokens) of packed sequences, (batch, heads, seqlen_q) of a cache; minus infinity without keys."""
+    shape = Shape((3, 2), (7, 1))
+    call = packed(shape)
+    lengths = call["cu_seqlens_q"], call["cu_seqlens_k"], 3, 7
+    tensors = call["query"], call["key"], call["value"]
+    given = {"causal": True, "return_softmax_lse": True, "s_aux": sinks}
+    _, lse = flash_attn_varlen_func(*tensors, *lengths, **given)  # type: ignore[arg-type, misc]
+    scores = torch.einsum("qhd,khd->hqk", call["query"][:3], call["key"][:7].repeat_interleave(2, 1))
+    hidden = torch.arange(7) > torch.arange(3)[:, None] + 4
+    expected = (scores * 32**-0.5).masked_fill(hidden, -torch.inf).double().exp().sum(-1).log()
+    assert lse.shape == (4, 5)
+    close(lse[:, :3], expected)
+    assert (lse[:, 3] == -torch.inf).all()
+    cache = paged(Shape((1, 1), (7, 0)), 8)
+    _, of_cache = flash_attn_with_kvcache(
+        cache["query"][:, None],
+        cache["key"],
+        cache["value"],
+        cache_seqlens=cache["seqused_k"],
+        page_table=cache["block_table"].clamp(min=0),
+        **given,  # type: ignore[arg-type]
+    )
+    assert of_cache.shape == (2, 4, 1)
+    assert of_cache[0].isfinite().all()
+    assert (of_cache[1] == -torch.inf).all()

@@ -10,8 +10,8 @@ import ctypes
 import itertools
 import sys
 
-ACTIVATIONS = range(1, 7)
-GATED = (1, 2, 3)
+ACTIVATIONS = range(1, 8)
+GATED = (1, 2, 3, 4)
 IDS = (-1, 0, 2, 1, 3, 2**31 - 1, -(2**31), 0)
 NEEDS = ((1, 1, 1, 1, 1, 1), (1, 0, 0, 0, 0, 0), (0, 0, 1, 0, 0, 1), (0, 0, 0, 1, 0, 0))
 

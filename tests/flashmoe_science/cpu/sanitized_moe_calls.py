@@ -10,14 +10,14 @@ import ctypes
 import itertools
 import sys
 
-ACTIVATIONS = range(1, 7)
-GATED = (1, 2, 3)
+ACTIVATIONS = range(1, 8)
+GATED = (1, 2, 3, 4)
 IDS = (-1, 0, 2, 1, 3, 2**31 - 1, -(2**31), 0)
 
 
 def main() -> None:
     launch = ctypes.CDLL(sys.argv[1]).flashmoe_moe_forward
-    launch.argtypes = [ctypes.c_void_p] * 10 + [ctypes.c_int]
+    launch.argtypes = [ctypes.c_void_p] * 12 + [ctypes.c_int]
     libc = ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p
     libc.malloc.argtypes = [ctypes.c_size_t]
@@ -42,6 +42,8 @@ def main() -> None:
             slots * (8 if wide else 4),
             tokens * hidden * size,
             slots * rows * size,
+            experts * rows * size,
+            experts * hidden * size,
         )
         buffers = [libc.malloc(length) for length in lengths]
         for buffer, length in zip(buffers[:4], lengths, strict=False):
@@ -50,9 +52,11 @@ def main() -> None:
         ids = (number * slots).from_address(buffers[4])
         for slot in range(slots):
             ids[slot] = IDS[slot % len(IDS)]
-        *tensors, z = buffers
-        for kept in (None, z):
-            assert launch(ctypes.addressof(problem), *tensors, None, None, kept, threads) == 0
+        *tensors, z, w13_bias, w2_bias = buffers
+        ctypes.memset(w13_bias, 0x3C, lengths[-2])
+        ctypes.memset(w2_bias, 0x3C, lengths[-1])
+        for kept, biases in ((None, (None, None)), (z, (w13_bias, w2_bias))):
+            assert launch(ctypes.addressof(problem), *tensors, None, None, *biases, kept, threads) == 0
         for buffer in buffers:
             libc.free(buffer)
     print("passed")

@@ -34,7 +34,7 @@ class Call(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("query", "key", "value", "out", "lse")),
         *((name, ctypes.c_void_p) for name in ("cu_seqlens_q", "cu_seqlens_k", "block_table", "seqused_k")),
-        *((name, ctypes.c_void_p) for name in ("sinks", "alibi_slopes")),
+        *((name, ctypes.c_void_p) for name in ("sinks", "alibi_slopes", "tree_mask")),
         *((name, ctypes.c_int64) for name in ("batch", "tokens", "keys", "table_row", "table_pages")),
         *((name, ctypes.c_int64) for name in ("alibi_row", "fault_index", "fault_number")),
     )
@@ -103,6 +103,8 @@ def main() -> None:
         call.lse = buffers.zeros(call.tokens * heads * 4)
         if window > 0:
             call.sinks, call.alibi_slopes = buffers.zeros(4 * heads), buffers.zeros(4 * heads)
+        else:
+            call.tree_mask = buffers.zeros(8 * call.tokens)
         assert launch(ctypes.byref(problem), ctypes.byref(call), threads) == 0
         buffers.close()
     print("passed")

@@ -1,18 +1,18 @@
 from __future__ import annotations
 
 import math
-import mmap
 import threading
 
 import pytest
 import torch
 from attention_reference import assert_as_exact_as_torch, exact_attention, torch_attention, visible_keys
-from cpu_attention import AVAILABLE, DTYPES, attend, each_dtype, each_instruction_set, inputs, normal
+from cpu_attention import DTYPES, GuardedMemory, attend, each_dtype, inputs, normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashmoe_science.cpu import attention
 from flashmoe_science.jit.host import InstructionSet
+from instruction_sets import any_instruction_set, each_instruction_set
 
 
 @each_instruction_set
@@ -104,7 +104,7 @@ def strided_cases(draw: st.DrawFn) -> dict[str, object]:
         "order": [draw(st.permutations([0, 1, 2])) for _ in range(3)],
         "padding": [draw(st.integers(0, 5)) for _ in range(3)],
         "scale": draw(st.sampled_from([None, 0.3, -0.2, 0.0, 1])),
-        "instruction_set": draw(st.sampled_from(AVAILABLE)),
+        "instruction_set": draw(any_instruction_set()),
         "threads": draw(st.integers(1, 4)),
     }
 
@@ -184,32 +184,17 @@ def test_rows_without_keys_are_zero_whatever_the_values_hold() -> None:
     assert lse[0, 0, ~without].isfinite().all()
 
 
-class GuardedMemory:
-    """A tensor that ends (or starts) right at a page that cannot be touched."""
-
-    def __init__(self, tensor: torch.Tensor, at_end: bool) -> None:
-        import ctypes
-
-        page = mmap.PAGESIZE
-        size = tensor.numel() * tensor.element_size()
-        pages = -(-size // page)
-        self._map = mmap.mmap(-1, (pages + 2) * page)
-        base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        libc = ctypes.CDLL(None, use_errno=True)
-        for guard in (base, base + (pages + 1) * page):
-            assert libc.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(page), 0) == 0
-        offset = page + (pages * page - size if at_end else 0)
-        flat = torch.frombuffer(self._map, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
-        self.tensor = flat.view(tensor.shape).copy_(tensor)
-
-
 @each_instruction_set
 @each_dtype
 @pytest.mark.parametrize("at_end", [False, True], ids=["start", "end"])
 def test_nothing_outside_the_tensors_is_read(
     dtype: torch.dtype, at_end: bool, instruction_set: InstructionSet
 ) -> None:
-    for shape in [(1, 1, 1, 17, 33, 8), (1, 2, 1, 3, 65, 24), (1, 2, 2, 65, 1, 72), (1, 1, 1, 1, 67, 64)]:
+    shapes = [
+        *[(1, 1, 1, 17, 33, 8), (1, 2, 1, 3, 65, 24), (1, 2, 2, 65, 1, 72), (1, 1, 1, 1, 67, 64)],
+        (1, 2, 1, 70, 96, 64),  # a matrix unit's, where there is one
+    ]
+    for shape in shapes:
         tensors = inputs(*shape, dtype)
         guarded = [GuardedMemory(tensor, at_end) for tensor in tensors]
         for causal in (False, True):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from attention_reference import assert_as_exact_as_torch
+from cpu_attention import GuardedMemory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -99,3 +100,19 @@ def test_scales(emulated: Callable[..., int], softmax_scale: float) -> None:
     out = forward(emulated, query, key, value, softmax_scale=softmax_scale).double()
     scores = query.double() @ key.double().mT * softmax_scale
     torch.testing.assert_close(out, scores.softmax(-1) @ value.double(), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("at_end", [False, True], ids=["start", "end"])
+@pytest.mark.parametrize(
+    ("seqlen_q", "seqlen_k", "head_dim"), [(70, 96, 64), (4, 32, 32), (33, 224, 96), (20, 33, 64)]
+)
+def test_nothing_outside_the_tensors_is_read(
+    emulated: Callable[..., int], seqlen_q: int, seqlen_k: int, head_dim: int, at_end: bool
+) -> None:
+    """Sanitizers and valgrind do not see what the unit's own instructions read; a page that is not there does."""
+    tensors = [normal(length, 1, 2, length, head_dim) for length in (seqlen_q, seqlen_k, seqlen_k)]
+    guarded = [GuardedMemory(each, at_end).tensor for each in tensors]
+    for causal in (False, True):
+        assert torch.equal(
+            forward(emulated, *guarded, causal=causal), forward(emulated, *tensors, causal=causal)
+        )

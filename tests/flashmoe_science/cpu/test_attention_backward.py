@@ -16,23 +16,13 @@ from attention_gradients import (
     torch_gradients,
     worst_ratios,
 )
-from cpu_attention import (
-    ALL,
-    AVAILABLE,
-    DTYPES,
-    Threads,
-    backward,
-    each_dtype,
-    each_instruction_set,
-    each_mask,
-    forward,
-    gradients_of,
-)
+from cpu_attention import ALL, DTYPES, Threads, backward, each_dtype, each_mask, forward, gradients_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashmoe_science.gradients import Needs
 from flashmoe_science.jit.host import InstructionSet
+from instruction_sets import any_instruction_set, each_instruction_set
 
 
 @each_instruction_set
@@ -102,7 +92,7 @@ def strided_cases(draw: st.DrawFn) -> tuple[Case, InstructionSet, int, Needs]:
         for name in ("query", "key", "value", "grad_output")
     }
     needs = draw(st.tuples(st.booleans(), st.booleans(), st.booleans()).filter(any))
-    return replace(case, **strided), draw(st.sampled_from(AVAILABLE)), draw(st.integers(1, 4)), Needs(*needs)
+    return replace(case, **strided), draw(any_instruction_set()), draw(st.integers(1, 4)), Needs(*needs)
 
 
 def with_strides(tensor: torch.Tensor, order: list[int], padding: int) -> torch.Tensor:

@@ -14,17 +14,10 @@ from attention_gradients import (
     random_case,
 )
 from attention_reference import visible_keys
-from cpu_attention import (
-    ALL,
-    backward,
-    each_dtype,
-    each_instruction_set,
-    each_mask,
-    forward,
-    gradients_of,
-)
+from cpu_attention import ALL, backward, each_dtype, each_mask, forward, gradients_of
 
 from flashmoe_science.jit.host import InstructionSet
+from instruction_sets import each_instruction_set
 
 
 def dominant_key(case: Case) -> Case:

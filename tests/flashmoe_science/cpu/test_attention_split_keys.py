@@ -7,10 +7,11 @@ import math
 import pytest
 import torch
 from attention_reference import assert_as_exact_as_torch, exact_attention
-from cpu_attention import DTYPES, attend, each_dtype, each_instruction_set, inputs, normal
+from cpu_attention import DTYPES, attend, each_dtype, inputs, normal
 
 from flashmoe_science.cpu import attention
 from flashmoe_science.jit.host import InstructionSet
+from instruction_sets import each_instruction_set
 
 SHAPES = [
     (1, 1, 1, 1, 4000, 64),

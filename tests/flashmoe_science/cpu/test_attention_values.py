@@ -9,10 +9,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from attention_reference import assert_as_exact_as_torch, exact_attention, torch_attention
-from cpu_attention import attend, each_dtype, each_instruction_set, inputs, normal
+from cpu_attention import attend, each_dtype, inputs, normal
 
 from flashmoe_science.cpu import attention
 from flashmoe_science.jit.host import InstructionSet
+from instruction_sets import each_instruction_set
 
 
 def rising_keys(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from flashmoe_science import cpu
 from flashmoe_science.cpu.library import SOURCES
@@ -25,6 +26,9 @@ def test_build_lists_every_kernel_and_finds_it_again() -> None:
         "attention_varlen",
         "moe_forward",
         "moe_backward",
+        "topk_routing",
+        "topk_routing_backward",
+        "paged_append",
         "peaks",
     ]
     assert [build.recipe.kernel for build in first] == kernels
@@ -41,6 +45,16 @@ def test_peaks_are_plausible() -> None:
     assert 0.1 < peaks["copy_gbps"] < 1e5
     has_bf16 = host.choose_instruction_set() in (InstructionSet.AMX, InstructionSet.AVX512_BF16)
     assert ("bf16_gflops" in peaks) == has_bf16
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_rate_of_reading_is_plausible(threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert 0.01 < cpu.library.measure_reading(torch.arange(1 << 20, dtype=torch.uint8)) < 1e5
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_own_threads_where_no_openmp_runtime_is_loaded() -> None:
@@ -90,7 +104,11 @@ def test_no_undefined_behaviour_under_the_sanitizers(tmp_path: Path, kernel: str
     program = Path(__file__).with_name(calls)
     done = subprocess.run(
         [sys.executable, str(program), str(library)],
-        env={**os.environ, "LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0"},
+        env={
+            **os.environ,
+            "LD_PRELOAD": runtime,
+            "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
+        },
         capture_output=True,
         text=True,
         check=False,

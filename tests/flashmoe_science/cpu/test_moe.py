@@ -5,34 +5,26 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from moe_reference import assert_as_exact_as_torch, exact_moe, interleaved, make_moe, torch_moe
+from moe_reference import Moe, assert_as_exact_as_torch, exact_moe, interleaved, make_moe, torch_moe
 
 from flashmoe_science.cpu import moe as cpu_moe
 from flashmoe_science.cpu.library import SOURCES
+from flashmoe_science.errors import InputError
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
-from flashmoe_science.moe_arguments import Activation, Scores, W13Layout
+from flashmoe_science.moe_arguments import Activation, W13Layout
+from instruction_sets import any_instruction_set, each_instruction_set
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-AVAILABLE = host.available_instruction_sets()
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
-each_instruction_set = pytest.mark.parametrize(
-    "instruction_set",
-    [
-        pytest.param(
-            each, marks=pytest.mark.skipif(each not in AVAILABLE, reason=f"this CPU lacks {each.value}")
-        )
-        for each in InstructionSet
-    ],
-    ids=lambda each: each.value,
-)
 
 
 @each_instruction_set
@@ -69,6 +61,46 @@ def test_activations(activation: Activation, dtype: torch.dtype, instruction_set
     moe = make_moe(9, 64, 48, 4, 2, dtype=dtype, activation=activation)
     out = cpu_moe.forward(*moe.tensors, activation=activation, instruction_set=instruction_set)
     assert_as_exact_as_torch(out, moe, activation)
+
+
+@each_instruction_set
+@each_dtype
+@pytest.mark.parametrize("given_biases", ["both", "w13_bias", "w2_bias"])
+def test_biases(given_biases: str, dtype: torch.dtype, instruction_set: InstructionSet) -> None:
+    moe = make_moe(9, 64, 48, 4, 2, dtype=dtype, activation=Activation.SWIGLU_OAI, biased=True)
+    if given_biases != "both":
+        moe = replace(Moe(*moe.tensors), **{given_biases: moe.biases[given_biases]})
+    moe.topk_ids[2, 0], moe.topk_ids[5, 1] = -1, 4
+    out = cpu_moe.forward(
+        *moe.tensors, activation=Activation.SWIGLU_OAI, instruction_set=instruction_set, **moe.biases
+    )
+    assert_as_exact_as_torch(out, moe, Activation.SWIGLU_OAI)
+
+
+def test_calls_with_biases_are_checked_once_for_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those without: decode steps of GPT-OSS. Other biases are checked where the same shapes have run."""
+    moe = make_moe(2, 64, 48, 4, 2, activation=Activation.SWIGLU_OAI, biased=True)
+    options = {"activation": Activation.SWIGLU_OAI, **moe.biases}
+    first = cpu_moe.forward(*moe.tensors, **options)
+    checks = []
+    check = cpu_moe.check_moe_arguments
+    monkeypatch.setattr(
+        cpu_moe, "check_moe_arguments", lambda *given: (checks.append(given), check(*given))[1]
+    )
+    assert torch.equal(cpu_moe.forward(*moe.tensors, **options), first)
+    assert checks == []
+    w13_bias = moe.biases["w13_bias"]
+    for wrong, message in (
+        (w13_bias[:, :48], "w13_bias"),
+        (w13_bias.half(), "w13_bias"),
+        (w13_bias.t().contiguous().t(), "w13_bias is not contiguous"),
+        (w13_bias.to("meta"), "w13_bias is on meta"),
+    ):
+        with pytest.raises(InputError, match=message):
+            cpu_moe.forward(*moe.tensors, **{**options, "w13_bias": wrong})
+    assert len(checks) == 4
+    assert torch.equal(cpu_moe.forward(*moe.tensors, **options), first)
+    assert not torch.equal(cpu_moe.forward(*moe.tensors, **{**options, "w2_bias": None}), first)
 
 
 @each_instruction_set
@@ -114,7 +146,7 @@ def test_any_shape_and_any_routing(
     dtype = data.draw(st.sampled_from(DTYPES))
     top_k = data.draw(st.integers(1, experts))
     wide = data.draw(st.booleans())
-    instruction_set = data.draw(st.sampled_from(AVAILABLE))
+    instruction_set = data.draw(any_instruction_set())
     moe = make_moe(tokens, 16 * hidden, 16 * intermediate, experts, top_k, dtype=dtype)
     limit = 2**40 if wide else 2**31 - 1
     strange = data.draw(st.lists(st.integers(-limit, limit), max_size=8))
@@ -220,60 +252,6 @@ def test_out_is_written_and_returned() -> None:
     assert torch.equal(out, cpu_moe.forward(*moe.tensors))
 
 
-# ---------------------------------------------------------------- routing
-
-
-@settings(max_examples=80)
-@given(
-    tokens=st.integers(0, 12),
-    experts=st.integers(1, 20),
-    data=st.data(),
-    scores=st.sampled_from(Scores),
-    renormalize=st.booleans(),
-    biased=st.booleans(),
-)
-def test_routing_is_the_formula(
-    tokens: int, experts: int, data: st.DataObject, scores: Scores, renormalize: bool, biased: bool
-) -> None:
-    k = data.draw(st.integers(1, experts))
-    dtype = data.draw(st.sampled_from(DTYPES))
-    seed = data.draw(st.integers(0, 2**20))
-    generator = torch.Generator().manual_seed(seed)
-    # Few different values, so that there are ties.
-    logits = torch.randint(-3, 4, (tokens, experts), generator=generator).to(dtype)
-    bias = torch.randint(-2, 3, (experts,), generator=generator).float() if biased else None
-    weights, ids = cpu_moe.topk(
-        logits, k, scores=scores, renormalize=renormalize, correction_bias=bias, scaling_factor=2.5
-    )
-    assert (weights.dtype, ids.dtype) == (torch.float32, torch.int32)
-    assert weights.shape == ids.shape == (tokens, k)
-    assert weights.is_contiguous()
-    assert ids.is_contiguous()
-    exact = logits.double()
-    score = exact.softmax(-1) if scores is Scores.SOFTMAX else exact.sigmoid()
-    rank = logits.float() if bias is None else score.float() + bias
-    for token in range(tokens):
-        order = sorted(range(experts), key=lambda expert: (-float(rank[token, expert]), expert))[:k]
-        assert ids[token].tolist() == order
-        expected = score[token, order]
-        if renormalize:
-            expected = expected / expected.sum()
-        torch.testing.assert_close(weights[token].double(), 2.5 * expected, rtol=1e-5, atol=1e-7)
-
-
-def test_nan_logits_rank_last_and_ids_stay_experts() -> None:
-    logits = torch.tensor([[float("nan"), -float("inf"), 1.0, float("nan")], [0.0, 0.0, 0.0, 0.0]])
-    weights, ids = cpu_moe.topk(logits, 4)
-    assert ids.tolist() == [[2, 1, 0, 3], [0, 1, 2, 3]]
-    assert weights[0].isnan().all()
-    assert weights[1].tolist() == [0.25] * 4
-
-
-def test_sigmoids_that_are_all_zero_give_weights_of_zero() -> None:
-    weights, _ = cpu_moe.topk(torch.full((2, 3), -200.0), 2, scores=Scores.SIGMOID)
-    assert weights.tolist() == [[0.0, 0.0], [0.0, 0.0]]
-
-
 # ---------------------------------------------------------------- the library
 
 
@@ -303,7 +281,11 @@ def test_no_undefined_behaviour_under_the_sanitizers(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("sanitized_moe_calls.py")), str(library)],
-        env={**os.environ, "LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0"},
+        env={
+            **os.environ,
+            "LD_PRELOAD": runtime,
+            "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -322,9 +304,9 @@ def test_without_memory_there_is_an_error() -> None:
         )
     )
     launch = library.flashmoe_moe_forward
-    launch.argtypes = [ctypes.c_void_p] * 10 + [ctypes.c_int]
+    launch.argtypes = [ctypes.c_void_p] * 12 + [ctypes.c_int]
     huge = (ctypes.c_int64 * 11)(0, 1, 2**56, 16, 1, 1, 0, 0, 0, 0, 0)
     address = ctypes.addressof(huge)
-    assert launch(address, *[address] * 9, 1) == 1
+    assert launch(address, *[address] * 11, 1) == 1
     empty = (ctypes.c_int64 * 11)(0, 1, 16, 16, 1, 1, 0, 0, 0, 0, 0)
-    assert launch(ctypes.addressof(empty), *[None] * 9, 1) == 2
+    assert launch(ctypes.addressof(empty), *[None] * 11, 1) == 2

@@ -22,23 +22,13 @@ from flashmoe_science.cpu.library import SOURCES
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.moe_arguments import Activation, W13Layout
-from flashmoe_science.moe_gradients import MoeGradients, MoeNeeds
+from flashmoe_science.moe_gradients import MoeGradients, MoeNeeds, MoeTensors
+from instruction_sets import each_instruction_set
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-AVAILABLE = host.available_instruction_sets()
 ALL = MoeNeeds(True, True, True, True)
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
-each_instruction_set = pytest.mark.parametrize(
-    "instruction_set",
-    [
-        pytest.param(
-            each, marks=pytest.mark.skipif(each not in AVAILABLE, reason=f"this CPU lacks {each.value}")
-        )
-        for each in InstructionSet
-    ],
-    ids=lambda each: each.value,
-)
 
 
 def gradients_of(
@@ -50,14 +40,12 @@ def gradients_of(
     **options: Any,
 ) -> MoeGradients:
     _, z = moe_training.forward(
-        *moe.tensors, None, None, activation=activation, w13_layout=layout, keep_z=True
+        MoeTensors(*moe.tensors), activation=activation, w13_layout=layout, keep_z=True
     )
     return moe_training.backward(
         grad_output,
-        *moe.tensors,
+        MoeTensors(*moe.tensors),
         z,
-        None,
-        None,
         activation=activation,
         w13_layout=layout,
         needs=needs,
@@ -123,10 +111,8 @@ def test_activations_from_tiny_to_large_arguments(
     z = torch.einsum("th,trh->tr", moe.hidden_states[order].double(), moe.w13[experts].double()).float()
     gradients = moe_training.backward(
         grad_output,
-        *moe.tensors,
+        MoeTensors(*moe.tensors),
         z,
-        None,
-        None,
         activation=activation,
         w13_layout=W13Layout.CONCAT,
         needs=ALL,
@@ -207,12 +193,21 @@ def test_biases(dtype: torch.dtype, instruction_set: InstructionSet) -> None:
     given_tensors = (grad_output, *moe.tensors[:4], z, w13_bias, w2_bias)
     of, w13, w2, weights, kept, first, second = (tensor.double() for tensor in given_tensors[1:])
     exact = moe_composition.backward(
-        grad_output.double(), of, w13, w2, weights, moe.topk_ids, kept, first, second, **options
+        grad_output.double(),
+        MoeTensors(of, w13, w2, weights, moe.topk_ids, first, second),
+        kept,
+        **options,
     )
     gradients = moe_training.backward(
-        grad_output, *moe.tensors, z, w13_bias, w2_bias, instruction_set=instruction_set, **options
+        grad_output,
+        MoeTensors(*moe.tensors, w13_bias, w2_bias),
+        z,
+        instruction_set=instruction_set,
+        **options,
     )
-    composed = moe_composition.backward(grad_output, *moe.tensors, z, w13_bias, w2_bias, **options)
+    composed = moe_composition.backward(
+        grad_output, MoeTensors(*moe.tensors, w13_bias, w2_bias), z, **options
+    )
     for ours, true, theirs in zip(gradients, exact, composed, strict=True):
         assert ours is not None
         assert true is not None
@@ -243,15 +238,13 @@ def test_the_number_of_threads_changes_no_bit(dtype: torch.dtype) -> None:
 
 @each_dtype
 def test_projections_that_are_computed_again_have_the_same_bits(dtype: torch.dtype) -> None:
-    moe = make_moe(40, 64, 48, 5, 2, dtype=dtype)
+    moe = make_moe(40, 64, 48, 5, 2, dtype=dtype, biased=True)
     moe.topk_ids[3, 1], moe.topk_ids[0, 0] = -1, 5
     grad_output = incoming(moe)
     kept = gradients_of(moe, grad_output)
     again = moe_training.backward(
         grad_output,
-        *moe.tensors,
-        None,
-        None,
+        MoeTensors(*moe.tensors),
         None,
         activation=Activation.SILU,
         w13_layout=W13Layout.CONCAT,
@@ -267,17 +260,15 @@ def test_a_tensor_without_memory_is_named() -> None:
     moe = make_moe(4, 32, 16, 3, 2)
     grad_output = incoming(moe)
     _, z = moe_training.forward(
-        *moe.tensors, None, None, activation=Activation.SILU, w13_layout=W13Layout.CONCAT, keep_z=True
+        MoeTensors(*moe.tensors), activation=Activation.SILU, w13_layout=W13Layout.CONCAT, keep_z=True
     )
     assert z is not None
     z.untyped_storage().resize_(0)
     with pytest.raises(InputError, match="z has no memory"):
         moe_training.backward(
             grad_output,
-            *moe.tensors,
+            MoeTensors(*moe.tensors),
             z,
-            None,
-            None,
             activation=Activation.SILU,
             w13_layout=W13Layout.CONCAT,
             needs=ALL,
@@ -307,7 +298,11 @@ def test_no_undefined_behaviour_under_the_sanitizers(tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("sanitized_moe_backward_calls.py")), str(library)],
-        env={**os.environ, "LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0"},
+        env={
+            **os.environ,
+            "LD_PRELOAD": runtime,
+            "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from cpu_attention import DTYPES, each_dtype, each_instruction_set
-from varlen_cases import NAN, Call, Shape, bounds, packed, paged
+from cpu_attention import DTYPES, each_dtype
+from varlen_cases import NAN, Call, Shape, bounds, forget_calls, packed, paged
 from varlen_reference import assert_as_exact_as_pytorch, exact_varlen
 
 from flashmoe_science import InputError, attention_varlen
 from flashmoe_science.cpu import varlen as cpu
 from flashmoe_science.jit.host import InstructionSet
-from flashmoe_science.varlen import launch
+from instruction_sets import each_instruction_set
 
 BF16_LSE_ATOL = 4e-3
 """Where the processor multiplies pairs of bf16, weights are rounded before they are summed."""
@@ -101,7 +101,7 @@ def threads() -> Iterator[None]:
 def held_to(monkeypatch: pytest.MonkeyPatch, instruction_set: InstructionSet) -> None:
     """Calls take the kernel of an instruction set."""
     prepare = cpu.prepare
-    monkeypatch.setattr(launch, "_runs", {})
+    forget_calls(monkeypatch)
     monkeypatch.setattr(cpu, "prepare", lambda problem, device: prepare(problem, device, instruction_set))
 
 
@@ -369,7 +369,7 @@ def test_packed_lengths_outside_their_tensors_are_refused() -> None:
 def test_a_growing_batch_makes_no_new_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = []
     prepare = cpu.prepare
-    monkeypatch.setattr(launch, "_runs", {})
+    forget_calls(monkeypatch)
     monkeypatch.setattr(cpu, "prepare", lambda *arguments: prepared.append(arguments) or prepare(*arguments))
     for step in range(1, 60):
         shape = Shape((1,) * (step % 5 + 1), (step,) * (step % 5 + 1))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from flashmoe_science.cuda import build, kernels
 from flashmoe_science.cuda.attention import KernelKind
 from flashmoe_science.cuda.attention.select import module
+from flashmoe_science.cuda.build import build, kernels
 from flashmoe_science.errors import DeviceError
 from flashmoe_science.jit.cache import CompileCache
 
@@ -42,17 +42,27 @@ def test_no_kernel_is_listed_twice(architecture: str) -> None:
 def test_which_kernels_an_architecture_gets() -> None:
     turing = {kernel.function for kernel in kernels(["sm_75"])}
     backward = {f"attention_backward_{step}" for step in ("statistics", "query", "key_value")}
-    assert turing == {"attention_portable", "attention_small", "attention_decode", "topk_routing"} | backward
+    assert turing == {
+        "attention_portable",
+        "attention_small",
+        "attention_decode",
+        "topk_routing",
+        "rotate",
+    } | backward | {"paged_append"}
     functions = {kernel.function for kernel in kernels(["sm_80"])}
     few = {"moe_few_split", "moe_few_tiles", "moe_few_combined"}
     moe = {"moe_portable", "moe_count", "moe_place", "moe_combine"}
-    assert functions == turing | few | moe | {"attention_varlen"}
-    hopper = {"attention_hopper", "moe_hopper"}
+    losses = {"topk_routing_backward", "routing_losses"}
+    experts = {
+        f"moe_backward_{step}" for step in ("portable", "portable_weights", "routing", "bias", "bias_routing")
+    }
+    assert functions == turing | few | moe | losses | experts | {"attention_varlen"}
+    hopper = {"attention_hopper", "attention_hopper_varlen", "moe_hopper"}
     hopper |= {
         f"attention_backward_{step}"
         for step in ("prepare", "hopper", "convert", "two_pass_query", "two_pass_key_value")
     }
-    hopper |= {f"moe_backward_{step}" for step in ("routing", "weights", "hopper")}
+    hopper |= {f"moe_backward_{step}" for step in ("weights", "hopper")}
     assert {kernel.function for kernel in kernels(["sm_90"])} == functions | hopper
     assert kernels(["sm_90"]) == kernels(["sm_90a"])
     assert len(kernels(["sm_80", "sm_86", "sm_80"])) == len(kernels(["sm_80"])) + len(kernels(["sm_86"]))

@@ -10,7 +10,7 @@ import pytest
 
 from flashmoe_science.cuda import driver
 from flashmoe_science.cuda.driver import load, needs_opt_in
-from flashmoe_science.errors import KernelDefectError
+from flashmoe_science.errors import CaptureError, KernelDefectError
 from flashmoe_science.jit.nvrtc import CudaKernel
 
 # A stack frame: an array that is indexed by what is only known at run time.
@@ -61,6 +61,13 @@ def test_static_shared_memory_counts_towards_what_needs_an_opt_in() -> None:
     assert not needs_opt_in(48 << 10, 0)
     assert needs_opt_in(48 << 10, 1024)
     assert needs_opt_in(0, (48 << 10) + 1)
+
+
+def test_nothing_is_loaded_while_a_graph_is_captured() -> None:
+    """Which says nothing of calls that come later, unlike other errors of a machine."""
+    kernel = CudaKernel("never.cu", "never", "sm_90a", {}, threads_per_block=32, dynamic_shared_bytes=0)
+    with pytest.raises(CaptureError, match="call the function once with these shapes before capturing"):
+        load(kernel, 0, capturing=True)
 
 
 @pytest.mark.usefixtures("nvrtc")

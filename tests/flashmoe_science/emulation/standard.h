@@ -1,15 +1,10 @@
-// What the emulation needs of the standard library.
+// What the emulation needs of the standard library where CUDA threads are fibers: no more than that, as the compiler reads
+// it for each kernel, compiled ahead or not.
 #pragma once
-#include <algorithm>
-#include <atomic>
-#include <barrier>
-#include <cmath>
-#include <csetjmp>
-#include <cstdint>
-#include <cstring>
-#include <deque>
-#include <functional>
+#include <math.h>
 #include <memory>
-#include <thread>
-#include <vector>
+#include <setjmp.h>
+#include <stdint.h>
+#include <string.h>
 #include <ucontext.h>
+#include <vector>

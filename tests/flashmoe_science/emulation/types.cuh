@@ -2,7 +2,11 @@
 //
 // FIBERS: 1: CUDA threads are fibers of one CPU thread (fibers.h), much faster where warps meet often; else CPU threads.
 #pragma once
+#if FIBERS
 #include "standard.h"
+#else
+#include "threads.h"
+#endif
 using uint16 = unsigned short; using uint32 = unsigned int; using uint64 = unsigned long long; using int64 = long long;
 constexpr int kElementBytes = 2; constexpr int kChunkBytes = 16; constexpr int kChunkElements = kChunkBytes / kElementBytes;
 template <bool Value> struct Flag { static constexpr bool value = Value; };
@@ -50,6 +54,8 @@ inline uint32 __ballot_sync(unsigned, bool x) { warp_->slot[lane_][0]=x; __syncw
 inline uint32 __match_any_sync(unsigned, uint32 x) { warp_->slot[lane_][0]=x; __syncwarp(); uint32 y=0; for (int i=0;i<32;i++) y |= (uint32)(warp_->slot[i][0]==x) << i; __syncwarp(); return y; }
 template <class T> T __ldcg(const T* p) { return *p; }
 template <class T> T __ldg(const T* p) { return *p; }
+inline bool __all_sync(unsigned m, bool x) { return !__any_sync(m, !x); }
+inline int atomicExch(int* p, int x) { return __atomic_exchange_n(p, x, __ATOMIC_RELAXED); }
 inline int __popc(uint32 x) { return __builtin_popcount(x); }
 inline int atomicAdd(int* p, int x) { return __atomic_fetch_add(p, x, __ATOMIC_RELAXED); }
 inline int __ffs(uint32 x) { return __builtin_ffs(x); }
@@ -74,3 +80,4 @@ inline uint32 pack(float lo, float hi) { return enc(lo) | ((uint32)enc(hi)<<16);
 inline float exp2_approx(float x) { return exp2f(x); }
 inline float log2_approx(float x) { return log2f(x); }
 inline float reciprocal(float x) { return 1/x; }
+inline float __fmul_rn(float a, float b) { return a*b; } inline float __fadd_rn(float a, float b) { return a+b; } inline float __fsub_rn(float a, float b) { return a-b; }

@@ -56,6 +56,8 @@ class Model:
     """Whether `accelerate` takes its attention."""
     experts: bool = False
     """Whether it takes its experts."""
+    transposed: bool = False
+    """Whether their weights are to be turned first, which the name alone does not."""
     default: str = "sdpa"
     """What the library would take."""
 
@@ -71,12 +73,14 @@ class Model:
         return getattr(models, self.name)._from_config(configuration, **names).eval()
 
     def call(self, model: Any, **inputs: Any) -> torch.Tensor:
-        given = self.inputs() | inputs
-        dtype = next(model.parameters()).dtype
-        given = {
-            name: each.to(dtype) if isinstance(each, torch.Tensor) and each.is_floating_point() else each
-            for name, each in given.items()
-        }
+        like = next(iter(model.parameters()))
+
+        def as_the_model(each: Any) -> Any:
+            if not isinstance(each, torch.Tensor):
+                return each
+            return each.to(like.device, like.dtype if each.is_floating_point() else each.dtype)
+
+        given = {name: as_the_model(each) for name, each in (self.inputs() | inputs).items()}
         output = model(**given)
         return torch.cat([getattr(output, name) for name in self.output.split()], -1)
 
@@ -221,8 +225,10 @@ MODELS = {
         },
         tokens,
         generates=True,
-        declined=("attention sinks", "experts with a bias"),
+        declined=("attention sinks",),
         attention=False,
+        experts=True,
+        transposed=True,
         default="eager",
     ),
     "deepseek_v3": Model(

@@ -11,9 +11,10 @@ from models import MODELS, VOCABULARY, Model, tokens
 import flashmoe_science
 from flashmoe_science.takeover.counts import Entry
 
-pytest.importorskip("transformers", "5.0", reason="needs transformers 5")
+pytest.importorskip("transformers", "5.8.1", reason="needs transformers 5.8.1")
 
 from flashmoe_science.huggingface import IMPLEMENTATION
+from flashmoe_science.huggingface.weights import holds_experts, turn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -37,9 +38,12 @@ def _report() -> None:
 
 
 def ours(model: Model, dtype: torch.dtype = torch.float32) -> Any:
-    taken = model.experts or any("experts" in reason for reason in model.declined)
-    experts = IMPLEMENTATION if taken else None
-    return model.make(IMPLEMENTATION, experts).to(dtype)
+    made = model.make(IMPLEMENTATION, IMPLEMENTATION if model.experts else None).to(dtype)
+    if model.transposed:
+        for each in made.modules():
+            if holds_experts(each):
+                assert turn(each) is None
+    return made
 
 
 def gradients(model: Model, made: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -138,6 +142,75 @@ def test_greedy_generation_gives_the_same_text(name: str, cache: str | None) -> 
     assert generate(ours(model), cache) == expected
     if model.attention:
         assert flashmoe_science.report().taken
+
+
+def generate_compiled(made: Any) -> list[list[int]]:
+    """With a static cache and padding on the left; each step is one graph."""
+    from transformers import CompileConfig
+
+    compilation = CompileConfig(fullgraph=True, backend="aot_eager", mode=None)
+    compilation._compile_all_devices = True
+    ids = tokens()["input_ids"]
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    text: torch.Tensor = made.generate(
+        ids,
+        attention_mask=mask,
+        max_new_tokens=6,
+        do_sample=False,
+        pad_token_id=0,
+        cache_implementation="static",
+        compile_config=compilation,
+    )
+    return text.tolist()
+
+
+def compiled_steps_stay_with_the_kernels(name: str) -> None:
+    """The mask over a static cache is no reason to leave: what a step sees is known on the device alone."""
+    model = MODELS[name]
+    expected = generate(model.make(), "static")
+    torch._dynamo.reset()
+    flashmoe_science.reset_report()
+    assert generate_compiled(ours(model)) == expected
+    traced = [count for count in flashmoe_science.report().counts if count.traced]
+    if model.attention and not model.declined:
+        assert {count.entry for count in traced} >= {Entry.HUGGING_FACE_ATTENTION}
+        assert not [count for count in traced if count.declined is not None]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+def test_compiled_generation_with_a_static_cache(name: str) -> None:
+    compiled_steps_stay_with_the_kernels(name)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [name for name in TEXT if name not in ("llama", "qwen3_moe")])
+def test_compiled_generation_with_a_static_cache_in_the_others(name: str) -> None:
+    compiled_steps_stay_with_the_kernels(name)
+
+
+def test_a_token_alone_has_no_mask_in_a_graph() -> None:
+    """The library makes one there, and with it a list of keys for each layer."""
+    from flashmoe_science.operators.listed_keys import LISTED_KEYS
+
+    model = MODELS["qwen3"]
+    made, graphs = ours(model), []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    ids = tokens()["input_ids"][:1, :1]
+    torch._dynamo.reset()
+    compiled = torch.compile(made, backend=backend, fullgraph=True, dynamic=False)
+    with torch.no_grad():
+        output = compiled(input_ids=ids, use_cache=False).logits
+    torch.testing.assert_close(output, model.make("eager")(input_ids=ids).logits, rtol=0, atol=1e-5)
+    (graph,) = graphs
+    assert not [node for node in graph.graph.nodes if node.target is LISTED_KEYS]
+    assert flashmoe_science.report().taken == 2
 
 
 def losses(model: Model, made: Any, steps: int) -> list[float]:

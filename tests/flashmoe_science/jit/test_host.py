@@ -225,6 +225,26 @@ def test_loaded_code_outlives_the_entry(source: Path, cache: CompileCache) -> No
     assert library.seven() == 7
 
 
+@pytest.mark.parametrize(
+    ("instruction_set", "expected"),
+    [
+        (InstructionSet.AVX512_BF16, ("avx512_vnni",)),
+        (InstructionSet.AVX512, ("avx512_vnni",)),
+        (InstructionSet.AVX2, ()),
+        (InstructionSet.PORTABLE, ()),
+    ],
+)
+def test_integer_dot_products_are_asked_of_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, instruction_set: InstructionSet, expected: tuple[str, ...]
+) -> None:
+    features = frozenset(InstructionSet.AVX512_BF16.features)
+    monkeypatch.setattr(host, "cpu_features", lambda: features)
+    assert host.integer_dot_products(instruction_set) == ()
+    monkeypatch.setattr(host, "cpu_features", lambda: features | {"avx512_vnni"})
+    assert host.integer_dot_products(instruction_set) == expected
+    assert host.feature_flags(expected) == tuple(f"-m{name.replace('_', '')}" for name in expected)
+
+
 _AMX_CPU = frozenset({*InstructionSet.AVX512_BF16.features, "amx_tile", "amx_bf16"})
 
 

@@ -270,10 +270,36 @@ def test_the_backward_operator_of_experts_refuses_what_does_not_fit(
         MOE_BACKWARD(**arguments | change)
 
 
-def test_the_forward_operator_of_experts_does_not_leave_biases_out() -> None:
-    tensors = make_moe(5, 32, 48, 4, 2).tensors
-    with pytest.raises(InputError, match="no kernel of the forward pass with biases"):
-        TRAINING(*tensors, random(4, 96))
+def test_the_operators_of_experts_take_biases() -> None:
+    made = make_moe(5, 32, 48, 4, 2, biased=True)
+    expected = fused_moe(*made.tensors, **made.biases)
+    assert torch.equal(TRAINING(*made.tensors, made.w13_bias, made.w2_bias)[0], expected)
+    assert torch.equal(torch.ops.flashmoe_science.fused_moe(*made.tensors, **made.biases), expected)
+    compiled = torch.compile(fused_moe, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(*made.tensors, **made.biases), expected)
+    assert not torch.allclose(fused_moe(*made.tensors), expected)
+    with pytest.raises(InputError, match=r"w2_bias is \(4, 96\) torch.float32; expected \(4, 32\)"):
+        fused_moe(*made.tensors, w2_bias=made.w13_bias)
+
+
+@pytest.mark.parametrize("mapped", [(1, None), (None, 0), (0, 1)], ids=str)
+def test_vmap_of_biases(mapped: tuple[int | None, int | None]) -> None:
+    made = make_moe(5, 32, 48, 4, 2, biased=True)
+    biases = [
+        bias if dimension is None else torch.stack([bias, -bias, 2 * bias], dim=dimension)
+        for bias, dimension in zip(made.biases.values(), mapped, strict=True)
+    ]
+
+    def call(w13_bias: torch.Tensor, w2_bias: torch.Tensor) -> torch.Tensor:
+        return fused_moe(*made.tensors, w13_bias=w13_bias, w2_bias=w2_bias)
+
+    results = torch.func.vmap(call, in_dims=mapped)(*biases)
+    for index in range(3):
+        one = [
+            bias if dimension is None else bias.select(dimension, index).contiguous()
+            for bias, dimension in zip(biases, mapped, strict=True)
+        ]
+        assert torch.equal(results[index], call(*one))
 
 
 def test_gradients_of_each_sample_of_experts() -> None:

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import flashmoe_science
+from flashmoe_science.errors import CaptureError
 from flashmoe_science.takeover import attention
 from flashmoe_science.takeover.counts import Entry
 
@@ -297,6 +298,28 @@ def test_a_machine_without_a_compiler_declines(monkeypatch: pytest.MonkeyPatch) 
     assert all(torch.equal(output, ORIGINAL(query, query, query)) for output in outputs)
     assert len(tries) == 1
     assert flashmoe_science.report().reasons() == {"DeviceError: no C++ compiler was found": 3}
+
+
+def test_a_call_while_a_graph_is_captured_says_nothing_of_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be loaded then; afterwards it can."""
+    loaded = attention.flash_attention
+    errors = [CaptureError("the kernel is not loaded yet; call the function once before")]
+
+    def fails_once(*tensors: torch.Tensor, **options: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return loaded(*tensors, **options)
+
+    monkeypatch.setattr(attention, "flash_attention", fails_once)
+    monkeypatch.setattr(attention, "_failures", {})
+    query = sample(1, 2, 5, 16)
+    with flashmoe_science.sdpa():
+        for _ in range(3):
+            F.scaled_dot_product_attention(query, query, query)
+    assert [(each.calls, each.declined) for each in flashmoe_science.report().counts] == [
+        (2, None),
+        (1, "CaptureError: the kernel is not loaded yet"),
+    ]
 
 
 def test_compiled_code_follows_the_takeover() -> None:

@@ -19,7 +19,7 @@ from flashmoe_science.cuda.attention.select import TUNED
 from flashmoe_science.cuda.moe.select import TUNED as MOE_TUNED
 from flashmoe_science.errors import InputError
 from flashmoe_science.tuned.configuration import typed
-from flashmoe_science.tuned.lookup import PACKAGE_FOLDER, SWITCH_VARIABLE, refresh, user_folder
+from flashmoe_science.tuned.lookup import PACKAGE_FOLDER, SWITCH_VARIABLE, folders, refresh, user_folder
 from flashmoe_science.tuned.table import Region, TableError, parse_table
 
 ENTRY = """
@@ -49,6 +49,7 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr("flashmoe_science.tuned.lookup.PACKAGE_FOLDER", tmp_path / "package")
     folder = user_folder()
+    assert folder is not None
     folder.mkdir(parents=True)
     (tmp_path / "package").mkdir()
     refresh()
@@ -228,6 +229,46 @@ def test_what_a_table_may_not_say(old: str, new: str, problem: str) -> None:
         parse_table(text.replace(old, new), "here")
     assert problem in str(raised.value)
     assert str(raised.value).startswith("here")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('kernel = "attention.portable"', f"kernel = [{'1,' * 100_000}]"),
+        ("block_n = 48", f"block_n = [{'1,' * 100_000}]"),
+        ("seqlen_k = [1024, 4096]", f"{'k' * 100_000} = [{'1,' * 100_000}]"),
+        ("schema_version = 1", f"schema_version = [{'1,' * 100_000}]"),
+        ('evidence = ["a-run"]', f"evidence = [{'1,' * 100_000}]"),
+        ("interval = [1.03, 1.07]", f"interval = [{'1,' * 100_000}]"),
+        ("ratio = 1.05", f"ratio = {'=' * 100_000}"),
+    ],
+)
+def test_a_message_repeats_no_more_than_is_read(old: str, new: str) -> None:
+    text = table(digest="1")
+    assert old in text
+    with pytest.raises(TableError) as raised:
+        parse_table(text.replace(old, new), "here")
+    assert len(str(raised.value)) < 1000
+
+
+def test_a_warning_of_an_entry_that_is_of_no_use_is_short(user: Path) -> None:
+    (user / "t.toml").write_text(table().replace("block_n = 48", f'block_n = "{"x" * 100_000}"'))
+    refresh()
+    with pytest.warns(RuntimeWarning, match="is passed over") as warned:
+        assert explained()[0] == "hopper"
+    assert all(len(str(each.message)) < 1500 for each in warned)
+
+
+@pytest.mark.parametrize("home", ["~", "", "relative"])
+def test_without_a_home_no_table_of_the_working_directory_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path.replace("~", home))
+    monkeypatch.chdir(tmp_path)
+    assert (user_folder() is None) == (home != "")
+    assert folders()[-1] == PACKAGE_FOLDER
+    assert all(folder.is_absolute() for folder in folders())
 
 
 @given(st.text())

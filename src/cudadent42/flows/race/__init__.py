@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cudadent42.base.observer import Observer
 from cudadent42.flows import pipeline
-from cudadent42.flows.pipeline import Outcome
+from cudadent42.flows.pipeline import Execute, Outcome
 from cudadent42.model.records import Version
 from cudadent42.plan import Choices, RunOptions
 from cudadent42.runs.run_folder import RunWriter
@@ -76,16 +76,18 @@ def race(
     options: RaceOptions,
     observer: Observer,
     opened: Callable[[RunWriter], None] = ignore_folder,
+    execute: Execute = pipeline.execute,
 ) -> Outcome:
     """Race ``child`` against ``parent``: git revisions, ``WORKTREE`` or folders (see `versions.sources.export`).
 
     The parent is the baseline: a speed-up above 1 says that the child is faster. The run folder is like any other; its
-    implementations are named after the revisions. ``opened`` is given the folder as soon as there is one.
+    implementations are named after the revisions. ``opened`` is given the folder as soon as there is one; ``execute``
+    stands in for `pipeline.execute`.
 
     Raises LabError where a tree cannot be had, does not build, or the race cannot go on.
     """
     pair = tuple(export(revision, options.repository, options.entry) for revision in (parent, child))
-    return race_versions((pair[0], pair[1]), options, observer, opened)
+    return race_versions((pair[0], pair[1]), options, observer, opened, execute)
 
 
 def race_versions(
@@ -93,9 +95,10 @@ def race_versions(
     options: RaceOptions,
     observer: Observer,
     opened: Callable[[RunWriter], None] = ignore_folder,
+    execute: Execute = pipeline.execute,
 ) -> Outcome:
     """``race`` of two versions that were exported."""
-    return pipeline.run(as_run(pair, options.run), observer, opened)
+    return pipeline.run(as_run(pair, options.run), observer, opened, execute)
 
 
 def as_run(pair: tuple[Version, Version], options: RunOptions) -> RunOptions:

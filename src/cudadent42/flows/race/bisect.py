@@ -15,7 +15,7 @@ from cudadent42.base.errors import BuildFailedError, ExitCode, LabError, UsageEr
 from cudadent42.base.journal import Files, Journal
 from cudadent42.base.observer import Forwarding, Observer
 from cudadent42.flows import pipeline
-from cudadent42.flows.pipeline import Outcome, Prepared
+from cudadent42.flows.pipeline import Execute, Outcome, Prepared
 from cudadent42.flows.race import RaceOptions, as_run, ignore_folder
 from cudadent42.flows.race.history import Bisection, Mark, parent_of, subject
 from cudadent42.model.records import Version
@@ -116,11 +116,13 @@ class BisectResult:
 SCHEMA_VERSION = 1
 
 
-def bisect(good: str, bad: str, options: RaceOptions, observer: Observer) -> BisectResult:
+def bisect(
+    good: str, bad: str, options: RaceOptions, observer: Observer, execute: Execute | None = None
+) -> BisectResult:
     """Find the first commit after ``good``, up to ``bad``, that fails ``options.run.gate`` in a race against ``good``.
 
     ``options.run.output`` is the bisection's folder (None: under ``bisects/``). A bisection of the same commits that it
-    holds goes on.
+    holds goes on. ``execute``: what stands in for `pipeline.execute`.
 
     Raises:
         UsageError: an end is not a commit, the folder is about something else, or git cannot bisect.
@@ -144,7 +146,7 @@ def bisect(good: str, bad: str, options: RaceOptions, observer: Observer) -> Bis
     )
     folder = run.output or Path("bisects") / f"{setup.good[:8]}-{setup.bad[:8]}"
     with Journal(folder, FILES, setup, Setup, Step) as journal:
-        return _Search(root, setup, run, observer, folder, journal).run()
+        return _Search(root, setup, run, observer, folder, journal, execute or pipeline.execute).run()
 
 
 class _Search:
@@ -156,7 +158,9 @@ class _Search:
         observer: Observer,
         folder: Path,
         journal: Journal[Setup, Step],
+        execute: Execute,
     ) -> None:
+        self._execute = execute
         self._root = root
         self._setup = setup
         self._options = options
@@ -249,7 +253,7 @@ class _Search:
                 repeats=int(RETRY_BUDGET * plan.repeats),
                 budget_s=plan.budget_s and RETRY_BUDGET * plan.budget_s,
             )
-        return pipeline.execute(replace(self._prepared, plan=plan), run, observer, ignore_folder)
+        return self._execute(replace(self._prepared, plan=plan), run, observer, ignore_folder)
 
     def _read(self, role: Role, commit: str, child: Version, outcome: Outcome) -> Step:
         """A race as a judgement."""

@@ -236,7 +236,7 @@ ALL: tuple[Implementation, ...] = (
     _sdpa_backend("pytorch_efficient", "EFFICIENT_ATTENTION", ("cuda",)),
     _sdpa_backend("pytorch_math", "MATH", _BOTH),
     _flash_attn("flash_attn", "flash_attn", "flash-attn", "FlashAttention-2"),
-    _flash_attn("flash_attn_3", "flash_attn_interface", "flash-attn-3", "FlashAttention-3"),
+    _flash_attn("flash_attn_3", "flash_attn_interface", "tokenspeed-fa3", "FlashAttention-3"),
     _flash_attn("flash_attn_cute", "flash_attn.cute", "flash-attn-4", "FlashAttention-4 (CuTe DSL)"),
     _peer(
         "flashinfer",

@@ -11,7 +11,7 @@ from cudadent42.operations.attention import OPERATION as FORWARD
 from cudadent42.operations.attention import needed_with_gradients
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.operations.attention_backward.case import AttentionBackwardCase
-from cudadent42.operations.interface import Definition, Numerics
+from cudadent42.operations.interface import Definition, Numerics, Parts
 
 if TYPE_CHECKING:
     from cudadent42.model.implementations import Implementation, Prepare
@@ -51,6 +51,11 @@ def definition(case_type: type[CaseT]) -> Definition[CaseT, BackwardInputs]:
 
         return NUMERICS  # type: ignore[return-value]
 
+    def without(case: CaseT, inputs: BackwardInputs) -> Parts:
+        from cudadent42.operations.attention_backward.parts import without
+
+        return without(case, inputs)
+
     return Definition(
         case_type=case_type,
         baseline="pytorch",
@@ -68,6 +73,7 @@ def definition(case_type: type[CaseT]) -> Definition[CaseT, BackwardInputs]:
         cpu_kernels=("attention_backward", *FORWARD.cpu_kernels),
         cuda_kernels=_cuda_kernels,
         needed=needed_with_gradients,
+        without=without,
     )
 
 

@@ -76,11 +76,10 @@ def _with_gradient(inputs: AttentionInputs, case: AttentionCase, seed: int, inde
 def refresh(case: AttentionBackwardCase, inputs: BackwardInputs, seed: int) -> tuple[Tensor, ...]:
     """New values in the place of the output's gradient; of all four where the forward pass is part of the call. What a
     forward pass that is done has kept belongs to the values that it was given."""
-    generator = torch.Generator(device=inputs.query.device).manual_seed(derived_seed(seed, case.id))
     whole = isinstance(case, AttentionTrainingStepCase)
     written = inputs.tensors if whole else (inputs.output_gradient,)
-    for tensor in written:
-        forward.write_normal(tensor, generator)
+    for index, tensor in enumerate(written):
+        forward.write_normal(tensor, derived_seed(seed, case.id, index))
     return written
 
 

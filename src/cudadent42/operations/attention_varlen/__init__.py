@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.toml import MAX_SIZE, Table
-from cudadent42.operations.attention_varlen.case import VarlenCase
+from cudadent42.operations.attention_varlen.case import FP8_SCALES, VarlenCase
+from cudadent42.operations.attention_varlen.trees import MOST_NODES, TREES
 from cudadent42.operations.interface import Definition, Numerics, columns_with, other_size
 
 if TYPE_CHECKING:
@@ -29,7 +30,14 @@ def _parse_case(table: Table, name: str, dtype: str) -> VarlenCase:
         raise UsageError(f"{table.where}: head_dim = {head_dim}; expected a multiple of 8")
     longest = table.integer("longest", 1, MAX_SIZE, None)
     batch = table.integer("batch", 1, MAX_SIZE, None)
-    return VarlenCase(
+    fp8_scales = table.value("fp8_scales", str, "a text", "")
+    if fp8_scales and fp8_scales not in FP8_SCALES:
+        raise UsageError(
+            f"{table.where}: fp8_scales = {fp8_scales!r}; expected one of {', '.join(FP8_SCALES)}, or none"
+        )
+    if fp8_scales and dtype == "fp32":
+        raise UsageError(f"{table.where}: a cache of FP8 has queries of fp16 or bf16, not fp32")
+    case = VarlenCase(
         name=name,
         dtype=dtype,
         batch=batch,
@@ -45,7 +53,27 @@ def _parse_case(table: Table, name: str, dtype: str) -> VarlenCase:
         causal=table.value("causal", bool, "true or false", True),
         window=table.integer("window", -1, MAX_SIZE, -1),
         draw=table.integer("draw", 0, MAX_SIZE, 0),
+        fp8_scales=fp8_scales,
+        tree=table.value("tree", str, "a text", ""),
     )
+    _check_tree(table, case)
+    return case
+
+
+def _check_tree(table: Table, case: VarlenCase) -> None:
+    """UsageError for a tree that no kernel takes, or whose queries are not its nodes."""
+    if not case.tree:
+        return
+    if case.tree not in TREES:
+        raise UsageError(f"{table.where}: tree = {case.tree!r}; expected one of {', '.join(TREES)}, or none")
+    if not 1 <= case.queries <= MOST_NODES:
+        raise UsageError(
+            f"{table.where}: queries = {case.queries}; expected 1 to {MOST_NODES} with a tree, whose nodes they are"
+        )
+    if case.window >= 0:
+        raise UsageError(
+            f"{table.where}: window and tree are both given; expected one: a window goes by a query's position"
+        )
 
 
 def _cells(case: VarlenCase) -> Mapping[str, object]:
@@ -59,6 +87,8 @@ def _cells(case: VarlenCase) -> Mapping[str, object]:
         "keys": sum(case.seqlens_k),
         "page_size": case.page_size,
         "window": case.window,
+        "fp8_scales": case.fp8_scales,
+        "tree": case.tree,
     }
 
 
@@ -72,6 +102,10 @@ def _shape(case: VarlenCase) -> str:
         phrase += f", pages of {case.page_size}"
     if case.window >= 0:
         phrase += f", window {case.window}"
+    if case.fp8_scales:
+        phrase += f", FP8 scaled by {case.fp8_scales}"
+    if case.tree:
+        phrase += f", {case.tree} trees"
     return phrase + ("" if case.causal else ", full")
 
 
@@ -145,11 +179,11 @@ OPERATION = Definition(
                 "chunks",
                 "chunk",
             ),
-            *("page_size", "causal", "window", "draw"),
+            *("page_size", "causal", "window", "draw", "fp8_scales", "tree"),
         )
     ),
     parse_case=_parse_case,
-    columns=columns_with("num_kv_heads", "seqlen_k", "keys", "page_size", "window"),
+    columns=columns_with("num_kv_heads", "seqlen_k", "keys", "page_size", "window", "fp8_scales", "tree"),
     cells=_cells,
     shape=_shape,
     shape_legend=_shape_legend,

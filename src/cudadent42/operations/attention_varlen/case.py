@@ -7,6 +7,11 @@ from random import Random
 from typing import ClassVar
 
 from cudadent42.model.cases import element_bytes
+from cudadent42.operations.attention_varlen.trees import MOST_NODES, words_of
+
+FP8_SCALES = ("all", "head", "key")
+"""What a scale of a cache in FP8 is for: all keys, those of a head, or one key of one head."""
+_SCALE_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,10 @@ class VarlenCase:
     window: int = -1
     """Keys seen before a query's own; -1: all."""
     draw: int = 0
+    fp8_scales: str = ""
+    """One of ``FP8_SCALES``: keys and values are e4m3 with such scales. Empty: they have the case's dtype."""
+    tree: str = ""
+    """One of `trees.TREES`: queries of a sequence are the nodes of such a tree. Empty: they follow one another."""
 
     @property
     def id(self) -> str:
@@ -72,8 +81,15 @@ class VarlenCase:
         """The window as `flashmoe_science.attention_varlen` takes it."""
         return self.window, 0 if self.causal else -1
 
+    def words(self, index: int) -> list[int]:
+        """Of a sequence with a tree: for each query, a bit for each of the queries whose keys it sees; else none."""
+        queries = self.seqlens_q[index]
+        if not self.tree or queries > MOST_NODES:
+            return []
+        return words_of(self.tree, queries, f"{self.tree}-{queries}-{index}-{self.draw}")
+
     def visible(self, queries: int, keys: int) -> tuple[int, int]:
-        """Of a sequence: query-key pairs that the mask lets through, and keys that any query sees."""
+        """Of a sequence without a tree: query-key pairs that the mask lets through, and keys that any query sees."""
         if queries == 0 or keys == 0:
             return 0, 0
         if self.window < 0:
@@ -92,8 +108,18 @@ class VarlenCase:
     @property
     def scores(self) -> int:
         """Query-key pairs that the mask lets through, over all heads."""
-        lengths = zip(self.seqlens_q, self.seqlens_k, strict=True)
-        return self.num_heads * sum(self.visible(*each)[0] for each in lengths)
+        pairs = 0
+        for index, (queries, keys) in enumerate(zip(self.seqlens_q, self.seqlens_k, strict=True)):
+            words = self.words(index)
+            if words:
+                # The first nodes have no key where there are fewer keys than queries.
+                keyless = max(0, queries - keys)
+                pairs += queries * max(0, keys - queries) + sum(
+                    bin(word >> keyless).count("1") for word in words
+                )
+            else:
+                pairs += self.visible(queries, keys)[0]
+        return self.num_heads * pairs
 
     @property
     def flops(self) -> int:
@@ -102,14 +128,28 @@ class VarlenCase:
 
     @property
     def bytes_min(self) -> int:
-        """Fewest bytes moved: queries, and keys and values that any query sees, read once, the output written once."""
+        """Fewest bytes moved: queries, and keys and values that any query sees, read once, the output written once.
+
+        A tree hides no key from all of its queries: each sees its own.
+        """
         lengths = zip(self.seqlens_q, self.seqlens_k, strict=True)
         keys = sum(self.visible(*each)[1] for each in lengths)
-        rows = 2 * self.tokens * self.num_heads + 2 * keys * self.num_kv_heads
-        return element_bytes(self.dtype) * rows * self.head_dim
+        rows = element_bytes(self.dtype) * 2 * self.tokens * self.num_heads * self.head_dim
+        return rows + 2 * keys * self.num_kv_heads * self._bytes_of_key
 
     def memory_bytes(self, sets: int) -> int:
         """Bytes of so many sets of inputs, with an output each."""
         slots = sum(self.pages) * self.page_size if self.page_size else sum(self.seqlens_k)
-        rows = 2 * self.tokens * self.num_heads + 2 * slots * self.num_kv_heads
-        return sets * element_bytes(self.dtype) * rows * self.head_dim
+        element = element_bytes(self.dtype)
+        of_key = self._bytes_of_key
+        if self.fp8_scales:
+            of_key += element * self.head_dim  # the same keys in the case's dtype, for those who read no FP8
+        rows = element * 2 * self.tokens * self.num_heads * self.head_dim
+        return sets * (rows + 2 * slots * self.num_kv_heads * of_key)
+
+    @property
+    def _bytes_of_key(self) -> int:
+        """Of one head."""
+        if not self.fp8_scales:
+            return element_bytes(self.dtype) * self.head_dim
+        return self.head_dim + (_SCALE_BYTES if self.fp8_scales == "key" else 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,14 @@ if TYPE_CHECKING:
 
 
 def prepare_sdpa(case: VarlenCase, inputs: VarlenInputs) -> Call:
-    """PyTorch's SDPA, a call for each sequence, whose keys are gathered from their pages in the call."""
+    """PyTorch's SDPA, a call for each sequence, whose keys are gathered from their pages in the call.
+
+    Where the cache is in FP8, it reads the same keys in 16 bits.
+    """
     import torch
     from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+    from cudadent42.operations.attention_varlen.tree_masks import hidden_by_tree
 
     query, device = inputs.query, inputs.query.device
     starts_q = [0, *itertools.accumulate(case.seqlens_q)]
@@ -28,10 +34,11 @@ def prepare_sdpa(case: VarlenCase, inputs: VarlenInputs) -> Call:
     left, right = case.sides
     paged = inputs.block_table is not None
 
-    def options_of(queries: int, keys: int) -> dict[str, Any]:
-        if left < 0 and (right < 0 or queries == 1):
+    def options_of(index: int, queries: int, keys: int) -> dict[str, Any]:
+        has_tree = inputs.tree_mask is not None and bool(case.words(index))
+        if left < 0 and (right < 0 or queries == 1) and not has_tree:
             return {}
-        if left < 0 and queries == keys:
+        if left < 0 and queries == keys and not has_tree:
             return {"is_causal": True}
         position = torch.arange(queries, dtype=torch.int64, device=device)[:, None] + keys - queries
         column = torch.arange(keys, dtype=torch.int64, device=device)
@@ -40,6 +47,8 @@ def prepare_sdpa(case: VarlenCase, inputs: VarlenInputs) -> Call:
             seen &= column >= position - left
         if right >= 0:
             seen &= column <= position + right
+        if has_tree and inputs.tree_mask is not None:
+            seen &= ~hidden_by_tree(inputs.tree_mask[slice(*starts_q[index : index + 2])], queries, keys)
         return {"attn_mask": seen}
 
     sequences = [
@@ -48,8 +57,8 @@ def prepare_sdpa(case: VarlenCase, inputs: VarlenInputs) -> Call:
             inputs.slots[slice(*starts_k[index : index + 2])]
             if paged
             else slice(*starts_k[index : index + 2]),
-            options_of(queries, keys),
-            max(0, queries - keys) if right >= 0 else 0,
+            options_of(index, queries, keys),
+            max(0, queries - keys) if right >= 0 or case.words(index) else 0,
         )
         for index, (queries, keys) in enumerate(zip(case.seqlens_q, case.seqlens_k, strict=True))
         if queries and keys
@@ -78,11 +87,33 @@ def _prepare_ours(case: VarlenCase, inputs: VarlenInputs) -> Call:
     return partial(attention, inputs.query, inputs.key, inputs.value, **arguments(case, inputs))
 
 
+def _prepare_wide(case: VarlenCase, inputs: VarlenInputs) -> Call:
+    """Ours over the same keys in 16 bits: what FP8 has to gain on."""
+    if inputs.wide_key is None or inputs.wide_value is None:
+        raise UnsupportedCaseError("the cache is in 16 bits already")
+    wide = replace(
+        inputs,
+        key=inputs.wide_key,
+        value=inputs.wide_value,
+        key_scale=None,
+        value_scale=None,
+        wide_key=None,
+        wide_value=None,
+    )
+    return _prepare_ours(case, wide)
+
+
 def arguments(case: VarlenCase, inputs: VarlenInputs) -> dict[str, Any]:
     """What `flashmoe_science.attention_varlen` is called with, besides query, key and value."""
     lengths: dict[str, Any] = {"cu_seqlens_k": inputs.cu_seqlens_k}
     if inputs.block_table is not None:
         lengths = {"block_table": inputs.block_table, "seqused_k": inputs.seqused_k}
+    given = {
+        "key_scale": inputs.key_scale,
+        "value_scale": inputs.value_scale,
+        "tree_mask": inputs.tree_mask,
+    }
+    more = {name: tensor for name, tensor in given.items() if tensor is not None}
     return {
         "cu_seqlens_q": inputs.cu_seqlens_q,
         "max_seqlen_q": max(case.seqlens_q),
@@ -90,6 +121,7 @@ def arguments(case: VarlenCase, inputs: VarlenInputs) -> dict[str, Any]:
         "causal": case.causal,
         "window": (case.window, -1),
         **lengths,
+        **more,
     }
 
 
@@ -99,6 +131,10 @@ def arguments(case: VarlenCase, inputs: VarlenInputs) -> dict[str, Any]:
 def _prepare_flash_attn_3(case: VarlenCase, inputs: VarlenInputs) -> Call:
     module = importlib.import_module("flash_attn_interface")
     query, key, value = inputs.tensors
+    if case.tree:
+        raise UnsupportedCaseError("FlashAttention-3 takes no trees")
+    if case.fp8_scales:
+        return _prepare_flash_attn_3_fp8(module, case, inputs)
     common = {
         "max_seqlen_q": max(case.seqlens_q),
         "cu_seqlens_q": inputs.cu_seqlens_q,
@@ -131,6 +167,43 @@ def _prepare_flash_attn_3(case: VarlenCase, inputs: VarlenInputs) -> Call:
     return call
 
 
+def _prepare_flash_attn_3_fp8(module: Any, case: VarlenCase, inputs: VarlenInputs) -> Call:
+    """It takes queries in FP8 alone, so its call begins with making them so: its error is that of quantised queries."""
+    import torch
+
+    if inputs.block_table is None:
+        raise UnsupportedCaseError("FlashAttention-3 is asked for FP8 in pages alone")
+    if case.fp8_scales == "key":
+        raise UnsupportedCaseError("FlashAttention-3 has no scale for each key")
+    each = case.batch, case.num_kv_heads
+    query, key, value = inputs.tensors
+    one = torch.ones((), dtype=torch.float32, device=query.device)
+    scales = {
+        f"{name}_descale": scale.expand(each)
+        for name, scale in (("q", one), ("k", inputs.key_scale), ("v", inputs.value_scale))
+        if scale is not None
+    }
+    function = partial(
+        module.flash_attn_with_kvcache,
+        k_cache=key,
+        v_cache=value,
+        cache_seqlens=inputs.seqused_k,
+        page_table=inputs.block_table.clamp(min=0),
+        max_seqlen_q=max(case.seqlens_q),
+        cu_seqlens_q=inputs.cu_seqlens_q,
+        causal=case.causal,
+        window_size=case.sides,
+        **scales,
+    )
+
+    def call() -> Tensor:
+        result = function(query.to(key.dtype))
+        output: Tensor = result[0] if isinstance(result, tuple) else result
+        return output
+
+    return call
+
+
 _WORKSPACE_BYTES = 256 << 20
 
 
@@ -139,16 +212,20 @@ def _prepare_flashinfer(case: VarlenCase, inputs: VarlenInputs) -> Call:
     import torch
 
     flashinfer = importlib.import_module("flashinfer")
+    if case.fp8_scales:
+        raise UnsupportedCaseError("flashinfer is not asked for caches in FP8")
     if not all(case.seqlens_k) or not all(case.seqlens_q):
         raise UnsupportedCaseError("flashinfer takes no empty sequences")
     query, key, value = inputs.tensors
     workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=query.device)
-    options = {
+    options: dict[str, Any] = {
         "causal": case.causal,
         "window_left": case.window,
         "q_data_type": query.dtype,
         "kv_data_type": key.dtype,
     }
+    if case.tree:  # takes the place of causal; a bool for each query and key of all sequences
+        options["custom_mask"] = _seen(case, inputs)
     heads = case.num_heads, case.num_kv_heads, case.head_dim
     if inputs.block_table is None:
         wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
@@ -165,6 +242,24 @@ def _prepare_flashinfer(case: VarlenCase, inputs: VarlenInputs) -> Call:
         **options,
     )
     return partial(wrapper.run, query, (key, value))
+
+
+def _seen(case: VarlenCase, inputs: VarlenInputs) -> Tensor:
+    """Whether a query sees a key: of all sequences, queries and keys, in this order."""
+    import torch
+
+    from cudadent42.operations.attention_varlen.tree_masks import hidden_by_tree
+
+    device, parts, token = inputs.query.device, [], 0
+    for index, (queries, keys) in enumerate(zip(case.seqlens_q, case.seqlens_k, strict=True)):
+        seen = torch.ones(queries, keys, dtype=torch.bool, device=device)
+        if case.causal:
+            seen = seen.tril(keys - queries)
+        if inputs.tree_mask is not None and case.words(index):
+            seen &= ~hidden_by_tree(inputs.tree_mask[token : token + queries], queries, keys)
+        parts.append(seen.flatten())
+        token += queries
+    return torch.cat(parts)
 
 
 _BOTH = ("cpu", "cuda")
@@ -191,6 +286,14 @@ ALL: tuple[Implementation, ...] = (
         _prepare_ours,
         operation=VarlenCase.operation,
     ),
-    _peer("flash_attn_3", "flash_attn_interface", "flash-attn-3", "FlashAttention-3", _prepare_flash_attn_3),
+    _implementation(
+        "cudadent42_16bit",
+        "flashmoe_science.attention_varlen over the same keys in 16 bits",
+        _BOTH,
+        _prepare_wide,
+    ),
+    _peer(
+        "flash_attn_3", "flash_attn_interface", "tokenspeed-fa3", "FlashAttention-3", _prepare_flash_attn_3
+    ),
     _peer("flashinfer", "flashinfer", "flashinfer-python", "FlashInfer, planned once", _prepare_flashinfer),
 )

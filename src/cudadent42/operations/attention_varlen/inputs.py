@@ -1,9 +1,12 @@
-"""Tensors of a batch, reproducible from a seed; every slot of a page without a key is NaN, and pages are shuffled."""
+"""Tensors of a batch, reproducible from a seed; every slot of a page without a key is NaN, and pages are shuffled.
+
+A cache in FP8 comes with the same keys in the case's dtype, for implementations that read no FP8.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,7 +15,9 @@ from torch import Tensor
 
 from cudadent42.base.seeds import derived_seed
 from cudadent42.model.dtypes import DTYPES
+from cudadent42.operations.attention_varlen.caches import Cache
 from cudadent42.operations.attention_varlen.case import VarlenCase
+from cudadent42.operations.attention_varlen.tree_masks import tree_mask
 from cudadent42.operations.interface import HardInput
 
 MOST_HARD_SCORES = {"cpu": 1 << 20, "cuda": 1 << 29}
@@ -39,6 +44,14 @@ class VarlenInputs:
     """(batch, pages) int32; None where keys are packed."""
     slots: Tensor
     """(keys,) int64: where each key of all sequences lies, among rows of keys or slots of pages."""
+    key_scale: Tensor | None = None
+    """float32, of key in FP8: (), (kv_heads,), or for each key and head: what an element is multiplied with."""
+    value_scale: Tensor | None = None
+    wide_key: Tensor | None = None
+    """key in FP8 times its scale, in the query's dtype."""
+    wide_value: Tensor | None = None
+    tree_mask: Tensor | None = None
+    """(tokens,) int64: see `flashmoe_science.attention_varlen`."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -54,8 +67,15 @@ class VarlenInputs:
 
     @property
     def rows_of_keys(self) -> tuple[Tensor, Tensor]:
-        """key and value as rows (slots, kv_heads, head_dim): views."""
-        return tuple(tensor.view(-1, *tensor.shape[-2:]) for tensor in (self.key, self.value))  # type: ignore[return-value]
+        """key and value as rows (slots, kv_heads, head_dim) of the query's dtype: views."""
+        key, value = self.caches
+        return key.wide_rows, value.wide_rows
+
+    @property
+    def caches(self) -> tuple[Cache, Cache]:
+        """Of keys and of values."""
+        key = Cache(self.key, self.key_scale, self.wide_key)
+        return key, Cache(self.value, self.value_scale, self.wide_value)
 
 
 def input_sets(case: VarlenCase, seed: int, count: int, device: str) -> list[VarlenInputs]:
@@ -77,24 +97,22 @@ def random_inputs(case: VarlenCase, seed: int, index: int, device: str) -> Varle
     keys = sum(case.seqlens_k)
     table, slots = _pages(case, index, device)
     query = normal(case.tokens, case.num_heads, case.head_dim)
-    key, value = (normal(keys, case.num_kv_heads, case.head_dim) for _ in range(2))
-    if table is not None:
-        shape = (sum(case.pages) * case.page_size, case.num_kv_heads, case.head_dim)
-        caches = []
-        for rows in (key, value):
-            cache = torch.full(shape, _NAN, dtype=dtype, device=device)
-            cache[slots] = rows
-            caches.append(cache.view(-1, case.page_size, *shape[1:]))
-        key, value = caches
+    rows = [normal(keys, case.num_kv_heads, case.head_dim) for _ in range(2)]
+    key, value = (Cache.of(case, each, slots) for each in rows)
     return VarlenInputs(
         query,
-        key,
-        value,
+        key.stored,
+        value.stored,
         starts(case.seqlens_q),
         torch.tensor(case.seqlens_k, dtype=torch.int32, device=device),
         starts(case.seqlens_k),
         table,
         slots,
+        key.scale,
+        value.scale,
+        key.wide,
+        value.wide,
+        tree_mask(case, device),
     )
 
 
@@ -124,12 +142,12 @@ def refresh(case: VarlenCase, inputs: VarlenInputs, seed: int) -> tuple[Tensor, 
     """New standard normal values in the place of all queries, keys and values; slots without a key stay NaN."""
     generator = torch.Generator(device=inputs.query.device).manual_seed(derived_seed(seed, case.id))
     inputs.query.normal_(generator=generator)
-    for rows in inputs.rows_of_keys:
-        shape = (inputs.slots.shape[0], *rows.shape[1:])
-        rows[inputs.slots] = torch.empty(shape, dtype=rows.dtype, device=rows.device).normal_(
-            generator=generator
-        )
-    return inputs.tensors
+    written = [inputs.query]
+    for cache in inputs.caches:
+        shape = (inputs.slots.shape[0], *cache.rows.shape[1:])
+        rows = torch.empty(shape, dtype=inputs.query.dtype, device=inputs.query.device)
+        written += cache.write(inputs.slots, rows.normal_(generator=generator))
+    return tuple(written)
 
 
 # ---------------------------------------------------------------- inputs that are hard to get right
@@ -140,7 +158,7 @@ Change = Callable[[VarlenInputs], VarlenInputs]
 def hard_inputs(dtype: str) -> tuple[HardInput, ...]:
     """Every length that goes wrong, and values that do."""
 
-    def hard(kind: str, change: Change = _unchanged, **numbers: int | bool) -> HardInput:
+    def hard(kind: str, change: Change = _unchanged, **numbers: int | bool | str) -> HardInput:
         usual = VarlenCase(kind, dtype, 5, 4, 2, longest=260, shortest=1, head_dim=64, page_size=16)
         return _hard_input(kind, replace(usual, **numbers), change)  # type: ignore[arg-type]
 
@@ -158,6 +176,8 @@ def hard_inputs(dtype: str) -> tuple[HardInput, ...]:
         hard("prefill_packed", queries=0, longest=200, page_size=0),
         hard("prefill_full", queries=0, longest=150, causal=False),
         hard("mixed", chunks=2, chunk=67, longest=300),
+        hard("trees", queries=8, longest=300, tree="random"),
+        hard("trees_longer_than_keys", queries=9, longest=12, tree="random"),
         hard("window", window=20, longest=300),
         hard("window_prefill", window=20, queries=0, longest=200),
         hard("one_key_head", num_heads=8, num_kv_heads=1),
@@ -168,19 +188,40 @@ def hard_inputs(dtype: str) -> tuple[HardInput, ...]:
     )
 
 
+_LENGTHS_OF_FP8 = (
+    *("decode", "decode_packed", "pages_of_one", "odd_pages", "page_exactly_full", "one_key_over_a_page"),
+    *("empty_sequences", "speculative", "window", "prefill"),
+)
+"""Kinds of `hard_inputs`."""
+
+
 def hard_cases(cases: Sequence[VarlenCase], device: str) -> tuple[HardInput, ...]:
     """Hard values at shapes that will be timed: for each kind of batch the largest that is not too large."""
     most = MOST_HARD_SCORES[device.partition(":")[0]]
     largest: dict[tuple[object, ...], VarlenCase] = {}
     for case in sorted(cases, key=lambda case: case.scores):
-        if 0 < case.scores <= most:
-            largest[(case.dtype, case.head_dim, case.page_size > 0, case.queries, case.chunks > 0)] = case
+        if 0 < case.scores <= most and not case.fp8_scales:
+            kind = (case.dtype, case.head_dim, case.page_size > 0, case.queries, case.chunks > 0, case.tree)
+            largest[kind] = case
     changes = {"large_logits": _large_logits, "nan_key": _nan_key}
-    return tuple(
-        _hard_input(kind, replace(case, name=f"{kind}@{case.name}"), change)
-        for case in largest.values()
-        for kind, change in changes.items()
+    return (
+        *(
+            _hard_input(kind, replace(case, name=f"{kind}@{case.name}"), change)
+            for case in largest.values()
+            for kind, change in changes.items()
+        ),
+        *_hard_lengths_of_fp8(cases),
     )
+
+
+def _hard_lengths_of_fp8(cases: Sequence[VarlenCase]) -> Iterator[HardInput]:
+    """Of `hard_inputs`, those whose lengths are hard, over caches in FP8 with the scales that the cases have."""
+    for dtype, scales in sorted({(case.dtype, case.fp8_scales) for case in cases if case.fp8_scales}):
+        for each in hard_inputs(dtype):
+            assert isinstance(each.case, VarlenCase)
+            if each.kind in _LENGTHS_OF_FP8:
+                kind = f"{each.kind}_fp8_{scales}"
+                yield _hard_input(kind, replace(each.case, name=kind, fp8_scales=scales), _unchanged)
 
 
 def _hard_input(kind: str, case: VarlenCase, change: Change) -> HardInput:

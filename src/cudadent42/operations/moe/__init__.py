@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from flashmoe_science.jit.nvrtc import CudaKernel
 
 _SIZE_STEP = 16
+QUANTIZED_KEYS = frozenset(("weight_bits", "group"))
+"""Of a case in a suite; the backward pass has none, as such weights have no gradient."""
+_GROUP, _GROUP_STEP = 128, 32
+"""Weights that share a scale where the case does not say, and what divides their number."""
 _ELEMENT_BF16 = {"bf16": 1, "fp16": 0}
 """The CUDA kernels' macro for the dtypes that they take."""
 _NO_ACTIVATION = 0
@@ -43,6 +47,7 @@ def _parse_case(table: Table, name: str, dtype: str) -> MoeCase:
             f"{table.where}: unknown activation {activation!r}; expected one of {', '.join(ACTIVATIONS)}"
             + did_you_mean(activation, ACTIVATIONS)
         )
+    weight_bits, group = _weights(table, sizes)
     return MoeCase(
         name=name,
         dtype=dtype,
@@ -52,7 +57,26 @@ def _parse_case(table: Table, name: str, dtype: str) -> MoeCase:
         experts=experts,
         top_k=table.integer("top_k", 1, experts, None),
         activation=activation,
+        weight_bits=weight_bits,
+        group=group,
     )
+
+
+def _weights(table: Table, sizes: Mapping[str, int]) -> tuple[int, int]:
+    """Bits of a weight and weights that share a scale; zeros for weights of the case's dtype."""
+    weight_bits = table.integer("weight_bits", 0, 8, 0)
+    if weight_bits not in (0, 4, 8):
+        raise UsageError(f"{table.where}: weight_bits = {weight_bits}; expected 4 or 8, or none")
+    group = table.integer("group", 0, MAX_SIZE, _GROUP if weight_bits else 0)
+    if not weight_bits:
+        if group:
+            raise UsageError(f"{table.where}: group = {group} without weight_bits; expected both, or neither")
+        return 0, 0
+    if group < _GROUP_STEP or group % _GROUP_STEP or any(size % group for size in sizes.values()):
+        raise UsageError(
+            f"{table.where}: group = {group}; expected a multiple of {_GROUP_STEP} that divides hidden and intermediate"
+        )
+    return weight_bits, group
 
 
 def _cells(case: MoeCase) -> Mapping[str, object]:
@@ -69,7 +93,8 @@ def _cells(case: MoeCase) -> Mapping[str, object]:
 
 def _shape(case: MoeCase) -> str:
     sizes = f"{case.tokens} × {case.hidden} × {case.intermediate}, {case.top_k} of {case.experts}"
-    return sizes + (f" {case.activation}" if case.activation != "silu" else "")
+    sizes += f" {case.activation}" if case.activation != "silu" else ""
+    return sizes + (f", {case.weight_bits} bits in groups of {case.group}" if case.weight_bits else "")
 
 
 def _shape_legend(cases: Sequence[MoeCase]) -> str:
@@ -158,7 +183,8 @@ def _numerics() -> Numerics[MoeCase, MoeInputs]:
 OPERATION = Definition(
     case_type=MoeCase,
     baseline="grouped_mm",
-    case_keys=frozenset(("tokens", "hidden", "intermediate", "experts", "top_k", "activation")),
+    case_keys=frozenset(("tokens", "hidden", "intermediate", "experts", "top_k", "activation"))
+    | QUANTIZED_KEYS,
     parse_case=_parse_case,
     columns=(
         *("implementation", "dtype", "batch_size", "seq_len", "hidden_dim", "num_heads", "latency_ms"),

@@ -24,6 +24,10 @@ class MoeCase:
     top_k: int
     activation: str = "silu"
     """A value of ``flashmoe_science.moe_arguments.Activation``."""
+    weight_bits: int = 0
+    """8 or 4: the experts' weights are numbers of so many bits times scales; 0: they have the dtype alone."""
+    group: int = 0
+    """Weights along the depth that share a scale."""
 
     @property
     def id(self) -> str:
@@ -55,14 +59,23 @@ class MoeCase:
     @property
     def bytes_min(self) -> int:
         """Fewest bytes moved: hidden states, routing and touched experts read once, output written once."""
-        size = element_bytes(self.dtype)
-        return size * self.experts_touched * self.expert_weights + self._token_bytes
+        return self._stored_bytes(self.experts_touched) + self._token_bytes
 
     @property
     def _token_bytes(self) -> int:
         """Of hidden states, output, and routing (float32 weights, int32 ids)."""
         return 2 * element_bytes(self.dtype) * self.tokens * self.hidden + 8 * self.tokens * self.top_k
 
+    def _stored_bytes(self, experts: int) -> int:
+        """Of the weights of so many experts, in their smallest form."""
+        size, weights = element_bytes(self.dtype), experts * self.expert_weights
+        if not self.weight_bits:
+            return size * weights
+        return weights * self.weight_bits // 8 + size * weights // self.group
+
     def memory_bytes(self, sets: int) -> int:
-        """Bytes of so many sets of inputs, with an output each; they share the experts' weights."""
-        return element_bytes(self.dtype) * self.experts * self.expert_weights + sets * self._token_bytes
+        """Bytes of so many sets of inputs, with an output each; they share the experts' weights, which are there in the
+        dtype too."""
+        weights = element_bytes(self.dtype) * self.experts * self.expert_weights
+        stored = self._stored_bytes(self.experts) if self.weight_bits else 0
+        return weights + stored + sets * self._token_bytes

@@ -67,13 +67,15 @@ def hard_inputs(dtype: str) -> tuple[HardInput, ...]:
 def hard_cases(cases: Sequence[MoeCase], device: str) -> tuple[HardInput, ...]:
     """Adversarial values at shapes that will be timed: a small shape may be served by another kernel.
 
-    For each dtype, model and activation the smallest case and the largest of up to ``MOST_HARD_FLOPS``.
+    For each dtype, model, activation and form of weights the smallest case and the largest of up to
+    ``MOST_HARD_FLOPS``.
     """
     most = MOST_HARD_FLOPS[device.partition(":")[0]]
     groups: dict[tuple[object, ...], list[MoeCase]] = {}
     for case in sorted(cases, key=lambda case: case.tokens):
         if case.flops <= most:
-            key = (case.dtype, case.hidden, case.intermediate, case.experts, case.top_k, case.activation)
+            sizes = case.hidden, case.intermediate, case.experts, case.top_k
+            key = case.dtype, *sizes, case.activation, case.weight_bits, case.group
             groups.setdefault(key, []).append(case)
     chosen = dict.fromkeys(case for group in groups.values() for case in (group[0], group[-1]))
     changes: dict[str, Change] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -89,12 +90,39 @@ def _prepare_loop(case: MoeCase, inputs: MoeInputs) -> Call:
 
 def _prepare_ours(case: MoeCase, inputs: MoeInputs) -> Call:
     fused_moe = importlib.import_module("flashmoe_science").fused_moe
-    return partial(fused_moe, *inputs.tensors, activation=case.activation)
+    if inputs.quantized is None:
+        return partial(fused_moe, *inputs.tensors, activation=case.activation)
+    tensors, scales = _quantized_arguments(inputs)
+    return partial(fused_moe, *tensors, **scales, activation=case.activation)
+
+
+def _prepare_wide(case: MoeCase, inputs: MoeInputs) -> Call:
+    """Ours with the same weights in the case's dtype: what fewer bits have to gain on."""
+    if inputs.quantized is None:
+        raise UnsupportedCaseError("the weights are in the case's dtype already")
+    return _prepare_ours(case, replace(inputs, quantized=None))
+
+
+def _quantized_arguments(inputs: MoeInputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """Positional arguments of a call with quantised weights, and their scales."""
+    assert inputs.quantized is not None
+    w13, w2 = inputs.quantized
+    hidden_states, _, _, topk_weights, topk_ids = inputs.tensors
+    tensors = (hidden_states, w13.numbers, w2.numbers, topk_weights, topk_ids)
+    return tensors, {"w13_scales": w13.scales, "w2_scales": w2.scales}
 
 
 def _prepare_variant(variant: Variant, case: MoeCase, inputs: MoeInputs) -> Call:
     arguments = variant.module("moe_arguments")
     tensors, activation = inputs.tensors, arguments.Activation(case.activation)
+    if inputs.quantized is not None:
+        if not inputs.hidden_states.is_cpu:
+            raise UnsupportedCaseError("quantised experts have no CUDA kernel")
+        stored, scales = _quantized_arguments(inputs)
+        forward = variant.module("cpu.moe_quantized").forward
+        return partial(
+            forward, *stored, **scales, activation=activation, instruction_set=variant.instruction_set()
+        )
     if inputs.hidden_states.is_cpu:
         forward = variant.module("cpu.moe").forward
         return partial(forward, *tensors, activation=activation, instruction_set=variant.instruction_set())
@@ -175,9 +203,18 @@ _BOTH = ("cpu", "cuda")
 _COMPILING_S = 300.0
 """torch.compile starts its processes once, which took over a minute; Triton's autotuning compiles dozens of kernels."""
 
+WIDE = "cudadent42_16bit"
+"""Of cases with quantised weights alone, which have no gradients."""
+
 ALL: tuple[Implementation, ...] = (
     _implementation(
         "cudadent42", "flashmoe_science.fused_moe", _BOTH, _prepare_ours, variants=makes_variants(variants_of)
+    ),
+    _implementation(
+        WIDE,
+        "flashmoe_science.fused_moe with quantised weights in 16 bits",
+        _BOTH,
+        _prepare_wide,
     ),
     _implementation(
         "grouped_mm",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from cudadent42.base.seeds import derived_seed
 from cudadent42.model.dtypes import DTYPES
 from cudadent42.operations.moe.case import MoeCase
+from cudadent42.operations.moe.quantized_weights import QuantizedWeights, quantized_weights
 
 ROUTER_SKEW = 0.3
 """Standard deviation of the experts' popularity, in logits, beside 1 for the tokens' own preferences: the busiest of
@@ -32,6 +33,8 @@ class MoeInputs:
     """(tokens, k), float32."""
     topk_ids: Tensor
     """(tokens, k), int32 or int64."""
+    quantized: tuple[QuantizedWeights, QuantizedWeights] | None = None
+    """w13 and w2, where the case's weights are quantised."""
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -64,7 +67,8 @@ def input_sets(
     """Tokens and routing of their own for each set, the same experts for all, as between a model's calls.
 
     Hidden states are standard normal; weights are normal with the variance that makes both products' results of the
-    order of 1; routing is that of a router with popular and less popular experts.
+    order of 1, or numbers of few bits about as large; routing is that of a router with popular and less popular
+    experts.
     """
     dtype = DTYPES[case.dtype]
     generator = _generator(seed, case, "weights", device)
@@ -73,10 +77,18 @@ def input_sets(
         made = torch.empty((case.experts, rows, columns), dtype=dtype, device=device)
         return made.normal_(0.0, columns**-0.5, generator=generator)
 
-    w13 = weights((2 if case.gated else 1) * case.intermediate, case.hidden)
-    w2 = weights(case.hidden, case.intermediate)
+    shapes = ((2 if case.gated else 1) * case.intermediate, case.hidden), (case.hidden, case.intermediate)
+    quantized = None
+    if case.weight_bits:
+        first, second = (quantized_weights(case, *shape, generator, device) for shape in shapes)
+        quantized, w13, w2 = (first, second), first.wide, second.wide
+    else:
+        w13, w2 = (weights(*shape) for shape in shapes)
     popularity = popularity_of(case, generator, device)
-    return [_tokens(case, seed, index, w13, w2, popularity) for index in range(count)]
+    return [
+        replace(_tokens(case, seed, index, w13, w2, popularity), quantized=quantized)
+        for index in range(count)
+    ]
 
 
 def random_inputs(case: MoeCase, seed: int, device: str) -> MoeInputs:

@@ -11,10 +11,18 @@ from torch.nn import functional
 from cudadent42.operations.interface import OnChunk, nothing
 from cudadent42.operations.moe.inputs import MoeInputs
 
-_GATED: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": functional.silu,
-    "gelu": functional.gelu,
-    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+
+def _swiglu_oai(gate: Tensor, up: Tensor) -> Tensor:
+    """GPT-OSS's, whose model code has these numbers."""
+    gate = gate.clamp(max=7.0)
+    return gate * torch.sigmoid(1.702 * gate) * (up.clamp(-7.0, 7.0) + 1)
+
+
+_GATED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "silu": lambda gate, up: functional.silu(gate) * up,
+    "gelu": lambda gate, up: functional.gelu(gate) * up,
+    "gelu_tanh": lambda gate, up: functional.gelu(gate, approximate="tanh") * up,
+    "swigluoai": _swiglu_oai,
 }
 _UNGATED: dict[str, Callable[[Tensor], Tensor]] = {
     "silu_no_mul": functional.silu,
@@ -30,7 +38,7 @@ def activate(projected: Tensor, activation: str) -> Tensor:
     if activation in _UNGATED:
         return _UNGATED[activation](projected)
     gate, up = projected.chunk(2, dim=-1)
-    return _GATED[activation](gate) * up
+    return _GATED[activation](gate, up)
 
 
 def moe_float64(inputs: MoeInputs, activation: str, on_chunk: OnChunk = nothing) -> Tensor:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.toml import Table, did_you_mean
-from cudadent42.operations.interface import Definition, Numerics, columns_with
+from cudadent42.operations.interface import Definition, Numerics, Parts, columns_with
 from cudadent42.operations.moe import OPERATION as FORWARD
+from cudadent42.operations.moe import QUANTIZED_KEYS
 from cudadent42.operations.moe.case import MoeCase
 from cudadent42.operations.moe_backward.case import ROUTINGS, MoeBackwardCase
 
@@ -64,10 +65,15 @@ def definition(case_type: type[CaseT]) -> Definition[CaseT, MoeGradientInputs]:
 
         return NUMERICS  # type: ignore[return-value]
 
+    def without(case: CaseT, inputs: MoeGradientInputs) -> Parts:
+        from cudadent42.operations.moe_backward.parts import without
+
+        return without(case, inputs)
+
     return Definition(
         case_type=case_type,
         baseline=FORWARD.baseline,
-        case_keys=FORWARD.case_keys | {"routing"},
+        case_keys=FORWARD.case_keys - QUANTIZED_KEYS | {"routing"},
         parse_case=parse_case,
         columns=columns_with("intermediate_dim", "top_k", "activation", "routing"),
         cells=cells,
@@ -81,6 +87,7 @@ def definition(case_type: type[CaseT]) -> Definition[CaseT, MoeGradientInputs]:
         cpu_kernels=("moe_backward", *FORWARD.cpu_kernels),
         cuda_kernels=_cuda_kernels,
         needed=FORWARD.needed,
+        without=without,
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from cudadent42.model.implementations import Call, Implementation, Prepare, UnsupportedCaseError
 from cudadent42.operations.moe import implementations as forward
+from cudadent42.operations.moe.case import MoeCase
 from cudadent42.operations.moe_backward.case import MoeBackwardCase, MoeTrainingStepCase
 
 if TYPE_CHECKING:
@@ -52,6 +53,21 @@ def prepare_step(prepare: PrepareForward, case: MoeBackwardCase, inputs: MoeGrad
     return call
 
 
+def prepare_recomputing(case: MoeCase, inputs: MoeInputs) -> Call:
+    from flashmoe_science import fused_moe
+
+    return partial(fused_moe, *inputs.tensors, activation=case.activation, recompute=True)
+
+
+RECOMPUTING = Implementation(
+    "cudadent42_recompute",
+    "flashmoe_science.fused_moe(recompute=True): no projections are kept, and the backward pass computes them again",
+    ("cpu", "cuda"),
+    prepare_recomputing,
+    operation=MoeBackwardCase.operation,
+)
+
+
 def _require_gradient(output: Tensor) -> None:
     if not output.requires_grad:
         raise UnsupportedCaseError("its output has no gradient")
@@ -67,8 +83,9 @@ def prepare_with(operation: str, prepare: PrepareForward) -> Prepare:
 
 
 def implementations(operation: str) -> tuple[Implementation, ...]:
-    """Those of the forward pass."""
+    """Those of the forward pass that have gradients, and ours as it recomputes the projections."""
+    differentiable = [item for item in forward.ALL if item.name != forward.WIDE]
     return tuple(
         replace(item, prepare=prepare_with(operation, item.prepare), operation=operation, variants=None)
-        for item in forward.ALL
+        for item in (*differentiable, RECOMPUTING)
     )

@@ -76,9 +76,14 @@ def parse(text: str) -> SshAddress | GceAddress:
 def gce_address(project: str, zone: str, instance: str) -> GceAddress:
     """The address of an instance, its three names checked. Raises UsageError."""
     address = GceAddress(project, zone, instance)
-    if _PROJECT.fullmatch(project) and _ZONE.fullmatch(zone) and _INSTANCE.fullmatch(instance):
-        return address
-    return _refuse(str(address))
+    for name, text, rule, example in (
+        ("project", project, _PROJECT, "my-project-123"),
+        ("zone", zone, _ZONE, "us-central1-a"),
+        ("instance", instance, _INSTANCE, "gpu-1"),
+    ):
+        if not rule.fullmatch(text):
+            return _refuse(str(address), f": {text!r} is no {name}'s name, such as {example}")
+    return address
 
 
 def check_project(text: str) -> str:
@@ -95,8 +100,15 @@ def check_zone(text: str) -> str:
     return text
 
 
-def _refuse(text: str) -> NoReturn:
-    raise UsageError(f"{text!r} is no address of a machine; {_EXPECTED}")
+def _refuse(text: str, reason: str = "") -> NoReturn:
+    scheme, _, location = text.partition("://")
+    user, at, host = location.rpartition("@")
+    if at and ":" in user:  # nor is it repeated: what stands there is a password
+        raise UsageError(
+            f"an address holds no password ({scheme}://{user.partition(':')[0]}:***@{host}); {_EXPECTED}; "
+            "OpenSSH takes keys"
+        )
+    raise UsageError(f"{text!r} is no address of a machine{reason}; {_EXPECTED}")
 
 
 def _ssh(text: str, location: str) -> SshAddress:

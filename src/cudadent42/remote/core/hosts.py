@@ -173,6 +173,10 @@ def check_folder(text: str) -> str:
 def get(name: str) -> Remote:
     """The remote called ``name``. Raises UsageError."""
     registered = remotes()
+    if "://" in name:  # which may hold a password, so it is not repeated
+        raise UsageError(
+            "expected the name of a remote, not an address; give it one with: cudadent42 remote add NAME ADDRESS"
+        )
     if name not in registered:
         names = f"expected one of {', '.join(registered)}" if registered else "there is none yet"
         raise UsageError(f"no remote {name!r}; {names}. Add one with: cudadent42 remote add NAME ADDRESS")

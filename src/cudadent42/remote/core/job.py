@@ -87,21 +87,21 @@ class Workspace:
 
 def send(workspace: Workspace, tree: Tree) -> bool:
     """Make the working tree there the one here; False where it already was. Raises LabError."""
-    if _require(workspace, workspace.call("tree")).output.decode(errors="replace").strip() == tree.digest:
+    if require(workspace, workspace.call("tree")).output.decode(errors="replace").strip() == tree.digest:
         return False
     with archive(tree) as file:
-        _require(workspace, workspace.call("receive", tree.digest, data=file))
+        require(workspace, workspace.call("receive", tree.digest, data=file))
     return True
 
 
 def start(workspace: Workspace, job: str, device: str, arguments: Sequence[str], rate: str = "") -> None:
     """Start ``cudadent42 run`` there, once however often it is asked for. ``rate``: the machine's, for the run's
     manifest. Raises BusyError, LabError."""
-    _require(workspace, workspace.call("start", job, workspace.remote.python, device, *arguments, rate=rate))
+    require(workspace, workspace.call("start", job, workspace.remote.python, device, *arguments, rate=rate))
 
 
 def state(workspace: Workspace, job: str) -> State:
-    return parse_state(_require(workspace, workspace.call("state", job)).output.decode(errors="replace"))
+    return parse_state(require(workspace, workspace.call("state", job)).output.decode(errors="replace"))
 
 
 def parse_state(text: str) -> State:
@@ -117,7 +117,7 @@ def parse_state(text: str) -> State:
 
 def jobs(workspace: Workspace) -> dict[str, State]:
     """Every job there."""
-    lines = _require(workspace, workspace.call("list")).output.decode(errors="replace").splitlines()
+    lines = require(workspace, workspace.call("list")).output.decode(errors="replace").splitlines()
     entries = (line.partition(" ") for line in lines)
     return {name: parse_state(rest) for name, _, rest in entries if _JOB.fullmatch(name)}
 
@@ -131,17 +131,17 @@ def follow(workspace: Workspace, job: str, seen: int, on_bytes: Callable[[bytes]
 
 def architectures(workspace: Workspace) -> tuple[str, ...]:
     """CUDA architectures of the GPUs there, ``sm_90``; none where there is no driver that answers."""
-    lines = _require(workspace, workspace.call("gpus")).output.decode(errors="replace").splitlines()
+    lines = require(workspace, workspace.call("gpus")).output.decode(errors="replace").splitlines()
     numbers = (_CAPABILITY.fullmatch(line.strip()) for line in lines)
     return tuple(dict.fromkeys(f"sm_{match[1]}{match[2]}" for match in numbers if match))
 
 
 def stop(workspace: Workspace, job: str) -> None:
-    _require(workspace, workspace.call("stop", job))
+    require(workspace, workspace.call("stop", job))
 
 
 def forget(workspace: Workspace, job: str) -> None:
-    _require(workspace, workspace.call("forget", job))
+    require(workspace, workspace.call("forget", job))
 
 
 def fetch(workspace: Workspace, job: str, target: Path) -> None:
@@ -196,7 +196,7 @@ def _unpack(verb: str, workspace: Workspace, job: str, target: Path) -> None:
         arrival.place(unpacked, target)
 
 
-def _require(workspace: Workspace, done: Done) -> Done:
+def require(workspace: Workspace, done: Done) -> Done:
     """``done`` if the script there succeeded. Raises LabError."""
     if done.exit_code != 0:
         reason = _FULL_REASON if any(word in done.errors for word in _FULL) else _REASONS.get(done.exit_code)

@@ -293,7 +293,7 @@ def persistently(
             now = time.monotonic()
             if lost_since is None or now - begun > _LONGEST_PAUSE_S:
                 lost_since, pause = now, _FIRST_PAUSE_S  # it held for a while
-                say(f"{error}; trying again")
+                say(f"{error}; trying again for up to {patience:.0f} s")
             on_lost()
             if now - lost_since + pause > patience:
                 raise

@@ -12,6 +12,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,6 +36,10 @@ _BEGUN = b"\ncudadent42: here it begins\n"
 """Printed there first. What comes before it is the login shell's: a greeting, or what its start-up files print."""
 _GREETING_LENGTH = 4096
 """Of what comes before, the end that is kept."""
+_MOST_PRINTED = 16 << 20
+"""Bytes, where the answer is a few words. A machine of somebody else's may print for ever."""
+_MOST_COMPLAINTS = 1 << 16
+"""Bytes from the end of standard error that are kept."""
 
 
 class ConnectionLostError(LabError):
@@ -186,20 +191,55 @@ class _Output:
             )
 
 
+class _Complaints:
+    """What comes on standard error, read as it comes so that nobody waits; its end is kept."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stderr is not None
+        self._stream = process.stderr
+        self._end = b""
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with suppress(OSError, ValueError):
+            while chunk := os.read(self._stream.fileno(), 1 << 16):
+                self._end = (self._end + chunk)[-_MOST_COMPLAINTS:]
+
+    def text(self) -> str:
+        """All of it, once the other end has closed it."""
+        self._thread.join()
+        return plain(self._end.decode(errors="replace"))
+
+
 def call(connection: Connection, text: str, *arguments: str, data: IO[bytes] | None = None) -> Done:
     """Run a shell text there, with ``data`` as its standard input; wait; what it printed.
 
     Raises:
         ConnectionLostError, HostKeyError: it did not run, or its end is not known.
+        LabError: it printed without an end.
     """
-    process = start(connection, text, arguments)
-    if data is not None and process.stdin is not None:
+    with start(connection, text, arguments) as process:
+        complaints = _Complaints(process)
+        assert process.stdin is not None
+        assert process.stdout is not None
         with suppress(BrokenPipeError):
-            shutil.copyfileobj(data, process.stdin)
-            process.stdin.flush()
-    printed, errors = process.communicate()
+            if data is not None:
+                shutil.copyfileobj(data, process.stdin)
+        # Apart: what a cut left in the buffer breaks the closing too, which the end of Popen's block would try again.
+        with suppress(BrokenPipeError):
+            process.stdin.close()
+        printed = process.stdout.read(_MOST_PRINTED + 1)
+        if len(printed) > _MOST_PRINTED:
+            process.kill()
+            raise LabError(
+                f"{connection.address} said more than {_MOST_PRINTED >> 20} MiB where a few words were expected; "
+                "look at what answers there"
+            )
+        errors = complaints.text()
+        code = process.wait()
     output = _Output(connection)
-    done = Done(process.returncode, output.of(printed), plain(errors.decode(errors="replace")))
+    done = Done(code, output.of(printed), errors)
     output.check(done.exit_code, done.errors)
     return done
 
@@ -208,25 +248,40 @@ def stream(
     connection: Connection, text: str, arguments: Sequence[str], on_bytes: Callable[[bytes], object]
 ) -> int:
     """Run a shell text there and hand on what it prints as it comes; its exit code. Raises like ``call``."""
+
+    def close(given: IO[bytes]) -> None:
+        with suppress(BrokenPipeError):
+            given.close()
+
+    return converse(connection, text, arguments, on_bytes, close).exit_code
+
+
+def converse(
+    connection: Connection,
+    text: str,
+    arguments: Sequence[str],
+    on_bytes: Callable[[bytes], object],
+    on_open: Callable[[IO[bytes]], object],
+) -> Done:
+    """``stream``, with its standard input in the hands of ``on_open``, which may return at once and write later."""
     process = start(connection, text, arguments)
     assert process.stdin is not None
     assert process.stdout is not None
-    assert process.stderr is not None
     output = _Output(connection)
+    complaints = _Complaints(process)
     try:
-        with suppress(BrokenPipeError):
-            process.stdin.close()
+        on_open(process.stdin)
         while chunk := os.read(process.stdout.fileno(), 1 << 16):
             if own := output.of(chunk):
                 on_bytes(own)
-        errors = plain(process.stderr.read().decode(errors="replace"))
+        errors = complaints.text()
         code = process.wait()
     finally:
         if process.poll() is None:
             process.terminate()
             process.wait()
     output.check(code, errors)
-    return code
+    return Done(code, b"", errors)
 
 
 def raise_if_lost(connection: Connection, code: int, errors: str) -> None:

@@ -31,7 +31,7 @@ from cudadent42.model.events import (
     Skipped,
     no_mark,
 )
-from cudadent42.model.implementations import NOT_DONE, Call, Implementation, UnsupportedCaseError
+from cudadent42.model.implementations import NOT_DONE, Call, Implementation
 from cudadent42.model.integrity import Spent
 from cudadent42.model.records import BenchReport, Plan, Sample, TimerKind, VerifiedCase, VerifyReport
 from cudadent42.operations import numerics
@@ -39,14 +39,13 @@ from cudadent42.operations.interface import Inputs
 from cudadent42.registry import get, load_all, trusted
 from cudadent42.stages.bench.checks import Checks, SeedSource, random_seed
 from cudadent42.stages.bench.conditions import ConditionWatch
-from cudadent42.stages.bench.excluded import not_timed
+from cudadent42.stages.bench.excluded import not_timed_anywhere, not_timed_on
 from cudadent42.stages.bench.gpu_state import open_gpu_state
+from cudadent42.stages.bench.idle import processor_window_s
 from cudadent42.stages.bench.stopping import MIN_BUDGET_BLOCKS, Pace, pilot_blocks
 from cudadent42.stages.bench.visits import INPUT_SETS, Visit, estimated_cost, visits
 from cudadent42.timing.choice import timer_for
-from cudadent42.timing.contention import waited_s
 from cudadent42.timing.memory import memory_mb
-from cudadent42.timing.processor_time import MOST_IDLE, idle_share
 from cudadent42.timing.timers import (
     Reading,
     median_reading,
@@ -59,11 +58,9 @@ START_WARM_UP_S = 1.0
 RETURN_WARM_UP = 1
 """Warm-up blocks when a case is visited again: it is calibrated, only caches and threads are cold."""
 
-IDLE_WINDOW_S = 3e-3
-"""Of calls that are looked at for idle time, so that what surrounds them does not matter."""
-
-_MOST_IDLE_READINGS = 30
-"""However little processor time a reading takes: it may be waiting."""
+NEAR_WINDOWS = 2
+"""Times as many calls that fill a window: up to here they are near. What differs more in speed is called right in any
+windows."""
 
 AFTER_TIMING = "after timing"
 """``VerifiedCase.input`` of the outputs that are checked again."""
@@ -142,7 +139,7 @@ def measure(
     implementations, unusable = load_all(plan, barred or {}, start, mark, watch.loading)
     implementations |= _own_control(plan, implementations)
     dropped = dropped or {}
-    unfit = {**dropped, **_unfit(plan, verified, unusable)}
+    unfit = {**dropped, **not_timed_anywhere(plan, verified, unusable)}
     began_s = time.monotonic() if started_s is None else started_s
     checks = Checks(plan, watch, tell, fresh_seed)
     session = _Session(plan, implementations, unfit, tell, mark, began_s, checks)
@@ -154,6 +151,7 @@ def measure(
             session.visit(index, visit.after((measured or {}).get(visit.case.id, 0)))
         fraction = max(sum(cost[: index + 1]) / sum(cost), session.spent)
         tell(Progress("bench", index + 1, len(planned), visit.case.id, fraction))
+    watch.look_deep(plan.implementations, with_code=plan.device == "cpu")
     for note in watch.notes():
         tell(KeptApart(note))
     measuring = Spent(time.process_time() - ran_s, time.perf_counter() - wall_s)
@@ -180,7 +178,7 @@ class _Session:
         self.emit = emit
         self.mark = mark
         self.unfit = unfit
-        self.timer = timer_for(plan)
+        self.timer = timer_for(plan, kin=checks.watch.kin)
         gpu = None
         if plan.device.startswith("cuda"):
             gpu, problem = open_gpu_state(plan.device)
@@ -231,7 +229,8 @@ class _Session:
         self.finished.add(case.id)
         if ready is not None:
             if ready.last:
-                self.checks.look(case, self.checks.judged(ready.last))
+                base = next(each for each in ready.entrants if each.name == self.plan.baseline)
+                self.checks.look_at_end(case, self.checks.judged(ready.last), base.read)
                 self._recheck(index, case, ready)
             if written := damage(ready.guards):
                 self.emit(Skipped("bench", case.id, f"while it was timed, one of them {written}"))
@@ -239,7 +238,7 @@ class _Session:
     def _make_ready(self, index: int, case: Case) -> _Ready:
         """Inputs and calibrated implementations; no entrants where there is nothing to compare."""
         plan = self.plan
-        reasons = _reasons(plan, case, self.unfit)
+        reasons = not_timed_on(plan, case, self.unfit)
         for key, reason in reasons.items():
             self.emit(Skipped("bench", key, reason))
         if case.id in reasons:
@@ -282,14 +281,15 @@ class _Session:
             implementation = self.implementations[name]
             try:
                 with self.checks.watch.turn(name), implementation.context():
-                    calls = [implementation.prepare(case, each) for each in inputs.sets]
+                    lent = inputs.lend(kept=name in self.checks.watch.trusted)
+                    calls = [implementation.prepare(case, each) for each in lent]
                     if name not in self.checks.watch.trusted:
                         self.checks.finished(name, case, calls[0], inputs)
                     self._warm_up(calls)
                     memory = memory_mb(calls[0], plan.device)
-                    read = self.timer.calibrate(calls, inner)
-                    window_s = _processor_window_s(read) if plan.timer is TimerKind.CPU else 0.0
-                    if plan.versions and inner is None:
+                    read = self._calibrated(calls, inner)
+                    window_s = processor_window_s(read) if plan.timer is TimerKind.CPU else 0.0
+                    if inner is None and (plan.versions or plan.device == "cpu"):
                         inner = read().inner
                     again = read().inner if self._prepares_again(implementation) else None
             except NOT_DONE as error:
@@ -308,6 +308,20 @@ class _Session:
             if name == plan.baseline and plan.control and control not in self.implementations:
                 entrants.append(_Entrant(control, implementation, read, memory, again, window_s))
         return entrants
+
+    def _calibrated(self, calls: Sequence[Call], inner: int | None) -> Callable[[], Reading]:
+        """``inner``: of the baseline's windows; None where these calls' own number is to be taken.
+
+        Versions have windows of as many calls as the baseline's, and on CPU so has everything whose own number is near:
+        the first call of a window meets what others left in the caches, so on a busy machine a window of one call and
+        one of two differ by a tenth for the same code, in every block alike.
+        """
+        if inner is None or self.plan.versions:
+            return self.timer.calibrate(calls, inner)
+        read = self.timer.calibrate(calls)
+        own = read().inner
+        near = own != inner and max(own, inner) <= NEAR_WINDOWS * min(own, inner)
+        return self.timer.calibrate(calls, inner) if near else read
 
     def _prepares_again(self, implementation: Implementation) -> bool:
         return implementation.copies_inputs and implementation.name in self.checks.watch.trusted
@@ -392,6 +406,7 @@ class _Session:
         Settings are looked at in one pass, by chance, whose readings are handed back too. Where the block's outputs are
         checked, memory of the size of those of ``poisoned`` is full of NaN before each turn of that pass."""
         looked = self.checks.chosen_pass(passes)
+        looks = bool(poisoned) or self.checks.looks_at_settings()
         readings: dict[str, list[Reading]] = {entrant.name: [] for entrant in order}
         moments: dict[str, float] = {}
         for number, turn in enumerate(alternating(order, passes)):
@@ -402,7 +417,7 @@ class _Session:
                         for inputs in poisoned:
                             poison_freed_memory(inputs)
                 own_turn = self.checks.watch.counted_turn(
-                    entrant.implementation.name, case.id, look=number == looked
+                    entrant.implementation.name, case.id, look=looks and number == looked
                 )
                 with own_turn, entrant.implementation.context():
                     readings[entrant.name].append(entrant.read())
@@ -451,21 +466,6 @@ class _Session:
         return verdicts
 
 
-def _processor_window_s(read: Callable[[], Reading]) -> float:
-    """Processor time of one reading. Raises UnsupportedCaseError for code that waits for what others do: processor time
-    is no measure of it."""
-    reading = read()
-    window_s = reading.latency_ms * reading.inner / 1e3
-    readings = max(1, min(_MOST_IDLE_READINGS, round(IDLE_WINDOW_S / max(window_s, 1e-9))))
-    idle = idle_share(lambda: [read() for _ in range(readings)], waited_s)
-    if idle > MOST_IDLE:
-        raise UnsupportedCaseError(
-            f"for {idle:.0%} of its calls' time neither it nor its child processes run: it waits for others' work, "
-            "which processor time does not count; use --timer call"
-        )
-    return window_s
-
-
 def _own_control(plan: Plan, usable: Collection[str]) -> dict[str, Implementation]:
     """Where versions are raced, the control is one more copy of the baseline, with modules and state of its own.
 
@@ -477,23 +477,3 @@ def _own_control(plan: Plan, usable: Collection[str]) -> dict[str, Implementatio
     name = control_name(plan.baseline)
     versions = {**plan.versions, name: plan.versions[plan.baseline]}
     return {name: get(name, plan.operation, versions)}
-
-
-def _unfit(plan: Plan, verified: VerifyReport, unusable: Mapping[str, str]) -> dict[str, str]:
-    """``case/implementation`` that is not timed, with the reason."""
-    reasons = not_timed(plan, verified)
-    for name, reason in unusable.items():
-        reasons |= {f"{case.id}/{name}": reason for case in plan.cases}
-    return reasons
-
-
-def _reasons(plan: Plan, case: Case, unfit: Mapping[str, str]) -> dict[str, str]:
-    """Why implementations, or the whole case, cannot be timed."""
-    keys = {name: f"{case.id}/{name}" for name in plan.implementations}
-    reasons = {key: unfit[key] for key in keys.values() if key in unfit}
-    rivals = [key for name, key in keys.items() if name != plan.baseline]
-    if keys[plan.baseline] in reasons:
-        reasons[case.id] = f"the baseline {plan.baseline} cannot be timed: {reasons[keys[plan.baseline]]}"
-    elif rivals and all(key in reasons for key in rivals):
-        reasons[case.id] = reasons[rivals[0]]
-    return reasons

@@ -31,7 +31,7 @@ RUN_METRICS = (
 )
 """Metrics of a run as a whole."""
 
-_NO_MEASUREMENT = {refusal: REFUSALS[refusal] for refusal in (Refusal.DISTURBED, Refusal.IMPOSSIBLE)}
+_NO_MEASUREMENT = {refusal: REFUSALS[refusal] for refusal in Refusal if refusal is not Refusal.TOO_FEW_BLOCKS}
 """Refusals that leave no value to hold a gate against, in words; of too few blocks the interval says enough."""
 
 WORDS = {

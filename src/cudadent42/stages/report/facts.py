@@ -5,17 +5,10 @@ from __future__ import annotations
 import math
 
 from cudadent42.model import text
-from cudadent42.model.records import Plan, Results, TimerKind, Verdict
+from cudadent42.model.records import Plan, Results, Verdict
 from cudadent42.stages.report.rivals import rivals
-from cudadent42.stages.report.view import View
+from cudadent42.stages.report.view import TIMED, View
 from flashmoe_science.jit.records import KernelBuild
-
-TIMED = {
-    TimerKind.CALL: "the whole call, launch included",
-    TimerKind.CPU: "processor time on one thread",
-    TimerKind.GRAPH: "GPU time alone, by graph replay",
-    TimerKind.QUEUE: "GPU time alone, of calls launched ahead",
-}
 
 Rows = list[tuple[str, str]]
 

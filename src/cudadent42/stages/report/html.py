@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2 import Environment
+from jinja2 import Environment, Template
 from markupsafe import Markup, escape
 
 from cudadent42.model import text
@@ -41,32 +42,46 @@ class Shown:
 def render(view: View) -> str:
     """The page."""
     sheet = svg.Sheet()
-    environment = pages.environment()
     shown = [
-        Shown(section.name, section.title_of(view), section.long, _body(section, filled, view, environment))
+        Shown(section.name, section.title_of(view), section.long, _body(section, filled, view))
         for section in SECTIONS
         if (filled := section.filled(view, sheet)) is not None
     ]
-    return environment.get_template("report.html.j2").render(
-        view=view,
-        version=view.run.manifest.version,
-        suite=text.clean(view.run.plan.suite),
-        css=pages.style(sheet),
-        contents=[(f"h-{each.name}", each.title) for each in shown],
-        sections=shown,
-        headline=_headline(view),
-        notices=notices.notices(view),
-        tiles=_tiles(view),
-        tally=[
-            {"word": v.value, "count": n} for v, n in sorted(view.verdicts.items(), key=lambda item: -item[1])
-        ],
-        case_count=text.plural(len(view.rows), "case"),
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            view=view,
+            version=view.run.manifest.version,
+            suite=text.clean(view.run.plan.suite),
+            css=pages.style(sheet),
+            contents=[(f"h-{each.name}", each.title) for each in shown],
+            sections=shown,
+            headline=_headline(view),
+            notices=notices.notices(view),
+            tiles=_tiles(view),
+            tally=[
+                {"word": v.value, "count": n}
+                for v, n in sorted(view.verdicts.items(), key=lambda item: -item[1])
+            ],
+            case_count=text.plural(len(view.rows), "case"),
+        )
     )
 
 
-def _body(section: Section, filled: Mapping[str, Any], view: View, environment: Environment) -> Markup:
+@functools.cache
+def _environment() -> Environment:
+    return pages.environment()
+
+
+@functools.cache
+def _template(html: str) -> Template:
+    return _environment().from_string(_MACROS + html)
+
+
+def _body(section: Section, filled: Mapping[str, Any], view: View) -> Markup:
     """What stands below its title."""
-    template = environment.from_string(_MACROS + section.html)
+    template = _template(section.html)
     return Markup(template.render(view=view, margin=text.percent(view.run.plan.margin), **filled))
 
 

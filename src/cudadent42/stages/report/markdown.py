@@ -18,7 +18,7 @@ def render(view: View) -> str:
     texts = sorted((each for section in SECTIONS for each in section.texts), key=lambda each: each.order)
     parts = [
         f"### {_SIGNS[view.tone]} {escape(view.headline)}",
-        escape(view.subline) + ".",
+        escape(view.subline) + "." + (f" {view.what_is_timed}." if view.what_is_timed else ""),
         *_notices(view),
         *_tally(view),
         *(part for each in texts if not each.fold for part in each.parts(view)),

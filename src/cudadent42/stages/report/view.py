@@ -14,11 +14,18 @@ from functools import cached_property
 from cudadent42.decisions.verdicts import REFUSALS
 from cudadent42.model import text
 from cudadent42.model.cases import Case
-from cudadent42.model.records import Check, Comparison, Refusal, Status, Verdict, VerifiedCase
+from cudadent42.model.records import Check, Comparison, Refusal, Status, TimerKind, Verdict, VerifiedCase
 from cudadent42.operations import definition
 from cudadent42.profiles.records import Diagnosis, Profile
 from cudadent42.runs.run_folder import RunFolder, RunStatus
 from cudadent42.stages.report.cases import AFTER_TIMING, RANDOM, CaseRow, shares_of_bound
+
+TIMED = {
+    TimerKind.CALL: "the whole call, launch included",
+    TimerKind.CPU: "processor time on one thread",
+    TimerKind.GRAPH: "GPU time alone, by graph replay",
+    TimerKind.QUEUE: "GPU time alone, of calls launched ahead",
+}
 
 _SETS = {
     "amx": "AVX-512 with AMX",
@@ -333,6 +340,12 @@ class View:
         if results.refused is Refusal.IMPOSSIBLE:
             return Tone.BAD
         return {Verdict.FASTER: Tone.GOOD, Verdict.SLOWER: Tone.BAD}.get(results.verdict, Tone.NEUTRAL)
+
+    @property
+    def what_is_timed(self) -> str:
+        """Where it is less than the whole call, which a reader would take it for; else empty."""
+        timer = self.run.plan.timer
+        return "" if timer is TimerKind.CALL or self.profile_alone else f"Timed: {TIMED[timer]}"
 
     @property
     def subline(self) -> str:

@@ -18,6 +18,8 @@ from cudadent42.tune.state import CaseState, State
 
 _WIDTH = 640.0
 _ROLES = (Role.CANDIDATE, Role.OTHER_1, Role.OTHER_2, Role.OTHER_3, Role.BASELINE)
+_MOST_LABELS = 12
+"""Of lines: more do not fit beside them."""
 _FULL_COLOUR = 0.2
 """Logarithm of the ratio at which a cell of the slice has its full colour."""
 
@@ -51,15 +53,21 @@ def survivors(state: State, sheet: svg.Sheet) -> str:
         axes, rungs[-1] / 2, -0.15, "blocks that a configuration has", align="center", coordinates="column"
     )
     ends: list[float] = []
-    for number, case in enumerate(cases):
-        xs, ys = _steps(case, rungs)
+    # Cases that went alike share a line, which would hide all but one of theirs.
+    alike: dict[tuple[float, ...], list[CaseState]] = {}
+    for case in cases:
+        alike.setdefault(tuple(_steps(case, rungs)[1]), []).append(case)
+    for number, together in enumerate(alike.values()):
+        xs, ys = _steps(together[0], rungs)
         role = _ROLES[number % len(_ROLES)]
         marks.rule(axes, xs, ys, role, 2, zorder=3)
         height = ys[-1]
         while any(abs(height - other) < most * 0.07 for other in ends):
             height += most * 0.07
         ends.append(height)
-        marks.write(axes, xs[-1] + rungs[-1] * 0.02, height, text.shorten(case.case, 20), role=role)
+        if number < _MOST_LABELS:
+            name = text.shorten(together[0].case, 20) if len(together) == 1 else f"{len(together)} cases"
+            marks.write(axes, xs[-1] + rungs[-1] * 0.02, height, name, role=role)
     return svg.render(
         fig,
         prefix="survivors",

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cudadent42.decisions.machines import POOLED_FROM
 from cudadent42.decisions.racing import gain, tail_of
 from cudadent42.model import text
+from cudadent42.tune.journal import Confirmed
 from cudadent42.tune.space import DEFAULT
 from cudadent42.tune.state import CaseState, State
 from cudadent42.tune.table import winning_areas
@@ -77,8 +80,15 @@ def headline(state: State) -> str:
     arms = {each.arm for each in winners}
     return (
         f"Faster than the default in {len(winners)} of {cases}, by "
-        f"{text.plural(len(arms), 'configuration')}, on this device"
+        f"{text.plural(len(arms), 'configuration')}, {_where(winners)}"
     )
+
+
+def _where(winners: Sequence[Confirmed]) -> str:
+    machines = min(each.machines for each in winners)
+    if machines >= POOLED_FROM:
+        return f"on this kind of device, by at least {machines} of them"
+    return "on this device" if machines == 1 else f"on each of {machines} devices or more"
 
 
 def spent(state: State) -> str:
@@ -88,9 +98,18 @@ def spent(state: State) -> str:
         *([f"${state.spent_usd:.2f}"] if state.spent_usd else []),
         text.plural(state.arm_blocks, "block of a configuration", "blocks of configurations"),
         f"{text.plural(len(state.setup.arms) - 1, 'configuration')} beside the default",
+        *_searched(state),
         state.setup.device.name,
     ]
     return " · ".join(parts)
+
+
+def _searched(state: State) -> list[str]:
+    """How far a search has come."""
+    if state.setup.search is None:
+        return []
+    rounds = f"proposed in {text.plural(state.rounds, 'round')}"
+    return [f"{rounds}, until {state.searched}" if state.searched else rounds]
 
 
 def case_row(state: State, case: CaseState) -> CaseRow:

@@ -20,8 +20,10 @@ _DIM_PER_ROWS = {1: 256, 2: 128, 4: 128}
 _DIM_PER_ROWS_WITH_MORE = 64
 """For four tiles of rows whose scores have a cap or slopes, or whose keys are looked up one by one."""
 _WARPS = (8, 4)
-MOST_ARRIVALS = 1 << 11
-"""Counters that one launch may have: one for each warp of each block of the grid."""
+MOST_QUADS = max(4 * tiles * -(-dim // 64) for tiles, dim in _DIM_PER_ROWS.items())
+"""That any configuration has: see `DecodeConfiguration.quads`."""
+MOST_ARRIVALS = 1 << 12
+"""Counters that one launch may have: two for each warp of each block of the grid."""
 
 
 class Pages(IntEnum):
@@ -42,6 +44,17 @@ class Pages(IntEnum):
         return cls.ROWS if page_size % KEY_TILE else cls.TILES
 
 
+class Cache(IntEnum):
+    """What elements of keys and values are."""
+
+    PLAIN = 0
+    """The query's type."""
+    SCALED_HEADS = 1
+    """e4m3, with one scale for each key/value head, or for all."""
+    SCALED_KEYS = 2
+    """e4m3, with one for each key and head."""
+
+
 @dataclass(frozen=True)
 class DecodeConfiguration:
     """One kernel. See `kernels/cuda/attention_decode.cu` for what the fields do there."""
@@ -59,6 +72,13 @@ class DecodeConfiguration:
     dependent: bool
     """Starts while the kernel before it in the stream ends (sm_90 and later)."""
     mma_k: int = 16
+    cache: Cache = Cache.PLAIN
+    chunk: bool = False
+    """A query sees keys of its own chunk alone."""
+    hidden_tiles: bool = False
+    """Parts of the keys begin where they are cut, with tiles that a window or a chunk hides: with `Pages.TILES`."""
+    tree: bool = False
+    """Queries of a sequence are a tree."""
 
     @property
     def threads(self) -> int:
@@ -75,19 +95,27 @@ class DecodeConfiguration:
 
     @property
     def late_values(self) -> bool:
-        """Values wait for the registers that keys leave."""
-        return self.row_tiles * max(self.head_dim, self.value_dim) > 256
+        """Values wait for the registers that keys leave; with many rows only on Hopper, as on sm_80 that spills."""
+        dim = max(self.head_dim, self.value_dim)
+        many_rows = self.dependent and self.row_tiles * dim > 256
+        return many_rows or (dim > 128 and (self.pages is Pages.ROWS or self.score_changes))
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic: queries of two sets, and what the warps of a block leave each other."""
         queries = 2 * self.row_tiles * -(-self.head_dim // 32) * 32 * 16
-        return queries + self.warps * self.quads * 32 * 16
+        results = self.warps * self.quads
+        return queries + (2 if self.value_dim <= 128 and results <= 64 else 1) * results * 32 * 16
 
     @property
     def label(self) -> str:
         dims = f"{self.head_dim}" if self.head_dim == self.value_dim else f"{self.head_dim}/{self.value_dim}"
-        return f"head_dim {dims}, {self.rows} rows, {self.warps} warps, keys {self.pages.name.lower()}"
+        return (
+            f"head_dim {dims}, {self.rows} rows, {self.warps} warps, keys {self.pages.name.lower()}"
+            + (f", {self.cache.name.lower()}" if self.cache else "")
+            + (", chunks" if self.chunk else "")
+            + (", trees" if self.tree else "")
+        )
 
 
 def most_rows(dim: int, pages: Pages, score_changes: bool) -> int:
@@ -102,8 +130,21 @@ def _row_tiles(dim: int, pages: Pages, score_changes: bool) -> list[int]:
     return fitting
 
 
+def _key_tiles(dim: int, row_tiles: int, cache: Cache) -> int:
+    """e4m3 takes half of the registers, so twice as many loads are under way."""
+    if cache and row_tiles == 1:
+        return 4 if dim <= 64 else 2 if dim <= 128 else 1
+    return 2 if dim <= 64 and row_tiles <= 2 else 1
+
+
 def configuration(
-    architecture: str, head_dim: int, value_dim: int, rows: int, pages: Pages, score_changes: bool
+    architecture: str,
+    head_dim: int,
+    value_dim: int,
+    rows: int,
+    pages: Pages,
+    score_changes: bool,
+    cache: Cache = Cache.PLAIN,
 ) -> DecodeConfiguration:
     """The kernel for so many packed rows (query tokens x heads that share keys). `architecture` without suffix."""
     dim = max(head_dim, value_dim)
@@ -116,11 +157,12 @@ def configuration(
             value_dim=value_dim,
             row_tiles=tiles,
             warps=warps,
-            key_tiles=2 if dim <= 64 and tiles <= 2 else 1,
+            key_tiles=_key_tiles(dim, tiles, cache),
             pages=pages,
             score_changes=score_changes,
             dependent=architecture in CLUSTERED,
             mma_k=8 if architecture == "sm_75" else 16,
+            cache=cache,
         )
         for tiles in reversed([tiles for tiles in fitting if tiles <= row_tiles])
         for warps in _WARPS

@@ -8,6 +8,7 @@ turns on the tensor cores gains nothing: the chip is limited by power.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from flashmoe_science.configs.ablation import Ablation
@@ -37,6 +38,11 @@ class HopperConfiguration:
     @property
     def block_m(self) -> int:
         return 64 * self.consumers
+
+    @property
+    def blocks_per_multiprocessor(self) -> int:
+        """With one consumer two share it, and both have to fit."""
+        return 2 if self.consumers == 1 else 1
 
     @property
     def threads(self) -> int:
@@ -75,6 +81,7 @@ class _Shape:
 
 _WIDE = _Shape(consumers=3, block_n=128, key_stages=4, value_stages=3, query_stages=2, ping_pong=True)
 _NARROW = _Shape(consumers=2, block_n=128, key_stages=4, value_stages=3, query_stages=2)
+_SHORT = _Shape(consumers=1, block_n=128, key_stages=2, value_stages=2, query_stages=1)
 _SHAPES: dict[int, _Shape] = {
     64: _WIDE,
     96: _Shape(consumers=2, block_n=128, key_stages=3, value_stages=2, query_stages=2),
@@ -85,7 +92,10 @@ _SHAPES: dict[int, _Shape] = {
 HEAD_DIMS = tuple(_SHAPES)
 _CAUSAL_WIDE_FROM = 8192
 """Keys from which on the tall tile is better for head dim 64 with a causal mask."""
-_NARROW_COST = 0.8
+_CAUSAL_SHORT_WAVES = 2.0
+"""Narrow tiles a multiprocessor, up to which short ones are better under a causal mask. A tile that sees all keys takes
+twice the average then, and nothing is left to fill the other multiprocessors with."""
+NARROW_COST = 0.8
 """Time of a narrow tile over that of a wide one, from calls of one and two waves (20.4 against 24.4 us, 69 against
 88)."""
 
@@ -107,16 +117,19 @@ def configuration(
     size = compiled_head_dim(head_dim)
     shape = _SHAPES[size]
     if shape is _WIDE:
-        if causal:
-            narrow = seqlen_k < _CAUSAL_WIDE_FROM
-        else:
-            wide_waves, narrow_waves = (
-                -(-slices * -(-seqlen_q // (64 * one.consumers)) // multiprocessors)
-                for one in (_WIDE, _NARROW)
-            )
-            narrow = narrow_waves * _NARROW_COST < wide_waves
-        shape = _NARROW if narrow else _WIDE
+        shape = _shape_of_64(causal, seqlen_q, seqlen_k, slices, multiprocessors)
     return _configuration(size, shape, causal)
+
+
+def _shape_of_64(causal: bool, seqlen_q: int, seqlen_k: int, slices: int, multiprocessors: int) -> _Shape:
+    def waves(shape: _Shape) -> float:
+        return slices * -(-seqlen_q // (64 * shape.consumers)) / multiprocessors
+
+    if causal:
+        if waves(_NARROW) <= _CAUSAL_SHORT_WAVES:
+            return _SHORT
+        return _NARROW if seqlen_k < _CAUSAL_WIDE_FROM else _WIDE
+    return _NARROW if math.ceil(waves(_NARROW)) * NARROW_COST < math.ceil(waves(_WIDE)) else _WIDE
 
 
 def all_configurations() -> tuple[HopperConfiguration, ...]:
@@ -124,7 +137,7 @@ def all_configurations() -> tuple[HopperConfiguration, ...]:
     return tuple(
         _configuration(size, shape, causal)
         for size, usual in _SHAPES.items()
-        for shape in ((_WIDE, _NARROW) if usual is _WIDE else (usual,))
+        for shape in ((_WIDE, _NARROW, _SHORT) if usual is _WIDE else (usual,))
         for causal in (False, True)
     )
 

@@ -37,6 +37,10 @@ class Features:
     left_window: bool = False
     softcap: bool = False
     alibi: bool = False
+    chunk: bool = False
+    """Rows see keys of their own chunk alone: with `left_window`."""
+    tree: bool = False
+    """Rows have a bit for each of the keys of their sequence's own queries: without `left_window`."""
 
     @property
     def macros(self) -> dict[str, int]:
@@ -47,6 +51,8 @@ class Features:
             "LEFT_WINDOW": int(self.left_window),
             "SOFTCAP": int(self.softcap),
             "ALIBI": int(self.alibi),
+            **({"CHUNK": 1} if self.chunk else {}),
+            **({"TREE": 1} if self.tree else {}),
         }
 
 

@@ -43,12 +43,19 @@ TUNABLE = {
 """What a table of tuned configurations may set, and the least value: nothing that makes results wrong."""
 
 WIDE = MoeHopperBackward(
-    first=MoeHopperConfiguration(tokens=160, step=32, stages=4),
+    first=MoeHopperConfiguration(tokens=128, step=32, stages=4),
     second=MoeHopperConfiguration(tokens=192, step=16, stages=4),
     weights=MoeHopperConfiguration(tokens=192, step=16, stages=4),
+    through_shared=True,
+    slots_ahead=True,
 )
-NEXT = replace(WIDE, through_shared=True, slots_ahead=True)
-"""Not timed yet (docs/kernels/notebooks/moe-backward.md)."""
+IN_REGISTERS = replace(
+    WIDE,
+    first=MoeHopperConfiguration(tokens=160, step=32, stages=4),
+    through_shared=False,
+    slots_ahead=False,
+)
+"""What was there first, 16 % slower at 32,768 tokens (docs/kernels/notebooks/moe-backward.md)."""
 
 
 def configuration() -> MoeHopperBackward:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_EXPERTS = 1024
+MAX_GROUPS = 32
+"""Of experts: a lane holds a group's rank."""
 _WARP = 32
 
 

@@ -64,6 +64,11 @@ def _make_call(tensors: Tensors, options: Options, index: int) -> Call:
 
 calls = Calls(_check, _make_call, options=4, repeated=lambda options: options[-1] is None)
 """Options: causal, softmax_scale, return_lse and choice. `flash_attention` compares a call with the last one itself."""
+_recorded = Calls(
+    _check, _make_call, options=4, repeated=lambda options: options[-1] is None, under_no_grad=True
+)
+"""Those with a tensor that requires a gradient, as autograd makes them, with nothing recorded meanwhile. `forward`
+compares a call with the last one."""
 
 
 def forward(
@@ -103,6 +108,14 @@ def forward(
     if causal is not True and causal is not False:
         causal = check_causal(causal)
     try:
+        of_kind = calls
+        if query.requires_grad or key.requires_grad or value.requires_grad:
+            reject_gradients(query, key, value)
+            of_kind = _recorded
+            _, *options, matches, call = of_kind.recent
+            if options == [causal, softmax_scale, return_lse, choice] and matches(query, key, value):
+                output, lse = call(query, key, value)
+                return output, lse
         device = query.get_device()
         signature = (
             query.shape,
@@ -123,19 +136,17 @@ def forward(
             return_lse,
             choice,
         )
-        ready = calls.ready.get(signature)
+        ready = of_kind.ready.get(signature)
     except (AttributeError, TypeError, RuntimeError):
         # Not tensors, not dense, or an argument that cannot be hashed: the checks say which.
         check_arguments(query, key, value, softmax_scale)
         raise
-    if query.requires_grad or key.requires_grad or value.requires_grad:
-        reject_gradients(query, key, value)
     if type(query) is not torch.Tensor or type(key) is not torch.Tensor or type(value) is not torch.Tensor:
         # A launch on memory that is not there would end the process's use of the GPU.
         reject_without_memory(query=query, key=key, value=value)
     if ready is None or device != current_device():
-        return calls.first(signature, (query, key, value))
-    calls.recent = ready.recent
+        return of_kind.first(signature, (query, key, value))
+    of_kind.recent = ready.recent
     return ready.call(query, key, value)
 
 

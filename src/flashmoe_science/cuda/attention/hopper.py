@@ -161,7 +161,8 @@ def plan(problem: Problem, configuration: Any, device: Device, *, allow_defects:
     tiles = heads * row_blocks
     if tiles > _MOST_TILES:
         raise InputError(f"{tiles} tiles of query rows are more than the kernel counts; split the batch")
-    launcher = Launcher(function, (min(tiles, device.multiprocessors), 1, 1), compiled, _ARGUMENT_BYTES)
+    blocks = min(tiles, device.multiprocessors * tile.blocks_per_multiprocessor)
+    launcher = Launcher(function, (blocks, 1, 1), compiled, _ARGUMENT_BYTES)
     _REST.pack_into(
         launcher.buffer,
         _POINTERS_AT + _POINTERS.size,

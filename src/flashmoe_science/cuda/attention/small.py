@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import Any
+import threading
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,9 +17,10 @@ from flashmoe_science.cuda.attention.problem import KernelKind, Problem
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.driver import load
+from flashmoe_science.cuda.kept import kept
 from flashmoe_science.cuda.launch import ADDRESSES, Launch, Launcher, LaunchPlan
 from flashmoe_science.cuda.repeat import cuda_allocator
-from flashmoe_science.cuda.tickets import TicketPool, arrival_pool
+from flashmoe_science.cuda.tickets import TicketPool, arrival_pool, is_capturing
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import limits
 from flashmoe_science.jit.nvrtc import CudaKernel
@@ -34,6 +36,8 @@ _SPLIT_AT = _ARGUMENT_BYTES
 _SPLIT_BYTES = _SPLIT_ADDRESSES.size + _SPLIT_COUNTS.size
 _PARTIAL_FLOATS = 4 * 32 + 2 * 4
 """The kernel's `Partial`: four sums for each lane, two statistics for each of four rows."""
+_MOST_KEPT_FLOATS = 4 << 20
+"""Of the workspace that a stream keeps; a launch with more has its own."""
 _NO_MASK = 1 << 30
 _MOST_GRID_YZ = 65535
 _MOST_ROW_BLOCKS = 2
@@ -202,20 +206,48 @@ def check(problem: Problem, configuration: Any) -> None:
         )
 
 
-def _split_launch(launcher: Launcher, floats: int, arrivals: int, pool: TicketPool) -> Launch:
-    """Of blocks that meet in device memory: a workspace of its own for each call, and the stream's counters.
+class _Meeting(NamedTuple):
+    """Where the splits of launches on a stream meet: addresses of their results, and of counters."""
+
+    partials: int
+    arrivals: int
+    floats: int
+    memory: torch.Tensor
+
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.meetings: dict[tuple[int, int], _Meeting] = {}
+        """By device and stream, of which this thread's launches run one after another."""
+
+
+_own = _OfThread()
+
+
+def _split_launch(launcher: Launcher, floats: int, arrivals: int, pool: TicketPool, device: int) -> Launch:
+    """Of blocks that meet in device memory: that of the stream, or where it is captured, or much, of each call.
 
     Args:
         floats: of the partial results.
         arrivals: counters.
     """
     allocate, take, start, buffer = cuda_allocator(), pool.take, launcher.start_at, launcher.buffer
-    sizes, strides = (floats,), (1,)
 
     def launch(query: int, key: int, value: int, output: int, lse: int, stream: int) -> None:
-        # Given back to the allocator when this returns, and by it only to what comes later on the stream.
-        workspace = allocate(sizes, strides, torch.float32)
-        write_split_addresses(buffer, workspace.data_ptr(), take(stream, arrivals))
+        if floats > _MOST_KEPT_FLOATS or (stream and is_capturing()):
+            # Given back to the allocator when this returns, and by it only to what comes later on the stream.
+            workspace = allocate((floats,), (1,), torch.float32)
+            write_split_addresses(buffer, workspace.data_ptr(), take(stream, arrivals))
+            start(query, key, value, output, lse, stream)
+            return
+        meeting = _own.meetings.get((device, stream))
+        if meeting is None or meeting.floats < floats:
+            # Enough for the next lengths too. What was there goes to what comes later on the stream.
+            size = min(2 * floats, _MOST_KEPT_FLOATS)
+            workspace = kept(lambda: allocate((size,), (1,), torch.float32))
+            meeting = _Meeting(workspace.data_ptr(), take(stream, arrivals), size, workspace)
+            _own.meetings[device, stream] = meeting
+        write_split_addresses(buffer, meeting.partials, meeting.arrivals)
         start(query, key, value, output, lse, stream)
 
     return launch
@@ -243,7 +275,7 @@ def plan(problem: Problem, configuration: Any, device: Device, *, allow_defects:
     if not capturing:
         pool.reserve()
     floats, arrivals = workspace_floats(problem, configuration), arrival_counters(problem, configuration)
-    return LaunchPlan(_split_launch(launcher, floats, arrivals, pool))
+    return LaunchPlan(_split_launch(launcher, floats, arrivals, pool, device.index))
 
 
 def workspace_floats(problem: Problem, configuration: SmallConfiguration) -> int:

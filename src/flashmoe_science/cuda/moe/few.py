@@ -5,6 +5,7 @@ and launches.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -18,7 +19,7 @@ from flashmoe_science.cuda.driver import load
 from flashmoe_science.cuda.launch import ADDRESSES, Launcher, LaunchPlan
 from flashmoe_science.cuda.moe import combine
 from flashmoe_science.cuda.moe.combine import Combine
-from flashmoe_science.cuda.moe.problem import MoeKind, MoeProblem
+from flashmoe_science.cuda.moe.problem import MoeKind, MoeProblem, addresses_of_biases
 from flashmoe_science.cuda.moe.routing import overlaps
 from flashmoe_science.cuda.workspace import aligned
 from flashmoe_science.errors import InputError
@@ -27,6 +28,11 @@ from flashmoe_science.moe_arguments import ACTIVATION_CODES, Activation, W13Layo
 
 _REST = struct.Struct("=Q4I10i")  # the fields of the kernels' `Parameters` after the addresses
 ARGUMENT_BYTES = ADDRESSES.size + _REST.size
+_BIAS = struct.Struct("=Q3i")  # behind them, where the product has a bias: its address, then how it lies
+BIASED_ARGUMENT_BYTES = ARGUMENT_BYTES + _BIAS.size + 4  # to a multiple of 8
+_ADDRESS = struct.Struct("Q")
+_Start = Callable[[int, int, int, int, int, int, int], None]
+"""Of (input, weights, topk_weights, topk_ids, output, bias, stream); bias is 0 where there is none."""
 _DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -71,6 +77,11 @@ def kernels(architecture: str) -> list[CudaKernel]:
                 for activation in Activation
             ]
             built.append(kernel(configuration, Product.DOWN, Activation.SILU, dtype, architecture))
+            # Biases are those of GPT-OSS; with other activations they compile at their first call.
+            built += [
+                kernel(configuration, product, Activation.SWIGLU_OAI, dtype, architecture, biased=True)
+                for product in Product
+            ]
             by_label.update({one.label: one for one in built})
     return [*by_label.values(), *(combine.kernels(architecture) if by_label else ())]
 
@@ -98,11 +109,13 @@ def plan(
     problem: MoeProblem, configuration: Any, device: Device, *, allow_defects: bool = False
 ) -> LaunchPlan:
     check(problem, configuration)
+    if problem.biases:
+        return _plan_with_biases(problem, configuration, device, allow_defects=allow_defects)
     up = product_launcher(problem, configuration, Product.UP, device, allow_defects=allow_defects).start_at
     down = product_launcher(
         problem, configuration, Product.DOWN, device, allow_defects=allow_defects
     ).start_at
-    intermediate_bytes = aligned(problem.slots * problem.intermediate * problem.dtype.itemsize)
+    intermediate_bytes = _intermediate_bytes(problem)
     if configuration.combined:
 
         def launch_combined(
@@ -123,8 +136,64 @@ def plan(
         down(workspace, w2, weights, ids, rows, stream)
         add(rows, weights, ids, output, stream)
 
-    rows_bytes = problem.slots * problem.hidden * problem.dtype.itemsize
-    return LaunchPlan(launch_by_slots, intermediate_bytes + rows_bytes)
+    return LaunchPlan(launch_by_slots, intermediate_bytes + _rows_bytes(problem))
+
+
+def _plan_with_biases(
+    problem: MoeProblem, configuration: FewConfiguration, device: Device, *, allow_defects: bool
+) -> LaunchPlan:
+    up = _start(problem, configuration, Product.UP, device, allow_defects=allow_defects)
+    down = _start(problem, configuration, Product.DOWN, device, allow_defects=allow_defects)
+    add = None if configuration.combined else Combine(problem, device, device.architecture).launch
+    every = addresses_of_biases(problem) or (lambda rest: (0, 0, *rest))
+    intermediate_bytes = _intermediate_bytes(problem)
+
+    def launch(x: int, w13: int, w2: int, weights: int, ids: int, *rest: int) -> None:
+        w13_bias, w2_bias, output, workspace, stream = every(rest)
+        rows = output if add is None else workspace + intermediate_bytes
+        up(x, w13, weights, ids, workspace, w13_bias, stream)
+        down(workspace, w2, weights, ids, rows, w2_bias, stream)
+        if add is not None:
+            add(rows, weights, ids, output, stream)
+
+    return LaunchPlan(launch, intermediate_bytes + (0 if add is None else _rows_bytes(problem)))
+
+
+def _start(
+    problem: MoeProblem,
+    configuration: FewConfiguration,
+    product: Product,
+    device: Device,
+    *,
+    allow_defects: bool,
+) -> _Start:
+    launcher = product_launcher(problem, configuration, product, device, allow_defects=allow_defects)
+    start = launcher.start_at
+    if not _is_biased(problem, product):
+        return lambda x, weights, topk_weights, ids, output, bias, stream: start(
+            x, weights, topk_weights, ids, output, stream
+        )
+    buffer = launcher.buffer
+
+    def start_with_bias(
+        x: int, weights: int, topk_weights: int, ids: int, output: int, bias: int, stream: int
+    ) -> None:
+        _ADDRESS.pack_into(buffer, ARGUMENT_BYTES, bias)
+        start(x, weights, topk_weights, ids, output, stream)
+
+    return start_with_bias
+
+
+def _intermediate_bytes(problem: MoeProblem) -> int:
+    return aligned(problem.slots * problem.intermediate * problem.dtype.itemsize)
+
+
+def _rows_bytes(problem: MoeProblem) -> int:
+    return problem.slots * problem.hidden * problem.dtype.itemsize
+
+
+def _is_biased(problem: MoeProblem, product: Product) -> bool:
+    return problem.w13_biased if product is Product.UP else problem.w2_biased
 
 
 def kernel(
@@ -133,6 +202,8 @@ def kernel(
     activation: Activation,
     dtype: torch.dtype,
     architecture: str,
+    *,
+    biased: bool = False,
 ) -> CudaKernel:
     """One product in one configuration, which may be another architecture's."""
     up = product is Product.UP
@@ -152,6 +223,7 @@ def kernel(
             "MAX_SLOTS": configuration.max_slots,
             "DIRECT": int(configuration.direct),
             **own,
+            **({"BIASED": 1} if biased else {}),
             "ACTIVATION": ACTIVATION_CODES[activation] if up else 0,
             "DEPENDENT": int(overlaps(architecture)),
             "ELEMENT_BF16": int(dtype == torch.bfloat16),
@@ -171,15 +243,22 @@ def product_launcher(
     *,
     allow_defects: bool = False,
 ) -> Launcher:
-    """One product, ready: `start_at(input, weights, topk_weights, topk_ids, output, stream)`."""
-    compiled = kernel(configuration, product, problem.activation, problem.dtype, device.architecture)
+    """One product, ready but for a bias: `start_at(input, weights, topk_weights, topk_ids, output, stream)`."""
+    biased = _is_biased(problem, product)
+    compiled = kernel(
+        configuration, product, problem.activation, problem.dtype, device.architecture, biased=biased
+    )
     capturing = torch.cuda.is_current_stream_capturing()
     function = load(compiled, device.index, capturing, allow_defects=allow_defects)
     grid = (blocks(problem, configuration, product, device), 1, 1)
     # Early starts are safe although the second product reads ids and weights before it waits for the first: that lets
     # its successor start only after it has itself waited, for all that wrote them.
     launcher = Launcher(
-        function, grid, compiled, ARGUMENT_BYTES, dependent=bool(compiled.macros["DEPENDENT"])
+        function,
+        grid,
+        compiled,
+        BIASED_ARGUMENT_BYTES if biased else ARGUMENT_BYTES,
+        dependent=bool(compiled.macros["DEPENDENT"]),
     )
     write_arguments(launcher.buffer, problem, configuration, product)
     return launcher
@@ -196,7 +275,7 @@ def blocks(problem: MoeProblem, configuration: FewConfiguration, product: Produc
 def write_arguments(
     buffer: Any, problem: MoeProblem, configuration: FewConfiguration, product: Product
 ) -> None:
-    """All fields of a product's `Parameters` but the addresses."""
+    """All fields of a product's `Parameters` but the addresses, that of a bias among them."""
     up = product is Product.UP
     inner, outer = (problem.hidden, problem.intermediate) if up else (problem.intermediate, problem.hidden)
     row = inner * problem.dtype.itemsize
@@ -225,6 +304,9 @@ def write_arguments(
         problem.top_k if up else 1,
         int(problem.ids64),
     )
+    if _is_biased(problem, product):
+        strides = problem.w13_bias_strides if up else (1, 0)
+        _BIAS.pack_into(buffer, ARGUMENT_BYTES, 0, problem.w13_rows if up else problem.hidden, *strides)
 
 
 def _most_slots(configuration: FewConfiguration) -> int:

@@ -23,39 +23,52 @@ from flashmoe_science.moe_arguments import (
 )
 
 DTYPES = (torch.float16, torch.bfloat16)
-INPUTS = {"hidden_states": 16, "w13": 16, "w2": 16, "topk_weights": 4, "topk_ids": 4}
-"""And the bytes at a multiple of which each has to start."""
+ALIGNMENTS = {
+    "hidden_states": 16,
+    "w13": 16,
+    "w2": 16,
+    "topk_weights": 4,
+    "topk_ids": 4,
+    "w13_bias": 2,
+    "w2_bias": 2,
+    "out": 16,
+}
+"""What a call may have, and the bytes at a multiple of which each has to start."""
+FIVE = tuple(ALIGNMENTS)[:5]
+"""What every call has."""
+Names = tuple[str, ...]
 
 
 def _check(tensors: Tensors, options: Options) -> None:
-    hidden_states, w13, w2, topk_weights, topk_ids, *out = tensors
-    check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, options[0], *out)
+    given = dict(zip(options[-1], tensors, strict=True))
+    check_moe_arguments(activation=options[0], **given)
 
 
 def _make_call(tensors: Tensors, options: Options, index: int) -> Call:
-    """Choose, compile, load and prepare: for five tensors, which give a new one, or six, of which the last is `out`."""
+    """Choose, compile, load and prepare: for tensors of such names, of which `out` may be the last."""
     hidden_states, w13, w2, _, topk_ids = tensors[:5]
-    activation, w13_layout, choice = options
+    activation, w13_layout, choice, names = options
     make_context_current(index)
     result = Layout(tuple(hidden_states.shape), tuple(hidden_states.stride()), hidden_states.dtype)
-    given = len(tensors) > len(INPUTS)
+    given = names[-1] == "out"
     if hidden_states.numel() == 0:
         allocate = cuda_allocator()
         return (lambda *tensors: ()) if given else (lambda *tensors: (allocate(*result),))
-    problem = problem_of(hidden_states, w13, w2, topk_ids, activation, w13_layout)
+    problem = problem_of(hidden_states, w13, w2, topk_ids, activation, w13_layout, names=names)
     planned = plan(problem, device_of(index), choice)
+    inputs = {name: ALIGNMENTS[name] for name in names}
     if not given:
-        return prepare(INPUTS, (result,), planned, index, cuda_allocator())
-    call = prepare({**INPUTS, "out": 16}, (), planned, index, cuda_allocator())
+        return prepare(inputs, (result,), planned, index, cuda_allocator())
+    call = prepare(inputs, (), planned, index, cuda_allocator())
 
     def call_into(*tensors: torch.Tensor) -> tuple[Any, ...]:
-        reject_overlap(tensors[-1], **dict(zip(INPUTS, tensors[:-1], strict=True)))
+        reject_overlap(tensors[-1], **dict(zip(names, tensors[:-1], strict=False)))
         return call(*tensors)
 
     return call_into
 
 
-_calls = Calls(_check, _make_call, options=3, most=1024)  # a plan is a few kilobytes
+_calls = Calls(_check, _make_call, options=4, most=1024, under_no_grad=True)  # a plan is a few kilobytes
 
 
 def forward(
@@ -68,6 +81,8 @@ def forward(
     activation: Activation = Activation.SILU,
     w13_layout: W13Layout = W13Layout.CONCAT,
     out: torch.Tensor | None = None,
+    w13_bias: torch.Tensor | None = None,
+    w2_bias: torch.Tensor | None = None,
     choice: Choice | None = None,
 ) -> torch.Tensor:
     """The mixture of experts of `flashmoe_science.fused_moe`, for CUDA tensors, on PyTorch's current stream.
@@ -83,6 +98,8 @@ def forward(
         topk_weights: (tokens, k), float32.
         topk_ids: (tokens, k), int32 or int64; an id outside [0, experts) contributes nothing.
         out: (tokens, hidden), where to write; a new tensor if None.
+        w13_bias: (experts, rows of w13), of w13's dtype, or None.
+        w2_bias: (experts, hidden), of w2's dtype, or None.
         choice: the kernels and configuration to use instead of `select`'s.
 
     Returns:
@@ -92,14 +109,23 @@ def forward(
         InputError: arguments that do not fit together, require a gradient, or are not aligned to 16 bytes.
         DeviceError, BuildError: see `flashmoe_science.cuda.driver.load`.
     """
-    given = () if out is None else (out,)
-    tensors = (hidden_states, w13, w2, topk_weights, topk_ids, *given)
-    options = activation, w13_layout, choice
+    tensors: Tensors = (hidden_states, w13, w2, topk_weights, topk_ids)
+    names: Names = FIVE
+    if w13_bias is not None or w2_bias is not None or out is not None:
+        more = {"w13_bias": w13_bias, "w2_bias": w2_bias, "out": out}
+        names = (*FIVE, *(name for name, tensor in more.items() if tensor is not None))
+        tensors = (*tensors, *(tensor for tensor in more.values() if tensor is not None))
+    options = activation, w13_layout, choice, names
     try:
-        if any(tensor.requires_grad for tensor in tensors):
-            reject_unrecorded(**dict(zip((*INPUTS, "out"), tensors, strict=False)))
+        # A model's weights do, in each call under no_grad, which is like any other then.
+        for tensor in tensors:  # a generator takes longer than what it asks
+            if tensor.requires_grad:
+                reject_unrecorded(**dict(zip(names, tensors, strict=True)))
+                break
     except AttributeError:  # no tensors
-        check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, activation, out)
+        check_moe_arguments(
+            hidden_states, w13, w2, topk_weights, topk_ids, activation, out, w13_bias, w2_bias
+        )
         raise
     results = _calls(tensors, options)
     if out is not None:
@@ -128,12 +154,19 @@ def explain(
 
 
 def asked(
-    tensors: Tensors, activation: Activation, w13_layout: W13Layout, device: Device | None
+    tensors: Tensors,
+    activation: Activation,
+    w13_layout: W13Layout,
+    device: Device | None,
+    names: Names = FIVE,
 ) -> tuple[MoeProblem, Device]:
-    """What `explain` chooses for, and on which GPU; arguments as there, which are checked."""
+    """What `explain` chooses for, and on which GPU; arguments as there, which are checked.
+
+    ``names``: of all tensors that the call has, the biases among them; ``tensors`` are the first five.
+    """
     hidden_states, w13, w2, topk_weights, topk_ids = tensors
     check_moe_arguments(hidden_states, w13, w2, topk_weights, topk_ids, activation)
-    problem = problem_of(hidden_states, w13, w2, topk_ids, activation, w13_layout)
+    problem = problem_of(hidden_states, w13, w2, topk_ids, activation, w13_layout, names=names)
     return problem, device_of(hidden_states.get_device()) if device is None else device
 
 
@@ -145,9 +178,10 @@ def problem_of(
     activation: Activation,
     w13_layout: W13Layout,
     *,
+    names: Names = FIVE,
     keeps: bool = False,
 ) -> MoeProblem:
-    """The problem of tensors that were checked.
+    """The problem of tensors that were checked; ``names``: of all that the call has.
 
     Raises:
         InputError: a dtype that the CUDA kernels do not take.
@@ -166,5 +200,7 @@ def problem_of(
         activation=activation,
         w13_layout=w13_layout,
         ids64=topk_ids.dtype == torch.int64,
+        w13_biased="w13_bias" in names,
+        w2_biased="w2_bias" in names,
         keeps=keeps,
     )

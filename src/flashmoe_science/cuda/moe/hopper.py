@@ -15,7 +15,7 @@ from flashmoe_science.cuda.driver import load
 from flashmoe_science.cuda.launch import Launcher, LaunchPlan
 from flashmoe_science.cuda.moe import combine, routing
 from flashmoe_science.cuda.moe.combine import Combine
-from flashmoe_science.cuda.moe.problem import MoeKind, MoeProblem
+from flashmoe_science.cuda.moe.problem import MoeKind, MoeProblem, addresses_of_biases
 from flashmoe_science.cuda.moe.routing import Routing
 from flashmoe_science.cuda.moe.workspace import sorted_workspace
 from flashmoe_science.cuda.tensor_map import MAP_BYTES, TensorMap
@@ -26,8 +26,8 @@ from flashmoe_science.moe_arguments import ACTIVATION_CODES, Activation, W13Layo
 
 _ARCHITECTURE = "sm_90a"
 FIRST_NVRTC = (12, 9)  # 12.6 and 12.8 serialise wgmma (C7515)
-_POINTERS = struct.Struct("6Q")  # tokens, output, expert_offsets, sorted_slots, ticket, kept
-_REST = struct.Struct("5i")
+_POINTERS = struct.Struct("7Q")  # tokens, output, expert_offsets, sorted_slots, ticket, kept, bias
+_REST = struct.Struct("7i")
 _POINTERS_AT = 2 * MAP_BYTES
 _ARGUMENT_BYTES = -(-(_POINTERS_AT + _POINTERS.size + _REST.size) // 64) * 64
 _MOST_TILES = 1 << 30
@@ -143,13 +143,25 @@ class FirstProduct:
         sorted_slots: int,
         ticket: int,
         kept: int,
+        bias: int,
         stream: int,
     ) -> None:
-        """`kept`: where what is activated goes, (slots, w13_rows), gates first; only if the problem `keeps`."""
+        """`kept`: where what is activated goes, (slots, w13_rows), gates first; only if the problem `keeps`.
+
+        `bias`: of w13, or 0.
+        """
         if self._map.address != w13:
             self._map.move(w13)
         _POINTERS.pack_into(
-            self._launcher.buffer, _POINTERS_AT, hidden, activated, expert_offsets, sorted_slots, ticket, kept
+            self._launcher.buffer,
+            _POINTERS_AT,
+            hidden,
+            activated,
+            expert_offsets,
+            sorted_slots,
+            ticket,
+            kept,
+            bias,
         )
         self._launcher.start(stream)
 
@@ -174,6 +186,7 @@ def _launcher(
         columns,
         _weight_tiles(columns if weight_rows is None else weight_rows),
         problem.top_k,
+        *(problem.w13_bias_strides if weight_rows is not None else (1, 0)),
     )
     return launcher
 
@@ -200,7 +213,7 @@ def plan(
     )
     sort, join = Routing(problem, device, _ARCHITECTURE), Combine(problem, device, _ARCHITECTURE)
     _, offsets_at, slots_at, counts_at, inner_at, rows_at, total = sorted_workspace(problem, sort)
-    pack = _POINTERS.pack_into
+    pack, with_biases = _POINTERS.pack_into, addresses_of_biases(problem)
 
     def launch(
         hidden: int,
@@ -208,10 +221,11 @@ def plan(
         w2: int,
         topk_weights: int,
         topk_ids: int,
-        output: int,
         *rest: int,
     ) -> None:
-        *results, workspace, stream = rest
+        w13_bias, w2_bias, output, *results, workspace, stream = (
+            with_biases(rest) if with_biases else (0, 0, *rest)
+        )
         offsets, slots = workspace + offsets_at, workspace + slots_at
         inner, rows = workspace + inner_at, workspace + rows_at
         # Maps are re-addressed when their tensors moved.
@@ -220,8 +234,9 @@ def plan(
         if rows_map.address != inner:
             rows_map.move(inner)
         sort.launch(topk_ids, offsets, slots, workspace + counts_at, workspace, stream)
-        first.launch(hidden, w13, inner, offsets, slots, workspace, results[0] if results else 0, stream)
-        pack(down.buffer, _POINTERS_AT, 0, rows, offsets, slots, workspace + 4, 0)
+        kept = results[0] if results else 0
+        first.launch(hidden, w13, inner, offsets, slots, workspace, kept, w13_bias, stream)
+        pack(down.buffer, _POINTERS_AT, 0, rows, offsets, slots, workspace + 4, 0, w2_bias)
         down.start(stream)
         join.launch(rows, topk_weights, topk_ids, output, stream)
 

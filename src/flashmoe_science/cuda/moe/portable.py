@@ -19,16 +19,16 @@ from flashmoe_science.cuda.driver import load
 from flashmoe_science.cuda.launch import Launcher, LaunchPlan
 from flashmoe_science.cuda.moe import combine, routing
 from flashmoe_science.cuda.moe.combine import Combine
-from flashmoe_science.cuda.moe.problem import MoeKind, MoeProblem
+from flashmoe_science.cuda.moe.problem import MoeKind, MoeProblem, addresses_of_biases
 from flashmoe_science.cuda.moe.routing import Routing, overlaps
 from flashmoe_science.cuda.moe.workspace import sorted_workspace
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.moe_arguments import ACTIVATION_CODES, Activation, W13Layout
 
-_POINTERS = struct.Struct("6Q")  # input, weights, output, expert_offsets, sorted_slots, ticket
-_REST = struct.Struct("3q6i")
-_ARGUMENT_BYTES = _POINTERS.size + _REST.size
+POINTERS = struct.Struct("7Q")  # input, weights, output, expert_offsets, sorted_slots, ticket, bias
+_REST = struct.Struct("3q8i")
+ARGUMENT_BYTES = POINTERS.size + _REST.size
 _MOST_TILES = 1 << 31
 _TICKET_BYTES = 4
 _DTYPES = (torch.bfloat16, torch.float16)
@@ -146,10 +146,10 @@ class ProductLaunch:
             load(compiled, device.index, capturing, allow_defects=allow_defects),
             (grid(problem, product, tile, device), 1, 1),
             compiled,
-            _ARGUMENT_BYTES,
+            ARGUMENT_BYTES,
             dependent=bool(compiled.macros["DEPENDENT"]),
         )
-        _REST.pack_into(self._launcher.buffer, _POINTERS.size, *fields(problem, product, tile, device))
+        write_fields(self._launcher.buffer, problem, product, tile, device)
 
     def launch(
         self,
@@ -159,11 +159,12 @@ class ProductLaunch:
         expert_offsets: int,
         sorted_slots: int,
         ticket: int,
+        bias: int,
         stream: int,
     ) -> None:
-        """`ticket`: of an int32 that is zero when the kernel starts."""
-        _POINTERS.pack_into(
-            self._launcher.buffer, 0, input_rows, weights, output, expert_offsets, sorted_slots, ticket
+        """`ticket`: of an int32 that is zero when the kernel starts; `bias`: of the weights' rows, or 0."""
+        POINTERS.pack_into(
+            self._launcher.buffer, 0, input_rows, weights, output, expert_offsets, sorted_slots, ticket, bias
         )
         self._launcher.start(stream)
 
@@ -177,6 +178,7 @@ def plan(
     up = ProductLaunch(problem, Product.UP, tiles.up, device, allow_defects=allow_defects)
     down = ProductLaunch(problem, Product.DOWN, tiles.down, device, allow_defects=allow_defects)
     join = Combine(problem, device, device.architecture)
+    with_biases = addresses_of_biases(problem)
     _, offsets_at, slots_at, counts_at, inner_at, rows_at, total = sorted_workspace(problem, sort)
 
     def launch(
@@ -185,15 +187,14 @@ def plan(
         w2: int,
         topk_weights: int,
         topk_ids: int,
-        output: int,
-        workspace: int,
-        stream: int,
+        *rest: int,
     ) -> None:
+        w13_bias, w2_bias, output, workspace, stream = with_biases(rest) if with_biases else (0, 0, *rest)
         offsets, slots = workspace + offsets_at, workspace + slots_at
         inner, rows = workspace + inner_at, workspace + rows_at
         sort.launch(topk_ids, offsets, slots, workspace + counts_at, workspace, stream)
-        up.launch(hidden, w13, inner, offsets, slots, workspace, stream)
-        down.launch(inner, w2, rows, offsets, slots, workspace + _TICKET_BYTES, stream)
+        up.launch(hidden, w13, inner, offsets, slots, workspace, w13_bias, stream)
+        down.launch(inner, w2, rows, offsets, slots, workspace + _TICKET_BYTES, w2_bias, stream)
         join.launch(rows, topk_weights, topk_ids, output, stream)
 
     return LaunchPlan(launch, total)
@@ -202,6 +203,13 @@ def plan(
 def grid(problem: MoeProblem, product: Product, tile: ProductTile, device: Device) -> int:
     """Blocks: as many as run at a time, or as there can be tiles."""
     return min(device.multiprocessors * tile.blocks, _most_tiles(problem, product, tile))
+
+
+def write_fields(
+    buffer: Any, problem: MoeProblem, product: Product, tile: ProductTile, device: Device
+) -> None:
+    """What a launch passes after the addresses, into its argument."""
+    _REST.pack_into(buffer, POINTERS.size, *fields(problem, product, tile, device))
 
 
 def fields(problem: MoeProblem, product: Product, tile: ProductTile, device: Device) -> tuple[int, ...]:
@@ -222,6 +230,7 @@ def fields(problem: MoeProblem, product: Product, tile: ProductTile, device: Dev
         columns,
         _column_tiles(problem, product, tile),
         section,
+        *(problem.w13_bias_strides if product is Product.UP else (1, 0)),
     )
 
 

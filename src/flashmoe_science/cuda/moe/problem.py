@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -36,6 +37,9 @@ class MoeProblem:
     w13_layout: W13Layout
     ids64: bool
     """The expert ids are int64, otherwise int32."""
+    w13_biased: bool = False
+    w2_biased: bool = False
+    """Biases are there: (experts, rows of the weight), of the weights' dtype."""
     keeps: bool = False
     """What the activation is applied to is a second result, for the backward pass."""
 
@@ -54,6 +58,31 @@ class MoeProblem:
         return self.intermediate * (2 if self.gated else 1)
 
     @property
+    def biases(self) -> int:
+        """How many tensors of biases there are."""
+        return self.w13_biased + self.w2_biased
+
+    @property
+    def w13_bias_strides(self) -> tuple[int, int]:
+        """Elements from an intermediate column's bias to the next column's, and from a gate's to its up's."""
+        if not self.gated:
+            return 1, 0
+        return (2, 1) if self.w13_layout is W13Layout.INTERLEAVED else (1, self.intermediate)
+
+    @property
     def rows_per_expert(self) -> float:
         """Mean number of slots of an expert."""
         return self.slots / self.experts
+
+
+def addresses_of_biases(problem: MoeProblem) -> Callable[[tuple[int, ...]], tuple[int, ...]] | None:
+    """What makes (w13_bias, w2_bias, ...) of the addresses that a launch gets behind topk_ids, with 0 for a bias that
+    is not there; None where there are none.
+    """
+    if problem.w13_biased and problem.w2_biased:
+        return lambda rest: rest
+    if problem.w13_biased:
+        return lambda rest: (rest[0], 0, *rest[1:])
+    if problem.w2_biased:
+        return lambda rest: (0, *rest)
+    return None

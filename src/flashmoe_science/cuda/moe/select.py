@@ -9,7 +9,7 @@ from flashmoe_science.configs.moe.few import FewConfiguration, FewWay
 from flashmoe_science.configs.moe.hopper import MoeHopperConfiguration
 from flashmoe_science.configs.moe.portable import PortableMoeConfiguration
 from flashmoe_science.cuda.choice import DTYPE_NAMES, KernelModule, Selection, Tuned
-from flashmoe_science.cuda.moe import few, hopper, portable, topk
+from flashmoe_science.cuda.moe import few, hopper, portable, routing_losses, topk
 from flashmoe_science.cuda.moe.problem import MoeKind, MoeProblem
 from flashmoe_science.jit.nvrtc import CudaKernel
 
@@ -72,5 +72,9 @@ def module(kind: MoeKind) -> KernelModule[MoeProblem]:
 
 
 def kernels(architecture: str) -> list[CudaKernel]:
-    """Everything that a call could take on an architecture, and the router's kernel."""
-    return FORWARD.kernels(architecture) + topk.kernels(architecture)
+    """Everything that a call could take on an architecture, and the router's kernels."""
+    return [
+        *FORWARD.kernels(architecture),
+        *topk.kernels(architecture),
+        *routing_losses.kernels(architecture),
+    ]

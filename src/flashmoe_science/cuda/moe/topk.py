@@ -11,7 +11,7 @@ from flashmoe_science.arguments import reject_without_memory
 from flashmoe_science.configs.moe import topk as configs
 from flashmoe_science.configs.moe.topk import TopkConfiguration
 from flashmoe_science.cuda.calls import Calls, Options, Tensors
-from flashmoe_science.cuda.device import device_of
+from flashmoe_science.cuda.device import Device, device_of
 from flashmoe_science.cuda.driver import load, make_context_current
 from flashmoe_science.cuda.launch import Launcher, LaunchPlan, addressed
 from flashmoe_science.cuda.moe.routing import overlaps
@@ -19,11 +19,12 @@ from flashmoe_science.cuda.repeat import Call, Layout, cuda_allocator, prepare
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import limits
 from flashmoe_science.jit.nvrtc import CudaKernel
-from flashmoe_science.moe_arguments import Scores
+from flashmoe_science.moe_arguments import Scores, check_topk_arguments
 
-_ADDRESSES = struct.Struct("4Q")  # logits, bias, weights, ids
-_REST = struct.Struct("5i f")
-_ARGUMENT_BYTES = _ADDRESSES.size + _REST.size
+ADDRESSES = struct.Struct("4Q")
+"""Of logits, bias, weights and ids."""
+_REST = struct.Struct("5i f 2i")
+ARGUMENT_BYTES = ADDRESSES.size + _REST.size
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -35,11 +36,13 @@ def topk(
     renormalize: bool = True,
     bias: torch.Tensor | None = None,
     scale: float = 1.0,
+    groups: int = 1,
+    top_groups: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The k experts of each token, best first, and their weights, in one kernel on PyTorch's current stream.
 
-    `flashmoe_science.topk_routing` for CUDA tensors, whose arguments have been checked. Nothing is synchronised. Can be
-    captured in a CUDA graph after one call with the same shapes and options.
+    `flashmoe_science.topk_routing` for CUDA tensors. Arguments are checked once for each combination of shapes, types
+    and options. Nothing is synchronised. Can be captured in a CUDA graph after one call with the same combination.
 
     Experts are ranked by logit, or with a bias by score + bias in float32; equal ranks by number, the lower first; NaN
     below every number. The ids of a token are always k different experts. Weights follow IEEE arithmetic: a softmax
@@ -52,30 +55,32 @@ def topk(
         renormalize: divide the chosen scores by their sum (plus 1e-20).
         bias: (experts,) float32, added to the scores for the choice, not for the weights (DeepSeek-V3's correction).
         scale: the weights are multiplied by it at last.
+        groups, top_groups: as of `flashmoe_science.topk_routing`.
 
     Returns:
         weights float32 (tokens, k), ids int32 (tokens, k).
 
     Raises:
-        InputError: more than 1,024 experts, or bfloat16 on a GPU before sm_80.
+        InputError: arguments that do not fit, more than 1,024 experts or 32 groups, bfloat16 on a GPU before sm_80.
         DeviceError, BuildError: see `flashmoe_science.cuda.driver.load`.
     """
-    reject_without_memory(logits=logits)
-    if bias is not None:
-        reject_without_memory(correction_bias=bias)  # address 0 would mean that there is none
     tensors = (logits,) if bias is None else (logits, bias)
-    weights, ids = _calls(tensors, (k, scores, renormalize, scale))
+    weights, ids = _calls(tensors, (k, scores, renormalize, scale, groups, top_groups))
     return weights, ids
 
 
 def kernels(architecture: str) -> list[CudaKernel]:
     """Everything that `topk` can launch on an architecture, for building ahead of time."""
-    dtypes = _DTYPES if limits(architecture).bfloat16 else (torch.float32, torch.float16)
     return [
         kernel(configuration, dtype, architecture)
         for configuration in configs.CONFIGURATIONS
-        for dtype in dtypes
+        for dtype in dtypes(architecture)
     ]
+
+
+def dtypes(architecture: str) -> tuple[torch.dtype, ...]:
+    """Of the logits."""
+    return _DTYPES if limits(architecture).bfloat16 else (torch.float32, torch.float16)
 
 
 def kernel(configuration: TopkConfiguration, dtype: torch.dtype, architecture: str) -> CudaKernel:
@@ -91,6 +96,7 @@ def kernel(configuration: TopkConfiguration, dtype: torch.dtype, architecture: s
             "LOGITS_BITS": 8 * dtype.itemsize,
             "NATIVE_REDUX": int(has.cp_async),  # both came with sm_80
             "DEPENDENT": int(overlaps(architecture)),
+            "LOSSES": 0,
             "ELEMENT_BF16": int(dtype == torch.bfloat16),
             "MMA_K": 16 if has.bfloat16 else 8,
         },
@@ -100,27 +106,25 @@ def kernel(configuration: TopkConfiguration, dtype: torch.dtype, architecture: s
 
 
 def _make_call(tensors: Tensors, options: Options, index: int) -> Call:
-    logits, k, scores, renormalize, scale = tensors[0], *options
+    logits = tensors[0]
+    k, scores, renormalize, scale, groups, top_groups = options
     tokens, experts = logits.shape
     results = [Layout((tokens, k), (k, 1), dtype) for dtype in (torch.float32, torch.int32)]
     allocate = cuda_allocator()
     if tokens == 0:
         return lambda *tensors: tuple(allocate(*result) for result in results)
     device = device_of(index)
-    if experts > configs.MAX_EXPERTS:
-        raise InputError(
-            f"logits has {experts} experts; the CUDA kernel takes at most {configs.MAX_EXPERTS}: use torch.topk"
-        )
-    if logits.dtype == torch.bfloat16 and not limits(device.architecture).bfloat16:
-        raise InputError(f"logits is bfloat16, which {device.architecture} does not have: use logits.float()")
+    check_limits(logits, experts, groups, device)
     make_context_current(device.index)
     configuration = configs.configuration(experts)
     compiled = kernel(configuration, logits.dtype, device.architecture)
     function = load(compiled, device.index, torch.cuda.is_current_stream_capturing())
     blocks = -(-tokens // configuration.tokens_per_block)
     dependent = bool(compiled.macros["DEPENDENT"])
-    launcher = Launcher(function, (blocks, 1, 1), compiled, _ARGUMENT_BYTES, dependent=dependent)
-    write_arguments(launcher.buffer, tokens, experts, k, scores, renormalize, scale)
+    launcher = Launcher(function, (blocks, 1, 1), compiled, ARGUMENT_BYTES, dependent=dependent)
+    write_arguments(
+        launcher.buffer, tokens, experts, k, scores, renormalize, scale, groups=groups, top_groups=top_groups
+    )
     start = addressed(launcher, 4)
     inputs = {"logits": logits.element_size()}
     if len(tensors) > 1:
@@ -132,16 +136,54 @@ def _make_call(tensors: Tensors, options: Options, index: int) -> Call:
     return prepare(inputs, results, LaunchPlan(without_bias), index, allocate)
 
 
+def check_limits(logits: torch.Tensor, experts: int, groups: int, device: Device) -> None:
+    """Raise InputError for what the kernels do not take on a device."""
+    if experts > configs.MAX_EXPERTS:
+        raise InputError(
+            f"logits has {experts} experts; the CUDA kernel takes at most {configs.MAX_EXPERTS}: use torch.topk"
+        )
+    if logits.dtype == torch.bfloat16 and not limits(device.architecture).bfloat16:
+        raise InputError(f"logits is bfloat16, which {device.architecture} does not have: use logits.float()")
+    if groups > configs.MAX_GROUPS:
+        raise InputError(
+            f"groups is {groups}; the CUDA kernel takes at most {configs.MAX_GROUPS}: use torch.topk"
+        )
+
+
 def _check(tensors: Tensors, options: Options) -> None:
-    """The public function has checked them, for every device."""
+    logits, *bias = tensors
+    k, _, renormalize, scale, groups, top_groups = options
+    check_topk_arguments(logits, k, renormalize, bias[0] if bias else None, scale, groups, top_groups)
+    # Address 0 would mean that there is no bias.
+    reject_without_memory(logits=logits, **({"correction_bias": bias[0]} if bias else {}))
 
 
-_calls = Calls(_check, _make_call, options=4, most=1024)
+_calls = Calls(_check, _make_call, options=6, most=1024)
 
 
 def write_arguments(
-    buffer: Any, tokens: int, experts: int, k: int, scores: Scores, renormalize: bool, scale: float
+    buffer: Any,
+    tokens: int,
+    experts: int,
+    k: int,
+    scores: Scores,
+    renormalize: bool,
+    scale: float,
+    *,
+    groups: int = 1,
+    top_groups: int = 1,
 ) -> None:
     """All fields of the kernel's `TopkParameters` but the addresses."""
     sigmoid = int(scores is Scores.SIGMOID)
-    _REST.pack_into(buffer, _ADDRESSES.size, tokens, experts, k, sigmoid, int(renormalize), scale)
+    _REST.pack_into(
+        buffer,
+        ADDRESSES.size,
+        tokens,
+        experts,
+        k,
+        sigmoid,
+        int(renormalize),
+        float(scale),
+        experts // groups if groups > 1 else 0,
+        top_groups,
+    )

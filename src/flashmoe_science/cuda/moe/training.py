@@ -10,7 +10,13 @@ from flashmoe_science.cuda.moe import gradients
 from flashmoe_science.cuda.moe.forward import forward as fused_forward
 from flashmoe_science.moe_arguments import Activation, W13Layout
 from flashmoe_science.moe_composition import backward as composed_backward
-from flashmoe_science.moe_gradients import MoeGradients, MoeNeeds
+from flashmoe_science.moe_gradients import (
+    NO_MAIN_GRADIENTS,
+    MainGradients,
+    MoeGradients,
+    MoeNeeds,
+    MoeTensors,
+)
 
 __all__ = ["backward", "forward", "keeps_z"]
 
@@ -31,72 +37,60 @@ def keeps_z(
 
 
 def forward(
-    hidden_states: torch.Tensor,
-    w13: torch.Tensor,
-    w2: torch.Tensor,
-    topk_weights: torch.Tensor,
-    topk_ids: torch.Tensor,
-    w13_bias: torch.Tensor | None,
-    w2_bias: torch.Tensor | None,
-    *,
-    activation: Activation,
-    w13_layout: W13Layout,
-    keep_z: bool,
+    tensors: MoeTensors, *, activation: Activation, w13_layout: W13Layout, keep_z: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """See `flashmoe_science.moe_gradients.MoeTrainingForward`: without biases."""
-    assert w13_bias is None
-    assert w2_bias is None
+    """See `flashmoe_science.moe_gradients.MoeTrainingForward`."""
+    hidden_states, w13, w2, _, topk_ids, w13_bias, w2_bias = tensors
     if keep_z and keeps_z(hidden_states, w13, w2, topk_ids, activation=activation, w13_layout=w13_layout):
         return gradients.forward_keeping(
-            hidden_states, w13, w2, topk_weights, topk_ids, activation=activation, w13_layout=w13_layout
+            *tensors.five,
+            activation=activation,
+            w13_layout=w13_layout,
+            w13_bias=w13_bias,
+            w2_bias=w2_bias,
         )
     output = fused_forward(
-        hidden_states, w13, w2, topk_weights, topk_ids, activation=activation, w13_layout=w13_layout
+        *tensors.five, activation=activation, w13_layout=w13_layout, w13_bias=w13_bias, w2_bias=w2_bias
     )
     return output, None
 
 
 def backward(
     grad_output: torch.Tensor,
-    hidden_states: torch.Tensor,
-    w13: torch.Tensor,
-    w2: torch.Tensor,
-    topk_weights: torch.Tensor,
-    topk_ids: torch.Tensor,
+    tensors: MoeTensors,
     z: torch.Tensor | None,
-    w13_bias: torch.Tensor | None,
-    w2_bias: torch.Tensor | None,
     *,
     activation: Activation,
     w13_layout: W13Layout,
     needs: MoeNeeds,
+    main: MainGradients = NO_MAIN_GRADIENTS,
 ) -> MoeGradients:
     """See `flashmoe_science.moe_gradients.MoeBackend`.
 
     z goes back to the kernels that kept it, whatever an environment variable says by now: the order of its columns is
     theirs.
     """
-    # Tensors that hooks saved and restored need not have the forward's strides.
-    hidden_states, w13, w2, topk_weights, topk_ids = (
-        tensor.contiguous() for tensor in (hidden_states, w13, w2, topk_weights, topk_ids)
-    )
-    tensors = hidden_states, w13, w2, topk_weights, topk_ids
-    biased = w13_bias is not None or w2_bias is not None
-    if biased or (
+    given = tensors.contiguous()
+    hidden_states, w13, w2, _, topk_ids, w13_bias, w2_bias = given
+    described = hidden_states, w13, w2, topk_ids
+    if (
         z is None
-        and not keeps_z(hidden_states, w13, w2, topk_ids, activation=activation, w13_layout=w13_layout)
+        and not keeps_z(*described, activation=activation, w13_layout=w13_layout)
+        and not gradients.can_project_again(*described, activation=activation, w13_layout=w13_layout)
     ):
-        return composed_backward(
-            grad_output,
-            *tensors,
-            None,
-            w13_bias,
-            w2_bias,
-            activation=activation,
-            w13_layout=w13_layout,
-            needs=needs,
+        composed = composed_backward(
+            grad_output, given, None, activation=activation, w13_layout=w13_layout, needs=needs
         )
+        return main.take(composed)
     kept = None if z is None else z.contiguous()
     return gradients.backward(
-        grad_output, *tensors, kept, activation=activation, w13_layout=w13_layout, needs=needs
+        grad_output,
+        *given.five,
+        kept,
+        activation=activation,
+        w13_layout=w13_layout,
+        needs=needs,
+        w13_bias=w13_bias,
+        w2_bias=w2_bias,
+        main=main,
     )

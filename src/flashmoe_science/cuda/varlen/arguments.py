@@ -11,8 +11,11 @@ PER_CALL = struct.Struct("11Q 2q 4i")
 """Addresses of query, key, value, output, lse, query_starts, key_starts, key_counts, page_table, sinks, alibi_slopes;
 table_row, alibi_batch; batch, num_tokens, num_tiles, slices_per_section.
 """
-_PER_PLAN = struct.Struct("15q 9i 5I 3f I")
-ARGUMENT_BYTES = PER_CALL.size + _PER_PLAN.size
+_PER_PLAN = struct.Struct("15q 9i 5I 3f I i 2I 4x")
+TREE_MASK = struct.Struct("Q")
+"""Its address: of a call too, and after all that kernels without trees read."""
+TREE_MASK_AT = PER_CALL.size + _PER_PLAN.size
+ARGUMENT_BYTES = TREE_MASK_AT + TREE_MASK.size
 UNLIMITED = 1 << 30
 """A window's side that hides nothing."""
 MOST_ROWS = 1 << 30
@@ -47,6 +50,7 @@ class PlanArguments:
     seqlen_q: int = 0
     seqlen_k: int = 0
     tiles_per_sequence: int = 1
+    chunk: int = 0
 
     def pack_into(self, buffer: Any) -> None:
         scale_log2 = abs(self.softmax_scale) * math.log2(math.e)
@@ -71,6 +75,8 @@ class PlanArguments:
             self.softcap * math.log2(math.e),
             2 * scale_log2 / self.softcap if self.softcap else 0.0,
             _FLIP_SIGNS if self.softmax_scale < 0 else 0,
+            self.chunk,
+            *division(self.chunk or 1),
         )
 
 

@@ -6,37 +6,67 @@ blocks find their shares of the keys themselves.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import struct
 import threading
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 
 from flashmoe_science.configs.attention import decode as configs
-from flashmoe_science.configs.attention.decode import KEY_TILE, MOST_DIM, DecodeConfiguration, Pages
+from flashmoe_science.configs.attention.decode import KEY_TILE, MOST_DIM, Cache, DecodeConfiguration, Pages
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.driver import load
+from flashmoe_science.cuda.driver import check, library, load
+from flashmoe_science.cuda.kept import kept
 from flashmoe_science.cuda.launch import Launcher
-from flashmoe_science.cuda.repeat import cuda_allocator, raw_stream
-from flashmoe_science.cuda.tickets import decode_arrival_pool
+from flashmoe_science.cuda.repeat import Allocate, cuda_allocator, raw_stream
+from flashmoe_science.cuda.steady import Target
+from flashmoe_science.cuda.tickets import TicketPool, decode_arrival_pool, is_capturing
+from flashmoe_science.cuda.varlen.arguments import division
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import limits
 from flashmoe_science.jit.nvrtc import CudaKernel
-from flashmoe_science.varlen.problem import Problem, Run, Sizes, Tensors
+from flashmoe_science.varlen.problem import (
+    REPEATED,
+    Problem,
+    Repeat,
+    Repeatable,
+    Run,
+    Sizes,
+    Tensors,
+)
 
 MOST_QUERIES = 15
 """Query tokens of a sequence that this kernel is for, by `select.bucket`: 8, and what is in one bucket with them."""
-_OF_CALL = struct.Struct("=13Q2q2i")  # addresses, strides of tables, tokens, batch
-_OF_PLAN = struct.Struct("=4Q2QI4x2QI4x2iI4i3f")
-ARGUMENT_BYTES = _OF_CALL.size + _OF_PLAN.size
+_OF_CALL = struct.Struct("=15Q2q2i")  # addresses, strides of tables, tokens, batch
+_OF_PLAN = struct.Struct("=4Q2QI4x2QI4x6q3i6I3i3fi2I")
+_OF_STREAM = struct.Struct("=2Q2q2i")  # addresses of workspace and counters, and what follows them
+_OF_STREAM_AT = _OF_CALL.size - _OF_STREAM.size
+_ADDRESS = struct.Struct("=Q")
+_TREE_AT = _OF_CALL.size + _OF_PLAN.size
+"""Of a call too, and after all that kernels without trees read."""
+_WORDS = {name: REPEATED.index(name) + (name in REPEATED[4:]) for name in REPEATED} | {
+    "output": 3,
+    "lse": 4,
+    "tree_mask": _TREE_AT // _ADDRESS.size,
+}
+"""Of 8 bytes: where the addresses of a call are."""
+ARGUMENT_BYTES = _TREE_AT + _ADDRESS.size
 _UNLIMITED = 1 << 30
 _PARTIAL_BYTES = 4 * (4 * 32 + 2 * 4)
 """The kernel's `Partial`: four sums for each lane, two statistics for each of four rows."""
 _ALIGNMENT = 16
+_MISALIGNED = (
+    f"query, key, value or out does not start at a multiple of {_ALIGNMENT} bytes (a view at an odd offset); "
+    "pass a .clone()"
+)
 _BUILT_AHEAD = (64, 128)
 """Head dimensions."""
 _MOST_WORKSPACE = 1 << 30
+_BEFORE_FP8 = ("sm_75", "sm_80", "sm_86")
 
 
 def why_not(problem: Problem, device: Device, most_queries: int) -> str | None:
@@ -45,19 +75,19 @@ def why_not(problem: Problem, device: Device, most_queries: int) -> str | None:
     Args:
         most_queries: no sequence of a call has more; see `select.bucket`.
     """
-    element = problem.dtype.itemsize
     if problem.dtype not in (torch.bfloat16, torch.float16):
         return f"it does not take {problem.dtype}"
     if problem.dtype == torch.bfloat16 and not limits(device.architecture).bfloat16:
         return f"{device.architecture} has no bfloat16"
     if max(problem.head_dim, problem.value_dim) > MOST_DIM:
         return f"head_dim and value_dim are at most {MOST_DIM}"
-    strides = (problem.query_strides, problem.key_strides, problem.value_strides, problem.output_strides)
-    if any(stride * element % _ALIGNMENT for each in strides for stride in each):
-        return f"rows must begin at multiples of {_ALIGNMENT} bytes"
+    caches = problem.key_strides, problem.value_strides
+    strides = (problem.query_strides, *caches, problem.output_strides)
+    if any(stride * 2 % _ALIGNMENT for each in strides for stride in each):
+        return f"rows must begin at multiples of {_ALIGNMENT} bytes, those of FP8 at multiples of {_ALIGNMENT // 2}"
     if any(stride < 0 for each in strides for stride in each):
         return "strides must not be negative"
-    if any(each[1] * element >= 1 << 32 for each in (problem.key_strides, problem.value_strides)):
+    if any(each[1] * 2 >= 1 << 32 for each in caches):
         return "rows of keys and values are too far apart"
     most = configs.most_rows(max(problem.head_dim, problem.value_dim), *_features(problem))
     fewest = (most_queries + 1) // 2 * (problem.num_heads // problem.num_kv_heads)
@@ -71,13 +101,24 @@ def _features(problem: Problem) -> tuple[Pages, bool]:
 
 
 def configuration_for(problem: Problem, sizes: Sizes, device: Device) -> DecodeConfiguration:
-    return configs.configuration(
+    usual = configs.configuration(
         device.architecture,
         problem.head_dim,
         problem.value_dim,
         sizes.max_seqlen_q * (problem.num_heads // problem.num_kv_heads),
         *_features(problem),
+        _cache(problem),
     )
+    limited = problem.window_left >= 0 or problem.chunk > 0
+    hidden = limited and problem.split_keys > 0 and usual.pages is Pages.TILES
+    return replace(usual, chunk=problem.chunk > 0, hidden_tiles=hidden, tree=problem.tree)
+
+
+def _cache(problem: Problem) -> Cache:
+    if problem.quantized is None:
+        return Cache.PLAIN
+    each_key = any(scale is not None and scale[1] > 0 for scale in problem.quantized)
+    return Cache.SCALED_KEYS if each_key else Cache.SCALED_HEADS
 
 
 def kernel(configuration: DecodeConfiguration, dtype: torch.dtype, architecture: str) -> CudaKernel:
@@ -93,9 +134,16 @@ def kernel(configuration: DecodeConfiguration, dtype: torch.dtype, architecture:
             "KEY_TILES": configuration.key_tiles,
             "LATE_VALUES": int(configuration.late_values),
             "PAGES": int(configuration.pages),
+            "CACHE": int(configuration.cache),
+            # Left out where they are not needed: kernels without them are what they were before there were these.
+            **({"CHUNK": 1} if configuration.chunk else {}),
+            **({"HIDDEN_TILES": 1} if configuration.hidden_tiles else {}),
+            **({"TREE": 1} if configuration.tree else {}),
             "SCORE_CHANGES": int(configuration.score_changes),
             "DEPENDENT": int(configuration.dependent),
-            "ELEMENT_BF16": int(dtype == torch.bfloat16),
+            "QUERY_BF16": int(dtype == torch.bfloat16),
+            "ELEMENT_BF16": int(dtype == torch.bfloat16 and configuration.cache is not Cache.SCALED_HEADS),
+            "NATIVE_FP8": int(architecture not in _BEFORE_FP8),
             "MMA_K": configuration.mma_k,
             "NATIVE_CP_ASYNC": int(limits(architecture).cp_async),
             "NATIVE_REDUX": int(limits(architecture).cp_async),
@@ -121,53 +169,169 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
         InputError: a tensor does not begin at a multiple of 16 bytes, or `workspace_bytes` does; both in the run.
         BuildError, DeviceError: see `driver.load`.
     """
-    allocate = cuda_allocator()
-    own = _OfThread()
-
-    grid = device.multiprocessors
+    allocate, own, index, grid = cuda_allocator(), _OfThread(), device.index, device.multiprocessors
+    write = call_writer(problem)
 
     def run(tensors: Tensors, sizes: Sizes) -> None:
-        capturing = torch.cuda.is_current_stream_capturing()
-        rows = sizes.max_seqlen_q
-        launcher = own.launchers.get(rows)
-        if launcher is None:
-            launcher = own.launchers[rows] = _launcher(problem, sizes, device, capturing)
-        configuration, start, buffer = launcher
-        pool = decode_arrival_pool(device.index)
-        workspace = allocate((workspace_bytes(problem, sizes, configuration, grid),), (1,), torch.uint8)
+        stream = raw_stream(index)
+        capturing = stream != 0 and is_capturing()
+        ready = own.ready.get(sizes.max_seqlen_q)
+        if ready is None:
+            ready = own.ready[sizes.max_seqlen_q] = _make_ready(problem, sizes, device, capturing)
+        shared, workspace = None, None
         if not capturing:
-            pool.reserve()
-        stream = raw_stream(device.index)
-        arrivals = pool.take(stream, arrival_counters(grid, configuration))
-        write_call(buffer, tensors, sizes, workspace.data_ptr(), arrivals)
-        start(stream)
+            if ready.pool.is_scarce:
+                ready.pool.reserve()
+            shared = ready.of_stream.get(stream)
+        if shared is None:
+            counters = ready.pool.take(stream, arrival_counters(grid, ready.configuration))
+            if capturing or problem.split_keys:  # with which the workspace is as large as the call
+                size = workspace_bytes(problem, sizes, ready.configuration, grid)
+                workspace = allocate((size,), (1,), torch.uint8)
+                shared = workspace.data_ptr(), counters
+            else:
+                shared = shared_workspace(allocate, index, stream, grid).data_ptr(), counters
+                ready.of_stream[stream] = shared
+        write(ready.launcher.buffer, tensors, sizes, *shared)
+        ready.launcher.start(stream)
 
-    return run
+    def repeat(tensors: Tensors, sizes: Sizes, own_output: bool) -> Repeat | None:
+        ready = own.ready.get(sizes.max_seqlen_q)
+        if ready is None or problem.split_keys:
+            return None
+        return _repeat(problem, ready, tensors, sizes, index, run, own_output)
+
+    return Repeatable(run, repeat)
+
+
+def _repeat(
+    problem: Problem, ready: _Ready, like: Tensors, sizes: Sizes, index: int, run: Run, own_output: bool
+) -> Repeat:
+    """Calls whose tensors are like these: all but their addresses is in the argument of a launcher of their own, as
+    long as the stream is the same.
+
+    Every line of the function runs once a layer of a step, where there is no compiler for `cuda.steady`.
+    """
+    cache_step = 1 if problem.quantized is None else 2  # FP8 is read by half as many bytes
+    inputs = like._asdict() | {"out": like.output if own_output else None}
+    names = [name for name in REPEATED if inputs[name] is not None]
+    optional = (None if name == "out" else inputs[name] for name in REPEATED[4:-1])
+    layout = "".join("8x" if tensor is None else "Q" for tensor in (like.lse, *optional))
+    pack = struct.Struct(f"=4Q{layout}").pack_into  # what is left out is written as 0
+    has_tree, pack_tree = problem.tree, _ADDRESS.pack_into
+    table, slopes = like.block_table, like.alibi_slopes
+    rest = (
+        0 if table is None else table.stride(0),
+        slopes.stride(0) if slopes is not None and slopes.dim() == 2 else 0,
+        like.query.shape[0],
+        sizes.batch,
+    )
+    launcher = ready.launcher.twin()
+    buffer, again = launcher.buffer, launcher.again
+    ctypes.memmove(buffer, ready.launcher.buffer, ARGUMENT_BYTES)
+    ctypes.memset(buffer, 0, _OF_CALL.size)
+    pool, shared_of, address_of = ready.pool, ready.of_stream.get, torch.Tensor.data_ptr
+    cache_alignment = _ALIGNMENT // cache_step
+    target = Target(
+        launcher,
+        _WORDS,
+        {"query": _ALIGNMENT, "out": _ALIGNMENT, "key": cache_alignment, "value": cache_alignment},
+        pool,
+        index,
+    )
+    written_for = -1
+
+    def write_for(stream: int) -> bool:
+        """Whether the argument is for launches on the stream now, which nobody captures."""
+        nonlocal written_for
+        shared = shared_of(stream)
+        if shared is None or pool.is_scarce or (stream and is_capturing()):
+            return False
+        _OF_STREAM.pack_into(buffer, _OF_STREAM_AT, *shared, *rest)
+        launcher.config.stream = target.stream.value = written_for = stream
+        return True
+
+    def call(tensors: tuple[torch.Tensor, ...], output: torch.Tensor, lse: torch.Tensor | None) -> None:
+        stream = raw_stream(index)
+        other = stream != written_for or pool.is_scarce or (stream and is_capturing())
+        if other and not write_for(stream):
+            given = dict(zip(names, tensors, strict=True)) | {"output": output, "lse": lse}
+            run(Tensors._make(given.get(name) for name in Tensors._fields), sizes)
+            return
+        addresses = [*map(address_of, tensors)]
+        if not own_output:
+            addresses.insert(3, output.data_ptr())
+        if lse is not None:
+            addresses.insert(4, lse.data_ptr())
+        if (addresses[0] | cache_step * (addresses[1] | addresses[2]) | addresses[3]) % _ALIGNMENT:
+            raise InputError(_MISALIGNED)
+        if has_tree:
+            pack_tree(buffer, _TREE_AT, addresses.pop())
+        pack(buffer, 0, *addresses)
+        status = again()
+        if status:
+            check(library(), status, "cuLaunchKernelEx")
+
+    write_for(raw_stream(index))
+    return Repeat(call, target)
+
+
+class _Ready(NamedTuple):
+    """A launcher of a thread, with what its launches share."""
+
+    configuration: DecodeConfiguration
+    launcher: Launcher
+    pool: TicketPool
+    of_stream: dict[int, tuple[int, int]]
+    """Addresses of the memory in which blocks leave each other results, and of counters: launches on a stream, which
+    run one after another, share them.
+    """
 
 
 class _OfThread(threading.local):
     """Launchers have a buffer that is read during the launch, so each thread has its own; by query tokens."""
 
     def __init__(self) -> None:
-        self.launchers: dict[int, tuple[DecodeConfiguration, Any, Any]] = {}
+        self.ready: dict[int, _Ready] = {}
 
 
-def _launcher(
-    problem: Problem, sizes: Sizes, device: Device, capturing: bool
-) -> tuple[DecodeConfiguration, Any, Any]:
+def _make_ready(problem: Problem, sizes: Sizes, device: Device, capturing: bool) -> _Ready:
     configuration = configuration_for(problem, sizes, device)
     compiled = kernel(configuration, problem.dtype, device.architecture)
     function = load(compiled, device.index, capturing, allow_defects=True)
     launcher = Launcher(
         function, (device.multiprocessors, 1, 1), compiled, ARGUMENT_BYTES, dependent=configuration.dependent
     )
-    write_plan(launcher.buffer, problem)
-    return configuration, launcher.start, launcher.buffer
+    write_plan(launcher.buffer, problem, device.multiprocessors)
+    return _Ready(configuration, launcher, decode_arrival_pool(device.index), {})
+
+
+class _Workspaces(threading.local):
+    """Of this thread, by device and stream: what launches leave there is read by themselves alone."""
+
+    def __init__(self) -> None:
+        self.of_stream: dict[tuple[int, int], torch.Tensor] = {}
+
+
+_workspaces = _Workspaces()
+
+
+def shared_workspace(allocate: Allocate, device: int, stream: int, grid: int) -> torch.Tensor:
+    """That of all launches without `split_keys` that this thread makes on a stream, the current one of its device.
+
+    One for all problems: strides are part of a problem, and those of a cache that grows are others at each step.
+    """
+    workspace = _workspaces.of_stream.get((device, stream))
+    if workspace is None:
+        size = 2 * grid * configs.MOST_QUADS * _PARTIAL_BYTES
+        workspace = kept(lambda: allocate((size,), (1,), torch.uint8))
+        _workspaces.of_stream[device, stream] = workspace
+    return workspace
 
 
 def arrival_counters(grid: int, configuration: DecodeConfiguration) -> int:
-    """Of a launch: for each warp of a block that begins a set which others go on with."""
-    return grid * configuration.warps
+    """Of a launch: for each warp of a block where pieces meet in groups, and where groups do."""
+    return 2 * grid * configuration.warps
 
 
 def workspace_bytes(problem: Problem, sizes: Sizes, configuration: DecodeConfiguration, grid: int) -> int:
@@ -190,7 +354,7 @@ def workspace_bytes(problem: Problem, sizes: Sizes, configuration: DecodeConfigu
     return pieces * slot
 
 
-def write_plan(buffer: Any, problem: Problem) -> None:
+def write_plan(buffer: Any, problem: Problem, grid: int) -> None:
     """The fields of the kernel's `Parameters` that are the same in all calls of a problem."""
     element = problem.dtype.itemsize
     group = problem.num_heads // problem.num_kv_heads
@@ -198,9 +362,13 @@ def write_plan(buffer: Any, problem: Problem) -> None:
     query, output = (
         [element * stride for stride in each] for each in (problem.query_strides, problem.output_strides)
     )
-    caches = []
+    caches, scales = [], []
+    of_cache = element if problem.quantized is None else 1
     for page, token, head in (problem.key_strides, problem.value_strides):
-        caches += [element * page, element * head, element * token]
+        caches += [of_cache * page, of_cache * head, of_cache * token]
+    for scale in problem.quantized or (None, None):
+        page, token, head = scale or (0, 0, 0)
+        scales += [page, head, token]
     cap = problem.softcap
     _OF_PLAN.pack_into(
         buffer,
@@ -208,49 +376,82 @@ def write_plan(buffer: Any, problem: Problem) -> None:
         *query,
         *output,
         *caches,
+        *scales,
         problem.num_kv_heads,
         group,
-        (1 << 32) // group + 1 if group > 1 else 0,
         problem.page_size,
+        *division(grid),
+        *division(group),
+        *division(problem.page_size or 1),
         _UNLIMITED if problem.window_left < 0 else min(problem.window_left, _UNLIMITED),
         _UNLIMITED if problem.window_right < 0 else min(problem.window_right, _UNLIMITED),
         problem.split_keys // KEY_TILE,
         problem.softmax_scale * log2_e,
         cap * log2_e,
         2 * log2_e * problem.softmax_scale / cap if cap else 0.0,
+        problem.chunk,
+        *division(problem.chunk or 1),
     )
 
 
-def write_call(buffer: Any, tensors: Tensors, sizes: Sizes, workspace: int, arrivals: int) -> None:
-    """The other fields. Raises InputError for a tensor that does not begin at a multiple of 16 bytes."""
-    query, key, value, output = tensors.query, tensors.key, tensors.value, tensors.output
-    addresses = query.data_ptr(), key.data_ptr(), value.data_ptr(), output.data_ptr()
-    if (addresses[0] | addresses[1] | addresses[2] | addresses[3]) % _ALIGNMENT:
-        raise InputError(
-            f"query, key, value or out does not start at a multiple of {_ALIGNMENT} bytes (a view at an odd offset); "
-            "pass a .clone()"
+def call_writer(problem: Problem) -> Callable[[Any, Tensors, Sizes, int, int], None]:
+    """What writes the other fields: into a buffer, of tensors and sizes, with the addresses of workspace and counters.
+
+    It raises InputError for a tensor that does not begin at a multiple of 16 bytes.
+    """
+    cache_step = 1 if problem.quantized is None else 2  # FP8 is read by half as many bytes
+    pack, paged, used, sinks, alibi = (
+        _OF_CALL.pack_into,
+        problem.page_size > 0,
+        problem.used_keys,
+        problem.sinks,
+        problem.alibi,
+    )
+
+    def write(buffer: Any, tensors: Tensors, sizes: Sizes, workspace: int, arrivals: int) -> None:
+        (
+            query,
+            key,
+            value,
+            output,
+            lse,
+            starts,
+            key_starts,
+            table,
+            lengths,
+            sink,
+            slopes,
+            key_scale,
+            value_scale,
+            tree,
+        ) = tensors
+        queries, keys, values, outputs = query.data_ptr(), key.data_ptr(), value.data_ptr(), output.data_ptr()
+        if (queries | cache_step * (keys | values) | outputs) % _ALIGNMENT:
+            raise InputError(_MISALIGNED)
+        pack(
+            buffer,
+            0,
+            queries,
+            keys,
+            values,
+            outputs,
+            0 if lse is None else lse.data_ptr(),
+            starts.data_ptr(),
+            0 if paged else key_starts.data_ptr(),  # type: ignore[union-attr]
+            lengths.data_ptr() if used else 0,  # type: ignore[union-attr]
+            table.data_ptr() if paged else 0,  # type: ignore[union-attr]
+            sink.data_ptr() if sinks else 0,  # type: ignore[union-attr]
+            slopes.data_ptr() if alibi else 0,  # type: ignore[union-attr]
+            0 if key_scale is None else key_scale.data_ptr(),
+            0 if value_scale is None else value_scale.data_ptr(),
+            workspace,
+            arrivals,
+            table.stride(0) if paged else 0,  # type: ignore[union-attr]
+            slopes.stride(0) if alibi and slopes.dim() == 2 else 0,  # type: ignore[union-attr]
+            query.shape[0],
+            sizes.batch,
         )
-    table, slopes = tensors.block_table, tensors.alibi_slopes
-    _OF_CALL.pack_into(
-        buffer,
-        0,
-        *addresses,
-        *(
-            0 if tensor is None else tensor.data_ptr()
-            for tensor in (
-                tensors.lse,
-                tensors.cu_seqlens_q,
-                tensors.cu_seqlens_k,
-                tensors.seqused_k,
-                table,
-                tensors.sinks,
-                slopes,
-            )
-        ),
-        workspace,
-        arrivals,
-        0 if table is None else table.stride(0),
-        slopes.stride(0) if slopes is not None and slopes.dim() == 2 else 0,
-        query.shape[0],
-        sizes.batch,
-    )
+        if tree is not None:
+            _ADDRESS.pack_into(buffer, _TREE_AT, tree.data_ptr())
+
+    return write

@@ -17,7 +17,14 @@ from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.driver import load
 from flashmoe_science.cuda.launch import Launcher
 from flashmoe_science.cuda.repeat import raw_stream
-from flashmoe_science.cuda.varlen.arguments import ARGUMENT_BYTES, MOST_ROWS, PER_CALL, PlanArguments
+from flashmoe_science.cuda.varlen.arguments import (
+    ARGUMENT_BYTES,
+    MOST_ROWS,
+    PER_CALL,
+    TREE_MASK,
+    TREE_MASK_AT,
+    PlanArguments,
+)
 from flashmoe_science.errors import InputError, KernelDefectError
 from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.varlen.problem import Problem, Run, Sizes, Tensors
@@ -36,6 +43,8 @@ def why_not(problem: Problem, device: Device, most_queries: int) -> str | None:
     Args:
         most_queries: no sequence of a call has more.
     """
+    if problem.quantized is not None:
+        return "it reads no cache of FP8"
     return why_not_dimensions(problem.dtype, problem.head_dim, problem.value_dim, device)
 
 
@@ -56,9 +65,11 @@ def features(problem: Problem) -> Features:
         paged=problem.page_size > 0,
         same_strides=problem.page_size == 0 or problem.key_strides == problem.value_strides,
         packed_heads=problem.num_heads > problem.num_kv_heads,
-        left_window=problem.window_left >= 0,
+        left_window=problem.window_left >= 0 or problem.chunk > 0,
         softcap=problem.softcap > 0,
         alibi=problem.alibi,
+        chunk=problem.chunk > 0,
+        tree=problem.tree,
     )
 
 
@@ -121,7 +132,7 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
     lock = threading.Lock()
 
     def run(tensors: Tensors, sizes: Sizes) -> None:
-        query, key, value, output, lse, starts, key_starts, table, counts, sinks, slopes = tensors
+        query, key, value, output, lse, starts, key_starts, table, counts, sinks, slopes = tensors[:11]
         addresses = query.data_ptr(), key.data_ptr(), value.data_ptr(), output.data_ptr()
         if (addresses[0] | addresses[1] | addresses[2] | addresses[3]) & 15:
             raise InputError(_misaligned(tensors))
@@ -152,6 +163,8 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
                 num_tiles,
                 min(slices, max(1, in_section // max(sizes.max_seqlen_k, 1))),
             )
+            if tensors.tree_mask is not None:
+                TREE_MASK.pack_into(chosen.buffer, TREE_MASK_AT, tensors.tree_mask.data_ptr())
             chosen.config.grid[0] = num_tiles * slices
             chosen.start(stream_of(index))
 
@@ -193,6 +206,7 @@ def plan_arguments(problem: Problem) -> PlanArguments:
         softmax_scale=problem.softmax_scale,
         softcap=problem.softcap,
         page_size=problem.page_size or 1,
+        chunk=problem.chunk,
     )
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
-from flashmoe_science.cuda.device import device_of
+from flashmoe_science.cuda.device import Device, device_of
 from flashmoe_science.cuda.driver import make_context_current
 from flashmoe_science.cuda.repeat import current_device
-from flashmoe_science.cuda.varlen.select import MODULES, bucket, select
-from flashmoe_science.varlen.problem import Problem, Run, Sizes, Tensors
+from flashmoe_science.cuda.varlen import decode
+from flashmoe_science.cuda.varlen.select import MODULES, VarlenKernel, bucket, candidates
+from flashmoe_science.errors import KernelDefectError
+from flashmoe_science.varlen import dequantized
+from flashmoe_science.varlen.problem import Problem, Repeat, Repeatable, Run, Sizes, Tensors
 
 
 def prepare(problem: Problem, device: torch.device) -> Run:
@@ -23,7 +28,14 @@ def prepare(problem: Problem, device: torch.device) -> Run:
     def make_ready(sizes: Sizes) -> Run:
         gpu, most_queries = device_of(index), bucket(sizes.max_seqlen_q)
         make_context_current(index)
-        run = MODULES[select(problem, gpu, most_queries)].prepare(problem, gpu, most_queries)
+
+        def prepare_on(problem: Problem) -> Run:
+            return first_of(candidates(problem, gpu, most_queries), problem, gpu, most_queries)
+
+        if problem.quantized is not None and decode.why_not(problem, gpu, most_queries) is not None:
+            run = dequantized.prepare(problem, problem.dtype, prepare_on)
+        else:
+            run = prepare_on(problem)
         runs[sizes.max_seqlen_q.bit_length()] = run
         return run
 
@@ -37,4 +49,19 @@ def prepare(problem: Problem, device: torch.device) -> Run:
             ready = make_ready(sizes)
         ready(tensors, sizes)
 
-    return run
+    def repeat(tensors: Tensors, sizes: Sizes, own_output: bool) -> Repeat | None:
+        ready = runs.get(sizes.max_seqlen_q.bit_length())
+        return ready.repeat(tensors, sizes, own_output) if isinstance(ready, Repeatable) else None
+
+    return Repeatable(run, repeat)
+
+
+def first_of(kinds: list[VarlenKernel], problem: Problem, device: Device, most_queries: int) -> Run:
+    """Of the first kernel that this compiler makes without defects. Raises KernelDefectError if there is none."""
+    *preferred, last = kinds
+    for kind in preferred:
+        try:
+            return MODULES[kind].prepare(problem, device, most_queries)
+        except KernelDefectError as defect:
+            warnings.warn(f"{defect}; taking another kernel", RuntimeWarning, stacklevel=2)
+    return MODULES[last].prepare(problem, device, most_queries)

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Protocol
 
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.varlen import decode, portable
+from flashmoe_science.cuda.varlen import decode, hopper, portable
 from flashmoe_science.errors import InputError, NoKernelError
 from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.varlen.problem import Problem, Run
@@ -19,6 +19,7 @@ class VarlenKernel(Enum):
     """The kernels."""
 
     DECODE = "decode"
+    HOPPER = "hopper"
     PORTABLE = "portable"
 
 
@@ -38,7 +39,11 @@ class KernelModule(Protocol):
         ...
 
 
-MODULES: dict[VarlenKernel, KernelModule] = {VarlenKernel.DECODE: decode, VarlenKernel.PORTABLE: portable}
+MODULES: dict[VarlenKernel, KernelModule] = {
+    VarlenKernel.DECODE: decode,
+    VarlenKernel.HOPPER: hopper,
+    VarlenKernel.PORTABLE: portable,
+}
 """In order of preference: the first that takes a call gets it."""
 
 
@@ -48,7 +53,12 @@ def bucket(max_seqlen_q: int) -> int:
 
 
 def select(problem: Problem, device: Device, most_queries: int) -> VarlenKernel:
-    """The kernel for calls of a problem.
+    """The kernel for calls of a problem. Raises as `candidates` does."""
+    return candidates(problem, device, most_queries)[0]
+
+
+def candidates(problem: Problem, device: Device, most_queries: int) -> list[VarlenKernel]:
+    """The kernels that take calls of a problem, the preferred one first: at least one.
 
     Raises:
         InputError: the override variable names no kernel.
@@ -58,13 +68,15 @@ def select(problem: Problem, device: Device, most_queries: int) -> VarlenKernel:
     names = {kind.value: kind for kind in MODULES}
     if named and named not in names:
         raise InputError(f"{OVERRIDE_VARIABLE}={named!r} names no kernel; expected one of {', '.join(names)}")
-    refusals = []
-    for kind in [names[named]] if named else MODULES:
-        reason = MODULES[kind].why_not(problem, device, most_queries)
-        if reason is None:
-            return kind
-        refusals.append(f"{kind.value}: {reason}")
-    raise NoKernelError(f"no CUDA kernel takes this call of attention_varlen ({'; '.join(refusals)})")
+    reasons = {
+        kind: MODULES[kind].why_not(problem, device, most_queries)
+        for kind in ([names[named]] if named else MODULES)
+    }
+    taking = [kind for kind, reason in reasons.items() if reason is None]
+    if not taking:
+        refusals = "; ".join(f"{kind.value}: {reason}" for kind, reason in reasons.items())
+        raise NoKernelError(f"no CUDA kernel takes this call of attention_varlen ({refusals})")
+    return taking
 
 
 def kernels(architecture: str) -> list[CudaKernel]:

@@ -7,9 +7,12 @@
 #include "exp2.h"
 
 // flashmoe_science.moe_arguments.ACTIVATION_CODES.
-enum Activation : int64_t { SILU = 1, GELU = 2, GELU_TANH = 3, SILU_NO_MUL = 4, GELU_NO_MUL = 5, RELU2_NO_MUL = 6 };
+enum Activation : int64_t { SILU = 1, GELU = 2, GELU_TANH = 3, SWIGLU_OAI = 4, SILU_NO_MUL = 5, GELU_NO_MUL = 6, RELU2_NO_MUL = 7 };
 
-constexpr bool is_gated(int64_t activation) { return activation <= GELU_TANH; }
+constexpr bool is_gated(int64_t activation) { return activation <= SWIGLU_OAI; }
+
+// flashmoe_science.moe_arguments.SWIGLU_OAI_ALPHA and SWIGLU_OAI_LIMIT.
+constexpr float OAI_ALPHA = 1.702f, OAI_LIMIT = 7.0f;
 
 constexpr float ACTIVATION_LOG2_E = 1.44269504f;
 
@@ -79,8 +82,23 @@ INLINE F relu2(F x) {
     return mul(y, y);
 }
 
+// NaN stays one.
+INLINE F at_most(float limit, F x) { return negative(max(set1(-limit), negative(x))); }
+INLINE F at_least(float limit, F x) { return max(set1(limit), x); }
+
+INLINE F swiglu_oai(F x) {
+    const F gate = at_most(OAI_LIMIT, x);
+    return times_sigmoid(gate, mul(set1(OAI_ALPHA), gate));
+}
+
+// What the activated gate is multiplied by.
+INLINE F factor_of(int64_t activation, F up) {
+    return activation == SWIGLU_OAI ? add(at_most(OAI_LIMIT, at_least(-OAI_LIMIT, up)), set1(1.0f)) : up;
+}
+
 INLINE F activate(int64_t activation, F x) {
     switch (activation) {
+        case SWIGLU_OAI: return swiglu_oai(x);
         case GELU: case GELU_NO_MUL: return gelu(x);
         case GELU_TANH: return gelu_tanh(x);
         case RELU2_NO_MUL: return relu2(x);

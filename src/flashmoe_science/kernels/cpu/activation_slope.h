@@ -45,8 +45,24 @@ INLINE ValueAndSlope relu2_and_slope(F x) {
     return {mul(positive, positive), add(positive, positive)};
 }
 
+// Zero where x lies above the limit (or is NaN), else y.
+INLINE F up_to(float limit, F x, F y) { return where_positive(sub(x, set1(limit)), set1(0.0f), y); }
+
+INLINE ValueAndSlope swiglu_oai_and_slope(F x) {
+    const F gate = at_most(OAI_LIMIT, x);
+    const F inner = mul(set1(OAI_ALPHA), gate);
+    const Sigmoid s = sigmoid(inner);
+    return {swiglu_oai(x), up_to(OAI_LIMIT, x, madd(inner, s.slope, s.value))};
+}
+
+// What the activated gate is multiplied by, and its derivative.
+INLINE ValueAndSlope factor_and_slope(int64_t activation, F up) {
+    return {factor_of(activation, up), activation == SWIGLU_OAI ? up_to(OAI_LIMIT, magnitude(up), set1(1.0f)) : set1(1.0f)};
+}
+
 INLINE ValueAndSlope activate_with_slope(int64_t activation, F x) {
     switch (activation) {
+        case SWIGLU_OAI: return swiglu_oai_and_slope(x);
         case GELU: case GELU_NO_MUL: return gelu_and_slope(x);
         case GELU_TANH: return gelu_tanh_and_slope(x);
         case RELU2_NO_MUL: return relu2_and_slope(x);

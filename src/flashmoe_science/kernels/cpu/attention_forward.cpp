@@ -13,6 +13,7 @@
 //   bf16           AVX512-BF16 dot products of pairs: along d for scores, along keys for the output; with AMX whole blocks
 //                  of them on the matrix unit
 //   fp16 (bf16)    blocks of K and V widened to fp32, then as fp32
+//   bf16           with AVX2 alone, whole blocks without a mask as 16-bit integers, see integer_tile.h
 //
 // Causal masks align bottom-right. Blocks above the diagonal are skipped; in a block on the diagonal each
 // vector of queries stops after its last visible key. A row without keys gives zeros and a log-sum-exp of
@@ -24,6 +25,7 @@
 #include <math.h>
 
 #include "decode.h"
+#include "integer_tile.h"
 #include "parallel.h"
 #include "python_call.h"
 #include "scratch.h"
@@ -31,6 +33,17 @@
 #include "tile.h"
 
 namespace {
+
+// A block's keys and values as the products of fp32 numbers, pairs or the matrix unit read them.
+template <class Path>
+void prepare(const Job& job, const Workspace& w, KeyBlock& block) {
+    const int head_dim = (int)job.problem->head_dim;
+    block.on_amx = takes_amx<Path>(job, block.count);
+    if (block.on_amx)
+        prepare_on_amx(w, block, head_dim);
+    else
+        Path::prepare(w, block, head_dim, head_dim);
+}
 
 // Rows of a row space, those of its `part`th task, against keys [first_key, last_key).
 template <class Path>
@@ -55,6 +68,7 @@ void run_task(const Job& job, Workspace& w, int64_t space, int64_t part, int64_t
         tile.first_row = row;
         tile.rows = (int)smaller<int64_t>(job.tile_queries, end - row);
         start_tile<Path>(job, tile, query, out, up_to_multiple(tile.rows, W) / W, ld);
+        if (job.integers) round_queries(tile, (int)p.head_dim, up_to_multiple(tile.rows, W) / W, ld, tile.integers);
         keys = larger(keys, tile.keys);
     }
     keys = smaller(keys, last_key);
@@ -67,14 +81,20 @@ void run_task(const Job& job, Workspace& w, int64_t space, int64_t part, int64_t
         block.value = block.raw_value = value + from * p.value_stride[2];
         block.key_row = p.key_stride[2];
         block.value_row = p.value_stride[2];
-        block.on_amx = takes_amx<Path>(job, block.count);
-        if (block.on_amx)
-            prepare_on_amx(w, block, (int)p.head_dim);
-        else
-            Path::prepare(w, block, (int)p.head_dim, (int)p.head_dim);
-        for (int t = 0; t < tiles; ++t)
-            if (first < w.tile[t].keys)
-                attend<Path>(job, w, w.tile[t], block, up_to_multiple(w.tile[t].rows, W) / W, ld);
+        const bool integers = job.integers && round_block(block, (int)p.head_dim, w.integers);
+        bool prepared = false;
+        for (int t = 0; t < tiles; ++t) {
+            const Tile& tile = w.tile[t];
+            if (first >= tile.keys) continue;
+            const int columns = up_to_multiple(tile.rows, W) / W;
+            if (integers && fits_integers(job, tile, block, w.integers)) {
+                attend_in_integers(job, w, tile, columns, ld);
+                continue;
+            }
+            if (!prepared) prepare<Path>(job, w, block);
+            prepared = true;
+            attend<Path>(job, w, tile, block, columns, ld);
+        }
     }
     if (job.parts > 1) {
         if (!is_last_part(job, space)) return;
@@ -103,7 +123,10 @@ bool arrange(const Job& job, Workspace& w) {
     const size_t ld = job.tile_queries;
     const size_t d = job.problem->head_dim;
     const size_t block = BLOCK_KEYS * d;
-    float* at = reserve_scratch(job.task_tiles * (2 * d * ld + 2 * ld) + 2 * BLOCK_KEYS * ld + 2 * ld + 2 * block);
+    const size_t of_tile = 2 * d * ld + 2 * ld + (job.integers ? d / 2 * ld + ld : 0);
+    const size_t of_integers = job.integers ? block + d + ld : 0;
+    float* at =
+        reserve_scratch(job.task_tiles * of_tile + 2 * BLOCK_KEYS * ld + 2 * ld + 2 * block + of_integers);
     if (at == nullptr) return false;
     const auto take = [&at](size_t floats) {
         float* const taken = at;
@@ -115,6 +138,7 @@ bool arrange(const Job& job, Workspace& w) {
         w.tile[t].out = take(d * ld);
         w.tile[t].maximum = take(ld);
         w.tile[t].sum = take(ld);
+        if (job.integers) w.tile[t].integers = {take(d / 2 * ld), take(ld), 0.0f, 0.0f};
     }
     w.scores = take(BLOCK_KEYS * ld);
     w.pairs = take(BLOCK_KEYS * ld);
@@ -122,6 +146,10 @@ bool arrange(const Job& job, Workspace& w) {
     w.block_max = take(ld);
     w.key = take(block);
     w.value = take(block);
+    if (job.integers) {
+        w.integers = {(int16_t*)take(block / 2), take(block / 2), take(d), 0.0f, 0.0f, 0.0f};
+        w.gain = take(ld);
+    }
     return true;
 }
 
@@ -172,7 +200,7 @@ int divide(Job& job, int threads) {
         return (int)smaller<int64_t>(threads, job.tasks);
     }
     const int64_t wanted = (threads + job.row_spaces - 1) / job.row_spaces;
-    if ((job.rows + tile - 1) / tile < wanted)
+    if (!job.integers && (job.rows + tile - 1) / tile < wanted)
         tile = smaller(tile, up_to_multiple((job.rows + wanted - 1) / wanted, W));
     job.tile_queries = tile;
     const int64_t tiles = (job.rows + tile - 1) / tile;
@@ -214,6 +242,7 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_attention_forward
     job.row_spaces = p.batch * p.heads / job.fold;
     job.next_task = 0;
     job.out_of_memory = 0;
+    job.integers = takes_integers(job);
     threads = divide(job, threads);
     void* memory = nullptr;
     if (job.parts > 1) {

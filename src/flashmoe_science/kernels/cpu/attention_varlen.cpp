@@ -68,7 +68,7 @@ struct ThreadWorkspace : VarlenWorkspace {
 
 int tile_width(int64_t rows) { return (int)smaller<int64_t>(TILE_QUERIES, up_to_multiple(rows, W)); }
 
-// The sums of the task's part, tile by tile, in what all parts share.
+// The sums of a part of the task, tile by tile, in what all parts share.
 Sums part_sums(const VarlenJob& job, const Task& task, int64_t part, int tile, int ld) {
     const int64_t value_dim = job.problem->value_dim;
     const int64_t rows = task.last_row - task.first_row;
@@ -124,24 +124,22 @@ template <class Path>
 void run_task(const VarlenJob& job, ThreadWorkspace& w, const Task& task) {
     const VarlenProblem& p = *job.problem;
     const Sequence sequence = sequence_of(*job.call, task.sequence);
+    if (takes_few(p, sequence)) return run_few<typename Path::Element>(job, w.few, task, w.tile);
     const int ld = tile_width(space_rows(p, sequence));
     int tiles = 0;
     Span keys = {INT64_MAX, 0};
     for (int64_t row = task.first_row; row < task.last_row; row += ld, ++tiles) {
         VarlenTile& tile = w.tile[tiles];
         tile.rows = (int)smaller<int64_t>(ld, task.last_row - row);
-        start_tile<Path>(job, sequence, task.head, row, tile, ld);
+        describe_tile(job, sequence, task.head, row, tile);
+        load_tile<Path>(p, tile, ld);
         tile.sums = task.parts > 1 ? part_sums(job, task, task.part, tiles, ld) : w.own[2 * tiles];
         tile.total = w.own[2 * tiles + 1];
         clear(tile.sums, p.value_dim, ld);
         if (tile.keys.last > 0) keys = {smaller(keys.first, tile.keys.first), larger(keys.last, tile.keys.last)};
     }
     keys = {larger(keys.first, task.first_key), smaller(keys.last, task.last_key)};
-    // With split_keys a row's bits may not depend on how many rows come with it: then all take the tiles.
-    if (p.split_keys == 0 && tiles == 1 && w.tile[0].rows <= MAX_FEW_ROWS)
-        run_few<typename Path::Element>(
-            job, w.few, sequence, task.head / (p.heads / p.kv_heads), w.tile[0], keys, ld);
-    else if (p.split_keys > 0 && task.parts == 1)
+    if (p.split_keys > 0 && task.parts == 1)
         run_parts_in_turn<Path>(job, w, task, sequence, tiles, keys, ld);
     else
         run_part<Path>(job, w, task, sequence, tiles, keys, ld);
@@ -177,9 +175,7 @@ bool arrange(const VarlenJob& job, ThreadWorkspace& w) {
     w.value = take(BLOCK_KEYS * p.value_dim);
     w.gathered_key = (char*)take(BLOCK_KEYS * p.head_dim);
     w.gathered_value = (char*)take(BLOCK_KEYS * p.value_dim);
-    w.few.query = take(MAX_FEW_ROWS * up_to_multiple(p.head_dim, W));
-    w.few.out = take(MAX_FEW_ROWS * up_to_multiple(p.value_dim, W));
-    w.few.scores = take(MAX_FEW_ROWS * BLOCK_KEYS);
+    arrange_few(w.few, take(few_floats(p.head_dim, p.value_dim)), p.head_dim, p.value_dim);
     for (size_t t = 0; t < tiles; ++t) {
         w.tile[t].query = take(ld * p.head_dim);
         w.own[2 * t] = {take(ld * p.value_dim), take(ld), take(ld)};

@@ -38,9 +38,39 @@ INLINE void power_of_fraction(const F f[N], F x[N]) {
         for (int i = 0; i < N; ++i) x[i] = madd(x[i], f[i], set1(Coefficients::c[k] * SPARE_FACTOR));
 }
 
+#ifdef HAS_POWERS_OF_EIGHTHS
+// x[i] = 2^t[i], see exp2_to_zero: t is split as m / 8 + f with |f| <= 1/16, for which a polynomial of degree 3 is within
+// 2.6e-8. The table's numbers, the polynomial and its product with them are rounded: 1.6e-7 in all.
+template <int N>
+INLINE void exp2_by_eighths(const F t[N], F x[N]) {
+    constexpr float c[] = {1.0f, 0x1.62e432p-1f, 0x1.ec0c32p-3f, 0x1.c6a004p-5f};
+    F within[N], f[N], rounded[N];
+#pragma GCC unroll 16
+    for (int i = 0; i < N; ++i) within[i] = bounded(t[i]);
+#pragma GCC unroll 16
+    for (int i = 0; i < N; ++i) rounded[i] = add(within[i], set1(EIGHTHS_MAGIC));
+#pragma GCC unroll 16
+    for (int i = 0; i < N; ++i) f[i] = sub(within[i], sub(rounded[i], set1(EIGHTHS_MAGIC)));
+#pragma GCC unroll 16
+    for (int i = 0; i < N; ++i) x[i] = set1(c[3] * SPARE_FACTOR);
+#pragma GCC unroll 4
+    for (int k = 2; k >= 0; --k)
+#pragma GCC unroll 16
+        for (int i = 0; i < N; ++i) x[i] = madd(x[i], f[i], set1(c[k] * SPARE_FACTOR));
+#pragma GCC unroll 16
+    for (int i = 0; i < N; ++i) x[i] = mul(x[i], power_of_eighths(rounded[i]));
+}
+#endif
+
 // x[i] = 2^t[i] for t[i] at most zero, subnormal numbers included; 0 for minus infinity, NaN for NaN.
 template <int DEGREE, int N>
 INLINE void exp2_to_zero(const F t[N], F x[N]) {
+#ifdef HAS_POWERS_OF_EIGHTHS
+    if constexpr (DEGREE == 6) {
+        exp2_by_eighths<N>(t, x);
+        return;
+    }
+#endif
     F within[N], f[N], rounded[N];
 #pragma GCC unroll 16
     for (int i = 0; i < N; ++i) within[i] = bounded(t[i]);

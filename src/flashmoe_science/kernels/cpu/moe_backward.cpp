@@ -178,14 +178,15 @@ void through_activation(Job& job, int64_t task, TileMemory& memory) {
         F part = set1(0.0f);
         for (int c = 0; c < columns; c += W) {
             const ValueAndSlope a = activate_with_slope(p.activation, load(gate + c));
-            const F u = gated ? load(up + c) : set1(1.0f);
-            const F y = gated ? mul(a.value, u) : a.value;
+            const ValueAndSlope u =
+                gated ? factor_and_slope(p.activation, load(up + c)) : ValueAndSlope{set1(1.0f), set1(0.0f)};
+            const F y = gated ? mul(a.value, u.value) : a.value;
             if (job.between) store_first(between + c, mul(score, y), W);
             if (job.parts) part = madd(load(d + c), y, part);
             if (job.grad_z) {
                 const F grad = mul(score, load(d + c));
-                store(gate + c, mul(gated ? mul(grad, u) : grad, a.slope));
-                if (gated) store(up + c, mul(grad, a.value));
+                store(gate + c, mul(gated ? mul(grad, u.value) : grad, a.slope));
+                if (gated) store(up + c, mul(mul(grad, a.value), u.slope));
             }
         }
         if (job.grad_z)

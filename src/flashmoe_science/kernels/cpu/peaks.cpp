@@ -124,6 +124,24 @@ void copy_part(void* data) {
     memcpy(copy.to + part * length, copy.from + part * length, length);
 }
 
+struct Read {
+    const uint64_t* from;
+    size_t words;
+    int parts, next;
+    uint64_t sum;  // so that what is read is needed
+};
+
+void read_part(void* data) {
+    Read& read = *(Read*)data;
+    const int part = __atomic_fetch_add(&read.next, 1, __ATOMIC_RELAXED);
+    if (part >= read.parts) return;
+    const size_t length = read.words / read.parts;
+    const uint64_t* const from = read.from + part * length;
+    uint64_t sum = 0;
+    for (size_t i = 0; i < length; ++i) sum += from[i];
+    __atomic_fetch_add(&read.sum, sum, __ATOMIC_RELAXED);
+}
+
 }  // namespace
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -159,4 +177,13 @@ EXPORT double flashmoe_peak_copy(const void* from, void* to, size_t bytes, int t
         if (rate > best) best = rate;
     }
     return best;
+}
+
+// Bytes read per second, in the order in which they lie, each thread a part of its own.
+EXPORT double flashmoe_peak_read(const void* from, size_t bytes, int threads) {
+    Read read = {(const uint64_t*)from, bytes / sizeof(uint64_t), threads, 0, 0};
+    const double start = now();
+    run_on_threads(read_part, &read, threads);
+    const double seconds = now() - start;
+    return read.sum == 1 ? 0.0 : bytes / seconds;
 }

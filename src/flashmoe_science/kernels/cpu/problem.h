@@ -61,6 +61,7 @@ struct Job {
     int64_t row_spaces;
     int tile_queries;     // a multiple of W
     int task_tiles;
+    bool integers;        // products of 16-bit integers, where a block's numbers allow it
     int64_t tasks_per_space;
     int64_t tasks;
     int64_t parts;        // of the keys, each a task; 1: they are not split
@@ -71,6 +72,13 @@ struct Job {
     int out_of_memory;
 };
 
+// A tile's queries as 16-bit integers, see integer_tile.h.
+struct IntegerQueries {
+    float *pairs, *unit;  // [head_dim / 2][ld], [ld]: what an integer stands for
+    float squares;        // of the longest row's length
+    float errors;         // the square of what rounding takes from a row, at most, as a length
+};
+
 struct Tile {
     int64_t first_row;
     int rows;
@@ -79,6 +87,17 @@ struct Tile {
     float *query, *out, *maximum, *sum;  // [head_dim][ld], [head_dim][ld], [ld], [ld]
     const char* query_row[TILE_QUERIES];
     char* out_row[TILE_QUERIES];
+    IntegerQueries integers;
+};
+
+// A block's keys and values as 16-bit integers, see integer_tile.h.
+struct IntegerBlock {
+    int16_t* key;        // [BLOCK_KEYS][head_dim]
+    float* value;        // [BLOCK_KEYS / 2][head_dim], pairs
+    float* value_unit;   // [head_dim]: what an integer times a weight stands for
+    float key_unit;
+    float key_squares;   // of the longest key's length
+    float key_errors;    // the square of what rounding takes from a key, at most, as a length
 };
 
 // What tiles of a task share.
@@ -88,6 +107,8 @@ struct Shared {
 
 struct Workspace : Shared {
     Tile tile[MAX_TASK_TILES];
+    IntegerBlock integers;
+    float* gain;  // [ld]: the factor of this block's sums, as `rescale` is that of those before
 };
 
 // Keys [first, first + count) as the products read them.

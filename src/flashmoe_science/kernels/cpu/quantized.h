@@ -155,15 +155,34 @@ struct Int4Pairs {
 };
 #endif
 
+// Some rows of a matrix. A thread that is done with them multiplies those that begin at `next` and `next_scales`.
+template <class T>
+struct WeightRows {
+    const char *weights, *next;
+    ptrdiff_t row_bytes;
+    const T *scales, *next_scales;
+    ptrdiff_t row_scales;  // from one row's to the next row's
+    int count;
+};
+
+// Where the rows begin that are multiplied after `count` rows from `first` on.
+template <class T>
+INLINE const char* rows_after(const WeightRows<T>& rows, int first, int count) {
+    return first + count < rows.count ? rows.weights + (first + count) * rows.row_bytes : rows.next;
+}
+
 // Rows times tokens of half a block: each has two accumulators, of its group and of the whole depth.
 constexpr int QUANTIZED_SUMS = W / 2;
 
-// sum[c * R + r], lane by lane, of R rows and C tokens. A group is a multiple of Weights::STEP elements.
+// sum[c * R + r], lane by lane, of rows first to first + R - 1 and C tokens. A group is a multiple of Weights::STEP elements.
 template <class Weights, class T, int C>
 INLINE void quantized_block(
-    const char* weights, ptrdiff_t weight_row, const T* scales, ptrdiff_t scale_row, const char* const* tokens, int depth,
-    int group, F* sum) {
+    const WeightRows<T>& rows, int first, const char* const* tokens, int depth, int group, F* sum) {
     constexpr int R = QUANTIZED_SUMS / C;
+    const ptrdiff_t row_bytes = rows.row_bytes;
+    const char* const weights = rows.weights + first * row_bytes;
+    const char* const after = rows_after(rows, first, R);
+    const T* const scales = rows.scales + first * rows.row_scales;
 #pragma GCC unroll 16
     for (int i = 0; i < R * C; ++i) sum[i] = set1(0.0f);
     for (int begin = 0, g = 0; begin < depth; begin += group, ++g) {
@@ -177,9 +196,9 @@ INLINE void quantized_block(
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r) {
                 F first, second;
-                Weights::load_pair(weights + r * weight_row, d, first, second);
+                Weights::load_pair(weights + r * row_bytes, d, first, second);
                 // Rows are short, so the processor's own prefetching stops at the end of each.
-                __builtin_prefetch(weights + (r + R) * weight_row + d * Weights::BITS / 8, 0, 2);
+                __builtin_prefetch(after + r * row_bytes + d * Weights::BITS / 8, 0, 2);
 #pragma GCC unroll 4
                 for (int c = 0; c < C; ++c) {
                     part[c * R + r] = Weights::accumulate(part[c * R + r], first, x[c]);
@@ -189,7 +208,7 @@ INLINE void quantized_block(
         }
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
-            const F scale = set1(widen(scales[r * scale_row + g]));
+            const F scale = set1(widen(scales[r * rows.row_scales + g]));
 #pragma GCC unroll 4
             for (int c = 0; c < C; ++c) sum[c * R + r] = madd(part[c * R + r], scale, sum[c * R + r]);
         }
@@ -199,20 +218,17 @@ INLINE void quantized_block(
 // All rows with tokens from `first` on, C at a time; returns the first that is left.
 template <class Weights, class T, int C>
 static int quantized_tokens(
-    const char* weights, ptrdiff_t weight_row, const T* scales, ptrdiff_t scale_row, int rows, const char* const* tokens,
-    int first, int count, int depth, int group, float* out, ptrdiff_t out_row) {
+    const WeightRows<T>& rows, const char* const* tokens, int first, int count, int depth, int group, float* out,
+    ptrdiff_t out_row) {
     constexpr int R = QUANTIZED_SUMS / C;
     const int last = first + (count - first) / C * C;
-    for (int r = 0; r < rows; r += 2 * R)
+    for (int r = 0; r < rows.count; r += 2 * R)
         for (int t = first; t < last; t += C) {
             F sum[2 * QUANTIZED_SUMS];
 #pragma GCC unroll 2
-            for (int half = 0; half < 2; ++half) {
-                const int row = r + half * R;
+            for (int half = 0; half < 2; ++half)
                 quantized_block<Weights, T, C>(
-                    weights + row * weight_row, weight_row, scales + row * scale_row, scale_row, tokens + t, depth,
-                    group, sum + half * QUANTIZED_SUMS);
-            }
+                    rows, r + half * R, tokens + t, depth, group, sum + half * QUANTIZED_SUMS);
             float total[W];
             store(total, sum_lanes(sum));
             for (int i = 0; i < W; ++i)
@@ -221,24 +237,20 @@ static int quantized_tokens(
     return last;
 }
 
-// out[token][row] for `count` tokens and `rows` weight rows, weight_row bytes apart and their scales scale_row numbers.
-// `rows` is a multiple of 16.
+// out[token][row] for `count` tokens and all rows, whose number is a multiple of 16.
 template <class Weights, class T>
 static void quantized_rows(
-    const char* weights, ptrdiff_t weight_row, const T* scales, ptrdiff_t scale_row, int rows, const char* const* tokens,
-    int count, int depth, int group, float* out, ptrdiff_t out_row) {
+    const WeightRows<T>& rows, const char* const* tokens, int count, int depth, int group, float* out,
+    ptrdiff_t out_row) {
 #ifdef __AVX512BF16__
     if constexpr (is_same<Weights, Int4Weights>::value && is_same<T, BFloat16>::value)
         if (group % Int4Pairs::STEP == 0) {
-            quantized_rows<Int4Pairs, T>(
-                weights, weight_row, scales, scale_row, rows, tokens, count, depth, group, out, out_row);
+            quantized_rows<Int4Pairs, T>(rows, tokens, count, depth, group, out, out_row);
             return;
         }
 #endif
     int t = 0;
     if constexpr (QUANTIZED_SUMS >= 4)
-        t = quantized_tokens<Weights, T, QUANTIZED_SUMS / 2>(
-            weights, weight_row, scales, scale_row, rows, tokens, t, count, depth, group, out, out_row);
-    quantized_tokens<Weights, T, 1>(
-        weights, weight_row, scales, scale_row, rows, tokens, t, count, depth, group, out, out_row);
+        t = quantized_tokens<Weights, T, QUANTIZED_SUMS / 2>(rows, tokens, t, count, depth, group, out, out_row);
+    quantized_tokens<Weights, T, 1>(rows, tokens, t, count, depth, group, out, out_row);
 }

@@ -1,262 +1,327 @@
 // A few query rows that share a key/value head: decoding, with grouped heads or a few speculative tokens.
 //
 // In a tile they would fill a few lanes of a vector. Here lanes lie along the head dimension for the products and along keys for the
-// softmax, so that a key is read and widened once for all rows, in place, wherever its page lies; the rows of the next block are
-// asked for while this one is multiplied.
+// softmax. A task has several key/value heads, so that memory can be read in the order in which it lies: rows of one head alone
+// are pieces far apart in most caches, which no processor reads at its full rate. While a block's keys are multiplied its values
+// are asked for, and while those are, the keys of the next block.
 #pragma once
 
+#include "varlen_few_products.h"
+#include "varlen_tasks.h"
 #include "varlen_tile.h"
 
 namespace {
 
-// As many rows as accumulators leave room for at least one vector of the head dimension each.
-constexpr int MAX_FEW_ROWS = W >= 8 ? 8 : 4;
-// Accumulators in flight: enough to hide a multiply-add's latency, few enough for the registers.
-constexpr int FEW_SUMS = W == 16 ? 16 : 8;
-constexpr int CACHE_LINE = 64;
+constexpr int MAX_FEW_VALUE_DIM = 512;
+// What a block's later products leave as it is.
+constexpr float ONES[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+
+// Keys that a head is multiplied with before the next head is.
+constexpr int FEW_KEYS_AT_ONCE = 16;
+
+// One key/value head of a task: its rows' queries, and what is summed.
+struct FewHead {
+    float *query, *out;   // [rows][dimension, up to a multiple of 2 * W]
+    float* scores;        // [rows][BLOCK_KEYS]
+    float maximum[MAX_FEW_ROWS], rescale[MAX_FEW_ROWS];
+    float sum[MAX_FEW_ROWS][W];  // lanes have each their own part of it
+    bool strange;         // this block has hidden keys, and values that are not all finite
+};
 
 struct FewWorkspace {
-    float *query, *out;   // [rows][dimension, up to a multiple of W]
-    float* scores;        // [rows][BLOCK_KEYS]
-    float maximum[MAX_FEW_ROWS], rescale[MAX_FEW_ROWS], sum[MAX_FEW_ROWS];
-    const char *key[2][BLOCK_KEYS], *value[2][BLOCK_KEYS];  // rows of this block and of the next
+    FewHead head[MAX_FEW_HEADS];
+    FewRows key[2], value;  // of this block and of the next
+    float* sums;            // of a task that has all keys
 };
 
 size_t few_floats(int64_t head_dim, int64_t value_dim) {
-    return MAX_FEW_ROWS * (size_t)(up_to_multiple(head_dim, W) + up_to_multiple(value_dim, W) + BLOCK_KEYS);
+    return MAX_FEW_HEADS * MAX_FEW_ROWS * (size_t)(few_dimension(head_dim) + 2 * few_dimension(value_dim) + BLOCK_KEYS + 2);
 }
 
-// Where keys [first, last) of a sequence and their values lie.
+void arrange_few(FewWorkspace& w, float* at, int64_t head_dim, int64_t value_dim) {
+    for (FewHead& head : w.head) {
+        head.query = at;
+        head.out = head.query + MAX_FEW_ROWS * few_dimension(head_dim);
+        head.scores = head.out + MAX_FEW_ROWS * few_dimension(value_dim);
+        at = head.scores + MAX_FEW_ROWS * BLOCK_KEYS;
+    }
+    w.sums = at;
+}
+
+// Keys [first, last) of a sequence for `heads` heads from `head` on. Strides are of (page, token, head).
 void find_rows(
-    const VarlenJob& job, const Sequence& sequence, int64_t kv_head, int64_t first, int64_t last, const char** key,
-    const char** value) {
-    const VarlenProblem& p = *job.problem;
-    const char* const keys = job.call->key + kv_head * p.key_stride[2];
-    const char* const values = job.call->value + kv_head * p.value_stride[2];
+    const VarlenProblem& p, const Sequence& sequence, const char* base, const int64_t stride[3], int64_t bytes, int64_t head,
+    int heads, int64_t first, int64_t last, FewRows& rows) {
+    rows.base = base + head * stride[2];
+    rows.head_row = stride[2];
+    rows.heads = heads;
+    rows.keys = (int)(last - first);
+    rows.bytes = (int)bytes;
+    rows.key_row = stride[1];
+    ptrdiff_t* offset = rows.offset;
     int64_t page = sequence.pages ? first / p.page_size : 0;
     int64_t row = sequence.pages ? first % p.page_size : sequence.first_key + first;
     while (first < last) {
-        const int64_t at = sequence.pages ? sequence.pages[page] : 0;
         const int64_t left = sequence.pages ? smaller(last - first, p.page_size - row) : last - first;
-        for (int64_t i = row; i < row + left; ++i) {
-            *key++ = keys + at * p.key_stride[0] + i * p.key_stride[1];
-            *value++ = values + at * p.value_stride[0] + i * p.value_stride[1];
-        }
+        const ptrdiff_t start = sequence.pages ? sequence.pages[page] * stride[0] : 0;
+        for (int64_t i = row; i < row + left; ++i) *offset++ = start + i * stride[1];
         first += left;
         row = 0;
         ++page;
     }
 }
 
-INLINE void fetch_row(const char* row, int bytes) {
-    for (int at = 0; at < bytes; at += CACHE_LINE) __builtin_prefetch(row + at);
+float sum_of_lanes(const float lane[W]) {
+    float sum = 0.0f;
+    for (int i = 0; i < W; ++i) sum += lane[i];
+    return sum;
 }
 
-// What the products of queries and keys are made of: numbers that are widened, or pairs as they lie in memory.
-template <class T>
-struct FewNumbers {
-    typedef T Unit;
-    INLINE F accumulate(F sum, F key, F query) { return madd(key, query, sum); }
-};
-#ifdef __AVX512BF16__
-template <>
-struct FewNumbers<BFloat16> {
-    typedef float Unit;  // two of them
-    INLINE F accumulate(F sum, F key, F query) { return dot_pairs(sum, key, query); }
-};
-#endif
-
-// Row r of the queries as score_few multiplies it.
-template <class T>
-void load_few_query(const char* from, int head_dim, float* to) {
-    typedef typename FewNumbers<T>::Unit Unit;
-    const int units = head_dim * (int)sizeof(T) / (int)sizeof(Unit);
-    for (int d = 0; d < units; d += W) store(to + d, load_first((const Unit*)from + d, units - d));
-}
-
-// scores[r][k] = query[r] * key[k], for R rows.
-template <class T, int R>
-void score_few(const FewWorkspace& w, const char* const* key, const char* const* next, int keys, int head_dim) {
-    typedef typename FewNumbers<T>::Unit Unit;
-    constexpr int AT_ONCE = W / R;
-    const int padded = up_to_multiple(head_dim, W), units = head_dim * (int)sizeof(T) / (int)sizeof(Unit);
-    for (int k = 0; k < keys; k += AT_ONCE) {
-        const Unit* row[AT_ONCE];
-        F x[W];
-#pragma GCC unroll 16
-        for (int i = 0; i < AT_ONCE; ++i) {
-            row[i] = (const Unit*)key[smaller(k + i, keys - 1)];
-            if (next) fetch_row(next[smaller(k + i, keys - 1)], head_dim * (int)sizeof(T));
-        }
-#pragma GCC unroll 16
-        for (int i = 0; i < W; ++i) x[i] = set1(0.0f);
-        for (int d = 0; d < units; d += W) {
-            F element[AT_ONCE];
-#pragma GCC unroll 16
-            for (int i = 0; i < AT_ONCE; ++i) element[i] = load_first(row[i] + d, units - d);
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) {
-                const F q = load(w.query + r * padded + d);
-#pragma GCC unroll 16
-                for (int i = 0; i < AT_ONCE; ++i) 
-                    x[r * AT_ONCE + i] = FewNumbers<T>::accumulate(x[r * AT_ONCE + i], element[i], q);
-            }
-        }
-        float total[W];
-        store(total, sum_lanes(x));
-        const int here = smaller(AT_ONCE, keys - k);
-        for (int r = 0; r < R; ++r) memcpy(w.scores + r * BLOCK_KEYS + k, total + r * AT_ONCE, here * sizeof(float));
-    }
-}
-
-// Products of row r become weights; what was summed before is to be multiplied by w.rescale[r].
-void weigh_few(const VarlenJob& job, FewWorkspace& w, const VarlenTile& tile, int r, int64_t first, int keys) {
-    float* const s = w.scores + r * BLOCK_KEYS;
+// Products of row r become weights, as store_few_weights leaves them; what was summed before is to be multiplied by rescale[r].
+template <bool PAIRS>
+void weigh_few(const VarlenJob& job, FewHead& head, const VarlenTile& tile, int r, int64_t first, int keys) {
+    float* const s = head.scores + r * BLOCK_KEYS;
     const int low = (int)larger<int64_t>(0, smaller<int64_t>(keys, tile.seen[r].first - first));
     const int high = (int)larger<int64_t>(low, smaller<int64_t>(keys, tile.seen[r].last - first));
-    for (int k = 0; k < low; ++k) s[k] = -__builtin_inff();
-    for (int k = high; k < up_to_multiple(keys, W); ++k) s[k] = -__builtin_inff();
-    if (job.cap_factor != 0.0f) {
-        for (int k = 0; k < keys; k += W) store(s + k, tanh_of(mul(load(s + k), set1(job.cap_factor))));
+    const auto hide = [&] {
         for (int k = 0; k < low; ++k) s[k] = -__builtin_inff();
         for (int k = high; k < up_to_multiple(keys, W); ++k) s[k] = -__builtin_inff();
+        for (int k = (int)larger<int64_t>(low, smaller<int64_t>(high, tile.tree[r].first - first)); k < high; ++k)
+            if (tile.tree[r].hides(first + k)) s[k] = -__builtin_inff();
+    };
+    hide();
+    if (job.cap_factor != 0.0f) {
+        for (int k = 0; k < keys; k += W) store(s + k, tanh_of(mul(load(s + k), set1(job.cap_factor))));
+        hide();
     }
     if (tile.slope[r] != 0.0f)
         for (int k = low; k < high; ++k) {
             const float ahead = (float)(tile.position[r] - first) - (float)k;
             s[k] -= tile.slope[r] * (ahead < 0 ? -ahead : ahead);
         }
-    F highest = set1(w.maximum[r]);
+    F highest = set1(head.maximum[r]);
     for (int k = 0; k < keys; k += W) highest = max(load(s + k), highest);
-    float lane[W], most = w.maximum[r];
-    store(lane, highest);
-    for (int i = 0; i < W; ++i)
-        if (lane[i] > most) most = lane[i];
+    const float most = highest_lane(highest);
     // As in raise_maxima: where there is nothing but minus infinity weights are 0, and where it did not move the factor is 1.
     const float base = most == -__builtin_inff() ? 0.0f : most;
-    if (most == w.maximum[r]) {
-        w.rescale[r] = 1.0f;
+    if (most == head.maximum[r]) {
+        head.rescale[r] = 1.0f;
     } else {
-        const F t = set1((w.maximum[r] - base) * job.scale);
+        const F t = set1((head.maximum[r] - base) * job.scale);
         F factor;
         exp2_to_zero<6, 1>(&t, &factor);
+        float lane[W];
         store(lane, factor);
-        w.rescale[r] = lane[0];
-        w.maximum[r] = most;
+        head.rescale[r] = lane[0];
+        head.maximum[r] = most;
     }
     F total = set1(0.0f);
     for (int k = 0; k < keys; k += W) {
         const F t = mul(sub(load(s + k), set1(base)), set1(job.scale));
         F weight;
         exp2_to_zero<6, 1>(&t, &weight);
-        store(s + k, weight);
-        total = add(total, weight);
+        total = add(total, store_few_weights<PAIRS>(s, k, weight));
     }
-    float sum = 0.0f;
-    store(lane, total);
-    for (int i = 0; i < W; ++i) sum += lane[i];
-    w.sum[r] = w.sum[r] * w.rescale[r] + sum;
-}
-
-// out[r] = out[r] * rescale[r] + weights[r] * value for C vectors of R rows from d on.
-template <class T, int R, int C>
-INLINE void add_few(
-    const FewWorkspace& w, const char* const* value, const char* const* next, int first, int keys, int d, int value_dim,
-    int row) {
-    const int padded = up_to_multiple(value_dim, W);
-    F sum[R * C];
-#pragma GCC unroll 16
-    for (int i = 0; i < R * C; ++i) sum[i] = set1(0.0f);
-    for (int k = first; k < keys; ++k) {
-        const T* const from = (const T*)value[k] + d;
-        if (next) fetch_row(next[k] + d * sizeof(T), C * W * (int)sizeof(T));
-        F element[C];
-#pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) element[c] = load_first(from + c * W, value_dim - d - c * W);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-            const F weight = set1(w.scores[(row + r) * BLOCK_KEYS + k]);
-#pragma GCC unroll 8
-            for (int c = 0; c < C; ++c) sum[r * C + c] = madd(weight, element[c], sum[r * C + c]);
-        }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) {
-            float* const to = w.out + (row + r) * padded + d + c * W;
-            store(to, madd(load(to), set1(w.rescale[row + r]), sum[r * C + c]));
-        }
+    store(head.sum[r], madd(load(head.sum[r]), set1(head.rescale[r]), total));
 }
 
 template <class T, int R>
-void add_values_few(
-    const FewWorkspace& w, const char* const* value, const char* const* next, int first, int keys, int value_dim, int row) {
-    constexpr int C = FEW_SUMS / R < 8 ? FEW_SUMS / R : 8;
-    int d = 0;
-    for (; value_dim - d > (C - 1) * W; d += C * W) add_few<T, R, C>(w, value, next, first, keys, d, value_dim, row);
-    for (; d < value_dim; d += W) add_few<T, R, 1>(w, value, next, first, keys, d, value_dim, row);
-}
-
-// The tile's rows, at most R, against keys [keys.first, keys.last): into its sums, which are clear.
-template <class T, int R>
-void run_few(
-    const VarlenJob& job, FewWorkspace& w, const Sequence& sequence, int64_t kv_head, const VarlenTile& tile, Span keys,
-    int ld) {
-    const VarlenProblem& p = *job.problem;
-    const int head_dim = (int)p.head_dim, value_dim = (int)p.value_dim;
-    const int query_row = up_to_multiple(head_dim, W), out_row = up_to_multiple(value_dim, W);
-    memset(w.query, 0, R * query_row * sizeof(float));
-    memset(w.out, 0, R * out_row * sizeof(float));
+void start_few(const VarlenProblem& p, FewHead& head, const VarlenTile& tile) {
+    const int query_row = few_dimension(p.head_dim), out_row = few_dimension(p.value_dim);
+    memset(head.query, 0, R * query_row * sizeof(float));
+    memset(head.out, 0, R * out_row * sizeof(float));
     for (int r = 0; r < R; ++r) {
-        w.maximum[r] = -__builtin_inff();
-        w.sum[r] = 0.0f;
-        w.rescale[r] = 1.0f;
-        if (r < tile.rows) load_few_query<T>(tile.query_row[r], head_dim, w.query + r * query_row);
+        head.maximum[r] = -__builtin_inff();
+        head.rescale[r] = 1.0f;
+        memset(head.sum[r], 0, sizeof head.sum[r]);
+        if (r < tile.rows) load_few_query<T>(tile.query_row[r], (int)p.head_dim, head.query + r * query_row);
     }
-    int now = 0;
-    for (int64_t first = keys.first; first < keys.last;) {
+}
+
+// Visible products alone, row by row: a weight of zero does not hide a NaN.
+template <class T, bool PAIRS>
+void add_seen_few(
+    const FewHead& head, const VarlenTile& tile, const FewRows& value, const char* base, int64_t first, int value_dim) {
+    const int out_row = few_dimension(value_dim);
+    FewFetch nothing(nullptr);
+    for (int r = 0; r < tile.rows; ++r) {
+        const int low = (int)larger<int64_t>(0, tile.seen[r].first - first);
+        const int high = (int)smaller<int64_t>(value.keys, tile.seen[r].last - first);
+        const int tree = (int)larger<int64_t>(low, smaller<int64_t>(high, tile.tree[r].first - first));
+        const auto add_keys = [&](int from, int to, const float* rescale) {
+            add_values_few<T, 1, PAIRS>(
+                few_weights<PAIRS>(head.scores + r * BLOCK_KEYS, from), base, value.offset + from, to - from, value_dim,
+                rescale, head.out + r * out_row, out_row, nothing);
+        };
+        add_keys(low, tree, head.rescale + r);
+        for (int k = tree; k < high; ++k)
+            if (!tile.tree[r].hides(first + k)) add_keys(k, k + 1, ONES);
+    }
+}
+
+// Where the first block of keys lies of the task that is likely this thread's next one; false if it has no few rows.
+bool find_next_task(const VarlenJob& job, FewRows& rows) {
+    const VarlenProblem& p = *job.problem;
+    const int64_t index = __atomic_load_n(&job.next_task, __ATOMIC_RELAXED);
+    if (index >= job.task_count) return false;
+    const Task& task = job.tasks[index];
+    const Sequence sequence = sequence_of(*job.call, task.sequence);
+    if (!takes_few(p, sequence)) return false;
+    const Span seen = visible_to_rows(p, sequence, 0, sequence.rows);
+    const int64_t first = larger(seen.first, task.first_key);
+    const int64_t last = smaller((first / BLOCK_KEYS + 1) * BLOCK_KEYS, smaller(seen.last, task.last_key));
+    if (first >= last) return false;
+    const int64_t bytes = p.head_dim * (p.element_type == FLOAT32 ? 4 : 2);
+    find_rows(
+        p, sequence, job.call->key, p.key_stride, bytes, task.head / (p.heads / p.kv_heads), (int)task.spaces, first, last,
+        rows);
+    return true;
+}
+
+// The rows of the task's heads, at most R of each, against keys [keys.first, keys.last).
+template <class T, int R>
+void attend_few(
+    const VarlenJob& job, FewWorkspace& w, const Sequence& sequence, const Task& task, const VarlenTile* tile, Span keys) {
+    constexpr bool PAIRS = FEW_PAIRS<T, R>;
+    const VarlenProblem& p = *job.problem;
+    const int head_dim = (int)p.head_dim, value_dim = (int)p.value_dim, heads = (int)task.spaces;
+    const int query_row = few_dimension(head_dim), out_row = few_dimension(value_dim);
+    const int64_t kv_head = task.head / (p.heads / p.kv_heads);
+    const auto find_keys = [&](int64_t first, FewRows& rows) {
         const int64_t last = smaller((first / BLOCK_KEYS + 1) * BLOCK_KEYS, keys.last);
-        const int64_t after = smaller(last + BLOCK_KEYS, keys.last);
-        const int count = (int)(last - first);
-        if (first == keys.first) find_rows(job, sequence, kv_head, first, last, w.key[now], w.value[now]);
-        // Rows of the next block are asked for only where it is as long: else there are not enough of them.
-        const bool whole = after - last >= count;
-        if (after > last) find_rows(job, sequence, kv_head, last, after, w.key[1 - now], w.value[1 - now]);
-        score_few<T, R>(w, w.key[now], whole ? w.key[1 - now] : nullptr, count, head_dim);
-        for (int r = 0; r < tile.rows; ++r) weigh_few(job, w, tile, r, first, count);
-        const char* const* const next = whole ? w.value[1 - now] : nullptr;
-        const bool mask = first < tile.common.first || last > tile.common.last;
-        bool strange = false;
-        for (int k = 0; mask && k < count; ++k) strange |= has_nonfinite<T>(w.value[now][k], 0, 1, value_dim);
-        if (!strange) {
-            add_values_few<T, R>(w, w.value[now], next, 0, count, value_dim, 0);
-        } else {
-            // Only visible products: a weight of zero does not hide a NaN.
-            for (int r = 0; r < tile.rows; ++r) {
-                const int low = (int)larger<int64_t>(0, tile.seen[r].first - first);
-                const int high = (int)smaller<int64_t>(count, tile.seen[r].last - first);
-                add_values_few<T, 1>(w, w.value[now], nullptr, low, high, value_dim, r);
-            }
+        find_rows(p, sequence, job.call->key, p.key_stride, head_dim * sizeof(T), kv_head, heads, first, last, rows);
+    };
+    for (int h = 0; h < heads; ++h) start_few<T, R>(p, w.head[h], tile[h]);
+    FewRows &value = w.value, *key = &w.key[0], *next = &w.key[1];
+    if (keys.first < keys.last) {
+        find_keys(keys.first, *key);
+        FewFetch all(key);
+        for (int line = 0; line < key->keys * heads * up_to_multiple(key->bytes, CACHE_LINE) / CACHE_LINE; ++line) all.line();
+    }
+    for (int64_t first = keys.first; first < keys.last;) {
+        const int count = key->keys;
+        const int64_t last = first + count;
+        find_rows(
+            p, sequence, job.call->value, p.value_stride, value_dim * sizeof(T), kv_head, heads, first, last, value);
+        FewFetch fetch_value(&value);
+        for (int k = 0; k < count; k += FEW_KEYS_AT_ONCE)
+            for (int h = 0; h < heads; ++h)
+                score_few<T, R>(
+                    w.head[h].query, query_row, key->base + h * key->head_row, key->offset + k,
+                    smaller(FEW_KEYS_AT_ONCE, count - k), head_dim, w.head[h].scores + k, fetch_value);
+        const bool mask = first < tile->common.first || last > tile->common.last;
+        for (int h = 0; h < heads; ++h) {
+            FewHead& head = w.head[h];
+            for (int r = 0; r < tile[h].rows; ++r) weigh_few<PAIRS>(job, head, tile[h], r, first, count);
+            head.strange = false;
+            const char* const base = value.base + h * value.head_row;
+            for (int k = 0; mask && k < count; ++k) head.strange |= has_nonfinite<T>(base + value.offset[k], 0, 1, value_dim);
+            if (head.strange) add_seen_few<T, PAIRS>(head, tile[h], value, base, first, value_dim);
         }
-        now = 1 - now;
+        bool more = last < keys.last;
+        if (more)
+            find_keys(last, *next);
+        else
+            more = find_next_task(job, *next);
+        FewFetch fetch_key(more ? next : nullptr);
+        for (int k = 0; k < count; k += FEW_KEYS_AT_ONCE)
+            for (int h = 0; h < heads; ++h) {
+                FewHead& head = w.head[h];
+                if (head.strange) continue;
+                add_values_few<T, R, PAIRS>(
+                    few_weights<PAIRS>(head.scores, k), value.base + h * value.head_row, value.offset + k, smaller(FEW_KEYS_AT_ONCE, count - k),
+                    value_dim, k == 0 ? head.rescale : ONES, head.out, out_row,
+                    fetch_key);
+            }
+        FewRows* const used = key;
+        key = next;
+        next = used;
         first = last;
     }
+}
+
+// Sums of a part of the keys for one head as other threads see them: [rows][out_row], then maxima, then sums.
+float* few_part(const VarlenJob& job, const Task& task, int head, int64_t part) {
+    return job.part_sums + task.sums + (head * task.parts + part) * few_part_floats(*job.problem, task.last_row);
+}
+
+void store_few_part(const FewHead& head, int rows, int out_row, float* to) {
+    memcpy(to, head.out, (size_t)rows * out_row * sizeof(float));
+    memcpy(to + rows * out_row, head.maximum, rows * sizeof(float));
+    for (int r = 0; r < rows; ++r) to[rows * out_row + rows + r] = sum_of_lanes(head.sum[r]);
+}
+
+// A part's sums added to those of the parts before it: see add_part.
+void add_few_part(const VarlenJob& job, float* total, const float* part, int rows, int out_row) {
+    for (int r = 0; r < rows; ++r) {
+        float* const maximum = total + rows * out_row + r;
+        const float before = *maximum, here = part[rows * out_row + r];
+        const float highest = here > before ? here : before;
+        const float base = highest == -__builtin_inff() ? 0.0f : highest;
+        const F t[2] = {set1((before - base) * job.scale), set1((here - base) * job.scale)};
+        F factor[2];
+        exp2_to_zero<6, 2>(t, factor);
+        if (before == highest) factor[0] = set1(1.0f);
+        if (here == highest) factor[1] = set1(1.0f);
+        const auto add_to = [&](float* to, const float* x) {
+            store(to, madd(load(x), factor[1], mul(load(to), factor[0])));
+        };
+        for (int d = 0; d < out_row; d += W) add_to(total + r * out_row + d, part + r * out_row + d);
+        float old[W], more[W];
+        store(old, mul(set1(maximum[rows]), factor[0]));
+        store(more, madd(set1(part[rows * out_row + rows + r]), factor[1], load(old)));
+        maximum[rows] = more[0];
+        *maximum = highest;
+    }
+}
+
+// Rows of the result from what store_few_part leaves.
+template <class T, bool PAIRS>
+void finish_few(const VarlenJob& job, const VarlenTile& tile, const float* sums) {
+    const int value_dim = (int)job.problem->value_dim, out_row = few_dimension(value_dim);
     for (int r = 0; r < tile.rows; ++r) {
-        tile.sums.maximum[r] = w.maximum[r];
-        tile.sums.sum[r] = w.sum[r];
-        for (int d = 0; d < value_dim; ++d) tile.sums.out[d * ld + r] = w.out[r * out_row + d];
+        const float by = finish_row<T>(
+            job, tile, r, sums[tile.rows * out_row + r], sums[tile.rows * (out_row + 1) + r]);
+        float row[MAX_FEW_VALUE_DIM];
+        for (int d = 0; d < value_dim; ++d) row[d] = sums[r * out_row + few_position<T, PAIRS>(d)];
+        for (int d = 0; d < value_dim; d += W) {
+            const F x = load_first(row + d, value_dim - d);
+            store_first((T*)tile.out_row[r] + d, DIVIDES<T> ? div(x, set1(by)) : mul(x, set1(by)), value_dim - d);
+        }
     }
 }
 
 template <class T>
-void run_few(
-    const VarlenJob& job, FewWorkspace& w, const Sequence& sequence, int64_t kv_head, const VarlenTile& tile, Span keys,
-    int ld) {
-    if (tile.rows == 1) return run_few<T, 1>(job, w, sequence, kv_head, tile, keys, ld);
-    if (tile.rows == 2) return run_few<T, 2>(job, w, sequence, kv_head, tile, keys, ld);
-    if (tile.rows <= 4) return run_few<T, 4>(job, w, sequence, kv_head, tile, keys, ld);
-    return run_few<T, MAX_FEW_ROWS>(job, w, sequence, kv_head, tile, keys, ld);
+void run_few(const VarlenJob& job, FewWorkspace& w, const Task& task, VarlenTile* tile) {
+    const VarlenProblem& p = *job.problem;
+    const Sequence sequence = sequence_of(*job.call, task.sequence);
+    const int rows = (int)task.last_row, heads = (int)task.spaces, out_row = few_dimension(p.value_dim);
+    for (int h = 0; h < heads; ++h) {
+        tile[h].rows = rows;
+        describe_tile(job, sequence, task.head + h * folded_heads(p, sequence), 0, tile[h]);
+    }
+    const Span keys = {larger(tile->keys.first, task.first_key), smaller(tile->keys.last, task.last_key)};
+    if (rows == 1)
+        attend_few<T, 1>(job, w, sequence, task, tile, keys);
+    else if (rows == 2)
+        attend_few<T, 2>(job, w, sequence, task, tile, keys);
+    else if (rows <= 4)
+        attend_few<T, 4>(job, w, sequence, task, tile, keys);
+    else
+        attend_few<T, MAX_FEW_ROWS>(job, w, sequence, task, tile, keys);
+    const auto sums_of = [&](int h, int64_t part) {
+        return task.parts > 1 ? few_part(job, task, h, part) : w.sums + h * few_part_floats(p, rows);
+    };
+    for (int h = 0; h < heads; ++h) store_few_part(w.head[h], rows, out_row, sums_of(h, task.part));
+    if (task.parts > 1) {
+        if (__atomic_add_fetch(job.parts_done + task.space, 1, __ATOMIC_ACQ_REL) != task.parts) return;
+        for (int h = 0; h < heads; ++h)
+            for (int64_t part = 1; part < task.parts; ++part)
+                add_few_part(job, sums_of(h, 0), sums_of(h, part), rows, out_row);
+    }
+    for (int h = 0; h < heads; ++h)
+        rows == 1 ? finish_few<T, FEW_PAIRS<T, 1>>(job, tile[h], sums_of(h, 0))
+                  : finish_few<T, FEW_PAIRS<T, 2>>(job, tile[h], sums_of(h, 0));
 }
 
 }  // namespace

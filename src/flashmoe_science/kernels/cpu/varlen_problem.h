@@ -14,6 +14,7 @@ struct VarlenProblem {
     int64_t out_stride[2];     // token, head
     int64_t window_left, window_right;  // -1: no limit
     int64_t split_keys;        // 0: cut anywhere
+    int64_t chunk;             // a query sees keys of its own chunk of so many alone; 0: of all
     double softmax_scale;
     double softcap;            // 0: none
 };
@@ -25,6 +26,7 @@ struct VarlenCall {
     float* lse;                // [tokens][heads]
     const int32_t *cu_seqlens_q, *cu_seqlens_k, *block_table, *seqused_k;
     const float *sinks, *alibi_slopes;
+    const int64_t* tree_mask;  // [tokens]: see Tree
     int64_t batch, tokens;
     int64_t keys;              // packed keys, or pages
     int64_t table_row, table_pages;  // elements from row to row of the table; pages in a row
@@ -54,6 +56,7 @@ struct Task {
     int64_t part, parts;  // of the keys, each a task of its own
     int64_t sums;         // where the sums of the first of these parts are, in floats
     int64_t space;        // which of the row spaces with several parts this is
+    int64_t spaces;       // how many row spaces, one after another; more than 1 only where they have few rows
 };
 
 struct VarlenJob {
@@ -82,16 +85,41 @@ struct Span {
 };
 Span visible_to(const VarlenProblem& p, const Sequence& sequence, int64_t row) {
     const int64_t position = row + sequence.keys - sequence.rows;
-    const int64_t first = p.window_left < 0 ? 0 : larger<int64_t>(0, position - p.window_left);
-    const int64_t last =
-        p.window_right < 0 ? sequence.keys : smaller<int64_t>(sequence.keys, position + p.window_right + 1);
+    int64_t first = p.window_left < 0 ? 0 : larger<int64_t>(0, position - p.window_left);
+    int64_t last = p.window_right < 0 ? sequence.keys : smaller<int64_t>(sequence.keys, position + p.window_right + 1);
+    if (p.chunk > 0) {
+        if (position < 0) return {0, 0};
+        const int64_t start = position - position % p.chunk;
+        first = larger(first, start);
+        last = smaller(last, start + p.chunk);
+    }
     return first < last ? Span{first, last} : Span{0, 0};
+}
+
+// Queries of a sequence that are no row of tokens but a tree, or anything else: bit j of a row's word says whether it sees the
+// key of the sequence's query j, within what it sees without. Sequences with more queries than bits have no tree.
+constexpr int64_t TREE_QUERIES = 64;
+struct Tree {
+    int64_t first;   // the key of the sequence's first query; negative with more queries than keys
+    uint64_t sees;   // of the keys from there on
+    bool hides(int64_t key) const { return key >= first && (key - first >= TREE_QUERIES || !(sees >> (key - first) & 1)); }
+};
+constexpr Tree NO_TREE = {INT64_MAX, 0};
+
+// That of a row which sees `seen` without it; `seen` becomes empty where nothing is left.
+Tree tree_of(const VarlenCall& call, const Sequence& sequence, int64_t row, Span& seen) {
+    if (!call.tree_mask || sequence.rows > TREE_QUERIES) return NO_TREE;
+    const Tree tree = {sequence.keys - sequence.rows, (uint64_t)call.tree_mask[sequence.first_row + row]};
+    int64_t key = seen.first;
+    while (key < seen.last && tree.hides(key)) ++key;
+    if (key == seen.last) seen = {0, 0};
+    return tree;
 }
 
 // What any row of the sequence's rows [first_row, last_row) sees, from the first key of it to the last.
 Span visible_to_rows(const VarlenProblem& p, const Sequence& sequence, int64_t first_row, int64_t last_row) {
     // Both ends of what a row sees rise from row to row. With more queries than keys, early rows may see nothing.
-    const int64_t ahead = p.window_right < 0 ? sequence.rows : p.window_right;
+    const int64_t ahead = p.chunk > 0 ? 0 : p.window_right < 0 ? sequence.rows : p.window_right;
     const int64_t sees = larger(first_row, -(sequence.keys - sequence.rows + ahead));
     if (sees >= last_row) return {0, 0};
     const Span low = visible_to(p, sequence, sees), high = visible_to(p, sequence, last_row - 1);

@@ -7,7 +7,7 @@
 
 namespace {
 
-// No part is shorter: what it costs to add one is then far below what it reads.
+// No part of a row space is shorter, nor of as many as a task has: what it costs to add one is then far below what it reads.
 constexpr int VARLEN_MIN_PART_KEYS = 512;
 // Tasks of a call that has work for so many, about: twice the cores of a large processor.
 constexpr int64_t VARLEN_WANTED_TASKS = 128;
@@ -52,11 +52,18 @@ int check_lengths(const VarlenProblem& p, VarlenCall& call) {
     return SUCCESS;
 }
 
+// Rows that share a key/value head and are fewer than this are no tile, see varlen_few.h. With split_keys a row's bits may not
+// depend on how many rows come with it: then all take the tiles.
+constexpr int MAX_FEW_ROWS = W >= 8 ? 8 : 4;
+// Key/value heads of a task with few rows, at most; as many as have rows that are so long together.
+constexpr int MAX_FEW_HEADS = 16;
+constexpr int64_t FEW_HEADS_BYTES = 2048;
+
 // Floats that sums of parts may take: 256 MiB. With split_keys there can be any number of parts.
 constexpr int64_t MOST_PART_SUMS = 1 << 26;
 
 struct Division {
-    int64_t part_keys;    // of sequences with few rows
+    int64_t part_keys;    // of sequences with few rows, at least
     int64_t task_rows;    // of the others
     double work;          // multiply-adds
     bool in_turn;         // few rows too add their parts one after another, in one task: the same bits, and no sums of parts
@@ -68,6 +75,23 @@ int64_t space_rows(const VarlenProblem& p, const Sequence& sequence) {
 }
 bool has_few_rows(const VarlenProblem& p, const Sequence& sequence) { return space_rows(p, sequence) <= FOLD_QUERIES; }
 
+int few_dimension(int64_t of) { return up_to_multiple(of, 2 * W); }
+int64_t few_part_floats(const VarlenProblem& p, int64_t rows) { return rows * (few_dimension(p.value_dim) + 2); }
+
+bool takes_few(const VarlenProblem& p, const Sequence& sequence) {
+    return p.split_keys == 0 && space_rows(p, sequence) <= MAX_FEW_ROWS;
+}
+
+// Row spaces of a task of this sequence.
+int64_t spaces_of_task(const VarlenProblem& p, const Sequence& sequence) {
+    if (!takes_few(p, sequence)) return 1;
+    const int64_t spaces = p.heads / folded_heads(p, sequence);
+    const int64_t bytes = larger(p.head_dim, p.value_dim) * (p.element_type == FLOAT32 ? 4 : 2);
+    int64_t most = smaller<int64_t>(spaces, smaller<int64_t>(MAX_FEW_HEADS, FEW_HEADS_BYTES / bytes));
+    while (most > 1 && spaces % most != 0) --most;
+    return larger<int64_t>(1, most);
+}
+
 Division divide(const VarlenProblem& p, const VarlenCall& call) {
     int64_t few_keys = 0, tiles = 0;
     double work = 0;
@@ -78,7 +102,7 @@ Division divide(const VarlenProblem& p, const VarlenCall& call) {
         const int64_t spaces = p.heads / folded_heads(p, sequence);
         work += (double)sequence.rows * p.heads * (seen.last - seen.first) * (p.head_dim + p.value_dim);
         if (has_few_rows(p, sequence))
-            few_keys += spaces * (seen.last - seen.first);
+            few_keys += spaces / spaces_of_task(p, sequence) * (seen.last - seen.first);
         else
             tiles += spaces * ((space_rows(p, sequence) + TILE_QUERIES - 1) / TILE_QUERIES);
     }
@@ -86,7 +110,7 @@ Division divide(const VarlenProblem& p, const VarlenCall& call) {
     const int64_t task_tiles =
         larger<int64_t>(1, smaller<int64_t>(tiles / VARLEN_WANTED_TASKS, MAX_TASK_QUERIES / TILE_QUERIES));
     return {
-        p.split_keys > 0 ? p.split_keys : larger<int64_t>(share, VARLEN_MIN_PART_KEYS), task_tiles * TILE_QUERIES, work,
+        p.split_keys > 0 ? p.split_keys : share, task_tiles * TILE_QUERIES, work,
         false};
 }
 
@@ -108,26 +132,31 @@ Plan make_tasks(const VarlenProblem& p, const VarlenCall& call, const Division& 
         const int64_t rows = space_rows(p, sequence);
         for (int64_t first = (rows - 1) / division.task_rows * division.task_rows; first >= 0; first -= division.task_rows)
             for (int64_t head = 0; head < p.heads; head += folded_heads(p, sequence))
-                add({b, head, first, smaller(rows, first + division.task_rows), 0, sequence.keys, 0, 1, 0, 0});
+                add({b, head, first, smaller(rows, first + division.task_rows), 0, sequence.keys, 0, 1, 0, 0, 1});
     }
     for (int64_t b = 0; b < call.batch; ++b) {
         const Sequence sequence = sequence_of(call, b);
         if (sequence.rows == 0 || !has_few_rows(p, sequence)) continue;
         const Span seen = visible_to_rows(p, sequence, 0, sequence.rows);
         const int64_t rows = space_rows(p, sequence), fold = folded_heads(p, sequence);
+        const int64_t spaces = spaces_of_task(p, sequence);
         // Cuts stand at multiples of the part's length, whatever a window hides before them.
-        const int64_t start = seen.first / division.part_keys * division.part_keys;
-        const int64_t part_keys = division.in_turn ? larger<int64_t>(1, seen.last - start) : division.part_keys;
+        const int64_t wanted =
+            p.split_keys > 0 ? p.split_keys
+                             : larger<int64_t>(division.part_keys, up_to_multiple(VARLEN_MIN_PART_KEYS / spaces, BLOCK_KEYS));
+        const int64_t start = seen.first / wanted * wanted;
+        const int64_t part_keys = division.in_turn ? larger<int64_t>(1, seen.last - start) : wanted;
         const int64_t parts = larger<int64_t>(1, (seen.last - start + part_keys - 1) / part_keys);
-        const int64_t floats = up_to_multiple(rows, TILE_QUERIES) * (p.value_dim + 2);
+        const int64_t floats = takes_few(p, sequence) ? few_part_floats(p, rows)
+                                                      : up_to_multiple(rows, TILE_QUERIES) * (p.value_dim + 2);
         for (int64_t part = 0; part < parts; ++part)
-            for (int64_t head = 0; head < p.heads; head += fold) {
+            for (int64_t head = 0; head < p.heads; head += spaces * fold) {
                 const int64_t first = start + part * part_keys, space = head / fold;
                 add({b, head, 0, rows, first, first + part_keys, part, parts,
-                     plan.sums + space * parts * floats, plan.spaces + space});
+                     plan.sums + space * parts * floats, plan.spaces + space, spaces});
             }
         if (parts == 1) continue;
-        plan.sums += p.heads / fold * parts * floats;
+        plan.sums += up_to_multiple(p.heads / fold * parts * floats, W);
         plan.spaces += p.heads / fold;
     }
     return plan;

@@ -25,7 +25,8 @@ struct VarlenTile {
     Sums total;                            // of earlier parts, where they are summed one after another
     Span keys;                             // that any of its rows sees
     Span common;                           // that all of them see
-    Span seen[TILE_QUERIES];
+    Span seen[TILE_QUERIES];               // from the first to the last; in between what its tree does not hide
+    Tree tree[TILE_QUERIES];
     int64_t position[TILE_QUERIES];
     float slope[TILE_QUERIES];             // in units of scores
     float sink[TILE_QUERIES];              // natural; minus infinity: none
@@ -55,16 +56,15 @@ void swap_sums(VarlenTile& tile) {
     tile.total = sums;
 }
 
-// Rows [first_row, first_row + tile.rows) of the heads that share a task: heads one after another.
-template <class Path>
-void start_tile(
-    const VarlenJob& job, const Sequence& sequence, int64_t head, int64_t first_row, VarlenTile& tile, int ld) {
+// Rows [first_row, first_row + tile.rows) of the heads that share a row space: heads one after another.
+void describe_tile(const VarlenJob& job, const Sequence& sequence, int64_t head, int64_t first_row, VarlenTile& tile) {
     const VarlenProblem& p = *job.problem;
     const VarlenCall& call = *job.call;
     tile.keys = {INT64_MAX, 0};
     tile.common = {0, INT64_MAX};
     for (int i = 0; i < TILE_QUERIES; ++i) {
         tile.seen[i] = {0, 0};
+        tile.tree[i] = NO_TREE;
         tile.position[i] = 0;
         tile.slope[i] = 0.0f;
     }
@@ -80,11 +80,19 @@ void start_tile(
         tile.position[i] = of_sequence + sequence.keys - sequence.rows;
         if (call.alibi_slopes)
             tile.slope[i] = call.alibi_slopes[sequence.index * call.alibi_row + of_head] * job.bias_factor;
-        const Span seen = tile.seen[i] = visible_to(p, sequence, of_sequence);
-        tile.common = {larger(tile.common.first, seen.first), smaller(tile.common.last, seen.last)};
+        tile.seen[i] = visible_to(p, sequence, of_sequence);
+        tile.tree[i] = tree_of(call, sequence, of_sequence, tile.seen[i]);
+        const Span seen = tile.seen[i];
+        tile.common = {
+            larger(tile.common.first, seen.first), smaller(smaller(tile.common.last, seen.last), tile.tree[i].first)};
         if (seen.last > 0) tile.keys = {smaller(tile.keys.first, seen.first), larger(tile.keys.last, seen.last)};
     }
     if (tile.keys.last == 0) tile.keys = {0, 0};
+}
+
+// The queries of its rows, in lanes.
+template <class Path>
+void load_tile(const VarlenProblem& p, const VarlenTile& tile, int ld) {
     const int columns = up_to_multiple(tile.rows, W) / W;
     if constexpr (Path::PAIRS) {
 #ifdef __AVX512BF16__
@@ -102,7 +110,8 @@ void finish_scores(
     const VarlenJob& job, const VarlenTile& tile, const KeyBlock& block, float* s, int columns, int ld,
     float* block_max) {
     for (int c = 0; c < columns; ++c) {
-        float low[W], high[W], position[W];
+        float low[W], high[W], position[W], of_tree[W];
+        int64_t tree = INT64_MAX;
         for (int i = 0; i < W; ++i) {
             // Within the block: exact in fp32.
             const Span seen = tile.seen[c * W + i];
@@ -110,6 +119,7 @@ void finish_scores(
             low[i] = (float)larger<int64_t>(0, smaller(most, seen.first - block.first));
             high[i] = (float)larger<int64_t>(0, smaller(most, seen.last - block.first));
             position[i] = (float)(tile.position[c * W + i] - block.first);
+            tree = smaller(tree, tile.tree[c * W + i].first);
         }
         const F first = load(low), last = load(high), at = load(position), slope = load(tile.slope + c * W);
         F highest = set1(-__builtin_inff());
@@ -125,6 +135,10 @@ void finish_scores(
                 const F key = set1((float)k), next = set1((float)(k + 1));
                 x = select_equal(max(key, first), key, x, set1(-__builtin_inff()));
                 x = select_equal(max(next, last), last, x, set1(-__builtin_inff()));
+                if (block.first + k >= tree) {
+                    for (int i = 0; i < W; ++i) of_tree[i] = tile.tree[c * W + i].hides(block.first + k) ? 0.0f : 1.0f;
+                    x = select_equal(load(of_tree), set1(1.0f), x, set1(-__builtin_inff()));
+                }
             }
             store(row, x);
             highest = max(x, highest);
@@ -155,6 +169,7 @@ void add_seen_products(
         for (int d = 0; d < job.problem->value_dim; ++d) {
             float total = 0.0f;
             for (int k = first; k < last; ++k) {
+                if (tile.tree[i].hides(block.first + k)) continue;
                 float weight;
                 if constexpr (Path::PAIRS) {
                     const BFloat16* pair = (const BFloat16*)(w.pairs + (k / 2) * ld + i);
@@ -224,23 +239,31 @@ void add_part(const VarlenJob& job, const Sums& total, const Sums& part, int ld)
     }
 }
 
+// The division's rounding is below that of a 16-bit result by a product too.
+template <class T>
+constexpr bool DIVIDES = sizeof(T) == sizeof(float);
+
+// Writes the log-sum-exp of row i, and returns what its output is to be divided by, or multiplied with.
+template <class T>
+float finish_row(const VarlenJob& job, const VarlenTile& tile, int i, float highest, float total) {
+    const bool has_keys = tile.seen[i].last > 0;
+    const double maximum = highest * ((double)job.scale / LOG2_E);
+    if (tile.lse[i]) *tile.lse[i] = has_keys ? (float)(maximum + log((double)total)) : -__builtin_inff();
+    double sum = total;
+    // Where every score is minus infinity, weights are zero, and the sink alone counts.
+    if (tile.sink[i] != -__builtin_inff()) sum += exp(tile.sink[i] - (maximum > -INFINITY ? maximum : 0.0));
+    if (!has_keys) return DIVIDES<T> ? 1.0f : 0.0f;
+    return (float)(DIVIDES<T> ? sum : 1.0 / sum);
+}
+
 template <class Path>
 void finish_tile(const VarlenJob& job, const Shared& w, const VarlenTile& tile, int ld) {
     typedef typename Path::Element Element;
-    const double to_natural = (double)job.scale / LOG2_E;
-    constexpr bool DIVIDE = sizeof(Element) == sizeof(float);
     float* const divisor = w.rescale;
     for (int i = 0; i < ld; ++i) divisor[i] = 1.0f;
-    for (int i = 0; i < tile.rows; ++i) {
-        const bool has_keys = tile.seen[i].last > 0;
-        const double maximum = tile.sums.maximum[i] * to_natural;
-        if (tile.lse[i]) *tile.lse[i] = has_keys ? (float)(maximum + log((double)tile.sums.sum[i])) : -__builtin_inff();
-        double sum = tile.sums.sum[i];
-        // Where every score is minus infinity, weights are zero, and the sink alone counts.
-        if (tile.sink[i] != -__builtin_inff()) sum += exp(tile.sink[i] - (maximum > -INFINITY ? maximum : 0.0));
-        divisor[i] = !has_keys ? (DIVIDE ? 1.0f : 0.0f) : (float)(DIVIDE ? sum : 1.0 / sum);
-    }
-    store_outputs<Element, DIVIDE>(
+    for (int i = 0; i < tile.rows; ++i)
+        divisor[i] = finish_row<Element>(job, tile, i, tile.sums.maximum[i], tile.sums.sum[i]);
+    store_outputs<Element, DIVIDES<Element>>(
         tile.sums.out, ld, divisor, tile.out_row, tile.rows, (int)job.problem->value_dim, up_to_multiple(tile.rows, W) / W);
 }
 

@@ -10,6 +10,9 @@
 //   times_power        the last step of exp2, see exp2.h: x * 2^n, n as it is in rounded = n + ROUND_MAGIC; 0 where t is
 //                      below LOWEST, x where x is NaN
 //   sum_lanes(x)       lane i: the sum over the lanes of x[i], of W vectors
+//   highest_lane(x)    the largest of the lanes, none of which is NaN
+//   load_pairs(p, n)   each lane two neighbouring bf16 numbers, n in all, an even number; zero in the other lanes
+//   low_of_pairs(x), high_of_pairs(x)  the first and the second number of each lane
 //
 // MAX_COLUMNS and rows_for() give the register blocking of gemm.h: as many accumulators as the register file
 // holds beside MAX_COLUMNS operand vectors and one broadcast.

@@ -38,6 +38,22 @@ INLINE F times_power(F x, F rounded, F) {
     return mul(x, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(rounded), 23)));
 }
 
+// A table of eight numbers is one permutation away: with it a polynomial need not go as far as a half.
+#define HAS_POWERS_OF_EIGHTHS 1
+
+// For `rounded` = m / 8 + EIGHTHS_MAGIC: 2^(m / 8 + SPARE), a normal number, or zero for m / 8 = LOWEST - 1.
+constexpr float EIGHTHS_MAGIC = ROUND_BASE / 8 + 127 + SPARE;
+
+INLINE F power_of_eighths(F rounded) {
+    // The last digits of 2^(i / 8), less i at the place where the low bits of `rounded` add it to their exponent.
+    const __m256i digits = _mm256_setr_epi32(
+        0, 0x0b95c2 - (1 << 20), 0x1837f0 - (2 << 20), 0x25fed7 - (3 << 20), 0x3504f3 - (4 << 20), 0x45672a - (5 << 20),
+        0x5744fd - (6 << 20), 0x6ac0c7 - (7 << 20));
+    const __m256i bits = _mm256_castps_si256(rounded);
+    const __m256i exponents = _mm256_slli_epi32(bits, 20);
+    return _mm256_castsi256_ps(_mm256_add_epi32(exponents, _mm256_permutevar8x32_epi32(digits, bits)));
+}
+
 // Rows become columns: x[i] lane j <-> x[j] lane i.
 INLINE void transpose(F x[W]) {
     F a[W], b[W];
@@ -72,6 +88,22 @@ INLINE F load_first(const Half* p, int) { return _mm256_cvtph_ps(_mm_loadu_si128
 INLINE F load_first(const BFloat16* p, int) {
     const __m256i bits = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
+}
+
+INLINE float highest_lane(F x) {
+    const __m128 half = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    const __m128 pair = _mm_max_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_max_ss(pair, _mm_shuffle_ps(pair, pair, 1)));
+}
+
+INLINE F load_pairs(const BFloat16* p, int count) {
+    if (count >= 2 * W) return load((const float*)p);
+    const __m256i index = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_maskload_ps((const float*)p, _mm256_cmpgt_epi32(_mm256_set1_epi32(count / 2), index));
+}
+INLINE F low_of_pairs(F x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), 16)); }
+INLINE F high_of_pairs(F x) {
+    return _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32((int)0xffff0000u)));
 }
 
 INLINE void store_first(float* p, F x, int) { store(p, x); }

@@ -97,6 +97,14 @@ INLINE F load_first(const BFloat16* p, int count) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
 
+INLINE float highest_lane(F x) { return _mm512_reduce_max_ps(x); }
+
+INLINE F load_pairs(const BFloat16* p, int count) { return load_first((const float*)p, count / 2); }
+INLINE F low_of_pairs(F x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(x), 16)); }
+INLINE F high_of_pairs(F x) {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32((int)0xffff0000u)));
+}
+
 INLINE void store_first(float* p, F x, int count) { _mm512_mask_storeu_ps(p, first_lanes(count), x); }
 INLINE void store_first(Half* p, F x, int count) {
     const __m256i bits = _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -131,6 +139,17 @@ INLINE F pack_pairs(F low, F high) {
         23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     return _mm512_castsi512_ps(
         _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(high, low)));
+}
+
+// Numbers rounded to bf16.
+INLINE F rounded_to_bf16(F x) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x)), 16));
+}
+
+// Two rows of pairs become pairs of one number of each: of the first four of each eight numbers, and of the other four.
+INLINE void pair_rows(F a, F b, F x[2]) {
+    x[0] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+    x[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(_mm512_castps_si512(a), _mm512_castps_si512(b)));
 }
 
 // W neighbouring bf16 numbers.

@@ -77,6 +77,21 @@ INLINE F load_first(const T* p, int) {
     return F{widen(p[0]), widen(p[1]), widen(p[2]), widen(p[3])};
 }
 
+INLINE float highest_lane(F x) {
+    float highest = x[0];
+    for (int i = 1; i < W; ++i) highest = x[i] > highest ? x[i] : highest;
+    return highest;
+}
+
+// Head dimensions are multiples of 8: there are always 2 * W numbers.
+INLINE F load_pairs(const BFloat16* p, int) {
+    F x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+INLINE F low_of_pairs(F x) { return (F)((U)x << 16); }
+INLINE F high_of_pairs(F x) { return (F)((U)x & 0xffff0000u); }
+
 template <class T>
 INLINE void store_first(T* p, F x, int) {
     for (int i = 0; i < W; ++i) narrow(p + i, x[i]);

@@ -23,7 +23,9 @@
 #include "hopper_backward/scheduler.cuh"
 #include "hopper_backward/shared.cuh"
 #include "mma/descriptor.cuh"
+#include "ptx/global.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/shared_floats.cuh"
 #include "ptx/stmatrix.cuh"
 #include "ptx/warpgroup.cuh"
 #include "ptx/wgmma.cuh"
@@ -78,12 +80,6 @@ __device__ __forceinline__ void multiply_scores(float (&piece)[PIECE / 2], uint6
     ptx::wgmma_commit();
 }
 
-__device__ __forceinline__ float2 load_pair(uint32 address) {
-    float2 pair;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(address) : "memory");
-    return pair;
-}
-
 // An accumulator fragment, pairwise packed, is the operand fragment of a product along its columns.
 __device__ __forceinline__ void pack_fragment(const float (&s)[BLOCK_M / 2], uint32 (&packed)[BLOCK_M / 4]) {
 #pragma unroll
@@ -94,7 +90,7 @@ __device__ __forceinline__ void pack_fragment(const float (&s)[BLOCK_M / 2], uin
 __device__ __forceinline__ void exponentiate(float (&s)[BLOCK_M / 2], float scale_log2, uint32 lse) {
 #pragma unroll
     for (int i = 0; i < BLOCK_M / 2; i += 4) {
-        const float2 reference = load_pair(lse + 8 * i);
+        const float2 reference = load_shared_pair(lse + 8 * i);
         s[i] = exp2_approx(fmaf(s[i], scale_log2, -reference.x));
         s[i + 1] = exp2_approx(fmaf(s[i + 1], scale_log2, -reference.y));
         s[i + 2] = exp2_approx(fmaf(s[i + 2], scale_log2, -reference.x));
@@ -106,7 +102,7 @@ __device__ __forceinline__ void exponentiate(float (&s)[BLOCK_M / 2], float scal
 __device__ __forceinline__ void differentiate(float (&dp)[BLOCK_M / 2], const float (&p)[BLOCK_M / 2], uint32 delta) {
 #pragma unroll
     for (int i = 0; i < BLOCK_M / 2; i += 4) {
-        const float2 mean = load_pair(delta + 8 * i);
+        const float2 mean = load_shared_pair(delta + 8 * i);
         dp[i] = p[i] * (dp[i] - mean.x);
         dp[i + 1] = p[i + 1] * (dp[i + 1] - mean.y);
         dp[i + 2] = p[i + 2] * (dp[i + 2] - mean.x);
@@ -156,9 +152,7 @@ __device__ __forceinline__ void store_rows(const Parameters& p, float (&sum)[HEA
             const uint32 right = pack(pair[4] * factor, pair[5] * factor);
             const uint32 received = __shfl_xor_sync(0xffffffff, odd ? left : right, 1);
             if (inside && group * 8 + first_column < p.head_dim) {
-                asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(start + group * 8), "r"(odd ? received : left),
-                             "r"(odd ? right : received)
-                             : "memory");
+                store_global(reinterpret_cast<char*>(start + group * 8), odd ? received : left, odd ? right : received);
             }
         }
     }
@@ -211,9 +205,8 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
         const uint32 address = opaque(shared.piece(consumer)) + (warp * 32 + lane) * 16;
 #pragma unroll
         for (int i = 0; i < PIECE / 8; ++i) {
-            asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address + i * WARPGROUP * 16),
-                         "f"(piece[4 * i]), "f"(piece[4 * i + 1]), "f"(piece[4 * i + 2]), "f"(piece[4 * i + 3])
-                         : "memory");
+            store_shared_quad(address + i * WARPGROUP * 16,
+                              {piece[4 * i], piece[4 * i + 1], piece[4 * i + 2], piece[4 * i + 3]});
         }
     };
 

@@ -13,13 +13,18 @@
 //
 // Macros, all integers:
 //   HEAD_DIM, VALUE_DIM  8..256, multiples of 8
-//   ELEMENT_BF16   1: bfloat16, 0: float16; MMA_K 16, or 8 for sm_75 (types.cuh)
+//   QUERY_BF16     1: query and output are bfloat16, 0: float16; NATIVE_FP8: ptx/fp8.cuh
+//   ELEMENT_BF16   likewise, of what is multiplied: float16 with CACHE 1, where no weight is scaled; MMA_K 16, or 8 for sm_75 (types.cuh)
 //   ROW_TILES      query rows of a set / 8
 //   WARPS          warps of a block
 //   KEY_TILES      tiles of 16 keys that a warp holds at a time
 //   LATE_VALUES    1: V is loaded after Q K^T, into the registers that K leaves (many rows, large dims)
 //   PAGES          how keys are found (decode/tiles.cuh)
+//   CACHE          0, or which scales e4m3 keys and values have (there, too)
 //   SCORE_CHANGES  1: scores may have a soft cap and ALiBi slopes, which are parameters; 0: they have not
+//   CHUNK          1: a query sees the keys of its own chunk alone; may be left out
+//   HIDDEN_TILES   1: a segment may begin with tiles that no row sees, whose pages may be gone; with PAGES 1, may be left out
+//   TREE           1: queries of a sequence are a tree, whose words say which of their keys a row sees; may be left out
 //   DEPENDENT      1: launched with programmatic stream serialization (sm_90), so that it may start early
 #include "decode/results.cuh"
 #include "decode/tiles.cuh"
@@ -31,6 +36,8 @@
 namespace {
 
 constexpr int kQueryChunks = 32 * ROW_TILES * kChunks;  // of one set of rows
+// Where registers are to spare, what the next loads read is found while this pass waits for its own.
+constexpr bool kFindAhead = !LATE_VALUES && ROW_TILES * (HEAD_DIM + VALUE_DIM) <= 512 && HEAD_DIM <= 128 && VALUE_DIM <= 128;
 
 // Starts copying a segment's queries to shared memory, in the order in which lanes read them. Rows past the end are zero.
 __device__ __forceinline__ void copy_queries(const Parameters& p, const Segment& segment, Chunk* to) {
@@ -47,6 +54,25 @@ __device__ __forceinline__ void copy_queries(const Parameters& p, const Segment&
     copy_commit();
 }
 
+#if TREE
+// By the block's last warp: what a segment's rows do not see of the keys of queries, if it has some of them.
+__device__ __forceinline__ void find_hidden(const Parameters& p, Segment& segment) {
+    const int lane = threadIdx.x % 32;
+    if (threadIdx.x / 32 != WARPS - 1 || segment.tree_tile > (segment.last_key - 1) / kTileKeys) return;
+    const uint64* const words = p.tree_mask + segment.query_start;
+    const uint64 unseen = unseen_by_all(words, divide(segment.rows, p.by_group), p.right, lane);
+    const int first = kTileKeys * segment.tree_tile - segment.past;
+    const uint64 word = words[locate(min(segment.first_row + lane % kRows, segment.rows - 1), p).position];
+#pragma unroll
+    for (int tile = 0; tile < kTreeTiles; ++tile) {
+        const uint32 own = hidden_from(word, first + kTileKeys * tile) & 0xffff;
+        const uint32 next = __shfl_xor_sync(0xffffffffu, own, 1);
+        if (lane < kRows && lane % 2 == 0) segment.hidden[tile][lane / 2] = own | next << 16;
+        if (lane == 0) segment.unseen[tile] = bits_from(unseen, first + kTileKeys * tile) & 0xffff;
+    }
+}
+#endif
+
 // softcap * tanh(scale * x / softcap) in units of log2. 1 - 2 / (1 + exp(2 y)) is tanh(y), to float32's precision of 1.
 __device__ __forceinline__ float capped(float x, const Parameters& p) {
     return p.softcap_log2 * (1.0f - 2.0f * reciprocal(1.0f + exp2_approx(x * p.softcap_scale)));
@@ -61,8 +87,9 @@ attention_decode(const __grid_constant__ Parameters p) {
     const int warp = threadIdx.x / 32;
     // A ring: while a block is at segment s, the next one is loaded, and the one after that is looked for.
     __shared__ Segment segments[4];
+    __shared__ Meeting meetings[2];
     __shared__ Cursor cursor[1];
-    __shared__ float2 statistics[kRows][WARPS];
+    __shared__ float2 statistics[kMerges][kRows][WARPS];
     Chunk* const queries = reinterpret_cast<Chunk*>(shared_memory);  // of two segments in turns
     float4* const partial = reinterpret_cast<float4*>(shared_memory + 2 * kQueryChunks * sizeof(Chunk));
 
@@ -71,10 +98,7 @@ attention_decode(const __grid_constant__ Parameters p) {
 #endif
     if (warp == 0) {
         begin_share(p, cursor[0], lane);
-        if (lane == 0) {
-            next_segment(p, cursor[0], segments[0]);
-            next_segment(p, cursor[0], segments[1]);
-        }
+        if (lane == 0) next_segment(p, cursor[0], segments[0]);
     } else {
         write_rows_without_keys(p, warp, lane);
     }
@@ -83,7 +107,7 @@ attention_decode(const __grid_constant__ Parameters p) {
 
     KeyTile key[KEY_TILES];
     ValueTile value[KEY_TILES];
-    int page[KEY_TILES], page_ahead[KEY_TILES], page_of_next[KEY_TILES];  // see look_up
+    int page[KEY_TILES], page_of_next[KEY_TILES];  // of the pass after the next in the segment; of the first in the next
 
     const auto tile_of = [&](const Segment& segment, int pass, int i) {
         return segment.tile + warp + WARPS * (KEY_TILES * pass + i);
@@ -92,22 +116,47 @@ attention_decode(const __grid_constant__ Parameters p) {
 #pragma unroll
         for (int i = 0; i < KEY_TILES; ++i) pages[i] = look_up(p, segment, tile_of(segment, pass, i), lane);
     };
-    const auto load_keys = [&](const Segment& segment, int pass) {
+    Rows key_rows[KEY_TILES], value_rows[KEY_TILES];  // of what is loaded next
+    const auto find_keys = [&](const Segment& segment, int pass, bool of_next) {
 #pragma unroll
         for (int i = 0; i < KEY_TILES; ++i)
-            key[i].load_from(Rows(p.key, p.key_strides, p, segment, tile_of(segment, pass, i), page[i]), lane);
+            key_rows[i].find(p.key, p.key_strides, p, segment, tile_of(segment, pass, i), of_next ? page_of_next[i] : page[i],
+                             lane);
     };
-    const auto load_values = [&](const Segment& segment, int pass) {
+    const auto find_values = [&](const Segment& segment, int pass, bool of_next) {
 #pragma unroll
         for (int i = 0; i < KEY_TILES; ++i)
-            value[i].load_from(Rows(p.value, p.value_strides, p, segment, tile_of(segment, pass, i), page[i]), lane);
+            value_rows[i].find(p.value, p.value_strides, p, segment, tile_of(segment, pass, i),
+                               of_next ? page_of_next[i] : page[i], lane);
+    };
+    const auto load_keys = [&] {
+#pragma unroll
+        for (int i = 0; i < KEY_TILES; ++i) key[i].load_from(key_rows[i], lane);
+    };
+    const auto load_values = [&] {
+#pragma unroll
+        for (int i = 0; i < KEY_TILES; ++i) value[i].load_from(value_rows[i], lane);
+    };
+
+    TileScales scales[KEY_TILES], next_scales[KEY_TILES];  // with CACHE 2
+    const auto load_scales = [&](const Segment& segment, int pass, bool of_next) {
+#pragma unroll
+        for (int i = 0; i < KEY_TILES; ++i)
+            next_scales[i].load(p, segment, tile_of(segment, pass, i), of_next ? page_of_next[i] : page[i], lane);
     };
 
     look_up_pass(segments[0], 0, page);
     copy_queries(p, segments[0], queries);
-    load_keys(segments[0], 0);
-    if (!LATE_VALUES) load_values(segments[0], 0);
-    look_up_pass(segments[0], 1, page_ahead);
+#if TREE
+    find_hidden(p, segments[0]);
+#endif
+    find_keys(segments[0], 0, false);
+    find_values(segments[0], 0, false);
+    load_keys();
+    if (!LATE_VALUES) load_values();
+    if (CACHE == 2) load_scales(segments[0], 0, false);
+    look_up_pass(segments[0], 1, page);
+    if (threadIdx.x == 0) next_segment(p, cursor[0], segments[1]);
     copy_wait<0>();
     __syncthreads();
 
@@ -115,11 +164,17 @@ attention_decode(const __grid_constant__ Parameters p) {
         const Segment& segment = segments[s % 4];
         const Segment& next = segments[(s + 1) % 4];
         const bool more = next.passes > 0;
-        if (threadIdx.x == 0) next_segment(p, cursor[0], segments[(s + 2) % 4]);
         const Chunk* const query = queries + s % 2 * kQueryChunks + lane;
         if (more) {
             look_up_pass(next, 0, page_of_next);
             copy_queries(p, next, queries + (s + 1) % 2 * kQueryChunks);
+#if TREE
+            find_hidden(p, segments[(s + 1) % 4]);
+#endif
+        }
+        if (threadIdx.x == 0) {
+            arrange(p, cursor[0], segment, meetings[s % 2]);
+            next_segment(p, cursor[0], segments[(s + 2) % 4]);
         }
 
         float output[ROW_TILES][4 * kDimGroups][4] = {};
@@ -130,14 +185,26 @@ attention_decode(const __grid_constant__ Parameters p) {
             sum[r][0] = sum[r][1] = 0.0f;
         }
 
+        float key_scale = 1.0f, value_scale = 1.0f;
+        if (CACHE == 1 && p.key_scales != nullptr) key_scale = p.key_scales[segment.head * p.key_scale_strides.head];
+        if (CACHE == 1 && p.value_scales != nullptr) value_scale = p.value_scales[segment.head * p.value_scale_strides.head];
         const int passes = segment.passes;
         for (int pass = 0; pass < passes; ++pass) {
             const bool last = pass + 1 == passes;
             const Segment& source = last ? next : segment;  // of the loads of this pass
             const int source_pass = last ? 0 : pass + 1;
+            const bool loads = !last || more;
+#pragma unroll
+            for (int i = 0; i < KEY_TILES; ++i)
+                if (CACHE == 2) scales[i] = next_scales[i];
+            if (CACHE == 2 && loads) load_scales(source, source_pass, last);
+            if (kFindAhead && loads) {
+                find_keys(source, source_pass, last);
+                find_values(source, source_pass, last);
+            }
 
-            // Scores: [0], [1] are key g of queries 2t, 2t + 1; [2], [3] are key g + 8. Two chains of accumulation halve the
-            // latency of this product.
+            // Scores: [0], [1] are key g of queries 2t, 2t + 1; [2], [3] are key g + 8. Where there is one tile of rows, two
+            // chains of accumulation halve the latency of this product.
             float score[KEY_TILES][ROW_TILES][4], other[KEY_TILES][ROW_TILES][4];
 #pragma unroll
             for (int i = 0; i < KEY_TILES; ++i)
@@ -149,19 +216,22 @@ attention_decode(const __grid_constant__ Parameters p) {
             for (int chunk = 0; chunk < kChunks; ++chunk)
 #pragma unroll
                 for (int r = 0; r < ROW_TILES; ++r) {
-                    const Chunk q = load_shared(shared_address(query + 32 * (r * kChunks + chunk)));
+                    Chunk q = load_shared(shared_address(query + 32 * (r * kChunks + chunk)));
+                    if (CACHE == 1) q = {query_as_half(q.x), query_as_half(q.y), query_as_half(q.z), query_as_half(q.w)};
 #pragma unroll
                     for (int i = 0; i < KEY_TILES; ++i) {
                         const Chunk low = key[i].chunk(0, chunk, lane);
                         const Chunk high = key[i].chunk(1, chunk, lane);
                         mma(score[i][r], {low.x, high.x, low.y, high.y}, q.x, q.y);
-                        mma(other[i][r], {low.z, high.z, low.w, high.w}, q.z, q.w);
+                        mma(ROW_TILES == 1 ? other[i][r] : score[i][r], {low.z, high.z, low.w, high.w}, q.z, q.w);
                     }
                 }
-            if (LATE_VALUES) load_values(segment, pass);
-#pragma unroll
-            for (int i = 0; i < KEY_TILES; ++i) page[i] = last ? page_of_next[i] : page_ahead[i];
-            if (!LATE_VALUES && (!last || more)) load_keys(source, source_pass);
+            if (LATE_VALUES) {
+                load_values();
+            } else if (loads) {
+                if (!kFindAhead) find_keys(source, source_pass, last);
+                load_keys();
+            }
 
 #pragma unroll
             for (int i = 0; i < KEY_TILES; ++i) {
@@ -173,6 +243,7 @@ attention_decode(const __grid_constant__ Parameters p) {
                     for (int e = 0; e < 4; ++e) {
                         float& x = score[i][r][e];
                         x += other[i][r][e];
+                        if (CACHE > 0) x *= CACHE == 2 ? scales[i].key[e / 2] : key_scale;
                         x = SCORE_CHANGES && p.softcap_log2 != 0.0f ? capped(x, p) : x * p.scale_log2;
                     }
                 if (masked || SCORE_CHANGES) {
@@ -183,8 +254,8 @@ attention_decode(const __grid_constant__ Parameters p) {
                             const int row = min(segment.first_row + 8 * r + 2 * (lane % 4) + column, segment.rows - 1);
                             const Row at = locate(row, p);
                             const int position = at.position + segment.past;
-                            const int begin = max(segment.first_key, position - p.left);
-                            const int end = min(segment.last_key, position + p.right + 1);
+                            const int begin = max(segment.first_key, begin_of_seen(p, position));
+                            const int end = min(segment.last_key, end_of_seen(p, position));
                             float slope = 0.0f;
                             if (SCORE_CHANGES && p.slopes != nullptr)
                                 slope = p.slopes[segment.sequence * p.slopes_row + segment.head * p.group + at.head];
@@ -196,32 +267,60 @@ attention_decode(const __grid_constant__ Parameters p) {
                                 x = at_key >= begin && at_key < end ? x : NEGATIVE_INFINITY;
                             }
                         }
+#if TREE
+                    const uint32 of_tree = tile - segment.tree_tile;
+                    if (of_tree < kTreeTiles) {
+#pragma unroll
+                        for (int r = 0; r < ROW_TILES; ++r) {
+                            const uint32 hidden = segment.hidden[of_tree][4 * r + lane % 4] >> lane / 4;
+#pragma unroll
+                            for (int e = 0; e < 4; ++e)
+                                if (hidden >> (e % 2 * 16 + e / 2 * 8) & 1) score[i][r][e] = NEGATIVE_INFINITY;
+                        }
+                    }
+#endif
                 }
             }
 
             uint32 probability[KEY_TILES][ROW_TILES][2];
 #pragma unroll
             for (int r = 0; r < ROW_TILES; ++r) {
+                float shrink[2];
+                bool rises = false;
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                     float top = score[0][r][e];
 #pragma unroll
                     for (int i = 0; i < KEY_TILES; ++i) top = fmaxf(top, fmaxf(score[i][r][e], score[i][r][2 + e]));
                     top = fmaxf(max_over_keys(top), maximum[r][e]);
-                    const float shift = finite_maximum(top);
-                    const float shrink = exp2_approx(maximum[r][e] - shift);
+                    shrink[e] = exp2_approx(maximum[r][e] - finite_maximum(top));
+                    rises |= top > maximum[r][e];
                     maximum[r][e] = top;
-                    sum[r][e] *= shrink;
+                }
+                // Later maxima seldom rise, and without that all is multiplied by one. With four tiles the branch spills.
+                if (ROW_TILES > 2 || __any_sync(0xffffffffu, rises)) {
 #pragma unroll
-                    for (int m = 0; m < 4 * kDimGroups; ++m) {
-                        output[r][m][e] *= shrink;
-                        output[r][m][2 + e] *= shrink;
+                    for (int e = 0; e < 2; ++e) {
+                        sum[r][e] *= shrink[e];
+#pragma unroll
+                        for (int m = 0; m < 4 * kDimGroups; ++m) {
+                            output[r][m][e] *= shrink[e];
+                            output[r][m][2 + e] *= shrink[e];
+                        }
                     }
+                }
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    const float shift = finite_maximum(maximum[r][e]);
 #pragma unroll
                     for (int i = 0; i < KEY_TILES; ++i) {
                         score[i][r][e] = exp2_approx(score[i][r][e] - shift);
                         score[i][r][2 + e] = exp2_approx(score[i][r][2 + e] - shift);
                         sum[r][e] += score[i][r][e] + score[i][r][2 + e];
+                        if (CACHE == 2) {  // the scale of a key that nobody sees may be anything
+                            score[i][r][e] = score[i][r][e] > 0.0f ? score[i][r][e] * scales[i].value[0] : 0.0f;
+                            score[i][r][2 + e] = score[i][r][2 + e] > 0.0f ? score[i][r][2 + e] * scales[i].value[1] : 0.0f;
+                        }
                     }
                 }
 #pragma unroll
@@ -238,39 +337,48 @@ attention_decode(const __grid_constant__ Parameters p) {
                 for (int group = 0; group < kDimGroups; ++group)
 #pragma unroll
                     for (int w = 0; w < 4; ++w) {
-                        const uint32 first = word(value[i].rows[0].piece[group], w);
-                        const uint32 second = word(value[i].rows[1].piece[group], w);
-                        const uint32 ninth = word(value[i].rows[2].piece[group], w);
-                        const uint32 tenth = word(value[i].rows[3].piece[group], w);
-                        const uint32 dims[4] = {__byte_perm(first, second, 0x5410), __byte_perm(first, second, 0x7632),
-                                                __byte_perm(ninth, tenth, 0x5410), __byte_perm(ninth, tenth, 0x7632)};
+                        uint32 dims[4];
+                        value[i].pair_keys(group, w, dims);
 #pragma unroll
                         for (int r = 0; r < ROW_TILES; ++r)
                             mma(output[r][4 * group + w], dims, probability[i][r][0], probability[i][r][1]);
                     }
             }
-            if (!last || more) {
-                if (LATE_VALUES) load_keys(source, source_pass);
-                else load_values(source, source_pass);
-                look_up_pass(source, source_pass + 1, page_ahead);
+            if (loads) {
+                if (!kFindAhead) find_values(source, source_pass, last);
+                if (LATE_VALUES) {
+                    find_keys(source, source_pass, last);
+                    load_keys();
+                } else {
+                    load_values();
+                }
+                look_up_pass(source, source_pass + 1, page);
             }
         }
 #pragma unroll
-        for (int r = 0; r < ROW_TILES; ++r)
+        for (int r = 0; r < ROW_TILES; ++r) {
 #pragma unroll
             for (int e = 0; e < 2; ++e) sum[r][e] = sum_over_keys(sum[r][e]);
+#pragma unroll
+            for (int m = 0; m < 4 * kDimGroups; ++m)
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    if (CACHE == 1) output[r][m][e] *= value_scale;
+        }
 #if DEPENDENT
         // Not earlier: the successor's blocks would only wait, in the place of this grid's.
         if (!more) allow_successor();
 #endif
 
-        // The warps' results meet in shared memory, once those of the segment before have been read there.
-        __syncthreads();
+        // The warps' results meet in shared memory, where those of the segment before may still be read.
+        const int merge = s % kMerges;
+        float4* const results = partial + merge * WARPS * kQuads * 32;
+        if (kMerges == 1) __syncthreads();
 #pragma unroll
         for (int r = 0; r < ROW_TILES; ++r) {
             if (lane < 4) {
-                statistics[8 * r + 2 * lane][warp] = make_float2(maximum[r][0], sum[r][0]);
-                statistics[8 * r + 2 * lane + 1][warp] = make_float2(maximum[r][1], sum[r][1]);
+                statistics[merge][8 * r + 2 * lane][warp] = make_float2(maximum[r][0], sum[r][0]);
+                statistics[merge][8 * r + 2 * lane + 1][warp] = make_float2(maximum[r][1], sum[r][1]);
             }
 #pragma unroll
             for (int group = 0; group < kDimGroups; ++group)
@@ -279,7 +387,7 @@ attention_decode(const __grid_constant__ Parameters p) {
                     const int column = q / 2, half = q % 2, index = 4 * (r * kDimGroups + group) + q;
                     const auto& first = output[r][4 * group + 2 * half];
                     const auto& second = output[r][4 * group + 2 * half + 1];
-                    partial[(warp * kQuads + index) * 32 + lane] =
+                    results[(warp * kQuads + index) * 32 + lane] =
                         make_float4(first[column], first[2 + column], second[column], second[2 + column]);
                 }
         }
@@ -291,20 +399,14 @@ attention_decode(const __grid_constant__ Parameters p) {
             const int index = warp + i * WARPS;
             if (kQuads % WARPS != 0 && index >= kQuads) break;
             float weights[WARPS];
-            const Statistics total = combine<WARPS>(statistics[Quad(index).row(lane)], 1, weights);
+            const Statistics total = combine<WARPS>(statistics[merge][Quad(index).row(lane)], 1, weights);
             float4 merged = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-            for (int w = 0; w < WARPS; ++w) accumulate(merged, weights[w], partial[(w * kQuads + index) * 32 + lane]);
+            for (int w = 0; w < WARPS; ++w) accumulate(merged, weights[w], results[(w * kQuads + index) * 32 + lane]);
             if (segment.slot < 0) write(p, segment, lane, index, merged, total);
-            else leave(p, segment, lane, index, merged, total);
+            else leave(p, segment, segment.slot, lane, index, merged, total);
         }
-        if (segment.slot >= 0 && segment.meets && warp < kQuads && last_to_arrive(p, segment, warp, lane)) {
-            for (int index = warp; index < kQuads; index += WARPS) {
-                float4 merged;
-                const Statistics total = combine_pieces(p, segment, lane, index, merged);
-                write(p, segment, lane, index, merged, total);
-            }
-        }
+        if (segment.slot >= 0 && warp < kQuads) meet(p, segment, meetings[s % 2], warp, lane);
         if (!more) return;
     }
 }

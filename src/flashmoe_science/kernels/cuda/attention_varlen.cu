@@ -7,7 +7,9 @@
 //
 // Macros: those of attention_portable.cu without OVERLAP and ABLATE, and
 // VALUE_DIM (of value and output, at most HEAD_DIM), PAGED (keys in pages), SAME_STRIDES (of key and value), PACKED_HEADS (the heads of a group share a tile:
-// for few rows), LEFT_WINDOW (a row sees no key more than window_left before its position), SOFTCAP, ALIBI.
+// for few rows), LEFT_WINDOW (a row sees no key more than window_left before its position), SOFTCAP, ALIBI,
+// CHUNK (with LEFT_WINDOW: a row sees the keys of its own chunk alone; may be left out),
+// TREE (without LEFT_WINDOW: a row has a bit for each of the keys of its sequence's own queries; may be left out).
 #include "portable/copier.cuh"
 #include "portable/products.cuh"
 #include "ptx/special_registers.cuh"
@@ -146,6 +148,12 @@ attention_varlen(const __grid_constant__ VarlenParameters p) {
         for (; b >= first_block; --b) {
             copy_wait<0>();
             __syncthreads();
+#if TREE
+            if (work.unseen != 0 && (b + 1) * BLOCK_N > work.tree) {
+                clear_unseen(value_tiles + (b & 1) * kValueBytes, b * BLOCK_N, work);
+                __syncthreads();
+            }
+#endif
             if (b > first_block) {
                 // Only the last block, which is copied above, and with a window the first can be partial.
                 if (LEFT_WINDOW && b - 1 == first_block) {
@@ -208,6 +216,9 @@ attention_varlen(const __grid_constant__ VarlenParameters p) {
             }
 #pragma unroll
             for (int d = 0; d < kOutTiles; ++d) {
+#if TREE
+                if (sum == 0.0f) out[m][d][2 * h] = out[m][d][2 * h + 1] = 0.0f;  // NaN where another row of the tile sees one
+#endif
                 store_shared(warp_output + V::offset(r, d) + 4 * (done_lane % 4),
                              pack(out[m][d][2 * h] * inverse, out[m][d][2 * h + 1] * inverse));
             }

@@ -8,6 +8,7 @@
 // With DEPENDENT, weights are on their way before the first product, whose results they meet, has ended.
 //
 // Macros besides those of few_parameters.cuh: PARTS (a power of two, at most WARPS).
+#include "moe/few_bias.cuh"
 #include "moe/few_operands.cuh"
 #include "moe/few_parameters.cuh"
 #include "moe/few_routing.cuh"
@@ -136,7 +137,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) moe_few_combined(const
             float2 total = make_float2(0.0f, 0.0f);
             for (int j = 0; j < p.top_k; ++j) {
                 const int slot = token * p.top_k + j;
-                if (expert_of(p, slot) == kNoExpert) continue;
+                const uint16 expert = expert_of(p, slot);
+                if (expert == kNoExpert) continue;
                 float2 sum = make_float2(0.0f, 0.0f);
 #pragma unroll
                 for (int q = 0; q < PARTS; ++q) {
@@ -144,6 +146,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) moe_few_combined(const
                     sum.x += from[0];
                     sum.y += from[1];
                 }
+#if BIASED
+                const int at = slab * kUnitColumns + column;
+                if (at < p.outer) {  // the last unit may have fewer columns
+                    sum.x += bias_of(p, expert, at);
+                    sum.y += bias_of(p, expert, at + 1);
+                }
+#endif
                 total.x += p.topk_weights[slot] * sum.x;
                 total.y += p.topk_weights[slot] * sum.y;
             }

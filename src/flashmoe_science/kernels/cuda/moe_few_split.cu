@@ -9,6 +9,7 @@
 //
 // Macros besides those of few_parameters.cuh: SECOND (1: the second product, whose weights may be copied before the
 // kernel ahead, whose results they meet, has ended).
+#include "moe/few_bias.cuh"
 #include "moe/few_operands.cuh"
 #include "moe/few_parameters.cuh"
 #include "moe/few_routing.cuh"
@@ -73,7 +74,7 @@ __device__ __forceinline__ void write(const Parameters& p, const Routing& routin
             char* const to = p.output + (static_cast<uint64>(routing.slot(group.first + column + e)) * p.outer +
                                          tile * kOutputs + row) * kElementBytes;
             if (kGated) {
-                store_element(to, activate(low[e]) * high[e]);
+                store_element(to, activate(low[e]) * factor_of(high[e]));
             } else {
                 store_element(to, activate(low[e]));
                 store_element(to + 8 * kElementBytes, activate(high[e]));
@@ -161,6 +162,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) moe_few_split(const __
                     sum.z += other.z;
                     sum.w += other.w;
                 }
+#if BIASED
+                const TileBias bias(p, group.expert, tile);
+                sum.x += bias.low, sum.y += bias.low;
+                sum.z += bias.high, sum.w += bias.high;
+#endif
                 write(p, routing, group, tile, 8 * n + 2 * (lane % 4), lane / 4, sum);
             }
         }

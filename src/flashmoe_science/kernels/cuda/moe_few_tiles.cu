@@ -7,6 +7,7 @@
 //
 // Macros besides those of few_parameters.cuh: SECOND (1: the second product, whose weights may be copied before the
 // kernel ahead, whose results they meet, has ended).
+#include "moe/few_bias.cuh"
 #include "moe/few_operands.cuh"
 #include "moe/few_parameters.cuh"
 #include "moe/few_routing.cuh"
@@ -120,6 +121,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) moe_few_tiles(const __
             stage = following(stage);
             free = following(free);
         }
+#if BIASED
+#pragma unroll
+        for (int m = 0; m < M_TILES; ++m) {
+            if (first_tile + m >= p.tiles) break;
+            const TileBias bias(p, group.expert, first_tile + m);
+#pragma unroll
+            for (int n = 0; n < N_TILES; ++n) {
+                sums[m][n][0] += bias.low, sums[m][n][1] += bias.low;
+                sums[m][n][2] += bias.high, sums[m][n][3] += bias.high;
+            }
+        }
+#endif
         // Transposed, so that a lane has two neighbouring columns of a slot.
 #pragma unroll
         for (int n = 0; n < N_TILES; ++n) {
@@ -133,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) moe_few_tiles(const __
                 const bool stored = column < group.rows && first_tile + m < p.tiles;
                 char* const at = to + (first_tile + m) * kOutputs * kElementBytes;
                 if (kGated) {
-                    const uint32 pair = transpose_matrix(pack(activate(x[0]) * x[2], activate(x[1]) * x[3]));
+                    const uint32 pair = transpose_matrix(pack(activate(x[0]) * factor_of(x[2]), activate(x[1]) * factor_of(x[3])));
                     if (stored) store_global(at, pair);
                 } else {
                     const uint32 low = transpose_matrix(pack(activate(x[0]), activate(x[1])));

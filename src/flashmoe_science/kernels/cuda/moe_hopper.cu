@@ -28,6 +28,7 @@
 #include "mma/descriptor.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/dependent_launch.cuh"
+#include "ptx/element.cuh"
 #include "ptx/warpgroup.cuh"
 #include "ptx/wgmma.cuh"
 
@@ -37,6 +38,37 @@ namespace moe {
 __device__ __forceinline__ uint64 alternate_groups(uint32 address) {
     constexpr uint64 stride = 2 * panel::EIGHT_ROWS;
     return static_cast<uint64>((address & 0x3FFFF) >> 4) | (1ull << 16) | ((stride >> 4) << 32) | panel::SWIZZLE_128B;
+}
+
+// Of the rows of the weight that a lane's accumulators are of.
+struct Biases {
+    float low[2] = {0.0f, 0.0f};
+    float high[2] = {0.0f, 0.0f};
+};
+
+__device__ __forceinline__ Biases biases_of(const Parameters& p, const Tile& tile, int consumer) {
+    Biases bias;
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32 % 4;
+    const uint16* of_expert = p.bias + static_cast<int64>(tile.expert) * (kGated ? 2 : 1) * p.columns;
+    const int column = tile.weight_tile * OUTPUT_COLUMNS +
+                       (kGated ? consumer * 64 + warp * 16 : consumer * 128 + warp * 32) + lane / 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        // With a gate the second 64 rows are the next eight columns; without, blocks of eight columns take turns.
+        float (&to)[2] = half == 0 ? bias.low : bias.high;
+        const int first = column + half * 8;
+        if (kGated) {
+            if (first < p.columns) {
+                to[0] = load_element(of_expert + first * p.bias_column);
+                to[1] = load_element(of_expert + first * p.bias_column + p.bias_part);
+            }
+        } else {
+            if (first < p.columns) to[0] = load_element(of_expert + first);
+            if (first + 16 < p.columns) to[1] = load_element(of_expert + first + 16);
+        }
+    }
+    return bias;
 }
 
 template <int N>
@@ -85,6 +117,15 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
     ptx::pin(high);
     release(shared.empty(previous));
 
+    // Not as the sums' first values: ptxas would serialise the products.
+    if (p.bias != nullptr) {
+        const Biases bias = biases_of(p, tile, consumer);
+#pragma unroll
+        for (int i = 0; i < N / 2; ++i) {
+            low[i] += bias.low[i % 4 / 2];
+            high[i] += bias.high[i % 4 / 2];
+        }
+    }
     if constexpr (KEEP) keep<N>(p, tile, low, high, consumer);
     if constexpr (kGated) {
         store_gated<N>(p, tile, low, high, consumer);

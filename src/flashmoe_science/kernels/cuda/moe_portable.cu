@@ -18,6 +18,7 @@
 #include "moe/work_queue.cuh"
 #include "mma/m16n8k16.cuh"
 #include "ptx/cp_async.cuh"
+#include "ptx/element.cuh"
 #if DEPENDENT
 #include "ptx/dependent_launch.cuh"
 #endif
@@ -177,6 +178,28 @@ __device__ __forceinline__ Chunk transpose_in_quad(uint32 (&words)[4]) {
     return Chunk{words[0], words[1], words[2], words[3]};
 }
 
+// Sums begin with the bias of their column, or with zero.
+__device__ __forceinline__ void begin(Sums& sums, const WorkTile& tile, const ProductParameters& p) {
+    const int first = tile.column + threadIdx.x / 32 % WARPS_N * kOutTiles * 8 + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < kWeightTiles; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int column = first + n / kParts * 8 + i;
+            float bias = 0.0f;
+            if (p.bias != nullptr && column < p.columns) {
+                bias = load_element(p.bias + static_cast<int64>(tile.expert) * kParts * p.columns + column * p.bias_column +
+                                    n % kParts * p.bias_part);
+            }
+#pragma unroll
+            for (int m = 0; m < kRowTiles; ++m) {
+                sums[m][n][i] = bias;
+                sums[m][n][2 + i] = bias;
+            }
+        }
+    }
+}
+
 // The tile's results, activated, to global memory: 16 bytes per thread, 64 contiguous ones per quad.
 __device__ __forceinline__ void store(const Sums& sums, const WorkTile& tile, const ProductParameters& p) {
     const int lane = threadIdx.x % 32;
@@ -201,7 +224,7 @@ __device__ __forceinline__ void store(const Sums& sums, const WorkTile& tile, co
                     for (int i = 0; i < 2; ++i) {
                         const float first = sums[m][(n + j) * kParts][2 * h + i];
                         result[i] = activate(first);
-                        if (kGated) result[i] *= sums[m][(n + j) * kParts + kParts - 1][2 * h + i];
+                        if (kGated) result[i] *= factor_of(sums[m][(n + j) * kParts + kParts - 1][2 * h + i]);
                     }
                     words[j] = pack(result[0], result[1]);
                 }
@@ -257,14 +280,7 @@ moe_portable(const __grid_constant__ ProductParameters p) {
         const WorkTile tile = queue.tiles[number % kRing];
         if (tile.rows == 0) break;
         Sums sums;
-#pragma unroll
-        for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-            for (int n = 0; n < kWeightTiles; ++n) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) sums[m][n][i] = 0.0f;
-            }
-        }
+        begin(sums, tile, p);
         const auto step = [&](auto active) {
 #pragma unroll
             for (int slice = 0; slice < kSlices; ++slice) {

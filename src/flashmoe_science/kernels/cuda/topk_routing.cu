@@ -10,7 +10,8 @@
 //
 // Macros: EXPERTS_PER_LANE (at most LANES * EXPERTS_PER_LANE experts), LANES (8 or 32), WARPS, LOGITS_BITS (32: float32,
 // 16: the element type of types.cuh), NATIVE_REDUX (ptx/redux.cuh), DEPENDENT (1: launched with programmatic stream
-// serialization, sm_90), and those of types.cuh.
+// serialization, sm_90), LOSSES (1: a grid of any size goes over all tokens, and leaves each block's sums for the router's
+// losses, moe/routing_sums.cuh; 0: a block for each of its tokens), and those of types.cuh.
 #if DEPENDENT
 #include "ptx/dependent_launch.cuh"
 #endif
@@ -29,6 +30,13 @@ struct TopkParameters {
     int sigmoid;      // scores: 1 sigmoid, 0 softmax
     int renormalize;  // weights are divided by their sum
     float scale;      // and then multiplied by this
+    int group_size;   // experts of a group, at most 32 groups; 0: there are none
+    int top_groups;   // that experts are chosen from
+#if LOSSES
+    float* probabilities;  // (blocks, experts): sums of the softmax
+    int* slots;            // (blocks, experts): how often each was chosen
+    float* squares;        // (blocks): of the logarithm of the softmax's denominator
+#endif
 };
 
 constexpr int kTokensPerBlock = WARPS * 32 / LANES;
@@ -50,14 +58,66 @@ __device__ __forceinline__ float logit(const TopkParameters& p, int64 index) {
 #endif
 }
 
+// The number that a rank was made of; NaN for that of NaN.
+__device__ __forceinline__ float number_of(uint32 rank) {
+    return __int_as_float(static_cast<int>(rank & 0x80000000u ? rank ^ 0x80000000u : ~rank));
+}
+
+// A bit for each group that experts are chosen from. A group's rank is its best expert's; where there is a bias, that of the sum
+// of its two best. Lane g holds the rank of group g.
+template <int Lanes>
+__device__ __forceinline__ uint32 best_groups(const uint32 (&rank)[EXPERTS_PER_LANE], const TopkParameters& p, int lane) {
+    const int groups = p.experts / p.group_size;
+    uint32 own = kNone;
+    for (int group = 0; group < groups; ++group) {
+        // Of this lane: the best rank, its expert, and the second best.
+        uint32 first = kNone, second = kNone, expert = ~0u;
+#pragma unroll
+        for (int i = 0; i < EXPERTS_PER_LANE; ++i) {
+            const int candidate = i * Lanes + lane;
+            const uint32 its = candidate / p.group_size == group ? rank[i] : kNone;
+            if (its > first) {
+                second = first, first = its, expert = static_cast<uint32>(candidate);
+            } else if (its > second) {
+                second = its;
+            }
+        }
+        const uint32 best = most<Lanes>(first);
+        const uint32 of = least<Lanes>(first == best ? expert : ~0u);
+        const uint32 next = most<Lanes>(expert == of ? second : first);
+        uint32 its = best;
+        if (p.bias != nullptr && p.group_size > 1) its = rank_of(number_of(best) + number_of(next));
+        if (lane == group) own = its;
+    }
+    uint32 chosen = 0;
+    for (int j = 0; j < p.top_groups; ++j) {
+        const uint32 best = most<Lanes>(own);
+        const uint32 group = least<Lanes>(own == best ? static_cast<uint32>(lane) : ~0u);
+        chosen |= 1u << group;
+        if (static_cast<uint32>(lane) == group) own = kNone;
+    }
+    return chosen;
+}
+
+#if LOSSES
+#include "moe/routing_sums.cuh"
+#endif
+
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 topk_routing(const __grid_constant__ TopkParameters p) {
 #if DEPENDENT
     wait_for_predecessor();
     allow_successor();
 #endif
+#if LOSSES
+    RoutingSums sums;
+    const int blocks = (p.tokens + kTokensPerBlock - 1) / kTokensPerBlock;
+    for (int block = blockIdx.x; block < blocks; block += gridDim.x) [&] {
+#else
+    const int block = blockIdx.x;
+#endif
     const int lane = threadIdx.x % LANES;
-    const int own = blockIdx.x * kTokensPerBlock + threadIdx.x / LANES;
+    const int own = block * kTokensPerBlock + threadIdx.x / LANES;
     const int token = min(own, p.tokens - 1);  // all lanes of a warp take part in its reductions
 
     const int64 logits = static_cast<int64>(token) * p.experts;
@@ -77,12 +137,15 @@ topk_routing(const __grid_constant__ TopkParameters p) {
     // Softmax divides by the sum of the exponentials. Lanes without an expert add nothing; where all logits are minus
     // infinity they add NaN, as the others do.
     float exponentials = 0.0f;
-    if (!p.sigmoid) {
+    if (LOSSES || !p.sigmoid) {
         largest = over_lanes<LANES>(largest, [](float a, float b) { return a > b ? a : b; });
 #pragma unroll
         for (int i = 0; i < EXPERTS_PER_LANE; ++i) exponentials += expf(value[i] - largest);
         exponentials = over_lanes<LANES>(exponentials, [](float a, float b) { return a + b; });
     }
+#if LOSSES
+    if (own < p.tokens) sums.add(value, largest, exponentials, p.experts, lane);
+#endif
     const auto score = [&](float x) {
         return p.sigmoid ? 1.0f / (1.0f + expf(-x)) : expf(x - largest) / exponentials;
     };
@@ -91,6 +154,15 @@ topk_routing(const __grid_constant__ TopkParameters p) {
         for (int i = 0; i < EXPERTS_PER_LANE; ++i) {
             const int expert = i * LANES + lane;
             if (expert < p.experts) rank[i] = rank_of(score(value[i]) + p.bias[expert]);
+        }
+    }
+
+    if (p.group_size > 0) {
+        const uint32 groups = best_groups<LANES>(rank, p, lane);
+#pragma unroll
+        for (int i = 0; i < EXPERTS_PER_LANE; ++i) {
+            const int expert = i * LANES + lane;
+            if (expert < p.experts && !(groups >> expert / p.group_size & 1)) rank[i] = kNone;
         }
     }
 
@@ -122,6 +194,9 @@ topk_routing(const __grid_constant__ TopkParameters p) {
 #pragma unroll
             for (int i = 0; i < EXPERTS_PER_LANE; ++i) {
                 if (i == best_slot) rank[i] = kNone;
+#if LOSSES
+                if (i == best_slot && own < p.tokens) ++sums.slots[i];
+#endif
             }
             find_best();
         }
@@ -144,4 +219,8 @@ topk_routing(const __grid_constant__ TopkParameters p) {
         p.ids[row + last_turn + lane] = id;
         p.weights[row + last_turn + lane] = finish(weight);
     }
+#if LOSSES
+    }();
+    sums.write(p);
+#endif
 }

@@ -63,7 +63,7 @@ def test_two_revisions_in_one_run_folder(tmp_path: Path) -> None:
     assert {sample.inner for sample in run.samples} == {
         run.samples[0].inner
     }  # windows of as many calls on all sides
-    assert outcome.results.cases[0].blocks == 8
+    assert outcome.results.cases[0].measured_blocks == 8
     assert outcome.verify.passed
     assert outcome.gates is not None
     assert json.loads((outcome.folder / "gates.json").read_text())["exit_code"] == outcome.gates.exit_code
@@ -113,7 +113,7 @@ def test_a_variant_of_two_versions(tmp_path: Path) -> None:
     """Each version's own kernel of that name, also where its calls would take another."""
     outcome = raced(tmp_path, SOURCES, SOURCES, entry="cudadent42[portable]")
     assert outcome.verify.passed
-    assert outcome.results.cases[0].blocks == 8
+    assert outcome.results.cases[0].measured_blocks == 8
     run = load_run(outcome.folder)
     assert run.build is not None
     assert {built.recipe.architecture.partition(":")[2] for built in run.build.kernels} == {"portable"}
@@ -161,7 +161,7 @@ def test_two_revisions_of_a_kernel_file(tmp_path: Path) -> None:
     source.write_text(source.read_text() + "\n// the same, said otherwise\n")
     outcome = raced(tmp_path, "HEAD", "WORKTREE", root, entry="mine/mine.toml")
     assert outcome.verify.passed
-    assert outcome.results.cases[0].blocks == 8
+    assert outcome.results.cases[0].measured_blocks == 8
     run = load_run(outcome.folder)
     assert run.build is not None
     assert [built.recipe.kernel for built in run.build.kernels] == ["mine"] * 2

@@ -108,3 +108,12 @@ def test_parts_are_checked_wherever_they_come_from(bad: tuple[str, str, str]) ->
 def test_names_of_remotes(name: str) -> None:
     with pytest.raises(UsageError, match="remote name"):
         check_name(name)
+
+
+@pytest.mark.parametrize(
+    "text", ["ssh://me:secret@host", "ssh://me:secret@host:22/x", "ssh://me:@secret@host"]
+)
+def test_a_password_in_an_address_is_not_repeated(text: str) -> None:
+    with pytest.raises(UsageError, match=r"an address holds no password \(ssh://me:\*\*\*@host") as refused:
+        parse(text)
+    assert "secret" not in str(refused.value)

@@ -23,6 +23,7 @@ from cudadent42.remote.core.hosts import Remote, save
 from cudadent42.remote.core.job import BusyError, JobState, State, Workspace
 from cudadent42.remote.core.record import CloudRecord, JobRecord
 from cudadent42.remote.core.run import Returned, RunRequest, begin, bring_back, workspace_of
+from cudadent42.remote.core.ssh import call, stream
 from cudadent42.remote.core.tree import Tree, read_tree
 
 GREETING = """#!/bin/sh
@@ -320,3 +321,23 @@ def test_a_job_that_cannot_be_followed_is_waited_for(
     returned = run_on(at(server, str(python)), "cpu", (), tmp_path / "back", lambda line: None, asked.append)
     assert returned.exit_code == 0
     assert asked[:6] == ["not followed", "asked", "waited", "not followed", "asked", "waited"]
+
+
+def test_a_machine_that_prints_without_an_end_takes_no_memory(server: Server) -> None:
+    connection = at(server).connection
+    with pytest.raises(LabError, match="said more than 16 MiB where a few words were expected"):
+        call(connection, "yes")
+    assert call(connection, "echo still there").output == b"still there\n"
+
+
+def test_what_it_complains_of_is_read_as_it_comes_and_its_end_is_kept(server: Server) -> None:
+    """More than a pipe holds, before anything is printed: who does not read it waits for ever."""
+    connection = at(server).connection
+    flood = "yes complaint | head -c 3000000 >&2; echo the last >&2; echo done"
+    done = call(connection, flood)
+    assert done.output == b"done\n"
+    assert done.errors.endswith("complaint\nthe last\n") or done.errors.endswith("the last\n")
+    assert len(done.errors) <= 1 << 16
+    seen: list[bytes] = []
+    assert stream(connection, flood, (), seen.append) == 0
+    assert b"".join(seen) == b"done\n"

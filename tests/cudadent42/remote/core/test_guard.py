@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from sshd import Server
+from sshd import Server, spend_budget
 
 from cudadent42.base.errors import LabError, UsageError
 from cudadent42.cost import rates
@@ -66,12 +67,12 @@ def pid(server: Server) -> int:
 
 
 def until_acted(workspace: Workspace) -> watchdog.Watch:
-    for _ in range(600):
+    """However long that takes on a busy machine; the time limit of a test ends it."""
+    while True:
         watch = watchdog.report(workspace)
         if watch is not None and watch.acted is not None:
             return watch
         time.sleep(0.1)
-    raise AssertionError(watch)
 
 
 def test_installed_once_and_changed_in_place(server: Server, workspace: Workspace) -> None:
@@ -126,9 +127,7 @@ def test_it_acts_after_every_connection_is_gone(server: Server, workspace: Works
     watchdog.arm(workspace, limits(server, idle_s=2), Keeper.PROCESS)
     server.cut()
     workspace.connection.close()
-    for _ in range(600):
-        if (server.folder / "done").exists():
-            break
+    while not (server.folder / "done").exists():
         time.sleep(0.1)
     assert (server.folder / "done").read_text() == "idle\n"
     watch = until_acted(workspace)
@@ -145,13 +144,11 @@ def test_the_budget_ends_a_job_and_its_exit_code_is_kept(
 ) -> None:
     python = Path(workspace.remote.python)
     python.write_text(PYTHON.replace("#!/bin/sh", "#!/bin/sh\nPAUSE=1000"))
-    watchdog.arm(workspace, limits(server, budget_s=3), Keeper.PROCESS)
+    watchdog.arm(workspace, limits(server, budget_s=NEVER), Keeper.PROCESS)
     jobs.start(workspace, "job-1", "cpu", ())
+    spend_budget(server.folder / "home" / BESIDE)
     assert until_acted(workspace).acted is Reason.DEADLINE
-    for _ in range(600):
-        state = jobs.state(workspace, "job-1")
-        if state.state is JobState.DONE:
-            break
+    while (state := jobs.state(workspace, "job-1")).state is not JobState.DONE:
         time.sleep(0.1)
     assert state.exit_code == 128 + signal.SIGTERM
 
@@ -219,13 +216,15 @@ def test_a_machine_that_is_to_be_powered_off_stays_so(
     server: Server, workspace: Workspace, budget_s: int, wanted_s: int, holds_s: int
 ) -> None:
     """A run of somebody who did not start it has limits that only end that run."""
+    begun = time.monotonic()
     theirs = of_who_started_it(server, workspace, idle_s=NEVER, budget_s=budget_s)
     watchdog.arm(workspace, Limits(budget_s=wanted_s, action=Action.END), Keeper.PROCESS)
     watchdog.disarm(workspace, Action.END)
     watch = watchdog.report(workspace)
     assert watch is not None
     assert (watch.action, watch.idle_s) == (theirs.action, NEVER)
-    assert holds_s - 60 <= watch.budget_s <= holds_s
+    passed_s = math.ceil(time.monotonic() - begun) + 1  # the watchdog counts whole seconds
+    assert holds_s - passed_s <= watch.budget_s <= holds_s
     # And not after it was off: its next start is somebody's.
     left = server.folder / "home" / BESIDE / "left"
     word, armed, _ = left.read_text().split()
@@ -282,10 +281,7 @@ def test_what_it_did_is_told_once(server: Server) -> None:
     save(Remote("mine", parse(server.address)))
     workspace = workspace_of(get("mine"))
     watchdog.arm(workspace, Limits(budget_s=1, tick_s=1, action=Action.END))
-    for _ in range(600):
-        watch = watchdog.report(workspace)
-        if watch is not None and watch.acted is Reason.DEADLINE:
-            break
+    assert until_acted(workspace).acted is Reason.DEADLINE
     said: list[str] = []
     protect(workspace, None, ANY_TERMS, said.append)
     assert len(said) == 1
@@ -395,11 +391,8 @@ def test_cron_starts_it_again(home: Home) -> None:
     os.kill(first, signal.SIGKILL)
     started = subprocess.Popen(["sh", "-c", command], env=home.environment())
     try:
-        for _ in range(600):
-            if home.pid() != first:
-                break
+        while home.pid() == first:
             time.sleep(0.1)
-        assert home.pid() != first
         assert home.guard("remove").returncode == 0
         assert (home.folder / "crontab").read_text() == theirs
         assert not (home.folder / BESIDE).exists()

@@ -92,3 +92,9 @@ def test_a_start_that_is_none_is_refused(start: str) -> None:
         file.write(f'[bad]\naddress = "ssh://c42"\nstart = "{start}"\n')
     with pytest.raises(UsageError, match="expected the id of a start in the journal"):
         hosts.remotes()
+
+
+def test_an_address_where_a_name_is_expected_is_not_repeated() -> None:
+    with pytest.raises(UsageError, match="expected the name of a remote, not an address") as refused:
+        hosts.get("ssh://me:secret@host")
+    assert "secret" not in str(refused.value)

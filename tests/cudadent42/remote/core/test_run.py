@@ -241,7 +241,7 @@ def test_what_is_lost_for_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> N
 
     with pytest.raises(ConnectionLostError):
         persistently(lost, said.append, patience_s=2)
-    assert said == ["gone; trying again"]
+    assert said == ["gone; trying again for up to 2 s"]
 
 
 @pytest.mark.parametrize("begun", [True, False])

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from cudadent42.remote.core.address import parse
-from cudadent42.remote.core.ssh import HostKeyError, connect, raise_if_lost
+from cudadent42.remote.core.ssh import ConnectionLostError, HostKeyError, call, connect, raise_if_lost
 
 CHANGED = "@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\nHost key verification failed.\n"
 
@@ -36,3 +42,26 @@ def test_a_changed_key_is_removed_from_where_it_is_kept(
     with pytest.raises(HostKeyError) as error:
         raise_if_lost(connect(parse(address), options), 255, CHANGED)
     assert str(error.value).endswith(f"remove the old key with: {command}")
+
+
+class Ended(subprocess.Popen[bytes]):
+    """A client that is gone before anything is written to it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.wait()
+
+
+def test_a_cut_before_data_is_sent_is_a_lost_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried again then. A broken pipe, which nothing tries again, ended the command."""
+    client = tmp_path / "ssh"
+    client.write_text("#!/bin/sh\necho 'Connection closed by remote host' >&2\nexit 255\n")
+    client.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    connection = connect(parse("ssh://gpu-1.example.org"), ())
+    monkeypatch.setattr(subprocess, "Popen", Ended)
+    with pytest.raises(ConnectionLostError):
+        call(connection, "cat", data=io.BytesIO(bytes(8 << 20)))

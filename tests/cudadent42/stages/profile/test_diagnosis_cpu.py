@@ -54,3 +54,12 @@ def test_parts_are_not_left_out_of_what_has_none(implementation: str) -> None:
     diagnosis = diagnose(dataclasses.replace(SLOW, implementation=implementation))
     assert diagnosis.causes[0].rule == "cpu-below-roof-of-others"
     assert "--ablate" not in diagnosis.next_step
+
+
+def test_what_a_machine_cannot_count_is_not_asked_of_it_again() -> None:
+    """Most virtual machines have no counters, and nothing that their user can get gives them any."""
+    reason = "perf says not supported (a virtual machine may have no counters)"
+    near_the_roof = dataclasses.replace(SLOW, latency_ms=0.8, missing={"cpu_cache-misses": reason})
+    asked = diagnose(near_the_roof)
+    assert asked.causes == ()
+    assert asked.next_step == f"To know more, profile again where nothing is missing: {reason}"

@@ -116,3 +116,38 @@ def test_dark_and_light_differ(small: RunFolder, tmp_path_factory: pytest.TempPa
     assert light["background"] == "rgb(255, 255, 255)"
     assert dark["background"] == "rgb(20, 23, 27)"
     assert light["ink"] != dark["ink"]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        pytest.param(5, marks=pytest.mark.slow),
+        25,
+        pytest.param(108, marks=pytest.mark.slow),
+        pytest.param(400, marks=pytest.mark.slow),
+    ],
+)
+def test_every_figure_is_drawn_whatever_the_number_of_blocks(
+    make,  # type: ignore[no-untyped-def]
+    tmp_path_factory: pytest.TempPathFactory,
+    blocks: int,
+    width: int,
+) -> None:
+    """From 64 blocks on, "The samples" had one dot of 990: lines of no length had been simplified away."""
+    names, implementations = ("tiny", "large", "heads8-2048"), ("pytorch", "cudadent42", "flash_attn")
+    run = make(repeats=blocks, names=names, dtypes=("bf16",), implementations=implementations)
+    report.write_run(run)
+    layout = look(run.path, width, tmp_path_factory.mktemp("profile"), figures=True)
+    assert layout["content"] <= width
+    assert layout["cut"] == layout["outside"] == 0
+    figures = {each["name"].partition("-")[0]: each for each in layout["figures"]}
+    panels = [f"s{number}" for number in range(len(names))]
+    assert {"speedup", "control", "roofline", "errors", *panels} == figures.keys()
+    for name, figure in figures.items():
+        assert figure["marks"] > 3, name
+        assert figure["ink"] > 300, name
+        assert figure["stray"] == [], name
+    for name in panels:
+        assert figures[name]["dots"] == blocks * (len(implementations) + 1)  # and the control
+        assert figures[name]["ink_of_dots"] > 5 * min(100, figures[name]["dots"])

@@ -1,4 +1,4 @@
-"""A result on a CPU says which instructions it was made with."""
+"""A result says which instructions it was made with on a CPU, and what of a call was timed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from cudadent42.model.records import TimerKind
 from cudadent42.runs.run_folder import RunFolder
+from cudadent42.stages.report import markdown
 from cudadent42.stages.report.view import View
 
 
@@ -25,3 +27,23 @@ def test_a_result_names_the_one_that_the_run_was_held_to(small: RunFolder, named
     view = View(with_environment(small, FLASHMOE_CPU_ISA=named))
     assert view.subline.endswith(f", held to {words}")
     assert view.instruction_set == "AVX-512"
+
+
+@pytest.mark.parametrize(
+    ("timer", "words"),
+    [
+        (TimerKind.CALL, ""),
+        (TimerKind.CPU, "Timed: processor time on one thread"),
+        (TimerKind.GRAPH, "Timed: GPU time alone, by graph replay"),
+        (TimerKind.QUEUE, "Timed: GPU time alone, of calls launched ahead"),
+    ],
+)
+def test_what_is_less_than_the_whole_call_is_said_below_the_headline(
+    small: RunFolder, timer: TimerKind, words: str
+) -> None:
+    plan = replace(small.plan, timer=timer)
+    run = replace(small, manifest=replace(small.manifest, plan=plan))
+    assert View(run).what_is_timed == words
+    summary = markdown.render(View(run)).partition("\n## ")[0]
+    assert ("Timed: " in summary) == bool(words)
+    assert words in summary

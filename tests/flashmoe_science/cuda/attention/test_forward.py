@@ -66,3 +66,45 @@ def test_a_scale_of_zero_is_a_query_times_zero() -> None:
     assert problem.softmax_scale == 1.0
     assert forward._problem(q, k, v, q, False, -0.5, False).softmax_scale == -0.5
     assert forward._problem(q, k, v, q, False, None, False).softmax_scale == 0.125
+
+
+class Lookups(dict[object, object]):
+    """Counts what is asked of it."""
+
+    count = 0
+
+    def get(self, key: object, default: object = None) -> object:
+        self.count += 1
+        return super().get(key, default)
+
+
+def test_a_call_that_autograd_records_is_recognised_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looked up at first, then compared with the last. Calls without gradients keep a last one of their own."""
+    lookups = Lookups()
+    made = []
+
+    def make_call(given: tuple[torch.Tensor, ...], options: tuple[object, ...], index: int) -> object:
+        made.append(options)
+        return lambda query, key, value: (query.detach(), key.detach())
+
+    monkeypatch.setattr(forward, "current_device", lambda: -1)
+    monkeypatch.setattr(forward._recorded, "_prepare", make_call)
+    monkeypatch.setattr(forward._recorded, "ready", lookups)
+    monkeypatch.setattr(forward._recorded, "recent", forward._recorded.recent)
+    before = forward.calls.recent
+    q, k, v = tensors()
+    q.requires_grad_()
+    with torch.no_grad():
+        for _ in range(4):
+            forward.forward(q, k, v, causal=True, return_lse=True)
+        assert (len(made), lookups.count) == (
+            1,
+            3,
+        )  # the first call asks a second time, once the device is current
+        k.requires_grad_()  # not like the last one to who compares, and the same call
+        forward.forward(q, k, v, causal=True, return_lse=True)
+        forward.forward(q, k, v, causal=False, return_lse=True)
+    assert [options[0] for options in made] == [True, False]
+    assert forward.calls.recent is before
+    with pytest.raises(InputError, match="requires a gradient"):
+        forward.forward(q, k, v, causal=False, return_lse=True)

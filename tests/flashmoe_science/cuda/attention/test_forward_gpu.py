@@ -13,7 +13,9 @@ import torch
 from gpu_attention import assert_right, choices, random, random_qkv, reference, run_guarded
 
 import flashmoe_science
+from flashmoe_science.configs.attention import hopper as hopper_configs
 from flashmoe_science.configs.attention import portable as configs
+from flashmoe_science.configs.attention.hopper import HopperConfiguration
 from flashmoe_science.cuda.attention import KernelKind, explain, forward
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.errors import DeviceError, InputError
@@ -22,6 +24,11 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
+
+
+def takes_hopper() -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+
 
 # The length pairs of FlashAttention's tests.
 PAIRS = [
@@ -231,6 +238,27 @@ def test_every_architectures_tiles_on_this_gpu(architecture: str, head_dim: int)
     only = [Choice(KernelKind.PORTABLE, tile) for tile in tiles]
     for causal in (False, True):
         assert_right(q, k, v, causal=causal, only=only)
+
+
+@pytest.mark.skipif(not takes_hopper(), reason="needs sm_90")
+@pytest.mark.parametrize("tile", hopper_configs.all_configurations(), ids=str)
+@pytest.mark.parametrize(
+    ("lengths", "heads", "batch"),
+    # Fewer tiles than multiprocessors; twice as many and more, drawn as tickets; rows and keys that fill no tile.
+    [
+        ((64, 64), (2, 1), 1),
+        ((301, 257), (4, 2), 2),
+        ((129, 1000), (3, 3), 3),
+        ((2047, 2049), (20, 4), 1),
+        ((700, 700), (64, 64), 2),
+    ],
+)
+def test_every_hopper_tile(
+    tile: HopperConfiguration, lengths: tuple[int, int], heads: tuple[int, int], batch: int
+) -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        q, k, v = random_qkv(lengths, tile.head_dim, heads=heads, batch=batch, dtype=dtype)
+        assert_right(q, k, v, causal=tile.causal, only=[Choice(KernelKind.HOPPER, tile)])
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])

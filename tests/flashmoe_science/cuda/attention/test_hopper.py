@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -14,12 +15,13 @@ from hypothesis import strategies as st
 from problems import H200
 
 from flashmoe_science.configs.attention import hopper as configs
-from flashmoe_science.cuda import kernels
 from flashmoe_science.cuda.attention import hopper
 from flashmoe_science.cuda.attention.gradients import wgmma as wgmma_gradients
 from flashmoe_science.cuda.attention.problem import KernelKind, Problem
+from flashmoe_science.cuda.build import kernels
 from flashmoe_science.cuda.moe import hopper as moe_hopper
 from flashmoe_science.cuda.moe.gradients import hopper as moe_gradients
+from flashmoe_science.cuda.varlen import hopper as varlen_hopper
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import check_block
 
@@ -86,13 +88,23 @@ def test_leaves_what_its_compiler_would_serialise() -> None:
 
 
 def test_an_older_compiler_builds_the_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moe_hopper, "nvrtc_version", lambda: (12, 8))
-    monkeypatch.setattr(moe_gradients, "nvrtc_version", lambda: (12, 8))
-    monkeypatch.setattr(hopper, "nvrtc_version", lambda: (12, 8))
-    monkeypatch.setattr(wgmma_gradients, "nvrtc_version", lambda: (12, 8))
-    assert "attention_hopper" not in {kernel.function for kernel in kernels(["sm_90a"])}
-    monkeypatch.setattr(hopper, "nvrtc_version", lambda: (13, 0))
-    assert "attention_hopper" in {kernel.function for kernel in kernels(["sm_90a"])}
+    """Whichever module asks for the version, whether or not a compiler is installed here."""
+    asking = [
+        module
+        for name, module in [*sys.modules.items()]
+        if name.startswith("flashmoe_science.cuda.") and hasattr(module, "nvrtc_version")
+    ]
+    assert {hopper, moe_hopper, moe_gradients, wgmma_gradients, varlen_hopper} <= set(asking)
+    for module in asking:
+        monkeypatch.setattr(module, "nvrtc_version", lambda: (12, 8))
+    assert not {"attention_hopper", "attention_hopper_varlen"} & {
+        kernel.function for kernel in kernels(["sm_90a"])
+    }
+    for module in (hopper, varlen_hopper):
+        monkeypatch.setattr(module, "nvrtc_version", lambda: (13, 0))
+    assert {"attention_hopper", "attention_hopper_varlen"} <= {
+        kernel.function for kernel in kernels(["sm_90a"])
+    }
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_100", "sm_120"])
@@ -124,6 +136,28 @@ def test_every_choice_is_built_ahead_and_fits(
 )
 def test_short_tiles_fill_the_chip_where_tiles_are_few(heads: int, seqlen: int, block_m: int) -> None:
     assert configs.configuration(64, False, seqlen, seqlen, heads, 132).block_m == block_m
+
+
+@pytest.mark.parametrize(
+    ("heads", "seqlen", "consumers"),
+    # As raced on an H200: up to two narrow tiles a multiprocessor the longest ones decide; narrow tiles win beyond.
+    [
+        (8, 1024, 1),
+        (8, 2048, 1),
+        (16, 1024, 1),
+        (4, 4096, 1),
+        (16, 2048, 1),
+        (1024, 512, 2),
+        (512, 1024, 2),
+        (256, 8192, 3),
+    ],
+)
+def test_short_tiles_under_a_causal_mask_where_the_longest_decide(
+    heads: int, seqlen: int, consumers: int
+) -> None:
+    tile = configs.configuration(64, True, seqlen, seqlen, heads, 132)
+    assert tile.consumers == consumers
+    assert tile.blocks_per_multiprocessor * (tile.shared_bytes + 1024) <= 228 * 1024
 
 
 @given(seqlen=st.integers(1, 1 << 20), head_dim=st.integers(1, 32).map(lambda x: 8 * x))

@@ -12,6 +12,7 @@ import dataclasses
 
 import pytest
 import torch
+from compiled_for import each_architecture
 from emulated import NEEDS_COMPILER, compile_clusters
 from hypothesis import given
 from hypothesis import strategies as st
@@ -210,7 +211,7 @@ def assert_builds(configuration: SmallConfiguration, architecture: str) -> None:
     assert build.resources.blocks_per_sm >= 1
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@each_architecture(ARCHITECTURES)
 @pytest.mark.parametrize("head_dim", configs.HEAD_DIMS)
 @pytest.mark.usefixtures("nvrtc")
 def test_the_largest_kernels_compile_without_spills(architecture: str, head_dim: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from compiled_for import each_architecture
 from emulated import NEEDS_COMPILER, compile_emulation
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +22,8 @@ from flashmoe_science.configs.moe.few import FewConfiguration, FewProduct, FewWa
 from flashmoe_science.cuda.launch import ADDRESSES
 from flashmoe_science.cuda.moe import few
 from flashmoe_science.cuda.moe.few import Product
-from flashmoe_science.cuda.moe.problem import MoeProblem
+from flashmoe_science.cuda.moe.problem import MoeKind, MoeProblem
+from flashmoe_science.cuda.moe.select import select
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import LIMITS, check_block
 from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY, CudaKernel, compile_kernel
@@ -69,17 +71,21 @@ def emulate(
     device = dataclasses.replace(H200, multiprocessors=blocks)
     middle = torch.full((problem.slots, problem.intermediate), torch.nan, dtype=problem.dtype)
     rows = torch.full((problem.slots, problem.hidden), torch.nan, dtype=problem.dtype)
-    x, w13, w2, weights, ids, out = (
-        getattr(arranged, field.name).data_ptr() for field in dataclasses.fields(arranged)
-    )
+    x, w13, w2, weights, ids, out = dataclasses.replace(arranged, w13_bias=None, w2_bias=None).addresses()
     results = rows.data_ptr() if not configuration.combined else out
-    for product, addresses in (
-        (Product.UP, [x, w13, weights, ids, middle.data_ptr()]),
-        (Product.DOWN, [middle.data_ptr(), w2, weights, ids, results]),
+    for product, addresses, bias in (
+        (Product.UP, [x, w13, weights, ids, middle.data_ptr()], arranged.w13_bias),
+        (Product.DOWN, [middle.data_ptr(), w2, weights, ids, results], arranged.w2_bias),
     ):
-        kernel = few.kernel(configuration, product, problem.activation, problem.dtype, "sm_90")
-        buffer = ctypes.create_string_buffer(few.ARGUMENT_BYTES)
+        kernel = few.kernel(
+            *(configuration, product, problem.activation, problem.dtype, "sm_90"), biased=bias is not None
+        )
+        buffer = ctypes.create_string_buffer(
+            few.ARGUMENT_BYTES if bias is None else few.BIASED_ARGUMENT_BYTES
+        )
         few.write_arguments(buffer, problem, configuration, product)
+        if bias is not None:
+            few._ADDRESS.pack_into(buffer, few.ARGUMENT_BYTES, bias.data_ptr())
         grid = few.blocks(problem, configuration, product, device)
         launch(kernel, "Parameters", buffer, addresses, grid, late)
     if not configuration.combined:
@@ -191,7 +197,8 @@ def passed(problem: MoeProblem, product: Product) -> dict[str, int]:
     few.write_arguments(buffer, problem, FUSED, product)
     names = declared("moe/few_parameters.cuh")
     assert names[:5] == ["input", "weights", "topk_weights", "topk_ids", "output"]
-    return dict(zip(names[5:], few._REST.unpack_from(buffer, ADDRESSES.size), strict=True))
+    assert names[-4:] == ["bias", "bias_rows", "bias_column", "bias_part"]
+    return dict(zip(names[5:-4], few._REST.unpack_from(buffer, ADDRESSES.size), strict=True))
 
 
 def test_a_launch_passes_the_fields_of_the_headers_struct_in_order() -> None:
@@ -211,14 +218,52 @@ def test_a_launch_passes_the_fields_of_the_headers_struct_in_order() -> None:
     assert down["slots_per_input_row"] == 1
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_86", "sm_90"])
+def test_where_a_bias_lies() -> None:
+    def of(product: Product, **changes: Any) -> tuple[int, ...]:
+        problem = dataclasses.replace(PROBLEM, w13_biased=True, w2_biased=True, **changes)
+        buffer = ctypes.create_string_buffer(few.BIASED_ARGUMENT_BYTES)
+        few.write_arguments(buffer, problem, FUSED, product)
+        return few._BIAS.unpack_from(buffer, few.ARGUMENT_BYTES)
+
+    assert of(Product.UP) == (0, 1536, 1, 768)
+    assert of(Product.UP, w13_layout=L.INTERLEAVED) == (0, 1536, 2, 1)
+    assert of(Product.UP, activation=A.RELU2_NO_MUL) == (0, 768, 1, 0)
+    assert of(Product.DOWN) == (0, 2048, 1, 0)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 8, 16])
+def test_few_tokens_with_biases_take_it(tokens: int) -> None:
+    """GPT-OSS's decode steps."""
+    problem = MoeProblem(
+        *(tokens, 2880, 2880, 32, 4, BF16, A.SWIGLU_OAI, L.INTERLEAVED),
+        ids64=False,
+        w13_biased=True,
+        w2_biased=True,
+    )
+    choice = select(problem, H200)
+    assert choice.kernel is MoeKind.FEW
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_without_biases_the_kernels_are_compiled_as_before() -> None:
+    """The macro is left out, and so is what stands behind it: machine code that was measured stays."""
+    for product in Product:
+        plain = few.kernel(FUSED, product, A.SILU, BF16, "sm_90")
+        assert "BIASED" not in plain.macros
+        zero = dataclasses.replace(plain, macros={**plain.macros, "BIASED": 0})
+        assert compile_kernel(zero).artifact.read_bytes() == compile_kernel(plain).artifact.read_bytes()
+
+
+@each_architecture(["sm_80", "sm_86", "sm_90"])
 @pytest.mark.usefixtures("nvrtc")
 def test_the_largest_kernels_compile_without_spills(architecture: str) -> None:
     largest = configs.all_configurations(architecture)[-1]
     for product in Product:
-        build = compile_kernel(few.kernel(largest, product, A.GELU, BF16, architecture))
-        assert build.resources is not None
-        assert build.resources.blocks_per_sm >= 1
+        for biased, activation in ((False, A.GELU), (True, A.SWIGLU_OAI)):
+            kernel = few.kernel(largest, product, activation, BF16, architecture, biased=biased)
+            build = compile_kernel(kernel)
+            assert build.resources is not None
+            assert build.resources.blocks_per_sm >= 1
 
 
 @pytest.mark.slow
@@ -272,4 +317,53 @@ def test_emulated(
     problem = MoeProblem(tokens, hidden, intermediate, experts, k, dtype, activation, layout, ids64)
     arranged = arguments(problem, random_ids(tokens, k, experts, invalid=0.2))
     emulate(problem, configuration, arranged, late=late)
+    assert_right(problem, arranged)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize(("configuration", "tokens"), [(FUSED, 6), (DIRECT, 3), (OWN_TILES, 12)])
+def test_fewer_experts_than_choices_emulated(configuration: FewConfiguration, tokens: int) -> None:
+    """A rank has two of a layer's experts; most choices are of others."""
+    torch.manual_seed(0)
+    problem = MoeProblem(tokens, 48, 32, 2, 8, BF16, A.SILU, L.CONCAT, ids64=False)
+    ids = random_ids(tokens, 8, 16) - 6
+    assert ((ids >= 0) & (ids < 2)).any()
+    arranged = arguments(problem, ids)
+    emulate(problem, configuration, arranged)
+    assert_right(problem, arranged)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize(
+    ("configuration", "tokens", "experts", "k", "dtype", "activation", "layout", "biased"),
+    [
+        (FUSED, 13, 5, 2, BF16, A.SWIGLU_OAI, L.INTERLEAVED, (True, True)),
+        (WIDE, 30, 3, 2, FP16, A.SWIGLU_OAI, L.CONCAT, (True, True)),
+        (DIRECT, 1, 16, 8, BF16, A.SWIGLU_OAI, L.INTERLEAVED, (True, True)),
+        (DIRECT, 3, 4, 3, BF16, A.RELU2_NO_MUL, L.CONCAT, (True, False)),
+        (OWN_TILES, 40, 5, 2, BF16, A.SWIGLU_OAI, L.INTERLEAVED, (True, True)),
+        (OWN_TILES, 21, 2, 2, FP16, A.SILU_NO_MUL, L.CONCAT, (True, True)),
+        (BY_SLOTS, 40, 3, 3, FP16, A.SILU, L.CONCAT, (False, True)),
+    ],
+)
+def test_biases_emulated(
+    configuration: FewConfiguration,
+    tokens: int,
+    experts: int,
+    k: int,
+    dtype: torch.dtype,
+    activation: Activation,
+    layout: W13Layout,
+    biased: tuple[bool, bool],
+) -> None:
+    """In every way of both products; some experts are no experts, and the last tiles have fewer columns."""
+    torch.manual_seed(0)
+    problem = MoeProblem(
+        *(tokens, 144, 80, experts, k, dtype, activation, layout),
+        ids64=False,
+        w13_biased=biased[0],
+        w2_biased=biased[1],
+    )
+    arranged = arguments(problem, random_ids(tokens, k, experts, invalid=0.2))
+    emulate(problem, configuration, arranged)
     assert_right(problem, arranged)

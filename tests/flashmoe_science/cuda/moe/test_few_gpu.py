@@ -61,7 +61,7 @@ def run(problem: MoeProblem, configuration: FewConfiguration, given: Arguments) 
     workspace = torch.full((plan.workspace_bytes + 256,), 0xFF, dtype=torch.uint8, device="cuda")
     given.output.fill_(torch.nan)
     plan.launch(
-        *(getattr(given, field.name).data_ptr() for field in dataclasses.fields(given)),
+        *given.addresses(),
         workspace.data_ptr(),
         torch.cuda.current_stream().cuda_stream,
     )
@@ -91,6 +91,30 @@ def test_activations_layouts_and_id_types(activation: Activation, layout: W13Lay
     problem = dataclasses.replace(PROBLEM, activation=activation, w13_layout=layout, ids64=True)
     for configuration in (CONFIGURATIONS[2], CONFIGURATIONS[7]):
         run(problem, configuration, arguments(problem, random_ids(16, 4, 20).cuda()))
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=lambda c: c.label)
+@pytest.mark.parametrize(("w13_biased", "w2_biased"), [(True, True), (True, False), (False, True)])
+def test_biases(configuration: FewConfiguration, w13_biased: bool, w2_biased: bool) -> None:
+    """GPT-OSS's activation and layout, and one without a gate."""
+    torch.manual_seed(9)
+    for activation, layout in (
+        (Activation.SWIGLU_OAI, W13Layout.INTERLEAVED),
+        (Activation.SWIGLU_OAI, W13Layout.CONCAT),
+        (Activation.RELU2_NO_MUL, W13Layout.CONCAT),
+    ):
+        for tokens in (1, 2, 7, 16, 64):
+            problem = dataclasses.replace(
+                PROBLEM,
+                tokens=tokens,
+                activation=activation,
+                w13_layout=layout,
+                w13_biased=w13_biased,
+                w2_biased=w2_biased,
+            )
+            if fits(problem, configuration):
+                ids = random_ids(tokens, 4, 20, invalid=0.1).cuda()
+                run(problem, configuration, arguments(problem, ids))
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=lambda c: c.label)
@@ -152,7 +176,7 @@ def test_the_same_bits_every_time_also_in_a_row_without_pause(configuration: Few
         for given in calls:
             given.output.fill_(torch.nan)
             plan.launch(
-                *(getattr(given, field.name).data_ptr() for field in dataclasses.fields(given)),
+                *given.addresses(),
                 workspace.data_ptr(),
                 torch.cuda.current_stream().cuda_stream,
             )

@@ -18,7 +18,7 @@ forward = importlib.import_module(
     "flashmoe_science.cuda.moe.forward"
 )  # the package has a function of this name
 
-OPTIONS = (Activation.SILU, W13Layout.CONCAT, None)
+OPTIONS = (Activation.SILU, W13Layout.CONCAT, None, (*forward.FIVE, "out"))
 
 
 @pytest.fixture
@@ -55,6 +55,15 @@ def test_the_addresses_of_a_launch(launches: list[tuple[int, ...]]) -> None:
     assert forward._make_call((*tensors, out), OPTIONS, 0)(*tensors, out) == ()
     addresses = [tensor.data_ptr() for tensor in (*tensors, out)]
     assert [(*launch[:6], launch[7]) for launch in launches] == [(*addresses, 7)]
+
+
+def test_biases_come_behind_the_five_and_before_the_output(launches: list[tuple[int, ...]]) -> None:
+    made = make_moe(6, 32, 48, 4, 2, dtype=torch.bfloat16, biased=True)
+    tensors = (*made.tensors, *made.biases.values())
+    options = (*OPTIONS[:3], (*forward.FIVE, "w13_bias", "w2_bias"))
+    (result,) = forward._make_call(tensors, options, 0)(*tensors)
+    (launch,) = launches
+    assert launch[:8] == tuple(tensor.data_ptr() for tensor in (*tensors, result))
 
 
 NAMES = ("hidden_states", "w13", "w2", "topk_weights", "topk_ids", "out")

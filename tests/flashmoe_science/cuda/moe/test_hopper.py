@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from compiled_for import each_architecture
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import H200
@@ -119,14 +120,14 @@ def test_routing_has_room_for_every_expert(experts: int, architecture: str) -> N
 
 
 @pytest.mark.usefixtures("nvrtc")
-@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90a"])
+@each_architecture(["sm_75", "sm_80", "sm_90a"], quick="sm_90a")
 def test_routing_and_combination_compile(architecture: str) -> None:
     for kernel in (*routing.kernels(architecture), *combine.kernels(architecture)):
         compile_kernel(kernel)
 
 
 @pytest.mark.usefixtures("nvrtc")
-def test_a_product_compiles() -> None:
+@pytest.mark.parametrize("activation", [Activation.SILU, pytest.param(None, marks=pytest.mark.slow)])
+def test_a_product_compiles(activation: Activation | None) -> None:
     """Spills and serialised wgmma raise."""
-    compile_kernel(hopper.kernel(configs.WIDE, Activation.SILU, torch.bfloat16))
-    compile_kernel(hopper.kernel(configs.WIDE, None, torch.bfloat16))
+    compile_kernel(hopper.kernel(configs.WIDE, activation, torch.bfloat16))

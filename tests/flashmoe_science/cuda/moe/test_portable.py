@@ -71,8 +71,9 @@ def declared(struct: str, header: str) -> list[str]:
 def passed(problem: MoeProblem, product: Product) -> dict[str, int]:
     tile = configs.configuration("sm_90", problem.rows_per_expert).up
     names = declared("ProductParameters", "moe/portable_parameters.cuh")
-    assert names[:6] == ["input", "weights", "output", "expert_offsets", "sorted_slots", "ticket"]
-    return dict(zip(names[6:], portable.fields(problem, product, tile, H200), strict=True))
+    pointers = ["input", "weights", "output", "expert_offsets", "sorted_slots", "ticket", "bias"]
+    assert names[:7] == pointers
+    return dict(zip(names[7:], portable.fields(problem, product, tile, H200), strict=True))
 
 
 def test_a_launch_passes_the_fields_of_the_headers_struct_in_order() -> None:
@@ -135,13 +136,13 @@ def emulate(
     device = dataclasses.replace(H200, multiprocessors=blocks)
     built = portable.kernel(tile, product, problem.activation, problem.dtype, "sm_90")
     library = compile_emulation(built, "ProductParameters", copies_late=copies_late)
-    arguments = ctypes.create_string_buffer(portable._ARGUMENT_BYTES)
+    arguments = ctypes.create_string_buffer(portable.ARGUMENT_BYTES)
     ctypes.memmove(
-        ctypes.addressof(arguments) + portable._POINTERS.size,
+        ctypes.addressof(arguments) + portable.POINTERS.size,
         portable._REST.pack(*portable.fields(problem, product, tile, device)),
         portable._REST.size,
     )
-    (ctypes.c_uint64 * 6).from_buffer(arguments)[:] = given.addresses(routed)
+    (ctypes.c_uint64 * 7).from_buffer(arguments)[:] = given.addresses(routed)
     library.run(arguments, portable.grid(problem, product, tile, device))
     assert_right(problem, product, routed, given)
 
@@ -172,6 +173,8 @@ A, L = Activation, W13Layout
         (UP, ProductTile(64, 128, 32, 2, 2, 2), 33, 80, 32, 3, 1, BF16, A.GELU_TANH, L.INTERLEAVED, False),
         (UP, ProductTile(32, 128, 32, 3, 2, 2), 21, 48, 144, 4, 2, BF16, A.RELU2_NO_MUL, L.CONCAT, True),
         (UP, ProductTile(32, 128, 64, 2, 1, 4), 9, 112, 16, 4, 4, FP16, A.GELU_NO_MUL, L.CONCAT, False),
+        (UP, ProductTile(32, 128, 32, 3, 2, 2), 40, 48, 80, 4, 2, BF16, A.SWIGLU_OAI, L.CONCAT, True),
+        (UP, ProductTile(64, 128, 64, 3, 2, 2), 33, 80, 144, 3, 2, FP16, A.SWIGLU_OAI, L.INTERLEAVED, True),
         (DOWN, ProductTile(64, 128, 64, 3, 2, 2), 30, 80, 144, 3, 2, BF16, A.SILU, L.CONCAT, False),
         (DOWN, ProductTile(32, 64, 32, 4, 1, 2), 50, 80, 16, 40, 1, FP16, A.SILU, L.CONCAT, True),
     ],
@@ -191,6 +194,8 @@ def test_emulated(
 ) -> None:
     torch.manual_seed(0)
     problem = MoeProblem(tokens, hidden, intermediate, experts, k, dtype, activation, layout, False)
+    if activation is A.SWIGLU_OAI or dtype is FP16:
+        problem = dataclasses.replace(problem, w13_biased=True, w2_biased=True)
     routed = routing(random_ids(tokens, k, experts, invalid=0.2), experts)
     emulate(problem, product, tile, routed, blocks=2, copies_late=late)
 

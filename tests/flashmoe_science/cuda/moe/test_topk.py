@@ -42,14 +42,18 @@ def emulate(
     renormalize: bool = True,
     bias: torch.Tensor | None = None,
     scale: float = 1.0,
+    groups: int = 1,
+    top_groups: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     tokens, experts = logits.shape
     shape = configs.configuration(experts)
     library = compile_emulation(topk.kernel(shape, logits.dtype, "sm_90"), "TopkParameters")
     weights = torch.full((tokens + 1, k), torch.nan)
     ids = torch.full((tokens + 1, k), -7, dtype=torch.int32)
-    arguments = ctypes.create_string_buffer(topk._ARGUMENT_BYTES)
-    topk.write_arguments(arguments, tokens, experts, k, scores, renormalize, scale)
+    arguments = ctypes.create_string_buffer(topk.ARGUMENT_BYTES)
+    topk.write_arguments(
+        arguments, tokens, experts, k, scores, renormalize, scale, groups=groups, top_groups=top_groups
+    )
     addresses = (ctypes.c_uint64 * 4).from_buffer(arguments)
     bias_address = 0 if bias is None else bias.data_ptr()
     addresses[:] = [logits.data_ptr(), bias_address, weights.data_ptr(), ids.data_ptr()]
@@ -112,3 +116,20 @@ def test_emulated_ties_infinities_and_nan() -> None:
     assert ids[2].tolist() == [4, 1, 3, 0]
     assert ids[3].tolist() == [1, 3, 0, 2]
     torch.testing.assert_close(weights.double(), exact_weights, rtol=1e-6, atol=1e-37, equal_nan=True)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(
+    ("experts", "groups", "top_groups", "k"),
+    [(256, 8, 4, 8), (8, 4, 2, 3), (32, 32, 5, 5), (60, 6, 2, 6), (8, 2, 1, 4)],
+)
+def test_groups(experts: int, groups: int, top_groups: int, k: int, biased: bool) -> None:
+    torch.manual_seed(experts)
+    logits = torch.randn(9, experts)
+    bias = torch.randn(experts) / 4 if biased else None
+    options = {"groups": groups, "top_groups": top_groups}
+    weights, ids = emulate(logits, k, Scores.SIGMOID, bias=bias, scale=2.5, **options)
+    right, chosen = reference(logits, k, Scores.SIGMOID, True, bias, 2.5, **options)
+    torch.testing.assert_close(weights.double(), right, rtol=1e-5, atol=1e-7)
+    assert torch.equal(ids.long(), chosen)

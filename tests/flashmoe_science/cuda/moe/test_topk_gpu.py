@@ -52,6 +52,25 @@ def test_a_bias_changes_the_choice_and_not_the_weights(experts: int, k: int, sco
     assert (ids.sort(1).values.diff(dim=1) > 0).all()
 
 
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(
+    ("experts", "groups", "top_groups", "k"),
+    [(256, 8, 4, 8), (8, 4, 2, 3), (32, 32, 5, 5), (60, 6, 2, 6), (8, 2, 1, 4), (1024, 32, 3, 40)],
+)
+def test_groups(experts: int, groups: int, top_groups: int, k: int, biased: bool) -> None:
+    torch.manual_seed(experts)
+    logits = torch.randn(500, experts, device="cuda")
+    bias = torch.randn(experts, device="cuda") / 4 if biased else None
+    options = {"groups": groups, "top_groups": top_groups}
+    weights, ids = topk(logits, k, scores=Scores.SIGMOID, bias=bias, scale=2.5, **options)
+    exact, exact_ids = reference(logits, k, Scores.SIGMOID, True, bias, 2.5, **options)
+    same = (ids.long() == exact_ids).all(1)
+    assert same.float().mean() > 0.98
+    torch.testing.assert_close(weights[same].double(), exact[same], rtol=1e-5, atol=1e-30)
+    size = experts // groups
+    assert all(len(set((row // size).tolist())) <= top_groups for row in ids)
+
+
 def test_ties_infinities_and_nan() -> None:
     inf, nan = torch.inf, torch.nan
     for experts in (8, 40, 300):

@@ -4,72 +4,34 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import functools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from compiled_for import each_architecture
 from emulated import NEEDS_COMPILER, compile_emulation
+from emulated_decode import inputs_of, options, run_on_cpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import H200
-from varlen_cases import Call, Shape, bounds, packed, paged
+from varlen_cases import Shape, bounds, packed, paged
 from varlen_reference import assert_as_exact_as_pytorch
 
 from flashmoe_science.configs.attention import decode as configs
-from flashmoe_science.configs.attention.decode import DecodeConfiguration, Pages
+from flashmoe_science.configs.attention.decode import Pages
+from flashmoe_science.cuda import tickets
+from flashmoe_science.cuda.tickets import TicketPool
 from flashmoe_science.cuda.varlen import decode
 from flashmoe_science.errors import InputError
-from flashmoe_science.jit.limits import LIMITS, check_block
+from flashmoe_science.jit.limits import LIMITS, check_block, limits
 from flashmoe_science.jit.nvrtc import compile_kernel
-from flashmoe_science.varlen.arguments import Inputs, Options, check, check_sizes
-from flashmoe_science.varlen.problem import Sizes, Tensors
+from flashmoe_science.varlen.arguments import Inputs, check
+from flashmoe_science.varlen.problem import REPEATED, Repeatable, Sizes, Tensors
 
 ONE_TOKEN = Shape(
     (1, 1, 1, 1, 1), (300, 1, 0, 129, 16), heads=4, kv_heads=2, head_dim=64, dtype=torch.bfloat16
 )
-
-
-@functools.cache
-def library(configuration: DecodeConfiguration, dtype: torch.dtype) -> ctypes.CDLL:
-    return compile_emulation(decode.kernel(configuration, dtype, "sm_90"), "Parameters")
-
-
-def inputs_of(call: Call) -> Inputs:
-    return Inputs(*(call.get(name) for name in Inputs._fields))  # type: ignore[arg-type]
-
-
-def run_on_cpu(
-    call: Call, options: Options, sizes: tuple[int, int], grid: int = 3, **changes: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and lse of the emulated kernel with a grid of so many blocks; both begin as NaN."""
-    inputs = inputs_of(call)
-    problem = check(inputs, options)
-    checked = check_sizes(inputs, *sizes)
-    configuration = dataclasses.replace(decode.configuration_for(problem, checked, H200), **changes)
-    shape = (*call["query"].shape[:2], call["value"].shape[-1])
-    output = torch.full(shape, torch.nan, dtype=problem.dtype)
-    lse = torch.full(shape[:2], torch.nan)
-    workspace = torch.full((decode.workspace_bytes(problem, checked, configuration, grid) // 4,), torch.nan)
-    arrivals = torch.zeros(decode.arrival_counters(grid, configuration), dtype=torch.int32)
-    buffer = ctypes.create_string_buffer(decode.ARGUMENT_BYTES)
-    decode.write_plan(buffer, problem)
-    tensors = Tensors(
-        call["query"],
-        call["key"],
-        call["value"],
-        output,
-        lse,
-        *(call.get(n) for n in Tensors._fields[5:]),  # type: ignore[arg-type]
-    )
-    decode.write_call(buffer, tensors, checked, workspace.data_ptr(), arrivals.data_ptr())
-    library(configuration, problem.dtype).run(buffer, grid)
-    assert not arrivals.any(), "counters are zero after a launch"
-    return output, lse
-
-
-def options(**changes: Any) -> Options:
-    return Options(True, (-1, -1), 0.0, None, None, True)._replace(**changes)
 
 
 @NEEDS_COMPILER
@@ -156,10 +118,22 @@ def test_any_batch(
 
 
 @NEEDS_COMPILER
-def test_keys_that_no_row_sees_have_no_effect() -> None:
+@pytest.mark.parametrize("page_size", [0, 1, 16, 48])
+@pytest.mark.parametrize("queries", [1, 2])
+def test_parts_that_begin_where_a_window_hides_keys(queries: int, page_size: int) -> None:
+    shape = Shape((queries,) * 4, (136, 138, 300, 20), 4, 2, 32, dtype=torch.bfloat16)
+    call = paged(shape, page_size) if page_size else packed(shape)
+    given_ = {"causal": False, "window": (40, 2), "split_keys": 128}
+    out, lse = run_on_cpu(call, options(**given_), tuple(bounds(shape).values()), 5)
+    assert_as_exact_as_pytorch(out, lse, call, **{**bounds(shape), **given_})
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("split_keys", [None, 128])
+def test_keys_that_no_row_sees_have_no_effect(split_keys: int | None) -> None:
     shape = Shape((2, 1), (300, 90), 4, 2, 32, dtype=torch.bfloat16)
     clean = paged(shape, 16)
-    chosen = options(window=(20, 0))
+    chosen = options(window=(20, 0), split_keys=split_keys)
     expected = run_on_cpu(clean, chosen, (2, 300))
     dirty = {name: tensor.clone() for name, tensor in clean.items()}
     for index, (queries, keys) in enumerate(zip(shape.queries, shape.keys, strict=True)):
@@ -215,14 +189,14 @@ def test_what_is_chosen_fits(architecture: str, dims: tuple[int, int], rows: int
     assert decode.arrival_counters(H200.multiprocessors, chosen) <= configs.MOST_ARRIVALS
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@each_architecture(ARCHITECTURES)
 @pytest.mark.usefixtures("nvrtc")
 def test_the_largest_kernels_compile_without_spills(architecture: str) -> None:
     dtype = torch.float16 if architecture == "sm_75" else torch.bfloat16
     for dim, rows, pages, score_changes in (
         (64, 32, Pages.ROWS, True),
-        (128, 8, Pages.ROWS, True),
-        (128, 32 if architecture == "sm_90" else 16, Pages.TILES, False),
+        (128, 16, Pages.ROWS, True),
+        (128, 32 if limits(architecture).shared_per_block > 160 << 10 else 16, Pages.TILES, False),
         (256, 8, Pages.TILES, False),
     ):
         if (architecture, dim) == ("sm_120", 256):
@@ -253,6 +227,143 @@ def test_the_workspace_depends_on_no_length_unless_keys_are_split() -> None:
         decode.workspace_bytes(split, sizes[1], configuration, 132)
 
 
+def test_launches_of_all_problems_share_the_workspace_of_a_stream() -> None:
+    """Strides of a cache that grows are others at each step, so each step is a problem of its own."""
+    sizes: list[int] = []
+
+    def allocate(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        sizes.append(shape[0])
+        return torch.empty_strided(shape, strides, dtype=dtype)
+
+    grid, device = 3, 1 << 20  # which no other test has
+    addresses = [
+        decode.shared_workspace(allocate, device, stream, grid).data_ptr() for stream in (5, 5, 6, 5)
+    ]
+    assert len(set(addresses)) == len(sizes) == 2
+    assert addresses[0] == addresses[1] == addresses[3]
+    problem = check(inputs_of(paged(ONE_TOKEN, 16)), options())
+    needed = [
+        decode.workspace_bytes(
+            problem,
+            Sizes(1, 1, 1),
+            configs.configuration(architecture, dim, dim, rows, pages, changes),
+            grid,
+        )
+        for architecture in LIMITS
+        for dim in range(8, configs.MOST_DIM + 1, 8)
+        for rows in (1, 16, 32)
+        for pages in Pages
+        for changes in (False, True)
+    ]
+    assert max(needed) == sizes[0]
+
+
+class EmulatedLauncher:
+    """In the place of `cuda.launch.Launcher`: a launch runs the emulation."""
+
+    def __init__(
+        self, function: object, grid: tuple[int, int, int], compiled: Any, *_: int, **__: bool
+    ) -> None:
+        self.buffer = ctypes.create_string_buffer(decode.ARGUMENT_BYTES)
+        emulation = compile_emulation(compiled, "Parameters")
+        self.config = SimpleNamespace(stream=0)
+        self.twin = lambda: EmulatedLauncher(function, grid, compiled)
+
+        def again() -> int:
+            assert self.config.stream == 77
+            emulation.run(self.buffer, grid[0])
+            return 0
+
+        def start(stream: int) -> None:
+            self.config.stream = stream
+            again()
+
+        self.again, self.start = again, start
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("extras", ["", "sinks and slopes", "sinks and trees"])
+@pytest.mark.parametrize("page_size", [0, 16])
+def test_a_repeated_call_is_the_call(page_size: int, extras: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tensors of the same kind, by the way that knows all but their addresses."""
+    pool = TicketPool(torch.zeros(configs.MOST_ARRIVALS * 8, dtype=torch.int32), configs.MOST_ARRIVALS)
+    monkeypatch.setattr(decode, "Launcher", EmulatedLauncher)
+    monkeypatch.setattr(decode, "load", lambda *arguments, **options: None)
+    monkeypatch.setattr(decode, "decode_arrival_pool", lambda device: pool)
+    monkeypatch.setattr(decode, "raw_stream", lambda device: 77)
+    monkeypatch.setattr(
+        decode, "cuda_allocator", lambda: lambda *layout: torch.empty_strided(*layout[:2], dtype=layout[2])
+    )
+    monkeypatch.setattr(decode, "_workspaces", decode._Workspaces())
+    captured = [False]
+    for module in (decode, tickets):
+        monkeypatch.setattr(module, "is_capturing", lambda: captured[0])
+    device = dataclasses.replace(H200, multiprocessors=4)
+    calls = [paged(ONE_TOKEN, page_size, seed) if page_size else packed(ONE_TOKEN, seed) for seed in (0, 1)]
+    for call, words in zip(calls, ([1, 0, 1, 0, 1], [0, 1, 1, 1, 0]), strict=True):
+        if extras:
+            call["sinks"] = torch.arange(4.0) - 2
+        if extras == "sinks and slopes":
+            call["alibi_slopes"] = torch.arange(20.0).view(5, 4) / 20
+        if extras == "sinks and trees":
+            call["tree_mask"] = torch.tensor(words)
+    sizes = Sizes(5, *bounds(ONE_TOKEN).values())
+    run = decode.prepare(check(inputs_of(calls[0]), options()), device, 1)
+    assert isinstance(run, Repeatable)
+
+    def results() -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.full((5, 4, 64), torch.nan, dtype=torch.bfloat16), torch.full((5, 4), torch.nan)
+
+    inputs = [inputs_of(call) for call in calls]
+    out, lse = results()
+    first = Tensors._make((*inputs[0][:3], out, lse, *inputs[0][3:9], *inputs[0][10:]))
+    run(first, sizes)
+    kinds = [run.repeat(first, sizes, own_output) for own_output in (False, True)]
+    repeat, other = (kind.call for kind in kinds if kind is not None)
+    for call, given_ in zip(calls, inputs, strict=True):
+        for captured[0] in (False, False, True):
+            again, again_lse = results()
+            repeat(given_to_repeat(given_), again, again_lse)
+            assert_as_exact_as_pytorch(again, again_lse, call, **bounds(ONE_TOKEN))
+            again, again_lse = results()
+            other(given_to_repeat(given_._replace(out=again)), again, again_lse)
+            assert_as_exact_as_pytorch(again, again_lse, call, **bounds(ONE_TOKEN))
+    captured[0] = False
+    repeat(given_to_repeat(inputs[0]), *(again := results()))
+    assert torch.equal(again[0], out)
+    assert torch.equal(again[1], lse)
+    shifted = inputs[0]._replace(query=torch.zeros(5 * 256 + 1, dtype=torch.bfloat16)[1:].view(5, 4, 64))
+    with pytest.raises(InputError, match=r"pass a \.clone"):
+        repeat(given_to_repeat(shifted), *results())
+
+
+def given_to_repeat(inputs: Inputs) -> tuple[torch.Tensor, ...]:
+    return tuple(tensor for name in REPEATED if (tensor := getattr(inputs, name)) is not None)
+
+
+@NEEDS_COMPILER
+def test_two_problems_in_turns_over_one_workspace_are_as_each_alone() -> None:
+    """What one launch leaves there is no other's business, whatever their shapes; and nobody writes past the end."""
+    grid, band = 5, 64
+    shapes = (
+        Shape((8, 8), (700, 260), 8, 2, 128, dtype=torch.bfloat16),
+        ONE_TOKEN,
+        Shape((1,), (900,), 4, 2, 64, dtype=torch.bfloat16),
+    )
+    calls = [(paged(shape, 16, seed), tuple(bounds(shape).values())) for seed, shape in enumerate(shapes)]
+    alone = [run_on_cpu(call, options(), sizes, grid) for call, sizes in calls]
+    size = 2 * grid * configs.MOST_QUADS * decode._PARTIAL_BYTES // 4
+    memory = torch.full((size + band,), torch.nan), torch.zeros(configs.MOST_ARRIVALS, dtype=torch.int32)
+    memory[0][size:] = 42.0
+    for _ in range(3):
+        for (call, sizes), (out, lse) in zip(calls, alone, strict=True):
+            again = run_on_cpu(call, options(), sizes, grid, memory)
+            assert torch.equal(again[0], out)
+            assert torch.equal(again[1], lse)
+    assert (memory[0][size:] == 42).all()
+    assert memory[0][:size].isfinite().any(), "blocks left each other something"
+
+
 @pytest.mark.parametrize(
     ("heads", "most_queries", "taken"),
     [
@@ -273,7 +384,7 @@ def test_few_rows_are_what_it_is_for(heads: int, most_queries: int, taken: bool)
 @NEEDS_COMPILER
 @pytest.mark.parametrize("split_keys", [None, 128])
 @pytest.mark.parametrize("grid", [33, 40, 70])
-def test_many_pieces_meet(grid: int, split_keys: int | None) -> None:
+def test_many_pieces_meet_in_groups(grid: int, split_keys: int | None) -> None:
     shape = Shape((1, 1), (5000, 4800), 1, 1, 32, dtype=torch.bfloat16)
     call = paged(shape, 16)
     out, lse = run_on_cpu(call, options(split_keys=split_keys), (1, 5000), grid)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
-from varlen_cases import Call, Shape, bounds, packed, paged, to
+from varlen_cases import Call, Shape, bounds, forget_calls, packed, paged, to
 from varlen_reference import assert_as_exact_as_pytorch
 
 from flashmoe_science import attention_varlen
-from flashmoe_science.varlen import attention
+from flashmoe_science.errors import NoKernelError
+from flashmoe_science.varlen import launch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,7 +26,7 @@ BF16, FP16 = torch.bfloat16, torch.float16
 @pytest.fixture(autouse=True)
 def decode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLASHMOE_CUDA_VARLEN", "decode")
-    monkeypatch.setattr(attention, "_runs", {})  # those of tests of another kernel
+    forget_calls(monkeypatch)  # those of tests of another kernel
 
 
 def attend(call: Call, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,9 +82,22 @@ def test_dimensions(head_dim: int, value_dim: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("queries", [2, 3, 4, 8])
 @pytest.mark.parametrize("window", [(-1, -1), (100, 0)])
 def test_several_tokens(queries: int, window: tuple[int, int]) -> None:
-    shape = Shape((queries,) * 20 + (1, 0, queries), (*lengths(20, 900), 5, 5, 3), 16, 4, 128, dtype=BF16)
-    check(paged(shape, 16), shape, window=window)
-    check(paged(shape, 1), shape, window=window, split_keys=128)
+    def shape_of(kv_heads: int) -> Shape:
+        keys = (*lengths(20, 900), 5, 5, 3)
+        return Shape((queries,) * 20 + (1, 0, queries), keys, 16, kv_heads, 128, dtype=BF16)
+
+    check(paged(shape_of(4), 16), shape_of(4), window=window)
+    # Of keys that are looked up one by one, registers hold fewer: 16 rows of heads.
+    check(paged(shape_of(8), 1), shape_of(8), window=window, split_keys=128)
+
+
+def test_rows_that_are_too_many_for_this_kernel_go_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = Shape((8,) * 20 + (1, 0, 8), (*lengths(20, 900), 5, 5, 3), 16, 4, 128, dtype=BF16)
+    call = paged(shape, 1)
+    with pytest.raises(NoKernelError, match="up to 16 rows of heads"):
+        attend(to(call, "cuda"), **bounds(shape))
+    monkeypatch.delenv("FLASHMOE_CUDA_VARLEN")
+    check(call, shape, window=(100, 0), split_keys=128)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -169,3 +184,75 @@ def test_with_split_keys_a_sequence_alone_has_the_bits_that_it_has_in_a_batch() 
             "seqused_k": call["seqused_k"][index : index + 1],
         }
         assert torch.equal(attend(alone, **given)[0][0], together[index])
+
+
+def test_two_problems_in_turns_share_the_workspace_of_a_stream() -> None:
+    """Launches follow one another without a pause, eager and in a graph, and each starts while the one before ends."""
+    shapes = (
+        Shape((8,) * 3, (9000, 700, 40), 8, 2, 128, dtype=BF16),
+        Shape((1,) * 5, (20000, 1, 0, 129, 700), 32, 8, 128, dtype=BF16),
+        Shape((1,), (5000,), 8, 1, 64, dtype=FP16),
+    )
+    calls = [
+        (to(paged(shape, page, seed), "cuda"), bounds(shape))
+        for seed, (shape, page) in enumerate(zip(shapes, (16, 64, 1), strict=True))
+    ]
+    alone = []
+    for call, given in calls:
+        alone.append(attend(call, **given))
+        torch.cuda.synchronize()
+    for (call, given), shape in zip(calls, shapes, strict=True):
+        result = attend(call, **given)
+        assert_as_exact_as_pytorch(*result, to(call, "cpu"), **bounds(shape))
+
+    def in_turns() -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return [attend(call, **given) for _ in range(20) for call, given in calls]
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = in_turns()
+    eager = in_turns()
+    graph.replay()
+    torch.cuda.synchronize()
+    for results in (eager, captured):
+        for number, (out, lse) in enumerate(results):
+            assert torch.equal(out, alone[number % 3][0])
+            assert torch.equal(lse, alone[number % 3][1])
+
+
+def test_two_threads_on_streams_of_their_own_have_workspaces_of_their_own() -> None:
+    shape = Shape((1,) * 4, (9000, 700, 40, 1), 32, 8, 128, dtype=BF16)
+    calls = [to(paged(shape, 16, seed), "cuda") for seed in range(2)]
+    alone = [attend(call, **bounds(shape))[0] for call in calls]
+    torch.cuda.synchronize()
+
+    def work(number: int) -> bool:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            results = [attend(calls[number], **bounds(shape))[0] for _ in range(200)]
+            torch.cuda.current_stream().synchronize()
+        return all(torch.equal(result, alone[number]) for result in results)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(work, range(2)))
+
+
+def test_ten_thousand_growing_steps_make_one_plan() -> None:
+    """Lengths, their bounds and the batch change from step to step; every thousandth result is looked at."""
+    shape = Shape((1,) * 8, (1200,) * 8, 8, 2, 64, dtype=BF16)
+    host = paged(shape, 16)
+    call = to(host, "cuda")
+    for step in range(1, 10_001):
+        batch, keys = step % 8 + 1, step * 1200 // 10_000 + 1
+        now = {
+            **call,
+            "query": call["query"][:batch],
+            "cu_seqlens_q": call["cu_seqlens_q"][: batch + 1],
+            "block_table": call["block_table"][:batch],
+            "seqused_k": call["seqused_k"][:batch],
+        }
+        if step % 1000 == 0:
+            call["seqused_k"].fill_(min(keys, 1200))
+        result = attention_varlen(**now, max_seqlen_q=1, max_seqlen_k=1200 + step)
+        if step % 1000 == 0:
+            assert_as_exact_as_pytorch(result, None, to(now, "cpu"), max_seqlen_q=1, max_seqlen_k=1200 + step)
+    assert len(launch._runs) == 1

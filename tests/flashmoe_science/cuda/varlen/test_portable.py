@@ -19,7 +19,7 @@ from varlen_reference import assert_as_exact_as_pytorch
 from flashmoe_science.configs.attention import varlen as configs
 from flashmoe_science.configs.attention.varlen import Features
 from flashmoe_science.cuda.varlen import portable
-from flashmoe_science.cuda.varlen.arguments import ARGUMENT_BYTES, PER_CALL, PlanArguments, division
+from flashmoe_science.cuda.varlen.arguments import PER_CALL, TREE_MASK_AT, PlanArguments, division
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import check_block, limits
 from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY, compile_kernel
@@ -87,7 +87,7 @@ def test_what_is_built_ahead_is_what_common_calls_take() -> None:
 
 
 def test_fields_are_those_of_the_headers_struct_in_order() -> None:
-    text = re.sub(r"//[^\n]*", "", (KERNEL_DIRECTORY / "varlen/parameters.cuh").read_text())
+    text = re.sub(r"//[^\n]*|#[^\n]*", "", (KERNEL_DIRECTORY / "varlen/parameters.cuh").read_text())
     body = text[text.index("struct VarlenParameters {") :]
     body = body[body.index("{") + 1 : body.index("};")]
     names = [
@@ -113,8 +113,9 @@ def test_fields_are_those_of_the_headers_struct_in_order() -> None:
         softmax_scale=-1.0,
         softcap=2.0,
         page_size=48,
+        chunk=24,
     )
-    buffer = ctypes.create_string_buffer(ARGUMENT_BYTES)
+    buffer = ctypes.create_string_buffer(TREE_MASK_AT)
     marked.pack_into(buffer)
     pointers = 11
     assert names[:pointers] == [
@@ -130,7 +131,7 @@ def test_fields_are_those_of_the_headers_struct_in_order() -> None:
     longs = (ctypes.c_int64 * 15).from_buffer(buffer, PER_CALL.size)
     assert list(longs) == list(range(101, 116))
     after = PER_CALL.size + 15 * 8
-    words = (ctypes.c_uint32 * 18).from_buffer(buffer, after)
+    words = (ctypes.c_uint32 * 21).from_buffer(buffer, after)
     assert names[pointers + 21 : pointers + 39] == [
         *("num_slices", "heads_per_kv_head", "seqlen_q", "seqlen_k", "tiles_per_sequence", "head_dim"),
         *("value_dim", "window_left", "window_right", "page_size", "page_multiplier", "page_shift"),
@@ -141,7 +142,9 @@ def test_fields_are_those_of_the_headers_struct_in_order() -> None:
     floats = (ctypes.c_float * 3).from_buffer(buffer, after + 14 * 4)
     assert list(floats) == pytest.approx([1.442695, 2.885390, 1.442695])
     assert words[17] == 0x80008000
-    assert after + 18 * 4 == ARGUMENT_BYTES
+    assert names[pointers + 39 :] == ["chunk", "chunk_multiplier", "chunk_shift", "tree_mask", ""]
+    assert list(words[18:21]) == [24, *division(24)]
+    assert after + 21 * 4 + 4 == TREE_MASK_AT  # a multiple of its size
 
 
 @given(st.integers(1, (1 << 31) - 1), st.integers(0, (1 << 31) - 1))

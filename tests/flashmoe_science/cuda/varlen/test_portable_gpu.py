@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from varlen_cases import Call, Shape, bounds, packed, paged, to
+from varlen_cases import Call, Shape, bounds, cache_beyond_32_bits, forget_calls, packed, paged, to
 from varlen_reference import assert_as_exact_as_pytorch
 
 from flashmoe_science import attention_varlen
@@ -18,12 +18,12 @@ pytestmark = [
 ]
 
 BF16, FP16 = torch.bfloat16, torch.float16
-NAN = float("nan")
 
 
 @pytest.fixture(autouse=True)
 def portable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLASHMOE_CUDA_VARLEN", "portable")
+    forget_calls(monkeypatch)  # those of tests of another kernel
 
 
 def attend(call: Call, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -94,24 +94,10 @@ def test_one_long_sequence_among_many_of_one_token() -> None:
 
 
 def test_a_cache_beyond_32_bits_of_elements() -> None:
-    pages, page_size, kv_heads, head_dim = 20_000, 64, 8, 256  # 2.6e9 elements
-    key = torch.full((pages, page_size, kv_heads, head_dim), NAN, dtype=BF16, device="cuda")
-    last = torch.tensor([pages - 1, 12_345, 0], device="cuda")
-    key[last] = torch.randn(3, page_size, kv_heads, head_dim, dtype=BF16, device="cuda")
-    call = {
-        "query": torch.randn(4, 8, head_dim, dtype=BF16, device="cuda"),
-        "key": key,
-        "value": key,
-        "cu_seqlens_q": torch.tensor([0, 4], dtype=torch.int32, device="cuda"),
-        "block_table": last.int()[None],
-        "seqused_k": torch.tensor([150], dtype=torch.int32, device="cuda"),
-    }
+    call, same = cache_beyond_32_bits(queries=4)
     given = {"max_seqlen_q": 4, "max_seqlen_k": 150}
     out, lse = attend(call, **given)
-    few = key[last].cpu()
-    small = {name: tensor.cpu() for name, tensor in call.items() if name not in ("key", "value")}
-    small |= {"key": few, "value": few, "block_table": torch.tensor([[0, 1, 2]], dtype=torch.int32)}
-    assert_as_exact_as_pytorch(out, lse, small, **given)
+    assert_as_exact_as_pytorch(out, lse, same, **given)
 
 
 def test_a_graph_is_replayed_after_lengths_and_pages_changed() -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 from emulated_varlen import problem_of
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import H200, L4
-from varlen_cases import Shape, packed
+from varlen_cases import Shape, packed, paged
 
+from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.varlen.select import MODULES, OVERRIDE_VARIABLE, VarlenKernel, bucket, select
-from flashmoe_science.errors import InputError, NoKernelError
+from flashmoe_science.errors import InputError, KernelDefectError, NoKernelError
+from flashmoe_science.varlen.problem import Run
+
+prepare = importlib.import_module("flashmoe_science.cuda.varlen.prepare")
 
 PROBLEM = problem_of(packed(Shape((1,), (1,), 4, 2, 64, dtype=torch.bfloat16)))
 
@@ -26,17 +32,54 @@ def test_a_bucket_holds_its_lengths_and_there_are_few(most: int) -> None:
     assert len({bucket(length) for length in range(0, 10_000)}) == 15
 
 
-@pytest.mark.parametrize("device", [H200, L4])
-def test_prompts_go_to_a_kernel(device: object) -> None:
-    assert select(PROBLEM, device, 8191) in VarlenKernel  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("device", [H200, L4])
 @pytest.mark.parametrize(
-    ("queries", "kernel"), [(1, VarlenKernel.DECODE), (8, VarlenKernel.DECODE), (16, VarlenKernel.PORTABLE)]
+    ("device", "prompts"), [(H200, VarlenKernel.HOPPER), (L4, VarlenKernel.PORTABLE)], ids=["H200", "L4"]
 )
-def test_few_queries_go_to_the_decode_kernel(device: object, queries: int, kernel: VarlenKernel) -> None:
-    assert select(PROBLEM, device, bucket(queries)) is kernel  # type: ignore[arg-type]
+@pytest.mark.parametrize("queries", [1, 8, 16, 8191])
+def test_few_queries_go_to_the_decode_kernel(device: Device, prompts: VarlenKernel, queries: int) -> None:
+    expected = VarlenKernel.DECODE if queries < 16 else prompts
+    assert select(PROBLEM, device, bucket(queries)) is expected
+
+
+@pytest.mark.parametrize("device", [H200, L4], ids=["H200", "L4"])
+@given(
+    queries=st.integers(0, 40),
+    heads=st.sampled_from([(1, 1), (16, 4), (16, 8), (64, 8), (71, 1)]),
+    head_dim=st.sampled_from([8, 64, 128, 192, 256]),
+    page_size=st.sampled_from([0, 1, 16, 48, 64]),
+    window=st.sampled_from([(-1, -1), (100, 0)]),
+    softcap=st.sampled_from([0.0, 20.0]),
+    split_keys=st.sampled_from([None, 128]),
+)
+def test_every_call_of_16_bits_has_a_kernel(
+    device: Device,
+    queries: int,
+    heads: tuple[int, int],
+    head_dim: int,
+    page_size: int,
+    window: tuple[int, int],
+    softcap: float,
+    split_keys: int | None,
+) -> None:
+    """Also where rows are too many for the decode kernel, as 8 tokens of 4 heads over pages of 1."""
+    shape = Shape((queries,), (3,), *heads, head_dim, dtype=torch.bfloat16)
+    call = paged(shape, page_size) if page_size else packed(shape)
+    problem = problem_of(call, window=window, softcap=softcap, split_keys=split_keys)
+    select(problem, device, bucket(queries))
+
+
+def test_rows_too_many_for_the_decode_kernel_go_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = problem_of(paged(Shape((8,), (3,), 16, 4, 128, dtype=torch.bfloat16), 1), split_keys=128)
+    assert select(problem, H200, bucket(8)) is VarlenKernel.PORTABLE
+    monkeypatch.setenv(OVERRIDE_VARIABLE, "decode")
+    with pytest.raises(NoKernelError, match="decode: it is for few queries: up to 16 rows of heads"):
+        select(problem, H200, bucket(8))
+
+
+def test_what_the_hopper_kernel_has_not_goes_to_the_general_one() -> None:
+    call = packed(Shape((1,), (1,), 4, 2, 64, dtype=torch.bfloat16))
+    call["alibi_slopes"] = torch.rand(4)
+    assert select(problem_of(call), H200, 8191) is VarlenKernel.PORTABLE
 
 
 def test_a_kernel_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,3 +96,19 @@ def test_no_kernel_says_why_each_does_not_take_it() -> None:
         NoKernelError, match=r"attention_varlen \(.*portable: head_dim is 576, and it takes at most 256"
     ):
         select(problem, H200, 1023)
+
+
+def test_a_kernel_that_this_compiler_spills_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def spilt(*given: object) -> Run:
+        raise KernelDefectError("attention_hopper_varlen spills 8 bytes")
+
+    def made(*given: object) -> Run:
+        return result
+
+    result: Run = lambda tensors, sizes: None  # noqa: E731
+    monkeypatch.setattr(MODULES[VarlenKernel.HOPPER], "prepare", spilt)
+    monkeypatch.setattr(MODULES[VarlenKernel.PORTABLE], "prepare", made)
+    with pytest.warns(RuntimeWarning, match="spills 8 bytes; taking another kernel"):
+        assert prepare.first_of([VarlenKernel.HOPPER, VarlenKernel.PORTABLE], PROBLEM, H200, 255) is result
+    with pytest.raises(KernelDefectError):
+        prepare.first_of([VarlenKernel.HOPPER], PROBLEM, H200, 255)

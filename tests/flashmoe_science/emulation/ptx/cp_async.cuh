@@ -2,7 +2,7 @@
 #pragma once
 #include "types.cuh"
 struct Copy { uint32 shared; const char* global; bool valid; };
-struct Copies { std::vector<Copy> open; std::deque<std::vector<Copy>> groups; };
+struct Copies { std::vector<Copy> open; std::vector<std::vector<Copy>> groups; };
 #if FIBERS
 inline std::vector<Copies> all_copies(1024);
 inline Copies& copies() { return all_copies[threadIdx.x]; }
@@ -16,5 +16,5 @@ inline void copy_chunk(uint32 shared, const char* global, bool valid) {
 inline void copy_commit() { copies().groups.push_back(std::move(copies().open)); copies().open.clear(); }
 template <int Pending> void copy_wait() {
   auto& groups = copies().groups;
-  while (groups.size() > Pending) { for (Copy c : groups.front()) perform(c); groups.pop_front(); }
+  while (groups.size() > Pending) { for (Copy c : groups.front()) perform(c); groups.erase(groups.begin()); }
 }

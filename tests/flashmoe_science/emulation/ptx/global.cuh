@@ -8,3 +8,5 @@ inline void store_global(char* p, uint32 a) { memcpy(p,&a,4); }
 inline Chunk load_once(const char* p) { return load_global(p); }
 inline float2 load_pair(const float* p) { return {p[0], p[1]}; }
 inline void store_pair(float* p, float2 x) { p[0] = x.x, p[1] = x.y; }
+struct HalfChunk { uint32 x,y; };
+inline HalfChunk load_global_half(const char* p) { HalfChunk c; memcpy(&c,p,8); return c; }

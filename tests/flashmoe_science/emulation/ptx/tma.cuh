@@ -17,4 +17,5 @@ template <class... At> void tma_load(const TensorMap& map, uint32 to, uint32 bar
   }
   mbarrier_complete(barrier, 2*(int)total);
 }
+inline void tma_load(const TensorMap& map, uint32 to, uint32 barrier, uint64, int x, int y, int z, int w) { tma_load(map, to, barrier, x, y, z, w); }
 }

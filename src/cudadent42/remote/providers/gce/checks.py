@@ -188,7 +188,7 @@ def _check_host_keys(address: GceAddress, description: dict[str, Any]) -> None:
     try:
         lines = Path(_KNOWN_HOSTS).expanduser().read_text(errors="replace").splitlines()
         key_is_known = any(line.split(" ")[0] == alias for line in lines)
-    except OSError:
+    except (OSError, RuntimeError):  # the latter: a user without a home
         key_is_known = False
     publishes = _publishes(description.get("metadata"))
     if key_is_known or publishes:

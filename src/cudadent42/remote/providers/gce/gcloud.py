@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from cudadent42.base.interrupts import put_off
 from cudadent42.base.reading import parse_json
 from cudadent42.base.shown import plain
 from cudadent42.remote.providers.gce.failures import CloudError, Failure, recognise
@@ -49,25 +50,24 @@ def run(doing: str, arguments: Sequence[str], timeout_s: float, cwd: Path | None
     tool = shutil.which("gcloud")
     if tool is None:
         raise CloudError(Failure.NO_TOOL, "", doing)
-    process = subprocess.Popen(
-        [tool, *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-        env=os.environ | {"CLOUDSDK_CORE_DISABLE_PROMPTS": "1"},
-        start_new_session=True,
-        cwd=cwd,
-    )
+    process = None
     try:
-        output, errors = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired as error:
-        _end(process)
-        raise CloudError(Failure.TIMED_OUT, f"within {timeout_s:.0f} s", doing) from error
+        with put_off():  # else it could be at work with nobody to wait for it
+            process = subprocess.Popen(
+                [tool, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+                env=os.environ | {"CLOUDSDK_CORE_DISABLE_PROMPTS": "1"},
+                start_new_session=True,
+                cwd=cwd,
+            )
+        output, errors = _said(process, doing, timeout_s)
     except KeyboardInterrupt as interrupt:
-        if not _is_waited_for(process, doing, timeout_s):
+        if process is not None and not _is_waited_for(process, doing, timeout_s):
             raise CutOffError from interrupt
         raise
     if process.returncode != 0:
@@ -76,15 +76,23 @@ def run(doing: str, arguments: Sequence[str], timeout_s: float, cwd: Path | None
     return output
 
 
+def _said(process: subprocess.Popen[str], doing: str, timeout_s: float) -> tuple[str, str]:
+    try:
+        return process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired as error:
+        _end(process)
+        raise CloudError(Failure.TIMED_OUT, f"within {timeout_s:.0f} s", doing) from error
+
+
 def _is_waited_for(process: subprocess.Popen[str], doing: str, timeout_s: float) -> bool:
     """Wait for a call that was interrupted. A second interrupt ends the wait, and the call; False then."""
-    with suppress(OSError):  # the terminal may be what was closed
-        print(
-            f"{doing}: interrupted; waiting for gcloud, so that its outcome is known",
-            file=sys.stderr,
-            flush=True,
-        )
     try:
+        with suppress(OSError):  # the terminal may be what was closed
+            print(
+                f"{doing}: interrupted; waiting for gcloud, so that its outcome is known",
+                file=sys.stderr,
+                flush=True,
+            )
         process.communicate(timeout=timeout_s)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         _end(process)

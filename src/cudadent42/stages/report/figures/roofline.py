@@ -133,11 +133,11 @@ def draw_grid(axes: Axes, frame: Frame, height: float) -> None:
     axes.annotate(
         "GFLOP/s",
         (0, 1 + 14 / height),
-        (-7, 0),
+        (-4, 0),
         xycoords="axes fraction",
         textcoords="offset points",
         color=Role.MUTED.placeholder,
-        fontsize=11,
+        fontsize=10,
         ha="right",
         va="center_baseline",
         annotation_clip=False,

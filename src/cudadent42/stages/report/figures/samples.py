@@ -100,12 +100,14 @@ def _place(deviation: float) -> float:
 
 
 def _ticks(limits: tuple[float, float], width: float) -> list[float]:
-    """0 and outwards from it, as many as find room for their labels on ``width`` pixels."""
+    """0 and outwards from it, as many as find room for their labels on ``width`` pixels and in the left margin."""
     low, high = map(_place, limits)
     least = _LABEL * (high - low) / width
+    first = low + (_LABEL / 2 - _SIDE) * (high - low) / width
     ticks = [0.0]
     for tick in (0.01, -0.01, 0.03, -0.03, 0.1, -0.1, 1.0, -0.5, 9.0, 99.0, 999.0):
-        if limits[0] <= tick <= limits[1] and all(abs(_place(tick) - _place(t)) >= least for t in ticks):
+        at = _place(tick)
+        if first <= at <= high and all(abs(at - _place(other)) >= least for other in ticks):
             ticks.append(tick)
     return ticks
 

@@ -5,10 +5,21 @@ kind. To add a kind: a module with the functions of `cuda.choice.KernelModule`, 
 line in `select`.
 """
 
-from flashmoe_science.cuda.moe.gradients.backward import backward, can_differentiate, explain, why_no_kernel
+from flashmoe_science.cuda.moe.gradients.backward import (
+    backward,
+    can_differentiate,
+    can_project_again,
+    explain,
+    why_composed,
+    why_no_kernel,
+)
 from flashmoe_science.cuda.moe.gradients.forward import forward_keeping
-from flashmoe_science.cuda.moe.gradients.problem import MoeBackwardKind, MoeBackwardProblem
-from flashmoe_science.cuda.moe.gradients.select import OVERRIDE_VARIABLE, kernels, select
+from flashmoe_science.cuda.moe.gradients.problem import (
+    OVERRIDE_VARIABLE,
+    MoeBackwardKind,
+    MoeBackwardProblem,
+)
+from flashmoe_science.cuda.moe.gradients.select import kernels, select
 
 __all__ = [
     "OVERRIDE_VARIABLE",
@@ -16,9 +27,11 @@ __all__ = [
     "MoeBackwardProblem",
     "backward",
     "can_differentiate",
+    "can_project_again",
     "explain",
     "forward_keeping",
     "kernels",
     "select",
+    "why_composed",
     "why_no_kernel",
 ]

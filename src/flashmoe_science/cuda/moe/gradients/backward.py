@@ -12,26 +12,40 @@ from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device, device_of
 from flashmoe_science.cuda.driver import make_context_current
 from flashmoe_science.cuda.launch import LaunchPlan
-from flashmoe_science.cuda.moe.forward import DTYPES, INPUTS, problem_of
-from flashmoe_science.cuda.moe.gradients import hopper
-from flashmoe_science.cuda.moe.gradients.problem import MoeBackwardKind, MoeBackwardProblem
-from flashmoe_science.cuda.moe.gradients.select import OVERRIDE_VARIABLE, plan, select
+from flashmoe_science.cuda.moe.forward import DTYPES, FIVE, Names, problem_of
+from flashmoe_science.cuda.moe.gradients import hopper, portable
+from flashmoe_science.cuda.moe.gradients.problem import (
+    COMPOSED,
+    OVERRIDE_VARIABLE,
+    MoeBackwardKind,
+    MoeBackwardProblem,
+)
+from flashmoe_science.cuda.moe.gradients.select import plan, select
 from flashmoe_science.cuda.moe.problem import MoeKind, MoeProblem
 from flashmoe_science.cuda.moe.select import OVERRIDE_VARIABLE as FORWARD_VARIABLE
 from flashmoe_science.cuda.repeat import Call, cuda_allocator, misaligned, raw_stream
 from flashmoe_science.errors import InputError
 from flashmoe_science.moe_arguments import Activation, W13Layout
-from flashmoe_science.moe_gradients import MoeGradients, MoeNeeds
+from flashmoe_science.moe_gradients import MainGradients, MoeGradients, MoeNeeds
 
 _GIVEN = 6
-"""Tensors that every call has; z and the buffers follow."""
+"""Tensors that every call has; those of `_More` follow."""
 
 
-class MainGradients(NamedTuple):
-    """Buffers of float32, contiguous and like the weights in shape, to which the weights' gradients are added."""
+class _More(NamedTuple):
+    """Which other tensors a call has, in this order."""
 
-    w13: torch.Tensor | None = None
-    w2: torch.Tensor | None = None
+    z: bool
+    w13_bias: bool
+    w2_bias: bool
+    w13_buffer: bool
+    w2_buffer: bool
+
+    @property
+    def names(self) -> Names:
+        """Of what the forward pass had."""
+        biases = ("w13_bias",) * self.w13_bias + ("w2_bias",) * self.w2_bias
+        return (*FIVE, *biases)
 
 
 def backward(
@@ -46,6 +60,8 @@ def backward(
     activation: Activation,
     w13_layout: W13Layout,
     needs: MoeNeeds,
+    w13_bias: torch.Tensor | None = None,
+    w2_bias: torch.Tensor | None = None,
     main: MainGradients | None = None,
     choice: Choice | None = None,
 ) -> MoeGradients:
@@ -67,17 +83,10 @@ def backward(
         DeviceError, BuildError: see `flashmoe_science.cuda.driver.load`.
     """
     buffers = MainGradients() if main is None else main
-    more = tuple(tensor for tensor in (z, *buffers) if tensor is not None)
+    given = (z, w13_bias, w2_bias, *buffers)
+    more = tuple(tensor for tensor in given if tensor is not None)
     tensors = (grad_output, hidden_states, w13, w2, topk_weights, topk_ids, *more)
-    options = (
-        activation,
-        w13_layout,
-        needs,
-        z is not None,
-        buffers.w13 is not None,
-        buffers.w2 is not None,
-        choice,
-    )
+    options = activation, w13_layout, needs, _More(*(tensor is not None for tensor in given)), choice
     return MoeGradients(*_calls(tensors, options))
 
 
@@ -97,21 +106,48 @@ def can_differentiate(
     return why_no_kernel(problem, device_of(hidden_states.get_device())) is None
 
 
+def can_project_again(
+    hidden_states: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    topk_ids: torch.Tensor,
+    *,
+    activation: Activation,
+    w13_layout: W13Layout,
+) -> bool:
+    """Whether `backward` takes a call that kept nothing: by the portable kernels, if these are asked for or faster."""
+    if hidden_states.dtype not in DTYPES or not torch.cuda.is_available():
+        return False
+    problem = problem_of(hidden_states, w13, w2, topk_ids, activation, w13_layout)
+    needs = MoeBackwardProblem(problem, _ALL, kept=False)
+    return portable.why_not(needs, device_of(hidden_states.get_device())) is None
+
+
 def why_no_kernel(problem: MoeProblem, device: Device) -> str | None:
     """Why no kernel differentiates a call of autograd's; None if one does.
 
-    Not where the forward pass is told to go a way that keeps nothing. Activations that were not verified on a GPU take
-    the kernels only where `OVERRIDE_VARIABLE` names them.
+    Not where the forward pass is told to go a way that keeps nothing.
     """
     named = os.environ.get(FORWARD_VARIABLE)
     if named not in (None, "", MoeKind.HOPPER.value):
         return f"{FORWARD_VARIABLE} asks for {named}, which keeps nothing"
-    if (
-        problem.activation not in _VERIFIED
-        and os.environ.get(OVERRIDE_VARIABLE) != MoeBackwardKind.HOPPER.value
-    ):
-        return f"it was not verified on a GPU with {problem.activation.value}; {OVERRIDE_VARIABLE}=hopper takes it"
+    if _keeps_nothing():
+        return f"{OVERRIDE_VARIABLE} asks for {os.environ[OVERRIDE_VARIABLE]}, for which nothing is kept"
     return hopper.why_not(MoeBackwardProblem(problem, _ALL, kept=True), device)
+
+
+def why_composed(problem: MoeProblem, device: Device) -> str | None:
+    """Why a backward pass of autograd's is composed of PyTorch's operations; None if it is not."""
+    reason = why_no_kernel(problem, device)
+    if reason is None:
+        return None
+    not_portable = portable.why_not(MoeBackwardProblem(problem, _ALL, kept=False), device)
+    return None if not_portable is None else f"{reason}; not portable: {not_portable}"
+
+
+def _keeps_nothing() -> bool:
+    """Whether the environment names a way for which the forward pass keeps nothing."""
+    return os.environ.get(OVERRIDE_VARIABLE) in (MoeBackwardKind.PORTABLE.value, COMPOSED)
 
 
 def explain(
@@ -133,7 +169,7 @@ def explain(
 
 
 _ALL = MoeNeeds(True, True, True, True)
-_VERIFIED = (Activation.SILU,)
+_PLAIN = _More(True, False, False, False, False)
 
 
 def _problem(
@@ -144,13 +180,12 @@ def _problem(
     activation: Activation,
     w13_layout: W13Layout,
     needs: MoeNeeds,
-    *,
-    kept: bool = True,
-    accumulates_w13: bool = False,
-    accumulates_w2: bool = False,
+    more: _More = _PLAIN,
 ) -> MoeBackwardProblem:
-    forward = problem_of(hidden_states, w13, w2, topk_ids, activation, w13_layout, keeps=True)
-    return MoeBackwardProblem(forward, needs, kept, accumulates_w13, accumulates_w2)
+    forward = problem_of(
+        hidden_states, w13, w2, topk_ids, activation, w13_layout, names=more.names, keeps=True
+    )
+    return MoeBackwardProblem(forward, needs, more.z, more.w13_buffer, more.w2_buffer)
 
 
 def _check(tensors: Tensors, options: Options) -> None:
@@ -158,9 +193,9 @@ def _check(tensors: Tensors, options: Options) -> None:
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
             raise InputError(f"expected dense tensors, not {type(tensor).__name__}")
-    *_, needs, kept, w13_buffer, w2_buffer, _ = options
+    _, _, needs, given, _ = options
     _, hidden_states, w13, w2, _, topk_ids, *more = tensors
-    if kept:
+    if given.z:
         z = more.pop(0)
         shape = (topk_ids.numel(), w13.shape[1])
         if tuple(z.shape) != shape or z.dtype != hidden_states.dtype or not z.is_contiguous():
@@ -168,9 +203,18 @@ def _check(tensors: Tensors, options: Options) -> None:
                 f"z is {tuple(z.shape)} of {z.dtype}; expected {shape} of {hidden_states.dtype}, contiguous: pass what "
                 "the forward pass kept"
             )
+    for name, weight, is_given in (("w13", w13, given.w13_bias), ("w2", w2, given.w2_bias)):
+        if not is_given:
+            continue
+        bias = more.pop(0)
+        if bias.shape != weight.shape[:2] or bias.dtype != weight.dtype or not bias.is_contiguous():
+            raise InputError(
+                f"the bias of {name} is {tuple(bias.shape)} of {bias.dtype}; expected {tuple(weight.shape[:2])} of "
+                f"{weight.dtype}, contiguous"
+            )
     for name, weight, is_given, needed in (
-        ("w13", w13, w13_buffer, needs.w13),
-        ("w2", w2, w2_buffer, needs.w2),
+        ("w13", w13, given.w13_buffer, needs.w13),
+        ("w2", w2, given.w2_buffer, needs.w2),
     ):
         if not is_given:
             continue
@@ -187,39 +231,34 @@ def _check(tensors: Tensors, options: Options) -> None:
 def _make_call(tensors: Tensors, options: Options, index: int) -> Call:
     """Choose, compile, load and prepare."""
     _, hidden_states, w13, w2, topk_weights, topk_ids = tensors[:_GIVEN]
-    activation, w13_layout, needs, kept, accumulates_w13, accumulates_w2, choice = options
+    activation, w13_layout, needs, more, choice = options
     make_context_current(index)
-    new = (
-        hidden_states if needs.hidden_states else None,
-        w13 if needs.w13 and not accumulates_w13 else None,
-        w2 if needs.w2 and not accumulates_w2 else None,
-        topk_weights if needs.topk_weights else None,
-    )
-    likes = [None if tensor is None else (tuple(tensor.shape), tensor.dtype) for tensor in new]
+    likes = [
+        (tuple(tensor.shape[:dimensions]), tensor.dtype) if needed else None
+        for tensor, dimensions, needed in (
+            (hidden_states, 2, needs.hidden_states),
+            (w13, 3, needs.w13 and not more.w13_buffer),
+            (w2, 3, needs.w2 and not more.w2_buffer),
+            (topk_weights, 2, needs.topk_weights),
+            (w13, 2, needs.w13_bias),
+            (w2, 2, needs.w2_bias),
+        )
+    ]
     if hidden_states.numel() == 0 or topk_ids.numel() == 0:
         device = hidden_states.device
         return lambda *tensors: tuple(
             None if like is None else torch.zeros(like[0], dtype=like[1], device=device) for like in likes
         )
-    problem = _problem(
-        hidden_states,
-        w13,
-        w2,
-        topk_ids,
-        activation,
-        w13_layout,
-        needs,
-        kept=kept,
-        accumulates_w13=accumulates_w13,
-        accumulates_w2=accumulates_w2,
-    )
+    problem = _problem(hidden_states, w13, w2, topk_ids, activation, w13_layout, needs, more)
+    if choice is None and more.z and _keeps_nothing():
+        choice = hopper.choose(problem, device_of(index))  # which kept it before the variable was set
     return _prepare(likes, plan(problem, device_of(index), choice), problem, index)
 
 
 _calls = Calls(
     _check,
     _make_call,
-    options=7,
+    options=5,
     most=1024,
     repeated=lambda options: options[-1] is None,
     under_no_grad=True,
@@ -243,9 +282,11 @@ def _prepare(
         given = [tensor.data_ptr() for tensor in tensors[1:_GIVEN]]
         more = [tensor.data_ptr() for tensor in tensors[_GIVEN:]]
         if any(address & 15 for address in (*given[:3], *more)):
-            names = dict.fromkeys((*list(INPUTS)[:3], "z or a buffer"), 16)
+            names = dict.fromkeys((*FIVE[:3], "z, a bias or a buffer"), 16)
             raise InputError(misaligned(names, (*tensors[1:4], *tensors[_GIVEN:])))
-        z = more.pop(0) if problem.kept else 0
+        forward = problem.forward
+        there = problem.kept, forward.w13_biased, forward.w2_biased
+        z, w13_bias, w2_bias = (more.pop(0) if each else 0 for each in there)
         gradients = tuple(None if result is None else allocate(*result) for result in results)
         addresses = [0 if gradient is None else gradient.data_ptr() for gradient in gradients]
         if problem.accumulates_w13:
@@ -254,7 +295,10 @@ def _prepare(
             addresses[2] = more.pop(0)
         # Freed when this returns: what the allocator puts there next on this stream comes after the launches.
         workspace = allocate((plan.workspace_bytes,), (1,), torch.uint8)
-        launch(grad_output.data_ptr(), *given, z, *addresses, workspace.data_ptr(), raw_stream(device))
+        biases = w13_bias, w2_bias
+        launch(
+            grad_output.data_ptr(), *given, z, *biases, *addresses, workspace.data_ptr(), raw_stream(device)
+        )
         return gradients
 
     return call

@@ -17,9 +17,10 @@ from flashmoe_science.configs.moe.hopper import MoeHopperConfiguration
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.driver import load
-from flashmoe_science.cuda.launch import Launcher, LaunchPlan
+from flashmoe_science.cuda.launch import Launcher, LaunchPlan, launch_at
 from flashmoe_science.cuda.moe import combine, hopper
 from flashmoe_science.cuda.moe.combine import Combine
+from flashmoe_science.cuda.moe.gradients import bias
 from flashmoe_science.cuda.moe.gradients.problem import MoeBackwardKind, MoeBackwardProblem
 from flashmoe_science.cuda.moe.problem import MoeProblem
 from flashmoe_science.cuda.moe.routing import TICKETS_BYTES, Routing
@@ -64,8 +65,6 @@ _SPILLS = Activation.GELU_NO_MUL
 def _refusal(problem: MoeBackwardProblem) -> str | None:
     if problem.forward.activation is _SPILLS:
         return f"its forward pass would spill registers with {_SPILLS.value}"
-    if problem.needs.w13_bias or problem.needs.w2_bias:
-        return "it makes no gradients of biases"
     forward = problem.forward
     columns = configs.WIDE.weights.tokens
     tiles = _tiles(forward.hidden) * -(-max(forward.w13_rows, forward.intermediate) // columns)
@@ -104,7 +103,15 @@ def kernels(architecture: str) -> list[CudaKernel]:
         for dtype in dtypes
         for ids64 in (False, True)
     ]
-    return [*keeping, *products, *sums, *(routing_kernel(ids64) for ids64 in (False, True))]
+    biases = [
+        kernel
+        for dtype in dtypes
+        for kernel in (
+            *(bias.kernel(dtype, second=second) for second in (True, False)),
+            *(bias.routing_kernel(dtype, ids64) for ids64 in (False, True)),
+        )
+    ]
+    return [*keeping, *products, *sums, *(routing_kernel(ids64) for ids64 in (False, True)), *biases]
 
 
 def _product_kernel(
@@ -196,8 +203,8 @@ def plan(
     problem: MoeBackwardProblem, configuration: Any, device: Device, *, allow_defects: bool = False
 ) -> LaunchPlan:
     """Launches take the addresses of grad_output, hidden_states, w13, w2, topk_weights, topk_ids, z (0 if it is not
-    kept), of the gradients of hidden_states, w13, w2 and topk_weights (0 for one that is not needed), and of the
-    workspace.
+    kept), of the biases of w13 and w2 (0 where there is none), of the gradients of hidden_states, w13, w2, topk_weights
+    and both biases (0 for one that is not needed), and of the workspace.
 
     Every launch may start while the one before it ends. Each of them lets the next one start only after it has itself
     waited, except the second product, which lets the combination start early: that waits for all of the second
@@ -213,6 +220,11 @@ def plan(
     second = make.gradient_of_input(tiles) if needs.hidden_states else None
     join = Combine(forward, device, _ARCHITECTURE, weighted=False) if needs.hidden_states else None
     routed = make.gradient_of_routing() if needs.topk_weights else None
+    routed_bias = (
+        bias.gradient_of_routing(make.launcher, forward) if needs.topk_weights and forward.w2_biased else None
+    )
+    w2_bias_gradient = bias.gradient(make.launcher, forward, second=True) if needs.w2_bias else None
+    w13_bias_gradient = bias.gradient(make.launcher, forward, second=False) if needs.w13_bias else None
     w2_gradient = w13_gradient = None
     if needs.w2:
         w2_gradient = make.gradient_of_weights(tiles, second=True, accumulates=problem.accumulates_w2)
@@ -242,10 +254,14 @@ def plan(
         topk_weights: int,
         topk_ids: int,
         z: int,
+        w13_bias: int,
+        w2_bias: int,
         grad_hidden: int,
         grad_w13: int,
         grad_w2: int,
         grad_weights: int,
+        grad_w13_bias: int,
+        grad_w2_bias: int,
         workspace: int,
         stream: int,
     ) -> None:
@@ -255,7 +271,7 @@ def plan(
         sort.launch(topk_ids, offsets, slots, workspace + counts_at, workspace, stream)
         if again is not None:
             z = workspace + z_at
-            again(hidden, w13, activated, offsets, slots, workspace + _AGAIN_TICKET, z, stream)
+            again(hidden, w13, activated, offsets, slots, workspace + _AGAIN_TICKET, z, w13_bias, stream)
         first(
             w2,
             z,
@@ -274,10 +290,16 @@ def plan(
             join.launch(rows, 0, topk_ids, grad_hidden, stream)
         if routed is not None:
             routed(sums, topk_ids, offsets, slots, grad_weights, stream)
+        if routed_bias is not None:
+            routed_bias(grad_output, w2_bias, topk_ids, offsets, slots, grad_weights, stream)
         if w2_gradient is not None:
             w2_gradient(activated, grad_output, grad_w2, offsets, slots, workspace + _W2_TICKET, stream)
         if w13_gradient is not None:
             w13_gradient(gradient, hidden, grad_w13, offsets, slots, workspace + _W13_TICKET, stream)
+        if w2_bias_gradient is not None:
+            w2_bias_gradient(grad_output, topk_weights, grad_w2_bias, offsets, slots, stream)
+        if w13_bias_gradient is not None:
+            w13_bias_gradient(gradient, 0, grad_w13_bias, offsets, slots, stream)
 
     return LaunchPlan(launch, total)
 
@@ -299,7 +321,7 @@ class _Make:
         self._allow_defects = allow_defects
         self._parts = 2 if problem.gated else 1
 
-    def _launcher(self, compiled: CudaKernel, argument_bytes: int, blocks: int | None = None) -> Launcher:
+    def launcher(self, compiled: CudaKernel, argument_bytes: int, blocks: int | None = None) -> Launcher:
         function = load(
             compiled,
             self._device.index,
@@ -360,7 +382,7 @@ class _Make:
     ) -> Callable[..., None]:
         """`sizes`, `strides`: of the weight (columns, inner, parts, experts)."""
         problem = self._problem
-        launcher = self._launcher(compiled, _PRODUCT_AT + _PRODUCT.size + _PRODUCT_REST.size)
+        launcher = self.launcher(compiled, _PRODUCT_AT + _PRODUCT.size + _PRODUCT_REST.size)
         weight_map = TensorMap(
             launcher.buffer, 0, problem.dtype, sizes, strides, (configs.PANEL, configs.PANEL)
         )
@@ -393,7 +415,7 @@ class _Make:
         problem = self._problem
         compiled = weights_kernel(tiles, problem.dtype, second=second, accumulates=accumulates)
         columns = problem.intermediate if second else problem.w13_rows
-        launcher = self._launcher(compiled, MAP_BYTES + _WEIGHTS.size + _WEIGHTS_REST.size)
+        launcher = self.launcher(compiled, MAP_BYTES + _WEIGHTS.size + _WEIGHTS_REST.size)
         rows_map = self._rows_map(launcher, 0, columns, configs.PANEL)
         interleaved = problem.gated and problem.w13_layout is W13Layout.INTERLEAVED
         _WEIGHTS_REST.pack_into(
@@ -421,13 +443,8 @@ class _Make:
     def gradient_of_routing(self) -> Callable[..., None]:
         problem = self._problem
         blocks = -(-problem.slots // _ROUTING_THREADS)
-        launcher = self._launcher(routing_kernel(problem.ids64), _ROUTING.size + _ROUTING_REST.size, blocks)
+        launcher = self.launcher(routing_kernel(problem.ids64), _ROUTING.size + _ROUTING_REST.size, blocks)
         _ROUTING_REST.pack_into(
             launcher.buffer, _ROUTING.size, _parts(problem), problem.slots, problem.experts
         )
-
-        def launch(*addresses_and_stream: int) -> None:
-            _ROUTING.pack_into(launcher.buffer, 0, *addresses_and_stream[:-1])
-            launcher.start(addresses_and_stream[-1])
-
-        return launch
+        return launch_at(launcher, _ROUTING)

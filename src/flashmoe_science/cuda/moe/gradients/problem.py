@@ -8,11 +8,16 @@ from enum import Enum
 from flashmoe_science.cuda.moe.problem import MoeProblem
 from flashmoe_science.moe_gradients import MoeNeeds
 
+OVERRIDE_VARIABLE = "FLASHMOE_MOE_BACKWARD"
+COMPOSED = "composed"
+"""What the variable says besides a kernel's name: PyTorch's operations, for which nothing is kept."""
+
 
 class MoeBackwardKind(Enum):
     """The ways through the backward pass on CUDA."""
 
     HOPPER = "hopper"
+    PORTABLE = "portable"
 
 
 @dataclass(frozen=True)

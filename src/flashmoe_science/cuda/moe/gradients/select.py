@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from flashmoe_science.cuda.choice import Selection
-from flashmoe_science.cuda.moe.gradients import hopper
-from flashmoe_science.cuda.moe.gradients.problem import MoeBackwardKind, MoeBackwardProblem
+from flashmoe_science.cuda.moe.gradients import hopper, portable
+from flashmoe_science.cuda.moe.gradients.problem import (
+    OVERRIDE_VARIABLE,
+    MoeBackwardKind,
+    MoeBackwardProblem,
+)
 
-OVERRIDE_VARIABLE = "FLASHMOE_MOE_BACKWARD"
 BACKWARD = Selection[MoeBackwardProblem](
-    modules={MoeBackwardKind.HOPPER: hopper},
+    modules={MoeBackwardKind.HOPPER: hopper, MoeBackwardKind.PORTABLE: portable},
     override_variable=OVERRIDE_VARIABLE,
     noun="mixture-of-experts kernel of the backward pass",
     describe=lambda problem: (

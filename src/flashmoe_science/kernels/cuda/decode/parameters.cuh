@@ -1,6 +1,9 @@
 // What the host passes to the decode kernel, and the compile-time shape of it.
 #pragma once
 #include "types.cuh"
+#if TREE
+#include "tree.cuh"
+#endif
 
 namespace {
 
@@ -11,7 +14,12 @@ constexpr int kDimGroups = (VALUE_DIM + 63) / 64;      // of 64 dims of a value:
 constexpr int kQuads = 4 * ROW_TILES * kDimGroups;     // float4 that a lane holds of the output
 constexpr int kShares = (kQuads + WARPS - 1) / WARPS;  // of them, finished by one warp
 constexpr int kPass = WARPS * KEY_TILES;               // key tiles that a block goes through at a time
+constexpr int kMerges = VALUE_DIM <= 128 && WARPS * kQuads <= 64 ? 2 : 1;  // segments whose results warps may be merging at a time
+constexpr int kPieceBytes = CACHE == 0 ? 16 : 8;       // of eight elements of a key or value
 constexpr int kUnlimited = 1 << 30;                    // a window's side that hides nothing
+#if TREE
+constexpr int kTreeTiles = kTreeQueries / kTileKeys + 1;  // that the keys of a tree can lie in
+#endif
 
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM >= 8, "HEAD_DIM must be a multiple of 8");
 static_assert(VALUE_DIM % 8 == 0 && VALUE_DIM >= 8, "VALUE_DIM must be a multiple of 8");
@@ -30,6 +38,16 @@ struct Cache {
     uint32 row;
 };
 
+// Of e4m3 keys or values: how far it is, in elements, to the scale of the next page, head and key; 0 where they share one.
+struct Scales {
+    int64 page, head, row;
+};
+
+// x / divisor is umulhi(2 x, multiplier) >> shift, for x below 2^31.
+struct Division {
+    uint32 multiplier, shift;
+};
+
 struct Parameters {
     const char* query;
     const char* key;
@@ -42,8 +60,10 @@ struct Parameters {
     const int* pages;         // (batch, any): the page table, or null
     const float* sinks;       // (heads), or null
     const float* slopes;      // (batch, heads), or null
+    const float* key_scales;  // of e4m3 keys, or null: 1
+    const float* value_scales;
     Partial* partials;        // [slot][quad]
-    uint32* arrivals;         // [block][warp]: zero before and after a launch
+    uint32* arrivals;         // [2][block][warp]: zero before and after a launch
     int64 pages_row;          // stride of the table's rows
     int64 slopes_row;         // 0: the same slopes for all sequences
     int tokens;               // rows of query and output; those of no sequence become zero
@@ -51,13 +71,47 @@ struct Parameters {
     // All that follows is the same in all calls of a plan.
     uint64 query_row, query_head, output_row, output_head;  // strides in bytes
     Cache key_strides, value_strides;
+    Scales key_scale_strides, value_scale_strides;
     int kv_heads;
     int group;                // query heads per key/value head
-    uint32 group_magic;       // floor(2^32 / group) + 1
     int page_size;
+    Division by_grid, by_group, by_page;
     int left, right;          // of the window; kUnlimited
     int split_tiles;          // partial sums begin at each multiple of so many tiles; 0: anywhere
     float scale_log2;         // softmax scale * log2(e)
     float softcap_log2;       // cap * log2(e)
     float softcap_scale;      // 2 * log2(e) * softmax scale / cap
+#if CHUNK || TREE
+    int chunk;                // keys of a chunk; a query sees those of its own
+    Division by_chunk;
+#endif
+#if TREE
+    const uint64* tree_mask;  // (tokens); it may differ between calls
+#endif
 };
+
+namespace {
+
+__device__ __forceinline__ int divide(int x, const Division& by) {
+    return static_cast<int>(__umulhi(2 * static_cast<uint32>(x), by.multiplier) >> by.shift);
+}
+
+// The first key that a query at this position sees, if any, and one past the last: what neither a segment nor a sequence bounds.
+// Both rise with the position. Before a sequence's first key there is a chunk without keys.
+__device__ __forceinline__ int begin_of_seen(const Parameters& p, int position) {
+    int begin = position - p.left;
+#if CHUNK
+    if (position >= 0) begin = max(begin, divide(position, p.by_chunk) * p.chunk);
+#endif
+    return begin;
+}
+
+__device__ __forceinline__ int end_of_seen(const Parameters& p, int position) {
+    int end = position + p.right + 1;
+#if CHUNK
+    end = position < 0 ? 0 : min(end, (divide(position, p.by_chunk) + 1) * p.chunk);
+#endif
+    return end;
+}
+
+}  // namespace

@@ -6,6 +6,7 @@
 #pragma once
 #include "decode/schedule.cuh"
 #include "ptx/arrival.cuh"
+#include "ptx/fp8.cuh"
 #include "ptx/global.cuh"
 #include "small/fragments.cuh"
 
@@ -14,7 +15,7 @@ namespace {
 using Quad = QuadOf<kDimGroups>;
 
 // Partial results that a lane loads at a time; more take more registers.
-constexpr int kTogether = ROW_TILES > 1 || VALUE_DIM <= 64 ? 8 : 16;
+constexpr int kTogether = ROW_TILES > 1 || VALUE_DIM <= 64 || VALUE_DIM > 128 ? 8 : 16;
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kNaturalLogOf2 = 0.6931471805599453f;
 
@@ -24,8 +25,7 @@ struct Row {
 };
 
 __device__ __forceinline__ Row locate(int row, const Parameters& p) {
-    if (p.group == 1) return {row, 0};
-    const int position = static_cast<int>(__umulhi(static_cast<uint32>(row), p.group_magic));
+    const int position = divide(row, p.by_group);
     return {position, row - position * p.group};
 }
 
@@ -49,7 +49,11 @@ __device__ __forceinline__ void write(const Parameters& p, const Segment& segmen
     }
     if (64 * (quad.group + 1) <= VALUE_DIM || dim < VALUE_DIM) {
         const uint64 offset = token * p.output_row + static_cast<uint32>(head) * p.output_head + dim * kElementBytes;
-        store_global(p.output + offset, pack(x.x * scale, x.y * scale), pack(x.z * scale, x.w * scale));
+        uint32 low = pack_result(x.x * scale, x.y * scale), high = pack_result(x.z * scale, x.w * scale);
+#if TREE
+        if (total.sum == 0.0f) low = high = 0;  // a product is NaN where another row of the set sees one
+#endif
+        store_global(p.output + offset, low, high);
     }
     if (p.lse != nullptr && quad.group == 0 && quad.half == 0 && lane < 4)
         p.lse[token * (p.kv_heads * p.group) + head] =
@@ -76,46 +80,48 @@ __device__ __forceinline__ void write_rows_without_keys(const Parameters& p, int
     for (int sequence = first; sequence <= p.batch; sequence += static_cast<int>(gridDim.x) * each) {
         const int from = p.query_starts[sequence];
         if (sequence == p.batch) write_nothing(p, from, p.tokens, lane);
-        else if (Extent(p, sequence).rows == 0) write_nothing(p, from, p.query_starts[sequence + 1], lane);
+        else if (extent_of(p, sequence).rows == 0) write_nothing(p, from, p.query_starts[sequence + 1], lane);
     }
 }
 
+__device__ __forceinline__ Partial& partial_at(const Parameters& p, int slot, int index) {
+    return p.partials[static_cast<uint64>(slot) * kQuads + index];
+}
+
 // Leaves one quad. Rows past the end are neither left nor combined.
-__device__ __forceinline__ void leave(const Parameters& p, const Segment& segment, int lane, int index, const float4& x,
-                                      const Statistics& total) {
+__device__ __forceinline__ void leave(const Parameters& p, const Segment& segment, int slot, int lane, int index,
+                                      const float4& x, const Statistics& total) {
     if (segment.first_row + Quad(index).row(lane) >= segment.rows) return;
-    Partial& own = p.partials[static_cast<uint64>(segment.slot) * kQuads + index];
+    Partial& own = partial_at(p, slot, index);
     store_partial(&own.sums[lane], x);
     if (lane < 4) store_partial(&own.statistics[lane], make_float2(total.maximum, total.sum));
 }
 
-// All lanes, after the last `leave`: whether all other blocks of the set have left what this warp of theirs has.
-__device__ __forceinline__ bool last_to_arrive(const Parameters& p, const Segment& segment, int warp, int lane) {
+// All lanes, after `leave`: whether `all` have arrived at a counter of this warp and its counterparts.
+__device__ __forceinline__ bool last_to_arrive(const Parameters& p, int counter, int all, int warp, int lane) {
     __syncwarp();
-    if (segment.blocks == 1) return true;
     uint32 before = 0;
-    if (lane == 0) before = arrive(&p.arrivals[segment.first_block * WARPS + warp], segment.blocks);
+    if (lane == 0) before = arrive(&p.arrivals[counter * WARPS + warp], all);
     before = __shfl_sync(0xffffffffu, before, 0);
     __syncwarp();
-    return before == static_cast<uint32>(segment.blocks - 1);
+    return before == static_cast<uint32>(all - 1);
 }
 
-// One quad of all pieces.
-__device__ __forceinline__ Statistics combine_pieces(const Parameters& p, const Segment& segment, int lane, int index,
-                                                     float4& merged) {
+// One quad of every `step`th piece from `first` to before `end`.
+__device__ __forceinline__ Statistics combine_pieces(const Parameters& p, const Segment& segment, const Meeting& meeting,
+                                                     int first, int end, int step, int lane, int index, float4& merged) {
     Statistics total = {NEGATIVE_INFINITY, 0.0f};
     merged = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     if (segment.first_row + Quad(index).row(lane) >= segment.rows) return total;
-    for (int first = 0; first < segment.pieces; first += kTogether) {
+    for (; first < end; first += kTogether * step) {
         float4 sums[kTogether];
         float2 sets[kTogether + 1];
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
             sums[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             sets[i] = make_float2(NEGATIVE_INFINITY, 0.0f);
-            if (first + i < segment.pieces) {
-                const Partial& piece =
-                    p.partials[static_cast<uint64>(slot_of_piece(p, segment, first + i)) * kQuads + index];
+            if (first + i * step < end) {
+                const Partial& piece = partial_at(p, slot_of_piece(p, meeting, first + i * step), index);
                 sets[i] = load_partial(&piece.statistics[lane % 4]);
                 sums[i] = load_partial(&piece.sums[lane]);
             }
@@ -130,6 +136,38 @@ __device__ __forceinline__ Statistics combine_pieces(const Parameters& p, const 
         for (int i = 0; i < kTogether; ++i) accumulate(merged, weights[i], sums[i]);
     }
     return total;
+}
+
+// All lanes of a warp, after it has left its quads of a piece. Pieces meet in groups, and where there is more than one, the
+// results of groups meet, each in the slot of its group's first piece. A counter is that of the first block of those that
+// share a group, or a set: as the block ends within it, it is the counter of no other.
+__device__ __forceinline__ void meet(const Parameters& p, const Segment& segment, const Meeting& meeting, int warp, int lane) {
+    if (!meeting.complete) return;
+    const int group_blocks = meeting.group_last_block - meeting.group_first_block + 1;
+    __syncwarp();
+    if (group_blocks > 1 && !last_to_arrive(p, meeting.group_first_block, group_blocks, warp, lane)) return;
+    const int end = meeting.first_piece + meeting.group_pieces;
+    for (int index = warp; index < kQuads; index += WARPS) {
+        float4 merged;
+        const Statistics total =
+            combine_pieces(p, segment, meeting, meeting.first_piece, end, 1, lane, index, merged);
+        if (meeting.groups == 1) write(p, segment, lane, index, merged, total);
+        else leave(p, segment, slot_of_piece(p, meeting, meeting.first_piece), lane, index, merged, total);
+    }
+    if (meeting.groups == 1) return;
+    __syncwarp();
+    if (meeting.last_block > meeting.first_block) {
+        const int counter = static_cast<int>(gridDim.x) + meeting.first_block;
+        if (!last_to_arrive(p, counter, meeting.groups, warp, lane)) return;
+    } else if (end < meeting.pieces) {
+        return;  // the block itself goes on with the next group
+    }
+    for (int index = warp; index < kQuads; index += WARPS) {
+        float4 merged;
+        const Statistics total =
+            combine_pieces(p, segment, meeting, 0, meeting.pieces, group_size(p), lane, index, merged);
+        write(p, segment, lane, index, merged, total);
+    }
 }
 
 }  // namespace

@@ -6,6 +6,9 @@
 // fewer keys there are, the smaller. Sequences without work have no units.
 //
 // In batch-invariant mode a unit is `split_tiles`, begins at a multiple of them, and is summed by itself.
+//
+// The block's first keys wait for all that comes before its first segment, so there is one division in it for each set that
+// is not the sequence's only one; what is needed later is computed while loads are under way.
 #pragma once
 #include "decode/parameters.cuh"
 #include "ptx/redux.cuh"
@@ -24,29 +27,32 @@ struct Segment {
     int all_begin, all_end;    // keys that all rows see
     int passes;                // 0: there is no such segment
     int slot;                  // where its result is left; -1: it is the whole set, and is written
-    int first_block, blocks;   // those that share the set
-    int first_unit, pieces;    // partial results of the set
-    int meets;                 // whether the block has left all that it has of the set
+    int unit, within, units;   // of the grid; of the set; of all of it
+#if TREE
+    int tree_tile;             // the first with keys of the sequence's queries; or kNoTree
+    uint16 unseen[kTreeTiles]; // of these tiles' keys, a bit for each that no row of the sequence sees: see find_hidden
+    uint32 hidden[kTreeTiles][kRows / 2];  // a bit for each that a row does not see; 16 for a row
+#endif
 };
 
-// The block's place in its share. Only one lane reads and writes it.
-struct Cursor {
-    int unit, end;         // of the grid
-    int share;             // units of a block
-    int unit_tiles;
-    int sequence, before;  // units of all sequences before
+// Where the results of a set that several segments share meet: pieces in groups, then groups.
+struct Meeting {
+    int first_block, last_block;              // of the set
+    int first_unit;                           // of the set
+    int pieces, first_piece, group_pieces;    // of the set; the first, and the number, of the segment's group
+    int group_first_block, group_last_block;  // those that have pieces of the group
+    int groups;
+    int complete;                             // whether the block has left all that it has of the group
 };
 
 // What a sequence asks for.
 struct Extent {
     int rows, past, first_key, keys;
 
-    __device__ __forceinline__ Extent(const Parameters& p, int sequence) {
-        const int queries = p.query_starts[sequence + 1] - p.query_starts[sequence];
-        keys = p.key_lengths != nullptr ? p.key_lengths[sequence] : p.key_starts[sequence + 1] - p.key_starts[sequence];
+    __device__ __forceinline__ Extent(const Parameters& p, int queries, int key_count) : keys(key_count) {
         rows = queries * p.group;
         past = keys - queries;
-        first_key = max(0, past - p.left);
+        first_key = max(0, begin_of_seen(p, past));
         // The last query sees the most keys; without `right` all.
         if (rows <= 0 || first_key >= keys) rows = 0;
     }
@@ -58,7 +64,44 @@ struct Extent {
     __device__ __forceinline__ int tiles(const Parameters& p) const {
         return rows == 0 ? 0 : (keys + kTileKeys - 1) / kTileKeys - first_tile(p);
     }
-    __device__ __forceinline__ int sets(const Parameters& p) const { return p.kv_heads * ((rows + kRows - 1) / kRows); }
+    __device__ __forceinline__ int row_blocks() const { return (rows + kRows - 1) / kRows; }
+};
+
+__device__ __forceinline__ Extent extent_of(const Parameters& p, int sequence) {
+    const int queries = p.query_starts[sequence + 1] - p.query_starts[sequence];
+    const int keys = p.key_lengths != nullptr ? p.key_lengths[sequence] : p.key_starts[sequence + 1] - p.key_starts[sequence];
+    return Extent(p, queries, keys);
+}
+
+__device__ __forceinline__ int unit_count(int tiles, int unit_tiles) {
+    // A division for odd units only.
+    return (unit_tiles & (unit_tiles - 1)) == 0 ? (tiles + unit_tiles - 1) >> (__ffs(unit_tiles) - 1)
+                                                : (tiles + unit_tiles - 1) / unit_tiles;
+}
+
+// The block's place in its share. Only one lane reads and writes it.
+struct Cursor {
+    int unit, end;                   // of the grid
+    int share;                       // units of a block
+    int unit_tiles;
+    int sequence;
+    int within, units;               // unit within its set, and all of those
+    int head, row_block, row_blocks;
+    int rows, past, first_key, keys, first_tile, query_start, key_start;  // of the sequence
+
+    __device__ __forceinline__ void enter(const Parameters& p, int of_sequence, const Extent& extent) {
+        sequence = of_sequence;
+        first_tile = extent.first_tile(p);
+        units = unit_count(extent.tiles(p), unit_tiles);
+        row_blocks = extent.row_blocks();
+        rows = extent.rows;
+        past = extent.past;
+        first_key = extent.first_key;
+        keys = extent.keys;
+        query_start = p.query_starts[of_sequence];
+        key_start = p.key_starts != nullptr ? p.key_starts[of_sequence] : 0;
+        within = head = row_block = 0;
+    }
 };
 
 __device__ __forceinline__ int sum_of_warp(int x) {
@@ -75,11 +118,11 @@ __device__ __forceinline__ void begin_share(const Parameters& p, Cursor& cursor,
     int counts[kUnitSizes] = {};  // units of the lane's sequences, for each size of a unit
     int longest = 0;
     for (int sequence = from; sequence < to; ++sequence) {
-        const Extent extent(p, sequence);
-        const int sets = extent.sets(p), tiles = extent.tiles(p);
+        const Extent extent = extent_of(p, sequence);
+        const int sets = p.kv_heads * extent.row_blocks(), tiles = extent.tiles(p);
         longest = max(longest, tiles);
         if (p.split_tiles > 0) {
-            counts[0] += sets * ((tiles + p.split_tiles - 1) / p.split_tiles);
+            counts[0] += sets * unit_count(tiles, p.split_tiles);
         } else {
 #pragma unroll
             for (int i = 0; i < kUnitSizes; ++i) counts[i] += sets * ((tiles + (1 << i) - 1) >> i);
@@ -92,103 +135,160 @@ __device__ __forceinline__ void begin_share(const Parameters& p, Cursor& cursor,
         unit_tiles = 1;
 #pragma unroll
         for (int i = 1; i < kUnitSizes; ++i) {
-            // A tile takes a block about five times as long to read as one more partial result takes to combine: that is
-            // the least where a block has the square root of a fifth of a set's tiles.
+            // Sets that a block goes through at a time are not cut: blocks that share one lose more by meeting. A tile takes
+            // a block about five times as long to read as one more partial result takes to combine: together that is the
+            // least where a block has the square root of a fifth of a set's tiles.
             const int less = 1 << (i - 1);
-            if (less * blocks < all_tiles || 4 * less * less < longest) {
+            if (longest <= kPass || less * blocks < all_tiles || 4 * less * less < longest) {
                 unit_tiles = 2 * less;
                 own = counts[i];
             }
         }
     }
     int up_to = own;  // and with all lanes before
+    if (p.batch > 1) {
 #pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-        const int x = __shfl_up_sync(0xffffffffu, up_to, distance);
-        if (lane >= distance) up_to += x;
+        for (int distance = 1; distance < 32; distance *= 2) {
+            const int x = __shfl_up_sync(0xffffffffu, up_to, distance);
+            if (lane >= distance) up_to += x;
+        }
     }
-    const int all = __shfl_sync(0xffffffffu, up_to, 31);
-    const int share = max(1, (all + blocks - 1) / blocks);
+    const int all = __shfl_sync(0xffffffffu, up_to, p.batch > 1 ? 31 : 0);
+    const int share = max(1, divide(all + blocks - 1, p.by_grid));
     const int begin = min(block * share, all);
+    const int before = up_to - own;
     if (lane == 0) {
         cursor.share = share;
         cursor.unit_tiles = unit_tiles;
         cursor.unit = begin;
         cursor.end = min(begin + share, all);
     }
-    const int before = up_to - own;
+    __syncwarp();
     if (before <= begin && begin < up_to) {  // one lane, unless there is nothing to do
-        cursor.sequence = from;
-        cursor.before = before;
+        int left = begin - before;           // units before the block's first, from the sequence on
+        for (int sequence = from;; ++sequence) {
+            const Extent extent = extent_of(p, sequence);
+            const int row_blocks = extent.row_blocks();
+            const int units = unit_count(extent.tiles(p), unit_tiles), all_sets = p.kv_heads * row_blocks * units;
+            if (left >= all_sets) {
+                left -= all_sets;
+                continue;
+            }
+            cursor.enter(p, sequence, extent);
+            const int set = left / units;
+            cursor.within = left - set * units;
+            cursor.head = row_blocks == 1 ? set : set / row_blocks;
+            cursor.row_block = row_blocks == 1 ? 0 : set - cursor.head * row_blocks;
+            break;
+        }
     }
     __syncwarp();
 }
 
-__device__ __forceinline__ int unit_count(int tiles, int unit_tiles) { return (tiles + unit_tiles - 1) / unit_tiles; }
-
 // One lane: the next segment of the block's share. `cursor` goes past it.
 __device__ __forceinline__ void next_segment(const Parameters& p, Cursor& cursor, Segment& segment) {
-    const int unit = cursor.unit, unit_tiles = cursor.unit_tiles, share = cursor.share;
-    if (unit >= cursor.end) {
+    const int unit = cursor.unit, end = cursor.end, unit_tiles = cursor.unit_tiles;
+    if (unit >= end) {
         segment.passes = 0;
         return;
     }
-    int sequence = cursor.sequence, before = cursor.before, sets, units;
-    while (true) {
-        const Extent extent(p, sequence);
-        sets = extent.sets(p);
-        units = unit_count(extent.tiles(p), unit_tiles);
-        if (unit - before < sets * units) break;
-        before += sets * units;
-        ++sequence;
+    if (cursor.head == p.kv_heads) {  // there is more, so there is a sequence with keys
+        int sequence = cursor.sequence + 1;
+        Extent extent = extent_of(p, sequence);
+        while (extent.rows == 0) extent = extent_of(p, ++sequence);
+        cursor.enter(p, sequence, extent);
     }
-    const Extent extent(p, sequence);
-    const int set = (unit - before) / units;
-    const int within = unit - before - set * units;
-    const int row_blocks = sets / p.kv_heads;
-    const int taken = p.split_tiles > 0 ? 1 : min(units - within, cursor.end - unit);
-    const int first_unit = unit - within;
-    const int tile = extent.first_tile(p) + within * unit_tiles;
-    const int end_tile = min(tile + taken * unit_tiles, (extent.keys + kTileKeys - 1) / kTileKeys);
-    const int first_block = first_unit / share, last_block = (first_unit + units - 1) / share;
-
-    segment.sequence = sequence;
-    segment.head = set / row_blocks;
-    segment.first_row = (set - segment.head * row_blocks) * kRows;
-    segment.rows = extent.rows;
-    segment.query_start = p.query_starts[sequence];
-    segment.past = extent.past;
-    segment.key_start = p.key_starts != nullptr ? p.key_starts[sequence] : 0;
+    const int within = cursor.within, units = cursor.units, keys = cursor.keys, rows = cursor.rows, past = cursor.past;
+    const int taken = p.split_tiles > 0 ? 1 : min(units - within, end - unit);
+    const int tile = cursor.first_tile + within * unit_tiles;
+    const int end_tile = min(tile + taken * unit_tiles, (keys + kTileKeys - 1) / kTileKeys);
+    const int first_row = cursor.row_block * kRows;
+    const int first_key = max(cursor.first_key, kTileKeys * tile), last_key = min(keys, kTileKeys * end_tile);
+    segment.sequence = cursor.sequence;
+    segment.head = cursor.head;
+    segment.first_row = first_row;
+    segment.rows = rows;
+    segment.query_start = cursor.query_start;
+    segment.past = past;
+    segment.key_start = cursor.key_start;
     segment.tile = tile;
-    segment.first_key = max(extent.first_key, kTileKeys * tile);
-    segment.last_key = min(extent.keys, kTileKeys * end_tile);
+    segment.first_key = first_key;
+    segment.last_key = last_key;
     // The first row of the set sees the fewest keys to the right, the last one the fewest to the left.
-    const int first_position = segment.first_row / p.group + extent.past;
-    const int last_position = (min(segment.first_row + kRows, extent.rows) - 1) / p.group + extent.past;
-    segment.all_begin = max(segment.first_key, last_position - p.left);
-    segment.all_end = min(segment.last_key, first_position + p.right + 1);
-    segment.passes = (end_tile - tile + kPass - 1) / kPass;
-    segment.first_block = first_block;
-    segment.blocks = last_block - first_block + 1;
-    segment.first_unit = first_unit;
-    if (p.split_tiles > 0) {
-        segment.pieces = units;
-        segment.slot = units > 1 ? unit : -1;
-        segment.meets = within == units - 1 || unit + 1 == cursor.end;
-    } else {
-        segment.pieces = segment.blocks;
-        segment.slot = segment.blocks > 1 ? 2 * static_cast<int>(blockIdx.x) + (within == 0 ? 1 : 0) : -1;
-        segment.meets = 1;
+    const int last_row = min(first_row + kRows, rows) - 1;
+    const int first_position = divide(first_row, p.by_group) + past;
+    const int last_position = divide(last_row, p.by_group) + past;
+    segment.all_begin = max(first_key, begin_of_seen(p, last_position));
+    segment.all_end = min(last_key, end_of_seen(p, first_position));
+#if TREE
+    segment.tree_tile = kNoTree;
+    if (rows <= kTreeQueries * p.group) {
+        segment.tree_tile = max(0, past) / kTileKeys;
+        segment.all_end = min(segment.all_end, past);
     }
+#endif
+    segment.passes = (end_tile - tile + kPass - 1) / kPass;
+    segment.unit = unit;
+    segment.within = within;
+    segment.units = units;
+    // A block has two slots: for the set that it goes on with, and for the one that it begins.
+    segment.slot = taken == units        ? -1
+                   : p.split_tiles > 0   ? unit
+                                         : 2 * static_cast<int>(blockIdx.x) + (within == 0 ? 1 : 0);
     cursor.unit = unit + taken;
-    cursor.sequence = sequence;
-    cursor.before = before;
+    cursor.within = within + taken;
+    if (within + taken == units) {
+        cursor.within = 0;
+        if (++cursor.row_block == cursor.row_blocks) {
+            cursor.row_block = 0;
+            ++cursor.head;
+        }
+    }
 }
 
-// Where piece `i` of the set was left. A block has two slots: for the set that it goes on with, and for the one it begins.
-__device__ __forceinline__ int slot_of_piece(const Parameters& p, const Segment& segment, int i) {
-    if (p.split_tiles > 0) return segment.first_unit + i;
-    return 2 * (segment.first_block + i) + (i == 0 ? 1 : 0);
+constexpr int kMostPieces = 32;    // that are combined by one block, if each block has one
+constexpr int kGroupPieces = 12;   // of a group, if there are more
+constexpr int kSplitPieces = 32;   // of a group in batch-invariant mode, in which it may depend on nothing else
+
+// One lane: how the results of a segment's set meet, unless it is whole.
+__device__ __forceinline__ void arrange(const Parameters& p, const Cursor& cursor, const Segment& segment, Meeting& meeting) {
+    if (segment.passes == 0 || segment.slot < 0) return;
+    const int share = cursor.share;
+    const int first_unit = segment.unit - segment.within;
+    const int first_block = first_unit / share, last_block = (first_unit + segment.units - 1) / share;
+    meeting.first_block = first_block;
+    meeting.last_block = last_block;
+    meeting.first_unit = first_unit;
+    if (p.split_tiles > 0) {
+        const int group = segment.within / kSplitPieces, begin = group * kSplitPieces;
+        const int end = min(begin + kSplitPieces, segment.units);
+        meeting.pieces = segment.units;
+        meeting.groups = (segment.units + kSplitPieces - 1) / kSplitPieces;
+        meeting.first_piece = begin;
+        meeting.group_pieces = end - begin;
+        meeting.group_first_block = (first_unit + begin) / share;
+        meeting.group_last_block = (first_unit + end - 1) / share;
+        meeting.complete = segment.within + 1 == end || segment.unit + 1 == cursor.end;
+    } else {
+        const int pieces = last_block - first_block + 1, size = pieces > kMostPieces ? kGroupPieces : pieces;
+        const int begin = (static_cast<int>(blockIdx.x) - first_block) / size * size, end = min(begin + size, pieces);
+        meeting.pieces = pieces;
+        meeting.groups = (pieces + size - 1) / size;
+        meeting.first_piece = begin;
+        meeting.group_pieces = end - begin;
+        meeting.group_first_block = first_block + begin;
+        meeting.group_last_block = first_block + end - 1;
+        meeting.complete = 1;
+    }
 }
+
+// Where piece `i` of the set was left.
+__device__ __forceinline__ int slot_of_piece(const Parameters& p, const Meeting& meeting, int i) {
+    if (p.split_tiles > 0) return meeting.first_unit + i;
+    return 2 * (meeting.first_block + i) + (i == 0 ? 1 : 0);
+}
+
+// Of pieces of a group that is not the last.
+__device__ __forceinline__ int group_size(const Parameters& p) { return p.split_tiles > 0 ? kSplitPieces : kGroupPieces; }
 
 }  // namespace

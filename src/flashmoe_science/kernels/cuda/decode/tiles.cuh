@@ -1,8 +1,10 @@
 // What one lane holds of a tile of 16 keys or values, and where in a cache it is read.
 //
+// CACHE (macro): 0: elements of the query's type; 1: e4m3 with a scale for each head; 2: with one for each key and head.
 // PAGES (macro): 0: keys of a sequence lie one after another; 1: so do the 16 of a tile, in a page; 2: each key is looked up.
 #pragma once
 #include "decode/schedule.cuh"
+#include "ptx/fp8.cuh"
 #include "ptx/global.cuh"
 
 namespace {
@@ -17,60 +19,73 @@ __device__ __forceinline__ int inside(const Segment& segment, int tile) {
     return min(tile, (segment.last_key - 1) / kTileKeys);
 }
 
-// The page of a tile; with PAGES 2 that of its key lane % 16.
+// The page of a tile, which is one that some row sees; with PAGES 2 that of its key lane % 16.
 __device__ __forceinline__ int look_up(const Parameters& p, const Segment& segment, int tile, int lane) {
     if (PAGES == 0) return 0;
     int key = kTileKeys * inside(segment, tile);
+#if HIDDEN_TILES  // and PAGES 1
+    key = max(key, segment.first_key);
+#endif
     if (PAGES == 2) key = min(max(key + lane % kTileKeys, segment.first_key), segment.last_key - 1);
-    return p.pages[segment.sequence * p.pages_row + static_cast<uint32>(key) / static_cast<uint32>(p.page_size)];
+    return p.pages[segment.sequence * p.pages_row + divide(key, p.by_page)];
 }
 
-// The rows of one tile of keys or values.
+// Where the rows of one tile of keys or values are.
 class Rows {
-    const char* base_;
+    const char* base_;  // the first row's; with PAGES 2 that of row lane % 16
     uint32 row_;
     int last_;  // row that is read in place of those past the end
-    uint64 page_bytes_;
-    int page_, first_, page_size_, first_key_;
 
 public:
-    __device__ __forceinline__ Rows(const char* cache, const Cache& strides, const Parameters& p, const Segment& segment,
-                                    int tile, int page)
-        : base_(cache + segment.head * strides.head), row_(strides.row), page_bytes_(strides.page), page_(page) {
-        first_ = kTileKeys * inside(segment, tile);
-        last_ = segment.last_key - 1 - first_;
-        page_size_ = p.page_size;
-        first_key_ = segment.first_key - first_;
-        if (PAGES == 0) base_ += offset_of(segment.key_start + first_, row_);
-        if (PAGES == 1) {
-            const int within = static_cast<uint32>(first_) % static_cast<uint32>(page_size_);
-            base_ += static_cast<uint64>(static_cast<uint32>(page)) * page_bytes_ + offset_of(within, row_);
+    // All that takes long, ahead of the loads.
+    __device__ __forceinline__ void find(const char* cache, const Cache& strides, const Parameters& p,
+                                         const Segment& segment, int tile, int page, int lane) {
+        const int first = kTileKeys * inside(segment, tile);
+        base_ = cache + static_cast<uint32>(segment.head) * strides.head;
+        row_ = strides.row;
+        last_ = segment.last_key - 1 - first;
+        if (PAGES == 0) {
+            base_ += offset_of(segment.key_start + first, row_);
+            return;
         }
+        int key = first;
+        if (PAGES == 2) key = min(max(key + lane % kTileKeys, segment.first_key), segment.last_key - 1);
+        const int within = key - divide(key, p.by_page) * p.page_size;
+        base_ += static_cast<uint64>(static_cast<uint32>(page)) * strides.page + offset_of(within, row_);
     }
 
     // All lanes, `row` below 16.
     __device__ __forceinline__ const char* at(int row) const {
         if (PAGES < 2) return base_ + offset_of(min(row, last_), row_);
-        const int page = __shfl_sync(0xffffffffu, page_, row);
-        const int key = first_ + min(max(row, first_key_), last_);
-        const int within = static_cast<uint32>(key) % static_cast<uint32>(page_size_);
-        return base_ + static_cast<uint64>(static_cast<uint32>(page)) * page_bytes_ + offset_of(within, row_);
+        const uint64 address = reinterpret_cast<uint64>(base_);
+        const uint32 low = __shfl_sync(0xffffffffu, static_cast<uint32>(address), row);
+        const uint32 high = __shfl_sync(0xffffffffu, static_cast<uint32>(address >> 32), row);
+        return reinterpret_cast<const char*>(static_cast<uint64>(high) << 32 | low);
     }
 };
 
-// What one lane holds of a row that `Lanes` lanes share: every Lanes-th 16-byte chunk. Chunks past the dimension repeat the
-// last one: keys are zeroed there before use (`KeyTile::chunk`), of values the result is not written.
+// Eight elements.
+#if CACHE == 0
+using Piece = Chunk;
+__device__ __forceinline__ Piece load_piece(const char* address) { return load_global(address); }
+#else
+using Piece = HalfChunk;
+__device__ __forceinline__ Piece load_piece(const char* address) { return load_global_half(address); }
+#endif
+
+// What one lane holds of a row that `Lanes` lanes share: every Lanes-th piece. Pieces past the dimension repeat the last one:
+// keys are zeroed there before use (`KeyTile::chunk`), of values the result is not written.
 template <int Lanes, int Dim>
 struct RowPieces {
     static constexpr int kPieces = (Dim + 8 * Lanes - 1) / (8 * Lanes);
 
-    Chunk piece[kPieces];
+    Piece piece[kPieces];
 
     __device__ __forceinline__ void load_from(const char* row, int lane) {
 #pragma unroll
         for (int i = 0; i < kPieces; ++i) {
             const bool whole = 8 * Lanes * (i + 1) <= Dim;
-            piece[i] = load_global(row + kChunkBytes * (whole ? Lanes * i + lane : min(Lanes * i + lane, Dim / 8 - 1)));
+            piece[i] = load_piece(row + kPieceBytes * (whole ? Lanes * i + lane : min(Lanes * i + lane, Dim / 8 - 1)));
         }
     }
 };
@@ -78,6 +93,8 @@ struct RowPieces {
 __device__ __forceinline__ void clear_unless(bool keep, Chunk& x) {
     x = {keep ? x.x : 0, keep ? x.y : 0, keep ? x.z : 0, keep ? x.w : 0};
 }
+
+__device__ __forceinline__ void clear_unless(bool keep, HalfChunk& x) { x = {keep ? x.x : 0, keep ? x.y : 0}; }
 
 struct KeyTile {
     RowPieces<4, HEAD_DIM> rows[2];  // keys g and g + 8
@@ -89,7 +106,12 @@ struct KeyTile {
 
     // The query is zero past the head dimension, but zero times a repeated infinity or NaN would be NaN.
     __device__ __forceinline__ Chunk chunk(int half, int i, int lane) const {
+#if CACHE == 0
         Chunk x = rows[half].piece[i];
+#else
+        const Piece codes = rows[half].piece[i];
+        Chunk x = {widen_low(codes.x), widen_high(codes.x), widen_low(codes.y), widen_high(codes.y)};
+#endif
         if (32 * i + 32 > HEAD_DIM) clear_unless(32 * i + 8 * (lane % 4) < HEAD_DIM, x);
         return x;
     }
@@ -105,10 +127,31 @@ struct ValueTile {
         for (int i = 0; i < 4; ++i) rows[i].load_from(from.at(row(i, lane)), lane / 4);
     }
 
+    // Dims 2w and 2w + 1 of the lane's in a group of 64, each of the keys 2t and 2t + 1, and of 2t + 8 and 2t + 9.
+    __device__ __forceinline__ void pair_keys(int group, int w, uint32 (&dims)[4]) const {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const Piece &first = rows[2 * i].piece[group], &second = rows[2 * i + 1].piece[group];
+#if CACHE == 0
+            dims[2 * i] = __byte_perm(word(first, w), word(second, w), 0x5410);
+            dims[2 * i + 1] = __byte_perm(word(first, w), word(second, w), 0x7632);
+#else
+            const uint32 low = w < 2 ? first.x : first.y, high = w < 2 ? second.x : second.y;
+            const uint32 both = __byte_perm(low, high, w % 2 ? 0x7362 : 0x5140);
+            dims[2 * i] = widen_low(both);
+            dims[2 * i + 1] = widen_high(both);
+#endif
+        }
+    }
+
     // Probabilities of keys that no row sees are zero, but zero times an infinity or NaN would be NaN. Apart from the load,
     // which nothing may wait for before the others are issued, and passed over where the tile is whole.
     __device__ __forceinline__ void clear_unseen(int tile, const Segment& segment, int lane) {
         const int first = kTileKeys * tile;
+#if TREE
+        const uint32 of_tree = tile - segment.tree_tile;
+        if (of_tree < kTreeTiles && segment.unseen[of_tree] != 0) clear_unseen_of_tree(segment.unseen[of_tree], lane);
+#endif
         if (first >= segment.first_key && first + kTileKeys <= segment.last_key) return;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -116,6 +159,41 @@ struct ValueTile {
             const bool seen = key >= segment.first_key && key < segment.last_key;
 #pragma unroll
             for (int j = 0; j < RowPieces<8, VALUE_DIM>::kPieces; ++j) clear_unless(seen, rows[i].piece[j]);
+        }
+    }
+
+#if TREE
+    // `unseen` has a bit for each key of the tile.
+    __device__ __forceinline__ void clear_unseen_of_tree(uint32 unseen, int lane) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+#pragma unroll
+            for (int j = 0; j < RowPieces<8, VALUE_DIM>::kPieces; ++j)
+                clear_unless(!(unseen >> row(i, lane) & 1), rows[i].piece[j]);
+        }
+    }
+#endif
+};
+
+// The scales of a tile's keys g and g + 8, or those of the head.
+struct TileScales {
+    float key[2], value[2];
+
+    __device__ __forceinline__ void load(const Parameters& p, const Segment& segment, int tile, int page, int lane) {
+        const int first = kTileKeys * inside(segment, tile);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = lane / 4 + 8 * half;
+            const int at = PAGES == 2 ? __shfl_sync(0xffffffffu, page, row) : page;
+            const int place = min(max(first + row, segment.first_key), segment.last_key - 1);
+            const int within = PAGES == 0 ? segment.key_start + place : place - divide(place, p.by_page) * p.page_size;
+            const auto scale = [&](const float* scales, const Scales& strides) {
+                if (scales == nullptr) return 1.0f;
+                const int64 head = segment.head * strides.head;
+                return scales[head + (PAGES == 0 ? 0 : static_cast<uint32>(at) * strides.page) + within * strides.row];
+            };
+            key[half] = scale(p.key_scales, p.key_scale_strides);
+            value[half] = scale(p.value_scales, p.value_scale_strides);
         }
     }
 };

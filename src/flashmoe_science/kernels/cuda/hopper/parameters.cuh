@@ -1,24 +1,23 @@
 // What the host passes to the Hopper kernel, and the compile-time shape of it.
 #pragma once
 
-#include "types.cuh"
+#include "hopper/shape.cuh"
 #include "ptx/tma.cuh"
+#include "types.cuh"
 
 namespace hopper {
 
 // Macros from the configuration (configs/): HEAD_DIM, CONSUMERS, BLOCK_N, K_STAGES, V_STAGES, Q_STAGES, CAUSAL, PING_PONG.
-constexpr int WARPGROUP = 128;
-constexpr int ROWS = 64;  // of the query, per consumer warpgroup: wgmma's M
-constexpr int BLOCK_M = ROWS * CONSUMERS;
-constexpr int THREADS = WARPGROUP * (CONSUMERS + 1);
-constexpr int PANELS = (HEAD_DIM + 63) / 64;
+
+// With one consumer, two blocks share a multiprocessor.
+constexpr int BLOCKS_PER_MULTIPROCESSOR = CONSUMERS == 1 ? 2 : 1;
 
 // Registers per thread after reallocation. The sum over all warps must fit what the launch got: 168 each for three
-// warpgroups, 128 each for four.
-constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 24;
-constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 240;
-static_assert(CONSUMERS == 2 || CONSUMERS == 3, "two or three consumer warpgroups");
-static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= (CONSUMERS == 3 ? 4 * 128 : 3 * 168),
+// warpgroups, 128 each for four, or for twice two.
+constexpr int LAUNCHED_REGISTERS = CONSUMERS == 2 ? 168 : 128;
+constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : CONSUMERS == 2 ? 24 : 40;
+constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : CONSUMERS == 2 ? 240 : 216;
+static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= (CONSUMERS + 1) * LAUNCHED_REGISTERS,
               "register pool exceeded: setmaxnreg.inc would wait for ever");
 
 struct Parameters {

@@ -16,8 +16,8 @@ __device__ __forceinline__ void load_block(const ptx::TensorMap& map, uint32 des
     }
     ptx::mbarrier_expect_bytes(full, KEY_BYTES);
 #pragma unroll
-    for (int panel = 0; panel < PANELS; ++panel) {
-        ptx::tma_load(map, destination + panel * KEY_PANEL_BYTES, full, ptx::EVICT_LAST, panel * panel::PANEL_COLUMNS,
+    for (int panel = 0; panel < KEY_PANELS; ++panel) {
+        ptx::tma_load(map, destination + panel * BLOCK_PANEL_BYTES, full, ptx::EVICT_LAST, panel * panel::PANEL_COLUMNS,
                       row, head, batch);
     }
 }
@@ -36,7 +36,7 @@ __device__ __forceinline__ void produce_keys(const Parameters& p, const Shared& 
     Ring<K_STAGES> key;
     Ring<TILE_SLOTS> slot;
     int loaded = 0;
-    int index = blockIdx.x;
+    int index = first_tile();
     while (true) {
         const Tile tile = tile_at(p, index);
         publish_tile(shared, slot, tile);
@@ -89,7 +89,7 @@ __device__ __forceinline__ void produce_queries(const Parameters& p, const Share
                 const uint32 full = shared.query_full(ring.stage, consumer);
                 ptx::mbarrier_expect_bytes(full, QUERY_BYTES);
 #pragma unroll
-                for (int panel = 0; panel < PANELS; ++panel) {
+                for (int panel = 0; panel < KEY_PANELS; ++panel) {
                     ptx::tma_load(p.query, shared.query(ring.stage, consumer) + panel * QUERY_PANEL_BYTES, full,
                                   ptx::EVICT_FIRST, panel * panel::PANEL_COLUMNS,
                                   tile.m_block * BLOCK_M + consumer * ROWS, tile.head, tile.batch);

@@ -1,4 +1,4 @@
-// Which tile next. The grid is persistent: block b starts with tile b, then takes tickets.
+// Which tile next. The grid is persistent: a block starts with the tile of its index, then takes tickets.
 //
 // Order: sections of heads whose keys and values fit L2; within a section the longest tiles (causal: the last rows)
 // first, so that the short ones fill the end. Dynamic: a block that was slow takes fewer.
@@ -32,6 +32,15 @@ __device__ __forceinline__ Tile tile_at(const Parameters& p, int index) {
     if (CAUSAL) keys = min(keys, (tile.m_block + 1) * BLOCK_M + p.seqlen_k - p.seqlen_q);
     tile.n_blocks = max(1, (keys + BLOCK_N - 1) / BLOCK_N);
     return tile;
+}
+
+// Where two blocks share a multiprocessor, those of the grid's second half begin at the other end of its tiles: beside
+// the longest stands the shortest.
+__device__ __forceinline__ int first_tile() {
+    const int block = blockIdx.x, blocks = gridDim.x;
+    const int first_half = blocks - blocks / 2;
+    if (BLOCKS_PER_MULTIPROCESSOR == 1 || block < first_half) return block;
+    return blocks - 1 - (block - first_half);
 }
 
 // The tile that a ticket stands for. Every block draws until it gets one past the end, so `tiles` are drawn in all;

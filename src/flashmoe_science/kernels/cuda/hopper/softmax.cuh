@@ -2,17 +2,11 @@
 #pragma once
 
 #include "ablation.cuh"
+#include "ptx/maximum.cuh"
 #include "quad.cuh"
 #include "types.cuh"
 
 namespace hopper {
-
-// Not fmaxf, which drops a NaN: a NaN score must reach its whole row, through the row's maximum.
-__device__ __forceinline__ float max_nan(float a, float b) {
-    float c;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
-    return c;
-}
 
 __device__ __forceinline__ float exponential(float x) { return NO_EXPONENTIALS ? x : exp2_approx(x); }
 

@@ -3,6 +3,7 @@
 
 #include "hopper_backward/scheduler.cuh"
 #include "hopper_backward/shared.cuh"
+#include "ptx/arrival.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/dependent_launch.cuh"
 
@@ -58,18 +59,6 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
         }
         index = static_cast<int>(gridDim.x) + atomicAdd(p.ticket, 1);
     }
-}
-
-// Waits until `value` blocks have added to what `turn` guards.
-__device__ __forceinline__ void await_turn(const uint32* turn, uint32 value) {
-    uint32 now;
-    do {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
-    } while (now != value);
-}
-
-__device__ __forceinline__ void pass_turn(uint32* turn, uint32 value) {
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(turn), "r"(value) : "memory");
 }
 
 // One lane: adds a consumer's pieces of dQ to the sums, key blocks in ascending order, so that the same call gives the

@@ -6,6 +6,7 @@
 #include "hopper_backward/scheduler.cuh"
 #include "mma/descriptor.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/vector.cuh"
 
 namespace backward {
 
@@ -107,21 +108,17 @@ __device__ __forceinline__ void initialise(const Shared& shared) {
 
 __device__ __forceinline__ void publish_tile(const Shared& shared, Ring& slot, const Tile& tile) {
     ptx::mbarrier_wait(shared.tile_empty(slot.stage()), slot.parity() ^ 1);
-    asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(shared.tile(slot.stage())), "r"(tile.n_block), "r"(tile.head),
-                 "r"(tile.batch), "r"(tile.first)
-                 : "memory");
+    store_shared(shared.tile(slot.stage()),
+                 Chunk{static_cast<uint32>(tile.n_block), static_cast<uint32>(tile.head), static_cast<uint32>(tile.batch),
+                       static_cast<uint32>(tile.first)});
     ptx::mbarrier_arrive(shared.tile_full(slot.stage()));
     slot.advance();
 }
 
 // The tile that is published in a slot; does not wait.
 __device__ __forceinline__ Tile read_tile(const Shared& shared, int slot) {
-    Tile tile;
-    asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(tile.n_block), "=r"(tile.head), "=r"(tile.batch), "=r"(tile.first)
-                 : "r"(shared.tile(slot))
-                 : "memory");
-    return tile;
+    const Chunk tile = load_shared(shared.tile(slot));
+    return {static_cast<int>(tile.x), static_cast<int>(tile.y), static_cast<int>(tile.z), static_cast<int>(tile.w)};
 }
 
 // Marks something that the whole warp is done with.

@@ -64,10 +64,11 @@ __device__ __forceinline__ void store_panel(const Parameters& p, const Shared& s
             for (int j = 0; j < 2; ++j) {
                 const float up = j == 0 ? ups.x : ups.y;
                 const Activated gate = activate_with_slope(j == 0 ? gates.x : gates.y);
-                const float value = kGated ? gate.value * up : gate.value;
+                const float factor = factor_of(up);
+                const float value = kGated ? gate.value * factor : gate.value;
                 const float weighted = gradient[2 * half + j] * weight[j];
-                to_gate[2 * half + j] = weighted * gate.slope * (kGated ? up : 1.0f);
-                to_up[2 * half + j] = weighted * gate.value;
+                to_gate[2 * half + j] = weighted * gate.slope * (kGated ? factor : 1.0f);
+                to_up[2 * half + j] = weighted * gate.value * slope_of_factor(up);
                 row[2 * half + j] = value * weight[j];
                 sum[j] += gradient[2 * half + j] * value;
             }

@@ -7,7 +7,7 @@
 // Macros of all of them: WARPS, M_TILES (tiles of a warp at a time), N_TILES (its columns of 8 tokens), K_STEPS (of 32
 // elements, of a stage), STAGES (of the ring), DEPENDENT (launched with programmatic stream serialization, sm_90),
 // MAX_SLOTS (bound of tokens * top_k), DIRECT (few_routing.cuh), ACTIVATION (activation.cuh; 0 for the
-// second product) and those of types.cuh.
+// second product), BIASED (1: the product has a bias; may be left out) and those of types.cuh.
 #pragma once
 #include "moe/activation.cuh"
 #include "types.cuh"
@@ -41,4 +41,10 @@ struct Parameters {
     int slabs;                  // units that an expert's tiles make
     int slots_per_input_row;    // top_k (up) or 1 (down)
     int ids64;                  // ids are int64, otherwise int32
+#if BIASED
+    const uint16* bias;         // (experts, rows of weights)
+    int bias_rows;              // of an expert
+    int bias_column;            // from an output column's bias to the next column's
+    int bias_part;              // from a gate's bias to its up's
+#endif
 };

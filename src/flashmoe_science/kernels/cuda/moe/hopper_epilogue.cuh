@@ -62,8 +62,8 @@ __device__ __forceinline__ void store_gated(const Parameters& p, const Tile& til
     for (int i = 0; i < N / 8; ++i) {
         const float* l = low + 4 * i;
         const float* h = high + 4 * i;
-        const uint2 columns = columns_of_two(pack(activate(l[0]) * l[2], activate(l[1]) * l[3]),
-                                             pack(activate(h[0]) * h[2], activate(h[1]) * h[3]));
+        const uint2 columns = columns_of_two(pack(activate(l[0]) * factor_of(l[2]), activate(l[1]) * factor_of(l[3])),
+                                             pack(activate(h[0]) * factor_of(h[2]), activate(h[1]) * factor_of(h[3])));
         const int token = 8 * i + lane / 4;
         if (inside && token < tile.count) store_columns(output + static_cast<int64>(token) * p.columns, columns);
     }

@@ -44,11 +44,14 @@ struct Parameters {
     const int* sorted_slots;
     int* ticket;   // zero at the start
     uint16* kept;  // KEEP: (slots, columns, twice if gated), sorted: what the activation is applied to, gates first
+    const uint16* bias;  // null, or (experts, rows of the weight), which is added to the sums
     int experts;
     int inner;    // elements of a row
     int columns;  // of the output
     int weight_tiles;
     int top_k;
+    int bias_column;  // elements from an output column's bias to the next column's
+    int bias_part;    // elements from a gate's bias to its up's
 };
 #endif
 

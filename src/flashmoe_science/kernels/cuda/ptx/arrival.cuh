@@ -34,3 +34,17 @@ __device__ __forceinline__ float2 load_partial(const float2* address) {
     asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(address) : "memory");
     return x;
 }
+
+// Turns: one block after another works on something.
+//
+// Waits until it is the turn of `value`.
+__device__ __forceinline__ void await_turn(const uint32* turn, uint32 value) {
+    uint32 now;
+    do {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
+    } while (now != value);
+}
+
+__device__ __forceinline__ void pass_turn(uint32* turn, uint32 value) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(turn), "r"(value) : "memory");
+}

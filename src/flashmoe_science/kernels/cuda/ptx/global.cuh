@@ -9,6 +9,16 @@ __device__ __forceinline__ Chunk load_global(const char* address) {
     return c;
 }
 
+struct HalfChunk {
+    uint32 x, y;
+};
+
+__device__ __forceinline__ HalfChunk load_global_half(const char* address) {
+    HalfChunk c;
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(c.x), "=r"(c.y) : "l"(address));
+    return c;
+}
+
 // What one thread reads, once, and nobody writes meanwhile.
 __device__ __forceinline__ Chunk load_once(const char* address) {
     Chunk c;

@@ -41,4 +41,11 @@ struct VarlenParameters {
     float softcap_log2;  // softcap x log2(e)
     float softcap_rate;  // 2 x softmax_scale x log2(e) / softcap, of the positive scale
     uint32 query_xor;    // see AttentionParameters
+#if CHUNK || TREE
+    int chunk;                             // keys of a chunk; a row sees those of its own
+    uint32 chunk_multiplier, chunk_shift;  // x / chunk, as above
+#endif
+#if TREE
+    const uint64* tree_mask;  // (num_tokens): see tree.cuh; it may differ between calls
+#endif
 };

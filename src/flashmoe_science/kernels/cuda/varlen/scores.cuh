@@ -55,6 +55,17 @@ __device__ __forceinline__ void add_alibi(Scores& scores, int column, int lane_r
     }
 }
 
+#if TREE
+// Zeros in the rows of a tile of values whose keys no row of the sequence sees: zero times NaN is NaN. `column`: of the first.
+__device__ __forceinline__ void clear_unseen(uint32 tile, int column, const volatile WorkTile& work) {
+    constexpr int chunks = V::kRowBytes / kChunkBytes;
+    for (int i = thread_index(); i < BLOCK_N * chunks; i += kThreads) {
+        const int node = column + i / chunks - work.tree;
+        if (node >= 0 && node < kTreeQueries && work.unseen >> node & 1) store_shared(tile + i * kChunkBytes, Chunk{0, 0, 0, 0});
+    }
+}
+#endif
+
 // Scores of keys that a row must not see become minus infinity.
 __device__ __forceinline__ void mask(Scores& scores, int column, int lane_row, const volatile WorkTile& work,
                                      const VarlenParameters& p) {
@@ -65,15 +76,32 @@ __device__ __forceinline__ void mask(Scores& scores, int column, int lane_row, c
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int position = ScoreRow(m, h, lane_row, work, p).position;
+#if CHUNK
+            const int end = min(seqlen_k, end_of_seen(position, p)) - lane_column;
+            const int begin = begin_of_seen(position, p) - lane_column;
+#else
             const int end = min(seqlen_k, position + p.window_right + 1) - lane_column;
             const int begin = position - p.window_left - lane_column;
+#endif
+#if TREE
+            const bool of_tree = column + BLOCK_N > work.tree;
+            const int row = min(work.first_row + lane_row + m * 16 + h * 8, work.rows - 1);
+            const uint64 word = of_tree ? p.tree_mask[work.query_start + token_of(row, p).token] : 0;
+            uint32 hidden = 0;  // of 32 columns
+#endif
 #pragma unroll
             for (int n = 0; n < kKeyTiles; ++n) {
+#if TREE
+                if (n % 4 == 0 && of_tree) hidden = static_cast<uint32>(hidden_from(word, lane_column + n * 8 - work.tree));
+#endif
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     if (n * 8 + i >= end || (LEFT_WINDOW && n * 8 + i < begin)) {
                         scores[m][n][2 * h + i] = NEGATIVE_INFINITY;
                     }
+#if TREE
+                    if (hidden >> (n % 4 * 8 + i) & 1) scores[m][n][2 * h + i] = NEGATIVE_INFINITY;
+#endif
                 }
             }
         }

@@ -3,6 +3,9 @@
 #pragma once
 #include "portable/tile_shape.cuh"
 #include "varlen/parameters.cuh"
+#if TREE
+#include "tree.cuh"
+#endif
 
 // Rows of a tile are (token, head of a group) pairs with PACKED_HEADS, else tokens of one head.
 struct TokenOfRow {
@@ -31,6 +34,10 @@ struct WorkTile {
     int begin, end;    // keys that some row of the tile sees: [begin, end)
     int first_masked;  // blocks of keys from this one on need the mask, and so do those
     int first_clear;   // before this one
+#if TREE
+    int tree;       // the key of the sequence's first query, from where on rows have bits; or kNoTree
+    uint64 unseen;  // of the queries' keys, those that no row of the sequence sees
+#endif
 };
 
 // Tiles of all sequences have one number line. Those of sequence b begin at
@@ -58,14 +65,32 @@ __device__ __forceinline__ int sequence_of(int tile, int lane, const VarlenParam
     return first;
 }
 
+// The first key that a row at this position sees, if any, and one past the last, but for the sequence's ends. Both rise with the
+// position. Before a sequence's first key there is a chunk without keys.
+__device__ __forceinline__ int begin_of_seen(int position, const VarlenParameters& p) {
+    int begin = position - p.window_left;
+#if CHUNK
+    if (position >= 0) begin = max(begin, static_cast<int>((__umulhi(2 * static_cast<uint32>(position), p.chunk_multiplier) >> p.chunk_shift) * p.chunk));
+#endif
+    return begin;
+}
+
+__device__ __forceinline__ int end_of_seen(int position, const VarlenParameters& p) {
+    int end = position + p.window_right + 1;
+#if CHUNK
+    end = position < 0 ? 0 : min(end, static_cast<int>(((__umulhi(2 * static_cast<uint32>(position), p.chunk_multiplier) >> p.chunk_shift) + 1) * p.chunk));
+#endif
+    return end;
+}
+
 // Keys [begin, end) that some row of rows [first, last] of a sequence sees. Rows rise with tokens, so the first row has
 // the least bounds and the last the greatest.
 struct VisibleKeys {
     int begin, end;
 
     __device__ __forceinline__ VisibleKeys(int first, int last, int offset, int seqlen_k, const VarlenParameters& p) {
-        end = min(seqlen_k, token_of(last, p).token + offset + p.window_right + 1);
-        begin = LEFT_WINDOW ? max(0, token_of(first, p).token + offset - p.window_left) : 0;
+        end = min(seqlen_k, end_of_seen(token_of(last, p).token + offset, p));
+        begin = LEFT_WINDOW ? max(0, begin_of_seen(token_of(first, p).token + offset, p)) : 0;
     }
 };
 
@@ -111,7 +136,17 @@ __device__ __forceinline__ WorkTile work_tile(int block, int lane, const VarlenP
     work.end = visible.end;
     const int first_position = token_of(work.first_row, p).token + work.offset;
     const int last_position = token_of(last_row, p).token + work.offset;
-    work.first_masked = max(0, min(work.seqlen_k, first_position + p.window_right + 1)) / BLOCK_N;
-    work.first_clear = LEFT_WINDOW ? (max(0, last_position - p.window_left) + BLOCK_N - 1) / BLOCK_N : 0;
+    work.first_masked = max(0, min(work.seqlen_k, end_of_seen(first_position, p))) / BLOCK_N;
+    work.first_clear = LEFT_WINDOW ? (max(0, begin_of_seen(last_position, p)) + BLOCK_N - 1) / BLOCK_N : 0;
+#if TREE
+    work.tree = kNoTree;
+    work.unseen = 0;
+    if (work.batch < p.batch && tokens <= kTreeQueries) {
+        work.tree = work.offset;
+        work.unseen = unseen_by_all(p.tree_mask + work.query_start, tokens, p.window_right, lane);
+        work.first_masked = min(work.first_masked, max(0, work.offset) / BLOCK_N);
+    }
+#endif
     return work;
 }
+

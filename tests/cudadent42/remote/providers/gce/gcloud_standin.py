@@ -1,7 +1,8 @@
 """Stands for ``gcloud``: instances in a JSON file, recorded messages in place of failures, ssh relayed to a real sshd.
 
 The folder in $STANDIN has ``state.json``: {"instances": {"PROJECT/ZONE/NAME": description}, "operations": [...],
-"failures": [{"verb", "zone", "times", "message", "after"}], "ssh": {"port", "keys", "known_hosts", "user", "refuse"}}.
+"failures": [{"verb", "zone", "times", "message", "after", "until"}], "ssh":
+{"port", "keys", "known_hosts", "user", "refuse"}}.
 Every call is appended to ``calls.jsonl``, with the number of starts that were on record then. What the real tool would
 not take as an argument is refused here as well.
 
@@ -57,11 +58,20 @@ def main() -> int:
         )
     failure = next_failure(verb, flags)
     if failure is not None:
-        time.sleep(failure.get("seconds", 0))
+        if "until" in failure:
+            wait_for(f"{FOLDER}/{failure['until']}")
         if failure.get("after"):  # the operation went on although the tool failed
             COMMANDS[verb](positional, flags)
         return fail(failure["message"], failure.get("exit", 1))
     return COMMANDS[verb](positional, flags)
+
+
+def wait_for(path: str) -> None:
+    """Of a test that has failed nobody makes the file; its processes do not stay for ever."""
+    for _ in range(45_000):
+        if os.path.exists(path):
+            return
+        time.sleep(0.02)
 
 
 def read(path: str) -> str:

@@ -104,10 +104,16 @@ class Cloud:
         return list(self.state["instances"])
 
     def fails(self, verb: str, name: str, zone: str | None = None, times: int = 1, **more: Any) -> None:
-        """Let the next calls of ``verb`` fail with a recorded message, or with ``name`` where there is no such."""
+        """Let the next calls of ``verb`` fail with a recorded message, or with ``name`` where there is no such.
+
+        ``until`` names what they wait for: ``goes_on`` of the same name.
+        """
         text = message(name) if (MESSAGES / f"{name}.txt").exists() else name
         failure = {"verb": verb, "zone": zone, "times": times, "message": text, **more}
         self.change(failures=[*self.state["failures"], failure])
+
+    def goes_on(self, name: str) -> None:
+        (self.folder / name).touch()
 
     def refuses(self, times: int) -> None:
         """Let the next attempts to connect fail, as while a machine boots."""

@@ -133,15 +133,17 @@ def test_an_interrupt_while_it_is_being_made_leaves_nothing(
     read_specification(tmp_path, machine_type="n2-standard-8")
     words = ("remote", "add", "n2", "--spec", "machine.toml", "--python", cloud.python())
     assert cudadent42(*words, cwd=tmp_path).returncode == 0
-    cloud.fails("compute instances create", "", after=True, seconds=3, exit=0)
+    cloud.fails("compute instances create", "", after=True, until="interrupted", exit=0)
     process = started("run", "--on", "n2", *SMALL, cwd=tmp_path)
+    assert process.stderr is not None
     while not cloud.calls("compute", "instances", "create"):
         assert process.poll() is None, process.communicate()
         time.sleep(0.1)
     process.send_signal(number)
-    _, errors = process.communicate()
+    assert any("waiting for gcloud, so that its outcome is known" in line for line in process.stderr)
+    cloud.goes_on("interrupted")
+    process.communicate()
     assert process.returncode == 130
-    assert "waiting for gcloud, so that its outcome is known" in errors
     assert cloud.names() == []
     assert len(cloud.calls("compute", "instances", "delete")) == 1
     assert [start.outcome for start in starts.load()] == [StartOutcome.FAILED]
@@ -152,16 +154,14 @@ def test_a_second_interrupt_leaves_what_may_come_to_be_on_record(cloud: Cloud, t
     read_specification(tmp_path, machine_type="n2-standard-8")
     words = ("remote", "add", "n2", "--spec", "machine.toml", "--python", cloud.python())
     assert cudadent42(*words, cwd=tmp_path).returncode == 0
-    cloud.fails("compute instances create", "", seconds=100)
+    cloud.fails("compute instances create", "", until="never")
     process = started("run", "--on", "n2", *SMALL, cwd=tmp_path)
     assert process.stderr is not None
     while not cloud.calls("compute", "instances", "create"):
         assert process.poll() is None, process.communicate()
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    for line in process.stderr:
-        if "waiting for gcloud" in line:
-            break
+    assert any("waiting for gcloud" in line for line in process.stderr)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate()
     assert process.returncode == 130

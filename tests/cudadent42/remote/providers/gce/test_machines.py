@@ -265,9 +265,7 @@ def test_what_a_fresh_one_measured_is_brought_back_before_it_is_deleted(cloud: C
     (cloud.server.folder / "home/cudadent42-remote/tree").mkdir(parents=True)
     jobs.start(workspace, begun.job, "cpu", ())
     samples = cloud.server.folder / "home/cudadent42-remote/jobs" / begun.job / "run/samples.csv"
-    for _ in range(600):
-        if samples.exists():
-            break
+    while not samples.exists():
         time.sleep(0.05)
     (done,) = stop_all(look().started, print)
     assert (done.ended, done.what) == (True, "deleted")
@@ -291,20 +289,17 @@ def test_killed_between_the_request_and_the_answer(cloud: Cloud, tmp_path: Path)
     """The start is on record, the provider carries it out with nobody waiting, and status finds it."""
     cloud.add()
     save(make("bench", parse(BENCH), rate="gcp-l4", python=cloud.python(), unguarded_start=True))
-    cloud.fails("compute instances start", "unknown", seconds=3, after=True)
+    cloud.fails("compute instances start", "unknown", until="nobody waits", after=True)
     process = started("run", "--on", "bench", "--suite", "small", "--device", "cpu", cwd=tmp_path)
-    for _ in range(1200):
-        if cloud.calls("compute", "instances", "start"):
-            break
+    while not cloud.calls("compute", "instances", "start"):
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     (begun,) = starts.load()
     assert begun.outcome is StartOutcome.REQUESTED
-    for _ in range(1200):
-        if cloud.status() == "RUNNING":
-            break
+    cloud.goes_on("nobody waits")
+    while cloud.status() != "RUNNING":
         time.sleep(0.05)
     done = cudadent42("remote", "status", "--json", cwd=tmp_path)
     (shown,) = json.loads(done.stdout)["machines"]

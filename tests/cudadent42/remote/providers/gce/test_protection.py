@@ -6,11 +6,14 @@ import os
 import pty
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 from command_line import ROOT, cudadent42
+from sshd import spend_budget
 from standin import BENCH, Cloud
 
 from cudadent42.base.errors import MachineNotReadyError, UsageError
@@ -34,6 +37,7 @@ from cudadent42.runs import starts
 from cudadent42.runs.starts import StartOutcome
 
 DAY_S = 24 * 3600
+BESIDE = ".local/state/cudadent42/watchdog"
 NOW = datetime(2026, 11, 1, 12, tzinfo=timezone.utc)
 SMALL = ("--suite", "small", "--case", "tiny", "--dtype", "fp32", "--device", "cpu")
 
@@ -209,12 +213,17 @@ def test_a_limit_without_a_machine_is_refused(tmp_path: Path) -> None:
 
 
 def said_by(
-    cloud: Cloud, tmp_path: Path, remote: Remote, limit: Limit | None, consent: Consent = NOBODY
+    cloud: Cloud,
+    tmp_path: Path,
+    remote: Remote,
+    limit: Limit | None,
+    consent: Consent = NOBODY,
+    on_log: Callable[[bytes], None] = lambda _: None,
 ) -> tuple[Ended, list[str]]:
     said: list[str] = []
     terms = Terms(limit, 0.0, consent)
     request = RunRequest(device="cpu", arguments=(), output=tmp_path / "out")
-    ended = pipeline.carry_out(Candidate(prepare(remote, "cpu")), request, terms, said.append, lambda _: None)
+    ended = pipeline.carry_out(Candidate(prepare(remote, "cpu")), request, terms, said.append, on_log)
     return ended, said
 
 
@@ -272,10 +281,19 @@ def test_a_run_that_reaches_its_limit_is_ended_and_comes_back(
     action = tmp_path / "action"
     action.write_text("#!/bin/sh\n")
     action.chmod(0o755)
-    # Long enough for the run to begin in, on a busy machine too: a budget is spent by whatever is done meanwhile.
-    short = Limits(budget_s=6, tick_s=1, action=str(action), terminals=str(tmp_path))
-    monkeypatch.setattr(protection, "limits_for", lambda *_: short)
-    ended, said = said_by(cloud, tmp_path, remote, limit(5.0))
+    long = Limits(budget_s=DAY_S, tick_s=1, action=str(action), terminals=str(tmp_path))
+    monkeypatch.setattr(protection, "limits_for", lambda *_: long)
+    home = cloud.server.folder / "home"
+
+    def measured(_: bytes) -> None:
+        """The budget ends once something was measured, however long that took."""
+        if not action.with_name("spent").exists():
+            while not any(path.read_text() for path in home.glob("*/jobs/*/run/samples.csv")):
+                time.sleep(0.05)
+            action.with_name("spent").touch()
+            spend_budget(home / BESIDE)
+
+    ended, said = said_by(cloud, tmp_path, remote, limit(5.0), on_log=measured)
     assert any("its budget was spent" in line for line in said)
     assert ended.returned.exit_code != 0
     assert (tmp_path / "out/samples.csv").read_text() == "1\n"

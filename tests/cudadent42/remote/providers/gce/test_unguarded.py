@@ -181,12 +181,9 @@ def test_the_start_of_attach_is_agreed_on_too(lab: Lab) -> None:
 
 
 def until_it_waits(cloud: Cloud, process: subprocess.Popen[str]) -> None:
-    for _ in range(1200):
-        if cloud.calls("compute", "ssh"):
-            return
+    while not cloud.calls("compute", "ssh"):
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
-    raise AssertionError("it was never tried to reach the machine")
 
 
 @pytest.fixture
@@ -222,7 +219,7 @@ def on_a_terminal_of_its_own(terminal: int) -> Callable[[], None]:
 def test_a_terminal_that_is_closed_ends_the_machine(booting: Cloud, tmp_path: Path) -> None:
     """It takes the place to print with it, and its shell sends the signal a second time."""
     # The stop takes its time, as a real one does; the second signal comes within it.
-    booting.fails("compute instances stop", "", after=True, seconds=2, exit=0)
+    booting.fails("compute instances stop", "", after=True, until="signalled again", exit=0)
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "cudadent42", "run", "--on", "bench", *SMALL],
@@ -237,12 +234,11 @@ def test_a_terminal_that_is_closed_ends_the_machine(booting: Cloud, tmp_path: Pa
     os.close(theirs)
     until_it_waits(booting, process)
     os.close(ours)
-    for _ in range(1200):
-        if booting.calls("compute", "instances", "stop"):
-            break
+    while not booting.calls("compute", "instances", "stop"):
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGHUP)
+    booting.goes_on("signalled again")
     assert process.wait() == 130
     assert booting.status() == "TERMINATED"
     assert [start.outcome for start in starts.load()] == [StartOutcome.FAILED]

@@ -9,7 +9,7 @@ import torch
 from emulated import NEEDS_COMPILER
 from emulated_launches import EmulatedLauncher, emulated_launches
 from moe_gradients import assert_gradients_as_exact_as_torch
-from moe_reference import Moe, make_moe
+from moe_reference import Moe, composed_moe, make_moe
 from problems import H200
 
 from flashmoe_science.configs.moe import backward_hopper as configs
@@ -28,7 +28,8 @@ from flashmoe_science.errors import InputError, NoKernelError
 from flashmoe_science.jit.limits import check_block
 from flashmoe_science.jit.nvrtc import compile_kernel
 from flashmoe_science.moe_arguments import Activation, W13Layout
-from flashmoe_science.moe_gradients import MoeNeeds
+from flashmoe_science.moe_composition import backward as composed_backward
+from flashmoe_science.moe_gradients import MoeNeeds, MoeTensors
 
 __all__ = ["emulated_launches"]
 
@@ -58,19 +59,11 @@ def test_takes_what_the_forward_kernels_take() -> None:
 
 def test_autograd_takes_it_where_it_was_verified(monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_no_kernel(PROBLEM, H200) is None
-    gelu = replace(PROBLEM, activation=Activation.GELU)
-    assert "not verified on a GPU with gelu" in str(why_no_kernel(gelu, H200))
-    monkeypatch.setenv("FLASHMOE_MOE_BACKWARD", "hopper")
-    assert why_no_kernel(gelu, H200) is None
     monkeypatch.setenv("FLASHMOE_MOE_KERNEL", "portable")
     assert why_no_kernel(PROBLEM, H200) == "FLASHMOE_MOE_KERNEL asks for portable, which keeps nothing"
 
 
 def test_what_it_refuses() -> None:
-    biased = replace(BACKWARD, needs=ALL._replace(w13_bias=True))
-    assert hopper.why_not(biased, H200) == "it makes no gradients of biases"
-    with pytest.raises(InputError, match="no gradients of biases"):
-        hopper.check(biased, configs.WIDE)
     with pytest.raises(InputError, match="take a MoeHopperBackward, not 3"):
         hopper.check(BACKWARD, 3)
     huge = replace(PROBLEM, experts=30000, hidden=1 << 20, intermediate=1 << 18)
@@ -94,16 +87,26 @@ def test_what_would_spill_is_refused() -> None:
     assert hopper.why_not(problem, H200) == "its forward pass would spill registers with gelu_no_mul"
 
 
+TILES = [
+    pytest.param(configs.WIDE, id="wide"),
+    pytest.param(configs.IN_REGISTERS, id="in registers", marks=pytest.mark.slow),
+]
+
+
 @pytest.mark.usefixtures("nvrtc")
-def test_the_kernels_compile() -> None:
+@pytest.mark.parametrize("tiles", TILES)
+def test_the_gradients_of_products_compile(tiles: MoeHopperBackward) -> None:
     """Spills and serialised wgmma raise."""
-    for tiles in (configs.WIDE, configs.NEXT):
-        compile_kernel(hopper.first_kernel(tiles, Activation.SILU, torch.bfloat16))
-        for second in (True, False):
-            for accumulates in (True, False):
-                compile_kernel(
-                    hopper.weights_kernel(tiles, torch.float16, second=second, accumulates=accumulates)
-                )
+    compile_kernel(hopper.first_kernel(tiles, Activation.SILU, torch.bfloat16))
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("accumulates", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("second", [True, False])
+@pytest.mark.parametrize("tiles", TILES)
+def test_the_gradients_of_weights_compile(tiles: MoeHopperBackward, second: bool, accumulates: bool) -> None:
+    """Spills and serialised wgmma raise."""
+    compile_kernel(hopper.weights_kernel(tiles, torch.float16, second=second, accumulates=accumulates))
 
 
 class Emulated:
@@ -118,7 +121,8 @@ class Emulated:
 
     def forward(self) -> torch.Tensor:
         planned = forward.plan(self.problem, forward_configs.NARROW, self._device)
-        with_workspace(planned.workspace_bytes, planned.launch, *self.moe.tensors, self.output, self.z)
+        tensors = (*self.moe.tensors, *self.moe.biases.values(), self.output, self.z)
+        with_workspace(planned.workspace_bytes, planned.launch, *tensors)
         return self.output
 
     def backward(
@@ -129,14 +133,16 @@ class Emulated:
         tiles: MoeHopperBackward = configs.WIDE,
     ) -> tuple[torch.Tensor | None, ...]:
         planned = hopper.plan(problem, tiles, self._device)
+        biases = self.moe.w13_bias, self.moe.w2_bias
         gradients: list[torch.Tensor | None] = [
-            torch.full_like(tensor, torch.nan) if needed else None
-            for tensor, needed in zip(self.moe.tensors[:4], problem.needs, strict=False)
+            torch.full_like(tensor, torch.nan) if needed and tensor is not None else None
+            for tensor, needed in zip((*self.moe.tensors[:4], *biases), problem.needs, strict=True)
         ]
         if buffers:
             gradients[1:3] = buffers
         z = self.z if problem.kept else None
-        with_workspace(planned.workspace_bytes, planned.launch, grad_output, *self.moe.tensors, z, *gradients)
+        tensors = (grad_output, *self.moe.tensors, z, *biases, *gradients)
+        with_workspace(planned.workspace_bytes, planned.launch, *tensors)
         return tuple(gradients)
 
 
@@ -158,10 +164,13 @@ def emulate(
     activation: Activation = Activation.SILU,
     layout: W13Layout = W13Layout.CONCAT,
     ids: torch.Tensor | None = None,
+    biased: bool = False,
 ) -> tuple[Emulated, torch.Tensor]:
     """After the forward pass, and a gradient of its output."""
     torch.manual_seed(3)
-    moe = make_moe(tokens, hidden, intermediate, experts, top_k, dtype=dtype, activation=activation)
+    moe = make_moe(
+        tokens, hidden, intermediate, experts, top_k, dtype=dtype, activation=activation, biased=biased
+    )
     if ids is not None:
         moe = replace(moe, topk_ids=ids)
     problem = MoeProblem(
@@ -174,6 +183,8 @@ def emulate(
         activation,
         layout,
         ids64=moe.topk_ids.dtype == torch.int64,
+        w13_biased=biased,
+        w2_biased=biased,
         keeps=True,
     )
     emulated = Emulated(moe, problem)
@@ -183,7 +194,7 @@ def emulate(
 
 @NEEDS_COMPILER
 @pytest.mark.usefixtures("emulated_launches")
-@pytest.mark.parametrize(("copies_late", "tiles"), [(True, configs.WIDE), (False, configs.NEXT)])
+@pytest.mark.parametrize(("copies_late", "tiles"), [(True, configs.WIDE), (False, configs.IN_REGISTERS)])
 def test_gradients_of_swiglu(
     copies_late: bool, tiles: MoeHopperBackward, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,7 +202,12 @@ def test_gradients_of_swiglu(
     monkeypatch.setattr(EmulatedLauncher, "copies_late", copies_late)
     emulated, grad_output = emulate(70, 80, 48, 3, 2, layout=W13Layout.INTERLEAVED)
     problem = MoeBackwardProblem(emulated.problem, ALL, kept=True)
-    gradients = emulated.backward(grad_output, problem, tiles=tiles)
+    EmulatedLauncher.order.clear()
+    gradients = emulated.backward(grad_output, problem, tiles=tiles)[:4]
+    # The input's gradient is there before the weights' begin, for a pipeline that waits for it.
+    order = EmulatedLauncher.order
+    assert order.index("moe_combine") < order.index("moe_backward_weights")
+    assert order.count("moe_backward_weights") == 2
     assert_gradients_as_exact_as_torch(
         gradients, emulated.moe, grad_output, Activation.SILU, W13Layout.INTERLEAVED
     )
@@ -199,7 +215,7 @@ def test_gradients_of_swiglu(
 
 @NEEDS_COMPILER
 @pytest.mark.usefixtures("emulated_launches")
-@pytest.mark.parametrize("tiles", [configs.WIDE, configs.NEXT])
+@pytest.mark.parametrize("tiles", [configs.WIDE, configs.IN_REGISTERS])
 def test_gradients_without_a_gate_and_experts_without_rows(tiles: MoeHopperBackward) -> None:
     """Ids that are no expert, in int64; an expert that nobody chose."""
     ids = torch.tensor([[0, 3], [3, -1], [9, 0], [0, 3], [1 << 40, -5]] * 8)
@@ -207,8 +223,43 @@ def test_gradients_without_a_gate_and_experts_without_rows(tiles: MoeHopperBackw
         40, 64, 80, 4, 2, dtype=torch.float16, activation=Activation.RELU2_NO_MUL, ids=ids
     )
     problem = MoeBackwardProblem(emulated.problem, ALL, kept=True)
-    gradients = emulated.backward(grad_output, problem, tiles=tiles)
+    gradients = emulated.backward(grad_output, problem, tiles=tiles)[:4]
     assert_gradients_as_exact_as_torch(gradients, emulated.moe, grad_output, Activation.RELU2_NO_MUL)
+
+
+@NEEDS_COMPILER
+@pytest.mark.usefixtures("emulated_launches")
+@pytest.mark.parametrize(("layout", "kept"), [(W13Layout.CONCAT, True), (W13Layout.INTERLEAVED, False)])
+def test_gradients_of_biases_and_the_clamped_activation(layout: W13Layout, kept: bool) -> None:
+    """Against the composition in float64, from the projections that were kept or are computed again."""
+    activation = Activation.SWIGLU_OAI
+    ids = torch.tensor([[0, 3], [3, -1], [2, 0], [0, 3], [4, 2]] * 8, dtype=torch.int32)
+    emulated, grad_output = emulate(
+        40, 80, 48, 4, 2, activation=activation, layout=layout, ids=ids, biased=True
+    )
+    moe = emulated.moe
+    *floats, w13_bias, w2_bias = (tensor.double() for tensor in (*moe.tensors[:4], *moe.biases.values()))
+    exact = Moe(*floats, moe.topk_ids, w13_bias, w2_bias)
+    output = composed_moe(exact, activation, layout, torch.float64)
+    torch.testing.assert_close(emulated.output.double(), output, rtol=2e-2, atol=4e-2)
+    needs = MoeNeeds(*[True] * 6)
+    if not kept:
+        emulated.z.fill_(torch.nan)
+    gradients = emulated.backward(grad_output, MoeBackwardProblem(emulated.problem, needs, kept=kept))
+    right = composed_backward(
+        grad_output.double(),
+        MoeTensors(*exact.tensors, w13_bias, w2_bias),
+        None,
+        activation=activation,
+        w13_layout=layout,
+        needs=needs,
+    )
+    for name, ours, true in zip(MoeNeeds._fields, gradients, right, strict=True):
+        assert ours is not None
+        assert true is not None
+        error = (ours.double() - true).square().mean().sqrt() / true.square().mean().sqrt()
+        assert error < 0.01, name
+        assert not name.startswith("w") or not ours[1].any(), name  # nobody chose this expert
 
 
 @NEEDS_COMPILER
@@ -225,7 +276,7 @@ def test_weights_gradients_are_added_to_buffers_and_z_is_computed_again() -> Non
         accumulates_w2=True,
     )
     emulated.z.fill_(torch.nan)
-    gradients = emulated.backward(grad_output, problem, buffers)
+    gradients = emulated.backward(grad_output, problem, buffers)[:4]
     added = tuple((after - start).to(torch.bfloat16) for after, start in zip(buffers, before, strict=True))
     assert_gradients_as_exact_as_torch((None, *added, gradients[3]), emulated.moe, grad_output)
 
@@ -237,7 +288,7 @@ def test_what_is_not_a_number_stays_in_its_rows_and_experts() -> None:
     ids = torch.arange(40, dtype=torch.int32)[:, None] % 3
     emulated, grad_output = emulate(40, 80, 48, 3, 1, ids=ids)
     grad_output[4] = torch.nan
-    gradients = emulated.backward(grad_output, MoeBackwardProblem(emulated.problem, ALL, kept=True))
+    gradients = emulated.backward(grad_output, MoeBackwardProblem(emulated.problem, ALL, kept=True))[:4]
     hidden_states, w13, w2, topk_weights = gradients
     assert hidden_states is not None
     assert topk_weights is not None

@@ -10,7 +10,7 @@ from moe_reference import make_moe
 
 from flashmoe_science.cuda.moe import training
 from flashmoe_science.moe_arguments import Activation, W13Layout
-from flashmoe_science.moe_gradients import MoeGradients, MoeNeeds
+from flashmoe_science.moe_gradients import MoeGradients, MoeNeeds, MoeTensors
 
 ALL = MoeNeeds(True, True, True, True)
 MOE = make_moe(6, 32, 16, 5, 2)
@@ -38,10 +38,8 @@ def backward(
 ) -> None:
     training.backward(
         torch.ones(6, 32),
-        *tensors,
+        MoeTensors(*tensors, w13_bias),
         z,
-        w13_bias,
-        None,
         activation=Activation.SILU,
         w13_layout=W13Layout.INTERLEAVED,
         needs=ALL,
@@ -58,9 +56,9 @@ def test_what_kernels_kept_goes_to_kernels(
     backward(MOE.tensors, z)
     backward(MOE.tensors, None)
     backward(MOE.tensors, z, torch.zeros(5, 32))
-    assert [name for name, _ in taken] == ["kernels", "kernels" if able else "composed", "composed"]
+    assert [name for name, _ in taken] == ["kernels", "kernels" if able else "composed", "kernels"]
     assert taken[0][1][6] is z
-    assert taken[2][1][6] is None
+    assert taken[2][1][6] is z
 
 
 def test_what_hooks_restored_with_other_strides_is_made_contiguous(

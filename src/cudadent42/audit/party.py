@@ -1,0 +1,225 @@
+"""One contestant as the referee has it: stopped but for its turns, with all that it started, wherever that went."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from cudadent42.audit.messages import DONE, GO, Answer, Ask
+from cudadent42.audit.task_clock import TaskClock
+from cudadent42.base.serialise import dumps, loads
+from cudadent42.timing.processor_time import descendants, process_ns
+from cudadent42.timing.standing import Standing, standings
+
+TIMEOUT_S = 120.0
+"""Longest time that one request may take: compiling a kernel takes up to 30 s."""
+
+_MOST_ANSWER_BYTES = 1 << 22
+
+CLOCK_SHARE = 0.9
+"""Of what the living processes ran, that a clock of all has to have seen."""
+
+_ROUNDS = 5
+"""Of looking for more to stop: a process may be started while the others are stopped."""
+
+
+class AuditLostError(Exception):
+    """A contestant died, hung or answered what is no answer."""
+
+
+class EarlyError(Exception):
+    """A contestant answered before it had made its calls."""
+
+
+class DisturbedError(Exception):
+    """Somebody changed how a contestant's process is run."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the requests of a turn took."""
+
+    answers: tuple[Answer, ...]
+    wall_ms: float
+    """By this process's clock, from the first timed request to the last answer; of a turn of single calls, what these
+    took together."""
+    processor_ms: float
+    """That the contestant and all that came of it were running, in all of the turn; 0 where it was not asked for."""
+
+
+class Party:
+    """``escaped``: processes that left a contestant's tree, for the one that they must have come from. None for the
+    judge, which runs nobody else's code, and whose threads nobody else may change."""
+
+    def __init__(
+        self, pid: int, requests: int, answers: int, escaped: Callable[[], list[int]] | None = None
+    ) -> None:
+        self.pid = pid
+        self._stopped: set[int] = {pid}
+        self._requests = requests
+        self._answers = answers
+        self._answered = select.poll()
+        self._answered.register(answers, select.POLLIN)
+        self._escaped = escaped
+        self._pending = b""
+        self._standings: dict[int, Standing] = {}
+        self._clock: TaskClock | None = None
+        with suppress(OSError):
+            self._clock = TaskClock(pid)
+
+    def take_turn(
+        self, *asks: Ask, untimed: int = 0, by_processor: bool = False, timeout_s: float = TIMEOUT_S
+    ) -> Turn:
+        """One request after another, each when the one before is answered. The clock leaves the first ``untimed`` out.
+
+        ``by_processor``: whether processor time is asked for, which may read all of /proc. Raises AuditLostError and
+        DisturbedError.
+        """
+        lines = [(dumps(ask, indent=None) + "\n").encode() for ask in asks]
+        replies: list[str] = []
+        self._begin()
+        ran_ns = self.ran_ns() if by_processor else 0
+        for number, line in enumerate(lines):
+            if number <= untimed:
+                began_ns = time.perf_counter_ns()
+            self._send(line)
+            replies.append(self._reply(timeout_s))
+        wall_ns = time.perf_counter_ns() - began_ns
+        self._stop()
+        ran_ms = (self.ran_ns() - ran_ns) / 1e6 if by_processor else 0.0
+        return Turn(tuple(map(_answer, replies)), wall_ns / 1e6, ran_ms)
+
+    def take_calls(
+        self,
+        ask: Ask,
+        feed: Callable[[int], None],
+        take: Callable[[int], None],
+        *,
+        by_processor: bool = False,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Turn:
+        """A request of ``ask.calls`` calls, each begun when ``feed`` has given its inputs; ``take`` is called when it
+        is done. The clock runs between the two. Raises AuditLostError, DisturbedError and EarlyError."""
+        wall_ns = 0
+        self._begin()
+        ran_ns = self.ran_ns() if by_processor else 0
+        self._send((dumps(ask, indent=None) + "\n").encode())
+        for number in range(ask.calls):
+            feed(number)
+            began_ns = time.perf_counter_ns()
+            self._send(GO)
+            first = self._byte(timeout_s)
+            wall_ns += time.perf_counter_ns() - began_ns
+            if first != DONE:
+                self._pending = first + self._pending
+                break
+            take(number)
+        reply = self._reply(timeout_s)
+        self._stop()
+        ran_ms = (self.ran_ns() - ran_ns) / 1e6 if by_processor else 0.0
+        answer = _answer(reply.lstrip(DONE.decode()))
+        done = first == DONE and not reply.startswith(DONE.decode())
+        if not done and not answer.error and not answer.declined:
+            raise EarlyError("it answered before it had made the calls that it was asked for")
+        return Turn((answer,), wall_ns / 1e6, ran_ms)
+
+    def tree(self) -> Iterator[int]:
+        """Its process, what is below it, and what has left from there."""
+        yield self.pid
+        yield from descendants(str(self.pid))
+        for process in self._escaped() if self._escaped is not None else ():
+            yield process
+            yield from descendants(str(process))
+
+    def ran_ns(self) -> int:
+        """Nanoseconds that all of these were running until now; where the machine counts that, those too that have
+        ended."""
+        if self._clock is not None:
+            return self._clock.read_ns()
+        return sum(map(process_ns, dict.fromkeys(self.tree())))
+
+    def check_clock(self) -> None:
+        """Behind its first turn: a clock that began too late, when it had children already, is not used."""
+        if self._clock is not None:
+            living_ns = sum(map(process_ns, dict.fromkeys(self.tree())))
+            if self._clock.read_ns() < CLOCK_SHARE * living_ns:
+                self._clock.close()
+                self._clock = None
+
+    def close(self) -> None:
+        if self._clock is not None:
+            self._clock.close()
+        os.close(self._requests)
+        os.close(self._answers)
+
+    def _begin(self) -> None:
+        if self._escaped is None:
+            self._check_standing()
+        for process in self._stopped:
+            _signal(process, signal.SIGCONT)
+
+    def _stop(self) -> None:
+        """Itself first: it has answered, and all the rest takes a moment to be found."""
+        self._stopped = {self.pid}
+        _signal(self.pid, signal.SIGSTOP)
+        for _ in range(_ROUNDS):
+            others = set(self.tree()) - self._stopped
+            if not others:
+                break
+            for process in others:
+                _signal(process, signal.SIGSTOP)
+            self._stopped |= others
+        if self._escaped is None:
+            self._standings = standings(self.pid)
+
+    def _check_standing(self) -> None:
+        """Whether its threads are run as they were when it was stopped: the others may belong to the same user."""
+        now = standings(self.pid)
+        for task, before in self._standings.items():
+            if task in now and now[task] != before:
+                raise DisturbedError(f"{before} before, {now[task]} behind the other side's turn")
+
+    def _send(self, line: bytes) -> None:
+        try:
+            while line:
+                line = line[os.write(self._requests, line) :]
+        except BrokenPipeError as error:
+            raise AuditLostError("its process died") from error
+
+    def _byte(self, timeout_s: float) -> bytes:
+        if not self._pending:
+            self._receive(time.monotonic() + timeout_s, timeout_s)
+        first, self._pending = self._pending[:1], self._pending[1:]
+        return first
+
+    def _reply(self, timeout_s: float) -> str:
+        stop = time.monotonic() + timeout_s
+        while b"\n" not in self._pending:
+            self._receive(stop, timeout_s)
+        line, _, self._pending = self._pending.partition(b"\n")
+        return line.decode(errors="replace")
+
+    def _receive(self, stop: float, timeout_s: float) -> None:
+        if not self._answered.poll(1e3 * max(0.0, stop - time.monotonic())):
+            raise AuditLostError(f"no answer for {timeout_s:.0f} s")
+        data = os.read(self._answers, 1 << 16)
+        if not data or len(self._pending) > _MOST_ANSWER_BYTES:
+            raise AuditLostError("its process died")
+        self._pending += data
+
+
+def _answer(reply: str) -> Answer:
+    try:
+        return loads(Answer, reply)
+    except ValueError as error:
+        raise AuditLostError(f"its process answered nonsense ({error})") from error
+
+
+def _signal(process: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(process, number)

@@ -1,0 +1,85 @@
+"""Inputs and outputs of a bout on the CPU, in the referee's own memory: no contestant finds there what is not for it.
+
+The judge draws inputs into a memory that it shares with the referee, which takes them from there. Each call is given
+its own through the window of its side, and the output is taken from there when it is done.
+"""
+
+from __future__ import annotations
+
+import mmap
+from contextlib import ExitStack
+from enum import Enum
+from types import TracebackType
+
+
+class Side(Enum):
+    JUDGE = 0
+    CANDIDATE = 1
+
+
+class Store:
+    """A context manager. The arguments are file descriptors: of the two windows, and of the judge's store.
+
+    In a window lie a call's inputs and then its output; in the store, for each call, inputs and the outputs of both."""
+
+    def __init__(self, judges_window: int, candidates_window: int, store: int) -> None:
+        self._resources = ExitStack()
+        self._windows = {
+            Side.JUDGE: self._mapped(judges_window),
+            Side.CANDIDATE: self._mapped(candidates_window),
+        }
+        self._store = self._mapped(store)
+        self._inputs: list[bytes] = []
+        self._outputs: dict[Side, dict[int, bytes]] = {side: {} for side in Side}
+        self._input_bytes = self._output_bytes = 0
+        self._nothing = b""
+        """NaN in the place of an output."""
+
+    def _mapped(self, descriptor: int) -> mmap.mmap:
+        return self._resources.enter_context(mmap.mmap(descriptor, 0))
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._resources.close()
+
+    def arrange(self, input_bytes: int, output_bytes: int) -> None:
+        """Of each call of the case that comes."""
+        self._input_bytes, self._output_bytes = input_bytes, output_bytes
+        self._inputs = []
+        self._nothing = b"\xff" * output_bytes
+
+    def clear(self, calls: int) -> None:
+        """Takes the inputs of so many calls out of the store, and forgets the outputs of earlier ones."""
+        self._inputs = []
+        hidden = bytes(self._input_bytes)
+        for at in map(self._start, range(calls)):
+            stop = at + self._input_bytes
+            self._inputs.append(self._store[at:stop])
+            self._store[at:stop] = hidden
+        self._outputs = {side: {} for side in Side}
+
+    def feed(self, side: Side, number: int) -> None:
+        """A call's inputs into its window, and NaN where its output will be."""
+        window = self._windows[side]
+        window[: self._input_bytes] = self._inputs[number]
+        window[self._input_bytes : self._input_bytes + self._output_bytes] = self._nothing
+
+    def take(self, side: Side, number: int) -> None:
+        """A call's output out of its window."""
+        start = self._input_bytes
+        self._outputs[side][number] = self._windows[side][start : start + self._output_bytes]
+
+    def lay_out(self, calls: int) -> None:
+        """The outputs of both into the store, for the judge."""
+        for number in range(calls):
+            at = self._start(number) + self._input_bytes
+            for side in Side:
+                self._store[at : at + self._output_bytes] = self._outputs[side].get(number, self._nothing)
+                at += self._output_bytes
+
+    def _start(self, number: int) -> int:
+        return number * (self._input_bytes + 2 * self._output_bytes)

@@ -1,0 +1,206 @@
+"""A device's tasks, one after the other: races in a process that lives on, whole runs in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+from cudadent42.base import parcels
+from cudadent42.base.errors import LabError
+from cudadent42.base.observer import Observer
+from cudadent42.fleet.task import Block as Block
+from cudadent42.fleet.task import Returned, Task, Way
+from cudadent42.flows import pipeline
+from cudadent42.flows.pipeline import Prepared
+from cudadent42.model.cases import Case
+from cudadent42.model.events import BlockMeasured, Event, Skipped
+from cudadent42.model.records import MachineReport, Plan, VerifiedCase, VerifyReport
+from cudadent42.plan import RunOptions
+from cudadent42.runs.run_folder import RunFolder, RunWriter
+from cudadent42.runs.source import revision
+from cudadent42.worker.parent import Worker
+from cudadent42.worker.stages import run_stage
+from flashmoe_science.tuned.lookup import SWITCH_VARIABLE
+
+COMMAND = ("cudadent42", "fleet")
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """An implementation that cannot be raced on a case; the baseline where none can."""
+
+    implementation: str
+    reason: str
+
+
+OnResult = Callable[[Block | Unfit], None]
+"""Told of each as it happens; measuring waits for it. What it raises ends the race."""
+
+
+class Racer:
+    """Races on one device. A context manager: the worker and what was verified live from one race to the next."""
+
+    def __init__(self, machine: MachineReport, log: Path, observer: Observer) -> None:
+        self._machine = machine
+        self._log = log
+        self._observer = observer
+        self._verified: dict[tuple[str, str], VerifyReport] = {}
+        self._worker: Worker | None = None
+        self._revision = revision()
+
+    def __enter__(self) -> Racer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.rest()
+
+    def rest(self) -> None:
+        """Free the device's memory and the processors for something else."""
+        if self._worker is not None:
+            self._worker.close()
+
+    def race(self, plan: Plan, folder: Path, on_result: OnResult, command: tuple[str, ...] = COMMAND) -> None:
+        """Measure a plan of one case into a run folder, without the checks of a quoted result. Raises LabError."""
+        (case,) = plan.cases
+        with RunWriter(folder, plan, self._machine, self._revision, command, save_samples=True) as run:
+            if self._worker is None:
+                self._worker = Worker(self._log)
+            verified = self._verify(plan, case, self._worker)
+            run.write_verify(verified)
+            out: set[str] = set()
+
+            def on_event(event: Event) -> None:
+                if isinstance(event, BlockMeasured):
+                    for sample in event.samples:
+                        run.append_sample(sample)
+                    flags = event.samples[0].flags if event.samples else ""
+                    latencies = {each.implementation: each.latency_ms for each in event.samples}
+                    on_result(Block(event.conditions.block, latencies, flags))
+                elif isinstance(event, Skipped) and event.stage == "bench":
+                    name = event.key.removeprefix(case.id).removeprefix("/")
+                    out.add(name)
+                    # A case without rivals is left out too, and they were told of: its baseline is as good as before.
+                    if name or not out.issuperset(set(plan.implementations) - {plan.baseline}):
+                        on_result(Unfit(name or plan.baseline, event.reason))
+
+            run_stage("bench", plan, on_event=on_event, verified=verified, worker=self._worker)
+
+    def _verify(self, plan: Plan, case: Case, worker: Worker) -> VerifyReport:
+        """Of every implementation of the plan, each once in the life of this process."""
+        new = tuple(name for name in plan.implementations if (case.id, name) not in self._verified)
+        if new:
+            self._observer.detail(f"{case.id}: verifying {len(new)} configurations")
+            report = run_stage(
+                "verify",
+                replace(plan, implementations=new, baseline=new[0]),
+                on_event=lambda event: None,
+                worker=worker,
+            )
+            for name in new:
+                self._verified[case.id, name] = _of(report, name)
+        reports = [self._verified[case.id, name] for name in plan.implementations]
+        cases: tuple[VerifiedCase, ...] = sum((each.cases for each in reports), ())
+        skipped = {key: why for each in reports for key, why in each.skipped.items()}
+        return VerifyReport(cases, skipped, baseline=plan.baseline)
+
+
+def _of(report: VerifyReport, name: str) -> VerifyReport:
+    """What a report says of one implementation."""
+    cases = tuple(each for each in report.cases if each.implementation == name)
+    skipped = {key: why for key, why in report.skipped.items() if key == name or key.endswith(f"/{name}")}
+    return VerifyReport(cases, skipped)
+
+
+class Performer:
+    """Does tasks, for one worker."""
+
+    def __init__(
+        self, name: str, device: str, racer: Racer, machine: MachineReport, root: Path, observer: Observer
+    ) -> None:
+        self._name = name
+        self._device = device
+        self._racer = racer
+        self._machine = machine
+        self._root = root
+        self._observer = observer
+
+    def perform(self, task: Task) -> Returned:
+        """Never raises LabError: an error is a result too."""
+        began_s = time.monotonic()
+        blocks: list[Block] = []
+        unfit: dict[str, str] = {}
+
+        def on_result(result: Block | Unfit) -> None:
+            if isinstance(result, Unfit):
+                unfit[result.implementation] = result.reason
+            else:
+                blocks.append(result)
+
+        plan = replace(task.plan, device=self._device)
+        error = ""
+        try:
+            for parcel in task.parcels:
+                parcels.check(parcel)
+            with nullcontext() if task.tables else untuned():
+                if task.way is Way.RACE:
+                    self._racer.race(plan, self._root / task.run, on_result)
+                else:
+                    self._racer.rest()
+                    self._run(task, plan)
+        except LabError as raised:
+            error = str(raised)
+        seconds = round(time.monotonic() - began_s, 3)
+        return Returned(task.key, self._name, seconds, tuple(blocks), unfit, error, parcels=task.parcels)
+
+    def _run(self, task: Task, plan: Plan) -> None:
+        options = RunOptions(
+            device=plan.device,
+            output=self._root / task.run,
+            versions=plan.versions,
+            audits=task.checks.audits,
+            sealed=task.checks.sealed,
+            untrusted=task.checks.untrusted,
+            accepted_missing=task.checks.accepted_missing,
+            ignore_preflight=True,  # which was looked at when the worker entered
+            with_report=False,
+            command=COMMAND,
+        )
+        pipeline.execute(Prepared(plan, self._machine), options, self._observer, lambda folder: None)
+
+
+def blocks_in(run: RunFolder) -> tuple[Block, ...]:
+    """The whole blocks of a run, also of one that was cut short."""
+    rows: dict[int, dict[str, float]] = {}
+    flags: dict[int, str] = {}
+    for sample in run.samples:
+        rows.setdefault(sample.block, {})[sample.implementation] = sample.latency_ms
+        flags[sample.block] = sample.flags
+    last = max(rows, default=0)
+    most = max(map(len, rows.values()), default=0)
+    # A kill tears the last block alone: before it, fewer samples say that an implementation went out.
+    return tuple(
+        Block(number, row, flags[number])
+        for number, row in sorted(rows.items())
+        if number < last or len(row) == most or run.results is not None
+    )
+
+
+@contextmanager
+def untuned() -> Iterator[None]:
+    """Tables are not asked, here and by the processes that are started meanwhile: the default is the usual choice."""
+    before = os.environ.get(SWITCH_VARIABLE)
+    os.environ[SWITCH_VARIABLE] = "off"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SWITCH_VARIABLE]
+        else:
+            os.environ[SWITCH_VARIABLE] = before

@@ -1,0 +1,223 @@
+"""An attention backend of SGLang by these kernels, written against its published interface. SGLang has not run it.
+
+`backend` makes the class that SGLang's registry takes. What it does with tensors is in `Attention`, without SGLang.
+Decoders only; trees of draft tokens and cross attention are refused.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flashmoe_science.errors import InputError
+from flashmoe_science.varlen.attention import attention_varlen
+
+_INTERFACE = "sglang.srt.layers.attention.base_attn_backend"
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What all layers of a step share. Lengths stay on the device."""
+
+    cu_seqlens_q: torch.Tensor
+    seqused_k: torch.Tensor
+    block_table: torch.Tensor
+    max_seqlen_q: int
+    max_seqlen_k: int
+
+
+class Attention:
+    """SGLang's ``AttentionBackend``."""
+
+    def __init__(self, model_runner: Any) -> None:
+        self.page_size: int = model_runner.page_size
+        self.req_to_token: torch.Tensor = model_runner.req_to_token_pool.req_to_token
+        self.max_context_len: int = model_runner.model_config.context_len
+        self.metadata: Metadata | None = None
+        self._of_graphs: Metadata | None = None
+
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        """Once a step, before its layers."""
+        self._refuse_drafts(forward_batch)
+        lengths = forward_batch.seq_lens.to(torch.int32)
+        # The host's copy of the lengths bounds the table; without it the longest context does.
+        on_host = forward_batch.seq_lens_cpu
+        longest = self.max_context_len if on_host is None else int(on_host.max()) if len(on_host) else 0
+        if forward_batch.forward_mode.is_decode_or_idle():
+            starts, most = self._one_each(len(lengths), lengths.device), 1
+        else:
+            new = forward_batch.extend_seq_lens
+            starts = torch.nn.functional.pad(new.cumsum(0), (1, 0)).to(torch.int32)
+            most = max(forward_batch.extend_seq_lens_cpu, default=0)
+        table = self._table(forward_batch.req_pool_indices, longest)
+        self.metadata = Metadata(starts, lengths, table, most, longest)
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int, kv_indices_buf: Any = None) -> None:
+        """The memory that captured decode steps read, for the largest batch."""
+        device, columns = self.req_to_token.device, -(-self.max_context_len // self.page_size)
+        self._of_graphs = Metadata(
+            self._one_each(max_bs, device),
+            torch.ones(max_bs, dtype=torch.int32, device=device),
+            torch.zeros(max_bs, columns, dtype=torch.int32, device=device),
+            1,
+            self.max_context_len,
+        )
+
+    def init_forward_metadata_capture_cuda_graph(
+        self,
+        bs: int,
+        num_tokens: int,
+        req_pool_indices: torch.Tensor,
+        seq_lens: torch.Tensor,
+        encoder_lens: torch.Tensor | None,
+        forward_mode: Any,
+        spec_info: Any,
+    ) -> None:
+        """Captured with these lengths, and with the longest context as the bound."""
+        self._update_graphs(bs, req_pool_indices, seq_lens, encoder_lens, forward_mode, spec_info)
+
+    def init_forward_metadata_replay_cuda_graph(
+        self,
+        bs: int,
+        req_pool_indices: torch.Tensor,
+        seq_lens: torch.Tensor,
+        seq_lens_sum: int,
+        encoder_lens: torch.Tensor | None,
+        forward_mode: Any,
+        spec_info: Any,
+        seq_lens_cpu: torch.Tensor | None,
+    ) -> None:
+        """New lengths and tables, in the same memory."""
+        self._update_graphs(bs, req_pool_indices, seq_lens, encoder_lens, forward_mode, spec_info)
+
+    def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
+        """The same before a capture and before each replay, as newer versions of SGLang ask for it."""
+        self._update_graphs(
+            forward_batch.batch_size,
+            forward_batch.req_pool_indices,
+            forward_batch.seq_lens,
+            getattr(forward_batch, "encoder_lens", None),
+            forward_batch.forward_mode,
+            forward_batch.spec_info,
+        )
+
+    def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
+        """Nothing is left to be done in the graph."""
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        """Of the rows that fill up a captured batch."""
+        return 1
+
+    def forward_decode(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: Any,
+        forward_batch: Any,
+        save_kv_cache: bool = True,
+        **others: Any,
+    ) -> torch.Tensor:
+        """(tokens, heads * v_head_dim) of one token of each sequence."""
+        return self.forward_extend(q, k, v, layer, forward_batch, save_kv_cache, **others)
+
+    def forward_extend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: Any,
+        forward_batch: Any,
+        save_kv_cache: bool = True,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """(tokens, heads * v_head_dim); new keys and values go to the pool first."""
+        kind = "cross attention" if layer.is_cross_attention else layer.attn_type.value
+        if (
+            kind != "decoder"
+        ):  # the others of its kinds see keys behind a query, which would be hidden from them
+            raise InputError(f"the layer is one of {kind}; this backend computes decoders' attention alone")
+        pool, given = forward_batch.token_to_kv_pool, self.metadata
+        if given is None:
+            raise InputError("no step was begun; call init_forward_metadata first")
+        if save_kv_cache and k is not None:
+            pool.set_kv_buffer(layer, forward_batch.out_cache_loc, k, v, layer.k_scale, layer.v_scale)
+        key, value = (
+            buffer.view(-1, self.page_size, *buffer.shape[1:])
+            for buffer in pool.get_kv_buffer(layer.layer_id)
+        )
+        fp8 = key.dtype is torch.float8_e4m3fn
+        # SGLang counts the keys before a query's own in its window; -1 and None are no window.
+        window = -1 if layer.sliding_window_size is None else layer.sliding_window_size
+        result = attention_varlen(
+            q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
+            key,
+            value,
+            cu_seqlens_q=given.cu_seqlens_q,
+            max_seqlen_q=given.max_seqlen_q,
+            max_seqlen_k=given.max_seqlen_k,
+            block_table=given.block_table,
+            seqused_k=given.seqused_k,
+            window=(window, -1),
+            softcap=layer.logit_cap or 0.0,
+            sinks=None if sinks is None else sinks.float(),
+            softmax_scale=layer.scaling,
+            key_scale=layer.k_scale if fp8 else None,
+            value_scale=layer.v_scale if fp8 else None,
+        )
+        assert isinstance(result, torch.Tensor)
+        return result.flatten(1)
+
+    def _table(self, requests: torch.Tensor, longest: int) -> torch.Tensor:
+        """Pages of each sequence: the pool has a slot for each token, those of a page one after another."""
+        slots = self.req_to_token[requests, :longest]
+        return (slots[:, :: self.page_size] // self.page_size).to(torch.int32).contiguous()
+
+    def _update_graphs(
+        self,
+        bs: int,
+        requests: torch.Tensor,
+        lengths: torch.Tensor,
+        encoder_lens: torch.Tensor | None,
+        forward_mode: Any,
+        spec_info: Any,
+    ) -> None:
+        if encoder_lens is not None or spec_info is not None or not forward_mode.is_decode_or_idle():
+            raise InputError(
+                "a graph of something else than decode steps is to be captured; expected those alone"
+            )
+        if self._of_graphs is None:
+            raise InputError("there is no memory for graphs; call init_cuda_graph_state first")
+        starts, used, table, most, longest = (
+            self._of_graphs.cu_seqlens_q[: bs + 1],
+            self._of_graphs.seqused_k[:bs],
+            self._of_graphs.block_table[:bs],
+            self._of_graphs.max_seqlen_q,
+            self._of_graphs.max_seqlen_k,
+        )
+        used.copy_(lengths[:bs])
+        pages = self._table(requests[:bs], longest)
+        table[:, : pages.shape[1]].copy_(pages)
+        self.metadata = Metadata(starts, used, table, most, longest)
+
+    @staticmethod
+    def _one_each(batch: int, device: torch.device) -> torch.Tensor:
+        return torch.arange(batch + 1, dtype=torch.int32, device=device)
+
+    @staticmethod
+    def _refuse_drafts(forward_batch: Any) -> None:
+        if forward_batch.spec_info is not None:
+            raise InputError("the batch has draft tokens; this backend has no masks of trees")
+
+
+def backend() -> type:
+    """The subclass of SGLang's ``AttentionBackend``. Raises ImportError without SGLang."""
+    interface = importlib.import_module(_INTERFACE)
+
+    class Backend(Attention, interface.AttentionBackend):  # type: ignore[misc, name-defined]
+        pass
+
+    return Backend

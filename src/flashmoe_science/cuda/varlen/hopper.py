@@ -1,0 +1,341 @@
+"""The Hopper kernel (`kernels/cuda/attention_hopper_varlen.cu`): prompts and chunks of prompts, lengths on the device.
+
+What is launched depends on no length: the grid has a block for each multiprocessor, and the blocks find their tiles.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import threading
+from typing import Any
+
+import torch
+
+from flashmoe_science.configs.attention import hopper_varlen as configs
+from flashmoe_science.configs.attention.hopper import SWIZZLE_PANEL
+from flashmoe_science.configs.attention.hopper_varlen import Extent, HopperFeatures, HopperVarlenConfiguration
+from flashmoe_science.cuda.device import Device
+from flashmoe_science.cuda.driver import load
+from flashmoe_science.cuda.launch import Launcher
+from flashmoe_science.cuda.repeat import raw_stream
+from flashmoe_science.cuda.tensor_map import MAP_BYTES, TensorMap
+from flashmoe_science.cuda.tickets import ticket_pool
+from flashmoe_science.cuda.varlen.arguments import division
+from flashmoe_science.errors import InputError, KernelDefectError
+from flashmoe_science.jit.limits import base_architecture
+from flashmoe_science.jit.nvrtc import CudaKernel, nvrtc_version
+from flashmoe_science.varlen.problem import Problem, Run, Sizes, Tensors
+
+_OF_CALL = struct.Struct("8Q q 2i")  # addresses, the table's stride, batch, tokens
+_OF_PLAN = struct.Struct("2q 7i 2I i 3f i 2I")
+_CALL_AT = 3 * MAP_BYTES
+_ADDRESS = struct.Struct("Q")
+_TREE_AT = -(-(_CALL_AT + _OF_CALL.size + _OF_PLAN.size) // 8) * 8
+"""Of a call too, and after all that kernels without trees read."""
+ARGUMENT_BYTES = -(-(_TREE_AT + _ADDRESS.size) // 64) * 64
+_FIRST_NVRTC = (12, 9)  # see cuda.attention.hopper
+_ROWS = 64  # of a consumer warpgroup
+_UNLIMITED = 1 << 29
+_MOST_ROWS = 1 << 30
+_ALIGNMENT = 16
+_FEWEST_PAGE_ROWS = 16
+"""Of a box: with pages of 1, whose boxes are 128 bytes, this kernel took 5.9 times as long as the dense one."""
+_BUILT_AHEAD = (64, 128)
+"""Head dimensions."""
+_ANY = Extent(rows=1, slices=1, max_seqlen_k=1, multiprocessors=1)
+"""For the tile that does not depend on what else is in the batch. `split_keys` asks for no more: a row's sums are over
+blocks of its own sequence in a fixed order, and no row of another sequence has a say in them."""
+
+
+def why_not(problem: Problem, device: Device, most_queries: int) -> str | None:
+    """Why the kernel cannot take a problem, as the end of a sentence about it; None if it can.
+
+    Args:
+        most_queries: no sequence of a call has more.
+    """
+    if problem.quantized is not None:
+        return "it reads no cache of FP8"
+    if base_architecture(device.architecture) != "sm_90":
+        return f"it needs sm_90, and the GPU is {device.architecture}"
+    if device.nvrtc < _FIRST_NVRTC:
+        return (
+            f"it needs NVRTC {'.'.join(map(str, _FIRST_NVRTC))} or later, and this is "
+            f"{'.'.join(map(str, device.nvrtc))}"
+        )
+    if problem.dtype not in (torch.bfloat16, torch.float16):
+        return f"it does not take {problem.dtype}"
+    if problem.alibi:
+        return "it has no ALiBi"
+    if configs.compiled_dimensions(problem.head_dim, problem.value_dim) is None:
+        most = configs.DIMENSIONS[-1]
+        return f"head_dim and value_dim are at most {most[0]} and {most[1]}"
+    if 0 < features(problem).page_rows < _FEWEST_PAGE_ROWS:
+        return f"pages of {problem.page_size} are too small for it: it needs multiples of {_FEWEST_PAGE_ROWS}"
+    element = problem.dtype.itemsize
+    strides = (problem.query_strides, problem.key_strides, problem.value_strides, problem.output_strides)
+    if any(stride * element % _ALIGNMENT for each in strides for stride in each):
+        return f"rows must begin at multiples of {_ALIGNMENT} bytes"
+    if any(stride < 0 for each in strides for stride in each):
+        return "strides must not be negative"
+    if any(stride == 0 for stride in _stepped_along(problem)):
+        return "its tensor maps cannot describe an expanded dimension"
+    return None
+
+
+def _stepped_along(problem: Problem) -> list[int]:
+    """The strides of dimensions that may have more than one element."""
+    (query_token, query_head) = problem.query_strides
+    stepped = [query_token]
+    if problem.num_heads > 1:
+        stepped.append(query_head)
+    for page, token, head in (problem.key_strides, problem.value_strides):
+        if problem.page_size:
+            stepped.append(page)
+        if problem.page_size != 1:
+            stepped.append(token)
+        if problem.num_kv_heads > 1:
+            stepped.append(head)
+    return stepped
+
+
+def features(problem: Problem) -> HopperFeatures:
+    return HopperFeatures(
+        causal=problem.window_right >= 0 or problem.chunk > 0,
+        left_window=problem.window_left >= 0 or problem.chunk > 0,
+        softcap=problem.softcap > 0,
+        page_rows=configs.page_rows(problem.page_size, problem.head_dim, problem.value_dim),
+        chunk=problem.chunk > 0,
+        tree=problem.tree,
+    )
+
+
+def kernel(configuration: HopperVarlenConfiguration, dtype: torch.dtype) -> CudaKernel:
+    has = configuration.features
+    return CudaKernel(
+        source="attention_hopper_varlen.cu",
+        function="attention_hopper_varlen",
+        architecture="sm_90a",
+        macros={
+            "HEAD_DIM": configuration.head_dim,
+            "VALUE_DIM": configuration.value_dim,
+            "CONSUMERS": configuration.consumers,
+            "BLOCK_N": configuration.block_n,
+            "K_STAGES": configuration.key_stages,
+            "V_STAGES": configuration.value_stages,
+            "Q_STAGES": configuration.query_stages,
+            "PING_PONG": int(configuration.ping_pong),
+            "CAUSAL": int(has.causal),
+            "LEFT_WINDOW": int(has.left_window),
+            "SOFTCAP": int(has.softcap),
+            "PAGED": int(has.page_rows > 0),
+            "PAGE_ROWS": has.page_rows or configuration.block_n,
+            **({"CHUNK": 1} if has.chunk else {}),
+            **({"TREE": 1} if has.tree else {}),
+            "ELEMENT_BF16": int(dtype == torch.bfloat16),
+            "MMA_K": 16,
+        },
+        threads_per_block=configuration.threads,
+        dynamic_shared_bytes=configuration.shared_bytes,
+    )
+
+
+def kernels(architecture: str) -> list[CudaKernel]:
+    """What is built ahead of time: bfloat16, causal, packed and in pages of 16. Others compile at their first call."""
+    if base_architecture(architecture) != "sm_90" or nvrtc_version() < _FIRST_NVRTC:
+        return []
+    return [
+        kernel(configs.configuration(dim, dim, HopperFeatures(True, page_rows=rows), _ANY), torch.bfloat16)
+        for dim in _BUILT_AHEAD
+        for rows in (0, 16)
+    ]
+
+
+def heads_of_tile(problem: Problem) -> int:
+    """How many query heads share a tile: those of a key head, where they divide the rows of a warpgroup."""
+    group = problem.num_heads // problem.num_kv_heads
+    return group if _ROWS % group == 0 else 1
+
+
+def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
+    """See `flashmoe_science.varlen.problem.Backend`; the device is current. For problems that `why_not` is None for.
+
+    Raises:
+        InputError: a tensor does not begin at a multiple of 16 bytes, or there are more rows than the kernel counts;
+            both in the run.
+        BuildError, KernelDefectError, DeviceError: see `driver.load`.
+    """
+    has = features(problem)
+    usual = configs.configuration(problem.head_dim, problem.value_dim, has, _ANY)
+    own = _OfThread()
+    own.launches[usual] = _Launch(problem, usual, device)
+    pool = ticket_pool(device.index)
+    heads = heads_of_tile(problem)
+    slices = problem.num_heads // heads
+
+    def run(tensors: Tensors, sizes: Sizes) -> None:
+        rows = tensors.query.shape[0] * heads
+        extent = (
+            _ANY if problem.split_keys else Extent(rows, slices, sizes.max_seqlen_k, device.multiprocessors)
+        )
+        tile = configs.configuration(problem.head_dim, problem.value_dim, has, extent)
+        launch = own.launches.get(tile)
+        if launch is None:
+            try:
+                launch = _Launch(problem, tile, device)
+            except KernelDefectError:
+                if tile == usual:
+                    raise
+                launch = _Launch(problem, usual, device)
+            own.launches[tile] = launch
+        tiles = rows // usual.block_m + sizes.batch + 1
+        if rows >= _MOST_ROWS or tiles * slices >= _MOST_ROWS:
+            raise InputError(
+                f"{tensors.query.shape[0]} query rows are more than a launch can count; split the batch"
+            )
+        launch.describe(tensors)
+        stream = raw_stream(device.index)
+        write_call(launch.launcher.buffer, tensors, sizes, pool.take(stream))
+        launch.launcher.config.grid[0] = min(tiles * slices, device.multiprocessors)
+        launch.launcher.start(stream)
+
+    return run
+
+
+class _OfThread(threading.local):
+    """Launchers have a buffer that is read during the launch, so each thread has its own."""
+
+    def __init__(self) -> None:
+        self.launches: dict[HopperVarlenConfiguration, _Launch] = {}
+
+
+class _Launch:
+    """A kernel that is loaded, and the tensors that its maps describe now."""
+
+    def __init__(self, problem: Problem, tile: HopperVarlenConfiguration, device: Device) -> None:
+        compiled = kernel(tile, problem.dtype)
+        function = load(compiled, device.index, torch.cuda.is_current_stream_capturing())
+        self.launcher = Launcher(function, (1, 1, 1), compiled, ARGUMENT_BYTES)
+        write_plan(self.launcher.buffer, problem, tile)
+        self._maps = TensorMaps(self.launcher.buffer, problem, tile)
+
+    def describe(self, tensors: Tensors) -> None:
+        self._maps.describe(tensors)
+
+
+class TensorMaps:
+    """Of query, key and value, in a launch's buffer: made anew where a size changed, moved where an address did."""
+
+    def __init__(self, buffer: Any, problem: Problem, tile: HopperVarlenConfiguration) -> None:
+        self._buffer = buffer
+        self._problem = problem
+        self._tile = tile
+        self._sizes: list[int] = [-1, -1, -1]
+        self._maps: list[TensorMap | None] = [None, None, None]
+
+    def describe(self, tensors: Tensors) -> None:
+        """Raises InputError for a tensor that TMA cannot address."""
+        for index, tensor in enumerate((tensors.query, tensors.key, tensors.value)):
+            map_, size, address = self._maps[index], tensor.shape[0], tensor.data_ptr()
+            if size == 0:  # no key of it is read, but a map describes something
+                size, address = 1, tensors.output.data_ptr()
+            if map_ is None or self._sizes[index] != size:
+                map_ = self._query(size) if index == 0 else self._keys(index, size)
+                self._maps[index], self._sizes[index] = map_, size
+            if map_.address != address:
+                if address % _ALIGNMENT:
+                    raise InputError(_misaligned(("query", "key", "value")[index]))
+                map_.move(address)
+
+    def _query(self, tokens: int) -> TensorMap:
+        problem = self._problem
+        heads = heads_of_tile(problem)
+        token, head = problem.query_strides
+        return TensorMap(
+            self._buffer,
+            0,
+            problem.dtype,
+            (problem.head_dim, heads, tokens, problem.num_heads // heads),
+            (head if heads > 1 else 0, token, heads * head if problem.num_heads > heads else 0),
+            (SWIZZLE_PANEL, heads, _ROWS // heads),
+        )
+
+    def _keys(self, index: int, size: int) -> TensorMap:
+        problem, tile = self._problem, self._tile
+        page, token, head = problem.key_strides if index == 1 else problem.value_strides
+        dimension = problem.head_dim if index == 1 else problem.value_dim
+        rows, pages = (problem.page_size, size) if problem.page_size else (size, 1)
+        return TensorMap(
+            self._buffer,
+            index * MAP_BYTES,
+            problem.dtype,
+            (dimension, rows, problem.num_kv_heads, pages),
+            (token if rows > 1 else 0, head if problem.num_kv_heads > 1 else 0, page if pages > 1 else 0),
+            (SWIZZLE_PANEL, tile.features.page_rows or tile.block_n),
+        )
+
+
+def write_plan(buffer: Any, problem: Problem, tile: HopperVarlenConfiguration) -> None:
+    """The fields of the kernel's `Parameters` that are the same in all calls of a problem."""
+    heads = heads_of_tile(problem)
+    slices = problem.num_heads // heads
+    left = _UNLIMITED if problem.window_left < 0 else min(problem.window_left, _UNLIMITED)
+    right = _UNLIMITED if problem.window_right < 0 else min(problem.window_right, _UNLIMITED)
+    reach = problem.chunk - 1 if problem.chunk else _UNLIMITED
+    scale = problem.softmax_scale * math.log2(math.e)
+    output_row, output_head = problem.output_strides
+    _OF_PLAN.pack_into(
+        buffer,
+        _CALL_AT + _OF_CALL.size,
+        output_row,
+        output_head,
+        slices,
+        heads.bit_length() - 1,
+        slices // problem.num_kv_heads,
+        left,
+        right,
+        # Keys that the rows of a tile see lie in so many blocks, wherever they begin.
+        (min(left, reach) + tile.block_m // heads + min(right, reach)) // tile.block_n + 2,
+        problem.value_dim,
+        *division(problem.page_size or 1),
+        problem.page_size,
+        scale,
+        problem.softcap * math.log2(math.e),
+        2 * scale / problem.softcap if problem.softcap else 0.0,
+        problem.chunk,
+        *division(problem.chunk or 1),
+    )
+
+
+def write_call(buffer: Any, tensors: Tensors, sizes: Sizes, ticket: int) -> None:
+    """The other fields, but for the tensor maps. Raises InputError for an output that is not aligned."""
+    output = tensors.output.data_ptr()
+    if output % _ALIGNMENT:
+        raise InputError(_misaligned("out"))
+    table = tensors.block_table
+    _OF_CALL.pack_into(
+        buffer,
+        _CALL_AT,
+        output,
+        0 if tensors.lse is None else tensors.lse.data_ptr(),
+        ticket,
+        *(
+            0 if tensor is None else tensor.data_ptr()
+            for tensor in (
+                tensors.cu_seqlens_q,
+                tensors.cu_seqlens_k,
+                tensors.seqused_k,
+                table,
+                tensors.sinks,
+            )
+        ),
+        0 if table is None else table.stride(0),
+        sizes.batch,
+        tensors.query.shape[0],
+    )
+    if tensors.tree_mask is not None:
+        _ADDRESS.pack_into(buffer, _TREE_AT, tensors.tree_mask.data_ptr())
+
+
+def _misaligned(name: str) -> str:
+    return f"{name} does not start at a multiple of {_ALIGNMENT} bytes (a view at an odd offset); pass {name}.clone()"

@@ -1,0 +1,219 @@
+// The producer warpgroup: a warp each hands out tiles and loads keys, loads values, loads queries.
+//
+// A box of TMA is rectangular and a sequence's end is not on its edge: rows behind it belong to another sequence, or to nobody,
+// and may hold anything. Keys there are masked. Values there are multiplied with zero, so they are made zeros, in shared memory,
+// before the consumers get the block; so are query rows, on whose scores the others' way through the softmax depends.
+#pragma once
+
+#include "hopper_varlen/scheduler.cuh"
+#include "ptx/bulk.cuh"
+#include "ptx/tma.cuh"
+
+namespace hopper {
+
+// A coordinate outside every tensor: its box is read as zeros, without access to memory.
+constexpr int OUTSIDE = 1 << 30;
+constexpr int PAGES_OF_LANE = (PAGES + 31) / 32;
+
+// Where the boxes of a block of keys lie. In pages, lane i has the pages of boxes i, i + 32, ...: they are looked up ahead, as
+// the table's latency would stand between two blocks.
+struct Boxes {
+    int page[PAGES_OF_LANE];
+
+    // Only keys from `begin` on and before `tile.keys` are looked up: what the table has for others is anything.
+    __device__ __forceinline__ void look_up(const Parameters& p, const Tile& tile, int block, int begin, int lane) {
+        if (!PAGED) return;
+#pragma unroll
+        for (int i = 0; i < PAGES_OF_LANE; ++i) {
+            const int box = lane + 32 * i;
+            const int key = block * BLOCK_N + box * PAGE_ROWS;
+            page[i] = -1;
+            if (box < PAGES && block >= tile.first_block && key < tile.keys && key + PAGE_ROWS > begin) {
+                const int index = __umulhi(2 * static_cast<uint32>(key), p.page_multiplier) >> p.page_shift;
+                page[i] = load_index(p.page_table + tile.place * p.table_row + index);
+            }
+        }
+    }
+
+    // By a whole warp: issues the loads of a block, which complete `barrier`.
+    template <int PANELS>
+    __device__ __forceinline__ void load(const Parameters& p, const ptx::TensorMap& map, const Tile& tile, int block,
+                                         uint32 destination, uint32 barrier, int lane) const {
+        const int head = tile.slice / p.group;
+        if (lane == 0) ptx::mbarrier_expect_bytes(barrier, PANELS * BLOCK_PANEL_BYTES);
+        if (!PAGED) {
+            if (lane == 0) {
+                const int row = tile.keys > 0 ? tile.place + block * BLOCK_N : OUTSIDE;
+#pragma unroll
+                for (int panel = 0; panel < PANELS; ++panel) {
+                    ptx::tma_load(map, destination + panel * BLOCK_PANEL_BYTES, barrier, ptx::EVICT_LAST,
+                                  panel * panel::PANEL_COLUMNS, row, head, 0);
+                }
+            }
+            return;
+        }
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < PAGES_OF_LANE; ++i) {
+            const int box = lane + 32 * i;
+            if (box < PAGES) {
+                const int key = block * BLOCK_N + box * PAGE_ROWS;
+                const int index = __umulhi(2 * static_cast<uint32>(key), p.page_multiplier) >> p.page_shift;
+                const int slot = page[i] >= 0 ? key - index * p.page_size : OUTSIDE;
+#pragma unroll
+                for (int panel = 0; panel < PANELS; ++panel) {
+                    ptx::tma_load(map, destination + panel * BLOCK_PANEL_BYTES + box * PAGE_ROWS * panel::ROW_BYTES, barrier,
+                                  ptx::EVICT_LAST, panel * panel::PANEL_COLUMNS, slot, head, max(page[i], 0));
+                }
+            }
+        }
+    }
+};
+
+// Zeros in rows [from, to) of a tile in shared memory whose panels have PANEL_ROWS rows. By a whole warp, before an arrival.
+template <int PANELS, int PANEL_ROWS>
+__device__ __forceinline__ void clear_rows(uint32 tile, int from, int to, int lane) {
+    const int chunks = (to - from) * (panel::ROW_BYTES / kChunkBytes);
+#pragma unroll
+    for (int panel = 0; panel < PANELS; ++panel) {
+        const uint32 start = tile + (panel * PANEL_ROWS + from) * panel::ROW_BYTES;
+        for (int i = lane; i < chunks; i += 32) store_shared(start + i * kChunkBytes, Chunk{0, 0, 0, 0});
+    }
+}
+
+// By a whole warp: hands on what it has mended.
+__device__ __forceinline__ void hand_on(uint32 barrier, int lane) {
+    ptx::fence_async_shared();
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(barrier);
+}
+
+// The next tile of a producer that only reads them; false at the end. By a whole warp.
+__device__ __forceinline__ bool next_tile(const Shared& shared, Ring<TILE_SLOTS>& slot, Tile& tile) {
+    ptx::mbarrier_wait(shared.tile_full(slot.stage), slot.parity);
+    tile = read_tile(shared, slot.stage);
+    release(shared.tile_empty(slot.stage));
+    slot.advance();
+    return tile.first_row >= 0;
+}
+
+// The first key that a tile's rows see.
+__device__ __forceinline__ int first_key_of(const Parameters& p, const Tile& tile) {
+    return first_key(p, tile.first_row >> p.heads_shift, tile.offset());
+}
+
+// One warp: hands out tiles and keeps the key ring full.
+__device__ __forceinline__ void produce_keys(const Parameters& p, const Shared& shared) {
+    const int lane = threadIdx.x % 32;
+    Scheduler scheduler(p);
+    Ring<K_STAGES> key;
+    Ring<TILE_SLOTS> slot;
+    Boxes boxes;
+    int number = static_cast<int>(blockIdx.x);
+    int ticket = -1;
+    while (scheduler.publish(p, shared, slot, number)) {
+        const Tile tile = read_tile(shared, slot.stage);
+        slot.advance();
+        const int begin = first_key_of(p, tile);
+        boxes.look_up(p, tile, tile.last_block, begin, lane);
+        // Drawn now and looked at after the loads, so that they do not wait for it.
+        if (lane == 0) ticket = atomicAdd(p.ticket, 1);
+#pragma unroll 1
+        for (int block = tile.last_block; block >= tile.first_block; --block) {
+            ptx::mbarrier_wait(shared.key_empty(key.stage), key.parity ^ 1);
+            boxes.load<KEY_PANELS>(p, p.key, tile, block, shared.key(key.stage), shared.key_full(key.stage), lane);
+            boxes.look_up(p, tile, block - 1, begin, lane);
+            key.advance();
+        }
+        number = __shfl_sync(ALL_LANES, ticket, 0) + static_cast<int>(gridDim.x);
+    }
+    if (lane == 0 && ticket >= 0) give_back(p, ticket, scheduler.before);
+}
+
+// One warp: keeps the value ring full.
+__device__ __forceinline__ void produce_values(const Parameters& p, const Shared& shared) {
+    const int lane = threadIdx.x % 32;
+    Ring<V_STAGES> value;
+    Ring<1> landed;
+    Ring<TILE_SLOTS> slot;
+    Boxes boxes;
+    Tile tile;
+    while (next_tile(shared, slot, tile)) {
+        const int begin = first_key_of(p, tile);
+        boxes.look_up(p, tile, tile.last_block, begin, lane);
+#pragma unroll 1
+        for (int block = tile.last_block; block >= tile.first_block; --block) {
+            ptx::mbarrier_wait(shared.value_empty(value.stage), value.parity ^ 1);
+            const uint32 destination = shared.value(value.stage);
+            const int from = max(0, begin - block * BLOCK_N);  // rows of the block that are keys of some row
+            const int to = min(BLOCK_N, tile.keys - block * BLOCK_N);
+#if TREE
+            const int tree = tile.tree() - block * BLOCK_N;  // row of the first query's key
+            const bool whole = to == BLOCK_N && tree >= BLOCK_N;
+#else
+            const bool whole = to == BLOCK_N && (!LEFT_WINDOW || from == 0);
+#endif
+            const uint32 barrier = whole ? shared.value_full(value.stage) : shared.values_landed();
+            boxes.load<VALUE_PANELS>(p, p.value, tile, block, destination, barrier, lane);
+            boxes.look_up(p, tile, block - 1, begin, lane);
+            if (!whole) {
+#if TREE
+                // Of the queries' keys, those that no row of the sequence sees. Few registers: not kept from block to block.
+                uint64 unseen = 0;
+                if (tree < BLOCK_N)
+                    unseen = unseen_by_all(p.tree_mask + tile.query_start, tile.tokens, CAUSAL ? p.window_right : kTreeQueries, lane);
+#endif
+                ptx::mbarrier_wait(shared.values_landed(), landed.parity);
+                landed.advance();
+                if (LEFT_WINDOW) clear_rows<VALUE_PANELS, BLOCK_N>(destination, 0, min(from, BLOCK_N), lane);
+                clear_rows<VALUE_PANELS, BLOCK_N>(destination, to, BLOCK_N, lane);
+#if TREE
+#pragma unroll 1
+                for (int row = max(0, tree); unseen != 0 && row < to; ++row)
+                    if (unseen >> (row - tree) & 1) clear_rows<VALUE_PANELS, BLOCK_N>(destination, row, row + 1, lane);
+#endif
+                hand_on(shared.value_full(value.stage), lane);
+            }
+            value.advance();
+        }
+    }
+}
+
+// One warp: the query rows of each consumer as soon as its buffer is free.
+__device__ __forceinline__ void produce_queries(const Parameters& p, const Shared& shared) {
+    const int lane = threadIdx.x % 32;
+    Ring<Q_STAGES> ring;
+    Ring<1> landed;
+    Ring<TILE_SLOTS> slot;
+    Tile tile;
+    while (next_tile(shared, slot, tile)) {
+#pragma unroll
+        for (int consumer = 0; consumer < CONSUMERS; ++consumer) {
+            ptx::mbarrier_wait(shared.query_empty(ring.stage, consumer), ring.parity ^ 1);
+            const uint32 full = shared.query_full(ring.stage, consumer);
+            const uint32 destination = shared.query(ring.stage, consumer);
+            const int first = tile.first_row + consumer * ROWS;
+            const int rows = tile.rows(p) - first;
+            const uint32 barrier = rows >= ROWS ? full : shared.queries_landed();
+            if (rows > 0 && lane == 0) {
+                ptx::mbarrier_expect_bytes(barrier, QUERY_BYTES);
+#pragma unroll
+                for (int panel = 0; panel < KEY_PANELS; ++panel) {
+                    ptx::tma_load(p.query, destination + panel * QUERY_PANEL_BYTES, barrier, ptx::EVICT_FIRST,
+                                  panel * panel::PANEL_COLUMNS, 0, tile.query_start + (first >> p.heads_shift), tile.slice);
+                }
+            }
+            if (rows < ROWS) {
+                if (rows > 0) {
+                    ptx::mbarrier_wait(barrier, landed.parity);
+                    landed.advance();
+                }
+                clear_rows<KEY_PANELS, ROWS>(destination, max(rows, 0), ROWS, lane);
+                hand_on(full, lane);
+            }
+        }
+        ring.advance();
+    }
+}
+
+}  // namespace hopper

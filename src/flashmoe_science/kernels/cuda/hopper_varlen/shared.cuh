@@ -1,0 +1,40 @@
+// Shared memory of the Hopper kernel for sequences of any lengths: a tile of work is eight numbers, and there are barriers for
+// what a producer mends before it hands it on.
+#pragma once
+
+#include "hopper/buffers.cuh"
+#include "hopper_varlen/work.cuh"
+
+namespace hopper {
+
+struct Shared : Buffers<32> {
+    static constexpr uint32 LANDED_BARRIERS = Buffers::BYTES;
+    static constexpr uint32 BYTES = LANDED_BARRIERS + 16;
+
+    // Barriers: `landed` once the data is there to be mended.
+    __device__ uint32 values_landed() const { return base + LANDED_BARRIERS; }
+    __device__ uint32 queries_landed() const { return base + LANDED_BARRIERS + 8; }
+};
+static_assert(Shared::BYTES <= MOST_BYTES, "more shared memory than a block may have");
+
+__device__ __forceinline__ void initialise(const Shared& shared) {
+    initialise_barriers(shared);
+    ptx::mbarrier_init(shared.values_landed(), 1);
+    ptx::mbarrier_init(shared.queries_landed(), 1);
+    ptx::mbarrier_init_fence();
+}
+
+__device__ __forceinline__ void store_tile(const Shared& shared, int slot, const Tile& tile) {
+    store_tile(shared.tile(slot), tile.first_row, tile.slice, tile.first_block, tile.last_block);
+    store_tile(shared.tile(slot) + 16, tile.query_start, tile.tokens, tile.keys, tile.place);
+}
+
+// The tile that the key producer published in a slot.
+__device__ __forceinline__ Tile read_tile(const Shared& shared, int slot) {
+    Tile tile;
+    load_tile(shared.tile(slot), tile.first_row, tile.slice, tile.first_block, tile.last_block);
+    load_tile(shared.tile(slot) + 16, tile.query_start, tile.tokens, tile.keys, tile.place);
+    return tile;
+}
+
+}  // namespace hopper

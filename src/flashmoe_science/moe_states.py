@@ -1,0 +1,78 @@
+"""State dicts of models' blocks as `flashmoe_science.MoE` holds them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from flashmoe_science.errors import InputError
+
+_PER_EXPERT = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+"""Gate, up and down projections as checkpoints with a tensor for each expert call them: Qwen and OLMoE; Mixtral."""
+_GPT_OSS_TRANSPOSED = ("experts.gate_up_proj", "experts.down_proj")
+_SHARED = "shared_experts."
+
+
+def convert_state(module: Any, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+    """In place, before a module loads it.
+
+    Tensors of single experts become those of all. A GPT-OSS block, known by its ``router``, has weights as (experts,
+    columns, rows): they are turned. Shared experts (DeepSeek-V3) follow the routed ones in the same tensors.
+    """
+    _join_experts(state, prefix)
+    _turn_gpt_oss(state, prefix)
+    _append_shared(module, state, prefix)
+
+
+def _join_experts(state: dict[str, Any], prefix: str) -> None:
+    for gate, up, down in _PER_EXPERT:
+        if f"{prefix}experts.0.{down}.weight" not in state:
+            continue
+        count = sum(1 for name in state if _is_of_an_expert(name, prefix, down))
+        gates, ups, downs = (_take(state, prefix, name, count) for name in (gate, up, down))
+        state[f"{prefix}experts.gate_up_proj"] = torch.cat((torch.stack(gates), torch.stack(ups)), dim=1)
+        state[f"{prefix}experts.down_proj"] = torch.stack(downs)
+
+
+def _is_of_an_expert(name: str, prefix: str, projection: str) -> bool:
+    return name.startswith(f"{prefix}experts.") and name.endswith(f".{projection}.weight")
+
+
+def _take(state: dict[str, Any], prefix: str, projection: str, count: int) -> list[torch.Tensor]:
+    names = [f"{prefix}experts.{expert}.{projection}.weight" for expert in range(count)]
+    missing = [name for name in names if name not in state]
+    if missing:
+        raise InputError(
+            f"the state dict has no {missing[0]}; expected one of each projection for every expert"
+        )
+    return [state.pop(name) for name in names]
+
+
+def _turn_gpt_oss(state: dict[str, Any], prefix: str) -> None:
+    if f"{prefix}router.weight" not in state:
+        return
+    for name in ("weight", "bias"):
+        if f"{prefix}router.{name}" in state:
+            state[f"{prefix}gate.{name}"] = state.pop(f"{prefix}router.{name}")
+    for name in _GPT_OSS_TRANSPOSED:
+        if f"{prefix}{name}" in state:
+            state[f"{prefix}{name}"] = state[f"{prefix}{name}"].transpose(1, 2).contiguous()
+
+
+def _append_shared(module: Any, state: dict[str, Any], prefix: str) -> None:
+    """A shared block of n times an expert's intermediate size is n experts with a weight of 1 each."""
+    names = [f"{prefix}{_SHARED}{projection}.weight" for projection in _PER_EXPERT[0]]
+    count = module.shared_experts
+    if count == 0 or not all(name in state for name in names):
+        return
+    gate, up, down = (state.pop(name) for name in names)
+    gates, ups = (weight.view(count, -1, weight.shape[1]) for weight in (gate, up))
+    if module.w13_layout == "interleaved":
+        first = torch.stack((gates, ups), dim=2).flatten(1, 2)
+    else:
+        first = torch.cat((gates, ups), dim=1)
+    second = down.view(down.shape[0], count, -1).transpose(0, 1)
+    for name, shared in (("gate_up_proj", first), ("down_proj", second)):
+        routed = state[f"{prefix}experts.{name}"]
+        state[f"{prefix}experts.{name}"] = torch.cat((routed, shared.to(routed)))

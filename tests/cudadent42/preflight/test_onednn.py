@@ -1,0 +1,27 @@
+"""What oneDNN says about itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cudadent42.preflight import onednn
+
+
+def test_the_log_s_line_of_the_instruction_set_is_read() -> None:
+    log = (
+        "onednn_verbose,v1,info,cpu,runtime:OpenMP,nthr:2\n"
+        "onednn_verbose,v1,info,cpu,isa:Intel AVX2\n"
+        "onednn_verbose,v1,info,gpu,runtime:none\n"
+    )
+    assert onednn.isa_of(log) == "Intel AVX2"
+    assert onednn.isa_of("dnnl_verbose,info,cpu,isa:Intel SSE4.1\n") == "Intel SSE4.1"
+    assert onednn.isa_of("") is None
+    assert onednn.isa_of("1.0\n") is None
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
+def test_onednn_names_what_it_is_held_to() -> None:
+    if torch.backends.cpu.get_cpu_capability() == "DEFAULT":
+        pytest.skip("this CPU has no AVX2")
+    assert onednn.instructions({onednn.LIMIT: "SSE41"}) == "Intel SSE4.1"

@@ -1,0 +1,44 @@
+"""How a thread is run, as the system tells."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+import pytest
+
+from cudadent42.timing.standing import Standing, standing, standings
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+
+
+def test_a_threads_own_niceness_is_told() -> None:
+    begun, stop = threading.Event(), threading.Event()
+
+    def work() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        begun.set()
+        stop.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    begun.wait()
+    try:
+        assert thread.native_id is not None
+        assert standing(thread.native_id).niceness == 19
+        assert standings(os.getpid())[thread.native_id] == standing(thread.native_id)
+        assert standings(os.getpid())[threading.get_native_id()].niceness == os.nice(0)
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_nobody_is_told_of_a_process_that_is_gone() -> None:
+    assert standings(1 << 30) == {}
+
+
+def test_words() -> None:
+    assert str(Standing(19, 3, frozenset({0}))) == "niceness 19, scheduling 3, on 1 processor"
+    held = Standing(0, 0, frozenset({0, 1}), (0, 128))
+    assert str(held) == "niceness 0, scheduling 0, on 2 processors, clocks held to (0, 128) of 1024"

@@ -1,0 +1,205 @@
+"""The backend of SGLang, with stand-ins for its pools and batches: fields are those of its published interface."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from varlen_cases import Shape, contents, packed
+from varlen_reference import assert_as_exact_as_pytorch
+
+from flashmoe_science import InputError
+from flashmoe_science.adapters import sglang
+
+BF16 = torch.bfloat16
+SLOTS, CONTEXT = 96, 40
+
+
+class Pool:
+    """A `MHATokenToKVPool`: a slot for each token."""
+
+    def __init__(self) -> None:
+        self.key, self.value = (torch.full((SLOTS, 2, 32), torch.nan, dtype=BF16) for _ in range(2))
+
+    def set_kv_buffer(
+        self, layer: Any, loc: torch.Tensor, k: torch.Tensor, v: torch.Tensor, k_scale: Any, v_scale: Any
+    ) -> None:
+        self.key[loc], self.value[loc] = k.view(-1, 2, 32), v.view(-1, 2, 32)
+
+    def get_kv_buffer(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.key, self.value
+
+
+def layer(**changes: Any) -> SimpleNamespace:
+    """A `RadixAttention`."""
+    usual = {
+        "tp_q_head_num": 4,
+        "tp_k_head_num": 2,
+        "qk_head_dim": 32,
+        "v_head_dim": 32,
+        "scaling": 0.2,
+        "sliding_window_size": -1,
+        "logit_cap": 0.0,
+        "is_cross_attention": False,
+        "attn_type": SimpleNamespace(value="decoder"),
+        "layer_id": 0,
+        "k_scale": None,
+        "v_scale": None,
+    }
+    return SimpleNamespace(**usual | changes)
+
+
+class Scene:
+    """Three requests of 12, 1 and 30 keys, in pages that lie in any order."""
+
+    lengths = (12, 1, 30)
+
+    def __init__(self, page_size: int) -> None:
+        self.pool = Pool()
+        generator = torch.Generator().manual_seed(0)
+        pages = torch.randperm(SLOTS // page_size, generator=generator)
+        self.slots = torch.zeros(5, CONTEXT, dtype=torch.int32)
+        self.requests = torch.tensor([3, 0, 4])
+        taken = 0
+        for request, length in zip(self.requests.tolist(), self.lengths, strict=True):
+            count = -(-length // page_size)
+            own = pages[taken : taken + count, None] * page_size + torch.arange(page_size)
+            self.slots[request, :length] = own.flatten()[:length].int()
+            taken += count
+        self.backend = sglang.Attention(
+            SimpleNamespace(
+                page_size=page_size,
+                req_to_token_pool=SimpleNamespace(req_to_token=self.slots),
+                model_config=SimpleNamespace(context_len=CONTEXT),
+            )
+        )
+
+    def batch(self, new: tuple[int, ...], decode: bool) -> SimpleNamespace:
+        """A `ForwardBatch` whose last tokens of each request are new."""
+        located = [
+            self.slots[request, length - count : length]
+            for request, length, count in zip(self.requests.tolist(), self.lengths, new, strict=True)
+        ]
+        return SimpleNamespace(
+            forward_mode=SimpleNamespace(is_decode_or_idle=lambda: decode),
+            seq_lens=torch.tensor(self.lengths),
+            seq_lens_cpu=torch.tensor(self.lengths),
+            extend_seq_lens=None if decode else torch.tensor(new),
+            extend_seq_lens_cpu=None if decode else list(new),
+            req_pool_indices=self.requests,
+            out_cache_loc=torch.cat(located).long(),
+            token_to_kv_pool=self.pool,
+            spec_info=None,
+        )
+
+
+def parts(
+    shape: Shape, new: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Old and new keys and values, flat as SGLang has them."""
+    given = contents(shape)
+    pairs = list(zip(given.keys, given.values, new, strict=True))
+    old_keys = torch.cat([key[: len(key) - count] for key, _, count in pairs])
+    old_values = torch.cat([value[: len(value) - count] for _, value, count in pairs])
+    keys = torch.cat([key[len(key) - count :] for key, _, count in pairs])
+    values = torch.cat([value[len(value) - count :] for _, value, count in pairs])
+    return old_keys, old_values, keys.flatten(1), values.flatten(1)
+
+
+@pytest.mark.parametrize("page_size", [1, 8])
+@pytest.mark.parametrize("new", [(1, 1, 1), (12, 1, 5)])
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [({}, {}), ({"sliding_window_size": 3, "logit_cap": 5.0}, {"window": (3, 0), "softcap": 5.0})],
+)
+def test_a_step(page_size: int, new: tuple[int, ...], changes: dict[str, Any], same: dict[str, Any]) -> None:
+    scene, shape = Scene(page_size), Shape(new, Scene.lengths, dtype=BF16)
+    old_keys, old_values, keys, values = parts(shape, new)
+    old = torch.cat(
+        [
+            scene.slots[request, : length - count]
+            for request, length, count in zip(scene.requests.tolist(), scene.lengths, new, strict=True)
+        ]
+    ).long()
+    scene.pool.key[old], scene.pool.value[old] = old_keys, old_values
+    batch = scene.batch(new, decode=max(new) == 1)
+    scene.backend.init_forward_metadata(batch)
+    call = packed(shape)
+    forward = scene.backend.forward_decode if max(new) == 1 else scene.backend.forward_extend
+    result = forward(call["query"].flatten(1), keys, values, layer(**changes), batch)
+    bounds = {"max_seqlen_q": max(new), "max_seqlen_k": max(scene.lengths)}
+    assert_as_exact_as_pytorch(result.view(-1, 4, 32), None, call, **bounds, softmax_scale=0.2, **same)
+
+
+@pytest.mark.parametrize("newer", [False, True], ids=["capture and replay", "out of the graph"])
+def test_a_captured_step_reads_the_same_memory_after_lengths_changed(newer: bool) -> None:
+    scene, shape = Scene(8), Shape((1, 1, 1), Scene.lengths, dtype=BF16)
+    decode = SimpleNamespace(is_decode_or_idle=lambda: True)
+    backend = scene.backend
+    backend.init_cuda_graph_state(4, 4)
+    ones = torch.ones(3, dtype=torch.int64)
+    if newer:
+        batch = SimpleNamespace(
+            batch_size=3, req_pool_indices=ones * 0, seq_lens=ones, forward_mode=decode, spec_info=None
+        )
+        backend.init_forward_metadata_out_graph(batch, in_capture=True)
+        backend.init_forward_metadata_in_graph(batch)
+    else:
+        backend.init_forward_metadata_capture_cuda_graph(3, 3, ones * 0, ones, None, decode, None)
+    captured = backend.metadata
+    lengths = torch.tensor(scene.lengths)
+    if newer:
+        batch.req_pool_indices, batch.seq_lens = scene.requests, lengths
+        backend.init_forward_metadata_out_graph(batch)
+    else:
+        backend.init_forward_metadata_replay_cuda_graph(
+            3, scene.requests, lengths, 43, None, decode, None, lengths
+        )
+    assert captured is not None
+    assert backend.metadata is not None
+    assert captured.block_table.data_ptr() == backend.metadata.block_table.data_ptr()
+    assert captured.seqused_k.tolist() == list(scene.lengths)
+    given = contents(shape)
+    slots = [scene.slots[r, :n].long() for r, n in zip(scene.requests.tolist(), scene.lengths, strict=True)]
+    scene.pool.key[torch.cat(slots)], scene.pool.value[torch.cat(slots)] = (
+        torch.cat(given.keys),
+        torch.cat(given.values),
+    )
+    call = packed(shape)
+    result = backend.forward_decode(
+        call["query"].flatten(1),
+        None,
+        None,
+        layer(),
+        scene.batch((1, 1, 1), True),
+        save_kv_cache=False,  # type: ignore[arg-type]
+    )
+    bounds = {"max_seqlen_q": 1, "max_seqlen_k": max(scene.lengths)}
+    assert_as_exact_as_pytorch(result.view(-1, 4, 32), None, call, **bounds, softmax_scale=0.2)
+
+
+def test_what_is_not_computed_is_refused() -> None:
+    scene = Scene(1)
+    batch = scene.batch((1, 1, 1), True)
+    query = torch.zeros(3, 128, dtype=BF16)
+    with pytest.raises(InputError, match="call init_forward_metadata first"):
+        scene.backend.forward_decode(query, query, query, layer(), batch)
+    with pytest.raises(InputError, match="cross attention"):
+        scene.backend.forward_decode(query, query, query, layer(is_cross_attention=True), batch)
+    for kind in ("encoder_only", "decoder_bidirectional"):
+        other = layer(attn_type=SimpleNamespace(value=kind))
+        with pytest.raises(InputError, match=f"one of {kind}"):
+            scene.backend.forward_decode(query, query, query, other, batch)
+    batch.spec_info = object()
+    with pytest.raises(InputError, match="masks of trees"):
+        scene.backend.init_forward_metadata(batch)
+
+
+def test_the_backend_is_made_of_the_interfaces_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    interface = ModuleType("sglang.srt.layers.attention.base_attn_backend")
+    interface.AttentionBackend = type("AttentionBackend", (), {})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, interface.__name__, interface)
+    assert issubclass(sglang.backend(), interface.AttentionBackend)

@@ -1,0 +1,150 @@
+"""The backend of vLLM, with stand-ins for what vLLM passes: fields and shapes are those of its published interface."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from varlen_cases import Call, Shape, bounds, contents, paged
+from varlen_reference import assert_as_exact_as_pytorch
+
+from flashmoe_science import InputError
+from flashmoe_science.adapters import vllm
+
+BF16 = torch.bfloat16
+SHAPE = Shape((3, 1, 1), (10, 1, 33), dtype=BF16)
+TOKENS = 5
+
+
+def common(call: Call, **changes: Any) -> SimpleNamespace:
+    """A `CommonAttentionMetadata`, with more than is used."""
+    return SimpleNamespace(
+        num_actual_tokens=TOKENS,
+        num_reqs=3,
+        query_start_loc=call["cu_seqlens_q"],
+        query_start_loc_cpu=call["cu_seqlens_q"].cpu(),
+        seq_lens=call["seqused_k"],
+        block_table_tensor=call["block_table"],
+        slot_mapping=torch.full((TOKENS,), -1),
+        max_query_len=3,
+        max_seq_len=33,
+        causal=True,
+        **changes,
+    )
+
+
+def attention(**options: Any) -> vllm.Attention:
+    return vllm.Attention(**{"num_heads": 4, "head_size": 32, "scale": 0.2, "num_kv_heads": 2, **options})
+
+
+def joint(call: Call) -> torch.Tensor:
+    return torch.stack([call["key"], call["value"]])
+
+
+@pytest.mark.parametrize(
+    ("chosen", "same"),
+    [
+        ({}, {}),
+        ({"sliding_window": 4}, {"window": (3, 0)}),
+        ({"logits_soft_cap": 5.0}, {"softcap": 5.0}),
+        ({"sinks": torch.ones(4).to(BF16)}, {"sinks": torch.ones(4)}),
+        ({"alibi_slopes": [0.5, 0.25, 0.1, 0.1]}, {"alibi_slopes": torch.tensor([0.5, 0.25, 0.1, 0.1])}),
+    ],
+)
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_step_with_padding(chosen: dict[str, Any], same: dict[str, Any], flat: bool) -> None:
+    call = paged(SHAPE, 16)
+    query = torch.cat([call["query"], torch.full((3, 4, 32), torch.nan, dtype=BF16)])
+    output = torch.full((8, 4, 32), 7.0, dtype=BF16)
+    given = (query.flatten(1), output.flatten(1)) if flat else (query, output)
+    metadata = vllm.Metadata.of(common(call))
+    result = attention(**chosen).forward(None, given[0], query, query, joint(call), metadata, given[1])
+    assert result is given[1]
+    assert (output[TOKENS:] == 7).all()
+    assert_as_exact_as_pytorch(output[:TOKENS], None, call, **bounds(SHAPE), softmax_scale=0.2, **same)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "fp8"])
+def test_new_keys_are_written_and_attended_to(dtype: str) -> None:
+    call, given = paged(SHAPE, 16), contents(SHAPE)
+    layer = attention(kv_cache_dtype=dtype)
+    scales = SimpleNamespace(_k_scale=torch.tensor(0.01), _v_scale=torch.tensor(0.01))
+    cache = torch.zeros(2, *call["key"].shape, dtype=BF16 if dtype == "auto" else torch.uint8)
+    for index, (key, value) in enumerate(zip(given.keys, given.values, strict=True)):
+        position = torch.arange(len(key))
+        slots = call["block_table"][index].long()[position // 16] * 16 + position % 16
+        padded = torch.cat([key, key]), torch.cat([value, value])
+        layer.do_kv_cache_update(scales, *padded, cache, slots)
+    output = torch.empty(TOKENS, 4, 32, dtype=BF16)
+    layer.forward(scales, call["query"], None, None, cache, vllm.Metadata.of(common(call)), output)  # type: ignore[arg-type]
+    expected = torch.empty_like(output)
+    attention().forward(
+        None,
+        call["query"],
+        None,
+        None,
+        joint(call),
+        vllm.Metadata.of(common(call)),
+        expected,  # type: ignore[arg-type]
+    )
+    error = (output.float() - expected.float()).square().mean().sqrt()
+    assert error <= (0 if dtype == "auto" else 0.06) * expected.float().square().mean().sqrt()
+
+
+def test_a_layer_that_shares_its_cache_does_not_write() -> None:
+    cache, rows = torch.zeros(2, 1, 4, 2, 32), torch.ones(1, 2, 32)
+    attention(kv_sharing_target_layer_name="other").do_kv_cache_update(
+        None, rows, rows, cache, torch.zeros(1).long()
+    )
+    assert not cache.any()
+
+
+def test_a_run_without_metadata_gives_zeros() -> None:
+    output = torch.ones(2, 128)
+    assert not attention().forward(None, output, output, output, output, None, output).any()
+
+
+def test_what_is_not_computed_is_refused() -> None:
+    for options in ({"attn_type": "encoder"}, {"kv_cache_dtype": "fp8_e5m2"}):
+        with pytest.raises(InputError, match=r"expected one of auto|decoders"):
+            attention(**options)
+    with pytest.raises(InputError, match="output_scale"):
+        attention().forward(*[None] * 7, output_scale=torch.ones(()))  # type: ignore[arg-type]
+
+
+def test_the_backend_is_made_of_the_interfaces_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    interface = ModuleType("vllm.v1.attention.backend")
+    for name in ("AttentionBackend", "AttentionImpl", "AttentionMetadataBuilder"):
+        setattr(interface, name, type(name, (), {}))
+    interface.AttentionCGSupport = SimpleNamespace(ALWAYS=3)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, interface.__name__, interface)
+    made: Any = vllm.backend()
+    assert issubclass(made, interface.AttentionBackend)
+    assert issubclass(made.get_impl_cls(), interface.AttentionImpl)
+    assert made.get_name() == "CUDADENT42"
+    assert made.get_kv_cache_shape(7, 16, 2, 32) == (2, 7, 16, 2, 32)
+    metadata = made.get_builder_cls()().build(0, common(paged(SHAPE, 16)))
+    assert metadata.max_seq_len == 33
+    layer = made.get_impl_cls()(4, 32, 0.2, 2)
+    assert layer.window == (-1, -1)
+    assert layer.kv_cache_dtype == "auto"
+    for name in ("auto", "float16", "bfloat16", "fp8", None):
+        assert made.supports_kv_cache_dtype(name)
+    assert not made.supports_kv_cache_dtype("fp8_e5m2")
+
+
+def test_a_step_whose_requests_are_causal_in_part_is_refused() -> None:
+    given = common(paged(SHAPE, 16))
+    given.causal = torch.tensor([True, False, True])
+    with pytest.raises(InputError, match="causal differs"):
+        vllm.Metadata.of(given)
+
+
+def test_without_vllm_its_absence_is_said() -> None:
+    if "vllm" in sys.modules:
+        pytest.skip("vLLM is installed here")
+    with pytest.raises(ImportError, match="vllm"):
+        vllm.backend()

@@ -1,0 +1,92 @@
+"""The Hopper kernels of attention backward on the CPU: whole calls of them."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+
+import pytest
+import torch
+from attention_backward import assert_gradients, backward_case
+from emulated import NEEDS_COMPILER, compile_emulation
+from emulated_launches import EmulatedMap
+from problems import H200
+
+from flashmoe_science.configs.attention.backward_hopper import HopperBackward
+from flashmoe_science.cuda.attention.gradients import hopper, wgmma
+from flashmoe_science.cuda.attention.gradients.backward import _problem
+from flashmoe_science.cuda.attention.problem import strides_of
+from flashmoe_science.gradients import Needs
+from flashmoe_science.jit.nvrtc import CudaKernel
+
+_PARAMETERS = {
+    "attention_backward_hopper": "backward::Parameters",
+    "attention_backward_prepare": "Parameters",
+    "attention_backward_convert": "Parameters",
+}
+
+
+class RowsLauncher:
+    """In the place of `cuda.launch.Launcher`, for grids of two dimensions."""
+
+    def __init__(
+        self, function: object, grid: tuple[int, int, int], kernel: CudaKernel, size: int, *, dependent: bool
+    ) -> None:
+        storage = ctypes.create_string_buffer(size + 64)
+        self.buffer = (ctypes.c_char * size).from_buffer(storage, -ctypes.addressof(storage) % 64)
+        self._grid = grid
+        self._library = compile_emulation(kernel, _PARAMETERS[kernel.function])
+
+    def start(self, stream: int) -> None:
+        self._library.run_rows(self.buffer, self._grid[0], self._grid[1])
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wgmma, "load", lambda *arguments, **options: None)
+    monkeypatch.setattr(wgmma, "Launcher", RowsLauncher)
+    monkeypatch.setattr(wgmma, "TensorMap", EmulatedMap)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize(
+    ("head_dim", "causal", "heads", "lengths"),
+    [
+        (64, False, (1, 1), (64, 77)),
+        (64, True, (3, 3), (200, 300)),
+        (128, True, (4, 2), (130, 300)),
+        (120, False, (2, 2), (70, 260)),
+        (64, True, (2, 2), (300, 100)),
+    ],
+)
+def test_gradients(
+    head_dim: int,
+    causal: bool,
+    heads: tuple[int, int],
+    lengths: tuple[int, int],
+) -> None:
+    """Bulk copies take long to be complete, so that a phase that is waited for too late is seen."""
+    (of_query, of_key), (seqlen_q, seqlen_k) = heads, lengths
+    torch.manual_seed(0)
+    query, grad_output = (torch.randn(1, of_query, seqlen_q, head_dim).bfloat16() for _ in range(2))
+    key, value = (torch.randn(1, of_key, seqlen_k, head_dim).bfloat16() for _ in range(2))
+    case = backward_case(
+        query, key, value, grad_output, causal=causal, grad_lse=torch.randn(1, of_query, seqlen_q)
+    )
+    assert case.grad_lse is not None
+    problem = _problem(
+        (query, key, value, case.output),
+        strides_of("grad_output", grad_output),
+        causal,
+        None,
+        Needs(True, True, True),
+    )
+    tile = HopperBackward(64 if head_dim <= 64 else 128, causal)
+    # One block after another: of several, the first would wait for the second's turn.
+    planned = hopper.plan(problem, tile, dataclasses.replace(H200, multiprocessors=1))
+    workspace = torch.full((planned.workspace_bytes + 256,), 0xFF, dtype=torch.uint8)
+    gradients = tuple(torch.full_like(tensor, torch.nan) for tensor in (query, key, value))
+    given = (query, key, value, case.output, grad_output, case.lse, case.grad_lse, *gradients)
+    planned.launch(*(tensor.data_ptr() for tensor in given), -(-workspace.data_ptr() // 256) * 256, 0)
+    assert_gradients(case, gradients)

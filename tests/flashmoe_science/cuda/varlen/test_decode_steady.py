@@ -1,0 +1,165 @@
+"""`attention_varlen` by its steady state on CUDA: the driver's function launches the emulated kernel."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import importlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from emulated import NEEDS_COMPILER, compile_emulation
+from problems import H200
+from varlen_cases import Call, Shape, bounds, forget_calls, packed, paged
+from varlen_reference import assert_as_exact_as_pytorch
+
+from flashmoe_science import attention_varlen
+from flashmoe_science.configs.attention import decode as configs
+from flashmoe_science.cuda import launch as launching
+from flashmoe_science.cuda import steady, tickets
+from flashmoe_science.cuda.repeat import dense_matcher, never
+from flashmoe_science.cuda.tickets import TicketPool
+from flashmoe_science.cuda.varlen import decode
+from flashmoe_science.errors import InputError
+from flashmoe_science.varlen import launch
+
+prepare = importlib.import_module("flashmoe_science.cuda.varlen.prepare")
+pytestmark = NEEDS_COMPILER
+
+SHAPE = Shape((1, 1, 1), (300, 0, 129), heads=4, kv_heads=2, head_dim=64, dtype=torch.bfloat16)
+DRIVER = ctypes.CFUNCTYPE(ctypes.c_int, *(ctypes.c_void_p,) * 4)
+CAPTURES = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
+
+
+class Gpu:
+    """Runs what is launched on the CPU, and says which stream is current."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.stream, self.capturing, self.launches, self.in_python = 7, False, 0, 0
+        self._kernels: list[ctypes.CDLL] = []
+        self.entry = DRIVER(self._launch)
+        self.asked = CAPTURES(self._is_capturing)
+        driver = SimpleNamespace(cuLaunchKernelEx=self.entry, cuStreamIsCapturing=self.asked)
+        for module in (launching, steady):
+            monkeypatch.setattr(module, "library", lambda: driver)
+        monkeypatch.setattr(decode, "load", self._load)
+        pool = TicketPool(torch.zeros(configs.MOST_ARRIVALS * 8, dtype=torch.int32), configs.MOST_ARRIVALS)
+        monkeypatch.setattr(decode, "decode_arrival_pool", lambda device: pool)
+        monkeypatch.setattr(decode, "cuda_allocator", lambda: launch._on_cpu)
+        monkeypatch.setattr(decode, "_workspaces", decode._Workspaces())
+        for module in (decode, steady):
+            monkeypatch.setattr(module, "raw_stream", lambda device: self.stream)
+        for module in (decode, tickets):
+            monkeypatch.setattr(module, "is_capturing", lambda: self.capturing)
+        device = dataclasses.replace(H200, multiprocessors=4)
+        monkeypatch.setattr(prepare, "device_of", lambda index: device)
+        monkeypatch.setattr(prepare, "make_context_current", lambda index: None)
+        monkeypatch.setattr(prepare, "current_device", lambda: 0)
+        backend = SimpleNamespace(
+            prepare=lambda problem, _: prepare.prepare(problem, SimpleNamespace(index=0))
+        )
+        monkeypatch.setitem(launch._BACKENDS, "cpu", backend)
+        repeat = decode._repeat
+
+        def counted(*arguments: Any) -> Any:
+            made = repeat(*arguments)
+
+            def call(*tensors: Any) -> None:
+                self.in_python += 1
+                made.call(*tensors)
+
+            return dataclasses.replace(made, call=call)
+
+        monkeypatch.setattr(decode, "_repeat", counted)
+
+    def _load(self, compiled: Any, *_: object, **options: object) -> ctypes.c_void_p:
+        self._kernels.append(compile_emulation(compiled, "Parameters"))
+        return ctypes.c_void_p(len(self._kernels))
+
+    def _is_capturing(self, stream: int | None, status: Any) -> int:
+        assert stream == self.stream
+        status[0] = int(self.capturing)
+        return 0
+
+    def _launch(self, config: int, function: int, arguments: int, extra: int | None) -> int:
+        made = launching._LaunchConfig.from_address(config)
+        assert made.stream == self.stream
+        self.launches += 1
+        buffer = ctypes.cast(arguments, ctypes.POINTER(ctypes.c_void_p))[0]
+        self._kernels[function - 1].run(ctypes.c_void_p(buffer), made.grid[0])
+        return 0
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
+    if dense_matcher(torch.zeros(1)) is never:
+        pytest.skip("this torch has no TensorGuards, or others than ours")
+    forget_calls(monkeypatch)
+    monkeypatch.setenv(steady.OVERRIDE_VARIABLE, "native")
+    steady._method.cache_clear()
+    yield Gpu(monkeypatch)
+    steady._method.cache_clear()
+
+
+def attend(call: Call, **options: Any) -> Any:
+    return attention_varlen(**call, **{**bounds(SHAPE), **options})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["paged", "packed", "sinks and slopes"])
+@pytest.mark.parametrize("own_output", [False, True])
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_layers_of_a_step(gpu: Gpu, kind: str, own_output: bool, return_lse: bool) -> None:
+    layers = [packed(SHAPE, seed) if kind == "packed" else paged(SHAPE, 16, seed) for seed in range(5)]
+    for layer in layers:
+        if kind == "sinks and slopes":
+            layer |= {"sinks": torch.randn(4), "alibi_slopes": torch.rand(3, 4)}
+        out = torch.full((3, 4, 64), torch.nan, dtype=torch.bfloat16) if own_output else None
+        results = attend(layer, out=out, return_lse=return_lse)
+        output, lse = results if return_lse else (results, None)
+        assert out is None or output is out
+        assert_as_exact_as_pytorch(output, lse, layer, **bounds(SHAPE))
+    assert gpu.launches == 5
+    assert gpu.in_python == 0
+
+
+def test_longer_keys_are_no_other_call_and_no_wrong_ones_are_taken(gpu: Gpu) -> None:
+    layer = paged(SHAPE, 16)
+    for most in (300, 301, 302, 5000):
+        attend(layer, max_seqlen_k=most)
+    assert (gpu.launches, gpu.in_python) == (4, 0)
+    with pytest.raises(InputError, match="max_seqlen_k is -1"):
+        attend(layer, max_seqlen_k=-1)
+
+
+def test_streams_captures_and_kinds_in_turn(gpu: Gpu) -> None:
+    layer, sinks, out = paged(SHAPE, 16), torch.randn(4), torch.empty(3, 4, 64, dtype=torch.bfloat16)
+    expected, with_sinks = attend(layer), attend(layer, sinks=sinks)
+    for turn in range(12):
+        gpu.stream, gpu.capturing = 7 + turn // 3 % 2, turn % 5 == 4
+        assert torch.equal(attend(layer), expected)
+        assert torch.equal(attend(layer, sinks=sinks), with_sinks)
+        assert torch.equal(attend(layer, out=out), expected)
+        assert torch.equal(attend(layer), expected)
+    assert gpu.launches == 50
+    assert gpu.in_python < 48, "not all"
+
+
+def test_a_tensor_that_begins_anywhere_is_refused(gpu: Gpu) -> None:
+    layer = paged(SHAPE, 16)
+    for _ in range(3):
+        attend(layer)
+    layer["query"] = torch.zeros(3 * 256 + 1, dtype=torch.bfloat16)[1:].view(3, 4, 64)
+    with pytest.raises(InputError, match=r"pass a \.clone"):
+        attend(layer)
+
+
+def test_parameters_that_require_gradients_are_refused_where_it_is_recorded(gpu: Gpu) -> None:
+    layer, sinks = paged(SHAPE, 16), torch.nn.Parameter(torch.randn(4))
+    with torch.no_grad():
+        results = [attend(layer, sinks=sinks) for _ in range(3)]
+    assert torch.equal(results[0], results[2])
+    with pytest.raises(InputError, match="requires a gradient"):
+        attend(layer, sinks=sinks)

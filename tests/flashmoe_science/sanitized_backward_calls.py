@@ -1,0 +1,101 @@
+"""Run by tools/sanitize.sh under compute-sanitizer: gradients of attention by every kernel that takes a call, on small
+shapes.
+
+Usage: python sanitized_backward_calls.py [KERNEL...]     (of `GradientKind`; all that this GPU has if none is named)
+
+Each gradient is held against float64 on the CPU, so that a kernel that does nothing does not pass. Prints "passed" when
+all calls were right; a wrong one raises.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from attention_backward import Backward, assert_gradients, backward_case
+
+from flashmoe_science.cuda.attention.gradients.backward import _problem, backward
+from flashmoe_science.cuda.attention.gradients.problem import GradientKind
+from flashmoe_science.cuda.attention.gradients.select import BACKWARD
+from flashmoe_science.cuda.attention.problem import strides_of
+from flashmoe_science.cuda.choice import Choice
+from flashmoe_science.cuda.device import device_of
+from flashmoe_science.gradients import Gradients, Needs
+
+# (seqlen_q, seqlen_k), head_dim, causal, a gradient of the log-sum-exp: partial tiles, several blocks of either, rows
+# without keys, padded head dims, and those for which one pass has no room.
+CALLS = [
+    ((1, 1), 64, False, False),
+    ((70, 129), 64, True, True),
+    ((150, 40), 72, True, False),
+    ((40, 150), 128, True, False),
+    ((65, 130), 256, False, True),
+    ((130, 70), 200, True, False),
+]
+ALL = Needs(True, True, True)
+NEEDS = [ALL, ALL, Needs(True, False, False), ALL, ALL, Needs(False, True, True)]
+
+
+def made(
+    lengths: tuple[int, int], head_dim: int, causal: bool, with_lse: bool, dtype: torch.dtype
+) -> Backward:
+    """A call on the CPU, with what is right."""
+    generator = torch.Generator().manual_seed(sum(lengths) + head_dim)
+
+    def normal(heads: int, rows: int) -> torch.Tensor:
+        return torch.randn(1, heads, rows, head_dim, generator=generator).to(dtype)
+
+    seqlen_q, seqlen_k = lengths
+    return backward_case(
+        normal(4, seqlen_q),
+        normal(2, seqlen_k),
+        normal(2, seqlen_k),
+        normal(4, seqlen_q),
+        causal=causal,
+        grad_lse=torch.randn(1, 4, seqlen_q, generator=generator) if with_lse else None,
+    )
+
+
+def choose(case: Backward, needs: Needs, kind: GradientKind) -> Choice | None:
+    tensors = (case.query, case.key, case.value, case.output)
+    strides = strides_of("grad_output", case.grad_output)
+    problem = _problem(tensors, strides, case.causal, case.scale, needs)
+    return BACKWARD.modules[kind].choose(problem, device_of(torch.cuda.current_device()))
+
+
+def differentiate(case: Backward, needs: Needs, choice: Choice) -> Gradients:
+    grad_lse = None if case.grad_lse is None else case.grad_lse.cuda()
+    tensors = (case.grad_output, case.query, case.key, case.value, case.output, case.lse)
+    on_gpu = [tensor.cuda() for tensor in tensors]
+    return backward(
+        *on_gpu, grad_lse, causal=case.causal, softmax_scale=case.scale, needs=needs, choice=choice
+    )
+
+
+def main() -> None:
+    torch.zeros((), device="cuda")
+    kinds = [GradientKind(name) for name in sys.argv[1:]] or list(GradientKind)
+    launches: Counter[str] = Counter()
+    for index, (given, needs) in enumerate(zip(CALLS, NEEDS, strict=True)):
+        case = made(*given, (torch.bfloat16, torch.float16)[index % 2])
+        for kind in kinds:
+            choice = choose(case, needs, kind)
+            if choice is not None:
+                gradients = differentiate(case, needs, choice)
+                assert [each is not None for each in gradients] == list(needs)
+                on_cpu = [None if each is None else each.cpu() for each in gradients]
+                assert_gradients(replace(case, grad_lse=None), tuple(on_cpu))
+                launches[kind.value] += 1
+    torch.cuda.synchronize()
+    assert launches
+    print(f"passed; launches: {', '.join(f'{name} {count}' for name, count in launches.items())}")
+
+
+if __name__ == "__main__":
+    main()

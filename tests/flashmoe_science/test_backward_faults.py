@@ -1,0 +1,314 @@
+"""Faults that other implementations of attention's gradients have had, each as a test, on the CPU and on a GPU.
+
+`docs/kernels/backward-faults.md` lists all of them with their tests, those in other files too.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from attention_backward import assert_gradients, backward_case
+from torch.nn import functional
+
+from flashmoe_science import DeviceError, InputError, flash_attention
+
+CPU, CUDA = "cpu", pytest.param("cuda", marks=pytest.mark.gpu)
+each_device = pytest.mark.parametrize("device", [CPU, CUDA])
+on_gpus = pytest.mark.parametrize("device", [CUDA])
+Tensors = tuple[torch.Tensor, ...]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kernel() -> None:
+    tensor = torch.zeros(1, 1, 1, 8)
+    try:
+        flash_attention(tensor, tensor, tensor)
+    except DeviceError as error:
+        pytest.skip(str(error))
+
+
+def leaves(
+    device: str, rows: int = 70, keys: int = 90, head_dim: int = 64, *, heads: int = 4, kv_heads: int = 2
+) -> Tensors:
+    """Query, key and value: float32 on the CPU, bfloat16 on a GPU."""
+    generator = torch.Generator().manual_seed(rows + keys + head_dim)
+    shapes = ((2, heads, rows, head_dim), *(((2, kv_heads, keys, head_dim),) * 2))
+    dtype = torch.float32 if device == CPU else torch.bfloat16
+    return tuple(
+        torch.randn(shape, generator=generator).to(device, dtype).requires_grad_() for shape in shapes
+    )
+
+
+def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool = True) -> torch.Tensor:
+    output = flash_attention(query, key, value, causal=causal)
+    assert isinstance(output, torch.Tensor)
+    return output
+
+
+def incoming(output: torch.Tensor) -> torch.Tensor:
+    return torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(output)
+
+
+def gradients(tensors: Tensors, causal: bool = True) -> Tensors:
+    output = attend(*tensors, causal=causal)
+    return torch.autograd.grad(output, tensors, incoming(output))
+
+
+def exact(tensors: Tensors) -> Tensors:
+    """Of causal attention, in float64 on the CPU."""
+    query, key, value = (each.detach().double().cpu().requires_grad_() for each in tensors)
+    rows, keys = query.shape[2], key.shape[2]
+    mask = torch.ones(rows, keys, dtype=torch.bool).tril(keys - rows)
+    output = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
+    given = incoming(output.to(tensors[0].dtype))  # what the kernel gets: rounded
+    return torch.autograd.grad(output, (query, key, value), given.double())
+
+
+def assert_near(results: Tensors, right: Tensors) -> None:
+    for one, other in zip(results, right, strict=True):
+        error = (one.detach().double().cpu() - other).norm() / other.norm()
+        assert error <= (1e-5 if one.dtype is torch.float32 else 2**-6)
+
+
+def assert_same(results: Tensors, expected: Tensors) -> None:
+    """The same bits on the CPU. On a GPU other strides or needs may mean another kernel, and another order of sums."""
+    for one, other in zip(results, expected, strict=True):
+        if one.device.type == CPU:
+            assert torch.equal(one, other)
+        else:
+            torch.testing.assert_close(one, other, rtol=2**-6, atol=2**-6 * float(other.abs().max()))
+
+
+@each_device
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_what_lies_behind_the_last_row_is_never_read(device: str, causal: bool) -> None:
+    """Padding tiles: the rows past the end of each tensor hold NaN."""
+    tensors = leaves(device, 65, 71)
+
+    def inside(tensor: torch.Tensor) -> torch.Tensor:
+        batch, heads, rows, head_dim = tensor.shape
+        larger = torch.full((batch, heads, rows + 128, head_dim), math.nan).to(tensor)
+        larger[:, :, :rows] = tensor.detach()
+        return larger[:, :, :rows]
+
+    within = tuple(inside(each).requires_grad_() for each in tensors)
+    output = attend(*within, causal=causal)
+    results = torch.autograd.grad(output, within, inside(incoming(output)))
+    assert_same(results, gradients(tensors, causal))
+
+
+@each_device
+@pytest.mark.parametrize(("rows", "keys"), [(70, 90), (300, 290), (3, 500), (500, 3)])
+def test_memory_that_held_nan_before_changes_nothing(device: str, rows: int, keys: int) -> None:
+    """A workspace or a gradient that is read before it is written would show it."""
+    tensors = leaves(device, rows, keys)
+    expected = gradients(tensors)
+    sizes = [4 * tensors[0].numel() >> shift for shift in range(6)]
+    for _ in range(3):
+        spoilt = [torch.full((size,), math.nan, device=device) for size in sizes for _ in range(4)]
+        del spoilt
+        assert all(map(torch.equal, gradients(tensors), expected))
+
+
+@each_device
+@pytest.mark.parametrize(("rows", "keys"), [(0, 90), (70, 0)])
+def test_key_tiles_that_no_row_visits_get_zeros(device: str, rows: int, keys: int) -> None:
+    tensors = leaves(device, rows, keys)
+    spoilt = [torch.full_like(each, math.nan) for each in tensors for _ in range(4)]
+    del spoilt
+    for gradient in gradients(tensors):
+        assert (gradient == 0).all()
+
+
+@each_device
+def test_rows_without_keys_get_zeros_and_give_none(device: str) -> None:
+    """Their log-sum-exp is minus infinity, of which a difference would be NaN."""
+    tensors = leaves(device, 90, 30)
+    output, lse = flash_attention(*tensors, causal=True, return_lse=True)
+    assert (lse[:, :, :60] == -math.inf).all()
+    results = torch.autograd.grad(output, tensors, incoming(output))
+    assert (results[0][:, :, :60] == 0).all()
+    seen = tuple(each.detach().requires_grad_() for each in (tensors[0][:, :, 60:], *tensors[1:]))
+    of_seen = torch.autograd.grad(attend(*seen), seen, incoming(output)[:, :, 60:])
+    for one, other in zip((results[0][:, :, 60:], *results[1:]), of_seen, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@each_device
+@pytest.mark.parametrize("which", [0, 1, 2, 3])
+def test_a_nan_reaches_every_gradient_that_depends_on_it(device: str, which: int) -> None:
+    """In query, key, value or the output's gradient: hiding it would hide that a training run diverged."""
+    tensors = leaves(device, 64, 64, heads=2, kv_heads=2)
+    output = attend(*tensors, causal=False)
+    grad = incoming(output)
+    with torch.no_grad():
+        (*tensors, grad)[which][0, 0, 33, 5] = math.nan
+    results = torch.autograd.grad(attend(*tensors, causal=False), tensors, grad)
+    assert results[0][0, 0, 33].isnan().any()  # of query
+    assert results[1][0, 0].isnan().any()
+    assert results[2][0, 0].isnan().any() or which == 2  # of value: not by value
+    for gradient in results:
+        assert gradient[1].isfinite().all()
+        assert gradient[0, 1].isfinite().all()
+
+
+@each_device
+def test_the_gradient_through_the_log_sum_exp_alone(device: str) -> None:
+    tensors = leaves(device, 70, 90, kv_heads=4)
+    _, lse = flash_attention(*tensors, causal=False, return_lse=True)
+    wanted = incoming(lse)
+    results = torch.autograd.grad(lse, tensors, wanted, allow_unused=True)
+    query, key = (each.detach().double().cpu().requires_grad_() for each in tensors[:2])
+    right = torch.logsumexp(query @ key.mT * 64**-0.5, -1)
+    assert_near(results[:2], torch.autograd.grad(right, (query, key), wanted.double().cpu()))
+    assert results[2] is None or (results[2] == 0).all()
+
+
+@each_device
+@pytest.mark.parametrize("needed", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2)])
+def test_one_alone_that_needs_a_gradient_gets_the_same(device: str, needed: tuple[int, ...]) -> None:
+    tensors = leaves(device)
+    expected = gradients(tensors)
+    some = tuple(each.detach().requires_grad_(index in needed) for index, each in enumerate(tensors))
+    output = attend(*some)
+    output.backward(incoming(output))
+    for index, tensor in enumerate(some):
+        assert (tensor.grad is not None) == (index in needed)
+        if tensor.grad is not None:
+            assert_same((tensor.grad,), expected[index : index + 1])
+
+
+@each_device
+def test_retained_graphs_and_accumulation_add_up(device: str) -> None:
+    tensors = leaves(device)
+    expected = gradients(tensors)
+    output = attend(*tensors)
+    for _ in range(2):
+        output.backward(incoming(output), retain_graph=True)
+    for tensor, once in zip(tensors, expected, strict=True):
+        assert tensor.grad is not None
+        assert torch.equal(tensor.grad, once + once)
+
+
+@each_device
+@pytest.mark.parametrize("view", ["zero strides", "transposed", "odd offset", "rows first"])
+def test_gradients_of_the_output_of_any_strides(device: str, view: str) -> None:
+    tensors = leaves(device)
+    output = attend(*tensors)
+    grad = incoming(output)
+    given = {
+        "zero strides": torch.ones((), dtype=grad.dtype, device=device).expand(grad.shape),
+        "transposed": grad.mT.contiguous().mT,
+        "odd offset": torch.empty(grad.numel() + 1, dtype=grad.dtype, device=device)[1:].view(grad.shape),
+        "rows first": grad.transpose(1, 2).contiguous().transpose(1, 2),
+    }[view]
+    if view == "odd offset":
+        given.copy_(grad)
+    results = torch.autograd.grad(output, tensors, given, retain_graph=True)
+    assert_same(results, torch.autograd.grad(output, tensors, given.contiguous().clone()))
+
+
+@each_device
+def test_views_of_one_projection_of_query_key_and_value(device: str) -> None:
+    """As a fused projection gives them: neither contiguous nor alike in strides, and one leaf behind all."""
+    query, key, value = (each.detach() for each in leaves(device, 70, 70, kv_heads=4))
+    joined = torch.stack((query, key, value), dim=2).permute(0, 3, 2, 1, 4).contiguous().requires_grad_()
+    output = attend(*(each.transpose(1, 2) for each in joined.unbind(2)))
+    (gradient,) = torch.autograd.grad(output, joined, incoming(output))
+    apart = tuple(each.requires_grad_() for each in (query, key, value))
+    assert_same(tuple(each.transpose(1, 2) for each in gradient.unbind(2)), gradients(apart))
+
+
+@each_device
+@pytest.mark.parametrize(("rows", "keys"), [(1, 1), (1, 90), (90, 1)])
+def test_one_row_or_one_key(device: str, rows: int, keys: int) -> None:
+    for dtype in (torch.bfloat16, torch.float16, *((torch.float32,) if device == CPU else ())):
+        tensors = tuple(each.detach().to(dtype).requires_grad_() for each in leaves(device, rows, keys))
+        output = attend(*tensors, causal=False)
+        grad = incoming(output)
+        results = torch.autograd.grad(output, tensors, grad)
+        query, key, value = (each.detach() for each in tensors)
+        case = backward_case(query, key, value, grad, causal=False)
+        assert_gradients(case, results)
+        if keys > 1:
+            continue
+        # The one key's probabilities are 1, so its value's gradient is a sum in float32 that is rounded once.
+        right, sums = case.exact[2], grad.double().abs().unflatten(1, (2, 2)).sum((2, 3))[:, :, None]
+        error, slack = (results[2].double() - right).abs(), 2**-20 * sums
+        assert (error <= torch.finfo(dtype).eps / 2 * right.abs() + slack).all()
+        by_torch = functional.scaled_dot_product_attention(*tensors, enable_gqa=True)
+        theirs = (torch.autograd.grad(by_torch, tensors, grad)[2].double() - right).abs()
+        assert (error / sums).max() <= 2 * (theirs / sums).max() + 2**-20
+
+
+@each_device
+def test_the_same_bits_in_every_call(device: str) -> None:
+    tensors = leaves(device, 300, 310)
+    expected = gradients(tensors)
+    assert_near(expected, exact(tensors))
+    for _ in range(10):
+        assert all(map(torch.equal, gradients(tensors), expected))
+
+
+@each_device
+def test_second_derivatives_are_refused_with_a_way_out(device: str) -> None:
+    tensors = leaves(device)
+    (first,) = torch.autograd.grad(attend(*tensors).sum(), tensors[:1], create_graph=True)
+    with pytest.raises(InputError, match=r"first derivatives only; .*SDPBackend\.MATH"):
+        torch.autograd.grad(first.square().sum(), tensors[0])
+
+
+@on_gpus
+def test_a_forward_pass_on_another_stream(device: str) -> None:
+    """Autograd runs the backward pass on the forward's stream, whatever stream is current when it is asked for."""
+    tensors = leaves(device, 300, 310)
+    expected = gradients(tensors)
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    outputs = []
+    for stream in streams:
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            outputs.append(attend(*tensors))
+    for stream, output in zip(reversed(streams), outputs, strict=True):
+        stream.wait_stream(torch.cuda.current_stream())
+        for each in streams:
+            stream.wait_stream(each)
+        with torch.cuda.stream(stream):
+            results = torch.autograd.grad(output, tensors, incoming(output))
+        stream.synchronize()
+        assert all(map(torch.equal, results, expected))
+
+
+@on_gpus
+def test_on_two_gpus_at_once(device: str) -> None:
+    """Each call on the device of its tensors, whichever is current."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    tensors = leaves(device, 300, 310)
+    expected = gradients(tensors)
+    other = tuple(each.detach().to("cuda:1").requires_grad_() for each in tensors)
+    for current in (0, 1):
+        with torch.cuda.device(current):
+            outputs = attend(*tensors), attend(*other)
+            total = sum((output * incoming(output)).float().sum().to("cuda:0") for output in outputs)
+            assert isinstance(total, torch.Tensor)
+            total.backward()
+    for one, two, once in zip(tensors, other, expected, strict=True):
+        assert one.grad is not None
+        assert two.grad is not None
+        assert torch.equal(one.grad, two.grad.to("cuda:0"))
+        assert torch.equal(one.grad, once + once)
+
+
+def test_every_test_of_the_page_is_there() -> None:
+    page = (ROOT / "docs" / "kernels" / "backward-faults.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", page)
+    assert len(named) > 30
+    for file, name in named:
+        text = (ROOT / "tests" / "flashmoe_science" / file).read_text(encoding="utf-8")
+        assert f"def {name}(" in text, (file, name)

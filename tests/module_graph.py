@@ -1,0 +1,93 @@
+"""What the modules of a package import from it, as a graph: for the tests of its layers."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parents[1] / "src"
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def files_of(package: str) -> dict[str, Path]:
+    """By module, its file; templates are none."""
+    return {
+        ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in (SOURCE / package).rglob("*.py")
+        if "@" not in path.name
+    }
+
+
+def named_modules(node: ast.Import | ast.ImportFrom, files: dict[str, Path]) -> list[str]:
+    """Those of ``files`` that an import names."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names if alias.name in files]
+    if node.module not in files:
+        return []
+    inner = [f"{node.module}.{alias.name}" for alias in node.names]
+    return [name if name in files else node.module for name in inner]
+
+
+def mentioned(tree: ast.AST, files: dict[str, Path]) -> Iterator[str]:
+    """Modules that are named in imports: lazy ones and those for type checking too."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from named_modules(node, files)
+
+
+def arrows(files: dict[str, Path]) -> dict[str, set[str]]:
+    """By module, the modules that it imports."""
+    return {name: set(mentioned(parsed(path), files)) for name, path in files.items()}
+
+
+def circular(graph: dict[str, set[str]]) -> list[str]:
+    """The modules that need themselves."""
+    return [start for start in graph if start in _reached(graph, start)]
+
+
+def _reached(graph: dict[str, set[str]], start: str) -> set[str]:
+    reached: set[str] = set()
+    waiting = list(graph[start])
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting += graph[name]
+    return reached
+
+
+def part_of(module: str, layers: dict[str, str]) -> str:
+    """The row that a module belongs to: the longest that is its name or a package around it, from below the root."""
+    _, *names = module.split(".")
+    for end in range(len(names), 0, -1):
+        if (name := ".".join(names[:end])) in layers:
+            return name
+    return ".".join(names) or module
+
+
+def upward_rows(layers: dict[str, str]) -> list[tuple[str, str]]:
+    """Rows with one that they name and that does not stand above them in the table."""
+    order = list(layers)
+    return [
+        (name, other)
+        for name, row in layers.items()
+        for other in row.split()
+        if other not in order[: order.index(name)]
+    ]
+
+
+def forbidden(graph: dict[str, set[str]], layers: dict[str, str]) -> dict[tuple[str, str], list[str]]:
+    """Arrows between parts that no row allows, with the imports that they are made of."""
+    refused: dict[tuple[str, str], list[str]] = {}
+    for module, others in graph.items():
+        for other in sorted(others):
+            arrow = part_of(module, layers), part_of(other, layers)
+            if arrow[0] != arrow[1] and arrow[1] not in layers.get(arrow[0], "").split():
+                refused.setdefault(arrow, []).append(f"{module} imports {other}")
+    return refused
