@@ -326,14 +326,14 @@ TABLES: dict[str, tuple[Row, ...]] = {
     ),
     "lab": (
         Row(
-            "races of a version against itself on a 2-core machine that others use, called different",
-            "cpu-races",
+            "races of a version against itself on a 2-core machine, two at a time, called different",
+            "cpu-races-calm",
             (Bound("races", 200, unit(""), at_least=True), Bound("called", 0.05, share)),
             false_calls,
         ),
         Row(
             "races against a kernel made 3 % slower on purpose, called slower",
-            "cpu-races",
+            "cpu-races-calm",
             (Bound("races", 60, unit(""), at_least=True), Bound("found", 0.95, share, at_least=True)),
             races("slower.json", "slower"),
         ),
