@@ -75,7 +75,7 @@ LAYERS = {
     "tune": f"{_BELOW_STAGES} cost stages.build stages.report worker flows fleet",
     "session": f"{_BELOW_STAGES} cost patterns stages.gates stages.report flows",
     "schemas": "base model decisions runs profiles flows session",
-    "recording": "base model decisions runs",
+    "recording": "base model decisions runs timing",
     "agents": "cudadent42 base model decisions cost preflight runs plan profiles ledger worker flows",
     "remote.core": "cudadent42 base model cost preflight operations suites runs registry plan ledger stages.build "
     "flows",

@@ -13,6 +13,7 @@ import torch
 from cudadent42.recording.clock import CudaEvents, SharedClock
 from cudadent42.recording.problems import Problem
 from cudadent42.recording.records import Group, Recording
+from cudadent42.timing.flush import cache_bytes
 
 R = TypeVar("R")
 
@@ -81,6 +82,8 @@ class Recorder:
         self._events = CudaEvents()
         self._tallies: dict[Hashable, _Tally] = {}
         self._problems: dict[Hashable, Problem] = {}
+        self._weights: dict[tuple[torch.device, int], int] = {}
+        """Bytes of each tensor of weights, by where it lies."""
         self._lock = threading.Lock()
         self._local = threading.local()
         self._seconds = self._own_seconds = self._began = 0.0
@@ -120,6 +123,7 @@ class Recorder:
         self.stop()
         if self._blocks == 0:
             self._tallies.clear()
+            self._weights.clear()
             self._seconds = self._own_seconds = 0.0
             self._traced = self._in_cuda_graphs = 0
             self._clock.overlapped = False
@@ -138,9 +142,16 @@ class Recorder:
             traced=self._traced,
             in_cuda_graphs=self._in_cuda_graphs,
             overlapped=self._clock.overlapped,
+            cold_weights=self._have_cold_weights(),
             blocks=self._blocks,
             versions={"torch": torch.__version__},
         )
+
+    def _have_cold_weights(self) -> bool:
+        by_device: dict[torch.device, int] = {}
+        for (device, _), size in self._weights.items():
+            by_device[device] = by_device.get(device, 0) + size
+        return any(size > cache_bytes(str(device)) for device, size in by_device.items())
 
     # ------------------------------------------------------------ calls
 
@@ -151,6 +162,7 @@ class Recorder:
         tensors: Iterable[torch.Tensor],
         function: Callable[[], R],
         *,
+        weights: Iterable[torch.Tensor] = (),
         ours: bool = False,
     ) -> R:
         """The result of ``function()``, counted and timed.
@@ -159,6 +171,7 @@ class Recorder:
             key: equal for calls of the same problem.
             problem: what it is; asked for once for each key.
             tensors: what gradients may be taken of; the first one says the device.
+            weights: what every call with other inputs reads again; plain tensors.
             ours: this project's kernels compute it.
         """
         entered = self._now()
@@ -199,6 +212,8 @@ class Recorder:
                 (key, frame.ours, gradients), _Tally(described, ours=frame.ours, gradients=gradients)
             )
             tally.calls += 1
+            for each in weights:
+                self._weights[each.device, each.data_ptr()] = each.nbytes
             if seconds is not None:
                 tally.take(seconds)
         if device is not None:

@@ -71,6 +71,9 @@ class Recording:
     """Calls that went into a CUDA graph, which ran who knows how often."""
     overlapped: bool = False
     """Calls of several threads ran at the same time."""
+    cold_weights: bool = False
+    """The weights of all experts that were called are together more than the last-level cache: a layer's are gone
+    from it when their turn comes again."""
     blocks: int = 0
     """``with cudadent42.capture():`` blocks that are all of what was recorded; 0 where it was the whole script."""
     versions: dict[str, str] = field(default_factory=dict)

@@ -29,6 +29,9 @@ from flashmoe_science.takeover.tracing import constant_result
 
 _BASELINES = {"grouped_mm": "grouped_mm", "cudadent42": "grouped_mm", "eager": "expert_loop"}
 """The lab's implementations by transformers' names of experts."""
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Of others it is not known where they lie."""
 _SEEN_BELOW = (None, "sdpa", "cudadent42", "paged|sdpa")
 """Transformers' names of attention that come to PyTorch's function or to ours."""
 
@@ -262,7 +265,7 @@ def _fused_moe(recorder: Recorder, original: Callable[..., torch.Tensor]) -> Cal
             options.get("w13_scales") is not None,
             biased,
         )
-        return recorder.call(described, problem, (hidden_states, w13, w2), call, ours=True)
+        return recorder.call(described, problem, (hidden_states, w13, w2), call, weights=(w13, w2), ours=True)
 
     return fused_moe
 
@@ -359,6 +362,9 @@ def _experts(recorder: Recorder, function: Callable[..., Any], name: str | None)
             problem,
             tensors,
             lambda: function(module, hidden_states, top_k_index, top_k_weights),
+            weights=tuple(
+                each for each in (w13, w2) if isinstance(each, torch.Tensor) and type(each) in _PLAIN
+            ),
         )
 
     return experts

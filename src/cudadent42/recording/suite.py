@@ -20,6 +20,7 @@ MOST_CASES = 24
 _REST = "one of many shapes that take little time; --cases takes more of them"
 _ANOTHER_DEVICE = "on {}, while most of the script is on {}"
 _STEPS = {Kind.ATTENTION: "attention_training_step", Kind.EXPERTS: "moe_training_step"}
+_OF_EXPERTS = (Kind.EXPERTS.value, _STEPS[Kind.EXPERTS])
 
 
 @dataclass(frozen=True)
@@ -90,10 +91,12 @@ def suites(runs: Sequence[Recording], source: Source, name: str, *, most_cases: 
         suffix += f"-{baseline.replace('_', '-')}" if twice else ""
         chosen.append((f"{name}{suffix if number else ''}.toml", kept))
     notes = _notes(runs, parts)
+    cold = any(run.cold_weights for run in runs)
     texts = {
         file: _text(
             Path(file).stem,
             cases,
+            cold and cases[0].operation in _OF_EXPERTS,
             _script_table(
                 source,
                 device,
@@ -326,7 +329,7 @@ def _notes(runs: Sequence[Recording], parts: Sequence[Part]) -> tuple[str, ...]:
 # ---------------------------------------------------------------- TOML
 
 
-def _text(name: str, cases: Sequence[Part], script: str) -> str:
+def _text(name: str, cases: Sequence[Part], cold: bool, script: str) -> str:
     first = cases[0]
     dtypes = list(dict.fromkeys(part.dtype for part in cases))
     head = [
@@ -339,6 +342,8 @@ def _text(name: str, cases: Sequence[Part], script: str) -> str:
         _line("baseline", first.baseline),
         _line("implementations", [first.baseline, "cudadent42"]),
     ]
+    if cold:
+        head += ["# The script's experts have more weights than the cache holds.", _line("l2", "cold")]
     return "\n".join([*head, "", script, *_cases(cases)]) + "\n"
 
 

@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+import cudadent42.recording.recorder as recorder_module
 import flashmoe_science
 from cudadent42.recording.clock import SharedClock
 from cudadent42.recording.context import recorded
@@ -417,6 +418,21 @@ def test_experts_whose_weights_need_gradients_are_told_apart(qwen: Any) -> None:
         {group.gradients: group.calls for group in recording.groups if group.kind.value == "moe"}
     )
     assert needed == {True: 2, False: 2}
+
+
+@pytest.mark.parametrize(("passes", "cache", "cold"), [(3, 99_000, False), (1, 98_000, True)])
+def test_weights_are_cold_where_all_layers_together_are_more_than_the_cache(
+    qwen: Any, monkeypatch: pytest.MonkeyPatch, passes: int, cache: int, cold: bool
+) -> None:
+    """Two layers of four experts with 3 x 64 x 32 weights of fp32 are 98,304 x 2 bytes; each counts once."""
+    monkeypatch.setattr(recorder_module, "cache_bytes", lambda device: 2 * cache)
+
+    def script() -> None:
+        with torch.no_grad():
+            for _ in range(passes):
+                qwen(torch.arange(5)[None])
+
+    assert record(script)[0].cold_weights is cold
 
 
 def of(recording: Recording) -> list[tuple[str, str, str, bool, int]]:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cudadent42.model.records import CacheState
 from cudadent42.recording.records import Group, Kind, Recording
 from cudadent42.recording.suite import Source, suites
 from cudadent42.suites.loader import parse_suite
@@ -79,16 +80,29 @@ def test_no_call_and_no_second_is_lost(recorded: list[Group], most: int, runs: i
     assert bool(written.texts) is raced
 
 
+EXPERTS = replace(
+    GROUP,
+    kind=Kind.EXPERTS,
+    baseline="grouped_mm",
+    sizes={"tokens": 8, "hidden": 32, "intermediate": 32, "experts": 4, "top_k": 2},
+    seconds=2.0,
+)
+
+
+@pytest.mark.parametrize("cold", [False, True])
+@pytest.mark.parametrize("steps", [0, 4])
+def test_experts_whose_weights_no_cache_holds_are_raced_cold_and_attention_is_not(
+    cold: bool, steps: int
+) -> None:
+    experts = replace(EXPERTS, gradients=bool(steps), backward_calls=steps, backward_seconds=0.1 * steps)
+    written = suites([Recording(10.0, (GROUP, experts), cold_weights=cold)], SOURCE, "mine")
+    caches = [parse_suite(text, name).cache for name, text in written.texts.items()]
+    assert caches == [CacheState.COLD if cold else CacheState.WARM, CacheState.WARM]
+
+
 def test_the_suite_with_the_most_time_has_the_name_that_was_asked_for() -> None:
-    experts = replace(
-        GROUP,
-        kind=Kind.EXPERTS,
-        baseline="grouped_mm",
-        sizes={"tokens": 8, "hidden": 32, "intermediate": 32, "experts": 4, "top_k": 2},
-        seconds=2.0,
-    )
-    looped = replace(experts, baseline="expert_loop", seconds=0.1)
-    written = suites([Recording(10.0, (GROUP, experts, looped))], SOURCE, "mine")
+    looped = replace(EXPERTS, baseline="expert_loop", seconds=0.1)
+    written = suites([Recording(10.0, (GROUP, EXPERTS, looped))], SOURCE, "mine")
     assert list(written.texts) == ["mine.toml", "mine-attention.toml", "mine-moe-expert-loop.toml"]
     loaded = {name: parse_suite(text, name) for name, text in written.texts.items()}
     assert [suite.baseline for suite in loaded.values()] == ["grouped_mm", "pytorch", "expert_loop"]
