@@ -262,6 +262,16 @@ def false_calls(folder: Path) -> tuple[float, ...]:
     return len(rows), len(called) / len(rows)
 
 
+def prediction_errors(*scripts: str) -> Callable[[Path], tuple[float, ...]]:
+    """By how much of each script's time its prediction was off, of a file of benchmarks/predictions.py."""
+
+    def read(folder: Path) -> tuple[float, ...]:
+        measured = json.loads((folder / "predictions.json").read_text(encoding="utf-8"))["scripts"]
+        return tuple(abs(measured[script]["replay"]["error"]) for script in scripts)
+
+    return read
+
+
 def bisections(folder: Path) -> tuple[float, ...]:
     rows = json.loads((folder / "bisect.json").read_text(encoding="utf-8"))["rows"]
     return len(rows), sum(row["right"] for row in rows)

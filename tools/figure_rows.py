@@ -28,6 +28,7 @@ from figure_readers import (
     on_case,
     part,
     peak_share,
+    prediction_errors,
     races,
     remote,
     small_alone,
@@ -342,6 +343,16 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "cpu-races",
             (Bound("runs", 20, unit(""), at_least=True), Bound("right", 19, unit(""), at_least=True)),
             bisections,
+        ),
+        Row(
+            "what `run` predicts for a captured script, against the replay: off by this share of the script's time",
+            "cpu-predictions",
+            (
+                Bound("training", 0.1, share),
+                Bound("prefill", 0.1, share),
+                Bound("generation with experts", 0.1, share),
+            ),
+            prediction_errors("train_gpt", "prefill_llama", "generate_qwen3_moe"),
         ),
         Row(
             "honest kernels, run as candidates again and again, that were accused of anything",
