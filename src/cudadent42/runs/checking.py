@@ -14,33 +14,45 @@ from cudadent42.decisions.claims import with_claim
 from cudadent42.decisions.compare import RULES, compare
 from cudadent42.decisions.margin import lower, upper
 from cudadent42.model.records import Comparison, Results, Verdict
-from cudadent42.runs.run_folder import RESULTS, SAMPLES, RunFolder, load_run
+from cudadent42.runs.run_folder import MANIFEST, RESULTS, SAMPLES, RunFolder, load_run, results_digest
 
 _RELATIVE_TOLERANCE = 1e-6
 """Of numbers: the same samples and seeds give the same resamples, up to rounding in another NumPy's sums."""
 
 
 def load_checked(path: Path) -> RunFolder:
-    """``load_run`` of a folder whose results follow from its samples.
+    """``load_run`` of a folder whose results follow from its samples, and are those that the run wrote.
 
-    Raises UsageError where they do not, or where a newer version decided by rules that this one does not have. A run
-    without samples (``--no-save-csv``, or one that did not get so far) is taken as it is.
+    Raises UsageError where they do not, or where a newer version decided by rules that this one does not have. Samples
+    say nothing of cases that were left out, of limits and of findings: for these the manifest has a digest of the whole
+    file. A run without samples (``--no-save-csv``) and without a digest is taken as it is.
     """
     run = load_run(path)
-    if run.results is None or not run.samples:
+    if run.results is None:
         return run
-    if run.results.rules > RULES:
+    if run.samples:
+        _check_against_samples(path, run, run.results)
+    if run.manifest.results_sha256 not in ("", results_digest(path)):
         raise UsageError(
-            f"{path / RESULTS} was decided by rules {run.results.rules}; this version knows up to {RULES}: upgrade it"
+            f"{path / RESULTS} is not what the run wrote: {MANIFEST} has another SHA-256 of it, so it was changed "
+            f"after the run; without {RESULTS}, `cudadent42 report {path}` compares the samples again"
         )
-    compared = legacy_differences if run.results.rules == 0 else differences
-    difference = next(compared(run.results, _again(run, run.results)), None)
+    return run
+
+
+def _check_against_samples(path: Path, run: RunFolder, results: Results) -> None:
+    """Raises UsageError."""
+    if results.rules > RULES:
+        raise UsageError(
+            f"{path / RESULTS} was decided by rules {results.rules}; this version knows up to {RULES}: upgrade it"
+        )
+    compared = legacy_differences if results.rules == 0 else differences
+    difference = next(compared(results, _again(run, results)), None)
     if difference is not None:
         raise UsageError(
             f"{path / RESULTS} does not follow from {SAMPLES}: {difference}. One of them was changed after the run; "
             f"without {RESULTS}, `cudadent42 report {path}` compares the samples again"
         )
-    return run
 
 
 _LEGACY_SLACK = 0.05

@@ -9,6 +9,7 @@ A folder is complete in itself: databases and reports are derived from it. JSON 
 from __future__ import annotations
 
 import csv
+import hashlib
 import itertools
 import json
 import os
@@ -25,7 +26,7 @@ from typing import Any, TextIO, TypeVar
 from cudadent42 import __version__
 from cudadent42.base.errors import UsageError
 from cudadent42.base.files import decode_file, disk_errors, read_json, write_json
-from cudadent42.base.reading import in_range, parse_json, read_text
+from cudadent42.base.reading import in_range, parse_json, read_bytes, read_text
 from cudadent42.base.serialise import encode
 from cudadent42.model.cases import Case
 from cudadent42.model.records import (
@@ -92,6 +93,8 @@ class Manifest:
     """By implementation: the code of those that are not of this project's source."""
     sandbox: SandboxReport | None = None
     """What candidates were confined by; None for a run without ``--untrusted``."""
+    results_sha256: str = ""
+    """Of ``results.json`` as it was written; empty where there is none yet, and of older runs."""
 
 
 @dataclass(frozen=True)
@@ -258,6 +261,7 @@ class RunWriter:
 
     def write_results(self, results: Results) -> None:
         write_json(self.path / RESULTS, results)
+        self._manifest = replace(self._manifest, results_sha256=results_digest(self.path))
 
     def append_sample(self, sample: Sample) -> None:
         cells = _cells(sample, self._cases[sample.case], self._manifest.plan.seed)
@@ -408,6 +412,11 @@ def load_manifest(path: Path, *, with_build: bool = True) -> Manifest:
 def load_results(path: Path) -> Results | None:
     """The results of a run folder; None where the run did not get so far."""
     return _load_optional(Results, path / RESULTS)
+
+
+def results_digest(path: Path) -> str:
+    """SHA-256 of a run folder's ``results.json``, in hexadecimal digits."""
+    return hashlib.sha256(read_bytes(path / RESULTS)).hexdigest()
 
 
 def load_skipped(path: Path) -> dict[str, str]:

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,21 @@ import numpy as np
 import pytest
 
 from cudadent42.base.errors import UsageError
+from cudadent42.base.files import write_json
+from cudadent42.decisions.claims import with_claim
 from cudadent42.decisions.compare import compare
-from cudadent42.model.records import MachineReport, Plan, Sample
+from cudadent42.model.integrity import Integrity
+from cudadent42.model.records import MachineReport, Plan, Results, Sample, Verdict
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.runs.checking import load_checked
-from cudadent42.runs.run_folder import RESULTS, SAMPLES, RunWriter
+from cudadent42.runs.run_folder import MANIFEST, RESULTS, SAMPLES, RunWriter, load_run
 from cudadent42.stages import gates, report
 from cudadent42.stages.gates import loader
 
 COMMITTED = sorted((Path(__file__).parents[3] / "benchmarks" / "results").rglob(SAMPLES))
 CASES = tuple(AttentionCase(name, "bf16", 1, 1, 1, 64, 64, 64) for name in ("a", "b"))
 PLAN = Plan("test", "cpu", CASES, "pytorch", ("pytorch", "ours"), 25, 1, seed=3)
+PEAKS = {"fp32_gflops": 500.0}
 
 
 @pytest.fixture
@@ -40,7 +45,7 @@ def run(tmp_path: Path) -> Path:
         for sample in samples:
             writer.append_sample(sample)
         writer.log("skipped", key="nothing", reason="")
-        writer.write_results(compare(PLAN, samples, {}, {"fp32_gflops": 500.0}))
+        writer.write_results(compare(PLAN, samples, {}, PEAKS))
     return folder
 
 
@@ -95,16 +100,72 @@ def test_samples_that_were_edited_are_found(run: Path) -> None:
         load_checked(run)
 
 
+def leave_a_case_out(folder: Path) -> Results:
+    return compare(PLAN, load_run(folder).samples, {"b/bf16": "not timed"}, PEAKS)
+
+
+def lift_a_limit(folder: Path) -> Results:
+    return compare(PLAN, load_run(folder).samples, {}, {})
+
+
+def name_older_rules(folder: Path) -> Results:
+    """Whose numbers are only looked at for what samples allow."""
+    results = compare(PLAN, load_run(folder).samples, {}, PEAKS)
+    return replace(
+        results,
+        rules=0,
+        speedup_geomean=1.03,
+        speedup_geomean_ci_low=1.025,
+        speedup_geomean_ci_high=1.04,
+        verdict=Verdict.FASTER,
+    )
+
+
+def take_a_finding_away(folder: Path) -> Results:
+    return with_claim(
+        replace(compare(PLAN, load_run(folder).samples, {}, PEAKS), integrity=Integrity()), verified=False
+    )
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [leave_a_case_out, lift_a_limit, name_older_rules, take_a_finding_away],
+    ids=lambda each: each.__name__,
+)
+def test_an_edit_that_the_samples_allow_is_found(run: Path, forge: Callable[[Path], Results]) -> None:
+    """Samples do not say what was left out, what the machine can do, by which rules, or what the checks saw."""
+    write_json(run / RESULTS, forge(run))
+    for refuse in (lambda: gates.judge(loader.load("default"), run), lambda: report.write(run)):
+        with pytest.raises(UsageError, match=r"not what the run wrote.*`cudadent42 report .*` compares"):
+            refuse()
+    (run / RESULTS).unlink()
+    assert load_checked(run).results is None
+    manifest = json.loads((run / MANIFEST).read_text())
+    del manifest["results_sha256"]
+    write_json(run / MANIFEST, manifest)
+    write_json(run / RESULTS, forge(run))
+    assert load_checked(run).results is not None  # so that it is the digest that finds it
+
+
+def test_a_number_that_nobody_has_is_refused_in_one_line(run: Path) -> None:
+    edit(run, lambda document: document["cases"][0].update(ci_low=1e308))
+    with pytest.raises(UsageError, match=r"results.json cannot be read: .*1e\+308 is out of range") as raised:
+        report.write(run)
+    assert "\n" not in str(raised.value)
+
+
 def test_rules_of_a_newer_version_are_not_guessed(run: Path) -> None:
     edit(run, lambda document: document.update(rules=99))
     with pytest.raises(UsageError, match="upgrade"):
         load_checked(run)
 
 
-def test_without_samples_there_is_nothing_to_check(run: Path) -> None:
+def test_without_samples_the_results_are_those_that_the_run_wrote(run: Path) -> None:
     (run / SAMPLES).unlink()
-    edit(run, faster)
     assert load_checked(run).results is not None
+    edit(run, faster)
+    with pytest.raises(UsageError, match="not what the run wrote"):
+        load_checked(run)
 
 
 @pytest.mark.parametrize("samples", COMMITTED, ids=[path.parent.name for path in COMMITTED])
