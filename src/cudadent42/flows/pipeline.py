@@ -198,12 +198,17 @@ def run(
 
     Raises LabError where the run cannot go on; what was measured until then is in the folder.
     """
-    prepared = with_timer(prepare(options, observer), options, observer)
+    prepared = suited(prepare(options, observer), options, observer)
+    return (execute or execute_here)(prepared, options, observer, opened)
+
+
+def suited(prepared: Prepared, options: RunOptions, observer: Observer) -> Prepared:
+    """`with_timer`, and said beforehand where no verdict can come of it."""
     if prepared.plan.repeats < MIN_BLOCKS:
         observer.note(
             f"--repeats {prepared.plan.repeats} allows no verdict: at least {MIN_BLOCKS} blocks are needed"
         )
-    return (execute or execute_here)(prepared, options, observer, opened)
+    return with_timer(prepared, options, observer)
 
 
 def with_timer(prepared: Prepared, options: RunOptions, observer: Observer) -> Prepared:

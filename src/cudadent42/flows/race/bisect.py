@@ -244,7 +244,7 @@ class _Search:
         run = replace(as_run((parent, child), options), audits=False)
         observer = _Discreet(self._observer)
         if self._prepared is None:
-            self._prepared = pipeline.prepare(run, observer)
+            self._prepared = pipeline.suited(pipeline.prepare(run, observer), run, self._observer)
         plan = for_versions(self._prepared.plan, run.versions)
         if attempt > 1:
             plan = replace(

@@ -23,6 +23,7 @@ from cudadent42.model.records import (
     Comparison,
     MachineReport,
     Results,
+    TimerKind,
     Verdict,
     VerifiedCase,
     VerifyReport,
@@ -31,6 +32,7 @@ from cudadent42.model.records import (
 from cudadent42.plan import Choices, RunOptions
 from cudadent42.runs.run_folder import RunWriter
 from cudadent42.stages import gates
+from cudadent42.timing.contention import Contention
 from cudadent42.versions.sources import folder_of
 
 
@@ -51,6 +53,7 @@ class Track:
 
     def __init__(self) -> None:
         self.raced: list[str] = []
+        self.timers: set[TimerKind] = set()
         self.die_at = -1
 
     def __call__(
@@ -64,6 +67,7 @@ class Track:
                 self.die_at = -1
                 raise KeyboardInterrupt
             self.raced.append(child.commit)
+            self.timers.add(plan.timer)
             facts = told(child)
             if facts.get("build") == "fails":
                 raise BuildFailedError("1 of the kernels could not be built")
@@ -101,6 +105,7 @@ def track(monkeypatch: pytest.MonkeyPatch) -> Track:
         return pipeline.Prepared(pipeline._plan(request, "cpu"), MachineReport((), "", {}))
 
     monkeypatch.setattr(pipeline, "prepare", prepared)
+    monkeypatch.setattr(pipeline, "probe", lambda: Contention(100, 0, 0.0))
     monkeypatch.setattr(pipeline, "execute", stand_in)
     return stand_in
 
@@ -117,11 +122,13 @@ def history(root: Path, facts: list[str]) -> list[str]:
     return commits
 
 
-def search(tmp_path: Path, good: str, bad: str) -> BisectResult:
+def search(
+    tmp_path: Path, good: str, bad: str, observer: Nobody | None = None, **choices: int
+) -> BisectResult:
     (tmp_path / "unit.toml").write_text(r.SUITE)
     options = RaceOptions(
         run=RunOptions(
-            choices=Choices(suite=str(tmp_path / "unit.toml")),
+            choices=Choices(suite=str(tmp_path / "unit.toml"), **choices),  # type: ignore[arg-type]
             device="cpu",
             output=tmp_path / "bisection",
             gate=gates.load("default"),
@@ -129,7 +136,7 @@ def search(tmp_path: Path, good: str, bad: str) -> BisectResult:
         repository=tmp_path / "repo",
         entry=r.ENTRY,
     )
-    return bisect(good, bad, options, Nobody())
+    return bisect(good, bad, options, observer or Nobody())
 
 
 FAST, SLOW = "slowdown: 0.0", "slowdown: 0.1"
@@ -149,6 +156,26 @@ def test_the_commit_is_found_and_confirmed_against_its_parent(tmp_path: Path, tr
     after = (r.git(tmp_path / "repo", "for-each-ref"), r.git(tmp_path / "repo", "status", "--porcelain=v2"))
     assert before == after
     assert not list((tmp_path / "repo/.git").glob("BISECT*"))
+
+
+class Notes(Nobody):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def test_a_busy_machine_and_too_few_blocks_are_said_as_of_a_single_race(
+    tmp_path: Path, track: Track, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the clock on the wall every race would be undecided there, and every commit left out."""
+    monkeypatch.setattr(pipeline, "probe", lambda: Contention(100, 90, 0.5))
+    commits, observer = history(tmp_path / "repo", [FAST, FAST, SLOW]), Notes()
+    search(tmp_path, commits[0], commits[2], observer, repeats=5)
+    assert track.timers == {TimerKind.CPU}
+    assert len([line for line in observer.lines if "processor time on one thread is measured" in line]) == 1
+    assert "--repeats 5 allows no verdict: at least 8 blocks are needed" in observer.lines
 
 
 def test_a_commit_that_is_no_slower_than_its_parent_is_not_confirmed(tmp_path: Path, track: Track) -> None:
