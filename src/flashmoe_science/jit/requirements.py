@@ -17,21 +17,22 @@ def install_command(extra: str, checkout: Path = _CHECKOUT) -> str:
     """The shell command that brings the packages of an extra of this project, such as ``cu13``.
 
     A checkout is installed again with the extra; beside an installed wheel the packages are named, since the
-    project's own name need not be on an index.
+    project's own name need not be on an index. A copy of the sources alone names neither: there it is the checkout's,
+    and says so behind the command.
     """
     pip = f"{shlex.quote(sys.executable or 'python3')} -m pip install"
     if (checkout / "pyproject.toml").is_file():
         folder = "." if checkout == Path.cwd() else str(checkout)
         return f"{pip} -e {shlex.quote(f'{folder}[{extra}]')}"
-    return f"{pip} {' '.join(map(shlex.quote, _packages(extra)))}"
+    packages = " ".join(map(shlex.quote, _packages(extra)))
+    return f"{pip} {packages}" if packages else f"{pip} -e '.[{extra}]'  # in a checkout of {_DISTRIBUTION}"
 
 
 def _packages(extra: str) -> list[str]:
-    """The extra's requirements as the installed project declares them."""
+    """The extra's requirements as the installed project declares them; none where it is not installed."""
     try:
         declared = metadata.requires(_DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
         declared = []
     parts = [line.partition(";") for line in declared]
-    packages = [name.strip() for name, _, condition in parts if extra in _EXTRA.findall(condition)]
-    return packages or [f"{_DISTRIBUTION}[{extra}]"]
+    return [name.strip() for name, _, condition in parts if extra in _EXTRA.findall(condition)]

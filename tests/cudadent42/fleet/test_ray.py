@@ -17,8 +17,9 @@ from cudadent42.fleet.engine import Alive, Claimed, Joined, Left, Message
 from cudadent42.fleet.task import Returned, Task, Way
 from cudadent42.model.records import Plan
 from cudadent42.operations.attention.case import AttentionCase
+from flashmoe_science.jit.requirements import install_command
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'cudadent42[ray]'")
+ray = pytest.importorskip("ray", reason=f"Ray is not installed: {install_command('ray')}")
 
 from cudadent42.fleet import ray as fleet_ray  # noqa: E402
 from cudadent42.fleet.ray import RayEngine  # noqa: E402

@@ -23,8 +23,9 @@ from cudadent42.tune.space import DEFAULT, MOST_ARMS, parse_space
 from cudadent42.tune.state import State, fold
 from cudadent42.tune.strategy import begins_with, choose
 from cudadent42.tune.wanted import Wanted
+from flashmoe_science.jit.requirements import install_command
 
-pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'cudadent42[search]'")
+pytest.importorskip("optuna", reason=f"Optuna is not installed: {install_command('search')}")
 
 from landscape import SPACE, Exploring, about, best_gain, explore, landscape, space
 from test_coordinator import Dying, Killed

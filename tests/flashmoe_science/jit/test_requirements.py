@@ -41,15 +41,30 @@ def test_beside_a_wheel_the_packages_are_named(tmp_path: Path, monkeypatch: pyte
         assert shlex.split(install_command(extra, tmp_path))[4:] == named
 
 
+def test_beside_nothing_no_package_is_named_that_no_index_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of the sources, as on a PYTHONPATH."""
+
+    def not_installed(name: str) -> list[str]:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", not_installed)
+    command = install_command("cu13", tmp_path)
+    assert shlex.split(command, comments=True)[1:] == ["-m", "pip", "install", "-e", ".[cu13]"]
+    assert command.endswith("# in a checkout of cudadent42")
+
+
 def test_every_extra_that_a_message_names_exists() -> None:
     named = {extra for text in SOURCES for extra in re.findall(r"""install_command\(["'](\w+)["']\)""", text)}
     assert named
     assert named <= set(EXTRAS)
 
 
-def test_no_message_and_no_page_installs_what_is_not_published() -> None:
+def test_no_message_no_page_and_no_test_installs_what_is_not_published() -> None:
     pages = [
         path.read_text(encoding="utf-8") for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))
     ]
-    for text in (*SOURCES, *pages):
+    tests = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")]
+    for text in (*SOURCES, *pages, *tests):
         assert not re.search(r"pip install [^\n]*['\" ](cudadent42|flashmoe[-_]science)\b", text)
