@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -179,6 +180,36 @@ def test_a_release_publishes_the_files_that_were_built() -> None:
     (release,) = (step["run"] for step in jobs["page"]["steps"] if "run" in step)
     assert "dist/*" in release
     assert "--notes-file notes/notes.md" in release
+
+
+def test_each_night_does_what_hardening_promises() -> None:
+    """All of its parts with their counts, by programs that are there and know these options."""
+    lines = [words for step in steps(NIGHTLY) for words in shell_lines(step.get("run", ""))]
+    programs = [words[1:] for words in lines if words[0] == ".venv/bin/python"]
+    for script, *words in programs:
+        text = (ROOT / script).read_text()
+        for option in (word for word in words if word.startswith("--")):
+            assert f'"{option}"' in text, f"{script} {option}"
+    harden, kills = (
+        " ".join(next(words for words in programs if words[0] == script))
+        for script in ("tools/harden.py", "benchmarks/session_kill.py")
+    )
+    assert "--calls 10000 --entries 10000" in harden
+    assert "--kills 100 " in kills
+    kinds = [words[1] for words in programs if words[0] == "tests/hard/fuzz.py"]
+    assert kinds == ["options", "files", "folders"]
+    counts = runpy.run_path(str(ROOT / "tests/hard/fuzz.py"))["COUNTS"]
+    assert counts == {"options": 2000, "files": 2000, "folders": 1000}
+    attack = "tests/flashmoe_science/jit/test_cache_attack.py"
+    assert any(words[0] == "sudo" and attack in words and "--slow" in words for words in lines)
+    assert ["tools/sanitize.sh"] in lines
+
+
+def test_ci_runs_what_lesser_processors_run() -> None:
+    """So that neither AVX2 nor the portable code surprises a user of one."""
+    text = (ROOT / ".ci/run").read_text()
+    assert 'if each.value in ("avx2", "portable")' in text
+    assert re.search(r"FLASHMOE_CPU_ISA=\$isa \./test\.sh [^\n]*tests/flashmoe_science/cpu", text)
 
 
 def test_pins_do_not_grow_old() -> None:
