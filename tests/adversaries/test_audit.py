@@ -12,6 +12,7 @@ import pytest
 
 from cudadent42.audit.race import BLOCKS, Race
 from cudadent42.audit.stage import Audited, comparable, contradicted, wants_another
+from cudadent42.base import output
 from cudadent42.model.integrity import Breach, Grade, Way
 
 WRONG = {
@@ -125,3 +126,24 @@ def test_who_changes_how_the_baseline_is_run_is_accused(tmp_path: Path) -> None:
     assert (finding.breach, finding.grade) == (Breach.BASELINE_SLOWED, Grade.FAILED)
     assert "niceness 19" in finding.evidence
     assert not audit.confirmations
+
+
+PRINTS = """
+import os
+from torch.nn.functional import scaled_dot_product_attention
+
+def attention(query, key, value, *, causal, softmax_scale):
+    os.write(1, b"x" * 999_999 + b"\\n")
+    return scaled_dot_product_attention(query, key, value, is_causal=causal, scale=softmax_scale)
+"""
+
+
+def test_what_a_candidate_prints_in_the_audit_has_an_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "MOST_BYTES", 4 << 20)
+    (tmp_path / "prints.py").write_text(PRINTS)
+    name, log = lab.candidate(tmp_path / "prints.py"), tmp_path / "audit.log"
+    audits.audited([name], log, results=audits.claim([name], 0.2, 0.1))
+    assert log.stat().st_size < 5 << 20
+    assert b"bytes left out" in log.read_bytes()

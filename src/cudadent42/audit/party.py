@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from cudadent42.audit.messages import DONE, GO, Answer, Ask
 from cudadent42.audit.task_clock import TaskClock
+from cudadent42.base.output import LOOK_S, OutputLog
 from cudadent42.base.serialise import dumps, loads
 from cudadent42.timing.processor_time import descendants, process_ns
 from cudadent42.timing.standing import Standing, standings
@@ -54,12 +55,19 @@ class Turn:
 
 class Party:
     """``escaped``: processes that left a contestant's tree, for the one that they must have come from. None for the
-    judge, which runs nobody else's code, and whose threads nobody else may change."""
+    judge, which runs nobody else's code, and whose threads nobody else may change. ``log`` is where they
+    print, which gets no longer than it may."""
 
     def __init__(
-        self, pid: int, requests: int, answers: int, escaped: Callable[[], list[int]] | None = None
+        self,
+        pid: int,
+        requests: int,
+        answers: int,
+        escaped: Callable[[], list[int]] | None = None,
+        log: OutputLog | None = None,
     ) -> None:
         self.pid = pid
+        self._log = log
         self._stopped: set[int] = {pid}
         self._requests = requests
         self._answers = answers
@@ -176,6 +184,11 @@ class Party:
             self._stopped |= others
         if self._escaped is None:
             self._standings = standings(self.pid)
+        self._limit_log()
+
+    def _limit_log(self) -> None:
+        if self._log is not None:
+            self._log.limit()
 
     def _check_standing(self) -> None:
         """Whether its threads are run as they were when it was stopped: the others may belong to the same user."""
@@ -205,8 +218,10 @@ class Party:
         return line.decode(errors="replace")
 
     def _receive(self, stop: float, timeout_s: float) -> None:
-        if not self._answered.poll(1e3 * max(0.0, stop - time.monotonic())):
-            raise AuditLostError(f"no answer for {timeout_s:.0f} s")
+        while not self._answered.poll(1e3 * min(LOOK_S, max(0.0, stop - time.monotonic()))):
+            self._limit_log()
+            if time.monotonic() >= stop:
+                raise AuditLostError(f"no answer for {timeout_s:.0f} s")
         data = os.read(self._answers, 1 << 16)
         if not data or len(self._pending) > _MOST_ANSWER_BYTES:
             raise AuditLostError("its process died")

@@ -17,6 +17,7 @@ from typing import IO
 from cudadent42.audit.nursery import fork
 from cudadent42.audit.party import AuditLostError, Party
 from cudadent42.base.interpreter import module_command
+from cudadent42.base.output import OutputLog
 from cudadent42.sandbox.launch import FOLDER, Sandbox
 from cudadent42.timing.processor_time import children, descendants, process_ns
 from cudadent42.worker.branch import Branch
@@ -49,7 +50,8 @@ class Referee:
 
     def __enter__(self) -> Referee:
         with ExitStack() as resources:
-            self._log = resources.enter_context(self._log_path.open("ab"))
+            self._log = OutputLog(self._log_path)
+            resources.callback(self._log.close)
             nursery = self._nursery or self._start_nursery(resources)
             self._requests = resources.enter_context(nursery).requests
             self._requests.settimeout(START_TIMEOUT_S)
@@ -73,8 +75,8 @@ class Referee:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
+            stdout=self._log.file,
+            stderr=self._log.file,
             pass_fds=(theirs.fileno(),),
             env=environment,
             cwd=None if self._sandbox is None else FOLDER,
@@ -107,13 +109,14 @@ class Referee:
         requests, to_contestant = os.pipe()
         from_contestant, answers = os.pipe()
         try:
-            pid = fork(self._requests, [requests, answers, self._log.fileno(), *memories])
+            pid = fork(self._requests, [requests, answers, self._log.file.fileno(), *memories])
         except (EOFError, OSError) as error:
             raise AuditLostError(f"the audit's processes did not start ({error})") from error
         finally:
             os.close(requests)
             os.close(answers)
-        party = Party(pid, to_contestant, from_contestant, self._escaped if owns_escaped else None)
+        escaped = self._escaped if owns_escaped else None
+        party = Party(pid, to_contestant, from_contestant, escaped, self._log)
         self._parties.append(party)
         return party
 

@@ -24,6 +24,7 @@ from typing import IO
 
 from cudadent42.base.errors import ExitCode, LabError
 from cudadent42.base.interpreter import module_command
+from cudadent42.base.output import OutputLog
 from cudadent42.base.serialise import dumps, loads
 from cudadent42.base.shown import message
 from cudadent42.model.events import (
@@ -40,7 +41,6 @@ from cudadent42.registry import registry
 from cudadent42.sandbox.launch import FOLDER, Sandbox
 from cudadent42.worker.branch import Branch, Trunk
 from cudadent42.worker.child import DEVICE_LOST_EXIT, NOTE_BYTES, Request
-from cudadent42.worker.output import OutputLog
 from cudadent42.worker.processes import MARK, end_all
 
 START_TIMEOUT_S = 180.0

@@ -16,11 +16,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from cudadent42.base import output
 from cudadent42.base.errors import ExitCode, LabError
 from cudadent42.model.events import BenchLog, BlockMeasured, Event, Progress, Skipped, WorkerLost
 from cudadent42.model.records import BenchReport, Plan, VerifiedCase, VerifyReport
 from cudadent42.operations.attention.case import AttentionCase
-from cudadent42.worker import output
 from cudadent42.worker.parent import LostError, Worker, case_limits
 from cudadent42.worker.stages import MAX_LOSSES, measure_peaks, run_stage
 from worker_candidates import CANDIDATES, GPU_CANDIDATES

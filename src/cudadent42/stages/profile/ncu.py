@@ -10,11 +10,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cudadent42.base.errors import LabError, MachineNotReadyError
+from cudadent42.base.output import OutputLog
 from cudadent42.preflight.ncu_install import remedy, tool
 from cudadent42.profiles.metrics import RawMetric, light_set
 from cudadent42.stages.profile import child
@@ -95,9 +97,10 @@ def run(
         CountersDeniedError: the counters may not be read here; the message has the remedy.
         ProfilerFailedError: no report came of it, for the reason given.
     """
-    with log.open("wb") as file:
+    log.unlink(missing_ok=True)  # of an earlier profile of the folder
+    with closing(OutputLog(log)) as printed:
         try:
-            done = child.run(arguments, timeout_s=timeout_s, environment=environment, output=file)
+            done = child.run(arguments, timeout_s=timeout_s, environment=environment, output=printed)
         except OSError as error:
             raise ProfilerFailedError(f"{arguments[0]} does not run: {error.strerror}") from error
         except subprocess.TimeoutExpired as error:

@@ -6,10 +6,12 @@ import itertools
 import os
 import subprocess
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from cudadent42.base import output
 from cudadent42.stages.profile import child
 
 
@@ -19,9 +21,23 @@ def test_what_is_printed_is_in_the_result() -> None:
 
 
 def test_what_is_printed_goes_to_a_file(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("wb") as file:
-        child.run(["sh", "-c", "echo out; echo error >&2"], timeout_s=20, output=file)
+    with closing(output.OutputLog(tmp_path / "log")) as log:
+        child.run(["sh", "-c", "echo out; echo error >&2"], timeout_s=20, output=log)
     assert (tmp_path / "log").read_text() == "out\nerror\n"
+
+
+@pytest.mark.parametrize("to_file", [False, True])
+def test_what_a_candidate_prints_while_it_is_profiled_has_an_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to_file: bool
+) -> None:
+    monkeypatch.setattr(output, "MOST_BYTES", 3 << 20)
+    with closing(output.OutputLog(tmp_path / "log")) as log:
+        command = ["sh", "-c", "head -c 20000000 /dev/zero; echo end"]
+        done = child.run(command, timeout_s=60, output=log if to_file else None)
+    kept = (tmp_path / "log").read_bytes() if to_file else done.stdout
+    assert len(kept) < 4 << 20
+    assert b"bytes left out" in kept
+    assert kept.endswith(b"end\n")
 
 
 def test_the_environment_is_the_one_given() -> None:

@@ -1,4 +1,4 @@
-"""What a worker and the candidates print: kept in a file up to a limit, its end always."""
+"""What a process and the candidates in it print: kept in a file up to a limit, its end always."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 
 MOST_BYTES = 64 << 20
 """Of one log. A run's has kilobytes; a candidate that prints in its innermost loop makes gigabytes an hour."""
+LOOK_S = 1.0
+"""Between two looks at a log's length, for who waits for a process."""
 _TAIL_BYTES = 1 << 20
 _LINE_LENGTH = 300
 _FATAL = "Fatal Python error:"
@@ -16,10 +18,10 @@ _FATAL = "Fatal Python error:"
 
 
 class OutputLog:
-    """The file, for as long as one worker lives. ``path`` None: a temporary one."""
+    """The file, for as long as one process lives. ``path`` None: a temporary one."""
 
     def __init__(self, path: Path | None) -> None:
-        self.file = open(path, "ab+") if path else tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
+        self.file = open(path, "ab+") if path else tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         descriptor = self.file.fileno()
         # All who write append, so that the file can be cut while they do.
         fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_APPEND)
@@ -40,8 +42,14 @@ class OutputLog:
         os.write(descriptor, f"\n[{size - kept - len(tail)} bytes left out]\n".encode() + tail)
         self._start = min(self._start, kept)
 
+    def content(self) -> bytes:
+        """What is kept."""
+        self.limit()
+        descriptor = self.file.fileno()
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+
     def last_line(self) -> str:
-        """What was printed last by this worker, in short; empty for nothing."""
+        """What was printed last by this process, in short; empty for nothing."""
         descriptor = self.file.fileno()
         size = os.fstat(descriptor).st_size
         start = max(self._start, size - _TAIL_BYTES)
