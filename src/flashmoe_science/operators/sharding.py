@@ -7,6 +7,7 @@ registered when somebody has imported it.
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -29,8 +30,11 @@ def register() -> None:
     """Register the rules. Nobody has to call it but who passes DTensors to ``torch.ops.flashmoe_science`` in inference
     mode, and imported `torch.distributed.tensor` later than this package.
     """
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
     from torch.distributed.tensor.experimental import register_sharding
 
+    shardings: Any = DTensor._op_dispatcher.sharding_propagator
     for operator, rule in (
         (torch.ops.flashmoe_science.flash_attention_forward.default, _attention_forward),
         (torch.ops.flashmoe_science.flash_attention_backward.default, _attention_backward),
@@ -41,6 +45,15 @@ def register() -> None:
     ):
         wrap: Callable[[Any], Any] = register_sharding(operator)
         wrap(rule)
+        # PyTorch says of a call what it said of the last one with such tensors, and compares other arguments from the
+        # first whole number on. But which gradients are needed, or whether z is kept, decides what results there are.
+        shardings.op_to_schema_info[operator] = RuntimeSchemaInfo(_first_option(operator), needs_pytree=True)
+
+
+def _first_option(operator: Any) -> int:
+    """The place of the first argument that is not always a tensor."""
+    types = [str(argument.type) for argument in operator._schema.arguments]
+    return next((number for number, kind in enumerate(types) if kind != "Tensor"), len(types))
 
 
 Rule = list[tuple[list[Any], list[Any]]]
@@ -179,10 +192,11 @@ def _of_attention(query: Any, key: Any, value: Any) -> list[Any]:
     from torch.distributed.tensor import Replicate, Shard
 
     placements: list[Any] = [Replicate(), Shard(_BATCH)]
-    parts = 1
-    for dimension in range(query.mesh.ndim):
-        if any(tensor.placements[dimension] == Shard(_HEADS) for tensor in (query, key, value)):
-            parts *= query.mesh.size(dimension)
-    if parts > 1 and key.shape[_HEADS] % parts == 0:
+    over = [
+        query.mesh.size(dimension)
+        for dimension in range(query.mesh.ndim)
+        if any(tensor.placements[dimension] == Shard(_HEADS) for tensor in (query, key, value))
+    ]
+    if over and key.shape[_HEADS] % math.prod(over) == 0:
         placements.append(Shard(_HEADS))
     return placements

@@ -43,18 +43,33 @@ def test_attention_and_its_gradients_in_one_graph(dynamic: bool | None) -> None:
         assert same(torch.autograd.grad(compiled(*tensors), tensors), expected)
 
 
-def test_one_graph_serves_all_lengths() -> None:
+def graphs_of(function: Callable[..., Any], calls: list[Tensors]) -> int:
+    """How many are made for calls of different sizes."""
     graphs = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
         graphs.append(graph)
         return graph.forward
 
-    compiled = torch.compile(attention, backend=backend, fullgraph=True, dynamic=True)
-    for seqlen in (40, 41, 48, 130):
-        with torch.no_grad():
-            compiled(*attention_inputs(seqlen))
-    assert len(graphs) == 1
+    compiled = torch.compile(function, backend=backend, fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        for tensors in calls:
+            compiled(*tensors)
+    return len(graphs)
+
+
+def test_one_graph_serves_all_lengths() -> None:
+    assert graphs_of(attention, [attention_inputs(seqlen) for seqlen in (40, 41, 48, 130)]) == 1
+
+
+def test_one_graph_serves_any_number_of_tokens() -> None:
+    def layer(logits: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
+        return fused_moe(*tensors, *topk_routing(logits, 2))
+
+    calls = [
+        (torch.randn(tokens, 4), *make_moe(tokens, 32, 48, 4, 2).tensors[:3]) for tokens in (6, 7, 48, 130)
+    ]
+    assert graphs_of(layer, calls) == 1
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -90,21 +105,20 @@ def test_wrong_arguments_are_named_in_what_the_compiler_raises() -> None:
         compiled(query[..., :24], key, value)
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
-def test_compiled_experts_have_the_gradients_of_eager_ones(recompute: bool) -> None:
-    moe = make_moe(6, 32, 48, 4, 2)
-    *floats, ids = moe.tensors
-
-    def layer(*tensors: torch.Tensor) -> torch.Tensor:
+def test_compiled_experts_have_the_gradients_of_eager_ones(recompute: bool, dynamic: bool) -> None:
+    def layer(ids: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
         return fused_moe(*tensors, ids, recompute=recompute)
 
-    def gradients(call: Any) -> tuple[torch.Tensor, ...]:
-        leaves = [tensor.clone().requires_grad_() for tensor in floats]
-        return torch.autograd.grad(call(*leaves).square().sum(), leaves)
-
-    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    for ours, eager in zip(gradients(compiled), gradients(layer), strict=True):
-        assert torch.equal(ours, eager)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    for tokens in (6, 9):
+        *floats, ids = make_moe(tokens, 32, 48, 4, 2).tensors
+        results = []
+        for call in (compiled, layer):
+            leaves = [tensor.clone().requires_grad_() for tensor in floats]
+            results.append(torch.autograd.grad(call(ids, *leaves).square().sum(), leaves))
+        assert same(*results)
 
 
 def test_forward_mode_is_refused_in_what_the_compiler_raises() -> None:

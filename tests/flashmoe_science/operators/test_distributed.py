@@ -12,7 +12,14 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = Path(__file__).with_name("two_processes.py")
-CHECKS = ("ddp", "fsdp", "sharded_attention", "sharded_experts", "compiled_sharded_attention")
+CHECKS = (
+    "ddp",
+    "fsdp",
+    "sharded_attention",
+    "sharded_experts",
+    "sharded_expert_gradients",
+    "compiled_sharded_attention",
+)
 
 
 def run_both(device: str, checks: str, folder: Path) -> None:

@@ -151,6 +151,32 @@ def sharded_experts(rank: int, device: str) -> None:
         torch.testing.assert_close(result.full_tensor(), expected)
 
 
+def sharded_expert_gradients(rank: int, device: str) -> None:
+    """Those of tokens lie where the tokens do; those of the weights, which all have, are the parts' sums."""
+    mesh = init_device_mesh(torch.device(device).type, (RANKS,))
+    torch.manual_seed(3)
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    shapes = (6, 64), (4, 64, 64), (4, 64, 32), (6, 4)
+    whole = [(torch.randn(*shape) / 8).to(device, dtype).requires_grad_() for shape in shapes]
+
+    def loss(hidden: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        output = fused_moe(hidden, w13, w2, *topk_routing(logits, 2))
+        return output.float().square().sum()
+
+    loss(*whole).backward()
+    for placement in (Shard(0), Replicate()):
+        placements = (placement, Replicate(), Replicate(), placement)
+        parts = [
+            distribute_tensor(each.detach(), mesh, [own]).requires_grad_()
+            for each, own in zip(whole, placements, strict=True)
+        ]
+        loss(*parts).backward()
+        for part, own, each in zip(parts, placements, whole, strict=True):
+            assert isinstance(part.grad, DTensor)
+            assert isinstance(own, Replicate) or part.grad.placements == (own,), part.grad.placements
+            torch.testing.assert_close(part.grad.full_tensor(), each.grad)
+
+
 def compiled_sharded_attention(rank: int, device: str) -> None:
     mesh = init_device_mesh(torch.device(device).type, (RANKS,))
     parts = [distribute_tensor(each.detach(), mesh, [Shard(1)]).requires_grad_() for each in tensors(device)]
@@ -170,7 +196,14 @@ def compiled_sharded_attention(rank: int, device: str) -> None:
 
 CHECKS = {
     check.__name__: check
-    for check in (ddp, fsdp, sharded_attention, sharded_experts, compiled_sharded_attention)
+    for check in (
+        ddp,
+        fsdp,
+        sharded_attention,
+        sharded_experts,
+        sharded_expert_gradients,
+        compiled_sharded_attention,
+    )
 }
 
 
