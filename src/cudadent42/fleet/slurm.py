@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,9 +58,14 @@ class SlurmEngine(FolderEngine):
         logs.mkdir(parents=True, exist_ok=True)
         self.jobs: list[str] = []
         left = partition.workers
-        while left > 0:
-            self.jobs.append(self._submit(root, logs, partition, min(left, MOST_ELEMENTS), ignore_preflight))
-            left -= MOST_ELEMENTS
+        try:
+            while left > 0:
+                elements = min(left, MOST_ELEMENTS)
+                self.jobs.append(self._submit(root, logs, partition, elements, ignore_preflight))
+                left -= elements
+        except UsageError:
+            self.close()  # the arrays before it would wait for tasks
+            raise
 
     def _submit(
         self, root: Path, logs: Path, partition: Partition, elements: int, ignore_preflight: bool
@@ -114,7 +120,10 @@ class SlurmEngine(FolderEngine):
         while self.queue.workers() and time.monotonic() < until_s:
             time.sleep(0.1)
         if self.jobs:
-            _call("scancel", *self.jobs, missing="")
+            with suppress(
+                UsageError
+            ):  # whoever begins later sees that it is over; what was measured is not lost by it
+                _call("scancel", *self.jobs, missing="")
             self.jobs = []
 
 

@@ -27,11 +27,17 @@ from cudadent42.fleet.desk import Admitted, Desk, Gone, Refused
 from cudadent42.fleet.engine import Engine
 from cudadent42.fleet.task import Checks, Returned, Task, Way, Worker, plain_name
 from cudadent42.fleet.worker import tree_digest
-from cudadent42.flows.pipeline import Outcome, Prepared
+from cudadent42.flows.pipeline import Outcome, Prepared, require, tell_failures
 from cudadent42.model.integrity import Integrity, Spent
 from cudadent42.model.records import BuildReport, Plan, VerifyReport
 from cudadent42.plan import RunOptions
-from cudadent42.runs.run_folder import RunFolder, RunWriter, create_default_folder, load_run
+from cudadent42.runs.run_folder import (
+    RunFolder,
+    RunWriter,
+    create_default_folder,
+    load_manifest,
+    load_run,
+)
 from cudadent42.runs.source import revision
 from cudadent42.stages import gates, report
 
@@ -83,7 +89,8 @@ class Spread:
         observer: Observer,
         opened: Callable[[RunWriter], None],
     ) -> Outcome:
-        """Raises LabError where no case was measured; what was until then is in the folder."""
+        """Raises BuildFailedError where a kernel did not compile, LabError where no case was measured; what was until
+        then is in the folder."""
         plan = prepared.plan
         source = revision()
         path = options.output or create_default_folder(plan.suite, source)
@@ -96,6 +103,10 @@ class Spread:
                 cases.measure(engine)
             finally:
                 engine.close()
+            if cases.unbuilt is not None:
+                folder.set_build(cases.unbuilt)
+                tell_failures(cases.unbuilt, observer)
+                require(cases.unbuilt)
             parts = [load_run(path / each.run) for each in cases.measured]
             write_json(path / MACHINES, Machines(1, tuple(cases.measured), cases.refused))
             outcome = _merged(plan, parts, cases.skipped, options, folder)
@@ -122,18 +133,19 @@ class _Cases:
         self.measured: list[Measured] = []
         self.skipped: dict[str, str] = {}
         self.refused: dict[str, str] = {}
+        self.unbuilt: BuildReport | None = None
+        """Of the first part in which a kernel did not compile: as for a run on one device, that ends the whole."""
 
     def measure(self, engine: Engine) -> None:
-        """All of them. Raises LabError where no worker can ever come."""
+        """All of them, up to a kernel that does not compile. Raises LabError where no worker can ever come."""
         desk = Desk(engine, self._why_not)
         self._parcels = engine.parcels(self._plan)
         for case in self._plan.cases:
             self._offer(self._task(case.id, 1), desk)
         self._observer.stage("bench")
-        while self._tasks:
+        while self._tasks and self.unbuilt is None:
             for change in desk.turn(_WAIT_S):
                 if isinstance(change, Admitted):
-                    self._workers[change.worker.name] = change.worker
                     self._observer.note(f"{change.worker.name} joined: {change.worker.kind}")
                 elif isinstance(change, Refused):
                     self.refused[change.worker.name] = change.reason
@@ -144,11 +156,16 @@ class _Cases:
                     self._returned(change, desk)
 
     def _why_not(self, worker: Worker) -> str:
+        """A worker that is not to be had, in words. Others may join in the same turn, so one that is counts at once."""
         if worker.tree != self._tree:
             return "it runs other sources of this project than this command"
         kinds = {each.kind for each in self._workers.values()}
         if kinds - {worker.kind}:
             return f"it has {worker.kind}, others of the fleet have {kinds.pop()}"
+        drivers = {each.driver for each in self._workers.values()}
+        if drivers - {worker.driver}:
+            return f"it has driver {worker.driver or 'unknown'}, others of the fleet have {drivers.pop()}"
+        self._workers[worker.name] = worker
         return ""
 
     def _offer(self, task: Task, desk: Desk) -> None:
@@ -179,10 +196,22 @@ class _Cases:
             self._observer.advance(done, f"{task.name} on {record.worker}")
             return
         self._observer.note(f"{task.name} on {record.worker}: {record.error}")
+        self.unbuilt = self.unbuilt or _unbuilt(self._root / task.run)
+        if self.unbuilt is not None:
+            return  # compilers say the same everywhere
         if task.attempt < MOST_ATTEMPTS:
             self._offer(self._task(task.name, task.attempt + 1), desk)
         else:
             self.skipped[task.name] = f"{MOST_ATTEMPTS} attempts failed, the last: {record.error}"
+
+
+def _unbuilt(folder: Path) -> BuildReport | None:
+    """What a part's compilers said, where a kernel failed; None where that is not why it has no results."""
+    try:
+        built = load_manifest(folder).build
+    except UsageError:  # nothing came back of it
+        return None
+    return built if built is not None and not built.passed else None
 
 
 def _merged(

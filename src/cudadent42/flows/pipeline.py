@@ -396,11 +396,16 @@ def build(plan: Plan, worker: Worker, observer: Observer, sandbox: Sandbox | Non
         built = run_stage("build", plan, on_event=lambda event: _tell(event, observer), worker=worker)
     else:
         built = build_for(plan, lambda done, total, what: observer.advance(done / total, what), sandbox)
+    tell_failures(built, observer)
+    return built
+
+
+def tell_failures(built: BuildReport, observer: Observer) -> None:
+    """What failed, with the end of what the compiler said."""
     for failure in built.failures:
         observer.note(f"{failure.kernel} for {failure.architecture}: {failure.message}")
         for line in failure.log.splitlines()[-_LOG_LINES:]:
             observer.note(f"    {line}")
-    return built
 
 
 def require(built: BuildReport) -> None:

@@ -268,6 +268,7 @@ class FleetCoordinator:
         if self._tree and worker.tree != self._tree:
             return "it runs other sources of this project than the coordinator"
         drivers = {member.driver for member in self.state.members.values()}
+        drivers |= {joining.driver for joining in self._joining}
         if drivers - {worker.driver}:
             return f"it has driver {worker.driver or 'unknown'}, others of the fleet have {drivers.pop()}"
         left_s = self._left_s((*self._joining, worker))

@@ -15,6 +15,7 @@ from cudadent42.base.errors import LabError, UsageError
 from cudadent42.commands.fleet import engines
 from cudadent42.fleet import slurm
 from cudadent42.fleet.engine import Joined
+from cudadent42.fleet.queue import Queue
 from cudadent42.fleet.slurm import Partition, SlurmEngine
 from cudadent42.fleet.task import Returned, Task, Way
 from cudadent42.model.records import Plan
@@ -166,3 +167,41 @@ def test_many_workers_are_several_arrays(tmp_path: Path, monkeypatch: pytest.Mon
     assert arrays == ["--array=0-999", "--array=0-999", "--array=0-499"]
     assert all("--gres=gpu:1" in command for command in calls)
     assert engine.jobs == ["7"] * 3
+
+
+def test_an_array_that_is_refused_takes_those_before_it_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit of the site, say. Elements that were submitted would wait for tasks that nobody hands out."""
+    calls: list[tuple[str, ...]] = []
+
+    def call(*command: str, given: str = "", missing: str | None = None) -> str:
+        calls.append(command)
+        if len(calls) == 3:
+            raise UsageError("sbatch ended with exit code 1: Job violates accounting/QOS policy")
+        return f"{len(calls)}\n"
+
+    monkeypatch.setattr(slurm, "_call", call)
+    with pytest.raises(UsageError, match="violates accounting"):
+        SlurmEngine(tmp_path, Partition("gpu", 2500, gpus=True))
+    assert [command[0] for command in calls] == ["sbatch", "sbatch", "sbatch", "scancel"]
+    assert calls[-1][1:] == ("1", "2")
+    assert Queue(tmp_path / "fleet").is_over("any")
+
+
+def test_a_slurm_that_cannot_cancel_costs_no_result(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was measured is put together behind the end of the workers, who end by themselves."""
+    engine = SlurmEngine(cluster, Partition("debug", 2, gpus=False))
+    while not any(isinstance(message, Joined) for message in engine.wait(0.2)):
+        pass
+    answer = slurm._call
+
+    def call(*command: str, given: str = "", missing: str | None = None) -> str:
+        if command[0] == "scancel":
+            raise UsageError("scancel ended with exit code 1: Socket timed out on send/recv operation")
+        return answer(*command, given=given, missing=missing)
+
+    monkeypatch.setattr(slurm, "_call", call)
+    engine.close()
+    assert engine.queue.is_over("any")
+    assert engine.queue.workers() == {}

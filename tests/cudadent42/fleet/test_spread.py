@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cudadent42.base.errors import LabError
+from cudadent42.base.errors import BuildFailedError, LabError
 from cudadent42.base.files import read_record
 from cudadent42.base.observer import Quiet
 from cudadent42.fleet.engine import Joined
@@ -17,9 +19,9 @@ from cudadent42.fleet.spread import MACHINES, MOST_ATTEMPTS, Machines, Spread
 from cudadent42.fleet.task import Returned, Task, Worker
 from cudadent42.fleet.worker import tree_digest
 from cudadent42.flows import pipeline
-from cudadent42.model.records import TimerKind
+from cudadent42.model.records import BuildFailure, BuildReport, MachineReport, TimerKind
 from cudadent42.plan import Choices, RunOptions
-from cudadent42.runs.run_folder import RunStatus, load_run
+from cudadent42.runs.run_folder import RunStatus, RunWriter, load_manifest, load_run
 
 SUITE = """
 name = "unit"
@@ -82,6 +84,7 @@ class Failing(FolderEngine):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
+        self.root = root
         self.offered: list[Task] = []
         self.joined = False
 
@@ -93,10 +96,79 @@ class Failing(FolderEngine):
             self.joined = True
             return [Joined(Worker("w", "here", "cpu", "k", "u", tree_digest()))]
         tasks, self.offered = self.offered, []
-        return [Returned(task.key, "w", 0.1, error=f"broken {task.attempt}") for task in tasks]
+        return [Returned(task.key, "w", 0.1, error=self.failed(task)) for task in tasks]
+
+    def failed(self, task: Task) -> str:
+        return f"broken {task.attempt}"
 
 
 def test_what_fails_again_and_again_is_said(options: RunOptions, tmp_path: Path) -> None:
     with pytest.raises(LabError, match=f"{MOST_ATTEMPTS} attempts failed, the last: broken {MOST_ATTEMPTS}"):
         pipeline.run(options, Quiet(), lambda folder: None, execute=Spread(Failing).execute)
     assert load_run(tmp_path / "run").manifest.status is RunStatus.FAILED
+
+
+class Unbuilt(Failing):
+    """Its compiler refuses a kernel, as that of any other machine would."""
+
+    def failed(self, task: Task) -> str:
+        assert task.attempt == 1
+        machine = MachineReport((), "", {})
+        with (
+            suppress(BuildFailedError),
+            RunWriter(self.root / task.run, task.plan, machine, None, ()) as part,
+        ):
+            part.set_build(BuildReport((), (BuildFailure("k.cpp", "x86_64", "a semicolon is missing"),)))
+            raise BuildFailedError("1 of the kernels could not be built")
+        return "1 of the kernels could not be built"
+
+
+def test_a_kernel_that_does_not_compile_ends_the_run_as_it_does_on_one_device(
+    options: RunOptions, tmp_path: Path
+) -> None:
+    notes: list[str] = []
+
+    class Listening(Quiet):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    with pytest.raises(BuildFailedError, match="1 of the kernels could not be built"):
+        pipeline.run(options, Listening(), lambda folder: None, execute=Spread(Unbuilt).execute)
+    assert "k.cpp for x86_64: a semicolon is missing" in notes
+    manifest = load_manifest(tmp_path / "run")
+    assert manifest.status is RunStatus.FAILED
+    assert manifest.build is not None
+    assert [failure.kernel for failure in manifest.build.failures] == ["k.cpp"]
+
+
+class Unlike(Failing):
+    """Workers of which two are not like the first."""
+
+    def wait(self, seconds: float):  # type: ignore[no-untyped-def]
+        if self.joined:
+            return super().wait(seconds)
+        self.joined = True
+        first = Worker("first", "here", "cuda:0", "k", "1", tree_digest(), driver="570.1")
+        others = (
+            {"name": "second", "kind": "another"},
+            {"name": "third", "driver": "580.2"},
+            {"name": "fourth", "tree": "other"},
+        )
+        return [Joined(first), *(Joined(replace(first, **other)) for other in others)]
+
+
+def test_workers_that_are_not_alike_share_no_run(options: RunOptions, tmp_path: Path) -> None:
+    notes: list[str] = []
+
+    class Listening(Quiet):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    with pytest.raises(LabError, match="attempts failed"):
+        pipeline.run(options, Listening(), lambda folder: None, execute=Spread(Unlike).execute)
+    refused = [note for note in notes if "is not taken on" in note]
+    assert refused == [
+        "second is not taken on: it has another, others of the fleet have k",
+        "third is not taken on: it has driver 580.2, others of the fleet have 570.1",
+        "fourth is not taken on: it runs other sources of this project than this command",
+    ]

@@ -22,10 +22,10 @@ from cudadent42.base.observer import Quiet
 from cudadent42.base.parcels import Parcel
 from cudadent42.decisions.racing import Rules
 from cudadent42.fleet.desk import Desk
-from cudadent42.fleet.engine import Message
+from cudadent42.fleet.engine import Joined, Message
 from cudadent42.fleet.folder import FolderEngine
 from cudadent42.fleet.queue import Queue
-from cudadent42.fleet.task import Returned, Task
+from cudadent42.fleet.task import Returned, Task, Worker
 from cudadent42.model.records import Plan
 from cudadent42.tune import journal as events
 from cudadent42.tune.coordinator import STOP, Limits
@@ -224,6 +224,51 @@ def test_workers_that_are_not_alike_are_not_mixed(tmp_path: Path) -> None:
     assert sum("other sources of this project" in note for note in notes) == 3
     assert state.members == {}
     assert state.arm_blocks == 0
+
+
+def test_another_kind_of_device_another_driver_and_a_quarantined_device_are_not_taken_on(
+    tmp_path: Path,
+) -> None:
+    about = setup(rules=RULES)
+    kind = about.device.name
+    with TuningJournal(tmp_path / "t", about) as journal:
+        coordinator = FleetCoordinator(tmp_path / "t", journal, about, Limits(), Quiet())
+        coordinator._record(
+            events.Opened("here"),
+            events.Joined("first", "unit 1", kind, "host", "570.1"),
+            events.Quarantined("unit 2", "3 jobs failed on it"),
+        )
+        worker = Worker("second", "host", "cuda:1", kind, "unit 3", "", driver="570.1")
+        assert coordinator._why_not(worker) == ""
+        for other, reason in (
+            ({"kind": "another GPU"}, f"it has another GPU, and this tuning is of {kind}"),
+            ({"driver": "580.2"}, "it has driver 580.2, others of the fleet have 570.1"),
+            ({"driver": ""}, "it has driver unknown, others of the fleet have 570.1"),
+            ({"unit": "unit 2"}, "its device is quarantined: 3 jobs failed on it"),
+        ):
+            assert coordinator._why_not(replace(worker, **other)) == reason
+
+
+def test_workers_that_join_in_one_turn_have_one_driver(tmp_path: Path) -> None:
+    """None of them is on record yet when the next is looked at."""
+    about = setup(rules=RULES)
+    fleet = virtual(about, 6)
+    plain = fleet.wait
+
+    def wait(seconds: float) -> list[Message]:
+        messages = plain(60.0 if fleet.now_s == 0 else seconds)
+        return [
+            replace(each, worker=replace(each.worker, driver="580.2" if index % 2 else "570.1"))
+            if isinstance(each, Joined)
+            else each
+            for index, each in enumerate(messages)
+        ]
+
+    fleet.wait = wait  # type: ignore[method-assign]
+    state = tune(tmp_path / "t", about, fleet)
+    entries = [entry.event for entry in read(tmp_path / "t")[1]]
+    assert len({event.driver for event in entries if isinstance(event, events.Joined)}) == 1
+    assert state.finished
 
 
 def test_it_stops_when_it_is_asked_to(tmp_path: Path) -> None:

@@ -15,14 +15,23 @@ from hypothesis import strategies as st
 
 from cudadent42.base.errors import BuildFailedError, ExitCode, UsageError
 from cudadent42.base.journal import Journal
+from cudadent42.decisions.compare import compare
+from cudadent42.fleet.engine import Joined
+from cudadent42.fleet.folder import FolderEngine
+from cudadent42.fleet.spread import MACHINES, Spread
+from cudadent42.fleet.task import Returned, Task, Worker
+from cudadent42.fleet.worker import tree_digest
 from cudadent42.flows import pipeline
 from cudadent42.flows.race import RaceOptions
 from cudadent42.flows.race.bisect import FILES, BisectResult, Ending, Role, bisect
 from cudadent42.flows.race.history import Mark
 from cudadent42.model.records import (
+    BuildFailure,
+    BuildReport,
     Comparison,
     MachineReport,
     Results,
+    Sample,
     TimerKind,
     Verdict,
     VerifiedCase,
@@ -123,7 +132,12 @@ def history(root: Path, facts: list[str]) -> list[str]:
 
 
 def search(
-    tmp_path: Path, good: str, bad: str, observer: Nobody | None = None, **choices: int
+    tmp_path: Path,
+    good: str,
+    bad: str,
+    observer: Nobody | None = None,
+    execute: pipeline.Execute | None = None,
+    **choices: int,
 ) -> BisectResult:
     (tmp_path / "unit.toml").write_text(r.SUITE)
     options = RaceOptions(
@@ -136,7 +150,7 @@ def search(
         repository=tmp_path / "repo",
         entry=r.ENTRY,
     )
-    return bisect(good, bad, options, observer or Nobody())
+    return bisect(good, bad, options, observer or Nobody(), execute)
 
 
 FAST, SLOW = "slowdown: 0.0", "slowdown: 0.1"
@@ -209,6 +223,66 @@ def test_an_undecided_race_is_run_once_more_and_then_skipped(tmp_path: Path, tra
     result = search(tmp_path, commits[0], commits[2])
     assert track.raced.count(commits[1]) == 2
     assert set(result.possible) == {commits[1], commits[2]}
+
+
+class Elsewhere(FolderEngine):
+    """A worker that is always there; its parts say of two versions what their files say."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._root = root
+        self._offered: list[Task] = []
+        self._joined = False
+
+    def offer(self, task: Task) -> None:
+        self._offered.append(task)
+
+    def wait(self, seconds: float):  # type: ignore[no-untyped-def]
+        if not self._joined:
+            self._joined = True
+            return [Joined(Worker("w", "there", "cpu", "k", "u", tree_digest()))]
+        tasks, self._offered = self._offered, []
+        return [self._done(task) for task in tasks]
+
+    def _done(self, task: Task) -> Returned:
+        plan = task.plan
+        facts = {name: told(version) for name, version in plan.versions.items()}
+        child = list(plan.versions)[1]
+        machine = MachineReport((), "", {})
+        try:
+            with RunWriter(self._root / task.run, plan, machine, None, ()) as part:
+                if facts[child].get("build") == "fails":
+                    part.set_build(BuildReport((), (BuildFailure("mine.py", "there", "no such module"),)))
+                    raise BuildFailedError("1 of the kernels could not be built")
+                times = {name: 1 + float(said["slowdown"]) for name, said in facts.items()}
+                times[f"{plan.baseline}_control"] = times[plan.baseline]
+                samples = [
+                    Sample(plan.cases[0].id, name, block, position, latency * (1 + block / 1e4), 1, 0.0, 0.0)
+                    for block in range(plan.repeats)
+                    for position, (name, latency) in enumerate(times.items())
+                ]
+                for sample in samples:
+                    part.append_sample(sample)
+                part.write_verify(
+                    VerifyReport((VerifiedCase("one/fp32", child, "random", None, None, None, True),))
+                )
+                part.write_results(compare(plan, samples, {}, {}))
+        except BuildFailedError as error:
+            return Returned(task.key, "w", 0.1, error=str(error))
+        return Returned(task.key, "w", 0.1)
+
+
+def test_a_fleet_judges_and_what_does_not_build_there_is_skipped(tmp_path: Path, track: Track) -> None:
+    commits = history(tmp_path / "repo", [FAST, FAST, f"{FAST}, build: fails", FAST, SLOW])
+    result = search(tmp_path, commits[0], commits[4], execute=Spread(Elsewhere).execute)
+    assert (result.ending, result.commit) == (Ending.FOUND, commits[4])
+    assert not track.raced
+    assert [step.reason for step in result.steps if step.mark is Mark.SKIP] == [
+        "it does not build: no such module"
+    ]
+    for step in result.steps:
+        raced = step.mark is not Mark.SKIP
+        assert (tmp_path / "bisection" / step.run / MACHINES).is_file() == raced
 
 
 def test_ends_that_do_not_differ(tmp_path: Path, track: Track) -> None:
