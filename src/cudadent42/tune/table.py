@@ -46,14 +46,19 @@ def winning_areas(state: State) -> list[Area]:
     return areas(cells, state.setup.regions, DEFAULT)
 
 
+def least_certain(state: State, area: Area) -> Confirmed:
+    """Of an area's cases the one that speaks for all: that with the lowest lower bound."""
+    return min((each for each in state.winners if each.case in area.cases), key=lambda each: each.low)
+
+
 def entries_of(state: State, name: str) -> tuple[TableEntry, ...]:
-    """The entries of a tuning called ``name``. Each stands for its least certain case: the lowest lower bound."""
+    """The entries of a tuning called ``name``."""
     setup = state.setup
     confirmed = {each.case: each for each in state.winners}
     entries = []
     for area in winning_areas(state):
         runs: list[Confirmed] = [confirmed[case] for case in area.cases]
-        least = min(runs, key=lambda each: each.low)
+        least = least_certain(state, area)
         settings = setup.settings[area.winner]
         in_file = Path(setup.arms[area.winner])
         entries.append(

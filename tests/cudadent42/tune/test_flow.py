@@ -109,7 +109,7 @@ def test_a_planted_arm_is_installed_and_arms_of_equal_code_are_not(
 
     page = (tmp_path / "tuning" / PAGE).read_text()
     assert "Faster than the default in 2 of 2 cases" in page
-    assert page.count("<svg") == 4
+    assert page.count("<svg") == 5
     assert "seqlen_q 16 to 32" in page
 
     # Once more: nothing is left to do.

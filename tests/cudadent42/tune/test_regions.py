@@ -14,6 +14,7 @@ from simulated import Simulated, setup
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.observer import Quiet
+from cudadent42.model import text
 from cudadent42.model.cases import is_plain, plain_fields
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.tune.coordinator import Coordinator, Limits
@@ -199,13 +200,27 @@ def test_the_report_says_who_left_why_and_what_was_not_separated(tmp_path: Path)
         assert words_of_the_page in page
 
 
+def test_the_ratio_of_a_region_is_that_of_its_least_certain_case(tmp_path: Path) -> None:
+    """In the table of regions and in their picture, as in what would be installed."""
+    about = setup()
+    state = tuned(tmp_path / "t", {"BLOCK=3": 0.06}, about)
+    (entry,) = entries_of(state, "t")
+    ((number, arm, where, ratio, interval, cases),) = view_of(tmp_path / "t", state).regions
+    assert (number, arm, cases) == ("1", "BLOCK=3", "short/fp32, long/fp32")
+    assert "seqlen_q 64 to 512" in where
+    assert (ratio, interval) == (text.ratio(entry.ratio), text.interval(entry.low, entry.high))
+    page = render(tmp_path / "t", state)
+    assert "What is installed against the default, by region" in page
+    assert ">1: BLOCK=3<" in page
+
+
 def test_a_slice_of_two_parameters_is_drawn(tmp_path: Path) -> None:
     about = setup(arms=6)
     grid = {name: {"M": 16 * (n % 3 + 1), "W": 2 + n // 3} for n, name in enumerate(about.settings)}
     state = tuned(tmp_path / "t", {"BLOCK=3": 0.06}, replace(about, settings=grid))
     page = render(tmp_path / "t", state)
     assert "ratio to the default by M and W" in page
-    assert page.count("<svg") == 2 + len(state.cases)
+    assert page.count("<svg") == 3 + len(state.cases)
 
 
 def test_a_tuning_that_goes_on_has_a_report(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The pictures of a tuning: survivors over blocks, a slice of two parameters, the ratio by case."""
+"""The pictures of a tuning: survivors over blocks, a slice of two parameters, the ratio by case and by region."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from cudadent42.model import text
 from cudadent42.stages.report import svg
 from cudadent42.stages.report.figures import marks
 from cudadent42.stages.report.svg import Role
+from cudadent42.tune.journal import Confirmed
 from cudadent42.tune.space import DEFAULT
 from cudadent42.tune.state import CaseState, State
+from cudadent42.tune.table import least_certain, winning_areas
 
 _WIDTH = 640.0
 _ROLES = (Role.CANDIDATE, Role.OTHER_1, Role.OTHER_2, Role.OTHER_3, Role.BASELINE)
@@ -174,45 +176,72 @@ def _cell(axes: object, x: int, y: int, ratio: float) -> None:
 def ratios(state: State, sheet: svg.Sheet) -> str:
     """The confirmed ratio of every case, with its interval; empty where nothing was confirmed."""
     confirmed = [case.confirmed for case in state.cases.values() if case.confirmed is not None]
-    confirmed = [
-        each for each in confirmed if math.isfinite(each.ratio) and math.isfinite(each.high) and each.low > 0
+    return _intervals(
+        [(each.case, each) for each in confirmed],
+        "ratios",
+        "The winner against the default, confirmed in a fresh race",
+        state.setup.rules.margin,
+        sheet,
+    )
+
+
+def regions(state: State, sheet: svg.Sheet) -> str:
+    """The ratio of every region that would be installed, that of its least certain case; empty where there is none."""
+    return _intervals(
+        [
+            (f"{number}: {area.winner}", least_certain(state, area))
+            for number, area in enumerate(winning_areas(state), 1)
+        ],
+        "regions",
+        "What is installed against the default, by region",
+        state.setup.rules.margin,
+        sheet,
+    )
+
+
+def _intervals(
+    rows: Sequence[tuple[str, Confirmed]], prefix: str, title: str, margin: float, sheet: svg.Sheet
+) -> str:
+    rows = [
+        (name, each)
+        for name, each in rows
+        if math.isfinite(each.ratio) and math.isfinite(each.high) and each.low > 0
     ]
-    if not confirmed:
+    if not rows:
         return ""
     left, row_height, foot = 190.0, 30.0, 30.0
-    height = row_height * len(confirmed)
+    height = row_height * len(rows)
     fig = svg.figure(_WIDTH, height + foot + 8)
     axes = svg.panel(fig, left, 8, _WIDTH - left - 16, height)
-    margin = state.setup.rules.margin
-    low, high = marks.ratio_limits([end for each in confirmed for end in (each.low, each.high)], margin)
+    low, high = marks.ratio_limits([end for _, each in rows for end in (each.low, each.high)], margin)
     axes.set_xscale("log")
     axes.minorticks_off()
     axes.set_xticks([])
     axes.set_xlim(low, high)
-    axes.set_ylim(len(confirmed), 0)
+    axes.set_ylim(len(rows), 0)
     axes.axvspan(1 / (1 + margin), 1 + margin, color=Role.BAND.placeholder, linewidth=0, zorder=0)
     for tick in marks.ratio_ticks(low, high, 7):
-        marks.rule(axes, (tick, tick), (0, len(confirmed)), Role.RULE, 0.8, zorder=1)
+        marks.rule(axes, (tick, tick), (0, len(rows)), Role.RULE, 0.8, zorder=1)
         marks.write(axes, tick, -14 / height, f"{tick:.4g}×", align="center", coordinates="column")
-    for y, each in enumerate(confirmed):
+    for y, (name, each) in enumerate(rows):
         role = marks.ROLE_OF[each.verdict]
         marks.rule(axes, (each.low, each.high), (y + 0.5, y + 0.5), role, 2, zorder=3)
         marks.point(axes, each.ratio, y + 0.5, each.verdict)
         axes.text(
             -0.02,
             y + 0.5,
-            text.shorten(each.case, 26),
+            text.shorten(name, 26),
             transform=axes.get_yaxis_transform(),
             color=Role.INK.placeholder,
             fontsize=11,
             ha="right",
             va="center_baseline",
         )
-    mean = math.exp(float(np.mean([math.log(each.ratio) for each in confirmed])))
+    mean = math.exp(float(np.mean([math.log(each.ratio) for _, each in rows])))
     return svg.render(
         fig,
-        prefix="ratios",
-        title="The winner against the default, confirmed in a fresh race",
+        prefix=prefix,
+        title=title,
         description=f"Geometric mean {text.ratio(mean)}",
         sheet=sheet,
     )

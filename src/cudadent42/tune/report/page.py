@@ -9,7 +9,7 @@ from markupsafe import Markup
 from cudadent42.base.files import write_text
 from cudadent42.stages.report import pages, svg
 from cudadent42.tune.journal import read
-from cudadent42.tune.report.figures import heat_map, ratios, survivors
+from cudadent42.tune.report.figures import heat_map, ratios, regions, survivors
 from cudadent42.tune.report.view import view_of
 from cudadent42.tune.state import State, fold
 
@@ -32,7 +32,8 @@ def render(folder: Path, state: State) -> str:
     sheet = svg.Sheet()
     cases = list(state.cases.values())[:_MOST_SLICES]
     slices = [(case.case, Markup(heat_map(state, case, sheet, number))) for number, case in enumerate(cases)]
-    pictures = {"survivors": Markup(survivors(state, sheet)), "ratios": Markup(ratios(state, sheet))}
+    drawn = {"survivors": survivors, "ratios": ratios, "regions": regions}
+    pictures = {name: Markup(draw(state, sheet)) for name, draw in drawn.items()}
     template = pages.environment(Path(__file__).parent).get_template("tuning.html.j2")
     return template.render(
         view=view_of(folder, state),

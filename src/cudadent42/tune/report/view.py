@@ -14,7 +14,7 @@ from cudadent42.model import text
 from cudadent42.tune.journal import Confirmed
 from cudadent42.tune.space import DEFAULT
 from cudadent42.tune.state import CaseState, State
-from cudadent42.tune.table import winning_areas
+from cudadent42.tune.table import least_certain, winning_areas
 
 Row = tuple[str, ...]
 
@@ -43,7 +43,7 @@ class View:
     subline: str
     cases: tuple[CaseRow, ...]
     regions: tuple[Row, ...]
-    """Configuration, where, cases."""
+    """Number, configuration, where, ratio, interval, cases. The figures are those of its least certain case."""
     departures: tuple[Row, ...]
     """Case, configuration, rung, blocks, why, ratio, interval, than."""
     out: tuple[Row, ...]
@@ -150,19 +150,24 @@ def _racing(state: State, case: CaseState) -> tuple[str, str]:
 
 
 def _regions(state: State) -> list[Row]:
-    return [
-        (
-            area.winner,
-            ", ".join(
-                [
-                    *(f"{name} {_value(value)}" for name, value in area.region.same.items()),
-                    *(_range(name, *ends) for name, ends in area.region.between.items()),
-                ]
-            ),
-            ", ".join(area.cases),
+    rows: list[Row] = []
+    for number, area in enumerate(winning_areas(state), 1):
+        least = least_certain(state, area)
+        where = [
+            *(f"{name} {_value(value)}" for name, value in area.region.same.items()),
+            *(_range(name, *ends) for name, ends in area.region.between.items()),
+        ]
+        rows.append(
+            (
+                str(number),
+                area.winner,
+                ", ".join(where),
+                text.ratio(least.ratio),
+                text.interval(least.low, least.high),
+                ", ".join(area.cases),
+            )
         )
-        for area in winning_areas(state)
-    ]
+    return rows
 
 
 def _value(value: object) -> str:
