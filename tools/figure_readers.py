@@ -18,6 +18,8 @@ from cudadent42.runs.run_folder import load_run
 from cudadent42.stages.report.view import View
 from cudadent42.suites.loader import load_suite
 
+FLEET = "fleet.json"
+
 
 def finished(folder: Path) -> View:
     """A run that may be shown: finished, everything in it verified, no case left out."""
@@ -212,8 +214,30 @@ def tuned(name: str) -> Callable[[Path], float]:
     return field("summary", name, file="tuned.json")
 
 
-def fleet(name: str) -> Callable[[Path], float]:
-    return field("large", name, file="fleet.json")
+def fleet(part: str, name: str) -> Callable[[Path], float]:
+    return field(part, name, file=FLEET)
+
+
+def fleet_has(part: str) -> Callable[[Path], bool]:
+    """Whether a folder of benchmarks/fleet.py has this part: its parts may be measured apart."""
+    return lambda folder: part in json.loads((folder / FLEET).read_text(encoding="utf-8"))
+
+
+def fleet_coverage(folder: Path) -> tuple[float, ...]:
+    """Least and most, over numbers of machines and how much they differ, of the shares of fleets whose truth the
+    interval held."""
+    rows = json.loads((folder / FLEET).read_text(encoding="utf-8"))["coverage"]
+    shares = [float(row["t"]) for row in rows]
+    return min(shares), max(shares)
+
+
+def fleet_kills(folder: Path) -> tuple[float, ...]:
+    """Kills of coordinators and workers, tunings that did not come to their right end behind them, and blocks that
+    were lost or counted twice."""
+    said = json.loads((folder / FLEET).read_text(encoding="utf-8"))["kills"]
+    ended = min(said["went_on_to_the_end"], said["right"])
+    wrong = said["lost"] + said["blocks_missing"] + said["blocks_twice"]
+    return said["coordinators"] + said["workers"], said["tunings"] - ended, wrong
 
 
 def honest(name: str) -> Callable[[Path], float]:

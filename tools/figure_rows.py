@@ -14,6 +14,9 @@ from figure_readers import (
     fields,
     first_calls,
     fleet,
+    fleet_coverage,
+    fleet_has,
+    fleet_kills,
     hardened,
     honest,
     host,
@@ -72,6 +75,8 @@ class Row:
     """The folder's value for each bound."""
     kernel: str = ""
     """The CUDA kernel that the run must have been held to, where the choice among them would take another."""
+    among: Callable[[Path], bool] = lambda folder: True
+    """Which folders of the kind have what is read, where it is measured in parts."""
 
 
 # ---------------------------------------------------------------- what was asked
@@ -365,8 +370,8 @@ TABLES: dict[str, tuple[Row, ...]] = {
             fields(honest("kernels"), honest("runs"), honest("accusations")),
         ),
         Row(
-            "sweeps on the CPU with one configuration made 6 % faster: it is installed; blocks over those of an "
-            "exhaustive sweep",
+            "sweeps on the CPU with one configuration made 6 % faster: it is installed, and no other; blocks over "
+            "those of an exhaustive sweep",
             "cpu-tuning",
             (
                 Bound("sweeps", 20, unit(""), at_least=True),
@@ -390,7 +395,37 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "idle time",
             "cpu-fleet",
             (Bound("", 60, unit("s")), Bound("idle", 0.1, share)),
-            fields(fleet("processor_s"), fleet("idle_share")),
+            fields(fleet("large", "processor_s"), fleet("large", "idle_share")),
+            among=fleet_has("large"),
+        ),
+        Row(
+            "tunings of invented fleets with limits of time and money drawn by chance that passed one",
+            "cpu-fleet",
+            (
+                Bound("tunings", 1000, lambda value: f"{value:,.0f}", at_least=True),
+                Bound("passed", 0, unit("")),
+            ),
+            fields(fleet("budgets", "seeds"), fleet("budgets", "passed")),
+            among=fleet_has("budgets"),
+        ),
+        Row(
+            "simulated fleets of 4, 8 and 16 machines whose truth lay in the 95 % interval over them",
+            "cpu-fleet",
+            (Bound("least", 0.93, share, at_least=True), Bound("most", 0.97, share)),
+            fleet_coverage,
+            among=fleet_has("coverage"),
+        ),
+        Row(
+            "`kill -9` of a tuning's coordinator or one of its workers at a random moment; tunings without their right "
+            "end behind it; blocks lost or counted twice",
+            "cpu-fleet",
+            (
+                Bound("kills", 100, unit(""), at_least=True),
+                Bound("tunings", 0, unit("")),
+                Bound("blocks", 0, unit("")),
+            ),
+            fleet_kills,
+            among=fleet_has("kills"),
         ),
         Row(
             "random calls of the CPU kernels under AddressSanitizer and UndefinedBehaviorSanitizer, and damaged cache "

@@ -29,9 +29,10 @@ OVERRIDE_VARIABLE = "FLASHMOE_CUDA_KERNEL"
 # ---------------------------------------------------------------- the page
 
 
-def newest(kind: str, results: Path) -> Path | None:
-    """The newest ``<date>-<kind>``; folders start with their date."""
-    return max(results.glob(f"[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]-{kind}"), default=None)
+def newest(row: Row, results: Path) -> Path | None:
+    """The newest ``<date>-<kind>`` that has what the row reads; folders start with their date."""
+    folders = results.glob(f"[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]-{row.kind}")
+    return max(filter(row.among, folders), default=None)
 
 
 def doubt(row: Row, folder: Path) -> str:
@@ -44,7 +45,7 @@ def doubt(row: Row, folder: Path) -> str:
 def line(row: Row, results: Path) -> str:
     """One line of a table."""
     asked = ", ".join(bound.asked for bound in row.bounds if bound.asked)
-    folder = newest(row.kind, results)
+    folder = newest(row, results)
     if folder is None:
         return f"| {row.what} | {asked} | {NOTHING_YET} | |"
     values = row.read(folder)
