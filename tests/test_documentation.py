@@ -115,6 +115,27 @@ def test_examples_run(page: str, begins: str, ends: str, expected: str) -> None:
     assert done.stdout == expected, done.stderr
 
 
+def test_the_ways_into_a_model_run() -> None:
+    """Every block of the page, one after the other in one process."""
+    if importlib.util.find_spec("transformers") is None:
+        pytest.skip("needs transformers")
+    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 5
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(blocks)],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "DeviceError" in done.stderr or "has no register_flash_attention_impl" in done.stderr:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == "1 scaled_dot_product_attention taken"
+    assert "attention of LlamaForCausalLM: taken" in done.stdout
+
+
 def test_readme_quotes_its_run_folder() -> None:
     tool = load(ROOT / "tools" / "update_readme.py")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

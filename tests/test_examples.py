@@ -67,6 +67,16 @@ def test_a_model_runs(script: str, words: tuple[str, ...], says: str, packages: 
     assert re.search(r"^a (step|token) takes .* ours: [0-9.]+x$", out, re.MULTILINE), out
 
 
+@pytest.mark.parametrize(
+    ("script", "ratio"),
+    [("own_module.py", "PyTorch's step over ours"), ("compile_and_export.py", "eager over compiled")],
+)
+def test_an_example_says_what_was_taken_and_the_ratio(script: str, ratio: str) -> None:
+    out = run(f"examples/{script}")
+    assert re.search(rf"^{ratio}: [0-9.]+x$", out, re.MULTILINE), out
+    assert re.search(r"^taken(: | by )", out, re.MULTILINE), out
+
+
 def test_a_gpt_learns_the_same_with_ours() -> None:
     out = run("examples/train_gpt.py", "--steps", "6", "--length", "32")
     pytorch, ours = (

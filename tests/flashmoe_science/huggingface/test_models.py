@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +61,15 @@ def error(tensor: torch.Tensor, exact: torch.Tensor) -> float:
     return float((tensor - exact).norm() / (exact.norm() + 1e-12))
 
 
+def assert_taken(model: Model) -> None:
+    """The kernels computed what they are said to take, and nothing else was declined."""
+    report = flashmoe_science.report()
+    assert set(report.reasons()) == set(model.declined)
+    entries = {count.entry for count in report.counts if count.declined is None}
+    assert (Entry.HUGGING_FACE_ATTENTION in entries) == (model.attention and not model.declined)
+    assert (Entry.HUGGING_FACE_EXPERTS in entries) == model.experts
+
+
 @each_model
 def test_outputs_and_every_gradient_are_as_exact_as_the_librarys(name: str) -> None:
     """In bfloat16, against the library's eager attention in float32 with the same weights."""
@@ -69,9 +79,7 @@ def test_outputs_and_every_gradient_are_as_exact_as_the_librarys(name: str) -> N
     library, library_gradients = gradients(model, model.make().bfloat16())
     flashmoe_science.reset_report()
     output, output_gradients = gradients(model, ours(model, torch.bfloat16))
-    report = flashmoe_science.report()
-    assert set(report.reasons()) == set(model.declined)
-    assert report.taken or not model.attention or model.declined
+    assert_taken(model)
     assert error(output, right) <= 1.5 * error(library, right) + 2**-9
     assert output_gradients.keys() == library_gradients.keys() == right_gradients.keys()
     for parameter, gradient in output_gradients.items():
@@ -109,9 +117,10 @@ def test_what_is_padding_is_not_seen(name: str) -> None:
     torch.testing.assert_close(one[seen], expected[seen], rtol=0, atol=1e-5)
 
 
-def test_padding_of_an_encoder_is_taken() -> None:
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_padding_of_an_encoder_is_taken(name: str) -> None:
     """Its masks are those of padding alone, in all layers the same."""
-    model = MODELS["bert"]
+    model = MODELS[name]
     made = ours(model)
     mask = torch.ones(2, 9, dtype=torch.long)
     mask[0, 5:] = 0
@@ -119,6 +128,38 @@ def test_padding_of_an_encoder_is_taken() -> None:
     output = model.call(made, attention_mask=mask)
     assert (flashmoe_science.report().taken, flashmoe_science.report().declined) == (2, 0)
     torch.testing.assert_close(output, expected, rtol=0, atol=1e-5)
+
+
+def test_a_text_longer_than_a_window_is_the_librarys_and_says_so() -> None:
+    model = MODELS["gemma3"]
+    ids = torch.randint(2, VOCABULARY, (2, 40), generator=torch.Generator().manual_seed(6))
+    library = model.make("eager")
+    with torch.no_grad():
+        expected = model.call(library, input_ids=ids)
+        output = model.call(ours(model), input_ids=ids)
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-5)
+    report = flashmoe_science.report()
+    assert report.taken == 0
+    assert report.reasons() == {"a mask with rows of its own for heads or queries": 2}
+    assert ("Gemma3Attention", "texts longer than its window") in flashmoe_science.accelerate(library).left
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_is_loaded_by_name_from_a_folder(tmp_path: Path) -> None:
+    """As the library loads it, with both names and one import."""
+    from transformers import AutoModelForCausalLM
+
+    model = MODELS["qwen3_moe"]
+    saved = model.make()
+    saved.save_pretrained(tmp_path)
+    made = AutoModelForCausalLM.from_pretrained(
+        tmp_path, attn_implementation=IMPLEMENTATION, experts_implementation=IMPLEMENTATION
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(model.call(made), model.call(saved), rtol=0, atol=1e-5)
+    taken = {count.entry: count.calls for count in flashmoe_science.report().counts}
+    assert taken == {Entry.HUGGING_FACE_ATTENTION: 2, Entry.HUGGING_FACE_EXPERTS: 2}
+    assert flashmoe_science.report().declined == 0
 
 
 def generate(made: Any, cache: str | None) -> list[list[int]]:
@@ -233,7 +274,9 @@ def losses(model: Model, made: Any, steps: int) -> list[float]:
 def test_fifty_steps_of_training_follow_the_librarys(name: str) -> None:
     model = MODELS[name]
     expected = losses(model, model.make(), 50)
+    flashmoe_science.reset_report()
     curve = losses(model, ours(model), 50)
+    assert_taken(model)
     assert expected[-1] < 0.99 * expected[0]
     assert curve == pytest.approx(expected, rel=1e-3, abs=1e-6)
 
