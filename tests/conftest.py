@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, settings
 
 from cudadent42.base.git import REPOSITORY_VARIABLES
 
-# For dearest.py, gpu_turns.py and warm_python.py: in importlib's import mode a test's folder is not on the path.
+# For brief_timing.py, dearest.py, gpu_turns.py and warm_python.py: in importlib's import mode a test's folder is not on the path.
 sys.path.append(str(Path(__file__).parent))
 
+from brief_timing import PROBE_S
 from dearest import Dearest
 from gpu_turns import gpu_turn, turnstiles
 from warm_python import SOURCE, FreshPopen, WarmPopen, execute_in_sandboxes
@@ -100,6 +101,16 @@ def _warm_processes() -> Iterator[None]:
     """The lab's processes begin with what they would import, those that fixtures of any scope start too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "Popen", WarmPopen)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _brief_probes() -> Iterator[None]:
+    """Of the machine, in the processes of tests: `brief_timing` has more of it for those that are forked."""
+    from cudadent42.timing import contention
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contention, "PROBE_S", PROBE_S)
         yield
 
 

@@ -7,7 +7,7 @@ had, and with the signals of a terminal. Everything else is started as ever, and
 what an interpreter or its libraries read once, at their start.
 
 What starts in a sandbox is forked too: it confines itself as ever, and goes on as what it would have executed. With
-``--slow``, and where a test is `fresh`, it is executed.
+``--slow``, and where a test is `fresh`, it is executed. What is forked is brief about its clocks (`brief_timing`).
 
 A command line gets a server of its own, for what it starts in turn. It is forked before the command begins, so that
 nothing of the command is in its children.
@@ -40,6 +40,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from brief_timing import be_brief
 from warm_process import MOST_OPEN_FILES, run_to_its_end, take_files
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
@@ -467,6 +468,7 @@ def main() -> None:
     ]
     sys.path.insert(0, str(SOURCE))
     _import_everything()
+    be_brief()
     _threads_at_the_start = sys.modules["torch"].get_num_threads()
     sys.path.remove(str(SOURCE))
     _path_at_the_start[:] = sys.path

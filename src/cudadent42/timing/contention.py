@@ -61,10 +61,10 @@ class Window:
         return self.waited_s > WAIT_LIMIT * self.duration_s
 
 
-def probe(seconds: float = PROBE_S) -> Contention:
-    """Takes the processors for ``seconds``."""
+def probe() -> Contention:
+    """Takes the processors for ``PROBE_S``."""
     seen: list[Window] = []
-    stop = time.perf_counter() + seconds
+    stop = time.perf_counter() + PROBE_S
     threads = [threading.Thread(target=_work, args=(stop, seen)) for _ in range(_processors())]
     for thread in threads:
         thread.start()
