@@ -1,4 +1,4 @@
-"""What the lab does for the sake of its clocks alone, cut short: tests look at what is made of samples, and at no speed.
+"""What the lab does for its clocks alone, cut short: tests look at what is made of samples, and at no speed.
 
 A worker works for a second before it times its first case, and a run on a CPU for half a second on every processor, to
 see whether they are to be had. Hundreds of tests have one or the other. A process that is not forked from a warm

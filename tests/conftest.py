@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from cudadent42.base.git import REPOSITORY_VARIABLES
 
-# For brief_timing.py, dearest.py, gpu_turns.py and warm_python.py: in importlib's import mode a test's folder is not on the path.
+# For the modules beside this one: in importlib's import mode a test's folder is not on the path.
 sys.path.append(str(Path(__file__).parent))
 
 from brief_timing import PROBE_S
