@@ -34,16 +34,41 @@ def named_modules(node: ast.Import | ast.ImportFrom, files: dict[str, Path]) -> 
     return [name if name in files else node.module for name in inner]
 
 
-def mentioned(tree: ast.AST, files: dict[str, Path]) -> Iterator[str]:
-    """Modules that are named in imports: lazy ones and those for type checking too."""
+def spelled_module(node: ast.Call, module: str) -> str:
+    """What ``import_module("a.b")`` or ``import_module(f"{__name__}.b")`` names in a module; empty for what only a run
+    knows."""
+    function = getattr(node.func, "attr", getattr(node.func, "id", ""))
+    if function != "import_module" or not node.args:
+        return ""
+    name = node.args[0]
+    parts = name.values if isinstance(name, ast.JoinedStr) else [name]
+    texts = []
+    for part in parts:
+        if isinstance(part, ast.Constant):
+            texts.append(str(part.value))
+        elif (
+            isinstance(part, ast.FormattedValue)
+            and isinstance(part.value, ast.Name)
+            and part.value.id == "__name__"
+        ):
+            texts.append(module)
+        else:
+            return ""
+    return "".join(texts)
+
+
+def mentioned(tree: ast.AST, files: dict[str, Path], module: str) -> Iterator[str]:
+    """Modules that a module's imports name: lazy ones, those for type checking, and those by ``import_module``."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             yield from named_modules(node, files)
+        elif isinstance(node, ast.Call) and (name := spelled_module(node, module)) in files:
+            yield name
 
 
 def arrows(files: dict[str, Path]) -> dict[str, set[str]]:
     """By module, the modules that it imports."""
-    return {name: set(mentioned(parsed(path), files)) for name, path in files.items()}
+    return {name: set(mentioned(parsed(path), files, name)) for name, path in files.items()}
 
 
 def circular(graph: dict[str, set[str]]) -> list[str]:

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from cudadent42.version import __version__
+
 ROOT = Path(__file__).resolve().parents[1]
 DATA_SUFFIXES = (".cpp", ".h", ".cu", ".cuh", ".toml", ".j2", ".css", ".typed")
 
@@ -30,7 +32,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_runs_on_any_platform(wheel: Path) -> None:
-    assert wheel.name == "cudadent42-0.1.0-py3-none-any.whl"
+    assert wheel.name == f"cudadent42-{__version__}-py3-none-any.whl"
     # Text alone, so it installs in seconds. The kernels' part is what everybody downloads for.
     assert wheel.stat().st_size < 2_000_000
     with zipfile.ZipFile(wheel) as archive:

@@ -52,10 +52,11 @@ def release() -> ModuleType:
     return module
 
 
-def repository(folder: Path, version: str, own: str = "") -> Path:
+def repository(folder: Path, version: str, own: str = "", cited: str = "") -> Path:
     (folder / "src/cudadent42").mkdir(parents=True)
     (folder / "pyproject.toml").write_text(f'[project]\nversion = "{version}"\n')
-    (folder / "src/cudadent42/__init__.py").write_text(f'__version__ = "{own or version}"\n')
+    (folder / "src/cudadent42/version.py").write_text(f'__version__ = "{own or version}"\n')
+    (folder / "CITATION.cff").write_text(f"title: A lab\nversion: {cited or version}\n")
     (folder / "CHANGELOG.md").write_text(CHANGELOG)
     return folder
 
@@ -87,6 +88,15 @@ def test_what_does_not_fit_is_said(
     with pytest.raises(release.ReleaseError, match=message):
         release.check(repository(tmp_path, version, own), tag)
     assert release.main(["check", tag], tmp_path) == 2
+
+
+def test_what_is_cited_is_this_version(release: ModuleType, tmp_path: Path) -> None:
+    root = repository(tmp_path, "1.2.0", cited="1.1.0")
+    with pytest.raises(release.ReleaseError, match=r"1\.2\.0 and CITATION\.cff 1\.1\.0; make them agree"):
+        release.check(root, "v1.2.0")
+    (root / "CITATION.cff").write_text("title: A lab\n")
+    with pytest.raises(release.ReleaseError, match=r"CITATION\.cff nothing; make them agree"):
+        release.check(root, "v1.2.0")
 
 
 def test_this_repository_has_one_version(release: ModuleType) -> None:

@@ -17,6 +17,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 HEADING = re.compile(r"^## \[(?P<version>[^\]]+)\](?: - (?P<date>.*))?$", re.MULTILINE)
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+COPIES = {
+    "src/cudadent42/version.py": re.compile(r'^__version__ = "(.+)"$', re.MULTILINE),
+    "CITATION.cff": re.compile(r"^version: (.+)$", re.MULTILINE),
+}
+"""Files that say the version once more, for readers that have no ``pyproject.toml``."""
 
 
 class ReleaseError(Exception):
@@ -24,17 +29,15 @@ class ReleaseError(Exception):
 
 
 def version(root: Path) -> str:
-    """That of ``pyproject.toml``, with which the packages' own agrees."""
+    """That of ``pyproject.toml``, with which its copies agree."""
     declared = re.search(r'^version = "(.+)"$', (root / "pyproject.toml").read_text(), re.MULTILINE)
     if declared is None:
         raise ReleaseError("pyproject.toml has no version; give it one")
-    own = re.search(
-        r'^__version__ = "(.+)"$', (root / "src/cudadent42/__init__.py").read_text(), re.MULTILINE
-    )
-    if own is not None and own[1] != declared[1]:
-        raise ReleaseError(
-            f"pyproject.toml says {declared[1]} and src/cudadent42/__init__.py {own[1]}; make them agree"
-        )
+    for file, pattern in COPIES.items():
+        copy = pattern.search((root / file).read_text())
+        if copy is None or copy[1] != declared[1]:
+            said = "nothing" if copy is None else copy[1]
+            raise ReleaseError(f"pyproject.toml says {declared[1]} and {file} {said}; make them agree")
     return declared[1]
 
 

@@ -6,7 +6,9 @@ import importlib
 from contextlib import AbstractContextManager
 from os import PathLike
 
-__version__ = "0.1.0"
+from cudadent42.version import __version__
+
+__all__ = ["__version__", "capture"]
 
 
 def capture(output: str | PathLike[str] = "captured.toml") -> AbstractContextManager[None]:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, TypeAlias
 
-from cudadent42 import __version__
 from cudadent42.agents.outward import MARK
+from cudadent42.version import __version__
 
 NAME = "cudadent42"
 

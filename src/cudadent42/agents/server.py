@@ -17,7 +17,6 @@ from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import Server
 from mcp.server.stdio import stdio_server
 
-from cudadent42 import __version__
 from cudadent42.agents.desk import Desk
 from cudadent42.agents.front import INSTRUCTIONS, NAME, Opening
 from cudadent42.agents.outward import plain_answer
@@ -28,6 +27,7 @@ from cudadent42.base.errors import LabError, UsageError
 from cudadent42.base.json_schema import schema_of
 from cudadent42.base.serialise import encode
 from cudadent42.decisions.allowance import Limits
+from cudadent42.version import __version__
 
 _QUESTIONS_IN_RESULTS = "2026-07-28"
 """From this version of the protocol on, a question to the person is the answer to a call, which is then repeated."""

@@ -13,12 +13,12 @@ from typing import Annotated, Any, NoReturn, TextIO, cast
 
 import typer
 
-from cudadent42 import __version__
 from cudadent42.base.errors import EXPECTED, ExitCode, LabError, in_words
 from cudadent42.base.shown import PlainStream, message
 from cudadent42.commands import trace
 from cudadent42.commands.common import answer_error, fail
 from cudadent42.commands.help import App, Group
+from cudadent42.version import __version__
 from flashmoe_science.errors import BuildError, DeviceError, InputError
 
 # Typer has exceptions of its own, or Click's, by its version: these are the bases of what it makes public.

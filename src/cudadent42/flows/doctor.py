@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from cudadent42 import __version__
 from cudadent42.base.errors import LabError, UsageError
 from cudadent42.base.observer import Observer, Quiet
 from cudadent42.model.cases import Case
@@ -22,6 +21,7 @@ from cudadent42.runs.run_folder import RunFolder
 from cudadent42.runs.source import Revision, revision
 from cudadent42.stages.profile.builds import device_of_run, profiled_build, with_build
 from cudadent42.stages.profile.collect import Wish, collect
+from cudadent42.version import __version__
 
 
 def examine(

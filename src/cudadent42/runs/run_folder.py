@@ -23,7 +23,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO, TypeVar
 
-from cudadent42 import __version__
 from cudadent42.base.errors import UsageError
 from cudadent42.base.files import decode_file, disk_errors, read_json, write_json
 from cudadent42.base.reading import in_range, parse_json, read_bytes, read_text
@@ -44,6 +43,7 @@ from cudadent42.operations.interface import COMMON_COLUMNS
 from cudadent42.runs import kernel_sources
 from cudadent42.runs.kernel_sources import KernelSource
 from cudadent42.runs.source import Revision
+from cudadent42.version import __version__
 
 SCHEMA_VERSION = 1
 

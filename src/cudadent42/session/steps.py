@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cudadent42 import __version__
 from cudadent42.base.errors import ExitCode, UsageError
 from cudadent42.runs.changes import count
 from cudadent42.session import folder as folders
@@ -53,6 +52,7 @@ from cudadent42.session.state import (
     gate_rule,
 )
 from cudadent42.session.workshop import Judgement, Workshop
+from cudadent42.version import __version__
 
 Asks = Callable[[str], bool | None]
 """Asked whether a failed change is to be reverted; None where nobody can be asked."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cudadent42 import __version__
 from cudadent42.base.errors import MachineNotReadyError, UsageError
 from cudadent42.base.files import read_record
 from cudadent42.base.observer import Observer
@@ -29,6 +28,7 @@ from cudadent42.tune.prune import CompiledArm, Target, compile_arm
 from cudadent42.tune.space import DEFAULT, Arm, Space, range_fields
 from cudadent42.tune.strategy import Strategy, begins_with, choose
 from cudadent42.tune.wanted import Wanted
+from cudadent42.version import __version__
 from flashmoe_science.jit import host
 
 ROOT = Path("tunings")

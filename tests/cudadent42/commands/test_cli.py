@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from cudadent42.version import __version__
 from flashmoe_science.jit.cache import default_cache
 from warm_python import with_usual_signals
 
@@ -359,7 +360,7 @@ def test_suites_and_implementations_are_listed() -> None:
 
 
 def test_version() -> None:
-    assert cudadent42("--version")[1] == "cudadent42 0.1.0\n"
+    assert cudadent42("--version")[1] == f"cudadent42 {__version__}\n"
 
 
 @pytest.mark.parametrize(

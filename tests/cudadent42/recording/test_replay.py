@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cudadent42 import __version__
 from cudadent42.base.errors import LabError, UsageError
 from cudadent42.decisions.compare import compare
 from cudadent42.model.records import MachineReport, Plan, Sample
@@ -20,6 +19,7 @@ from cudadent42.recording.launch import WITH, WITHOUT, Ended
 from cudadent42.recording.records import Recording
 from cudadent42.recording.replay import prediction_of, replay
 from cudadent42.runs.run_folder import Manifest, RunFolder, RunStatus
+from cudadent42.version import __version__
 
 COMMAND = ("train.py", "--steps", "3")
 

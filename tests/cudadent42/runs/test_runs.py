@@ -30,6 +30,7 @@ from cudadent42.model.records import (
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.runs import run_folder
 from cudadent42.runs.source import Revision, revision
+from cudadent42.version import __version__
 
 CASE = AttentionCase("tiny", "fp16", 2, 4, 2, 32, 48, 64, causal=True)
 PLAN = Plan("unit", "cpu", (CASE,), "pytorch", ("pytorch", "cudadent42"), repeats=2, warmup=0, seed=7)
@@ -232,7 +233,7 @@ def test_a_newer_schema_is_named(tmp_path: Path) -> None:
 def test_the_default_path_names_suite_and_revision() -> None:
     name = run_folder.default_path("default", REVISION).name
     assert name.endswith("Z-default-01234567-dirty")
-    assert run_folder.default_path("default", None).name.endswith("-default-v0.1.0")
+    assert run_folder.default_path("default", None).name.endswith(f"-default-v{__version__}")
 
 
 def test_runs_that_begin_in_one_second_get_folders_of_their_own(tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-import cudadent42
 from cudadent42.model import text
 from cudadent42.model.history import Track
 from cudadent42.stages.report import pages, svg
 from cudadent42.stages.report.figures.history import MOST_PANELS, history
+from cudadent42.version import __version__
 
 
 def page(tracks: Sequence[Track], name: str) -> str:
@@ -33,7 +33,7 @@ def page(tracks: Sequence[Track], name: str) -> str:
             tracks=[{"title": text.clean(track.title), "rows": _rows(track)} for track in tracks],
             contents=[],
             css=pages.style(sheet),
-            version=cudadent42.__version__,
+            version=__version__,
         )
     )
 
