@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from flashmoe_science import autocast
@@ -12,11 +11,12 @@ from flashmoe_science.autograd import differentiable_attention
 from flashmoe_science.cpu import attention as cpu
 from flashmoe_science.cuda import attention as cuda
 from flashmoe_science.cuda.attention.forward import calls
-from flashmoe_science.direct import are_direct, dispatch_modes, has_own_layout
+from flashmoe_science.direct import are_direct, has_own_layout
 from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.gradients import Backend
 from flashmoe_science.operators.attention import FORWARD
 from flashmoe_science.operators.sharding import register_where_used
+from flashmoe_science.torch_private import dispatch_modes, forward_levels
 from flashmoe_science.varlen.dense import EVERYTHING
 from flashmoe_science.varlen.dense import attend as attend_with_options
 
@@ -100,7 +100,7 @@ def flash_attention(
                     # One that is computed anew for each call is another object of the same value.
                     or (type(softmax_scale) is float and softmax_scale == recent_scale)
                 )
-                and forward_ad._current_level < 0
+                and forward_levels._current_level < 0
                 and not dispatch_modes()
                 and matches(query, key, value)
             ):

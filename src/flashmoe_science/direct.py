@@ -9,13 +9,11 @@ it can.
 from __future__ import annotations
 
 import torch
-from torch.autograd import forward_ad
+
+from flashmoe_science.torch_private import dispatch_modes, forward_levels, is_recorded_by_jit, transform
 
 _Tensor = torch.Tensor
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_is_recorded_by_jit = torch._C._is_tracing
-dispatch_modes = torch._C._len_torch_dispatch_stack
-_transform = torch._C._functorch.peek_interpreter_stack
 
 
 def are_direct(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
@@ -25,21 +23,19 @@ def are_direct(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> b
             type(query) is type(key) is type(value) is _Tensor
             or (type(query) in _PLAIN and type(key) in _PLAIN and type(value) in _PLAIN)
         )
-        and forward_ad._current_level < 0
-        and not (
-            dispatch_modes() or _is_recorded_by_jit() or query.is_neg() or key.is_neg() or value.is_neg()
-        )
-        and _transform() is None
+        and forward_levels._current_level < 0
+        and not (dispatch_modes() or is_recorded_by_jit() or query.is_neg() or key.is_neg() or value.is_neg())
+        and transform() is None
     )
 
 
 def all_direct(*tensors: torch.Tensor | None) -> bool:
     """The same for any number of tensors, some of which may be None."""
     if (
-        forward_ad._current_level >= 0
+        forward_levels._current_level >= 0
         or dispatch_modes()
-        or _is_recorded_by_jit()
-        or _transform() is not None
+        or is_recorded_by_jit()
+        or transform() is not None
     ):
         return False
     for tensor in tensors:  # a generator takes longer than what it asks
@@ -54,4 +50,4 @@ def has_own_layout() -> bool:
     """Whether tensors of a call that is not direct lie in memory as they say. Under vmap they are slices of what does,
     and while torch.jit.trace records, their sizes are tensors.
     """
-    return _transform() is None and not _is_recorded_by_jit()
+    return transform() is None and not is_recorded_by_jit()

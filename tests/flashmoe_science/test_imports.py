@@ -12,7 +12,8 @@ LAYERS = {
     "configs": "jit",
     "tuned": "errors",
     "autocast": "",
-    "direct": "",
+    "torch_private": "",
+    "direct": "torch_private",
     "plans": "",
     "kernels": "",
     "arguments": "errors",
@@ -41,9 +42,9 @@ LAYERS = {
     "cuda.build": "jit cuda.attention cuda.moe cuda.varlen cuda.rotation",
     "operators.sharding": "",
     "operators.compiled_code": "",
-    "operators.recording": "errors operators.sharding",
+    "operators.recording": "errors torch_private operators.sharding",
     "operators.library": "operators.compiled_code",
-    "varlen.launch": "errors plans direct arguments varlen.problem varlen.arguments cpu cuda cuda.varlen",
+    "varlen.launch": "errors torch_private plans arguments varlen.problem varlen.arguments cpu cuda cuda.varlen",
     "operators": "errors direct arguments gradients moe_arguments moe_gradients routing_gradients routing_options "
     "quantized varlen.arguments varlen.launch cpu cuda.attention cuda.moe cuda.rotation cuda.key_lists "
     "operators.recording operators.library",
@@ -52,8 +53,8 @@ LAYERS = {
     "checkpoint": "operators",
     "autograd": "errors gradients operators",
     "moe_autograd": "errors moe_arguments moe_gradients operators",
-    "attention": "errors autocast direct arguments gradients cpu cuda.attention operators.sharding operators autograd "
-    "varlen",
+    "attention": "errors autocast torch_private direct arguments gradients cpu cuda.attention operators.sharding "
+    "operators autograd varlen",
     "moe": "errors autocast direct moe_arguments moe_gradients quantized cpu cuda.moe operators.sharding operators "
     "moe_autograd",
     "moe_capacity": "errors arguments",
@@ -62,8 +63,8 @@ LAYERS = {
     "moe_capacity",
     "moe_layer": "errors moe_arguments moe moe_capacity moe_states router_losses",
     "explanation": "errors jit arguments moe_arguments quantized cpu cuda cuda.attention cuda.moe attention moe",
-    "takeover": "errors autocast direct arguments gradients moe_arguments cpu cuda cuda.attention cuda.moe "
-    "cuda.key_lists operators attention moe",
+    "takeover": "errors autocast torch_private direct arguments gradients moe_arguments cpu cuda cuda.attention "
+    "cuda.moe cuda.key_lists operators attention moe",
     "huggingface": "errors jit direct arguments moe_arguments routing_composition cuda.rotation operators moe takeover",
     "adapters": "errors attention varlen",
     "flashmoe_science": "errors varlen attention moe moe_capacity moe_layer router_losses explanation takeover "

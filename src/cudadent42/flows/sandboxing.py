@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from cudadent42.sandbox.policy import Limits, Policy
 from cudadent42.versions.sources import folder_of
 from flashmoe_science.errors import DeviceError
 from flashmoe_science.jit.cache import cache_directory
+from flashmoe_science.jit.host import COMPILER_VARIABLE
 
 _SYSTEM = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/nix/store", "/gnu/store"),
@@ -117,10 +119,16 @@ def _system() -> Iterator[str]:
             yield from _unless_home(path)
     for variable in _TOOLKIT_VARIABLES:
         yield from _unless_home(os.environ.get(variable, ""))
-    for name in _COMPILERS:
-        program = shutil.which(os.environ.get(name.upper(), name)) or shutil.which(name)
-        if program:
+    for name in _compilers():
+        if program := shutil.which(name):
             yield from _unless_home(os.path.dirname(os.path.dirname(os.path.realpath(program))))
+
+
+def _compilers() -> Iterator[str]:
+    """The usual ones, and the one by which the CPU kernels are compiled."""
+    yield from _COMPILERS
+    with suppress(ValueError):  # a quote that is not closed
+        yield from shlex.split(os.environ.get(COMPILER_VARIABLE, ""))[:1]
 
 
 def _python() -> Iterator[str]:

@@ -37,7 +37,9 @@ def _allocate(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dty
     return torch.empty_strided(sizes, strides, dtype=dtype, device=CPU)
 
 
-allocate: _Allocate = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", _allocate)
+allocate: _Allocate = getattr(
+    getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cpu", _allocate
+)
 """An uninitialised tensor on the CPU, from (sizes, strides, dtype): PyTorch's own short cut where it has one."""
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._ops import OpOverload
 
 from flashmoe_science.operators.compiled_code import follow_the_operators
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
 
 LIBRARY: Any = torch.library.Library("flashmoe_science", "DEF")  # type: ignore[no-untyped-call]
 

@@ -11,13 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 from flashmoe_science.errors import InputError
 from flashmoe_science.operators.sharding import register_where_used
-
-_transform = torch._C._functorch.peek_interpreter_stack
+from flashmoe_science.torch_private import forward_levels, transform
 
 
 def is_recorded(*tensors: torch.Tensor | None) -> bool:
@@ -27,8 +25,12 @@ def is_recorded(*tensors: torch.Tensor | None) -> bool:
 
 def record(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     """``function.apply(*arguments)``, at the level of transforms that is being run."""
-    if _transform() is None:
+    if transform() is None:
         return function.apply(*arguments)  # type: ignore[no-untyped-call]
+    from torch._functorch.utils import (
+        enable_single_level_autograd_function,  # a call without a transform needs none
+    )
+
     with enable_single_level_autograd_function():
         # `Function.apply` itself is what refuses.
         return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
@@ -38,7 +40,7 @@ def below_autograd(operator: Callable[..., Any], *arguments: Any) -> Any:
     """The operator's results without autograd's key: what its kernel for that key ends in."""
     register_where_used()
     with torch._C._AutoDispatchBelowAutograd():
-        if _transform() is None:
+        if transform() is None:
             return operator(*arguments)
         # A Function's forward runs with gradients switched off, but the levels below record on their own account.
         with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
@@ -47,7 +49,7 @@ def below_autograd(operator: Callable[..., Any], *arguments: Any) -> Any:
 
 def reject_tangents(operation: str, *tensors: torch.Tensor | None) -> None:
     """Raise InputError if a tensor has a tangent: no operator here has a forward-mode derivative."""
-    if forward_ad._current_level < 0:
+    if forward_levels._current_level < 0:
         return
     unpack: Callable[[torch.Tensor], Any] = forward_ad.unpack_dual
     for tensor in tensors:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import torch
-from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from flashmoe_science.arguments import HEAD_DIM_STEP, MAX_HEAD_DIM
+from flashmoe_science.torch_private import (
+    forward_levels,
+    function_mode,
+    function_modes,
+    is_recorded_by_jit,
+    transform,
+)
 
 _DTYPES = {
     "cpu": (torch.float32, torch.bfloat16, torch.float16),
@@ -14,8 +20,6 @@ _DTYPES = {
 }
 _MIN_SCALE, _MAX_SCALE = 1e-37, 1e38
 """Within what `arguments.check_arguments` accepts, by a comparison that torch.compile traces."""
-
-_function_modes = torch._C._len_torch_function_stack
 
 
 def why_not(
@@ -59,13 +63,13 @@ def why_not_plain(query: object, key: object, value: object) -> str | None:
         isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor)
     ):
         return "not a tensor"
-    if _function_modes() and not _only_default_device():
+    if function_modes() and not _only_default_device():
         return "a torch function mode"
-    if torch._C._is_tracing():
+    if is_recorded_by_jit():
         return "torch.jit.trace"
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if transform() is not None:
         return "a transform of torch.func"
-    if forward_ad._current_level >= 0:
+    if forward_levels._current_level >= 0:
         return "forward-mode differentiation"
     for tensor in (query, key, value):
         if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
@@ -83,7 +87,7 @@ def _only_default_device() -> bool:
     """Whether all modes are those of torch.set_default_device, which is nothing to attention."""
     from torch.utils._device import DeviceContext
 
-    modes = (torch._C._get_function_stack_at(index) for index in range(_function_modes()))
+    modes = (function_mode(index) for index in range(function_modes()))
     return all(type(mode) is DeviceContext for mode in modes)
 
 

@@ -10,12 +10,9 @@ import threading
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from flashmoe_science.cuda.attention.forward import calls
-from flashmoe_science.direct import dispatch_modes
-
-_function_modes = torch._C._len_torch_function_stack
+from flashmoe_science.torch_private import dispatch_modes, forward_levels, function_modes
 
 
 class _Taken(threading.local):
@@ -60,9 +57,9 @@ def repeat(
         recent is _taken.recent
         and grouped is _taken.grouped
         and _has_options(recent, causal, scale)
-        and forward_ad._current_level < 0
+        and forward_levels._current_level < 0
         and not dispatch_modes()
-        and not _function_modes()
+        and not function_modes()
         and recent[-2](query, key, value)
     ):
         output: torch.Tensor = recent[-1](query, key, value)[0]

@@ -22,9 +22,9 @@ from flashmoe_science import autocast
 from flashmoe_science.takeover.attention import attempt
 from flashmoe_science.takeover.conditions import why_not_plain
 from flashmoe_science.takeover.counts import Entry, count
+from flashmoe_science.torch_private import flash_is_allowed
 
 _NAME = "scaled_dot_product_attention"
-_flash_is_allowed = torch._C._get_flash_sdp_enabled
 
 
 def scaled_dot_product_attention(
@@ -46,7 +46,7 @@ def scaled_dot_product_attention(
         return _call(previous, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if attn_mask is not None and is_causal_bias(attn_mask):
         return _with_causal_bias(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    if not _flash_is_allowed():
+    if not flash_is_allowed():
         count(Entry.SDPA, "torch.nn.attention.sdpa_kernel asks for others")
         return _call(previous, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     result = attempt(
@@ -144,7 +144,7 @@ def _with_causal_bias(
     """
     if bias.variant.name == "LOWER_RIGHT" and not is_causal and not is_dynamo_compiling():
         sizes = (query.shape[-2], key.shape[-2]) if query.dim() == 4 == key.dim() else None
-        if sizes == (bias.seq_len_q, bias.seq_len_kv) and sizes[0] != sizes[1] and _flash_is_allowed():
+        if sizes == (bias.seq_len_q, bias.seq_len_kv) and sizes[0] != sizes[1] and flash_is_allowed():
             result = attempt(
                 *as_autocast(query, key, value),
                 attn_mask=None,

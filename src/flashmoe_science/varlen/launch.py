@@ -15,7 +15,6 @@ from operator import itemgetter
 from typing import NamedTuple
 
 import torch
-from torch.autograd import forward_ad
 
 from flashmoe_science.arguments import reject_without_memory
 from flashmoe_science.cpu import varlen as cpu
@@ -29,9 +28,9 @@ from flashmoe_science.cuda.repeat import (
     never,
 )
 from flashmoe_science.cuda.steady import Kind, RepeatedCall, repeated_call
-from flashmoe_science.direct import dispatch_modes
 from flashmoe_science.errors import DeviceError, InputError
 from flashmoe_science.plans import keep
+from flashmoe_science.torch_private import dispatch_modes, forward_levels
 from flashmoe_science.varlen.arguments import Inputs, Options, check, check_sizes, signature_of
 from flashmoe_science.varlen.problem import (
     REPEATED,
@@ -94,7 +93,7 @@ def repeated(
         inputs: in the order of `Inputs`.
         options: in the order of `Options`.
     """
-    if forward_ad._current_level >= 0 or dispatch_modes():
+    if forward_levels._current_level >= 0 or dispatch_modes():
         return None
     thread = _thread
     try:

@@ -64,6 +64,19 @@ def test_neither_home_nor_the_current_folder_is_among_what_python_needs(
     assert any(os.path.isfile(Path(path, "cudadent42", "__init__.py")) for path in paths)
 
 
+def test_the_folder_of_the_compiler_that_is_named_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "toolchain" / "bin" / "c++-of-mine"
+    compiler.parent.mkdir(parents=True)
+    compiler.touch(mode=0o755)
+    assert str(tmp_path / "toolchain") not in set(sandboxing._system())
+    monkeypatch.setenv("CXX", f"{compiler} -pipe")
+    assert str(tmp_path / "toolchain") in set(sandboxing._system())
+    monkeypatch.setenv("CXX", "'not closed")
+    assert str(tmp_path / "toolchain") not in set(sandboxing._system())
+
+
 def test_addresses_are_bounded_on_the_cpu_alone() -> None:
     cpu, gpu = limits_for("cpu"), limits_for("cuda:0")
     assert cpu.address_bytes is not None
