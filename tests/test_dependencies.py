@@ -139,6 +139,13 @@ def test_the_tables_name_nothing_that_is_gone() -> None:
     assert set(NOT_IMPORTED) <= set().union(*EXTRAS.values())
 
 
+def test_the_page_has_every_dependency_and_every_extra_of_ours() -> None:
+    page = (ROOT / "docs/dependencies.md").read_text(encoding="utf-8")
+    rows = "\n".join(line for line in page.splitlines() if line.startswith("|"))
+    assert [extra for extra in EXTRAS if f"| `{extra}` |" not in rows] == []
+    assert [name for name in BASE.union(*EXTRAS.values()) if f"`{name}" not in rows] == []
+
+
 def test_imports_in_functions_and_by_name_count() -> None:
     source = 'def f():\n    import a.b\n    from c.d import e\n    importlib.import_module("g")\n    find_spec("h.i")\n'
     assert [name for node in ast.walk(ast.parse(source)) for name in names(node)] == [

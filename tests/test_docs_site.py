@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import pkgutil
+import posixpath
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -12,6 +15,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+import flashmoe_science
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -56,22 +61,53 @@ def test_links_of_the_site(text: str, expected: str) -> None:
     assert hook().on_page_markdown(text, page, None, files) == expected
 
 
+class Loader(yaml.SafeLoader):
+    """MkDocs' own tags are of no matter here."""
+
+
+def pages(entries: list[Any]) -> list[str]:
+    return [
+        page
+        for entry in entries
+        for value in entry.values()
+        for page in (pages(value) if isinstance(value, list) else [value])
+    ]
+
+
+NAVIGATION = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)["nav"]
+
+
 def test_every_page_of_the_navigation_exists_and_every_guide_has_a_place() -> None:
-    class Loader(yaml.SafeLoader):
-        """MkDocs' own tags are of no matter here."""
-
-    def pages(entries: list[Any]) -> list[str]:
-        return [
-            page
-            for entry in entries
-            for value in entry.values()
-            for page in (pages(value) if isinstance(value, list) else [value])
-        ]
-
-    named = pages(yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)["nav"])
+    named = pages(NAVIGATION)
     assert [page for page in named if not (ROOT / page).is_file()] == []
-    guides = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")}
+    guides = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")}
     assert guides <= set(named)
+
+
+def test_the_index_has_the_groups_of_the_navigation() -> None:
+    index = (ROOT / "docs/README.md").read_text(encoding="utf-8")
+    groups = {
+        section.partition("\n")[0]: sorted(
+            posixpath.normpath(f"docs/{link}") for link in re.findall(r"\]\(([^)#]+)\)", section)
+        )
+        for section in index.split("\n## ")[1:]
+    }
+    sections = {title: entries for group in NAVIGATION for title, entries in group.items()}
+    assert groups == {
+        title: sorted(pages(entries)) for title, entries in sections.items() if isinstance(entries, list)
+    }
+
+
+DOCUMENTED = re.findall(r"^::: (\S+)$", (ROOT / "docs/api.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_the_reference_has_every_public_name() -> None:
+    assert set(flashmoe_science.__all__) - {name.rpartition(".")[2] for name in DOCUMENTED} == set()
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_what_the_reference_names_is_there_and_says_what_it_is(name: str) -> None:
+    assert pkgutil.resolve_name(name).__doc__
 
 
 def test_the_site_builds() -> None:
