@@ -152,7 +152,28 @@ ERRORS: dict[str, tuple[str, ...]] = {
     "compare-outside-of-git": ("compare", "main", "WORKTREE"),
     "new-bad-name": ("new", "../kernel"),
     "history-bad-output": ("history", "tiny", "--output", "plot.png"),
+    "bench-unknown-timer": ("bench", "--timer", "wall"),
+    "build-unknown-arch": ("build", "--arch", "sm_1"),
+    "preflight-unknown-device": ("preflight", "--device", "tpu"),
+    "implementations-unknown-device": ("implementations", "--device", "tpu"),
+    "profile-unknown-case": ("profile", "tinny", "--device", "cpu"),
+    "bisect-outside-of-git": ("bisect", "--good", "v0.1.0", "--bad", "HEAD"),
+    "capture-no-script": ("capture", "none.py"),
+    "tune-no-space": ("tune", "run", "none.toml"),
+    "tune-no-folder": ("tune", "status", "none"),
+    "fleet-no-folder": ("fleet", "work", "none"),
+    "schemas-unknown": ("schemas", "manifst"),
+    "mcp-no-project": ("mcp", "--project", "none"),
+    "session-bad-name": ("session", "start", "../mine"),
 }
+
+NEVER_WRONG = {"suites", "cache"}
+"""Commands that ask for nothing."""
+
+
+def test_every_command_has_an_error_of_its_own() -> None:
+    commands = {path[0] for path in COMMANDS if path}
+    assert commands - {words[0] for words in ERRORS.values()} == NEVER_WRONG
 
 
 @pytest.mark.parametrize("name", ERRORS)
