@@ -91,7 +91,17 @@ def audit(
         with Referee(log, plan.operation, nursery, sandbox) as referee:
             try:
                 for name in names:
-                    _audit_one(plan, results, name, referee, chance, audited, budget_s, sealed, on_progress)
+                    _audit_one(
+                        plan,
+                        results,
+                        name,
+                        referee,
+                        chance=chance,
+                        audited=audited,
+                        budget_s=budget_s,
+                        sealed=sealed,
+                        on_progress=on_progress,
+                    )
             finally:
                 others_s = referee.processor_s()
     except (AuditLostError, BrokenError) as error:
@@ -106,6 +116,7 @@ def _audit_one(
     results: Results,
     name: str,
     referee: Referee,
+    *,
     chance: random.Random,
     audited: Audited,
     budget_s: float,

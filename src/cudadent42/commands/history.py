@@ -11,6 +11,8 @@ from cudadent42.commands.common import console_for, print_json, print_line
 from cudadent42.commands.options import JsonOption, LedgerOption
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.table import Table
 
     from cudadent42.model.history import Track
@@ -50,14 +52,11 @@ def history(
     if output is not None and output.suffix not in (".html", ".svg"):
         raise UsageError(f"--output {output}: expected a name that ends in .html or .svg")
     opened = open_for_reading(ledger)
-    from cudadent42.ledger import queries
+    from cudadent42.ledger import queries  # needs what opening has asked for
 
     cases = opened.read(queries.known_cases)
     if case is None:
-        if as_json:
-            print_json({"cases": [{"name": name, "runs": count} for name, count in cases]})
-        for name, count in () if as_json else cases:
-            print(f"{name:24}{count} {'run' if count == 1 else 'runs'}")
+        _list(cases, as_json)
         return
     name, _, dtype = case.partition("/")
     points = opened.read(lambda connection: queries.history(connection, name, dtype or None, implementation))
@@ -69,26 +68,38 @@ def history(
             + did_you_mean(name, names)
         )
     case_tracks = tracks(points)
-    if output is not None:
-        drawn = _plot(output, case_tracks, case)
+    drawn = len(case_tracks) if output is None else _plot(output, case_tracks, case)
     if as_json:
         document = [
             {"title": t.title, "points": list(t.points), "machine_changes": list(t.changes)}
             for t in case_tracks
         ]
         print_json({"case": case, "tracks": document, "plot": output})
+    else:
+        _show(case_tracks, output, drawn)
+
+
+def _list(cases: Sequence[tuple[str, int]], as_json: bool) -> None:
+    """The cases on record, and how many runs have each."""
+    if as_json:
+        print_json({"cases": [{"name": name, "runs": count} for name, count in cases]})
         return
+    for name, count in cases:
+        print(f"{name:24}{count} {'run' if count == 1 else 'runs'}")
+
+
+def _show(case_tracks: list[Track], output: Path | None, drawn: int) -> None:
+    """A table of each track, and where the picture of so many is."""
     console = console_for()
     for track in case_tracks:
         print_line(console, track.title)
         console.print(_table(track))
     if output is not None:
         print_line(console, f"plot: {output}")
-        if drawn < len(case_tracks):
-            print_line(
-                console,
-                f"drawn are the {drawn} longest of {len(case_tracks)} tracks; name an --implementation",
-            )
+    if drawn < len(case_tracks):
+        print_line(
+            console, f"drawn are the {drawn} longest of {len(case_tracks)} tracks; name an --implementation"
+        )
 
 
 def _plot(output: Path, case_tracks: list[Track], case: str) -> int:

@@ -83,23 +83,40 @@ def build_file(
         dtypes=tuple(dict.fromkeys(case.dtype for case in own)),
         head_dims=tuple(dict.fromkeys(case.head_dim for case in own)),
     )
-    architecture = ", ".join(architectures) or platform.machine()
+    try:
+        told = _ask(request, sandbox)
+    except _NoAnswerError as error:
+        architecture = ", ".join(architectures) or platform.machine()
+        return [BuildFailure(kernel.entry, architecture, str(error), error.log)]
+    if told.not_ready:
+        raise MachineNotReadyError(told.not_ready)
+    return [*told.report.kernels, *told.report.failures]
+
+
+class _NoAnswerError(Exception):
+    """The compiling process gave no answer."""
+
+    def __init__(self, why: str, log: str = "") -> None:
+        super().__init__(why)
+        self.log = log
+        """What it printed."""
+
+
+def _ask(request: Request, sandbox: Sandbox | None) -> Answer:
+    """The answer of a process of its own. Raises _NoAnswerError."""
     with tempfile.TemporaryFile() as result:
         command = [
-            sys.executable,
-            "-X",
-            "faulthandler",
-            "-m",
-            "cudadent42.native.build",
-            str(result.fileno()),
+            *(sys.executable, "-X", "faulthandler"),
+            *("-m", "cudadent42.native.build", str(result.fileno())),
         ]
+        environment = _environment()
         if sandbox is not None:
-            command = sandbox.command(command)
+            command, environment = sandbox.command(command), sandbox.environment(environment)
         try:
             done = subprocess.run(
                 command,
                 input=dumps(request, indent=None),
-                env=_environment() if sandbox is None else sandbox.environment(_environment()),
+                env=environment,
                 cwd=None if sandbox is None else FOLDER,
                 pass_fds=(result.fileno(),),
                 capture_output=True,
@@ -108,25 +125,16 @@ def build_file(
                 timeout=TIMEOUT_S,
                 check=False,
             )
-        except subprocess.TimeoutExpired:
-            return [
-                BuildFailure(
-                    kernel.entry, architecture, f"it was still compiling after {TIMEOUT_S:.0f} s; killed"
-                )
-            ]
+        except subprocess.TimeoutExpired as error:
+            raise _NoAnswerError(f"it was still compiling after {TIMEOUT_S:.0f} s; killed") from error
         result.seek(0)
         text = result.read(_MOST_ANSWER_BYTES).decode(errors="replace")
     if done.returncode != 0 or not text:
-        return [BuildFailure(kernel.entry, architecture, _death(done.returncode), done.stderr)]
+        raise _NoAnswerError(_death(done.returncode), done.stderr)
     try:
-        answer = loads(Answer, text)
+        return loads(Answer, text)
     except ValueError as error:
-        return [
-            BuildFailure(kernel.entry, architecture, f"the compiling process answered nonsense ({error})")
-        ]
-    if answer.not_ready:
-        raise MachineNotReadyError(answer.not_ready)
-    return [*answer.report.kernels, *answer.report.failures]
+        raise _NoAnswerError(f"the compiling process answered nonsense ({error})") from error
 
 
 def code_of(

@@ -14,6 +14,7 @@ from cudadent42.recording.clock import CudaEvents, SharedClock
 from cudadent42.recording.problems import Problem
 from cudadent42.recording.records import Group, Recording
 from cudadent42.timing.flush import cache_bytes
+from flashmoe_science.torch_private import transform
 
 R = TypeVar("R")
 
@@ -242,7 +243,7 @@ class Recorder:
         output = result[0] if isinstance(result, tuple) else result
         if not isinstance(output, torch.Tensor) or output.grad_fn is None:
             return
-        if torch._C._functorch.peek_interpreter_stack() is not None:
+        if transform() is not None:
             return  # whose nodes are not those that run
         before = {tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None}
         waiting = [output.grad_fn]

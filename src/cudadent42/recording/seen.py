@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
@@ -26,6 +26,8 @@ from cudadent42.recording.replaced import after_import, replaced
 from flashmoe_science.takeover.conditions import why_not_plain
 from flashmoe_science.takeover.sdpa import as_autocast, is_causal_bias
 from flashmoe_science.takeover.tracing import constant_result
+from flashmoe_science.torch_private import flash_is_allowed
+from flashmoe_science.varlen.dense import EVERYTHING
 
 _BASELINES = {"grouped_mm": "grouped_mm", "cudadent42": "grouped_mm", "eager": "expert_loop"}
 """The lab's implementations by transformers' names of experts."""
@@ -34,6 +36,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Of others it is not known where they lie."""
 _SEEN_BELOW = (None, "sdpa", "cudadent42", "paged|sdpa")
 """Transformers' names of attention that come to PyTorch's function or to ours."""
+_DENSE = {"window": EVERYTHING, "softcap": 0.0, "sinks": None}
+"""Options of `flash_attention` as they are where a suite can have the call."""
 
 
 @contextmanager
@@ -122,7 +126,7 @@ def _sdpa(recorder: Recorder, previous: Callable[..., torch.Tensor]) -> Callable
             )
         variant = attn_mask.variant.name if is_causal_bias(attn_mask) else None  # type: ignore[union-attr]
         plain_mask = attn_mask if variant is None else None
-        flash = torch._C._get_flash_sdp_enabled()
+        flash = flash_is_allowed()
         masks = (plain_mask,) if isinstance(plain_mask, torch.Tensor) else ()
         described = (
             *((mask.dtype, mask.shape) for mask in masks),
@@ -182,42 +186,44 @@ def _flash_attention(recorder: Recorder, original: Callable[..., Any]) -> Callab
     traced = _traced(recorder)
 
     @functools.wraps(original)
-    def flash_attention(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        causal: bool = False,
-        softmax_scale: float | None = None,
-        return_lse: bool = False,
-    ) -> Any:
+    def flash_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> Any:
         if is_dynamo_compiling():
             traced()
-            return original(
-                query, key, value, causal=causal, softmax_scale=softmax_scale, return_lse=return_lse
-            )
+            return original(query, key, value, **options)
 
         def call() -> Any:
-            return original(
-                query, key, value, causal=causal, softmax_scale=softmax_scale, return_lse=return_lse
-            )
+            return original(query, key, value, **options)
 
         if not recorder.active or why_not_plain(query, key, value) is not None:
             return call()
+        causal, scale = options.get("causal", False), options.get("softmax_scale")
+        reason = _why_more_than_dense(options)
 
         def problem() -> Problem:
             return problems.attention(
                 *as_autocast(query, key, value),
                 causal=causal,
                 lower_right=True,
-                scale=softmax_scale,
+                scale=scale,
                 grouped=True,
+                reason=reason,
             )
 
-        described = ("ours", *_key(query, key, value), causal, _number(softmax_scale))
+        described = ("ours", *_key(query, key, value), causal, _number(scale), reason)
         return recorder.call(described, problem, (query, key, value), call, ours=True)
 
     return flash_attention
+
+
+def _why_more_than_dense(options: Mapping[str, Any]) -> str | None:
+    """Why a call of `flash_attention` with these is no case of a suite; None if it is."""
+    unusual = [
+        name
+        for name, usual in _DENSE.items()
+        if (value := options.get(name)) is not None
+        and not (isinstance(value, (int, float, tuple)) and value == usual)
+    ]
+    return f"{' and '.join(unusual)}, which a suite cannot have" if unusual else None
 
 
 def _fused_moe(recorder: Recorder, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import threading
 import weakref
 from collections import Counter
@@ -20,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 import cudadent42.recording.recorder as recorder_module
 import flashmoe_science
+from cudadent42.recording import seen
 from cudadent42.recording.clock import SharedClock
 from cudadent42.recording.context import recorded
 from cudadent42.recording.recorder import Recorder
@@ -152,6 +154,42 @@ def test_our_own_functions() -> None:
     assert (group.ours, group.gradients, group.calls, group.backward_calls) == (True, True, 1, 1)
     assert group.sizes is not None
     assert group.sizes["causal"] is True
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"window": (4, 0)}, "window, which a suite cannot have"),
+        ({"softcap": 20.0, "sinks": torch.zeros(2)}, "softcap and sinks, which a suite cannot have"),
+        ({"window": (-1, -1), "softcap": 0, "sinks": None}, None),
+    ],
+)
+def test_options_that_no_suite_has_are_counted_with_their_name(
+    options: dict[str, Any], reason: str | None
+) -> None:
+    query, key, value = qkv()
+    expected = flashmoe_science.flash_attention(query, key, value, causal=True, **options)
+    recording, results = record(
+        lambda: flashmoe_science.flash_attention(query, key, value, causal=True, **options)
+    )
+    group = only(recording)
+    assert (group.ours, group.calls, group.reason) == (True, 1, reason)
+    assert torch.equal(results, expected)
+
+
+@pytest.mark.parametrize("name", ["flash_attention", "fused_moe"])
+def test_what_a_function_takes_it_takes_while_it_is_recorded(name: str) -> None:
+    """Each option by name: a recorder that lists them itself falls behind."""
+    original = getattr(flashmoe_science, name)
+    parameters = inspect.signature(original).parameters.values()
+    tensors = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    options = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+    assert options
+    calls: list[tuple[tuple[str, ...], dict[str, Any]]] = []
+    replacing = {"flash_attention": seen._flash_attention, "fused_moe": seen._fused_moe}[name]
+    recorded_call = replacing(Recorder(), lambda *given, **named: calls.append((given, named)))
+    recorded_call(*tensors, **options)
+    assert calls == [(tuple(tensors), options)]
 
 
 def test_a_composed_backward_pass_is_all_of_its_nodes() -> None:
