@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from types import ModuleType
 
@@ -182,6 +183,25 @@ def test_the_result_says_how_it_was_timed_and_what_disturbed_it() -> None:
         "Timed: GPU time alone, by graph replay. 678 of 720 paired blocks were flagged as disturbed (power cap)."
         in shown
     )
+
+
+def test_the_tutorial_s_pictures_are_those_of_its_run() -> None:
+    """By their words and numbers: where a mark lies depends on matplotlib's version by a tenth of a pixel."""
+    tool = load(ROOT / "tools" / "update_pictures.py")
+    page = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    assert f"../{tool.RUN.relative_to(ROOT).as_posix()}" in page
+    drawn = tool.pictures()
+    assert sorted(re.findall(r"\]\(pictures/([^)]+)\)", page)) == sorted(drawn)
+    assert sorted(path.name for path in tool.FOLDER.iterdir()) == sorted(drawn)
+    for name, picture in drawn.items():
+        kept = (tool.FOLDER / name).read_text(encoding="utf-8")
+        assert words_of(kept) == words_of(picture), "run tools/update_pictures.py"
+
+
+def words_of(picture: str) -> list[str]:
+    words = [text for text in ElementTree.fromstring(picture).itertext() if text.strip()]
+    assert len(words) > 5
+    return words
 
 
 def test_figures_are_those_of_the_run_folders() -> None:

@@ -13,8 +13,8 @@ _LEFT = 52.0
 _FOOT = 24.0
 
 
-def control(view: View, sheet: svg.Sheet, *, wide: bool) -> str:
-    """Ratio and interval of every control comparison; empty where the run had none."""
+def control(view: View, sheet: svg.Sheet | None, *, wide: bool) -> str:
+    """Ratio and interval of every control comparison; empty where the run had none. Without a sheet it stands alone."""
     rows = [row for row in view.rows if row.control]
     results = view.run.results
     if not rows or results is None:

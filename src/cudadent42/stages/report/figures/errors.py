@@ -16,8 +16,8 @@ _LANE = 46.0
 _FOOT = 26.0
 
 
-def errors(view: View, sheet: svg.Sheet, *, wide: bool) -> str:
-    """One lane per norm, one mark per check; empty where no check has a bound."""
+def errors(view: View, sheet: svg.Sheet | None, *, wide: bool) -> str:
+    """One lane per norm, one mark per check; empty where no check has a bound. Without a sheet it stands alone."""
     checks = [(entry, shares_of_bound(entry)) for entry in view.checked]
     checks = [(entry, shares) for entry, shares in checks if not all(math.isnan(share) for share in shares)]
     if not checks:
