@@ -155,6 +155,24 @@ def test_operations_that_build_on_others_make_no_circle() -> None:
     assert circular(graph) == []
 
 
+def test_providers_of_machines_are_named_in_their_list_alone() -> None:
+    """So that a new one opens its folder and that list."""
+    providers = "cudadent42.remote.providers"
+    outside = [
+        f"{module} imports {other}"
+        for module, others in arrows(FILES).items()
+        if not module.startswith(providers)
+        for other in others
+        if other.startswith(f"{providers}.")
+    ]
+    assert outside == []
+    own = {other.split(".")[3] for other in arrows(FILES)[providers] if other.startswith(f"{providers}.")}
+    assert own == {path.stem for path in (SOURCE / "cudadent42/remote/providers").iterdir()} - {
+        "__init__",
+        "__pycache__",
+    }
+
+
 def test_every_part_has_a_row_and_every_row_a_use() -> None:
     """Of what all stages may use, each is used by one of them."""
     assert {part(module) for module in FILES} == set(LAYERS)

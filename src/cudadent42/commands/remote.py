@@ -109,11 +109,11 @@ def add(
     from cudadent42.cost import rates
     from cudadent42.remote.core.address import parse
     from cudadent42.remote.core.hosts import config_file, make, save
-    from cudadent42.remote.providers.gce.specification import of_file
+    from cudadent42.remote.providers import specified
 
     if (address is None) == (spec is None):
         fail("expected an address, or a specification with --spec FILE", ExitCode.USAGE)
-    workspace = of_file(spec) if spec is not None else parse(address or "")
+    workspace = specified(spec) if spec is not None else parse(address or "")
     remote = make(name, workspace, **vars(kept))
     if remote.rate:
         rates.load().get(remote.rate)
