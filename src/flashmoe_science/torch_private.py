@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-is_recorded_by_jit: Callable[[], bool] = getattr(torch._C, "_is_tracing", torch.jit.is_tracing)
+is_recorded_by_jit: Callable[[], bool] = (
+    getattr(torch._C, "_is_tracing", None) or torch.jit.is_tracing  # type: ignore[attr-defined]
+)
 """Whether torch.jit.trace records."""
 
 dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)

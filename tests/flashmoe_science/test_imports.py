@@ -65,7 +65,8 @@ LAYERS = {
     "explanation": "errors jit arguments moe_arguments quantized cpu cuda cuda.attention cuda.moe attention moe",
     "takeover": "errors autocast torch_private direct arguments gradients moe_arguments cpu cuda cuda.attention "
     "cuda.moe cuda.key_lists operators attention moe",
-    "huggingface": "errors jit direct arguments moe_arguments routing_composition cuda.rotation operators moe takeover",
+    "huggingface": "errors jit torch_private direct arguments moe_arguments routing_composition cuda.rotation "
+    "operators moe takeover",
     "adapters": "errors attention varlen",
     "flashmoe_science": "errors varlen attention moe moe_capacity moe_layer router_losses explanation takeover "
     "huggingface",

@@ -98,14 +98,17 @@ def test_private_names_of_pytorch_have_a_stand_in_or_a_reason() -> None:
 
 
 WITHOUT = """
-import torch
+import torch, torch._dynamo  # which takes the names that it needs
+from types import ModuleType
 from torch.autograd import forward_ad
 from torch.nn import functional
 
 for name in ("_is_tracing", "_len_torch_dispatch_stack", "_len_torch_function_stack", "_get_function_stack_at",
              "_get_flash_sdp_enabled", "_is_any_autocast_enabled"):
     delattr(torch._C, name)
-del forward_ad._current_level, torch._C._functorch.peek_interpreter_stack, torch._C._dynamo.guards._empty_strided_cpu
+del torch._C._functorch.peek_interpreter_stack, torch._C._dynamo.guards._empty_strided_cpu
+torch.autograd.forward_ad = ModuleType("forward_ad")  # PyTorch's own functions keep theirs
+vars(torch.autograd.forward_ad).update({k: v for k, v in vars(forward_ad).items() if k != "_current_level"})
 torch.jit.is_tracing = lambda: False  # PyTorch's own asks the private one
 torch.backends.cuda.flash_sdp_enabled = lambda: True
 

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
+from flashmoe_science.torch_private import is_recorded_by_jit
+
 
 def attention_mask(
     batch_size: int,
@@ -39,7 +41,7 @@ def attention_mask(
         and options.get("mask_function") is bidirectional_mask_function
         and options.get("local_size") is None
         and not torch.compiler.is_compiling()
-        and not torch._C._is_tracing()
+        and not is_recorded_by_jit()
     ):
         padding = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
         if allow_is_bidirectional_skip and bool(padding.all()):

@@ -152,7 +152,7 @@ ERRORS: dict[str, tuple[str, ...]] = {
     "compare-outside-of-git": ("compare", "main", "WORKTREE"),
     "new-bad-name": ("new", "../kernel"),
     "history-bad-output": ("history", "tiny", "--output", "plot.png"),
-    "bench-unknown-timer": ("bench", "--timer", "wall"),
+    "bench-bad-warmup": ("bench", "--warmup", "-1"),
     "build-unknown-arch": ("build", "--arch", "sm_1"),
     "preflight-unknown-device": ("preflight", "--device", "tpu"),
     "implementations-unknown-device": ("implementations", "--device", "tpu"),
