@@ -23,6 +23,8 @@ ELSEWHERE = {
     "torch._functorch.utils.enable_single_level_autograd_function": "gradients under torch.func's transforms",
     "torch._ops.OpOverload": "a type",
     "torch.autograd.forward_ad._set_fwd_grad_enabled": "tangents under torch.func's transforms",
+    "torch.distributed.tensor.DTensor._op_dispatcher.sharding_propagator": "how a call of DTensors is known again",
+    "torch.distributed.tensor._op_schema.RuntimeSchemaInfo": "the same: which arguments it compares",
     "torch.jit._builtins": "torch.jit.script of a function that sdpa() replaced",
     "torch.jit._builtins._register_builtin": "torch.jit.script of a function that sdpa() replaced",
     "torch.utils._device.DeviceContext": "asked where a function mode is on",
