@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -71,6 +72,13 @@ def _run(options: RunOptions, shown: Shown, fleet: str | None = None) -> None:
     carry_out(start, shown, options.with_report)
 
 
+_PRINTING = (
+    "cudadent42.commands.tables",
+    "cudadent42.stages.report.facts",
+    "cudadent42.stages.report.script",
+)
+"""What the outcome is shown with."""
+
 Start = Callable[["Observer", "Callable[[RunWriter], None]"], "Outcome"]
 """Begins a run, given whom to tell how it goes on, and what to call when there is a folder."""
 
@@ -80,6 +88,9 @@ def carry_out(start: Start, shown: Shown, with_report: bool) -> NoReturn:
     opened: list[RunWriter] = []
 
     def remember(folder: RunWriter) -> None:
+        for name in _PRINTING:  # ahead of any candidate, which may write to files (`flows.groundwork`)
+            importlib.import_module(name)
+        console_for().measure("\N{CJK UNIFIED IDEOGRAPH-5B57}")  # with its table of how wide letters are
         opened.append(folder)
         trace.current().folders.append(folder.path)
 

@@ -20,6 +20,7 @@ from cudadent42.base.observer import Forwarding, Observer
 from cudadent42.decisions.claims import with_claim
 from cudadent42.decisions.compare import compare
 from cudadent42.decisions.verdicts import MIN_BLOCKS
+from cudadent42.flows.groundwork import files_of, load_ahead, written_while_run
 from cudadent42.flows.sandboxing import candidates_of, untrusted
 from cudadent42.model import implementations
 from cudadent42.model.device_names import parse_device
@@ -35,7 +36,7 @@ from cudadent42.model.events import (
     Skipped,
     WorkerLost,
 )
-from cudadent42.model.integrity import Integrity
+from cudadent42.model.integrity import Finding, Integrity
 from cudadent42.model.records import (
     BenchReport,
     BuildReport,
@@ -268,6 +269,8 @@ def _execute(
             built = build(plan, worker, recorded, sandbox)
             folder.set_build(built)
             require(built)
+            load_ahead(plan, with_report=options.with_report)
+            files = files_of(plan, built)
             verified = verify(plan, worker, recorded)
             folder.write_verify(verified)
             began_s = time.monotonic()
@@ -284,7 +287,7 @@ def _execute(
         recorded.stage("compare")
         results = compare(plan, benched.samples, benched.skipped, peaks)
         audited = _audit(options, plan, results, path / AUDIT_LOG, measured_s, branch, recorded, sandbox)
-        integrity = _integrity(verified, benched, audited, options.sealed)
+        integrity = _integrity(verified, benched, audited, options.sealed, written_while_run(plan, files))
         results = with_claim(replace(results, integrity=integrity), verified=verified.passed)
         folder.write_results(results)
         if options.with_report:
@@ -331,14 +334,21 @@ def _audit(
     return audited
 
 
-def _integrity(verified: VerifyReport, benched: BenchReport, audited: Audited, sealed: bool) -> Integrity:
-    """What the stages saw of the candidates."""
-    findings = dict.fromkeys((*verified.findings, *benched.findings, *audited.findings))
+def _integrity(
+    verified: VerifyReport,
+    benched: BenchReport,
+    audited: Audited,
+    sealed: bool,
+    of_files: tuple[Finding, ...],
+) -> Integrity:
+    """What the stages saw of the candidates, and what became of the files that the run rests on."""
+    findings = dict.fromkeys((*of_files, *verified.findings, *benched.findings, *audited.findings))
     return Integrity(
         findings=tuple(findings),
         confirmations=tuple(audited.confirmations),
         hidden_checked=audited.hidden_checked,
         sealed=sealed,
+        drawn_by_gain=True,
         why_not_audited=audited.why_not,
         notes=benched.kept_apart,
         measuring=benched.measuring,

@@ -114,6 +114,8 @@ class Integrity:
     hidden_checked: int = 0
     """Results of shapes that are not in the plan, which the parent compared with its own reference."""
     sealed: bool = False
+    drawn_by_gain: bool = False
+    """Whether the audited cases were drawn by what they gain; in older runs all were as likely."""
     why_not_audited: str = ""
     """Of a run that would have needed it."""
     notes: tuple[str, ...] = field(default=())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -57,6 +58,16 @@ def build(names: Sequence[str] = KERNELS, instruction_set: InstructionSet | None
     return [host.build(SOURCES / f"{name}.cpp", name, chosen) for name in names]
 
 
+@functools.cache
+def peaks_library() -> ctypes.CDLL:
+    """The library that measures the machine, loaded once: what is written to the cache later changes nothing here.
+
+    Raises:
+        BuildError, DeviceError: as `build`.
+    """
+    return host.load(host.build(SOURCES / "peaks.cpp", "peaks", host.choose_instruction_set()))
+
+
 def measure_peaks() -> dict[str, float]:
     """What this machine reaches at most with torch.get_num_threads() threads, measured now (about 0.3 s).
 
@@ -69,7 +80,7 @@ def measure_peaks() -> dict[str, float]:
     Raises:
         BuildError, DeviceError: as `build`.
     """
-    library = host.load(host.build(SOURCES / "peaks.cpp", "peaks", host.choose_instruction_set()))
+    library = peaks_library()
     threads = torch.get_num_threads()
     measured: dict[str, float] = {}
     for name in ("fp32", "bf16"):
@@ -94,7 +105,7 @@ def measure_reading(tensor: torch.Tensor) -> float:
     Raises:
         BuildError, DeviceError: as `build`.
     """
-    library = host.load(host.build(SOURCES / "peaks.cpp", "peaks", host.choose_instruction_set()))
+    library = peaks_library()
     read = library.flashmoe_peak_read
     read.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     read.restype = ctypes.c_double

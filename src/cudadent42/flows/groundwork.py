@@ -1,0 +1,79 @@
+"""What a run rests on besides its samples: the code and the files of the process that decides.
+
+Candidates run as the user does. Whatever this process imports, loads or reads behind their start could be what they
+wrote meanwhile; so it is loaded ahead of them, and it is looked at whether the files are what they were.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import flashmoe_science
+from cudadent42.integrity.files import Files
+from cudadent42.model.implementations import is_plug_in, plug_in_file
+from cudadent42.model.integrity import Breach, Finding, Grade
+from cudadent42.model.records import BuildReport, Plan
+from cudadent42.operations import definition
+from cudadent42.registry import trusted
+from flashmoe_science.errors import BuildError, DeviceError
+
+_DECIDING = ("cudadent42.decisions.claims", "cudadent42.ledger.store", "cudadent42.audit.stage")
+_REPORTING = (
+    "cudadent42.stages.report.html",
+    "cudadent42.stages.report.markdown",
+    "cudadent42.stages.report.profile",
+    "cudadent42.stages.report.figures.speedup",
+    "encodings.unicode_escape",  # by which Jinja reads its templates
+)
+
+_MOST_NAMES = 3
+"""Of files that are named in a finding."""
+
+OTHERS_FILES = (
+    "leave the files of the lab, its kernels and the baseline alone; if another wrote to them, run again"
+)
+
+
+def load_ahead(plan: Plan, *, with_report: bool) -> None:
+    """Imports what this process needs later, and loads the library that measures the machine's peaks."""
+    for name in (*_DECIDING, *(_REPORTING if with_report else ())):
+        with suppress(
+            ImportError
+        ):  # a Python without SQLite has no ledger, which is said where it is written
+            importlib.import_module(name)
+    if plan.versions:
+        return  # a race between versions measures no peaks
+    definition(plan.operation).numerics()
+    library = importlib.import_module("flashmoe_science.cpu.library")
+    if plan.device == "cpu":
+        with suppress(BuildError, DeviceError):  # said where the peaks are measured
+            library.peaks_library()
+
+
+def files_of(plan: Plan, built: BuildReport) -> Files:
+    """Of the lab, of its kernels and what they were compiled to, and of the baseline."""
+    return Files(_paths(plan, built))
+
+
+def _paths(plan: Plan, built: BuildReport) -> Iterator[Path]:
+    yield Path(__file__).parents[1]
+    yield Path(flashmoe_science.__file__).parent
+    for kernel in built.kernels:
+        yield kernel.artifact
+        yield kernel.artifact.with_suffix(".json")
+    if plan.baseline not in plan.versions and is_plug_in(plan.baseline):
+        yield plug_in_file(plan.baseline)
+
+
+def written_while_run(plan: Plan, files: Files) -> tuple[Finding, ...]:
+    """What somebody wrote to since, where there is somebody who is not the lab's own."""
+    names = [name for name in plan.implementations if name not in trusted(plan)]
+    written = files.written() if names else []
+    if not written:
+        return ()
+    more = f" and {len(written) - _MOST_NAMES} more" if len(written) > _MOST_NAMES else ""
+    evidence = f"{', '.join(written[:_MOST_NAMES])}{more}: written to while candidates ran"
+    return (Finding(Breach.REPLACED_FUNCTION, Grade.SUSPECT, ", ".join(names), "", evidence, OTHERS_FILES),)
