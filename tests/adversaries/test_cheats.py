@@ -12,7 +12,7 @@ from pathlib import Path
 import lab
 import pytest
 
-from cudadent42.model.integrity import Breach
+from cudadent42.model.integrity import Breach, Grade
 
 HARMLESS_TO_OTHERS = {
     "kept_by_pointer": Breach.KEPT_RESULT,
@@ -152,6 +152,15 @@ def test_autocast_loosens_nobodys_bound(tmp_path: Path) -> None:
     seen = lab.put_before([name], tmp_path / "worker.log")
     assert "over the bound" in seen.failures(name)
     assert not seen.failures("pytorch")
+
+
+def test_latencies_that_are_longer_than_what_passed(tmp_path: Path) -> None:
+    """Whatever a candidate does to what its process measures, this process has a clock of its own."""
+    name = lab.cheat("latencies_added")
+    seen = lab.put_before([name], tmp_path / "worker.log")
+    (finding,) = (each for each in seen.findings() if each.breach is Breach.CLOCKS_DISAGREE)
+    assert (finding.implementation, finding.grade) == (name, Grade.FAILED)
+    assert "by the worker's clock" in finding.evidence
 
 
 def test_a_stage_that_ends_before_its_outputs_were_verified(tmp_path: Path) -> None:

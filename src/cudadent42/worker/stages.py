@@ -26,8 +26,16 @@ from cudadent42.model.events import (
     Skipped,
     WorkerLost,
 )
-from cudadent42.model.integrity import Finding
-from cudadent42.model.records import BenchReport, BuildFailure, BuildReport, Plan, VerifiedCase, VerifyReport
+from cudadent42.model.integrity import Breach, Finding, Grade
+from cudadent42.model.records import (
+    BenchReport,
+    BuildFailure,
+    BuildReport,
+    Plan,
+    TimerKind,
+    VerifiedCase,
+    VerifyReport,
+)
 from cudadent42.registry import trusted
 from cudadent42.worker.child import Request
 from cudadent42.worker.parent import ForgedError, HungError, LostError, OnEvent, Worker
@@ -37,6 +45,9 @@ MAX_LOSSES = 3
 
 MAX_HANGS = 2
 """The same, where it hung: each costs ``TIMEOUT_S``."""
+
+CLOCKS_FACTOR, CLOCKS_MS = 1.05, 1.0
+"""By which two clocks may differ: a GPU's and the host's, or a block's end and the moment in which it is heard of."""
 
 Stage = Literal["build", "verify", "bench"]
 
@@ -106,8 +117,11 @@ def _run(
     log = _LOGS[stage]()
 
     blocks: dict[tuple[str, int], Doing | None] = {}
+    last_block_s = time.monotonic()
+    disagreed: set[str] = set()
 
     def tell(event: Event) -> None:
+        nonlocal last_block_s
         if isinstance(event, BlockMeasured):
             block = event.conditions.case, event.conditions.block
             doing = worker.doing()
@@ -116,8 +130,15 @@ def _run(
                 error.doing = _writer(plan, blocks.get(block), doing)
                 raise error
             blocks[block] = doing
+            finding = _longer_than_it_took(plan, event, time.monotonic() - last_block_s)
+            if finding is not None and finding.case not in disagreed:
+                disagreed.add(finding.case)
+                log.add(IntegrityFound(finding))
+                on_event(IntegrityFound(finding))
         log.add(event)
         on_event(event)
+        if isinstance(event, BlockMeasured):
+            last_block_s = time.monotonic()
 
     request = Request(stage, plan, verified=verified, started_s=time.monotonic())
     losses: Counter[str] = Counter()
@@ -174,6 +195,22 @@ def _forged(event: BlockMeasured, again: bool, doing: Doing | None) -> str:
     if doing is not None and doing.case != case:
         return f"a block of {case} while {doing.case} was timed"
     return ""
+
+
+def _longer_than_it_took(plan: Plan, event: BlockMeasured, passed_s: float) -> Finding | None:
+    """Where a block's calls took longer by the worker's clock than passed by this process's since the block before it:
+    so latencies were written that nobody measured, such as longer ones of the baseline's.
+
+    Not of processor time, of which several threads use more than passes."""
+    took_ms = sum(sample.latency_ms * sample.inner for sample in event.samples)
+    if plan.timer is TimerKind.CPU or took_ms <= CLOCKS_FACTOR * 1e3 * passed_s + CLOCKS_MS:
+        return None
+    names = [name for name in plan.implementations if name not in trusted(plan)] or list(plan.implementations)
+    evidence = (
+        f"the calls of block {event.conditions.block} took {took_ms:.4g} ms by the worker's clock, and "
+        f"{1e3 * passed_s:.4g} ms passed by the parent's"
+    )
+    return Finding(Breach.CLOCKS_DISAGREE, Grade.FAILED, ", ".join(names), event.conditions.case, evidence)
 
 
 def measure_peaks(plan: Plan, worker: Worker) -> dict[str, float]:
