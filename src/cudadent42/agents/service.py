@@ -196,7 +196,7 @@ class Service:
             folder=str(folder.relative_to(self.project.root)),
             claim_allowed=results is not None and results.claim_allowed,
             claim_reason=results.claim_reason if results is not None else "nothing was measured",
-            quote=quotable(results, folder.name) if results is not None else "",
+            quote=quotable(results, folder.name, run.manifest.environment) if results is not None else "",
             exit_code=exit_code(job),
             verified=run.verify is not None and run.verify.passed,
             results=results,

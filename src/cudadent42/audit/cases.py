@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from cudadent42.decisions.claims import claimed_rows, rows_that_count
-from cudadent42.decisions.sampling import sample_size
+from cudadent42.decisions.sampling import drawn_by_gain, sample_size
 from cudadent42.model.cases import Case
 from cudadent42.model.records import Comparison, Plan, Results, Verdict
 from cudadent42.operations import definition
@@ -30,9 +30,10 @@ def rows_to_audit(
 ) -> list[Comparison]:
     """Of what is claimed, a random sample that would meet a false claim (`sampling.sample_size`); with ``sealed``, all.
 
-    In an order that nobody can foresee: the audit may not have the time for all."""
+    Drawn by what each gains, in an order that nobody can foresee: the audit may not have the time for all."""
     rows = (rows_that_count if sealed else claimed_rows)(results, implementation)
-    return chance.sample(rows, len(rows) if sealed else sample_size(len(rows)))
+    order = drawn_by_gain([row.speedup for row in rows], chance)
+    return [rows[number] for number in order[: len(rows) if sealed else sample_size(len(rows))]]
 
 
 def case_of(plan: Plan, row: Comparison) -> Case:

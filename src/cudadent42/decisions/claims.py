@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
-from cudadent42.decisions.sampling import chance_to_meet
+from cudadent42.decisions.sampling import chance_to_meet, chance_to_meet_by_number
 from cudadent42.model.integrity import Confirmation, Grade, Way
 from cudadent42.model.records import Comparison, Results, Verdict
+from cudadent42.model.text import clean
+
+_NOTHING_SET: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -49,11 +54,16 @@ def claim(results: Results, *, verified: bool) -> Claim:
         return Claim(False, "not confirmed: no case was audited")
     calls = sum(each.calls_checked for each in own)
     claims = max(len(own), len(claimed_rows(results, results.candidate)))
+    meet, part = (
+        (chance_to_meet, "is gained")
+        if integrity.drawn_by_gain
+        else (chance_to_meet_by_number, "is called faster")
+    )
     return Claim(
         True,
         f"confirmed on {len(own)} of {len(results.cases)} cases in processes apart, {calls} results of fresh inputs "
-        f"compared by the parent; if a third of what is called faster were not, this would have shown it in "
-        f"{chance_to_meet(claims, len(own)):.0%} of runs",
+        f"compared by the parent; if a third of what {part} were not, this would have shown it in "
+        f"{meet(claims, len(own)):.0%} of runs",
     )
 
 
@@ -73,6 +83,9 @@ def why_missed(missed: Confirmation, results: Results) -> str:
     if row is None:
         return saved
     claimed_ms = row.baseline_latency_ms - row.latency_ms
+    if missed.ci_low_ms > 0.0 and missed.saved_ms >= claimed_ms / 2 and missed.latency_ms > 0.0:
+        ratio = missed.baseline_latency_ms / missed.latency_ms
+        return f"in processes apart it was {ratio:.3g} times as fast as the baseline, and {row.speedup:.3g} in the run"
     return f"{saved}, and {claimed_ms:.4g} ms in the run{_noise(missed, claimed_ms)}"
 
 
@@ -116,15 +129,27 @@ def with_claim(results: Results, *, verified: bool) -> Results:
     return replace(results, claim_allowed=allowance.allowed, claim_reason=allowance.reason)
 
 
-def quotable(results: Results, run: str) -> str:
-    """The one sentence that may be quoted of a run of this name; empty where there is no claim."""
+_NO_CONDITIONS = frozenset({"CUDADENT42_RATE", "CUDA_VISIBLE_DEVICES"})
+"""Variables that hold nobody back."""
+
+
+def quotable(results: Results, run: str, environment: Mapping[str, str] = _NOTHING_SET) -> str:
+    """The one sentence that may be quoted of a run of this name; empty where there is no claim.
+
+    ``environment``: variables that change what is measured, as the manifest has them. Who sets one for the run may have
+    held the baseline to fewer threads or older instructions, so the sentence says so.
+    """
     if not results.claim_allowed:
         return ""
+    conditions = ", ".join(
+        f"{name}={clean(environment[name])}" for name in sorted(environment.keys() - _NO_CONDITIONS)
+    )
     low, high = results.speedup_geomean_ci_low, results.speedup_geomean_ci_high
     cases = "1 case" if len(results.cases) == 1 else f"{len(results.cases)} cases"
     return (
         f"{results.candidate} is {_RELATIONS[results.verdict]} {results.baseline}: {results.speedup_geomean:.3f}× its "
-        f"speed (95 % interval {low:.3f} to {high:.3f}; geometric mean of {cases}; run {run})."
+        f"speed (95 % interval {low:.3f} to {high:.3f}; geometric mean of {cases}; run {run}"
+        f"{f'; with {conditions}' if conditions else ''})."
     )
 
 

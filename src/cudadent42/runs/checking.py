@@ -25,7 +25,8 @@ def load_checked(path: Path) -> RunFolder:
 
     Raises UsageError where they do not, or where a newer version decided by rules that this one does not have. Samples
     say nothing of cases that were left out, of limits and of findings: for these the manifest has a digest of the whole
-    file. A run without samples (``--no-save-csv``) and without a digest is taken as it is.
+    file. A run without samples (``--no-save-csv``) and without a digest is taken as it is. Without samples it has no
+    claim: nothing bears one out.
     """
     run = load_run(path)
     if run.results is None:
@@ -37,7 +38,7 @@ def load_checked(path: Path) -> RunFolder:
             f"{path / RESULTS} is not what the run wrote: {MANIFEST} has another SHA-256 of it, so it was changed "
             f"after the run; without {RESULTS}, `cudadent42 report {path}` compares the samples again"
         )
-    return run
+    return run if run.samples else replace(run, results=_without_samples(run.results))
 
 
 def _check_against_samples(path: Path, run: RunFolder, results: Results) -> None:
@@ -53,6 +54,14 @@ def _check_against_samples(path: Path, run: RunFolder, results: Results) -> None
             f"{path / RESULTS} does not follow from {SAMPLES}: {difference}. One of them was changed after the run; "
             f"without {RESULTS}, `cudadent42 report {path}` compares the samples again"
         )
+
+
+def _without_samples(results: Results) -> Results:
+    if not results.claim_allowed:
+        return results
+    return replace(
+        results, claim_allowed=False, claim_reason=f"there is no {SAMPLES} from which it would follow"
+    )
 
 
 _LEGACY_SLACK = 0.05

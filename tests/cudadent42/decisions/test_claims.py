@@ -89,6 +89,14 @@ def test_a_claim_has_one_sentence_with_its_interval_and_run(verdict: Verdict, wo
     assert sentence.endswith("(95 % interval 1.900 to 2.100; geometric mean of 1 case; run a-run).")
 
 
+def test_the_sentence_says_what_the_environment_held_back() -> None:
+    """ATEN_CPU_CAPABILITY=default takes the vector instructions from PyTorch, and nothing from a kernel in a file."""
+    results = with_claim(FASTER, verified=True)
+    environment = {"OMP_NUM_THREADS": "1", "ATEN_CPU_CAPABILITY": "default", "CUDA_VISIBLE_DEVICES": "0"}
+    sentence = quotable(results, "a-run", environment)
+    assert sentence.endswith("run a-run; with ATEN_CPU_CAPABILITY=default, OMP_NUM_THREADS=1).")
+
+
 @pytest.mark.parametrize("verdict", Verdict)
 def test_where_there_is_no_claim_there_is_nothing_to_quote(verdict: Verdict) -> None:
     assert quotable(with_claim(replace(FASTER, verdict=verdict), verified=False), "a-run") == ""
@@ -98,6 +106,10 @@ def test_where_there_is_no_claim_there_is_nothing_to_quote(verdict: Verdict) -> 
     ("seen", "words"),
     [
         ({"saved_ms": 0.1, "ci_low_ms": 0.05, "ci_high_ms": 0.2}, "(0.05 to 0.2), and 1 ms in the run"),
+        (
+            {"saved_ms": 0.9, "ci_low_ms": 0.8, "latency_ms": 1.2, "baseline_latency_ms": 2.1},
+            "it was 1.75 times as fast as the baseline, and 2 in the run",
+        ),
         ({"saved_ms": 0.9, "ci_low_ms": -2.0, "ci_high_ms": 3.0}, "too noisy to tell"),
         (
             {"comparable": False, "baseline_latency_ms": 9.0},

@@ -21,7 +21,7 @@ from cudadent42.model.integrity import Integrity
 from cudadent42.model.records import MachineReport, Plan, Results, Sample, Verdict
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.runs.checking import load_checked
-from cudadent42.runs.run_folder import MANIFEST, RESULTS, SAMPLES, RunWriter, load_run
+from cudadent42.runs.run_folder import MANIFEST, RESULTS, SAMPLES, RunWriter, load_run, results_digest
 from cudadent42.stages import gates, report
 from cudadent42.stages.gates import loader
 
@@ -166,6 +166,19 @@ def test_without_samples_the_results_are_those_that_the_run_wrote(run: Path) -> 
     edit(run, faster)
     with pytest.raises(UsageError, match="not what the run wrote"):
         load_checked(run)
+
+
+def test_a_claim_without_samples_is_none(run: Path) -> None:
+    """Else who edits results.json only had to remove what it no longer follows from."""
+    (run / SAMPLES).unlink()
+    edit(run, faster)
+    edit(run, lambda document: document.update(claim_allowed=True, claim_reason="because"))
+    manifest = json.loads((run / MANIFEST).read_text())
+    (run / MANIFEST).write_text(json.dumps({**manifest, "results_sha256": results_digest(run)}))
+    results = load_checked(run).results
+    assert results is not None
+    assert not results.claim_allowed
+    assert results.claim_reason == "there is no samples.csv from which it would follow"
 
 
 @pytest.mark.parametrize("samples", COMMITTED, ids=[path.parent.name for path in COMMITTED])
