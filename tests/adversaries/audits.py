@@ -34,7 +34,14 @@ def claim(names: Sequence[str], baseline_ms: float, own_ms: float) -> Results:
     return Results("pytorch", names[0], ratio, ratio, ratio, Verdict.FASTER, 0.02, math.nan, rows)
 
 
-def audited(names: Sequence[str], log: Path, *, results: Results, sealed: bool = False) -> Audited:
+def audited(
+    names: Sequence[str],
+    log: Path,
+    *,
+    results: Results,
+    sealed: bool = False,
+    timer: TimerKind = TimerKind.CPU,
+) -> Audited:
     """Each in processes of its own; they begin as forks of one that has imported PyTorch, which takes seconds."""
-    plan = plan_for(names, TimerKind.CPU)
+    plan = plan_for(names, timer)
     return audit(plan, results, log=log, measured_s=1.0, sealed=sealed)

@@ -11,7 +11,7 @@ import lab
 import pytest
 
 from cudadent42.audit.race import BLOCKS, Race
-from cudadent42.audit.stage import Audited, comparable, contradicted, wants_another
+from cudadent42.audit.stage import Audited, as_much_faster, comparable, contradicted, wants_another
 from cudadent42.base import output
 from cudadent42.model.integrity import Breach, Grade, Way
 
@@ -79,6 +79,19 @@ def test_which_side_is_to_blame() -> None:
     assert "10 ms beside it and 1.1 ms" in slowed.evidence
     small = replace(row, speedup=1.05, latency_ms=9.5)
     assert contradicted(small, race(10.0, 10.0), "a") is None  # not confirmed, and no accusation
+
+
+def test_half_of_what_was_saved_does_not_bear_out_any_speed_up() -> None:
+    """A kernel that is three times as fast, and was forged to be thirty: most of the saving is true."""
+    forged = audits.claim(["mine"], 3.0, 0.1).cases[0]
+    assert not as_much_faster(forged, race(3.0, 1.0))
+    assert as_much_faster(forged, race(3.0, 0.4))
+    for ratio, own_ms in ((1.05, 0.97), (2.0, 0.6), (3.0, 0.5)):
+        honest = audits.claim(["mine"], 1.0, 1.0 / ratio).cases[0]
+        assert as_much_faster(honest, race(1.1, own_ms))
+    short = audits.claim(["mine"], 0.06, 0.01).cases[0]
+    assert as_much_faster(short, race(0.07, 0.04))  # half of it is waking
+    assert as_much_faster(forged, race(3.0, -0.1))  # less than copying took
 
 
 def test_what_another_clock_saw_neither_confirms_nor_accuses() -> None:

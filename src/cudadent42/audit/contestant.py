@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import mmap
 import os
+import select
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 
@@ -20,6 +22,10 @@ from cudadent42.model.implementations import NOT_DONE, Implementation
 from cudadent42.model.integrity import Way
 from cudadent42.model.records import Plan
 from cudadent42.registry import get, trusted
+
+AWAKE_S = 3e-4
+"""Longest time that the beginning of a call is waited for awake. Inputs that take longer to come are those of long
+calls, beside which waking is nothing."""
 
 
 class Contestant:
@@ -66,7 +72,8 @@ class Contestant:
         anew = implementation.copies_inputs and implementation.name in trusted(self._plan)
         stream = torch.cuda.Stream(device) if on_gpu and ask.way is Way.GRAPH else None  # type: ignore[no-untyped-call]
         with nullcontext() if stream is None else torch.cuda.stream(stream):
-            prepared = prepare(case, device, implementation, anew, ask.seed)
+            window = self._arenas[0] if ask.way is Way.SHARED else None
+            prepared = prepare(case, device, implementation, anew, ask.seed, window)
         if ask.way is Way.SHARED:
             shared = SharedTurns(
                 prepared, self._arenas, ask.calls, self._line.await_call, self._line.call_done
@@ -105,6 +112,8 @@ class Line:
 
     def __init__(self, requests: int, answers: int) -> None:
         self._requests = requests
+        self._asked = select.poll()
+        self._asked.register(requests, select.POLLIN)
         self._answers = answers
         self._pending = b""
 
@@ -119,7 +128,10 @@ class Line:
     def answer(self, answer: Answer) -> None:
         os.write(self._answers, (dumps(answer, indent=None) + "\n").encode())
 
-    def await_call(self) -> None:
+    def await_call(self, awake: bool) -> None:
+        stop_s = time.monotonic() + AWAKE_S
+        while awake and not self._pending and not self._asked.poll(0) and time.monotonic() < stop_s:
+            continue
         if not self._pending and not self._receive():
             raise EOFError("the referee has gone")
         self._pending = self._pending[len(GO) :]

@@ -16,8 +16,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from cudadent42.audit.messages import Answer, Ask, Pace
-from cudadent42.audit.prepared import AUDITED, SETS, UNLIKE, Arenas, Prepared, WrongOutputError
+from cudadent42.audit.messages import SETS, Answer, Ask, Pace
+from cudadent42.audit.prepared import AUDITED, UNLIKE, Arenas, Prepared, WrongOutputError
 from cudadent42.audit.sketch import SUMS, differing, read, sketches, written
 from cudadent42.audit.slots import Slot, bytes_of, slots
 from cudadent42.correctness.truth import find_truth, judge_gathered

@@ -9,6 +9,9 @@ from cudadent42.model.cases import TAGGED, Case
 from cudadent42.model.integrity import Way
 from cudadent42.model.records import Plan, VerifiedCase
 
+SETS = 3
+"""Of inputs, of each contestant's own, which the calls use by turns."""
+
 GO, DONE = b".", b"."
 """Of one call of a turn, between a request and its answer: its inputs are there; its output is."""
 
@@ -58,6 +61,8 @@ class Ask:
     chosen: tuple[int, ...] = ()
     """Slots to fetch or to judge."""
     way: Way = Way.SHARED
+    awake: bool = False
+    """Whether the beginning of a call is waited for awake: nobody gains by not sleeping then."""
     challenge: int = 0
     """The seed of a sketch."""
     shown: str = ""

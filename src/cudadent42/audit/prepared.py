@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from cudadent42.audit.messages import Answer, Ask, Pace
+from cudadent42.audit.messages import SETS, Answer, Ask, Pace
+from cudadent42.audit.slots import Slot, slots
 from cudadent42.base.seeds import derived_seed
 from cudadent42.correctness.forms import wrong_kind
 from cudadent42.model.cases import Case
@@ -18,9 +19,6 @@ from cudadent42.model.device import synchronize
 from cudadent42.model.implementations import Call, Implementation
 from cudadent42.operations import numerics
 from cudadent42.operations.interface import Inputs
-
-SETS = 3
-"""Of the contestant's own, which the calls use by turns."""
 
 AUDITED = "audited"
 """``VerifiedCase.input`` of results of an audit."""
@@ -81,8 +79,16 @@ class Prepared:
         return numerics(self.case).gathered(output).detach()
 
 
-def prepare(case: Case, device: str, implementation: Implementation, anew: bool, weights: int) -> Prepared:
-    """``weights``: the seed of what does not change from one call to the next."""
+def prepare(
+    case: Case,
+    device: str,
+    implementation: Implementation,
+    anew: bool,
+    weights: int,
+    window: Any | None = None,
+) -> Prepared:
+    """``weights``: the seed of what does not change from one call to the next. ``window``: shared memory in which the
+    inputs that change are to lie, a slot for each set."""
     operation_numerics = numerics(case)
     assert operation_numerics.refresh is not None
     sets = tuple(operation_numerics.input_sets(case, weights, SETS, device))
@@ -92,6 +98,10 @@ def prepare(case: Case, device: str, implementation: Implementation, anew: bool,
             tuple(operation_numerics.refresh(case, each, derived_seed(0, os.urandom(8), index)))
             for index, each in enumerate(sets)
         )
+    if window is not None:
+        rooms = slots(window, SETS, written[0], sets[0].result_like)
+        moved = [_moved(*each) for each in zip(sets, written, rooms, strict=True)]
+        sets, written = tuple(each for each, _ in moved), tuple(tensors for _, tensors in moved)
     with implementation.context():
         calls = tuple(implementation.prepare(case, each) for each in sets)
         stale: Any = None
@@ -99,6 +109,24 @@ def prepare(case: Case, device: str, implementation: Implementation, anew: bool,
             stale = call()
     synchronize(device)
     return Prepared(case, device, implementation, anew, sets, written, calls, stale)
+
+
+def _moved(inputs: Inputs, written: tuple[Tensor, ...], room: Slot) -> tuple[Inputs, tuple[Tensor, ...]]:
+    """The inputs with those tensors in ``room`` that are dense and that a field holds; the others stay where they are,
+    and what comes is copied to them."""
+    places = {
+        id(own): shared for own, shared in zip(written, room.inputs, strict=True) if own.is_contiguous()
+    }
+    changed: dict[str, Tensor] = {}
+    for field in fields(inputs):  # type: ignore[arg-type]  # every Inputs is a frozen dataclass
+        own = getattr(inputs, field.name)
+        if isinstance(own, Tensor) and id(own) in places:
+            shared = places[id(own)].detach()
+            shared.copy_(own.detach())
+            changed[field.name] = shared.requires_grad_(own.requires_grad)
+    by_own = {id(getattr(inputs, name)): shared for name, shared in changed.items()}
+    moved: Inputs = replace(inputs, **changed)  # type: ignore[type-var]
+    return moved, tuple(by_own.get(id(own), own) for own in written)
 
 
 class Turns(Protocol):

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from math import comb
 
-from cudadent42.audit.messages import Answer, Ask, Pace, Task
+from cudadent42.audit.messages import SETS, Answer, Ask, Pace, Task
 from cudadent42.audit.party import Party, Turn
 from cudadent42.audit.referee import Referee, shared_memory
 from cudadent42.audit.store import Side, Store
@@ -52,6 +52,11 @@ JUDGED_BLOCKS = 2
 
 UNLIKE_BLOCKS = 2
 """Blocks of a case in which results that are unlike the baseline's are judged too."""
+
+
+WATCHED_BLOCKS, WATCHED_MS = 3, 1.0
+"""Blocks with a call of each side for whose end the referee waits awake, and what a call of the baseline's takes there
+at most: a longer one gains nothing by what waking takes, and a referee that is awake takes a processor from it."""
 
 
 class DeclinedError(Exception):
@@ -181,6 +186,9 @@ class Ring:
         calls, way = self._ready(case, wanted, self._way)
         count = BLOCKS if way is Way.SHARED else GPU_BLOCKS
         judged_blocks = set(self._chance.sample(range(count), JUDGED_BLOCKS))
+        watched_blocks = set(
+            self._chance.sample(range(count), WATCHED_BLOCKS if self._watches(baseline_ms) else 0)
+        )
         blocks: list[_Block] = []
         judged: list[VerifiedCase] = []
         unlike_blocks = 0
@@ -188,7 +196,11 @@ class Ring:
             few = number < 0 and way is Way.SHARED
             bout = _Bout(-(-calls // 4) if few else calls, way, *self._seeds())
             self._fill(bout)
-            block = self._block(bout, paced=not self._alike or number % PACED_EVERY == 0)
+            block = self._block(
+                bout,
+                paced=not self._alike or number % PACED_EVERY == 0,
+                watched=self._chance.randrange(bout.calls) if number in watched_blocks else None,
+            )
             unlike = self._unlike(bout)
             if number >= 0:
                 blocks.append(block)
@@ -202,17 +214,22 @@ class Ring:
                 judged += self._verdicts(bout, sorted(slots))
         return _race(blocks, tuple(judged), way, calls)
 
+    def _watches(self, baseline_ms: float) -> bool:
+        """Processor time has all work in it, whenever that is done."""
+        return self._way is Way.SHARED and self._plan.timer is not TimerKind.CPU and baseline_ms < WATCHED_MS
+
     def _some(self, numbers: Sequence[int], count: int) -> list[int]:
         return self._chance.sample(numbers, min(len(numbers), count))
 
-    def _block(self, bout: _Bout, *, paced: bool) -> _Block:
-        """A turn of each, in random order; ahead of them, with ``paced``, what copying takes."""
+    def _block(self, bout: _Bout, *, paced: bool, watched: int | None = None) -> _Block:
+        """A turn of each, in random order; ahead of them, with ``paced``, what copying takes. ``watched``: a call for
+        whose end this process waits awake."""
         paces = [Pace.COPIES] if self._alike else [Pace.COPIES, Pace.PREPARED_COPIES]
         paces = self._chance.sample(paces, len(paces) if paced else 0)
         copies = {pace: self._turn(self._judge, bout, pace) / bout.calls for pace in paces}
         took: dict[Party, float] = {}
         for party in self._chance.sample((self._judge, self._candidate), 2):
-            took[party] = self._turn(party, bout, Pace.CALLS) / bout.calls
+            took[party] = self._turn(party, bout, Pace.CALLS, watched) / bout.calls
         return _Block(took[self._judge], took[self._candidate], copies)
 
     def _unlike(self, bout: _Bout) -> tuple[int, ...]:
@@ -225,12 +242,12 @@ class Ring:
         _require(answer)
         return answer.unlike
 
-    def _turn(self, party: Party, bout: _Bout, pace: Pace) -> float:
+    def _turn(self, party: Party, bout: _Bout, pace: Pace, watched: int | None = None) -> float:
         """Milliseconds. In all ways but that of shared memory the inputs' seed comes when the clock runs, and the
         clock stops when the sketch of the results is there, whose seed comes when the calls are made."""
         run = Ask(Task.RUN, calls=bout.calls, pace=pace)
         if bout.way is Way.SHARED:
-            turn = self._calls_of(party, run)
+            turn = self._calls_of(party, run, watched)
             return turn.processor_ms if self._plan.timer is TimerKind.CPU else turn.wall_ms
         turn = party.take_turn(
             replace(run, task=Task.WAKE),
@@ -243,13 +260,15 @@ class Ring:
             self._shown = turn.answers[-1].shown
         return turn.wall_ms
 
-    def _calls_of(self, party: Party, run: Ask) -> Turn:
+    def _calls_of(self, party: Party, run: Ask, watched: int | None) -> Turn:
+        run = replace(run, awake=self._plan.timer is not TimerKind.CPU)
         side = Side.CANDIDATE if party is self._candidate else Side.JUDGE
         turn = party.take_calls(
             run,
             lambda number: self._store.feed(side, number),
             lambda number: self._store.take(side, number),
             by_processor=self._plan.timer is TimerKind.CPU,
+            watched=watched,
         )
         _require(*turn.answers)
         return turn
@@ -271,7 +290,9 @@ class Ring:
                 if party is self._judge:
                     self._alike = not answer.prepares
                     self._store.arrange(answer.input_bytes, answer.output_bytes)
-                fewer, slower = 0 < answer.calls < calls, way is Way.GRAPH and answer.way is not way
+                # In shared memory there is room for all: who denies it would make each turn a call of a cold judge.
+                fewer = way is not Way.SHARED and 0 < answer.calls < calls
+                slower = way is Way.GRAPH and answer.way is not way
                 calls, way = (answer.calls if fewer else calls), (Way.QUEUED if slower else way)
                 if fewer or slower:
                     break
@@ -330,5 +351,5 @@ def ring(plan: Plan, referee: Referee, name: str, chance: random.Random) -> Iter
         for party, each in ((judge, plan.baseline), (candidate, name)):
             _require(*party.take_turn(Ask(Task.LOAD, plan=plan, implementation=each)).answers)
             party.check_clock()
-        store = stack.enter_context(Store(judges.fileno(), candidates.fileno(), stores.fileno()))
+        store = stack.enter_context(Store(judges.fileno(), candidates.fileno(), stores.fileno(), SETS))
         yield Ring(plan, judge, candidate, name, chance, store)

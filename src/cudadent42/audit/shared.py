@@ -1,8 +1,11 @@
 """Turns on inputs in shared memory: on the CPU.
 
-A contestant's window has room for one call. The referee writes the inputs of a call into it when the output of the one
-before is taken out, so nobody can do the work of a later call, or of several together. All other inputs and outputs
-are in the referee's own memory meanwhile, which no contestant shares: no call finds its result there.
+The referee writes the inputs of a call into a contestant's window when the output of the one before is taken out, so
+nobody can do the work of a later call, or of several together. All other inputs and outputs are in the referee's own
+memory meanwhile, which no contestant shares: no call finds its result there.
+
+An implementation is prepared on tensors that lie in the window, a slot for each set of inputs. So nothing has to be
+copied before it is called, and who rewrites this in its own process has no copy to leave out.
 """
 
 from __future__ import annotations
@@ -11,8 +14,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from cudadent42.audit.messages import Answer, Ask
-from cudadent42.audit.prepared import AUDITED, SETS, Arenas, Prepared
+from cudadent42.audit.messages import SETS, Answer, Ask
+from cudadent42.audit.prepared import AUDITED, Arenas, Prepared
 from cudadent42.audit.slots import Slot, bytes_of, slots
 from cudadent42.correctness.differences import most_difference
 from cudadent42.correctness.truth import find_truth, judge_gathered
@@ -21,8 +24,8 @@ from cudadent42.model.device import synchronize
 STORE = 2
 """Of the judge's arenas, the one in which it has all calls: their inputs, its own outputs, the other side's."""
 
-AwaitCall = Callable[[], None]
-"""Returns when the inputs of the next call are there."""
+AwaitCall = Callable[[bool], None]
+"""Returns when the inputs of the next call are there. Told whether to wait for them awake."""
 
 
 class SharedTurns:
@@ -35,7 +38,7 @@ class SharedTurns:
         self._began, self._done = began, done
         like, changing = prepared.result_like, prepared.written[0]
         self.input_bytes, self.output_bytes = bytes_of(changing), bytes_of((like,))
-        (self._window,) = slots(arenas[0], 1, changing, like)
+        self._window = slots(arenas[0], SETS, changing, like)
         self._store: list[Slot] = (
             slots(arenas[STORE], calls, (*changing, like), like) if len(arenas) > STORE else []
         )
@@ -51,13 +54,21 @@ class SharedTurns:
                 stored.copy_(own)
 
     def run(self, ask: Ask) -> None:
-        prepared, window = self._prepared, self._window
+        prepared = self._prepared
+        copied = [
+            [
+                (own.detach(), shared)
+                for own, shared in zip(written, slot.inputs, strict=True)
+                if own.data_ptr() != shared.data_ptr()
+            ]
+            for written, slot in zip(prepared.written, self._window, strict=True)
+        ]
         with prepared.implementation.context():
             for number in range(ask.calls):
-                self._began()
-                for own, shared in zip(prepared.written[number % SETS], window.inputs, strict=True):
-                    own.detach().copy_(shared)
-                window.output.copy_(prepared.result(number, ask.pace))
+                self._began(ask.awake)
+                for own, shared in copied[number % SETS]:
+                    own.copy_(shared)
+                self._window[number % SETS].output.copy_(prepared.result(number, ask.pace))
                 self._done()
         synchronize(prepared.device)
 

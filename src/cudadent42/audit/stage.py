@@ -28,7 +28,8 @@ FEWEST_CASES = 2
 
 CONFIRMED_SHARE = 0.5
 """Of what a call saved in the run, that it has to save in the audit: inputs are cold there, and each call's are copied,
-which costs both sides alike. What is not computed at all saves nothing there."""
+which costs both sides alike. What is not computed at all saves nothing there. So it is with the logarithm of the
+speed-up."""
 
 CONTRADICTED_RATIO = 1.5
 """From this speed-up on a saving that the audit does not find is a finding; below, it may be noise."""
@@ -212,10 +213,18 @@ def _confirmation(row: Comparison, race: Race, case: str, *, sound: bool) -> Con
         confirmed=sound
         and comparable(row, race)
         and race.low_ms > 0.0
-        and race.saved >= CONFIRMED_SHARE * claimed_ms,
+        and race.saved >= CONFIRMED_SHARE * claimed_ms
+        and as_much_faster(row, race),
         way=race.way,
         comparable=comparable(row, race),
     )
+
+
+def as_much_faster(row: Comparison, race: Race) -> bool:
+    """Whether the speed-up is borne out too, at the better end of the interval and without what waking takes: half of
+    what was saved bears out any, where the run says that nearly all of the baseline's time was."""
+    own_ms = race.baseline_ms - race.high_ms - COMPARABLE_MS
+    return own_ms <= 0.0 or row.speedup <= 1.0 or race.baseline_ms >= own_ms * row.speedup**CONFIRMED_SHARE
 
 
 def comparable(row: Comparison, race: Race) -> bool:

@@ -11,6 +11,9 @@ from contextlib import ExitStack
 from enum import Enum
 from types import TracebackType
 
+_PARTS = 8
+"""In which inputs are written."""
+
 
 class Side(Enum):
     JUDGE = 0
@@ -20,10 +23,12 @@ class Side(Enum):
 class Store:
     """A context manager. The arguments are file descriptors: of the two windows, and of the judge's store.
 
-    In a window lie a call's inputs and then its output; in the store, for each call, inputs and the outputs of both."""
+    In a window lie a call's inputs and then its output, in a place for each of a contestant's ``sets``, which the calls
+    take by turns; in the store, for each call, inputs and the outputs of both."""
 
-    def __init__(self, judges_window: int, candidates_window: int, store: int) -> None:
+    def __init__(self, judges_window: int, candidates_window: int, store: int, sets: int) -> None:
         self._resources = ExitStack()
+        self._sets = sets
         self._windows = {
             Side.JUDGE: self._mapped(judges_window),
             Side.CANDIDATE: self._mapped(candidates_window),
@@ -63,14 +68,21 @@ class Store:
         self._outputs = {side: {} for side in Side}
 
     def feed(self, side: Side, number: int) -> None:
-        """A call's inputs into its window, and NaN where its output will be."""
-        window = self._windows[side]
-        window[: self._input_bytes] = self._inputs[number]
-        window[self._input_bytes : self._input_bytes + self._output_bytes] = self._nothing
+        """A call's inputs into its window, and NaN where its output will be.
+
+        From the back: who looks for inputs that have just come has the first of them, queries or activations, last, and
+        so can begin with nothing ahead of the clock."""
+        window, inputs, offset = self._windows[side], self._inputs[number], self._place(number)
+        start = offset + self._input_bytes
+        window[start : start + self._output_bytes] = self._nothing
+        part = -(-self._input_bytes // _PARTS)
+        for first in reversed(range(0, self._input_bytes, max(part, 1))):
+            some = inputs[first : first + part]
+            window[offset + first : offset + first + len(some)] = some
 
     def take(self, side: Side, number: int) -> None:
         """A call's output out of its window."""
-        start = self._input_bytes
+        start = self._place(number) + self._input_bytes
         self._outputs[side][number] = self._windows[side][start : start + self._output_bytes]
 
     def lay_out(self, calls: int) -> None:
@@ -80,6 +92,10 @@ class Store:
             for side in Side:
                 self._store[at : at + self._output_bytes] = self._outputs[side].get(number, self._nothing)
                 at += self._output_bytes
+
+    def _place(self, number: int) -> int:
+        """Of a call in a window."""
+        return number % self._sets * (self._input_bytes + self._output_bytes)
 
     def _start(self, number: int) -> int:
         return number * (self._input_bytes + 2 * self._output_bytes)

@@ -12,10 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import flashmoe_science
+from cudadent42.audit.stage import Audited
 from cudadent42.integrity.files import Files
 from cudadent42.model.implementations import is_plug_in, plug_in_file
-from cudadent42.model.integrity import Breach, Finding, Grade
-from cudadent42.model.records import BuildReport, Plan
+from cudadent42.model.integrity import Breach, Finding, Grade, Integrity
+from cudadent42.model.records import BenchReport, BuildReport, Plan, VerifyReport
 from cudadent42.operations import definition
 from cudadent42.registry import trusted
 from flashmoe_science.errors import BuildError, DeviceError
@@ -77,3 +78,25 @@ def written_while_run(plan: Plan, files: Files) -> tuple[Finding, ...]:
     more = f" and {len(written) - _MOST_NAMES} more" if len(written) > _MOST_NAMES else ""
     evidence = f"{', '.join(written[:_MOST_NAMES])}{more}: written to while candidates ran"
     return (Finding(Breach.REPLACED_FUNCTION, Grade.SUSPECT, ", ".join(names), "", evidence, OTHERS_FILES),)
+
+
+def integrity_of(
+    verified: VerifyReport,
+    benched: BenchReport,
+    audited: Audited,
+    sealed: bool,
+    of_files: tuple[Finding, ...],
+) -> Integrity:
+    """What the stages saw of the candidates, and what became of the files that the run rests on."""
+    findings = dict.fromkeys((*of_files, *verified.findings, *benched.findings, *audited.findings))
+    return Integrity(
+        findings=tuple(findings),
+        confirmations=tuple(audited.confirmations),
+        hidden_checked=audited.hidden_checked,
+        sealed=sealed,
+        drawn_by_gain=True,
+        why_not_audited=audited.why_not,
+        notes=benched.kept_apart,
+        measuring=benched.measuring,
+        checks={**benched.checks, **({"audit": audited.spent} if audited.spent.wall_s else {})},
+    )

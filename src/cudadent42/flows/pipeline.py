@@ -20,7 +20,7 @@ from cudadent42.base.observer import Forwarding, Observer
 from cudadent42.decisions.claims import with_claim
 from cudadent42.decisions.compare import compare
 from cudadent42.decisions.verdicts import MIN_BLOCKS
-from cudadent42.flows.groundwork import files_of, load_ahead, written_while_run
+from cudadent42.flows.groundwork import files_of, integrity_of, load_ahead, written_while_run
 from cudadent42.flows.sandboxing import candidates_of, untrusted
 from cudadent42.model import implementations
 from cudadent42.model.device_names import parse_device
@@ -36,7 +36,6 @@ from cudadent42.model.events import (
     Skipped,
     WorkerLost,
 )
-from cudadent42.model.integrity import Finding, Integrity
 from cudadent42.model.records import (
     BenchReport,
     BuildReport,
@@ -287,7 +286,7 @@ def _execute(
         recorded.stage("compare")
         results = compare(plan, benched.samples, benched.skipped, peaks)
         audited = _audit(options, plan, results, path / AUDIT_LOG, measured_s, branch, recorded, sandbox)
-        integrity = _integrity(verified, benched, audited, options.sealed, written_while_run(plan, files))
+        integrity = integrity_of(verified, benched, audited, options.sealed, written_while_run(plan, files))
         results = with_claim(replace(results, integrity=integrity), verified=verified.passed)
         folder.write_results(results)
         if options.with_report:
@@ -332,28 +331,6 @@ def _audit(
     for finding in audited.findings:
         observer.note(finding.line)
     return audited
-
-
-def _integrity(
-    verified: VerifyReport,
-    benched: BenchReport,
-    audited: Audited,
-    sealed: bool,
-    of_files: tuple[Finding, ...],
-) -> Integrity:
-    """What the stages saw of the candidates, and what became of the files that the run rests on."""
-    findings = dict.fromkeys((*of_files, *verified.findings, *benched.findings, *audited.findings))
-    return Integrity(
-        findings=tuple(findings),
-        confirmations=tuple(audited.confirmations),
-        hidden_checked=audited.hidden_checked,
-        sealed=sealed,
-        drawn_by_gain=True,
-        why_not_audited=audited.why_not,
-        notes=benched.kept_apart,
-        measuring=benched.measuring,
-        checks={**benched.checks, **({"audit": audited.spent} if audited.spent.wall_s else {})},
-    )
 
 
 def _profile(path: Path, observer: Observer) -> None:

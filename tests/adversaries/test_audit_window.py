@@ -1,0 +1,109 @@
+"""The audit's turns on a CPU: who rewrites its own part of them has nothing to leave out, and can neither begin ahead
+of the clock nor go on behind it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import audits
+import lab
+import pytest
+import torch
+
+from cudadent42.audit.messages import SETS, Ask, Pace, Task
+from cudadent42.audit.party import Party
+from cudadent42.audit.prepared import prepare
+from cudadent42.audit.shared import SharedTurns
+from cudadent42.audit.store import Side, Store
+from cudadent42.model.integrity import Breach
+from cudadent42.model.records import TimerKind
+from cudadent42.operations.attention.implementations import ALL
+
+PYTORCH = next(each for each in ALL if each.name == "pytorch")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+def test_inputs_are_prepared_where_they_are_handed_over() -> None:
+    """Nothing is copied for a call, so there is no copy whose time a candidate could save."""
+    arena = mmap.mmap(-1, 1 << 20)
+    prepared = prepare(lab.CASE, "cpu", PYTORCH, False, 0, arena)
+    memory = torch.frombuffer(arena, dtype=torch.uint8)
+    first, last = memory.data_ptr(), memory.data_ptr() + len(memory)
+    for inputs, written in zip(prepared.sets, prepared.written, strict=True):
+        assert inputs.tensors == written
+        assert all(first <= tensor.data_ptr() < last for tensor in written)
+    calls: list[int] = []
+    turns = SharedTurns(prepared, [arena], 2 * SETS, lambda awake: calls.append(0), lambda: calls.append(1))
+    turns.run(Ask(Task.RUN, calls=2 * SETS, pace=Pace.CALLS))
+    assert calls == [0, 1] * (2 * SETS)
+    for slot, call in zip(turns._window, prepared.calls, strict=True):
+        assert torch.equal(slot.output, call())
+
+
+def test_what_a_call_begins_with_is_handed_over_last() -> None:
+    written: list[int] = []
+
+    class Memory(bytearray):
+        def __setitem__(self, where: slice, what: bytes) -> None:
+            written.append(where.start)
+            super().__setitem__(where, what)
+
+    store = Store.__new__(Store)
+    store._sets, store._input_bytes, store._output_bytes = SETS, 64, 8
+    store._inputs, store._nothing = [bytes(range(64))] * 5, b"\xff" * 8
+    window = Memory(1 << 10)
+    store._windows = {Side.CANDIDATE: window}  # type: ignore[dict-item]
+    store.feed(Side.CANDIDATE, 4)
+    offset = 4 % SETS * (64 + 8)
+    assert window[offset : offset + 64] == bytes(range(64))
+    assert window[offset + 64 : offset + 72] == b"\xff" * 8
+    assert written == sorted(written, reverse=True)
+    assert written[-1] == offset
+
+
+def findings(name: str, log: Path, baseline_ms: float = 1.0) -> tuple[set[Breach], str, int]:
+    """Breaches, what is said of them, and how many results were compared."""
+    results = audits.claim([name], baseline_ms, baseline_ms / 2)
+    audit = audits.audited([name], log, results=results, timer=TimerKind.CALL)
+    words = "; ".join(each.evidence for each in audit.findings)
+    compared = sum(each.calls_compared for each in audit.confirmations)
+    return {each.breach for each in audit.findings}, words, compared
+
+
+def test_who_says_too_early_that_it_is_done_hands_out_what_it_has(tmp_path: Path) -> None:
+    breaches, words, _ = findings(lab.cheat("done_early"), tmp_path / "audit.log", baseline_ms=0.2)
+    assert breaches & {Breach.FAST_ONLY_IN_RUN, Breach.HIDDEN_SHAPE}, words
+
+
+def test_who_is_waited_for_awake_is_never_slept_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sleeper takes some time to wake, in which an output could be finished that was said to be done."""
+    waited: list[float] = []
+    read, write = os.pipe()
+
+    class Poll:
+        def poll(self, wait_ms: float) -> bool:
+            waited.append(wait_ms)
+            if len(waited) == 3:
+                os.write(write, b".")
+            return len(waited) > 3
+
+    party = Party(os.getpid(), os.dup(write), read)
+    monkeypatch.setattr(party, "_answered", Poll())
+    assert party._byte(60.0, awake=True) == b"."
+    assert waited[:4] == [0, 0, 0, 0]
+    os.close(write)
+    party.close()
+
+
+def test_a_candidate_does_not_choose_how_long_the_turns_are(tmp_path: Path) -> None:
+    _, words, compared = findings(lab.cheat("fewer_calls"), tmp_path / "audit.log")
+    assert compared >= 4 * 12, words
