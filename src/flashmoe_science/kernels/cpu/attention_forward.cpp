@@ -13,7 +13,7 @@
 //   bf16           AVX512-BF16 dot products of pairs: along d for scores, along keys for the output; with AMX whole blocks
 //                  of them on the matrix unit
 //   fp16 (bf16)    blocks of K and V widened to fp32, then as fp32
-//   bf16           with AVX2 alone, whole blocks without a mask as 16-bit integers, see integer_tile.h
+//   fp16, bf16     with AVX2 alone, whole blocks without a mask as 16-bit integers, see integer_tile.h
 //
 // Causal masks align bottom-right. Blocks above the diagonal are skipped; in a block on the diagonal each
 // vector of queries stops after its last visible key. A row without keys gives zeros and a log-sum-exp of
@@ -48,6 +48,8 @@ void prepare(const Job& job, const Workspace& w, KeyBlock& block) {
 // Rows of a row space, those of its `part`th task, against keys [first_key, last_key).
 template <class Path>
 void run_task(const Job& job, Workspace& w, int64_t space, int64_t part, int64_t first_key, int64_t last_key) {
+    typedef typename Path::Element Element;
+    [[maybe_unused]] constexpr bool IN_INTEGERS = sizeof(Element) == 2;
     const AttentionProblem& p = *job.problem;
     const int64_t heads = p.heads / job.fold;
     const int64_t batch = space / heads;
@@ -68,7 +70,11 @@ void run_task(const Job& job, Workspace& w, int64_t space, int64_t part, int64_t
         tile.first_row = row;
         tile.rows = (int)smaller<int64_t>(job.tile_queries, end - row);
         start_tile<Path>(job, tile, query, out, up_to_multiple(tile.rows, W) / W, ld);
-        if (job.integers) round_queries(tile, (int)p.head_dim, up_to_multiple(tile.rows, W) / W, ld, tile.integers);
+#if HAS_INTEGERS
+        if constexpr (IN_INTEGERS)
+            if (job.integers)
+                round_queries<Element>(tile, (int)p.head_dim, up_to_multiple(tile.rows, W) / W, ld, tile.integers);
+#endif
         keys = larger(keys, tile.keys);
     }
     keys = smaller(keys, last_key);
@@ -81,16 +87,20 @@ void run_task(const Job& job, Workspace& w, int64_t space, int64_t part, int64_t
         block.value = block.raw_value = value + from * p.value_stride[2];
         block.key_row = p.key_stride[2];
         block.value_row = p.value_stride[2];
-        const bool integers = job.integers && round_block(block, (int)p.head_dim, w.integers);
+        [[maybe_unused]] bool rounded = false;
+#if HAS_INTEGERS
+        if constexpr (IN_INTEGERS)
+            rounded = job.integers && round_block<Element>(w.tile, tiles, block, (int)p.head_dim, w.integers);
+#endif
         bool prepared = false;
         for (int t = 0; t < tiles; ++t) {
-            const Tile& tile = w.tile[t];
+            Tile& tile = w.tile[t];
             if (first >= tile.keys) continue;
             const int columns = up_to_multiple(tile.rows, W) / W;
-            if (integers && fits_integers(job, tile, block, w.integers)) {
-                attend_in_integers(job, w, tile, columns, ld);
-                continue;
-            }
+#if HAS_INTEGERS
+            if constexpr (IN_INTEGERS)
+                if (job.integers && attends_in_integers<Element>(job, w, tile, block, rounded, columns, ld)) continue;
+#endif
             if (!prepared) prepare<Path>(job, w, block);
             prepared = true;
             attend<Path>(job, w, tile, block, columns, ld);
@@ -138,7 +148,7 @@ bool arrange(const Job& job, Workspace& w) {
         w.tile[t].out = take(d * ld);
         w.tile[t].maximum = take(ld);
         w.tile[t].sum = take(ld);
-        if (job.integers) w.tile[t].integers = {take(d / 2 * ld), take(ld), 0.0f, 0.0f};
+        if (job.integers) w.tile[t].integers = {take(d / 2 * ld), take(ld), 0.0f, 0.0f, 0};
     }
     w.scores = take(BLOCK_KEYS * ld);
     w.pairs = take(BLOCK_KEYS * ld);
@@ -184,6 +194,22 @@ void work(void* data) {
     }
 }
 
+// Every task rounds the blocks of its keys anew, so few are better than many, if they keep all threads at work.
+int tiles_of_integer_task(const Job& job, int64_t tiles, int threads) {
+    int best = 1;
+    int64_t least = INT64_MAX;
+    const int most = (int)smaller<int64_t>(tiles, MAX_INTEGER_TASK_QUERIES / job.tile_queries);
+    for (int each = 1; each <= most; ++each) {
+        const int64_t tasks = (tiles + each - 1) / each * job.row_spaces;
+        const int64_t time = (tasks + threads - 1) / threads * (each + TILES_PER_ROUNDING);
+        if (time < least) {
+            least = time;
+            best = each;
+        }
+    }
+    return best;
+}
+
 // Tile and task sizes: full tiles where there are enough of them for every thread, narrower ones where not.
 int divide(Job& job, int threads) {
     const AttentionProblem& p = *job.problem;
@@ -206,8 +232,9 @@ int divide(Job& job, int threads) {
     const int64_t tiles = (job.rows + tile - 1) / tile;
     const int64_t each = tiles * job.row_spaces / threads;
     const int64_t shared = larger(each / (job.causal ? 4 : 2), smaller<int64_t>(each, MIN_TASK_QUERIES / tile));
-    job.task_tiles =
-        (int)larger<int64_t>(1, smaller<int64_t>(smaller<int64_t>(shared, tiles), MAX_TASK_QUERIES / tile));
+    const int64_t most = (job.integers ? MAX_INTEGER_TASK_QUERIES : MAX_TASK_QUERIES) / tile;
+    job.task_tiles = (int)larger<int64_t>(1, smaller(smaller(shared, tiles), most));
+    if (job.integers && !job.causal) job.task_tiles = tiles_of_integer_task(job, tiles, threads);
     job.tasks_per_space = (tiles + job.task_tiles - 1) / job.task_tiles;
     job.tasks = job.tasks_per_space * job.row_spaces;
     return (int)smaller<int64_t>(threads, job.tasks);

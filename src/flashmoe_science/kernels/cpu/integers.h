@@ -1,5 +1,6 @@
-// Products of bf16 numbers in 16-bit integers, for processors that multiply fp32 numbers eight at a time and integers
-// sixteen: a bf16 number has eight significant bits, so times a power of two most of a row are integers as they are.
+// Products of 16-bit numbers in 16-bit integers, for processors that multiply fp32 numbers eight at a time and integers
+// sixteen: a bf16 number has eight significant bits and an fp16 number eleven, so times a power of two most of a row are
+// integers as they are.
 #pragma once
 
 #include "exp2.h"
@@ -38,6 +39,8 @@ INLINE F rounded(F x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _M
 
 INLINE F absolute(F x) { return _mm256_andnot_ps(set1(-0.0f), x); }
 
+INLINE F min(F a, F b) { return _mm256_min_ps(a, b); }
+
 // Whether x is at most y in every lane; false where either is NaN.
 INLINE bool all_at_most(F x, F y) { return _mm256_movemask_ps(_mm256_cmp_ps(x, y, _CMP_LE_OQ)) == 0xff; }
 
@@ -69,25 +72,16 @@ struct IntegerProduct {
     }
 };
 
-// Weights lie in 0 .. 2^WEIGHT_BITS and values below 2^VALUE_BITS, so that the sum of a block's 64 products is less than 2^31.
-constexpr int WEIGHT_BITS = 13;
-constexpr int VALUE_BITS = 12;
-// A row's length is below 2^LENGTH_BITS: so is the root of any product of two rows, before its elements are rounded. Queries
-// have a bit more where it fits.
-constexpr int LENGTH_BITS = 15;
-
-// x[i] = 2^(t[i] + WEIGHT_BITS) for t[i] up to zero, to 2.8e-6 of it; below 2^-30 of the largest it is that.
-template <int N>
+// x[i] = 2^(t[i] + BITS) for t[i] from -120 up to zero, to 2.8e-6 of it.
+template <int BITS, int N>
 INLINE void integer_weights(const F t[N], F x[N]) {
     constexpr float c[] = {1.0f, 0x1.62e12cp-1f, 0x1.ec0378p-3f, 0x1.c9fc46p-5f, 0x1.3a02ccp-7f};
-    constexpr float UNIT = 1 << WEIGHT_BITS;
-    F within[N], rounded[N], f[N];
+    constexpr float UNIT = 1 << BITS;
+    F rounded[N], f[N];
 #pragma GCC unroll 8
-    for (int i = 0; i < N; ++i) within[i] = max(set1(-30.0f), t[i]);
+    for (int i = 0; i < N; ++i) rounded[i] = add(t[i], set1(ROUND_BASE));
 #pragma GCC unroll 8
-    for (int i = 0; i < N; ++i) rounded[i] = add(within[i], set1(ROUND_BASE));
-#pragma GCC unroll 8
-    for (int i = 0; i < N; ++i) f[i] = sub(within[i], sub(rounded[i], set1(ROUND_BASE)));
+    for (int i = 0; i < N; ++i) f[i] = sub(t[i], sub(rounded[i], set1(ROUND_BASE)));
 #pragma GCC unroll 8
     for (int i = 0; i < N; ++i) x[i] = set1(c[4] * UNIT);
 #pragma GCC unroll 4

@@ -25,6 +25,9 @@ constexpr int BLOCK_KEYS = 64;
 // Queries that share a prepared block of keys, at most, and where threads leave it open, at least.
 constexpr int MAX_TASK_QUERIES = 256;
 constexpr int MIN_TASK_QUERIES = 64;
+// The same where a block is rounded to integers, and how many tiles' products with it that takes, about.
+constexpr int MAX_INTEGER_TASK_QUERIES = 512;
+constexpr int TILES_PER_ROUNDING = 1;
 constexpr int MAX_TASK_TILES = MAX_TASK_QUERIES / W;
 // Below this many queries the heads of a group share row spaces.
 constexpr int FOLD_QUERIES = 64;
@@ -77,6 +80,7 @@ struct IntegerQueries {
     float *pairs, *unit;  // [head_dim / 2][ld], [ld]: what an integer stands for
     float squares;        // of the longest row's length
     float errors;         // the square of what rounding takes from a row, at most, as a length
+    int misses;           // blocks in a row that were left to fp32 numbers
 };
 
 struct Tile {
