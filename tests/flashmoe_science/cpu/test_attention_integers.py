@@ -133,9 +133,7 @@ def test_any_shape_and_magnitude(
     dtype: torch.dtype,
 ) -> None:
     made = inputs(1, *heads, seqlen_q, seqlen_k, head_dim, torch.float32)
-    tensors = [
-        (tensor * 2.0**exponent).to(dtype) for tensor, exponent in zip(made, exponents, strict=True)
-    ]
+    tensors = [(tensor * 2.0**exponent).to(dtype) for tensor, exponent in zip(made, exponents, strict=True)]
     out = attend(*tensors, causal, scale, instruction_set)
     assert_as_exact_as_torch(out, *tensors, causal, scale)
 
@@ -328,7 +326,10 @@ def subnormal_values(factor: float) -> Tensors:
         *((a_flat_tail, (halvings, -1.0, 0.3)) for halvings in (8.52, 12.4, 15.6)),
         (a_flat_tail, (16.2, 1.0, 1.0)),
         *((values_that_cancel, (first,)) for first in (1.0, 2.0**-6)),
-        *((roundings_that_add_up, case) for case in ((4.0,), (7.9,), (30.0,), (120.0,), (24.0, 128), (7.9, 256))),
+        *(
+            (roundings_that_add_up, case)
+            for case in ((4.0,), (7.9,), (30.0,), (120.0,), (24.0, 128), (7.9, 256))
+        ),
         *((lengths_below_a_power_of_two, (element,)) for element in (255 / 256, 1.0, 0.5, 1.3984375)),
         *((subnormal_values, (factor,)) for factor in (1e-13, 1e-37, 1e-39)),
     ],
