@@ -1,9 +1,14 @@
-"""Sentences can be read in one breath: none of the documentation has more than 40 words, none of a help text 30."""
+"""Sentences can be read in one breath: none of the documentation or of a message has more than 40 words, none of a help
+text 30."""
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from module_graph import files_of, parsed
 
 ROOT = Path(__file__).parents[1]
 MOST_WORDS, MOST_OF_HELP = 40, 30
@@ -69,3 +74,48 @@ def test_no_sentence_of_a_help_text_is_too_long(file: Path) -> None:
     entries = re.split(r"\n(?=\s*(?:-|[\w-]+\s{2}))|\n\n", file.read_text(encoding="utf-8"))
     long = [sentence for entry in entries for sentence in too_long(entry, MOST_OF_HELP)]
     assert not long, f"more than {MOST_OF_HELP} words; make two sentences:\n" + "\n".join(long)
+
+
+SAYING = {"fail", "note", "say", "warn", "print", "print_line", "echo", "Finding", "Message"}
+"""Functions that show their words to a user, beside the errors."""
+
+
+def texts_of(node: ast.expr) -> str:
+    """The words of a text; a value that is put in is one."""
+    if isinstance(node, ast.Constant):
+        return str(node.value) if isinstance(node.value, str) else ""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "value" for part in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return texts_of(node.left) + texts_of(node.right)
+    if isinstance(node, ast.IfExp):
+        return max(texts_of(node.body), texts_of(node.orelse), key=len)
+    return ""
+
+
+def messages(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            function = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if function.endswith("Error") or function in SAYING:
+                yield from filter(None, map(texts_of, node.args))
+
+
+def test_the_words_of_a_message_are_counted() -> None:
+    long = "word " * 41
+    source = (
+        f"""raise InputError(f"{long}")\nfail("{long}" + "x")\nsay("{long}" if x else "")\nlen("{long}")"""
+    )
+    assert sum(len(too_long(message)) for message in messages(ast.parse(source))) == 3
+
+
+@pytest.mark.parametrize("package", ["cudadent42", "flashmoe_science"])
+def test_no_sentence_of_a_message_is_too_long(package: str) -> None:
+    long = [
+        f"{path.relative_to(ROOT)}: {sentence}"
+        for path in files_of(package).values()
+        for message in messages(parsed(path))
+        for part in re.split(r";\s", message)  # what a message says to do stands behind one
+        for sentence in too_long(part)
+    ]
+    assert not long, f"more than {MOST_WORDS} words; make two sentences:\n" + "\n".join(long)
