@@ -141,7 +141,8 @@ MODELS = {
         "gemma3",
         "Gemma3ForCausalLM",
         "Gemma3TextConfig",
-        GROUPED | {"head_dim": 256, "sliding_window": 32, "query_pre_attn_scalar": 256},
+        GROUPED
+        | {"head_dim": 256, "sliding_window": 32, "query_pre_attn_scalar": 256, "tie_word_embeddings": False},
         tokens,
         generates=True,
     ),
@@ -155,6 +156,8 @@ MODELS = {
             "n_layer": 2,
             "n_head": 4,
             "n_positions": 64,
+            "initializer_range": 0.1,
+            "tie_word_embeddings": False,  # else each token is followed by itself, whatever attention says
             "attn_pdrop": 0.0,
             "embd_pdrop": 0.0,
             "resid_pdrop": 0.0,

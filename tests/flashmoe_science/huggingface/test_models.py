@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -179,10 +180,34 @@ def generate(made: Any, cache: str | None) -> list[list[int]]:
 def test_greedy_generation_gives_the_same_text(name: str, cache: str | None) -> None:
     model = MODELS[name]
     expected = generate(model.make(), cache)
+    assert len({token for text in expected for token in text[9:]}) > 2, "a text that says nothing"
     flashmoe_science.reset_report()
     assert generate(ours(model), cache) == expected
     if model.attention:
         assert flashmoe_science.report().taken
+
+
+@pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.filterwarnings("ignore")
+def test_greedy_generation_from_sound_gives_the_same_text(cache: str | None) -> None:
+    """Whisper's decoder, whose layers attend to what was heard besides."""
+    model = MODELS["whisper"]
+    model = replace(model, options=model.options | {"init_std": 0.6, "tie_word_embeddings": False})
+    options = {} if cache is None else {"cache_implementation": cache, "disable_compile": True}
+    texts = []
+    for name in (None, IMPLEMENTATION):
+        made = model.make(name)
+        heard = model.inputs()["input_features"]
+        flashmoe_science.reset_report()
+        text = made.generate(
+            heard, max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0, **options
+        )
+        texts.append(text.tolist())
+    assert texts[0] == texts[1]
+    assert len({token for text in texts[0] for token in text}) > 4
+    assert flashmoe_science.report().declined == 0
+    # Two layers of the encoder, and in each step the decoder's two of both kinds.
+    assert flashmoe_science.report().taken == 2 + 8 * 4
 
 
 def generate_compiled(made: Any) -> list[list[int]]:
@@ -288,8 +313,11 @@ def compiled(name: str) -> None:
     expected, right = gradients(model, made)
     made.zero_grad()
     torch._dynamo.reset()
+    flashmoe_science.reset_report()
     graph = torch.compile(made, backend="aot_eager", fullgraph=True)
     output = model.call(_Compiled(made, graph))
+    assert_taken(model)
+    assert all(count.traced for count in flashmoe_science.report().counts)
     weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(3))
     (output * weights).mean().backward()
     torch.testing.assert_close(output.detach(), expected, rtol=0, atol=1e-5)
