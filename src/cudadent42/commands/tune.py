@@ -370,6 +370,7 @@ def _print_outlook(outlook: Outlook) -> None:
     from collections import Counter
 
     from cudadent42.tune.prune import representatives
+    from cudadent42.tune.space import DEFAULT
 
     console = console_for()
     if outlook.most:
@@ -379,7 +380,12 @@ def _print_outlook(outlook: Outlook) -> None:
     print_line(console, f"every one would be raced, {outlook.why}")
     for case in outlook.cases:
         raced, out = representatives(outlook.compiled, case)
-        print_line(console, f"{case}: {max(0, len(raced) - 1)} would be raced")
+        if DEFAULT in out:
+            print_line(
+                console, f"{case}: none would be raced, as the default itself cannot be: {out[DEFAULT]}"
+            )
+            continue
+        print_line(console, f"{case}: {len(raced) - 1} would be raced")
         for reason, count in Counter(out.values()).most_common():
             print_line(console, f"    {count} not: {reason}")
 

@@ -78,6 +78,31 @@ def test_a_dry_run_says_whether_a_search_proposes(invoke: Callable[..., Any], tm
     assert [each["arm"] for each in document["compiled"]] == ["default"]
 
 
+def test_a_dry_run_says_that_the_default_cannot_be_raced(invoke: Callable[..., Any], tmp_path: Path) -> None:
+    """Its file lacks a macro: then no configuration has anything to race against."""
+    create("k", Kind.CPU, tmp_path)
+    with (tmp_path / "k/k.cpp").open("a") as source:
+        source.write("\nCUDADENT42_EXPORT int size(void) { return N; }\n")
+    (tmp_path / "k.toml").write_text(
+        SPACE.replace("cudadent42[portable]", "k/k.toml").replace("block_n", "N")
+    )
+    words = (
+        "k.toml",
+        "--suite",
+        "small",
+        "--case",
+        "tiny",
+        "--dtype",
+        "fp32",
+        "--dry-run",
+        "--device",
+        "cpu",
+    )
+    said = " ".join(invoke(*words).output.split())
+    assert "tiny/fp32: none would be raced, as the default itself cannot be:" in said
+    assert "'N' was not declared" in said
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
