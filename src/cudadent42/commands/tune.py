@@ -245,11 +245,12 @@ def report(folder: FolderArgument) -> None:
 def stop(folder: FolderArgument) -> None:
     """End the process of a tuning after the block that it measures. The same command goes on later."""
     from cudadent42.tune.coordinator import STOP
-    from cudadent42.tune.journal import read_setup
 
-    read_setup(folder)
+    if _state(folder).finished:
+        print_line(console_for(), f"{folder} is finished: there is nothing to stop")
+        return
     (folder / STOP).touch()
-    print_line(console_for(), f"{folder} stops behind its block")
+    print_line(console_for(), f"whoever works on {folder} ends behind the block that is being measured")
 
 
 @tune_app.command("install")

@@ -16,7 +16,7 @@ from cudadent42.base.observer import Quiet
 from cudadent42.commands.cli import app
 from cudadent42.commands.tune import _rungs, seconds
 from cudadent42.scaffold import Kind, create
-from cudadent42.tune.coordinator import Coordinator, Limits
+from cudadent42.tune.coordinator import STOP, Coordinator, Limits
 from cudadent42.tune.journal import TuningJournal
 
 sys.path.append(str(Path(__file__).parents[1] / "tune"))
@@ -150,7 +150,16 @@ def test_a_tuning_says_how_it_stands(invoke: Callable[..., Any], folder: Path) -
     assert {winner["arm"] for winner in document["winners"]} == {"BLOCK=3"}
     assert invoke("report", str(folder)).exit_code == 0
     assert "<svg" in (folder / "report.html").read_text()
-    assert "stops behind its block" in invoke("stop", str(folder)).output
+    assert "is finished: there is nothing to stop" in " ".join(invoke("stop", str(folder)).output.split())
+    assert not (folder / STOP).exists()
+
+
+def test_a_tuning_that_is_not_finished_is_asked_to_stop(invoke: Callable[..., Any], tmp_path: Path) -> None:
+    with TuningJournal(tmp_path / "t", setup()):
+        pass
+    said = " ".join(invoke("stop", str(tmp_path / "t")).output.split())
+    assert "ends behind the block that is being measured" in said
+    assert (tmp_path / "t" / STOP).exists()
 
 
 def test_tables_are_looked_through(invoke: Callable[..., Any], tmp_path: Path) -> None:
