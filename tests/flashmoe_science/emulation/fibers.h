@@ -2,8 +2,6 @@
 #pragma once
 #include "standard.h"
 
-#define PER_THREAD
-
 class Fibers {
     static constexpr size_t kStack = 1 << 18;
     struct Fiber { std::unique_ptr<char[]> stack; ucontext_t entry; jmp_buf place; bool started = false, ended = false; };
@@ -62,11 +60,16 @@ class Barrier {
 
 public:
     explicit Barrier(int count) : expected_(count) {}
-    void arrive_and_wait() {
+    // What to wait for.
+    unsigned arrive() {
         const unsigned phase = phase_;
-        if (++arrived_ == expected_) return release();
+        if (++arrived_ == expected_) release();
+        return phase;
+    }
+    void wait(unsigned phase) {
         while (phase_ == phase) Fibers::yield();
     }
+    void arrive_and_wait() { wait(arrive()); }
     void arrive_and_drop() {
         if (--expected_ == arrived_ && expected_ > 0) release();
     }

@@ -1,4 +1,4 @@
-// What the emulation needs of the standard library where CUDA threads are fibers: no more than that, as the compiler reads
+// What the emulation needs of the standard library: no more than that, as the compiler reads
 // it for each kernel, compiled ahead or not.
 #pragma once
 #include <math.h>

@@ -1,12 +1,6 @@
-// The device side of the kernels, on the CPU: one thread per CUDA thread, barriers for what a warp does together.
-//
-// FIBERS: 1: CUDA threads are fibers of one CPU thread (fibers.h), much faster where warps meet often; else CPU threads.
+// The device side of the kernels, on the CPU: one fiber (fibers.h) per CUDA thread, barriers for what a warp does together.
 #pragma once
-#if FIBERS
 #include "standard.h"
-#else
-#include "threads.h"
-#endif
 using uint16 = unsigned short; using uint32 = unsigned int; using uint64 = unsigned long long; using int64 = long long;
 constexpr int kElementBytes = 2; constexpr int kChunkBytes = 16; constexpr int kChunkElements = kChunkBytes / kElementBytes;
 template <bool Value> struct Flag { static constexpr bool value = Value; };
@@ -21,22 +15,13 @@ struct float2 { float x, y; }; struct uint2 { uint32 x, y; }; struct alignas(16)
 inline float4 make_float4(float a, float b, float c, float d) { return {a,b,c,d}; }
 inline float2 make_float2(float a, float b) { return {a,b}; }
 struct dim3 { unsigned x, y, z; };
-#if FIBERS
 #include "fibers.h"
-#else
-using Barrier = std::barrier<>;
-#define PER_THREAD thread_local
-#endif
 struct Warp { Barrier bar{32}; uint32 slot[32][8]; };
-#if FIBERS
 // A barrier of some warps. Like the hardware's, it counts arrivals and knows nothing of who they are.
 struct NamedBarrier { int arrived = 0; unsigned phase = 0; void arrive(int expected, bool wait) { const unsigned mine = phase; if (++arrived == expected) arrived = 0, phase++; else if (wait) while (phase == mine) Fibers::yield(); } };
-#else
-struct NamedBarrier {};
-#endif
 struct Block { NamedBarrier named[16]; Barrier bar; std::vector<std::unique_ptr<Warp>> warps; std::vector<char> arena; Block(int w) : bar(32*w), arena(1<<18) { for (int i=0;i<w;i++) warps.push_back(std::make_unique<Warp>()); } };
 struct Cluster { Barrier bar; std::vector<std::unique_ptr<Block>> blocks; Cluster(int c, int w) : bar(32*w*c) { for (int i=0;i<c;i++) blocks.push_back(std::make_unique<Block>(w)); } };
-inline PER_THREAD dim3 threadIdx, blockIdx, gridDim; inline PER_THREAD Warp* warp_; inline PER_THREAD Block* block_; inline PER_THREAD Cluster* cluster_; inline PER_THREAD int rank_; inline PER_THREAD int lane_; inline PER_THREAD size_t arena_used;
+inline dim3 threadIdx, blockIdx, gridDim; inline Warp* warp_; inline Block* block_; inline Cluster* cluster_; inline int rank_; inline int lane_; inline size_t arena_used;
 inline void __syncthreads() { block_->bar.arrive_and_wait(); }
 inline void __syncwarp() { warp_->bar.arrive_and_wait(); }
 template <class T> T* shared_alloc() { T* p = (T*)(block_->arena.data() + arena_used); arena_used += (sizeof(T)+15)/16*16; return p; }
