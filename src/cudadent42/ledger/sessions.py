@@ -88,8 +88,8 @@ def _rows(folder: Path, entries: list[dict[str, Any]]) -> SessionRows:
     for earlier, later in itertools.pairwise(entries):
         took = _between(earlier, later)
         total += took
-        if position < len(plan):
-            seconds[position] += took
+        if plan:  # behind the last checkpoint the meter runs until the session ends, and it is that one's
+            seconds[min(position, len(plan) - 1)] += took
         if later["event"] == "Passed":
             passed.add(position)
             position += 1

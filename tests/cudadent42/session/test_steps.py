@@ -12,8 +12,9 @@ from acting import SETTINGS, advance, begin, change, desk, to_fix, work
 from quick import git
 
 from cudadent42.base.errors import ExitCode, LabError, UsageError
+from cudadent42.ledger.sessions import EVENTS, SCHEMA_VERSION, read_session
+from cudadent42.session import events, log, steps
 from cudadent42.session import folder as folders
-from cudadent42.session import steps
 from cudadent42.session.desk import BudgetReachedError, GateFailedError
 from cudadent42.session.events import Settings, WorkOutcome
 from cudadent42.session.folder import load
@@ -60,6 +61,22 @@ def test_from_start_to_report(project: Path, workshop: Any, clock: Any) -> None:
     with pytest.raises(UsageError, match="has ended"):
         work(path, workshop, clock)
     assert status_document(load(path), clock())["status"] == "finished"
+    is_counted_alike_by_the_ledger(path)
+
+
+def is_counted_alike_by_the_ledger(path: Path) -> None:
+    """The ledger reads a session's log by itself, as it stands below sessions."""
+    state, rows = load(path).state, read_session(path)
+    assert (EVENTS, SCHEMA_VERSION) == (log.EVENTS, events.SCHEMA_VERSION)
+    assert rows.session["seconds"] == pytest.approx(state.seconds)
+    assert rows.session["status"] == ("open" if state.end is None else state.end.end.value)
+    assert rows.session["rate"] == state.started.settings.rate
+    assert [(row["name"], row["planned_minutes"]) for row in rows.checkpoints] == [
+        (each.plan.name, each.plan.minutes) for each in state.checkpoints
+    ]
+    for row, each in zip(rows.checkpoints, state.checkpoints, strict=True):
+        assert row["minutes"] == pytest.approx(each.seconds / 60)
+        assert row["outcome"] == ("passed" if each.passed else "open")
 
 
 def test_what_failed_its_gate_may_be_kept_or_left(project: Path, workshop: Any, clock: Any) -> None:
@@ -415,6 +432,7 @@ def test_a_clock_that_jumps_does_not_corrupt_minutes(project: Path, workshop: An
     state = load(path).state
     assert state.seconds == pytest.approx(120, abs=1)
     assert [round(jump / 86_400) for jump in state.jumps_s] == [1, -2]
+    is_counted_alike_by_the_ledger(path)
 
 
 def test_one_session_at_a_time(project: Path, workshop: Any, clock: Any) -> None:
