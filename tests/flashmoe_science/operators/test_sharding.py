@@ -1,4 +1,4 @@
-"""DTensors of one process: what the rules say of a call, and of the next one with the same shapes."""
+"""DTensors, DDP and FSDP2 of one process: what the rules say of a call, and of the next one with the same shapes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ if not torch.distributed.is_available():
     pytest.skip("this torch has no torch.distributed", allow_module_level=True)
 
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 
 TOKENS = (Shard(0), Replicate(), Replicate(), Shard(0))
 """Of hidden states, both weights and routing weights."""
@@ -124,3 +126,41 @@ def test_a_routers_choice_and_its_gradient(mesh: DeviceMesh) -> None:
         weights.square().sum().backward()
         own_weights.square().sum().backward()
         assert_alike([part], [whole])
+
+
+class Block(torch.nn.Module):
+    """Projections around attention, then experts over its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.router = torch.nn.Linear(32, 3 * 32), torch.nn.Linear(32, 4, bias=False)
+        self.w13 = torch.nn.Parameter(torch.randn(4, 2 * 16, 32) / 6)
+        self.w2 = torch.nn.Parameter(torch.randn(4, 32, 16) / 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = self.project(x).view(*x.shape[:2], 3, 2, 16).permute(2, 0, 3, 1, 4)
+        mixed = flash_attention(*heads.unbind(), causal=True)
+        assert isinstance(mixed, torch.Tensor)
+        tokens = (x + mixed.transpose(1, 2).reshape(x.shape)).flatten(0, 1)
+        mixture = fused_moe(tokens, self.w13, self.w2, *topk_routing(self.router(tokens), 2))
+        return x + mixture.view(x.shape)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_a_block_trains_under_ddp_and_fsdp_as_alone(mesh: DeviceMesh, kind: str) -> None:
+    torch.manual_seed(0)
+    blocks = [torch.nn.Sequential(Block(), Block()) for _ in range(2)]
+    blocks[1].load_state_dict(blocks[0].state_dict())
+    alone, own = blocks
+    if kind == "fsdp":
+        for block in own:
+            fully_shard(block, mesh=mesh)
+        fully_shard(own, mesh=mesh)
+    parallel = DistributedDataParallel(own) if kind == "ddp" else own
+    data = torch.randn(2, 5, 32)
+    for model in (alone, parallel):
+        for _ in range(2):  # gradients are added to
+            model(data).square().mean().backward()
+    for one, other in zip(alone.parameters(), own.parameters(), strict=True):
+        assert isinstance(other.grad, DTensor) == (kind == "fsdp")
+        torch.testing.assert_close(local(other.grad), one.grad)
