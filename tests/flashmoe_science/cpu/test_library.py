@@ -70,6 +70,29 @@ def test_own_threads_where_no_openmp_runtime_is_loaded() -> None:
     assert "passed" in done.stdout
 
 
+@pytest.mark.fresh  # it is about what the loader finds first
+def test_a_call_does_not_wait_again_for_a_thread_that_other_programs_keep_from_beginning(
+    tmp_path: Path,
+) -> None:
+    """On a busy machine each call of OpenMP's team took a time slice of the others, whatever its size."""
+    if not sys.platform.startswith("linux") or shutil.which("g++") is None:
+        pytest.skip("needs Linux and g++")
+    program = Path(__file__).with_name("late_threads.py")
+    team = tmp_path / "late_team.so"
+    source = program.with_name("late_team.cpp")
+    subprocess.run(["g++", "-shared", "-fPIC", str(source), "-o", str(team)], check=True)
+    build = next(build for build in cpu.build() if build.recipe.kernel == "attention_forward")
+    done = subprocess.run(
+        [sys.executable, str(program), str(build.artifact)],
+        env={**os.environ, "LD_PRELOAD": str(team)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "passed" in done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "calls"),

@@ -7,6 +7,8 @@
 #pragma once
 
 #include <pthread.h>
+#include <stdint.h>
+#include <time.h>
 #include <unistd.h>
 
 extern "C" __attribute__((weak)) void GOMP_parallel(void (*)(void*), void*, unsigned, unsigned);
@@ -81,12 +83,71 @@ static void run(void (*function)(void*), void* data, int threads) {
 
 }  // namespace pool
 
-// Calls function(data) once on each of at most `threads` threads, this one among them, and waits for all.
-static void run_on_threads(void (*function)(void*), void* data, int threads) {
+// OpenMP's team ends when all of its threads have taken part, also one that other programs keep from beginning: a call of
+// 0.04 ms then takes time slices of theirs, and so does the next one. The pool above does not wait for who has not begun.
+// So where a thread of the team begins late, calls go to the pool for twice as long, and for longer each time that it is
+// late again. They come back, because on a quiet machine PyTorch's idle workers would keep a core from the pool.
+namespace team {
+
+constexpr int64_t LATE_NS = 1000000;  // a worker that sleeps wakes within a tenth of this
+constexpr int64_t LEAST = 2, MOST = 128;
+
+static int64_t away_until = 0;   // by now_ns()
+static int64_t factor = LEAST;   // of the next lateness; callers at once may set either
+
+struct Job {
+    void (*function)(void*);
+    void* data;
+    int64_t began;
+    int64_t late;
+};
+
+static inline int64_t now_ns() {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
+static inline void take_part(void* data) {
+    Job* const job = (Job*)data;
+    const int64_t late = now_ns() - job->began;
+    if (late > LATE_NS) __atomic_store_n(&job->late, late, __ATOMIC_RELAXED);
+    job->function(job->data);
+}
+
+static inline bool is_away(int64_t now) { return now < __atomic_load_n(&away_until, __ATOMIC_RELAXED); }
+
+static inline void run(void (*function)(void*), void* data, int threads, int64_t now) {
+    Job job = {function, data, now, 0};
+    GOMP_parallel(take_part, &job, (unsigned)threads, 0);
+    const int64_t before = __atomic_load_n(&factor, __ATOMIC_RELAXED);
+    if (job.late == 0) {
+        if (before != LEAST) __atomic_store_n(&factor, LEAST, __ATOMIC_RELAXED);
+        return;
+    }
+    __atomic_store_n(&away_until, now_ns() + before * job.late, __ATOMIC_RELAXED);
+    if (before < MOST) __atomic_store_n(&factor, 2 * before, __ATOMIC_RELAXED);
+}
+
+}  // namespace team
+
+// Calls function(data) once on each of `threads` threads, this one among them, and waits for all: for what has to run on
+// every one of them, as where it is measured what they can do.
+static inline void run_on_every_thread(void (*function)(void*), void* data, int threads) {
     if (threads <= 1)
         function(data);
     else if (GOMP_parallel)
         GOMP_parallel(function, data, (unsigned)threads, 0);
+    else
+        pool::run(function, data, threads);
+}
+
+// Calls function(data) once on each of at most `threads` threads, this one among them, and waits for those that began.
+static inline void run_on_threads(void (*function)(void*), void* data, int threads) {
+    if (threads <= 1) return function(data);
+    const int64_t now = team::now_ns();
+    if (GOMP_parallel && !team::is_away(now))
+        team::run(function, data, threads, now);
     else
         pool::run(function, data, threads);
 }

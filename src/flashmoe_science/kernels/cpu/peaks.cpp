@@ -105,7 +105,7 @@ void compute_on_amx(void* data) {
 template <class Operation>
 double total_rate(int threads, double seconds) {
     Rate rate = {seconds, 0.0, PTHREAD_MUTEX_INITIALIZER};
-    run_on_threads(compute<Operation>, &rate, threads);
+    run_on_every_thread(compute<Operation>, &rate, threads);
     return rate.total;
 }
 
@@ -155,7 +155,7 @@ EXPORT double flashmoe_peak_fp32(int threads, double seconds) {
 EXPORT double flashmoe_peak_bf16(int threads, double seconds) {
 #if HAS_AMX
     Rate rate = {seconds, 0.0, PTHREAD_MUTEX_INITIALIZER};
-    run_on_threads(compute_on_amx, &rate, threads);
+    run_on_every_thread(compute_on_amx, &rate, threads);
     return rate.total;
 #elif defined(__AVX512BF16__)
     return total_rate<PairDot>(threads, seconds);
@@ -172,7 +172,7 @@ EXPORT double flashmoe_peak_copy(const void* from, void* to, size_t bytes, int t
     for (int i = 0; i < repeats; ++i) {
         Copy copy = {(const char*)from, (char*)to, bytes, threads, 0};
         const double start = now();
-        run_on_threads(copy_part, &copy, threads);
+        run_on_every_thread(copy_part, &copy, threads);
         const double rate = 2.0 * bytes / (now() - start);
         if (rate > best) best = rate;
     }
@@ -183,7 +183,7 @@ EXPORT double flashmoe_peak_copy(const void* from, void* to, size_t bytes, int t
 EXPORT double flashmoe_peak_read(const void* from, size_t bytes, int threads) {
     Read read = {(const uint64_t*)from, bytes / sizeof(uint64_t), threads, 0, 0};
     const double start = now();
-    run_on_threads(read_part, &read, threads);
+    run_on_every_thread(read_part, &read, threads);
     const double seconds = now() - start;
     return read.sum == 1 ? 0.0 : bytes / seconds;
 }
