@@ -21,9 +21,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import functools
 import gc
 import importlib
 import io
+import itertools
 import json
 import os
 import pkgutil
@@ -41,7 +43,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from brief_timing import be_brief
-from warm_process import MOST_OPEN_FILES, run_to_its_end, take_files
+from warm_process import MOST_OPEN_FILES, leave_to_the_server, run_to_its_end, take_files, take_huge_pages
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 AVAILABLE = sys.platform == "linux"
@@ -76,6 +78,8 @@ _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _MOST_REQUEST_BYTES = 1 << 20
 _MOST_FILES = 16
 _POLL_S = 0.0005
+_FEW = 8
+"""Processes, for which a server does not take huge pages: that is half a second."""
 
 FreshPopen = subprocess.Popen
 _servers: dict[tuple[tuple[str, str], ...], _Server] = {}
@@ -279,12 +283,14 @@ def _taking_in_orphans() -> Iterator[None]:
 # ---------------------------------------------------------------- the server
 
 
-def serve(connection: socket.socket) -> Callable[[], NoReturn] | None:
+def serve(connection: socket.socket, huge_pages_after: int = -1) -> Callable[[], NoReturn] | None:
     """Forks until the asker is gone. In a process that was forked: what it is to do."""
-    while True:
+    for number in itertools.count():
         message, files, _, _ = socket.recv_fds(connection, _MOST_REQUEST_BYTES, _MOST_FILES)
         if not message:
-            return None
+            break
+        if number == huge_pages_after:
+            take_huge_pages()
         read, write = os.pipe()
         between = _fork()
         if between == 0:
@@ -304,6 +310,7 @@ def serve(connection: socket.socket) -> Callable[[], NoReturn] | None:
         os.close(read)
         for file in files:
             os.close(file)
+    return None
 
 
 def _fork() -> int:
@@ -455,6 +462,14 @@ def _import_everything() -> None:
                 importlib.import_module(module.name)
     for name in _AT_FIRST_USE:
         importlib.import_module(name)
+    _build_command_line()
+
+
+def _build_command_line() -> None:
+    """Each command would make all commands with their options from their signatures again."""
+    typer = importlib.import_module("typer.main")
+    typer.get_command = functools.cache(typer.get_command)
+    typer.get_command(importlib.import_module("cudadent42.commands.cli").app)
 
 
 def main() -> None:
@@ -474,7 +489,8 @@ def main() -> None:
     _path_at_the_start[:] = sys.path
     gc.collect()
     gc.freeze()  # what is never looked at stays shared
-    program = serve(connection)
+    leave_to_the_server()
+    program = serve(connection, huge_pages_after=_FEW)
     if program is not None:
         program()
 
