@@ -118,14 +118,7 @@ def fused_moe(
     is the operator ``fused_moe_quantized``, and autocast leaves the numbers of w13 and w2 as they are.
     """
     if w13_scales is not None or w2_scales is not None:
-        if w13_bias is not None or w2_bias is not None:
-            raise InputError(
-                "quantised weights take no biases; leave w13_bias and w2_bias out, or the scales"
-            )
-        if main_gradients is not None:
-            raise InputError(
-                "quantised weights have no backward pass; leave main_gradients out, or the scales"
-            )
+        _reject_beside_scales(w13_bias, w2_bias, main_gradients)
         return _fused_moe_quantized(
             hidden_states,
             w13,
@@ -140,11 +133,7 @@ def fused_moe(
         )
     if main_gradients is not None:
         check_main_gradients(w13, w2, main_gradients)
-        tensors = hidden_states, w13, w2, topk_weights, topk_ids, out, w13_bias, w2_bias
-        if is_dynamo_compiling() or autocast.is_on() or not all_direct(*tensors):
-            raise InputError(
-                "main_gradients are for eager code without autocast and transforms; leave them out there"
-            )
+        _reject_indirect(hidden_states, w13, w2, topk_weights, topk_ids, out, w13_bias, w2_bias)
     if is_dynamo_compiling():
         return _fused_moe_dispatched(
             (hidden_states, w13, w2, topk_weights, topk_ids),
@@ -349,6 +338,24 @@ def _fused_moe_dispatched(
         else FUSED_MOE(*floats, topk_ids, *options, *biases)
     )
     return result if out is None else out.copy_(result)
+
+
+def _reject_beside_scales(
+    w13_bias: torch.Tensor | None, w2_bias: torch.Tensor | None, main_gradients: object
+) -> None:
+    """Raise InputError for what quantised weights do not go with."""
+    if w13_bias is not None or w2_bias is not None:
+        raise InputError("quantised weights take no biases; leave w13_bias and w2_bias out, or the scales")
+    if main_gradients is not None:
+        raise InputError("quantised weights have no backward pass; leave main_gradients out, or the scales")
+
+
+def _reject_indirect(*tensors: torch.Tensor | None) -> None:
+    """Raise InputError for a call with ``main_gradients`` that anybody but autograd would have to see."""
+    if is_dynamo_compiling() or autocast.is_on() or not all_direct(*tensors):
+        raise InputError(
+            "main_gradients are for eager code without autocast and transforms; leave them out there"
+        )
 
 
 def _reject_recorded_out(out: torch.Tensor | None, *tensors: torch.Tensor | None) -> None:
