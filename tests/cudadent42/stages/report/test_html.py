@@ -409,3 +409,19 @@ def test_folder_that_cannot_be_written(small: RunFolder) -> None:
 def test_write_of_a_folder_that_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="expected a run folder"):
         report.write(tmp_path)
+
+
+RESULTS = Path(__file__).parents[4] / "benchmarks" / "results"
+COMMITTED = sorted(RESULTS.rglob("report.html"))
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=[path.parent.name for path in COMMITTED])
+def test_a_committed_report_looks_as_reports_do_now(path: Path) -> None:
+    """Words of headers whole, a list of contents, rivals in a matrix; else `cudadent42 report FOLDER` draws it again."""
+    page = path.read_text(encoding="utf-8")
+    headers = re.search(r"thead th\{[^}]*overflow-wrap:([a-z-]+)", page)
+    assert headers is not None
+    assert headers[1] == "break-word"
+    assert '<nav class="contents"' in page
+    assert "Other implementations" not in page
+    assert "Other implementations" not in path.with_suffix(".md").read_text(encoding="utf-8")
