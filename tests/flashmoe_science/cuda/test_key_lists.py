@@ -6,6 +6,7 @@ import ctypes
 
 import pytest
 import torch
+from compiled_for import each_architecture
 from emulated import NEEDS_COMPILER, compile_emulation
 
 from flashmoe_science import InputError
@@ -107,7 +108,7 @@ def test_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         key_lists.is_asked_for()
 
 
-@pytest.mark.parametrize("architecture", LIMITS)
+@each_architecture(tuple(LIMITS))
 def test_it_compiles_for_every_architecture(architecture: str, nvrtc: None) -> None:
     for seqlen_k in (16, 1 << 16):
         resources = compile_kernel(key_lists.kernel(seqlen_k, architecture)).resources

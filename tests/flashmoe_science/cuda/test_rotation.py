@@ -6,6 +6,7 @@ import ctypes
 
 import pytest
 import torch
+from compiled_for import each_architecture
 from emulated import NEEDS_COMPILER, compile_emulation
 from rotation_cases import CASES, Case, Tensors, composed, exact
 
@@ -117,7 +118,7 @@ def test_rows_that_are_not_aligned() -> None:
     assert rotation.readable(odd).data_ptr() % 16 == 0
 
 
-@pytest.mark.parametrize("architecture", LIMITS)
+@each_architecture(tuple(LIMITS))
 def test_it_compiles_for_every_architecture(architecture: str, nvrtc: None) -> None:
     for kernel in rotation.kernels(architecture):
         resources = compile_kernel(kernel).resources

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from compiled_for import each_architecture
 from emulated import NEEDS_COMPILER, compile_emulation
 
 from flashmoe_science import InputError, paged_append
@@ -281,7 +282,7 @@ def test_on_cuda_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         cuda.is_asked_for()
 
 
-@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90", "sm_100"])
+@each_architecture(["sm_75", "sm_80", "sm_90", "sm_100"])
 def test_it_compiles_without_spills(architecture: str, nvrtc: None) -> None:
     for dtype in (FP16,) if architecture == "sm_75" else (FP16, BF16):
         compile_kernel(cuda.kernel(dtype, architecture))

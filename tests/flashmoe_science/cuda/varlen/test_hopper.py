@@ -220,7 +220,13 @@ def test_every_tile_fits_shared_memory(pair: tuple[int, int]) -> None:
         assert tile.shared_bytes <= limits("sm_90").shared_per_block
 
 
-@pytest.mark.parametrize("pair", configs.DIMENSIONS)
+@pytest.mark.parametrize(
+    "pair",
+    [
+        pytest.param(pair, marks=[] if pair in ((128, 128), (256, 256)) else [pytest.mark.slow])
+        for pair in configs.DIMENSIONS
+    ],
+)
 def test_common_kernels_keep_everything_in_registers(pair: tuple[int, int], nvrtc: None) -> None:
     from flashmoe_science.jit.nvrtc import compile_kernel
 

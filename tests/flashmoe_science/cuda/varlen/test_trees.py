@@ -9,6 +9,7 @@ import emulated_hopper_varlen
 import emulated_varlen
 import pytest
 import torch
+from compiled_for import each_architecture
 from emulated import NEEDS_COMPILER
 from emulated_decode import inputs_of, options, run_on_cpu
 from problems import H200
@@ -199,17 +200,23 @@ def test_trees_of_every_size_have_a_kernel(queries: int) -> None:
             assert taking == candidates(replace(problem, tree=False), device, bucket(queries))
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_kernels_with_trees_keep_everything_in_registers(head_dim: int, nvrtc: None) -> None:
-    for page_size in (16, 1) if head_dim <= 128 else (16,):
-        problem = problem_of(head_dim, page_size=page_size)
-        for queries in (1, 8):
-            configuration = decode.configuration_for(problem, Sizes(8, queries, 300), H200)
-            compile_kernel(decode.kernel(configuration, BF16, "sm_90"))
+@each_architecture(["sm_80", "sm_90"])
+@pytest.mark.parametrize(
+    "head_dim", [pytest.param(64, marks=pytest.mark.slow), 128, pytest.param(256, marks=pytest.mark.slow)]
+)
+def test_kernels_with_trees_keep_everything_in_registers(
+    head_dim: int, architecture: str, nvrtc: None
+) -> None:
     problem = problem_of(head_dim)
+    tiles = emulated_varlen.tiles(architecture, head_dim, head_dim, portable.features(problem))
+    for tile in (tiles.tall, tiles.short):
+        compile_kernel(portable.kernel(tile, BF16, architecture))
+    if architecture != "sm_90":
+        return
+    for page_size in (16, 1) if head_dim <= 128 else (16,):
+        of_pages = problem_of(head_dim, page_size=page_size)
+        for queries in (1, 8):
+            configuration = decode.configuration_for(of_pages, Sizes(8, queries, 300), H200)
+            compile_kernel(decode.kernel(configuration, BF16, "sm_90"))
     compile_kernel(hopper.kernel(emulated_hopper_varlen.tile_of(problem), BF16))
     assert emulated_hopper_varlen.tile_of(problem, wide=True) == emulated_hopper_varlen.tile_of(problem)
-    for architecture in ("sm_80", "sm_90"):
-        tiles = emulated_varlen.tiles(architecture, head_dim, head_dim, portable.features(problem))
-        for tile in (tiles.tall, tiles.short):
-            compile_kernel(portable.kernel(tile, BF16, architecture))
