@@ -417,7 +417,7 @@ COMMITTED = sorted(RESULTS.rglob("report.html"))
 
 @pytest.mark.parametrize("path", COMMITTED, ids=[path.parent.name for path in COMMITTED])
 def test_a_committed_report_looks_as_reports_do_now(path: Path) -> None:
-    """Words of headers whole, a list of contents, rivals in a matrix; else `cudadent42 report FOLDER` draws it again."""
+    """Words of headers whole, a list of contents, rivals in a matrix; `cudadent42 report FOLDER` draws it again."""
     page = path.read_text(encoding="utf-8")
     headers = re.search(r"thead th\{[^}]*overflow-wrap:([a-z-]+)", page)
     assert headers is not None
