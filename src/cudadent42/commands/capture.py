@@ -169,6 +169,7 @@ def _replay(command: list[str], folders: list[Path], pairs: int, as_json: bool) 
         write_replay(folder, outcome)
         report.write(folder)
     if as_json:
-        print_json({"replay": outcome, "error": outcome.error, "agrees": outcome.inside})
+        agrees = outcome.inside if outcome.has_interval else None
+        print_json({"replay": outcome, "error": outcome.error, "agrees": agrees})
     else:
         print_line(console_for(stderr=True), replay_line(outcome))

@@ -93,6 +93,10 @@ class Prediction:
         return 1.0 - self.predicted_seconds / self.seconds if self.seconds else math.nan
 
 
+LEAST_PAIRS = 3
+"""Of a replay that is given an interval."""
+
+
 @dataclass(frozen=True)
 class Replay:
     """A script that was run both ways, and how far its prediction was off."""
@@ -112,6 +116,11 @@ class Replay:
         """Predicted time with the kernels less the measured one, as a share of the script's time: above 0 the script
         got faster than predicted."""
         return 1.0 / self.prediction.speedup - 1.0 / self.speedup
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether there are pairs enough for one: that of a single pair would be a point."""
+        return len(self.seconds) >= LEAST_PAIRS
 
     @property
     def inside(self) -> bool:

@@ -80,6 +80,7 @@ def test_the_run_of_a_suite_predicts_and_a_replay_checks_it(tmp_path: Path) -> N
     written = json.loads((tmp_path / "folder" / "replay.json").read_text(encoding="utf-8"))
     assert len(written["seconds"]) == len(written["seconds_with_kernels"]) == 1
     assert "was off by" in replay.stderr
+    assert "So few pairs have no interval" in " ".join(replay.stderr.split())
     assert "Run both ways 1 time" in (tmp_path / "folder" / "report.md").read_text(encoding="utf-8")
     another = lab("capture", "--replay", "folder", "script.py", "3", folder=tmp_path)
     assert another.returncode == 2

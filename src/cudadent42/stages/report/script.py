@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from cudadent42.model import text
-from cudadent42.model.script import Prediction, Replay, Script
+from cudadent42.model.script import LEAST_PAIRS, Prediction, Replay, Script
 from cudadent42.runs.replays import load_replay
 from cudadent42.stages.report.view import View
 
@@ -64,13 +64,17 @@ def prediction_line(prediction: Prediction) -> str:
 
 
 def replay_line(replay: Replay) -> str:
-    """What running the script both ways has shown, in two sentences."""
-    agreement = "agree" if replay.inside else "do not agree"
+    """What running the script both ways has shown, in two or three sentences."""
+    interval = f" ({text.interval(replay.ci_low, replay.ci_high)})" if replay.has_interval else ""
+    if not replay.has_interval:
+        agreement = f". So few pairs have no interval; from {LEAST_PAIRS} on there is one"
+    else:
+        agreement = "; the intervals agree" if replay.inside else "; the intervals do not agree"
     return (
         f"Run both ways {text.plural(len(replay.seconds), 'time')}, the script was {text.ratio(replay.speedup)} as "
-        f"fast with the kernels ({text.interval(replay.ci_low, replay.ci_high)}). The prediction of "
-        f"{text.ratio(replay.prediction.speedup)} was off by {text.percent(abs(replay.error))} of the script's time; "
-        f"the intervals {agreement}."
+        f"fast with the kernels{interval}. The prediction of "
+        f"{text.ratio(replay.prediction.speedup)} was off by {text.percent(abs(replay.error))} of the script's time"
+        f"{agreement}."
     )
 
 

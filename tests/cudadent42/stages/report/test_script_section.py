@@ -80,7 +80,16 @@ def test_another_device_and_no_comparison(small: RunFolder) -> None:
 def test_a_replay_says_how_far_it_was_off(
     small: RunFolder, low: float, high: float, speedup: float, words: str
 ) -> None:
-    replay = Replay((11.0, 11.2), (8.7, 8.8), speedup, low, high, PREDICTION)
+    replay = Replay((11.0, 11.2, 11.1), (8.7, 8.8, 8.9), speedup, low, high, PREDICTION)
     write_replay(small.path, replay)
     assert load_replay(small.path) == replay
     assert words in render(of(small)).replace("\\", "")
+
+
+def test_a_replay_of_one_pair_has_no_interval(small: RunFolder) -> None:
+    """Which would be a point, and agree with nothing."""
+    write_replay(small.path, Replay((11.0,), (8.7,), 1.2644, 1.2644, 1.2644, PREDICTION))
+    said = render(of(small)).replace("\\", "")
+    assert "1.26× as fast with the kernels. The prediction" in said
+    assert "of the script's time. So few pairs have no interval; from 3 on there is one." in said
+    assert "intervals" not in said.partition("Run both ways 1 time")[2].partition("from 3 on")[0]
