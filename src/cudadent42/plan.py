@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from cudadent42.base.errors import UsageError
+from cudadent42.base.paths import real_path
 from cudadent42.base.toml import did_you_mean
 from cudadent42.decisions.gates import GateFile
 from cudadent42.decisions.margin import default_margin
@@ -146,7 +147,7 @@ def check_below(implementations: Iterable[str], root: Path) -> None:
         file = plug_in_file(name)
         files = [file, specification.load(file).source] if is_kernel_file(name) else [file]
         for each in files:
-            if not each.resolve().is_relative_to(root.resolve()):
+            if not real_path(each).is_relative_to(real_path(root)):
                 raise UsageError(
                     f"{each}, of the implementation {name!r}, is outside of the project {root}; name files below it"
                 )

@@ -12,6 +12,7 @@ from types import MappingProxyType, ModuleType
 
 from cudadent42.base import parcels
 from cudadent42.base.errors import UsageError
+from cudadent42.base.paths import real_path
 from cudadent42.base.source_imports import SourceLoader, make_importable
 from cudadent42.model.events import LOADING, Doing, Mark
 from cudadent42.model.implementations import (
@@ -84,7 +85,7 @@ def load(spec: str, operation: str) -> Implementation:
     if was_sent:
         make_importable(path.parent)
     path_text, _, attribute = spec.rpartition(":")
-    module = _module(path.resolve(), from_source=was_sent)
+    module = _module(real_path(path), from_source=was_sent)
     function = getattr(module, attribute, None)
     if not callable(function):
         raise UsageError(f"{path_text} has no callable {attribute!r}; expected path/to/file.py:callable")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cudadent42.base.errors import UsageError
+from cudadent42.base.paths import real_path
 from cudadent42.model.implementations import is_kernel_file, is_plug_in
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(\[[A-Za-z0-9_.,=+-]*\])?")
@@ -24,8 +25,8 @@ class Project:
     def path(self, text: str) -> Path:
         """A path below the project, links followed. Raises UsageError for any other."""
         try:
-            path = (self.root / text).resolve()
-        except (OSError, RuntimeError, ValueError) as error:
+            path = real_path(self.root / text)
+        except (OSError, ValueError) as error:
             raise UsageError(f"{text!r} is no path: {error}") from error
         if not path.is_relative_to(self.root):
             raise UsageError(f"{text!r} is outside of the project {self.root}; name a file below it")

@@ -16,6 +16,7 @@ from cudadent42.agents.project import Project
 from cudadent42.agents.tasks import Examination, Preflight, Race, Task, Verification
 from cudadent42.base import git
 from cudadent42.base.errors import ExitCode, LabError, UsageError
+from cudadent42.base.paths import real_path
 from cudadent42.base.serialise import decode
 from cudadent42.cost import rates
 from cudadent42.cost.rates import Rate
@@ -160,7 +161,7 @@ class Service:
                 raise UsageError(f"{self.project.root} has no revisions: {error}") from error
             file, colon, function = self.project.implementation(wanted.implementation).rpartition(".py:")
             path = Path(file + ".py" if colon else function)
-            entry = path.relative_to(top.resolve()).as_posix() + (f":{function}" if colon else "")
+            entry = path.relative_to(real_path(top)).as_posix() + (f":{function}" if colon else "")
         choices = self._choices(wanted, "race", with_implementation=False)
         return Race(device, choices, wanted.sealed, against, entry, untrusted=wanted.untrusted)
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cudadent42.base import git_programs
+from cudadent42.base.paths import real_path
 
 TIMEOUT_S = 120
 """Of the longest: reading a tree of a large repository from a slow disk."""
@@ -158,7 +159,7 @@ def root(folder: Path) -> Path:
     Also GitError where the repository's ``core.worktree`` names another folder: its files are not what was meant.
     """
     top = Path(os.fsdecode(run(folder, "rev-parse", "--show-toplevel").removesuffix(b"\n")))
-    if not folder.resolve().is_relative_to(top.resolve()):
+    if not real_path(folder).is_relative_to(real_path(top)):
         raise GitError(f"its settings say that its files are in {top} (core.worktree)")
     return top
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cudadent42.base.errors import UsageError
+from cudadent42.base.paths import real_path
 from cudadent42.commands.help import App
 from cudadent42.commands.options import DeviceOption, IgnoreOption
 
@@ -105,7 +106,7 @@ def relay(
     from cudadent42.fleet.relay import relay as serve
 
     where = slots(device, None)
-    os.environ[FOLDER_VARIABLE] = str((folder / PARCELS).resolve())  # of the workers, and of what they start
+    os.environ[FOLDER_VARIABLE] = str(real_path(folder / PARCELS))  # of the workers, and of what they start
     serve(
         LocalEngine(folder, where, ignore_preflight=ignore_preflight),
         folder,
@@ -151,4 +152,4 @@ def work(
         ignore_preflight=ignore_preflight,
     )
     with observer(console_for(stderr=True), True) as watcher:
-        do_tasks(folder.resolve(), Queue(folder.resolve() / FOLDER), identity, watcher, parent=parent)
+        do_tasks(real_path(folder), Queue(real_path(folder) / FOLDER), identity, watcher, parent=parent)

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from cudadent42.base.errors import MachineNotReadyError, UsageError
+from cudadent42.base.paths import real_path
 
 
 def mcp(
@@ -49,7 +50,7 @@ def mcp(
     ):
         if not 0.0 <= value <= 1e6:
             raise UsageError(f"{option} {value:g}: expected a number from 0 to 1000000")
-    root = project.resolve()
+    root = real_path(project)
     if not root.is_dir():
         raise UsageError(f"--project {project}: expected a folder")
     from cudadent42.agents.front import open_connection

@@ -20,6 +20,7 @@ from cudadent42.base import trees
 from cudadent42.base.bytecode import is_bytecode
 from cudadent42.base.errors import UsageError
 from cudadent42.base.parcels import Parcel
+from cudadent42.base.paths import real_path
 from cudadent42.base.reading import read_bytes
 from cudadent42.base.toml import parse_toml
 from cudadent42.model.implementations import is_kernel_file, is_plug_in, path_text_of, plug_in_file
@@ -104,7 +105,7 @@ def _check_names(modules: Mapping[str, Mapping[str, str]]) -> None:
 
 def _contents(path_text: str) -> _Contents:
     path = plug_in_file(path_text if is_kernel_file(path_text) else f"{path_text}:")
-    return _of_kernel_file(path.resolve()) if is_kernel_file(path_text) else _of_python(path.resolve())
+    return _of_kernel_file(real_path(path)) if is_kernel_file(path_text) else _of_python(real_path(path))
 
 
 def _of_kernel_file(path: Path) -> _Contents:

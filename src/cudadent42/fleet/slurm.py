@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cudadent42.base.errors import LabError, UsageError
+from cudadent42.base.paths import real_path
 from cudadent42.fleet.engine import Joined, Left, Message
 from cudadent42.fleet.folder import FolderEngine
 
@@ -70,12 +71,12 @@ class SlurmEngine(FolderEngine):
     def _submit(
         self, root: Path, logs: Path, partition: Partition, elements: int, ignore_preflight: bool
     ) -> str:
-        command = [sys.executable, "-m", "cudadent42", "fleet", "work", str(root.resolve())]
+        command = [sys.executable, "-m", "cudadent42", "fleet", "work", str(real_path(root))]
         command += ["--device", "cuda" if partition.gpus else "cpu"]
         command += ["--ignore-preflight"] if ignore_preflight else []
         script = f"#!/bin/sh\nexec {shlex.join(command)}\n"
         options = ["--parsable", f"--array=0-{elements - 1}", f"--partition={partition.name}"]
-        options += ["--job-name=cudadent42", f"--output={logs.resolve()}/slurm-%A_%a.log", "--requeue"]
+        options += ["--job-name=cudadent42", f"--output={real_path(logs)}/slurm-%A_%a.log", "--requeue"]
         options += ["--gres=gpu:1"] if partition.gpus else []
         answer = _call("sbatch", *options, given=script)
         # The number, and behind a semicolon the cluster's name.

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from cudadent42.base import parcels
 from cudadent42.base.errors import MachineNotReadyError
+from cudadent42.base.paths import real_path
 from cudadent42.model.implementations import is_plug_in, plug_in_file
 from cudadent42.model.records import Plan
 from cudadent42.model.sandbox import Protection
@@ -150,10 +151,10 @@ def _unless_home(path: str) -> Iterator[str]:
 
 def _holds_much(folder: Path) -> bool:
     """Whether more than one project lies in it: a home, what is above one, the folder for temporary files."""
-    folder = folder.resolve()
-    others = [Path(tempfile.gettempdir()).resolve()]
+    folder = real_path(folder)
+    others = [real_path(Path(tempfile.gettempdir()))]
     with suppress(RuntimeError):  # a user without a home
-        others.append(Path.home().resolve())
+        others.append(real_path(Path.home()))
     return any(folder == each or folder in each.parents for each in others)
 
 
@@ -165,7 +166,7 @@ def _shown(files: Sequence[Path]) -> Iterator[str]:
         if _holds_much(folder):
             continue
         for each in folder.iterdir():
-            if not _hidden(each) and folder.resolve() in each.resolve().parents:
+            if not _hidden(each) and real_path(folder) in real_path(each).parents:
                 yield from _without_hidden(each)
 
 

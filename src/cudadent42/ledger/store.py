@@ -13,6 +13,7 @@ from pathlib import Path
 from sqlalchemy import Connection, Table, delete, insert, select
 
 from cudadent42.base.errors import UsageError
+from cudadent42.base.paths import real_path
 from cudadent42.base.shown import message
 from cudadent42.ledger.database import DamagedLedgerError, Ledger, connect
 from cudadent42.ledger.reading import Row, RunRows, read_run
@@ -344,7 +345,7 @@ def _known_folders(connection: Connection) -> tuple[Path, ...]:
 
 
 def _unique(paths: Iterable[Path]) -> tuple[Path, ...]:
-    return tuple({path.resolve(): path for path in paths}.values())
+    return tuple({real_path(path): path for path in paths}.values())
 
 
 def _now() -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cudadent42.base.errors import NewerVersionError, UsageError
+from cudadent42.base.paths import real_path
 from cudadent42.base.reading import read_text
 from cudadent42.base.toml import Table, did_you_mean, parse_toml
 from cudadent42.model.cases import DEFAULT_OPERATION
@@ -250,7 +251,7 @@ def _source(table: Table, path: Path) -> Path:
         raise UsageError(f"{table.where}: source = {name!r}; expected a .cu or .cpp file")
     if not source.is_file():
         raise UsageError(f"{table.where}: source = {name!r}; no file {source}")
-    return source.resolve()
+    return real_path(source)
 
 
 def _dtypes(table: Table, default: list[str]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from cudadent42.base.paths import real_path
 from cudadent42.model.records import Status
 from cudadent42.preflight.definitions import THIS_PYTHON, Context, Definition, Fact, Finding, Problem
 from flashmoe_science.errors import DeviceError
@@ -99,7 +100,7 @@ def _cuda_headers(context: Context) -> Finding:
     nvcc = shutil.which("nvcc") or find_nvcc()
     if nvcc is None:
         return Finding("no CUDA toolkit, and nothing here needs one", skipped=True)
-    header = _first_cuda_header(Path(nvcc).resolve().parent.parent)
+    header = _first_cuda_header(real_path(Path(nvcc)).parent.parent)
     if header is None:
         return Finding("nvcc without headers", skipped=True)
     match = _CUDA_VERSION.search(header.read_text(errors="replace"))

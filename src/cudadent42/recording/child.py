@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cudadent42.base.files import write_json
+from cudadent42.base.paths import real_path
 from cudadent42.recording.context import recorded, running
 from cudadent42.recording.launch import RECORD, WITH
 from cudadent42.recording.recorder import Recorder
@@ -34,7 +35,7 @@ def main(arguments: list[str]) -> None:
                 runpy.run_module(others[0], run_name="__main__", alter_sys=True)
             else:
                 # As Python does, so that the script finds what lies beside it.
-                sys.path[0] = str(Path(script).resolve().parent)
+                sys.path[0] = str(real_path(Path(script)).parent)
                 runpy.run_path(script, run_name="__main__")
     finally:
         if os.getpid() == process:  # and not a child of the script's

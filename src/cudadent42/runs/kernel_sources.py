@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cudadent42.base.errors import UsageError
+from cudadent42.base.paths import real_path
 from cudadent42.base.reading import read_bytes
 from cudadent42.model import implementations
 from cudadent42.model.records import Plan
@@ -74,8 +75,8 @@ def _of_files(files: Sequence[Path]) -> KernelSource:
 
 
 def _commit(files: Sequence[Path]) -> str:
-    folder = files[0].resolve().parent
-    tracked = ask(folder, "ls-files", "--error-unmatch", paths=[str(path.resolve()) for path in files])
+    folder = real_path(files[0]).parent
+    tracked = ask(folder, "ls-files", "--error-unmatch", paths=[str(real_path(path)) for path in files])
     changed = ask(folder, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty")
     if tracked is None or changed is None or changed.strip():
         return ""

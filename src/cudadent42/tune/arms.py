@@ -9,6 +9,7 @@ from typing import Any
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.files import write_text
+from cudadent42.base.paths import real_path
 from cudadent42.base.reading import read_text
 from cudadent42.base.toml import parse_toml
 from cudadent42.model.implementations import OURS
@@ -76,7 +77,7 @@ def kernel_text(space: Space, arm: Arm, document: Mapping[str, Any], source: Pat
         **document,
         "name": file_stem(arm),
         "description": arm.name,
-        "source": str((source.parent / document["source"]).resolve()),
+        "source": str(real_path(source.parent / document["source"])),
         "configuration": configurations,
     }
     return kernel_file_text(changed, f"{space.name}: {arm.name}")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cudadent42.base.observer import Observer
+from cudadent42.base.paths import real_path
 from cudadent42.fleet.engine import Engine
 from cudadent42.fleet.perform import untuned
 from cudadent42.fleet.worker import tree_digest
@@ -74,5 +75,5 @@ def _proposer(opened: Opened) -> Proposer | None:
     from cudadent42.tune import search
 
     search.imported()
-    space, folder = spaces.load(Path(opened.setup.space)), opened.folder.resolve()
+    space, folder = spaces.load(Path(opened.setup.space)), real_path(opened.folder)
     return lambda state: search.propose(space, state, folder)

@@ -8,6 +8,7 @@ from types import TracebackType
 
 from cudadent42.base.errors import ExitCode
 from cudadent42.base.observer import Observer
+from cudadent42.base.paths import real_path
 from cudadent42.decisions.verdicts import MIN_BLOCKS
 from cudadent42.fleet import perform as fleet
 from cudadent42.fleet.perform import Racer
@@ -70,7 +71,7 @@ class ThisMachine:
         new = [arm for arm, implementation in setup.arms.items() if implementation not in self._names]
         self._names |= {setup.arms[arm]: arm for arm in new}
         arms = [Arm(arm, setup.settings.get(arm, {})) for arm in new]
-        materialise(self._space, arms, self._folder.resolve())
+        materialise(self._space, arms, real_path(self._folder))
 
     def compile(self, arm: str) -> CompiledArm:
         settings = {} if arm == DEFAULT else self._setup.settings[arm]

@@ -8,6 +8,7 @@ from pathlib import Path
 from cudadent42.base.errors import MachineNotReadyError, UsageError
 from cudadent42.base.files import read_record
 from cudadent42.base.observer import Observer
+from cudadent42.base.paths import real_path
 from cudadent42.base.toml import did_you_mean
 from cudadent42.decisions.racing import Rules
 from cudadent42.flows import pipeline
@@ -71,7 +72,7 @@ def open_tuning(request: Request, observer: Observer) -> Opened:
 
     A tuning that is there already keeps its timer: what suits a machine that is busy now is no reason not to go on.
     """
-    space = spaces.load(request.space.resolve())
+    space = spaces.load(real_path(request.space))
     folder = folder_of(request, space)
     options = RunOptions(
         choices=replace(request.choices, implementations=(_default(space),)),
@@ -140,7 +141,7 @@ def _setup(request: Request, space: Space, folder: Path, prepared: Prepared, str
         space_digest=space.digest,
         kernel=kernel,
         kernel_digest=digest,
-        arms=implementations(space, arms, folder.resolve()),
+        arms=implementations(space, arms, real_path(folder)),
         settings={arm.name: dict(arm.settings) for arm in arms if arm.name != DEFAULT},
         regions=space.regions,
         plan=plan,
@@ -215,14 +216,14 @@ class Outlook:
 def preview(request: Request, gpu: str, folder: Path, observer: Observer) -> Outlook:
     """Compile every arm, for a GPU that need not be here where ``gpu`` names one. Nothing is run or kept but arms in
     ``folder``."""
-    space = spaces.load(request.space.resolve())
+    space = spaces.load(real_path(request.space))
     device = "cuda:0" if gpu else ("cpu" if request.device in ("auto", "cpu") else request.device)
     choices = replace(request.choices, implementations=(_default(space),))
     plan = _of_default(make_plan(choices, device, registry), _default(space))
     _check_regions(space, plan)
     strategy = choose(space, len(plan.cases), request.wanted, request.budget_s)
     arms = begins_with(space, strategy)
-    names = materialise(space, arms, folder.resolve())
+    names = materialise(space, arms, real_path(folder))
     target = named_gpu(gpu) if gpu else _target(device)
     observer.stage("compile")
     compiled = []

@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from cudadent42.base import durable, git, parcels, trees
 from cudadent42.base.bytecode import is_bytecode
 from cudadent42.base.errors import MachineNotReadyError, UsageError
+from cudadent42.base.paths import real_path
 from cudadent42.base.reading import expanded, read_bytes
 from cudadent42.base.trees import TreeDigest
 from cudadent42.model.implementations import OUR_PACKAGE, is_kernel_file, is_our_variant, is_plug_in
@@ -65,7 +66,7 @@ def export(revision: str, repository: Path | None = None, entry: str = "") -> Ve
     file = "" if is_of_package(entry) else entry
     folder = as_folder(revision)
     if folder is not None:
-        return _keep(_folder_files(folder, file), folder.resolve().name, "", entry)
+        return _keep(_folder_files(folder, file), real_path(folder).name, "", entry)
     root = repository_root(repository)
     if revision == WORKING_TREE:
         return _keep(_working_files(root, file), revision, "", entry)
@@ -234,8 +235,8 @@ def _working_files(root: Path, entry: str) -> Iterator[_File]:
 
 
 def _folder_files(folder: Path, entry: str) -> Iterator[_File]:
-    if not entry and folder.resolve().name == PACKAGE:
-        folder = folder.resolve().parent
+    if not entry and real_path(folder).name == PACKAGE:
+        folder = real_path(folder).parent
     names = [
         path.relative_to(folder).as_posix()
         for path in sorted(folder.rglob("*"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cudadent42.base.errors import UsageError
+from cudadent42.base.paths import real_path
 from cudadent42.model.implementations import is_kernel_file, is_plug_in, plug_in_file
 from cudadent42.plan import RunOptions
 
@@ -60,9 +61,9 @@ def _implementation(name: str, root: Path, here: Path) -> str:
 
 
 def _within(path: str, root: Path, here: Path) -> str:
-    absolute = (here / path).resolve()
+    absolute = real_path(here / path)
     try:
-        return str(absolute.relative_to(root.resolve()))
+        return str(absolute.relative_to(real_path(root)))
     except ValueError as error:
         raise UsageError(
             f"{path} is not in {root}, and only the working tree is sent there; copy it into the tree"

@@ -17,6 +17,7 @@ from typing import Any
 
 from cudadent42.base.errors import LabError, MachineNotReadyError
 from cudadent42.base.output import OutputLog
+from cudadent42.base.paths import real_path
 from cudadent42.preflight.ncu_install import remedy, tool
 from cudadent42.profiles.metrics import RawMetric, light_set
 from cudadent42.stages.profile import child
@@ -171,7 +172,7 @@ def _roots(ncu: Path) -> list[Path]:
     """Folders that may be the installation of an ``ncu``, which can be a script elsewhere."""
     version = ".".join(map(str, tool(ncu).version[:3]))
     elsewhere = Path("/opt/nvidia/nsight-compute").glob(f"{version}*") if version else ()
-    return [*ncu.resolve().parents, *elsewhere]
+    return [*real_path(ncu).parents, *elsewhere]
 
 
 def export_csv(ncu: Path, report: Path) -> str:
