@@ -53,7 +53,7 @@ def test_a_result_that_was_never_computed(name: str, wrong: Audited) -> None:
     assert not any(each.confirmed for each in wrong.confirmations)
 
 
-@pytest.mark.parametrize("name", SLOW)
+@pytest.mark.parametrize("name", [*SLOW, pytest.param("observer_left", marks=pytest.mark.slow)])
 def test_a_saving_that_is_none(name: str, tmp_path: Path) -> None:
     # Far more than the tenth or two of a millisecond by which calls differ that others displace.
     results = audits.claim([lab.cheat(name)], 0.5, 0.005)
@@ -90,7 +90,9 @@ def test_half_of_what_was_saved_does_not_bear_out_any_speed_up() -> None:
         honest = audits.claim(["mine"], 1.0, 1.0 / ratio).cases[0]
         assert as_much_faster(honest, race(1.1, own_ms))
     short = audits.claim(["mine"], 0.06, 0.01).cases[0]
-    assert as_much_faster(short, race(0.07, 0.04))  # half of it is waking
+    assert as_much_faster(short, race(0.07, 0.035))  # a third of it is waking
+    as_seen = audits.claim(["mine"], 0.2166, 0.0093).cases[0]  # forged; it takes 0.066
+    assert not as_much_faster(as_seen, race(0.2533, 0.0703))
     assert as_much_faster(forged, race(3.0, -0.1))  # less than copying took
 
 

@@ -42,6 +42,9 @@ COMPARABLE_RATIO, COMPARABLE_MS = 1.5, 0.02
 for it, on a CPU code and threads that have to wake. Where it takes longer, that is what the audit's clock saw, or
 somebody else has the machine meanwhile."""
 
+WAKING_MS = 0.01
+"""Of a candidate's call in the audit that its speed-up is not held to: the least that waking for it takes."""
+
 ALONE = "repeat on an idle machine with --sealed; if the difference stays, the run is not to be believed"
 
 OnProgress = Callable[[float, str], None]
@@ -221,9 +224,9 @@ def _confirmation(row: Comparison, race: Race, case: str, *, sound: bool) -> Con
 
 
 def as_much_faster(row: Comparison, race: Race) -> bool:
-    """Whether the speed-up is borne out too, at the better end of the interval and without what waking takes: half of
-    what was saved bears out any, where the run says that nearly all of the baseline's time was."""
-    own_ms = race.baseline_ms - race.high_ms - COMPARABLE_MS
+    """Whether the speed-up is borne out too: half of what was saved bears out any, where the run says that nearly all
+    of the baseline's time was."""
+    own_ms = race.candidate_ms - WAKING_MS
     return own_ms <= 0.0 or row.speedup <= 1.0 or race.baseline_ms >= own_ms * row.speedup**CONFIRMED_SHARE
 
 

@@ -7,7 +7,7 @@ wrote meanwhile; so it is loaded ahead of them, and it is looked at whether the 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from cudadent42.integrity.files import Files
 from cudadent42.model.implementations import is_plug_in, plug_in_file
 from cudadent42.model.integrity import Breach, Finding, Grade, Integrity
 from cudadent42.model.records import BenchReport, BuildReport, Plan, VerifyReport
+from cudadent42.model.text import clean
 from cudadent42.operations import definition
 from cudadent42.registry import trusted
 from flashmoe_science.errors import BuildError, DeviceError
@@ -32,6 +33,12 @@ _REPORTING = (
 
 _MOST_NAMES = 3
 """Of files that are named in a finding."""
+
+_HOLD_PYTORCH_BACK = (
+    *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS"),
+    *("CUDA_LAUNCH_BLOCKING", "PYTORCH_NO_CUDA_MEMORY_CACHING", "NVIDIA_TF32_OVERRIDE"),
+)
+"""Variables that take instructions or shortcuts from PyTorch, and nothing from a kernel in a file."""
 
 OTHERS_FILES = (
     "leave the files of the lab, its kernels and the baseline alone; if another wrote to them, run again"
@@ -52,6 +59,16 @@ def load_ahead(plan: Plan, *, with_report: bool) -> None:
     if plan.device == "cpu":
         with suppress(BuildError, DeviceError):  # said where the peaks are measured
             library.peaks_library()
+
+
+def held_back(environment: Mapping[str, str]) -> str:
+    """What the environment takes from PyTorch, which a claim about it has to say; empty for nothing."""
+    held = [f"{name}={clean(environment[name])}" for name in _HOLD_PYTORCH_BACK if environment.get(name)]
+    return (
+        f"{', '.join(held)}: PyTorch is held to that, so whoever quotes this run has to say it"
+        if held
+        else ""
+    )
 
 
 def files_of(plan: Plan, built: BuildReport) -> Files:

@@ -5,6 +5,7 @@ preflight -> build -> verify -> bench -> compare -> audit -> ledger -> profile, 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,7 +21,7 @@ from cudadent42.base.observer import Forwarding, Observer
 from cudadent42.decisions.claims import with_claim
 from cudadent42.decisions.compare import compare
 from cudadent42.decisions.verdicts import MIN_BLOCKS
-from cudadent42.flows.groundwork import files_of, integrity_of, load_ahead, written_while_run
+from cudadent42.flows.groundwork import files_of, held_back, integrity_of, load_ahead, written_while_run
 from cudadent42.flows.sandboxing import candidates_of, untrusted
 from cudadent42.model import implementations
 from cudadent42.model.device_names import parse_device
@@ -261,6 +262,8 @@ def _execute(
     with _entered_in_ledger(path, observer), writer as folder, ExitStack() as branches:
         opened(folder)
         recorded = _Recorded(observer, folder)
+        if held := held_back(os.environ):
+            recorded.note(held)
         if sandbox is not None:
             folder.set_sandbox(sandbox.report)
             recorded.note(f"sandbox: {sandbox.report.summary}")
