@@ -236,11 +236,14 @@ def test_a_daemon_of_a_candidate_ends_with_the_worker(
     assert not any(_runs(pid) for pid in pids)
 
 
+@pytest.mark.parametrize("worker_dies", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_daemon_that_sheds_its_environment_ends_with_the_worker(
-    candidate: Callable[[str], str], tmp_path: Path
+    candidate: Callable[[str], str], tmp_path: Path, worker_dies: bool
 ) -> None:
-    """The worker is the parent of what has lost its own: nothing else tells whose it was."""
+    """The process above the worker is the parent of what has lost its own: nothing else tells whose it was."""
     (tmp_path / "candidates.py.anonymous").touch()
+    if worker_dies:
+        (tmp_path / "candidates.py.die").touch()
     run_stage("verify", make_plan(candidate("leaves_a_daemon")), on_event=lambda event: None)
     [pid] = map(int, (tmp_path / "candidates.py.daemon").read_text().split())
     assert not _runs(pid)
