@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 from attention_reference import assert_as_exact_as_torch, exact_attention, torch_attention, visible_keys
-from cpu_attention import DTYPES, GuardedMemory, attend, each_dtype, inputs, normal
+from cpu_attention import DTYPES, GuardedMemory, Threads, attend, each_dtype, inputs, normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,6 +80,22 @@ def test_few_rows_of_several_heads_are_as_exact_as_pytorchs(
     theirs = torch_attention(query, key, value, False, 0.3)
     error, their_error = ((each.double() - exact).square().mean().sqrt() for each in (ours, theirs))
     assert error <= 1.25 * their_error
+
+
+@each_instruction_set
+@each_dtype
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_more_queries_than_a_task_has_room_for(
+    causal: bool, dtype: torch.dtype, instruction_set: InstructionSet
+) -> None:
+    """How many that is goes by the second-level cache and the threads, the bits do not."""
+    query, key, value = inputs(1, 2, 1, 1100, 1100 if causal else 70, 16, dtype)
+    with Threads(1):
+        alone = attend(query, key, value, causal, None, instruction_set)
+    assert_as_exact_as_torch(alone, query, key, value, causal)
+    for threads in (3, 7):
+        with Threads(threads):
+            assert torch.equal(attend(query, key, value, causal, None, instruction_set), alone)
 
 
 @pytest.mark.parametrize("head_dim", range(8, 257, 8))

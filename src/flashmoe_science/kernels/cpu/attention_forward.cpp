@@ -194,15 +194,35 @@ void work(void* data) {
     }
 }
 
-// Every task rounds the blocks of its keys anew, so few are better than many, if they keep all threads at work.
-int tiles_of_integer_task(const Job& job, int64_t tiles, int threads) {
+// Bytes of this processor's second-level cache.
+int64_t second_level_cache() {
+    static int64_t bytes = 0;
+    int64_t size = __atomic_load_n(&bytes, __ATOMIC_RELAXED);
+    if (size == 0) {
+#ifdef _SC_LEVEL2_CACHE_SIZE
+        size = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#endif
+        if (size <= 0) size = USUAL_CACHE;
+        __atomic_store_n(&bytes, size, __ATOMIC_RELAXED);
+    }
+    return size;
+}
+
+// As many queries as have room, with their outputs, in half of the second-level cache.
+int64_t most_queries(const Job& job) {
+    const int64_t fitting = second_level_cache() / 2 / (job.problem->head_dim * 2 * (int64_t)sizeof(float));
+    return smaller<int64_t>(MAX_DENSE_TASK_QUERIES, larger<int64_t>(fitting, MAX_TASK_QUERIES));
+}
+
+// How many tiles a task has without a mask: every task reads and prepares the blocks of its keys anew, so few are better
+// than many, if they keep all threads at work.
+int tiles_of_task(const Job& job, int64_t tiles, int most, int threads) {
     int best = 1;
     int64_t least = INT64_MAX;
-    const int most = (int)smaller<int64_t>(tiles, MAX_INTEGER_TASK_QUERIES / job.tile_queries);
     for (int each = 1; each <= most; ++each) {
         const int64_t tasks = (tiles + each - 1) / each * job.row_spaces;
-        const int64_t time = (tasks + threads - 1) / threads * (each + TILES_PER_ROUNDING);
-        if (time < least) {
+        const int64_t time = (tasks + threads - 1) / threads * (each * job.tile_queries + QUERIES_PER_BLOCK);
+        if (time <= least) {
             least = time;
             best = each;
         }
@@ -231,10 +251,12 @@ int divide(Job& job, int threads) {
     job.tile_queries = tile;
     const int64_t tiles = (job.rows + tile - 1) / tile;
     const int64_t each = tiles * job.row_spaces / threads;
-    const int64_t shared = larger(each / (job.causal ? 4 : 2), smaller<int64_t>(each, MIN_TASK_QUERIES / tile));
-    const int64_t most = (job.integers ? MAX_INTEGER_TASK_QUERIES : MAX_TASK_QUERIES) / tile;
-    job.task_tiles = (int)larger<int64_t>(1, smaller(smaller(shared, tiles), most));
-    if (job.integers && !job.causal) job.task_tiles = tiles_of_integer_task(job, tiles, threads);
+    int64_t shared = larger(each / (job.causal ? 4 : 2), smaller<int64_t>(each, MIN_TASK_QUERIES / tile));
+    // Integers are made of a block for each task, so that few tasks are worth more than even ones.
+    if (job.integers && !job.causal) shared = tiles;
+    const int64_t room = smaller<int64_t>(most_queries(job) / tile, MAX_DENSE_TASK_TILES);
+    const int most = (int)larger<int64_t>(1, smaller(smaller(shared, tiles), room));
+    job.task_tiles = job.causal ? most : tiles_of_task(job, tiles, most, threads);
     job.tasks_per_space = (tiles + job.task_tiles - 1) / job.task_tiles;
     job.tasks = job.tasks_per_space * job.row_spaces;
     return (int)smaller<int64_t>(threads, job.tasks);

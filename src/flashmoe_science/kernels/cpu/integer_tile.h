@@ -10,8 +10,6 @@ namespace {
 
 // With fewer rows the work is done before a block's keys and values have been rounded.
 constexpr int MIN_INTEGER_ROWS = 2 * TILE_QUERIES;
-// Tiles are full ones then.
-static_assert(!HAS_INTEGERS || MAX_INTEGER_TASK_QUERIES / TILE_QUERIES <= MAX_TASK_TILES, "no room for so many tiles");
 
 // By the shape and what is asked for alone, as are the tiles then: the bits do not depend on the number of threads.
 bool takes_integers(const Job& job) {

@@ -19,16 +19,25 @@ struct AttentionProblem {
 
 namespace {
 
+constexpr int up_to_multiple(int64_t x, int of) { return (int)((x + of - 1) / of * of); }
+template <class T>
+constexpr T smaller(T a, T b) { return a < b ? a : b; }
+template <class T>
+constexpr T larger(T a, T b) { return a > b ? a : b; }
+
 // As many queries as one pass of the products keeps in registers: a tile's queries, scores and output are then contiguous.
 constexpr int TILE_QUERIES = MAX_COLUMNS * W;
 constexpr int BLOCK_KEYS = 64;
 // Queries that share a prepared block of keys, at most, and where threads leave it open, at least.
 constexpr int MAX_TASK_QUERIES = 256;
 constexpr int MIN_TASK_QUERIES = 64;
-// The same where a block is rounded to integers, and how many tiles' products with it that takes, about.
-constexpr int MAX_INTEGER_TASK_QUERIES = 512;
-constexpr int TILES_PER_ROUNDING = 1;
 constexpr int MAX_TASK_TILES = MAX_TASK_QUERIES / W;
+// The same of attention_forward.cpp, where the second-level cache has room for so many.
+constexpr int MAX_DENSE_TASK_QUERIES = 1024;
+constexpr int MAX_DENSE_TASK_TILES = larger(MAX_TASK_TILES, MAX_DENSE_TASK_QUERIES / TILE_QUERIES);
+constexpr int64_t USUAL_CACHE = 512 << 10;
+// What it takes to read and prepare a block of keys, in queries: about as long as the products of so many with it.
+constexpr int QUERIES_PER_BLOCK = 16;
 // Below this many queries the heads of a group share row spaces.
 constexpr int FOLD_QUERIES = 64;
 // Longest run of products summed in one register: a longer head dimension is summed in parts, for accuracy.
@@ -44,12 +53,6 @@ constexpr int MAX_DEPTH_FEW_ROWS = 16;
 constexpr double MIN_PARALLEL_WORK = 2e5;
 constexpr double LOG2_E = 1.4426950408889634;
 constexpr int64_t NO_DIAGONAL = INT64_MAX / 4;
-
-constexpr int up_to_multiple(int64_t x, int of) { return (int)((x + of - 1) / of * of); }
-template <class T>
-constexpr T smaller(T a, T b) { return a < b ? a : b; }
-template <class T>
-constexpr T larger(T a, T b) { return a > b ? a : b; }
 
 struct Job {
     const AttentionProblem* problem;
@@ -110,7 +113,7 @@ struct Shared {
 };
 
 struct Workspace : Shared {
-    Tile tile[MAX_TASK_TILES];
+    Tile tile[MAX_DENSE_TASK_TILES];
     IntegerBlock integers;
     float* gain;  // [ld]: the factor of this block's sums, as `rescale` is that of those before
 };
