@@ -109,24 +109,27 @@ def composed_moe(moe: Moe, activation: Activation, layout: W13Layout, dtype: tor
     """The formula, slot by slot, in ``dtype``; autograd may record it."""
     combined = torch.float64 if dtype is torch.float64 else torch.float32
     result = torch.zeros(moe.hidden_states.shape, dtype=combined)
-    for token, choice in torch.cartesian_prod(*map(torch.arange, moe.topk_ids.shape)).view(-1, 2).tolist():
-        expert = int(moe.topk_ids[token, choice])
-        if not 0 <= expert < len(moe.w13):
-            continue
-        bias, second_bias = (
-            None if each is None else each[expert].to(dtype) for each in (moe.w13_bias, moe.w2_bias)
-        )
-        projected = functional.linear(moe.hidden_states[token].to(dtype), moe.w13[expert].to(dtype), bias)
-        if not activation.gated:
-            between = ACTIVATIONS[activation](projected)
-        elif layout is W13Layout.CONCAT:
-            gate, up = projected.chunk(2)
-            between = ACTIVATIONS[activation](gate) * factor_of(up, activation)
-        else:
-            between = ACTIVATIONS[activation](projected[::2]) * factor_of(projected[1::2], activation)
-        down = functional.linear(between, moe.w2[expert].to(dtype), second_bias).to(combined)
-        result[token] += moe.topk_weights[token, choice].to(combined) * down
-    return result.to(dtype)
+    # By rows and by experts, each converted once: autograd would make a gradient of all of them for each slot.
+    rows = list(result.unbind())
+    hidden, w13, w2 = (tensor.to(dtype).unbind() for tensor in (moe.hidden_states, moe.w13, moe.w2))
+    for token, experts in enumerate(moe.topk_ids.tolist()):
+        for choice, expert in enumerate(experts):
+            if not 0 <= expert < len(w13):
+                continue
+            bias, second_bias = (
+                None if each is None else each[expert].to(dtype) for each in (moe.w13_bias, moe.w2_bias)
+            )
+            projected = functional.linear(hidden[token], w13[expert], bias)
+            if not activation.gated:
+                between = ACTIVATIONS[activation](projected)
+            elif layout is W13Layout.CONCAT:
+                gate, up = projected.chunk(2)
+                between = ACTIVATIONS[activation](gate) * factor_of(up, activation)
+            else:
+                between = ACTIVATIONS[activation](projected[::2]) * factor_of(projected[1::2], activation)
+            down = functional.linear(between, w2[expert], second_bias).to(combined)
+            rows[token] = rows[token] + moe.topk_weights[token, choice].to(combined) * down
+    return (torch.stack(rows) if rows else result).to(dtype)
 
 
 def assert_as_exact_as_torch(
