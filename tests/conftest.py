@@ -107,6 +107,18 @@ def _homes_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _lesser_instruction_sets(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With ``--slow``, and where ``FLASHMOE_CPU_ISA`` names one, all are compiled as users do: `.ci/run` does both."""
+    from flashmoe_science.jit.host import INSTRUCTION_SET_VARIABLE
+    from instruction_sets import compile_lesser_ones_quickly
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not request.config.getoption("--slow") and not os.environ.get(INSTRUCTION_SET_VARIABLE):
+            compile_lesser_ones_quickly(patch)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _warm_processes() -> Iterator[None]:
     """The lab's processes begin with what they would import, those that fixtures of any scope start too."""
     with pytest.MonkeyPatch.context() as patch:

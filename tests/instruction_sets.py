@@ -20,7 +20,6 @@ def compile_lesser_ones_quickly(patch: pytest.MonkeyPatch) -> None:
     """Instruction sets that calls on this CPU do not take are compiled with little of the optimiser, in this process.
 
     Source and intrinsics are the same, and so are the bits, as no flag lets a compiler change the order of operations.
-    ``--slow`` compiles them as users do, and so does a run of tests for which ``FLASHMOE_CPU_ISA`` names one.
     """
     taken = host.choose_instruction_set()
 
