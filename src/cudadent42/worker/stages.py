@@ -118,7 +118,8 @@ def _run(
 
     blocks: dict[tuple[str, int], Doing | None] = {}
     last_block_s = time.monotonic()
-    disagreed: set[str] = set()
+    disagreeing: dict[str, Finding] = {}
+    """By case: what this process found, which ends no case."""
 
     def tell(event: Event) -> None:
         nonlocal last_block_s
@@ -131,8 +132,8 @@ def _run(
                 raise error
             blocks[block] = doing
             finding = _longer_than_it_took(plan, event, time.monotonic() - last_block_s)
-            if finding is not None and finding.case not in disagreed:
-                disagreed.add(finding.case)
+            if finding is not None and finding.case not in disagreeing:
+                disagreeing[finding.case] = finding
                 log.add(IntegrityFound(finding))
                 on_event(IntegrityFound(finding))
         log.add(event)
@@ -149,7 +150,7 @@ def _run(
             request = _after_loss(request, error, losses, log, tell)
         else:
             if not losses:
-                for doing in _not_judged(plan, log):
+                for doing in _not_judged(plan, log, tuple(disagreeing.values())):
                     tell(CaseVerified(_failed(doing, doing.input, ENDED_EARLY)))
             return log.report()
 
@@ -157,8 +158,11 @@ def _run(
 ENDED_EARLY = "its event pipe was written to by others (the stage ended before its outputs were verified)"
 
 
-def _not_judged(plan: Plan, log: BuildLog | _VerifyLog | BenchLog) -> Iterator[Doing]:
-    """Of a stage that says it has ended: what it has left out, though no worker was lost and no reason given."""
+def _not_judged(
+    plan: Plan, log: BuildLog | _VerifyLog | BenchLog, no_reasons: Sequence[Finding]
+) -> Iterator[Doing]:
+    """Of a stage that says it has ended: what it has left out, though no worker was lost and no reason given. A finding
+    of the worker's is a reason to end a case; ``no_reasons`` are findings of this process."""
     if isinstance(log, BuildLog):
         return
     bench: BenchReport | None = None
@@ -168,7 +172,7 @@ def _not_judged(plan: Plan, log: BuildLog | _VerifyLog | BenchLog) -> Iterator[D
     else:
         results = log.cases
     judged = {(each.case, each.implementation) for each in results}
-    excused = {each.case for each in bench.findings} if bench is not None else set()
+    excused = {each.case for each in bench.findings if each not in no_reasons} if bench is not None else set()
     timed = {(each.case, each.implementation) for each in bench.samples} if bench is not None else set()
     reasons = log.report().skipped
     trusted_names = trusted(plan)
