@@ -174,6 +174,11 @@ def peak_share(dtype: str) -> Callable[[Path], float]:
     return field("parts", "peak", "share", dtype, file="peak.json")
 
 
+def decode_share(part: str, dtype: str) -> Callable[[Path], float]:
+    """Of dense calls, in a file of benchmarks/decode_cpu.py."""
+    return field("dtypes", dtype, "ways", "dense", "share_of_median_reading", file=f"{part}/decode.json")
+
+
 def host(*keys: str) -> Callable[[Path], float]:
     return field(*keys, file="host.json")
 

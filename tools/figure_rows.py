@@ -10,6 +10,7 @@ from figure_readers import (
     against,
     against_on,
     bisections,
+    decode_share,
     false_calls,
     fields,
     first_calls,
@@ -127,9 +128,25 @@ TABLES: dict[str, tuple[Row, ...]] = {
         ),
         Row(
             "(1, 8, 2048, 64) full: share of the machine's measured peak",
-            "cpu-figures",
+            "cpu-peak",
             (Bound("fp32", 0.8, share, at_least=True), Bound("bf16", 0.7, share, at_least=True)),
-            fields(part("peak", "share", "fp32"), part("peak", "share", "bf16")),
+            fields(peak_share("fp32"), peak_share("bf16")),
+        ),
+        Row(
+            "decode, one sequence of 32,768 keys on all cores: share of reading the same memory in order",
+            "cpu-decode",
+            tuple(
+                Bound(f"{name} {dtype}", 0.8, share, at_least=True)
+                for name in ("AVX-512", "AVX2")
+                for dtype in ("fp16", "bf16", "fp32")
+            ),
+            fields(
+                *(
+                    decode_share(folder, dtype)
+                    for folder in ("avx512", "avx2")
+                    for dtype in ("fp16", "bf16", "fp32")
+                )
+            ),
         ),
         Row(
             "error against float64 over PyTorch's own, the suite's shapes in fp16, bf16 and fp32",
