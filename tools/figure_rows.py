@@ -447,7 +447,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row(
             "random calls of the CPU kernels under AddressSanitizer and UndefinedBehaviorSanitizer, and damaged cache "
             "entries",
-            "hardening",
+            "hardening-whole",
             (
                 Bound("calls", 1e4, lambda value: f"{value:,.0f}", at_least=True),
                 Bound("entries", 1e4, lambda value: f"{value:,.0f}", at_least=True),
