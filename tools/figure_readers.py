@@ -291,6 +291,17 @@ def false_calls(folder: Path) -> tuple[float, ...]:
     return len(rows), len(called) / len(rows)
 
 
+def busy(kind: str, word: str) -> Callable[[Path], tuple[float, ...]]:
+    """Of a file of benchmarks/busy.py: races of one kind under all loads, and the share that ended as ``word``."""
+
+    def read(folder: Path) -> tuple[float, ...]:
+        rows = json.loads((folder / "busy.json").read_text(encoding="utf-8"))["rows"]
+        verdicts = [row["verdict"] for row in rows if row["kind"] == kind]
+        return len(verdicts), sum(verdict == word for verdict in verdicts) / len(verdicts)
+
+    return read
+
+
 def prediction_errors(*scripts: str) -> Callable[[Path], tuple[float, ...]]:
     """By how much of each script's time its prediction was off, of a file of benchmarks/predictions.py."""
 

@@ -10,6 +10,7 @@ from figure_readers import (
     against,
     against_on,
     bisections,
+    busy,
     decode_share,
     false_calls,
     fields,
@@ -359,6 +360,18 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "cpu-races-calm",
             (Bound("races", 60, unit(""), at_least=True), Bound("found", 0.95, share, at_least=True)),
             races("slower.json", "slower"),
+        ),
+        Row(
+            "races of equal code beside 1, 2 and 4 programs for every processor, called equal",
+            "cpu-busy-loads",
+            (Bound("races", 200, unit(""), at_least=True), Bound("equal", 0.95, share, at_least=True)),
+            busy("same", "equal"),
+        ),
+        Row(
+            "races of code that takes a tenth more, there, called slower",
+            "cpu-busy-loads",
+            (Bound("races", None, unit("")), Bound("found", 0.95, share, at_least=True)),
+            busy("slower", "slower"),
         ),
         Row(
             "bisections of 16 commits with one slowdown of 10 %",
