@@ -33,6 +33,7 @@ NO_RUN = (
     "2026-11-22-hardening-2",
     "2026-11-22-hardening-3",
     "2026-11-23-hardening",
+    "2026-11-23-hardening-whole",
     "2026-11-21-cpu-races",
 )
 """Folders whose files have a run's names and are none."""
