@@ -15,7 +15,7 @@ from cudadent42.base.errors import ExitCode, LabError, UsageError
 from cudadent42.ledger.sessions import EVENTS, SCHEMA_VERSION, read_session
 from cudadent42.session import events, log, steps
 from cudadent42.session import folder as folders
-from cudadent42.session.desk import BudgetReachedError, GateFailedError
+from cudadent42.session.desk import GateFailedError
 from cudadent42.session.events import Settings, WorkOutcome
 from cudadent42.session.folder import load
 from cudadent42.session.protocol import Work
@@ -327,32 +327,6 @@ def test_the_users_index_and_branch_are_not_touched(project: Path, workshop: Any
     assert (git(project, "status", "--porcelain", "--branch"), git(project, "rev-parse", "HEAD")) == before
 
 
-def test_time_is_up_between_and_within_work(project: Path, workshop: Any, clock: Any) -> None:
-    path = begin(project, workshop, clock, budget_minutes=10.0)
-    clock.pass_s(601)
-    with pytest.raises(BudgetReachedError, match="10 minutes are spent"):
-        work(path, workshop, clock)
-    assert [budget.what for budget in load(path).state.budgets] == ["minutes"]
-    assert BudgetReachedError.exit_code is ExitCode.GATE_FAILED
-    work(path, workshop, clock, steps.Choice(override="one more"))
-    assert load(path).state.measured() is not None
-
-
-def test_an_override_of_the_budget_counts_for_its_step_only(project: Path, workshop: Any, clock: Any) -> None:
-    path = begin(project, workshop, clock, budget_minutes=10.0)
-    assert "over budget" not in status_lines(load(path), clock())[0]
-    clock.pass_s(601)
-    assert status_lines(load(path), clock())[0].endswith(", over budget")
-    work(path, workshop, clock, steps.Choice(override="one more"))
-    assert "over budget, overridden" in status_lines(load(path), clock())[0]
-    with pytest.raises(BudgetReachedError, match="10 minutes are spent"):
-        advance(path, workshop, clock)
-    with pytest.raises(BudgetReachedError, match="10 minutes are spent"):
-        work(path, workshop, clock)
-    advance(path, workshop, clock, override="to see its gate")
-    assert [item.reason for item in load(path).state.overridden] == ["one more", "to see its gate"]
-
-
 def test_gates_that_cannot_be_judged_are_overridden(project: Path, workshop: Any, clock: Any) -> None:
     class Puzzled(quick.QuickWorkshop):  # type: ignore[name-defined,misc]
         def judge(self, gates: Path, folder: Path, extra: Any) -> Any:
@@ -397,26 +371,6 @@ def test_gates_on_what_a_run_cannot_have(kind: Work, gate: str, words: str) -> N
         lab.check_gates(text, "the gates of fix", kind, settings)
     with pytest.raises(UsageError, match=words):
         lab.check_gates(f'[[gate]]\nname = "x"\n{gate}\n', "the gates of fix", kind, settings)
-
-
-def test_money_is_spent_within_work(project: Path, workshop: Any, clock: Any) -> None:
-    path = begin(project, workshop, clock, rate="dear", budget_usd=2.0)
-
-    class Slow(quick.QuickWorkshop):  # type: ignore[name-defined,misc]
-        def _run(self, folder: Path, observer: Any, speedup: float | None = None) -> None:
-            class Passing(quick.Quiet):  # type: ignore[name-defined,misc]
-                def advance(self, fraction: float, what: str) -> None:
-                    clock.pass_s(61)
-                    observer.advance(fraction, what)
-
-            super()._run(folder, Passing(), speedup)
-
-    with pytest.raises(BudgetReachedError, match=r"\$2\.00 are spent"):
-        work(path, Slow(), clock)
-    run = load(path).state.runs[0]
-    assert run.outcome is WorkOutcome.INTERRUPTED
-    assert run.samples == 4
-    assert [budget.what for budget in load(path).state.budgets] == ["usd"]
 
 
 def test_a_clock_that_jumps_does_not_corrupt_minutes(project: Path, workshop: Any, clock: Any) -> None:
