@@ -40,7 +40,7 @@ def limit_to_capacity(topk_ids: torch.Tensor, experts: int, capacity: int) -> to
     keys = torch.where((flat >= 0) & (flat < experts), flat, experts)
     ordered, order = torch.sort(keys, stable=True)
     first = torch.searchsorted(ordered, ordered)
-    index = torch.arange(len(keys), dtype=first.dtype, device=keys.device) - first
+    index = torch.arange(keys.shape[0], dtype=first.dtype, device=keys.device) - first
     dropped = torch.zeros_like(keys, dtype=torch.bool)
     dropped[order] = (index >= capacity) & (ordered < experts)
     return torch.where(dropped, -1, flat).view(topk_ids.shape)

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import math
+from fractions import Fraction
 from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.compiler import is_dynamo_compiling
 from torch.nn import functional
 
+from flashmoe_science import autocast
+from flashmoe_science.arguments import check_dense, is_finite
 from flashmoe_science.errors import InputError
 from flashmoe_science.moe import fused_moe, topk_routing
-from flashmoe_science.moe_arguments import Activation, W13Layout, parse_choice
+from flashmoe_science.moe_arguments import (
+    Activation,
+    Scores,
+    W13Layout,
+    check_moe_arguments,
+    check_topk_arguments,
+    parse_choice,
+)
 from flashmoe_science.moe_capacity import limit_to_capacity
 from flashmoe_science.moe_states import convert_state
 from flashmoe_science.router_losses import RoutingLosses, routing_losses, topk_routing_with_losses
@@ -30,8 +40,8 @@ class MoE(nn.Module):
         activation, w13_layout: as of `fused_moe`.
         scores, renormalize, scaling_factor, groups, top_groups: as of `topk_routing`. Qwen3-MoE and Mixtral
             renormalise, OLMoE does not.
-        correction_bias: the choice is made by scores with a bias, the buffer ``gate.e_score_correction_bias`` in
-            float32. The router's product is then in float32, too (DeepSeek-V3).
+        correction_bias: the choice is made by scores with a bias, the buffer ``gate.e_score_correction_bias``, which
+            stays float32 where the module is cast. The router's product is then in float32, too (DeepSeek-V3).
         router_bias: the router has a bias, ``gate.bias`` (GPT-OSS).
         bias: both products of an expert have one, ``experts.gate_up_proj_bias`` and ``experts.down_proj_bias``
             (GPT-OSS).
@@ -42,6 +52,9 @@ class MoE(nn.Module):
         recompute: keep no projections for the backward pass, as of `fused_moe`.
         initializer_range: standard deviation of fresh weights.
         device, dtype: of the parameters.
+
+    Raises:
+        InputError: options that do not fit together; of a call, tokens that do not fit the layer.
     """
 
     def __init__(
@@ -69,12 +82,19 @@ class MoE(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not 1 <= top_k <= experts:
+        kind = parse_choice(Activation, activation, "activation")
+        _check_whole(1, hidden=hidden, intermediate=intermediate, experts=experts, top_k=top_k)
+        _check_whole(0, shared_experts=shared_experts)
+        if top_k > experts:
             raise InputError(f"top_k is {top_k} with {experts} experts; expected 1 to {experts}")
-        if capacity_factor is not None and not capacity_factor > 0:
+        if capacity_factor is not None and not (is_finite(capacity_factor) and capacity_factor > 0):
             raise InputError(f"capacity_factor is {capacity_factor!r}; expected a number above 0, or None")
-        rows = intermediate * (2 if parse_choice(Activation, activation, "activation").gated else 1)
-        self.top_k, self.activation, self.scores = top_k, activation, scores
+        rows, every = intermediate * (2 if kind.gated else 1), experts + shared_experts
+        _check_sizes(hidden, rows, intermediate, every, kind)
+        logits = torch.empty((0, experts), device="meta", dtype=torch.float32)
+        check_topk_arguments(logits, top_k, renormalize, None, scaling_factor, groups, top_groups)
+        self.hidden, self.top_k, self.activation = hidden, top_k, kind.value
+        self.scores = parse_choice(Scores, scores, "scores").value
         self.w13_layout = parse_choice(W13Layout, w13_layout, "w13_layout").value
         self.renormalize, self.scaling_factor, self.recompute = renormalize, scaling_factor, recompute
         self.groups, self.top_groups = groups, top_groups
@@ -86,7 +106,6 @@ class MoE(nn.Module):
             made = nn.Parameter(torch.empty(sizes, device=device, dtype=dtype)) if there else None
             module.register_parameter(name, made)
 
-        every = experts + shared_experts
         self.gate, self.experts = nn.Module(), nn.Module()
         add(self.gate, "weight", experts, hidden)
         add(self.gate, "bias", experts, there=router_bias)
@@ -109,13 +128,13 @@ class MoE(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """(..., hidden) to the same."""
-        tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
+        tokens = self._tokens(hidden_states)
         weights, ids = topk_routing(self._logits(tokens), self.top_k, **self._routing())
         return self._mix(tokens, weights, self._within_capacity(ids)).view(hidden_states.shape)
 
     def forward_with_losses(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, RoutingLosses]:
         """The output, and of these tokens the router's losses and how many slots each routed expert takes."""
-        tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
+        tokens = self._tokens(hidden_states)
         logits = self._logits(tokens)
         if self.capacity_factor is None:
             weights, ids, losses = topk_routing_with_losses(logits, self.top_k, **self._routing())
@@ -125,13 +144,43 @@ class MoE(nn.Module):
             losses = routing_losses(logits, ids)  # without the slots that are dropped
         return self._mix(tokens, weights, ids).view(hidden_states.shape), losses
 
+    def _tokens(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """(tokens, hidden). PyTorch's words about what does not fit would be of a product of matrices."""
+        if not is_dynamo_compiling():
+            self._check_tokens(hidden_states)
+        return hidden_states.reshape(-1, hidden_states.shape[-1])
+
+    def _check_tokens(self, hidden_states: torch.Tensor) -> None:
+        check_dense(hidden_states=hidden_states)
+        if hidden_states.dim() == 0 or hidden_states.shape[-1] != self.hidden:
+            raise InputError(
+                f"hidden_states has shape {tuple(hidden_states.shape)}; expected (..., {self.hidden})"
+            )
+        weight: Any = self.experts.down_proj
+        if hidden_states.dtype != weight.dtype and not autocast.is_on():
+            raise InputError(
+                f"hidden_states is {hidden_states.dtype} but the experts are {weight.dtype}; "
+                "expected one dtype: convert with .to(), or use torch.autocast"
+            )
+
+    def _apply(self, fn: Any, recurse: bool = True) -> MoE:
+        """The correction of the choice stays float32 where the module is cast: it differs by less than 16 bits hold."""
+        gate: Any = self.gate
+        before = gate.e_score_correction_bias
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        after = gate.e_score_correction_bias
+        if after is not None and after.dtype is not torch.float32:
+            gate.e_score_correction_bias = before.to(after.device, torch.float32)
+        return self
+
     def _routing(self) -> dict[str, Any]:
         """Options of `topk_routing`."""
         gate: Any = self.gate
+        correction = gate.e_score_correction_bias
         return {
             "scores": self.scores,
             "renormalize": self.renormalize,
-            "correction_bias": gate.e_score_correction_bias,
+            "correction_bias": None if correction is None else correction.float(),
             "scaling_factor": self.scaling_factor,
             "groups": self.groups,
             "top_groups": self.top_groups,
@@ -140,8 +189,10 @@ class MoE(nn.Module):
     def _within_capacity(self, ids: torch.Tensor) -> torch.Tensor:
         if self.capacity_factor is None:
             return ids
-        share = ids.numel() / self.routed_experts
-        return limit_to_capacity(ids, self.routed_experts, math.ceil(self.capacity_factor * share))
+        # Whole numbers alone: torch.export keeps no rounding of a symbol.
+        factor = Fraction(float(self.capacity_factor)).limit_denominator(1 << 30) or Fraction(1, 1 << 30)
+        slots, share = ids.numel() * factor.numerator, self.routed_experts * factor.denominator
+        return limit_to_capacity(ids, self.routed_experts, (slots + share - 1) // share)
 
     def _mix(self, tokens: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """(tokens, hidden), from each token's routed experts and the shared ones."""
@@ -172,7 +223,7 @@ class MoE(nn.Module):
         """The routing with the shared experts behind each token's choices."""
         if self.shared_experts == 0:
             return weights, ids
-        shape = len(ids), self.shared_experts
+        shape = ids.shape[0], self.shared_experts  # len() is no symbol under torch.export
         last = self.routed_experts + self.shared_experts
         shared = torch.arange(self.routed_experts, last, dtype=ids.dtype, device=ids.device)
         return (
@@ -184,3 +235,25 @@ class MoE(nn.Module):
         _, hidden, intermediate = self.experts.down_proj.shape  # type: ignore[misc]
         shared = f", {self.shared_experts} shared" if self.shared_experts else ""
         return f"{hidden}, {intermediate}, {self.top_k} of {self.routed_experts}{shared}, {self.activation}"
+
+
+def _check_whole(least: int, **numbers: object) -> None:
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, int) or number < least:
+            raise InputError(f"{name} is {number!r}; expected a whole number, {least} or more")
+
+
+def _check_sizes(hidden: int, rows: int, intermediate: int, experts: int, activation: Activation) -> None:
+    """What `fused_moe` will ask of the weights."""
+
+    def shaped(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, device="meta", dtype=dtype)
+
+    check_moe_arguments(
+        shaped(0, hidden),
+        shaped(experts, rows, hidden),
+        shaped(experts, hidden, intermediate),
+        shaped(0, 1),
+        shaped(0, 1, dtype=torch.int32),
+        activation,
+    )

@@ -11,6 +11,7 @@ from flashmoe_science.errors import InputError
 _PER_EXPERT = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 """Gate, up and down projections as checkpoints with a tensor for each expert call them: Qwen and OLMoE; Mixtral."""
 _GPT_OSS_TRANSPOSED = ("experts.gate_up_proj", "experts.down_proj")
+_GPT_OSS_BY_TURNS = ("experts.gate_up_proj", "experts.gate_up_proj_bias")
 _SHARED = "shared_experts."
 
 
@@ -18,20 +19,28 @@ def convert_state(module: Any, state: dict[str, Any], prefix: str, *rest: Any) -
     """In place, before a module loads it.
 
     Tensors of single experts become those of all. A GPT-OSS block, known by its ``router``, has weights as (experts,
-    columns, rows): they are turned. Shared experts (DeepSeek-V3) follow the routed ones in the same tensors.
+    columns, rows) with gate and up by turns: they are turned, and put in the module's order. Shared experts
+    (DeepSeek-V3) follow the routed ones in the same tensors.
     """
-    _join_experts(state, prefix)
-    _turn_gpt_oss(state, prefix)
+    _join_experts(module, state, prefix)
+    _turn_gpt_oss(module, state, prefix)
     _append_shared(module, state, prefix)
 
 
-def _join_experts(state: dict[str, Any], prefix: str) -> None:
+def _join(module: Any, gates: torch.Tensor, ups: torch.Tensor) -> torch.Tensor:
+    """Rows of gate and up, (experts, intermediate, ...) each, in the order of the module's first product."""
+    if module.w13_layout == "interleaved":
+        return torch.stack((gates, ups), dim=2).flatten(1, 2)
+    return torch.cat((gates, ups), dim=1)
+
+
+def _join_experts(module: Any, state: dict[str, Any], prefix: str) -> None:
     for gate, up, down in _PER_EXPERT:
         if f"{prefix}experts.0.{down}.weight" not in state:
             continue
         count = sum(1 for name in state if _is_of_an_expert(name, prefix, down))
         gates, ups, downs = (_take(state, prefix, name, count) for name in (gate, up, down))
-        state[f"{prefix}experts.gate_up_proj"] = torch.cat((torch.stack(gates), torch.stack(ups)), dim=1)
+        state[f"{prefix}experts.gate_up_proj"] = _join(module, torch.stack(gates), torch.stack(ups))
         state[f"{prefix}experts.down_proj"] = torch.stack(downs)
 
 
@@ -49,7 +58,7 @@ def _take(state: dict[str, Any], prefix: str, projection: str, count: int) -> li
     return [state.pop(name) for name in names]
 
 
-def _turn_gpt_oss(state: dict[str, Any], prefix: str) -> None:
+def _turn_gpt_oss(module: Any, state: dict[str, Any], prefix: str) -> None:
     if f"{prefix}router.weight" not in state:
         return
     for name in ("weight", "bias"):
@@ -58,21 +67,28 @@ def _turn_gpt_oss(state: dict[str, Any], prefix: str) -> None:
     for name in _GPT_OSS_TRANSPOSED:
         if f"{prefix}{name}" in state:
             state[f"{prefix}{name}"] = state[f"{prefix}{name}"].transpose(1, 2).contiguous()
+    for name in _GPT_OSS_BY_TURNS:
+        if f"{prefix}{name}" in state:
+            rows = state[f"{prefix}{name}"]
+            state[f"{prefix}{name}"] = _join(module, rows[:, ::2], rows[:, 1::2])
 
 
 def _append_shared(module: Any, state: dict[str, Any], prefix: str) -> None:
     """A shared block of n times an expert's intermediate size is n experts with a weight of 1 each."""
     names = [f"{prefix}{_SHARED}{projection}.weight" for projection in _PER_EXPERT[0]]
     count = module.shared_experts
-    if count == 0 or not all(name in state for name in names):
+    routed_names = [f"{prefix}experts.{name}" for name in ("gate_up_proj", "down_proj")]
+    if count == 0 or not all(name in state for name in (*names, *routed_names)):
         return
     gate, up, down = (state.pop(name) for name in names)
+    intermediate = module.experts.down_proj.shape[2]
+    if gate.shape[0] != count * intermediate:
+        raise InputError(
+            f"the state dict's shared expert has intermediate size {gate.shape[0]}; expected shared_experts times "
+            f"that of an expert, {count} * {intermediate}: give MoE another shared_experts"
+        )
     gates, ups = (weight.view(count, -1, weight.shape[1]) for weight in (gate, up))
-    if module.w13_layout == "interleaved":
-        first = torch.stack((gates, ups), dim=2).flatten(1, 2)
-    else:
-        first = torch.cat((gates, ups), dim=1)
+    first = _join(module, gates, ups)
     second = down.view(down.shape[0], count, -1).transpose(0, 1)
-    for name, shared in (("gate_up_proj", first), ("down_proj", second)):
-        routed = state[f"{prefix}experts.{name}"]
-        state[f"{prefix}experts.{name}"] = torch.cat((routed, shared.to(routed)))
+    for name, shared in zip(routed_names, (first, second), strict=True):
+        state[name] = torch.cat((state[name], shared.to(state[name])))

@@ -166,7 +166,8 @@ class _Routed(torch.autograd.Function):
         grad_z: torch.Tensor | None,
         grad_counts: None,
     ) -> Any:
-        logits, ids, counts = ctx.saved_tensors
+        # Tensors that hooks saved and restored need not have the forward's strides.
+        logits, ids, counts = (tensor.contiguous() for tensor in ctx.saved_tensors)
         given = grad_weights, grad_balance, grad_z
         if all(each is None for each in given):
             return (None,) * 5

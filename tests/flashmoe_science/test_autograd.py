@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from flashmoe_science import InputError, flash_attention
 from flashmoe_science.autograd import differentiable_attention
 from flashmoe_science.gradients import Gradients
+from flashmoe_science.operators.attention import FORWARD
 
 
 def float64_inputs(
@@ -176,6 +177,28 @@ def test_retained_graphs_and_accumulation() -> None:
         assert torch.equal(tensor.grad, 2 * first)
     with pytest.raises(RuntimeError, match="second time"):
         loss.backward()
+
+
+@pytest.mark.parametrize("way", ["function", "operator"])
+def test_what_hooks_restore_may_have_other_strides(way: str) -> None:
+    def by_columns(tensor: torch.Tensor) -> torch.Tensor:
+        dimensions = range(tensor.dim() - 1, -1, -1)
+        return torch.empty(tensor.shape[::-1], dtype=tensor.dtype).permute(*dimensions).copy_(tensor)
+
+    tensors = inputs()
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        out, lse = (
+            flash_attention(*tensors, causal=True, return_lse=True)
+            if way == "function"
+            else FORWARD(*tensors, True)
+        )
+        return torch.autograd.grad(out.square().sum() + lse.sum(), tensors)
+
+    with torch.autograd.graph.saved_tensors_hooks(by_columns, lambda tensor: tensor):
+        turned = gradients()
+    for one, other in zip(turned, gradients(), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_a_saved_tensor_that_is_overwritten_is_noticed() -> None:

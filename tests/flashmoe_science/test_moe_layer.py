@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
 from flashmoe_science import (
@@ -226,3 +228,140 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         MoE(32, 48, 6, 7)
     with pytest.raises(InputError, match="activation is 'swish'"):
         MoE(32, 48, 6, 2, activation="swish")
+
+
+def options_of(name: str) -> dict[str, Any]:
+    return BLOCKS[name][3]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"hidden": 40}, "the hidden size is 40; expected a multiple of 16"),
+        ({"intermediate": 24}, "the intermediate size is 24; expected a multiple of 16"),
+        ({"experts": 0}, "experts is 0; expected a whole number, 1 or more"),
+        ({"top_k": 2.0}, "top_k is 2.0; expected a whole number"),
+        ({"scores": "tanh"}, "scores is 'tanh'"),
+        ({"groups": 4}, "groups is 4 with 6 experts"),
+        ({"groups": 2, "top_groups": 3}, "top_groups is 3 of 2 groups"),
+        ({"groups": 6, "top_groups": 1}, "k is 2 but 1 of 6 groups have 1 experts"),
+        ({"shared_experts": -1}, "shared_experts is -1; expected a whole number, 0 or more"),
+        ({"scaling_factor": float("nan")}, "scaling_factor is nan"),
+        ({"capacity_factor": float("inf")}, "capacity_factor is inf"),
+        ({"capacity_factor": "all"}, "capacity_factor is 'all'"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_options_that_do_not_fit_are_refused_when_the_layer_is_made(
+    changed: dict[str, Any], message: str
+) -> None:
+    options: dict[str, Any] = {**SIZES, **changed}
+    with pytest.raises(InputError, match=message):
+        MoE(**options)
+
+
+def test_tokens_that_do_not_fit_are_refused_in_our_words() -> None:
+    layer = MoE(**SIZES)
+    for tokens, message in (
+        (torch.randn(3, 48), r"hidden_states has shape \(3, 48\); expected \(\.\.\., 32\)"),
+        (torch.randn(()), r"hidden_states has shape \(\); expected"),
+        (
+            torch.randn(3, 32).bfloat16(),
+            r"hidden_states is torch\.bfloat16 but the experts are torch\.float32",
+        ),
+        ([1.0], "hidden_states is a list; expected a torch.Tensor"),
+    ):
+        for call in (layer, layer.forward_with_losses):
+            with pytest.raises(InputError, match=message):
+                call(tokens)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_layer_that_is_cast_keeps_its_correction_in_float32(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.Sequential(MoE(**SIZES, **options_of("deepseek_v3"), initializer_range=0.2))
+    correction = layer[0].gate.e_score_correction_bias
+    correction.copy_(8 + torch.randn(6) / 1000)  # in 16 bits they would all be alike
+    exact = correction.clone()
+    layer.to(dtype)
+    assert torch.equal(layer[0].gate.e_score_correction_bias, exact)
+    x = torch.randn(9, 32, dtype=dtype)
+    assert layer(x).dtype is dtype
+    state = {name: tensor.to(dtype) for name, tensor in layer.state_dict().items()}
+    layer.load_state_dict(state, assign=True)  # what a file holds may be 16 bits
+    assert layer(x).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"shared_experts": 2}, {"capacity_factor": 1.1}, options_of("deepseek_v3"), {"recompute": True}],
+    ids=["shared", "capacity", "deepseek_v3", "recompute"],
+)
+def test_an_exported_layer_takes_any_number_of_tokens(options: dict[str, Any], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layer = MoE(**SIZES, **options, initializer_range=0.2)
+    tokens = torch.export.Dim("tokens", min=2, max=64)
+    program = torch.export.export(layer, (torch.randn(5, 32),), dynamic_shapes=({0: tokens},))
+    torch.export.save(program, tmp_path / "layer.pt2")
+    loaded = torch.export.load(tmp_path / "layer.pt2").module()
+    for count in (2, 11, 64):
+        x = torch.randn(count, 32)
+        assert torch.equal(loaded(x), layer(x))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_every_kind_of_layer_compiles_without_a_break(name: str, dynamic: bool) -> None:
+    torch.manual_seed(0)
+    layer = MoE(**SIZES, **options_of(name), initializer_range=0.2)
+    torch._dynamo.reset()
+    counter, frames = CompileCounterWithBackend("aot_eager"), set()
+    compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic, backend=counter)
+    for count in (5, 6, 9) if dynamic else (5,):
+        x = torch.randn(count, 32, requires_grad=True)
+        output, right = compiled(x), layer(x)
+        torch.testing.assert_close(output, right)
+        inputs, incoming = (x, *layer.parameters()), torch.randn_like(right)
+        for one, other in zip(
+            torch.autograd.grad(output, inputs, incoming),
+            torch.autograd.grad(right, inputs, incoming),
+            strict=True,
+        ):
+            torch.testing.assert_close(one, other)
+        frames.add(counter.frame_count)
+    assert len(frames) == 1  # other lengths make no further graph
+
+
+def test_capacities_are_rounded_as_fractions_are() -> None:
+    layer = MoE(32, 48, 10, 1, capacity_factor=1.1)
+    ids = layer._within_capacity(torch.zeros((100, 1), dtype=torch.int32))
+    assert (ids == 0).sum() == 11  # 1.1 * 10 in floating point is a little more than 11
+    layer.capacity_factor = 1e-12
+    assert (layer._within_capacity(torch.zeros((100, 1), dtype=torch.int32)) == 0).sum() == 1
+
+
+def test_states_follow_the_order_of_the_layers_rows() -> None:
+    """A GPT-OSS block into a layer with all gates first, and a tensor for each expert into one by turns."""
+    block, by_turns = of_transformers("gpt_oss")
+    x = torch.randn(7, 32)
+    concat = MoE(**SIZES, **{**options_of("gpt_oss"), "w13_layout": "concat"})
+    concat.load_state_dict(block.state_dict())
+    torch.testing.assert_close(concat(x), by_turns(x), rtol=1e-5, atol=1e-6)
+
+    plain = MoE(**SIZES, initializer_range=0.2)
+    state = {"gate.weight": plain.gate.weight.detach()}
+    gates, ups = plain.experts.gate_up_proj.detach().chunk(2, dim=1)
+    parts = {"gate_proj": gates, "up_proj": ups, "down_proj": plain.experts.down_proj.detach()}
+    for expert in range(6):
+        for part, tensor in parts.items():
+            state[f"experts.{expert}.{part}.weight"] = tensor[expert]
+    interleaved = MoE(**SIZES, w13_layout="interleaved")
+    interleaved.load_state_dict(state)
+    torch.testing.assert_close(interleaved(x), plain(x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_shared_expert_of_another_size_is_named() -> None:
+    block, _ = of_transformers("deepseek_v3")
+    layer = MoE(**SIZES, **{**options_of("deepseek_v3"), "shared_experts": 1})
+    with pytest.raises(InputError, match=r"intermediate size 96; expected .*, 1 \* 48"):
+        layer.load_state_dict(block.state_dict())

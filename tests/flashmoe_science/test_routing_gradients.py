@@ -8,7 +8,7 @@ import pytest
 import torch
 from topk_reference import reference
 
-from flashmoe_science import fused_moe, topk_routing
+from flashmoe_science import fused_moe, topk_routing, topk_routing_with_losses
 from flashmoe_science.moe_arguments import RENORMALIZE_FLOOR, Scores
 from flashmoe_science.operators.routing import TOPK_ROUTING
 from flashmoe_science.routing_gradients import logits_gradient
@@ -96,6 +96,26 @@ def test_what_is_kept_is_the_logits_and_the_choice() -> None:
         ((7, 2), torch.int32),
     ]
     assert not ids.requires_grad
+
+
+def by_columns(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers, laid out in memory the other way round."""
+    dimensions = range(tensor.dim() - 1, -1, -1)
+    return torch.empty(tensor.shape[::-1], dtype=tensor.dtype).permute(*dimensions).copy_(tensor)
+
+
+@pytest.mark.parametrize("with_losses", [False, True])
+def test_what_hooks_restore_may_have_other_strides(with_losses: bool) -> None:
+    logits = logits_of()
+
+    def gradient() -> torch.Tensor:
+        weights, _, *losses = topk_routing_with_losses(logits, 3) if with_losses else topk_routing(logits, 3)
+        total = weights.square().sum() + sum(each.load_balancing + each.z for each in losses)
+        return torch.autograd.grad(total, logits)[0]
+
+    with torch.autograd.graph.saved_tensors_hooks(by_columns, lambda tensor: tensor):
+        turned = gradient()
+    assert torch.equal(turned, gradient())
 
 
 def test_the_operator_passes_all_checks_with_gradients() -> None:

@@ -101,14 +101,32 @@ def backward(
     )
     plan = _plans.get(signature)
     if plan is None:
+        given = query, key, value, output
+        if any(tensor.stride(3) != 1 for tensor in given):
+            # Tensors that hooks saved and restored need not have the forward's strides.
+            query, key, value, output = (
+                tensor if tensor.stride(3) == 1 else tensor.contiguous() for tensor in given
+            )
+            return backward(
+                grad_output,
+                query,
+                key,
+                value,
+                output,
+                lse,
+                grad_lse,
+                causal=causal,
+                softmax_scale=softmax_scale,
+                needs=needs,
+                instruction_set=instruction_set,
+            )
         load = _load(instruction_set or host.choose_instruction_set(), Ablation.NONE)
         plan = _plan(query, key, value, output, grad_output, grad_lse, causal, softmax_scale, load)
         keep(_plans, signature, plan, _MAX_PLANS)
     grad_query = _gradient(query, plan.contiguous[0]) if needs.query else None
     grad_key = _gradient(key, plan.contiguous[1]) if needs.key else None
     grad_value = _gradient(value, plan.contiguous[2]) if needs.value else None
-    # Tensors that hooks saved and restored need not have the forward's strides.
-    lse = lse.contiguous()
+    lse = lse.contiguous()  # for the same reason
     if plan.launch(
         plan.address,
         query.data_ptr(),

@@ -79,7 +79,12 @@ class _Forward(torch.autograd.Function):
         needs = tuple(ctx.needs_input_grad[:3])
         if not any(needs) or (grad_output is None and grad_lse is None):
             return None, None, None, None, None
-        query, key, value, output, lse = ctx.saved_tensors
+        # Tensors that hooks saved and restored need not have the forward's strides.
+        *rows, lse = ctx.saved_tensors
+        query, key, value, output = (
+            tensor if tensor.numel() == 0 or tensor.stride(3) == 1 else tensor.contiguous() for tensor in rows
+        )
+        lse = lse.contiguous()
         if grad_output is None:
             grad_output = torch.zeros_like(output)
         gradients = BACKWARD(

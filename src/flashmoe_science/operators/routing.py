@@ -117,7 +117,8 @@ class _Routing(torch.autograd.Function):
     def backward(ctx: Any, grad_weights: torch.Tensor | None, grad_ids: None) -> Any:
         if grad_weights is None:
             return (None,) * 8
-        logits, ids = ctx.saved_tensors
+        # Tensors that hooks saved and restored need not have the forward's strides.
+        logits, ids = (tensor.contiguous() for tensor in ctx.saved_tensors)
         kind = parse_choice(Scores, ctx.scores, "scores")
         if logits.is_cpu and not torch.is_grad_enabled() and all_direct(logits, ids, grad_weights):
             options = RoutingOptions(kind, ctx.renormalize, ctx.scaling_factor)
