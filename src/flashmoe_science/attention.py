@@ -38,7 +38,7 @@ def flash_attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(softmax_scale * query @ key^T) @ value, by tiles with an online softmax.
 
-    Differentiable once by query, key and value, the log-sum-exp as well, on every device; it
+    Differentiable once by query, key, value and sinks, the log-sum-exp as well, on every device; it
     keeps query, key, value, output and log-sum-exp for that. Gradients have the same bits in every call.
 
     Args:
@@ -52,7 +52,8 @@ def flash_attention(
             that one; -1: all. Where causal is true, right is 0.
         softcap: scores become softcap * tanh(score / softcap); 0 for none.
         sinks: (heads,) float32: for each head, a logit that takes part in the sum of the softmax and has no value.
-            It is not in the log-sum-exp. With a window, a cap or sinks there are no gradients yet, nor torch.compile.
+            It is not in the log-sum-exp. With a window or a cap gradients are composed of PyTorch's operations, without
+            a kernel of their own. With any of the three there is no torch.compile yet.
 
     Returns:
         The output, like query in shape, dtype and order of strides; with `return_lse` also the natural

@@ -60,9 +60,7 @@ CALLS: dict[str, Callable[[], object]] = {
     ),
     "transposed": lambda: attention(value=torch.zeros(1, 2, 32, 8).transpose(2, 3)),
     "scale": lambda: attention(softmax_scale=float("nan")),
-    "window-with-gradient": lambda: attention(
-        key=torch.zeros(1, 2, 8, 32, requires_grad=True), window=(4, 0)
-    ),
+    "sinks-of-16-bits": lambda: attention(sinks=torch.zeros(2, dtype=torch.bfloat16)),
     "unknown-activation": lambda: experts(activation="silo"),
     "rows-of-w13": lambda: experts(w13=torch.zeros(4, 32, 32)),
     "float-ids": lambda: experts(topk_ids=torch.zeros(5, 2)),

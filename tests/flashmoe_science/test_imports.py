@@ -48,8 +48,8 @@ LAYERS = {
     "operators": "errors direct arguments gradients moe_arguments moe_gradients routing_gradients routing_options "
     "quantized varlen.arguments varlen.launch cpu cuda.attention cuda.moe cuda.rotation cuda.key_lists "
     "operators.recording operators.library",
-    "varlen": "errors autocast direct arguments varlen.options varlen.arguments varlen.transform "
-    "varlen.append_arguments varlen.launch cpu cuda.varlen operators.recording operators",
+    "varlen": "errors autocast direct arguments gradients varlen.options varlen.arguments varlen.transform "
+    "varlen.append_arguments varlen.launch cpu cuda.attention cuda.varlen operators.recording operators",
     "checkpoint": "operators",
     "autograd": "errors gradients operators",
     "moe_autograd": "errors moe_arguments moe_gradients operators",

@@ -40,7 +40,7 @@ def flash_attn_func(
     return_attn_probs: bool = False,
     **others: Any,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Attention of dense batches; differentiable without a window, a cap and sinks.
+    """Attention of dense batches; differentiable.
 
     Args:
         q: (batch, seqlen_q, heads, head_dim).

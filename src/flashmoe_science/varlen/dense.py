@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.compiler import is_dynamo_compiling
 
@@ -10,9 +12,11 @@ from flashmoe_science.arguments import check_arguments, check_causal, reject_wit
 from flashmoe_science.cuda.varlen import dense as cuda
 from flashmoe_science.direct import all_direct, has_own_layout
 from flashmoe_science.errors import DeviceError, InputError
-from flashmoe_science.operators.recording import reject_tangents
+from flashmoe_science.gradients import SECOND_DERIVATIVES, Needs
+from flashmoe_science.operators.recording import is_recorded, reject_tangents
 from flashmoe_science.varlen.arguments import check_per_head
 from flashmoe_science.varlen.attention import attention_varlen
+from flashmoe_science.varlen.dense_gradients import Gradients, Options, Recorded, gradients
 from flashmoe_science.varlen.options import check_softcap, check_window
 
 EVERYTHING = (-1, -1)
@@ -33,7 +37,7 @@ def attend(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Arguments, results and errors of `flashmoe_science.flash_attention`, which says what they mean.
 
-    Not differentiated, and no operator of torch.compile: tracing it raises InputError.
+    Differentiable once, and no operator of torch.compile: tracing it raises InputError.
     """
     if is_dynamo_compiling():
         raise InputError(
@@ -48,13 +52,6 @@ def attend(
     softcap = check_softcap(softcap)
     if sinks is not None:
         _check_sinks(sinks, query)
-    if torch.is_grad_enabled() and (
-        query.requires_grad or key.requires_grad or value.requires_grad or _requires_grad(sinks)
-    ):
-        raise InputError(
-            "an argument requires a gradient, and flash_attention with a window, softcap or sinks has none yet; "
-            "call it under torch.no_grad()"
-        )
     if not all_direct(query, key, value, sinks):
         if not has_own_layout():
             raise InputError(
@@ -67,30 +64,100 @@ def attend(
         sinks = None if sinks is None else sinks.resolve_neg()
     reject_without_memory(query=query, key=key, value=value)
     scale = query.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
-    if scale <= 0:
-        # The kernels' scale is positive; 0 keeps what infinite products make, NaN.
-        query, scale = (-query, -scale) if scale else (query * 0, 1.0)
-    if query.is_cuda:
-        output, lse = cuda.forward(
-            query,
-            key,
-            value,
-            sinks,
-            window=(left, right),
-            softcap=softcap,
-            softmax_scale=scale,
-            return_lse=return_lse,
-        )
-    elif query.is_cpu:
-        output, lse = _on_cpu(query, key, value, (left, right), softcap, sinks, scale)
+    options = Options((left, right), softcap, scale)
+    output: torch.Tensor
+    lse: torch.Tensor | None
+    if is_recorded(query, key, value, sinks):
+        output, lse = _Attention.apply(query, key, value, sinks, options)  # type: ignore[no-untyped-call]
     else:
-        raise DeviceError(
-            f"there is no kernel for {query.device}; expected tensors on cpu or cuda: move them with .to()"
-        )
+        output, lse = _forward(query, key, value, sinks, options, return_lse)
     if not return_lse:
         return output
     assert lse is not None
     return output, lse
+
+
+class _Attention(torch.autograd.Function):
+    """Recorded by autograd: its inputs, output and log-sum-exp are kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        sinks: torch.Tensor | None,
+        options: Options,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        output, lse = _forward(query, key, value, sinks, options, True)
+        ctx.save_for_backward(query, key, value, output, lse, sinks)
+        ctx.options = options
+        ctx.set_materialize_grads(False)
+        return output, lse
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_output: torch.Tensor | None, grad_lse: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
+        if grad_output is None and grad_lse is None:
+            return (None,) * 5
+        call = Recorded(*ctx.saved_tensors)
+        if grad_output is None:
+            grad_output = call.output.new_zeros(()).expand(call.output.shape)
+        *of_tensors, of_sinks, _ = ctx.needs_input_grad
+        arguments = grad_output, grad_lse, *call, ctx.options, Needs(*of_tensors), of_sinks
+        if torch.is_grad_enabled():  # create_graph=True
+            results: Gradients = _Gradients.apply(*arguments)  # type: ignore[no-untyped-call]
+        else:
+            results = _Gradients.forward(*arguments)
+        return *results, None
+
+
+class _Gradients(torch.autograd.Function):
+    """The backward pass. Who differentiates it is told that this cannot be had."""
+
+    @staticmethod
+    def forward(grad_output: torch.Tensor, grad_lse: torch.Tensor | None, *others: Any) -> Gradients:
+        *kept, options, needs, of_sinks = others
+        return gradients(grad_output, grad_lse, Recorded(*kept), options, needs, of_sinks)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *of_gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        raise InputError(SECOND_DERIVATIVES)
+
+
+def _forward(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    sinks: torch.Tensor | None,
+    options: Options,
+    return_lse: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    window, softcap, scale = options
+    if scale <= 0:
+        # The kernels' scale is positive; 0 keeps what infinite products make, NaN.
+        query, scale = (-query, -scale) if scale else (query * 0, 1.0)
+    if query.is_cuda:
+        return cuda.forward(
+            query,
+            key,
+            value,
+            sinks,
+            window=window,
+            softcap=softcap,
+            softmax_scale=scale,
+            return_lse=return_lse,
+        )
+    if query.is_cpu:
+        return _on_cpu(query, key, value, window, softcap, sinks, scale)
+    raise DeviceError(
+        f"there is no kernel for {query.device}; expected tensors on cpu or cuda: move them with .to()"
+    )
 
 
 def _check_sinks(sinks: object, query: torch.Tensor) -> None:
@@ -101,10 +168,6 @@ def _check_sinks(sinks: object, query: torch.Tensor) -> None:
             f"sinks is on {sinks.device} but query is on {query.device}; expected one device: move it with .to()"
         )
     check_per_head("sinks", sinks, query.shape[1], sequences=False)
-
-
-def _requires_grad(sinks: torch.Tensor | None) -> bool:
-    return sinks is not None and sinks.requires_grad
 
 
 def _on_cpu(

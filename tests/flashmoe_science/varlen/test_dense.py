@@ -73,16 +73,6 @@ def test_options_that_make_no_sense(options: dict[str, Any], words: str) -> None
         attend(*dense(1, (4, 2), (3, 4), 32, torch.float32), **options)
 
 
-@pytest.mark.parametrize("options", [{"window": (3, 0)}, {"softcap": 2.0}, {"sinks": SINKS}])
-def test_gradients_are_refused(options: dict[str, Any]) -> None:
-    query, key, value = dense(1, (4, 2), (3, 4), 32, torch.float32)
-    query.requires_grad_()
-    with pytest.raises(InputError, match="with a window, softcap or sinks has none yet"):
-        attend(query, key, value, **options)
-    with torch.no_grad():
-        attend(query, key, value, **options)
-
-
 def test_what_pytorch_keeps_beside_sinks_is_not_missed() -> None:
     tensors = dense(1, (4, 2), (5, 9), 32, torch.float32)
     expected, _ = attend(*tensors, sinks=-torch.ones(4))

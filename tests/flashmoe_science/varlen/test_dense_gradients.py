@@ -1,0 +1,212 @@
+"""Gradients of `flash_attention` with a window, a cap and sinks, against autograd in float64 on the CPU."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from dense_options import DENSE, dense
+from hypothesis import given
+from hypothesis import strategies as st
+from varlen_reference import visible_keys
+
+from flashmoe_science import InputError, flash_attention
+from flashmoe_science.adapters.flash_attn import flash_attn_func
+from flashmoe_science.varlen import dense_gradients
+
+SINKS = torch.tensor([0.0, 2.0, -math.inf, 5.0])
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+def exact(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    sinks: torch.Tensor | None,
+    causal: bool,
+    window: tuple[int, int],
+    softcap: float,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and log-sum-exp, by what autograd differentiates; the latter is 0 for rows without keys."""
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    scores = query @ key.mT * scale
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    visible = visible_keys(query.shape[2], key.shape[2], causal, window)
+    seen = visible.any(1)
+    lse = scores.masked_fill(~(visible | ~seen[:, None]), -math.inf).logsumexp(-1).masked_fill(~seen, 0)
+    total = lse if sinks is None else torch.logaddexp(lse, sinks[:, None].expand_as(lse))
+    return (scores - total[..., None]).exp().masked_fill(~visible, 0) @ value, lse
+
+
+def recorded(tensors: DENSE, sinks: torch.Tensor | None) -> list[torch.Tensor | None]:
+    return [None if each is None else each.detach().clone().requires_grad_() for each in (*tensors, sinks)]
+
+
+def check(
+    tensors: DENSE,
+    sinks: torch.Tensor | None,
+    *,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    scale: float = 0.2,
+) -> None:
+    """All gradients of a sum over output and log-sum-exp."""
+    options = {"causal": causal, "window": window, "softcap": softcap}
+    ours = recorded(tensors, sinks)
+    wide = recorded(tuple(each.double() for each in tensors), sinks if sinks is None else sinks.double())  # type: ignore[arg-type]
+    query, key, value, own_sinks = ours
+    output, lse = flash_attention(
+        query,
+        key,
+        value,
+        sinks=own_sinks,
+        softmax_scale=scale,
+        return_lse=True,
+        **options,  # type: ignore[arg-type]
+    )
+    exact_output, exact_lse = exact(*wide, **options, scale=scale)  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(1)
+    of_output = torch.randn(output.shape, generator=generator)
+    of_lse = torch.randn(lse.shape, generator=generator)
+    seen = lse.isfinite()
+    ((output.float() * of_output).sum() + (lse * of_lse)[seen].sum()).backward()
+    ((exact_output * of_output).sum() + (exact_lse * of_lse)[seen].sum()).backward()
+    for mine, right in zip(ours, wide, strict=True):
+        if mine is not None and right is not None:
+            assert mine.grad is not None
+            assert mine.grad.dtype == mine.dtype
+            size = float(right.grad.abs().max()) if right.grad.numel() else 0.0  # type: ignore[union-attr]
+            torch.testing.assert_close(
+                mine.grad.double(),
+                right.grad,
+                rtol=0,
+                atol=TOLERANCE[tensors[0].dtype] * max(1.0, size),
+            )
+
+
+@given(
+    st.tuples(st.integers(1, 40), st.integers(1, 60)),
+    st.booleans(),
+    st.tuples(st.integers(-1, 30), st.integers(-1, 10)),
+    st.sampled_from([0.0, 2.5]),
+    st.booleans(),
+    st.sampled_from([0.2, -0.3]),
+)
+def test_as_defined(
+    lengths: tuple[int, int],
+    causal: bool,
+    window: tuple[int, int],
+    softcap: float,
+    with_sinks: bool,
+    scale: float,
+) -> None:
+    tensors = dense(2, (4, 2), lengths, 24, torch.float32)
+    sinks = SINKS if with_sinks else None
+    check(tensors, sinks, causal=causal, window=window, softcap=softcap, scale=scale)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True}, {"window": (9, 2)}, {"causal": True, "softcap": 3.0}], ids=str
+)
+def test_every_dtype(dtype: torch.dtype, options: dict[str, Any]) -> None:
+    check(dense(1, (4, 2), (33, 70), 64, dtype), SINKS, **options)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_sinks_alone_take_the_kernels(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(dense_gradients, "_composed")
+    check(dense(2, (4, 2), (20, 30), 32, torch.float32), SINKS, causal=causal)
+    check(dense(2, (4, 2), (20, 30), 32, torch.float32), SINKS, causal=causal, window=(29, 19))
+
+
+@pytest.mark.parametrize("lengths", [(50, 70), (70, 50)])
+def test_many_blocks_give_what_one_gives(lengths: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense_gradients, "_BLOCK_SCORES", 1)
+    monkeypatch.setattr(dense_gradients, "_LEAST_ROWS", 7)
+    check(dense(2, (4, 2), lengths, 32, torch.float32), SINKS, window=(11, 3), softcap=2.0)
+
+
+def test_rows_of_a_block_are_few_where_keys_are_many() -> None:
+    meta = torch.empty(4, 32, 65536, 8, device="meta")
+    call = dense_gradients.Recorded(meta, meta, meta, meta, meta[..., 0], None)
+    assert dense_gradients._rows_of_a_block(meta, call, -1) == 16
+    assert dense_gradients._rows_of_a_block(meta, call, 127) == 2**22 // (4 * 32 * 255)
+
+
+def test_nothing_of_hidden_keys_and_rows_gets_into_a_gradient() -> None:
+    query, key, value = dense(1, (4, 2), (6, 40), 32, torch.float32)
+    key, value = key.clone(), value.clone()
+    expected = _gradients(query, key, value)
+    key[:, :, :30], value[:, :, 10:20] = math.nan, math.inf
+    poisoned = _gradients(query, key, value)
+    for mine, right in zip(poisoned, expected, strict=True):
+        torch.testing.assert_close(mine, right)
+
+
+def _gradients(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    query, key, value = (tensor.detach().clone().requires_grad_() for tensor in tensors)
+    output = flash_attention(query, key, value, causal=True, window=(4, 0))
+    assert isinstance(output, torch.Tensor)
+    output.square().sum().backward()
+    return [each.grad for each in (query, key, value) if each.grad is not None]
+
+
+def test_only_what_is_asked_for() -> None:
+    query, key, value = dense(1, (4, 2), (6, 9), 32, torch.float32)
+    sinks = SINKS.clone().requires_grad_()
+    output = flash_attention(query, key, value, sinks=sinks, window=(3, 3))
+    output.sum().backward()  # type: ignore[union-attr]
+    assert sinks.grad is not None
+    assert sinks.grad[2] == 0  # of a sink that is not there
+    assert (sinks.grad[[0, 1, 3]] != 0).all()
+    value.requires_grad_()
+    (of_value,) = torch.autograd.grad(
+        flash_attention(query, key, value, softcap=2.0).sum(),  # type: ignore[union-attr]
+        value,
+    )
+    assert of_value.shape == value.shape
+
+
+def test_autocast_casts_and_leaves_the_sums_alone() -> None:
+    query, key, value = recorded(dense(1, (4, 2), (20, 30), 32, torch.float32), None)[:3]
+    with torch.autocast("cpu", torch.bfloat16):
+        output = flash_attention(query, key, value, window=(5, 5))  # type: ignore[arg-type]
+        assert output.dtype is torch.bfloat16  # type: ignore[union-attr]
+        output.float().square().sum().backward()  # type: ignore[union-attr]
+    narrow = [each.detach().bfloat16().requires_grad_() for each in (query, key, value)]  # type: ignore[union-attr]
+    flash_attention(*narrow, window=(5, 5)).float().square().sum().backward()  # type: ignore[arg-type, union-attr]
+    for mine, right in zip((query, key, value), narrow, strict=True):
+        assert torch.equal(mine.grad, right.grad.float())  # type: ignore[union-attr]
+
+
+def test_second_derivatives_are_refused() -> None:
+    query, key, value = recorded(dense(1, (4, 2), (5, 9), 32, torch.float32), None)[:3]
+    output = flash_attention(query, key, value, window=(3, 0))  # type: ignore[arg-type]
+    (first,) = torch.autograd.grad(output.sum(), query, create_graph=True)  # type: ignore[union-attr, arg-type]
+    with pytest.raises(InputError, match="first derivatives only"):
+        first.sum().backward()
+
+
+def test_under_flash_attentions_name() -> None:
+    query, key, value = (
+        each.transpose(1, 2).detach().requires_grad_()
+        for each in dense(1, (4, 2), (20, 30), 32, torch.float32)
+    )
+    sinks = SINKS.clone().requires_grad_()
+    result = flash_attn_func(query, key, value, causal=True, window_size=(7, 0), sinks=sinks)
+    assert isinstance(result, torch.Tensor)
+    (mine, of_sinks) = torch.autograd.grad(result.sum(), (query, sinks))
+    ours = flash_attention(
+        *(each.transpose(1, 2) for each in (query, key, value)), causal=True, window=(7, 0), sinks=sinks
+    )
+    assert isinstance(ours, torch.Tensor)
+    same, of_same = torch.autograd.grad(ours.sum(), (query, sinks))
+    assert torch.equal(mine, same)
+    assert torch.equal(of_sinks, of_same)
