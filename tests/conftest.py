@@ -18,7 +18,7 @@ from cudadent42.base.git import REPOSITORY_VARIABLES
 # For the modules beside this one: in importlib's import mode a test's folder is not on the path.
 sys.path.append(str(Path(__file__).parent))
 
-from brief_timing import PROBE_S
+from brief_timing import PROBE_S, WARM_UP_S
 from dearest import Dearest
 from gpu_turns import gpu_turn, turnstiles
 from warm_python import SOURCE, FreshPopen, WarmPopen, execute_in_sandboxes
@@ -127,12 +127,14 @@ def _warm_processes() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _brief_probes() -> Iterator[None]:
-    """Of the machine, in the processes of tests: `brief_timing` has more of it for those that are forked."""
+def _brief_timing() -> Iterator[None]:
+    """In the processes of tests, as `brief_timing` does it in those that are forked."""
+    from cudadent42.stages.bench import measurement
     from cudadent42.timing import contention
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(contention, "PROBE_S", PROBE_S)
+        patch.setattr(measurement, "START_WARM_UP_S", WARM_UP_S)
         yield
 
 

@@ -6,6 +6,7 @@ import ctypes
 import importlib.util
 import json
 import os
+import random
 import re
 import runpy
 import shutil
@@ -196,3 +197,24 @@ def test_a_write_past_a_tensor_is_found(harden: ModuleType, tmp_path: Path) -> N
     job.advance()
     assert "heap-buffer-overflow" in job.failures[0]["output"]
     assert json.loads(json.dumps(job.record()))["failures"]
+
+
+def test_what_an_entry_links_to_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock of one attempt is there for the next: one that linked to /etc/passwd was written through, as root."""
+    specification = importlib.util.spec_from_file_location("damaged", ROOT / "tests/hard/damaged_entries.py")
+    assert specification is not None
+    assert specification.loader is not None
+    damaged = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(damaged)
+    other = tmp_path / "of somebody else"
+    other.write_text("whole")
+    other.chmod(0o600)
+    lock = tmp_path / "cache" / (damaged.recipe_key(damaged.RECIPE) + ".lock")
+    for damage in dict.fromkeys(damaged.DAMAGES):
+        monkeypatch.setattr(damaged, "DAMAGES", (damage,))
+        for seed in range(4):
+            lock.parent.mkdir(exist_ok=True)
+            lock.unlink(missing_ok=True)
+            lock.symlink_to(other)
+            damaged.attempt(lock.parent, random.Random(seed))
+        assert (other.read_text(), other.stat().st_mode & 0o777) == ("whole", 0o600), damage.__name__

@@ -119,7 +119,8 @@ def attempt(directory: Path, generator: random.Random) -> None:
     for suffix in generator.sample((".so", ".json", ".lock"), generator.choice((1, 1, 1, 2, 3))):
         path = directory / (key + suffix)
         if path.is_file():
-            if path.stat().st_size > 1 << 20:  # the lock of an earlier attempt, made huge
+            # The lock of an earlier attempt: made huge, or a link, through which another file would be damaged.
+            if path.is_symlink() or path.stat().st_size > 1 << 20:
                 path.unlink()
                 continue
             generator.choice(DAMAGES)(path, generator)
