@@ -66,7 +66,7 @@ LAYERS = {
     "takeover": "errors autocast torch_private direct arguments gradients moe_arguments cpu cuda cuda.attention "
     "cuda.moe cuda.key_lists operators attention moe",
     "huggingface": "errors jit torch_private direct arguments moe_arguments routing_composition cuda.rotation "
-    "operators moe takeover",
+    "operators moe takeover varlen",
     "adapters": "errors attention varlen",
     "flashmoe_science": "errors varlen attention moe moe_capacity moe_layer router_losses explanation takeover "
     "huggingface",
