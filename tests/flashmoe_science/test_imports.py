@@ -61,7 +61,7 @@ LAYERS = {
     "moe_states": "errors",
     "router_losses": "errors arguments direct moe_arguments routing_gradients routing_options cpu cuda.moe moe "
     "moe_capacity",
-    "moe_layer": "errors moe_arguments moe moe_capacity moe_states router_losses",
+    "moe_layer": "errors autocast arguments moe_arguments moe moe_capacity moe_states router_losses",
     "explanation": "errors jit arguments moe_arguments quantized cpu cuda cuda.attention cuda.moe attention moe",
     "takeover": "errors autocast torch_private direct arguments gradients moe_arguments cpu cuda cuda.attention "
     "cuda.moe cuda.key_lists operators attention moe",
