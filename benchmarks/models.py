@@ -34,6 +34,7 @@ from cudadent42.decisions.schedule import block_orders
 from cudadent42.decisions.statistics import estimate_ratio
 
 SAMPLE_MS = 20.0
+TINY_SAMPLE_MS = 1.0
 SCREENING_SAMPLES = 5
 MIN_BLOCKS, MAX_BLOCKS = 7, 40
 MOST_APART = 0.1
@@ -150,6 +151,7 @@ def race(case: ModelCase, device: str, seconds: float, tiny: bool) -> dict[str, 
     # One for each setting. Past the limit, code runs uncompiled without a word.
     torch._dynamo.config.recompile_limit = 64
     torch._dynamo.config.fail_on_recompile_limit_hit = True
+    aimed_ms = TINY_SAMPLE_MS if tiny else SAMPLE_MS
     if tiny:
         case = replace(case, tokens=min(case.tokens, 64), compiled=False)
     model = make_model(case.architecture, device, tiny)
@@ -164,7 +166,7 @@ def race(case: ModelCase, device: str, seconds: float, tiny: bool) -> dict[str, 
         except (RuntimeError, torch.OutOfMemoryError) as error:
             print(f"{case.name}: {setting.name} left out: {str(error).splitlines()[0]}", flush=True)
             continue
-        repeats = repeats_of(call)
+        repeats = repeats_of(call, aimed_ms)
         screening[setting.name] = statistics.median(
             sample_ms(call, repeats) for _ in range(SCREENING_SAMPLES)
         )
@@ -179,7 +181,7 @@ def race(case: ModelCase, device: str, seconds: float, tiny: bool) -> dict[str, 
     if not apart <= MOST_APART:  # NaN, too
         raise SystemExit(f"{case.name}: the outputs are {apart} apart; expected at most {MOST_APART}")
     ours()
-    blocks = measure({LIBRARY: library, OURS: ours, CONTROL: library}, case.name, seconds)
+    blocks = measure({LIBRARY: library, OURS: ours, CONTROL: library}, case.name, seconds, aimed_ms)
     return {
         "case": case.name,
         "tokens": case.tokens,
@@ -245,9 +247,9 @@ def make_call(case: ModelCase, model: Any, setting: Setting, ids: torch.Tensor) 
     return step if case.training else forward
 
 
-def measure(calls: dict[str, Call], case: str, seconds: float) -> list[dict[str, float]]:
+def measure(calls: dict[str, Call], case: str, seconds: float, aimed_ms: float) -> list[dict[str, float]]:
     """Milliseconds of a call, by name, block by block, until the time is over."""
-    repeats = max(repeats_of(call) for call in calls.values())
+    repeats = max(repeats_of(call, aimed_ms) for call in calls.values())
     blocks: list[dict[str, float]] = []
     began = time.monotonic()
     for order in block_orders(list(calls), MAX_BLOCKS, 0, case):
@@ -257,8 +259,8 @@ def measure(calls: dict[str, Call], case: str, seconds: float) -> list[dict[str,
     return blocks
 
 
-def repeats_of(call: Call) -> int:
-    return max(1, round(SAMPLE_MS / sample_ms(call, 1)))
+def repeats_of(call: Call, aimed_ms: float) -> int:
+    return max(1, round(aimed_ms / sample_ms(call, 1)))
 
 
 def sample_ms(call: Call, repeats: int) -> float:

@@ -18,10 +18,12 @@ from cudadent42.base.git import REPOSITORY_VARIABLES
 # For the modules beside this one: in importlib's import mode a test's folder is not on the path.
 sys.path.append(str(Path(__file__).parent))
 
-from brief_timing import PROBE_S, WARM_UP_S
+import warm_programs
+from brief_timing import be_brief
 from dearest import Dearest
 from gpu_turns import gpu_turn, turnstiles
-from warm_python import SOURCE, FreshPopen, WarmPopen, execute_in_sandboxes
+from warm_programs import SOURCE, execute_in_sandboxes
+from warm_python import FreshPopen, WarmPopen
 
 QUICK_EXAMPLES = 30
 """Of a property, where it does not say how many. With ``--slow`` as many as Hypothesis takes by default, 100."""
@@ -129,12 +131,8 @@ def _warm_processes() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="session")
 def _brief_timing() -> Iterator[None]:
     """In the processes of tests, as `brief_timing` does it in those that are forked."""
-    from cudadent42.stages.bench import measurement
-    from cudadent42.timing import contention
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(contention, "PROBE_S", PROBE_S)
-        patch.setattr(measurement, "START_WARM_UP_S", WARM_UP_S)
+        be_brief(patch.setattr)
         yield
 
 
@@ -142,6 +140,8 @@ def _brief_timing() -> Iterator[None]:
 def _fresh_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.node.get_closest_marker("fresh") is not None:
         monkeypatch.setattr(subprocess, "Popen", FreshPopen)
+    if request.node.get_closest_marker("warm") is not None:
+        monkeypatch.setattr(warm_programs, "forks_texts", True)
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+import warm_programs
 import warm_python
 
 ENTER = [sys.executable, "-m", "cudadent42.sandbox.enter", "{}", "-1"]
@@ -34,8 +38,37 @@ def test_a_process_has_as_many_threads_as_its_environment_says(
 
 
 def test_what_is_confined_is_forked_unless_it_is_to_be_executed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm_python, "_executes_in_sandboxes", False)
-    assert warm_python._program([*ENTER, *WORKER], "/") == [*ENTER, *WORKER][1:]
-    warm_python.execute_in_sandboxes()
-    assert warm_python._program([*ENTER, *WORKER], "/") is None
-    assert warm_python._program(WORKER, "/") == WORKER[1:]
+    monkeypatch.setattr(warm_programs, "executes_in_sandboxes", False)
+    assert warm_programs.program([*ENTER, *WORKER], "/") == [*ENTER, *WORKER][1:]
+    warm_programs.execute_in_sandboxes()
+    assert warm_programs.program([*ENTER, *WORKER], "/") is None
+    assert warm_programs.program(WORKER, "/") == WORKER[1:]
+
+
+TEXT = """
+import __main__, os, sys
+print(sys.argv, repr(sys.path[0]), __name__, __main__.TOLD, os.environ["MARK"], "torch" in sys.modules)
+raise SystemExit(3)
+"""
+
+
+@pytest.mark.warm
+def test_a_text_that_is_forked_is_the_main_program(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "TOLD = 7" + TEXT, "word", "-m"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"MARK": "mine"}, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "['-c', 'word', '-m'] '' __main__ 7 mine True\n", done.stderr
+    assert done.returncode == 3
+
+
+def test_a_text_is_executed_elsewhere() -> None:
+    assert warm_programs.program([sys.executable, "-c", "pass"], "/") is None
+
+
+def test_what_names_transformers_has_a_server_by_what_that_reads() -> None:
+    environment = {"HF_HUB_OFFLINE": "1", "HOME": "/"}
+    assert warm_programs.read_by_models(["-c", "import json"], "/", environment) is None
+    assert warm_programs.read_by_models(["-m", "cudadent42"], "/", environment) is None
+    said = warm_programs.read_by_models(["-c", "import transformers"], "/", environment)
+    assert said == (("HF_HUB_OFFLINE", "1"),)

@@ -37,43 +37,20 @@ import sys
 import tempfile
 import threading
 import time
+import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import warm_programs as programs
 from brief_timing import be_brief
 from warm_process import MOST_OPEN_FILES, leave_to_the_server, run_to_its_end, take_files, take_huge_pages
 
-SOURCE = Path(__file__).resolve().parents[1] / "src"
 AVAILABLE = sys.platform == "linux"
 
-_COMMAND_LINE = "cudadent42"
-_SANDBOX = "cudadent42.sandbox.enter"
-_PACKAGES = ("cudadent42", "flashmoe_science")
-_CUSTOMISATION = ("sitecustomize.py",)
-_RUN_AT_THE_START = ("usercustomize.py",)
-_SCRIPTS = ("examples", "benchmarks", "tests/hard")
-_RUN_AS_PROGRAMS = (
-    *("cudadent42.worker.child", "cudadent42.stages.profile.target", "cudadent42.native.build"),
-    *("cudadent42.recording.child", "cudadent42.agents.work", "cudadent42.audit.nursery"),
-)
-_READ_AT_THE_START = (
-    *("PYTHON", "LD_", "LC_", "LANG", "TZ", "MALLOC_", "GLIBC_", "MPL"),
-    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_", "ATEN_", "TORCH", "CUDA_", "NVIDIA_"),
-)
-_AT_FIRST_USE = (
-    "torch",
-    "torch.nn.attention.bias",  # and with it torch._dynamo and sympy, most of a worker's time
-    "flashmoe_science.attention",
-    "flashmoe_science.moe",
-    "flashmoe_science.explanation",
-)
-_FOR_EVERY_PROGRAM = ("PATH", "HOME", "USER", "TMPDIR")
-_THREADS = "OMP_NUM_THREADS"
-_READ_BY_THE_CHILD = ("PYTHONPATH", "PYTHONUNBUFFERED", _THREADS)
-_READ_AT_USE = ("TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH")
-"""What a sandbox leads elsewhere, and what PyTorch sets for itself."""
+_SERVE = "--serve"
+"""In a request: what is forked is a server itself, of processes that import transformers too."""
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _MOST_REQUEST_BYTES = 1 << 20
 _MOST_FILES = 16
@@ -82,22 +59,15 @@ _FEW = 8
 """Processes, for which a server does not take huge pages: that is half a second."""
 
 FreshPopen = subprocess.Popen
-_servers: dict[tuple[tuple[str, str], ...], _Server] = {}
-"""By what was read at their start."""
+_Settings = tuple[tuple[str, str], ...]
+_servers: dict[tuple[_Settings, _Settings | None], _Server] = {}
+"""By what was read at their start, and by transformers where they have imported it."""
 _own_server: _Server | None = None
 """In a command line that was forked: the one for what it starts."""
-_executes_in_sandboxes = False
-"""Whether what is confined begins afresh; set by `execute_in_sandboxes`, and in a server by its asker."""
 _path_at_the_start: list[str] = []
 """In a server: where an interpreter without any settings looks for modules."""
 _threads_at_the_start = 0
 """In a server: how many PyTorch takes where nothing says how many."""
-
-
-def execute_in_sandboxes() -> None:
-    """From here on what starts in a sandbox is an interpreter of its own, as users have it."""
-    global _executes_in_sandboxes
-    _executes_in_sandboxes = True
 
 
 def with_usual_signals() -> None:
@@ -130,7 +100,7 @@ class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
         gid, gids, uid, umask, start_new_session = more[:5]
         group = more[5] if len(more) > 5 else -1
         environment = dict(os.environ if env is None else env)
-        arguments = _program(args, cwd)
+        arguments = programs.program(args, cwd)
         server = None
         if (
             arguments is not None
@@ -139,7 +109,8 @@ class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
             and not shell
             and (gid, gids, uid, umask, group) == (None, None, None, -1, -1)
         ):
-            server = None if "LD_PRELOAD" in environment else _server_for(environment)
+            of_models = programs.read_by_models(arguments, cwd, environment)
+            server = None if "LD_PRELOAD" in environment else _server_for(environment, of_models)
         if server is None or arguments is None:
             super()._execute_child(  # type: ignore[misc]
                 *(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags),
@@ -161,62 +132,25 @@ class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
 
 
-def _program(command: Any, folder: Any) -> list[str] | None:
-    """The arguments of a Python that runs one of the lab's programs: ``["-X", "faulthandler", "-m", MODULE, ...]`` with
-    ``"-P"`` or without, or ``[SCRIPT, ...]``."""
-    if isinstance(command, (str, bytes, os.PathLike)):
-        return None
-    words = [os.fspath(word) for word in command]
-    if not all(isinstance(word, str) for word in words) or not words or words[0] != sys.executable:
-        return None
-    options = words[1:]
-    if options[:2] == ["-X", "faulthandler"]:
-        options = options[2:]
-    if options[:1] == ["-P"]:
-        options = options[1:]
-    if options and _is_own_script(Path(folder or os.getcwd(), options[0])):
-        return words[1:]
-    if len(options) < 2 or options[0] != "-m":
-        return None
-    sandboxes = () if _executes_in_sandboxes else (_SANDBOX,)
-    return words[1:] if options[1] in (_COMMAND_LINE, *_RUN_AS_PROGRAMS, *sandboxes) else None
-
-
-def _is_own_script(path: Path) -> bool:
-    return path.suffix == ".py" and path.resolve().parent in (SOURCE.parent / name for name in _SCRIPTS)
-
-
-def _server_for(environment: Mapping[str, str]) -> _Server | None:
+def _server_for(environment: Mapping[str, str], of_models: _Settings | None) -> _Server | None:
     """None where the program could not be told from one that began afresh only by its speed."""
-    if not AVAILABLE or not _finds_this_lab(environment.get("PYTHONPATH", "").split(os.pathsep)):
+    path = environment.get("PYTHONPATH", "").split(os.pathsep)
+    if not AVAILABLE or not programs.finds_this_lab(path):
         return None
-    settings = _read_at_the_start(environment)
+    settings = programs.read_at_the_start(environment)
     if _own_server is not None:
-        return _own_server if settings == _read_at_the_start(os.environ) else None
-    if settings not in _servers:
-        _servers[settings] = _Server.started(settings, environment)
-    return _servers[settings]
+        return _own_server if settings == programs.read_at_the_start(os.environ) else None
+    if (settings, None) not in _servers:
+        _servers[settings, None] = _Server.started(settings, environment)
+    if of_models is not None and (settings, of_models) not in _servers:
+        _servers[settings, of_models] = _servers[settings, None].forked((*settings, *of_models), environment)
+    return _servers[settings, of_models]
 
 
-def _holds(folder: str, names: tuple[str, ...]) -> bool:
-    return any((Path(folder) / name).exists() for name in names)
-
-
-def _finds_this_lab(path: Sequence[str]) -> bool:
-    """And nothing that an interpreter would run at its start, but for a ``sitecustomize``, which a fork can run too."""
-    if str(SOURCE) not in path or any(_holds(folder, _RUN_AT_THE_START) for folder in path):
-        return False
-    return not any(_holds(folder, _PACKAGES) for folder in path[: path.index(str(SOURCE))])
-
-
-def _read_at_the_start(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    return tuple(
-        sorted(
-            (name, value)
-            for name, value in environment.items()
-            if name.startswith(_READ_AT_THE_START) and name not in (*_READ_BY_THE_CHILD, *_READ_AT_USE)
-        )
-    )
+def _of_a_server(settings: _Settings, environment: Mapping[str, str]) -> dict[str, str]:
+    """No more than that: by a mark in its environment a process counts among those of a worker."""
+    common = {name: environment[name] for name in programs.FOR_EVERY_PROGRAM if name in environment}
+    return {**common, **dict(settings), "PYTHONPATH": str(programs.SOURCE)}
 
 
 class _Server:
@@ -227,7 +161,7 @@ class _Server:
         self._process = process
 
     @classmethod
-    def started(cls, settings: tuple[tuple[str, str], ...], environment: Mapping[str, str]) -> _Server:
+    def started(cls, settings: _Settings, environment: Mapping[str, str]) -> _Server:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             process = FreshPopen(
@@ -235,19 +169,28 @@ class _Server:
                     sys.executable,
                     __file__,
                     str(theirs.fileno()),
-                    *(["executes"] if _executes_in_sandboxes else []),
+                    *(["executes"] if programs.executes_in_sandboxes else []),
                 ],
-                # No more than that: by a mark in its environment a process counts among those of a worker.
-                env={
-                    **{name: environment[name] for name in _FOR_EVERY_PROGRAM if name in environment},
-                    **dict(settings),
-                    "PYTHONPATH": str(SOURCE),
-                },
+                env=_of_a_server(settings, environment),
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 preexec_fn=with_usual_signals,
             )
         return cls(ours, process)
+
+    def forked(self, settings: _Settings, environment: Mapping[str, str]) -> _Server:
+        """A server that was forked by this one, and has imported what programs of models do."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        request = {
+            "arguments": [_SERVE],
+            "folder": "/",
+            "environment": _of_a_server(settings, environment),
+            "new_session": False,
+            "targets": [3],
+        }
+        with theirs:
+            self.fork(request, [theirs.fileno()])
+        return type(self)(ours)
 
     def fork(self, request: Mapping[str, Any], files: Sequence[int]) -> int:
         """The process that was forked, a child of this one."""
@@ -333,15 +276,19 @@ def _begin(request: Mapping[str, Any], files: Sequence[int], connection: socket.
     take_files(files, request["targets"])
     _take_threads()
     _set_up(request["arguments"])
-    if any(_holds(folder, _CUSTOMISATION) for folder in _own_path()):
+    if programs.is_customised(_own_path()):
         _customise()
     arguments = request["arguments"]
+    if arguments == [_SERVE]:
+        _serve_models()
+    if arguments[0] == "-c":
+        run_to_its_end(lambda: _run_text(arguments))
     if arguments[0].endswith(".py"):
         run_to_its_end(lambda: _run_script(arguments))
     module = arguments[arguments.index("-m") + 1]
-    if module == _COMMAND_LINE:
+    if module == programs.COMMAND_LINE:
         _serve_this_one()
-    if module == _SANDBOX:
+    if module == programs.SANDBOX:
         _go_on_instead_of_executing()
     _run_as_program(arguments)
 
@@ -349,7 +296,7 @@ def _begin(request: Mapping[str, Any], files: Sequence[int], connection: socket.
 def _run_as_program(arguments: Sequence[str]) -> NoReturn:
     sys.argv = list(arguments[arguments.index("-m") + 1 :])
     module = sys.argv[0]
-    if module in (*_RUN_AS_PROGRAMS, _SANDBOX):  # as a program it is a module of its own
+    if module in (*programs.RUN_AS_PROGRAMS, programs.SANDBOX):  # as a program it is a module of its own
         sys.modules.pop(module, None)
     run_to_its_end(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True))
 
@@ -358,12 +305,16 @@ def _go_on_instead_of_executing() -> None:
     """What the sandbox executes begins in this process, which is confined by then: with what execve(2) would leave of
     it, if it is a program of the lab's. Everything else is executed."""
     execute = os.execv
-    at_the_start = _read_at_the_start(os.environ)
+    at_the_start = programs.read_at_the_start(os.environ)
 
     def go_on(path: str, command: Sequence[str]) -> NoReturn:
         os.execv = execute
-        arguments = _program(command, os.getcwd())
-        if arguments is None or "-m" not in arguments or _read_at_the_start(os.environ) != at_the_start:
+        arguments = programs.program(command, os.getcwd())
+        if (
+            arguments is None
+            or "-m" not in arguments
+            or programs.read_at_the_start(os.environ) != at_the_start
+        ):
             execute(path, command)
         for file in range(3, MOST_OPEN_FILES):
             with contextlib.suppress(OSError):
@@ -381,11 +332,17 @@ def _run_script(arguments: Sequence[str]) -> None:
     runpy.run_path(arguments[0], run_name="__main__")
 
 
+def _run_text(arguments: Sequence[str]) -> None:
+    sys.argv = ["-c", *arguments[2:]]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    exec(compile(arguments[1], "<string>", "exec"), sys.modules["__main__"].__dict__)
+
+
 def _take_threads() -> None:
     """PyTorch's, as many as its OpenMP would have read at its start. None is started here."""
     import torch
 
-    wanted = os.environ.get(_THREADS, "")
+    wanted = os.environ.get(programs.THREADS, "")
     count = int(wanted) if wanted.isdigit() and int(wanted) else _threads_at_the_start
     if count != torch.get_num_threads():
         torch.set_num_threads(count)
@@ -411,9 +368,8 @@ def _set_up(arguments: Sequence[str]) -> None:
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     tempfile.tempdir = None
-    here = (
-        [] if "-P" in arguments[: list(arguments).index("-m") if "-m" in arguments else 0] else [os.getcwd()]
-    )
+    safe = "-P" in arguments[: list(arguments).index("-m") if "-m" in arguments else 0]
+    here = [] if safe else [""] if arguments[0] == "-c" else [os.getcwd()]
     sys.path[:] = [*here, *_own_path(), *_path_at_the_start]
     sys.orig_argv = [sys.executable, *arguments]
     if list(arguments[:2]) == ["-X", "faulthandler"]:
@@ -428,7 +384,9 @@ def _own_path() -> list[str]:
 
 def _customise() -> None:
     """Run ``sitecustomize`` before anything of the lab is imported, as an interpreter that begins does."""
-    for name in [name for name in sys.modules if name.partition(".")[0] in (_COMMAND_LINE, "sitecustomize")]:
+    for name in [
+        name for name in sys.modules if name.partition(".")[0] in (programs.COMMAND_LINE, "sitecustomize")
+    ]:
         del sys.modules[name]
     importlib.import_module("sitecustomize")
 
@@ -451,16 +409,29 @@ def _serve_this_one() -> None:
     subprocess.Popen = WarmPopen  # type: ignore[misc]
 
 
+def _serve_models() -> NoReturn:
+    """For programs that import transformers, which takes as long as all else."""
+    gc.disable()
+    for name in programs.OF_MODELS:
+        importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
+    program = serve(socket.socket(fileno=3))
+    if program is None:
+        os._exit(0)
+    program()
+
+
 def _import_everything() -> None:
     """All that a command or its worker imports sooner or later; an extra is left to what asks for it."""
     import cudadent42
 
-    left_out = {*_RUN_AS_PROGRAMS, "cudadent42.__main__"}
+    left_out = {*programs.RUN_AS_PROGRAMS, "cudadent42.__main__"}
     for module in pkgutil.walk_packages(cudadent42.__path__, "cudadent42."):
         if module.name not in left_out:
             with contextlib.suppress(ImportError):  # of an extra that is not installed
                 importlib.import_module(module.name)
-    for name in _AT_FIRST_USE:
+    for name in programs.AT_FIRST_USE:
         importlib.import_module(name)
     _build_command_line()
 
@@ -476,19 +447,23 @@ def main() -> None:
     global _threads_at_the_start
     connection = socket.socket(fileno=int(sys.argv[1]))
     if len(sys.argv) > 2:
-        execute_in_sandboxes()
+        programs.execute_in_sandboxes()
+    gc.disable()  # of what is imported next to nothing is garbage
     # This file is not among what a program of the lab can import.
     sys.path[:] = [
-        entry for entry in sys.path if Path(entry or ".").resolve() not in (SOURCE, Path(__file__).parent)
+        entry
+        for entry in sys.path
+        if Path(entry or ".").resolve() not in (programs.SOURCE, Path(__file__).parent)
     ]
-    sys.path.insert(0, str(SOURCE))
+    sys.path.insert(0, str(programs.SOURCE))
     _import_everything()
     be_brief()
     _threads_at_the_start = sys.modules["torch"].get_num_threads()
-    sys.path.remove(str(SOURCE))
+    sys.path.remove(str(programs.SOURCE))
     _path_at_the_start[:] = sys.path
     gc.collect()
     gc.freeze()  # what is never looked at stays shared
+    gc.enable()
     leave_to_the_server()
     program = serve(connection, huge_pages_after=_FEW)
     if program is not None:

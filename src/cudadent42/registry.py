@@ -95,7 +95,6 @@ def load(spec: str, operation: str) -> Implementation:
         ("cpu", "cuda"),
         definition(operation).plug_in(function),
         operation=operation,
-        peer=str(getattr(function, "peer_of", "")),
     )
 
 

@@ -29,7 +29,6 @@ class Confirming:
     """That no other of this tuning has, of former processes either."""
     worker: str
     unit: str
-    blocks: int
 
 
 Work = Job | Confirming

@@ -7,7 +7,10 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how a thread is run")
+pytestmark = [
+    pytest.mark.warm,
+    pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how a thread is run"),
+]
 
 PROGRAM = """
 import os, threading, torch
