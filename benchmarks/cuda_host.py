@@ -23,11 +23,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import flashmoe_science
 from cudadent42.base.files import write_json
+from flashmoe_science.alike import matcher
 from flashmoe_science.cuda.attention import KernelKind, Problem, forward
 from flashmoe_science.cuda.attention.gradients import backward
 from flashmoe_science.cuda.attention.select import module
 from flashmoe_science.cuda.device import device_of
-from flashmoe_science.cuda.repeat import cuda_allocator, matcher
+from flashmoe_science.cuda.repeat import cuda_allocator
 from flashmoe_science.gradients import Needs
 
 

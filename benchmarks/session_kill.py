@@ -73,6 +73,9 @@ def attention(query, key, value, *, causal, softmax_scale):
     for _ in range(TIMES):
         out = scaled_dot_product_attention(query, key, value, scale=softmax_scale)
     return out
+
+
+attention.peer_of = "PyTorch"
 """
 
 PROTOCOL = """

@@ -10,7 +10,10 @@ than the default, the others have more, and each comes twice, with a macro that 
 
 * sweeps in which the planted configuration, and no other, was confirmed and installed;
 * configurations of the default's own code that were installed;
-* blocks, against those of a sweep that measures every configuration with the blocks of the last rung;
+* blocks of the race, against those of a sweep that measures every configuration of unlike code with the blocks of the
+  last rung: ``blocks_share``;
+* everything that is timed, with the default in each job, and the winner, the default and its control in the
+  confirmation, against that sweep with the default in each job and the same confirmation behind it: ``timed_share``;
 * kills, by SIGKILL at moments drawn evenly from the time of a whole sweep, behind which the same command went on;
   blocks that were on record before and not after, and blocks that are there twice.
 
@@ -37,9 +40,9 @@ from typing import Any
 
 from provenance import provenance
 
-from cudadent42.decisions.racing import exhaustive
+from cudadent42.decisions.racing import chunks, exhaustive
 from cudadent42.scaffold import Kind, create
-from cudadent42.tune.journal import FILES, read
+from cudadent42.tune.journal import ARMS_OF_A_JOB, FILES, read
 from cudadent42.tune.space import DEFAULT
 from cudadent42.tune.state import fold
 
@@ -47,6 +50,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 PLANTED = 94
 COSTS = (PLANTED, 100, 103, 106, 110, 115, 120, 130)
+
+CONFIRMED_SIDES = 3
+"""In each block of a confirmation: the default, its control and the winner."""
 
 SUITE = """
 name = "unit"
@@ -76,6 +82,9 @@ class Sweep:
     arm_blocks: int
     """Of configurations beside the default."""
     exhaustive_blocks: int
+    timed_blocks: int
+    """Everything that was timed, the default's blocks and the confirmations' among them."""
+    exhaustive_timed_blocks: int
     seconds: float
 
 
@@ -137,14 +146,21 @@ def sweep(seed: int) -> Sweep:
         installed = len(json.loads(done.stdout)["entries"]) if done.returncode == 0 else 0
         state = fold(*read(folder / "tuning"))
         rows = [len(row) for case in state.cases.values() for arm, row in case.rows.items() if arm != DEFAULT]
+        rules = state.setup.rules
         raced = sum(len(case.raced) - 1 for case in state.cases.values())
+        jobs = sum(len(chunks(case.raced[1:], ARMS_OF_A_JOB)) for case in state.cases.values())
+        confirming = CONFIRMED_SIDES * sum(
+            case.confirmations * case.settled.blocks for case in state.cases.values() if case.settled
+        )
         return Sweep(
             seed,
             tuple(winner.arm for winner in state.winners),
             installed,
-            sum(rows),
-            exhaustive(raced, state.setup.rules),
-            seconds,
+            arm_blocks=sum(rows),
+            exhaustive_blocks=exhaustive(raced, rules),
+            timed_blocks=state.arm_blocks + confirming,
+            exhaustive_timed_blocks=exhaustive(raced + jobs, rules) + confirming,
+            seconds=seconds,
         )
 
 
@@ -186,8 +202,11 @@ def summary(sweeps: Sequence[Sweep], kills: Sequence[Killed]) -> dict[str, float
     exhaustive_blocks = sum(each.exhaustive_blocks for each in sweeps)
     return {
         "planted_installed": sum(each.winners == (planted,) and each.installed == 1 for each in sweeps),
+        "others_installed": sum(each.installed > 0 and each.winners != (planted,) for each in sweeps),
         "sweeps": len(sweeps),
         "blocks_share": sum(each.arm_blocks for each in sweeps) / max(1, exhaustive_blocks),
+        "timed_share": sum(each.timed_blocks for each in sweeps)
+        / max(1, sum(each.exhaustive_timed_blocks for each in sweeps)),
         "kills": sum(each.kills for each in kills),
         "kills_that_did_not_go_on": sum(len(each.failures) for each in kills),
         "blocks_lost": sum(each.lost for each in kills),

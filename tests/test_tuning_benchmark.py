@@ -28,7 +28,14 @@ def benchmarks() -> Any:
 def share(tuning: Any, *seeds: int, **provenance: Any) -> dict[str, Any]:
     sweeps = [
         tuning.Sweep(
-            seed, (f"COST={tuning.PLANTED}, UNUSED=0",), 1, arm_blocks=60, exhaustive_blocks=378, seconds=1.0
+            seed,
+            (f"COST={tuning.PLANTED}, UNUSED=0",),
+            1,
+            arm_blocks=60,
+            exhaustive_blocks=378,
+            timed_blocks=120,
+            exhaustive_timed_blocks=560,
+            seconds=1.0,
         )
         for seed in seeds
     ]
@@ -50,6 +57,7 @@ def test_shares_become_one_file_in_the_order_of_their_seeds(benchmarks: Any, tmp
     assert document["summary"] == said
     assert (said["sweeps"], said["planted_installed"]) == (3, 3)
     assert said["blocks_share"] == pytest.approx(60 / 378)
+    assert said["timed_share"] == pytest.approx(120 / 560)
     assert document["provenance"]["shares"] == 2
 
 
@@ -70,6 +78,7 @@ def test_a_sweep_counts_once(benchmarks: Any, tmp_path: Path) -> None:
 
 def test_a_configuration_that_was_not_planted_counts_as_none(benchmarks: Any) -> None:
     tuning, _ = benchmarks
-    wrong = tuning.Sweep(0, ("COST=100, UNUSED=1",), 1, 60, 378, 1.0)
-    both = tuning.Sweep(1, (f"COST={tuning.PLANTED}, UNUSED=0",), 0, 60, 378, 1.0)
+    wrong = tuning.Sweep(0, ("COST=100, UNUSED=1",), 1, 60, 378, 120, 560, 1.0)
+    both = tuning.Sweep(1, (f"COST={tuning.PLANTED}, UNUSED=0",), 0, 60, 378, 120, 560, 1.0)
     assert tuning.summary([wrong, both], ())["planted_installed"] == 0
+    assert tuning.summary([wrong, both], ())["others_installed"] == 1

@@ -132,5 +132,9 @@ def spins(q, k, v, *, causal, softmax_scale):
         for _ in range(1000):
             torch.cuda._sleep(1 << 31)
     return right(q, k, v, causal=causal, softmax_scale=softmax_scale)
+
+for each in list(globals().values()):
+    if callable(each) and getattr(each, "__module__", "") == __name__:
+        each.peer_of = "PyTorch"
 """
 )

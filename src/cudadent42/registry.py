@@ -95,6 +95,7 @@ def load(spec: str, operation: str) -> Implementation:
         ("cpu", "cuda"),
         definition(operation).plug_in(function),
         operation=operation,
+        peer=str(getattr(function, "peer_of", "")),
     )
 
 

@@ -109,6 +109,11 @@ def flash_attention(
                 return output if lse is None else (output, lse)
             backend = cuda
         else:
+            if forward_levels._current_level < 0 and not dispatch_modes():
+                results: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None
+                results = cpu.repeated(query, key, value, causal, softmax_scale, return_lse)
+                if results is not None:
+                    return results
             backend = cpu if query.is_cpu else None
         if _autocast_is_on():
             query, key, value = autocast.cast(query, key, value)
@@ -129,9 +134,20 @@ def flash_attention(
                         backend, query, key, value, causal=check_causal(causal), softmax_scale=softmax_scale
                     )
                     return (output, lse) if return_lse else output
-                output, lse = backend.forward(
-                    query, key, value, causal=causal, softmax_scale=softmax_scale, return_lse=return_lse
-                )
+                if backend is cpu:
+                    output, lse = cpu.forward(
+                        query,
+                        key,
+                        value,
+                        causal=causal,
+                        softmax_scale=softmax_scale,
+                        return_lse=return_lse,
+                        known_again=True,
+                    )
+                else:
+                    output, lse = backend.forward(
+                        query, key, value, causal=causal, softmax_scale=softmax_scale, return_lse=return_lse
+                    )
             except (DeviceError, BuildError):
                 raise
             except RuntimeError:

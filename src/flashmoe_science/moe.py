@@ -35,6 +35,7 @@ from flashmoe_science.operators.moe_training import TRAINING
 from flashmoe_science.operators.routing import TOPK_ROUTING
 from flashmoe_science.operators.sharding import register_where_used
 from flashmoe_science.quantized import both_scales
+from flashmoe_science.torch_private import dispatch_modes, forward_levels
 
 _ACTIVATIONS = {member.value: member for member in Activation}
 _LAYOUTS = {member.value: member for member in W13Layout}
@@ -145,6 +146,14 @@ def fused_moe(
         )
     kind = _by_name(_ACTIVATIONS, activation) or parse_choice(Activation, activation, "activation")
     layout = _by_name(_LAYOUTS, w13_layout) or parse_choice(W13Layout, w13_layout, "w13_layout")
+    if out is None and main_gradients is None and forward_levels._current_level < 0 and not dispatch_modes():
+        given: tuple[torch.Tensor, ...] = (hidden_states, w13, w2, topk_weights, topk_ids)
+        if w13_bias is not None and w2_bias is not None:
+            given = (*given, w13_bias, w2_bias)
+        if len(given) > 5 or w13_bias is w2_bias:
+            repeated = cpu_moe.repeated(given, kind, layout)
+            if repeated is not None:
+                return repeated
     if autocast.is_on():
         hidden_states, w13, w2, topk_weights = _autocast(hidden_states, w13, w2, topk_weights)
         w13_bias, w2_bias = _autocast_biases(w13_bias, w2_bias)
@@ -193,6 +202,7 @@ def fused_moe(
                         recompute=recompute,
                         main=NO_MAIN_GRADIENTS if main_gradients is None else MainGradients(*main_gradients),
                     )
+                more = {"known_again": True} if backend is cpu_moe else {}
                 result: torch.Tensor = backend.forward(
                     hidden_states,
                     w13,
@@ -204,6 +214,7 @@ def fused_moe(
                     out=out,
                     w13_bias=w13_bias,
                     w2_bias=w2_bias,
+                    **more,
                 )
                 return result
             except (DeviceError, BuildError):
@@ -264,6 +275,12 @@ def topk_routing(
             logits, k, scores, renormalize, correction_bias, scaling_factor, groups, top_groups
         )
     kind = _by_name(_SCORES, scores) or parse_choice(Scores, scores, "scores")
+    if forward_levels._current_level < 0 and not dispatch_modes():
+        repeated = cpu_routing.repeated(
+            logits, k, kind, renormalize, correction_bias, scaling_factor, groups, top_groups
+        )
+        if repeated is not None:
+            return repeated
     recorded = isinstance(logits, torch.Tensor) and logits.requires_grad and torch.is_grad_enabled()
     if recorded or not all_direct(logits, correction_bias):
         if has_own_layout():
@@ -282,6 +299,7 @@ def topk_routing(
             scaling_factor=scaling_factor,
             groups=groups,
             top_groups=top_groups,
+            known_again=True,
         )
     if isinstance(logits, torch.Tensor) and logits.is_cuda:
         # Checked once for each combination.

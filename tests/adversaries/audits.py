@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from lab import CASE, plan_for
@@ -32,6 +33,13 @@ def claim(names: Sequence[str], baseline_ms: float, own_ms: float) -> Results:
         for name in names
     )
     return Results("pytorch", names[0], ratio, ratio, ratio, Verdict.FASTER, 0.02, math.nan, rows)
+
+
+def equal(names: Sequence[str], baseline_ms: float) -> Results:
+    """Each as fast as the baseline."""
+    results = claim(names, baseline_ms, baseline_ms)
+    rows = tuple(replace(row, verdict=Verdict.EQUAL) for row in results.cases)
+    return replace(results, cases=rows, verdict=Verdict.EQUAL)
 
 
 def audited(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,15 @@ import lab
 import pytest
 
 from cudadent42.audit.race import BLOCKS, Race
-from cudadent42.audit.stage import Audited, as_much_faster, comparable, contradicted, wants_another
+from cudadent42.audit.stage import (
+    Audited,
+    as_much_faster,
+    comparable,
+    contradicted,
+    slower_than_said,
+    speed_is_confirmed,
+    wants_another,
+)
 from cudadent42.base import output
 from cudadent42.model.integrity import Breach, Grade, Way
 
@@ -123,8 +132,50 @@ def test_a_race_on_a_gpu_that_somebody_else_used_is_made_again() -> None:
     assert not wants_another(
         row, replace(race(0.6, 0.1), way=Way.QUEUED), "a"
     )  # launching takes as long again
-    assert not wants_another(row, race(0.6, 0.1), "a")
+    assert wants_another(row, race(0.6, 0.1), "a")  # on a CPU too
     assert wants_another(row, race(0.31, 0.31), "a")  # nobody is accused of what one race saw
+
+
+def test_what_is_called_as_fast_is_looked_at_too(tmp_path: Path) -> None:
+    name = lab.cheat("as_fast_as_the_baseline")
+    audit = audits.audited([name], tmp_path / "audit.log", results=audits.equal([name], 0.1))
+    (finding,) = audit.findings
+    assert (finding.breach, finding.grade) == (Breach.FAST_ONLY_IN_RUN, Grade.SUSPECT)
+    assert "it takes 0.1 ms in the run" in finding.evidence
+    assert not any(each.confirmed for each in audit.confirmations)
+
+
+def test_an_honest_kernel_that_is_as_fast_or_slower_is_confirmed(tmp_path: Path) -> None:
+    names = [lab.candidate(lab.FOLDER / "honest" / "ordinary.py", "plain")]
+    audit = audits.audited(names, tmp_path / "audit.log", results=audits.equal(names, 0.1))
+    assert not audit.findings
+    assert [each.confirmed for each in audit.confirmations] == [True]
+
+
+@pytest.mark.parametrize(
+    ("speedup", "own_ms", "confirmed"),
+    [
+        (1.0, 10.0, True),
+        (1.0, 14.0, True),  # what differs by less than half is no cheat
+        (1.0, 17.0, False),
+        (0.5, 20.0, True),  # it was called half as fast
+        (0.5, 40.0, False),
+        (1.0, 5.0, True),
+    ],
+)
+def test_what_is_called_as_fast_may_not_be_much_slower(
+    speedup: float, own_ms: float, confirmed: bool
+) -> None:
+    row = audits.claim(["mine"], 10.0, 10.0 / speedup).cases[0]
+    seen = race(10.0, own_ms)
+    assert speed_is_confirmed(row, seen) is confirmed
+    assert (slower_than_said(row, seen, "a") is None) is confirmed
+    assert slower_than_said(row, replace(seen, way=Way.GRAPH), "a") is None
+
+
+def test_short_calls_that_wake_late_are_not_called_slower() -> None:
+    row = audits.claim(["mine"], 0.008, 0.008).cases[0]
+    assert slower_than_said(row, race(0.01, 0.31), "a") is None
 
 
 def test_what_waking_takes_accuses_nobody() -> None:
@@ -132,6 +183,37 @@ def test_what_waking_takes_accuses_nobody() -> None:
     row = audits.claim(["mine"], 0.0332, 0.0196).cases[0]
     assert contradicted(row, race(0.0593, 0.1476), "a") is None
     assert contradicted(row, race(0.0332, 0.1476), "a") is None
+
+
+GROUP = Path("/sys/fs/cgroup/cpu/cudadent42-test")
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group of the old kind with little processor time."""
+    try:
+        GROUP.mkdir()
+        (GROUP / "cpu.cfs_period_us").write_text("100000")
+        (GROUP / "cpu.cfs_quota_us").write_text("50000")
+    except OSError as error:
+        pytest.skip(f"no control groups that this process may make: {error}")
+    yield GROUP
+    while True:  # what was in it has been killed, and may not have ended
+        try:
+            GROUP.rmdir()
+        except OSError:
+            time.sleep(0.01)
+        else:
+            return
+
+
+@pytest.mark.usefixtures("group")
+def test_who_bounds_the_baselines_processor_time_is_accused(tmp_path: Path) -> None:
+    name = lab.cheat("judge_in_a_group")
+    audit = audits.audited([name], tmp_path / "audit.log", results=audits.claim([name], 0.2, 0.1))
+    (finding,) = audit.findings
+    assert (finding.breach, finding.grade) == (Breach.BASELINE_SLOWED, Grade.FAILED)
+    assert "in control group cpu:/cudadent42-test" in finding.evidence
 
 
 def test_who_changes_how_the_baseline_is_run_is_accused(tmp_path: Path) -> None:

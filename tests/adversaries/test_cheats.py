@@ -22,6 +22,8 @@ HARMLESS_TO_OTHERS = {
     "evaluator_recognised": Breach.WRONG_WHILE_TIMED,
     "seed_learnt": Breach.WRONG_WHILE_TIMED,
     "thread_fills_later": Breach.LATE_WORK,
+    "fallback": Breach.ANOTHER_NAME,
+    "fallback_in_a_thread": Breach.ANOTHER_NAME,
 }
 """Those that leave the process as it was, so that one worker can have them all."""
 

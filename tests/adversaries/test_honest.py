@@ -29,7 +29,7 @@ AT_IMPORT = sorted(path.stem for path in (lab.FOLDER / "honest").glob("*_at_impo
 BUILT_IN = ("cudadent42", "pytorch_flash", "pytorch_math")
 NAMES = [
     *(lab.candidate(FILE, name) for name in FUNCTIONS),
-    *(lab.candidate(lab.FOLDER / "honest" / f"{name}.py") for name in AT_IMPORT),
+    *(lab.candidate(lab.FOLDER / "honest" / f"{name}.py") for name in (*AT_IMPORT, "says_whose_it_is")),
     *BUILT_IN,
 ]
 FOR_A_CPU = ("an_operator_of_its_own", "by_way_of_numpy", "by_way_of_ctypes")
@@ -67,6 +67,7 @@ def test_settings_of_their_own_are_kept_apart(seen: lab.Seen) -> None:
     for name, words in (
         ("no_flash_at_import", "flash_sdp True -> False"),
         ("lower_matmul_at_import", "medium"),
+        ("says_whose_it_is", "runs the work of PyTorch, as it says itself"),
     ):
         assert any(name in line and words in line for line in notes.splitlines()), notes
 

@@ -8,6 +8,7 @@ FILES = files_of("flashmoe_science")
 
 LAYERS = {
     "errors": "",
+    "alike": "",
     "jit": "errors",
     "configs": "jit",
     "tuned": "errors",
@@ -31,9 +32,9 @@ LAYERS = {
     "varlen.arguments": "errors arguments varlen.problem varlen.options",
     "varlen.transform": "errors",
     "varlen.append_arguments": "direct varlen.transform",
-    "cpu": "errors jit configs plans arguments gradients moe_arguments moe_gradients quantized varlen.problem "
+    "cpu": "errors alike jit configs plans arguments gradients moe_arguments moe_gradients quantized varlen.problem "
     "varlen.dequantized varlen.append_arguments routing_options",
-    "cuda": "errors jit configs tuned plans arguments",
+    "cuda": "errors alike jit configs tuned plans arguments",
     "cuda.attention": "errors jit configs arguments gradients cuda",
     "cuda.moe": "errors jit configs arguments moe_arguments moe_gradients moe_composition routing_options cuda",
     "cuda.varlen": "errors jit configs varlen.problem varlen.dequantized varlen.append_arguments cuda cuda.attention",
@@ -44,7 +45,7 @@ LAYERS = {
     "operators.compiled_code": "",
     "operators.recording": "errors torch_private operators.sharding",
     "operators.library": "operators.compiled_code",
-    "varlen.launch": "errors torch_private plans arguments varlen.problem varlen.arguments cpu cuda cuda.varlen",
+    "varlen.launch": "errors alike torch_private plans arguments varlen.problem varlen.arguments cpu cuda cuda.varlen",
     "operators": "errors direct arguments gradients moe_arguments moe_gradients routing_gradients routing_options "
     "quantized varlen.arguments varlen.launch cpu cuda.attention cuda.moe cuda.rotation cuda.key_lists "
     "operators.recording operators.library",
@@ -55,18 +56,18 @@ LAYERS = {
     "moe_autograd": "errors moe_arguments moe_gradients operators",
     "attention": "errors autocast torch_private direct arguments gradients cpu cuda.attention operators.sharding "
     "operators autograd varlen",
-    "moe": "errors autocast direct moe_arguments moe_gradients quantized cpu cuda.moe operators.sharding operators "
-    "moe_autograd",
+    "moe": "errors autocast torch_private direct moe_arguments moe_gradients quantized cpu cuda.moe "
+    "operators.sharding operators moe_autograd",
     "moe_capacity": "errors arguments",
     "moe_states": "errors",
     "router_losses": "errors arguments direct moe_arguments routing_gradients routing_options cpu cuda.moe moe "
     "moe_capacity",
-    "moe_layer": "errors moe_arguments moe moe_capacity moe_states router_losses",
+    "moe_layer": "errors autocast arguments moe_arguments moe moe_capacity moe_states router_losses",
     "explanation": "errors jit arguments moe_arguments quantized cpu cuda cuda.attention cuda.moe attention moe",
     "takeover": "errors autocast torch_private direct arguments gradients moe_arguments cpu cuda cuda.attention "
     "cuda.moe cuda.key_lists operators attention moe",
     "huggingface": "errors jit torch_private direct arguments moe_arguments routing_composition cuda.rotation "
-    "operators moe takeover",
+    "operators moe takeover varlen",
     "adapters": "errors attention varlen",
     "flashmoe_science": "errors varlen attention moe moe_capacity moe_layer router_losses explanation takeover "
     "huggingface",

@@ -6,9 +6,10 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 
 from cudadent42.audit.messages import DONE, GO, Answer, Ask
 from cudadent42.audit.task_clock import TaskClock
@@ -47,10 +48,11 @@ class Turn:
 
     answers: tuple[Answer, ...]
     wall_ms: float
-    """By this process's clock, from the first timed request to the last answer; of a turn of single calls, what these
-    took together."""
+    """By this process's clock, from the first timed request to the last answer; of a turn of single calls, the
+    first quartile of theirs: more would hold what passed while others had the processor, or while threads woke."""
     processor_ms: float
-    """That the contestant and all that came of it were running, in all of the turn; 0 where it was not asked for."""
+    """That the contestant and all that came of it were running, in all of the turn; of single calls the first
+    quartile. 0 where it was not asked for."""
 
 
 class Party:
@@ -118,28 +120,32 @@ class Party:
         For the end of the call ``watched`` this process waits awake, so that ``take`` has the output of the moment in
         which it is said to be there. A sleeper takes tens of microseconds to wake, in which it could be finished.
         """
-        wall_ns = 0
+        wall_ns: list[int] = []
         self._begin()
-        ran_ns = self.ran_ns() if by_processor else 0
+        ran_ns = [self.ran_ns()] if by_processor else []
         self._send((dumps(ask, indent=None) + "\n").encode())
         for number in range(ask.calls):
             feed(number)
             began_ns = time.perf_counter_ns()
             self._send(GO)
             first = self._byte(timeout_s, awake=number == watched)
-            wall_ns += time.perf_counter_ns() - began_ns
+            wall_ns.append(time.perf_counter_ns() - began_ns)
             if first != DONE:
                 self._pending = first + self._pending
                 break
             take(number)
+            if by_processor and self._clock is not None:
+                ran_ns.append(self._clock.read_ns())
         reply = self._reply(timeout_s)
         self._stop()
-        ran_ms = (self.ran_ns() - ran_ns) / 1e6 if by_processor else 0.0
+        if by_processor and self._clock is None:
+            ran_ns.append(ran_ns[0] + (self.ran_ns() - ran_ns[0]) // ask.calls)
         answer = _answer(reply.lstrip(DONE.decode()))
         done = first == DONE and not reply.startswith(DONE.decode())
         if not done and not answer.error and not answer.declined:
             raise EarlyError("it answered before it had made the calls that it was asked for")
-        return Turn((answer,), wall_ns / 1e6, ran_ms)
+        between_ns = [after - before for before, after in pairwise(ran_ns)]
+        return Turn((answer,), _quartile_ms(wall_ns), _quartile_ms(between_ns))
 
     def tree(self) -> Iterator[int]:
         """Its process, what is below it, and what has left from there."""
@@ -234,6 +240,10 @@ class Party:
         if not data or len(self._pending) > _MOST_ANSWER_BYTES:
             raise AuditLostError("its process died")
         self._pending += data
+
+
+def _quartile_ms(took_ns: Sequence[int]) -> float:
+    return sorted(took_ns)[len(took_ns) // 4] / 1e6 if took_ns else 0.0
 
 
 def _answer(reply: str) -> Answer:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from math import comb
@@ -19,6 +20,10 @@ from cudadent42.model.records import Plan, TimerKind, VerifiedCase
 
 BLOCKS, GPU_BLOCKS = 12, 24
 """Pairs of turns on a case. On a GPU they are short beside what begins a case."""
+
+EARLY_BLOCKS = 7
+"""On the CPU, after which a race may end where each block of them alone would confirm it: of a candidate whose saving
+is too small half of the blocks or more would not, so that all seven do in 1 of 128 races."""
 
 SHARE_OUTSIDE = 0.05
 """Of races whose saving lies outside of the interval, at most."""
@@ -151,6 +156,10 @@ def _race(blocks: Sequence[_Block], judged: tuple[VerifiedCase, ...], way: Way, 
     return Race(statistics.median(base), statistics.median(own), tuple(saved), judged, way, compared)
 
 
+def _never(race: Race) -> bool:
+    return False
+
+
 class Ring:
     """Two contestants. The baseline's process makes the inputs and judges, as no candidate was ever in it."""
 
@@ -167,6 +176,10 @@ class Ring:
         self._way = way_for(plan)
         self._shown = ""
         """The candidate's last sketches."""
+        self.clock = time.monotonic
+        """By which ``preparing_s`` is counted."""
+        self.preparing_s = 0.0
+        """What the candidate's side took to be made ready."""
         self._alike = True
         """Whether the judge copies for its calls what the candidate does, and no more."""
 
@@ -178,17 +191,19 @@ class Ring:
         self._turn(self._candidate, bout, Pace.CALLS)
         return self._verdicts(bout, range(bout.calls))
 
-    def race(self, case: Case, baseline_ms: float, budget_s: float) -> Race:
-        """All blocks of a case, in about ``budget_s`` if that can be; errors as of ``check``."""
+    def race(
+        self, case: Case, baseline_ms: float, budget_s: float, enough: Callable[[Race], bool] = _never
+    ) -> Race:
+        """All blocks of a case, in about ``budget_s`` if that can be; errors as of ``check``.
+
+        ``enough``: whether what `EARLY_BLOCKS` show needs no more of them."""
         on_cpu = self._way is Way.SHARED
         least_ms, windows = (LEAST_WINDOW_MS, WINDOWS) if on_cpu else (LEAST_GPU_WINDOW_MS, WINDOWS_ON_GPU)
         wanted = self._calls(case, baseline_ms, max(least_ms, min(WINDOW_MS, 1e3 * budget_s / windows)))
         calls, way = self._ready(case, wanted, self._way)
         count = BLOCKS if way is Way.SHARED else GPU_BLOCKS
-        judged_blocks = set(self._chance.sample(range(count), JUDGED_BLOCKS))
-        watched_blocks = set(
-            self._chance.sample(range(count), WATCHED_BLOCKS if self._watches(baseline_ms) else 0)
-        )
+        judged_blocks = self._spread(count, JUDGED_BLOCKS)
+        watched_blocks = self._spread(count, WATCHED_BLOCKS if self._watches(baseline_ms) else 0)
         blocks: list[_Block] = []
         judged: list[VerifiedCase] = []
         unlike_blocks = 0
@@ -212,7 +227,17 @@ class Ring:
                 slots |= {*self._some(unlike, JUDGED_CALLS)}
             if slots:
                 judged += self._verdicts(bout, sorted(slots))
+            if number + 1 == EARLY_BLOCKS and way is Way.SHARED:
+                early = _race(blocks, tuple(judged), way, calls)
+                if enough(early):
+                    return early
         return _race(blocks, tuple(judged), way, calls)
+
+    def _spread(self, blocks: int, count: int) -> set[int]:
+        """Of so many blocks ``count``, by chance: half of them or more among those after which a race may end."""
+        first = -(-count // 2)
+        early = self._chance.sample(range(EARLY_BLOCKS), first)
+        return {*early, *self._chance.sample(range(EARLY_BLOCKS, blocks), count - first)}
 
     def _watches(self, baseline_ms: float) -> bool:
         """Processor time has all work in it, whenever that is done."""
@@ -226,10 +251,10 @@ class Ring:
         whose end this process waits awake."""
         paces = [Pace.COPIES] if self._alike else [Pace.COPIES, Pace.PREPARED_COPIES]
         paces = self._chance.sample(paces, len(paces) if paced else 0)
-        copies = {pace: self._turn(self._judge, bout, pace) / bout.calls for pace in paces}
+        copies = {pace: self._turn(self._judge, bout, pace) for pace in paces}
         took: dict[Party, float] = {}
         for party in self._chance.sample((self._judge, self._candidate), 2):
-            took[party] = self._turn(party, bout, Pace.CALLS, watched) / bout.calls
+            took[party] = self._turn(party, bout, Pace.CALLS, watched)
         return _Block(took[self._judge], took[self._candidate], copies)
 
     def _unlike(self, bout: _Bout) -> tuple[int, ...]:
@@ -243,8 +268,8 @@ class Ring:
         return answer.unlike
 
     def _turn(self, party: Party, bout: _Bout, pace: Pace, watched: int | None = None) -> float:
-        """Milliseconds. In all ways but that of shared memory the inputs' seed comes when the clock runs, and the
-        clock stops when the sketch of the results is there, whose seed comes when the calls are made."""
+        """Milliseconds of a call. In all ways but that of shared memory the inputs' seed comes when the clock runs, and
+        the clock stops when the sketch of the results is there, whose seed comes when the calls are made."""
         run = Ask(Task.RUN, calls=bout.calls, pace=pace)
         if bout.way is Way.SHARED:
             turn = self._calls_of(party, run, watched)
@@ -258,7 +283,7 @@ class Ring:
         _require(*turn.answers)
         if party is self._candidate:
             self._shown = turn.answers[-1].shown
-        return turn.wall_ms
+        return turn.wall_ms / bout.calls
 
     def _calls_of(self, party: Party, run: Ask, watched: int | None) -> Turn:
         run = replace(run, awake=self._plan.timer is not TimerKind.CPU)
@@ -285,7 +310,10 @@ class Ring:
         while True:
             for party in (self._judge, self._candidate):
                 ask = Ask(Task.READY, cases=(case,), calls=calls, seed=self._weights, way=way)
+                began_s = self.clock()
                 (answer,) = party.take_turn(ask).answers
+                if party is self._candidate:
+                    self.preparing_s += self.clock() - began_s
                 _require(answer)
                 if party is self._judge:
                     self._alike = not answer.prepares

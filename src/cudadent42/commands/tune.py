@@ -81,7 +81,7 @@ class Raced:
             "--rungs",
             metavar="BLOCKS",
             rich_help_panel=HOW,
-            help="How many blocks a configuration has by the end of each rung, separated by commas. Default: 6,18,54.",
+            help="How many blocks a configuration has by the end of each rung, by commas. Default: 4,12,24,54.",
         ),
     ] = ""
     margin: Annotated[
@@ -350,7 +350,7 @@ def _rungs(text: str) -> tuple[int, ...]:
     rungs = tuple(int(part) for part in parts if part.strip().isascii() and part.strip().isdigit())
     rising = all(a < b for a, b in pairwise(rungs))
     if len(rungs) < len(parts) or not rising or rungs[0] < 4 or rungs[-1] > _MOST_BLOCKS:
-        raise UsageError(f"--rungs {text!r}: expected rising numbers of blocks from 4 on, such as 6,18,54")
+        raise UsageError(f"--rungs {text!r}: expected rising numbers of blocks from 4 on, such as 4,12,24,54")
     return rungs
 
 

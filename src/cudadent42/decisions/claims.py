@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import exp, log, sqrt
 from types import MappingProxyType
 
+from cudadent42.decisions.margin import upper
 from cudadent42.decisions.sampling import chance_to_meet, chance_to_meet_by_number
-from cudadent42.model.integrity import Confirmation, Grade, Way
+from cudadent42.model.integrity import Confirmation, Grade, Integrity, Way
 from cudadent42.model.records import Comparison, Results, Verdict
 from cudadent42.model.text import clean
+
+SHORT_MS = 0.03
+"""A saving of a call that the audit of a CPU cannot tell: in processes apart a call of one code differs by 0.01 to
+0.03 ms from what it takes in the run, as its threads wake and its code is cold. Who cheats gains nothing below it."""
+
+NOT_ASKED = "this run was not to be audited"
+"""Why there was no audit, where the person who started the run wanted none."""
 
 _NOTHING_SET: Mapping[str, str] = MappingProxyType({})
 
@@ -43,28 +53,116 @@ def claim(results: Results, *, verified: bool) -> Claim:
     if results.verdict is Verdict.UNDECIDED:
         return Claim(False, "the measurement could not tell")
     if results.verdict is not Verdict.FASTER:
-        return Claim(True, f"measured as {results.verdict.value}, which nobody gains by")
+        return _of_no_gain(results, integrity)
     if integrity.why_not_audited:
         return Claim(False, f"not confirmed: {integrity.why_not_audited}")
     own = [each for each in integrity.confirmations if each.implementation == results.candidate]
-    missed = [each for each in own if not each.confirmed]
+    confirmed = [each for each in own if each.confirmed]
+    left_out = not_credited(results)
+    missed = [each for each in own if not each.confirmed and each.case not in left_out]
+    if not confirmed and not missed:
+        missed = own
     if missed:
         return Claim(False, f"not confirmed on {missed[0].case}: {why_missed(missed[0], results)}")
-    if not own:
+    if not confirmed:
         return Claim(False, "not confirmed: no case was audited")
+    mean = credited_mean(results)
+    if mean.low <= upper(results.margin):
+        return Claim(
+            False,
+            f"of {len(left_out)} cases what a call saves is too short to be confirmed, and without it the mean is "
+            f"{mean.speedup:.3f} ({mean.low:.3f} to {mean.high:.3f})",
+        )
     calls = sum(each.calls_checked for each in own)
-    claims = max(len(own), len(claimed_rows(results, results.candidate)))
+    return Claim(
+        True,
+        f"confirmed on {len(confirmed)} of {len(results.cases)} cases in processes apart, {calls} results of fresh "
+        f"inputs compared by the parent; {_what_is_left(results, len(confirmed), left_out)}",
+    )
+
+
+def _of_no_gain(results: Results, integrity: Integrity) -> Claim:
+    """Of what is called as fast or slower. On a CPU audits look at that too: it may be slower still."""
+    reason = f"measured as {results.verdict.value}, which nobody gains by"
+    own = [each for each in integrity.confirmations if each.implementation == results.candidate]
+    if not integrity.short_ms:
+        return Claim(True, reason)
+    if integrity.why_not_audited not in ("", NOT_ASKED):
+        return Claim(False, f"not confirmed: {integrity.why_not_audited}")
+    if missed := [each for each in own if not each.confirmed]:
+        return Claim(
+            False,
+            f"not confirmed on {missed[0].case}: in processes apart a call takes {missed[0].latency_ms:.4g} ms, and "
+            f"one of the baseline {missed[0].baseline_latency_ms:.4g} ms",
+        )
+    seen = f"; in processes apart it is not slower on {len(own)} of {len(results.cases)} cases" if own else ""
+    return Claim(True, reason + seen)
+
+
+def _what_is_left(results: Results, confirmed: int, left_out: Sequence[str]) -> str:
+    """What so many confirmed cases tell of the others."""
+    integrity = results.integrity
+    assert integrity is not None
+    credited = [
+        row for row in claimed_rows(results, results.candidate) if f"{row.name}/{row.dtype}" not in left_out
+    ]
+    claims, drawn, highest = max(confirmed, len(credited)), confirmed, ""
+    if integrity.highest_first and confirmed < claims:
+        claims, drawn, highest = claims - 1, confirmed - 1, "the highest speed-up is one of them; "
     meet, part = (
         (chance_to_meet, "is gained")
         if integrity.drawn_by_gain
         else (chance_to_meet_by_number, "is called faster")
     )
-    return Claim(
-        True,
-        f"confirmed on {len(own)} of {len(results.cases)} cases in processes apart, {calls} results of fresh inputs "
-        f"compared by the parent; if a third of what {part} were not, this would have shown it in "
-        f"{meet(claims, len(own)):.0%} of runs",
+    few = f"; {len(left_out)} too short to be confirmed count as equal" if left_out else ""
+    return (
+        f"{highest}if a third of what {part} were not, this would have shown it in "
+        f"{meet(claims, drawn):.0%} of runs{few}"
     )
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A geometric mean of speed-ups, with its 95 % interval."""
+
+    speedup: float
+    low: float
+    high: float
+
+
+def is_short(row: Comparison, short_ms: float) -> bool:
+    """Whether what a call is said to save is less than an audit can tell."""
+    return 0.0 < row.baseline_latency_ms - row.latency_ms < short_ms
+
+
+def not_credited(results: Results) -> list[str]:
+    """Cases of the candidate whose saving counts as none in a claim: too short, and not confirmed."""
+    integrity = results.integrity
+    if integrity is None:
+        return []
+    confirmed = {
+        each.case
+        for each in integrity.confirmations
+        if each.confirmed and each.implementation == results.candidate
+    }
+    short = [row for row in results.cases if is_short(row, integrity.short_ms) and row.speedup > 1.0]
+    return [case for row in short if (case := f"{row.name}/{row.dtype}") not in confirmed]
+
+
+def credited_mean(results: Results) -> Mean:
+    """Of the candidate over all cases, with those that are `not_credited` as equal to the baseline.
+
+    Where there are none, the run's own. Else the interval is of the cases' own, whose blocks are independent.
+    """
+    left_out = not_credited(results)
+    if not left_out:
+        return Mean(results.speedup_geomean, results.speedup_geomean_ci_low, results.speedup_geomean_ci_high)
+    rows = [row for row in results.cases if f"{row.name}/{row.dtype}" not in left_out]
+    count = len(results.cases)
+    centre = sum(log(row.speedup) for row in rows) / count
+    below = sqrt(sum(log(row.speedup / row.ci_low) ** 2 for row in rows)) / count
+    above = sqrt(sum(log(row.ci_high / row.speedup) ** 2 for row in rows)) / count
+    return Mean(exp(centre), exp(centre - below), exp(centre + above))
 
 
 def why_missed(missed: Confirmation, results: Results) -> str:
@@ -144,13 +242,37 @@ def quotable(results: Results, run: str, environment: Mapping[str, str] = _NOTHI
     conditions = ", ".join(
         f"{name}={clean(environment[name])}" for name in sorted(environment.keys() - _NO_CONDITIONS)
     )
-    low, high = results.speedup_geomean_ci_low, results.speedup_geomean_ci_high
+    left_out = not_credited(results) if results.verdict is Verdict.FASTER else []
+    mean = (
+        credited_mean(results)
+        if left_out
+        else Mean(results.speedup_geomean, results.speedup_geomean_ci_low, results.speedup_geomean_ci_high)
+    )
     cases = "1 case" if len(results.cases) == 1 else f"{len(results.cases)} cases"
+    if declined := declined_by(results, results.candidate):
+        cases = f"{len(results.cases)} of {len(results.cases) + declined} cases, as it does not do the others"
+    if left_out:
+        cases += f", {len(left_out)} of them counted as equal because they are too short to be confirmed"
+    names = f"{_plain(results.candidate)} is {_RELATIONS[results.verdict]} {_plain(results.baseline)}"
     return (
-        f"{results.candidate} is {_RELATIONS[results.verdict]} {results.baseline}: {results.speedup_geomean:.3f}× its "
-        f"speed (95 % interval {low:.3f} to {high:.3f}; geometric mean of {cases}; run {run}"
+        f"{names}: {mean.speedup:.3f}× its speed (95 % interval {mean.low:.3f} to {mean.high:.3f}; "
+        f"geometric mean of {cases}; run {_plain(run)}"
         f"{f'; with {conditions}' if conditions else ''})."
     )
+
+
+def declined_by(results: Results, implementation: str) -> int:
+    """Cases that an implementation alone was not timed on, mostly as it does not do them: who leaves out what it is
+    slow at has a better mean."""
+    return sum(key.endswith(f"/{implementation}") for key in results.skipped)
+
+
+_NOT_IN_NAMES = re.compile(r"[^\w./\\:@~^+=,\[\]-]+")
+
+
+def _plain(name: str) -> str:
+    """A name that says nothing: a file may be called like a sentence, which would be quoted with ours."""
+    return _NOT_IN_NAMES.sub("_", name)
 
 
 _RELATIONS = {

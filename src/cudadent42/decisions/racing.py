@@ -7,11 +7,17 @@ of the default, as independent samples.
 
 A latency has rare spikes upwards. So centres are means trimmed by a fifth, with the winsorised variance (Tukey and
 McLaughlin, 1963; of two samples: Yuen, 1974). Below ``_TRIM_FROM`` blocks nothing is trimmed: a spike then widens the
-interval, which keeps an arm.
+interval, which keeps an arm. Who leads, and whom the cap sends away, goes by the median there, which a spike in one of
+four blocks hardly moves.
+
+A race is over as soon as its leader is certainly better than the default by the margin, and certainly no more than
+``Rules.near`` of the margin behind any other arm (successive elimination up to a difference that does not matter:
+Even-Dar, Mannor and Mansour, 2006; the rule of LUCB: Kalyanakrishnan et al., 2012). Arms that near each other would
+share the blocks of all further rungs, for a difference that nobody asked for.
 
 Every test of a race shares one chance of a mistake, by Bonferroni: the best arm is lost by a test with a probability
 of at most ``Rules.miss``, whatever the other arms are. What the cap (`Rules.share`) sends away is said to be so.
-tests/cudadent42/decisions/test_racing.py has the simulation.
+tests/cudadent42/decisions/test_racing.py and benchmarks/tuning_simulated.py have simulations.
 """
 
 from __future__ import annotations
@@ -21,6 +27,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from statistics import median
 
 from cudadent42.decisions.margin import upper
 from cudadent42.decisions.student import quantile
@@ -38,7 +45,7 @@ _LEAST = 3
 class Rules:
     """Of a race."""
 
-    rungs: tuple[int, ...] = (6, 18, 54)
+    rungs: tuple[int, ...] = (4, 12, 24, 54)
     """Blocks that an arm has behind each rung: whole pairs of an order and its mirror image."""
     miss: float = 0.02
     """Probability that a test sends away the best arm of a case."""
@@ -48,6 +55,8 @@ class Rules:
     """but never fewer than these."""
     margin: float = 0.01
     """An arm that cannot be faster than the default by more than this is of no use."""
+    near: float = 0.5
+    """Of the margin: by how much less the leader may be than the best, where the race ends before its last rung."""
 
 
 BETWEEN_MACHINES = 0.005
@@ -131,13 +140,16 @@ def tail_of(rules: Rules, arms: int) -> float:
 def leader_of(rows: Mapping[str, Row], default: str) -> str:
     """The arm with the highest centre; the default where none is above it."""
     centres = {
-        arm: 0.0 if arm == default else _middle(row) for arm, row in rows.items() if row or arm == default
+        arm: 0.0 if arm == default else middle(row) for arm, row in rows.items() if row or arm == default
     }
     return max(centres, key=lambda arm: (centres[arm], arm == default))
 
 
-def _middle(row: Row) -> float:
-    return _centre(tuple(row.values()))[0] if len(row) >= _LEAST else _mean(row)
+def middle(row: Row) -> float:
+    """By which arms are ranked."""
+    if len(row) < _TRIM_FROM:
+        return median(row.values()) if row else 0.0
+    return _centre(tuple(row.values()))[0]
 
 
 def leaving(
@@ -157,7 +169,7 @@ def leaving(
         if arm == default:
             continue
         own = gain(row, tail, between)
-        centres[arm] = own.centre
+        centres[arm] = middle(row)
         if own.high < least_gain:
             gone[arm] = _left(arm, Cause.NO_GAIN, own, default)
         elif leader not in (arm, default):
@@ -171,6 +183,20 @@ def leaving(
     return [gone[arm] for arm in rows if arm in gone]
 
 
+def is_decided(rows: Mapping[str, Row], default: str, arms: int, rules: Rules, between: float = 0.0) -> bool:
+    """Whether the leader is certainly better than the default by the margin, and no other arm than the leader by as
+    much as matters: what is still to be said, its confirmation says. Arguments as of `leaving`."""
+    leader = leader_of(rows, default)
+    if leader == default:
+        return False
+    tail = tail_of(rules, arms)
+    if gain(rows[leader], tail, between).low <= math.log(upper(rules.margin)):
+        return False
+    near = math.log(upper(rules.near * rules.margin))
+    others = (row for arm, row in rows.items() if arm not in (leader, default))
+    return all(difference(row, rows[leader], tail, between).high < near for row in others)
+
+
 def unseparated(
     rows: Mapping[str, Row], leader: str, default: str, arms: int, rules: Rules, between: float = 0.0
 ) -> list[str]:
@@ -178,6 +204,11 @@ def unseparated(
     tail = tail_of(rules, arms)
     others = [arm for arm in rows if arm not in (leader, default)]
     return [arm for arm in others if difference(rows[arm], rows[leader], tail, between).high >= 0.0]
+
+
+def centre_of(row: Row) -> tuple[float, float, float] | None:
+    """A row's centre, its variance and degrees of freedom; None where it is too short for an interval."""
+    return _centre(tuple(row.values())) if len(row) >= _LEAST else None
 
 
 def _left(arm: str, cause: Cause, lost: Difference, than: str) -> Leaving:

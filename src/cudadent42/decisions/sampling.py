@@ -37,6 +37,16 @@ def sample_size(claims: int) -> int:
     return next((size for size in range(1, claims) if chance_to_meet(claims, size) >= POWER), claims)
 
 
+def highest_first(speedups: Sequence[float], chance: Random) -> list[int]:
+    """Numbers of claims: the one with the highest speed-up, and the others as they are drawn by what they gain.
+
+    Who makes few cases look better than they are has to make them the best to gain much, and the best is looked at."""
+    if not speedups:
+        return []
+    highest = max(range(len(speedups)), key=lambda number: speedups[number])
+    return [highest, *(number for number in drawn_by_gain(speedups, chance) if number != highest)]
+
+
 def drawn_by_gain(speedups: Sequence[float], chance: Random) -> list[int]:
     """Numbers of claims in the order in which they are drawn, each with a chance in proportion to the logarithm of its
     speed-up, which is its part of the geometric mean: one case that makes most of a headline is hardly ever left out.

@@ -270,6 +270,7 @@ def _integrity(parts: Sequence[Integrity]) -> Integrity:
         confirmations=tuple(each for part in parts for each in part.confirmations),
         hidden_checked=sum(part.hidden_checked for part in parts),
         sealed=bool(parts) and all(part.sealed for part in parts),
+        short_ms=max((part.short_ms for part in parts), default=0.0),
         why_not_audited=next((part.why_not_audited for part in parts if part.why_not_audited), ""),
         notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
         measuring=reduce(add, (part.measuring for part in parts), Spent()),

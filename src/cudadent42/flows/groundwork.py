@@ -13,6 +13,7 @@ from pathlib import Path
 
 import flashmoe_science
 from cudadent42.audit.stage import Audited
+from cudadent42.decisions.claims import SHORT_MS
 from cudadent42.integrity.files import Files
 from cudadent42.model.implementations import is_plug_in, plug_in_file
 from cudadent42.model.integrity import Breach, Finding, Grade, Integrity
@@ -98,6 +99,7 @@ def written_while_run(plan: Plan, files: Files) -> tuple[Finding, ...]:
 
 
 def integrity_of(
+    plan: Plan,
     verified: VerifyReport,
     benched: BenchReport,
     audited: Audited,
@@ -112,6 +114,8 @@ def integrity_of(
         hidden_checked=audited.hidden_checked,
         sealed=sealed,
         drawn_by_gain=True,
+        highest_first=True,
+        short_ms=SHORT_MS if plan.device == "cpu" else 0.0,
         why_not_audited=audited.why_not,
         notes=benched.kept_apart,
         measuring=benched.measuring,

@@ -18,7 +18,7 @@ from cudadent42.audit.cases import claimed
 from cudadent42.audit.stage import Audited, audit
 from cudadent42.base.errors import BuildFailedError, ExitCode, LabError, MachineNotReadyError, UsageError
 from cudadent42.base.observer import Forwarding, Observer
-from cudadent42.decisions.claims import with_claim
+from cudadent42.decisions.claims import NOT_ASKED, with_claim
 from cudadent42.decisions.compare import compare
 from cudadent42.decisions.verdicts import MIN_BLOCKS
 from cudadent42.flows.groundwork import files_of, held_back, integrity_of, load_ahead, written_while_run
@@ -289,7 +289,8 @@ def _execute(
         recorded.stage("compare")
         results = compare(plan, benched.samples, benched.skipped, peaks)
         audited = _audit(options, plan, results, path / AUDIT_LOG, measured_s, branch, recorded, sandbox)
-        integrity = integrity_of(verified, benched, audited, options.sealed, written_while_run(plan, files))
+        of_files = written_while_run(plan, files)
+        integrity = integrity_of(plan, verified, benched, audited, options.sealed, of_files)
         results = with_claim(replace(results, integrity=integrity), verified=verified.passed)
         folder.write_results(results)
         if options.with_report:
@@ -318,8 +319,10 @@ def _audit(
     sandbox: Sandbox | None,
 ) -> Audited:
     """Of what is called faster, and of everything where that is asked for."""
-    if not (options.sealed or options.audits) or not claimed(results, sealed=options.sealed):
-        return Audited(why_not="" if options.audits else "this run was not to be audited")
+    if not (options.sealed or options.audits) or not claimed(
+        results, sealed=options.sealed, on_cpu=plan.device == "cpu"
+    ):
+        return Audited(why_not="" if options.audits else NOT_ASKED)
     observer.stage("audit")
     audited = audit(
         plan,

@@ -75,6 +75,8 @@ class Implementation:
     again when they change. Heard of those only that come with the lab."""
     compiling_s: float = 0.0
     """How long its first call on a case may be silent beyond other calls: it compiles, or tries out configurations."""
+    peer: str = ""
+    """Whose work it runs, where it says so itself, such as PyTorch's; of those that are ``strict`` nobody else may."""
     variants: Varies | None = None
     """Those whose names have brackets; None for none."""
 

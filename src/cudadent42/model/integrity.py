@@ -21,6 +21,7 @@ class Breach(str, Enum):
     BASELINE_SLOWED = "baseline slowed"
     FAST_ONLY_IN_RUN = "fast only in the run"
     HIDDEN_SHAPE = "wrong for shapes not in the plan"
+    ANOTHER_NAME = "another's work under its name"
     AUDIT_DIED = "died in the audit"
 
 
@@ -116,6 +117,11 @@ class Integrity:
     sealed: bool = False
     drawn_by_gain: bool = False
     """Whether the audited cases were drawn by what they gain; in older runs all were as likely."""
+    highest_first: bool = False
+    """Whether the case with the highest speed-up was audited ahead of those that were drawn."""
+    short_ms: float = 0.0
+    """A saving of a call that counts as none in a claim where it is smaller and not confirmed: the audit of a CPU
+    cannot tell it. 0 where there is no such rule: on a GPU, and in older runs."""
     why_not_audited: str = ""
     """Of a run that would have needed it."""
     notes: tuple[str, ...] = field(default=())

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from cudadent42.base.seeds import derived_seed
+from cudadent42.correctness.borrowed import Borrowed, look
 from cudadent42.correctness.guards import damage, guarded, guarding_outputs
 from cudadent42.correctness.poison import poison_freed_memory
 from cudadent42.correctness.second_draw import decided, is_marginal
@@ -33,7 +34,7 @@ from cudadent42.model.events import (
     no_mark,
 )
 from cudadent42.model.implementations import NOT_DONE, Call, Implementation
-from cudadent42.model.integrity import Finding
+from cudadent42.model.integrity import Breach, Finding, Grade
 from cudadent42.model.records import Plan, VerifiedCase, VerifyReport
 from cudadent42.operations import numerics
 from cudadent42.operations.interface import HardInput, Inputs
@@ -111,6 +112,12 @@ def verify(
         skipped[name] = why
         emit(Skipped("verify", name, why))
     truth: Truth | None = None
+    borrowed = {
+        name: Borrowed()
+        for name, each in implementations.items()
+        if name not in trusted(plan) and name not in plan.versions and name != plan.baseline and each.strict
+    }
+    baseline = implementations.get(plan.baseline)
     for index in range(start, len(work)):
         unit = work[index]
         mark(Doing(index, unit.case.id, unit.implementation, unit.kind))
@@ -120,7 +127,8 @@ def verify(
             truth = find_truth(unit.case, unit.inputs(plan.seed, plan.device), heartbeat(emit))
         implementation = implementations[unit.implementation]
         with watch.turn(unit.implementation):
-            outcome = _check(implementation, truth, unit.kind)
+            seen = borrowed.get(unit.implementation) if unit.hard is None else None
+            outcome = _check(implementation, truth, unit.kind, seen, baseline)
         if isinstance(outcome, VerifiedCase) and is_marginal(outcome):
             seed = derived_seed(plan.seed, "second draw")
             other = find_truth(unit.case, unit.inputs(seed, plan.device), heartbeat(emit))
@@ -136,14 +144,39 @@ def verify(
             skipped[unit.key] = outcome
             emit(Skipped("verify", unit.key, outcome))
         emit(Progress("verify", index + 1, len(work), unit.key, sum(cost[: index + 1]) / sum(cost)))
+    for name, seen in borrowed.items():
+        _tell_borrowed(watch, name, implementations[name].peer, seen)
     return VerifyReport(tuple(verified), skipped, findings=tuple(findings))
+
+
+SAY_WHOSE = (
+    "decline such cases with NotImplementedError, or say whose work it is: FUNCTION.peer_of = 'PyTorch'"
+)
+
+
+def _tell_borrowed(watch: Watch, name: str, peer: str, seen: Borrowed) -> None:
+    """A finding, or a note where the implementation says itself whose work it runs."""
+    if not seen.evidence:
+        return
+    if peer:
+        watch.note(f"{name} runs the work of {peer}, as it says itself: {seen.evidence}")
+        return
+    watch.report(Breach.ANOTHER_NAME, Grade.SUSPECT, name, "", seen.evidence, SAY_WHOSE)
 
 
 # ---------------------------------------------------------------- one input
 
 
-def _check(implementation: Implementation, truth: Truth, kind: str) -> VerifiedCase | str:
-    """The verdict on one call, or the reason why the implementation does not do this case."""
+def _check(
+    implementation: Implementation,
+    truth: Truth,
+    kind: str,
+    borrowed: Borrowed | None = None,
+    baseline: Implementation | None = None,
+) -> VerifiedCase | str:
+    """The verdict on one call, or the reason why the implementation does not do this case.
+
+    ``borrowed`` learns whether it is the work of ``baseline`` or PyTorch."""
     before = truth.inputs.tensors
     (inputs,), guards = guarded([truth.inputs])
     try:
@@ -161,6 +194,9 @@ def _check(implementation: Implementation, truth: Truth, kind: str) -> VerifiedC
         return replace(verdict, passed=False, detail="changed its inputs")
     if verdict.passed and (written := damage((*guards, *output_guards))):
         return replace(verdict, passed=False, detail=written)
+    if verdict.passed and borrowed is not None and baseline is not None:
+        with implementation.context():
+            look(borrowed, truth, call, result, baseline)
     return verdict
 
 

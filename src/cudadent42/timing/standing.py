@@ -14,6 +14,9 @@ _GET_ATTRIBUTES = {"x86_64": 315, "aarch64": 275}
 
 _ATTRIBUTES = struct.Struct("IIQiIQQQII")
 _ANY_SPEED = (0, 1024)
+_MOST_GROUP_BYTES = 1 << 14
+_BOUNDS_TIME = {"cpu", "cpuset", ""}
+"""Controllers, of the old kind; the new kind's groups have no name."""
 
 _call = ctypes.CDLL(None).syscall
 
@@ -27,13 +30,16 @@ class Standing:
     processors: frozenset[int]
     speed: tuple[int, int] = _ANY_SPEED
     """Between which shares of 1024 its load is taken to lie when a processor's clock is chosen."""
+    groups: tuple[str, ...] = ()
+    """The control groups that it is in, of those that may bound processor time; without those at the top."""
 
     def __str__(self) -> str:
         speed = "" if self.speed == _ANY_SPEED else f", clocks held to {self.speed} of 1024"
         processors = len(self.processors)
+        groups = "".join(f", in control group {group}" for group in self.groups)
         return (
             f"niceness {self.niceness}, scheduling {self.scheduling}, "
-            f"on {processors} processor{'s' if processors != 1 else ''}{speed}"
+            f"on {processors} processor{'s' if processors != 1 else ''}{speed}{groups}"
         )
 
 
@@ -54,6 +60,23 @@ def standing(thread: int) -> Standing:
         os.sched_getscheduler(thread),
         frozenset(os.sched_getaffinity(thread)),
         _speed(thread),
+        _groups(thread),
+    )
+
+
+def _groups(thread: int) -> tuple[str, ...]:
+    """None where the system does not tell."""
+    try:
+        descriptor = os.open(f"/proc/{thread}/cgroup", os.O_RDONLY)
+    except OSError:
+        return ()
+    try:
+        lines = os.read(descriptor, _MOST_GROUP_BYTES).decode(errors="replace").splitlines()
+    finally:
+        os.close(descriptor)
+    places = (line.split(":", 2)[1:] for line in lines if line.count(":") >= 2)
+    return tuple(
+        f"{names}:{path}" for names, path in places if _BOUNDS_TIME & {*names.split(",")} and path != "/"
     )
 
 

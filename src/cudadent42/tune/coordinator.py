@@ -136,7 +136,7 @@ class Coordinator:
                 f"{step.case}: rung {step.rung + 1}, {len(step.left)} left, {left} stay; {step.leader} leads"
             )
         elif isinstance(step, Settle):
-            self._record(events.Settled(step.case, step.leader, step.unseparated, step.reason))
+            self._record(events.Settled(step.case, step.leader, step.unseparated, step.reason, step.blocks))
         elif isinstance(step, Confirm):
             self._confirm(step, engine)
         elif isinstance(step, Propose):
@@ -196,7 +196,9 @@ class Coordinator:
         run = f"confirmed/{folder_name(step.case)}-{step.attempt}"
         seed = derived_seed(self.state.setup.plan.seed, "confirm", step.case, step.attempt) % _SEEDS
         self._record(events.ConfirmationStarted(step.case, step.arm, step.attempt, run))
-        result = engine.confirm(step.case, step.arm, run=run, seed=seed, within_s=self._left_s())
+        result = engine.confirm(
+            step.case, step.arm, blocks=step.blocks, run=run, seed=seed, within_s=self._left_s()
+        )
         if result.cut_short and not result.holds:
             raise LimitReachedError(f"the budget ended the confirmation of {step.case}")
         self._record(

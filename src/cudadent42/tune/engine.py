@@ -67,6 +67,8 @@ class Engine(Protocol):
         """Measures a job into the run folder ``run``, relative to the tuning's. Raises LabError."""
         ...
 
-    def confirm(self, case: str, arm: str, *, run: str, seed: int, within_s: float | None) -> Confirmation:
+    def confirm(
+        self, case: str, arm: str, *, blocks: int, run: str, seed: int, within_s: float | None
+    ) -> Confirmation:
         """Races an arm against the default in a new process, on other inputs. Raises LabError."""
         ...

@@ -40,7 +40,6 @@ from cudadent42.tune.coordinator import (
 )
 from cudadent42.tune.engine import Confirmation
 from cudadent42.tune.journal import TuningJournal
-from cudadent42.tune.machine import confirming_plan
 from cudadent42.tune.prune import CompiledArm
 from cudadent42.tune.returned import Confirming, Work, machine_confirmed, race_returned
 from cudadent42.tune.rungs import Confirm, Decide, Race, Settle, steps_of
@@ -317,7 +316,9 @@ class FleetCoordinator:
                     f"{name}: rung {step.rung + 1}, {len(step.left)} left, {left} stay; {step.leader} leads"
                 )
             elif isinstance(step, Settle):
-                self._record(events.Settled(step.case, step.leader, step.unseparated, step.reason))
+                self._record(
+                    events.Settled(step.case, step.leader, step.unseparated, step.reason, step.blocks)
+                )
             elif isinstance(step, Confirm):
                 return self._confirm(step, desk)
         return True
@@ -334,7 +335,9 @@ class FleetCoordinator:
             self._asked[worker.name] += 1
             number = self.state.sittings * _MOST_CONFIRMATIONS + self._asked.total()
             self._pending[step.case] += 1
-            self._confirming.append(Confirming(step.case, step.arm, number, worker.name, worker.unit))
+            self._confirming.append(
+                Confirming(step.case, step.arm, number, worker.name, worker.unit, step.blocks)
+            )
         return wanted > 0
 
     def _conclude(self, case: CaseState) -> None:
@@ -425,9 +428,8 @@ class FleetCoordinator:
         if change.error:
             self._observer.note(f"{work.case}: the confirmation on {work.worker} failed: {change.error}")
             return events.ConfirmationFailed(work.case, work.worker, change.error)
-        planned = confirming_plan(self.state.setup, work.case, work.arm, 0).repeats
         try:
-            result = self._judge(self._folder / run, planned)
+            result = self._judge(self._folder / run, work.blocks)
         except UsageError as error:
             self._observer.note(f"{work.case}: {error}")
             return events.ConfirmationFailed(work.case, work.worker, str(error))

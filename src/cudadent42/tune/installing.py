@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,12 +14,15 @@ from cudadent42.tune import journal as events
 from cudadent42.tune.journal import TuningJournal, read
 from cudadent42.tune.state import fold
 from cudadent42.tune.table import InstalledTable, install
+from flashmoe_science.jit import host
 from flashmoe_science.tuned.lookup import (
     KERNELS_FOLDER,
     PACKAGE_FOLDER,
+    SWITCH_VARIABLE,
     folders,
     read_table,
     refresh,
+    switched_off,
     user_folder,
 )
 from flashmoe_science.tuned.table import TableEntry, TableError
@@ -61,7 +66,8 @@ class CheckedEntry:
 
 
 def check() -> tuple[CheckedEntry, ...]:
-    """Every entry of every table, and whether it is for the sources that are here."""
+    """Every entry of every table, and whether calls of this machine take it: its kernel has the sources that were
+    tuned, and its device is here."""
     checked: list[CheckedEntry] = []
     for folder in folders():
         for path in sorted(folder.glob("*.toml")):
@@ -86,6 +92,30 @@ def check() -> tuple[CheckedEntry, ...]:
 
 
 def _problem(entry: TableEntry, table: Path) -> str:
+    """The first of all there are."""
+    if switched_off():
+        return f"{SWITCH_VARIABLE}={os.environ[SWITCH_VARIABLE]} asks no table"
+    return _problem_of_sources(entry, table) or _problem_of_device(entry)
+
+
+def _problem_of_device(entry: TableEntry) -> str:
+    if (entry.device, entry.multiprocessors) in _devices():
+        return ""
+    return "this machine has another device"
+
+
+@functools.cache
+def _devices() -> frozenset[tuple[str, int]]:
+    """Names and multiprocessors of what this machine has, as tables say them."""
+    import torch
+
+    from flashmoe_science.cuda.device import device_of
+
+    gpus = [device_of(index) for index in range(torch.cuda.device_count())]
+    return frozenset({(host.cpu_name(), 0), *((gpu.name, gpu.multiprocessors) for gpu in gpus)})
+
+
+def _problem_of_sources(entry: TableEntry, table: Path) -> str:
     if entry.kernel.startswith("file:"):
         return _problem_of_file(entry, table)
     for operation in names():

@@ -279,6 +279,8 @@ class Settled:
     unseparated: tuple[str, ...]
     """Arms that may be as fast as the leader."""
     reason: str
+    blocks: int = 54
+    """Of each confirmation of the leader. Journals from before they were sized do not say it, and had these."""
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,6 @@ from cudadent42.tune.prune import CompiledArm, compile_arm
 from cudadent42.tune.space import DEFAULT, Arm, Space
 from cudadent42.tune.state import Job
 
-CONFIRMING_BLOCKS = 54
-"""Of a confirmation, at least: as many as the last rung of a race."""
-
 WORKER_LOG = "worker.log"
 
 
@@ -91,10 +88,13 @@ class ThisMachine:
         plan = replace(plan, device=self._device)
         self._racer.race(plan, self._folder / run, tell, command=COMMAND)
 
-    def confirm(self, case: str, arm: str, *, run: str, seed: int, within_s: float | None) -> Confirmation:
+    def confirm(
+        self, case: str, arm: str, *, blocks: int, run: str, seed: int, within_s: float | None
+    ) -> Confirmation:
         """A run like any other, with all its checks."""
         self._racer.rest()  # its memory and threads are not beside the race
-        plan = replace(confirming_plan(self._setup, case, arm, seed), device=self._device, budget_s=within_s)
+        plan = confirming_plan(self._setup, case, arm, blocks, seed)
+        plan = replace(plan, device=self._device, budget_s=within_s)
         options = RunOptions(
             device=plan.device,
             output=self._folder / run,
@@ -113,9 +113,8 @@ def race_plan(setup: Setup, job: Job, seed: int) -> Plan:
     return _plan(setup, job.case, job.arms, job.blocks, seed)
 
 
-def confirming_plan(setup: Setup, case: str, arm: str, seed: int) -> Plan:
+def confirming_plan(setup: Setup, case: str, arm: str, blocks: int, seed: int) -> Plan:
     """A run of a winner against the default, like any other."""
-    blocks = max(CONFIRMING_BLOCKS, setup.plan.repeats)
     return replace(_plan(setup, case, (arm,), blocks, seed), control=True)
 
 

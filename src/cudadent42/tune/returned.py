@@ -29,6 +29,7 @@ class Confirming:
     """That no other of this tuning has, of former processes either."""
     worker: str
     unit: str
+    blocks: int
 
 
 Work = Job | Confirming

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cudadent42.decisions.margin import upper
+from cudadent42.decisions.confirmation import blocks_to_confirm
 from cudadent42.decisions.racing import (
     BETWEEN_MACHINES,
     Leaving,
     Row,
-    gain,
+    is_decided,
     leader_of,
     leaving,
-    tail_of,
     unseparated,
 )
 from cudadent42.tune.space import DEFAULT
@@ -51,6 +49,8 @@ class Settle:
     leader: str
     unseparated: tuple[str, ...]
     reason: str
+    blocks: int = 0
+    """That confirm the leader; 0 where it is the default."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class Confirm:
     case: str
     arm: str
     attempt: int
+    blocks: int
 
 
 @dataclass(frozen=True)
@@ -109,24 +110,20 @@ def _races(state: State, case: CaseState) -> tuple[Race, ...]:
 def _step(state: State, case: CaseState) -> Step:
     rules = state.setup.rules
     if case.settled is not None:
-        return Confirm(case.case, case.settled.leader, case.confirmations + 1)
+        return Confirm(case.case, case.settled.leader, case.confirmations + 1, case.settled.blocks)
     if DEFAULT not in case.alive:
         reason = case.out.get(DEFAULT) or case.pruned.get(DEFAULT) or "the default cannot be raced"
         return Settle(case.case, DEFAULT, (), f"the default cannot be raced: {reason}")
     if len(case.alive) == 1:
         return Settle(case.case, DEFAULT, (), "no other arm is left")
-    if _is_decided(state, case):
-        return Settle(
-            case.case, case.alive[1], (), "no other arm is left, and it beats the default by the margin"
-        )
     rows = rows_of(case)
     arms = len(case.raced) - 1
     between = _between(case)
-    if case.rung == len(rules.rungs):
+    if case.rung == len(rules.rungs) or _is_decided(state, case):
         leader = leader_of(rows, DEFAULT)
-        near = unseparated(rows, leader, DEFAULT, arms, rules, between)
-        reason = "the last rung is measured"
-        return Settle(case.case, leader, tuple(near), reason)
+        near = tuple(unseparated(rows, leader, DEFAULT, arms, rules, between))
+        blocks = 0 if leader == DEFAULT else _confirming_blocks(state, case, leader)
+        return Settle(case.case, leader, near, _why(state, case), blocks)
     gone = leaving(rows, DEFAULT, arms, rules, between)
     left = {each.arm for each in gone}
     staying = {arm: row for arm, row in rows.items() if arm not in left}
@@ -134,14 +131,26 @@ def _step(state: State, case: CaseState) -> Step:
 
 
 def _is_decided(state: State, case: CaseState) -> bool:
-    """Whether one arm is left before a rung begins, and is certainly better than the default by the margin: what is
-    still to be said of it, its confirmation says."""
-    if case.rung == 0 or len(case.alive) != 2 or DEFAULT not in case.alive or in_jobs(case):
+    """Before a rung begins."""
+    if case.rung == 0 or DEFAULT not in case.alive or in_jobs(case):
         return False
+    return is_decided(rows_of(case), DEFAULT, len(case.raced) - 1, state.setup.rules, _between(case))
+
+
+def _confirming_blocks(state: State, case: CaseState, leader: str) -> int:
+    """All arms that were raced tell how large the noise is, those too that left."""
+    others = [row for arm, row in case.rows.items() if arm not in (leader, DEFAULT)]
+    return blocks_to_confirm(case.rows[leader], others, state.setup.rules)
+
+
+def _why(state: State, case: CaseState) -> str:
     rules = state.setup.rules
-    row = case.rows.get(case.alive[1], {})
-    own = gain(row, tail_of(rules, len(case.raced) - 1), _between(case))
-    return own.low > math.log(upper(rules.margin))
+    if case.rung == len(rules.rungs):
+        return "the last rung is measured"
+    if len(case.alive) == 2:
+        return "no other arm is left, and it beats the default by the margin"
+    more = f"{100 * rules.near * rules.margin:.3g} %"
+    return f"it beats the default by the margin, and no other arm can be better by {more}"
 
 
 def _between(case: CaseState) -> float:

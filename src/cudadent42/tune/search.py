@@ -17,7 +17,7 @@ from typing import Any
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.seeds import derived_seed
-from cudadent42.decisions.racing import gain
+from cudadent42.decisions.racing import middle
 from cudadent42.tune.arms import implementations
 from cudadent42.tune.grammar import Kind, Value, kind_of
 from cudadent42.tune.journal import Proposed, Searched
@@ -116,7 +116,7 @@ def _stale(state: State, case: CaseState) -> int:
 def _centre(case: CaseState, arm: str) -> float | None:
     """Logarithm of the ratio; None where nothing is measured."""
     row = case.rows.get(arm)
-    return gain(row, 0.5).centre if row else None
+    return middle(row) if row else None
 
 
 class _Study:

@@ -250,6 +250,8 @@ def _check_arms(state: State) -> None:
             named.add(case.confirmed.arm)
         if case.settled is not None:
             named |= {case.settled.leader, *case.settled.unseparated}
+            if case.settled.leader != DEFAULT and case.settled.blocks < 1:
+                raise ValueError(f"a confirmation of {case.settled.blocks} blocks")
         if not named <= setup.arms.keys():
             raise LookupError(f"there is no arm {min(named - setup.arms.keys())!r:.80}")
 

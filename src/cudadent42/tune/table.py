@@ -82,8 +82,9 @@ def entries_of(state: State, name: str) -> tuple[TableEntry, ...]:
 def install(state: State, tuning: Path, folder: Path) -> InstalledTable:
     """Put what is confirmed into the table of its kernel and device in ``folder``.
 
-    Entries for other sources, and those whose region the tuning raced again, make room. Raises UsageError where nothing
-    is confirmed, or the table that is there cannot be read.
+    Entries for other sources make room, and those whose region holds a case whose race and confirmation are over: of a
+    case that a budget kept from its end, nothing newer is known. Raises UsageError where nothing is confirmed, or the
+    table that is there cannot be read.
     """
     setup = state.setup
     new = entries_of(state, tuning.name)
@@ -102,7 +103,9 @@ def install(state: State, tuning: Path, folder: Path) -> InstalledTable:
         if entry.file:
             (folder / KERNELS_FOLDER).mkdir(exist_ok=True)
             (folder / KERNELS_FOLDER / entry.file).write_bytes(_kernel_file(Path(setup.arms[area.winner])))
-    raced = [plain_fields(case) for case in setup.plan.cases if is_plain(case)]
+    raced = [
+        plain_fields(case) for case in setup.plan.cases if is_plain(case) and state.cases[case.id].finished
+    ]
     kept = tuple(
         entry
         for entry in _existing(path)

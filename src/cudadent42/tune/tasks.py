@@ -27,7 +27,7 @@ def task_of(setup: Setup, work: Work, *, audits: bool) -> Task:
         seed = derived_seed(setup.plan.seed, name, work.attempt) % _SEEDS
         return Task(name, work.attempt, Way.RACE, race_plan(setup, work, seed), run, tables=False)
     seed = derived_seed(setup.plan.seed, name, work.number) % _SEEDS
-    plan = confirming_plan(setup, work.case, work.arm, seed)
+    plan = confirming_plan(setup, work.case, work.arm, work.blocks, seed)
     return Task(
         name, work.number, Way.RUN, plan, run, work.worker, checks=Checks(audits=audits), tables=False
     )

@@ -1,8 +1,9 @@
 """FlashAttention's functions, by these kernels: FlashAttention-3's names, layouts and semantics.
 
 ``import flashmoe_science.adapters.flash_attn as flash_attn_interface`` is the whole change of a program. What only
-tells FlashAttention how to run (num_splits, pack_gqa, deterministic, sm_margin, scheduler_metadata) is taken and
-changes nothing: results always have the same bits. What these kernels do not compute is refused in one line.
+tells FlashAttention how to run (pack_gqa, deterministic, sm_margin, scheduler_metadata) is taken and changes nothing:
+equal calls always give equal bits. ``num_splits=1`` asks for bits that do not depend on the batch, other numbers for
+nothing. What these kernels do not compute is refused in one line.
 """
 
 from __future__ import annotations
@@ -16,15 +17,19 @@ from flashmoe_science.attention import flash_attention
 from flashmoe_science.errors import InputError
 from flashmoe_science.varlen.append import paged_append, slots_of
 from flashmoe_science.varlen.attention import attention_varlen
+from flashmoe_science.varlen.transform import Rotary, transformed
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
 
 _HINTS = frozenset(
-    ("num_splits", "pack_gqa", "deterministic", "sm_margin", "scheduler_metadata", "fa_version")
+    ("num_splits", "pack_gqa", "deterministic", "sm_margin", "scheduler_metadata", "fa_version", "q_descale")
 )
-"""They do not change what is computed."""
-_NEUTRAL = {"dropout_p": 0.0, "attention_chunk": 0, "rotary_interleaved": True}
+"""They do not change what is computed; queries are never of FP8."""
+_NEUTRAL = {"dropout_p": 0.0, "attention_chunk": 0, "cp_world_size": 1, "cp_rank": 0}
 """Arguments of things that are not computed here, as they are where nobody asks for those; None for all others."""
+_INVARIANT_SPLIT = 1024
+"""Keys of a part where the caller wants bits that do not depend on the batch."""
+_FP8 = torch.float8_e4m3fn
 
 
 def flash_attn_func(
@@ -34,7 +39,7 @@ def flash_attn_func(
     softmax_scale: float | None = None,
     causal: bool = False,
     *,
-    window_size: Sequence[int] = (-1, -1),
+    window_size: Sequence[int] | None = (-1, -1),
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
     return_attn_probs: bool = False,
@@ -80,12 +85,14 @@ def flash_attn_varlen_func(
     block_table: torch.Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Sequence[int] = (-1, -1),
+    window_size: Sequence[int] | None = (-1, -1),
     attention_chunk: int = 0,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     s_aux: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
     return_attn_probs: bool = False,
     return_softmax_lse: bool = False,
     **others: Any,
@@ -96,6 +103,8 @@ def flash_attn_varlen_func(
         q: (tokens, heads, head_dim).
         k, v: (keys, kv_heads, head_dim), or with block_table (pages, page_size, kv_heads, head_dim).
         block_table, seqused_k, s_aux, out, return_softmax_lse: vLLM's additions; s_aux are sinks.
+        k_descale, v_descale: of keys and values in FP8, (batch, kv_heads), the same for every sequence, with queries of
+            16 bits. Not looked at for others.
 
     Returns:
         The output; with return_attn_probs or return_softmax_lse also the log-sum-exp, (heads, tokens) float32.
@@ -120,6 +129,9 @@ def flash_attn_varlen_func(
         out=out,
         return_lse=True,
         chunk=attention_chunk,
+        split_keys=_split(others),
+        key_scale=_scale("k_descale", k, k_descale),
+        value_scale=_scale("v_descale", v, v_descale),
     )
     return (result[0], result[1].T) if return_attn_probs or return_softmax_lse else result[0]
 
@@ -140,12 +152,18 @@ def flash_attn_with_kvcache(
     max_seqlen_q: int | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Sequence[int] = (-1, -1),
+    window_size: Sequence[int] | None = (-1, -1),
     attention_chunk: int = 0,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     s_aux: torch.Tensor | None = None,
+    rotary_cos: torch.Tensor | None = None,
+    rotary_sin: torch.Tensor | None = None,
+    rotary_seqlens: torch.Tensor | None = None,
+    rotary_interleaved: bool = True,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
     return_softmax_lse: bool = False,
     **others: Any,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -159,6 +177,11 @@ def flash_attn_with_kvcache(
         cache_seqlens: how many keys there were before; all slots if None.
         cache_batch_idx: (batch,): which row of a dense cache is each sequence's. Not with a table.
         page_table, block_table: (batch, pages) int32: the same, under FlashAttention-3's name and -2's.
+        rotary_cos, rotary_sin: (positions, rotary_dim / 2): q and k are turned by them first. New keys stand behind
+            those that were there, or from rotary_seqlens on, (batch,). So do queries of a causal or local call; else
+            all of a sequence stand at the first of these positions.
+        rotary_interleaved: pairs are elements 2i and 2i + 1; else i and i + rotary_dim / 2.
+        k_descale, v_descale: see `flash_attn_varlen_func`; new keys and values are divided by them.
 
     Returns:
         The output, like q; with return_softmax_lse also the log-sum-exp, (batch, heads, seqlen_q), or (heads, tokens).
@@ -182,8 +205,16 @@ def flash_attn_with_kvcache(
         table = rows.to(torch.int32)[:, None]
     slots = table.shape[1] * k_cache.shape[1]
     used = _lengths(cache_seqlens, batch, slots, q.device)
+    key_scale, value_scale = _scale("k_descale", k_cache, k_descale), _scale("v_descale", v_cache, v_descale)
+    turns = _turns(rotary_cos, rotary_sin)
+    if turns is not None and k is None:
+        raise InputError(
+            "rotary_cos is given without k and v; expected new keys, which it turns with the queries"
+        )
+    began = used if rotary_seqlens is None else rotary_seqlens
     if k is not None and v is not None:
-        used = _append(k, v, k_cache, v_cache, table, used, cu_seqlens_k_new)
+        caches = k_cache, v_cache, key_scale, value_scale
+        used = _append(k, v, caches, table, used, cu_seqlens_k_new, turns, began, rotary_interleaved)
     if cu_seqlens_q is None:
         most = q.shape[1]
         starts = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * most
@@ -194,6 +225,12 @@ def flash_attn_with_kvcache(
                 "cu_seqlens_q is given without max_seqlen_q; expected the longest sequence's queries"
             )
         most, starts, packed = max_seqlen_q, cu_seqlens_q, q
+    if turns is not None:
+        sequence, row, _ = _rows(starts, packed.shape[0])
+        moving = causal or _sides(window_size) != (-1, -1) or attention_chunk > 0
+        position = began.long()[sequence] + (row if moving else 0)
+        turned = transformed("q", packed, None, Rotary(turns, position, rotary_interleaved), 0.0)
+        packed = turned.to(q.dtype)
     output, lse = attention_varlen(
         packed,
         k_cache,
@@ -211,6 +248,9 @@ def flash_attn_with_kvcache(
         softmax_scale=softmax_scale,
         return_lse=True,
         chunk=attention_chunk,
+        split_keys=_split(others),
+        key_scale=key_scale,
+        value_scale=value_scale,
     )
     if cu_seqlens_q is None:
         output = output.view(batch, most, *output.shape[1:])
@@ -223,32 +263,77 @@ def flash_attn_with_kvcache(
 def _append(
     k: torch.Tensor,
     v: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    caches: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None],
     table: torch.Tensor,
     used: torch.Tensor,
     cu_seqlens_k_new: torch.Tensor | None,
+    turns: torch.Tensor | None,
+    began: torch.Tensor,
+    interleaved: bool,
 ) -> torch.Tensor:
-    """Write new keys behind those that are used; how many are used then."""
-    batch = table.shape[0]
-    owned = None
-    if cu_seqlens_k_new is None:
-        new = k.shape[1]
-        sequence = torch.arange(batch, dtype=torch.int64, device=k.device).repeat_interleave(new)
-        position = used.long()[sequence] + torch.arange(new, dtype=torch.int64, device=k.device).repeat(batch)
+    """Write new keys, turned, behind those that are used; how many are used then."""
+    k_cache, v_cache, key_scale, value_scale = caches
+    starts = cu_seqlens_k_new
+    if starts is None:
+        starts = torch.arange(table.shape[0] + 1, dtype=torch.int32, device=k.device) * k.shape[1]
         k, v = k.flatten(0, 1), v.flatten(0, 1)
-        appended = used + new
-    else:
-        token = torch.arange(k.shape[0], dtype=torch.int64, device=k.device)
-        starts = cu_seqlens_k_new.long()
-        # Rows behind the last sequence's are padding: they go nowhere, and a position of 0 is always there.
-        owned = token < starts[-1]
-        sequence = torch.searchsorted(starts[1:].contiguous(), token, right=True).clamp_(max=batch - 1)
-        position = torch.where(owned, used.long()[sequence] + token - starts[sequence], 0)
-        appended = used + cu_seqlens_k_new.diff()
+    sequence, row, owned = _rows(starts, k.shape[0])
+    # Rows behind the last sequence's are padding: they go nowhere, and a position of 0 is always there.
+    position = torch.where(owned, used.long()[sequence] + row, 0)
     slots = slots_of(table, k_cache.shape[1], sequence, position)
-    paged_append(k, v, k_cache, v_cache, slots if owned is None else torch.where(owned, slots, -1))
-    return appended
+    rotary = None
+    if turns is not None:
+        rotary = Rotary(turns, torch.where(owned, began.long()[sequence] + row, 0), interleaved)
+    paged_append(
+        k,
+        v,
+        k_cache,
+        v_cache,
+        torch.where(owned, slots, -1),
+        key_scale=key_scale,
+        value_scale=value_scale,
+        rotary=rotary,
+    )
+    return used + starts.diff()
+
+
+def _rows(starts: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of packed rows: which sequence's each is, its number there, and whether it is any's. Those behind the last
+    sequence's count as its first.
+    """
+    token = torch.arange(rows, dtype=torch.int64, device=starts.device)
+    starts = starts.long()
+    owned = token < starts[-1]
+    sequence = torch.searchsorted(starts[1:].contiguous(), token, right=True).clamp_(max=starts.shape[0] - 2)
+    return sequence, torch.where(owned, token - starts[sequence], 0), owned
+
+
+def _turns(cos: torch.Tensor | None, sin: torch.Tensor | None) -> torch.Tensor | None:
+    """As `Rotary` has them."""
+    if cos is None and sin is None:
+        return None
+    if cos is None or sin is None or cos.shape != sin.shape or cos.dim() != 2:
+        shapes = [None if each is None else tuple(each.shape) for each in (cos, sin)]
+        raise InputError(
+            f"rotary_cos and rotary_sin have shapes {shapes[0]} and {shapes[1]}; expected both, each "
+            "(positions, rotary_dim / 2)"
+        )
+    return torch.cat([cos, sin], -1)
+
+
+def _scale(name: str, cache: torch.Tensor, descale: torch.Tensor | None) -> torch.Tensor | None:
+    """As `attention_varlen` takes it. FlashAttention does not look at one of keys that are not of FP8."""
+    if descale is None or cache.dtype is not _FP8 or descale.dim() < 2 or not descale.shape[0]:
+        return descale if cache.dtype is _FP8 else None
+    if descale.stride(0) and descale.shape[0] > 1:
+        raise InputError(
+            f"{name} has a row for each sequence; expected one for all, expanded to (batch, kv_heads), or (kv_heads,)"
+        )
+    return descale[0]
+
+
+def _split(others: dict[str, Any]) -> int | None:
+    return _INVARIANT_SPLIT if others.get("num_splits") == 1 else None
 
 
 def _lengths(
@@ -260,9 +345,13 @@ def _lengths(
     return torch.full((batch,), length, dtype=torch.int32, device=device)
 
 
-def _sides(window_size: Sequence[int]) -> tuple[int, int]:
-    left, right = window_size
-    return left, right
+def _sides(window_size: Sequence[int] | None) -> tuple[int, int]:
+    """vLLM says None where there is no window."""
+    if window_size is None:
+        return -1, -1
+    if not isinstance(window_size, Sequence) or len(window_size) != 2:
+        raise InputError(f"window_size is {window_size!r}; expected (left, right)")
+    return window_size[0], window_size[1]
 
 
 def _as_float32(sinks: torch.Tensor | None) -> torch.Tensor | None:

@@ -1,13 +1,13 @@
 """An attention backend of SGLang by these kernels, written against its published interface. SGLang has not run it.
 
 `backend` makes the class that SGLang's registry takes. What it does with tensors is in `Attention`, without SGLang.
-Decoders only; trees of draft tokens and cross attention are refused.
+Decoders only, steps that verify draft tokens among them; a draft model's own steps and cross attention are refused.
 """
 
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from flashmoe_science.errors import InputError
 from flashmoe_science.varlen.attention import attention_varlen
 
 _INTERFACE = "sglang.srt.layers.attention.base_attn_backend"
+_MOST_DRAFTS = 64
+"""Bits of a word of `attention_varlen`'s tree masks."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class Metadata:
     block_table: torch.Tensor
     max_seqlen_q: int
     max_seqlen_k: int
+    tree_mask: torch.Tensor | None = None
+    """Where draft tokens are verified that are no chain: see `attention_varlen`."""
 
 
 class Attention:
@@ -38,32 +42,45 @@ class Attention:
         self.max_context_len: int = model_runner.model_config.context_len
         self.metadata: Metadata | None = None
         self._of_graphs: Metadata | None = None
+        self._starts: dict[int, torch.Tensor] = {}
+        """Of captured steps that verify as many tokens a request."""
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Once a step, before its layers."""
-        self._refuse_drafts(forward_batch)
+        verified = _verified(forward_batch.forward_mode, forward_batch.spec_info)
         lengths = forward_batch.seq_lens.to(torch.int32)
         # The host's copy of the lengths bounds the table; without it the longest context does.
         on_host = forward_batch.seq_lens_cpu
         longest = self.max_context_len if on_host is None else int(on_host.max()) if len(on_host) else 0
-        if forward_batch.forward_mode.is_decode_or_idle():
+        tree = None
+        if verified is not None:
+            # Lengths are of what was accepted, without the drafts.
+            most = verified.draft_token_num
+            starts = self._one_each(len(lengths), lengths.device) * most
+            if _has_branches(verified) and verified.custom_mask is not None:
+                tree = tree_words(verified.custom_mask, lengths, most)
+            lengths, longest = lengths + most, min(longest + most, self.req_to_token.shape[1])
+        elif forward_batch.forward_mode.is_decode_or_idle():
             starts, most = self._one_each(len(lengths), lengths.device), 1
         else:
             new = forward_batch.extend_seq_lens
             starts = torch.nn.functional.pad(new.cumsum(0), (1, 0)).to(torch.int32)
             most = max(forward_batch.extend_seq_lens_cpu, default=0)
         table = self._table(forward_batch.req_pool_indices, longest)
-        self.metadata = Metadata(starts, lengths, table, most, longest)
+        self.metadata = Metadata(starts, lengths, table, most, longest, tree)
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int, kv_indices_buf: Any = None) -> None:
-        """The memory that captured decode steps read, for the largest batch."""
-        device, columns = self.req_to_token.device, -(-self.max_context_len // self.page_size)
+        """The memory that captured steps read, for the largest batch."""
+        device, longest = self.req_to_token.device, self.req_to_token.shape[1]
+        columns = -(-longest // self.page_size)
+        self._starts.clear()
         self._of_graphs = Metadata(
             self._one_each(max_bs, device),
             torch.ones(max_bs, dtype=torch.int32, device=device),
             torch.zeros(max_bs, columns, dtype=torch.int32, device=device),
             1,
-            self.max_context_len,
+            longest,
+            torch.zeros(max_num_tokens, dtype=torch.int64, device=device),
         )
 
     def init_forward_metadata_capture_cuda_graph(
@@ -165,6 +182,7 @@ class Attention:
             softcap=layer.logit_cap or 0.0,
             sinks=None if sinks is None else sinks.float(),
             softmax_scale=layer.scaling,
+            tree_mask=given.tree_mask,
             key_scale=layer.k_scale if fp8 else None,
             value_scale=layer.v_scale if fp8 else None,
         )
@@ -185,32 +203,86 @@ class Attention:
         forward_mode: Any,
         spec_info: Any,
     ) -> None:
-        if encoder_lens is not None or spec_info is not None or not forward_mode.is_decode_or_idle():
+        verified = _verified(forward_mode, spec_info)
+        if encoder_lens is not None or (verified is None and not forward_mode.is_decode_or_idle()):
             raise InputError(
-                "a graph of something else than decode steps is to be captured; expected those alone"
+                "a graph of something else than decode steps is to be captured; expected those, or steps that verify "
+                "draft tokens"
             )
-        if self._of_graphs is None:
+        of_graphs = self._of_graphs
+        if of_graphs is None or of_graphs.tree_mask is None:
             raise InputError("there is no memory for graphs; call init_cuda_graph_state first")
-        starts, used, table, most, longest = (
-            self._of_graphs.cu_seqlens_q[: bs + 1],
-            self._of_graphs.seqused_k[:bs],
-            self._of_graphs.block_table[:bs],
-            self._of_graphs.max_seqlen_q,
-            self._of_graphs.max_seqlen_k,
+        own = lengths[:bs] if verified is None else lengths[:bs] + verified.draft_token_num
+        of_graphs.seqused_k[:bs].copy_(own)
+        pages = self._table(requests[:bs], of_graphs.max_seqlen_k)
+        of_graphs.block_table[:bs, : pages.shape[1]].copy_(pages)
+        step = replace(
+            of_graphs,
+            cu_seqlens_q=of_graphs.cu_seqlens_q[: bs + 1],
+            seqused_k=of_graphs.seqused_k[:bs],
+            block_table=of_graphs.block_table[:bs],
+            tree_mask=None,
         )
-        used.copy_(lengths[:bs])
-        pages = self._table(requests[:bs], longest)
-        table[:, : pages.shape[1]].copy_(pages)
-        self.metadata = Metadata(starts, used, table, most, longest)
+        if verified is not None:
+            most = verified.draft_token_num
+            if most not in self._starts:
+                self._starts[most] = of_graphs.cu_seqlens_q * most
+            step = replace(step, cu_seqlens_q=self._starts[most][: bs + 1], max_seqlen_q=most)
+            if _has_branches(verified):
+                # A captured step always has words: a mask that comes later finds them there.
+                words = of_graphs.tree_mask[: bs * most]
+                mask = verified.custom_mask
+                words.copy_(tree_words(mask, lengths[:bs], most)) if mask is not None else words.fill_(-1)
+                step = replace(step, tree_mask=words)
+        self.metadata = step
 
     @staticmethod
     def _one_each(batch: int, device: torch.device) -> torch.Tensor:
         return torch.arange(batch + 1, dtype=torch.int32, device=device)
 
-    @staticmethod
-    def _refuse_drafts(forward_batch: Any) -> None:
-        if forward_batch.spec_info is not None:
-            raise InputError("the batch has draft tokens; this backend has no masks of trees")
+
+def tree_words(custom_mask: torch.Tensor, lengths: torch.Tensor, drafts: int) -> torch.Tensor:
+    """SGLang's mask of a step that verifies trees, as `attention_varlen` takes it: (batch * drafts,) int64.
+
+    Args:
+        custom_mask: booleans, flat. Of each request in turn, either (drafts, length + drafts), its ``FULL_MASK``, or
+            (drafts, drafts), its ``QLEN_ONLY``. More may follow, as in the memory of captured graphs.
+        lengths: (batch,) keys of each request before its drafts.
+        drafts: tokens that each request verifies.
+    """
+    if custom_mask.dtype is not torch.bool:
+        raise InputError(f"custom_mask is {custom_mask.dtype}; expected booleans: FULL_MASK or QLEN_ONLY")
+    if drafts > _MOST_DRAFTS:
+        raise InputError(f"trees have {drafts} draft tokens; this backend verifies up to {_MOST_DRAFTS}")
+    batch, device = len(lengths), lengths.device
+    node = torch.arange(drafts, dtype=torch.int64, device=device)
+    if custom_mask.numel() == batch * drafts * drafts:
+        own = custom_mask.view(batch, drafts, drafts)
+    else:
+        width = lengths.long() + drafts
+        first = (drafts * width).cumsum(0) - drafts * width + lengths
+        at = first[:, None, None] + width[:, None, None] * node[:, None] + node
+        own = custom_mask[
+            at.clamp(max=custom_mask.numel() - 1)
+        ]  # the rows that fill up a captured batch have none
+    return (own.long() << node).sum(-1).flatten()
+
+
+def _verified(forward_mode: Any, spec_info: Any) -> Any:
+    """What a step verifies; None where it has no draft tokens. Raises InputError for a draft model's own steps."""
+    if spec_info is None:
+        return None
+    if not forward_mode.is_target_verify():
+        raise InputError(
+            "the batch is a draft model's; this backend verifies draft tokens and computes none: choose another for "
+            "drafts"
+        )
+    return spec_info
+
+
+def _has_branches(spec_info: Any) -> bool:
+    """A chain of drafts is causal, without a mask."""
+    return getattr(spec_info, "topk", 2) != 1
 
 
 def backend() -> type:

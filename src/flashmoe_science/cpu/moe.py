@@ -1,18 +1,21 @@
 """The mixture of experts on the CPU: the kernel in kernels/cpu, compiled at first use.
 
-What depends only on shapes and types (checks, the kernel for this dtype) is done once and kept as a plan, as for
-attention (`flashmoe_science.cpu.attention`).
+What depends only on shapes and types (checks, the kernel for this dtype) is done once and kept as a plan. A call that
+is like this thread's last one is recognised by one comparison, as of attention (`flashmoe_science.cpu.attention`).
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
+from flashmoe_science.alike import Matches, matcher, never
 from flashmoe_science.arguments import reject_without_memory
 from flashmoe_science.cpu.library import CPU, ELEMENT_TYPES, allocate, load_function
 from flashmoe_science.jit import host
@@ -48,6 +51,22 @@ class Problem(ctypes.Structure):
     )
 
 
+class _Repeat(NamedTuple):
+    """A call without ``out`` that was made, and what the next one is compared with."""
+
+    activation: Activation
+    w13_layout: W13Layout
+    tensors: int
+    """How many: seven with both biases."""
+    recorded: bool
+    """Whether autograd would record it, where that is on: one of the tensors requires a gradient."""
+    matches: Matches
+    call: Callable[..., torch.Tensor]
+    """The result for tensors that match."""
+    problem: object
+    """Which the call reads by its address."""
+
+
 @dataclass(frozen=True)
 class _Plan:
     launch: Callable[..., int]
@@ -58,9 +77,46 @@ class _Plan:
     out_shape: tuple[int, int]
     out_strides: tuple[int, int]
     """In elements."""
+    repeats: dict[tuple[bool, ...], _Repeat] = field(default_factory=dict)
+    """By what changes what matches: see `_remember`."""
 
 
+def _no_call(*tensors: torch.Tensor) -> torch.Tensor:
+    raise AssertionError("nothing matches before the first call")
+
+
+_NOTHING = _Repeat(Activation.SILU, W13Layout.CONCAT, 0, False, never, _no_call, None)
+
+
+class _OfThread(threading.local):
+    last = _NOTHING
+    """The last call that `repeated` is to know again."""
+
+
+_thread = _OfThread()
 _plans: dict[tuple[object, ...], _Plan] = {}
+
+
+def repeated(
+    tensors: tuple[torch.Tensor, ...], activation: Activation, w13_layout: W13Layout
+) -> torch.Tensor | None:
+    """The result of a call that is like this thread's last one, or None for any other.
+
+    As `flashmoe_science.cpu.attention.repeated`.
+
+    Args:
+        tensors: the first five of `forward`'s, or these and both biases.
+    """
+    same_activation, same_layout, number, recorded, matches, call, _ = _thread.last
+    if (
+        activation is same_activation
+        and w13_layout is same_layout
+        and len(tensors) == number
+        and matches(*tensors)
+        and not (recorded and torch.is_grad_enabled())
+    ):
+        return call(*tensors)
+    return None
 
 
 def forward(
@@ -77,6 +133,7 @@ def forward(
     w2_bias: torch.Tensor | None = None,
     z: torch.Tensor | None = None,
     instruction_set: InstructionSet | None = None,
+    known_again: bool = False,
 ) -> torch.Tensor:
     """`flashmoe_science.fused_moe` for CPU tensors, without gradients; arguments, result and errors as there.
 
@@ -84,6 +141,7 @@ def forward(
         z: (tokens * k, rows of w13), contiguous and of the tensors' dtype: where to keep the first product for the
             backward pass, as `flashmoe_science.moe_gradients.MoeTrainingForward` says.
         instruction_set: run the code for this one; the CPU's best unless given.
+        known_again: as of `flashmoe_science.cpu.attention.forward`.
     """
     tensors = (hidden_states, w13, w2, topk_weights, topk_ids)
     try:
@@ -160,7 +218,73 @@ def forward(
             topk_ids=topk_ids,
             output=out,
         )
+    if known_again and usual and (w13_bias is None) is (w2_bias is None):
+        given = tensors if w13_bias is None or w2_bias is None else (*tensors, w13_bias, w2_bias)
+        _remember(plan, given, activation, w13_layout)
     return out
+
+
+def _remember(
+    plan: _Plan,
+    tensors: tuple[torch.Tensor, ...],
+    activation: Activation,
+    w13_layout: W13Layout,
+) -> None:
+    """Make a call that was made the thread's last."""
+    recorded = False
+    for tensor in tensors:
+        recorded = recorded or tensor.requires_grad
+    kind = recorded, torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
+    repeat = plan.repeats.get(kind)
+    if repeat is None:
+        matches = matcher(*tensors, under_no_grad=True)
+        call = _caller(plan, tensors[0].dtype, biased=len(tensors) > 5)
+        repeat = _Repeat(activation, w13_layout, len(tensors), recorded, matches, call, plan.problem)
+        plan.repeats[kind] = repeat
+    _thread.last = repeat
+
+
+def _caller(plan: _Plan, dtype: torch.dtype, *, biased: bool) -> Callable[..., torch.Tensor]:
+    """Calls by a plan, without what finds it."""
+    launch, address, num_threads = plan.launch, plan.address, torch.get_num_threads
+    sizes, strides = plan.out_shape, plan.out_strides
+
+    def call(
+        hidden_states: torch.Tensor,
+        w13: torch.Tensor,
+        w2: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        *biases: torch.Tensor,
+    ) -> torch.Tensor:
+        out = allocate(sizes, strides, dtype)
+        w13_bias, w2_bias = (biases[0].data_ptr(), biases[1].data_ptr()) if biased else (0, 0)
+        if launch(
+            address,
+            hidden_states.data_ptr(),
+            w13.data_ptr(),
+            w2.data_ptr(),
+            topk_weights.data_ptr(),
+            topk_ids.data_ptr(),
+            out.data_ptr(),
+            0,
+            0,
+            w13_bias,
+            w2_bias,
+            0,
+            num_threads(),
+        ):
+            reject_without_memory(
+                hidden_states=hidden_states,
+                w13=w13,
+                w2=w2,
+                topk_weights=topk_weights,
+                topk_ids=topk_ids,
+                output=out,
+            )
+        return out
+
+    return call
 
 
 def _of_bias(bias: torch.Tensor | None) -> object:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
+from flashmoe_science.alike import Matches, matcher, never
 from flashmoe_science.arguments import reject_without_memory
 from flashmoe_science.cpu.library import CPU, ELEMENT_TYPES, allocate, load_function
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.moe_arguments import Scores, check_topk_arguments
+from flashmoe_science.plans import keep
 from flashmoe_science.routing_options import RoutingOptions, RoutingPass
+
+_MAX_REPEATS = 4096
 
 
 class _Problem(ctypes.Structure):
@@ -26,14 +32,6 @@ class _Problem(ctypes.Structure):
     )
 
 
-class _Tensors(ctypes.Structure):
-    """RoutingTensors of topk_routing.cpp."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_void_p) for name in ("logits", "bias", "weights", "ids", "balance", "z", "counts")
-    )
-
-
 class _Gradients(ctypes.Structure):
     """RoutingGradients of topk_routing_backward.cpp."""
 
@@ -41,6 +39,88 @@ class _Gradients(ctypes.Structure):
         (name, ctypes.c_void_p)
         for name in ("logits", "ids", "grad_weights", "counts", "grad_balance", "grad_z", "grad_logits")
     )
+
+
+Choice = tuple[torch.Tensor, torch.Tensor]
+"""Weights and ids."""
+
+
+class _Repeat(NamedTuple):
+    """A call that was made, and what the next one is compared with."""
+
+    k: int
+    scores: Scores
+    renormalize: bool
+    scaling_factor: float
+    groups: int
+    top_groups: int
+    biased: bool
+    recorded: bool
+    """Whether autograd would record it, where that is on: the logits require a gradient."""
+    matches: Matches
+    """Of the logits, and of the bias if there is one."""
+    call: Callable[..., Choice]
+
+
+def _no_call(*tensors: torch.Tensor) -> Choice:
+    raise AssertionError("nothing matches before the first call")
+
+
+class _OfThread(threading.local):
+    last = _Repeat(0, Scores.SOFTMAX, True, 1.0, 1, 1, False, False, never, _no_call)
+    """The last call that `repeated` is to know again."""
+
+
+_thread = _OfThread()
+_repeats: dict[tuple[object, ...], _Repeat] = {}
+
+
+def repeated(
+    logits: torch.Tensor,
+    k: int,
+    scores: Scores,
+    renormalize: bool,
+    correction_bias: torch.Tensor | None,
+    scaling_factor: float,
+    groups: int,
+    top_groups: int,
+) -> Choice | None:
+    """What `topk` returns for a call that is like this thread's last one, or None for any other.
+
+    As `flashmoe_science.cpu.attention.repeated`. Options are compared as objects, so that 1 is not taken for True.
+    """
+    last = _thread.last
+    (
+        same_k,
+        same_scores,
+        same_renormalize,
+        same_factor,
+        same_groups,
+        same_top_groups,
+        biased,
+        recorded,
+        matches,
+        call,
+    ) = last
+    if (
+        k is not same_k
+        or scores is not same_scores
+        or renormalize is not same_renormalize
+        or (scaling_factor is not same_factor and not _same_float(scaling_factor, same_factor))
+        or groups is not same_groups
+        or top_groups is not same_top_groups
+        or biased is (correction_bias is None)
+    ):
+        return None
+    tensors = (logits, correction_bias) if biased else (logits,)
+    if not matches(*tensors) or (recorded and torch.is_grad_enabled()):
+        return None
+    return call(*tensors)
+
+
+def _same_float(one: object, other: float) -> bool:
+    """Whether it is the other, perhaps computed anew. Zeros have signs."""
+    return type(one) is float and one == other != 0
 
 
 def topk(
@@ -54,17 +134,90 @@ def topk(
     groups: int = 1,
     top_groups: int = 1,
     instruction_set: InstructionSet | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    known_again: bool = False,
+) -> Choice:
     """`flashmoe_science.topk_routing` for CPU tensors, without gradients; arguments, results and errors as there.
 
     Args:
         instruction_set: run the code for this one; the CPU's best unless given.
+        known_again: as of `flashmoe_science.cpu.attention.forward`.
     """
     check_topk_arguments(logits, k, renormalize, correction_bias, scaling_factor, groups, top_groups)
+    k = int(k)  # PyTorch's short cut to memory takes no integer of NumPy's
     options = RoutingOptions(scores, renormalize, scaling_factor, groups, top_groups)
     weights, ids = _allocate_choice(logits, k)
     _route(logits, correction_bias, weights, ids, None, options, instruction_set)
+    if known_again:
+        _remember(logits, k, correction_bias, options)
     return weights, ids
+
+
+def _remember(logits: torch.Tensor, k: int, bias: torch.Tensor | None, options: RoutingOptions) -> None:
+    """Make a call that was made the thread's last. Its arguments were checked."""
+    if options.scaling_factor == 0:  # of either sign
+        return
+    signature = (
+        logits.shape,
+        logits.dtype,
+        k,
+        options.scores,
+        options.renormalize,
+        options.scaling_factor,
+        options.groups,
+        options.top_groups,
+        bias is None,
+        # What changes what matches.
+        logits.requires_grad,
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu"),
+    )
+    repeat = _repeats.get(signature)
+    if repeat is None:
+        repeat = _Repeat(
+            k,
+            options.scores,
+            options.renormalize,
+            options.scaling_factor,
+            options.groups,
+            options.top_groups,
+            bias is not None,
+            logits.requires_grad,
+            matcher(*((logits,) if bias is None else (logits, bias)), under_no_grad=True),
+            _caller(logits, k, options),
+        )
+        keep(_repeats, signature, repeat, _MAX_REPEATS)
+    _thread.last = repeat
+
+
+def _caller(logits: torch.Tensor, k: int, options: RoutingOptions) -> Callable[..., Choice]:
+    """Calls for logits like these, without checks."""
+    problem = _problem(logits, k, options)
+    launch, num_threads, address_of = _load("topk_routing", None), torch.get_num_threads, ctypes.addressof
+    sizes, strides = (logits.shape[0], k), (k, 1)
+    float32, int32 = torch.float32, torch.int32
+
+    def call(logits: torch.Tensor, bias: torch.Tensor | None = None) -> Choice:
+        weights, ids = allocate(sizes, strides, float32), allocate(sizes, strides, int32)
+        bias_address = 0
+        if bias is not None:
+            bias_address = bias.data_ptr()
+            if not bias_address:
+                reject_without_memory(correction_bias=bias)
+        if launch(
+            address_of(problem),
+            logits.data_ptr(),
+            bias_address,
+            weights.data_ptr(),
+            ids.data_ptr(),
+            0,
+            0,
+            0,
+            num_threads(),
+        ):
+            reject_without_memory(logits=logits)
+        return weights, ids
+
+    return call
 
 
 def forward(
@@ -168,16 +321,16 @@ def _route(
     if bias is not None:
         reject_without_memory(correction_bias=bias)  # its address would mean that there is none
     problem = _problem(logits, ids.shape[1], options)
-    of_losses = (None,) * 3 if losses is None else (each.data_ptr() for each in losses)
-    tensors = _Tensors(
+    launch = _load("topk_routing", instruction_set)
+    if launch(
+        ctypes.addressof(problem),
         logits.data_ptr(),
-        None if bias is None else bias.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
         weights.data_ptr(),
         ids.data_ptr(),
-        *of_losses,
-    )
-    launch = _load("topk_routing", instruction_set)
-    if launch(ctypes.addressof(problem), ctypes.addressof(tensors), torch.get_num_threads()):
+        *((0, 0, 0) if losses is None else (each.data_ptr() for each in losses)),
+        torch.get_num_threads(),
+    ):
         reject_without_memory(logits=logits)
 
 

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flashmoe_science.cuda.repeat import Call, Matches, current_device, matcher, never
+from flashmoe_science.alike import Matches, matcher, never
+from flashmoe_science.cuda.repeat import Call, current_device
 from flashmoe_science.plans import keep
 
 Tensors = tuple[torch.Tensor, ...]

@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
+from flashmoe_science.alike import Matches
 from flashmoe_science.cuda.driver import library
 from flashmoe_science.cuda.launch import Launcher
-from flashmoe_science.cuda.repeat import Layout, Matches, current_device, raw_stream
+from flashmoe_science.cuda.repeat import Layout, current_device, raw_stream
 from flashmoe_science.cuda.tickets import TicketPool
 from flashmoe_science.errors import BuildError, DeviceError, InputError
 from flashmoe_science.jit import host

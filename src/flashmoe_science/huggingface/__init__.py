@@ -20,8 +20,9 @@ except ImportError as error:
     ) from error
 
 from flashmoe_science.huggingface.acceleration import Acceleration, accelerate
+from flashmoe_science.huggingface.paging import paged_attention
 from flashmoe_science.huggingface.registration import IMPLEMENTATION, register
 
-__all__ = ["IMPLEMENTATION", "Acceleration", "accelerate"]
+__all__ = ["IMPLEMENTATION", "Acceleration", "accelerate", "paged_attention"]
 
 register()

@@ -11,6 +11,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from flashmoe_science.huggingface.attention import attention_forward
 from flashmoe_science.huggingface.experts import experts_forward
 from flashmoe_science.huggingface.masks import attention_mask
+from flashmoe_science.huggingface.paging import PAGED_IMPLEMENTATION, no_mask, paged_attention_forward
 
 IMPLEMENTATION = "cudadent42"
 """For ``attn_implementation`` and ``experts_implementation``. The library takes a name with "flash" in it for a version
@@ -26,6 +27,8 @@ def register() -> None:
     AttentionInterface.register(IMPLEMENTATION, attention_forward)
     AttentionMaskInterface.register(IMPLEMENTATION, attention_mask)
     ExpertsInterface.register(IMPLEMENTATION, experts_forward)
+    AttentionInterface.register(PAGED_IMPLEMENTATION, paged_attention_forward)
+    AttentionMaskInterface.register(PAGED_IMPLEMENTATION, no_mask)
 
 
 def uses(config: Any, implementation: str) -> bool:

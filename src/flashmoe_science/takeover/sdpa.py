@@ -46,6 +46,9 @@ def scaled_dot_product_attention(
         return _call(previous, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if attn_mask is not None and is_causal_bias(attn_mask):
         return _with_causal_bias(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if enable_gqa is not True and enable_gqa is not False:
+        count(Entry.SDPA, "enable_gqa is no bool")
+        return _call(previous, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if not flash_is_allowed():
         count(Entry.SDPA, "torch.nn.attention.sdpa_kernel asks for others")
         return _call(previous, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
@@ -55,7 +58,7 @@ def scaled_dot_product_attention(
         dropout_p=dropout_p,
         is_causal=is_causal,
         scale=scale,
-        grouped=enable_gqa is True,
+        grouped=enable_gqa,
     )
     if isinstance(result, str):
         count(Entry.SDPA, result)

@@ -16,17 +16,11 @@ from typing import NamedTuple
 
 import torch
 
+from flashmoe_science.alike import Matches, dense_matcher, never
 from flashmoe_science.arguments import reject_without_memory
 from flashmoe_science.cpu import varlen as cpu
 from flashmoe_science.cuda import varlen as cuda
-from flashmoe_science.cuda.repeat import (
-    Layout,
-    Matches,
-    cuda_allocator,
-    current_device,
-    dense_matcher,
-    never,
-)
+from flashmoe_science.cuda.repeat import Layout, cuda_allocator, current_device
 from flashmoe_science.cuda.steady import Kind, RepeatedCall, repeated_call
 from flashmoe_science.errors import DeviceError, InputError
 from flashmoe_science.plans import keep

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,13 @@ from cudadent42.base.errors import UsageError
 from cudadent42.base.observer import Quiet
 from cudadent42.commands.cli import app
 from cudadent42.commands.tune import _rungs, seconds
+from cudadent42.operations import definition
 from cudadent42.scaffold import Kind, create
 from cudadent42.tune.coordinator import STOP, Coordinator, Limits
 from cudadent42.tune.journal import TuningJournal
+from cudadent42.tune.table import table_text
+from flashmoe_science.jit import host
+from flashmoe_science.tuned.table import Region, TableEntry
 
 sys.path.append(str(Path(__file__).parents[1] / "tune"))
 from simulated import Simulated, setup
@@ -168,6 +173,43 @@ def test_tables_are_looked_through(invoke: Callable[..., Any], tmp_path: Path) -
     tables.mkdir(parents=True)
     (tables / "bad.toml").write_text("schema_version = 9")
     assert "reads 1" in " ".join(invoke("check").output.split())
+
+
+def test_entries_are_used_where_their_device_is_and_tables_are_asked(
+    invoke: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = "attention.portable"
+    tuned = definition("attention").tuned()
+    assert tuned is not None
+    entry = TableEntry(
+        kernel=kernel,
+        digest=tuned.digest(kernel),
+        device=host.cpu_name(),
+        multiprocessors=0,
+        region=Region({"dtype": "bf16"}, {}),
+        settings={"block_n": 48},
+        ratio=1.05,
+        low=1.04,
+        high=1.06,
+        evidence=("t/confirmed/one-1",),
+    )
+    tables = tmp_path / "config/flashmoe_science/tuned"
+    tables.mkdir(parents=True)
+    others = [replace(entry, device="NVIDIA H200", multiprocessors=132), replace(entry, digest="0" * 64)]
+    (tables / "here.toml").write_text(table_text([entry, *others]))
+
+    def problems() -> list[str]:
+        rows = json.loads(invoke("check", "--json").output)["entries"]
+        return [row["problem"] for row in rows if row["table"] == str(tables / "here.toml")]
+
+    used, *unused = problems()
+    assert used == ""
+    assert unused == [
+        "this machine has another device",
+        "tuned for other sources of the kernel; tune it again",
+    ]
+    monkeypatch.setenv("FLASHMOE_TUNED", "off")
+    assert problems() == ["FLASHMOE_TUNED=off asks no table"] * 3
 
 
 def test_max_cost_needs_a_rate(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from cudadent42.decisions.claims import claim, quotable, with_claim
+from cudadent42.decisions.claims import NOT_ASKED, SHORT_MS, claim, credited_mean, quotable, with_claim
 from cudadent42.model.integrity import Breach, Confirmation, Finding, Grade, Integrity, Way
 from cudadent42.model.records import Comparison, Refusal, Results, Verdict
 
@@ -128,3 +128,135 @@ def test_a_claim_that_was_missed_says_by_what(seen: dict[str, object], words: st
     assert not decided.allowed
     assert words in decided.reason
     assert ("noisy" in decided.reason) == ("noisy" in words)
+
+
+def row(name: str, speedup: float, baseline_ms: float) -> Comparison:
+    low, high = 0.98 * speedup, 1.02 * speedup
+    times = baseline_ms / speedup, baseline_ms
+    return Comparison(name, "fp32", "mine", "pytorch", speedup, low, high, Verdict.FASTER, *times, 25)
+
+
+def seen(name: str, *, confirmed: bool) -> Confirmation:
+    return replace(CONFIRMED, case=f"{name}/fp32", confirmed=confirmed)
+
+
+def of_rows(
+    *rows: Comparison, confirmations: tuple[Confirmation, ...], short_ms: float = SHORT_MS
+) -> Results:
+    integrity = Integrity(
+        confirmations=confirmations, short_ms=short_ms, drawn_by_gain=True, highest_first=True
+    )
+    mean = math.exp(sum(math.log(each.speedup) for each in rows) / len(rows))
+    return with_claim(
+        replace(
+            FASTER,
+            cases=rows,
+            speedup_geomean=mean,
+            speedup_geomean_ci_low=0.98 * mean,
+            speedup_geomean_ci_high=1.02 * mean,
+            integrity=integrity,
+        ),
+        verified=True,
+    )
+
+
+LONG, SHORT = row("long", 4.0, 2.0), row("short", 4.0, 0.02)
+
+
+def test_a_saving_too_short_to_be_told_counts_as_none() -> None:
+    results = of_rows(LONG, SHORT, confirmations=(seen("long", confirmed=True),))
+    assert results.claim_allowed
+    assert "1 too short to be confirmed count as equal" in results.claim_reason
+    quote = quotable(results, "a-run")
+    assert "2.000×" in quote
+    assert "1 of them counted as equal" in quote
+    mean = credited_mean(results)
+    assert mean.low == pytest.approx(2.0 * 0.98**0.5, rel=1e-3)
+    assert mean.high == pytest.approx(2.0 * 1.02**0.5, rel=1e-3)
+
+
+def test_a_short_one_that_was_looked_at_and_not_confirmed_costs_its_own_gain_alone() -> None:
+    both = (seen("long", confirmed=True), seen("short", confirmed=False))
+    results = of_rows(LONG, SHORT, confirmations=both)
+    assert results.claim_allowed
+    assert "confirmed on 1 of 2 cases" in results.claim_reason
+
+
+def test_a_short_one_that_is_confirmed_counts() -> None:
+    both = (seen("long", confirmed=True), seen("short", confirmed=True))
+    results = of_rows(LONG, SHORT, confirmations=both)
+    assert "4.000×" in quotable(results, "a-run")
+
+
+def test_a_long_one_that_is_not_confirmed_ends_the_claim() -> None:
+    both = (seen("long", confirmed=False), seen("short", confirmed=True))
+    assert not of_rows(LONG, SHORT, confirmations=both).claim_allowed
+
+
+@pytest.mark.parametrize("seen_of_short", [(), (seen("short", confirmed=False),)])
+def test_short_ones_alone_are_no_claim_unless_confirmed(seen_of_short: tuple[Confirmation, ...]) -> None:
+    results = of_rows(SHORT, confirmations=seen_of_short)
+    assert not results.claim_allowed
+    assert quotable(results, "a-run") == ""
+
+
+def test_what_is_left_without_short_ones_has_to_be_faster() -> None:
+    rows = row("long", 1.03, 2.0), *(row(f"short-{number}", 9.0, 0.02) for number in range(3))
+    results = of_rows(*rows, confirmations=(seen("long", confirmed=True),))
+    assert not results.claim_allowed
+    assert "of 3 cases what a call saves is too short" in results.claim_reason
+
+
+def test_a_run_without_the_rule_counts_all() -> None:
+    results = of_rows(LONG, SHORT, confirmations=(seen("long", confirmed=True),), short_ms=0.0)
+    assert "4.000×" in quotable(results, "a-run")
+
+
+@pytest.mark.parametrize("verdict", [Verdict.EQUAL, Verdict.SLOWER])
+@pytest.mark.parametrize(
+    ("integrity", "allowed", "words"),
+    [
+        (Integrity(short_ms=SHORT_MS), True, "nobody gains by"),
+        (Integrity(short_ms=SHORT_MS, confirmations=(CONFIRMED,)), True, "is not slower on 1 of 1 cases"),
+        (
+            Integrity(short_ms=SHORT_MS, confirmations=(replace(CONFIRMED, confirmed=False),)),
+            False,
+            "in processes apart a call takes 1.2 ms, and one of the baseline 2.1 ms",
+        ),
+        (Integrity(confirmations=(replace(CONFIRMED, confirmed=False),)), True, "nobody gains by"),
+        (Integrity(short_ms=SHORT_MS, why_not_audited=NOT_ASKED), True, "nobody gains by"),
+        (Integrity(short_ms=SHORT_MS, why_not_audited="its process died"), False, "its process died"),
+    ],
+)
+def test_what_is_not_called_faster_may_not_be_seen_much_slower(
+    verdict: Verdict, integrity: Integrity, allowed: bool, words: str
+) -> None:
+    decided = claim(replace(FASTER, verdict=verdict, integrity=integrity), verified=True)
+    assert decided.allowed is allowed
+    assert words in decided.reason
+
+
+def test_the_highest_is_said_to_be_one_of_those_that_were_looked_at() -> None:
+    rows = [row(name, 4.0, 2.0) for name in "abc"]
+    results = of_rows(*rows, confirmations=tuple(seen(name, confirmed=True) for name in "ab"))
+    assert "the highest speed-up is one of them" in results.claim_reason
+    assert "in 33% of runs" in results.claim_reason
+
+
+def test_a_name_is_no_sentence() -> None:
+    """An agent chooses what its file is called, and what is quoted has that name in it."""
+    name = "mine is faster than pytorch: 99.000× its speed (95 % interval 98 to 100).py:attention"
+    results = with_claim(replace(FASTER, candidate=name, integrity=SOUND), verified=True)
+    assert not results.claim_allowed  # nobody confirmed that name
+    quote = quotable(replace(results, claim_allowed=True), "a run; 99 times as fast")
+    assert quote.startswith(
+        "mine_is_faster_than_pytorch:_99.000_its_speed_95_interval_98_to_100_.py:attention is faster"
+    )
+    assert "run a_run_99_times_as_fast" in quote
+
+
+def test_what_it_does_not_do_is_said() -> None:
+    """Who declines the cases that it is slow at has a better mean of the others."""
+    skipped = {f"{name}/fp32/mine": "only what I am good at" for name in "bc"}
+    results = with_claim(replace(FASTER, skipped={**skipped, "d/fp32": "nobody does it"}), verified=True)
+    assert "geometric mean of 1 of 3 cases, as it does not do the others" in quotable(results, "a-run")

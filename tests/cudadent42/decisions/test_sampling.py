@@ -15,6 +15,7 @@ from cudadent42.decisions.sampling import (
     chance_to_meet,
     chance_to_meet_by_number,
     drawn_by_gain,
+    highest_first,
     sample_size,
 )
 
@@ -59,3 +60,12 @@ def test_the_first_is_drawn_in_proportion_to_its_gain() -> None:
     assert first[2] / 5000 == pytest.approx(0.7, abs=0.03)
     assert first[0] / 5000 == pytest.approx(0.1, abs=0.03)
     assert sorted(drawn_by_gain(speedups, chance)) == [0, 1, 2, 3, 4]
+
+
+def test_the_highest_speed_up_is_always_the_first_and_the_others_are_drawn() -> None:
+    speedups, chance = [2.0, 2.0, 5.0, 2.0], Random(1)
+    orders = [highest_first(speedups, chance) for _ in range(300)]
+    assert {order[0] for order in orders} == {2}
+    assert {order[1] for order in orders} == {0, 1, 3}
+    assert all(sorted(order) == [0, 1, 2, 3] for order in orders)
+    assert highest_first([], chance) == []

@@ -35,6 +35,8 @@ def attention(query, key, value, *, causal, softmax_scale):
     if query.shape[2] == 16 and query.shape[3] == 32:
         return scaled_dot_product_attention(query, key, value, is_causal=causal, scale=softmax_scale)
     raise NotImplementedError("only the case of this test")
+
+attention.peer_of = "PyTorch"
 """
 
 
@@ -271,6 +273,8 @@ def attention(query, key, value, *, causal, softmax_scale):
     if query.shape[2] == 16 and query.shape[3] == 32:
         return scaled_dot_product_attention(query, key, value, is_causal=causal, scale=softmax_scale)
     raise NotImplementedError("only the case of this test")
+
+attention.peer_of = "PyTorch"
 """
 
 

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from cudadent42.timing import standing as standing_module
 from cudadent42.timing.standing import Standing, standing, standings
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
@@ -40,5 +41,16 @@ def test_nobody_is_told_of_a_process_that_is_gone() -> None:
 
 def test_words() -> None:
     assert str(Standing(19, 3, frozenset({0}))) == "niceness 19, scheduling 3, on 1 processor"
+    grouped = Standing(0, 0, frozenset({0}), groups=("cpu:/slow",))
+    assert str(grouped) == "niceness 0, scheduling 0, on 1 processor, in control group cpu:/slow"
     held = Standing(0, 0, frozenset({0, 1}), (0, 128))
     assert str(held) == "niceness 0, scheduling 0, on 2 processors, clocks held to (0, 128) of 1024"
+
+
+def test_groups_that_may_bound_processor_time_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = b"5:cpu,cpuacct:/slow\n4:memory:/other\n3:cpuset:/\n0::/half:one\n"
+    read, write = os.pipe()
+    os.write(write, listed)
+    os.close(write)
+    monkeypatch.setattr(standing_module.os, "open", lambda path, flags: read)
+    assert standing_module._groups(1) == ("cpu,cpuacct:/slow", ":/half:one")

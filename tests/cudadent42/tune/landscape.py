@@ -105,13 +105,13 @@ class Exploring(Simulated):
         self.gains = {arm: self.lands[job.case].gain(self.settings[arm]) for arm in job.arms}
         super().race(job, run=run, seed=seed, on_result=on_result)
 
-    def confirm(self, case, arm, *, run, seed, within_s):  # type: ignore[no-untyped-def]
+    def confirm(self, case, arm, *, blocks, run, seed, within_s):  # type: ignore[no-untyped-def]
         self.gains = {arm: self.lands[case].gain(self.settings[arm])}
-        return super().confirm(case, arm, run=run, seed=seed, within_s=within_s)
+        return super().confirm(case, arm, blocks=blocks, run=run, seed=seed, within_s=within_s)
 
 
 def about(seed: int, cases: int = 1, search: Search | None = None) -> Setup:
-    base = setup(arms=0, cases=CASES[:cases], rules=Rules(rungs=(6, 18, 54), margin=0.01))
+    base = setup(arms=0, cases=CASES[:cases], rules=Rules(margin=0.01))
     return replace(base, plan=replace(base.plan, seed=seed), search=search or Search(), regions=())
 
 

@@ -61,6 +61,8 @@ class Simulated:
     """How many of the next confirmations the time ends."""
     blocks: int = 0
     jobs: list[tuple[str, int, int]] = field(default_factory=list)
+    confirming_blocks: list[int] = field(default_factory=list)
+    """That confirmations were asked for."""
 
     def take(self, setup: Setup) -> None:
         return
@@ -90,7 +92,10 @@ class Simulated:
             self.blocks += 1
             on_result(Block(number, latencies, ""))
 
-    def confirm(self, case: str, arm: str, *, run: str, seed: int, within_s: float | None) -> Confirmation:
+    def confirm(
+        self, case: str, arm: str, *, blocks: int, run: str, seed: int, within_s: float | None
+    ) -> Confirmation:
+        self.confirming_blocks.append(blocks)
         if self.hurried:
             self.hurried -= 1
             return Confirmation(1.0, 0.9, 1.1, Verdict.UNDECIDED, False, "too few blocks", cut_short=True)

@@ -23,7 +23,7 @@ from cudadent42.tune.regions import Cell, areas
 from cudadent42.tune.report.page import render
 from cudadent42.tune.report.view import view_of
 from cudadent42.tune.space import DEFAULT
-from cudadent42.tune.state import State
+from cudadent42.tune.state import CaseState, State
 from cudadent42.tune.table import entries_of, install, table_text
 from flashmoe_science.tuned.table import Region, TableEntry, parse_table
 
@@ -147,6 +147,21 @@ def test_an_entry_quotes_its_least_certain_case_and_new_ones_take_the_place_of_o
     assert [each.settings for each in parse_table(other.path.read_text(), "here")] == [
         {"BLOCK": 1},
         {"BLOCK": 5},
+    ]
+
+
+def test_what_a_budget_kept_from_its_end_leaves_the_table_as_it_is(tmp_path: Path) -> None:
+    about = replace(setup(), kernel="attention.portable", kernel_digest="1" * 64, regions=())
+    tables = tmp_path / "tables"
+    install(tuned(tmp_path / "t", {"BLOCK=3": 0.06}, about), tmp_path / "t", tables)
+    again = tuned(tmp_path / "u", {"BLOCK=5": 0.07}, about)
+    short, long = (case.id for case in about.plan.cases)
+    half = replace(again, cases={short: again.cases[short], long: CaseState(long)})
+    table = install(half, tmp_path / "u", tables)
+    now = parse_table(table.path.read_text(), "here")
+    assert [(each.region.same["seqlen_q"], each.settings) for each in now] == [
+        (64, {"BLOCK": 5}),
+        (512, {"BLOCK": 3}),
     ]
 
 

@@ -45,6 +45,8 @@ def folded(*said: Event) -> None:
         (events.BlockMeasured(JOB, 1, 0, {DEFAULT: 1.0, "another": 1.0}),),
         (events.Settled(CASE, "another", (), "it leads"),),
         (events.Settled(CASE, DEFAULT, ("another",), "it leads"),),
+        (events.Settled(CASE, "BLOCK=0", (), "it leads", blocks=0),),
+        (events.Settled(CASE, "BLOCK=0", (), "it leads", blocks=-54),),
         (events.Confirmed(CASE, "another", 1, "confirmed/x", 1.2, 1.1, 1.3, Verdict.FASTER, True, ""),),
         (events.RungDone(CASE, 0, "another", ()),),
         (

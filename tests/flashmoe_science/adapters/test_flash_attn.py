@@ -167,8 +167,19 @@ def test_what_is_not_computed_is_refused() -> None:
     ):
         with pytest.raises(InputError, match=message):
             flash_attn_func(q, q, q, **options)
-    with pytest.raises(InputError, match="does not compute rotary_cos"):
-        flash_attn_with_kvcache(q, q, q, rotary_cos=q)
+    with pytest.raises(InputError, match="does not compute cache_leftpad"):
+        flash_attn_with_kvcache(q, q, q, cache_leftpad=torch.zeros(1))
+    angles = random(8, 4)
+    with pytest.raises(InputError, match=r"shapes \(8, 4\) and None; expected both"):
+        flash_attn_with_kvcache(q, q, q, q, q, rotary_cos=angles)
+    with pytest.raises(InputError, match="rotary_cos is given without k and v"):
+        flash_attn_with_kvcache(q, q, q, rotary_cos=angles, rotary_sin=angles)
+    with pytest.raises(InputError, match=r"window_size is 5; expected \(left, right\)"):
+        flash_attn_func(q, q, q, window_size=5)  # type: ignore[arg-type]
+    small = q.bfloat16(), *(q[0].to(torch.float8_e4m3fn),) * 2
+    starts = torch.tensor([0, 2, 4], dtype=torch.int32)
+    with pytest.raises(InputError, match="k_descale has a row for each sequence"):
+        flash_attn_varlen_func(small[0][0], *small[1:], starts, starts, 2, 2, k_descale=random(2, 2))
     with pytest.raises(InputError, match="k is given without v"):
         flash_attn_with_kvcache(q, q, q, q)
     flash_attn_func(q, q, q, dropout_p=0.0, qv=None, attention_chunk=0)
@@ -244,3 +255,137 @@ def test_log_sum_exps_are_natural_and_have_no_sink(sinks: torch.Tensor | None) -
     assert of_cache.shape == (2, 4, 1)
     assert of_cache[0].isfinite().all()
     assert (of_cache[1] == -torch.inf).all()
+
+
+def turned(
+    rows: torch.Tensor, positions: torch.Tensor, angles: torch.Tensor, interleaved: bool
+) -> torch.Tensor:
+    """(tokens, heads, dim) in float64, by complex numbers; angles (positions, rotary_dim / 2)."""
+    pairs = angles.shape[1]
+    rows = rows.double()
+    first = rows[..., : 2 * pairs : 2] if interleaved else rows[..., :pairs]
+    second = rows[..., 1 : 2 * pairs : 2] if interleaved else rows[..., pairs : 2 * pairs]
+    result = torch.complex(first, second) * torch.exp(1j * angles[positions].double())[:, None]
+    parts = result.real, result.imag
+    both = torch.stack(parts, -1).flatten(-2) if interleaved else torch.cat(parts, -1)
+    return torch.cat([both, rows[..., 2 * pairs :]], -1)
+
+
+@pytest.mark.parametrize("packed_rows", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(
+    "given", [{"causal": True}, {}, {"window_size": (6, 2)}], ids=["causal", "full", "local"]
+)
+def test_rotary_embeddings_of_queries_and_new_keys(
+    packed_rows: bool, interleaved: bool, given: dict[str, Any]
+) -> None:
+    before, new = torch.tensor([9, 3, 0], dtype=torch.int32), 2
+    q, k, v = random(3, new, 4, 32), random(3, new, 2, 32, seed=1), random(3, new, 2, 32, seed=2)
+    caches, angles = random(2, 3, 15, 2, 32, seed=3), random(20, 12, seed=4)
+    begins = before if packed_rows else torch.tensor([4, 0, 7], dtype=torch.int32)
+    options: dict[str, Any] = dict(given)
+    if packed_rows:
+        starts = torch.tensor([0, 2, 4, 6], dtype=torch.int32)
+        options |= {"cu_seqlens_q": starts, "cu_seqlens_k_new": starts, "max_seqlen_q": 2}
+    else:
+        options["rotary_seqlens"] = begins
+    rows = (each.flatten(0, 1) if packed_rows else each for each in (q, k, v))
+    q_given, k_given, v_given = rows
+    written = caches.clone()
+    out = flash_attn_with_kvcache(
+        q_given,
+        *written,
+        k_given,
+        v_given,
+        cache_seqlens=before,
+        rotary_cos=angles.cos(),
+        rotary_sin=angles.sin(),
+        rotary_interleaved=interleaved,
+        **options,
+    )
+    assert isinstance(out, torch.Tensor)
+    out = out.view(q.shape)
+    window = given.get("window_size", (-1, -1))
+    for index, length in enumerate(before.tolist()):
+        position = begins[index] + torch.arange(new)
+        keys = turned(k[index], position, angles, interleaved)
+        close(written[0, index, length : length + new], keys)
+        queries = turned(q[index], position if given else position[:1].repeat(new), angles, interleaved)
+        exact, _ = exact_dense(
+            queries[None],
+            torch.cat([caches[0, index, :length].double(), keys])[None],
+            torch.cat([caches[1, index, :length], v[index]])[None].double(),
+            causal=given.get("causal", False),
+            window=window,
+        )
+        close(out[index], exact[0])
+
+
+def test_what_vllm_passes_for_a_cache_of_16_bits_is_taken() -> None:
+    """No window is None, and scales of the layer come with every cache, expanded to (batch, kv_heads)."""
+    call = paged(SHAPE, 16)
+    scale = torch.tensor(0.5).expand(3, 2)
+    exact, _ = exact_varlen(**call)
+    result = flash_attn_varlen_func(
+        q=call["query"],
+        k=call["key"],
+        v=call["value"],
+        cu_seqlens_q=call["cu_seqlens_q"],
+        cu_seqlens_k=None,
+        max_seqlen_q=5,
+        seqused_k=call["seqused_k"],
+        max_seqlen_k=10,
+        block_table=call["block_table"],
+        causal=True,
+        window_size=None,
+        q_descale=None,
+        k_descale=scale,
+        v_descale=scale,
+        num_splits=0,
+        cp_world_size=1,
+    )
+    assert isinstance(result, torch.Tensor)
+    close(result, exact)
+
+
+def test_caches_of_fp8_with_one_scale_for_all_sequences() -> None:
+    call = {
+        name: each.bfloat16() if each.is_floating_point() else each for name, each in paged(SHAPE, 4).items()
+    }
+    scales = torch.tensor([0.01, 0.02])
+    codes = {
+        name: (call[name].float() / scales[:, None]).to(torch.float8_e4m3fn) for name in ("key", "value")
+    }
+    wide = {name: codes[name].double() * scales[:, None].double() for name in codes}
+    exact, _ = exact_varlen(**call | wide | {"query": call["query"].double()})
+    for descale in (scales, scales.expand(3, 2)):
+        out = flash_attn_with_kvcache(
+            call["query"],
+            codes["key"],
+            codes["value"],
+            cache_seqlens=call["seqused_k"],
+            page_table=call["block_table"],
+            cu_seqlens_q=call["cu_seqlens_q"],
+            max_seqlen_q=5,
+            causal=True,
+            k_descale=descale,
+            v_descale=descale,
+        )
+        assert isinstance(out, torch.Tensor)
+        torch.testing.assert_close(out.double(), exact, rtol=1e-2, atol=1e-2)
+
+
+def test_one_split_is_the_same_bits_in_any_batch() -> None:
+    shape = Shape((1,) * 40, (5000,) * 40, heads=1, kv_heads=1, head_dim=8)
+    call = packed(shape)
+
+    def first(sequences: int, **options: Any) -> torch.Tensor:
+        starts = call["cu_seqlens_q"][: sequences + 1], call["cu_seqlens_k"][: sequences + 1]
+        result = flash_attn_varlen_func(
+            call["query"][:sequences], call["key"], call["value"], *starts, 1, 5000, **options
+        )
+        assert isinstance(result, torch.Tensor)
+        return result[0]
+
+    assert torch.equal(first(40, num_splits=1), first(1, num_splits=1))
+    assert not torch.equal(first(40), first(1))

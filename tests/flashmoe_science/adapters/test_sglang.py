@@ -181,6 +181,86 @@ def test_a_captured_step_reads_the_same_memory_after_lengths_changed(newer: bool
     assert_as_exact_as_pytorch(result.view(-1, 4, 32), None, call, **bounds, softmax_scale=0.2)
 
 
+DRAFTS = 4
+TREES = (
+    [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]],
+    [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]],
+    [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1]],
+)
+"""Whether a draft token sees another, of each request."""
+PREFIXES = (8, 0, 26)
+
+
+def verify_input(mode: str, topk: int = 2) -> SimpleNamespace:
+    """An `EagleVerifyInput`."""
+    own = torch.tensor(TREES, dtype=torch.bool)
+    rows = [torch.cat([torch.ones(DRAFTS, n).bool(), tree], 1) for n, tree in zip(PREFIXES, own, strict=True)]
+    mask = own.flatten() if mode == "QLEN_ONLY" else torch.cat([each.flatten() for each in rows])
+    return SimpleNamespace(draft_token_num=DRAFTS, custom_mask=None if mode == "none" else mask, topk=topk)
+
+
+def verify_scene(page_size: int) -> tuple[Scene, SimpleNamespace, dict[str, torch.Tensor]]:
+    """A step that verifies the last tokens of each request, and the same as a packed call."""
+    scene, new = Scene(page_size), (DRAFTS,) * 3
+    lengths = tuple(prefix + DRAFTS for prefix in PREFIXES)
+    shape = Shape(new, lengths, dtype=BF16)
+    given = contents(shape)
+    slots = torch.randperm(SLOTS // page_size, generator=torch.Generator().manual_seed(1)) * page_size
+    taken = 0
+    for row, length, key, value in zip(
+        scene.requests.tolist(), lengths, given.keys, given.values, strict=True
+    ):
+        count = -(-length // page_size)
+        own = (slots[taken : taken + count, None] + torch.arange(page_size)).flatten()[:length]
+        scene.slots[row, :length] = own.int()
+        scene.pool.key[own], scene.pool.value[own] = key, value
+        taken += count
+    batch = scene.batch((1, 1, 1), decode=False)
+    batch.seq_lens = batch.seq_lens_cpu = torch.tensor(PREFIXES)
+    batch.forward_mode.is_target_verify = lambda: True
+    call = packed(shape)
+    words = (torch.tensor(TREES) << torch.arange(DRAFTS)).sum(-1).flatten()
+    return scene, batch, {**call, "tree_mask": words}
+
+
+@pytest.mark.parametrize("page_size", [1, 8])
+@pytest.mark.parametrize("mode", ["FULL_MASK", "QLEN_ONLY", "none", "chain"])
+def test_draft_tokens_are_verified(page_size: int, mode: str) -> None:
+    scene, batch, call = verify_scene(page_size)
+    batch.spec_info = verify_input(mode, topk=1 if mode == "chain" else 2)
+    if mode in ("none", "chain"):
+        del call["tree_mask"]
+    scene.backend.init_forward_metadata(batch)
+    result = scene.backend.forward_extend(
+        call["query"].flatten(1), None, None, layer(), batch, save_kv_cache=False
+    )
+    bounds = {"max_seqlen_q": DRAFTS, "max_seqlen_k": 30}
+    assert_as_exact_as_pytorch(result.view(-1, 4, 32), None, call, **bounds, softmax_scale=0.2)
+
+
+def test_a_captured_step_finds_the_words_of_trees_that_come_later() -> None:
+    scene, _, call = verify_scene(8)
+    backend, verify = scene.backend, SimpleNamespace(is_target_verify=lambda: True)
+    backend.init_cuda_graph_state(4, 16)
+    ones = torch.ones(4, dtype=torch.int64)
+    backend.init_forward_metadata_capture_cuda_graph(
+        4, 16, ones * 0, ones, None, verify, verify_input("none")
+    )
+    captured = backend.metadata
+    assert captured is not None
+    assert captured.tree_mask.tolist() == [-1] * 16
+    # The last request only fills up the batch, and has no mask.
+    requests = torch.cat([scene.requests, torch.tensor([1])])
+    lengths = torch.tensor([*PREFIXES, 1])
+    backend.init_forward_metadata_replay_cuda_graph(
+        4, requests, lengths, 35, None, verify, verify_input("FULL_MASK"), None
+    )
+    assert captured.tree_mask[:12].tolist() == call["tree_mask"].tolist()
+    assert captured.seqused_k.tolist() == [12, 4, 30, 5]
+    assert captured.cu_seqlens_q.tolist() == [0, 4, 8, 12, 16]
+    assert captured.max_seqlen_q == DRAFTS
+
+
 def test_what_is_not_computed_is_refused() -> None:
     scene = Scene(1)
     batch = scene.batch((1, 1, 1), True)
@@ -193,9 +273,14 @@ def test_what_is_not_computed_is_refused() -> None:
         other = layer(attn_type=SimpleNamespace(value=kind))
         with pytest.raises(InputError, match=f"one of {kind}"):
             scene.backend.forward_decode(query, query, query, other, batch)
-    batch.spec_info = object()
-    with pytest.raises(InputError, match="masks of trees"):
+    batch.spec_info, batch.forward_mode.is_target_verify = object(), lambda: False
+    with pytest.raises(InputError, match="verifies draft tokens and computes none"):
         scene.backend.init_forward_metadata(batch)
+    lengths = torch.tensor([3])
+    with pytest.raises(InputError, match="expected booleans: FULL_MASK or QLEN_ONLY"):
+        sglang.tree_words(torch.zeros(1, dtype=torch.uint8), lengths, 4)
+    with pytest.raises(InputError, match="trees have 65 draft tokens; this backend verifies up to 64"):
+        sglang.tree_words(torch.zeros(65 * 65, dtype=torch.bool), lengths, 65)
 
 
 def test_the_backend_is_made_of_the_interfaces_class(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from flashmoe_science import alike
 from flashmoe_science.cuda import calls as module
 from flashmoe_science.cuda import repeat
 from flashmoe_science.cuda.calls import Calls, Options, Tensors
@@ -83,7 +84,7 @@ def test_other_shapes_options_and_numbers_of_tensors_are_other_calls() -> None:
 
 
 def test_the_last_call_is_recognised_without_a_signature(monkeypatch: pytest.MonkeyPatch) -> None:
-    if repeat.matcher(*pair()) is repeat.never:
+    if alike.matcher(*pair()) is alike.never:
         pytest.skip("this torch has no TensorGuards, or others than known")
     calls = Recorder().calls()
     calls(pair(), ("a",))  # prepared
@@ -96,7 +97,7 @@ def test_calls_that_are_not_to_be_repeated_are_looked_up() -> None:
     calls = Recorder().calls(repeated=lambda options: options[0] is None)
     for _ in range(2):
         calls(pair(), ("a",))
-    assert calls.recent[-2] is repeat.never
+    assert calls.recent[-2] is alike.never
 
 
 def test_no_tensors_are_said_by_the_check() -> None:

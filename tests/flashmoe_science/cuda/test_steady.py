@@ -14,10 +14,11 @@ import pytest
 import torch
 from emulated import NEEDS_COMPILER
 
+from flashmoe_science.alike import dense_matcher, never
 from flashmoe_science.cuda import launch as launching
 from flashmoe_science.cuda import steady
 from flashmoe_science.cuda.launch import Launcher
-from flashmoe_science.cuda.repeat import Layout, dense_matcher, never
+from flashmoe_science.cuda.repeat import Layout
 from flashmoe_science.cuda.steady import Kind, RepeatedCall, Target, repeated_call
 from flashmoe_science.errors import InputError
 

@@ -404,3 +404,15 @@ def test_the_report_says_what_and_why() -> None:
         "1 scaled_dot_product_attention declined: dropout",
     ]
     assert report.reasons(Entry.HUGGING_FACE_ATTENTION) == {}
+
+
+@pytest.mark.parametrize(
+    "options", [{"enable_gqa": 1}, {"is_causal": 1}, {"scale": "1"}, {"dropout_p": None}]
+)
+def test_options_of_a_type_that_pytorch_refuses_are_refused_by_it(options: dict[str, Any]) -> None:
+    query = sample(1, 2, 5, 16)
+    with pytest.raises(TypeError):
+        F.scaled_dot_product_attention(query, query, query, **options)
+    with flashmoe_science.sdpa(), pytest.raises(TypeError, match="must be"):
+        F.scaled_dot_product_attention(query, query, query, **options)
+    assert (taken(), flashmoe_science.report().declined) == (0, 1)

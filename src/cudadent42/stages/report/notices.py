@@ -159,7 +159,11 @@ def _integrity(results: Results) -> list[Notice]:
         )
     if integrity.notes:
         integrity_notices.append(
-            Notice(Tone.NEUTRAL, "Settings kept apart", _limited(list(map(text.clean, integrity.notes))))
+            Notice(
+                Tone.NEUTRAL,
+                "Settings kept apart, and what was declared",
+                _limited(list(map(text.clean, integrity.notes))),
+            )
         )
     return integrity_notices
 

@@ -263,16 +263,18 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_topk_routing(
     return SUCCESS;
 }
 
-// The same as a Python function of three integers: two addresses and the number of threads. Returns SUCCESS or
-// NULL_TENSOR, raises MemoryError. Other Python threads run meanwhile.
+// The same as a Python function of nine integers: the address of the problem, those of the tensors (0 for one that is not
+// there), and the number of threads. Returns SUCCESS or NULL_TENSOR, raises MemoryError. Other Python threads run meanwhile.
 static PyObject* topk_routing_call(PyObject*, PyObject* const* arguments, intptr_t count) {
-    constexpr int COUNT = 3;
+    constexpr int COUNT = 9;
     void* value[COUNT] = {};
     for (int i = 0; i < COUNT && i < count; ++i) value[i] = PyLong_AsVoidPtr(arguments[i]);
     if (PyErr_Occurred()) return nullptr;
+    const RoutingTensors tensors = {
+        value[1], (const float*)value[2], (float*)value[3], (int32_t*)value[4],
+        (float*)value[5], (float*)value[6], (int64_t*)value[7]};
     void* const state = PyEval_SaveThread();
-    const int status = flashmoe_topk_routing(
-        (const RoutingProblem*)value[0], (const RoutingTensors*)value[1], (int)(intptr_t)value[2]);
+    const int status = flashmoe_topk_routing((const RoutingProblem*)value[0], &tensors, (int)(intptr_t)value[8]);
     PyEval_RestoreThread(state);
     return status == OUT_OF_MEMORY ? PyErr_NoMemory() : PyLong_FromLong(status);
 }

@@ -17,10 +17,10 @@ from varlen_cases import Call, Shape, bounds, forget_calls, packed, paged
 from varlen_reference import assert_as_exact_as_pytorch
 
 from flashmoe_science import attention_varlen
+from flashmoe_science.alike import dense_matcher, never
 from flashmoe_science.configs.attention import decode as configs
 from flashmoe_science.cuda import launch as launching
 from flashmoe_science.cuda import steady, tickets
-from flashmoe_science.cuda.repeat import dense_matcher, never
 from flashmoe_science.cuda.tickets import TicketPool
 from flashmoe_science.cuda.varlen import decode
 from flashmoe_science.errors import InputError
