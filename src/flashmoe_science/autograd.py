@@ -10,6 +10,7 @@ from torch.compiler import is_dynamo_compiling
 from flashmoe_science.errors import InputError
 from flashmoe_science.gradients import SECOND_DERIVATIVES, Backend, Gradients, Needs
 from flashmoe_science.operators.attention import BACKWARD
+from flashmoe_science.torch_private import is_batched
 
 
 def differentiable_attention(
@@ -63,10 +64,18 @@ class _Attention(torch.autograd.Function):
         needs = Needs(*ctx.needs_input_grad[:3])
         if is_dynamo_compiling():  # compiled autograd, of a call that was eager
             gradients = BACKWARD(*arguments, causal, softmax_scale, tuple(needs))
-        elif torch.is_grad_enabled():  # create_graph=True
-            gradients = _Gradients.apply(*arguments, backend, causal, softmax_scale, needs)  # type: ignore[no-untyped-call]
         else:
-            gradients = backend.backward(*arguments, causal=causal, softmax_scale=softmax_scale, needs=needs)
+            try:
+                if torch.is_grad_enabled():  # create_graph=True
+                    gradients = _Gradients.apply(*arguments, backend, causal, softmax_scale, needs)  # type: ignore[no-untyped-call]
+                else:
+                    gradients = backend.backward(
+                        *arguments, causal=causal, softmax_scale=softmax_scale, needs=needs
+                    )
+            except RuntimeError:
+                if not any(tensor is not None and is_batched(tensor) for tensor in (grad_output, grad_lse)):
+                    raise
+                gradients = BACKWARD(*arguments, causal, softmax_scale, tuple(needs))  # one after the other
         return *gradients, None, None, None
 
 

@@ -19,6 +19,7 @@ from flashmoe_science.moe_gradients import (
     MoeTensors,
 )
 from flashmoe_science.operators.moe_training import BACKWARD
+from flashmoe_science.torch_private import is_batched
 
 _NOT_TENSORS = 5
 
@@ -100,7 +101,17 @@ class _Moe(torch.autograd.Function):
             options = ctx.backend, ctx.activation, ctx.w13_layout, needs, main
             # Gradients are enabled under create_graph=True.
             once: Any = _Gradients.apply if torch.is_grad_enabled() else _Gradients.forward
-            gradients = MoeGradients(*once(*arguments, *options))
+            try:
+                gradients = MoeGradients(*once(*arguments, *options))
+            except RuntimeError:
+                if not is_batched(grad_output):
+                    raise
+                if main != NO_MAIN_GRADIENTS:
+                    raise InputError(
+                        "main_gradients take one gradient of the output at a time; leave them out, or is_grads_batched"
+                    ) from None
+                each = BACKWARD(*arguments, ctx.activation.value, ctx.w13_layout.value, needs)
+                gradients = MoeGradients(*each)  # one after the other
         *of_tensors, of_w13_bias, of_w2_bias = gradients
         return *of_tensors, None, of_w13_bias, of_w2_bias, *nothing
 

@@ -18,6 +18,7 @@ from flashmoe_science.moe_arguments import Scores, parse_choice
 from flashmoe_science.moe_capacity import tokens_per_expert
 from flashmoe_science.routing_gradients import logits_gradient
 from flashmoe_science.routing_options import RoutingOptions
+from flashmoe_science.torch_private import is_batched
 
 OVERRIDE_VARIABLE = "FLASHMOE_ROUTING_LOSSES"
 _COMPOSED = "composed"
@@ -51,6 +52,11 @@ def routing_losses(logits: torch.Tensor, topk_ids: torch.Tensor) -> RoutingLosse
         if logits.dim() != 2 or not logits.is_floating_point():
             raise InputError(
                 f"logits is {logits.dtype} with shape {tuple(logits.shape)}; expected floats, (tokens, experts)"
+            )
+        if topk_ids.shape[:1] != logits.shape[:1]:
+            raise InputError(
+                f"topk_ids has shape {tuple(topk_ids.shape)} and logits {tuple(logits.shape)}; "
+                "expected the same number of tokens"
             )
     tokens, experts = logits.shape
     exact = logits.float()
@@ -172,10 +178,10 @@ class _Routed(torch.autograd.Function):
         if all(each is None for each in given):
             return (None,) * 5
         options: RoutingOptions = ctx.options
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and not any(each is not None and is_batched(each) for each in given):
             dense = (None if each is None else each.contiguous() for each in given)
             return None, ctx.fused.backward(logits, ids, counts, *dense, options), None, None, None
-        # A graph of the gradient is asked for: in operations that can be differentiated again.
+        # A graph of the gradient is asked for, or several: in operations that can be differentiated and mapped.
         gradient = losses_gradient(logits, counts, grad_balance, grad_z)
         if grad_weights is not None:
             gradient = gradient + logits_gradient(

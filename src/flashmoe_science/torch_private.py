@@ -33,6 +33,12 @@ transform: Callable[[], object] = getattr(
 )
 """The transform of torch.func that is being run; None for none."""
 
+is_batched: Callable[[torch.Tensor], bool] = getattr(
+    getattr(torch._C, "_functorch", None), "is_legacy_batchedtensor", lambda tensor: False
+)
+"""Whether this is several tensors under ``torch.autograd.grad(is_grads_batched=True)``, an older vmap that is no
+transform of torch.func. Without the name, PyTorch's words about it stay."""
+
 forward_levels: Any = (
     forward_ad if hasattr(forward_ad, "_current_level") else SimpleNamespace(_current_level=0)
 )

@@ -179,6 +179,25 @@ def test_retained_graphs_and_accumulation() -> None:
         loss.backward()
 
 
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("needed", ["qkv", "q", "kv"])
+def test_several_gradients_at_a_time(needed: str, create_graph: bool) -> None:
+    query, key, value = inputs()
+    tensors = [each for name, each in zip("qkv", (query, key, value), strict=True) if name in needed]
+    for each in (query, key, value):
+        each.requires_grad_(any(each is one for one in tensors))
+    results = flash_attention(query, key, value, return_lse=True)
+    incoming = [torch.randn(3, *each.shape) for each in results]
+    together = torch.autograd.grad(
+        results, tensors, incoming, is_grads_batched=True, retain_graph=True, create_graph=create_graph
+    )
+    for index in range(3):
+        given = [each[index] for each in incoming]
+        alone = torch.autograd.grad(results, tensors, given, retain_graph=True)
+        for one, other in zip(together, alone, strict=True):
+            assert torch.equal(one[index], other)
+
+
 @pytest.mark.parametrize("way", ["function", "operator"])
 def test_what_hooks_restore_may_have_other_strides(way: str) -> None:
     def by_columns(tensor: torch.Tensor) -> torch.Tensor:

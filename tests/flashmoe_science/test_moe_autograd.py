@@ -411,3 +411,22 @@ def test_main_gradients_that_do_not_fit_are_refused() -> None:
     scales = torch.ones(1, 1, 1)
     with pytest.raises(InputError, match="leave main_gradients out, or the scales"):
         fused_moe(*leaves, moe.topk_ids, w13_scales=scales, main_gradients=(moe.w13.float(), None))
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("needed", ["xuds", "us"])
+def test_several_gradients_at_a_time(needed: str, create_graph: bool) -> None:
+    moe = strange_moe()
+    leaves = leaves_of(moe, needed)
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    output, incoming = fused_moe(*leaves, moe.topk_ids), torch.randn(3, 6, 32)
+    together = torch.autograd.grad(
+        output, wanted, incoming, is_grads_batched=True, retain_graph=True, create_graph=create_graph
+    )
+    for index, given in enumerate(incoming):
+        alone = torch.autograd.grad(output, wanted, given, retain_graph=True)
+        for one, other in zip(together, alone, strict=True):
+            assert torch.equal(one[index], other)
+    output = fused_moe(*leaves, moe.topk_ids, main_gradients=(moe.w13.float(), None))
+    with pytest.raises(InputError, match="main_gradients take one gradient of the output at a time"):
+        torch.autograd.grad(output, wanted[-1:], incoming, is_grads_batched=True)

@@ -173,6 +173,8 @@ def test_losses_of_an_even_routing_and_of_none() -> None:
     none = routing_losses(logits[:0], ids[:0])
     assert (none.load_balancing.item(), none.z.item()) == (0.0, 0.0)
     assert routing_losses(logits, torch.full_like(ids, -1)).tokens_per_expert.sum() == 0
+    with pytest.raises(InputError, match="expected the same number of tokens"):
+        routing_losses(logits, ids[:5])
 
 
 def test_gradients_of_the_losses_by_differences() -> None:

@@ -118,6 +118,15 @@ def test_what_hooks_restore_may_have_other_strides(with_losses: bool) -> None:
     assert torch.equal(turned, gradient())
 
 
+@pytest.mark.parametrize("with_losses", [False, True])
+def test_several_gradients_at_a_time(with_losses: bool) -> None:
+    logits, incoming = logits_of(), torch.randn(3, 7, 2)
+    weights = topk_routing_with_losses(logits, 2)[0] if with_losses else topk_routing(logits, 2)[0]
+    (together,) = torch.autograd.grad(weights, logits, incoming, is_grads_batched=True, retain_graph=True)
+    for one, given in zip(together, incoming, strict=True):
+        torch.testing.assert_close(one, torch.autograd.grad(weights, logits, given, retain_graph=True)[0])
+
+
 def test_the_operator_passes_all_checks_with_gradients() -> None:
     torch.library.opcheck(TOPK_ROUTING, (logits_of(5, 8), 3, "sigmoid", True, torch.randn(8), 2.5))
 

@@ -16,6 +16,7 @@ from flashmoe_science.operators.library import define
 from flashmoe_science.operators.recording import below_autograd, is_recorded, record, reject_tangents
 from flashmoe_science.routing_gradients import logits_gradient
 from flashmoe_science.routing_options import RoutingOptions
+from flashmoe_science.torch_private import is_batched
 
 Routing = tuple[torch.Tensor, torch.Tensor]
 """Weights and ids."""
@@ -120,7 +121,8 @@ class _Routing(torch.autograd.Function):
         # Tensors that hooks saved and restored need not have the forward's strides.
         logits, ids = (tensor.contiguous() for tensor in ctx.saved_tensors)
         kind = parse_choice(Scores, ctx.scores, "scores")
-        if logits.is_cpu and not torch.is_grad_enabled() and all_direct(logits, ids, grad_weights):
+        direct = all_direct(logits, ids, grad_weights) and not is_batched(grad_weights)
+        if logits.is_cpu and not torch.is_grad_enabled() and direct:
             options = RoutingOptions(kind, ctx.renormalize, ctx.scaling_factor)
             gradient = cpu.backward(logits, ids, None, grad_weights.contiguous(), None, None, options)
             return (gradient, *(None,) * 7)
