@@ -1,7 +1,7 @@
 """Whether an implementation does the baseline's or PyTorch's own work under another name.
 
 Two things tell: the operators of PyTorch's that a call runs, seen by a dispatch mode, and results that are PyTorch's
-bit for bit where no operator was seen, as where another thread calls them. Sums in another order differ in some bits.
+bit for bit where none of these was seen, as where another thread calls them. Sums in another order differ in some bits.
 """
 
 from __future__ import annotations
@@ -37,6 +37,12 @@ _MOVES = frozenset(
 )
 """Operators that compute nothing; views are left out as well."""
 
+_PYTORCHS = "aten::"
+"""How the names of its operators begin. One of somebody's own hides what it calls, so its bits tell."""
+
+_BASELINE = "pytorch"
+"""The implementation that is PyTorch's, all of it of its own operators."""
+
 Operator = tuple[str, tuple[tuple[int, ...], ...], tuple[str, ...]]
 """Its name, and the shapes and dtypes of the tensors that it was given."""
 
@@ -47,6 +53,11 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operators: Counter[Operator] = Counter()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """PyTorch would import its compiler to keep it out of here, a second of a processor."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         schema = func._schema
@@ -74,7 +85,7 @@ class Borrowed:
     """By case: whose work a call ran, and by which operators."""
     cases: int = 0
     same_bits: int = 0
-    """Cases whose results were PyTorch's bit for bit, without any operator that computes."""
+    """Cases whose results were PyTorch's bit for bit, without any operator of PyTorch's that computes."""
     entries: int = 0
     """Of these results."""
 
@@ -97,12 +108,13 @@ def look(seen: Borrowed, truth: Truth, call: Call, result: object, baseline: Imp
         own = operators(call)
     except Exception:  # noqa: BLE001 - a candidate may not work below a mode, and then its bits tell
         own = Counter()
-    if not own:
-        if isinstance(result, Tensor) and not wrong_kind(result):
-            gathered = numerics(truth.case).gathered(result)
-            if gathered.shape == truth.pytorch.shape and torch.equal(gathered, truth.pytorch):
-                seen.same_bits += 1
-                seen.entries += gathered.numel()
+    of_pytorch = any(name.startswith(_PYTORCHS) for name, _, _ in own)
+    if not of_pytorch and isinstance(result, Tensor) and not wrong_kind(result):
+        gathered = numerics(truth.case).gathered(result)
+        if gathered.shape == truth.pytorch.shape and torch.equal(gathered, truth.pytorch):
+            seen.same_bits += 1
+            seen.entries += gathered.numel()
+    if not own or (not of_pytorch and baseline.name == _BASELINE):
         return
     for name, others in _others(truth, baseline):
         if others and not others - own:
@@ -119,5 +131,6 @@ def _others(truth: Truth, baseline: Implementation) -> list[tuple[str, Counter[O
     whole: list[tuple[str, Counter[Operator]]] = []
     with baseline.context(), suppress(*NOT_DONE):
         whole.append((f"the baseline {baseline.name}", operators(baseline.prepare(case, inputs))))
-    whole.append(("PyTorch", operators(lambda: numerics(case).pytorch(case, inputs))))
+    if baseline.name != _BASELINE:
+        whole.append(("PyTorch", operators(lambda: numerics(case).pytorch(case, inputs))))
     return whole

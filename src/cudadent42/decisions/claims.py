@@ -89,7 +89,8 @@ def _of_no_gain(results: Results, integrity: Integrity) -> Claim:
         return Claim(True, reason)
     if integrity.why_not_audited not in ("", NOT_ASKED):
         return Claim(False, f"not confirmed: {integrity.why_not_audited}")
-    if missed := [each for each in own if not each.confirmed]:
+    left_out = not_credited(results)
+    if missed := [each for each in own if not each.confirmed and each.case not in left_out]:
         return Claim(
             False,
             f"not confirmed on {missed[0].case}: in processes apart a call takes {missed[0].latency_ms:.4g} ms, and "

@@ -19,6 +19,7 @@ from cudadent42.correctness.guards import damage, guarded, guarding_outputs
 from cudadent42.correctness.poison import poison_freed_memory
 from cudadent42.correctness.second_draw import decided, is_marginal
 from cudadent42.correctness.truth import Truth, failure, find_truth, heartbeat, judge
+from cudadent42.integrity.account import Account
 from cudadent42.integrity.watch import Watch
 from cudadent42.model.cases import Case
 from cudadent42.model.device import raise_if_device_lost, synchronize, use_device, use_threads
@@ -36,6 +37,7 @@ from cudadent42.model.events import (
 from cudadent42.model.implementations import NOT_DONE, Call, Implementation
 from cudadent42.model.integrity import Breach, Finding, Grade
 from cudadent42.model.records import Plan, VerifiedCase, VerifyReport
+from cudadent42.model.text import clean
 from cudadent42.operations import numerics
 from cudadent42.operations.interface import HardInput, Inputs
 from cudadent42.registry import is_strict, load_all, trusted
@@ -128,7 +130,10 @@ def verify(
         implementation = implementations[unit.implementation]
         with watch.turn(unit.implementation):
             seen = borrowed.get(unit.implementation) if unit.hard is None else None
-            outcome = _check(implementation, truth, unit.kind, seen, baseline)
+            whose = (
+                _Whose(seen, baseline, watch.account) if seen is not None and baseline is not None else None
+            )
+            outcome = _check(implementation, truth, unit.kind, whose)
         if isinstance(outcome, VerifiedCase) and is_marginal(outcome):
             seed = derived_seed(plan.seed, "second draw")
             other = find_truth(unit.case, unit.inputs(seed, plan.device), heartbeat(emit))
@@ -159,7 +164,7 @@ def _tell_borrowed(watch: Watch, name: str, peer: str, seen: Borrowed) -> None:
     if not seen.evidence:
         return
     if peer:
-        watch.note(f"{name} runs the work of {peer}, as it says itself: {seen.evidence}")
+        watch.note(f"{name} runs the work of {clean(peer)}, as it says itself: {seen.evidence}")
         return
     watch.report(Breach.ANOTHER_NAME, Grade.SUSPECT, name, "", seen.evidence, SAY_WHOSE)
 
@@ -167,16 +172,19 @@ def _tell_borrowed(watch: Watch, name: str, peer: str, seen: Borrowed) -> None:
 # ---------------------------------------------------------------- one input
 
 
-def _check(
-    implementation: Implementation,
-    truth: Truth,
-    kind: str,
-    borrowed: Borrowed | None = None,
-    baseline: Implementation | None = None,
-) -> VerifiedCase | str:
-    """The verdict on one call, or the reason why the implementation does not do this case.
+@dataclass(frozen=True)
+class _Whose:
+    """Whether a call is the work of ``baseline`` or PyTorch is told to ``seen``."""
 
-    ``borrowed`` learns whether it is the work of ``baseline`` or PyTorch."""
+    seen: Borrowed
+    baseline: Implementation
+    account: Account
+
+
+def _check(
+    implementation: Implementation, truth: Truth, kind: str, whose: _Whose | None = None
+) -> VerifiedCase | str:
+    """The verdict on one call, or the reason why the implementation does not do this case."""
     before = truth.inputs.tensors
     (inputs,), guards = guarded([truth.inputs])
     try:
@@ -194,9 +202,9 @@ def _check(
         return replace(verdict, passed=False, detail="changed its inputs")
     if verdict.passed and (written := damage((*guards, *output_guards))):
         return replace(verdict, passed=False, detail=written)
-    if verdict.passed and borrowed is not None and baseline is not None:
-        with implementation.context():
-            look(borrowed, truth, call, result, baseline)
+    if verdict.passed and whose is not None:
+        with whose.account.of("whose work"), implementation.context():
+            look(whose.seen, truth, call, result, whose.baseline)
     return verdict
 
 

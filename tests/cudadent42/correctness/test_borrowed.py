@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -54,6 +56,19 @@ def test_in_another_thread_its_bits_tell(truth: Truth) -> None:
     assert "bit for bit" in borrowed.evidence
 
 
+def test_in_an_operator_of_its_own_its_bits_tell(truth: Truth) -> None:
+    """What an operator calls is not seen below the mode."""
+    library = torch.library.Library("cudadent42_test_borrowed", "DEF")
+    library.define("attention(Tensor q, Tensor k, Tensor v, float scale) -> Tensor")
+    library.impl("attention", lambda q, k, v, scale: SDPA(q, k, v, scale=scale), "CPU")
+    inputs = truth.inputs
+    own = torch.ops.cudadent42_test_borrowed.attention
+    scale = inputs.query.shape[-1] ** -0.5
+    borrowed = seen(truth, lambda: own(inputs.query, inputs.key, inputs.value, scale))
+    assert not borrowed.by_operators
+    assert "bit for bit" in borrowed.evidence
+
+
 def test_one_case_of_two_with_the_same_bits_is_no_evidence(truth: Truth) -> None:
     results = iter([truth.pytorch, truth.pytorch, truth.pytorch + 1e-6, truth.pytorch])
     assert not seen(truth, lambda: next(results), times=2).evidence
@@ -86,3 +101,17 @@ def test_of_what_raises_below_a_mode_the_bits_tell(truth: Truth, off: float, wor
     evidence = seen(truth, call).evidence
     assert words in evidence
     assert bool(evidence) is bool(words)
+
+
+@pytest.mark.fresh
+def test_nothing_of_the_compiler_is_imported_for_it() -> None:
+    """A second of a processor for every run."""
+    program = (
+        "import sys, torch\n"
+        "from cudadent42.correctness.borrowed import operators\n"
+        "query = torch.ones(1, 1, 4, 8)\n"
+        "assert operators(lambda: torch.nn.functional.scaled_dot_product_attention(query, query, query))\n"
+        "print([name for name in sys.modules if name.startswith(('torch._dynamo', 'sympy'))])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

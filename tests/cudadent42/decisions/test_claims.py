@@ -260,3 +260,10 @@ def test_what_it_does_not_do_is_said() -> None:
     skipped = {f"{name}/fp32/mine": "only what I am good at" for name in "bc"}
     results = with_claim(replace(FASTER, skipped={**skipped, "d/fp32": "nobody does it"}), verified=True)
     assert "geometric mean of 1 of 3 cases, as it does not do the others" in quotable(results, "a-run")
+
+
+def test_a_short_case_that_cannot_be_told_is_no_matter_for_what_is_called_equal() -> None:
+    results = of_rows(LONG, SHORT, confirmations=(seen("short", confirmed=False),))
+    assert claim(replace(results, verdict=Verdict.EQUAL), verified=True).allowed
+    results = of_rows(LONG, SHORT, confirmations=(seen("long", confirmed=False),))
+    assert not claim(replace(results, verdict=Verdict.EQUAL), verified=True).allowed
