@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from cudadent42.decisions.margin import upper
 from cudadent42.decisions.sampling import chance_to_meet, chance_to_meet_by_number
-from cudadent42.model.integrity import Confirmation, Grade, Integrity, Way
+from cudadent42.model.integrity import Confirmation, Grade, Integrity, Way, peer_in
 from cudadent42.model.records import Comparison, Results, Verdict
 from cudadent42.model.text import clean
 
@@ -254,11 +254,12 @@ def quotable(results: Results, run: str, environment: Mapping[str, str] = _NOTHI
         cases = f"{len(results.cases)} of {len(results.cases) + declined} cases, as it does not do the others"
     if left_out:
         cases += f", {len(left_out)} of them counted as equal because they are too short to be confirmed"
+    peer = peer_in(results.integrity.notes, results.candidate) if results.integrity is not None else ""
     names = f"{_plain(results.candidate)} is {_RELATIONS[results.verdict]} {_plain(results.baseline)}"
     return (
         f"{names}: {mean.speedup:.3f}× its speed (95 % interval {mean.low:.3f} to {mean.high:.3f}; "
         f"geometric mean of {cases}; run {_plain(run)}"
-        f"{f'; with {conditions}' if conditions else ''})."
+        f"{f'; it runs the work of {_plain(peer)}' if peer else ''}{f'; with {conditions}' if conditions else ''})."
     )
 
 

@@ -106,6 +106,21 @@ class Confirmation:
     """Whether the audit's clock shows what the run's did: the baseline takes about the same in both."""
 
 
+_SAYS_SO = ", as it says itself"
+
+
+def peer_note(implementation: str, peer: str, evidence: str) -> str:
+    """The note on an implementation that runs another's work and says whose."""
+    return f"{implementation} runs the work of {peer}{_SAYS_SO}: {evidence}"
+
+
+def peer_in(notes: tuple[str, ...], implementation: str) -> str:
+    """Whose work it runs, by these notes; empty where they do not say."""
+    begins = f"{implementation} runs the work of "
+    own = (note.removeprefix(begins) for note in notes if note.startswith(begins))
+    return next((note.partition(_SAYS_SO)[0] for note in own), "")
+
+
 @dataclass(frozen=True)
 class Integrity:
     """What the checks of a run came to."""

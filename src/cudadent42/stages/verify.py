@@ -35,7 +35,7 @@ from cudadent42.model.events import (
     no_mark,
 )
 from cudadent42.model.implementations import NOT_DONE, Call, Implementation
-from cudadent42.model.integrity import Breach, Finding, Grade
+from cudadent42.model.integrity import Breach, Finding, Grade, peer_note
 from cudadent42.model.records import Plan, VerifiedCase, VerifyReport
 from cudadent42.model.text import clean
 from cudadent42.operations import numerics
@@ -164,7 +164,7 @@ def _tell_borrowed(watch: Watch, name: str, peer: str, seen: Borrowed) -> None:
     if not seen.evidence:
         return
     if peer:
-        watch.note(f"{name} runs the work of {clean(peer)}, as it says itself: {seen.evidence}")
+        watch.note(peer_note(name, clean(peer), seen.evidence))
         return
     watch.report(Breach.ANOTHER_NAME, Grade.SUSPECT, name, "", seen.evidence, SAY_WHOSE)
 

@@ -8,7 +8,16 @@ from dataclasses import replace
 import pytest
 
 from cudadent42.decisions.claims import NOT_ASKED, SHORT_MS, claim, credited_mean, quotable, with_claim
-from cudadent42.model.integrity import Breach, Confirmation, Finding, Grade, Integrity, Way
+from cudadent42.model.integrity import (
+    Breach,
+    Confirmation,
+    Finding,
+    Grade,
+    Integrity,
+    Way,
+    peer_in,
+    peer_note,
+)
 from cudadent42.model.records import Comparison, Refusal, Results, Verdict
 
 ROW = Comparison("a", "fp32", "mine", "pytorch", 2.0, 1.9, 2.1, Verdict.FASTER, 1.0, 2.0, 25)
@@ -267,3 +276,10 @@ def test_a_short_case_that_cannot_be_told_is_no_matter_for_what_is_called_equal(
     assert claim(replace(results, verdict=Verdict.EQUAL), verified=True).allowed
     results = of_rows(LONG, SHORT, confirmations=(seen("long", confirmed=False),))
     assert not claim(replace(results, verdict=Verdict.EQUAL), verified=True).allowed
+
+
+def test_the_sentence_says_whose_work_a_peer_is() -> None:
+    noted = replace(SOUND, notes=("other runs with settings", peer_note("mine", "PyTorch", "on all cases")))
+    results = with_claim(replace(FASTER, verdict=Verdict.EQUAL, integrity=noted), verified=True)
+    assert "; it runs the work of PyTorch)" in quotable(results, "a-run")
+    assert peer_in(noted.notes, "other") == ""
