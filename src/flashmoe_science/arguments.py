@@ -97,7 +97,7 @@ def check_arguments(
             )
     if softmax_scale is not None and not is_finite(softmax_scale):
         raise InputError(
-            f"softmax_scale is {softmax_scale!r}; expected a finite number or None for 1/sqrt(head_dim)"
+            f"softmax_scale is {shown(softmax_scale)}; expected a finite number or None for 1/sqrt(head_dim)"
         )
     if softmax_scale is not None and not _fits_float32(float(softmax_scale)):
         raise InputError(
@@ -108,9 +108,22 @@ def check_arguments(
 
 def check_causal(causal: object) -> bool:
     """`causal` as a Python bool; InputError unless it is a bool already, Python's or NumPy's."""
-    if isinstance(causal, (bool, np.bool_)):
-        return bool(causal)
-    raise InputError(f"causal is {causal!r}; expected True or False")
+    return check_flag("causal", causal)
+
+
+def check_flag(name: str, flag: object) -> bool:
+    """A flag as a Python bool; InputError unless it is a bool already, Python's or NumPy's."""
+    if isinstance(flag, (bool, np.bool_)):
+        return bool(flag)
+    raise InputError(f"{name} is {shown(flag)}; expected True or False")
+
+
+def shown(value: object) -> str:
+    """A value in a message of one line: its beginning, or what it is."""
+    text = "" if isinstance(value, (torch.Tensor, np.ndarray)) else repr(value)
+    if not text or "\n" in text:
+        return f"a {type(value).__name__}"
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def reject_gradients(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from flashmoe_science import autocast
-from flashmoe_science.arguments import check_arguments, check_causal
+from flashmoe_science.arguments import check_arguments, check_causal, check_flag
 from flashmoe_science.autograd import differentiable_attention
 from flashmoe_science.cpu import attention as cpu
 from flashmoe_science.cuda import attention as cuda
@@ -72,7 +72,11 @@ def flash_attention(
     ``torch.ops.flashmoe_science.flash_attention_forward``. Under torch.autocast query, key and value are cast to its
     dtype.
     """
-    if sinks is not None or softcap != 0 or window != EVERYTHING:
+    try:
+        plain = sinks is None and softcap == 0 and window == EVERYTHING
+    except (ValueError, RuntimeError):
+        plain = False  # an option that is no number: the checks say so
+    if not plain:
         return attend_with_options(
             query,
             key,
@@ -153,6 +157,7 @@ def flash_attention(
             except RuntimeError:
                 # PyTorch's words about a layout without an operation: ours are clearer.
                 check_arguments(query, key, value, softmax_scale)
+                check_flag("return_lse", return_lse)
                 raise
             return output if lse is None else (output, lse)
     check_arguments(query, key, value, softmax_scale)

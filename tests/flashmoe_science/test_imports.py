@@ -68,7 +68,7 @@ LAYERS = {
     "cuda.moe cuda.key_lists operators attention moe",
     "huggingface": "errors jit torch_private direct arguments moe_arguments routing_composition cuda.rotation "
     "operators moe takeover varlen",
-    "adapters": "errors attention varlen",
+    "adapters": "errors arguments attention varlen.transform varlen",
     "flashmoe_science": "errors varlen attention moe moe_capacity moe_layer router_losses explanation takeover "
     "huggingface",
 }

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from flashmoe_science.arguments import check_dense, check_flag, shown
 from flashmoe_science.attention import flash_attention
 from flashmoe_science.errors import InputError
 from flashmoe_science.varlen.append import paged_append, slots_of
@@ -27,6 +28,7 @@ _HINTS = frozenset(
 """They do not change what is computed; queries are never of FP8."""
 _NEUTRAL = {"dropout_p": 0.0, "attention_chunk": 0, "cp_world_size": 1, "cp_rank": 0}
 """Arguments of things that are not computed here, as they are where nobody asks for those; None for all others."""
+_NEEDED = ("q", "k", "v", "k_cache", "v_cache")
 _INVARIANT_SPLIT = 1024
 """Keys of a part where the caller wants bits that do not depend on the batch."""
 _FP8 = torch.float8_e4m3fn
@@ -57,6 +59,7 @@ def flash_attn_func(
         InputError: see `flash_attention`; also an argument for something that is not computed here.
     """
     _refuse_others("flash_attn_func", others)
+    _check_tensors({"q": (q, 4), "k": (k, 4), "v": (v, 4), "sinks": (sinks, 1)})
     result = flash_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
@@ -69,7 +72,7 @@ def flash_attn_func(
         sinks=_as_float32(sinks),
     )
     output = result[0].transpose(1, 2)
-    return (output, result[1]) if return_attn_probs else output
+    return (output, result[1]) if check_flag("return_attn_probs", return_attn_probs) else output
 
 
 def flash_attn_varlen_func(
@@ -110,6 +113,11 @@ def flash_attn_varlen_func(
         The output; with return_attn_probs or return_softmax_lse also the log-sum-exp, (heads, tokens) float32.
     """
     _refuse_others("flash_attn_varlen_func", others)
+    _check_tensors({"q": (q, 3), "k": (k, 0), "v": (v, 0)})
+    _check_tensors({"s_aux": (s_aux, 1), "k_descale": (k_descale, 0), "v_descale": (v_descale, 0)})
+    wanted = check_flag("return_attn_probs", return_attn_probs) or check_flag(
+        "return_softmax_lse", return_softmax_lse
+    )
     result = attention_varlen(
         q,
         k,
@@ -133,7 +141,7 @@ def flash_attn_varlen_func(
         key_scale=_scale("k_descale", k, k_descale),
         value_scale=_scale("v_descale", v, v_descale),
     )
-    return (result[0], result[1].T) if return_attn_probs or return_softmax_lse else result[0]
+    return (result[0], result[1].T) if wanted else result[0]
 
 
 def flash_attn_with_kvcache(
@@ -188,6 +196,31 @@ def flash_attn_with_kvcache(
     """
     _refuse_others("flash_attn_with_kvcache", others)
     table = page_table if page_table is not None else block_table
+    packed_rows = 3 if cu_seqlens_k_new is not None else 4
+    _check_tensors(
+        {
+            "q": (q, 4 if cu_seqlens_q is None else 3),
+            "k_cache": (k_cache, 4),
+            "v_cache": (v_cache, 4),
+            "k": (k, packed_rows),
+            "v": (v, packed_rows),
+            "page_table": (table, 2),
+            "cache_batch_idx": (cache_batch_idx, 1),
+            "cu_seqlens_q": (cu_seqlens_q, 1),
+            "cu_seqlens_k_new": (cu_seqlens_k_new, 1),
+            "sinks": (sinks, 1),
+            "s_aux": (s_aux, 1),
+            "cache_seqlens": (cache_seqlens if isinstance(cache_seqlens, torch.Tensor) else None, 1),
+            "rotary_cos": (rotary_cos, 0),
+            "rotary_sin": (rotary_sin, 0),
+            "rotary_seqlens": (rotary_seqlens, 1),
+            "k_descale": (k_descale, 0),
+            "v_descale": (v_descale, 0),
+        },
+        optional=("k", "v"),
+    )
+    for name, flag in (("causal", causal), ("return_softmax_lse", return_softmax_lse)):
+        check_flag(name, flag)
     if table is not None and cache_batch_idx is not None:
         raise InputError(
             "cache_batch_idx is given with a page table; expected one: the table says where each sequence's keys lie"
@@ -203,6 +236,17 @@ def flash_attn_with_kvcache(
             else cache_batch_idx
         )
         table = rows.to(torch.int32)[:, None]
+    for name, numbers, entries in (
+        ("page_table", table, batch),
+        ("cache_seqlens", cache_seqlens, batch),
+        ("rotary_seqlens", rotary_seqlens, batch),
+        ("cu_seqlens_k_new", cu_seqlens_k_new, batch + 1),
+        ("k", k if cu_seqlens_k_new is None else None, batch),
+    ):
+        if isinstance(numbers, torch.Tensor) and (not numbers.dim() or numbers.shape[0] != entries):
+            raise InputError(
+                f"{name} has shape {tuple(numbers.shape)}, but q has {batch} sequences; expected {entries} entries"
+            )
     slots = table.shape[1] * k_cache.shape[1]
     used = _lengths(cache_seqlens, batch, slots, q.device)
     key_scale, value_scale = _scale("k_descale", k_cache, k_descale), _scale("v_descale", v_cache, v_descale)
@@ -227,7 +271,7 @@ def flash_attn_with_kvcache(
         most, starts, packed = max_seqlen_q, cu_seqlens_q, q
     if turns is not None:
         sequence, row, _ = _rows(starts, packed.shape[0])
-        moving = causal or _sides(window_size) != (-1, -1) or attention_chunk > 0
+        moving = causal or _sides(window_size) != (-1, -1) or attention_chunk != 0
         position = began.long()[sequence] + (row if moving else 0)
         turned = transformed("q", packed, None, Rotary(turns, position, rotary_interleaved), 0.0)
         packed = turned.to(q.dtype)
@@ -312,10 +356,10 @@ def _turns(cos: torch.Tensor | None, sin: torch.Tensor | None) -> torch.Tensor |
     """As `Rotary` has them."""
     if cos is None and sin is None:
         return None
-    if cos is None or sin is None or cos.shape != sin.shape or cos.dim() != 2:
+    if cos is None or sin is None or cos.shape != sin.shape or cos.dim() != 2 or cos.dtype != sin.dtype:
         shapes = [None if each is None else tuple(each.shape) for each in (cos, sin)]
         raise InputError(
-            f"rotary_cos and rotary_sin have shapes {shapes[0]} and {shapes[1]}; expected both, each "
+            f"rotary_cos and rotary_sin have shapes {shapes[0]} and {shapes[1]}; expected both, of one dtype, each "
             "(positions, rotary_dim / 2)"
         )
     return torch.cat([cos, sin], -1)
@@ -333,14 +377,21 @@ def _scale(name: str, cache: torch.Tensor, descale: torch.Tensor | None) -> torc
 
 
 def _split(others: dict[str, Any]) -> int | None:
-    return _INVARIANT_SPLIT if others.get("num_splits") == 1 else None
+    splits = others.get("num_splits")
+    return _INVARIANT_SPLIT if isinstance(splits, int) and splits == 1 else None
 
 
 def _lengths(
     cache_seqlens: int | torch.Tensor | None, batch: int, slots: int, device: torch.device
 ) -> torch.Tensor:
     if isinstance(cache_seqlens, torch.Tensor):
+        if cache_seqlens.dtype not in (torch.int32, torch.int64):
+            raise InputError(f"cache_seqlens has dtype {cache_seqlens.dtype}; expected int32")
         return cache_seqlens.to(torch.int32)
+    if cache_seqlens is not None and (
+        not isinstance(cache_seqlens, int) or not -(2**31) <= cache_seqlens < 2**31
+    ):
+        raise InputError(f"cache_seqlens is {shown(cache_seqlens)}; expected an int, or (batch,) int32")
     length = slots if cache_seqlens is None else cache_seqlens
     return torch.full((batch,), length, dtype=torch.int32, device=device)
 
@@ -350,7 +401,7 @@ def _sides(window_size: Sequence[int] | None) -> tuple[int, int]:
     if window_size is None:
         return -1, -1
     if not isinstance(window_size, Sequence) or len(window_size) != 2:
-        raise InputError(f"window_size is {window_size!r}; expected (left, right)")
+        raise InputError(f"window_size is {shown(window_size)}; expected (left, right)")
     return window_size[0], window_size[1]
 
 
@@ -358,10 +409,26 @@ def _as_float32(sinks: torch.Tensor | None) -> torch.Tensor | None:
     return None if sinks is None else sinks.float()
 
 
+def _check_tensors(named: dict[str, tuple[torch.Tensor | None, int]], optional: Sequence[str] = ()) -> None:
+    """InputError unless these are dense tensors of one device, of as many dimensions, 0 for any. None is for what this
+    module's functions have a default for, and for what is optional.
+    """
+    given = {
+        name: tensor
+        for name, (tensor, _) in named.items()
+        if tensor is not None or (name in _NEEDED and name not in optional)
+    }
+    check_dense(**given)
+    for name, (tensor, dimensions) in named.items():
+        if tensor is not None and dimensions and tensor.dim() != dimensions:
+            raise InputError(f"{name} has shape {tuple(tensor.shape)}; expected {dimensions} dimensions")
+
+
 def _refuse_others(function: str, others: dict[str, Any]) -> None:
     """Raise InputError for an argument that would change the result, and that these kernels do not know."""
     for name, argument in others.items():
-        if name not in _HINTS and argument is not None and argument != _NEUTRAL.get(name):
+        neutral = argument is None or (isinstance(argument, (int, float)) and argument == _NEUTRAL.get(name))
+        if name not in _HINTS and not neutral:
             raise InputError(
                 f"{function} here does not compute {name}; leave it out, or call FlashAttention's own"
             )

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from flashmoe_science.arguments import check_dense, check_flag, shown
 from flashmoe_science.errors import InputError
 from flashmoe_science.varlen.attention import attention_varlen
 
@@ -106,10 +107,18 @@ def _attend(
     block_table: torch.Tensor | None = None,
     num_splits: int | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    if not enable_gqa and query.dim() == 3 and key.dim() >= 2 and query.shape[1] != key.shape[-2]:
+    check_dense(query=query, key=key, value=value)
+    if (
+        not check_flag("enable_gqa", enable_gqa)
+        and query.dim() == 3
+        and key.dim() >= 2
+        and query.shape[1] != key.shape[-2]
+    ):
         raise InputError(
             f"query has {query.shape[1]} heads and key {key.shape[-2]}; expected as many, or enable_gqa=True"
         )
+    if not isinstance(window_size, (list, tuple)):
+        raise InputError(f"window_size is {shown(window_size)}; expected (left, right)")
     return attention_varlen(
         query,
         key,
@@ -125,5 +134,5 @@ def _attend(
         softmax_scale=scale,
         out=out,
         return_lse=return_aux is not None and bool(return_aux.lse),
-        split_keys=_INVARIANT_SPLIT if num_splits == 1 else None,
+        split_keys=_INVARIANT_SPLIT if isinstance(num_splits, int) and num_splits == 1 else None,
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from flashmoe_science.arguments import check_dense
+from flashmoe_science.arguments import check_dense, check_flag, is_finite, shown
 from flashmoe_science.cpu import append as cpu
 from flashmoe_science.cuda.varlen import append as cuda
 from flashmoe_science.errors import InputError
@@ -67,7 +67,10 @@ def paged_append(
             also a slot that is not there. On CUDA slots and positions are the caller's to keep, as no kernel reads them
             back: one that is not there reads or writes memory that is not the cache's.
     """
+    if rotary is not None and not isinstance(rotary, Rotary):
+        raise InputError(f"rotary is {shown(rotary)}; expected a flashmoe_science.varlen.transform.Rotary")
     if not is_dynamo_compiling():
+        _check_options(rotary, eps)
         _check_tensors(
             {
                 "key": key,
@@ -75,6 +78,7 @@ def paged_append(
                 "key_cache": key_cache,
                 "value_cache": value_cache,
                 "slot_mapping": slot_mapping,
+                **({} if rotary is None else {"cos_sin": rotary.cos_sin, "positions": rotary.positions}),
             },
             {
                 "query": query,
@@ -82,13 +86,13 @@ def paged_append(
                 "key_norm": key_norm,
                 "key_scale": key_scale,
                 "value_scale": value_scale,
-                "cos_sin": None if rotary is None else rotary.cos_sin,
-                "positions": None if rotary is None else rotary.positions,
             },
         )
     _check(key, value, key_cache, value_cache, slot_mapping)
     check_scale("key_scale", key_scale, key_cache)
     check_scale("value_scale", value_scale, value_cache)
+    _check_chosen("key_scale", key_scale, key_cache)
+    _check_chosen("value_scale", value_scale, value_cache)
     turns = None if rotary is None else rotary.cos_sin
     others = (query, query_norm, key_norm, turns, key_scale, value_scale)
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in others):
@@ -192,7 +196,29 @@ def slots_of(
         InputError: on the CPU, a position that the sequence's pages do not have, or a page below 0. On CUDA these are
             the caller's to keep.
     """
+    if not is_dynamo_compiling():
+        check_dense(block_table=block_table, sequence=sequence, position=position)
+    indices = (torch.int32, torch.int64)
+    if block_table.dim() != 2 or block_table.dtype not in indices:
+        raise InputError(
+            f"block_table is {block_table.dtype} with shape {tuple(block_table.shape)}; expected int32 with "
+            "shape (batch, pages)"
+        )
+    if sequence.shape != position.shape or {sequence.dtype, position.dtype} - set(indices):
+        raise InputError(
+            f"sequence is {sequence.dtype} with shape {tuple(sequence.shape)} and position {position.dtype} with "
+            f"shape {tuple(position.shape)}; expected int64 and one shape, an entry for each token"
+        )
+    if not isinstance(page_size, int) or page_size < 1:
+        raise InputError(f"page_size is {shown(page_size)}; expected an int of at least 1")
     on_cpu = block_table.device.type == "cpu"
+    if on_cpu and sequence.numel():
+        first, last = int(sequence.min()), int(sequence.max())
+        if first < 0 or last >= block_table.shape[0]:
+            raise InputError(
+                f"sequence names sequence {first if first < 0 else last}; expected them from 0 to "
+                f"{block_table.shape[0] - 1}, the rows of block_table"
+            )
     if on_cpu and position.numel():
         most = block_table.shape[1] * page_size
         lowest, highest = int(position.min()), int(position.max())
@@ -218,6 +244,29 @@ def _check_tensors(needed: dict[str, torch.Tensor], optional: dict[str, torch.Te
     query = optional["query"]
     if query is not None and query.dim() != 3:
         raise InputError(f"query has shape {tuple(query.shape)}; expected (tokens, heads, head_dim)")
+
+
+def _check_options(rotary: Rotary | None, eps: float) -> None:
+    if rotary is not None:
+        check_flag("rotary's interleaved", rotary.interleaved)
+    if not is_finite(eps) or eps < 0:
+        raise InputError(f"eps is {shown(eps)}; expected a number of at least 0")
+
+
+def _check_chosen(name: str, scale: torch.Tensor | None, cache: torch.Tensor) -> None:
+    """InputError unless there is memory of its own for each scale that is chosen: they are written."""
+    if scale is None or scale.dim() <= 1:
+        return
+    if scale.shape[0] != cache.shape[0]:
+        raise InputError(
+            f"{name} has shape {tuple(scale.shape)}, but its cache has {cache.shape[0]} pages; expected "
+            f"{tuple(cache.shape[:-1])}, one for each key and head"
+        )
+    if any(stride == 0 and size > 1 for stride, size in zip(scale.stride(), scale.shape, strict=True)):
+        raise InputError(
+            f"{name} has strides {scale.stride()}, so several scales lie in the same memory; expected memory for each: "
+            "pass a tensor that was not expanded"
+        )
 
 
 def _check(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from flashmoe_science.arguments import DTYPES, HEAD_DIM_STEP, check_causal
+from flashmoe_science.arguments import DTYPES, HEAD_DIM_STEP, check_causal, check_flag, shown
 from flashmoe_science.errors import InputError
 from flashmoe_science.varlen.options import (
     check_chunk,
@@ -149,7 +149,7 @@ def check(inputs: Inputs, options: Options) -> Problem:
             query.shape[0],
             {
                 "window": options.window[0] != -1,
-                "chunk": bool(options.chunk),
+                "chunk": check_chunk(options.chunk) > 0,
                 "alibi_slopes": alibi_slopes is not None,
             },
         )
@@ -172,7 +172,7 @@ def check(inputs: Inputs, options: Options) -> Problem:
         alibi=alibi_slopes is not None,
         used_keys=seqused_k is not None,
         split_keys=check_split(options.split_keys),
-        return_lse=bool(options.return_lse),
+        return_lse=check_flag("return_lse", options.return_lse),
         quantized=_quantized(key, *scales),
         chunk=check_chunk(options.chunk),
         tree=tree_mask is not None,
@@ -209,7 +209,7 @@ def _refuse_sizes(inputs: Inputs, max_seqlen_q: int, max_seqlen_k: int) -> None:
     for name, bound in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
         if type(bound) is not int or bound < 0:
             raise InputError(
-                f"{name} is {bound!r}; expected an int of at least 0 that no sequence's length exceeds"
+                f"{name} is {shown(bound)}; expected an int of at least 0 that no sequence's length exceeds"
             )
     batch = inputs.cu_seqlens_q.shape[0] - 1
     if batch < 0:

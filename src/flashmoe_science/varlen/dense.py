@@ -8,7 +8,13 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from flashmoe_science import autocast
-from flashmoe_science.arguments import check_arguments, check_causal, reject_without_memory
+from flashmoe_science.arguments import (
+    check_arguments,
+    check_causal,
+    check_dense,
+    check_flag,
+    reject_without_memory,
+)
 from flashmoe_science.cuda.varlen import dense as cuda
 from flashmoe_science.direct import all_direct, has_own_layout
 from flashmoe_science.errors import DeviceError, InputError
@@ -49,7 +55,7 @@ def attend(
     left, right = check_window(window)
     if check_causal(causal):
         right = 0
-    softcap = check_softcap(softcap)
+    softcap, return_lse = check_softcap(softcap), check_flag("return_lse", return_lse)
     if sinks is not None:
         _check_sinks(sinks, query)
     if not all_direct(query, key, value, sinks):
@@ -161,8 +167,8 @@ def _forward(
 
 
 def _check_sinks(sinks: object, query: torch.Tensor) -> None:
-    if not isinstance(sinks, torch.Tensor):
-        raise InputError(f"sinks is a {type(sinks).__name__}; expected a torch.Tensor")
+    check_dense(sinks=sinks)
+    assert isinstance(sinks, torch.Tensor)
     if sinks.device != query.device:
         raise InputError(
             f"sinks is on {sinks.device} but query is on {query.device}; expected one device: move it with .to()"

@@ -136,15 +136,19 @@ def repeated(
     except (AttributeError, TypeError):
         # No tensor, or an option that cannot be hashed: the checks say which.
         return None
-    if (
-        max_seqlen_q != same_seqlen_q
-        or max_seqlen_k != same_seqlen_k
-        or options[0] is not causal
-        or options[5] is not return_lse
-        or not matches(*tensors)
-        or (recorded and torch.is_grad_enabled())
-        or (device >= 0 and current_device() != device)
-    ):
+    try:
+        if (
+            max_seqlen_q != same_seqlen_q
+            or max_seqlen_k != same_seqlen_k
+            or options[0] is not causal
+            or options[5] is not return_lse
+            or not matches(*tensors)
+            or (recorded and torch.is_grad_enabled())
+            or (device >= 0 and current_device() != device)
+        ):
+            return None
+    except (ValueError, RuntimeError):
+        # A bound that is no number: the checks say so.
         return None
     if other is not steady and other is not None:
         thread.steady[options] = other  # of as many options as there were before
@@ -166,7 +170,7 @@ def launch(
     try:
         signature = signature_of(inputs, options)
         run = _runs.get(signature)
-    except (AttributeError, IndexError, TypeError, RuntimeError):
+    except (AttributeError, IndexError, TypeError, ValueError, RuntimeError):
         # Not tensors, not dense, without dimensions, or an option that cannot be hashed: the checks say which.
         check(inputs, options)
         raise

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from flashmoe_science.arguments import check_dense
+from flashmoe_science.arguments import DTYPES, check_dense
 from flashmoe_science.errors import InputError
 
 
@@ -67,6 +67,12 @@ def _check(
     for name, parts in (("outs", outs), ("lses", lses)):
         if not isinstance(parts, Sequence | torch.Tensor):
             raise InputError(f"{name} is a {type(parts).__name__}; expected a sequence of torch.Tensors")
+        if isinstance(parts, torch.Tensor):
+            check_dense(**{name: parts})
+            if not parts.dim():
+                raise InputError(
+                    f"{name} is one number; expected a tensor of all parts, the first dimension theirs"
+                )
     if len(outs) == 0 or len(outs) != len(lses):
         raise InputError(
             f"outs has {len(outs)} tensors and lses {len(lses)}; expected one of each for every part, "
@@ -80,7 +86,7 @@ def _check(
             if tensor is not None:
                 check_dense(**{name: tensor})
     first = outs[0]
-    if sinks is not None and not sinks.is_floating_point():
+    if sinks is not None and sinks.dtype not in (*DTYPES, torch.float64):
         raise InputError(f"sinks has dtype {sinks.dtype}; expected float32: use .float()")
     named = [
         *((f"outs[{index}]", part) for index, part in enumerate(outs)),

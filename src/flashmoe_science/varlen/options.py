@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from flashmoe_science.arguments import is_finite
+from flashmoe_science.arguments import is_finite, shown
 from flashmoe_science.errors import InputError
 
 SPLIT_STEP = 128
@@ -30,7 +30,7 @@ def check_window(window: object) -> tuple[int, int]:
     ):
         return min(int(window[0]), _WIDEST_WINDOW), min(int(window[1]), _WIDEST_WINDOW)
     raise InputError(
-        f"window is {window!r}; expected (left, right), each the number of keys that are seen on that side beside "
+        f"window is {shown(window)}; expected (left, right), each the number of keys that are seen on that side beside "
         "one's own, or -1 for all"
     )
 
@@ -42,7 +42,8 @@ def check_softmax_scale(softmax_scale: float | None, head_dim: int) -> float:
     if is_finite(softmax_scale) and 1e-30 <= float(softmax_scale) <= 1e30:
         return float(softmax_scale)
     raise InputError(
-        f"softmax_scale is {softmax_scale!r}; expected a number between 1e-30 and 1e30, or None for 1/sqrt(head_dim)"
+        f"softmax_scale is {shown(softmax_scale)}; expected a number between 1e-30 and 1e30, or None for "
+        "1/sqrt(head_dim)"
     )
 
 
@@ -50,7 +51,7 @@ def check_softcap(softcap: float) -> float:
     """As a Python float; InputError unless it is 0 or a cap that float32 can work with."""
     if is_finite(softcap) and (softcap == 0 or 1e-6 <= float(softcap) <= 1e6):
         return float(softcap)
-    raise InputError(f"softcap is {softcap!r}; expected a number between 1e-6 and 1e6, or 0 for none")
+    raise InputError(f"softcap is {shown(softcap)}; expected a number between 1e-6 and 1e6, or 0 for none")
 
 
 def check_split(split_keys: int | None) -> int:
@@ -64,14 +65,16 @@ def check_split(split_keys: int | None) -> int:
         and split_keys % SPLIT_STEP == 0
     ):
         return int(split_keys)
-    raise InputError(f"split_keys is {split_keys!r}; expected a multiple of {SPLIT_STEP}, or None")
+    raise InputError(f"split_keys is {shown(split_keys)}; expected a multiple of {SPLIT_STEP}, or None")
 
 
 def check_chunk(chunk: int) -> int:
     """As a Python integer; InputError unless it is a number of keys."""
     if isinstance(chunk, numbers.Integral) and not isinstance(chunk, bool) and 0 <= chunk <= _LARGEST_CHUNK:
         return int(chunk)
-    raise InputError(f"chunk is {chunk!r}; expected a number of keys up to {_LARGEST_CHUNK}, or 0 for none")
+    raise InputError(
+        f"chunk is {shown(chunk)}; expected a number of keys up to {_LARGEST_CHUNK}, or 0 for none"
+    )
 
 
 def check_tree(tree_mask: torch.Tensor, rows: int, positional: Mapping[str, bool]) -> None:

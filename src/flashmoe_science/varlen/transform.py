@@ -66,7 +66,7 @@ def check_transform(
     if rotary is None:
         return
     cos_sin, positions, _ = rotary
-    rotary_dim = cos_sin.shape[-1]
+    rotary_dim = cos_sin.shape[-1] if cos_sin.dim() else 0
     if cos_sin.dim() != 2 or rotary_dim % 2 or rotary_dim > rows.shape[-1]:
         raise InputError(
             f"cos_sin has shape {tuple(cos_sin.shape)}; expected (positions, rotary_dim), with an even rotary_dim "

@@ -107,3 +107,31 @@ def test_keys_have_no_slot_outside_their_sequence(position: int, message: str) -
     with pytest.raises(InputError, match=message):
         slots_of(table, 4, torch.tensor([0, 0]), torch.tensor([1, position]))
     assert slots_of(table, 4, torch.tensor([0, 0]), torch.tensor([1, 3])).tolist() == [13, 15]
+
+
+@pytest.mark.parametrize("name", ["key_scale", "value_scale"])
+def test_scales_that_are_chosen_have_memory_of_their_own(name: str) -> None:
+    """The kernel writes them by page: with fewer pages than the cache it wrote behind their end."""
+    rows, cache = torch.ones(3, 1, 8), torch.zeros(2, 4, 1, 8).to(torch.float8_e4m3fn)
+    slots = torch.tensor([0, 6, 7])
+    for pages in (0, 1, 3):
+        with pytest.raises(InputError, match=f"{name} has shape .* but its cache has 2 pages"):
+            paged_append(rows, rows, cache, cache.clone(), slots, **{name: torch.ones(pages, 4, 1)})
+    shared = torch.ones(1, 1, 1).expand(2, 4, 1)
+    with pytest.raises(InputError, match=f"{name} has strides .* several scales lie in the same memory"):
+        paged_append(rows, rows, cache, cache.clone(), slots, **{name: shared})
+    paged_append(rows, rows, cache, cache.clone(), slots, **{name: torch.ones(2, 4, 1)})
+
+
+def test_slots_of_what_is_not_there() -> None:
+    table = torch.tensor([[0, 1]], dtype=torch.int32)
+    one = torch.tensor([1])
+    for given, message in (
+        ((table, 4, one, one), "sequence names sequence 1; expected them from 0 to 0"),
+        ((table, 0, one - 1, one), "page_size is 0"),
+        ((table[0], 4, one - 1, one), r"block_table is torch.int32 with shape \(2,\)"),
+        ((table, 4, one - 1, one.float()), "position torch.float32"),
+        ((table, 4, 0, one), "sequence is a int; expected a torch.Tensor"),
+    ):
+        with pytest.raises(InputError, match=message):
+            slots_of(*given)  # type: ignore[arg-type]

@@ -140,7 +140,7 @@ PAGED = paged(SHAPE, 4)
             "value_dim is 12; expected a multiple of 8 up to 512",
         ),
         (PACKED, {"max_seqlen_q": -1}, "max_seqlen_q is -1"),
-        (PACKED, {"max_seqlen_k": PACKED["cu_seqlens_k"][1]}, "max_seqlen_k is tensor"),
+        (PACKED, {"max_seqlen_k": PACKED["cu_seqlens_k"][1]}, "max_seqlen_k is a Tensor"),
         (PACKED, {"causal": 1}, "causal is 1"),
         (PACKED, {"window": 4}, "window is 4"),
         (PACKED, {"window": (-2, 0)}, r"window is \(-2, 0\)"),
