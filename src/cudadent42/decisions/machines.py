@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, stdev
+from statistics import fmean, median, median_low, stdev
 
 from cudadent42.decisions.margin import lower, upper
 from cudadent42.decisions.student import quantile
@@ -95,10 +95,14 @@ def interval(centres: Sequence[float], confidence: float) -> tuple[float, float,
 
 
 def deviation(latencies_ms: Mapping[str, float], unit: str) -> float | None:
-    """How far a machine's baseline lies above the median of all, as a share; None where too few were measured."""
+    """How far a machine's baseline lies above the median of all, as a share; None where too few were measured.
+
+    Of an even number it is the lower of the two in the middle, which is a machine's own: else, where half of them are
+    slow, every machine would be far off.
+    """
     if len(latencies_ms) < _LEAST_TO_COMPARE or unit not in latencies_ms:
         return None
-    return latencies_ms[unit] / median(latencies_ms.values()) - 1
+    return latencies_ms[unit] / median_low(latencies_ms.values()) - 1
 
 
 def usual_deviation(by_case: Sequence[Mapping[str, float]], unit: str) -> float | None:

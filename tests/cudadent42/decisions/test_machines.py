@@ -121,3 +121,12 @@ def test_who_is_far_off() -> None:
     assert is_far_off(usual_deviation([alike, alike, *usual[:1]], "d"))
     assert usual_deviation([], "d") is None
     assert not is_far_off(None)
+    # Half of them are slow: those are off, and the others are not.
+    halves = {"a": 1.0, "b": 1.01, "c": 1.3, "d": 1.31}
+    assert [is_far_off(deviation(halves, unit)) for unit in "abcd"] == [False, False, True, True]
+
+
+@given(st.lists(st.floats(0.01, 100.0), min_size=1, max_size=20))
+def test_somebody_is_always_left_to_ask(latencies: list[float]) -> None:
+    fleet = {str(number): latency for number, latency in enumerate(latencies)}
+    assert not all(is_far_off(deviation(fleet, unit)) for unit in fleet)
