@@ -10,12 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from cudadent42.base.errors import LabError
+from cudadent42.base.errors import LabError, MachineNotReadyError
 from cudadent42.base.observer import Observer
 from cudadent42.base.seeds import derived_seed
 from cudadent42.tune import journal as events
 from cudadent42.tune.engine import Block, Engine, Unfit
 from cudadent42.tune.journal import Proposed, Searched, TuningJournal
+from cudadent42.tune.returned import not_any_more, raced_before
 from cudadent42.tune.rungs import Compile, Confirm, Decide, Propose, Race, Settle, Step, next_step
 from cudadent42.tune.space import DEFAULT
 from cudadent42.tune.state import MOST_ATTEMPTS, Standing, State
@@ -169,6 +170,10 @@ class Coordinator:
         def on_result(result: Block | Unfit) -> None:
             nonlocal measured
             if isinstance(result, Unfit):
+                if result.arm == DEFAULT and raced_before(self.state.cases[job.case]):
+                    raise MachineNotReadyError(
+                        f"{not_any_more(job.case, result.reason)}; look at the machine"
+                    )
                 self._record(events.ArmOut(job.case, result.arm, result.reason))
                 return
             measured += 1
@@ -222,9 +227,11 @@ class Coordinator:
         )
 
     def _attempt(self, work: Callable[[], None]) -> str:
-        """The error that it ended with; empty where there was none."""
+        """The error that it ended with; empty where there was none. What is the machine's is no arm's: it is raised."""
         try:
             work()
+        except MachineNotReadyError:
+            raise
         except LabError as error:
             return str(error)
         return ""

@@ -13,7 +13,7 @@ from cudadent42.runs.run_folder import load_run
 from cudadent42.tune import journal as events
 from cudadent42.tune.engine import Confirmation
 from cudadent42.tune.space import DEFAULT
-from cudadent42.tune.state import Job, State
+from cudadent42.tune.state import CaseState, Job, State
 
 _DIGITS = 7
 """Of a millisecond: a tenth of a nanosecond."""
@@ -49,6 +49,10 @@ def race_returned(
     blocks = change.blocks or _left_behind(state, folder, work)
     error = change.error
     unfit = {names[name]: reason for name, reason in (change.unfit or {}).items() if name in names}
+    if DEFAULT in unfit and raced_before(state.cases[work.case]):
+        # Its machine is at fault: the job is another's.
+        error = error or not_any_more(work.case, unfit[DEFAULT])
+        unfit = {}
     rest = [arm for arm in work.arms if arm not in unfit]
     if not error and len(blocks) < work.blocks and rest and DEFAULT not in unfit:
         error = f"{len(blocks)} of {work.blocks} blocks were measured"
@@ -66,6 +70,15 @@ def race_returned(
         error=error,
         lost=change.lost,
     )
+
+
+def raced_before(case: CaseState) -> bool:
+    """Whether the default was, so that it is right and fits."""
+    return bool(case.rows.get(DEFAULT))
+
+
+def not_any_more(case: str, reason: str) -> str:
+    return f"the default was raced on {case} before, and cannot be now: {reason}"
 
 
 def machine_confirmed(work: Confirming, run: str, result: Confirmation) -> events.MachineConfirmed:

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from simulated import CASES, Simulated, setup
 
-from cudadent42.base.errors import UsageError
+from cudadent42.base.errors import MachineNotReadyError, UsageError
 from cudadent42.base.observer import Quiet
 from cudadent42.base.serialise import decode
 from cudadent42.decisions.confirmation import LEAST
@@ -97,6 +97,32 @@ def test_a_default_that_cannot_be_raced_settles_the_case(tmp_path: Path) -> None
     settled = state.cases["short/fp32"].settled
     assert settled is not None
     assert "default" in settled.reason
+
+
+@pytest.mark.parametrize("how", ["no worker starts", "the default is unfit"])
+def test_a_machine_that_fails_costs_no_arm_and_the_same_command_goes_on(tmp_path: Path, how: str) -> None:
+    """As a GPU that fell off: everything fails on it from then on, the default too."""
+
+    class Broken(Simulated):
+        def race(self, job: Job, *, run: str, seed: int, on_result: OnResult) -> None:
+            if job.rung > 0 and how == "no worker starts":
+                raise MachineNotReadyError("the worker did not start (CUDA error: no device)")
+            if job.rung > 0:
+                on_result(Unfit(DEFAULT, "CUDA error: unspecified launch failure"))
+                return
+            super().race(job, run=run, seed=seed, on_result=on_result)
+
+    gains = {"BLOCK=1": 0.06, "BLOCK=2": 0.052, "BLOCK=3": 0.05}
+    about = setup(rules=Rules(rungs=(6, 18), margin=0.01, near=0.0))
+    with pytest.raises(MachineNotReadyError, match="CUDA error"):
+        tune(tmp_path / "t", Broken(gains), about)
+    state = fold(*read(tmp_path / "t"))
+    assert "CUDA error" in state.paused
+    assert all(not case.out and case.settled is None for case in state.cases.values())
+    again = tune(tmp_path / "t", Simulated(gains), about)
+    assert again.finished
+    assert {each.arm for each in again.winners} == {"BLOCK=1"}
+    assert all(not case.out for case in again.cases.values())
 
 
 def test_jobs_that_fail_are_tried_again_and_their_blocks_count(tmp_path: Path) -> None:
