@@ -314,7 +314,8 @@ def _joined(state: State, event: Joined) -> State:
 
 
 def _opened(state: State, event: Opened, entry: Entry) -> State:
-    """Workers may have gone on behind a coordinator that was killed, for as long as their patience lasts."""
+    """Workers may have gone on behind a coordinator that was killed, for as long as their patience lasts. Devices that
+    were quarantined may have been mended."""
     spent_usd = state.spent_usd
     if state.members and state.time:
         gap = datetime.fromisoformat(entry.time) - datetime.fromisoformat(state.time)
@@ -328,6 +329,7 @@ def _opened(state: State, event: Opened, entry: Entry) -> State:
         sittings=state.sittings + 1,
         paused="",
         members={},
+        quarantined={},
     )
 
 

@@ -82,3 +82,11 @@ def test_what_follows_is_no_error(tmp_path: Path) -> None:
     with TuningJournal(tmp_path, about) as journal:
         Coordinator(tmp_path, journal, about, Limits(), Quiet()).run(Simulated({"BLOCK=3": 0.06}))
     assert fold(*read(tmp_path)).finished
+
+
+def test_a_quarantine_lasts_for_as_long_as_the_process() -> None:
+    """Else a fleet of one device, which was mended since, could never go on."""
+    said = [events.Opened("h"), events.Quarantined("unit 1", "3 jobs failed on it")]
+    assert set(fold(setup(), [Entry(TIME, 1.0, each) for each in said]).quarantined) == {"unit 1"}
+    again = [*said, events.Opened("h")]
+    assert fold(setup(), [Entry(TIME, 1.0, each) for each in again]).quarantined == {}
