@@ -86,8 +86,7 @@ class CaseState:
     case: str
     """``Case.id``."""
     raced: tuple[str, ...] = ()
-    """The arms that the race began with, the default first; empty while something is still to be compiled. A search
-    adds to them."""
+    """The arms that are raced or were, the default first; empty while something is still to be compiled."""
     added: tuple[int, ...] = ()
     """How many of ``raced`` beside the default each round of a search brought; all of them where there is none."""
     pruned: Mapping[str, str] = field(default_factory=dict)
@@ -314,8 +313,7 @@ def _joined(state: State, event: Joined) -> State:
 
 
 def _opened(state: State, event: Opened, entry: Entry) -> State:
-    """Workers may have gone on behind a coordinator that was killed, for as long as their patience lasts. Devices that
-    were quarantined may have been mended."""
+    """Workers may have gone on behind a killed coordinator, within their patience. Quarantined ones may be mended."""
     spent_usd = state.spent_usd
     if state.members and state.time:
         gap = datetime.fromisoformat(entry.time) - datetime.fromisoformat(state.time)
