@@ -49,6 +49,18 @@ def test_inputs_are_prepared_where_they_are_handed_over() -> None:
         assert torch.equal(slot.output, call())
 
 
+@pytest.mark.parametrize("calls", [1, 2])
+def test_few_calls_are_prepared_on_as_few_sets(calls: int) -> None:
+    """A long call is a turn by itself, and preparing makes a call for each set."""
+    arena = mmap.mmap(-1, 1 << 20)
+    prepared = prepare(lab.CASE, "cpu", PYTORCH, False, 0, arena, calls)
+    assert len(prepared.sets) == len(prepared.calls) == calls
+    turns = SharedTurns(prepared, [arena], calls, lambda awake: None, lambda: None)
+    turns.run(Ask(Task.RUN, calls=calls, pace=Pace.CALLS))
+    for slot, call in zip(turns._window, prepared.calls, strict=True):
+        assert torch.equal(slot.output, call())
+
+
 def test_what_a_call_begins_with_is_handed_over_last() -> None:
     written: list[int] = []
 

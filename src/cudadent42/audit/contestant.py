@@ -13,7 +13,7 @@ from contextlib import nullcontext
 import torch
 
 from cudadent42.audit.drawn import DrawnTurns
-from cudadent42.audit.messages import DONE, GO, Answer, Ask, Task
+from cudadent42.audit.messages import DONE, GO, SETS, Answer, Ask, Task
 from cudadent42.audit.prepared import Turns, WrongOutputError, prepare
 from cudadent42.audit.shared import SharedTurns
 from cudadent42.base.serialise import dumps, loads
@@ -73,7 +73,8 @@ class Contestant:
         stream = torch.cuda.Stream(device) if on_gpu and ask.way is Way.GRAPH else None  # type: ignore[no-untyped-call]
         with nullcontext() if stream is None else torch.cuda.stream(stream):
             window = self._arenas[0] if ask.way is Way.SHARED else None
-            prepared = prepare(case, device, implementation, anew, ask.seed, window)
+            count = min(SETS, ask.calls) if ask.way is Way.SHARED else SETS
+            prepared = prepare(case, device, implementation, anew, ask.seed, window, count)
         if ask.way is Way.SHARED:
             shared = SharedTurns(
                 prepared, self._arenas, ask.calls, self._line.await_call, self._line.call_done

@@ -86,12 +86,13 @@ def prepare(
     anew: bool,
     weights: int,
     window: Any | None = None,
+    count: int = SETS,
 ) -> Prepared:
     """``weights``: the seed of what does not change from one call to the next. ``window``: shared memory in which the
-    inputs that change are to lie, a slot for each set."""
+    inputs that change are to lie, a slot for each set. ``count``: of sets, which the calls use by turns."""
     operation_numerics = numerics(case)
     assert operation_numerics.refresh is not None
-    sets = tuple(operation_numerics.input_sets(case, weights, SETS, device))
+    sets = tuple(operation_numerics.input_sets(case, weights, count, device))
     with torch.no_grad():
         # What preparation may look at is not what the calls will be given.
         written = tuple(
@@ -99,7 +100,7 @@ def prepare(
             for index, each in enumerate(sets)
         )
     if window is not None:
-        rooms = slots(window, SETS, written[0], sets[0].result_like)
+        rooms = slots(window, count, written[0], sets[0].result_like)
         moved = [_moved(*each) for each in zip(sets, written, rooms, strict=True)]
         sets, written = tuple(each for each, _ in moved), tuple(tensors for _, tensors in moved)
     with implementation.context():

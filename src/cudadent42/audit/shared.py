@@ -38,7 +38,7 @@ class SharedTurns:
         self._began, self._done = began, done
         like, changing = prepared.result_like, prepared.written[0]
         self.input_bytes, self.output_bytes = bytes_of(changing), bytes_of((like,))
-        self._window = slots(arenas[0], SETS, changing, like)
+        self._window = slots(arenas[0], len(prepared.sets), changing, like)
         self._store: list[Slot] = (
             slots(arenas[STORE], calls, (*changing, like), like) if len(arenas) > STORE else []
         )
