@@ -17,6 +17,7 @@ from varlen_reference import assert_as_exact_as_pytorch, exact_varlen
 from flashmoe_science import InputError, attention_varlen
 from flashmoe_science.cpu import varlen as cpu
 from flashmoe_science.jit.host import InstructionSet
+from flashmoe_science.varlen import launch
 from instruction_sets import each_instruction_set
 
 BF16_LSE_ATOL = 4e-3
@@ -375,6 +376,33 @@ def test_a_growing_batch_makes_no_new_plan(monkeypatch: pytest.MonkeyPatch) -> N
         shape = Shape((1,) * (step % 5 + 1), (step,) * (step % 5 + 1))
         attend(paged(shape, 16), shape)
     assert len(prepared) == 1
+
+
+def test_10_000_growing_steps_make_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of up to 8 sequences, whose number changes too; and nothing is kept for each step."""
+    prepared = []
+    prepare = cpu.prepare
+    forget_calls(monkeypatch)
+    monkeypatch.setattr(cpu, "prepare", lambda *arguments: prepared.append(arguments) or prepare(*arguments))
+    call = paged(Shape((1,) * 8, (1250,) * 8, heads=2, kv_heads=1, head_dim=8), 16)
+    starts = torch.arange(9, dtype=torch.int32)
+    for step in range(10_000):
+        batch, keys = step % 8 + 1, step // 8 + 1
+        attention_varlen(
+            call["query"][:batch],
+            call["key"],
+            call["value"],
+            cu_seqlens_q=starts[: batch + 1],
+            block_table=call["block_table"][:batch],
+            seqused_k=torch.full((batch,), keys, dtype=torch.int32),
+            max_seqlen_q=1,
+            max_seqlen_k=keys,
+            return_lse=step % 2 == 0,
+        )
+    assert keys == 1250
+    assert len(prepared) == 2  # with and without the log-sum-exp
+    assert len(launch._runs) == 2
+    assert len(launch._thread.recent) <= 2
 
 
 def test_every_dtype_is_tested() -> None:
