@@ -22,6 +22,8 @@ _FP8 = ("fp8", "fp8_e4m3")
 _SAME = ("auto", "float16", "bfloat16")
 """Caches of the model's dtype."""
 _HEAD_SIZES = range(8, 257, 8)
+_OLDEST = 8
+"""Major compute capability: the kernels need sm_80."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,8 @@ class Attention:
         self.kv_cache_dtype = kv_cache_dtype
         self.num_heads, self.head_size, self.num_kv_heads = num_heads, head_size, num_kv_heads
         self.scale, self.softcap = scale, logits_soft_cap or 0.0
-        # vLLM counts a query's own key in its window.
-        self.window = (-1, -1) if sliding_window is None else (sliding_window - 1, -1)
+        # vLLM counts a query's own key in its window, which has no right side, also where a step is not causal.
+        self.window = (-1, -1) if sliding_window is None else (sliding_window - 1, 0)
         self.fp8 = kv_cache_dtype in _FP8
         self.writes = kv_sharing_target_layer_name is None
         self._slopes = (
@@ -222,5 +224,13 @@ def backend() -> type:
         @classmethod
         def supports_sink(cls) -> bool:
             return True
+
+        @classmethod
+        def supports_non_causal(cls) -> bool:
+            return True
+
+        @classmethod
+        def supports_compute_capability(cls, capability: Any) -> bool:
+            return capability is None or bool(capability.major >= _OLDEST)
 
     return Backend

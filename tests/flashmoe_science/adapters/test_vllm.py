@@ -67,6 +67,18 @@ def test_a_step_with_padding(chosen: dict[str, Any], same: dict[str, Any], flat:
     assert_as_exact_as_pytorch(output[:TOKENS], None, call, **bounds(SHAPE), softmax_scale=0.2, **same)
 
 
+@pytest.mark.parametrize("window", [None, 4])
+def test_a_step_that_is_not_causal(window: int | None) -> None:
+    """A window ends at the query, as vLLM's own backend has it."""
+    call, output = paged(SHAPE, 16), torch.empty(TOKENS, 4, 32, dtype=BF16)
+    given = common(call)
+    given.causal = False
+    layer = attention(sliding_window=window)
+    layer.forward(None, call["query"], None, None, joint(call), vllm.Metadata.of(given), output)  # type: ignore[arg-type]
+    same: dict[str, Any] = {"causal": False, "window": (-1, -1) if window is None else (3, 0)}
+    assert_as_exact_as_pytorch(output, None, call, **bounds(SHAPE), softmax_scale=0.2, **same)
+
+
 @pytest.mark.parametrize("dtype", ["auto", "fp8"])
 def test_new_keys_are_written_and_attended_to(dtype: str) -> None:
     call, given = paged(SHAPE, 16), contents(SHAPE)
@@ -134,6 +146,10 @@ def test_the_backend_is_made_of_the_interfaces_classes(monkeypatch: pytest.Monke
     for name in ("auto", "float16", "bfloat16", "fp8", None):
         assert made.supports_kv_cache_dtype(name)
     assert not made.supports_kv_cache_dtype("fp8_e5m2")
+    # vLLM asks before it chooses a backend, and its own answer to the first is no.
+    assert made.supports_non_causal()
+    for major, supported in ((7, False), (8, True), (9, True)):
+        assert made.supports_compute_capability(SimpleNamespace(major=major, minor=0)) is supported
 
 
 def test_a_step_whose_requests_are_causal_in_part_is_refused() -> None:
