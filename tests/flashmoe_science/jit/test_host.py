@@ -262,6 +262,49 @@ def test_the_matrix_unit_is_taken_where_the_system_grants_it(
             host.require_instruction_set(InstructionSet.AMX)
 
 
+class _System:
+    """A C library whose system call gives one answer."""
+
+    def __init__(self, answer: int | Exception) -> None:
+        self.answer, self.asked = answer, list[tuple[int, ...]]()
+
+    def syscall(self, *arguments: int) -> int:
+        self.asked.append(arguments)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "granted"),
+    [(0, True), (-1, False), (OSError("seccomp"), False), (AttributeError("no syscall"), False)],
+    ids=str,
+)
+def test_what_the_system_answers_decides(
+    monkeypatch: pytest.MonkeyPatch, answer: int | Exception, granted: bool
+) -> None:
+    """A sandbox may show a CPU's features and refuse the call; then AVX-512 is taken."""
+    system = _System(answer)
+    monkeypatch.setattr(host, "cpu_features", lambda: _AMX_CPU)
+    monkeypatch.setattr(host.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(host.ctypes, "CDLL", lambda name: system)
+    assert host.amx_is_granted.__wrapped__() is granted
+    assert system.asked == [(158, 0x1023, 18)]  # arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
+
+
+@pytest.mark.parametrize(("missing", "machine"), [({"amx_bf16"}, "x86_64"), (set(), "aarch64")])
+def test_nothing_is_asked_where_there_is_no_matrix_unit(
+    monkeypatch: pytest.MonkeyPatch, missing: set[str], machine: str
+) -> None:
+    """That number is another call on another architecture."""
+    system = _System(0)
+    monkeypatch.setattr(host, "cpu_features", lambda: _AMX_CPU - missing)
+    monkeypatch.setattr(host.platform, "machine", lambda: machine)
+    monkeypatch.setattr(host.ctypes, "CDLL", lambda name: system)
+    assert host.amx_is_granted.__wrapped__() is False
+    assert system.asked == []
+
+
 def test_an_old_compiler_builds_for_avx512(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FLASHMOE_CPU_ISA", raising=False)
     monkeypatch.setattr(host, "cpu_features", lambda: _AMX_CPU)
