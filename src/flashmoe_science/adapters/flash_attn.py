@@ -26,7 +26,7 @@ _HINTS = frozenset(
     ("num_splits", "pack_gqa", "deterministic", "sm_margin", "scheduler_metadata", "fa_version", "q_descale")
 )
 """They do not change what is computed; queries are never of FP8."""
-_NEUTRAL = {"dropout_p": 0.0, "attention_chunk": 0, "cp_world_size": 1, "cp_rank": 0}
+_NEUTRAL = {"dropout_p": 0.0, "cp_world_size": 1, "cp_rank": 0}
 """Arguments of things that are not computed here, as they are where nobody asks for those; None for all others."""
 _NEEDED = ("q", "k", "v", "k_cache", "v_cache")
 _INVARIANT_SPLIT = 1024
@@ -42,16 +42,18 @@ def flash_attn_func(
     causal: bool = False,
     *,
     window_size: Sequence[int] | None = (-1, -1),
+    attention_chunk: int = 0,
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
     return_attn_probs: bool = False,
     **others: Any,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Attention of dense batches; differentiable.
+    """Attention of dense batches; differentiable but for chunks, and values of another head_dim.
 
     Args:
         q: (batch, seqlen_q, heads, head_dim).
-        k, v: (batch, seqlen_k, kv_heads, head_dim).
+        k, v: (batch, seqlen_k, kv_heads, head_dim); v may have another last dimension.
+        attention_chunk: a query sees keys of its own chunk of so many alone; 0: no chunks.
         window_size, softcap, sinks: as `flashmoe_science.flash_attention` takes them.
         return_attn_probs: also return the log-sum-exp, (batch, heads, seqlen_q) float32.
 
@@ -60,6 +62,20 @@ def flash_attn_func(
     """
     _refuse_others("flash_attn_func", others)
     _check_tensors({"q": (q, 4), "k": (k, 4), "v": (v, 4), "sinks": (sinks, 1)})
+    wanted = check_flag("return_attn_probs", return_attn_probs)
+    if type(attention_chunk) is not int or attention_chunk or v.shape[-1] != q.shape[-1]:
+        return flash_attn_with_kvcache(
+            q,
+            k,
+            v,
+            softmax_scale=softmax_scale,
+            causal=causal,
+            window_size=window_size,
+            attention_chunk=attention_chunk,
+            softcap=softcap,
+            sinks=sinks,
+            return_softmax_lse=wanted,
+        )
     result = flash_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
@@ -72,7 +88,7 @@ def flash_attn_func(
         sinks=_as_float32(sinks),
     )
     output = result[0].transpose(1, 2)
-    return (output, result[1]) if check_flag("return_attn_probs", return_attn_probs) else output
+    return (output, result[1]) if wanted else output
 
 
 def flash_attn_varlen_func(

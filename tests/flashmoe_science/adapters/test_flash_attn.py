@@ -58,6 +58,19 @@ def test_dense_batches(causal: bool, options: dict[str, Any]) -> None:
     assert torch.equal(alone, out)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_dense_batches_with_chunks_and_values_of_another_dimension(causal: bool) -> None:
+    q, k, v = random(2, 7, 4, 48), random(2, 12, 2, 48, seed=1), random(2, 12, 2, 32, seed=2)
+    for options in ({}, {"chunk": 4, "sinks": random(4, seed=3)}):
+        exact, exact_lse = exact_dense(q, k, v, causal=causal, **options)
+        theirs = {("attention_chunk" if name == "chunk" else name): each for name, each in options.items()}
+        out, lse = flash_attn_func(q, k, v, causal=causal, return_attn_probs=True, **theirs)  # type: ignore[arg-type]
+        close(out, exact)
+        close(lse, exact_lse)
+    with pytest.raises(InputError, match="requires a gradient"):
+        flash_attn_func(q.requires_grad_(), k, v)
+
+
 def test_dense_batches_have_gradients() -> None:
     q, k, v = (random(1, 5, 2, 16, seed=seed).requires_grad_() for seed in range(3))
     out = flash_attn_func(q, k, v, causal=True)
@@ -163,7 +176,7 @@ def test_what_is_not_computed_is_refused() -> None:
     for options, message in (
         ({"dropout_p": 0.1}, "does not compute dropout_p"),
         ({"qv": q}, "does not compute qv"),
-        ({"attention_chunk": 8}, "does not compute attention_chunk"),
+        ({"attention_chunk": -8}, "chunk is -8; expected a number of keys"),
     ):
         with pytest.raises(InputError, match=message):
             flash_attn_func(q, q, q, **options)
