@@ -13,6 +13,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+# By default OpenMP's threads spin for each other, and several processes of tests share a machine: six times the
+# processor time. libgomp reads it when it is loaded, so before anything imports torch: a folder's conftest.py does so
+# before any hook is called. Tests' processes inherit it.
+os.environ["OMP_WAIT_POLICY"] = "passive"
+
 from cudadent42.base.git import REPOSITORY_VARIABLES
 
 # For the modules beside this one: in importlib's import mode a test's folder is not on the path.
@@ -36,9 +41,6 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(SOURCE), *filter(None, path)])
     # The runs of tests do not belong into the ledger of whoever starts them; those about the ledger name their own.
     os.environ["CUDADENT42_LEDGER"] = "none"
-    # By default OpenMP's threads spin for each other, and several processes of tests share a machine: six times the
-    # processor time. libgomp reads it when it is loaded, so before anything imports torch; tests' processes inherit it.
-    os.environ["OMP_WAIT_POLICY"] = "passive"
     if config.getoption("--slow"):
         execute_in_sandboxes()
     if count := config.getoption("--dearest"):

@@ -3,7 +3,6 @@
 #pragma once
 #include <math.h>
 #include <memory>
-#include <setjmp.h>
 #include <stdint.h>
 #include <string.h>
 #include <ucontext.h>

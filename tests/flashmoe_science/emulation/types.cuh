@@ -18,7 +18,7 @@ struct dim3 { unsigned x, y, z; };
 #include "fibers.h"
 struct Warp { Barrier bar{32}; uint32 slot[32][8]; };
 // A barrier of some warps. Like the hardware's, it counts arrivals and knows nothing of who they are.
-struct NamedBarrier { int arrived = 0; unsigned phase = 0; void arrive(int expected, bool wait) { const unsigned mine = phase; if (++arrived == expected) arrived = 0, phase++; else if (wait) while (phase == mine) Fibers::yield(); } };
+struct NamedBarrier { int arrived = 0; unsigned phase = 0; void arrive(int expected, bool wait) { const unsigned mine = phase; if (++arrived == expected) arrived = 0, phase++; else if (wait) Fibers::yield_while(&phase, ~0u, mine); } };
 struct Block { NamedBarrier named[16]; Barrier bar; std::vector<std::unique_ptr<Warp>> warps; std::vector<char> arena; Block(int w) : bar(32*w), arena(1<<18) { for (int i=0;i<w;i++) warps.push_back(std::make_unique<Warp>()); } };
 struct Cluster { Barrier bar; std::vector<std::unique_ptr<Block>> blocks; Cluster(int c, int w) : bar(32*w*c) { for (int i=0;i<c;i++) blocks.push_back(std::make_unique<Block>(w)); } };
 inline dim3 threadIdx, blockIdx, gridDim; inline Warp* warp_; inline Block* block_; inline Cluster* cluster_; inline int rank_; inline int lane_; inline size_t arena_used;

@@ -11,5 +11,5 @@ inline void mbarrier_init_fence() {}
 inline void mbarrier_arrive(uint32 a) { Mbarrier& b = mbarrier_at(a); if (b.pending == 0) abort(); b.pending--; mbarrier_settle(b); }
 inline void mbarrier_expect_bytes(uint32 a, uint32 bytes) { mbarrier_at(a).bytes_and_phase += 2*bytes; mbarrier_arrive(a); }
 inline void mbarrier_arrive_after_copies(uint32 a) { for (Copy c : copies().open) perform(c); copies().open.clear(); mbarrier_arrive(a); }
-inline void mbarrier_wait(uint32 a, uint32 parity) { for (int turns = 0; (mbarrier_at(a).bytes_and_phase & 1) == (int)parity; turns++) { if (turns > 1000000) abort(); Fibers::yield(); } }
+inline void mbarrier_wait(uint32 a, uint32 parity) { Fibers::yield_while((const unsigned*)&mbarrier_at(a).bytes_and_phase, 1, parity); }
 }
