@@ -146,7 +146,7 @@ def flash_attention(
                         causal=causal,
                         softmax_scale=softmax_scale,
                         return_lse=return_lse,
-                        known_again=True,
+                        repeatable=True,
                     )
                 else:
                     output, lse = backend.forward(

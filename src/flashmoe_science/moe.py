@@ -202,7 +202,7 @@ def fused_moe(
                         recompute=recompute,
                         main=NO_MAIN_GRADIENTS if main_gradients is None else MainGradients(*main_gradients),
                     )
-                more = {"known_again": True} if backend is cpu_moe else {}
+                more = {"repeatable": True} if backend is cpu_moe else {}
                 result: torch.Tensor = backend.forward(
                     hidden_states,
                     w13,
@@ -299,7 +299,7 @@ def topk_routing(
             scaling_factor=scaling_factor,
             groups=groups,
             top_groups=top_groups,
-            known_again=True,
+            repeatable=True,
         )
     if isinstance(logits, torch.Tensor) and logits.is_cuda:
         # Checked once for each combination.

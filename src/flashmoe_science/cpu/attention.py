@@ -154,7 +154,7 @@ def forward(
     softmax_scale: float | None,
     return_lse: bool,
     instruction_set: InstructionSet | None = None,
-    known_again: bool = False,
+    repeatable: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """`flashmoe_science.flash_attention` for CPU tensors; arguments, results and errors as there. Autograd does not see
     it.
@@ -162,7 +162,7 @@ def forward(
     Args:
         softmax_scale: 1 / sqrt(head_dim) if None.
         instruction_set: run the code for this one; the CPU's best unless given.
-        known_again: `repeated` makes the next calls like this one, which are as plain as these tensors are: nobody
+        repeatable: `repeated` makes the next calls like this one, which are as plain as these tensors are: nobody
             watches, and autocast has cast them.
 
     Returns:
@@ -204,7 +204,7 @@ def forward(
         torch.get_num_threads(),
     ):
         reject_without_memory(query=query, key=key, value=value, output=out)
-    if known_again:
+    if repeatable:
         _remember(plan, query, key, value, causal, softmax_scale, return_lse)
     return out, lse
 

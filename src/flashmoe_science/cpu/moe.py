@@ -133,7 +133,7 @@ def forward(
     w2_bias: torch.Tensor | None = None,
     z: torch.Tensor | None = None,
     instruction_set: InstructionSet | None = None,
-    known_again: bool = False,
+    repeatable: bool = False,
 ) -> torch.Tensor:
     """`flashmoe_science.fused_moe` for CPU tensors, without gradients; arguments, result and errors as there.
 
@@ -141,7 +141,7 @@ def forward(
         z: (tokens * k, rows of w13), contiguous and of the tensors' dtype: where to keep the first product for the
             backward pass, as `flashmoe_science.moe_gradients.MoeTrainingForward` says.
         instruction_set: run the code for this one; the CPU's best unless given.
-        known_again: as of `flashmoe_science.cpu.attention.forward`.
+        repeatable: as of `flashmoe_science.cpu.attention.forward`.
     """
     tensors = (hidden_states, w13, w2, topk_weights, topk_ids)
     try:
@@ -218,7 +218,7 @@ def forward(
             topk_ids=topk_ids,
             output=out,
         )
-    if known_again and usual and (w13_bias is None) is (w2_bias is None):
+    if repeatable and usual and (w13_bias is None) is (w2_bias is None):
         given = tensors if w13_bias is None or w2_bias is None else (*tensors, w13_bias, w2_bias)
         _remember(plan, given, activation, w13_layout)
     return out

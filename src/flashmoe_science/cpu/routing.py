@@ -134,20 +134,20 @@ def topk(
     groups: int = 1,
     top_groups: int = 1,
     instruction_set: InstructionSet | None = None,
-    known_again: bool = False,
+    repeatable: bool = False,
 ) -> Choice:
     """`flashmoe_science.topk_routing` for CPU tensors, without gradients; arguments, results and errors as there.
 
     Args:
         instruction_set: run the code for this one; the CPU's best unless given.
-        known_again: as of `flashmoe_science.cpu.attention.forward`.
+        repeatable: as of `flashmoe_science.cpu.attention.forward`.
     """
     check_topk_arguments(logits, k, renormalize, correction_bias, scaling_factor, groups, top_groups)
     k = int(k)  # PyTorch's short cut to memory takes no integer of NumPy's
     options = RoutingOptions(scores, renormalize, scaling_factor, groups, top_groups)
     weights, ids = _allocate_choice(logits, k)
     _route(logits, correction_bias, weights, ids, None, options, instruction_set)
-    if known_again:
+    if repeatable:
         _remember(logits, k, correction_bias, options)
     return weights, ids
 

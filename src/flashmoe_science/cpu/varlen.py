@@ -15,7 +15,7 @@ from flashmoe_science.errors import InputError
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.varlen import dequantized
-from flashmoe_science.varlen.problem import Problem, Run, Sizes, Tensors
+from flashmoe_science.varlen.problem import REPEATED, Problem, Repeat, Repeatable, Run, Sizes, Tensors
 
 __all__ = ["prepare"]
 
@@ -70,6 +70,17 @@ class _Call(ctypes.Structure):
     )
 
 
+class _Repeat(ctypes.Structure):
+    """VarlenRepeat of attention_varlen.cpp."""
+
+    _fields_ = (("call", _Call), ("given", ctypes.c_int64), ("place", ctypes.c_int64 * 12))
+
+
+_NONE = dict.fromkeys(Tensors._fields)
+_PLACES = {name: word for word, (name, _) in enumerate(_Call._fields_[:12])}
+"""Which word of a `_Call` has the address of what has that name."""
+
+
 class _Status(IntEnum):
     """Status of problem.h and VarlenStatus of varlen_problem.h, without those that raise MemoryError."""
 
@@ -110,37 +121,73 @@ def prepare(problem: Problem, device: torch.device, instruction_set: Instruction
         softmax_scale=problem.softmax_scale,
         softcap=problem.softcap,
     )
-    launch = _load(instruction_set or host.choose_instruction_set())
+    chosen = instruction_set or host.choose_instruction_set()
+    launch = _load(chosen, "flashmoe_varlen_method")
+    again = _load(chosen, "flashmoe_varlen_repeat_method")
 
     def run(tensors: Tensors, sizes: Sizes) -> None:
-        query, key, value, output, lse, cu_seqlens_q, cu_seqlens_k, block_table, seqused_k, sinks, slopes = (
-            tensors[:11]
-        )
-        call = _Call(
-            query.data_ptr(),
-            key.data_ptr(),
-            value.data_ptr(),
-            output.data_ptr(),
-            _address("lse", lse),
-            cu_seqlens_q.data_ptr(),
-            _address("cu_seqlens_k", cu_seqlens_k),
-            _address("block_table", block_table),
-            _address("seqused_k", seqused_k),
-            _address("sinks", sinks),
-            _address("alibi_slopes", slopes),
-            _address("tree_mask", tensors.tree_mask),
-            sizes.batch,
-            query.shape[0],
-            key.shape[0],
-            0 if block_table is None else block_table.stride(0),
-            0 if block_table is None else block_table.shape[1],
-            0 if slopes is None or slopes.dim() == 1 else slopes.stride(0),
-        )
+        call = _call(tensors, sizes)
         status = launch(ctypes.addressof(native), ctypes.addressof(call), torch.get_num_threads())
         if status != _Status.SUCCESS:
             _refuse(_Status(status), call, tensors)
 
-    return run
+    def repeat(tensors: Tensors, sizes: Sizes, own_output: bool) -> Repeat:
+        like = tensors._replace(output=tensors.output if own_output else None)._asdict()  # type: ignore[arg-type]
+        names = [
+            name
+            for name in ("output" if each == "out" else each for each in REPEATED)
+            if like[name] is not None
+        ]
+        kept = _Repeat(
+            call=_call(tensors, sizes),
+            given=len(names),
+            place=tuple(_PLACES["out" if name == "output" else name] for name in names),
+        )
+        address_of, num_threads = ctypes.addressof, torch.get_num_threads
+
+        def call(given: tuple[torch.Tensor, ...], output: torch.Tensor, lse: torch.Tensor | None) -> None:
+            if again(
+                address_of(native),  # not once: the call keeps what it reads
+                address_of(kept),
+                num_threads(),
+                output.data_ptr(),
+                0 if lse is None else lse.data_ptr(),
+                *[tensor.data_ptr() for tensor in given],
+            ):
+                # Nothing was touched. It says what is wrong.
+                named = dict(zip(names, given, strict=True))
+                whole = {"lse": lse, **_NONE, **named, "output": output}
+                run(Tensors(**whole), sizes)  # type: ignore[arg-type]
+
+        return Repeat(call)
+
+    return Repeatable(run, repeat)
+
+
+def _call(tensors: Tensors, sizes: Sizes) -> _Call:
+    query, key, value, output, lse, cu_seqlens_q, cu_seqlens_k, block_table, seqused_k, sinks, slopes = (
+        tensors[:11]
+    )
+    return _Call(
+        query.data_ptr(),
+        key.data_ptr(),
+        value.data_ptr(),
+        output.data_ptr(),
+        _address("lse", lse),
+        cu_seqlens_q.data_ptr(),
+        _address("cu_seqlens_k", cu_seqlens_k),
+        _address("block_table", block_table),
+        _address("seqused_k", seqused_k),
+        _address("sinks", sinks),
+        _address("alibi_slopes", slopes),
+        _address("tree_mask", tensors.tree_mask),
+        sizes.batch,
+        query.shape[0],
+        key.shape[0],
+        0 if block_table is None else block_table.stride(0),
+        0 if block_table is None else block_table.shape[1],
+        0 if slopes is None or slopes.dim() == 1 else slopes.stride(0),
+    )
 
 
 def _address(name: str, tensor: torch.Tensor | None) -> int | None:
@@ -180,5 +227,5 @@ def _refuse(status: _Status, call: _Call, tensors: Tensors) -> None:
 
 
 @functools.cache
-def _load(instruction_set: InstructionSet) -> Callable[..., int]:
-    return load_function("attention_varlen", "flashmoe_varlen_method", instruction_set)
+def _load(instruction_set: InstructionSet, method: str) -> Callable[..., int]:
+    return load_function("attention_varlen", method, instruction_set)

@@ -19,6 +19,7 @@ import torch
 from flashmoe_science.alike import Matches, dense_matcher, never
 from flashmoe_science.arguments import reject_without_memory
 from flashmoe_science.cpu import varlen as cpu
+from flashmoe_science.cpu.library import allocate as allocate_on_cpu
 from flashmoe_science.cuda import varlen as cuda
 from flashmoe_science.cuda.repeat import Layout, cuda_allocator, current_device
 from flashmoe_science.cuda.steady import Kind, RepeatedCall, repeated_call
@@ -91,7 +92,7 @@ def repeated(
         return None
     thread = _thread
     try:
-        steady = thread.steady.get(options)
+        steady = thread.steady.get(options) if thread.steady else None
         if steady is not None:
             results = steady(inputs, options, max_seqlen_q, max_seqlen_k)
             if results is not None:
@@ -251,12 +252,12 @@ def _remember(inputs: Inputs, options: Options, run: Run, sizes: Sizes, made: Te
     tokens, num_heads, _ = query.shape
     value_dim = value.shape[-1]
     on_cuda = query.is_cuda
-    allocate = cuda_allocator() if on_cuda else _on_cpu
+    allocate = cuda_allocator() if on_cuda else allocate_on_cpu
     output = Layout((tokens, num_heads, value_dim), (num_heads * value_dim, value_dim, 1), query.dtype)
     lse = Layout((tokens, num_heads), (num_heads, 1), torch.float32) if options.return_lse else None
     recorded = any(tensor.requires_grad for tensor in tensors)
     steady = None
-    if repeat is not None and not recorded:
+    if repeat is not None and repeat.target is not None and not recorded:
         kind = Kind(Inputs._fields, names, tuple(options), matches, allocate, output, lse, sizes.max_seqlen_q)
         steady = repeated_call(kind, repeat.target)
     call = _Call(
@@ -292,10 +293,6 @@ def _by_run(
         run(_tensors(Tensors, arranged((*tensors, output, lse, None))), sizes)
 
     return repeat
-
-
-def _on_cpu(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(sizes, dtype=dtype, device="cpu")
 
 
 def _prepare(problem: Problem, device: torch.device) -> Run:

@@ -142,7 +142,7 @@ REPEATED = (
     "value_scale",
     "tree_mask",
 )
-"""The order in which a `Repeat` gets the tensors that a caller gave: the decode kernel's, of their addresses."""
+"""The order in which a `Repeat` gets the tensors that a caller gave: of addresses in CUDA's decode kernel."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +153,8 @@ class Repeat:
     """Of the tensors of `REPEATED` that it was given, like the earlier ones in all but addresses and contents, into
     output and lse. The earlier call's device is current.
     """
-    target: Any
-    """The `cuda.steady.Target` of the same launch."""
+    target: Any = None
+    """The `cuda.steady.Target` of the same launch; None on the CPU."""
 
 
 @dataclass(frozen=True)

@@ -190,7 +190,7 @@ def test_autocast_casts_after_calls_that_did_not() -> None:
         assert flash_attention(*tensors).dtype == torch.float32
 
 
-def test_tensors_that_autocast_leaves_are_known_again(looked_up: list[object]) -> None:
+def test_tensors_that_autocast_leaves_are_repeatable(looked_up: list[object]) -> None:
     tensors = inputs(dtype=torch.bfloat16)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         results = [flash_attention(*tensors) for _ in range(3)]
@@ -200,7 +200,7 @@ def test_tensors_that_autocast_leaves_are_known_again(looked_up: list[object]) -
     assert torch.equal(flash_attention(*tensors), results[2])
 
 
-def test_calls_of_the_operator_leave_eager_ones_known_again(looked_up: list[object]) -> None:
+def test_calls_of_the_operator_leave_eager_ones_repeatable(looked_up: list[object]) -> None:
     tensors = inputs()
     expected, _ = torch.ops.flashmoe_science.flash_attention_forward(*tensors)
     results = [flash_attention(*tensors) for _ in range(3)]

@@ -89,7 +89,7 @@ def test_another_call_of_experts_is_not_taken_for_the_last_one() -> None:
         assert not torch.equal(plain, expected)
 
 
-def test_weights_that_require_gradients_are_known_again_where_nothing_is_recorded(
+def test_weights_that_require_gradients_are_repeatable_where_nothing_is_recorded(
     looked_up: list[object],
 ) -> None:
     layer = experts()
@@ -112,14 +112,14 @@ def test_autocast_casts_experts_after_calls_that_it_did_not() -> None:
             assert fused_moe(*layer).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("place", range(5))
-def test_experts_tensors_that_are_refused_are_refused_after_a_good_call(place: int) -> None:
+@pytest.mark.parametrize("index", range(5))
+def test_experts_tensors_that_are_refused_are_refused_after_a_good_call(index: int) -> None:
     layer = experts()
     for _ in range(2):
         fused_moe(*layer)
-    for strange in (layer[place].mT, layer[place].double().bool(), layer[place].to("meta"), None):
+    for strange in (layer[index].mT, layer[index].double().bool(), layer[index].to("meta"), None):
         changed: list[Any] = list(layer)
-        changed[place] = strange
+        changed[index] = strange
         with pytest.raises(InputError):
             fused_moe(*changed)
 

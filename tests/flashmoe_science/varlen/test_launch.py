@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from varlen_cases import Shape, bounds, forget_calls, packed, paged
 
 from flashmoe_science import InputError, attention_varlen
+from flashmoe_science.cpu import varlen as cpu
 from flashmoe_science.varlen import launch
 from flashmoe_science.varlen.problem import Problem, Run
 
@@ -124,6 +126,77 @@ def test_lengths_that_change_in_place_are_read_anew(looked_up: list[object]) -> 
     result = attend(call)
     assert len(looked_up) == 1
     assert torch.equal(result, afresh(call))
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "log-sum-exp": {"return_lse": True},
+    "sinks": {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},
+    "slopes": {"alibi_slopes": torch.tensor([0.5, 0.1, 0.2, 0.3]), "window": (7, 0)},
+    "a row of slopes for each sequence": {"alibi_slopes": torch.arange(12.0).view(3, 4) / 12},
+    "a tree": {"tree_mask": torch.ones(3, dtype=torch.int64)},
+    "all": {
+        "return_lse": True,
+        "sinks": torch.ones(4),
+        "tree_mask": torch.ones(3, dtype=torch.int64),
+        "softcap": 5.0,
+        "split_keys": 128,
+    },
+}
+
+
+@pytest.mark.parametrize("keys", [packed, lambda shape: paged(shape, 16)], ids=["packed", "paged"])
+@pytest.mark.parametrize("own_output", [False, True])
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS.keys())
+def test_repeated_calls_of_every_kind_are_those_of_the_look_up(
+    options: dict[str, Any], own_output: bool, keys: Any, looked_up: list[object]
+) -> None:
+    call = keys(SHAPE)
+    expected = attend(call, **options)
+    more = {"out": torch.full((3, 4, 32), torch.nan)} if own_output else {}
+    attend(call, **options, **more)
+    looked_up.clear()
+    for _ in range(2):
+        if own_output:
+            more["out"].fill_(torch.nan)
+        repeated = attend(call, **options, **more)
+        for one, other in zip(
+            repeated if isinstance(repeated, tuple) else [repeated],
+            expected if isinstance(expected, tuple) else [expected],
+            strict=True,
+        ):
+            assert torch.equal(one, other)
+    assert looked_up == []
+
+
+@pytest.mark.parametrize(
+    "name", ["query", "key", "value", "cu_seqlens_q", "block_table", "seqused_k", "sinks", "tree_mask", "out"]
+)
+def test_memory_that_was_freed_is_named_in_a_repeated_call(name: str, looked_up: list[object]) -> None:
+    more = {
+        "sinks": torch.ones(4),
+        "tree_mask": torch.ones(3, dtype=torch.int64),
+        "out": torch.empty(3, 4, 32),
+    }
+    call = {**paged(SHAPE, 16), **more}
+    attend(call)
+    looked_up.clear()
+    gone = call[name].clone()
+    gone.untyped_storage().resize_(0)
+    with pytest.raises(InputError, match="has no memory"):
+        attend({**call, name: gone})
+    assert looked_up == []
+    attend(call)
+
+
+def test_a_call_that_may_be_repeated_keeps_what_it_reads() -> None:
+    call = paged(SHAPE, 16)
+    expected = attend(call)
+    launch._runs.clear()
+    gc.collect()
+    filler = [cpu._Problem(heads=1 << 40) for _ in range(64)] + [cpu._Repeat(given=99) for _ in range(64)]
+    assert torch.equal(attend(call), expected)
+    assert len(filler) == 128
 
 
 def test_a_length_outside_the_pages_is_refused_in_a_repeated_call() -> None:

@@ -273,8 +273,40 @@ static PyObject* attention_varlen_call(PyObject*, PyObject* const* arguments, in
     return status == OUT_OF_MEMORY ? PyErr_NoMemory() : PyLong_FromLong(status);
 }
 
-// A PyMethodDef, for PyCFunction_NewEx.
+// What calls have in common that differ in addresses alone. In Python: _Repeat of cpu/varlen.py.
+struct VarlenRepeat {
+    VarlenCall call;
+    int64_t given;      // tensors that the caller gave
+    int64_t place[12];  // of each one's address: which word of the call
+};
+
+// Such a call as a Python function of integers: the addresses of the problem and of a VarlenRepeat, the number of threads, the
+// addresses of output and log-sum-exp (0 for none), and of the tensors given. Returns a status, without what the fault is: the
+// function above says that. Raises MemoryError. Other Python threads run meanwhile.
+static PyObject* attention_varlen_repeat(PyObject*, PyObject* const* arguments, intptr_t count) {
+    constexpr int BEFORE = 5, MOST = 12;
+    void* value[BEFORE + MOST] = {};
+    for (int i = 0; i < BEFORE + MOST && i < count; ++i) value[i] = PyLong_AsVoidPtr(arguments[i]);
+    if (PyErr_Occurred()) return nullptr;
+    const VarlenRepeat& repeat = *(const VarlenRepeat*)value[1];
+    if (count != BEFORE + repeat.given) return PyLong_FromLong(NULL_TENSOR);
+    VarlenCall call = repeat.call;  // of this thread, as others may make the same one
+    for (int64_t i = 0; i < repeat.given; ++i) {
+        if (!value[BEFORE + i]) return PyLong_FromLong(NULL_TENSOR);
+        memcpy((char*)&call + sizeof(void*) * repeat.place[i], &value[BEFORE + i], sizeof(void*));
+    }
+    call.out = (char*)value[3];
+    call.lse = (float*)value[4];
+    void* const state = PyEval_SaveThread();
+    const int status = flashmoe_attention_varlen((const VarlenProblem*)value[0], &call, (int)(intptr_t)value[2]);
+    PyEval_RestoreThread(state);
+    return status == OUT_OF_MEMORY ? PyErr_NoMemory() : PyLong_FromLong(status);
+}
+
+// PyMethodDefs, for PyCFunction_NewEx.
 extern "C" {
 __attribute__((visibility("default"))) PyMethodDef flashmoe_varlen_method = {
     "attention_varlen", attention_varlen_call, METH_FASTCALL, nullptr};
+__attribute__((visibility("default"))) PyMethodDef flashmoe_varlen_repeat_method = {
+    "attention_varlen_repeat", attention_varlen_repeat, METH_FASTCALL, nullptr};
 }

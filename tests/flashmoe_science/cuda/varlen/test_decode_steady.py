@@ -48,7 +48,7 @@ class Gpu:
         monkeypatch.setattr(decode, "load", self._load)
         pool = TicketPool(torch.zeros(configs.MOST_ARRIVALS * 8, dtype=torch.int32), configs.MOST_ARRIVALS)
         monkeypatch.setattr(decode, "decode_arrival_pool", lambda device: pool)
-        monkeypatch.setattr(decode, "cuda_allocator", lambda: launch._on_cpu)
+        monkeypatch.setattr(decode, "cuda_allocator", lambda: launch.allocate_on_cpu)
         monkeypatch.setattr(decode, "_workspaces", decode._Workspaces())
         for module in (decode, steady):
             monkeypatch.setattr(module, "raw_stream", lambda device: self.stream)
