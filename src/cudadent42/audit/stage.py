@@ -274,8 +274,8 @@ def wants_another(row: Comparison, race: Race, case: str) -> bool:
     process had the machine meanwhile. Where launching is what takes longer, a second one would show the same."""
     if race.way is Way.SHARED:
         claimed_ms = row.baseline_latency_ms - row.latency_ms
-        untold = race.low_ms <= 0.0 and race.high_ms >= claimed_ms
-        disturbed = claimed_ms >= SHORT_MS and (untold or not comparable(row, race))
+        untold = race.high_ms >= CONFIRMED_SHARE * claimed_ms and not gain_is_confirmed(row, race)
+        disturbed = claimed_ms >= SHORT_MS and untold
     else:
         disturbed = race.way is not Way.QUEUED and not comparable(row, race)
     return disturbed or contradicted(row, race, case) is not None
