@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +13,7 @@ from cpu_attention import GuardedMemory, each_dtype, each_instruction_set
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from routing_cases import CASES, exact, incoming, logits_of
+from sanitizers import output_under_sanitizers
 from topk_reference import reference
 
 from flashmoe_science import MoE, fused_moe, topk_routing, topk_routing_with_losses
@@ -324,34 +321,9 @@ def test_chosen_experts_go_on_to_the_experts() -> None:
 
 
 @pytest.mark.parametrize("kernel", ["topk_routing", "topk_routing_backward"])
-def test_random_calls_under_the_sanitizers(kernel: str, tmp_path: Path) -> None:
-    """The kernel with AddressSanitizer and UBSan, in a process of its own that preloads their runtime."""
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("needs g++ for its sanitizer runtime")
-    runtime = subprocess.run(
-        [compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    if not Path(runtime).is_absolute():
-        pytest.skip("g++ has no AddressSanitizer runtime")
-    library = tmp_path / f"{kernel}.so"
-    flags = [flag for flag in host.COMMON_FLAGS if flag != "-O3"]
-    sanitizers = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
-    command = [compiler, *flags, *sanitizers, *host.choose_instruction_set().flags]
-    subprocess.run([*command, str(SOURCES / f"{kernel}.cpp"), "-o", str(library)], check=True)
-    done = subprocess.run(
-        [sys.executable, str(HARD / f"random_{kernel}_calls.py"), "0", "150", str(library)],
-        env={
-            **os.environ,
-            "LD_PRELOAD": runtime,
-            "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert json.loads(done.stdout)["done"] == 150
+def test_random_calls_under_the_sanitizers(kernel: str) -> None:
+    program = HARD / f"random_{kernel}_calls.py"
+    assert json.loads(output_under_sanitizers(SOURCES / f"{kernel}.cpp", program, "0", "150"))["done"] == 150
 
 
 @pytest.mark.parametrize("kernel", ["topk_routing", "topk_routing_backward"])
