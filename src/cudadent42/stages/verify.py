@@ -17,7 +17,7 @@ from cudadent42.base.seeds import derived_seed
 from cudadent42.correctness.borrowed import Borrowed, look
 from cudadent42.correctness.guards import damage, guarded, guarding_outputs
 from cudadent42.correctness.poison import poison_freed_memory
-from cudadent42.correctness.second_draw import decided, is_marginal
+from cudadent42.correctness.second_draw import MOST_DRAWS, decided, is_marginal
 from cudadent42.correctness.truth import Truth, failure, find_truth, heartbeat, judge
 from cudadent42.integrity.account import Account
 from cudadent42.integrity.watch import Watch
@@ -134,8 +134,10 @@ def verify(
                 _Whose(seen, baseline, watch.account) if seen is not None and baseline is not None else None
             )
             outcome = _check(implementation, truth, unit.kind, whose)
-        if isinstance(outcome, VerifiedCase) and is_marginal(outcome):
-            seed = derived_seed(plan.seed, "second draw")
+        for draw in ("second draw", "third draw")[: MOST_DRAWS - 1]:
+            if not isinstance(outcome, VerifiedCase) or not is_marginal(outcome):
+                break
+            seed = derived_seed(plan.seed, draw)
             other = find_truth(unit.case, unit.inputs(seed, plan.device), heartbeat(emit))
             with watch.turn(unit.implementation):
                 second = _check(implementation, other, unit.kind)

@@ -308,7 +308,7 @@ def test_what_is_a_little_over_a_bound_is_decided_by_other_values(plug_ins: Call
     report = verify(make_plan(*names, dtype="bf16"), emit=lambda event: None)
     once, always = (next(case for case in of(report, name) if case.input == "random") for name in names)
     assert once.passed
-    assert "within every bound on a second draw of values; on the first: max error" in once.detail
+    assert "within every bound on another draw of values; on the one before: max error" in once.detail
     assert not always.passed
     assert "and on the values before: max error" in always.detail
 

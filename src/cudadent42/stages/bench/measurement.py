@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from cudadent42.base.errors import UsageError
 from cudadent42.correctness.guards import Guard, damage, guarded, repair
 from cudadent42.correctness.poison import poison_freed_memory
-from cudadent42.correctness.second_draw import decided, is_marginal
+from cudadent42.correctness.second_draw import MOST_DRAWS, decided, is_marginal
 from cudadent42.correctness.truth import find_truth, heartbeat, judge
 from cudadent42.decisions.schedule import alternating, block_orders, control_name
 from cudadent42.integrity.refill import FreshInputs
@@ -434,8 +434,10 @@ class _Session:
         if ready.inputs.refillable and self.checks.were_changed(case, ready.inputs, names):
             return
         verdicts = self._judged(case, ready)
-        marginal = [each for each in verdicts if is_marginal(each)]
-        if marginal and ready.inputs.refillable:
+        for _ in range(MOST_DRAWS - 1):
+            marginal = [each for each in verdicts if is_marginal(each)]
+            if not marginal or not ready.inputs.refillable:
+                break
             ready = self._with_fresh_inputs(case, ready)
             for _ in range(1 + RETURN_WARM_UP):  # as in a visit: what counts there comes behind a warm-up
                 taken, _ = self._take(index, case, ready.entrants, ready.passes)

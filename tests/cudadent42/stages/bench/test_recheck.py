@@ -18,9 +18,9 @@ import math
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 class Alternating:
-    # Off a little on every second filling of its inputs.
-    def __init__(self, off_at):
-        self.off_at = off_at
+    # Right on one of every so many fillings of its inputs, a little off on the others.
+    def __init__(self, period, right_at):
+        self.period, self.right_at = period, right_at
         self.seen = {}
 
     def __call__(self, q, k, v, *, causal, softmax_scale):
@@ -29,7 +29,7 @@ class Alternating:
         if first != value:
             count += 1
             self.seen[q.data_ptr()] = first, count
-        off = count % 2 == self.off_at
+        off = count % self.period != self.right_at
         return a_little_off(q, k, v) if off else sdpa(q, k, v, is_causal=causal, scale=softmax_scale)
 
 def a_little_off(q, k, v):
@@ -40,7 +40,8 @@ def a_little_off(q, k, v):
     result.view(-1, result.shape[-1])[row, 0] = exact.view(-1, result.shape[-1])[row, 0] + 1.2 * bound
     return result
 
-even, odd = Alternating(0), Alternating(1)
+even, odd = Alternating(2, 1), Alternating(2, 0)
+zero, one, two = [Alternating(3, each) for each in range(3)]
 
 def attention(q, k, v, *, causal, softmax_scale):
     return a_little_off(q, k, v)
@@ -71,7 +72,15 @@ def test_what_is_off_on_some_values_is_decided_by_others(file: Path) -> None:
     assert [each.input for each in judged] == [AFTER_TIMING] * 2
     assert all(each.passed for each in judged), [each.detail for each in judged]
     (marginal,) = [each for each in judged if each.detail]
-    assert "on a second draw of values; on the first: max error" in marginal.detail
+    assert "on another draw of values; on the one before: max error" in marginal.detail
+
+
+def test_a_third_draw_decides_what_was_off_on_two(file: Path) -> None:
+    report = bench(*(f"{file}:{name}" for name in ("zero", "one", "two")))
+    judged = [each for each in report.rechecked if each.implementation != "pytorch"]
+    assert len(judged) == 3
+    assert all(each.passed for each in judged), [each.detail for each in judged]
+    assert sum("and on the values before: max error" in each.detail for each in judged) == 1
 
 
 def test_what_is_off_on_all_fails(file: Path) -> None:
