@@ -97,8 +97,7 @@ def pytest_collection() -> Iterator[object]:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # with what little garbage there is: to look for it takes half a second
 
 
 @pytest.fixture(autouse=True, scope="session")

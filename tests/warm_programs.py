@@ -12,8 +12,9 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 
 COMMAND_LINE = "cudadent42"
 SANDBOX = "cudadent42.sandbox.enter"
+WORKER = "cudadent42.worker.child"
 RUN_AS_PROGRAMS = (
-    *("cudadent42.worker.child", "cudadent42.stages.profile.target", "cudadent42.native.build"),
+    *(WORKER, "cudadent42.stages.profile.target", "cudadent42.native.build"),
     *("cudadent42.recording.child", "cudadent42.agents.work", "cudadent42.audit.nursery"),
 )
 AT_FIRST_USE = (
@@ -23,6 +24,16 @@ AT_FIRST_USE = (
     "flashmoe_science.moe",
     "flashmoe_science.explanation",
 )
+OF_WORKERS = (
+    *(
+        WORKER,
+        "cudadent42.stages.bench.measurement",
+        "cudadent42.stages.verify",
+        "cudadent42.integrity.watch",
+    ),
+    *("cudadent42.timing.flush", "cudadent42.timing.limits", "cudadent42.timing.peaks"),
+)
+"""What a worker imports, besides what is its operation's."""
 OF_MODELS = (
     "transformers",
     "transformers.models.llama.modeling_llama",

@@ -9,8 +9,8 @@ what an interpreter or its libraries read once, at their start.
 What starts in a sandbox is forked too: it confines itself as ever, and goes on as what it would have executed. With
 ``--slow``, and where a test is `fresh`, it is executed. What is forked is brief about its clocks (`brief_timing`).
 
-A command line gets a server of its own, for what it starts in turn. It is forked before the command begins, so that
-nothing of the command is in its children.
+A command line gets a server of its own, for what it starts in turn, and so does a text. It is forked before either
+begins, so that nothing of them is in its children.
 
 Linux alone: a forked process becomes a child of the one that asked for it by outliving its parent (prctl(2),
 ``PR_SET_CHILD_SUBREAPER``).
@@ -66,6 +66,10 @@ _own_server: _Server | None = None
 """In a command line that was forked: the one for what it starts."""
 _path_at_the_start: list[str] = []
 """In a server: where an interpreter without any settings looks for modules."""
+_of_workers: set[str] = set()
+"""In a server: the modules that a worker has."""
+_forgotten: list[types.ModuleType] = []
+"""In a worker: the others, which are kept, for to take them apart would copy them."""
 _threads_at_the_start = 0
 """In a server: how many PyTorch takes where nothing says how many."""
 
@@ -282,6 +286,7 @@ def _begin(request: Mapping[str, Any], files: Sequence[int], connection: socket.
     if arguments == [_SERVE]:
         _serve_models()
     if arguments[0] == "-c":
+        _serve_this_one()
         run_to_its_end(lambda: _run_text(arguments))
     if arguments[0].endswith(".py"):
         run_to_its_end(lambda: _run_script(arguments))
@@ -296,6 +301,8 @@ def _begin(request: Mapping[str, Any], files: Sequence[int], connection: socket.
 def _run_as_program(arguments: Sequence[str]) -> NoReturn:
     sys.argv = list(arguments[arguments.index("-m") + 1 :])
     module = sys.argv[0]
+    if module == programs.WORKER:
+        _forget_what_workers_have_not()
     if module in (*programs.RUN_AS_PROGRAMS, programs.SANDBOX):  # as a program it is a module of its own
         sys.modules.pop(module, None)
     run_to_its_end(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True))
@@ -422,17 +429,28 @@ def _serve_models() -> NoReturn:
     program()
 
 
+def _forget_what_workers_have_not() -> None:
+    """A worker looks at every function of the lab's that it has imported, again and again."""
+    for name in [name for name in sys.modules if name.startswith("cudadent42.") and name not in _of_workers]:
+        package, _, last = name.rpartition(".")
+        _forgotten.append(sys.modules.pop(name))
+        if package in sys.modules and vars(sys.modules[package]).get(last) is _forgotten[-1]:
+            delattr(sys.modules[package], last)
+
+
 def _import_everything() -> None:
     """All that a command or its worker imports sooner or later; an extra is left to what asks for it."""
     import cudadent42
 
+    for name in (*programs.AT_FIRST_USE, *programs.OF_WORKERS):
+        importlib.import_module(name)
+    _of_workers.update(sys.modules)
     left_out = {*programs.RUN_AS_PROGRAMS, "cudadent42.__main__"}
     for module in pkgutil.walk_packages(cudadent42.__path__, "cudadent42."):
         if module.name not in left_out:
             with contextlib.suppress(ImportError):  # of an extra that is not installed
                 importlib.import_module(module.name)
-    for name in programs.AT_FIRST_USE:
-        importlib.import_module(name)
+    _of_workers.update(name for name in sys.modules if name.startswith("cudadent42.operations."))
     _build_command_line()
 
 

@@ -321,14 +321,13 @@ def test_interrupt_ends_the_worker_and_keeps_the_blocks(candidate: Callable[[str
     assert verified.passed  # the same Worker starts a new process
 
 
+@pytest.mark.warm
 @pytest.mark.parametrize("how", ["sleeps", "holds_the_lock", "stops_itself"])
 def test_worker_ends_when_its_parent_is_killed(
     candidate: Callable[[str], str], tmp_path: Path, how: str
 ) -> None:
-    script = tmp_path / "parent.py"
-    script.write_text(
-        textwrap.dedent(
-            f"""
+    script = textwrap.dedent(
+        f"""
             from cudadent42.operations.attention.case import AttentionCase
             from cudadent42.model.records import Plan
             from cudadent42.worker.parent import Worker
@@ -338,10 +337,9 @@ def test_worker_ends_when_its_parent_is_killed(
             with Worker() as worker:
                 run_stage("verify", plan, on_event=lambda e: print(worker.pid, flush=True), worker=worker)
             """
-        )
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, env=environment) as parent:
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         while not (tmp_path / "candidates.py.there").exists():  # until the time limit of a test
