@@ -119,8 +119,11 @@ def test_a_run_keeps_one_row_per_timed_call(run: tuple[Path, str, str]) -> None:
 def test_a_run_ends_with_a_table_and_a_line_of_verdict(run: tuple[Path, str, str]) -> None:
     folder, out, err = run
     lines = [line.rstrip() for line in out.splitlines() if line.strip()]
+    # On a busy machine not all of the eight blocks count, and fewer allow no verdict.
+    few = r"undecided: cudadent42 against pytorch; fewer than 8 blocks that count allow no verdict;"
     assert re.match(
-        r"(faster|slower|equal|undecided): cudadent42 against pytorch, [\d.]+× .* of 4 cells", lines[-1]
+        rf"(faster|slower|equal|undecided): cudadent42 against pytorch, [\d.]+× .* of 4 cells|{few}",
+        lines[-1],
     )
     assert sum(bool(re.match(r" (one|two) +(fp32|bf16) ", line)) for line in lines) == 4
     assert f"run folder: {folder}" in lines
