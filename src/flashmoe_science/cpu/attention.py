@@ -92,6 +92,8 @@ class _OfThread(threading.local):
     def __init__(self) -> None:
         self.last = _NOTHING
         """The last call that was made."""
+        self.takes_turns = False
+        """Whether the last call was another than the one before: the next is not compared with it first."""
         self.by_shape: dict[tuple[object, ...], _Repeat] = {}
         """The last with these shapes of query and key and these options: layers of two kinds take turns."""
 
@@ -113,9 +115,11 @@ def repeated(
     What matches has the same type and dispatch keys as what `forward` was given to know again, a transform's and
     autocast's among them. Whoever asks has seen to tangents and to modes that see operators: keys do not show them.
     """
-    same_causal, same_scale, same_lse, recorded, matches, call, _ = _thread.last
+    thread = _thread
+    same_causal, same_scale, same_lse, recorded, matches, call, _ = thread.last
     if (
-        causal is same_causal
+        not thread.takes_turns
+        and causal is same_causal
         and return_lse is same_lse
         and (
             softmax_scale is same_scale
@@ -126,7 +130,6 @@ def repeated(
         and not (recorded and torch.is_grad_enabled())
     ):
         return call(query, key, value)
-    thread = _thread
     try:
         other = thread.by_shape.get((query.shape, key.shape, causal, softmax_scale, return_lse))
     except (AttributeError, TypeError, RuntimeError):
@@ -134,13 +137,14 @@ def repeated(
         return None
     if (
         other is None
-        or other is thread.last
+        or (other is thread.last and not thread.takes_turns)
         or causal is not other.causal
         or return_lse is not other.return_lse
         or not other.matches(query, key, value)
         or (other.recorded and torch.is_grad_enabled())
     ):
         return None
+    thread.takes_turns = other is not thread.last
     thread.last = other
     return other.call(query, key, value)
 

@@ -81,6 +81,18 @@ def test_shapes_that_take_turns_are_looked_up_once_each(looked_up: list[object])
         assert torch.equal(result, afresh(tensors))
 
 
+def test_a_shape_that_comes_again_after_turns_is_compared_first() -> None:
+    short, long = inputs(5), inputs(40)
+    for tensors in (short, long) * 2:
+        flash_attention(*tensors)
+    assert attention._thread.takes_turns
+    for _ in range(2):
+        flash_attention(*long)
+    assert not attention._thread.takes_turns
+    attention._thread.by_shape.clear()
+    assert torch.equal(flash_attention(*long), afresh(long))
+
+
 def test_options_that_take_turns_are_looked_up_once_each(looked_up: list[object]) -> None:
     tensors = inputs()
     for _ in range(3):
