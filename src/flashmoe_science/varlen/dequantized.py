@@ -16,8 +16,9 @@ from flashmoe_science.varlen.problem import Problem, Run, Sizes, Tensors
 def prepare(problem: Problem, dtype: torch.dtype, prepare_wide: Callable[[Problem], Run]) -> Run:
     """What makes calls of a quantised problem by a kernel for ``dtype``.
 
-    Keys and values are widened and scaled in ``dtype``: exact in float32, rounded once in 16 bits. Pages are copied for
-    each sequence, so the copy is as large as the block table's pages are, whatever the lengths.
+    Keys and values are widened and scaled in ``dtype``: exact in float32, rounded once in 16 bits. On the CPU the pages
+    that hold keys are copied, each once. Elsewhere nobody reads lengths: pages are copied for each sequence, and the
+    copy is as large as the block table's pages are.
 
     Args:
         prepare_wide: see `problem.Backend.prepare`, on the device that the tensors will be on.
@@ -42,9 +43,17 @@ def prepare(problem: Problem, dtype: torch.dtype, prepare_wide: Callable[[Proble
         pages, table = None, tensors.block_table
         if table is not None:
             there = (table >= 0) & (table < tensors.key.shape[0])
-            pages = torch.where(there, table, 0).flatten().long()
-            numbers = torch.arange(pages.numel(), dtype=torch.int32, device=table.device).view(table.shape)
-            table = torch.where(there, numbers, -1)
+            if table.is_cpu and tensors.seqused_k is not None:
+                first_key = torch.arange(table.shape[1], dtype=torch.int64, device=table.device) * page
+                there &= first_key < tensors.seqused_k[:, None]
+                pages, numbers = torch.unique(table[there].long(), return_inverse=True)
+                table = torch.full_like(table, -1).masked_scatter_(there, numbers.int())
+            else:
+                pages = torch.where(there, table, 0).flatten().long()
+                numbers = torch.arange(pages.numel(), dtype=torch.int32, device=table.device).view(
+                    table.shape
+                )
+                table = torch.where(there, numbers, -1)
         output = torch.empty(tensors.output.shape, dtype=dtype, device=tensors.output.device)
         run_wide(
             tensors._replace(

@@ -10,6 +10,7 @@ from varlen_cases import Shape, bounds, packed, paged, quantized
 from varlen_quantized import assert_as_exact_as_ideal
 
 from flashmoe_science import InputError, attention_varlen
+from flashmoe_science.varlen import dequantized
 
 BF16, FP16, FP8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
 SHAPE = Shape((1, 5, 1, 0), (70, 40, 1, 3), dtype=BF16)
@@ -63,3 +64,31 @@ def test_what_does_not_fit_is_refused(changes: dict[str, torch.Tensor], message:
 def test_scales_of_a_cache_that_is_not_fp8_are_refused() -> None:
     with pytest.raises(InputError, match=r"key_scale is given with a cache of torch\.bfloat16"):
         attend(packed(SHAPE), key_scale=torch.ones(()))
+
+
+def test_only_pages_that_hold_keys_are_widened_and_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table may be as wide as the longest context, and sequences may share a prefix."""
+    small, wide = quantized(call := paged(SHAPE, 16, spare_columns=200, garbage=0), "each key")
+    for each in (small, wide, call):
+        each["block_table"] = each["block_table"].clone()
+        each["block_table"][1, :2] = each["block_table"][0, :2]
+    sizes = []
+    widened = dequantized._widened
+
+    def counted(cache: torch.Tensor, *others: Any) -> torch.Tensor:
+        rows = widened(cache, *others)
+        sizes.append(rows.shape[0])
+        return rows
+
+    monkeypatch.setattr(dequantized, "_widened", counted)
+    out, lse = attend(small)
+    assert sizes == [8, 8]  # 5 pages, 3 of which two are shared, 1 and 1
+    assert_as_exact_as_ideal(out, lse, call, wide, **bounds(SHAPE))
+
+
+def test_a_batch_without_keys() -> None:
+    shape = Shape((1, 2), (0, 0), dtype=BF16)
+    small, _ = quantized(paged(shape, 16), "each head")
+    out, lse = attention_varlen(**small, **bounds(shape), return_lse=True)  # type: ignore[arg-type]
+    assert (out == 0).all()
+    assert (lse == -torch.inf).all()
