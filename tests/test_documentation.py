@@ -124,7 +124,7 @@ def test_the_ways_into_a_model_run() -> None:
         pytest.skip("needs transformers")
     page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(blocks)],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"},
