@@ -2,8 +2,8 @@
 
     python benchmarks/decode_cpu.py [--keys 32768] [--rounds 40] [--threads N] --output FOLDER
 
-One sequence, one query, 8 key/value heads of head dimension 128, on all threads: dense calls with a query head for each
-key/value head, and `attention_varlen` over pages of 64 with one and with four. Rounds go over several caches, so that
+One sequence, one query, 8 key/value heads of head dimension 128, on all threads: dense calls, and `attention_varlen` over pages
+of 64, each with one and with four query heads for each key/value head. Rounds go over several caches, so that
 none is in the processor's own memory, and each calls all ways in random order, reading among them. Writes decode.json.
 """
 
@@ -49,10 +49,15 @@ def calls_of(dtype: torch.dtype, keys: int) -> Calls:
     table = torch.arange(keys // PAGE, dtype=torch.int32).view(1, -1)
     used, begins = torch.tensor([keys], dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32)
 
-    def dense(cache: torch.Tensor) -> torch.Tensor:
-        # The same memory, as (1, heads, keys, head_dim).
-        key, value = cache.view(2, 1, HEADS, keys, HEAD_DIM)
-        return flash_attention(one.view(1, HEADS, 1, HEAD_DIM), key, value)
+    def dense(query: torch.Tensor) -> Way:
+        def call(cache: torch.Tensor) -> torch.Tensor:
+            # The same memory, as (1, heads, keys, head_dim).
+            key, value = cache.view(2, 1, HEADS, keys, HEAD_DIM)
+            out = flash_attention(query.view(1, -1, 1, HEAD_DIM), key, value)
+            assert isinstance(out, torch.Tensor)
+            return out
+
+        return call
 
     def paged(query: torch.Tensor) -> Way:
         def call(cache: torch.Tensor) -> torch.Tensor:
@@ -66,7 +71,13 @@ def calls_of(dtype: torch.dtype, keys: int) -> Calls:
 
         return call
 
-    return Calls({"dense": dense, "paged": paged(one), "paged, 4 heads a key": paged(four)}, one, four)
+    ways = {
+        "dense": dense(one),
+        "dense, 4 heads a key": dense(four),
+        "paged": paged(one),
+        "paged, 4 heads a key": paged(four),
+    }
+    return Calls(ways, one, four)
 
 
 def check(dtype: str, keys: int) -> None:
@@ -77,7 +88,7 @@ def check(dtype: str, keys: int) -> None:
         query = (calls.four if "4" in name else calls.one).float().transpose(0, 1)
         # (heads, keys, head_dim) in the way's own order.
         key, value = (
-            cache.float().view(2, HEADS, keys, HEAD_DIM) if name == "dense" else cache.float().transpose(1, 2)
+            cache.float().view(2, HEADS, keys, HEAD_DIM) if name.startswith("dense") else cache.float().transpose(1, 2)
         )
         key, value = (each.repeat_interleave(len(query) // HEADS, 0) for each in (key, value))
         weights = (query @ key.transpose(1, 2) * HEAD_DIM**-0.5).softmax(-1)

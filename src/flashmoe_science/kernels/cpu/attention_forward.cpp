@@ -8,7 +8,7 @@
 // are transposed, once a tile. A task is one or more tiles of the same head that share each prepared key
 // block.
 //
-// A lone query of a key/value head takes another way, see decode.h. How the three element types run in tiles:
+// A few rows of a key/value head take another way, see decode.h. How the three element types run in tiles:
 //   fp32           multiply-adds on the user's K and V (copied block by block if their rows are far apart)
 //   bf16           AVX512-BF16 dot products of pairs: along d for scores, along keys for the output; with AMX whole blocks
 //                  of them on the matrix unit
@@ -111,32 +111,26 @@ void run_task(const Job& job, Workspace& w, int64_t space, int64_t part, int64_t
         use_part(job, w, space, 0);
         for (int t = 0; t < tiles; ++t)
             for (int c = 0; c < up_to_multiple(w.tile[t].rows, W) / W; ++c)
-                combine_column(job, w.tile[t], c, (int)p.head_dim, ld, 1);
+                combine_column(job, w.tile[t], c, (int)p.head_dim, ld);
     }
     float* lse = job.lse ? job.lse + (batch * p.heads + head) * p.seqlen_q : nullptr;
     for (int t = 0; t < tiles; ++t)
         finish_tile<Path>(job, w, w.tile[t], lse, up_to_multiple(w.tile[t].rows, W) / W, ld);
 }
 
-template <class T>
-void run_decode(const Job& job, Workspace& w, int64_t space, int64_t first_key, int64_t last_key) {
-    decode<T>(job, w, space, first_key, last_key);
-    if (job.parts > 1) {
-        if (!is_last_part(job, space)) return;
-        use_part(job, w, space, 0);
-        combine_column(job, w.tile[0], 0, 1, 0, up_to_multiple(job.problem->head_dim, W) / W);
-    }
-    finish_decode<T>(job, w.tile[0], space);
-}
+struct ThreadWorkspace : Workspace {
+    DecodeWorkspace decode;
+};
 
-bool arrange(const Job& job, Workspace& w) {
+bool arrange(const Job& job, ThreadWorkspace& w) {
     const size_t ld = job.tile_queries;
     const size_t d = job.problem->head_dim;
     const size_t block = BLOCK_KEYS * d;
     const size_t of_tile = 2 * d * ld + 2 * ld + (job.integers ? d / 2 * ld + ld : 0);
     const size_t of_integers = job.integers ? block + d + ld : 0;
+    const size_t of_few = job.few ? decode_floats(job) : 0;
     float* at =
-        reserve_scratch(job.task_tiles * of_tile + 2 * BLOCK_KEYS * ld + 2 * ld + 2 * block + of_integers);
+        reserve_scratch(job.task_tiles * of_tile + 2 * BLOCK_KEYS * ld + 2 * ld + 2 * block + of_integers + of_few);
     if (at == nullptr) return false;
     const auto take = [&at](size_t floats) {
         float* const taken = at;
@@ -160,13 +154,14 @@ bool arrange(const Job& job, Workspace& w) {
         w.integers = {(int16_t*)take(block / 2), take(block / 2), take(d), 0.0f, 0.0f, 0.0f};
         w.gain = take(ld);
     }
+    if (job.few) arrange_decode(job, w.decode, take(decode_floats(job)));
     return true;
 }
 
 template <class Path>
 void work(void* data) {
     Job& job = *(Job*)data;
-    Workspace w;
+    ThreadWorkspace w;
     if (!arrange(job, w)) {
         __atomic_store_n(&job.out_of_memory, 1, __ATOMIC_RELAXED);
         return;
@@ -179,16 +174,16 @@ void work(void* data) {
         int64_t part = task / job.row_spaces;
         int64_t first_key = 0, last_key = job.problem->seqlen_k;
         if (job.parts > 1) {
-            use_part(job, w, space, part);
+            if (!job.few) use_part(job, w, space, part);
             first_key = part * job.part_keys;
             last_key = smaller(last_key, first_key + job.part_keys);
-            part = 0;
+            if (!job.few) part = 0;
         } else if (job.causal) {
             // Later queries of a causal mask see more keys: longest tasks first.
             part = job.tasks_per_space - 1 - part;
         }
-        if (job.rows == 1)
-            run_decode<typename Path::Element>(job, w, space, first_key, last_key);
+        if (job.few)
+            run_few<typename Path::Element>(job, w.decode, space, part, first_key, last_key);
         else
             run_task<Path>(job, w, space, part, first_key, last_key);
     }
@@ -292,6 +287,7 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_attention_forward
     job.next_task = 0;
     job.out_of_memory = 0;
     job.integers = takes_integers(job);
+    job.few = takes_few(job);
     threads = divide(job, threads);
     void* memory = nullptr;
     if (job.parts > 1) {

@@ -1,146 +1,136 @@
-// One query for a key/value head (decoding without grouped heads). In a tile it would fill one lane; here lanes
-// lie along the head dimension for the products and along keys for the softmax, so that every load is a whole
-// vector of a key or a value, read in place.
+// A few query rows for a key/value head, without a mask: decoding, also with grouped heads. In a tile they would fill a few lanes;
+// here lanes lie along the head dimension for the products and along keys for the softmax, see few_products.h.
 #pragma once
 
 #include <math.h>
 
-#include "fetch.h"
-#include "paths.h"
-#include "softmax.h"
+#include "few.h"
+#include "split.h"
 
 namespace {
 
-// Rows are asked for so many keys before they are read. From memory, in the order in which they lie there: eight or sixteen
-// rows are multiplied at a time, which no processor foresees.
-constexpr int FETCH_AHEAD = 32;
+struct DecodeWorkspace {
+    FewHead head;
+    FewRows rows;  // of keys, then of values
+    float* sums;   // of a row space whose keys are not split
+};
 
-// scores[k] = query * key[k]; those that fill up the last vector are minus infinity.
-template <class T>
-void score_keys(const float* query, const char* key, ptrdiff_t key_row, int keys, int head_dim, float* scores) {
-    for (int k = 0; k < keys; k += W) {
-        const char* row[W];
-        F x[W];
-#pragma GCC unroll 16
-        for (int i = 0; i < W; ++i) {
-            row[i] = key + smaller(k + i, keys - 1) * key_row;
-            x[i] = set1(0.0f);
-        }
-#pragma GCC unroll 16
-        for (int i = 0; i < W; ++i) fetch_row(key + (k + i + FETCH_AHEAD) * key_row, head_dim * (int)sizeof(T));
-        for (int d = 0; d < head_dim; d += W) {
-            const F q = load(query + d);
-#pragma GCC unroll 16
-            for (int i = 0; i < W; ++i) x[i] = madd(load_first((const T*)row[i] + d, head_dim - d), q, x[i]);
-        }
-        transpose(x);
-#pragma GCC unroll 4
-        for (int half = W / 2; half > 0; half /= 2)
-#pragma GCC unroll 8
-            for (int i = 0; i < half; ++i) x[i] = add(x[i], x[i + half]);
-        store(scores + k, x[0]);
-    }
-    for (int k = keys; k < up_to_multiple(keys, W); ++k) scores[k] = -__builtin_inff();
+size_t decode_floats(const Job& job) {
+    return few_head_floats(job.problem->head_dim, job.problem->head_dim) + few_part_floats(job.problem->head_dim, job.rows);
 }
 
-// out[d] = out[d] * rescale + weights * value[.][d] for G vectors from d on, summed in 8 / G interleaved chains.
-template <class T, int G>
-INLINE void add_values(
-    const float* weights, const char* value, ptrdiff_t value_row, int keys, int d, int head_dim, F rescale, float* out) {
-    constexpr int CHAINS = 8 / G;
-    F sum[8];
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) sum[i] = set1(0.0f);
-    value += d * sizeof(T);
-    const int left = head_dim - d;
-    const auto add_row = [&](int k, int chain) __attribute__((always_inline)) {
-        const F weight = set1(weights[k]);
-        const T* row = (const T*)(value + k * value_row);
-#pragma GCC unroll 8
-        for (int g = 0; g < G; ++g)
-            sum[chain * G + g] = madd(weight, load_first(row + g * W, left - g * W), sum[chain * G + g]);
-    };
-    int k = 0;
-    for (; k + CHAINS <= keys; k += CHAINS) {
-#pragma GCC unroll 8
-        for (int chain = 0; chain < CHAINS; ++chain)
-            fetch_row(value + (k + chain + FETCH_AHEAD) * value_row, G * W * (int)sizeof(T));
-#pragma GCC unroll 8
-        for (int chain = 0; chain < CHAINS; ++chain) add_row(k + chain, chain);
-    }
-    for (; k < keys; ++k) add_row(k, 0);
-#pragma GCC unroll 4
-    for (int half = CHAINS / 2; half > 0; half /= 2)
-#pragma GCC unroll 8
-        for (int i = 0; i < half * G; ++i) sum[i] = add(sum[i], sum[i + half * G]);
-#pragma GCC unroll 8
-    for (int g = 0; g < G; ++g) store(out + d + g * W, madd(load(out + d + g * W), rescale, sum[g]));
+void arrange_decode(const Job& job, DecodeWorkspace& w, float* at) {
+    arrange_few_head(w.head, at, job.problem->head_dim, job.problem->head_dim);
+    w.sums = at + few_head_floats(job.problem->head_dim, job.problem->head_dim);
 }
 
-// The query of a row space against keys [first_key, last_key): unnormalised output, sum by lanes, maximum in every lane.
-template <class T>
-void decode(const Job& job, const Workspace& w, int64_t space, int64_t first_key, int64_t last_key) {
+bool takes_few(const Job& job) { return !job.causal && job.rows <= MAX_FEW_ROWS; }
+
+// How the rows of the row space lie: its first head's, then the next one's.
+template <class Visit>
+void for_rows_of_space(const Job& job, int64_t space, Visit visit) {
     const AttentionProblem& p = *job.problem;
-    const Tile& tile = w.tile[0];
-    const int head_dim = (int)p.head_dim;
-    const int64_t batch = space / p.heads;
-    const int64_t head = space % p.heads;
-    const int64_t kv_head = head / (p.heads / p.kv_heads);
-    const T* query = (const T*)(job.query + batch * p.query_stride[0] + head * p.query_stride[1]);
-    const char* key = job.key + batch * p.key_stride[0] + kv_head * p.key_stride[1];
-    const char* value = job.value + batch * p.value_stride[0] + kv_head * p.value_stride[1];
+    const int64_t spaces = p.heads / job.fold;
+    for (int64_t row = 0; row < job.rows; ++row)
+        visit((int)row, space / spaces, space % spaces * job.fold + row / p.seqlen_q, row % p.seqlen_q);
+}
 
-    const F sign = set1(job.query_factor);
-    for (int d = 0; d < head_dim; d += W) {
-        store(tile.query + d, mul(load_first(query + d, head_dim - d), sign));
-        store(tile.out + d, set1(0.0f));
-    }
-    // Lanes hold the same maximum and each its own part of the sum.
-    const Running running = {tile.maximum, tile.sum, w.rescale};
-    store(tile.maximum, set1(-__builtin_inff()));
-    store(tile.sum, set1(0.0f));
+// The queries' addresses; copies with another sign, or of zeros, where that is what the scale is.
+template <class T>
+void find_queries(const Job& job, const FewHead& head, int64_t space, const char* query[MAX_FEW_ROWS]) {
+    const AttentionProblem& p = *job.problem;
+    for_rows_of_space(job, space, [&](int row, int64_t batch, int64_t of_head, int64_t position) {
+        query[row] = job.query + batch * p.query_stride[0] + of_head * p.query_stride[1] + position * p.query_stride[2];
+        if (job.query_factor == 1.0f) return;
+        T* const copy = (T*)(head.block + row * few_dimension(p.head_dim));
+        for (int d = 0; d < (int)p.head_dim; ++d) narrow(copy + d, widen(((const T*)query[row])[d]) * job.query_factor);
+        query[row] = (const char*)copy;
+    });
+}
+
+// Rows [first, last) of a head, and those up to `end` that are asked for meanwhile.
+void find_rows(const char* base, ptrdiff_t row, int64_t bytes, int64_t first, int64_t last, int64_t end, FewRows& rows) {
+    rows.base = base;
+    rows.head_row = 0;
+    rows.heads = 1;
+    rows.keys = (int)(last - first);
+    rows.ahead = keys_ahead(1, bytes);
+    const int64_t from = NO_LOADS ? 0 : first;
+    const int there = (int)smaller<int64_t>(rows.keys + rows.ahead, end - first);
+    for (int i = 0; i < there; ++i) rows.offset[i] = (from + i) * row;
+    for (int i = there; i < rows.keys + rows.ahead; ++i) rows.offset[i] = rows.offset[there - 1];
+}
+
+// The rows of a row space, at most R, against keys [first_key, last_key).
+template <class T, int R>
+void attend_few(const Job& job, DecodeWorkspace& w, int64_t space, int64_t first_key, int64_t last_key) {
+    constexpr bool PAIRS = FEW_PAIRS<T, R>;
+    const AttentionProblem& p = *job.problem;
+    const int head_dim = (int)p.head_dim;
+    const int64_t spaces = p.heads / job.fold, batch = space / spaces;
+    const int64_t kv_head = space % spaces * job.fold / (p.heads / p.kv_heads);
+    const char* const key = job.key + batch * p.key_stride[0] + kv_head * p.key_stride[1];
+    const char* const value = job.value + batch * p.value_stride[0] + kv_head * p.value_stride[1];
+    FewHead& head = w.head;
+    const char* query[MAX_FEW_ROWS];
+    find_queries<T>(job, head, space, query);
+    start_few<T, R>(head, query, (int)job.rows, head_dim, head_dim);
     for (int64_t first = first_key; first < last_key; first += BLOCK_KEYS) {
-        const int64_t from = NO_LOADS ? 0 : first;
-        const int keys = (int)smaller<int64_t>(BLOCK_KEYS, last_key - first);
-        const int vectors = up_to_multiple(keys, W) / W;
-        score_keys<T>(tile.query, key + from * p.key_stride[2], p.key_stride[2], keys, head_dim, w.scores);
-        F highest = set1(-__builtin_inff());
-        for (int i = 0; i < vectors; ++i) highest = max(load(w.scores + i * W), highest);
-        float lane[W], most = -__builtin_inff();
-        store(lane, highest);
-        for (int i = 0; i < W; ++i)
-            if (lane[i] > most) most = lane[i];
-        store(w.block_max, set1(most));
-        raise_maxima<1>(running, 0, w.block_max, job.scale);
-        weigh<1>(w.scores, W, vectors, 0, w.block_max, running, job.scale);
-
-        const F rescale = load(w.rescale);
-        const char* const rows = value + from * p.value_stride[2];
-        int d = 0;
-        for (; head_dim - d > 7 * W; d += 8 * W)
-            add_values<T, 8>(w.scores, rows, p.value_stride[2], keys, d, head_dim, rescale, tile.out);
-        for (; head_dim - d > 3 * W; d += 4 * W)
-            add_values<T, 4>(w.scores, rows, p.value_stride[2], keys, d, head_dim, rescale, tile.out);
-        for (; head_dim - d > W; d += 2 * W)
-            add_values<T, 2>(w.scores, rows, p.value_stride[2], keys, d, head_dim, rescale, tile.out);
-        if (d < head_dim)
-            add_values<T, 1>(w.scores, rows, p.value_stride[2], keys, d, head_dim, rescale, tile.out);
+        const int64_t last = smaller(first + BLOCK_KEYS, last_key);
+        find_rows(key, p.key_stride[2], head_dim * sizeof(T), first, last, last_key, w.rows);
+        score_few<T, R>(&head, w.rows, head_dim);
+        for (int r = 0; r < (int)job.rows; ++r) {
+            for (int k = w.rows.keys; k < up_to_multiple(w.rows.keys, W); ++k)
+                head.scores[r * BLOCK_KEYS + k] = -__builtin_inff();
+            weigh_few_row<PAIRS>(head, r, w.rows.keys, job.scale);
+        }
+        find_rows(value, p.value_stride[2], head_dim * sizeof(T), first, last, last_key, w.rows);
+        add_values_few<T, R, PAIRS>(&head, w.rows, head_dim);
     }
 }
 
-template <class T>
-void finish_decode(const Job& job, const Tile& tile, int64_t space) {
+// The result's rows from what store_few_part leaves.
+template <class T, bool PAIRS>
+void finish_few(const Job& job, const float* sums, int64_t space) {
+    // The division's rounding is below that of a 16-bit result by a product too.
+    constexpr bool DIVIDE = sizeof(T) == sizeof(float);
     const AttentionProblem& p = *job.problem;
-    const int head_dim = (int)p.head_dim;
-    T* out = (T*)(job.out + space / p.heads * p.out_stride[0] + space % p.heads * p.out_stride[1]);
-    float sum = 0.0f;
-    for (int i = 0; i < W; ++i) sum += tile.sum[i];
-    // Without keys zero, by zero over one.
-    const F divisor = set1(p.seqlen_k == 0 ? 1.0f : sum);
-    for (int d = 0; d < head_dim; d += W) store_first(out + d, div(load(tile.out + d), divisor), head_dim - d);
-    if (job.lse != nullptr)
-        job.lse[space] = p.seqlen_k == 0 ? -__builtin_inff()
-                                        : (float)(tile.maximum[0] * ((double)job.scale / LOG2_E) + log((double)sum));
+    const int row_floats = few_dimension(p.head_dim);
+    const float* const maximum = sums + job.rows * row_floats;
+    for_rows_of_space(job, space, [&](int row, int64_t batch, int64_t head, int64_t position) {
+        const float sum = maximum[job.rows + row];
+        // Without keys zero.
+        const float by = p.seqlen_k == 0 ? (DIVIDE ? 1.0f : 0.0f) : DIVIDE ? sum : 1.0f / sum;
+        char* const out = job.out + batch * p.out_stride[0] + head * p.out_stride[1] + position * p.out_stride[2];
+        write_few_row<T, PAIRS, DIVIDE>(sums + row * row_floats, by, (int)p.head_dim, (T*)out);
+        if (job.lse != nullptr)
+            job.lse[(batch * p.heads + head) * p.seqlen_q + position] =
+                p.seqlen_k == 0 ? -__builtin_inff()
+                                : (float)(maximum[row] * ((double)job.scale / LOG2_E) + log((double)sum));
+    });
+}
+
+// A part of a row space's keys, and the result of the space where it is the last part that is finished.
+template <class T>
+void run_few(const Job& job, DecodeWorkspace& w, int64_t space, int64_t part, int64_t first_key, int64_t last_key) {
+    const int rows = (int)job.rows, row = few_dimension(job.problem->head_dim);
+    if (rows == 1)
+        attend_few<T, 1>(job, w, space, first_key, last_key);
+    else if (rows == 2)
+        attend_few<T, 2>(job, w, space, first_key, last_key);
+    else if (rows <= 4)
+        attend_few<T, 4>(job, w, space, first_key, last_key);
+    else
+        attend_few<T, MAX_FEW_ROWS>(job, w, space, first_key, last_key);
+    const size_t floats = few_part_floats(job.problem->head_dim, rows);
+    float* const sums = job.parts > 1 ? job.part_sums + space * job.parts * floats : w.sums;
+    store_few_part(w.head, rows, row, sums + part * floats);
+    if (job.parts > 1) {
+        if (!is_last_part(job, space)) return;
+        for (int64_t other = 1; other < job.parts; ++other)
+            add_few_part(sums, sums + other * floats, rows, row, job.scale);
+    }
+    rows == 1 ? finish_few<T, FEW_PAIRS<T, 1>>(job, sums, space) : finish_few<T, FEW_PAIRS<T, 2>>(job, sums, space);
 }
 
 }  // namespace

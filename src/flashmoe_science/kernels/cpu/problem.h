@@ -65,6 +65,7 @@ struct Job {
     int64_t fold;         // query heads whose rows share one row space: 1, or the group size
     int64_t rows;         // rows in one row space: fold * seqlen_q
     int64_t row_spaces;
+    bool few;             // rows are so few that they take decode.h's way
     int tile_queries;     // a multiple of W
     int task_tiles;
     bool integers;        // products of 16-bit integers, where a block's numbers allow it

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "exp2.h"
-#include "problem.h"
+#include "few.h"
 
 namespace {
 
@@ -25,6 +25,7 @@ int64_t keys_of_part(const Job& job) {
 
 // Floats that the sums of one part take.
 size_t part_floats(const Job& job) {
+    if (job.few) return few_part_floats(job.problem->head_dim, job.rows);
     return (size_t)job.task_tiles * job.tile_queries * (job.problem->head_dim + 2);
 }
 
@@ -45,9 +46,9 @@ bool is_last_part(const Job& job, int64_t space) {
     return __atomic_add_fetch(job.parts_done + space, 1, __ATOMIC_ACQ_REL) == job.parts;
 }
 
-// The first part's maxima, sums and outputs of tile t become those of all parts. A vector of `factor` goes with `columns`
-// vectors of each of the output's rows, which are `ld` floats apart.
-void combine_column(const Job& job, const Tile& first, int column, int rows, ptrdiff_t ld, int columns) {
+// The first part's maxima, sums and outputs of tile t become those of all parts.
+// Those of queries in the vector `column`, with `rows` rows of the output that are `ld` floats apart.
+void combine_column(const Job& job, const Tile& first, int column, int rows, ptrdiff_t ld) {
     const size_t stride = part_floats(job);
     const int at = column * W;
     F highest = load(first.maximum + at);
@@ -65,8 +66,7 @@ void combine_column(const Job& job, const Tile& first, int column, int rows, ptr
             store(to, p == 0 ? mul(load(x), factor) : madd(load(x), factor, load(to)));
         };
         add_part(first.sum + at, first.sum + p * stride + at);
-        for (int r = 0; r < rows; ++r)
-            for (int c = 0; c < columns; ++c) add_part(first.out + r * ld + at + c * W, from + r * ld + at + c * W);
+        for (int r = 0; r < rows; ++r) add_part(first.out + r * ld + at, from + r * ld + at);
     }
     store(first.maximum + at, highest);
 }

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "few.h"
 #include "varlen_problem.h"
 
 namespace {
@@ -52,9 +53,6 @@ int check_lengths(const VarlenProblem& p, VarlenCall& call) {
     return SUCCESS;
 }
 
-// Rows that share a key/value head and are fewer than this are no tile, see varlen_few.h. With split_keys a row's bits may not
-// depend on how many rows come with it: then all take the tiles.
-constexpr int MAX_FEW_ROWS = W >= 8 ? 8 : 4;
 // Key/value heads of a task with few rows, at most; as many as have rows that are so long together.
 constexpr int MAX_FEW_HEADS = 16;
 constexpr int64_t FEW_HEADS_BYTES = 2048;
@@ -75,9 +73,8 @@ int64_t space_rows(const VarlenProblem& p, const Sequence& sequence) {
 }
 bool has_few_rows(const VarlenProblem& p, const Sequence& sequence) { return space_rows(p, sequence) <= FOLD_QUERIES; }
 
-int few_dimension(int64_t of) { return up_to_multiple(of, 2 * W); }
-int64_t few_part_floats(const VarlenProblem& p, int64_t rows) { return rows * (few_dimension(p.value_dim) + 2); }
-
+// No more rows share a key/value head than varlen_few.h takes. With split_keys a row's bits may not depend on how many rows come
+// with it: then all take the tiles.
 bool takes_few(const VarlenProblem& p, const Sequence& sequence) {
     return p.split_keys == 0 && space_rows(p, sequence) <= MAX_FEW_ROWS;
 }
@@ -147,7 +144,7 @@ Plan make_tasks(const VarlenProblem& p, const VarlenCall& call, const Division& 
         const int64_t start = seen.first / wanted * wanted;
         const int64_t part_keys = division.in_turn ? larger<int64_t>(1, seen.last - start) : wanted;
         const int64_t parts = larger<int64_t>(1, (seen.last - start + part_keys - 1) / part_keys);
-        const int64_t floats = takes_few(p, sequence) ? few_part_floats(p, rows)
+        const int64_t floats = takes_few(p, sequence) ? (int64_t)few_part_floats(p.value_dim, rows)
                                                       : up_to_multiple(rows, TILE_QUERIES) * (p.value_dim + 2);
         for (int64_t part = 0; part < parts; ++part)
             for (int64_t head = 0; head < p.heads; head += spaces * fold) {

@@ -1,0 +1,351 @@
+// Products of a few query rows with rows of keys and values, wherever those lie: lanes lie along the head dimension, so that a
+// row is read and widened once for all query rows, and nothing is copied.
+//
+// Memory is read in the order in which most caches hold it: a key's rows of all heads of a task, then the next key's. Each line
+// is asked for so long before it is read as the products of FETCH_AHEAD_BYTES take.
+#pragma once
+
+#include "fetch.h"
+#include "problem.h"
+
+namespace {
+
+// Query rows that share a key/value head; more are a tile.
+constexpr int MAX_FEW_ROWS = W >= 8 ? 8 : 4;
+// Accumulators in flight: enough to hide a multiply-add's latency, few enough for the registers.
+constexpr int FEW_SUMS = W == 16 ? 16 : 8;
+// Values of a head that are multiplied before those of the next head: so often its sums are read and written.
+constexpr int FEW_VALUES_AT_ONCE = 4;
+
+constexpr int FETCH_AHEAD_BYTES = 8192;
+constexpr int MAX_FETCH_AHEAD = 64;
+
+// A row's elements in scratch memory, and its sums.
+constexpr int few_dimension(int64_t of) { return up_to_multiple(of, 2 * W); }
+
+// Where the rows of a block of keys, or of its values, lie for all heads of a task.
+struct FewRows {
+    const char* base;    // of the first head
+    ptrdiff_t head_row;  // from head to head
+    int heads, keys;
+    int ahead;           // how many keys before it is read a row is asked for
+    ptrdiff_t offset[BLOCK_KEYS + MAX_FETCH_AHEAD];  // of keys; and of `ahead` more, which need not exist
+
+    const char* of_head(int head) const { return base + head * head_row; }
+};
+
+// That many keys of `heads` rows each, so long that values that are multiplied together have all been asked for.
+int keys_ahead(int heads, int64_t row_bytes) {
+    return (int)smaller<int64_t>(MAX_FETCH_AHEAD, larger<int64_t>(FEW_VALUES_AT_ONCE, FETCH_AHEAD_BYTES / (heads * row_bytes)));
+}
+
+// Calls step(d, count) for all elements, STEP at a time and the rest at the end, and asks for the same bytes of `ahead`.
+template <class T, int STEP, class Function>
+INLINE void for_elements(int begin, int end, const char* ahead, Function step) {
+    constexpr int LINE = larger(STEP, CACHE_LINE / (int)sizeof(T));
+    int d = begin;
+#pragma GCC unroll 8
+    for (; d + LINE <= end; d += LINE) {
+#pragma GCC unroll 16
+        for (int at = 0; at < LINE * (int)sizeof(T); at += CACHE_LINE) fetch_line(ahead + d * sizeof(T) + at);
+#pragma GCC unroll 16
+        for (int i = 0; i < LINE; i += STEP) step(d + i, STEP);
+    }
+    if (d == end) return;
+    fetch_line(ahead + d * sizeof(T));
+    for (; d + STEP <= end; d += STEP) step(d, STEP);
+    if (d < end) step(d, end - d);
+}
+
+// How the numbers of a row become vectors of fp32: VECTORS of them from one load.
+template <class T>
+struct FewNumbers {
+    static constexpr int VECTORS = 1;
+    INLINE void load_some(const T* row, int count, F x[1]) { x[0] = load_first(row, count); }
+};
+// Pairs as they lie in memory, taken apart: all even elements of 2 * W, then all odd ones.
+template <>
+struct FewNumbers<BFloat16> {
+    static constexpr int VECTORS = 2;
+    INLINE void load_some(const BFloat16* row, int count, F x[2]) {
+        const F pairs = load_pairs(row, count);
+        x[0] = low_of_pairs(pairs);
+        x[1] = high_of_pairs(pairs);
+    }
+};
+
+// Whether values are multiplied as pairs of two keys, with weights rounded to bf16. One row alone is read from memory no faster.
+template <class T, int R>
+constexpr bool FEW_PAIRS = false;
+#ifdef __AVX512BF16__
+template <int R>
+constexpr bool FEW_PAIRS<BFloat16, R> = R > 1;
+#endif
+
+// Where the sums of element d of a row are.
+template <class T, bool PAIRS>
+INLINE int few_position(int d) {
+    const int step = d / (2 * W) * (2 * W), in_step = d % (2 * W);
+    if constexpr (PAIRS) return step + in_step % 8 / 4 * W + in_step / 8 * 4 + in_step % 4;
+    if constexpr (FewNumbers<T>::VECTORS == 2) return step + in_step % 2 * W + in_step / 2;
+    return d;
+}
+
+// The same for the products of queries and keys, which may be pairs as they lie in memory: STEP elements of a row at a time.
+template <class T>
+struct FewKeys : FewNumbers<T> {
+    static constexpr int STEP = FewNumbers<T>::VECTORS * W;
+    INLINE F accumulate(F sum, F key, F query) { return madd(key, query, sum); }
+};
+#ifdef __AVX512BF16__
+template <>
+struct FewKeys<BFloat16> {
+    static constexpr int VECTORS = 1;
+    static constexpr int STEP = 2 * W;
+    INLINE void load_some(const BFloat16* row, int count, F x[1]) { x[0] = load_pairs(row, count); }
+    INLINE F accumulate(F sum, F key, F query) { return dot_pairs(sum, key, query); }
+};
+#endif
+
+// A query as score_few multiplies it.
+template <class T>
+void load_few_query(const char* from, int head_dim, float* to) {
+    typedef FewKeys<T> Keys;
+    for (int d = 0; d < head_dim; d += Keys::STEP, to += Keys::VECTORS * W) {
+        F x[Keys::VECTORS];
+        Keys::load_some((const T*)from + d, head_dim - d, x);
+        for (int v = 0; v < Keys::VECTORS; ++v) store(to + v * W, x[v]);
+    }
+}
+
+// One key/value head of a task: its rows' queries, and what is summed.
+struct FewHead {
+    float* query;   // [rows][dimension, up to a multiple of 2 * W]
+    float* out;     // the same: sums over all blocks so far, and
+    float* block;   // over this one, before they are added to those
+    float* scores;  // [rows][BLOCK_KEYS]
+    float maximum[MAX_FEW_ROWS], rescale[MAX_FEW_ROWS];
+    float sum[MAX_FEW_ROWS][W];  // lanes have each their own part of it
+    bool strange;                // this block has hidden keys, and values that are not all finite
+};
+
+// See score_few.
+template <class T, int R>
+INLINE void score_few_of(const FewHead* head, const FewRows& rows, int head_dim) {
+    typedef FewKeys<T> Keys;
+    constexpr int AT_ONCE = W / R;
+    const int query_row = few_dimension(head_dim);
+    int k = 0, h = 0;
+    for (int left = rows.keys * rows.heads; left > 0; left -= AT_ONCE) {
+        F x[W];
+        float* to[AT_ONCE];
+#pragma GCC unroll 16
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const char* const of_head = rows.of_head(h);
+            const T* const row = (const T*)(of_head + rows.offset[k]);
+            const float* const query = head[h].query;
+            F sum[R];
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) sum[r] = set1(0.0f);
+            for_elements<T, Keys::STEP>(0, head_dim, of_head + rows.offset[k + rows.ahead], [&](int d, int count) __attribute__((always_inline)) {
+                F element[Keys::VECTORS];
+                Keys::load_some(row + d, count, element);
+#pragma GCC unroll 2
+                for (int v = 0; v < Keys::VECTORS; ++v)
+#pragma GCC unroll 8
+                    for (int r = 0; r < R; ++r)
+                        sum[r] = Keys::accumulate(
+                            sum[r], element[v], load(query + r * query_row + d / Keys::STEP * Keys::VECTORS * W + v * W));
+            });
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) x[r * AT_ONCE + i] = sum[r];
+            to[i] = head[h].scores + k;
+            // The last ones fill up the vector.
+            if (i + 1 >= left) continue;
+            if (++h == rows.heads) h = 0, ++k;
+        }
+        float total[W];
+        store(total, sum_lanes(x));
+        const int here = smaller(AT_ONCE, left);
+        for (int i = 0; i < here; ++i)
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) to[i][r * BLOCK_KEYS] = total[r * AT_ONCE + i];
+    }
+}
+
+// head[h].scores[r][k] = query r of head h * key k, for R rows of all heads. The usual dimensions have code of their own, without
+// loops for each key.
+template <class T, int R>
+__attribute__((noinline)) void score_few(const FewHead* head, const FewRows& rows, int head_dim) {
+    if (head_dim == 128)
+        score_few_of<T, R>(head, rows, 128);
+    else if (head_dim == 64)
+        score_few_of<T, R>(head, rows, 64);
+    else
+        score_few_of<T, R>(head, rows, head_dim);
+}
+
+// Keys [first, last) of a block's: what they add to the sums of the block, which begin with its first key and are added to the
+// output with its last one.
+struct FewSpan {
+    int first, last;
+    bool begins, ends;
+};
+
+// C vectors of R rows.
+template <int R, int C>
+INLINE void load_few_sums(const FewSpan& span, const float* block, int out_row, F* sum) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) sum[r * C + c] = span.begins ? set1(0.0f) : load(block + r * out_row + c * W);
+}
+
+// They become out[r] = out[r] * rescale[r] + sum[r] where the block ends.
+template <int R, int C>
+INLINE void store_few_sums(const FewSpan& span, const F* sum, const float* rescale, float* block, float* out, int out_row) {
+    if (!span.ends) {
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+            for (int c = 0; c < C; ++c) store(block + r * out_row + c * W, sum[r * C + c]);
+        return;
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) {
+            float* const to = out + r * out_row + c * W;
+            store(to, madd(load(to), set1(rescale[r]), sum[r * C + c]));
+        }
+}
+
+// Sums of weights[r][k] * value k for C vectors of R rows from element d on, `count` elements at most.
+template <class T, int R, int C>
+INLINE void add_few(
+    const FewHead& head, int row, const char* of_head, const FewRows& rows, const FewSpan& span, int d, int count, int out_row) {
+    typedef FewNumbers<T> Numbers;
+    constexpr int BYTES = C * W * (int)sizeof(T);
+    F sum[R * C];
+    load_few_sums<R, C>(span, head.block + row * out_row + d, out_row, sum);
+    const float* const weights = head.scores + row * BLOCK_KEYS;
+    const char* const base = of_head + d * sizeof(T);
+    const ptrdiff_t *offset = rows.offset + span.first, *ahead = offset + rows.ahead;
+    // Where several calls share a line, or several of rows a key, the first asks for it.
+    const bool asks = row == 0 && (BYTES >= CACHE_LINE || d * sizeof(T) % CACHE_LINE == 0);
+    for (int k = span.first; k < span.last; ++k) {
+        const T* const from = (const T*)(base + *offset++);
+        const char* const later = base + *ahead++;
+        if (asks)
+#pragma GCC unroll 8
+            for (int at = 0; at < BYTES; at += CACHE_LINE) fetch_line(later + at);
+        F element[C];
+#pragma GCC unroll 8
+        for (int c = 0; c < C; c += Numbers::VECTORS) Numbers::load_some(from + c * W, count - c * W, element + c);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const F weight = set1(weights[r * BLOCK_KEYS + k]);
+#pragma GCC unroll 8
+            for (int c = 0; c < C; ++c) sum[r * C + c] = madd(weight, element[c], sum[r * C + c]);
+        }
+    }
+    store_few_sums<R, C>(
+        span, sum, head.rescale + row, head.block + row * out_row + d, head.out + row * out_row + d, out_row);
+}
+
+#ifdef __AVX512BF16__
+// The same with weights in bf16, two keys at a time; an odd last one is paired with zeros.
+template <int R, int C>
+INLINE void add_few_pairs(
+    const FewHead& head, int row, const char* of_head, const FewRows& rows, const FewSpan& span, int d, int count, int out_row) {
+    constexpr int BYTES = C * W * (int)sizeof(BFloat16);
+    F sum[R * C];
+    load_few_sums<R, C>(span, head.block + row * out_row + d, out_row, sum);
+    const float* const weights = head.scores + row * BLOCK_KEYS;
+    const char* const base = of_head + d * sizeof(BFloat16);
+    const ptrdiff_t *offset = rows.offset + span.first, *ahead = offset + rows.ahead;
+    const auto add_keys = [&](int k, bool both) __attribute__((always_inline)) {
+        const BFloat16* const low = (const BFloat16*)(base + offset[0]);
+        const BFloat16* const high = (const BFloat16*)(base + offset[both]);
+        if (row == 0)
+#pragma GCC unroll 8
+            for (int at = 0; at < BYTES; at += CACHE_LINE) {
+                fetch_line(base + ahead[0] + at);
+                if (both) fetch_line(base + ahead[1] + at);
+            }
+        offset += 2;
+        ahead += 2;
+        F element[C];
+#pragma GCC unroll 8
+        for (int c = 0; c < C; c += 2)
+            pair_rows(
+                load_pairs(low + c * W, count - c * W), both ? load_pairs(high + c * W, count - c * W) : set1(0.0f),
+                element + c);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            float pair = 0.0f;
+            memcpy(&pair, (const BFloat16*)(weights + r * BLOCK_KEYS) + k, both ? 4 : 2);
+            const F weight = set1(pair);
+#pragma GCC unroll 8
+            for (int c = 0; c < C; ++c) sum[r * C + c] = dot_pairs(sum[r * C + c], element[c], weight);
+        }
+    };
+    int k = span.first;
+    for (; k + 2 <= span.last; k += 2) add_keys(k, true);
+    if (k < span.last) add_keys(k, false);
+    store_few_sums<R, C>(
+        span, sum, head.rescale + row, head.block + row * out_row + d, head.out + row * out_row + d, out_row);
+}
+#endif
+
+// The same for all elements of R rows from `row` on. No more rows at a time than accumulators.
+template <class T, int R, bool PAIRS>
+__attribute__((noinline)) void add_values_of_span(
+    const FewHead& head, int row, const char* of_head, const FewRows& rows, const FewSpan& span, int value_dim) {
+    const int out_row = few_dimension(value_dim);
+    constexpr int VECTORS = FewNumbers<T>::VECTORS;
+    constexpr int ROWS = smaller(R, FEW_SUMS / VECTORS);
+    constexpr int C = smaller(FEW_SUMS / ROWS / VECTORS * VECTORS, 8);
+    int d = 0;
+#ifdef __AVX512BF16__
+    if constexpr (PAIRS) {
+        for (; d + C * W <= value_dim; d += C * W) add_few_pairs<ROWS, C>(head, row, of_head, rows, span, d, C * W, out_row);
+        for (; d < value_dim; d += 2 * W) add_few_pairs<ROWS, 2>(head, row, of_head, rows, span, d, value_dim - d, out_row);
+    }
+#endif
+    if constexpr (!PAIRS) {
+        for (; d + C * W <= value_dim; d += C * W) add_few<T, ROWS, C>(head, row, of_head, rows, span, d, C * W, out_row);
+        for (; d < value_dim; d += VECTORS * W)
+            add_few<T, ROWS, VECTORS>(head, row, of_head, rows, span, d, value_dim - d, out_row);
+    }
+    if constexpr (R > ROWS)
+        add_values_of_span<T, R - ROWS, PAIRS>(head, row + ROWS, of_head, rows, span, value_dim);
+}
+
+// head[h].out[r] = out[r] * rescale[r] + the sum over the block's keys of weights[r][k] * value k, for R rows of all heads but
+// the strange ones.
+template <class T, int R, bool PAIRS>
+void add_values_few(const FewHead* head, const FewRows& rows, int value_dim) {
+    for (int k = 0; k < rows.keys; k += FEW_VALUES_AT_ONCE) {
+        const int last = smaller(k + FEW_VALUES_AT_ONCE, rows.keys);
+        const FewSpan span = {k, last, k == 0, last == rows.keys};
+        for (int h = 0; h < rows.heads; ++h)
+            if (!head[h].strange) add_values_of_span<T, R, PAIRS>(head[h], 0, rows.of_head(h), rows, span, value_dim);
+    }
+}
+
+// Weights of a row's keys in the place of which they are: as they are multiplied with values.
+template <bool PAIRS>
+INLINE F store_few_weights(float* weights, int k, F x) {
+#ifdef __AVX512BF16__
+    if constexpr (PAIRS) {
+        // Behind what is read next: two bytes a key in place of four.
+        store_rounded((BFloat16*)weights + k, x);
+        return rounded_to_bf16(x);
+    }
+#endif
+    store(weights + k, x);
+    return x;
+}
+
+}  // namespace
