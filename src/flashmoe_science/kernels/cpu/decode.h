@@ -49,12 +49,13 @@ void find_queries(const Job& job, const FewHead& head, int64_t space, const char
 }
 
 // Rows [first, last) of a head, and those up to `end` that are asked for meanwhile.
-void find_rows(const char* base, ptrdiff_t row, int64_t bytes, int64_t first, int64_t last, int64_t end, FewRows& rows) {
+void find_rows(
+    const Job& job, const char* base, ptrdiff_t row, int64_t bytes, int64_t first, int64_t last, int64_t end, FewRows& rows) {
     rows.base = base;
     rows.head_row = 0;
     rows.heads = 1;
     rows.keys = (int)(last - first);
-    rows.ahead = keys_ahead(1, bytes);
+    rows.ahead = keys_ahead((int)job.rows, 1, bytes);
     const int64_t from = NO_LOADS ? 0 : first;
     const int there = (int)smaller<int64_t>(rows.keys + rows.ahead, end - first);
     for (int i = 0; i < there; ++i) rows.offset[i] = (from + i) * row;
@@ -77,14 +78,14 @@ void attend_few(const Job& job, DecodeWorkspace& w, int64_t space, int64_t first
     start_few<T, R>(head, query, (int)job.rows, head_dim, head_dim);
     for (int64_t first = first_key; first < last_key; first += BLOCK_KEYS) {
         const int64_t last = smaller(first + BLOCK_KEYS, last_key);
-        find_rows(key, p.key_stride[2], head_dim * sizeof(T), first, last, last_key, w.rows);
+        find_rows(job, key, p.key_stride[2], head_dim * sizeof(T), first, last, last_key, w.rows);
         score_few<T, R>(&head, w.rows, head_dim);
         for (int r = 0; r < (int)job.rows; ++r) {
             for (int k = w.rows.keys; k < up_to_multiple(w.rows.keys, W); ++k)
                 head.scores[r * BLOCK_KEYS + k] = -__builtin_inff();
             weigh_few_row<PAIRS>(head, r, w.rows.keys, job.scale);
         }
-        find_rows(value, p.value_stride[2], head_dim * sizeof(T), first, last, last_key, w.rows);
+        find_rows(job, value, p.value_stride[2], head_dim * sizeof(T), first, last, last_key, w.rows);
         add_values_few<T, R, PAIRS>(&head, w.rows, head_dim);
     }
 }

@@ -36,6 +36,22 @@ void start_few(FewHead& head, const char* const* query_row, int rows, int head_d
     head.strange = false;
 }
 
+// Vectors whose weights are computed at once: one after another each would wait for its own powers.
+constexpr int FEW_WEIGHTS_AT_ONCE = 4;
+
+// Weights 2^(scale * (s - base)) of N vectors from k on, and their sum.
+template <bool PAIRS, int N>
+INLINE F weigh_vectors(float* s, int k, float base, float scale) {
+    F t[N], weight[N];
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) t[i] = mul(sub(load(s + k + i * W), set1(base)), set1(scale));
+    weights_of<6, N>(t, weight);
+    F total = set1(0.0f);
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) total = add(total, store_few_weights<PAIRS>(s, k + i * W, weight[i]));
+    return total;
+}
+
 // Scores of row r become weights, as store_few_weights leaves them; what was summed before is to be multiplied by rescale[r].
 // Scores behind the last key, up to a multiple of W, are minus infinity.
 template <bool PAIRS>
@@ -58,12 +74,10 @@ void weigh_few_row(FewHead& head, int r, int keys, float scale) {
         head.maximum[r] = most;
     }
     F total = set1(0.0f);
-    for (int k = 0; k < keys; k += W) {
-        const F t = mul(sub(load(s + k), set1(base)), set1(scale));
-        F weight;
-        weights_of<6, 1>(&t, &weight);
-        total = add(total, store_few_weights<PAIRS>(s, k, weight));
-    }
+    int k = 0;
+    for (; k + FEW_WEIGHTS_AT_ONCE * W <= keys; k += FEW_WEIGHTS_AT_ONCE * W)
+        total = add(total, weigh_vectors<PAIRS, FEW_WEIGHTS_AT_ONCE>(s, k, base, scale));
+    for (; k < keys; k += W) total = add(total, weigh_vectors<PAIRS, 1>(s, k, base, scale));
     store(head.sum[r], madd(load(head.sum[r]), set1(head.rescale[r]), total));
 }
 

@@ -2,7 +2,7 @@
 // row is read and widened once for all query rows, and nothing is copied.
 //
 // Memory is read in the order in which most caches hold it: a key's rows of all heads of a task, then the next key's. Each line
-// is asked for so long before it is read as the products of FETCH_AHEAD_BYTES take.
+// is asked for so long before it is read as the products of fetch_ahead_bytes take.
 #pragma once
 
 #include "fetch.h"
@@ -14,10 +14,12 @@ namespace {
 constexpr int MAX_FEW_ROWS = W >= 8 ? 8 : 4;
 // Accumulators in flight: enough to hide a multiply-add's latency, few enough for the registers.
 constexpr int FEW_SUMS = W == 16 ? 16 : 8;
-// Values of a head that are multiplied before those of the next head: so often its sums are read and written.
+// Values of a head that are multiplied before those of the next head, where there are several: so often its sums are read and
+// written, and in so many rows at once memory is read. The same where elements are multiplied in several passes.
 constexpr int FEW_VALUES_AT_ONCE = 4;
 
-constexpr int FETCH_AHEAD_BYTES = 8192;
+// Products of one row keep memory's pace; those of more come in bursts.
+constexpr int fetch_ahead_bytes(int rows) { return rows == 1 ? 4096 : 8192; }
 constexpr int MAX_FETCH_AHEAD = 64;
 
 // A row's elements in scratch memory, and its sums.
@@ -34,27 +36,28 @@ struct FewRows {
     const char* of_head(int head) const { return base + head * head_row; }
 };
 
-// That many keys of `heads` rows each, so long that values that are multiplied together have all been asked for.
-int keys_ahead(int heads, int64_t row_bytes) {
-    return (int)smaller<int64_t>(MAX_FETCH_AHEAD, larger<int64_t>(FEW_VALUES_AT_ONCE, FETCH_AHEAD_BYTES / (heads * row_bytes)));
+// That many keys with a row of `row_bytes` for each head, so many that values that are multiplied together have all been asked for.
+int keys_ahead(int query_rows, int heads, int64_t row_bytes) {
+    const int64_t keys = fetch_ahead_bytes(query_rows) / (heads * row_bytes);
+    return (int)smaller<int64_t>(MAX_FETCH_AHEAD, larger<int64_t>(FEW_VALUES_AT_ONCE, keys));
 }
 
-// Calls step(d, count) for all elements, STEP at a time and the rest at the end, and asks for the same bytes of `ahead`.
-template <class T, int STEP, class Function>
-INLINE void for_elements(int begin, int end, const char* ahead, Function step) {
-    constexpr int LINE = larger(STEP, CACHE_LINE / (int)sizeof(T));
-    int d = begin;
+// Calls step(d, count) for all elements of a row, STEP at a time and the rest at the end, and fetch(d) for each line.
+template <class T, int STEP, class Fetch, class Function>
+INLINE void for_elements(int count, Fetch fetch, Function step) {
+    constexpr int OF_LINE = CACHE_LINE / (int)sizeof(T), AT_ONCE = larger(STEP, OF_LINE);
+    int d = 0;
 #pragma GCC unroll 8
-    for (; d + LINE <= end; d += LINE) {
+    for (; d + AT_ONCE <= count; d += AT_ONCE) {
 #pragma GCC unroll 16
-        for (int at = 0; at < LINE * (int)sizeof(T); at += CACHE_LINE) fetch_line(ahead + d * sizeof(T) + at);
+        for (int i = 0; i < AT_ONCE; i += OF_LINE) fetch(d + i);
 #pragma GCC unroll 16
-        for (int i = 0; i < LINE; i += STEP) step(d + i, STEP);
+        for (int i = 0; i < AT_ONCE; i += STEP) step(d + i, STEP);
     }
-    if (d == end) return;
-    fetch_line(ahead + d * sizeof(T));
-    for (; d + STEP <= end; d += STEP) step(d, STEP);
-    if (d < end) step(d, end - d);
+    if (d == count) return;
+    fetch(d);
+    for (; d + STEP <= count; d += STEP) step(d, STEP);
+    if (d < count) step(d, count - d);
 }
 
 // How the numbers of a row become vectors of fp32: VECTORS of them from one load.
@@ -95,6 +98,8 @@ INLINE int few_position(int d) {
 template <class T>
 struct FewKeys : FewNumbers<T> {
     static constexpr int STEP = FewNumbers<T>::VECTORS * W;
+    // Where vector v of a query's elements from d on is.
+    static constexpr int place(int d, int v) { return d + v * W; }
     INLINE F accumulate(F sum, F key, F query) { return madd(key, query, sum); }
 };
 #ifdef __AVX512BF16__
@@ -102,6 +107,7 @@ template <>
 struct FewKeys<BFloat16> {
     static constexpr int VECTORS = 1;
     static constexpr int STEP = 2 * W;
+    static constexpr int place(int d, int) { return d / 2; }
     INLINE void load_some(const BFloat16* row, int count, F x[1]) { x[0] = load_pairs(row, count); }
     INLINE F accumulate(F sum, F key, F query) { return dot_pairs(sum, key, query); }
 };
@@ -129,9 +135,9 @@ struct FewHead {
     bool strange;                // this block has hidden keys, and values that are not all finite
 };
 
-// See score_few.
+// See score_few. One or two rows: keys' rows one after another, in the order of memory.
 template <class T, int R>
-INLINE void score_few_of(const FewHead* head, const FewRows& rows, int head_dim) {
+INLINE void score_rows_in_order(const FewHead* head, const FewRows& rows, int head_dim) {
     typedef FewKeys<T> Keys;
     constexpr int AT_ONCE = W / R;
     const int query_row = few_dimension(head_dim);
@@ -145,19 +151,22 @@ INLINE void score_few_of(const FewHead* head, const FewRows& rows, int head_dim)
             const T* const row = (const T*)(of_head + rows.offset[k]);
             const float* const query = head[h].query;
             F sum[R];
-#pragma GCC unroll 8
+#pragma GCC unroll 2
             for (int r = 0; r < R; ++r) sum[r] = set1(0.0f);
-            for_elements<T, Keys::STEP>(0, head_dim, of_head + rows.offset[k + rows.ahead], [&](int d, int count) __attribute__((always_inline)) {
+            const auto step = [&](int d, int count) __attribute__((always_inline)) {
                 F element[Keys::VECTORS];
                 Keys::load_some(row + d, count, element);
 #pragma GCC unroll 2
                 for (int v = 0; v < Keys::VECTORS; ++v)
-#pragma GCC unroll 8
+#pragma GCC unroll 2
                     for (int r = 0; r < R; ++r)
-                        sum[r] = Keys::accumulate(
-                            sum[r], element[v], load(query + r * query_row + d / Keys::STEP * Keys::VECTORS * W + v * W));
-            });
-#pragma GCC unroll 8
+                        sum[r] = Keys::accumulate(sum[r], element[v], load(query + r * query_row + Keys::place(d, v)));
+            };
+            const char* const ahead = of_head + rows.offset[k + rows.ahead];
+            for_elements<T, Keys::STEP>(head_dim, [&](int d) __attribute__((always_inline)) {
+                fetch_line(ahead + d * sizeof(T));
+            }, step);
+#pragma GCC unroll 2
             for (int r = 0; r < R; ++r) x[r * AT_ONCE + i] = sum[r];
             to[i] = head[h].scores + k;
             // The last ones fill up the vector.
@@ -168,9 +177,63 @@ INLINE void score_few_of(const FewHead* head, const FewRows& rows, int head_dim)
         store(total, sum_lanes(x));
         const int here = smaller(AT_ONCE, left);
         for (int i = 0; i < here; ++i)
-#pragma GCC unroll 8
+#pragma GCC unroll 2
             for (int r = 0; r < R; ++r) to[i][r * BLOCK_KEYS] = total[r * AT_ONCE + i];
     }
+}
+
+// See score_few. More rows: a few keys of a head at a time, so that a part of a query is read once for all of them.
+template <class T, int R>
+INLINE void score_keys_together(const FewHead* head, const FewRows& rows, int head_dim) {
+    typedef FewKeys<T> Keys;
+    constexpr int AT_ONCE = W / R;
+    const int query_row = few_dimension(head_dim);
+    for (int k = 0; k < rows.keys; k += AT_ONCE)
+        for (int h = 0; h < rows.heads; ++h) {
+            const char* const of_head = rows.of_head(h);
+            const T* row[AT_ONCE];
+            const char* ahead[AT_ONCE];
+            F x[W];
+#pragma GCC unroll 4
+            for (int i = 0; i < AT_ONCE; ++i) {
+                row[i] = (const T*)(of_head + rows.offset[smaller(k + i, rows.keys - 1)]);
+                ahead[i] = of_head + rows.offset[smaller(k + i, rows.keys - 1) + rows.ahead];
+            }
+#pragma GCC unroll 16
+            for (int i = 0; i < W; ++i) x[i] = set1(0.0f);
+            const float* const query = head[h].query;
+            const auto step = [&](int d, int count) __attribute__((always_inline)) {
+                F element[AT_ONCE][Keys::VECTORS];
+#pragma GCC unroll 4
+                for (int i = 0; i < AT_ONCE; ++i) Keys::load_some(row[i] + d, count, element[i]);
+#pragma GCC unroll 2
+                for (int v = 0; v < Keys::VECTORS; ++v)
+#pragma GCC unroll 8
+                    for (int r = 0; r < R; ++r) {
+                        const F of_row = load(query + r * query_row + Keys::place(d, v));
+#pragma GCC unroll 4
+                        for (int i = 0; i < AT_ONCE; ++i)
+                            x[r * AT_ONCE + i] = Keys::accumulate(x[r * AT_ONCE + i], element[i][v], of_row);
+                    }
+            };
+            for_elements<T, Keys::STEP>(head_dim, [&](int d) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+                for (int i = 0; i < AT_ONCE; ++i) fetch_line(ahead[i] + d * sizeof(T));
+            }, step);
+            float total[W];
+            store(total, sum_lanes(x));
+            const int here = smaller(AT_ONCE, rows.keys - k);
+            for (int r = 0; r < R; ++r)
+                memcpy(head[h].scores + r * BLOCK_KEYS + k, total + r * AT_ONCE, here * sizeof(float));
+        }
+}
+
+template <class T, int R>
+INLINE void score_few_of(const FewHead* head, const FewRows& rows, int head_dim) {
+    if constexpr (R <= 2)
+        score_rows_in_order<T, R>(head, rows, head_dim);
+    else
+        score_keys_together<T, R>(head, rows, head_dim);
 }
 
 // head[h].scores[r][k] = query r of head h * key k, for R rows of all heads. The usual dimensions have code of their own, without
@@ -326,8 +389,9 @@ __attribute__((noinline)) void add_values_of_span(
 // the strange ones.
 template <class T, int R, bool PAIRS>
 void add_values_few(const FewHead* head, const FewRows& rows, int value_dim) {
-    for (int k = 0; k < rows.keys; k += FEW_VALUES_AT_ONCE) {
-        const int last = smaller(k + FEW_VALUES_AT_ONCE, rows.keys);
+    const int at_once = R == 1 && rows.heads == 1 ? BLOCK_KEYS : FEW_VALUES_AT_ONCE;
+    for (int k = 0; k < rows.keys; k += at_once) {
+        const int last = smaller(k + at_once, rows.keys);
         const FewSpan span = {k, last, k == 0, last == rows.keys};
         for (int h = 0; h < rows.heads; ++h)
             if (!head[h].strange) add_values_of_span<T, R, PAIRS>(head[h], 0, rows.of_head(h), rows, span, value_dim);

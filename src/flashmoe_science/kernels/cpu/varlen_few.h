@@ -38,7 +38,7 @@ void find_rows(
     rows.head_row = stride[2];
     rows.heads = heads;
     rows.keys = (int)(last - first);
-    rows.ahead = keys_ahead(heads, bytes);
+    rows.ahead = keys_ahead((int)space_rows(p, sequence), heads, bytes);
     ptrdiff_t* offset = rows.offset;
     ptrdiff_t* const behind = offset + rows.keys + rows.ahead;
     int64_t page = sequence.pages ? first / p.page_size : 0;
