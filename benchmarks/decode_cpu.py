@@ -2,9 +2,9 @@
 
     python benchmarks/decode_cpu.py [--keys 32768] [--rounds 40] [--threads N] --output FOLDER
 
-One sequence, one query, 8 key/value heads of head dimension 128, on all threads: dense calls, and `attention_varlen` over pages
-of 64, each with one and with four query heads for each key/value head. Rounds go over several caches, so that
-none is in the processor's own memory, and each calls all ways in random order, reading among them. Writes decode.json.
+One sequence, one query, 8 key/value heads of head dimension 128, on all threads: dense calls, and `attention_varlen`
+over pages of 64, each with one and with four query heads for each key/value head. Rounds go over several caches, so
+that none is in the processor's own memory. Each calls all ways in random order, reading among them. Writes decode.json.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ def check(dtype: str, keys: int) -> None:
         query = (calls.four if "4" in name else calls.one).float().transpose(0, 1)
         # (heads, keys, head_dim) in the way's own order.
         key, value = (
-            cache.float().view(2, HEADS, keys, HEAD_DIM) if name.startswith("dense") else cache.float().transpose(1, 2)
+            cache.float().view(2, HEADS, keys, HEAD_DIM)
+            if name.startswith("dense")
+            else cache.float().transpose(1, 2)
         )
         key, value = (each.repeat_interleave(len(query) // HEADS, 0) for each in (key, value))
         weights = (query @ key.transpose(1, 2) * HEAD_DIM**-0.5).softmax(-1)

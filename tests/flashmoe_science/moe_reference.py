@@ -138,7 +138,8 @@ def assert_as_exact_as_torch(
     """Error against float64 at most twice PyTorch's, in the worst element and in the RMS, and a rounding more.
 
     PyTorch's error of one draw of a few numbers is chance: over 200 draws of one token of 16 numbers in float32 its RMS
-    is 1.2 roundings and its least 0.44. There the worst of several draws stands for it.
+    is 1.2 roundings and its least 0.44. So is its worst element of more: 7.3 to 14.1 roundings over 16 orders of
+    the same 16 tokens of 144 numbers. The worst of several draws stands for it there, and where ours is above one's.
     """
     assert out.shape == moe.hidden_states.shape
     assert out.dtype == moe.hidden_states.dtype
@@ -148,9 +149,9 @@ def assert_as_exact_as_torch(
         return
     size = exact.square().mean().sqrt()
     ours, theirs = out.double() - exact, [torch_moe(moe, activation).double() - exact]
-    if exact.numel() < FEW_NUMBERS:
-        theirs += [size * error for error in _relative_errors_of_other_draws(moe, activation)]
     rounding = torch.finfo(out.dtype).eps * size
+    if exact.numel() < FEW_NUMBERS or ours.abs().max() > 2 * theirs[0].abs().max() + 2 * rounding:
+        theirs += [size * error for error in _relative_errors_of_other_draws(moe, activation)]
     assert ours.abs().max() <= 2 * max(error.abs().max() for error in theirs) + 2 * rounding
     their_rms = max(error.square().mean().sqrt() for error in theirs)
     assert ours.square().mean().sqrt() <= 2 * their_rms + 0.25 * rounding
