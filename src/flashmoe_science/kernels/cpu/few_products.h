@@ -18,8 +18,8 @@ constexpr int FEW_SUMS = W == 16 ? 16 : 8;
 // written, and in so many rows at once memory is read. The same where elements are multiplied in several passes.
 constexpr int FEW_VALUES_AT_ONCE = 4;
 
-// Products of one row keep memory's pace; those of more come in bursts.
-constexpr int fetch_ahead_bytes(int rows) { return rows == 1 ? 4096 : 8192; }
+// In vectors of 16, products of one row keep memory's pace; others come in bursts.
+constexpr int fetch_ahead_bytes(int rows) { return W == 16 && rows == 1 ? 4096 : 8192; }
 constexpr int MAX_FETCH_AHEAD = 64;
 
 // A row's elements in scratch memory, and its sums.
@@ -361,14 +361,20 @@ INLINE void add_few_pairs(
 }
 #endif
 
-// The same for all elements of R rows from `row` on. No more rows at a time than accumulators.
+// Rows and vectors of a row that are multiplied in one pass over the keys: no more than there are accumulators.
+template <class T, int R>
+constexpr int FEW_PASS_ROWS = smaller(R, FEW_SUMS / FewNumbers<T>::VECTORS);
+template <class T, int R>
+constexpr int FEW_PASS_VECTORS = smaller(
+    FEW_SUMS / FEW_PASS_ROWS<T, R> / FewNumbers<T>::VECTORS * FewNumbers<T>::VECTORS, 8);
+
+// The same for all elements of R rows from `row` on.
 template <class T, int R, bool PAIRS>
 __attribute__((noinline)) void add_values_of_span(
     const FewHead& head, int row, const char* of_head, const FewRows& rows, const FewSpan& span, int value_dim) {
     const int out_row = few_dimension(value_dim);
     constexpr int VECTORS = FewNumbers<T>::VECTORS;
-    constexpr int ROWS = smaller(R, FEW_SUMS / VECTORS);
-    constexpr int C = smaller(FEW_SUMS / ROWS / VECTORS * VECTORS, 8);
+    constexpr int ROWS = FEW_PASS_ROWS<T, R>, C = FEW_PASS_VECTORS<T, R>;
     int d = 0;
 #ifdef __AVX512BF16__
     if constexpr (PAIRS) {
@@ -389,7 +395,8 @@ __attribute__((noinline)) void add_values_of_span(
 // the strange ones.
 template <class T, int R, bool PAIRS>
 void add_values_few(const FewHead* head, const FewRows& rows, int value_dim) {
-    const int at_once = R == 1 && rows.heads == 1 ? BLOCK_KEYS : FEW_VALUES_AT_ONCE;
+    const bool in_order = R == 1 && rows.heads == 1 && value_dim <= FEW_PASS_VECTORS<T, R> * W;
+    const int at_once = in_order ? BLOCK_KEYS : FEW_VALUES_AT_ONCE;
     for (int k = 0; k < rows.keys; k += at_once) {
         const int last = smaller(k + at_once, rows.keys);
         const FewSpan span = {k, last, k == 0, last == rows.keys};
