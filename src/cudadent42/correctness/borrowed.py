@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cudadent42.correctness.forms import wrong_kind
 from cudadent42.correctness.truth import Truth
-from cudadent42.model.implementations import NOT_DONE, Call, Implementation
+from cudadent42.model.implementations import Call, Implementation
 from cudadent42.operations import numerics
 
 LEAST_ENTRIES = 4096
@@ -104,16 +104,16 @@ class Borrowed:
 def look(seen: Borrowed, truth: Truth, call: Call, result: object, baseline: Implementation) -> None:
     """Adds one case, on which ``call`` returned ``result``. Calls it once more."""
     seen.cases += 1
+    # Ahead of the second call, which sees the mode: into a buffer that it returns each time it could write other bits.
+    equal = _equal_entries(truth, result)
     try:
         own = operators(call)
     except Exception:  # noqa: BLE001 - a candidate may not work below a mode, and then its bits tell
         own = Counter()
     of_pytorch = any(name.startswith(_PYTORCHS) for name, _, _ in own)
-    if not of_pytorch and isinstance(result, Tensor) and not wrong_kind(result):
-        gathered = numerics(truth.case).gathered(result)
-        if gathered.shape == truth.pytorch.shape and torch.equal(gathered, truth.pytorch):
-            seen.same_bits += 1
-            seen.entries += gathered.numel()
+    if not of_pytorch and equal:
+        seen.same_bits += 1
+        seen.entries += equal
     if not own or (not of_pytorch and baseline.name == _BASELINE):
         return
     for name, others in _others(truth, baseline):
@@ -125,12 +125,23 @@ def look(seen: Borrowed, truth: Truth, call: Call, result: object, baseline: Imp
             return
 
 
+def _equal_entries(truth: Truth, result: object) -> int:
+    """How many there are if all are PyTorch's, otherwise none."""
+    if not isinstance(result, Tensor) or wrong_kind(result):
+        return 0
+    gathered = numerics(truth.case).gathered(result)
+    same = gathered.shape == truth.pytorch.shape and torch.equal(gathered, truth.pytorch)
+    return gathered.numel() if same else 0
+
+
 def _others(truth: Truth, baseline: Implementation) -> list[tuple[str, Counter[Operator]]]:
-    """What the baseline and PyTorch run for the same inputs."""
+    """What the baseline and PyTorch run for the same inputs. Of one that does not work below a mode, as what
+    torch.compile made may not, nothing is known."""
     case, inputs = truth.case, truth.inputs
     whole: list[tuple[str, Counter[Operator]]] = []
-    with baseline.context(), suppress(*NOT_DONE):
+    with suppress(Exception), baseline.context():
         whole.append((f"the baseline {baseline.name}", operators(baseline.prepare(case, inputs))))
     if baseline.name != _BASELINE:
-        whole.append(("PyTorch", operators(lambda: numerics(case).pytorch(case, inputs))))
+        with suppress(Exception):
+            whole.append(("PyTorch", operators(lambda: numerics(case).pytorch(case, inputs))))
     return whole

@@ -48,15 +48,15 @@ def decided(first: VerifiedCase, second: VerifiedCase) -> VerifiedCase:
 def wrong_result(
     judged: Sequence[VerifiedCase], again: Callable[[], Sequence[VerifiedCase]]
 ) -> VerifiedCase | None:
-    """The first that is wrong, if any. A marginal one does not count if those of ``again``, of other values, are right;
-    where there are none of those, it does."""
+    """The first that is wrong, if any. A marginal one does not count if those of ``again``, of other values, are right
+    in one of the further draws; where there are none of those, it does."""
     failed = [each for each in judged if not each.passed]
-    if not failed:
-        return None
-    for each in failed:
-        if not is_marginal(each):
-            return each
-    seconds = again()
-    if not seconds:
-        return failed[0]
-    return next((decided(failed[0], each) for each in seconds if not each.passed), None)
+    for _ in range(MOST_DRAWS - 1):
+        gross = next((each for each in failed if not is_marginal(each)), None)
+        if gross is not None or not failed:
+            return gross
+        further = again()
+        if not further:
+            break
+        failed = [decided(failed[0], each) for each in further if not each.passed]
+    return failed[0] if failed else None

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import NoReturn
 
 import pytest
 import torch
@@ -101,6 +103,34 @@ def test_of_what_raises_below_a_mode_the_bits_tell(truth: Truth, off: float, wor
     evidence = seen(truth, call).evidence
     assert words in evidence
     assert bool(evidence) is bool(words)
+
+
+def test_a_buffer_that_is_written_again_below_a_mode_hides_no_bits(truth: Truth) -> None:
+    buffer = truth.pytorch.clone()
+
+    def call() -> Tensor:
+        buffer.copy_(truth.pytorch)
+        if torch._C._len_torch_dispatch_stack():
+            buffer.view(torch.int32).view(-1)[0].copy_(truth.pytorch.view(torch.int32).view(-1)[1])
+        return buffer
+
+    assert "bit for bit" in seen(truth, call).evidence
+
+
+@pytest.mark.parametrize("where", ["prepare", "call", "context"])
+def test_a_baseline_that_raises_below_a_mode_ends_nothing(truth: Truth, where: str) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise RuntimeError("not below a mode")
+
+    refusing = {
+        "prepare": {"prepare": refuse},
+        "call": {"prepare": lambda case, inputs: refuse},
+        "context": {"context": refuse},
+    }
+    baseline = replace(get("pytorch", "attention"), name="compiled", **refusing[where])
+    borrowed = Borrowed()
+    look(borrowed, truth, lambda: sdpa(truth), sdpa(truth), baseline)
+    assert "what PyTorch runs" in borrowed.evidence  # which is asked for beside the baseline
 
 
 @pytest.mark.fresh

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cudadent42.correctness.second_draw import GROSS_FACTOR, decided, is_marginal, wrong_result
+from cudadent42.correctness.second_draw import GROSS_FACTOR, MOST_DRAWS, decided, is_marginal, wrong_result
 from cudadent42.correctness.truth import Truth, find_truth, judge
 from cudadent42.model.records import VerifiedCase
 from cudadent42.operations.attention.case import AttentionCase
@@ -59,7 +59,25 @@ def test_a_marginal_result_is_wrong_when_it_is_so_again(truth: Truth) -> None:
     twice = wrong_result([marginal], lambda: again(1.3))
     assert twice is not None
     assert "and on the values before: max error" in twice.detail
-    assert asked == [0.0, 1.3]
+    assert asked == [0.0, 1.3, 1.3]
+
+
+def test_the_audit_draws_as_often_as_verify(truth: Truth) -> None:
+    """An honest kernel may be marginal twice in a row."""
+    marginal = off(truth, 1.2)
+
+    def wrong(*bounds: float) -> tuple[VerifiedCase | None, list[float]]:
+        left = list(bounds)
+        return wrong_result([marginal], lambda: [off(truth, left.pop(0))] if left else []), left
+
+    assert wrong(1.3, 0.0, 5.0) == (None, [5.0])
+    thrice, left = wrong(1.3, 1.4, 0.0)
+    assert thrice is not None
+    assert thrice.detail.count("on the values before") == MOST_DRAWS - 1
+    assert left == [0.0]
+    gross, left = wrong(20 * GROSS_FACTOR, 0.0)
+    assert gross is not None
+    assert left == [0.0]
 
 
 def test_the_verdict_tells_of_both_draws(truth: Truth) -> None:
