@@ -2,8 +2,8 @@
 
 ``import flashmoe_science.adapters.flash_attn as flash_attn_interface`` is the whole change of a program. What only
 tells FlashAttention how to run (pack_gqa, deterministic, sm_margin, scheduler_metadata) is taken and changes nothing:
-equal calls always give equal bits. ``num_splits=1`` asks for bits that do not depend on the batch, other numbers for
-nothing. What these kernels do not compute is refused in one line.
+equal calls always give equal bits. ``num_splits=1`` asks for bits that do not depend on the batch, without gradients,
+and other numbers for nothing. What these kernels do not compute is refused in one line.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def flash_attn_func(
     return_attn_probs: bool = False,
     **others: Any,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Attention of dense batches; differentiable but for chunks, and values of another head_dim.
+    """Attention of dense batches; differentiable but for chunks, values of another head_dim, and ``num_splits=1``.
 
     Args:
         q: (batch, seqlen_q, heads, head_dim).
@@ -63,7 +63,9 @@ def flash_attn_func(
     _refuse_others("flash_attn_func", others)
     _check_tensors({"q": (q, 4), "k": (k, 4), "v": (v, 4), "sinks": (sinks, 1)})
     wanted = check_flag("return_attn_probs", return_attn_probs)
-    if type(attention_chunk) is not int or attention_chunk or v.shape[-1] != q.shape[-1]:
+    other_dimension = v.shape[-1] != q.shape[-1]
+    # `flash_attention` shares the work of a batch by its size, so its bits depend on the batch.
+    if type(attention_chunk) is not int or attention_chunk or other_dimension or _split(others) is not None:
         return flash_attn_with_kvcache(
             q,
             k,
@@ -75,6 +77,7 @@ def flash_attn_func(
             softcap=softcap,
             sinks=sinks,
             return_softmax_lse=wanted,
+            **others,
         )
     result = flash_attention(
         q.transpose(1, 2),

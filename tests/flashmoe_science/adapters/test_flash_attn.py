@@ -402,3 +402,17 @@ def test_one_split_is_the_same_bits_in_any_batch() -> None:
 
     assert torch.equal(first(40, num_splits=1), first(1, num_splits=1))
     assert not torch.equal(first(40), first(1))
+
+
+@pytest.mark.parametrize("options", [{}, {"attention_chunk": 7000}])
+def test_one_split_is_the_same_bits_in_any_dense_batch(options: dict[str, Any]) -> None:
+    q, k, v = random(8, 1, 8, 16), random(8, 8192, 8, 16, seed=1), random(8, 8192, 8, 16, seed=2)
+
+    def first(sequences: int, **hints: Any) -> torch.Tensor:
+        result = flash_attn_func(q[:sequences], k[:sequences], v[:sequences], **options, **hints)
+        assert isinstance(result, torch.Tensor)
+        return result[0]
+
+    assert torch.equal(first(8, num_splits=1), first(1, num_splits=1))
+    with pytest.raises(InputError, match="requires a gradient"):
+        flash_attn_func(q.requires_grad_(), k, v, num_splits=1)
