@@ -38,6 +38,8 @@ def main() -> None:
         (2, 1, 65, 130, 64),
         (4, 2, 3, 67, 72),
         (2, 2, 130, 5, 256),
+        (1, 1, 1, 1025, 64),  # keys that are split
+        (8, 2, 1, 2050, 72),
     ]
     for element_type, shape, causal, threads in itertools.product(range(3), shapes, (0, 1), (1, 3)):
         heads, kv_heads, seqlen_q, seqlen_k, head_dim = shape

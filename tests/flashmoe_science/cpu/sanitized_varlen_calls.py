@@ -25,7 +25,7 @@ class Problem(ctypes.Structure):
         ("key_stride", ctypes.c_int64 * 3),
         ("value_stride", ctypes.c_int64 * 3),
         ("out_stride", ctypes.c_int64 * 2),
-        *((name, ctypes.c_int64) for name in ("window_left", "window_right", "split_keys")),
+        *((name, ctypes.c_int64) for name in ("window_left", "window_right", "split_keys", "chunk")),
         *((name, ctypes.c_double) for name in ("softmax_scale", "softcap")),
     )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import torch
 from sanitizers import output_under_sanitizers
 
 from flashmoe_science import cpu
+from flashmoe_science.cpu import attention, varlen
 from flashmoe_science.cpu.library import SOURCES
 from flashmoe_science.errors import BuildError
 from flashmoe_science.jit import host
@@ -92,6 +95,25 @@ def test_a_call_does_not_wait_again_for_a_thread_that_other_programs_keep_from_b
     )
     assert done.returncode == 0, done.stderr
     assert "passed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("program", "structure", "library"),
+    [
+        ("sanitized_calls.py", "Problem", attention._Problem),
+        ("sanitized_varlen_calls.py", "Problem", varlen._Problem),
+        ("sanitized_varlen_calls.py", "Call", varlen._Call),
+    ],
+)
+def test_the_sanitized_programs_pass_what_the_library_does(
+    program: str, structure: str, library: type[ctypes.Structure]
+) -> None:
+    own = runpy.run_path(str(Path(__file__).with_name(program)))[structure]
+    fields, expected = (
+        [(name, getattr(each, name).offset) for name, *_ in each._fields_] for each in (own, library)
+    )
+    assert fields == expected
+    assert ctypes.sizeof(own) == ctypes.sizeof(library)
 
 
 @pytest.mark.slow

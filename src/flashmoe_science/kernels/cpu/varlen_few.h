@@ -81,7 +81,7 @@ void weigh_few(const VarlenJob& job, FewHead& head, const VarlenTile& tile, int 
 template <class T, bool PAIRS>
 void add_seen_few(const FewHead& head, int h, const VarlenTile& tile, const FewRows& value, int64_t first, int value_dim) {
     for (int r = 0; r < tile.rows; ++r) {
-        const int low = (int)larger<int64_t>(0, tile.seen[r].first - first);
+        const int low = (int)larger<int64_t>(0, smaller<int64_t>(value.keys, tile.seen[r].first - first));
         const int high = (int)larger<int64_t>(low, smaller<int64_t>(value.keys, tile.seen[r].last - first));
         const int tree = (int)larger<int64_t>(low, smaller<int64_t>(high, tile.tree[r].first - first));
         const auto add_keys = [&](const FewSpan& span) {
