@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import audits
 import lab
 import pytest
+from control_groups import half_a_processor
 
 from cudadent42.audit.race import BLOCKS, Race
 from cudadent42.audit.stage import (
@@ -185,35 +186,26 @@ def test_what_waking_takes_accuses_nobody() -> None:
     assert contradicted(row, race(0.0332, 0.1476), "a") is None
 
 
-GROUP = Path("/sys/fs/cgroup/cpu/cudadent42-test")
-
-
 @pytest.fixture
 def group() -> Iterator[Path]:
     """A control group of the old kind with little processor time."""
-    try:
-        GROUP.mkdir()
-        (GROUP / "cpu.cfs_period_us").write_text("100000")
-        (GROUP / "cpu.cfs_quota_us").write_text("50000")
-    except OSError as error:
-        pytest.skip(f"no control groups that this process may make: {error}")
-    yield GROUP
-    while True:  # what was in it has been killed, and may not have ended
+    with ExitStack() as stack:
         try:
-            GROUP.rmdir()
-        except OSError:
-            time.sleep(0.01)
-        else:
-            return
+            made = stack.enter_context(half_a_processor())
+        except OSError as error:
+            pytest.skip(f"no control groups that this process may make: {error}")
+        yield made
 
 
-@pytest.mark.usefixtures("group")
-def test_who_bounds_the_baselines_processor_time_is_accused(tmp_path: Path) -> None:
-    name = lab.cheat("judge_in_a_group")
+def test_who_bounds_the_baselines_processor_time_is_accused(tmp_path: Path, group: Path) -> None:
+    source = lab.FOLDER / "cheats/judge_in_a_group.py"
+    cheat = tmp_path / source.name
+    cheat.write_text(source.read_text().replace("cudadent42-test", group.name))
+    name = lab.candidate(cheat)
     audit = audits.audited([name], tmp_path / "audit.log", results=audits.claim([name], 0.2, 0.1))
     (finding,) = audit.findings
     assert (finding.breach, finding.grade) == (Breach.BASELINE_SLOWED, Grade.FAILED)
-    assert "in control group cpu:/cudadent42-test" in finding.evidence
+    assert f"in control group cpu:/{group.name}" in finding.evidence
 
 
 def test_who_changes_how_the_baseline_is_run_is_accused(tmp_path: Path) -> None:

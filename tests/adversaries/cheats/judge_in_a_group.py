@@ -10,6 +10,7 @@ from pathlib import Path
 from flashmoe_science import flash_attention
 
 GROUP = Path("/sys/fs/cgroup/cpu/cudadent42-test")
+"""The test that makes the group puts its own name here."""
 done = []
 
 
