@@ -53,6 +53,8 @@ class Turn:
     processor_ms: float
     """That the contestant and all that came of it were running, in all of the turn; of single calls the first
     quartile. 0 where it was not asked for."""
+    fastest: tuple[int, ...] = ()
+    """Of single calls those up to that quartile, by the clock that was asked for; empty where not each is known."""
 
 
 class Party:
@@ -145,7 +147,9 @@ class Party:
         if not done and not answer.error and not answer.declined:
             raise EarlyError("it answered before it had made the calls that it was asked for")
         between_ns = [after - before for before, after in pairwise(ran_ns)]
-        return Turn((answer,), _quartile_ms(wall_ns), _quartile_ms(between_ns))
+        took_ns = between_ns if by_processor else wall_ns
+        fastest = _fastest(took_ns) if len(took_ns) == ask.calls else ()
+        return Turn((answer,), _quartile_ms(wall_ns), _quartile_ms(between_ns), fastest)
 
     def tree(self) -> Iterator[int]:
         """Its process, what is below it, and what has left from there."""
@@ -243,7 +247,17 @@ class Party:
 
 
 def _quartile_ms(took_ns: Sequence[int]) -> float:
-    return sorted(took_ns)[len(took_ns) // 4] / 1e6 if took_ns else 0.0
+    return _quartile_ns(took_ns) / 1e6 if took_ns else 0.0
+
+
+def _quartile_ns(took_ns: Sequence[int]) -> int:
+    return sorted(took_ns)[len(took_ns) // 4]
+
+
+def _fastest(took_ns: Sequence[int]) -> tuple[int, ...]:
+    """The calls that took no longer than the one that counts."""
+    quartile_ns = _quartile_ns(took_ns)
+    return tuple(number for number, each_ns in enumerate(took_ns) if each_ns <= quartile_ns)
 
 
 def _answer(reply: str) -> Answer:

@@ -50,7 +50,8 @@ MEMORY_BYTES = 256 << 20
 does (`drawn.MEMORY_SHARE`)."""
 
 JUDGED_CALLS = 2
-"""Of each block of which results are judged: the last one, and one by chance."""
+"""Of each block of which results are judged: the last one, and one by chance; on the CPU one of those whose time
+counts, as who is fast in these alone may be inexact in these alone."""
 
 JUDGED_BLOCKS = 2
 """Blocks of a case whose results are judged, by chance."""
@@ -180,6 +181,8 @@ class Ring:
         """By which ``preparing_s`` is counted."""
         self.preparing_s = 0.0
         """What the candidate's side took to be made ready."""
+        self._fastest: tuple[int, ...] = ()
+        """Calls of the candidate's last turn whose time counts."""
         self._alike = True
         """Whether the judge copies for its calls what the candidate does, and no more."""
 
@@ -221,7 +224,7 @@ class Ring:
                 blocks.append(block)
             slots: set[int] = set()
             if number in judged_blocks:
-                slots |= {calls - 1, *self._some(range(calls - 1), JUDGED_CALLS - 1)}
+                slots |= {calls - 1, *self._some(self._counting(calls), JUDGED_CALLS - 1)}
             if unlike and unlike_blocks < UNLIKE_BLOCKS:
                 unlike_blocks += 1
                 slots |= {*self._some(unlike, JUDGED_CALLS)}
@@ -242,6 +245,11 @@ class Ring:
     def _watches(self, baseline_ms: float) -> bool:
         """Processor time has all work in it, whenever that is done."""
         return self._way is Way.SHARED and self._plan.timer is not TimerKind.CPU and baseline_ms < WATCHED_MS
+
+    def _counting(self, calls: int) -> Sequence[int]:
+        """Of the candidate's last turn the calls but the last one whose time counts; all where that is not known, and
+        where it is the last one's alone."""
+        return [each for each in self._fastest if each < calls - 1] or range(calls - 1)
 
     def _some(self, numbers: Sequence[int], count: int) -> list[int]:
         return self._chance.sample(numbers, min(len(numbers), count))
@@ -273,6 +281,8 @@ class Ring:
         run = Ask(Task.RUN, calls=bout.calls, pace=pace)
         if bout.way is Way.SHARED:
             turn = self._calls_of(party, run, watched)
+            if party is self._candidate:
+                self._fastest = turn.fastest
             return turn.processor_ms if self._plan.timer is TimerKind.CPU else turn.wall_ms
         turn = party.take_turn(
             replace(run, task=Task.WAKE),

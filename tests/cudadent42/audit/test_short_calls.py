@@ -7,7 +7,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from unittest.mock import Mock
 
@@ -16,13 +16,13 @@ import pytest
 from cudadent42.audit import party as party_module
 from cudadent42.audit.messages import Answer, Ask, Pace, Task
 from cudadent42.audit.party import Party, Turn
-from cudadent42.audit.race import BLOCKS, EARLY_BLOCKS, JUDGED_BLOCKS, Race, Ring, _Block, _Bout
+from cudadent42.audit.race import BLOCKS, EARLY_BLOCKS, JUDGED_BLOCKS, JUDGED_CALLS, Race, Ring, _Block, _Bout
 from cudadent42.audit.stage import each_block_confirms, gain_is_confirmed, wants_another
 from cudadent42.base.serialise import dumps
 from cudadent42.decisions.claims import SHORT_MS
 from cudadent42.model.cases import Case
 from cudadent42.model.integrity import Way
-from cudadent42.model.records import Comparison, Verdict, VerifiedCase
+from cudadent42.model.records import Comparison, TimerKind, Verdict, VerifiedCase
 
 MAKES_CALLS = """
 import os, sys
@@ -62,6 +62,7 @@ def test_calls_that_were_held_up_do_not_make_a_turn_longer(
     monkeypatch.setattr(party_module.time, "perf_counter_ns", lambda: next(readings))
     turn = party.take_calls(Ask(Task.RUN, calls=CALLS), lambda number: None, lambda number: None)
     assert turn.wall_ms == 3.0
+    assert turn.fastest == (1, 3, 5)
 
 
 class Counted:
@@ -86,6 +87,7 @@ def test_processor_time_is_all_from_one_output_to_the_next(
     ask = Ask(Task.RUN, calls=CALLS)
     turn = party.take_calls(ask, lambda number: None, lambda number: None, by_processor=True)
     assert turn.processor_ms == 3.0
+    assert turn.fastest == (1, 2, 3)
 
 
 @dataclass
@@ -98,7 +100,9 @@ class FakeRing(Ring):
         self._chance = random.Random(0)
         self._way = Way.SHARED
         self._alike = True
+        self._fastest: tuple[int, ...] = ()
         self.judged_at: list[int] = []
+        self.chosen: list[Sequence[int]] = []
         self.made = 0
         self.now_s = 0.0
 
@@ -121,8 +125,9 @@ class FakeRing(Ring):
     def _unlike(self, bout: _Bout) -> tuple[int, ...]:
         return ()
 
-    def _verdicts(self, bout: _Bout, chosen: object) -> tuple[VerifiedCase, ...]:
+    def _verdicts(self, bout: _Bout, chosen: Sequence[int]) -> tuple[VerifiedCase, ...]:
         self.judged_at.append(self.made)
+        self.chosen.append(chosen)
         return ()
 
 
@@ -170,6 +175,34 @@ def test_some_results_of_the_first_blocks_are_judged_whatever_chance(seed: int) 
     ring._chance = random.Random(seed)
     ring.race(CASE, 2.0, 1.0, enough)
     assert ring.judged_at
+
+
+@pytest.mark.parametrize(
+    ("fastest", "judged"), [((1,), {1}), ((1, 2, 3), {1, 2}), ((3,), {0, 1, 2}), ((), {0, 1, 2})]
+)
+def test_beside_the_last_call_one_is_judged_whose_time_counts(
+    fastest: tuple[int, ...], judged: set[int]
+) -> None:
+    """Who is fast in a quarter of the calls, which make the turn's time, may be inexact in these alone."""
+    seen: set[int] = set()
+    for seed in range(12):
+        ring = FakeRing(block(1.0) for _ in range(99))
+        ring._chance, ring._fastest = random.Random(seed), fastest
+        ring.race(CASE, 2.0, 1.0)
+        assert {(len(slots), slots[-1]) for slots in ring.chosen} == {(JUDGED_CALLS, 3)}
+        seen |= {slots[0] for slots in ring.chosen}
+    assert seen == judged
+
+
+def test_which_calls_counted_is_of_the_candidate_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = FakeRing(iter(()))
+    ring._judge, ring._candidate = Mock(), Mock()
+    turns = {ring._judge: Turn((), 1.0, 1.0, (0,)), ring._candidate: Turn((), 1.0, 1.0, (2,))}
+    ring._plan = Mock(timer=TimerKind.CPU)
+    monkeypatch.setattr(ring, "_calls_of", lambda party, run, watched: turns[party])
+    for party in (ring._candidate, ring._judge):
+        ring._turn(party, _Bout(4, Way.SHARED, 0, 0), Pace.CALLS)
+    assert ring._fastest == (2,)
 
 
 class Slow:
