@@ -19,7 +19,7 @@ from cudadent42.tune.journal import Proposed, Searched, TuningJournal
 from cudadent42.tune.returned import not_any_more, raced_before
 from cudadent42.tune.rungs import Compile, Confirm, Decide, Propose, Race, Settle, Step, next_step
 from cudadent42.tune.space import DEFAULT
-from cudadent42.tune.state import MOST_ATTEMPTS, Standing, State
+from cudadent42.tune.state import MOST_ATTEMPTS, Job, Standing, State
 from cudadent42.tune.strategy import SHARE
 
 STOP = "stop"
@@ -43,6 +43,10 @@ class Limits:
 
 class LimitReachedError(Exception):
     """The tuning has to pause. The message says why."""
+
+
+class _DefaultLostError(MachineNotReadyError):
+    """The default of a case was raced before, and cannot be now."""
 
 
 Proposer = Callable[[State], Proposed | Searched]
@@ -171,9 +175,7 @@ class Coordinator:
             nonlocal measured
             if isinstance(result, Unfit):
                 if result.arm == DEFAULT and raced_before(self.state.cases[job.case]):
-                    raise MachineNotReadyError(
-                        f"{not_any_more(job.case, result.reason)}; look at the machine"
-                    )
+                    raise _DefaultLostError(not_any_more(job.case, result.reason))
                 self._record(events.ArmOut(job.case, result.arm, result.reason))
                 return
             measured += 1
@@ -183,7 +185,11 @@ class Coordinator:
             self._observer.advance(measured / job.blocks, job.name)
             self._check()
 
-        error = self._attempt(lambda: engine.race(job, run=run, seed=seed, on_result=on_result))
+        try:
+            error = self._attempt(lambda: engine.race(job, run=run, seed=seed, on_result=on_result))
+        except _DefaultLostError as lost:
+            self._default_lost(job, str(lost))
+            return
         arms = [arm for arm in job.arms if arm in self.state.cases[job.case].alive]
         default_is_there = DEFAULT in self.state.cases[job.case].alive
         if not error and measured < job.blocks and arms and default_is_there:
@@ -196,6 +202,16 @@ class Coordinator:
                     self._record(
                         events.ArmOut(job.case, arm, f"{MOST_ATTEMPTS} races failed, the last: {error}")
                     )
+
+    def _default_lost(self, job: Job, error: str) -> None:
+        """A failed attempt, which ends the tuning too: the machine is to be looked at. Where looking did not help, in
+        so many processes, the case ends, and the others are reached. Raises MachineNotReadyError before that.
+        """
+        self._record(events.JobEnded(job.name, job.attempt, error))
+        if self.state.jobs[job.name].failures < MOST_ATTEMPTS:
+            raise MachineNotReadyError(f"{error}; look at the machine")
+        self._observer.note(f"{job.name}: {error}")
+        self._record(events.ArmOut(job.case, DEFAULT, f"{MOST_ATTEMPTS} races failed, the last: {error}"))
 
     def _confirm(self, step: Confirm, engine: Engine) -> None:
         run = f"confirmed/{folder_name(step.case)}-{step.attempt}"

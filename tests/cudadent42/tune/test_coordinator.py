@@ -25,7 +25,7 @@ from cudadent42.tune.engine import Block, OnResult, Unfit
 from cudadent42.tune.journal import FILES, Entry, Setup, TuningJournal, read
 from cudadent42.tune.rungs import next_step
 from cudadent42.tune.space import DEFAULT
-from cudadent42.tune.state import Job, State, fold
+from cudadent42.tune.state import MOST_ATTEMPTS, Job, State, fold
 
 
 def tune(folder: Path, engine: Simulated, about: Setup | None = None, limits: Limits | None = None) -> State:
@@ -123,6 +123,28 @@ def test_a_machine_that_fails_costs_no_arm_and_the_same_command_goes_on(tmp_path
     assert again.finished
     assert {each.arm for each in again.winners} == {"BLOCK=1"}
     assert all(not case.out for case in again.cases.values())
+
+
+def test_a_default_that_never_comes_back_ends_its_case_and_no_other(tmp_path: Path) -> None:
+    """As where a later rung of one case needs more memory than there is."""
+
+    class TooLarge(Simulated):
+        def race(self, job: Job, *, run: str, seed: int, on_result: OnResult) -> None:
+            if job.rung > 0 and job.case == "short/fp32":
+                on_result(Unfit(DEFAULT, "out of memory"))
+            super().race(job, run=run, seed=seed, on_result=on_result)
+
+    engine = TooLarge({"BLOCK=1": 0.06, "BLOCK=2": 0.052, "BLOCK=3": 0.05})
+    about = setup(rules=Rules(rungs=(6, 18), margin=0.01, near=0.0))
+    for _ in range(MOST_ATTEMPTS - 1):
+        with pytest.raises(MachineNotReadyError, match="out of memory; look at the machine"):
+            tune(tmp_path / "t", engine, about)
+    state = tune(tmp_path / "t", engine, about)
+    assert state.finished
+    settled = state.cases["short/fp32"].settled
+    assert settled is not None
+    assert "the default cannot be raced: 3 races failed, the last: the default was raced" in settled.reason
+    assert [(each.case, each.arm) for each in state.winners] == [("long/fp32", "BLOCK=1")]
 
 
 def test_jobs_that_fail_are_tried_again_and_their_blocks_count(tmp_path: Path) -> None:
