@@ -20,7 +20,7 @@ from cudadent42.base.errors import LabError, UsageError
 from cudadent42.base.files import write_json
 from cudadent42.base.observer import Observer
 from cudadent42.base.parcels import Parcel
-from cudadent42.decisions.claims import with_claim
+from cudadent42.decisions.claims import claimed_rows, not_credited, with_claim
 from cudadent42.decisions.compare import compare
 from cudadent42.fleet.cargo import digests_of
 from cudadent42.fleet.desk import Admitted, Desk, Gone, Refused
@@ -29,7 +29,7 @@ from cudadent42.fleet.task import Checks, Returned, Task, Way, Worker, plain_nam
 from cudadent42.fleet.worker import tree_digest
 from cudadent42.flows.pipeline import Outcome, Prepared, require, tell_failures
 from cudadent42.model.integrity import Integrity, Spent
-from cudadent42.model.records import BuildReport, Plan, VerifyReport
+from cudadent42.model.records import BuildReport, Plan, Results, Verdict, VerifyReport
 from cudadent42.plan import RunOptions
 from cudadent42.runs.run_folder import (
     RunFolder,
@@ -247,7 +247,7 @@ def _merged(
     # The highest ceiling of all: no case is called impossible for another machine's.
     peaks = {name: max(each.peaks.get(name, 0.0) for each in results) for name in results[0].peaks}
     together = compare(plan, samples, left_out, peaks)
-    together = replace(together, integrity=_integrity([each.integrity for each in results if each.integrity]))
+    together = replace(together, integrity=combined_integrity(results, together))
     together = with_claim(together, verified=verified.passed)
     folder.write_results(together)
     return Outcome(folder.path, verified, together)
@@ -262,14 +262,30 @@ def _each_once(records: Iterable[T]) -> tuple[T, ...]:
     return tuple(kept)
 
 
-def _integrity(parts: Sequence[Integrity]) -> Integrity:
-    """What the checks of all parts came to."""
+def combined_integrity(results: Sequence[Results], together: Results) -> Integrity:
+    """What the checks of all parts came to, for the claim of them together.
+
+    A part that is not faster was seen not to be slower than it says. That confirms no gain, so it does not count for a
+    claim of one; where it was not confirmed, it stays.
+    """
+    gains = together.verdict is Verdict.FASTER
+    parts = [part.integrity for part in results if part.integrity is not None]
     names = dict.fromkeys(name for part in parts for name in part.checks)
-    return Integrity(
+    combined = Integrity(
         findings=tuple(dict.fromkeys(each for part in parts for each in part.findings)),
-        confirmations=tuple(each for part in parts for each in part.confirmations),
+        confirmations=tuple(
+            each
+            for part in results
+            if part.integrity is not None
+            for each in part.integrity.confirmations
+            if not gains
+            or not each.confirmed
+            or part.verdict is Verdict.FASTER
+            or each.implementation != together.candidate
+        ),
         hidden_checked=sum(part.hidden_checked for part in parts),
         sealed=bool(parts) and all(part.sealed for part in parts),
+        drawn_by_gain=bool(parts) and all(part.drawn_by_gain for part in parts),
         short_ms=max((part.short_ms for part in parts), default=0.0),
         why_not_audited=next((part.why_not_audited for part in parts if part.why_not_audited), ""),
         notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
@@ -277,4 +293,20 @@ def _integrity(parts: Sequence[Integrity]) -> Integrity:
         checks={
             name: reduce(add, (part.checks.get(name, Spent()) for part in parts), Spent()) for name in names
         },
+    )
+    first = bool(parts) and all(part.highest_first for part in parts)
+    return replace(
+        combined, highest_first=first and _highest_confirmed(replace(together, integrity=combined))
+    )
+
+
+def _highest_confirmed(together: Results) -> bool:
+    """Whether the highest speed-up of the claim was: each part looked at its own highest alone."""
+    left_out = not_credited(together)
+    rows = [(row.speedup, f"{row.name}/{row.dtype}") for row in claimed_rows(together, together.candidate)]
+    highest = max((row for row in rows if row[1] not in left_out), default=None)
+    assert together.integrity is not None
+    return highest is not None and any(
+        each.confirmed and (each.case, each.implementation) == (highest[1], together.candidate)
+        for each in together.integrity.confirmations
     )
