@@ -64,7 +64,7 @@ def test_an_honest_kernel_is_clean(name: str, seen: lab.Seen) -> None:
 
 
 def test_settings_of_their_own_are_kept_apart(seen: lab.Seen) -> None:
-    notes = "\n".join(seen.benched.kept_apart)
+    notes = "\n".join((*seen.verified.kept_apart, *seen.benched.kept_apart))
     for name, words in (
         ("no_flash_at_import", "flash_sdp True -> False"),
         ("lower_matmul_at_import", "medium"),

@@ -82,7 +82,7 @@ class Borrowed:
     """What was seen of one implementation."""
 
     by_operators: dict[str, str] = field(default_factory=dict)
-    """By case: whose work a call ran, and by which operators."""
+    """By case: whose work a call ran, and by which operators. The first decides, whatever comes behind it."""
     cases: int = 0
     same_bits: int = 0
     """Cases whose results were PyTorch's bit for bit, without any operator of PyTorch's that computes."""
@@ -94,8 +94,7 @@ class Borrowed:
         """In words; empty where there is none."""
         if self.by_operators:
             case, what = next(iter(self.by_operators.items()))
-            others = f" and {len(self.by_operators) - 1} more" if len(self.by_operators) > 1 else ""
-            return f"on {case}{others} of {self.cases} cases its call runs {what}"
+            return f"on {case} its call runs {what}"
         if self.same_bits and self.same_bits == self.cases and self.entries >= LEAST_ENTRIES:
             return f"all {self.entries} entries of its results are PyTorch's bit for bit, in all {self.cases} cases"
         return ""

@@ -230,6 +230,9 @@ def _merged(
         skipped={key: why for part in parts if part.verify for key, why in part.verify.skipped.items()},
         baseline=plan.baseline,
         findings=tuple(dict.fromkeys(each for part in parts if part.verify for each in part.verify.findings)),
+        kept_apart=tuple(
+            dict.fromkeys(note for part in parts if part.verify for note in part.verify.kept_apart)
+        ),
     )
     builds = [part.build for part in parts if part.build is not None]
     folder.set_build(

@@ -117,7 +117,7 @@ def integrity_of(
         highest_first=True,
         short_ms=SHORT_MS if plan.device == "cpu" else 0.0,
         why_not_audited=audited.why_not,
-        notes=benched.kept_apart,
+        notes=tuple(dict.fromkeys((*verified.kept_apart, *benched.kept_apart))),
         measuring=benched.measuring,
         checks={**benched.checks, **({"audit": audited.spent} if audited.spent.wall_s else {})},
     )

@@ -57,7 +57,6 @@ class Watch:
         self._reported: set[tuple[Breach, str]] = set()
         self._on_finding: OnFinding = _ignored
         self._pool: Pool | None = None
-        self._notes: list[str] = []
         self._lost_ns = 0
         """`Kin.lost_ns` at the last look."""
 
@@ -219,13 +218,8 @@ class Watch:
             self._reported.add((breach, name))
             self._on_finding(Finding(breach, grade, name, case, evidence, clears))
 
-    def note(self, text: str) -> None:
-        """What is no offence, and belongs into the report."""
-        self._notes.append(text)
-
     def notes(self) -> Iterator[str]:
-        """What was kept apart, and what else was noted."""
-        yield from self._notes
+        """What was kept apart."""
         for name, own in self._own.items():
             if changed := settings.changes(self._pristine, own):
                 words = settings.in_words(changed)

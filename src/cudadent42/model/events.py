@@ -84,7 +84,7 @@ class IntegrityFound:
 
 @dataclass(frozen=True)
 class KeptApart:
-    """Settings of an implementation's own, in words."""
+    """Settings of an implementation's own, or whose work it says that it runs, in words."""
 
     text: str
 

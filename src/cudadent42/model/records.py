@@ -215,6 +215,8 @@ class VerifyReport:
     """Of the plan."""
     findings: tuple[Finding, ...] = ()
     """What else was seen of the implementations while they were loaded and verified."""
+    kept_apart: tuple[str, ...] = ()
+    """Whose work they run that say so themselves, in words."""
 
     @property
     def counted(self) -> tuple[VerifiedCase, ...]:

@@ -7,7 +7,7 @@ docs/verifying.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,6 +29,7 @@ from cudadent42.model.events import (
     Doing,
     Emit,
     IntegrityFound,
+    KeptApart,
     Mark,
     Progress,
     Skipped,
@@ -100,6 +101,11 @@ def verify(
     work = units(plan)
     watch = watch or Watch()
     findings: list[Finding] = []
+    notes: list[str] = []
+
+    def note(text: str) -> None:
+        notes.append(text)
+        emit(KeptApart(text))
 
     def tell(finding: Finding) -> None:
         findings.append(finding)
@@ -120,6 +126,7 @@ def verify(
         if name not in trusted(plan) and name not in plan.versions and name != plan.baseline and each.strict
     }
     baseline = implementations.get(plan.baseline)
+    last = {unit.implementation: index for index, unit in enumerate(work) if unit.hard is None}
     for index in range(start, len(work)):
         unit = work[index]
         mark(Doing(index, unit.case.id, unit.implementation, unit.kind))
@@ -150,10 +157,14 @@ def verify(
         else:
             skipped[unit.key] = outcome
             emit(Skipped("verify", unit.key, outcome))
+        seen = borrowed.get(unit.implementation)
+        if seen is not None and (seen.by_operators or index >= last[unit.implementation]):
+            del borrowed[
+                unit.implementation
+            ]  # it is decided, and told at once: the process may end in a later unit
+            _tell_borrowed(watch, note, implementation, seen)
         emit(Progress("verify", index + 1, len(work), unit.key, sum(cost[: index + 1]) / sum(cost)))
-    for name, seen in borrowed.items():
-        _tell_borrowed(watch, name, implementations[name].peer, seen)
-    return VerifyReport(tuple(verified), skipped, findings=tuple(findings))
+    return VerifyReport(tuple(verified), skipped, findings=tuple(findings), kept_apart=tuple(notes))
 
 
 SAY_WHOSE = (
@@ -161,12 +172,15 @@ SAY_WHOSE = (
 )
 
 
-def _tell_borrowed(watch: Watch, name: str, peer: str, seen: Borrowed) -> None:
+def _tell_borrowed(
+    watch: Watch, note: Callable[[str], None], implementation: Implementation, seen: Borrowed
+) -> None:
     """A finding, or a note where the implementation says itself whose work it runs."""
+    name, peer = implementation.name, implementation.peer
     if not seen.evidence:
         return
     if peer:
-        watch.note(peer_note(name, clean(peer), seen.evidence))
+        note(peer_note(name, clean(peer), seen.evidence))
         return
     watch.report(Breach.ANOTHER_NAME, Grade.SUSPECT, name, "", seen.evidence, SAY_WHOSE)
 

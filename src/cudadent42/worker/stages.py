@@ -20,6 +20,7 @@ from cudadent42.model.events import (
     Doing,
     Event,
     IntegrityFound,
+    KeptApart,
     KernelFailed,
     Message,
     PeaksMeasured,
@@ -236,17 +237,25 @@ class _VerifyLog:
         self.cases: list[VerifiedCase] = []
         self._skipped: dict[str, str] = {}
         self._findings: list[Finding] = []
+        self._kept_apart: list[str] = []
 
     def add(self, event: Event) -> None:
         if isinstance(event, CaseVerified):
             self.cases.append(event.result)
         elif isinstance(event, IntegrityFound):
             self._findings.append(event.finding)
+        elif isinstance(event, KeptApart):
+            self._kept_apart.append(event.text)
         elif isinstance(event, Skipped):
             self._skipped[event.key] = event.reason
 
     def report(self) -> VerifyReport:
-        return VerifyReport(tuple(self.cases), dict(self._skipped), findings=tuple(self._findings))
+        return VerifyReport(
+            tuple(self.cases),
+            dict(self._skipped),
+            findings=tuple(self._findings),
+            kept_apart=tuple(self._kept_apart),
+        )
 
 
 _LOGS: dict[Stage, type[BuildLog | _VerifyLog | BenchLog]] = {

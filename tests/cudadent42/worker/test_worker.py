@@ -19,6 +19,7 @@ import torch
 from cudadent42.base import output
 from cudadent42.base.errors import ExitCode, LabError
 from cudadent42.model.events import BenchLog, BlockMeasured, Event, Progress, Skipped, WorkerLost
+from cudadent42.model.integrity import Breach, peer_in
 from cudadent42.model.records import BenchReport, Plan, VerifiedCase, VerifyReport
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.worker.parent import LostError, Worker, case_limits
@@ -175,6 +176,31 @@ def test_hopeless_candidate_is_left_out(candidate: Callable[[str], str]) -> None
     assert [case.detail for case in failed] == [said] * MAX_LOSSES
     assert any("left out" in reason for reason in verified.skipped.values())
     assert all(case.passed for case in verified.cases if case.implementation == "pytorch")
+
+
+BORROWS_AND_DIES = """
+import os
+from torch.nn.functional import scaled_dot_product_attention
+
+def attention(q, k, v, *, causal, softmax_scale):
+    if q.shape[2] != %d:
+        os._exit(9)
+    return scaled_dot_product_attention(q, k, v, is_causal=causal, scale=softmax_scale)
+"""
+
+
+@pytest.mark.parametrize("peer", ["", "PyTorch"])
+def test_whose_work_it_is_outlives_the_worker(tmp_path: Path, peer: str) -> None:
+    """It is told when it is decided, so nobody loses it by dying in a later case."""
+    file = tmp_path / "borrows.py"
+    says_whose = f"attention.peer_of = {peer!r}\n" if peer else ""
+    file.write_text(BORROWS_AND_DIES % FIRST.seqlen_q + says_whose)
+    name = f"{file}:attention"
+    verified = run_stage("verify", make_plan(name), on_event=lambda event: None)
+    assert "worker died" in verdict(verified, SECOND, name).detail
+    found = [(each.breach, each.implementation) for each in verified.findings]
+    assert found == ([] if peer else [(Breach.ANOTHER_NAME, name)])
+    assert [peer_in(verified.kept_apart, name)] == [peer]
 
 
 def test_death_while_timing_keeps_the_rest(candidate: Callable[[str], str]) -> None:
