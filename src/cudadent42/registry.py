@@ -27,6 +27,9 @@ from cudadent42.model.implementations import (
 from cudadent42.model.records import Plan, Version
 from cudadent42.operations import definition
 
+MOST_PEER_CHARACTERS = 40
+"""Of the name of whose work an implementation says that it runs: the sentence that may be quoted repeats it."""
+
 _NO_VERSIONS: Mapping[str, Version] = MappingProxyType({})
 
 
@@ -40,6 +43,7 @@ def registry(operation: str) -> dict[str, Implementation]:
                 f"entry point {point.name!r} of {ENTRY_POINT_GROUP} is a {type(published).__name__}; "
                 "expected a cudadent42.model.implementations.Implementation"
             )
+        _limited(published.peer, published.name)
         if published.operation == operation:
             by_name.setdefault(published.name, published)
     return by_name
@@ -95,8 +99,17 @@ def load(spec: str, operation: str) -> Implementation:
         ("cpu", "cuda"),
         definition(operation).plug_in(function),
         operation=operation,
-        peer=str(getattr(function, "peer_of", "")),
+        peer=_limited(str(getattr(function, "peer_of", "")), spec),
     )
+
+
+def _limited(peer: str, name: str) -> str:
+    """Whose work it says that it runs."""
+    if len(peer) > MOST_PEER_CHARACTERS:
+        raise UsageError(
+            f"{name}: peer_of has {len(peer)} characters; expected a name of at most {MOST_PEER_CHARACTERS}"
+        )
+    return peer
 
 
 def trusted(plan: Plan) -> frozenset[str]:

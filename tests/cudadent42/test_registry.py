@@ -5,7 +5,9 @@ import py_compile
 import subprocess
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from cudadent42.model.records import Plan
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.operations.attention.inputs import random_inputs
 from cudadent42.operations.attention.reference import attention_float64
-from cudadent42.registry import get, load, registry
+from cudadent42.registry import MOST_PEER_CHARACTERS, get, load, registry
 from cudadent42.suites.loader import load_suite
 
 ATTENTION = "attention"
@@ -40,6 +42,30 @@ FIXED_NAMES = [
 def test_registry_has_the_promised_names() -> None:
     assert set(FIXED_NAMES) <= set(registry(ATTENTION))
     assert all(name == item.name and item.description for name, item in registry(ATTENTION).items())
+
+
+@pytest.mark.parametrize("characters", [MOST_PEER_CHARACTERS, MOST_PEER_CHARACTERS + 1])
+def test_the_name_of_a_peer_has_a_limit(tmp_path: Path, characters: int) -> None:
+    """It stands in the sentence that may be quoted."""
+    file = tmp_path / "mine.py"
+    file.write_text(f"def attention():\n    pass\n\nattention.peer_of = {'x' * characters!r}\n")
+    name = f"{file}:attention"
+    if characters <= MOST_PEER_CHARACTERS:
+        assert load(name, ATTENTION).peer == "x" * characters
+        return
+    with pytest.raises(
+        UsageError, match=r"peer_of has 41 characters; expected a name of at most 40$"
+    ) as caught:
+        load(name, ATTENTION)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_name_of_a_published_ones_peer_has_the_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    published = replace(get("pytorch", ATTENTION), name="theirs", peer="x" * (MOST_PEER_CHARACTERS + 1))
+    point = Mock(**{"load.return_value": published})
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point])
+    with pytest.raises(UsageError, match=r"^theirs: peer_of has 41 characters"):
+        registry(ATTENTION)
 
 
 def test_unknown_name_lists_the_known() -> None:
