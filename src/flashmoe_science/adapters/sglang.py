@@ -18,6 +18,8 @@ from flashmoe_science.varlen.attention import attention_varlen
 _INTERFACE = "sglang.srt.layers.attention.base_attn_backend"
 _MOST_DRAFTS = 64
 """Bits of a word of `attention_varlen`'s tree masks."""
+_FILL = 1
+"""The length of rows that fill up a captured batch."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Attention:
             most = verified.draft_token_num
             starts = self._one_each(len(lengths), lengths.device) * most
             if _has_branches(verified) and verified.custom_mask is not None:
-                tree = tree_words(verified.custom_mask, lengths, most)
+                tree = self._tree(verified.custom_mask, lengths, most, on_host, filled_up=False)
             lengths, longest = lengths + most, min(longest + most, self.req_to_token.shape[1])
         elif forward_batch.forward_mode.is_decode_or_idle():
             starts, most = self._one_each(len(lengths), lengths.device), 1
@@ -94,7 +96,7 @@ class Attention:
         spec_info: Any,
     ) -> None:
         """Captured with these lengths, and with the longest context as the bound."""
-        self._update_graphs(bs, req_pool_indices, seq_lens, encoder_lens, forward_mode, spec_info)
+        self._update_graphs(bs, req_pool_indices, seq_lens, encoder_lens, forward_mode, spec_info, None, True)
 
     def init_forward_metadata_replay_cuda_graph(
         self,
@@ -108,7 +110,9 @@ class Attention:
         seq_lens_cpu: torch.Tensor | None,
     ) -> None:
         """New lengths and tables, in the same memory."""
-        self._update_graphs(bs, req_pool_indices, seq_lens, encoder_lens, forward_mode, spec_info)
+        self._update_graphs(
+            bs, req_pool_indices, seq_lens, encoder_lens, forward_mode, spec_info, seq_lens_cpu, False
+        )
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         """The same before a capture and before each replay, as newer versions of SGLang ask for it."""
@@ -119,6 +123,8 @@ class Attention:
             getattr(forward_batch, "encoder_lens", None),
             forward_batch.forward_mode,
             forward_batch.spec_info,
+            getattr(forward_batch, "seq_lens_cpu", None),
+            in_capture,
         )
 
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
@@ -126,7 +132,7 @@ class Attention:
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         """Of the rows that fill up a captured batch."""
-        return 1
+        return _FILL
 
     def forward_decode(
         self,
@@ -202,6 +208,8 @@ class Attention:
         encoder_lens: torch.Tensor | None,
         forward_mode: Any,
         spec_info: Any,
+        on_host: torch.Tensor | None,
+        in_capture: bool,
     ) -> None:
         verified = _verified(forward_mode, spec_info)
         if encoder_lens is not None or (verified is None and not forward_mode.is_decode_or_idle()):
@@ -229,42 +237,88 @@ class Attention:
                 self._starts[most] = of_graphs.cu_seqlens_q * most
             step = replace(step, cu_seqlens_q=self._starts[most][: bs + 1], max_seqlen_q=most)
             if _has_branches(verified):
-                # A captured step always has words: a mask that comes later finds them there.
+                # A captured step always has words: a mask that comes later finds them there. What a capture is given
+                # is memory for any batch, with no mask in it yet.
                 words = of_graphs.tree_mask[: bs * most]
-                mask = verified.custom_mask
-                words.copy_(tree_words(mask, lengths[:bs], most)) if mask is not None else words.fill_(-1)
+                mask = None if in_capture else verified.custom_mask
+                if mask is None:
+                    words.fill_(-1)
+                else:
+                    words.copy_(self._tree(mask, lengths[:bs], most, on_host, filled_up=True))
                 step = replace(step, tree_mask=words)
         self.metadata = step
+
+    def _tree(
+        self,
+        mask: torch.Tensor,
+        lengths: torch.Tensor,
+        drafts: int,
+        on_host: torch.Tensor | None,
+        *,
+        filled_up: bool,
+    ) -> torch.Tensor:
+        """By the kind that SGLang says, or else by the mask's size: then the lengths are asked for."""
+        said = getattr(self, "verify_mask", None)
+        kind = said.mode.name if said is not None else None
+        if kind is None:
+            known = (lengths if on_host is None else on_host[: len(lengths)]).tolist()
+            kind = kind_of(mask.numel(), known, drafts, self.max_context_len, filled_up=filled_up)
+        return tree_words(mask, lengths, drafts, kind)
 
     @staticmethod
     def _one_each(batch: int, device: torch.device) -> torch.Tensor:
         return torch.arange(batch + 1, dtype=torch.int32, device=device)
 
 
-def tree_words(custom_mask: torch.Tensor, lengths: torch.Tensor, drafts: int) -> torch.Tensor:
+def kind_of(entries: int, lengths: list[int], drafts: int, longest: int, *, filled_up: bool = False) -> str:
+    """Which mask of SGLang's has so many entries: ``FULL_MASK`` or ``QLEN_ONLY``. Raises InputError where none has.
+
+    With ``filled_up`` the batch may end in rows that only fill it up, each of length 1, of which the mask has nothing.
+    So a size may be that of both; ``FULL_MASK`` is what SGLang writes on GPUs unless a backend asks for the other.
+
+    Args:
+        lengths: keys of each request before its drafts.
+        longest: context, for which SGLang makes room where it does not know the lengths.
+    """
+    batch = len(lengths)
+    fewest = batch
+    while filled_up and fewest and lengths[fewest - 1] == _FILL:
+        fewest -= 1
+    counts = range(fewest, batch + 1)
+    full = {drafts * (sum(lengths[:count]) + count * drafts) for count in counts}
+    if entries in full or entries in {count * drafts * (longest + drafts) for count in counts}:
+        return "FULL_MASK"
+    if entries in {count * drafts * drafts for count in counts}:
+        return "QLEN_ONLY"
+    raise InputError(
+        f"custom_mask has {entries} entries; expected {drafts * (sum(lengths) + batch * drafts)}, a FULL_MASK, or "
+        f"{batch * drafts * drafts}, a QLEN_ONLY, of {batch} requests with {drafts} draft tokens"
+    )
+
+
+def tree_words(custom_mask: torch.Tensor, lengths: torch.Tensor, drafts: int, kind: str) -> torch.Tensor:
     """SGLang's mask of a step that verifies trees, as `attention_varlen` takes it: (batch * drafts,) int64.
 
     Args:
-        custom_mask: booleans, flat. Of each request in turn, either (drafts, length + drafts), its ``FULL_MASK``, or
-            (drafts, drafts), its ``QLEN_ONLY``. More may follow, as in the memory of captured graphs.
+        custom_mask: booleans, flat. More may follow, as in memory for a larger batch; rows that fill up a captured
+            batch may be missing.
         lengths: (batch,) keys of each request before its drafts.
         drafts: tokens that each request verifies.
+        kind: SGLang's name of what the mask has of each request in turn: ``FULL_MASK``, (drafts, length + drafts), or
+            ``QLEN_ONLY``, (drafts, drafts). The size alone does not tell where more may follow.
     """
-    if custom_mask.dtype is not torch.bool:
-        raise InputError(f"custom_mask is {custom_mask.dtype}; expected booleans: FULL_MASK or QLEN_ONLY")
+    if custom_mask.dtype is not torch.bool or kind not in ("FULL_MASK", "QLEN_ONLY"):
+        raise InputError(
+            f"custom_mask is {custom_mask.dtype}, a {kind}; expected booleans: FULL_MASK or QLEN_ONLY"
+        )
     if drafts > _MOST_DRAFTS:
         raise InputError(f"trees have {drafts} draft tokens; this backend verifies up to {_MOST_DRAFTS}")
-    batch, device = len(lengths), lengths.device
-    node = torch.arange(drafts, dtype=torch.int64, device=device)
-    if custom_mask.numel() == batch * drafts * drafts:
-        own = custom_mask.view(batch, drafts, drafts)
-    else:
-        width = lengths.long() + drafts
-        first = (drafts * width).cumsum(0) - drafts * width + lengths
-        at = first[:, None, None] + width[:, None, None] * node[:, None] + node
-        own = custom_mask[
-            at.clamp(max=custom_mask.numel() - 1)
-        ]  # the rows that fill up a captured batch have none
+    node = torch.arange(drafts, dtype=torch.int64, device=lengths.device)
+    before = lengths.long() if kind == "FULL_MASK" else torch.zeros_like(lengths, dtype=torch.int64)
+    width = before + drafts
+    first = (drafts * width).cumsum(0) - drafts * width + before
+    at = first[:, None, None] + width[:, None, None] * node[:, None] + node
+    own = custom_mask[at.clamp(max=custom_mask.numel() - 1)]
     return (own.long() << node).sum(-1).flatten()
 
 

@@ -238,7 +238,8 @@ def test_draft_tokens_are_verified(page_size: int, mode: str) -> None:
     assert_as_exact_as_pytorch(result.view(-1, 4, 32), None, call, **bounds, softmax_scale=0.2)
 
 
-def test_a_captured_step_finds_the_words_of_trees_that_come_later() -> None:
+@pytest.mark.parametrize("mode", ["FULL_MASK", "QLEN_ONLY"])
+def test_a_captured_step_finds_the_words_of_trees_that_come_later(mode: str) -> None:
     scene, _, call = verify_scene(8)
     backend, verify = scene.backend, SimpleNamespace(is_target_verify=lambda: True)
     backend.init_cuda_graph_state(4, 16)
@@ -253,12 +254,59 @@ def test_a_captured_step_finds_the_words_of_trees_that_come_later() -> None:
     requests = torch.cat([scene.requests, torch.tensor([1])])
     lengths = torch.tensor([*PREFIXES, 1])
     backend.init_forward_metadata_replay_cuda_graph(
-        4, requests, lengths, 35, None, verify, verify_input("FULL_MASK"), None
+        4, requests, lengths, 35, None, verify, verify_input(mode), None
     )
     assert captured.tree_mask[:12].tolist() == call["tree_mask"].tolist()
     assert captured.seqused_k.tolist() == [12, 4, 30, 5]
     assert captured.cu_seqlens_q.tolist() == [0, 4, 8, 12, 16]
     assert captured.max_seqlen_q == DRAFTS
+
+
+@pytest.mark.parametrize("mode", ["FULL_MASK", "QLEN_ONLY"])
+def test_a_mask_in_memory_for_more_is_read_as_sglang_says_or_refused(mode: str) -> None:
+    scene, batch, call = verify_scene(8)
+    batch.spec_info = verify_input(mode)
+    batch.spec_info.custom_mask = torch.cat([batch.spec_info.custom_mask, torch.ones(7, dtype=torch.bool)])
+    with pytest.raises(InputError, match=r"expected 184, a FULL_MASK, or 48, a QLEN_ONLY, of 3 requests"):
+        scene.backend.init_forward_metadata(batch)
+    scene.backend.verify_mask = SimpleNamespace(mode=SimpleNamespace(name=mode))  # type: ignore[attr-defined]
+    scene.backend.init_forward_metadata(batch)
+    assert scene.backend.metadata is not None
+    assert scene.backend.metadata.tree_mask is not None
+    assert scene.backend.metadata.tree_mask.tolist() == call["tree_mask"].tolist()
+
+
+def test_a_mask_of_the_longest_context_is_a_full_one() -> None:
+    assert sglang.kind_of(3 * DRAFTS * (CONTEXT + DRAFTS), list(PREFIXES), DRAFTS, CONTEXT) == "FULL_MASK"
+
+
+def test_a_request_of_one_key_is_no_row_that_fills_up() -> None:
+    """A FULL_MASK of the first alone has 32 entries, as a QLEN_ONLY of both."""
+    assert sglang.kind_of(32, [4, 1], 4, CONTEXT) == "QLEN_ONLY"
+    assert sglang.kind_of(32, [4, 1], 4, CONTEXT, filled_up=True) == "FULL_MASK"
+
+
+def test_a_tree_in_a_layer_with_a_window_is_refused() -> None:
+    scene, batch, call = verify_scene(8)
+    batch.spec_info = verify_input("FULL_MASK")
+    scene.backend.init_forward_metadata(batch)
+    query = call["query"].flatten(1)
+    with pytest.raises(InputError, match="tree_mask"):
+        scene.backend.forward_extend(
+            query, None, None, layer(sliding_window_size=3), batch, save_kv_cache=False
+        )
+
+
+def test_a_capture_does_not_read_the_memory_of_masks() -> None:
+    scene, _, _ = verify_scene(8)
+    verify, spec = SimpleNamespace(is_target_verify=lambda: True), verify_input("none")
+    spec.custom_mask = torch.zeros(1000, dtype=torch.bool)
+    scene.backend.init_cuda_graph_state(4, 16)
+    ones = torch.ones(4, dtype=torch.int64)
+    scene.backend.init_forward_metadata_capture_cuda_graph(4, 16, ones * 0, ones, None, verify, spec)
+    assert scene.backend.metadata is not None
+    assert scene.backend.metadata.tree_mask is not None
+    assert scene.backend.metadata.tree_mask.tolist() == [-1] * 16
 
 
 def test_what_is_not_computed_is_refused() -> None:
@@ -278,9 +326,9 @@ def test_what_is_not_computed_is_refused() -> None:
         scene.backend.init_forward_metadata(batch)
     lengths = torch.tensor([3])
     with pytest.raises(InputError, match="expected booleans: FULL_MASK or QLEN_ONLY"):
-        sglang.tree_words(torch.zeros(1, dtype=torch.uint8), lengths, 4)
+        sglang.tree_words(torch.zeros(1, dtype=torch.uint8), lengths, 4, "QLEN_ONLY")
     with pytest.raises(InputError, match="trees have 65 draft tokens; this backend verifies up to 64"):
-        sglang.tree_words(torch.zeros(65 * 65, dtype=torch.bool), lengths, 65)
+        sglang.tree_words(torch.zeros(65 * 65, dtype=torch.bool), lengths, 65, "QLEN_ONLY")
 
 
 def test_the_backend_is_made_of_the_interfaces_class(monkeypatch: pytest.MonkeyPatch) -> None:
