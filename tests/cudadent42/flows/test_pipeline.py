@@ -9,6 +9,7 @@ import pytest
 
 from cudadent42.base.errors import ExitCode, UsageError
 from cudadent42.flows import pipeline
+from cudadent42.model.integrity import peer_in
 from cudadent42.model.records import MachineReport, Refusal, TimerKind, Verdict
 from cudadent42.plan import Choices, RunOptions
 from cudadent42.runs.run_folder import RunStatus, RunWriter, load_run
@@ -93,6 +94,9 @@ def test_stages_in_order_and_candidates_in_another_process(tmp_path: Path) -> No
     pids = {int(line) for line in (tmp_path / "pids").read_text().split()}
     assert pids
     assert os.getpid() not in pids
+    integrity = load_run(outcome.folder).results.integrity  # type: ignore[union-attr]
+    assert integrity is not None
+    assert peer_in(integrity.notes, plug_in) == "PyTorch"  # as verify told
 
     read = load_run(outcome.folder)
     assert read.manifest.status is RunStatus.FINISHED
