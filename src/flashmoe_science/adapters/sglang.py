@@ -261,8 +261,8 @@ class Attention:
         said = getattr(self, "verify_mask", None)
         kind = said.mode.name if said is not None else None
         if kind is None:
-            known = (lengths if on_host is None else on_host[: len(lengths)]).tolist()
-            kind = kind_of(mask.numel(), known, drafts, self.max_context_len, filled_up=filled_up)
+            before = (lengths if on_host is None else on_host[: len(lengths)]).tolist()
+            kind = kind_of(mask.numel(), before, drafts, self.max_context_len, filled_up=filled_up)
         return tree_words(mask, lengths, drafts, kind)
 
     @staticmethod
