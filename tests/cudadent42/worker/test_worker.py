@@ -198,8 +198,8 @@ def test_whose_work_it_is_outlives_the_worker(tmp_path: Path, peer: str) -> None
     name = f"{file}:attention"
     verified = run_stage("verify", make_plan(name), on_event=lambda event: None)
     assert "worker died" in verdict(verified, SECOND, name).detail
-    found = [(each.breach, each.implementation) for each in verified.findings]
-    assert found == ([] if peer else [(Breach.ANOTHER_NAME, name)])
+    accusations = [(each.breach, each.implementation) for each in verified.findings]
+    assert accusations == ([] if peer else [(Breach.ANOTHER_NAME, name)])
     assert [peer_in(verified.kept_apart, name)] == [peer]
 
 
