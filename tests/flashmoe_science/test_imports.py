@@ -46,22 +46,22 @@ LAYERS = {
     "operators.recording": "errors torch_private operators.sharding",
     "operators.library": "operators.compiled_code",
     "varlen.launch": "errors alike torch_private plans arguments varlen.problem varlen.arguments cpu cuda cuda.varlen",
-    "operators": "errors direct arguments gradients moe_arguments moe_gradients routing_gradients routing_options "
-    "quantized varlen.arguments varlen.launch cpu cuda.attention cuda.moe cuda.rotation cuda.key_lists "
+    "operators": "errors torch_private direct arguments gradients moe_arguments moe_gradients routing_gradients "
+    "routing_options quantized varlen.arguments varlen.launch cpu cuda.attention cuda.moe cuda.rotation cuda.key_lists "
     "operators.recording operators.library",
     "varlen": "errors autocast direct arguments gradients varlen.options varlen.arguments varlen.transform "
     "varlen.append_arguments varlen.launch cpu cuda.attention cuda.varlen operators.recording operators",
     "checkpoint": "operators",
-    "autograd": "errors gradients operators",
-    "moe_autograd": "errors moe_arguments moe_gradients operators",
+    "autograd": "errors torch_private gradients operators",
+    "moe_autograd": "errors torch_private moe_arguments moe_gradients operators",
     "attention": "errors autocast torch_private direct arguments gradients cpu cuda.attention operators.sharding "
     "operators autograd varlen",
     "moe": "errors autocast torch_private direct moe_arguments moe_gradients quantized cpu cuda.moe "
     "operators.sharding operators moe_autograd",
     "moe_capacity": "errors arguments",
     "moe_states": "errors",
-    "router_losses": "errors arguments direct moe_arguments routing_gradients routing_options cpu cuda.moe moe "
-    "moe_capacity",
+    "router_losses": "errors torch_private arguments direct moe_arguments routing_gradients routing_options cpu "
+    "cuda.moe moe moe_capacity",
     "moe_layer": "errors autocast arguments moe_arguments moe moe_capacity moe_states router_losses",
     "explanation": "errors jit arguments moe_arguments quantized cpu cuda cuda.attention cuda.moe attention moe",
     "takeover": "errors autocast torch_private direct arguments gradients moe_arguments cpu cuda cuda.attention "
