@@ -70,6 +70,8 @@ _of_workers: set[str] = set()
 """In a server: the modules that a worker has."""
 _forgotten: list[types.ModuleType] = []
 """In a worker: the others, which are kept, for to take them apart would copy them."""
+_customised = False
+"""In a forked process: whether a ``sitecustomize`` has run."""
 _threads_at_the_start = 0
 """In a server: how many PyTorch takes where nothing says how many."""
 
@@ -391,11 +393,13 @@ def _own_path() -> list[str]:
 
 def _customise() -> None:
     """Run ``sitecustomize`` before anything of the lab is imported, as an interpreter that begins does."""
+    global _customised
     for name in [
         name for name in sys.modules if name.partition(".")[0] in (programs.COMMAND_LINE, "sitecustomize")
     ]:
         del sys.modules[name]
     importlib.import_module("sitecustomize")
+    _customised = True
 
 
 def _serve_this_one() -> None:
@@ -430,7 +434,10 @@ def _serve_models() -> NoReturn:
 
 
 def _forget_what_workers_have_not() -> None:
-    """A worker looks at every function of the lab's that it has imported, again and again."""
+    """A worker looks at every function of the lab's that it has imported, again and again. What a ``sitecustomize``
+    has imported it may have changed too: after one the lab is imported anew in any case."""
+    if _customised:
+        return
     for name in [name for name in sys.modules if name.startswith("cudadent42.") and name not in _of_workers]:
         package, _, last = name.rpartition(".")
         _forgotten.append(sys.modules.pop(name))
