@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
+from moe_reference import ACTIVATIONS, factor_of
 
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import device_of
@@ -17,14 +17,6 @@ from flashmoe_science.moe_arguments import Activation, W13Layout
 _NAN = 0x7FA57FA5
 """Two NaNs in float16 and in bfloat16; as an int32, an index far out of range."""
 _GUARD_ROWS = 5
-_FUNCTIONS = {
-    Activation.SILU: F.silu,
-    Activation.GELU: F.gelu,
-    Activation.GELU_TANH: lambda x: F.gelu(x, approximate="tanh"),
-    Activation.SILU_NO_MUL: F.silu,
-    Activation.GELU_NO_MUL: F.gelu,
-    Activation.RELU2_NO_MUL: lambda x: F.relu(x).square(),
-}
 
 
 @dataclass(frozen=True)
@@ -124,13 +116,12 @@ def reference(given: Layer, dtype: torch.dtype) -> torch.Tensor:
 
 
 def activated(sums: torch.Tensor, problem: MoeProblem) -> torch.Tensor:
-    function = _FUNCTIONS[problem.activation]
+    function = ACTIVATIONS[problem.activation]
     if not problem.gated:
         return function(sums)
-    if problem.w13_layout is W13Layout.INTERLEAVED:
-        return function(sums[:, 0::2]) * sums[:, 1::2]
-    gate, up = sums.chunk(2, dim=1)
-    return function(gate) * up
+    interleaved = problem.w13_layout is W13Layout.INTERLEAVED
+    gate, up = (sums[:, 0::2], sums[:, 1::2]) if interleaved else sums.chunk(2, dim=1)
+    return function(gate) * factor_of(up, problem.activation)
 
 
 def run_guarded(choice: Choice, given: Layer) -> torch.Tensor:

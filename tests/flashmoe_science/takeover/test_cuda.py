@@ -114,10 +114,11 @@ def test_the_implementation_is_what_pytorch_calls(head_dim: int) -> None:
         torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2 * other.abs().max().item())
 
 
-def test_a_mask_is_waited_for_once() -> None:
-    query = torch.randn(2, 4, 16, 64, dtype=torch.bfloat16, device="cuda")
-    mask = torch.ones(2, 1, 1, 16, dtype=torch.bool, device="cuda")
-    mask[..., 12:] = False
+def test_a_mask_of_many_queries_is_waited_for_once() -> None:
+    """Few queries are taken by lists, which wait for nothing."""
+    query = torch.randn(2, 4, 128, 64, dtype=torch.bfloat16, device="cuda")
+    mask = torch.ones(2, 1, 1, 128, dtype=torch.bool, device="cuda")
+    mask[..., 100:] = False
     expected = F.scaled_dot_product_attention(query, query, query, mask)
     with flashmoe_science.sdpa():
         F.scaled_dot_product_attention(query, query, query, mask)
@@ -126,7 +127,7 @@ def test_a_mask_is_waited_for_once() -> None:
             output = F.scaled_dot_product_attention(query, query, query, mask)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        mask[0, ..., 8:] = False  # read again, and declined: the sequences differ
+        mask[0, ..., 50:] = False  # read again, and declined: the sequences differ
         F.scaled_dot_product_attention(query, query, query, mask)
     torch.testing.assert_close(output, expected, rtol=2e-2, atol=2e-2)
     assert flashmoe_science.report().taken == 2

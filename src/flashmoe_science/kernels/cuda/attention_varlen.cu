@@ -195,6 +195,7 @@ attention_varlen(const __grid_constant__ VarlenParameters p) {
     const int remaining = work.rows - warp_row;
     const int first_head = work.slice * group;
     const uint32 warp_output = query_tile + done_warp * kWarpRows * T::kRowBytes;
+    __syncwarp();  // other lanes have read the queries there
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll

@@ -12,6 +12,7 @@ __device__ __forceinline__ void write_rows(const float (&sums)[RowTiles][HeadDim
                                            char* target, int64 row_bytes, int rows, int head_dim) {
     using T = Tile<HeadDim>;
     const int lane = thread_index() % 32;
+    __syncwarp();  // other lanes have read what is overwritten
 #pragma unroll
     for (int m = 0; m < RowTiles; ++m) {
 #pragma unroll

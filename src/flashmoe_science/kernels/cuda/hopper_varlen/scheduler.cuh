@@ -57,9 +57,9 @@ struct Scheduler {
                 if (within >= 0 && within < own) {
                     const int slice = within / (high - low);
                     store_tile(shared, slot.stage, sequence.tile(p, slice, high - 1 - (within - slice * (high - low))));
+                    ptx::mbarrier_arrive(shared.tile_full(slot.stage));
                 }
-                __syncwarp();
-                if (lane == 0) ptx::mbarrier_arrive(shared.tile_full(slot.stage));
+                __syncwarp();  // the warp reads it without waiting at the barrier
                 return true;
             }
             before = all;
