@@ -68,7 +68,7 @@ check() {
     tool=$1 calls=$2 names=$3
     shift 3
     log=$logs/$calls-$names-$tool
-    if timeout "${SANITIZE_TIMEOUT_S:-300}" "$sanitizer" --tool "$tool" --kernel-name "kns=$names" --report-api-errors no \
+    if SANITIZER=$tool timeout "${SANITIZE_TIMEOUT_S:-300}" "$sanitizer" --tool "$tool" --kernel-name "kns=$names" --report-api-errors no \
         --error-exitcode 1 "$python" "$root/tests/flashmoe_science/$calls" "$@" > "$log" 2>&1 && grep -q '^passed' "$log"; then
         echo passed > "$log.result"
     else

@@ -3,12 +3,13 @@ shapes.
 
 Usage: python sanitized_backward_calls.py [KERNEL...]     (of `GradientKind`; all that this GPU has if none is named)
 
-Each gradient is held against float64 on the CPU, so that a kernel that does nothing does not pass. Prints "passed" when
-all calls were right; a wrong one raises.
+SANITIZER in the environment names the tool. Each gradient is held against float64 on the CPU, so that a kernel that does
+nothing does not pass. Prints "passed" when all calls were right; a wrong one raises.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -20,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from attention_backward import Backward, assert_gradients, backward_case
 
+from flashmoe_science.cuda.attention.gradients import wgmma
 from flashmoe_science.cuda.attention.gradients.backward import _problem, backward
 from flashmoe_science.cuda.attention.gradients.problem import GradientKind
 from flashmoe_science.cuda.attention.gradients.select import BACKWARD
@@ -27,6 +29,7 @@ from flashmoe_science.cuda.attention.problem import strides_of
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import device_of
 from flashmoe_science.gradients import Gradients, Needs
+from flashmoe_science.jit.nvrtc import CudaKernel
 
 # (seqlen_q, seqlen_k), head_dim, causal, a gradient of the log-sum-exp: partial tiles, several blocks of either, rows
 # without keys, padded head dims, and those for which one pass has no room.
@@ -78,7 +81,20 @@ def differentiate(case: Backward, needs: Needs, choice: Choice) -> Gradients:
     )
 
 
+def let_every_lane_arrive() -> None:
+    """Compile the two-pass kernels as racecheck understands them: see `kernels/cuda/hopper_two_pass/parameters.cuh`."""
+    usual = wgmma.kernel
+
+    def kernel(name: str, dtype: torch.dtype, macros: dict[str, int], *sizes: int) -> CudaKernel:
+        arrivals = {"EVERY_LANE_ARRIVES": 1} if "two_pass" in name else {}
+        return usual(name, dtype, {**macros, **arrivals}, *sizes)
+
+    wgmma.kernel = kernel  # type: ignore[assignment]
+
+
 def main() -> None:
+    if os.environ.get("SANITIZER") == "racecheck":
+        let_every_lane_arrive()
     torch.zeros((), device="cuda")
     kinds = [GradientKind(name) for name in sys.argv[1:]] or list(GradientKind)
     launches: Counter[str] = Counter()

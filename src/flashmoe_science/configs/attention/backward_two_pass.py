@@ -42,7 +42,7 @@ class TwoPassBackward:
     @property
     def key_value_shared_bytes(self) -> int:
         """Keys, values; rings of queries, output gradients, probabilities and statistics; barriers."""
-        stage = 2 * self._tile_bytes + _EXCHANGE_BYTES + 2 * _STATISTIC_BYTES + 2 * 16
+        stage = 2 * self._tile_bytes + _EXCHANGE_BYTES + 2 * _STATISTIC_BYTES + 3 * 16
         return 2 * self._tile_bytes + KEY_STEP_STAGES * stage + 16 + _ALIGNMENT
 
     @property

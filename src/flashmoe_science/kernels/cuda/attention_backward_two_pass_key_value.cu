@@ -24,7 +24,6 @@
 #include "ptx/bulk.cuh"
 #include "ptx/dependent_launch.cuh"
 #include "ptx/mbarrier.cuh"
-#include "ptx/named_barrier.cuh"
 #include "ptx/warpgroup.cuh"
 #include "ptx/wgmma.cuh"
 
@@ -34,11 +33,6 @@ constexpr int STAGES = 2;
 constexpr int NEVER = 1 << 30;
 constexpr uint32 STATISTIC_BYTES = ROWS * 4;
 constexpr uint32 EXCHANGE_BYTES = ROWS * ROWS * 4;
-
-// Barriers of the two consumers, by stage of the exchange: its probabilities are there; they have been used.
-constexpr int EXCHANGE_FULL = 1;
-constexpr int EXCHANGE_EMPTY = EXCHANGE_FULL + STAGES;
-constexpr int EXCHANGE_THREADS = CONSUMERS * WARPGROUP;
 
 struct Shared {
     uint32 base;  // a multiple of 1024, so that the swizzle depends on the row alone
@@ -52,7 +46,8 @@ struct Shared {
     static constexpr uint32 BARRIERS = DELTA + STAGES * STATISTIC_BYTES;
     static constexpr uint32 QUERY_BARRIERS = BARRIERS + 16;
     static constexpr uint32 GRADIENT_BARRIERS = QUERY_BARRIERS + STAGES * 16;
-    static constexpr uint32 BYTES = GRADIENT_BARRIERS + STAGES * 16;
+    static constexpr uint32 EXCHANGE_BARRIERS = GRADIENT_BARRIERS + STAGES * 16;
+    static constexpr uint32 BYTES = EXCHANGE_BARRIERS + STAGES * 16;
 
     __device__ uint32 key() const { return base; }
     __device__ uint32 value() const { return base + VALUE; }
@@ -69,6 +64,8 @@ struct Shared {
     __device__ uint32 query_empty(int stage) const { return query_full(stage) + 8; }
     __device__ uint32 gradient_full(int stage) const { return base + GRADIENT_BARRIERS + stage * 16; }
     __device__ uint32 gradient_empty(int stage) const { return gradient_full(stage) + 8; }
+    __device__ uint32 exchange_full(int stage) const { return base + EXCHANGE_BARRIERS + stage * 16; }
+    __device__ uint32 exchange_empty(int stage) const { return exchange_full(stage) + 8; }
 };
 static_assert(Shared::BYTES + 1024 <= 232448, "more shared memory than a block may have");
 
@@ -77,9 +74,11 @@ __device__ __forceinline__ void initialise(const Shared& shared) {
     ptx::mbarrier_init(shared.value_full(), 1);
     for (int stage = 0; stage < STAGES; ++stage) {
         ptx::mbarrier_init(shared.query_full(stage), 1);
-        ptx::mbarrier_init(shared.query_empty(stage), 4 * CONSUMERS);
+        ptx::mbarrier_init(shared.query_empty(stage), CONSUMERS * WARPGROUP_ARRIVALS);
         ptx::mbarrier_init(shared.gradient_full(stage), 1);
-        ptx::mbarrier_init(shared.gradient_empty(stage), 4 * CONSUMERS);
+        ptx::mbarrier_init(shared.gradient_empty(stage), CONSUMERS * WARPGROUP_ARRIVALS);
+        ptx::mbarrier_init(shared.exchange_full(stage), WARPGROUP_ARRIVALS);
+        ptx::mbarrier_init(shared.exchange_empty(stage), WARPGROUP_ARRIVALS);
     }
     ptx::mbarrier_init_fence();
 }
@@ -222,7 +221,7 @@ __device__ __forceinline__ void consume_values(const Parameters& p, const Shared
     ptx::pin(s);
 
     // A step begins with its scores, and ends with those of the next.
-    const auto step = [&](int left, auto last) {
+    const auto step = [&](auto last) {
         constexpr bool LAST = decltype(last)::value;
         const int row = m_block * ROWS;
         if ((CAUSAL && row < first_key + ROWS - 1 - shift) || first_key + ROWS > p.seqlen_k) {
@@ -232,9 +231,9 @@ __device__ __forceinline__ void consume_values(const Parameters& p, const Shared
         }
         exponentiate(s, p.scale_log2, shared.lse(ring.stage) + column * 4);
         release(shared.query_empty(ring.stage));
-        if (tile.steps - left >= STAGES) ptx::barrier_sync(EXCHANGE_EMPTY + ring.stage, EXCHANGE_THREADS);
+        ptx::mbarrier_wait(shared.exchange_empty(ring.stage), ring.parity ^ 1);
         store_probabilities(s, shared.exchange(ring.stage) + thread * 16);
-        ptx::barrier_arrive(EXCHANGE_FULL + ring.stage, EXCHANGE_THREADS);
+        release(shared.exchange_full(ring.stage));
         pack_fragment(s, probabilities);
         const Ring<STAGES> now = ring;
         ring.advance();
@@ -251,8 +250,8 @@ __device__ __forceinline__ void consume_values(const Parameters& p, const Shared
             ptx::pin(s);
         }
     };
-    for (int left = tile.steps; left > 1; --left) step(left, Flag<false>());
-    step(1, Flag<true>());
+    for (int left = tile.steps; left > 1; --left) step(Flag<false>());
+    step(Flag<true>());
     ptx::wgmma_wait<0>();
     ptx::pin(dv);
 
@@ -277,11 +276,11 @@ __device__ __forceinline__ void consume_keys(const Parameters& p, const Shared& 
     ptx::pin(dp);
 
     // A step begins with the gradients of its probabilities, and ends with those of the next.
-    const auto step = [&](int left, auto last) {
+    const auto step = [&](auto last) {
         constexpr bool LAST = decltype(last)::value;
-        ptx::barrier_sync(EXCHANGE_FULL + ring.stage, EXCHANGE_THREADS);
+        ptx::mbarrier_wait(shared.exchange_full(ring.stage), ring.parity);
         differentiate(dp, shared.exchange(ring.stage) + thread * 16, shared.delta(ring.stage) + column * 4);
-        if (left > STAGES) ptx::barrier_arrive(EXCHANGE_EMPTY + ring.stage, EXCHANGE_THREADS);
+        release(shared.exchange_empty(ring.stage));
         release(shared.gradient_empty(ring.stage));
         pack_fragment(dp, gradients);
         const Ring<STAGES> now = ring;
@@ -298,8 +297,8 @@ __device__ __forceinline__ void consume_keys(const Parameters& p, const Shared& 
             ptx::pin(dp);
         }
     };
-    for (int left = tile.steps; left > 1; --left) step(left, Flag<false>());
-    step(1, Flag<true>());
+    for (int left = tile.steps; left > 1; --left) step(Flag<false>());
+    step(Flag<true>());
     ptx::wgmma_wait<0>();
     ptx::pin(dk);
 

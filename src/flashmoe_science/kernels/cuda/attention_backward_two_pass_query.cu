@@ -61,11 +61,11 @@ __device__ __forceinline__ void initialise(const Shared& shared) {
     }
     for (int stage = 0; stage < KEY_STAGES; ++stage) {
         ptx::mbarrier_init(shared.key_full(stage), 1);
-        ptx::mbarrier_init(shared.key_empty(stage), 4 * CONSUMERS);
+        ptx::mbarrier_init(shared.key_empty(stage), CONSUMERS * WARPGROUP_ARRIVALS);
     }
     for (int stage = 0; stage < VALUE_STAGES; ++stage) {
         ptx::mbarrier_init(shared.value_full(stage), 1);
-        ptx::mbarrier_init(shared.value_empty(stage), 4 * CONSUMERS);
+        ptx::mbarrier_init(shared.value_empty(stage), CONSUMERS * WARPGROUP_ARRIVALS);
     }
     ptx::mbarrier_init_fence();
 }

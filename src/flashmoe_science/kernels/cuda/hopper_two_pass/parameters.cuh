@@ -96,10 +96,17 @@ struct Ring {
     }
 };
 
+// compute-sanitizer's racecheck takes a lane's arrival for its own accesses alone, though __syncwarp orders those of the whole warp
+// before it. 1: every lane arrives, for racecheck.
+#ifndef EVERY_LANE_ARRIVES
+#define EVERY_LANE_ARRIVES 0
+#endif
+constexpr uint32 WARPGROUP_ARRIVALS = EVERY_LANE_ARRIVES ? WARPGROUP : WARPGROUP / 32;
+
 // Marks something that the whole warp is done with.
 __device__ __forceinline__ void release(uint32 barrier) {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
+    if (EVERY_LANE_ARRIVES || threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
 }
 
 }  // namespace two_pass
