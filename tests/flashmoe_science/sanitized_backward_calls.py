@@ -3,8 +3,8 @@ shapes.
 
 Usage: python sanitized_backward_calls.py [KERNEL...]     (of `GradientKind`; all that this GPU has if none is named)
 
-SANITIZER in the environment names the tool. Each gradient is held against float64 on the CPU, so that a kernel that does
-nothing does not pass. Prints "passed" when all calls were right; a wrong one raises.
+SANITIZER in the environment names the tool. Each gradient is held against float64 on the CPU, so that a kernel that
+does nothing does not pass. Prints "passed" when all calls were right; a wrong one raises.
 """
 
 from __future__ import annotations
