@@ -12,8 +12,10 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from attention_backward import Backward, assert_gradients, backward_case
 
-from flashmoe_science.cuda.attention.gradients import wgmma
+from flashmoe_science.cuda.attention.gradients import portable, wgmma
 from flashmoe_science.cuda.attention.gradients.backward import _problem, backward
 from flashmoe_science.cuda.attention.gradients.problem import GradientKind
 from flashmoe_science.cuda.attention.gradients.select import BACKWARD
@@ -81,20 +83,20 @@ def differentiate(case: Backward, needs: Needs, choice: Choice) -> Gradients:
     )
 
 
-def let_every_lane_arrive() -> None:
-    """Compile the two-pass kernels as racecheck understands them: see `kernels/cuda/hopper_two_pass/parameters.cuh`."""
-    usual = wgmma.kernel
+def for_racecheck(make: Callable[..., CudaKernel]) -> Callable[..., CudaKernel]:
+    """Kernels as racecheck understands them: it follows neither bar.arrive nor what __syncwarp orders before an arrival."""
 
-    def kernel(name: str, dtype: torch.dtype, macros: dict[str, int], *sizes: int) -> CudaKernel:
-        arrivals = {"EVERY_LANE_ARRIVES": 1} if "two_pass" in name else {}
-        return usual(name, dtype, {**macros, **arrivals}, *sizes)
+    def kernel(*arguments: Any) -> CudaKernel:
+        usual = make(*arguments)
+        return replace(usual, macros={**usual.macros, "RACECHECK": 1})
 
-    wgmma.kernel = kernel  # type: ignore[assignment]
+    return kernel
 
 
 def main() -> None:
     if os.environ.get("SANITIZER") == "racecheck":
-        let_every_lane_arrive()
+        wgmma.kernel = for_racecheck(wgmma.kernel)
+        portable._kernel = for_racecheck(portable._kernel)
     torch.zeros((), device="cuda")
     kinds = [GradientKind(name) for name in sys.argv[1:]] or list(GradientKind)
     launches: Counter[str] = Counter()

@@ -23,6 +23,7 @@
 #include "ptx/named_barrier.cuh"
 #include "ptx/shared_floats.cuh"
 #include "ptx/vector.cuh"
+#include "racecheck.cuh"
 #include "softmax.cuh"
 #include "swizzle.cuh"
 #include "types.cuh"
@@ -269,8 +270,8 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_key_value(const __gr
                                 store_shared_quad(exchanged + (m * kChunkTiles + n) * kQuadBytes, scores[m][n]);
                             }
                         }
-                        if (masked.value && part == 0) {
-                            ptx::barrier_sync(barrier, 64);
+                        if (RACECHECK || (masked.value && part == 0)) {
+                            ptx::barrier_sync(barrier + part, 64);
                         } else {
                             ptx::barrier_arrive(barrier + part, 64);
                         }

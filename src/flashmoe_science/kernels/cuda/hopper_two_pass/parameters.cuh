@@ -5,6 +5,7 @@
 #include "mma/descriptor.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
+#include "racecheck.cuh"
 #include "types.cuh"
 
 namespace two_pass {
@@ -96,17 +97,12 @@ struct Ring {
     }
 };
 
-// compute-sanitizer's racecheck takes a lane's arrival for its own accesses alone, though __syncwarp orders those of the whole warp
-// before it. 1: every lane arrives, for racecheck.
-#ifndef EVERY_LANE_ARRIVES
-#define EVERY_LANE_ARRIVES 0
-#endif
-constexpr uint32 WARPGROUP_ARRIVALS = EVERY_LANE_ARRIVES ? WARPGROUP : WARPGROUP / 32;
+constexpr uint32 WARPGROUP_ARRIVALS = RACECHECK ? WARPGROUP : WARPGROUP / 32;
 
 // Marks something that the whole warp is done with.
 __device__ __forceinline__ void release(uint32 barrier) {
     __syncwarp();
-    if (EVERY_LANE_ARRIVES || threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
+    if (RACECHECK || threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
 }
 
 }  // namespace two_pass
