@@ -84,7 +84,7 @@ def differentiate(case: Backward, needs: Needs, choice: Choice) -> Gradients:
 
 
 def for_racecheck(make: Callable[..., CudaKernel]) -> Callable[..., CudaKernel]:
-    """Kernels as racecheck understands them: it follows neither bar.arrive nor what __syncwarp orders before an arrival."""
+    """Kernels as racecheck understands them: see `kernels/cuda/racecheck.cuh`."""
 
     def kernel(*arguments: Any) -> CudaKernel:
         usual = make(*arguments)
