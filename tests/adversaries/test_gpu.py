@@ -45,9 +45,8 @@ def unjoined(query, key, value, *, causal, softmax_scale):
     '''1. Work on a stream that nobody waits for: KernelBench, non_default_stream_kernel.py.'''
     side().wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side()):
-        for _ in range(20):
-            output = work(query, key, value, causal, softmax_scale)
-    return output
+        torch.cuda._sleep(1_000_000)  # cycles: half a millisecond, which the clock is not to see
+        return work(query, key, value, causal, softmax_scale)
 
 
 def joined(query, key, value, *, causal, softmax_scale):

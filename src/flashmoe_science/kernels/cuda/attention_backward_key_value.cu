@@ -209,7 +209,7 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_key_value(const __gr
             for (int c = 0; c < kChunks; ++c) {
                 const int chunk_row = row + c * CHUNK;
                 // Rows that see none of this warp's keys.
-                if (masked.value && chunk_row + CHUNK <= Keys(p).warp_key - p.causal_offset) continue;
+                if (!RACECHECK && masked.value && chunk_row + CHUNK <= Keys(p).warp_key - p.causal_offset) continue;
                 const uint32 rows = c * CHUNK * T::kRowBytes;
                 const uint32 columns = stage * kStatisticsBytes + c * CHUNK * 4 + lane % 4 * 8;
                 Scores scores;
@@ -270,8 +270,10 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_key_value(const __gr
                                 store_shared_quad(exchanged + (m * kChunkTiles + n) * kQuadBytes, scores[m][n]);
                             }
                         }
-                        if (RACECHECK || (masked.value && part == 0)) {
-                            ptx::barrier_sync(barrier + part, 64);
+                        if (RACECHECK) {
+                            __syncthreads();
+                        } else if (masked.value && part == 0) {
+                            ptx::barrier_sync(barrier, 64);
                         } else {
                             ptx::barrier_arrive(barrier + part, 64);
                         }
@@ -282,7 +284,11 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_key_value(const __gr
                     bool guarded = false;
 #pragma unroll
                     for (int part = 0; part < kParts; ++part) {
-                        ptx::barrier_sync(barrier + part, 64);
+                        if (RACECHECK) {
+                            __syncthreads();
+                        } else {
+                            ptx::barrier_sync(barrier + part, 64);
+                        }
                         if (part == 0) guarded = masked.value && !NO_MASK && load_shared(exchange + kWeightBytes).x != 0;
 #pragma unroll
                         for (int n = part * kPartTiles; n < (part + 1) * kPartTiles; ++n) {
