@@ -139,7 +139,11 @@ def _audit_one(
         on_cpu = plan.timer is TimerKind.CPU
         return time.process_time() + referee.processor_s() if on_cpu else time.monotonic()
 
-    stop_s = clock() + budget_s
+    def spent_s(both: Ring) -> float:
+        """With ``sealed`` nobody has fewer cases looked at who takes long to load or to prepare."""
+        return clock() - (both.preparing_s if sealed else 0.0)
+
+    began_s = clock()
     case: Case | None = None
     try:
         with ring(plan, referee, name, chance) as both:
@@ -147,11 +151,10 @@ def _audit_one(
             for case in hidden_cases(plan, chance, sealed=sealed):
                 _check_hidden(both, case, name, audited)
             rows = rows_to_audit(results, name, chance, sealed=sealed, on_cpu=plan.device == "cpu")
-            raced_s = clock() - (both.preparing_s if sealed else 0.0)
-            stop_s = raced_s + budget_s if sealed else stop_s
+            raced_s = spent_s(both)
+            stop_s = raced_s + budget_s if sealed else began_s + budget_s
             for number, row in enumerate(rows):
-                # With ``sealed`` nobody has fewer cases looked at who takes long to load or to prepare.
-                now_s = clock() - (both.preparing_s if sealed else 0.0)
+                now_s = spent_s(both)
                 if number >= FEWEST_CASES and now_s + (now_s - raced_s) / number > stop_s:
                     break
                 case = case_of(plan, row)
@@ -242,15 +245,13 @@ def _confirmation(row: Comparison, race: Race, case: str, *, confirmed: bool) ->
 
 def gain_is_confirmed(row: Comparison, race: Race) -> bool:
     """Of a case that is called faster."""
-    claimed_ms = row.baseline_latency_ms - row.latency_ms
-    return race.low_ms > 0.0 and race.saved >= CONFIRMED_SHARE * claimed_ms and _bears_out(row, race)
+    return race.low_ms > 0.0 and race.saved >= CONFIRMED_SHARE * row.saved_ms and _bears_out(row, race)
 
 
 def each_block_confirms(row: Comparison, race: Race) -> bool:
     """Whether the worst block would do, so that there is no need of more."""
-    claimed_ms = row.baseline_latency_ms - row.latency_ms
     worst_ms = race.saved_ms[0]
-    return worst_ms > 0.0 and worst_ms >= CONFIRMED_SHARE * claimed_ms and _bears_out(row, race)
+    return worst_ms > 0.0 and worst_ms >= CONFIRMED_SHARE * row.saved_ms and _bears_out(row, race)
 
 
 def _bears_out(row: Comparison, race: Race) -> bool:
@@ -273,9 +274,8 @@ def wants_another(row: Comparison, race: Race, case: str) -> bool:
     """Whether one race is not enough: nobody is accused of what one saw, and nobody loses a claim because another
     process had the machine meanwhile. Where launching is what takes longer, a second one would show the same."""
     if race.way is Way.SHARED:
-        claimed_ms = row.baseline_latency_ms - row.latency_ms
-        untold = race.high_ms >= CONFIRMED_SHARE * claimed_ms and not gain_is_confirmed(row, race)
-        disturbed = claimed_ms >= SHORT_MS and untold
+        untold = race.high_ms >= CONFIRMED_SHARE * row.saved_ms and not gain_is_confirmed(row, race)
+        disturbed = row.saved_ms >= SHORT_MS and untold
     else:
         disturbed = race.way is not Way.QUEUED and not comparable(row, race)
     return disturbed or contradicted(row, race, case) is not None
@@ -284,22 +284,20 @@ def wants_another(row: Comparison, race: Race, case: str) -> bool:
 def _is_too_short(row: Comparison, race: Race) -> bool:
     """Whether waking for each call, which takes some tens of microseconds on a busy processor and more for one side's
     code than for another's, may be all that the audit saw: that accuses nobody."""
-    claimed_ms = row.baseline_latency_ms - row.latency_ms
-    return claimed_ms < SHORT_MS or race.baseline_ms > COMPARABLE_RATIO * row.baseline_latency_ms
+    return row.saved_ms < SHORT_MS or race.baseline_ms > COMPARABLE_RATIO * row.baseline_latency_ms
 
 
 def contradicted(row: Comparison, race: Race, case: str) -> Finding | None:
     """Where the run shows a large difference, and processes apart show that there is none of that size."""
-    claimed_ms = row.baseline_latency_ms - row.latency_ms
     if (
         not comparable(row, race)
         or (race.way is Way.SHARED and _is_too_short(row, race))
         or row.speedup < CONTRADICTED_RATIO
-        or race.high_ms >= CONFIRMED_SHARE * claimed_ms
+        or race.high_ms >= CONFIRMED_SHARE * row.saved_ms
     ):
         return None
     seen = (
-        f"a call saves {claimed_ms:.4g} ms in the run, and {race.saved:.4g} ms "
+        f"a call saves {row.saved_ms:.4g} ms in the run, and {race.saved:.4g} ms "
         f"({race.low_ms:.4g} to {race.high_ms:.4g}) where every call has inputs of its own"
     )
     if row.baseline_latency_ms > SLOWED_RATIO * race.baseline_ms:

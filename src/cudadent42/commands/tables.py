@@ -86,7 +86,7 @@ def verdict_line(results: Results) -> str:
     if results.verdict in (Verdict.EQUAL, Verdict.UNDECIDED) and math.isfinite(results.detectable_effect):
         called = smallest_called(results.detectable_effect, results.margin)
         line += f"; in a typical cell a difference of {called:.1%} would have been called"
-    timed = {f"{row.name}/{row.dtype}" for row in results.cases}
+    timed = {row.case_id for row in results.cases}
     # Keys are name/dtype or name/dtype/implementation, and an implementation may be a path.
     left_out = {"/".join(key.split("/")[:2]) for key in results.skipped} - timed
     return line + (f"; {_plural(len(left_out), 'cell')} not timed" if left_out else "")

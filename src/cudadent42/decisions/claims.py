@@ -56,17 +56,15 @@ def claim(results: Results, *, verified: bool) -> Claim:
         return _of_no_gain(results, integrity)
     if integrity.why_not_audited:
         return Claim(False, f"not confirmed: {integrity.why_not_audited}")
-    own = [each for each in integrity.confirmations if each.implementation == results.candidate]
+    own = _of_candidate(results)
     confirmed = [each for each in own if each.confirmed]
     left_out = not_credited(results)
-    missed = [each for each in own if not each.confirmed and each.case not in left_out]
-    if not confirmed and not missed:
-        missed = own
+    missed = _missed(own, left_out) or ([] if confirmed else own)
     if missed:
         return Claim(False, f"not confirmed on {missed[0].case}: {why_missed(missed[0], results)}")
     if not confirmed:
         return Claim(False, "not confirmed: no case was audited")
-    mean = credited_mean(results)
+    mean = credited_mean(results, left_out)
     if mean.low <= upper(results.margin):
         return Claim(
             False,
@@ -84,13 +82,12 @@ def claim(results: Results, *, verified: bool) -> Claim:
 def _of_no_gain(results: Results, integrity: Integrity) -> Claim:
     """Of what is called as fast or slower. On a CPU audits look at that too: it may be slower still."""
     reason = f"measured as {results.verdict.value}, which nobody gains by"
-    own = [each for each in integrity.confirmations if each.implementation == results.candidate]
     if not integrity.short_ms:
         return Claim(True, reason)
     if integrity.why_not_audited not in ("", NOT_ASKED):
         return Claim(False, f"not confirmed: {integrity.why_not_audited}")
-    left_out = not_credited(results)
-    if missed := [each for each in own if not each.confirmed and each.case not in left_out]:
+    own = _of_candidate(results)
+    if missed := _missed(own, not_credited(results)):
         return Claim(
             False,
             f"not confirmed on {missed[0].case}: in processes apart a call takes {missed[0].latency_ms:.4g} ms, and "
@@ -100,13 +97,21 @@ def _of_no_gain(results: Results, integrity: Integrity) -> Claim:
     return Claim(True, reason + seen)
 
 
+def _of_candidate(results: Results) -> list[Confirmation]:
+    confirmations = results.integrity.confirmations if results.integrity is not None else ()
+    return [each for each in confirmations if each.implementation == results.candidate]
+
+
+def _missed(own: Sequence[Confirmation], left_out: Sequence[str]) -> list[Confirmation]:
+    """Those that are not confirmed, without the cases whose saving counts as none."""
+    return [each for each in own if not each.confirmed and each.case not in left_out]
+
+
 def _what_is_left(results: Results, confirmed: int, left_out: Sequence[str]) -> str:
     """What so many confirmed cases tell of the others."""
     integrity = results.integrity
     assert integrity is not None
-    credited = [
-        row for row in claimed_rows(results, results.candidate) if f"{row.name}/{row.dtype}" not in left_out
-    ]
+    credited = [row for row in claimed_rows(results, results.candidate) if row.case_id not in left_out]
     claims, drawn, highest = max(confirmed, len(credited)), confirmed, ""
     if integrity.highest_first and confirmed < claims:
         claims, drawn, highest = claims - 1, confirmed - 1, "the highest speed-up is one of them; "
@@ -133,7 +138,7 @@ class Mean:
 
 def is_short(row: Comparison, short_ms: float) -> bool:
     """Whether what a call is said to save is less than an audit can tell."""
-    return 0.0 < row.baseline_latency_ms - row.latency_ms < short_ms
+    return 0.0 < row.saved_ms < short_ms
 
 
 def not_credited(results: Results) -> list[str]:
@@ -141,24 +146,19 @@ def not_credited(results: Results) -> list[str]:
     integrity = results.integrity
     if integrity is None:
         return []
-    confirmed = {
-        each.case
-        for each in integrity.confirmations
-        if each.confirmed and each.implementation == results.candidate
-    }
+    confirmed = {each.case for each in _of_candidate(results) if each.confirmed}
     short = [row for row in results.cases if is_short(row, integrity.short_ms) and row.speedup > 1.0]
-    return [case for row in short if (case := f"{row.name}/{row.dtype}") not in confirmed]
+    return [row.case_id for row in short if row.case_id not in confirmed]
 
 
-def credited_mean(results: Results) -> Mean:
-    """Of the candidate over all cases, with those that are `not_credited` as equal to the baseline.
+def credited_mean(results: Results, left_out: Sequence[str]) -> Mean:
+    """Of the candidate over all cases, with ``left_out`` as equal to the baseline: what is `not_credited`.
 
     Where there are none, the run's own. Else the interval is of the cases' own, whose blocks are independent.
     """
-    left_out = not_credited(results)
     if not left_out:
         return Mean(results.speedup_geomean, results.speedup_geomean_ci_low, results.speedup_geomean_ci_high)
-    rows = [row for row in results.cases if f"{row.name}/{row.dtype}" not in left_out]
+    rows = [row for row in results.cases if row.case_id not in left_out]
     count = len(results.cases)
     centre = sum(log(row.speedup) for row in rows) / count
     below = sqrt(sum(log(row.speedup / row.ci_low) ** 2 for row in rows)) / count
@@ -168,7 +168,7 @@ def credited_mean(results: Results) -> Mean:
 
 def why_missed(missed: Confirmation, results: Results) -> str:
     """What the audit saw of a case that it does not confirm."""
-    rows = {(f"{row.name}/{row.dtype}", row.implementation): row for row in (*results.cases, *results.others)}
+    rows = {(row.case_id, row.implementation): row for row in (*results.cases, *results.others)}
     row = rows.get((missed.case, missed.implementation))
     if row is not None and not missed.comparable:
         return (
@@ -181,7 +181,7 @@ def why_missed(missed: Confirmation, results: Results) -> str:
     )
     if row is None:
         return saved
-    claimed_ms = row.baseline_latency_ms - row.latency_ms
+    claimed_ms = row.saved_ms
     if missed.ci_low_ms > 0.0 and missed.saved_ms >= claimed_ms / 2 and missed.latency_ms > 0.0:
         ratio = missed.baseline_latency_ms / missed.latency_ms
         return f"in processes apart it was {ratio:.3g} times as fast as the baseline, and {row.speedup:.3g} in the run"
@@ -244,11 +244,7 @@ def quotable(results: Results, run: str, environment: Mapping[str, str] = _NOTHI
         f"{name}={clean(environment[name])}" for name in sorted(environment.keys() - _NO_CONDITIONS)
     )
     left_out = not_credited(results) if results.verdict is Verdict.FASTER else []
-    mean = (
-        credited_mean(results)
-        if left_out
-        else Mean(results.speedup_geomean, results.speedup_geomean_ci_low, results.speedup_geomean_ci_high)
-    )
+    mean = credited_mean(results, left_out)
     cases = "1 case" if len(results.cases) == 1 else f"{len(results.cases)} cases"
     if declined := declined_by(results, results.candidate):
         cases = f"{len(results.cases)} of {len(results.cases) + declined} cases, as it does not do the others"

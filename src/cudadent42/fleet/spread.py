@@ -306,7 +306,7 @@ def combined_integrity(results: Sequence[Results], together: Results) -> Integri
 def _highest_confirmed(together: Results) -> bool:
     """Whether the highest speed-up of the claim was: each part looked at its own highest alone."""
     left_out = not_credited(together)
-    rows = [(row.speedup, f"{row.name}/{row.dtype}") for row in claimed_rows(together, together.candidate)]
+    rows = [(row.speedup, row.case_id) for row in claimed_rows(together, together.candidate)]
     highest = max((row for row in rows if row[1] not in left_out), default=None)
     assert together.integrity is not None
     return highest is not None and any(

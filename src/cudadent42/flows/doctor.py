@@ -184,7 +184,7 @@ def _case(run: RunFolder, wanted: str) -> Case:
         return chosen
     if not cases:
         raise UsageError(f"{run.path} is a run without cases; there is nothing to profile")
-    compared = {f"{one.name}/{one.dtype}": one.speedup for one in run.results.cases} if run.results else {}
+    compared = {one.case_id: one.speedup for one in run.results.cases} if run.results else {}
     timed = [case for case in cases if case.id in compared]
     return min(timed, key=lambda one: compared[one.id]) if timed else max(cases, key=lambda one: one.flops)
 
@@ -240,7 +240,7 @@ def _latency_ms(run: RunFolder, case: Case, implementation: str) -> float:
     results = run.results
     compared: tuple[Comparison, ...] = (*results.cases, *results.others) if results is not None else ()
     for one in compared:
-        if f"{one.name}/{one.dtype}" == case.id:
+        if one.case_id == case.id:
             if one.implementation == implementation:
                 return one.latency_ms
             if one.baseline == implementation:

@@ -331,6 +331,16 @@ class Comparison:
     """The least latency that this machine allows (``decisions.floor``); 0 where that was not measured."""
 
     @property
+    def case_id(self) -> str:
+        """``Case.id``."""
+        return f"{self.name}/{self.dtype}"
+
+    @property
+    def saved_ms(self) -> float:
+        """Of the baseline's time for a call; below 0 where the implementation takes longer."""
+        return self.baseline_latency_ms - self.latency_ms
+
+    @property
     def measured_blocks(self) -> int:
         """Whether they count or not."""
         return self.blocks + self.left_out

@@ -7,7 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from cudadent42.decisions.claims import NOT_ASKED, SHORT_MS, claim, credited_mean, quotable, with_claim
+from cudadent42.decisions.claims import (
+    NOT_ASKED,
+    SHORT_MS,
+    claim,
+    credited_mean,
+    not_credited,
+    quotable,
+    with_claim,
+)
 from cudadent42.model.integrity import (
     Breach,
     Confirmation,
@@ -179,7 +187,7 @@ def test_a_saving_too_short_to_be_told_counts_as_none() -> None:
     quote = quotable(results, "a-run")
     assert "2.000×" in quote
     assert "1 of them counted as equal" in quote
-    mean = credited_mean(results)
+    mean = credited_mean(results, not_credited(results))
     assert mean.low == pytest.approx(2.0 * 0.98**0.5, rel=1e-3)
     assert mean.high == pytest.approx(2.0 * 1.02**0.5, rel=1e-3)
 

@@ -94,7 +94,7 @@ def _overall(plan: Plan, results: Results | None) -> dict[str, Measured]:
     if results is None:
         nothing = Measured(math.nan, reason="the run did not get as far as a comparison")
         return {name: nothing for name in RUN_METRICS if name not in ("verification", "failed_checks")}
-    timed = {_id(row) for row in results.cases}
+    timed = {row.case_id for row in results.cases}
     metrics = {
         "noise_floor": _known(results.noise_floor, "the run had no A/A control"),
         "detectable_effect": _known(results.detectable_effect, "nothing was compared"),
@@ -120,8 +120,8 @@ def _overall(plan: Plan, results: Results | None) -> dict[str, Measured]:
 
 def _by_case(plan: Plan, results: Results | None) -> dict[str, dict[str, Measured]]:
     """Cases of the plan that were not compared are there too, without a value."""
-    rows = {_id(row): row for row in results.cases} if results else {}
-    control = {_id(row): row.speedup for row in results.control} if results else {}
+    rows = {row.case_id: row for row in results.cases} if results else {}
+    control = {row.case_id: row.speedup for row in results.control} if results else {}
     metrics: dict[str, dict[str, Measured]] = {name: {} for name in CASE_METRICS}
     for case in plan.cases:
         row = rows.get(case.id)
@@ -194,7 +194,3 @@ def _why_not(results: Results | None, case: str) -> str:
         return "the run ended before it was compared"
     keys = [key for key in results.skipped if key == case or key.startswith(f"{case}/")]
     return f"not timed: {results.skipped[keys[0]]}" if keys else "not timed"
-
-
-def _id(row: Comparison) -> str:
-    return f"{row.name}/{row.dtype}"

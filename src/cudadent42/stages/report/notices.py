@@ -175,7 +175,7 @@ def _refused(results: Results) -> list[Notice]:
     for refusal in Refusal:
         refused = [row for row in rows if row.refused is refusal]
         if refused:
-            names = dict.fromkeys(f"{row.name}/{row.dtype}" for row in refused)
+            names = dict.fromkeys(row.case_id for row in refused)
             title = (
                 f"{text.plural(len(names), 'case')} without a verdict ({refusal.value}): {REFUSALS[refusal]}"
             )

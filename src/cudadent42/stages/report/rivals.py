@@ -84,9 +84,7 @@ def rivals(results: Results) -> Rivals | None:
 def _rival(own: Comparison, results: Results) -> Rival:
     latencies = [(own.baseline_latency_ms, results.baseline)]
     latencies += [
-        (other.latency_ms, other.implementation)
-        for other in results.others
-        if (other.name, other.dtype) == (own.name, own.dtype)
+        (other.latency_ms, other.implementation) for other in results.others if other.case_id == own.case_id
     ]
     latency_ms, name = min(latencies)
-    return Rival(f"{own.name}/{own.dtype}", name, latency_ms / own.latency_ms)
+    return Rival(own.case_id, name, latency_ms / own.latency_ms)

@@ -131,11 +131,11 @@ class View:
     @cached_property
     def rows(self) -> tuple[CaseRow, ...]:
         results, verify = self.run.results, self.run.verify
-        comparisons = {_id(c): c for c in results.cases} if results else {}
-        control = {_id(c): c for c in results.control} if results else {}
+        comparisons = {c.case_id: c for c in results.cases} if results else {}
+        control = {c.case_id: c for c in results.control} if results else {}
         others: dict[str, dict[str, Comparison]] = defaultdict(dict)
         for comparison in results.others if results else ():
-            others[_id(comparison)][comparison.implementation] = comparison
+            others[comparison.case_id][comparison.implementation] = comparison
         verified = {
             entry.case: entry
             for entry in (verify.cases if verify else ())
@@ -393,7 +393,3 @@ class View:
             except ValueError:
                 return math.nan
         return max((sample.timestamp_s for sample in self.run.samples), default=math.nan)
-
-
-def _id(comparison: Comparison) -> str:
-    return f"{comparison.name}/{comparison.dtype}"
