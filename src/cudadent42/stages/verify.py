@@ -111,7 +111,8 @@ def verify(
         findings.append(finding)
         emit(IntegrityFound(finding))
 
-    watch.begin(trusted(plan), tell)
+    of_the_lab = trusted(plan)
+    watch.begin(of_the_lab, tell)
     implementations, unusable = load_all(plan, barred or {}, start, mark, watch.loading)
     cost = [unit.case.flops + _UNIT_FLOPS for unit in work]
     verified: list[VerifiedCase] = []
@@ -120,12 +121,12 @@ def verify(
         skipped[name] = why
         emit(Skipped("verify", name, why))
     truth: Truth | None = None
-    borrowed = {
-        name: Borrowed()
-        for name, each in implementations.items()
-        if name not in trusted(plan) and name not in plan.versions and name != plan.baseline and each.strict
-    }
     baseline = implementations.get(plan.baseline)
+    whose = {
+        name: _Whose(Borrowed(), baseline, watch.account)
+        for name, each in implementations.items()
+        if baseline is not None and name not in {*of_the_lab, *plan.versions, plan.baseline} and each.strict
+    }
     last = {unit.implementation: index for index, unit in enumerate(work) if unit.hard is None}
     for index in range(start, len(work)):
         unit = work[index]
@@ -136,11 +137,8 @@ def verify(
             truth = find_truth(unit.case, unit.inputs(plan.seed, plan.device), heartbeat(emit))
         implementation = implementations[unit.implementation]
         with watch.turn(unit.implementation):
-            seen = borrowed.get(unit.implementation) if unit.hard is None else None
-            whose = (
-                _Whose(seen, baseline, watch.account) if seen is not None and baseline is not None else None
-            )
-            outcome = _check(implementation, truth, unit.kind, whose)
+            asked = whose.get(unit.implementation) if unit.hard is None else None
+            outcome = _check(implementation, truth, unit.kind, asked)
         for draw in ("second draw", "third draw")[: MOST_DRAWS - 1]:
             if not isinstance(outcome, VerifiedCase) or not is_marginal(outcome):
                 break
@@ -157,12 +155,10 @@ def verify(
         else:
             skipped[unit.key] = outcome
             emit(Skipped("verify", unit.key, outcome))
-        seen = borrowed.get(unit.implementation)
-        if seen is not None and (seen.by_operators or index >= last[unit.implementation]):
-            del borrowed[
-                unit.implementation
-            ]  # it is decided, and told at once: the process may end in a later unit
-            _tell_borrowed(watch, note, implementation, seen)
+        if asked is not None and (asked.seen.by_operators or index >= last[unit.implementation]):
+            # It is decided, and told at once: the process may end in a later unit.
+            del whose[unit.implementation]
+            _tell_borrowed(watch, note, implementation, asked.seen)
         emit(Progress("verify", index + 1, len(work), unit.key, sum(cost[: index + 1]) / sum(cost)))
     return VerifyReport(tuple(verified), skipped, findings=tuple(findings), kept_apart=tuple(notes))
 
