@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from flashmoe_science.adapters.splits import invariant_split
 from flashmoe_science.arguments import check_dense, check_flag, shown
 from flashmoe_science.attention import flash_attention
 from flashmoe_science.errors import InputError
@@ -29,8 +30,6 @@ _HINTS = frozenset(
 _NEUTRAL = {"dropout_p": 0.0, "cp_world_size": 1, "cp_rank": 0}
 """Arguments of things that are not computed here, as they are where nobody asks for those; None for all others."""
 _NEEDED = ("q", "k", "v", "k_cache", "v_cache")
-_INVARIANT_SPLIT = 1024
-"""Keys of a part where the caller wants bits that do not depend on the batch."""
 _FP8 = torch.float8_e4m3fn
 
 
@@ -386,8 +385,10 @@ def _turns(cos: torch.Tensor | None, sin: torch.Tensor | None) -> torch.Tensor |
 
 def _scale(name: str, cache: torch.Tensor, descale: torch.Tensor | None) -> torch.Tensor | None:
     """As `attention_varlen` takes it. FlashAttention does not look at one of keys that are not of FP8."""
-    if descale is None or cache.dtype is not _FP8 or descale.dim() < 2 or not descale.shape[0]:
-        return descale if cache.dtype is _FP8 else None
+    if cache.dtype is not _FP8:
+        return None
+    if descale is None or descale.dim() < 2 or not descale.shape[0]:
+        return descale
     if descale.stride(0) and descale.shape[0] > 1:
         raise InputError(
             f"{name} has a row for each sequence; expected one for all, expanded to (batch, kv_heads), or (kv_heads,)"
@@ -396,8 +397,7 @@ def _scale(name: str, cache: torch.Tensor, descale: torch.Tensor | None) -> torc
 
 
 def _split(others: dict[str, Any]) -> int | None:
-    splits = others.get("num_splits")
-    return _INVARIANT_SPLIT if isinstance(splits, int) and splits == 1 else None
+    return invariant_split(others.get("num_splits"))
 
 
 def _lengths(

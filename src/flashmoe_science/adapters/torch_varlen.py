@@ -10,14 +10,12 @@ from typing import Any
 
 import torch
 
+from flashmoe_science.adapters.splits import invariant_split
 from flashmoe_science.arguments import check_dense, check_flag, shown
 from flashmoe_science.errors import InputError
 from flashmoe_science.varlen.attention import attention_varlen
 
 __all__ = ["varlen_attn", "varlen_attn_out"]
-
-_INVARIANT_SPLIT = 1024
-"""Keys of a part where the caller wants bits that do not depend on the batch."""
 
 
 def varlen_attn(
@@ -55,7 +53,7 @@ def varlen_attn(
     Raises:
         InputError: see `attention_varlen`; also heads that differ without enable_gqa.
     """
-    return _attend(
+    return varlen_attn_out(
         None,
         query,
         key,
@@ -75,21 +73,6 @@ def varlen_attn(
 
 
 def varlen_attn_out(
-    out: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cu_seq_q: torch.Tensor,
-    cu_seq_k: torch.Tensor | None,
-    max_q: int,
-    max_k: int,
-    **options: Any,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """`varlen_attn` into a tensor of the caller's, (tokens, heads, value_dim), which is returned."""
-    return _attend(out, query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, **options)
-
-
-def _attend(
     out: torch.Tensor | None,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -107,6 +90,9 @@ def _attend(
     block_table: torch.Tensor | None = None,
     num_splits: int | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """`varlen_attn` into a tensor of the caller's, (tokens, heads, value_dim), which is returned; into one of its own
+    for None.
+    """
     check_dense(query=query, key=key, value=value)
     if (
         not check_flag("enable_gqa", enable_gqa)
@@ -134,5 +120,5 @@ def _attend(
         softmax_scale=scale,
         out=out,
         return_lse=return_aux is not None and bool(return_aux.lse),
-        split_keys=_INVARIANT_SPLIT if isinstance(num_splits, int) and num_splits == 1 else None,
+        split_keys=invariant_split(num_splits),
     )
