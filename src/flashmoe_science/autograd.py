@@ -65,13 +65,10 @@ class _Attention(torch.autograd.Function):
         if is_dynamo_compiling():  # compiled autograd, of a call that was eager
             gradients = BACKWARD(*arguments, causal, softmax_scale, tuple(needs))
         else:
+            # Gradients are enabled under create_graph=True.
+            once: Any = _Gradients.apply if torch.is_grad_enabled() else _Gradients.forward
             try:
-                if torch.is_grad_enabled():  # create_graph=True
-                    gradients = _Gradients.apply(*arguments, backend, causal, softmax_scale, needs)  # type: ignore[no-untyped-call]
-                else:
-                    gradients = backend.backward(
-                        *arguments, causal=causal, softmax_scale=softmax_scale, needs=needs
-                    )
+                gradients = once(*arguments, backend, causal, softmax_scale, needs)
             except RuntimeError:
                 if not any(tensor is not None and is_batched(tensor) for tensor in (grad_output, grad_lse)):
                     raise
@@ -83,33 +80,12 @@ class _Gradients(torch.autograd.Function):
     """The backward pass. Who differentiates it is told that this cannot be had."""
 
     @staticmethod
-    def forward(
-        grad_output: torch.Tensor,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        output: torch.Tensor,
-        lse: torch.Tensor,
-        grad_lse: torch.Tensor | None,
-        backend: Backend,
-        causal: bool,
-        softmax_scale: float | None,
-        needs: Needs,
-    ) -> Gradients:
-        backward = backend.backward
-        assert backward is not None
-        return backward(
-            grad_output,
-            query,
-            key,
-            value,
-            output,
-            lse,
-            grad_lse,
-            causal=causal,
-            softmax_scale=softmax_scale,
-            needs=needs,
+    def forward(*arguments: Any) -> Gradients:
+        *tensors, backend, causal, softmax_scale, needs = arguments
+        gradients: Gradients = backend.backward(
+            *tensors, causal=causal, softmax_scale=softmax_scale, needs=needs
         )
+        return gradients
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Gradients) -> None:

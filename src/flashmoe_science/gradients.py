@@ -16,6 +16,13 @@ SECOND_DERIVATIVES = (
 """What who differentiates the backward pass is told."""
 
 
+def with_contiguous_rows(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What hooks saved and restored need not have the forward's strides: copies where rows are not contiguous."""
+    return tuple(
+        tensor if tensor.numel() == 0 or tensor.stride(3) == 1 else tensor.contiguous() for tensor in tensors
+    )
+
+
 class Needs(NamedTuple):
     """Which gradients are needed: at least one."""
 

@@ -14,7 +14,7 @@ import torch
 from flashmoe_science.arguments import reject_without_memory
 from flashmoe_science.configs.ablation import Ablation
 from flashmoe_science.cpu.library import CPU, ELEMENT_TYPES, byte_strides, load_function
-from flashmoe_science.gradients import Gradients, Needs
+from flashmoe_science.gradients import Gradients, Needs, with_contiguous_rows
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.plans import keep
@@ -103,10 +103,7 @@ def backward(
     if plan is None:
         given = query, key, value, output
         if any(tensor.stride(3) != 1 for tensor in given):
-            # Tensors that hooks saved and restored need not have the forward's strides.
-            query, key, value, output = (
-                tensor if tensor.stride(3) == 1 else tensor.contiguous() for tensor in given
-            )
+            query, key, value, output = with_contiguous_rows(*given)
             return backward(
                 grad_output,
                 query,
@@ -126,7 +123,7 @@ def backward(
     grad_query = _gradient(query, plan.contiguous[0]) if needs.query else None
     grad_key = _gradient(key, plan.contiguous[1]) if needs.key else None
     grad_value = _gradient(value, plan.contiguous[2]) if needs.value else None
-    lse = lse.contiguous()  # for the same reason
+    lse = lse.contiguous()  # hooks may have restored it with other strides, too
     if plan.launch(
         plan.address,
         query.data_ptr(),

@@ -11,7 +11,13 @@ from flashmoe_science.arguments import check_arguments
 from flashmoe_science.cpu import attention as cpu
 from flashmoe_science.cuda import attention as cuda
 from flashmoe_science.errors import InputError
-from flashmoe_science.gradients import SECOND_DERIVATIVES, Backend, Gradients, Needs
+from flashmoe_science.gradients import (
+    SECOND_DERIVATIVES,
+    Backend,
+    Gradients,
+    Needs,
+    with_contiguous_rows,
+)
 from flashmoe_science.operators import folding
 from flashmoe_science.operators.library import define
 from flashmoe_science.operators.recording import below_autograd, is_recorded, record, reject_tangents
@@ -79,12 +85,9 @@ class _Forward(torch.autograd.Function):
         needs = tuple(ctx.needs_input_grad[:3])
         if not any(needs) or (grad_output is None and grad_lse is None):
             return None, None, None, None, None
-        # Tensors that hooks saved and restored need not have the forward's strides.
         *rows, lse = ctx.saved_tensors
-        query, key, value, output = (
-            tensor if tensor.numel() == 0 or tensor.stride(3) == 1 else tensor.contiguous() for tensor in rows
-        )
-        lse = lse.contiguous()
+        query, key, value, output = with_contiguous_rows(*rows)
+        lse = lse.contiguous()  # for the same reason
         if grad_output is None:
             grad_output = torch.zeros_like(output)
         gradients = BACKWARD(
