@@ -131,8 +131,8 @@ def _step(state: State, case: CaseState) -> Step:
 
 
 def _is_decided(state: State, case: CaseState) -> bool:
-    """Before a rung begins."""
-    if case.rung == 0 or DEFAULT not in case.alive or in_jobs(case):
+    """Before a rung begins, where the default is raced."""
+    if case.rung == 0 or in_jobs(case):
         return False
     return is_decided(rows_of(case), DEFAULT, len(case.raced) - 1, state.setup.rules, _between(case))
 
