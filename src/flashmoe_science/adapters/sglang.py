@@ -7,7 +7,7 @@ Decoders only, steps that verify draft tokens among them; a draft model's own st
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -159,9 +159,8 @@ class Attention:
     ) -> torch.Tensor:
         """(tokens, heads * v_head_dim); new keys and values go to the pool first."""
         kind = "cross attention" if layer.is_cross_attention else layer.attn_type.value
-        if (
-            kind != "decoder"
-        ):  # the others of its kinds see keys behind a query, which would be hidden from them
+        # The others of its kinds see keys behind a query, which would be hidden from them.
+        if kind != "decoder":
             raise InputError(f"the layer is one of {kind}; this backend computes decoders' attention alone")
         pool, given = forward_batch.token_to_kv_pool, self.metadata
         if given is None:
@@ -220,22 +219,15 @@ class Attention:
         of_graphs = self._of_graphs
         if of_graphs is None or of_graphs.tree_mask is None:
             raise InputError("there is no memory for graphs; call init_cuda_graph_state first")
-        own = lengths[:bs] if verified is None else lengths[:bs] + verified.draft_token_num
-        of_graphs.seqused_k[:bs].copy_(own)
+        most = 1 if verified is None else verified.draft_token_num
+        of_graphs.seqused_k[:bs].copy_(lengths[:bs] if verified is None else lengths[:bs] + most)
         pages = self._table(requests[:bs], of_graphs.max_seqlen_k)
         of_graphs.block_table[:bs, : pages.shape[1]].copy_(pages)
-        step = replace(
-            of_graphs,
-            cu_seqlens_q=of_graphs.cu_seqlens_q[: bs + 1],
-            seqused_k=of_graphs.seqused_k[:bs],
-            block_table=of_graphs.block_table[:bs],
-            tree_mask=None,
-        )
+        starts, words = of_graphs.cu_seqlens_q, None
         if verified is not None:
-            most = verified.draft_token_num
             if most not in self._starts:
                 self._starts[most] = of_graphs.cu_seqlens_q * most
-            step = replace(step, cu_seqlens_q=self._starts[most][: bs + 1], max_seqlen_q=most)
+            starts = self._starts[most]
             if _has_branches(verified):
                 # A captured step always has words: a mask that comes later finds them there. What a capture is given
                 # is memory for any batch, with no mask in it yet.
@@ -245,8 +237,14 @@ class Attention:
                     words.fill_(-1)
                 else:
                     words.copy_(self._tree(mask, lengths[:bs], most, on_host, filled_up=True))
-                step = replace(step, tree_mask=words)
-        self.metadata = step
+        self.metadata = Metadata(
+            starts[: bs + 1],
+            of_graphs.seqused_k[:bs],
+            of_graphs.block_table[:bs],
+            most,
+            of_graphs.max_seqlen_k,
+            words,
+        )
 
     def _tree(
         self,
