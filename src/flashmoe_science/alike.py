@@ -22,6 +22,11 @@ def never(*tensors: torch.Tensor) -> bool:
     return False
 
 
+def no_call(*tensors: torch.Tensor) -> Any:
+    """What is called where something `never` matched."""
+    raise AssertionError("nothing matches before the first call")
+
+
 def matcher(*tensors: torch.Tensor, under_no_grad: bool = False) -> Matches:
     """Whether tensors are like these, and not one tensor given twice.
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flashmoe_science.alike import Matches, matcher, never
+from flashmoe_science.alike import Matches, matcher, never, no_call
 from flashmoe_science.arguments import check_arguments, check_causal, reject_without_memory
 from flashmoe_science.configs.ablation import Ablation
 from flashmoe_science.cpu.attention_backward import backward
@@ -81,11 +81,7 @@ class _Plan:
     """By whether the log-sum-exp is returned, and by what changes what matches: see `_remember`."""
 
 
-def _no_call(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Any:
-    raise AssertionError("nothing matches before the first call")
-
-
-_NOTHING = _Repeat(False, None, False, False, never, _no_call, None)
+_NOTHING = _Repeat(False, None, False, False, never, no_call, None)
 
 
 class _OfThread(threading.local):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from flashmoe_science.alike import Matches, matcher, never
+from flashmoe_science.alike import Matches, matcher, never, no_call
 from flashmoe_science.arguments import reject_without_memory
 from flashmoe_science.cpu.library import CPU, ELEMENT_TYPES, allocate, load_function
 from flashmoe_science.jit import host
@@ -81,11 +81,7 @@ class _Plan:
     """By what changes what matches: see `_remember`."""
 
 
-def _no_call(*tensors: torch.Tensor) -> torch.Tensor:
-    raise AssertionError("nothing matches before the first call")
-
-
-_NOTHING = _Repeat(Activation.SILU, W13Layout.CONCAT, 0, False, never, _no_call, None)
+_NOTHING = _Repeat(Activation.SILU, W13Layout.CONCAT, 0, False, never, no_call, None)
 
 
 class _OfThread(threading.local):

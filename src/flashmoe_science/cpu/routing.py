@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from flashmoe_science.alike import Matches, matcher, never
+from flashmoe_science.alike import Matches, matcher, never, no_call
 from flashmoe_science.arguments import reject_without_memory
 from flashmoe_science.cpu.library import CPU, ELEMENT_TYPES, allocate, load_function
 from flashmoe_science.jit import host
@@ -62,12 +62,8 @@ class _Repeat(NamedTuple):
     call: Callable[..., Choice]
 
 
-def _no_call(*tensors: torch.Tensor) -> Choice:
-    raise AssertionError("nothing matches before the first call")
-
-
 class _OfThread(threading.local):
-    last = _Repeat(0, Scores.SOFTMAX, True, 1.0, 1, 1, False, False, never, _no_call)
+    last = _Repeat(0, Scores.SOFTMAX, True, 1.0, 1, 1, False, False, never, no_call)
     """The last call that `repeated` is to know again."""
 
 
