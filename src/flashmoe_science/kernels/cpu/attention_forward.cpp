@@ -45,7 +45,8 @@ void prepare(const Job& job, const Workspace& w, KeyBlock& block) {
         Path::prepare(w, block, head_dim, head_dim);
 }
 
-// Rows of a row space, those of its `part`th task, against keys [first_key, last_key).
+// Rows of a row space, those of its `part`th task, against keys [first_key, last_key). Where keys are split these are the
+// `part`th ones, of all rows.
 template <class Path>
 void run_task(const Job& job, Workspace& w, int64_t space, int64_t part, int64_t first_key, int64_t last_key) {
     typedef typename Path::Element Element;
@@ -62,10 +63,12 @@ void run_task(const Job& job, Workspace& w, int64_t space, int64_t part, int64_t
     char* out = job.out + batch * p.out_stride[0] + head * p.out_stride[1];
     const int ld = job.tile_queries;
 
+    if (job.parts > 1) use_part(job, w, space, part);
     int tiles = 0;
     int64_t keys = 0;
-    const int64_t end = smaller(job.rows, (part + 1) * task_rows);
-    for (int64_t row = part * task_rows; row < end; row += job.tile_queries, ++tiles) {
+    const int64_t first_row = job.parts > 1 ? 0 : part * task_rows;
+    const int64_t end = smaller(job.rows, first_row + task_rows);
+    for (int64_t row = first_row; row < end; row += job.tile_queries, ++tiles) {
         Tile& tile = w.tile[tiles];
         tile.first_row = row;
         tile.rows = (int)smaller<int64_t>(job.tile_queries, end - row);
@@ -111,7 +114,7 @@ void run_task(const Job& job, Workspace& w, int64_t space, int64_t part, int64_t
         use_part(job, w, space, 0);
         for (int t = 0; t < tiles; ++t)
             for (int c = 0; c < up_to_multiple(w.tile[t].rows, W) / W; ++c)
-                combine_column(job, w.tile[t], c, (int)p.head_dim, ld);
+                combine_column(job, w.tile[t], c);
     }
     float* lse = job.lse ? job.lse + (batch * p.heads + head) * p.seqlen_q : nullptr;
     for (int t = 0; t < tiles; ++t)
@@ -123,14 +126,17 @@ struct ThreadWorkspace : Workspace {
 };
 
 bool arrange(const Job& job, ThreadWorkspace& w) {
+    if (job.few) {
+        float* const at = reserve_scratch(decode_floats(job));
+        if (at != nullptr) arrange_decode(job, w.decode, at);
+        return at != nullptr;
+    }
     const size_t ld = job.tile_queries;
     const size_t d = job.problem->head_dim;
     const size_t block = BLOCK_KEYS * d;
     const size_t of_tile = 2 * d * ld + 2 * ld + (job.integers ? d / 2 * ld + ld : 0);
     const size_t of_integers = job.integers ? block + d + ld : 0;
-    const size_t of_few = job.few ? decode_floats(job) : 0;
-    float* at =
-        reserve_scratch(job.task_tiles * of_tile + 2 * BLOCK_KEYS * ld + 2 * ld + 2 * block + of_integers + of_few);
+    float* at = reserve_scratch(job.task_tiles * of_tile + 2 * BLOCK_KEYS * ld + 2 * ld + 2 * block + of_integers);
     if (at == nullptr) return false;
     const auto take = [&at](size_t floats) {
         float* const taken = at;
@@ -154,7 +160,6 @@ bool arrange(const Job& job, ThreadWorkspace& w) {
         w.integers = {(int16_t*)take(block / 2), take(block / 2), take(d), 0.0f, 0.0f, 0.0f};
         w.gain = take(ld);
     }
-    if (job.few) arrange_decode(job, w.decode, take(decode_floats(job)));
     return true;
 }
 
@@ -174,10 +179,8 @@ void work(void* data) {
         int64_t part = task / job.row_spaces;
         int64_t first_key = 0, last_key = job.problem->seqlen_k;
         if (job.parts > 1) {
-            if (!job.few) use_part(job, w, space, part);
             first_key = part * job.part_keys;
             last_key = smaller(last_key, first_key + job.part_keys);
-            if (!job.few) part = 0;
         } else if (job.causal) {
             // Later queries of a causal mask see more keys: longest tasks first.
             part = job.tasks_per_space - 1 - part;

@@ -115,14 +115,7 @@ void finish_few(const Job& job, const float* sums, int64_t space) {
 template <class T>
 void run_few(const Job& job, DecodeWorkspace& w, int64_t space, int64_t part, int64_t first_key, int64_t last_key) {
     const int rows = (int)job.rows, row = few_dimension(job.problem->head_dim);
-    if (rows == 1)
-        attend_few<T, 1>(job, w, space, first_key, last_key);
-    else if (rows == 2)
-        attend_few<T, 2>(job, w, space, first_key, last_key);
-    else if (rows <= 4)
-        attend_few<T, 4>(job, w, space, first_key, last_key);
-    else
-        attend_few<T, MAX_FEW_ROWS>(job, w, space, first_key, last_key);
+    with_few_rows(rows, [&](auto most) { attend_few<T, most.rows>(job, w, space, first_key, last_key); });
     const size_t floats = few_part_floats(job.problem->head_dim, rows);
     float* const sums = job.parts > 1 ? job.part_sums + space * job.parts * floats : w.sums;
     store_few_part(w.head, rows, row, sums + part * floats);

@@ -9,6 +9,24 @@ namespace {
 
 constexpr int MAX_FEW_VALUE_DIM = 512;
 
+template <int R>
+struct MostRows {
+    static constexpr int rows = R;
+};
+
+// Calls the code that is made for the fewest rows that these do not exceed.
+template <class Function>
+void with_few_rows(int rows, Function attend) {
+    if (rows == 1)
+        attend(MostRows<1>());
+    else if (rows == 2)
+        attend(MostRows<2>());
+    else if (rows <= 4)
+        attend(MostRows<4>());
+    else
+        attend(MostRows<MAX_FEW_ROWS>());
+}
+
 // Scratch of one head, in floats.
 size_t few_head_floats(int64_t head_dim, int64_t value_dim) {
     return MAX_FEW_ROWS * (size_t)(few_dimension(head_dim) + 2 * few_dimension(value_dim) + BLOCK_KEYS);

@@ -228,24 +228,18 @@ INLINE void score_keys_together(const FewHead* head, const FewRows& rows, int he
         }
 }
 
-template <class T, int R>
-INLINE void score_few_of(const FewHead* head, const FewRows& rows, int head_dim) {
-    if constexpr (R <= 2)
-        score_rows_in_order<T, R>(head, rows, head_dim);
-    else
-        score_keys_together<T, R>(head, rows, head_dim);
-}
-
-// head[h].scores[r][k] = query r of head h * key k, for R rows of all heads. The usual dimensions have code of their own, without
-// loops for each key.
+// head[h].scores[r][k] = query r of head h * key k, for R rows of all heads. With one or two rows the usual dimensions have code
+// of their own, without loops for each key: where keys come from a cache that is faster, and with more rows it is not.
 template <class T, int R>
 __attribute__((noinline)) void score_few(const FewHead* head, const FewRows& rows, int head_dim) {
-    if (head_dim == 128)
-        score_few_of<T, R>(head, rows, 128);
+    if constexpr (R > 2)
+        score_keys_together<T, R>(head, rows, head_dim);
+    else if (head_dim == 128)
+        score_rows_in_order<T, R>(head, rows, 128);
     else if (head_dim == 64)
-        score_few_of<T, R>(head, rows, 64);
+        score_rows_in_order<T, R>(head, rows, 64);
     else
-        score_few_of<T, R>(head, rows, head_dim);
+        score_rows_in_order<T, R>(head, rows, head_dim);
 }
 
 // Keys [first, last) of a block's: what they add to the sums of the block, which begin with its first key and are added to the

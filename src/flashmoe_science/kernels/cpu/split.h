@@ -46,11 +46,10 @@ bool is_last_part(const Job& job, int64_t space) {
     return __atomic_add_fetch(job.parts_done + space, 1, __ATOMIC_ACQ_REL) == job.parts;
 }
 
-// The first part's maxima, sums and outputs of tile t become those of all parts.
-// Those of queries in the vector `column`, with `rows` rows of the output that are `ld` floats apart.
-void combine_column(const Job& job, const Tile& first, int column, int rows, ptrdiff_t ld) {
+// The first part's maxima, sums and outputs of a tile become those of all parts, for the queries in the vector `column`.
+void combine_column(const Job& job, const Tile& first, int column) {
     const size_t stride = part_floats(job);
-    const int at = column * W;
+    const int at = column * W, ld = job.tile_queries, head_dim = (int)job.problem->head_dim;
     F highest = load(first.maximum + at);
     for (int64_t p = 1; p < job.parts; ++p) highest = max(load(first.maximum + p * stride + at), highest);
     // As in raise_maxima: where there is nothing but minus infinity weights are 0.
@@ -66,7 +65,7 @@ void combine_column(const Job& job, const Tile& first, int column, int rows, ptr
             store(to, p == 0 ? mul(load(x), factor) : madd(load(x), factor, load(to)));
         };
         add_part(first.sum + at, first.sum + p * stride + at);
-        for (int r = 0; r < rows; ++r) add_part(first.out + r * ld + at, from + r * ld + at);
+        for (int d = 0; d < head_dim; ++d) add_part(first.out + d * ld + at, from + d * ld + at);
     }
     store(first.maximum + at, highest);
 }

@@ -52,16 +52,26 @@ void find_rows(
     for (; offset < behind; ++offset) *offset = offset[-1];
 }
 
+// Keys of a block that a row sees: [low, high), and of those from `tree` on what its tree shows.
+struct SeenKeys {
+    int low, tree, high;
+};
+
+SeenKeys seen_in_block(const VarlenTile& tile, int r, int64_t first, int keys) {
+    const int low = (int)larger<int64_t>(0, smaller<int64_t>(keys, tile.seen[r].first - first));
+    const int high = (int)larger<int64_t>(low, smaller<int64_t>(keys, tile.seen[r].last - first));
+    return {low, (int)larger<int64_t>(low, smaller<int64_t>(high, tile.tree[r].first - first)), high};
+}
+
 // Products of row r become weights, as store_few_weights leaves them; what was summed before is to be multiplied by rescale[r].
 template <bool PAIRS>
 void weigh_few(const VarlenJob& job, FewHead& head, const VarlenTile& tile, int r, int64_t first, int keys) {
     float* const s = head.scores + r * BLOCK_KEYS;
-    const int low = (int)larger<int64_t>(0, smaller<int64_t>(keys, tile.seen[r].first - first));
-    const int high = (int)larger<int64_t>(low, smaller<int64_t>(keys, tile.seen[r].last - first));
+    const SeenKeys seen = seen_in_block(tile, r, first, keys);
     const auto hide = [&] {
-        for (int k = 0; k < low; ++k) s[k] = -__builtin_inff();
-        for (int k = high; k < up_to_multiple(keys, W); ++k) s[k] = -__builtin_inff();
-        for (int k = (int)larger<int64_t>(low, smaller<int64_t>(high, tile.tree[r].first - first)); k < high; ++k)
+        for (int k = 0; k < seen.low; ++k) s[k] = -__builtin_inff();
+        for (int k = seen.high; k < up_to_multiple(keys, W); ++k) s[k] = -__builtin_inff();
+        for (int k = seen.tree; k < seen.high; ++k)
             if (tile.tree[r].hides(first + k)) s[k] = -__builtin_inff();
     };
     hide();
@@ -70,7 +80,7 @@ void weigh_few(const VarlenJob& job, FewHead& head, const VarlenTile& tile, int 
         hide();
     }
     if (tile.slope[r] != 0.0f)
-        for (int k = low; k < high; ++k) {
+        for (int k = seen.low; k < seen.high; ++k) {
             const float ahead = (float)(tile.position[r] - first) - (float)k;
             s[k] -= tile.slope[r] * (ahead < 0 ? -ahead : ahead);
         }
@@ -81,16 +91,14 @@ void weigh_few(const VarlenJob& job, FewHead& head, const VarlenTile& tile, int 
 template <class T, bool PAIRS>
 void add_seen_few(const FewHead& head, int h, const VarlenTile& tile, const FewRows& value, int64_t first, int value_dim) {
     for (int r = 0; r < tile.rows; ++r) {
-        const int low = (int)larger<int64_t>(0, smaller<int64_t>(value.keys, tile.seen[r].first - first));
-        const int high = (int)larger<int64_t>(low, smaller<int64_t>(value.keys, tile.seen[r].last - first));
-        const int tree = (int)larger<int64_t>(low, smaller<int64_t>(high, tile.tree[r].first - first));
+        const SeenKeys seen = seen_in_block(tile, r, first, value.keys);
         const auto add_keys = [&](const FewSpan& span) {
             add_values_of_span<T, 1, PAIRS>(head, r, value.of_head(h), value, span, value_dim);
         };
-        add_keys({low, tree, true, false});
-        for (int k = tree; k < high; ++k)
+        add_keys({seen.low, seen.tree, true, false});
+        for (int k = seen.tree; k < seen.high; ++k)
             if (!tile.tree[r].hides(first + k)) add_keys({k, k + 1, false, false});
-        add_keys({high, high, false, true});
+        add_keys({seen.high, seen.high, false, true});
     }
 }
 
@@ -117,7 +125,8 @@ void attend_few(
             FewHead& head = w.head[h];
             for (int r = 0; r < tile[h].rows; ++r) weigh_few<PAIRS>(job, head, tile[h], r, first, count);
             head.strange = false;
-            for (int k = 0; mask && k < count; ++k) head.strange |= has_nonfinite<T>(w.value.of_head(h) + w.value.offset[k], 0, 1, value_dim);
+            for (int k = 0; mask && k < count; ++k)
+                head.strange |= has_nonfinite<T>(w.value.of_head(h) + w.value.offset[k], 0, 1, value_dim);
             if (head.strange) add_seen_few<T, PAIRS>(head, h, tile[h], w.value, first, value_dim);
         }
         add_values_few<T, R, PAIRS>(w.head, w.value, value_dim);
@@ -152,14 +161,7 @@ void run_few(const VarlenJob& job, FewWorkspace& w, const Task& task, VarlenTile
         describe_tile(job, sequence, task.head + h * folded_heads(p, sequence), 0, tile[h]);
     }
     const Span keys = {larger(tile->keys.first, task.first_key), smaller(tile->keys.last, task.last_key)};
-    if (rows == 1)
-        attend_few<T, 1>(job, w, sequence, task, tile, keys);
-    else if (rows == 2)
-        attend_few<T, 2>(job, w, sequence, task, tile, keys);
-    else if (rows <= 4)
-        attend_few<T, 4>(job, w, sequence, task, tile, keys);
-    else
-        attend_few<T, MAX_FEW_ROWS>(job, w, sequence, task, tile, keys);
+    with_few_rows(rows, [&](auto most) { attend_few<T, most.rows>(job, w, sequence, task, tile, keys); });
     const auto sums_of = [&](int h, int64_t part) {
         return task.parts > 1 ? few_part(job, task, h, part) : w.sums + h * few_part_floats(p.value_dim, rows);
     };
