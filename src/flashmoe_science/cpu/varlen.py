@@ -70,15 +70,15 @@ class _Call(ctypes.Structure):
     )
 
 
+_NONE = dict.fromkeys(Tensors._fields)
+_PLACES = {name: word for word, (name, kind) in enumerate(_Call._fields_) if kind is ctypes.c_void_p}
+"""Which word of a `_Call` has the address of what has that name."""
+
+
 class _Repeat(ctypes.Structure):
     """VarlenRepeat of attention_varlen.cpp."""
 
-    _fields_ = (("call", _Call), ("given", ctypes.c_int64), ("place", ctypes.c_int64 * 12))
-
-
-_NONE = dict.fromkeys(Tensors._fields)
-_PLACES = {name: word for word, (name, _) in enumerate(_Call._fields_[:12])}
-"""Which word of a `_Call` has the address of what has that name."""
+    _fields_ = (("call", _Call), ("given", ctypes.c_int64), ("place", ctypes.c_int64 * len(_PLACES)))
 
 
 class _Status(IntEnum):
@@ -132,16 +132,12 @@ def prepare(problem: Problem, device: torch.device, instruction_set: Instruction
             _refuse(_Status(status), call, tensors)
 
     def repeat(tensors: Tensors, sizes: Sizes, own_output: bool) -> Repeat:
-        like = tensors._replace(output=tensors.output if own_output else None)._asdict()  # type: ignore[arg-type]
-        names = [
-            name
-            for name in ("output" if each == "out" else each for each in REPEATED)
-            if like[name] is not None
-        ]
+        like = {**tensors._asdict(), "out": tensors.output if own_output else None}
+        names = [name for name in REPEATED if like[name] is not None]
         kept = _Repeat(
             call=_call(tensors, sizes),
             given=len(names),
-            place=tuple(_PLACES["out" if name == "output" else name] for name in names),
+            place=tuple(_PLACES[name] for name in names),
         )
         address_of, num_threads = ctypes.addressof, torch.get_num_threads
 
@@ -156,8 +152,8 @@ def prepare(problem: Problem, device: torch.device, instruction_set: Instruction
             ):
                 # Nothing was touched. It says what is wrong.
                 named = dict(zip(names, given, strict=True))
-                whole = {"lse": lse, **_NONE, **named, "output": output}
-                run(Tensors(**whole), sizes)  # type: ignore[arg-type]
+                named.pop("out", None)
+                run(Tensors(**{**_NONE, **named, "output": output, "lse": lse}), sizes)  # type: ignore[arg-type]
 
         return Repeat(call)
 

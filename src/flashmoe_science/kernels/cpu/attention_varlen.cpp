@@ -275,18 +275,19 @@ static PyObject* attention_varlen_call(PyObject*, PyObject* const* arguments, in
 
 // What calls have in common that differ in addresses alone. In Python: _Repeat of cpu/varlen.py.
 struct VarlenRepeat {
+    static constexpr int MOST = 12;  // addresses of a call
     VarlenCall call;
-    int64_t given;      // tensors that the caller gave
-    int64_t place[12];  // of each one's address: which word of the call
+    int64_t given;        // tensors that the caller gave
+    int64_t place[MOST];  // of each one's address: which word of the call
 };
 
 // Such a call as a Python function of integers: the addresses of the problem and of a VarlenRepeat, the number of threads, the
 // addresses of output and log-sum-exp (0 for none), and of the tensors given. Returns a status, without what the fault is: the
 // function above says that. Raises MemoryError. Other Python threads run meanwhile.
 static PyObject* attention_varlen_repeat(PyObject*, PyObject* const* arguments, intptr_t count) {
-    constexpr int BEFORE = 5, MOST = 12;
-    void* value[BEFORE + MOST] = {};
-    for (int i = 0; i < BEFORE + MOST && i < count; ++i) value[i] = PyLong_AsVoidPtr(arguments[i]);
+    constexpr int BEFORE = 5, COUNT = BEFORE + VarlenRepeat::MOST;
+    void* value[COUNT] = {};
+    for (int i = 0; i < COUNT && i < count; ++i) value[i] = PyLong_AsVoidPtr(arguments[i]);
     if (PyErr_Occurred()) return nullptr;
     const VarlenRepeat& repeat = *(const VarlenRepeat*)value[1];
     if (count != BEFORE + repeat.given) return PyLong_FromLong(NULL_TENSOR);
