@@ -138,20 +138,16 @@ def flash_attention(
                         backend, query, key, value, causal=check_causal(causal), softmax_scale=softmax_scale
                     )
                     return (output, lse) if return_lse else output
-                if backend is cpu:
-                    output, lse = cpu.forward(
-                        query,
-                        key,
-                        value,
-                        causal=causal,
-                        softmax_scale=softmax_scale,
-                        return_lse=return_lse,
-                        repeatable=True,
-                    )
-                else:
-                    output, lse = backend.forward(
-                        query, key, value, causal=causal, softmax_scale=softmax_scale, return_lse=return_lse
-                    )
+                more = {"repeatable": True} if backend is cpu else {}
+                output, lse = backend.forward(
+                    query,
+                    key,
+                    value,
+                    causal=causal,
+                    softmax_scale=softmax_scale,
+                    return_lse=return_lse,
+                    **more,
+                )
             except (DeviceError, BuildError):
                 raise
             except RuntimeError:

@@ -191,7 +191,9 @@ def forward(
         check_arguments(query, key, value, softmax_scale)
         raise
     if plan is None:
-        plan = _make_plan(signature, query, key, value, causal, softmax_scale, instruction_set)
+        launch = _load_attention(instruction_set or host.choose_instruction_set(), Ablation.NONE)
+        plan = _plan(query, key, value, causal, softmax_scale, launch)
+        keep(_plans, signature, plan, _MAX_PLANS)
     out = allocate(plan.out_shape, plan.out_strides, query.dtype)
     lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=CPU) if return_lse else None
     if plan.launch(
@@ -262,27 +264,6 @@ def _caller(
         return results
 
     return call
-
-
-def _make_plan(
-    signature: tuple[object, ...],
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    causal: bool,
-    softmax_scale: float | None,
-    instruction_set: InstructionSet | None,
-) -> _Plan:
-    plan = _plan(
-        query,
-        key,
-        value,
-        causal,
-        softmax_scale,
-        _load_attention(instruction_set or host.choose_instruction_set(), Ablation.NONE),
-    )
-    keep(_plans, signature, plan, _MAX_PLANS)
-    return plan
 
 
 def _plan(
