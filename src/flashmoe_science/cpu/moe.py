@@ -192,9 +192,7 @@ def forward(
     else:
         if out.requires_grad:
             reject_unrecorded(out=out)
-        reject_overlap(
-            out, hidden_states=hidden_states, w13=w13, w2=w2, topk_weights=topk_weights, topk_ids=topk_ids
-        )
+        reject_overlap(out, **_named(*tensors))
     if plan.launch(
         plan.address,
         *(tensor.data_ptr() for tensor in tensors),
@@ -206,14 +204,7 @@ def forward(
         0 if z is None else z.data_ptr(),
         torch.get_num_threads(),
     ):
-        reject_without_memory(
-            hidden_states=hidden_states,
-            w13=w13,
-            w2=w2,
-            topk_weights=topk_weights,
-            topk_ids=topk_ids,
-            output=out,
-        )
+        reject_without_memory(**_named(*tensors), output=out)
     if repeatable and usual and (w13_bias is None) is (w2_bias is None):
         given = tensors if w13_bias is None or w2_bias is None else (*tensors, w13_bias, w2_bias)
         _remember(plan, given, activation, w13_layout)
@@ -270,17 +261,17 @@ def _caller(plan: _Plan, dtype: torch.dtype, *, biased: bool) -> Callable[..., t
             0,
             num_threads(),
         ):
-            reject_without_memory(
-                hidden_states=hidden_states,
-                w13=w13,
-                w2=w2,
-                topk_weights=topk_weights,
-                topk_ids=topk_ids,
-                output=out,
-            )
+            named = _named(hidden_states, w13, w2, topk_weights, topk_ids)
+            reject_without_memory(**named, output=out)
         return out
 
     return call
+
+
+def _named(*five: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What every call has, for messages."""
+    names = "hidden_states", "w13", "w2", "topk_weights", "topk_ids"
+    return dict(zip(names, five, strict=True))
 
 
 def _of_bias(bias: torch.Tensor | None) -> object:
@@ -316,9 +307,7 @@ def project(
     addresses = (tensor.data_ptr() for tensor in tensors)
     bias = 0 if w13_bias is None else w13_bias.data_ptr()
     if plan.launch(plan.address, *addresses, 0, 0, 0, bias, 0, z.data_ptr(), torch.get_num_threads()):
-        reject_without_memory(
-            hidden_states=hidden_states, w13=w13, w2=w2, topk_weights=topk_weights, topk_ids=topk_ids
-        )
+        reject_without_memory(**_named(*tensors))
     return z
 
 
