@@ -9,7 +9,7 @@ import ctypes
 import mmap
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from numpy import add, frombuffer, uint64
@@ -71,24 +71,42 @@ def timers() -> int:
 def _from_pages() -> bool:
     """Whether small blocks get pages of their own where the heap has no room; False where the C library does not tell.
 
-    Blocks are taken until the heap would have to grow, or ``_MOST_BLOCKS``: from what is free they come in any case."""
+    Blocks are taken until the heap would have to grow, or ``_MOST_BLOCKS``: from what is free they come in any case.
+    To count goes through all that is free in the heap, a quarter of a second where that is many pieces. So it is asked
+    only where a block lies behind the heap's end, as all do in a thread that has a heap of its own."""
     library = ctypes.CDLL(None)
-    count = getattr(library, "mallinfo2", None)
-    if count is None:
+    count, end = (getattr(library, name, None) for name in ("mallinfo2", "sbrk"))
+    if count is None or end is None:
         return False
     count.restype = _Counts
-    library.malloc.restype = ctypes.c_void_p
+    end.restype = library.malloc.restype = ctypes.c_void_p
     library.free.argtypes = (ctypes.c_void_p,)
-    before = count()
-    blocks: list[int | None] = []
-    while len(blocks) < _MOST_BLOCKS:
-        blocks.append(library.malloc(ctypes.c_size_t(_BLOCK_BYTES)))
+    old_end = end(0)
+    for block in _blocks(library):
+        if block >= (new_end := end(0)):
+            break
+        if new_end != old_end:
+            return False
+    else:
+        return False
+    before = now = count()
+    for _ in _blocks(library):
         now = count()
         if now.hblks != before.hblks or now.arena != before.arena:
             break
-    for block in blocks:
-        library.free(block)
     return bool(now.hblks > before.hblks)
+
+
+def _blocks(library: ctypes.CDLL) -> Iterator[int]:
+    """Where blocks lie that are taken one after the other, and given back when nobody asks for more."""
+    blocks: list[int | None] = []
+    try:
+        while len(blocks) < _MOST_BLOCKS:
+            blocks.append(library.malloc(ctypes.c_size_t(_BLOCK_BYTES)))
+            yield blocks[-1] or 0
+    finally:
+        for block in blocks:
+            library.free(block)
 
 
 def rewritten_code() -> Mapping[str, int]:
