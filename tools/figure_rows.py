@@ -121,6 +121,15 @@ TABLES: dict[str, tuple[Row, ...]] = {
             (mean(2.6), least(1.3)),
             mean_and_least(24),
         ),
+        *(
+            Row(
+                f"the suite's 24 cells on a Xeon with AMX, {threads} threads, PyTorch with oneDNN's AMX",
+                f"cpu-amx-{threads}",
+                (mean(1.2), least(1.0)),
+                mean_and_least(24),
+            )
+            for threads in (2, 16)
+        ),
         Row(
             "(1, 8, 2048, 64) full, held to AVX2: share of the machine's measured fp32 peak",
             "cpu-avx2-peak",
@@ -148,6 +157,12 @@ TABLES: dict[str, tuple[Row, ...]] = {
                     for dtype in ("fp16", "bf16", "fp32")
                 )
             ),
+        ),
+        Row(
+            "the same on the 16 cores of a Xeon with AMX",
+            "cpu-amx-decode",
+            tuple(Bound(dtype, 0.8, share, at_least=True) for dtype in ("fp16", "bf16", "fp32")),
+            fields(*(decode_share("amx", dtype) for dtype in ("fp16", "bf16", "fp32"))),
         ),
         Row(
             "error against float64 over PyTorch's own, the suite's shapes in fp16, bf16 and fp32",
@@ -298,7 +313,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         ),
         Row(
             "the same, 16 tokens compiled with CUDA graphs",
-            "h200-models",
+            "h200-models-few",
             (Bound("", 1.4, ratio, at_least=True),),
             fields(model("qwen-few-16-compiled")),
         ),

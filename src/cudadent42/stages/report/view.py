@@ -83,11 +83,12 @@ class View:
 
     @property
     def instruction_set(self) -> str:
-        """``AVX-512`` or ``AVX2``, what the processor has of them, of a run on CPU; empty where it is not known."""
+        """Of a run on CPU the widest of ``AMX``, ``AVX-512`` and ``AVX2`` that there is; empty where it is not known."""
         features = str(self.run.machine.facts.get("cpu_features") or "").split()
         if self.run.plan.device != "cpu":
             return ""
-        return "AVX-512" if "avx512f" in features else "AVX2" if "avx2" in features else ""
+        named = {"amx_bf16": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
+        return next((name for feature, name in named.items() if feature in features), "")
 
     @property
     def place(self) -> str:

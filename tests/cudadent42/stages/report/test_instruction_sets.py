@@ -13,13 +13,26 @@ from cudadent42.stages.report.view import View
 
 
 def with_environment(run: RunFolder, **environment: str) -> RunFolder:
-    facts = {**run.machine.facts, "cpu_features": "avx2 fma f16c avx512f"}
-    machine = replace(run.machine, facts=facts)
+    return on_processor(run, "avx2 fma f16c avx512f", **environment)
+
+
+def on_processor(run: RunFolder, features: str, **environment: str) -> RunFolder:
+    machine = replace(run.machine, facts={**run.machine.facts, "cpu_features": features})
     return replace(run, manifest=replace(run.manifest, machine=machine, environment=environment))
 
 
-def test_a_result_names_the_instruction_set_of_the_processor(small: RunFolder) -> None:
-    assert View(with_environment(small)).subline.endswith("with AVX-512")
+@pytest.mark.parametrize(
+    ("features", "words"),
+    [
+        ("avx2 fma f16c", "with AVX2"),
+        ("avx2 fma f16c avx512f", "with AVX-512"),
+        ("avx2 fma f16c avx512f avx512_bf16 amx_bf16", "with AMX"),
+    ],
+)
+def test_a_result_names_the_instruction_set_of_the_processor(
+    small: RunFolder, features: str, words: str
+) -> None:
+    assert View(on_processor(small, features)).subline.endswith(words)
 
 
 @pytest.mark.parametrize(("named", "words"), [("avx2", "AVX2"), ("avx512_bf16", "AVX-512 with BF16")])
