@@ -83,7 +83,7 @@ class View:
 
     @property
     def instruction_set(self) -> str:
-        """Of a run on CPU the widest of ``AMX``, ``AVX-512`` and ``AVX2`` that there is; empty where it is not known."""
+        """The widest of ``AMX``, ``AVX-512`` and ``AVX2``, of a run on CPU; empty where it is not known."""
         features = str(self.run.machine.facts.get("cpu_features") or "").split()
         if self.run.plan.device != "cpu":
             return ""
