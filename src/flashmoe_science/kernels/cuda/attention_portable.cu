@@ -239,6 +239,7 @@ attention_portable(const __grid_constant__ AttentionParameters p) {
     const int lane = done.lane;
     const int warp_row = done.first_row + done.warp * kWarpRows;
     const uint32 warp_output = query_tile + done.warp * kWarpRows * T::kRowBytes;
+    __syncwarp();  // other lanes have read the queries there
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
