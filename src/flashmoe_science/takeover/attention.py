@@ -148,9 +148,11 @@ def _over_ranges(
         return _output(query, key[:, :, start:stop], value[:, :, start:stop], False, scale)
     # Not by slices of the batch, each of whose gradients would be as large as the whole.
     rows = zip(query.unbind(), key.unbind(), value.unbind(), ranges, strict=True)
-    return torch.cat(
-        [
-            _output(q[None], k[None, :, start:stop], v[None, :, start:stop], False, scale)
-            for q, k, v, (start, stop) in rows
-        ]
-    )
+    outputs = [
+        _output(q[None], k[None, :, start:stop], v[None, :, start:stop], False, scale)
+        for q, k, v, (start, stop) in rows
+    ]
+    if query.stride(1) < query.stride(2):
+        # Heads within rows, as the queries lie: a model may view PyTorch's result as (batch, seqlen, hidden).
+        return torch.cat([output.transpose(1, 2) for output in outputs]).transpose(1, 2)
+    return torch.cat(outputs)

@@ -245,6 +245,20 @@ def test_a_padding_mask_is_taken_and_one_with_gaps_is_not() -> None:
     torch.testing.assert_close(output, expected)
 
 
+@pytest.mark.parametrize("within_rows", [False, True], ids=["heads before rows", "heads within rows"])
+def test_the_output_over_padding_lies_as_pytorchs_does(within_rows: bool) -> None:
+    """Also where each sequence has a length of its own: a model may view it as (batch, seqlen, hidden)."""
+    query = sample(2, 3, 4, 16).transpose(1, 2) if within_rows else sample(2, 4, 3, 16)
+    key = sample(2, 4, 9, 16)
+    mask = torch.arange(9) < torch.tensor([5, 8])[:, None, None, None]
+    expected = F.scaled_dot_product_attention(query, key, key, mask)
+    with flashmoe_science.sdpa():
+        output = F.scaled_dot_product_attention(query, key, key, mask)
+    assert taken() == 1
+    assert output.stride() == expected.stride() == query.stride()
+    torch.testing.assert_close(output, expected)
+
+
 def test_what_is_hidden_is_not_read() -> None:
     """Numbers that are none, behind the padding, reach neither the output nor a gradient."""
     call = make_call(0)
