@@ -211,6 +211,19 @@ def model(case: str) -> Callable[[Path], float]:
     return read
 
 
+def compiled(tokens: int) -> Callable[[Path], float]:
+    """Eager code's time over that of compiled code, of a length of benchmarks/compiled_stack.py."""
+
+    def read(folder: Path) -> float:
+        cases = json.loads((folder / "compiled.json").read_text(encoding="utf-8"))["cases"]
+        ratios = [each["ratio"]["ratio"] for each in cases if each["tokens"] == tokens]
+        if not ratios:
+            raise UsageError(f"{folder / 'compiled.json'} lacks {tokens} tokens")
+        return float(ratios[0])
+
+    return read
+
+
 def tuning(name: str) -> Callable[[Path], float]:
     return field("summary", name, file="tuning.json")
 
