@@ -153,12 +153,16 @@ def text(
     return printed.decode("utf-8", errors="replace")
 
 
-def root(folder: Path) -> Path:
+def root(folder: Path, *, with_commit: bool = False) -> Path:
     """The top of the working tree that ``folder`` is in. Raises like ``run``; GitError where it is in none.
 
     Also GitError where the repository's ``core.worktree`` names another folder: its files are not what was meant.
+    ``with_commit``: GitError where it has no commit yet, too.
     """
-    top = Path(os.fsdecode(run(folder, "rev-parse", "--show-toplevel").removesuffix(b"\n")))
+    words = ("--show-toplevel", *(("--verify", "--quiet", "HEAD") if with_commit else ()))
+    told = run(folder, "rev-parse", *words).removesuffix(b"\n")
+    # A folder's name may have a line's end in it, the commit's has none.
+    top = Path(os.fsdecode(told.rpartition(b"\n")[0] if with_commit else told))
     if not real_path(folder).is_relative_to(real_path(top)):
         raise GitError(f"its settings say that its files are in {top} (core.worktree)")
     return top

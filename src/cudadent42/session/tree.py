@@ -276,11 +276,9 @@ def _object_format(bundle: Path) -> str:
 def find(folder: Path) -> Tree | None:
     """The working tree that ``folder`` is in; None outside of git, or before its first commit."""
     try:
-        root = git.root(folder)
-        git.run(folder, "rev-parse", "--verify", "--quiet", "HEAD")
+        return Tree(git.root(folder, with_commit=True))
     except git.GitError:
         return None
-    return Tree(root)
 
 
 def create(folder: Path, bundle: Path) -> Tree:

@@ -200,6 +200,19 @@ def test_looking_does_not_write_the_index(meant: Path) -> None:
     assert index.read_bytes() == before
 
 
+def test_the_top_of_a_repository_with_a_commit(tmp_path: Path) -> None:
+    folder = tmp_path / "a name\nof two lines"
+    folder.mkdir()
+    told(folder, "init", "-q")
+    assert git.root(folder) == folder
+    assert find(folder) is None
+    with pytest.raises(git.GitError):
+        git.root(folder, with_commit=True)
+    told(folder, "-c", "user.name=t", "-c", "user.email=t@t", "commit", "-q", "--allow-empty", "-m", "first")
+    (folder / "below").mkdir()
+    assert find(folder / "below") == Tree(folder)
+
+
 def test_why_git_failed(tmp_path: Path, meant: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(git.GitError, match=r"^fatal: .*not a git repository"):
         git.run(tmp_path, "status")
