@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
@@ -10,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 
-from cudadent42.base import parcels
+from cudadent42.base import extensions, parcels
 from cudadent42.base.errors import UsageError
 from cudadent42.base.paths import real_path
 from cudadent42.base.source_imports import SourceLoader, make_importable
@@ -36,7 +35,7 @@ _NO_VERSIONS: Mapping[str, Version] = MappingProxyType({})
 def registry(operation: str) -> dict[str, Implementation]:
     """Every implementation of an operation by name, the built-in ones first. Peers may be unavailable here."""
     by_name = {item.name: item for item in definition(operation).implementations()}
-    for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+    for point in extensions.points(ENTRY_POINT_GROUP):
         published = point.load()
         if not isinstance(published, Implementation):
             raise UsageError(

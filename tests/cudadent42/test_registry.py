@@ -63,7 +63,7 @@ def test_the_name_of_a_peer_has_a_limit(tmp_path: Path, characters: int) -> None
 def test_the_name_of_a_published_ones_peer_has_the_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
     published = replace(get("pytorch", ATTENTION), name="theirs", peer="x" * (MOST_PEER_CHARACTERS + 1))
     point = Mock(**{"load.return_value": published})
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point])
+    monkeypatch.setattr("cudadent42.base.extensions.points", lambda group: (point,))
     with pytest.raises(UsageError, match=r"^theirs: peer_of has 41 characters"):
         registry(ATTENTION)
 

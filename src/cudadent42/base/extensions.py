@@ -57,7 +57,12 @@ def _folders(package: str) -> tuple[str, ...]:
     return tuple(sorted(item.name for item in pkgutil.iter_modules(folders or []) if item.ispkg))
 
 
-@cache
 def published(group: str) -> dict[str, importlib.metadata.EntryPoint]:
     """Entry points of a group by name, as installed when first asked."""
-    return {point.name: point for point in importlib.metadata.entry_points(group=group)}
+    return {point.name: point for point in points(group)}
+
+
+@cache
+def points(group: str) -> tuple[importlib.metadata.EntryPoint, ...]:
+    """All of a group, as installed when first asked: to look takes three milliseconds where a hundred packages are."""
+    return tuple(importlib.metadata.entry_points(group=group))

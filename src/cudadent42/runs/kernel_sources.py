@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cudadent42.base import extensions
 from cudadent42.base.errors import UsageError
 from cudadent42.base.paths import real_path
 from cudadent42.base.reading import read_bytes
@@ -84,7 +84,7 @@ def _commit(files: Sequence[Path]) -> str:
 
 
 def _package(name: str) -> str:
-    for point in importlib.metadata.entry_points(group=implementations.ENTRY_POINT_GROUP):
+    for point in extensions.points(implementations.ENTRY_POINT_GROUP):
         if point.name == name and point.dist is not None:
             return f"{point.dist.name} {point.dist.version}"
     return ""

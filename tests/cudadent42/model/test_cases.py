@@ -58,9 +58,9 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         "moe = attention_twin:OPERATION\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    extensions.published.cache_clear()
+    extensions.points.cache_clear()
     yield
-    extensions.published.cache_clear()
+    extensions.points.cache_clear()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
